@@ -1,1 +1,61 @@
-//! placeholder
+//! 8-bit floating point formats, casts and scaling maths for training: no tensors, no threads, no I/O.
+//!
+//! - [`Format`] and the newtypes [`E4M3`], [`E5M2`], [`E4M3Fnuz`], [`E5M2Fnuz`], [`E8M0`] say what a code means.
+//! - [`Cast::encode`] defines the cast from f32; [`encode`], [`decode`] and [`amax`] do the same over slices.
+//! - [`ScaleGrid`] says which scale belongs to which element; [`encode_rows`], [`decode_rows`] and [`amax_rows`] work
+//!   under it on runs of rows, so that any split of a matrix over threads gives the same bits.
+//! - [`dynamic_quant_scale`] and its like make a scale from an amax (max |x|), [`update_slot`] one from a history.
+//!
+//! A `quant_scale` multiplies a value before the cast, a `dequant_scale` after it; one is the [`reciprocal`] of the
+//! other:
+//!
+//! ```
+//! use fp8_core::{Cast, Format, amax, decode, dynamic_quant_scale, encode, reciprocal};
+//!
+//! let weights = [0.25f32, -1.5, 0.125, 3.0];
+//! let quant_scale = dynamic_quant_scale(amax(&weights), Format::E4M3);
+//! let mut codes = [0u8; 4];
+//! encode(&Cast::new(Format::E4M3), &weights, quant_scale, &mut codes);
+//! assert_eq!(codes[3], 0x7E); // the largest weight becomes the largest E4M3 value
+//!
+//! let mut back = [0f32; 4];
+//! decode(Format::E4M3, &codes, reciprocal(quant_scale), &mut back);
+//! assert!(weights.iter().zip(back).all(|(w, b)| (w - b).abs() <= w.abs() / 16.0));
+//! ```
+//!
+//! # Instruction sets
+//!
+//! On x86-64 the slice functions pick AVX-512, AVX2 or portable code when first called. The environment variable
+//! `FP8_ISA` (`portable`, `avx2` or `avx512`), read once, lowers the choice; one that the processor does not have, or
+//! any other text, means the best there is. The results are the same to the bit.
+
+mod cast;
+mod e8m0;
+mod error;
+mod format;
+mod granularity;
+mod history;
+mod kernels;
+mod philox;
+mod rows;
+mod scaling;
+mod slice;
+mod types;
+
+pub use cast::{Cast, Overflow, Rounding, StochasticKey};
+pub use e8m0::E8M0;
+pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError};
+pub use format::{Format, FormatPair};
+pub use granularity::{Contraction, Granularity, MX_BLOCK, ScaleGrid};
+pub use history::{
+    AmaxCompute, CustomAmax, DelayedRule, ScaleRounding, SlotUpdate, resize_history, update_slot,
+};
+pub use philox::philox4x32_10;
+pub use rows::{amax_rows, decode_rows, encode_rows, encode_rows_with_amax};
+pub use scaling::{
+    AMAX_EPSILON, current_quant_scale, delayed_quant_scale, dynamic_quant_scale,
+    floor_to_power_of_two, mx_dequant_scale_floor, mx_dequant_scale_rceil, reciprocal,
+    static_dequant_scale,
+};
+pub use slice::{HighPrecision, amax, decode, encode, encode_with_amax};
+pub use types::{E4M3, E4M3Fnuz, E5M2, E5M2Fnuz};

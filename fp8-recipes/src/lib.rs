@@ -1,1 +1,41 @@
-//! placeholder
+//! FP8 recipes for candle: a guard around the forward pass, layers that obey it, and everything around training and
+//! serving with them.
+//!
+//! | step | item |
+//! |---|---|
+//! | build the model with drop-in layers | [`nn`] |
+//! | give FP8 state to its linear layers | [`prepare_fp8`] |
+//! | compute in FP8 | [`fp8_autocast`] |
+//! | choose how | [`config::Recipe`] |
+//! | find cut gradients | [`check_gradients`] |
+//! | optimize, save, resume | [`optim`], [`checkpoint`] |
+//! | export for inference | [`save_calibrated`] after a calibrating guard |
+//! | load FP8 checkpoints | [`load::var_builder`] |
+
+pub mod atomic;
+mod autocast;
+pub mod checkpoint;
+pub mod config;
+mod error;
+mod export;
+mod gradients;
+pub mod load;
+mod module;
+pub mod nn;
+pub mod optim;
+mod plan;
+mod prepare;
+mod safetensors_file;
+mod state;
+
+pub use autocast::{
+    Autocast, AutocastGuard, AutocastHandle, ReductionGroup, SingleProcess, end_step, fp8_autocast,
+    is_fp8_enabled,
+};
+pub use config::{DelayedScaling, Fp8LinearConfig, LayerFilter, Recipe, RecipeName};
+pub use error::{Error, Result};
+pub use export::{ExportReport, save_calibrated};
+pub use gradients::check_gradients;
+pub use module::{Fp8Module, Visitor, VisitorMut};
+pub use prepare::{LayerReport, Outcome, PrepareOptions, PrepareReport, prepare_fp8};
+pub use state::{ExportStrategy, Fp8State};

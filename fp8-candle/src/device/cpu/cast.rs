@@ -1,0 +1,131 @@
+//! Casts and amaxes over threads: a matrix is split at whole rows, and `fp8-core` gives the same bits for every
+//! split.
+
+use super::data::{Floats, for_floats};
+use candle_core::{CpuStorage, DType, Result};
+use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+/// Elements per task: large enough to hide the hand-over, small enough to share out.
+const TASK: usize = 1 << 15;
+
+/// Elements of the whole rows that make one task.
+fn task_len(cols: usize) -> usize {
+    cols.max(1) * (TASK / cols.max(1)).max(1)
+}
+
+/// The larger of two amaxes. Magnitudes order like their bits, with NaN on top.
+fn larger(a: f32, b: f32) -> f32 {
+    f32::from_bits(a.to_bits().max(b.to_bits()))
+}
+
+/// Largest magnitude per scale of `grid`.
+pub(super) fn amax(src: Floats<'_>, grid: &ScaleGrid) -> Vec<f32> {
+    fn run<T: HighPrecision>(src: &[T], grid: &ScaleGrid) -> Vec<f32> {
+        let len = task_len(grid.cols());
+        if src.len() <= len {
+            let mut out = vec![0f32; grid.len()];
+            fp8_core::amax_rows(src, 0, grid, &mut out);
+            return out;
+        }
+        src.par_chunks(len)
+            .enumerate()
+            .fold(
+                || vec![0f32; grid.len()],
+                |mut out, (index, src)| {
+                    fp8_core::amax_rows(src, index * len / grid.cols(), grid, &mut out);
+                    out
+                },
+            )
+            .reduce(
+                || vec![0f32; grid.len()],
+                |mut a, b| {
+                    a.iter_mut().zip(&b).for_each(|(a, &b)| *a = larger(*a, b));
+                    a
+                },
+            )
+    }
+    for_floats!(src, src => run(src, grid))
+}
+
+/// Codes of `src * quant_scale`; with `want_amax` also the amax of `src` from the same read.
+pub(super) fn encode(
+    src: Floats<'_>,
+    grid: &ScaleGrid,
+    quant_scales: &[f32],
+    cast: &Cast,
+    want_amax: bool,
+) -> (Vec<u8>, f32) {
+    fn run<T: HighPrecision>(
+        src: &[T],
+        grid: &ScaleGrid,
+        quant_scales: &[f32],
+        cast: &Cast,
+        want_amax: bool,
+    ) -> (Vec<u8>, f32) {
+        let mut codes = vec![0u8; src.len()];
+        let len = task_len(grid.cols());
+        let amax = codes
+            .par_chunks_mut(len)
+            .zip(src.par_chunks(len))
+            .enumerate()
+            .map(|(index, (codes, src))| {
+                let first_row = index * len / grid.cols();
+                if want_amax {
+                    fp8_core::encode_rows_with_amax(cast, src, first_row, grid, quant_scales, codes)
+                } else {
+                    fp8_core::encode_rows(cast, src, first_row, grid, quant_scales, codes);
+                    0.
+                }
+            })
+            .reduce(|| 0f32, larger);
+        (codes, amax)
+    }
+    for_floats!(src, src => run(src, grid, quant_scales, cast, want_amax))
+}
+
+/// `decode(codes) * dequant_scale` in `dtype`.
+pub(super) fn decode(
+    format: Format,
+    codes: &[u8],
+    grid: &ScaleGrid,
+    dequant_scales: &[f32],
+    dtype: DType,
+) -> Result<CpuStorage> {
+    fn run<T: HighPrecision + Default>(
+        format: Format,
+        codes: &[u8],
+        grid: &ScaleGrid,
+        dequant_scales: &[f32],
+    ) -> Vec<T> {
+        let mut values = vec![T::default(); codes.len()];
+        let len = task_len(grid.cols());
+        values.par_chunks_mut(len).zip(codes.par_chunks(len)).enumerate().for_each(
+            |(index, (values, codes))| {
+                let first_row = index * len / grid.cols();
+                fp8_core::decode_rows(format, codes, first_row, grid, dequant_scales, values);
+            },
+        );
+        values
+    }
+    Ok(match dtype {
+        DType::F32 => CpuStorage::F32(run(format, codes, grid, dequant_scales)),
+        DType::BF16 => CpuStorage::BF16(run::<bf16>(format, codes, grid, dequant_scales)),
+        DType::F16 => CpuStorage::F16(run::<f16>(format, codes, grid, dequant_scales)),
+        DType::F64 => CpuStorage::F64(run(format, codes, grid, dequant_scales)),
+        got => {
+            let expected = "f32, bf16, f16 or f64";
+            return Err(crate::Error::DType { op: "dequantize", what: "the output", expected, got }
+                .into());
+        }
+    })
+}
+
+/// Codes to f32 without scales, into `values`.
+pub(super) fn decode_unscaled(format: Format, codes: &[u8], values: &mut [f32]) {
+    values
+        .par_chunks_mut(TASK)
+        .zip(codes.par_chunks(TASK))
+        .for_each(|(values, codes)| fp8_core::decode(format, codes, 1., values));
+}

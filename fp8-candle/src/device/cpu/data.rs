@@ -1,0 +1,105 @@
+//! Slices out of CPU tensors and tensors out of vectors: the one place that matches on dtypes.
+
+use crate::error::Error;
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor};
+use half::{bf16, f16};
+
+/// The values of a contiguous floating-point tensor.
+#[derive(Clone, Copy)]
+pub(super) enum Floats<'a> {
+    F32(&'a [f32]),
+    BF16(&'a [bf16]),
+    F16(&'a [f16]),
+    F64(&'a [f64]),
+}
+
+/// Runs `$body` with `$slice` bound to the typed slice.
+macro_rules! for_floats {
+    ($floats:expr, $slice:ident => $body:expr) => {
+        match $floats {
+            $crate::device::cpu::data::Floats::F32($slice) => $body,
+            $crate::device::cpu::data::Floats::BF16($slice) => $body,
+            $crate::device::cpu::data::Floats::F16($slice) => $body,
+            $crate::device::cpu::data::Floats::F64($slice) => $body,
+        }
+    };
+}
+pub(super) use for_floats;
+
+/// Calls `f` with the values of `x`, which is made contiguous first.
+pub(super) fn with_floats<R>(
+    op: &'static str,
+    x: &Tensor,
+    f: impl FnOnce(Floats<'_>) -> Result<R>,
+) -> Result<R> {
+    let x = x.contiguous()?;
+    let (storage, layout) = x.storage_and_layout();
+    let range = layout.start_offset()..layout.start_offset() + x.elem_count();
+    let floats = match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) => Floats::F32(&values[range]),
+        Storage::Cpu(CpuStorage::BF16(values)) => Floats::BF16(&values[range]),
+        Storage::Cpu(CpuStorage::F16(values)) => Floats::F16(&values[range]),
+        Storage::Cpu(CpuStorage::F64(values)) => Floats::F64(&values[range]),
+        _ => {
+            let got = x.dtype();
+            return Err(
+                Error::DType { op, what: "the tensor", expected: "f32, bf16, f16 or f64", got }.into()
+            );
+        }
+    };
+    f(floats)
+}
+
+/// Calls `f` with the values of an f32 tensor.
+pub(super) fn with_f32<R>(
+    op: &'static str,
+    x: &Tensor,
+    f: impl FnOnce(&[f32]) -> Result<R>,
+) -> Result<R> {
+    with_floats(op, x, |floats| match floats {
+        Floats::F32(values) => f(values),
+        _ => Err(Error::DType { op, what: "a scale", expected: "f32", got: x.dtype() }.into()),
+    })
+}
+
+/// Calls `f` with the values of a U8 tensor.
+pub(super) fn with_codes<R>(
+    op: &'static str,
+    x: &Tensor,
+    f: impl FnOnce(&[u8]) -> Result<R>,
+) -> Result<R> {
+    let x = x.contiguous()?;
+    let (storage, layout) = x.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(CpuStorage::U8(codes)) => {
+            f(&codes[layout.start_offset()..layout.start_offset() + x.elem_count()])
+        }
+        _ => Err(Error::DType { op, what: "codes", expected: "u8", got: x.dtype() }.into()),
+    }
+}
+
+/// A detached CPU tensor that takes over `storage`.
+pub(super) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Tensor {
+    Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false)
+}
+
+/// Rounds f32 results to `dtype`.
+pub(super) fn narrow(op: &'static str, values: Vec<f32>, dtype: DType) -> Result<CpuStorage> {
+    use rayon::prelude::*;
+    const CHUNK: usize = 1 << 14;
+    Ok(match dtype {
+        DType::F32 => CpuStorage::F32(values),
+        DType::BF16 => CpuStorage::BF16(
+            values.par_iter().with_min_len(CHUNK).map(|&v| bf16::from_f32(v)).collect(),
+        ),
+        DType::F16 => CpuStorage::F16(
+            values.par_iter().with_min_len(CHUNK).map(|&v| f16::from_f32(v)).collect(),
+        ),
+        DType::F64 => CpuStorage::F64(values.into_iter().map(f64::from).collect()),
+        got => {
+            let expected = "f32, bf16, f16 or f64";
+            return Err(Error::DType { op, what: "the output", expected, got }.into());
+        }
+    })
+}

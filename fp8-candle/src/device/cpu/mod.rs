@@ -1,0 +1,208 @@
+//! The CPU backend: `fp8-core` casts over rayon, and a slab-decoding GEMM.
+
+mod cast;
+mod data;
+mod gemm;
+mod hash;
+
+use super::{Backend, GemmOperand, GemmOutput, ScalePolicy};
+use crate::delayed::SlotTensors;
+use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor};
+use data::{for_floats, tensor, with_codes, with_f32, with_floats};
+use fp8_core::{Cast, DelayedRule, Format, ScaleGrid, SlotUpdate};
+use rayon::prelude::*;
+
+/// FP8 on the host.
+pub(crate) struct CpuBackend;
+
+impl Backend for CpuBackend {
+    fn amax(&self, x: &Tensor, grid: &ScaleGrid) -> Result<Tensor> {
+        let amax = with_floats("amax", x, |x| Ok(cast::amax(x, grid)))?;
+        Ok(tensor(CpuStorage::F32(amax), (grid.scale_rows(), grid.scale_cols())))
+    }
+
+    fn quant_scale(
+        &self,
+        amax: &Tensor,
+        format: Format,
+        policy: ScalePolicy,
+        power_of_two: bool,
+    ) -> Result<Tensor> {
+        map_f32("quant_scale", amax, |amax| {
+            let quant_scale = match policy {
+                ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
+                ScalePolicy::Current { eps } => fp8_core::current_quant_scale(amax, format, eps),
+            };
+            if power_of_two { fp8_core::floor_to_power_of_two(quant_scale) } else { quant_scale }
+        })
+    }
+
+    fn reciprocal(&self, scale: &Tensor) -> Result<Tensor> {
+        map_f32("reciprocal", scale, fp8_core::reciprocal)
+    }
+
+    fn quantize(
+        &self,
+        x: &Tensor,
+        grid: &ScaleGrid,
+        quant_scale: &Tensor,
+        cast: &Cast,
+    ) -> Result<Tensor> {
+        let (codes, _) = with_f32("quantize", quant_scale, |scales| {
+            with_floats("quantize", x, |x| Ok(cast::encode(x, grid, scales, cast, false)))
+        })?;
+        Ok(tensor(CpuStorage::U8(codes), x.shape()))
+    }
+
+    fn quantize_with_amax(
+        &self,
+        x: &Tensor,
+        quant_scale: &Tensor,
+        cast: &Cast,
+    ) -> Result<(Tensor, Tensor)> {
+        let (rows, cols) = crate::quantize::matrix_dims(x.dims());
+        let grid = ScaleGrid::tensorwise(rows, cols);
+        let (codes, amax) = with_f32("quantize", quant_scale, |scales| {
+            with_floats("quantize", x, |x| Ok(cast::encode(x, &grid, scales, cast, true)))
+        })?;
+        Ok((tensor(CpuStorage::U8(codes), x.shape()), tensor(CpuStorage::F32(vec![amax]), 1)))
+    }
+
+    fn dequantize(
+        &self,
+        codes: &Tensor,
+        format: Format,
+        grid: &ScaleGrid,
+        dequant_scale: &Tensor,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let values = with_codes("dequantize", codes, |codes| {
+            with_f32("dequantize", dequant_scale, |scales| {
+                cast::decode(format, codes, grid, scales, dtype)
+            })
+        })?;
+        Ok(tensor(values, codes.shape()))
+    }
+
+    fn gemm(
+        &self,
+        a: &GemmOperand<'_>,
+        b: &GemmOperand<'_>,
+        out: &GemmOutput<'_>,
+    ) -> Result<Storage> {
+        Ok(Storage::Cpu(gemm::gemm(a, b, out)?))
+    }
+
+    fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
+        let cols = x.dim(1)?;
+        let sums = with_floats("sum_rows", x, |x| Ok(for_floats!(x, x => sum_rows(x, cols))))?;
+        Ok(tensor(data::narrow("sum_rows", sums, dtype)?, cols))
+    }
+
+    fn codes_to_f8e4m3(&self, codes: &Tensor) -> Result<Tensor> {
+        let values = with_codes("codes_to_f8e4m3", codes, |codes| {
+            Ok(codes.iter().map(|&code| float8::F8E4M3::from_bits(code)).collect())
+        })?;
+        Ok(tensor(CpuStorage::F8E4M3(values), codes.shape()))
+    }
+
+    fn f8e4m3_to_codes(&self, x: &Tensor) -> Result<Tensor> {
+        let x = x.contiguous()?;
+        let (storage, layout) = x.storage_and_layout();
+        let codes = match &*storage {
+            Storage::Cpu(CpuStorage::F8E4M3(values)) => values
+                [layout.start_offset()..layout.start_offset() + x.elem_count()]
+                .iter()
+                .map(|value| value.to_bits())
+                .collect(),
+            _ => {
+                let got = x.dtype();
+                return Err(crate::Error::DType {
+                    op: "f8e4m3_to_codes",
+                    what: "the tensor",
+                    expected: "f8e4m3",
+                    got,
+                }
+                .into());
+            }
+        };
+        Ok(tensor(CpuStorage::U8(codes), x.shape()))
+    }
+
+    fn merge_amaxes(&self, slots: &[&[Tensor]], _device: &Device) -> Result<(Tensor, Tensor)> {
+        let (mut amaxes, mut counts) = (vec![], vec![]);
+        for slot in slots {
+            let (mut amax, mut non_finite) = (0f32, 0u32);
+            for recorded in *slot {
+                with_f32("merge_amaxes", recorded, |values| {
+                    for &value in values {
+                        if value.is_finite() {
+                            amax = amax.max(value);
+                        } else {
+                            non_finite += 1;
+                        }
+                    }
+                    Ok(())
+                })?;
+            }
+            amaxes.push(amax);
+            counts.push(non_finite);
+        }
+        let len = slots.len();
+        Ok((tensor(CpuStorage::F32(amaxes), len), tensor(CpuStorage::U32(counts), len)))
+    }
+
+    fn update_delayed(
+        &self,
+        slots: &[&SlotTensors],
+        rules: &[(&DelayedRule, Format)],
+        amaxes: &Tensor,
+    ) -> Result<Vec<SlotTensors>> {
+        let amaxes = amaxes.to_vec1::<f32>()?;
+        let mut updated = Vec::with_capacity(slots.len());
+        for ((slot, (rule, format)), amax) in slots.iter().zip(rules).zip(amaxes) {
+            let mut history = slot.amax_history.to_vec1::<f32>()?;
+            let mut quant_scale = slot.quant_scale.to_vec1::<f32>()?;
+            let Some(scale) = quant_scale.first_mut() else {
+                updated.push((*slot).clone());
+                continue;
+            };
+            match fp8_core::update_slot(rule, *format, amax, &mut history, scale) {
+                SlotUpdate::Unused | SlotUpdate::NonFinite => updated.push((*slot).clone()),
+                SlotUpdate::Updated => {
+                    let len = history.len();
+                    let dequant_scale = fp8_core::reciprocal(*scale);
+                    updated.push(SlotTensors {
+                        quant_scale: tensor(CpuStorage::F32(quant_scale), 1),
+                        dequant_scale: tensor(CpuStorage::F32(vec![dequant_scale]), 1),
+                        amax_history: tensor(CpuStorage::F32(history), len),
+                    });
+                }
+            }
+        }
+        Ok(updated)
+    }
+
+    fn fingerprint(&self, x: &Tensor) -> Result<Option<u64>> {
+        with_floats("fingerprint", x, |x| Ok(Some(hash::fingerprint(x))))
+    }
+}
+
+fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(f32) -> f32) -> Result<Tensor> {
+    let values = with_f32(op, x, |x| Ok(x.iter().map(|&x| f(x)).collect()))?;
+    Ok(tensor(CpuStorage::F32(values), x.shape()))
+}
+
+/// Column sums. Threads share out columns, so the order of each sum is that of the rows.
+fn sum_rows<T: fp8_core::HighPrecision>(x: &[T], cols: usize) -> Vec<f32> {
+    const COLS: usize = 128;
+    let mut sums = vec![0f32; cols];
+    sums.par_chunks_mut(COLS).enumerate().for_each(|(chunk, sums)| {
+        let first = chunk * COLS;
+        for row in x.chunks_exact(cols) {
+            let row = &row[first..first + sums.len()];
+            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
+        }
+    });
+    sums
+}

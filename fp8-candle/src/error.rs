@@ -1,0 +1,86 @@
+//! Errors of this crate. Functions return [`candle_core::Result`]; these values travel inside it and give it
+//! its text.
+
+use candle_core::{DType, DeviceLocation};
+use fp8_core::Format;
+
+/// What can be wrong with the input of an FP8 operation.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// A tensor has a dtype the operation does not take.
+    #[error("{op}: unsupported dtype {got:?} of {what}, expected {expected}")]
+    DType {
+        /// Operation.
+        op: &'static str,
+        /// Which argument.
+        what: &'static str,
+        /// Dtypes that work.
+        expected: &'static str,
+        /// Dtype found.
+        got: DType,
+    },
+    /// A tensor has a shape the operation does not take.
+    #[error("{op}: shape {got:?} of {what}, expected {expected}")]
+    Shape {
+        /// Operation.
+        op: &'static str,
+        /// Which argument.
+        what: &'static str,
+        /// Description of the shapes that work.
+        expected: String,
+        /// Shape found.
+        got: Vec<usize>,
+    },
+    /// The last dimension of a linear layer's input is not its `in_features`.
+    #[error("linear layer `{path}`: input of shape {shape:?} has {got} features, expected {expected}")]
+    InFeatures {
+        /// Path of the layer, as in the checkpoint.
+        path: String,
+        /// `in_features` of the weight.
+        expected: usize,
+        /// Last dimension of the input.
+        got: usize,
+        /// Whole shape of the input.
+        shape: Vec<usize>,
+    },
+    /// A format that candle has no dtype for.
+    #[error("{op}: format {got} has no candle dtype, only e4m3 has one")]
+    NoDType {
+        /// Operation.
+        op: &'static str,
+        /// Format found.
+        got: Format,
+    },
+    /// No backend for the device.
+    #[error("FP8 operations have no backend for device {0:?}")]
+    Device(DeviceLocation),
+    /// Two tensors of one operation live on different devices.
+    #[error("{op}: {what} is on {got:?}, expected {expected:?}")]
+    DeviceMismatch {
+        /// Operation.
+        op: &'static str,
+        /// Which argument.
+        what: &'static str,
+        /// Where the first tensor is.
+        expected: DeviceLocation,
+        /// Where this one is.
+        got: DeviceLocation,
+    },
+    /// A static scale was asked of a slot that was never calibrated.
+    #[error("`{0}` has no static scale: calibrate the model first")]
+    NotCalibrated(String),
+    /// An amax from which no static scale can be made.
+    #[error("`{slot}`: {source}")]
+    Calibration {
+        /// Path of the layer and name of the slot.
+        slot: String,
+        /// What is wrong with the amax.
+        source: fp8_core::ScaleError,
+    },
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        candle_core::Error::wrap(error)
+    }
+}

@@ -1,0 +1,72 @@
+//! Quantize and dequantize as a differentiable op, forward or backward only.
+
+use crate::quantize::Quantizer;
+use crate::ready::{Ready, owned_storage};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use fp8_core::Contraction;
+
+/// `dequantize(quantize(x))` in x's dtype; the gradient passes straight through.
+///
+/// # Errors
+/// If `x` is not f32, bf16, f16 or f64, or the quantizer's static scale is missing.
+pub fn fake_quantize(x: &Tensor, quantizer: &Quantizer, contraction: Contraction) -> Result<Tensor> {
+    cast_values_and_gradient(x, Some((quantizer, contraction)), None)
+}
+
+/// Identity; the gradient is quantized and dequantized in its own dtype on its way back.
+///
+/// # Errors
+/// In `backward`, as [`fake_quantize`].
+pub fn grad_cast(x: &Tensor, quantizer: &Quantizer, contraction: Contraction) -> Result<Tensor> {
+    cast_values_and_gradient(x, None, Some((quantizer, contraction)))
+}
+
+/// [`fake_quantize`] with `forward`, [`grad_cast`] with `backward`, in one node; None leaves that direction alone.
+pub fn cast_values_and_gradient(
+    x: &Tensor,
+    forward: Option<(&Quantizer, Contraction)>,
+    backward: Option<(&Quantizer, Contraction)>,
+) -> Result<Tensor> {
+    let storage = match forward {
+        None => owned_storage(x)?,
+        Some((quantizer, contraction)) => {
+            let cast = quantizer.quantize(x, contraction)?.tensor;
+            owned_storage(&cast.dequantize(x.dtype())?)?
+        }
+    };
+    let ready = Ready::new(storage, x.shape());
+    if !x.track_op() {
+        return ready.into_tensor();
+    }
+    let backward = backward.map(|(quantizer, contraction)| (quantizer.clone(), contraction));
+    x.apply_op1(CastOp { ready, backward })
+}
+
+struct CastOp {
+    ready: Ready,
+    backward: Option<(Quantizer, Contraction)>,
+}
+
+impl CustomOp1 for CastOp {
+    fn name(&self) -> &'static str {
+        "fp8_cast"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.ready.take_cpu()
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        self.ready.take_cuda()
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        match &self.backward {
+            None => Ok(Some(grad.clone())),
+            Some((quantizer, contraction)) => {
+                let cast = quantizer.quantize(grad, *contraction)?.tensor;
+                Ok(Some(cast.dequantize(grad.dtype())?))
+            }
+        }
+    }
+}

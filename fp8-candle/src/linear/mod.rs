@@ -1,0 +1,241 @@
+//! The linear layer in FP8: one forward and two backward GEMMs, each operand with its own cast.
+//!
+//! | GEMM | A | B |
+//! |---|---|---|
+//! | output `[M, N]` | x `[M, K]` | weight `[N, K]` |
+//! | grad_input `[M, K]` | grad_output `[M, N]` | weight |
+//! | grad_weight `[N, K]` | grad_output | x |
+//!
+//! Scales run along the dimension that a GEMM keeps, so rowwise operands are quantized again from high precision for
+//! their second GEMM; a tensorwise copy serves both. The gradient of a cast is straight-through.
+//!
+//! Source: torchao's `matmul_with_hp_or_float8_args`, Transformer Engine's `Linear`.
+
+mod cache;
+mod op;
+
+pub use cache::WeightCache;
+
+use crate::device::{GemmOutput, backend};
+use crate::error::Error;
+use crate::quantize::{Quantizer, ScaleSource};
+use crate::ready::{Ready, owned_storage};
+use crate::tensor::Fp8Tensor;
+use candle_core::{DType, Result, Storage, Tensor};
+use fp8_core::Contraction;
+use std::sync::Arc;
+
+/// The casts of one GEMM's operands and its options.
+#[derive(Debug, Clone)]
+pub struct GemmPlan {
+    /// Operand A of the table above (x, grad_output, grad_output).
+    pub a: Quantizer,
+    /// Operand B (weight, weight, x).
+    pub b: Quantizer,
+    /// Let a device accumulate with fewer bits than f32.
+    pub use_fast_accum: bool,
+}
+
+/// How one call of a linear layer computes. A GEMM without a plan runs in high precision.
+#[derive(Debug, Clone)]
+pub struct LinearPlan {
+    /// Path of the layer, for messages.
+    pub path: Arc<str>,
+    /// `x weight^T`.
+    pub output: Option<GemmPlan>,
+    /// `grad_output weight`.
+    pub grad_input: Option<GemmPlan>,
+    /// `grad_output^T x`.
+    pub grad_weight: Option<GemmPlan>,
+    /// Dequantize and multiply in f32 instead of calling the FP8 GEMM: the reference path.
+    pub emulate: bool,
+}
+
+/// The weight of a linear layer.
+#[derive(Debug, Clone, Copy)]
+pub enum LinearWeight<'a> {
+    /// High precision `[N, K]`: quantized on the way, with a cache that holds the codes until the weight changes.
+    HighPrecision(&'a Tensor, Option<&'a WeightCache>),
+    /// Frozen FP8 `[N, K]`: used as it is.
+    Fp8(&'a Fp8Tensor),
+}
+
+/// `y = x weight^T + bias` with FP8 GEMMs.
+///
+/// # Shapes
+/// `x`: `[.., K]` with any number of leading dims, none included; weight `[N, K]`; bias `[N]`; result `[.., N]`.
+///
+/// # Dtypes
+/// x, weight and bias are each f32, bf16 or f16; the result and grad_x have x's dtype, the other gradients that of
+/// their tensor. Bias is added in the output dtype.
+///
+/// # Errors
+/// If a dtype, a device or the number of features does not fit.
+pub fn fp8_linear(
+    x: &Tensor,
+    weight: LinearWeight<'_>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
+) -> Result<Tensor> {
+    let (n, k) = check(x, weight, bias, plan)?;
+    let out_dims = [&x.dims()[..x.rank() - 1], &[n]].concat();
+    let m = x.elem_count() / k.max(1);
+    let x2 = x.detach().contiguous()?.reshape((m, k))?;
+    let bias_data = bias.map(|bias| bias.detach().to_dtype(x.dtype())).transpose()?;
+
+    let mut saved = op::Saved::default();
+    let storage = match (&plan.output, weight) {
+        (None, LinearWeight::HighPrecision(weight, _)) => {
+            let y = x2.matmul(&weight.detach().to_dtype(x.dtype())?.t()?)?;
+            owned_storage(&add_bias(y, bias_data.as_ref())?)?
+        }
+        (None, LinearWeight::Fp8(weight)) => {
+            let y = x2.matmul(&weight.dequantize(x.dtype())?.t()?)?;
+            owned_storage(&add_bias(y, bias_data.as_ref())?)?
+        }
+        (Some(gemm), weight) => {
+            let x8 = gemm.a.quantize(&x2, Contraction::Cols)?.tensor;
+            let w8 = match weight {
+                LinearWeight::HighPrecision(w, Some(cache)) => {
+                    cache.quantize(w, &gemm.b, Contraction::Cols)?
+                }
+                LinearWeight::HighPrecision(w, None) => {
+                    gemm.b.quantize(w, Contraction::Cols)?.tensor
+                }
+                LinearWeight::Fp8(w) => w.clone(),
+            };
+            let out = GemmOutput {
+                dtype: x.dtype(),
+                bias: bias_data.as_ref(),
+                use_fast_accum: gemm.use_fast_accum,
+            };
+            let y = multiply((&x8, Contraction::Cols), (&w8, Contraction::Cols), &out, plan.emulate)?;
+            saved.keep(plan, x.track_op(), x8, w8, weight);
+            y
+        }
+    };
+    attach(storage, out_dims, x, weight, bias, plan, saved)
+}
+
+/// Checks dtypes, devices and sizes; gives (N, K).
+fn check(
+    x: &Tensor,
+    weight: LinearWeight<'_>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
+) -> Result<(usize, usize)> {
+    const OP: &str = "fp8_linear";
+    let (dims, device) = match weight {
+        LinearWeight::HighPrecision(weight, _) => (weight.dims(), weight.device()),
+        LinearWeight::Fp8(weight) => (weight.dims(), weight.device()),
+    };
+    let &[n, k] = dims else {
+        let expected = "[out_features, in_features]".to_string();
+        return Err(Error::Shape { op: OP, what: "weight", expected, got: dims.to_vec() }.into());
+    };
+    let mut tensors = vec![("x", x)];
+    if let LinearWeight::HighPrecision(weight, _) = weight {
+        tensors.push(("weight", weight));
+    }
+    tensors.extend(bias.map(|bias| ("bias", bias)));
+    for (what, tensor) in tensors {
+        if !matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16) {
+            let got = tensor.dtype();
+            return Err(Error::DType { op: OP, what, expected: "f32, bf16 or f16", got }.into());
+        }
+        if !tensor.device().same_device(device) {
+            return Err(Error::DeviceMismatch {
+                op: OP,
+                what,
+                expected: device.location(),
+                got: tensor.device().location(),
+            }
+            .into());
+        }
+    }
+    let features = x.dims().last().copied();
+    if features != Some(k) {
+        return Err(Error::InFeatures {
+            path: plan.path.to_string(),
+            expected: k,
+            got: features.unwrap_or(0),
+            shape: x.dims().to_vec(),
+        }
+        .into());
+    }
+    if let Some(bias) = bias.filter(|bias| bias.dims() != [n]) {
+        let expected = format!("[{n}]");
+        return Err(Error::Shape { op: OP, what: "bias", expected, got: bias.dims().to_vec() }.into());
+    }
+    Ok((n, k))
+}
+
+/// One GEMM of the layer, by the backend or, emulated, by dequantizing and multiplying in f32.
+fn multiply(
+    (a, a_contraction): (&Fp8Tensor, Contraction),
+    (b, b_contraction): (&Fp8Tensor, Contraction),
+    out: &GemmOutput<'_>,
+    emulate: bool,
+) -> Result<Storage> {
+    if !emulate {
+        return backend(a.device())?.gemm(&a.operand(a_contraction), &b.operand(b_contraction), out);
+    }
+    let a = a.dequantize(DType::F32)?;
+    let b = b.dequantize(DType::F32)?;
+    let a = if a_contraction == Contraction::Cols { a } else { a.t()? };
+    let b = if b_contraction == Contraction::Cols { b.t()? } else { b };
+    owned_storage(&add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
+}
+
+fn add_bias(y: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    match bias {
+        None => Ok(y),
+        Some(bias) => y.broadcast_add(bias),
+    }
+}
+
+/// The finished forward result as a node of the autograd graph.
+fn attach(
+    storage: Storage,
+    out_dims: Vec<usize>,
+    x: &Tensor,
+    weight: LinearWeight<'_>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
+    saved: op::Saved,
+) -> Result<Tensor> {
+    let weight = match weight {
+        LinearWeight::HighPrecision(weight, _) => Some(weight),
+        LinearWeight::Fp8(_) => None,
+    };
+    if ![Some(x), weight, bias].into_iter().flatten().any(Tensor::track_op) {
+        return Ready::new(storage, out_dims).into_tensor();
+    }
+    let op = op::LinearOp::new(Ready::new(storage, out_dims), plan.clone(), saved);
+    match (weight, bias) {
+        (Some(weight), Some(bias)) => x.apply_op3(weight, bias, op::WeightAndBias(op)),
+        (Some(weight), None) => x.apply_op2(weight, op::Weight(op)),
+        (None, Some(bias)) => x.apply_op2(bias, op::Bias(op)),
+        (None, None) => x.apply_op1(op),
+    }
+}
+
+/// Whether the codes made by `first` are what `second` would make for the other contraction.
+pub(crate) fn serves_both(first: &Quantizer, second: &Quantizer) -> bool {
+    let same_source = match (&first.source, &second.source) {
+        (
+            ScaleSource::Current { policy: a, power_of_two: a2 },
+            ScaleSource::Current { policy: b, power_of_two: b2 },
+        ) => a == b && a2 == b2,
+        (ScaleSource::Delayed { slot: a, .. }, ScaleSource::Delayed { slot: b, .. })
+        | (ScaleSource::Static(a), ScaleSource::Static(b)) => Arc::ptr_eq(a, b),
+        (ScaleSource::Fixed { dequant_scale: a }, ScaleSource::Fixed { dequant_scale: b }) => {
+            a.id() == b.id()
+        }
+        _ => false,
+    };
+    same_source
+        && first.is_symmetric()
+        && first.cast == second.cast
+        && first.granularity == second.granularity
+}

@@ -1,0 +1,304 @@
+//! The autograd node of the FP8 linear layer.
+
+use super::{GemmPlan, LinearPlan, LinearWeight, multiply, serves_both};
+use crate::device::{GemmOutput, backend};
+use crate::ready::Ready;
+use crate::tensor::Fp8Tensor;
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail,
+};
+use fp8_core::Contraction::{Cols, Rows};
+
+/// FP8 copies from the forward pass that the backward pass can use as they are.
+#[derive(Debug, Default)]
+pub(super) struct Saved {
+    x: Option<Fp8Tensor>,
+    weight: Option<Fp8Tensor>,
+    /// The layer's weight when it is FP8 only.
+    frozen: Option<Fp8Tensor>,
+}
+
+impl Saved {
+    /// Keeps what some gradient will need.
+    pub(super) fn keep(
+        &mut self,
+        plan: &LinearPlan,
+        x_tracks: bool,
+        x8: Fp8Tensor,
+        w8: Fp8Tensor,
+        weight: LinearWeight<'_>,
+    ) {
+        let Some(output) = &plan.output else { return };
+        match weight {
+            LinearWeight::Fp8(_) => self.frozen = Some(w8),
+            LinearWeight::HighPrecision(weight, _) => {
+                let second = |gemm: &Option<GemmPlan>, first| {
+                    gemm.as_ref().is_some_and(|gemm| serves_both(first, &gemm.b))
+                };
+                if weight.track_op() && second(&plan.grad_weight, &output.a) {
+                    self.x = Some(x8);
+                }
+                if x_tracks && second(&plan.grad_input, &output.b) {
+                    self.weight = Some(w8);
+                }
+            }
+        }
+    }
+}
+
+/// A forward result waiting to become a node, and what its backward pass needs.
+pub(super) struct LinearOp {
+    ready: Ready,
+    plan: LinearPlan,
+    saved: Saved,
+}
+
+impl LinearOp {
+    pub(super) fn new(ready: Ready, plan: LinearPlan, saved: Saved) -> Self {
+        Self { ready, plan, saved }
+    }
+
+    fn backward(
+        &self,
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        grad_output: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let n = grad_output.dim(candle_core::D::Minus1)?;
+        let m = self.ready.shape().elem_count() / n.max(1);
+        let go = grad_output.contiguous()?.reshape((m, n))?;
+        let grad_bias = match bias {
+            Some(bias) if bias.track_op() => {
+                Some(backend(go.device())?.sum_rows(&go, bias.dtype())?)
+            }
+            _ => None,
+        };
+        // Kept for the second GEMM when one copy serves both.
+        let mut go8 = None;
+        let grad_x = if x.track_op() {
+            Some(self.grad_input(x, weight, &go, &mut go8)?.reshape(x.shape())?)
+        } else {
+            None
+        };
+        let grad_weight = match weight {
+            Some(weight) if weight.track_op() => Some(self.grad_weight(x, weight, &go, go8)?),
+            _ => None,
+        };
+        Ok((grad_x, grad_weight, grad_bias))
+    }
+
+    /// `go weight`, `[M, K]`, in x's dtype.
+    fn grad_input(
+        &self,
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        go: &Tensor,
+        go8: &mut Option<Fp8Tensor>,
+    ) -> Result<Tensor> {
+        let (weight, gemm) = match (weight, &self.plan.grad_input) {
+            (Some(weight), Some(gemm)) => (weight, gemm),
+            (Some(weight), None) => return go.matmul(&weight.detach().to_dtype(go.dtype())?),
+            // A frozen FP8 weight has no state for gradients: they pass through its dequantized value.
+            (None, _) => match &self.saved.frozen {
+                Some(frozen) => return go.matmul(&frozen.dequantize(go.dtype())?),
+                None => bail!("fp8_linear `{}`: no weight to make grad_input from", self.plan.path),
+            },
+        };
+        let a = gemm.a.quantize(go, Cols)?.tensor;
+        let b = match &self.saved.weight {
+            Some(saved) => saved.clone(),
+            None => gemm.b.quantize(weight, Rows)?.tensor,
+        };
+        let grad = self.product((&a, Cols), (&b, Rows), x, gemm)?;
+        if self.plan.grad_weight.as_ref().is_some_and(|second| serves_both(&gemm.a, &second.a)) {
+            *go8 = Some(a);
+        }
+        Ok(grad)
+    }
+
+    /// `go^T x`, `[N, K]`, in the weight's dtype.
+    fn grad_weight(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        go: &Tensor,
+        go8: Option<Fp8Tensor>,
+    ) -> Result<Tensor> {
+        let k = weight.dim(1)?;
+        let x = x.detach().contiguous()?.reshape((go.dim(0)?, k))?;
+        let Some(gemm) = &self.plan.grad_weight else {
+            // In the order of candle's own matmul backward, so that the bits are the plain layer's.
+            return x.t()?.matmul(go)?.t()?.to_dtype(weight.dtype());
+        };
+        let a = match go8 {
+            Some(go8) => go8,
+            None => gemm.a.quantize(go, Rows)?.tensor,
+        };
+        let b = match &self.saved.x {
+            Some(saved) => saved.clone(),
+            None => gemm.b.quantize(&x, Rows)?.tensor,
+        };
+        self.product((&a, Rows), (&b, Rows), weight, gemm)
+    }
+
+    /// A backward GEMM as a detached tensor in the dtype of `like`.
+    fn product(
+        &self,
+        a: (&Fp8Tensor, fp8_core::Contraction),
+        b: (&Fp8Tensor, fp8_core::Contraction),
+        like: &Tensor,
+        gemm: &GemmPlan,
+    ) -> Result<Tensor> {
+        let shape = (a.0.operand(a.1).kept(), b.0.operand(b.1).kept());
+        let out =
+            GemmOutput { dtype: like.dtype(), bias: None, use_fast_accum: gemm.use_fast_accum };
+        let storage = multiply(a, b, &out, self.plan.emulate)?;
+        Ready::new(storage, shape).into_tensor()
+    }
+}
+
+const NAME: &str = "fp8_linear";
+
+/// Arguments: x (frozen FP8 weight, no bias).
+impl CustomOp1 for LinearOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.ready.take_cpu()
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        self.ready.take_cuda()
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        Ok(self.backward(x, None, None, grad)?.0)
+    }
+}
+
+/// Arguments: x, weight.
+pub(super) struct Weight(pub(super) LinearOp);
+
+/// Arguments: x, bias (frozen FP8 weight).
+pub(super) struct Bias(pub(super) LinearOp);
+
+/// Arguments: x, weight, bias.
+pub(super) struct WeightAndBias(pub(super) LinearOp);
+
+impl CustomOp2 for Weight {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.0.ready.take_cpu()
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.0.ready.take_cuda()
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (x, weight, _) = self.0.backward(x, Some(weight), None, grad)?;
+        Ok((x, weight))
+    }
+}
+
+impl CustomOp2 for Bias {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.0.ready.take_cpu()
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.0.ready.take_cuda()
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        bias: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (x, _, bias) = self.0.backward(x, None, Some(bias), grad)?;
+        Ok((x, bias))
+    }
+}
+
+impl CustomOp3 for WeightAndBias {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.0.ready.take_cpu()
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.0.ready.take_cuda()
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        self.0.backward(x, Some(weight), Some(bias), grad)
+    }
+}

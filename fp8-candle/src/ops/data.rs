@@ -1,0 +1,247 @@
+//! Between tensors and kernels: dtypes, slices, and the partition of rows over threads.
+
+use super::math::Real;
+use super::simd::simd;
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+/// A dtype of a tensor, and the type that its kernels compute in.
+pub(super) trait Element: WithDType {
+    type Real: Real;
+    const ZERO: Self;
+
+    /// The values of `src`, in `buffer` where they have to be widened.
+    fn load<'a>(src: &'a [Self], buffer: &'a mut Vec<Self::Real>) -> &'a [Self::Real];
+
+    /// Writes what `fill` computes, rounded once.
+    fn store(dst: &mut [Self], fill: impl FnOnce(&mut [Self::Real]));
+}
+
+macro_rules! wide {
+    ($float:ty) => {
+        impl Element for $float {
+            type Real = $float;
+            const ZERO: Self = 0.0;
+
+            fn load<'a>(src: &'a [Self], _: &'a mut Vec<Self>) -> &'a [Self] {
+                src
+            }
+
+            fn store(dst: &mut [Self], fill: impl FnOnce(&mut [Self])) {
+                fill(dst);
+            }
+        }
+    };
+}
+wide!(f32);
+wide!(f64);
+
+macro_rules! narrow {
+    ($half:ty, $widen:path, $round:path) => {
+        impl Element for $half {
+            type Real = f32;
+            const ZERO: Self = <$half>::ZERO;
+
+            fn load<'a>(src: &'a [Self], buffer: &'a mut Vec<f32>) -> &'a [f32] {
+                buffer.resize(src.len(), 0.0);
+                $widen(src, buffer);
+                buffer
+            }
+
+            fn store(dst: &mut [Self], fill: impl FnOnce(&mut [f32])) {
+                let mut buffer = vec![0.0; dst.len()];
+                fill(&mut buffer);
+                $round(dst, &buffer);
+            }
+        }
+    };
+}
+narrow!(bf16, widen_bf16, round_bf16);
+narrow!(
+    f16,
+    HalfFloatSliceExt::convert_to_f32_slice,
+    HalfFloatSliceExt::convert_from_f32_slice
+);
+
+// `half` converts f16 slices with vector instructions, but bf16 one by one.
+fn widen_bf16(src: &[bf16], dst: &mut [f32]) {
+    simd(
+        #[inline(always)]
+        || {
+            for (dst, src) in dst.iter_mut().zip(src) {
+                *dst = src.to_f32();
+            }
+        },
+    );
+}
+
+fn round_bf16(dst: &mut [bf16], src: &[f32]) {
+    simd(
+        #[inline(always)]
+        || {
+            for (dst, &src) in dst.iter_mut().zip(src) {
+                let bits = src.to_bits();
+                // To nearest, ties to even; a NaN keeps its upper bits, made quiet.
+                let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
+                let nan = (bits >> 16) | 0x40;
+                *dst = bf16::from_bits(if src.is_nan() { nan } else { rounded } as u16);
+            }
+        },
+    );
+}
+
+/// Runs `$body` with the type `$T` that belongs to `$dtype`.
+macro_rules! for_dtype {
+    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            ::candle_core::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            ::candle_core::DType::BF16 => {
+                type $T = ::half::bf16;
+                $body
+            }
+            ::candle_core::DType::F16 => {
+                type $T = ::half::f16;
+                $body
+            }
+            ::candle_core::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            got => Err($crate::ops::unsupported_dtype($op, "x", got)),
+        }
+    };
+}
+pub(super) use for_dtype;
+
+/// The dtype that kernels of `dtype` compute in.
+pub(super) fn compute_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    }
+}
+
+/// The values of a contiguous argument of a custom op.
+pub(super) fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
+        None => candle_core::bail!(
+            "a fused op takes contiguous tensors, got strides {:?}",
+            layout.stride()
+        ),
+    }
+}
+
+/// Calls `f` with the values of CPU tensors of one dtype, made contiguous first.
+pub(super) fn with_slices<T: WithDType, const N: usize, Out>(
+    tensors: [&Tensor; N],
+    f: impl FnOnce([&[T]; N]) -> Out,
+) -> Result<Out> {
+    let tensors = tensors
+        .iter()
+        .map(|t| t.contiguous())
+        .collect::<Result<Vec<_>>>()?;
+    let storages: Vec<_> = tensors.iter().map(|t| t.storage_and_layout()).collect();
+    let mut slices: [&[T]; N] = [&[]; N];
+    for (out, (storage, layout)) in slices.iter_mut().zip(&storages) {
+        *out = match &**storage {
+            Storage::Cpu(storage) => slice(storage, layout)?,
+            _ => candle_core::bail!("a fused op takes CPU tensors"),
+        };
+    }
+    Ok(f(slices))
+}
+
+/// A detached CPU tensor that takes over `values`.
+pub(super) fn tensor<T: WithDType>(values: Vec<T>, shape: impl Into<Shape>) -> Tensor {
+    let storage = Storage::Cpu(T::to_cpu_storage_owned(values));
+    Tensor::from_storage(storage, shape, BackpropOp::none(), false)
+}
+
+/// Rows per block of a `[rows, cols]` matrix: at most 64 blocks, of 8192 elements or more. Nothing but the
+/// shape decides, so that partial sums per block are the same on any number of threads.
+pub(super) fn block_rows(rows: usize, cols: usize) -> usize {
+    const MAX_BLOCKS: usize = 64;
+    const MIN_BLOCK: usize = 8192;
+    rows.div_ceil(MAX_BLOCKS)
+        .max(MIN_BLOCK.div_ceil(cols.max(1)))
+}
+
+/// Calls `f(start, block)` for each block of `len` elements of `dst`, in parallel; the results are in order.
+pub(super) fn par_blocks<T: Send, Out: Send>(
+    dst: &mut [T],
+    len: usize,
+    f: impl Fn(usize, &mut [T]) -> Out + Sync,
+) -> Vec<Out> {
+    if dst.is_empty() {
+        Vec::new()
+    } else if dst.len() <= len {
+        vec![f(0, dst)]
+    } else {
+        dst.par_chunks_mut(len)
+            .enumerate()
+            .map(|(i, block)| f(i * len, block))
+            .collect()
+    }
+}
+
+/// `out[i] = f(inputs[..][i])` for whole rows of `cols` elements: allocates the result, widens the inputs'
+/// blocks and hands them to `f(first_row, blocks, out_block)`.
+pub(super) fn map_rows<T: Element, const N: usize>(
+    inputs: [&[T]; N],
+    cols: usize,
+    f: impl Fn(usize, [&[T::Real]; N], &mut [T::Real]) + Sync,
+) -> Vec<T> {
+    let mut dst = vec![T::ZERO; inputs.first().map_or(0, |x| x.len())];
+    let cols = cols.max(1);
+    let len = block_rows(dst.len() / cols, cols) * cols;
+    par_blocks(&mut dst, len, |start, dst| {
+        let mut buffers: [Vec<T::Real>; N] = std::array::from_fn(|_| Vec::new());
+        let mut blocks: [&[T::Real]; N] = [&[]; N];
+        for ((block, buffer), input) in blocks.iter_mut().zip(&mut buffers).zip(inputs) {
+            *block = T::load(&input[start..start + dst.len()], buffer);
+        }
+        T::store(dst, |dst| f(start / cols, blocks, dst));
+    });
+    dst
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounding_is_that_of_half() {
+        // Every upper half, with the lower halves where rounding changes.
+        let lower = [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
+        for upper in 0..=u16::MAX {
+            let src =
+                lower.map(|lower: u16| f32::from_bits((u32::from(upper) << 16) | u32::from(lower)));
+            let mut dst = [bf16::ZERO; 6];
+            round_bf16(&mut dst, &src);
+            for (src, dst) in src.iter().zip(dst) {
+                assert_eq!(
+                    dst.to_bits(),
+                    bf16::from_f32(*src).to_bits(),
+                    "{src} = {:08x}",
+                    src.to_bits()
+                );
+            }
+        }
+        let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        let mut wide = vec![0.0; all.len()];
+        widen_bf16(&all, &mut wide);
+        assert!(
+            all.iter()
+                .zip(&wide)
+                .all(|(h, w)| h.to_f32().to_bits() == w.to_bits())
+        );
+    }
+}

@@ -1,0 +1,149 @@
+//! GELU in its tanh approximation.
+
+use super::data::{compute_dtype, for_dtype, map_rows, slice, tensor, with_slices};
+use super::math::Real;
+use super::simd::simd;
+use super::{check_float, fused};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType};
+
+/// Gaussian error linear unit, tanh approximation, elementwise: the function of [`Tensor::gelu`].
+///
+/// ```text
+/// gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 u)    u = sqrt(2 / pi) * (x + 0.044715 x^3)
+/// ```
+///
+/// The sigmoid is what is computed: unlike `1 + tanh(u)` it keeps its relative accuracy for negative `x`.
+///
+/// # Shapes
+/// Any, kept.
+///
+/// # Errors
+/// If `x` is not f32, bf16, f16 or f64.
+///
+/// # Source
+/// Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", arXiv:1606.08415.
+pub fn gelu(x: &Tensor) -> Result<Tensor> {
+    check_float("gelu", "x", x)?;
+    if !fused(x) {
+        return composed(x);
+    }
+    x.contiguous()?.apply_op1(Gelu)
+}
+
+fn composed(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(compute_dtype(x.dtype()))?
+        .gelu()?
+        .to_dtype(x.dtype())
+}
+
+struct Gelu;
+
+impl CustomOp1 for Gelu {
+    fn name(&self) -> &'static str {
+        "gelu"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let shape = layout.shape().clone();
+        for_dtype!("gelu", storage.dtype(), T => {
+            let y = map_rows([slice::<T>(storage, layout)?], 1, |_, [x], y| forward(x, y));
+            Ok((WithDType::to_cpu_storage_owned(y), shape))
+        })
+    }
+
+    fn bwd(&self, x: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        if !x.track_op() {
+            return Ok(None);
+        }
+        for_dtype!("gelu", x.dtype(), T => {
+            with_slices([x, grad], |[x_values, grad]: [&[T]; 2]| {
+                let dx = map_rows([x_values, grad], 1, |_, [x, g], dx| backward(x, g, dx));
+                Some(tensor(dx, x.shape()))
+            })
+        })
+    }
+}
+
+const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
+const CUBIC: f64 = 0.044_715;
+
+fn forward<R: Real>(x: &[R], y: &mut [R]) {
+    simd(
+        #[inline(always)]
+        || {
+            for (y, &x) in y.iter_mut().zip(x) {
+                let (sigmoid, _) = sigmoid_of_2u(x);
+                *y = x * sigmoid;
+            }
+        },
+    );
+}
+
+fn backward<R: Real>(x: &[R], grad: &[R], dx: &mut [R]) {
+    let (linear, cubic) = (
+        R::from_f64(2.0 * SQRT_2_OVER_PI),
+        R::from_f64(6.0 * SQRT_2_OVER_PI * CUBIC),
+    );
+    let limit = R::from_f64(32.0);
+    simd(
+        #[inline(always)]
+        || {
+            for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
+                // The derivative is 0 or 1 far inside the limits, beyond which it would be Inf * 0.
+                let x = if x > limit { limit } else { x };
+                let x = if x < -limit { -limit } else { x };
+                let (sigmoid, slope) = sigmoid_of_2u(x);
+                let du = (x * x).mul_add(cubic, linear) * x; // x * d(2u)/dx
+                *dx = grad * slope.mul_add(du, sigmoid);
+            }
+        },
+    );
+}
+
+/// sigmoid(2u) and its derivative with respect to 2u, by an exponential that cannot overflow.
+#[inline(always)]
+fn sigmoid_of_2u<R: Real>(x: R) -> (R, R) {
+    let (linear, cubic) = (
+        R::from_f64(2.0 * SQRT_2_OVER_PI),
+        R::from_f64(2.0 * SQRT_2_OVER_PI * CUBIC),
+    );
+    let v = (x * x).mul_add(cubic, linear) * x;
+    let e = (-v.abs()).exp();
+    let d = R::ONE / (R::ONE + e);
+    (if v < R::ZERO { e * d } else { d }, e * d * d)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::test_support::{assert_same_as_composed, wave};
+    use candle_core::{DType, Device, Var};
+
+    #[test]
+    fn fused_equals_composed() -> Result<()> {
+        // Not f64: the derivative of candle's gelu has constants of seven digits.
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let x = (wave(&[7, 33], 1)? * 3.0)?;
+            assert_same_as_composed(dtype, &[x], |a| gelu(&a[0]), |a| composed(&a[0]))?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn extreme_inputs() -> Result<()> {
+        let x = Var::new(
+            &[-3e38f32, -40.0, -0.0, 40.0, 3e38, f32::INFINITY],
+            &Device::Cpu,
+        )?;
+        let y = gelu(&x)?;
+        assert_eq!(
+            y.to_vec1::<f32>()?,
+            [0.0, 0.0, 0.0, 40.0, 3e38, f32::INFINITY]
+        );
+        let grads = y.sum_all()?.backward()?;
+        let dx = grads.get(&x).map(|dx| dx.to_vec1::<f32>()).transpose()?;
+        assert_eq!(dx, Some(vec![0.0, 0.0, 0.5, 1.0, 1.0, 1.0]));
+        Ok(())
+    }
+}

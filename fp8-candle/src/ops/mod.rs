@@ -1,0 +1,168 @@
+//! Differentiable building blocks of transformers.
+//!
+//! candle-nn's versions of most of these are applied without a backward pass: whatever lies upstream of them
+//! receives no gradient, with no error. These are differentiable in every tensor argument.
+//!
+//! Common rules:
+//! - Dtypes f32, bf16, f16 and f64. 16-bit tensors are computed in f32 and rounded once, at the end; a gradient
+//!   has the dtype of its argument.
+//! - Strided inputs are made contiguous. Empty tensors give empty results. NaN and Inf spread as the formula
+//!   says; none of them panics.
+//! - On the CPU each op is one fused pass, and its bits do not depend on the number of threads. On other
+//!   devices it is composed of candle's primitives.
+
+mod cross_entropy;
+mod data;
+mod gelu;
+mod math;
+mod norm;
+mod rope;
+mod simd;
+mod softmax;
+
+pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
+pub use gelu::gelu;
+pub use norm::{layer_norm, rms_norm};
+pub use rope::{rope, rope_i};
+pub use softmax::{causal_softmax, softmax_last_dim};
+
+use crate::error::Error;
+use candle_core::{DType, Result, Tensor};
+
+/// Whether the fused form runs on `x`'s device.
+pub(crate) fn fused(x: &Tensor) -> bool {
+    crate::device::has_fused_ops(x.device())
+}
+
+fn unsupported_dtype(op: &'static str, what: &'static str, got: DType) -> candle_core::Error {
+    Error::DType {
+        op,
+        what,
+        expected: "f32, bf16, f16 or f64",
+        got,
+    }
+    .into()
+}
+
+fn check_float(op: &'static str, what: &'static str, x: &Tensor) -> Result<()> {
+    match x.dtype() {
+        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(()),
+        got => Err(unsupported_dtype(op, what, got)),
+    }
+}
+
+/// Checks that `tensor` has the dtype and the device of `x`.
+fn check_like(op: &'static str, what: &'static str, tensor: &Tensor, x: &Tensor) -> Result<()> {
+    if tensor.dtype() != x.dtype() {
+        let expected = x.dtype().as_str();
+        return Err(Error::DType {
+            op,
+            what,
+            expected,
+            got: tensor.dtype(),
+        }
+        .into());
+    }
+    check_device(op, what, tensor, x)
+}
+
+fn check_device(op: &'static str, what: &'static str, tensor: &Tensor, x: &Tensor) -> Result<()> {
+    if !tensor.device().same_device(x.device()) {
+        let (expected, got) = (x.device().location(), tensor.device().location());
+        return Err(Error::DeviceMismatch {
+            op,
+            what,
+            expected,
+            got,
+        }
+        .into());
+    }
+    Ok(())
+}
+
+fn shape_error(
+    op: &'static str,
+    what: &'static str,
+    expected: impl Into<String>,
+    got: &Tensor,
+) -> candle_core::Error {
+    Error::Shape {
+        op,
+        what,
+        expected: expected.into(),
+        got: got.dims().to_vec(),
+    }
+    .into()
+}
+
+/// Size of the last dimension.
+fn last_dim(op: &'static str, what: &'static str, x: &Tensor) -> Result<usize> {
+    match x.dims() {
+        [.., last] => Ok(*last),
+        [] => Err(shape_error(op, what, "at least one dimension", x)),
+    }
+}
+
+#[cfg(test)]
+mod test_support {
+    use candle_core::{DType, Device, Result, Tensor, Var};
+
+    pub(super) const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
+
+    /// f64 values in (-1, 1) without a pattern.
+    pub(super) fn wave(shape: &[usize], seed: usize) -> Result<Tensor> {
+        let n = shape.iter().product::<usize>();
+        let values: Vec<f64> = (0..n)
+            .map(|i| (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin())
+            .collect();
+        Tensor::from_vec(values, shape, &Device::Cpu)
+    }
+
+    /// Compares results and gradients of every argument, in `dtype`, to a few roundings of the largest value.
+    pub(super) fn assert_same_as_composed(
+        dtype: DType,
+        args: &[Tensor],
+        fused: impl Fn(&[Tensor]) -> Result<Tensor>,
+        composed: impl Fn(&[Tensor]) -> Result<Tensor>,
+    ) -> Result<()> {
+        let tolerance = match dtype {
+            DType::F64 => 1e-13,
+            DType::F32 => 2e-6,
+            DType::F16 => 1e-3,
+            _ => 8e-3,
+        };
+        let run = |op: &dyn Fn(&[Tensor]) -> Result<Tensor>| -> Result<Vec<Tensor>> {
+            let vars = args
+                .iter()
+                .map(|a| Var::from_tensor(&a.to_dtype(dtype)?))
+                .collect::<Result<Vec<_>>>()?;
+            let tensors: Vec<Tensor> = vars.iter().map(|v| v.as_tensor().clone()).collect();
+            let y = op(&tensors)?;
+            let weights = wave(y.dims(), 11)?.to_dtype(y.dtype())?;
+            let grads = (&y * weights)?.sum_all()?.backward()?;
+            let mut out = vec![y];
+            for (i, var) in vars.iter().enumerate() {
+                match grads.get(var) {
+                    Some(grad) => out.push(grad.clone()),
+                    None => candle_core::bail!("argument {i} has no gradient"),
+                }
+            }
+            Ok(out)
+        };
+        for (i, (got, expected)) in run(&fused)?.iter().zip(run(&composed)?).enumerate() {
+            assert_eq!(got.dtype(), expected.dtype(), "{dtype:?}, result {i}");
+            assert_eq!(got.dims(), expected.dims(), "{dtype:?}, result {i}");
+            let flat = |t: &Tensor| t.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
+            let (got, expected) = (flat(got)?, flat(&expected)?);
+            let largest = expected.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
+            for (got, expected) in got.iter().zip(&expected) {
+                let error = (got - expected).abs();
+                assert!(
+                    error <= tolerance * largest,
+                    "{dtype:?}, result {i} (0: forward): got {got}, expected {expected}, largest {largest}"
+                );
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,257 @@
+//! Rotary position embedding.
+
+use super::data::{Element, compute_dtype, for_dtype, map_rows, slice, tensor, with_slices};
+use super::math::Real;
+use super::simd::simd;
+use super::{check_float, check_like, fused, shape_error};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, WithDType};
+
+/// Rotary position embedding, half-split: rotates the pair `(x[j], x[j + d/2])` by the angle of its position.
+///
+/// ```text
+/// y[j]       = x[j] * cos[t, j] - x[j + d/2] * sin[t, j]
+/// y[j + d/2] = x[j] * sin[t, j] + x[j + d/2] * cos[t, j]
+/// ```
+///
+/// # Shapes
+/// `x` `[b, h, t, d]` with even `d`, `cos` and `sin` `[t, d/2]` (more rows are ignored), result `[b, h, t, d]`.
+/// All have one dtype. `cos` and `sin` receive gradients if they are part of the graph.
+///
+/// # Errors
+/// If a shape is none of these, if `x` is not f32, bf16, f16 or f64, or if `cos` or `sin` differ from it in
+/// dtype or device.
+///
+/// # Source
+/// Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864, in the layout
+/// of GPT-NeoX and Llama.
+pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    Rope {
+        op: "rope",
+        interleaved: false,
+    }
+    .apply(x, cos, sin)
+}
+
+/// Rotary position embedding, interleaved: as [`rope`], on the pairs `(x[2j], x[2j + 1])`.
+///
+/// # Shapes
+/// As [`rope`].
+///
+/// # Errors
+/// As [`rope`].
+///
+/// # Source
+/// Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864, section 3.4.2.
+pub fn rope_i(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    Rope {
+        op: "rope_i",
+        interleaved: true,
+    }
+    .apply(x, cos, sin)
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rope {
+    op: &'static str,
+    interleaved: bool,
+}
+
+impl Rope {
+    fn apply(self, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+        check_float(self.op, "x", x)?;
+        let (t, half) = match *x.dims() {
+            [_, _, t, d] if d % 2 == 0 => (t, d / 2),
+            _ => {
+                return Err(shape_error(
+                    self.op,
+                    "x",
+                    "[batch, heads, time, even size]",
+                    x,
+                ));
+            }
+        };
+        for (what, angles) in [("cos", cos), ("sin", sin)] {
+            check_like(self.op, what, angles, x)?;
+            if !matches!(*angles.dims(), [rows, cols] if rows >= t && cols == half) {
+                let expected = format!("[{t}, {half}] (or more rows)");
+                return Err(shape_error(self.op, what, expected, angles));
+            }
+        }
+        let (cos, sin) = (cos.narrow(0, 0, t)?, sin.narrow(0, 0, t)?);
+        if !fused(x) {
+            return self.composed(x, &cos, &sin);
+        }
+        x.contiguous()?
+            .apply_op3(&cos.contiguous()?, &sin.contiguous()?, self)
+    }
+
+    fn composed(self, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+        let compute = compute_dtype(x.dtype());
+        let (cos, sin) = (cos.to_dtype(compute)?, sin.to_dtype(compute)?);
+        let (x0, x1) = self.pairs(&x.to_dtype(compute)?)?;
+        let y0 = (x0.broadcast_mul(&cos)? - x1.broadcast_mul(&sin)?)?;
+        let y1 = (x0.broadcast_mul(&sin)? + x1.broadcast_mul(&cos)?)?;
+        let y = if self.interleaved {
+            Tensor::stack(&[y0, y1], D::Minus1)?.reshape(x.shape())?
+        } else {
+            Tensor::cat(&[y0, y1], D::Minus1)?
+        };
+        y.to_dtype(x.dtype())
+    }
+
+    /// First and second members of the pairs, each `[b, h, t, d/2]`.
+    fn pairs(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (b, h, t, d) = x.dims4()?;
+        if self.interleaved {
+            let x = x.reshape((b, h, t, d / 2, 2))?;
+            Ok((
+                x.narrow(4, 0, 1)?.squeeze(4)?,
+                x.narrow(4, 1, 1)?.squeeze(4)?,
+            ))
+        } else {
+            Ok((x.narrow(3, 0, d / 2)?, x.narrow(3, d / 2, d / 2)?))
+        }
+    }
+
+    /// Rotates forward, or back for the gradient, as the transpose of a rotation is its inverse.
+    fn rotate<T: Element>(
+        &self,
+        x: &[T],
+        cos: &[T],
+        sin: &[T],
+        shape: &Shape,
+        back: bool,
+    ) -> Result<Vec<T>> {
+        let (_, _, t, d) = shape.dims4()?;
+        let (mut cos_buffer, mut sin_buffer) = (Vec::new(), Vec::new());
+        let (cos, sin) = (T::load(cos, &mut cos_buffer), T::load(sin, &mut sin_buffer));
+        let sign = if back { -T::Real::ONE } else { T::Real::ONE };
+        let half = d / 2;
+        Ok(map_rows([x], d, |first_row, [x], y| {
+            simd(
+                #[inline(always)]
+                || {
+                    for (row, (x, y)) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)).enumerate() {
+                        let start = (first_row + row) % t * half;
+                        let (cos, sin) = (&cos[start..start + half], &sin[start..start + half]);
+                        if self.interleaved {
+                            rotate_interleaved(x, cos, sin, sign, y);
+                        } else {
+                            rotate_halves(x, cos, sin, sign, y);
+                        }
+                    }
+                },
+            );
+        }))
+    }
+
+    /// Gradients of cos and sin: sums over batch and heads.
+    fn angle_gradients(self, x: &Tensor, grad: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (dtype, compute) = (x.dtype(), compute_dtype(x.dtype()));
+        let (x0, x1) = self.pairs(&x.detach().to_dtype(compute)?)?;
+        let (g0, g1) = self.pairs(&grad.to_dtype(compute)?.contiguous()?)?;
+        let d_cos = ((&g0 * &x0)? + (&g1 * &x1)?)?.sum((0, 1))?;
+        let d_sin = ((&g1 * &x0)? - (&g0 * &x1)?)?.sum((0, 1))?;
+        Ok((d_cos.to_dtype(dtype)?, d_sin.to_dtype(dtype)?))
+    }
+}
+
+#[inline(always)]
+fn rotate_halves<R: Real>(x: &[R], cos: &[R], sin: &[R], sign: R, y: &mut [R]) {
+    let (x0, x1) = x.split_at(cos.len());
+    let (y0, y1) = y.split_at_mut(cos.len());
+    let pairs = y0.iter_mut().zip(y1).zip(x0.iter().zip(x1));
+    for (((y0, y1), (&x0, &x1)), (&cos, &sin)) in pairs.zip(cos.iter().zip(sin)) {
+        let sin = sin * sign;
+        *y0 = x0 * cos - x1 * sin;
+        *y1 = x0 * sin + x1 * cos;
+    }
+}
+
+#[inline(always)]
+fn rotate_interleaved<R: Real>(x: &[R], cos: &[R], sin: &[R], sign: R, y: &mut [R]) {
+    let (x, _) = x.as_chunks::<2>();
+    let (y, _) = y.as_chunks_mut::<2>();
+    for ((y, &[x0, x1]), (&cos, &sin)) in y.iter_mut().zip(x).zip(cos.iter().zip(sin)) {
+        let sin = sin * sign;
+        *y = [x0 * cos - x1 * sin, x0 * sin + x1 * cos];
+    }
+}
+
+impl CustomOp3 for Rope {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        cos: &CpuStorage,
+        cos_layout: &Layout,
+        sin: &CpuStorage,
+        sin_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let shape = x_layout.shape();
+        for_dtype!(self.op, x.dtype(), T => {
+            let (cos, sin) = (slice(cos, cos_layout)?, slice(sin, sin_layout)?);
+            let y = self.rotate::<T>(slice(x, x_layout)?, cos, sin, shape, false)?;
+            Ok((WithDType::to_cpu_storage_owned(y), shape.clone()))
+        })
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        cos: &Tensor,
+        sin: &Tensor,
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let mut gradients = (None, None, None);
+        if x.track_op() {
+            gradients.0 = for_dtype!(self.op, x.dtype(), T => {
+                with_slices([grad, cos, sin], |[grad, cos, sin]: [&[T]; 3]| {
+                    self.rotate(grad, cos, sin, x.shape(), true).map(|dx| tensor(dx, x.shape()))
+                })?.map(Some)
+            })?;
+        }
+        if cos.track_op() || sin.track_op() {
+            let (d_cos, d_sin) = self.angle_gradients(x, grad)?;
+            gradients.1 = cos.track_op().then_some(d_cos);
+            gradients.2 = sin.track_op().then_some(d_sin);
+        }
+        Ok(gradients)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::test_support::{DTYPES, assert_same_as_composed, wave};
+
+    #[test]
+    fn fused_equals_composed() -> Result<()> {
+        for dtype in DTYPES {
+            let args = [
+                wave(&[2, 3, 65, 38], 1)?,
+                wave(&[65, 19], 2)?,
+                wave(&[65, 19], 3)?,
+            ];
+            for interleaved in [false, true] {
+                let op = Rope {
+                    op: "rope",
+                    interleaved,
+                };
+                assert_same_as_composed(
+                    dtype,
+                    &args,
+                    |a| op.apply(&a[0], &a[1], &a[2]),
+                    |a| op.composed(&a[0], &a[1], &a[2]),
+                )?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,241 @@
+//! Softmax over the last dimension, plain and with a causal mask.
+
+use super::data::{compute_dtype, for_dtype, map_rows, slice, tensor, with_slices};
+use super::math::{Real, max, sum, sum2};
+use super::simd::simd;
+use super::{check_float, fused, last_dim, shape_error};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, D, Layout, Result, Shape, Tensor, WithDType};
+
+/// Softmax over the last dimension.
+///
+/// ```text
+/// y_i = exp(x_i - max(x)) / sum_j exp(x_j - max(x))
+/// ```
+///
+/// # Shapes
+/// `x` `[.., n]`, result the same.
+///
+/// # Errors
+/// If `x` has no dimension or is not f32, bf16, f16 or f64.
+///
+/// # Source
+/// Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs", 1990. The gradient
+/// `y * (g - sum(g * y))` needs the result only.
+pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
+    Softmax {
+        op: "softmax_last_dim",
+        causal: None,
+        logit_multiplier: 1.0,
+    }
+    .apply(x)
+}
+
+/// The probabilities of causal attention: multiplies logits by `logit_multiplier`, hides the keys that lie
+/// after each query, and takes the softmax over the keys, in one pass.
+///
+/// ```text
+/// y[.., i, j] = softmax_j(logit_multiplier * x[.., i, j])    where j <= i + tk - tq
+/// y[.., i, j] = 0                                            elsewhere
+/// ```
+///
+/// So the last query sees every key, and `tk > tq` is a query block behind `tk - tq` cached keys. Hidden logits
+/// are never read: NaN among them stays hidden, and their gradient is 0. `logit_multiplier` is usually
+/// `1 / sqrt(head_dim)`.
+///
+/// # Shapes
+/// `x` `[.., tq, tk]` with `tk >= tq`, result the same.
+///
+/// # Errors
+/// If `x` has fewer than two dimensions, fewer keys than queries, or is not f32, bf16, f16 or f64.
+///
+/// # Source
+/// Vaswani et al., "Attention Is All You Need", section 3.2, arXiv:1706.03762.
+pub fn causal_softmax(x: &Tensor, logit_multiplier: f64) -> Result<Tensor> {
+    let op = "causal_softmax";
+    match x.dims() {
+        [.., tq, tk] if tk >= tq => Softmax {
+            op,
+            causal: Some((*tq, *tk)),
+            logit_multiplier,
+        }
+        .apply(x),
+        _ => Err(shape_error(
+            op,
+            "x",
+            "[.., queries, keys] with at least as many keys as queries",
+            x,
+        )),
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Softmax {
+    op: &'static str,
+    /// Queries and keys of each matrix.
+    causal: Option<(usize, usize)>,
+    logit_multiplier: f64,
+}
+
+impl Softmax {
+    fn apply(self, x: &Tensor) -> Result<Tensor> {
+        check_float(self.op, "x", x)?;
+        last_dim(self.op, "x", x)?;
+        if !fused(x) {
+            return self.composed(x);
+        }
+        x.contiguous()?.apply_op1(self)
+    }
+
+    fn composed(self, x: &Tensor) -> Result<Tensor> {
+        if x.elem_count() == 0 {
+            return Ok(x.clone());
+        }
+        let dtype = x.dtype();
+        let mut x = (x.to_dtype(compute_dtype(dtype))? * self.logit_multiplier)?;
+        if let Some((tq, tk)) = self.causal {
+            let visible: Vec<u8> = (0..tq)
+                .flat_map(|i| (0..tk).map(move |j| u8::from(j <= i + tk - tq)))
+                .collect();
+            let visible =
+                Tensor::from_vec(visible, (tq, tk), x.device())?.broadcast_as(x.shape())?;
+            let hidden = Tensor::new(f64::NEG_INFINITY, x.device())?.to_dtype(x.dtype())?;
+            x = visible.where_cond(&x, &hidden.broadcast_as(x.shape())?)?;
+        }
+        // The maximum cancels out: no gradient goes through it.
+        let e = x
+            .broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?
+            .exp()?;
+        e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?.to_dtype(dtype)
+    }
+
+    /// How many columns row `row` of the flat `[rows, cols]` matrix sees.
+    #[inline(always)]
+    fn visible(&self, row: usize, cols: usize) -> usize {
+        match self.causal {
+            Some((tq, tk)) => row % tq + tk - tq + 1,
+            None => cols,
+        }
+    }
+
+    fn forward<R: Real>(&self, first_row: usize, cols: usize, x: &[R], y: &mut [R]) {
+        let multiplier = R::from_f64(self.logit_multiplier);
+        simd(
+            #[inline(always)]
+            || {
+                for (row, (x, y)) in x
+                    .chunks_exact(cols)
+                    .zip(y.chunks_exact_mut(cols))
+                    .enumerate()
+                {
+                    let visible = self.visible(first_row + row, cols);
+                    let (y, hidden) = y.split_at_mut(visible);
+                    softmax_row(&x[..visible], multiplier, y);
+                    hidden.fill(R::ZERO);
+                }
+            },
+        );
+    }
+
+    fn backward<R: Real>(&self, first_row: usize, y: &[R], grad: &[R], dx: &mut [R], cols: usize) {
+        let multiplier = R::from_f64(self.logit_multiplier);
+        simd(
+            #[inline(always)]
+            || {
+                let rows = y.chunks_exact(cols).zip(grad.chunks_exact(cols));
+                for (row, ((y, grad), dx)) in rows.zip(dx.chunks_exact_mut(cols)).enumerate() {
+                    let visible = self.visible(first_row + row, cols);
+                    let (dx, hidden) = dx.split_at_mut(visible);
+                    let (y, grad) = (&y[..visible], &grad[..visible]);
+                    let dot = sum2(y, grad, |y, grad| y * grad);
+                    for ((dx, &y), &grad) in dx.iter_mut().zip(y).zip(grad) {
+                        *dx = y * (grad - dot) * multiplier;
+                    }
+                    hidden.fill(R::ZERO);
+                }
+            },
+        );
+    }
+}
+
+/// `y = softmax(multiplier * x)`.
+#[inline(always)]
+pub(super) fn softmax_row<R: Real>(x: &[R], multiplier: R, y: &mut [R]) {
+    let largest = max(x, |x| x * multiplier);
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = (x * multiplier - largest).exp();
+    }
+    let factor = R::ONE / sum(y, |y| y);
+    for y in y.iter_mut() {
+        *y = *y * factor;
+    }
+}
+
+impl CustomOp1 for Softmax {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let cols = layout.shape().dims().last().copied().unwrap_or(1);
+        for_dtype!(self.op, storage.dtype(), T => {
+            let x = slice::<T>(storage, layout)?;
+            let y = map_rows([x], cols, |row, [x], y| self.forward(row, cols, x, y));
+            Ok((WithDType::to_cpu_storage_owned(y), layout.shape().clone()))
+        })
+    }
+
+    fn bwd(&self, x: &Tensor, y: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        if !x.track_op() {
+            return Ok(None);
+        }
+        let cols = x.dim(D::Minus1)?;
+        for_dtype!(self.op, x.dtype(), T => {
+            with_slices([y, grad], |[y, grad]: [&[T]; 2]| {
+                let dx = map_rows([y, grad], cols, |row, [y, grad], dx| {
+                    self.backward(row, y, grad, dx, cols);
+                });
+                Some(tensor(dx, x.shape()))
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::test_support::{DTYPES, assert_same_as_composed, wave};
+
+    #[test]
+    fn fused_equals_composed() -> Result<()> {
+        for dtype in DTYPES {
+            let plain = Softmax {
+                op: "softmax",
+                causal: None,
+                logit_multiplier: 1.0,
+            };
+            let x = (wave(&[2, 131, 77], 1)? * 6.0)?;
+            assert_same_as_composed(
+                dtype,
+                &[x],
+                |a| plain.apply(&a[0]),
+                |a| plain.composed(&a[0]),
+            )?;
+            for (tq, tk) in [(1, 1), (1, 9), (35, 35), (33, 70), (7, 8)] {
+                let causal = Softmax {
+                    op: "softmax",
+                    causal: Some((tq, tk)),
+                    logit_multiplier: 0.35,
+                };
+                let x = (wave(&[2, 3, tq, tk], 1)? * 9.0)?;
+                assert_same_as_composed(
+                    dtype,
+                    &[x],
+                    |a| causal.apply(&a[0]),
+                    |a| causal.composed(&a[0]),
+                )?;
+            }
+        }
+        Ok(())
+    }
+}

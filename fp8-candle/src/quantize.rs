@@ -1,0 +1,169 @@
+//! How one tensor of one GEMM is cast: format, granularity and where its scale comes from.
+
+use crate::delayed::DelayedSlot;
+use crate::device::{ScalePolicy, backend};
+use crate::error::Error;
+use crate::tensor::Fp8Tensor;
+use candle_core::{DType, Result, Tensor};
+use fp8_core::{Cast, Contraction, DelayedRule, Granularity, ScaleGrid};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Where the quant_scale of a cast comes from.
+#[derive(Debug, Clone)]
+pub enum ScaleSource {
+    /// The amax of the tensor itself.
+    Current {
+        /// Formula from amax to quant_scale.
+        policy: ScalePolicy,
+        /// Floor the quant_scale to a power of two.
+        power_of_two: bool,
+    },
+    /// The slot's scale, made in earlier steps.
+    Delayed {
+        /// State of this tensor role.
+        slot: Arc<DelayedSlot>,
+        /// Record the amax of this tensor (training), or leave the slot alone (evaluation).
+        record: bool,
+        /// Take the first amax at once instead of casting the first step with scale 1.
+        first_batch: Option<DelayedRule>,
+    },
+    /// The slot's scale, set by calibration.
+    Static(Arc<DelayedSlot>),
+    /// A fixed dequant_scale, f32 with one element or one per scale of the grid.
+    Fixed {
+        /// Multiplies after the decode.
+        dequant_scale: Tensor,
+    },
+}
+
+/// Counts the tensors that were really cast.
+pub type CastCounter = Arc<AtomicU64>;
+
+/// One cast from high precision to FP8.
+#[derive(Debug, Clone)]
+pub struct Quantizer {
+    /// Format, rounding and overflow.
+    pub cast: Cast,
+    /// Which elements share a scale.
+    pub granularity: Granularity,
+    /// Where the scale comes from.
+    pub source: ScaleSource,
+    /// Goes up by one at every cast.
+    pub counter: Option<CastCounter>,
+}
+
+/// A quantized tensor and what was measured on the way.
+#[derive(Debug, Clone)]
+pub struct Quantized {
+    /// Codes and dequant_scale.
+    pub tensor: Fp8Tensor,
+    /// f32 `[scale_rows, scale_cols]`, what the values were multiplied by before the cast.
+    pub quant_scale: Tensor,
+    /// f32 amax per scale, where the cast measured it.
+    pub amax: Option<Tensor>,
+}
+
+impl Quantizer {
+    /// Dynamic scaling as torchao does it: nearest-even, saturating, exact scales.
+    pub fn dynamic(format: fp8_core::Format, granularity: Granularity) -> Self {
+        Self {
+            cast: Cast::new(format),
+            granularity,
+            source: ScaleSource::Current { policy: ScalePolicy::Dynamic, power_of_two: false },
+            counter: None,
+        }
+    }
+
+    /// Floors the quant_scale of a current-scaled cast to a power of two.
+    pub fn with_power_of_two(mut self, on: bool) -> Self {
+        if let ScaleSource::Current { power_of_two, .. } = &mut self.source {
+            *power_of_two = on;
+        }
+        self
+    }
+
+    /// Whether one quantized copy serves GEMMs that sum over either dimension.
+    pub fn is_symmetric(&self) -> bool {
+        match self.granularity {
+            Granularity::Tensorwise => true,
+            Granularity::Rowwise | Granularity::Mx => false,
+            Granularity::Blockwise { rows, cols } => rows == cols,
+        }
+    }
+
+    /// Casts `x`, seen as a matrix `[product of the leading dims, last dim]`, for a GEMM that sums over
+    /// `contraction`.
+    ///
+    /// # Errors
+    /// If `x` is not f32, bf16, f16 or f64, or a static scale is missing.
+    pub fn quantize(&self, x: &Tensor, contraction: Contraction) -> Result<Quantized> {
+        if !matches!(x.dtype(), DType::F32 | DType::BF16 | DType::F16 | DType::F64) {
+            return Err(Error::DType {
+                op: "quantize",
+                what: "the tensor",
+                expected: "f32, bf16, f16 or f64",
+                got: x.dtype(),
+            }
+            .into());
+        }
+        let backend = backend(x.device())?;
+        let (rows, cols) = matrix_dims(x.dims());
+        let grid = self.granularity.grid(rows, cols, contraction);
+        let x = x.detach().contiguous()?;
+        let (codes, quant_scale, dequant_scale, amax) = match &self.source {
+            ScaleSource::Current { policy, power_of_two } => {
+                let amax = backend.amax(&x, &grid)?;
+                let quant_scale =
+                    backend.quant_scale(&amax, self.cast.format, *policy, *power_of_two)?;
+                let codes = backend.quantize(&x, &grid, &quant_scale, &self.cast)?;
+                let dequant_scale = backend.reciprocal(&quant_scale)?;
+                (codes, quant_scale, dequant_scale, Some(amax))
+            }
+            ScaleSource::Delayed { slot, record, first_batch } => {
+                if let Some(rule) = first_batch.as_ref().filter(|_| *record && slot.version() == (0, 0)) {
+                    let whole = ScaleGrid::tensorwise(rows, cols);
+                    let amax = backend.amax(&x, &whole)?.reshape(1)?;
+                    slot.adopt_first(rule, self.cast.format, &amax)?;
+                }
+                let state = slot.tensors();
+                if *record {
+                    let (codes, amax) = backend.quantize_with_amax(&x, &state.quant_scale, &self.cast)?;
+                    slot.record(amax.clone());
+                    (codes, state.quant_scale, state.dequant_scale, Some(amax))
+                } else {
+                    let codes = backend.quantize(&x, &grid, &state.quant_scale, &self.cast)?;
+                    (codes, state.quant_scale, state.dequant_scale, None)
+                }
+            }
+            ScaleSource::Static(slot) => {
+                if !slot.is_calibrated() {
+                    return Err(Error::NotCalibrated(slot.name().to_string()).into());
+                }
+                let state = slot.tensors();
+                let codes = backend.quantize(&x, &grid, &state.quant_scale, &self.cast)?;
+                (codes, state.quant_scale, state.dequant_scale, None)
+            }
+            ScaleSource::Fixed { dequant_scale } => {
+                let dequant_scale = dequant_scale.to_device(x.device())?;
+                let quant_scale = backend.reciprocal(&dequant_scale)?;
+                let codes = backend.quantize(&x, &grid, &quant_scale, &self.cast)?;
+                (codes, quant_scale, dequant_scale, None)
+            }
+        };
+        if let Some(counter) = &self.counter {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        let tensor =
+            Fp8Tensor::from_parts(codes, self.cast.format, self.granularity, contraction, dequant_scale)?;
+        Ok(Quantized { tensor, quant_scale, amax })
+    }
+}
+
+/// `[product of the leading dims, last dim]`; a scalar is 1x1.
+pub(crate) fn matrix_dims(dims: &[usize]) -> (usize, usize) {
+    match dims {
+        [] => (1, 1),
+        [leading @ .., last] => (leading.iter().product(), *last),
+    }
+}

@@ -1,0 +1,195 @@
+//! A tensor in 8-bit floating point: codes, format, and the scales that give the codes their values.
+
+use crate::device::{GemmOperand, backend};
+use crate::error::Error;
+use crate::quantize::{Quantizer, matrix_dims};
+use candle_core::{DType, Device, Result, Tensor};
+use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
+
+/// FP8 codes with their scales: `value = decode(code) * dequant_scale`.
+///
+/// The codes are a U8 tensor because candle has no dtype for three of the four formats and few operations for the
+/// fourth. The tensor is never part of an autograd graph.
+#[derive(Debug, Clone)]
+pub struct Fp8Tensor {
+    codes: Tensor,
+    format: Format,
+    granularity: Granularity,
+    contraction: Contraction,
+    dequant_scale: Tensor,
+}
+
+impl Fp8Tensor {
+    /// Quantizes `x` (f32, bf16, f16 or f64, any shape) for a GEMM that sums over `contraction` of
+    /// `[product of the leading dims, last dim]`. A slot in `quantizer` records the amax.
+    pub fn quantize(x: &Tensor, quantizer: &Quantizer, contraction: Contraction) -> Result<Self> {
+        Ok(quantizer.quantize(x, contraction)?.tensor)
+    }
+
+    /// Puts existing codes and scales together.
+    ///
+    /// `codes` is U8 of any shape; `dequant_scale` is f32 with as many elements as the granularity has scales,
+    /// in row-major order of the grid, on the same device.
+    ///
+    /// # Errors
+    /// If a dtype, the number of scales or the device does not fit.
+    pub fn from_parts(
+        codes: Tensor,
+        format: Format,
+        granularity: Granularity,
+        contraction: Contraction,
+        dequant_scale: Tensor,
+    ) -> Result<Self> {
+        const OP: &str = "Fp8Tensor::from_parts";
+        if codes.dtype() != DType::U8 {
+            return Err(Error::DType { op: OP, what: "codes", expected: "u8", got: codes.dtype() }.into());
+        }
+        if dequant_scale.dtype() != DType::F32 {
+            let got = dequant_scale.dtype();
+            return Err(Error::DType { op: OP, what: "dequant_scale", expected: "f32", got }.into());
+        }
+        if !codes.device().same_device(dequant_scale.device()) {
+            return Err(Error::DeviceMismatch {
+                op: OP,
+                what: "dequant_scale",
+                expected: codes.device().location(),
+                got: dequant_scale.device().location(),
+            }
+            .into());
+        }
+        let (rows, cols) = matrix_dims(codes.dims());
+        let grid = granularity.grid(rows, cols, contraction);
+        if dequant_scale.elem_count() != grid.len() {
+            return Err(Error::Shape {
+                op: OP,
+                what: "dequant_scale",
+                expected: format!(
+                    "{} elements ([{}, {}]) for codes of shape {:?} with {granularity} scales",
+                    grid.len(),
+                    grid.scale_rows(),
+                    grid.scale_cols(),
+                    codes.dims(),
+                ),
+                got: dequant_scale.dims().to_vec(),
+            }
+            .into());
+        }
+        let codes = codes.detach().contiguous()?;
+        let dequant_scale = dequant_scale
+            .detach()
+            .contiguous()?
+            .reshape((grid.scale_rows(), grid.scale_cols()))?;
+        Ok(Self { codes, format, granularity, contraction, dequant_scale })
+    }
+
+    /// Takes candle's own FP8 tensor, bits unchanged, as E4M3 codes.
+    ///
+    /// # Errors
+    /// If `x` is not F8E4M3 or the scales do not fit.
+    pub fn from_f8e4m3(
+        x: &Tensor,
+        granularity: Granularity,
+        contraction: Contraction,
+        dequant_scale: Tensor,
+    ) -> Result<Self> {
+        if x.dtype() != DType::F8E4M3 {
+            return Err(Error::DType {
+                op: "Fp8Tensor::from_f8e4m3",
+                what: "the tensor",
+                expected: "f8e4m3",
+                got: x.dtype(),
+            }
+            .into());
+        }
+        let codes = backend(x.device())?.f8e4m3_to_codes(x)?;
+        Self::from_parts(codes, Format::E4M3, granularity, contraction, dequant_scale)
+    }
+
+    /// The codes as candle's F8E4M3, bits unchanged and scales left out.
+    ///
+    /// # Errors
+    /// If the format is not E4M3.
+    pub fn to_f8e4m3(&self) -> Result<Tensor> {
+        if self.format != Format::E4M3 {
+            return Err(Error::NoDType { op: "Fp8Tensor::to_f8e4m3", got: self.format }.into());
+        }
+        backend(self.device())?.codes_to_f8e4m3(&self.codes)
+    }
+
+    /// `decode(code) * dequant_scale` in f32, then rounded to `dtype` (f32, bf16, f16 or f64).
+    pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
+        backend(self.device())?.dequantize(
+            &self.codes,
+            self.format,
+            &self.grid(),
+            &self.dequant_scale,
+            dtype,
+        )
+    }
+
+    /// The same tensor on another device.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        Ok(Self {
+            codes: self.codes.to_device(device)?,
+            dequant_scale: self.dequant_scale.to_device(device)?,
+            ..*self
+        })
+    }
+
+    /// U8 codes in the logical shape.
+    pub fn codes(&self) -> &Tensor {
+        &self.codes
+    }
+
+    /// Format of the codes.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Which elements share a scale.
+    pub fn granularity(&self) -> Granularity {
+        self.granularity
+    }
+
+    /// The matrix dimension along which rowwise and MX scales run.
+    pub fn contraction(&self) -> Contraction {
+        self.contraction
+    }
+
+    /// f32 `[scale_rows, scale_cols]`, multiplies after the decode.
+    pub fn dequant_scale(&self) -> &Tensor {
+        &self.dequant_scale
+    }
+
+    /// Logical shape.
+    pub fn dims(&self) -> &[usize] {
+        self.codes.dims()
+    }
+
+    /// Device of codes and scales.
+    pub fn device(&self) -> &Device {
+        self.codes.device()
+    }
+
+    /// Bytes held by codes and scales.
+    pub fn size_in_bytes(&self) -> usize {
+        self.codes.elem_count() + 4 * self.dequant_scale.elem_count()
+    }
+
+    /// Which scale belongs to which element of `[product of the leading dims, last dim]`.
+    pub fn grid(&self) -> ScaleGrid {
+        let (rows, cols) = matrix_dims(self.codes.dims());
+        self.granularity.grid(rows, cols, self.contraction)
+    }
+
+    /// This tensor as an operand of a GEMM that sums over `contraction`.
+    pub fn operand(&self, contraction: Contraction) -> GemmOperand<'_> {
+        GemmOperand {
+            codes: &self.codes,
+            format: self.format,
+            grid: self.grid(),
+            dequant_scale: &self.dequant_scale,
+            contraction,
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! The cast from f32 to an 8-bit format: the definition that every faster version equals bit for bit.
+
+use std::{fmt, str::FromStr};
+
+use half::f16;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::ParseNameError,
+    format::{CodeSpec, Format},
+    philox::philox4x32_10,
+};
+
+/// How a value between two codes is rounded. Every mode rounds once, straight from f32, subnormals included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rounding {
+    /// To the nearest code, ties to the even one.
+    #[default]
+    NearestEven,
+    /// Up or down at random, so that the mean is the value itself.
+    ///
+    /// With `f` the distance to the code next to zero as a fraction of the gap, the code away from zero is taken
+    /// where the 32-bit word of the element is below `floor(f * 2^32)`: P(away) is `f` exactly where `f` has at most
+    /// 32 bits (every value of at least 2^-9 subnormal steps), and at most 2^-32 less elsewhere.
+    Stochastic(StochasticKey),
+    /// Toward zero.
+    TowardZero,
+    /// To the nearest code, ties away from zero.
+    NearestAway,
+    /// Toward positive infinity.
+    TowardPositive,
+    /// Toward negative infinity.
+    TowardNegative,
+}
+
+/// What [`Rounding::Stochastic`] draws its bits from, besides the index of the element.
+///
+/// The bits come from Philox4x32-10 with counter `(element / 4 low, element / 4 high, step, tensor)` and key
+/// `(seed low, seed high)`; an element takes word `element % 4`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StochasticKey {
+    /// The seed of the run.
+    pub seed: u64,
+    /// The training step: a new one for each rounding of the same tensor.
+    pub step: u32,
+    /// The tensor, so that two tensors of a step do not share their bits.
+    pub tensor: u32,
+}
+
+impl StochasticKey {
+    /// The random word of the element with this index.
+    #[inline]
+    pub const fn word(self, element: u64) -> u32 {
+        self.block(element / 4)[(element % 4) as usize]
+    }
+
+    /// The words of the elements `4 * index .. 4 * index + 4`.
+    #[inline]
+    pub const fn block(self, index: u64) -> [u32; 4] {
+        let counter = [index as u32, (index >> 32) as u32, self.step, self.tensor];
+        philox4x32_10(counter, [self.seed as u32, (self.seed >> 32) as u32])
+    }
+}
+
+/// What becomes of a value beyond the largest finite one, decided after rounding.
+///
+/// Infinite inputs are treated as overflow. A directed mode that rounds a finite value toward zero stops at the
+/// largest finite value under either choice, as in IEEE 754.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overflow {
+    /// The largest finite value of the same sign: torchao's and Transformer Engine's cast.
+    #[default]
+    Saturate,
+    /// Infinity in `E5M2`, NaN in the formats that have none: the cast of ml_dtypes and of arXiv:2209.05433.
+    NonFinite,
+}
+
+/// A cast to an 8-bit format.
+///
+/// ```
+/// use fp8_core::{Cast, Format, Overflow};
+///
+/// let cast = Cast::new(Format::E4M3);
+/// assert_eq!(cast.encode(1.0, 0), 0x38);
+/// assert_eq!(cast.encode(1e6, 0), 0x7E); // 448
+/// assert_eq!(cast.with_overflow(Overflow::NonFinite).encode(1e6, 0), 0x7F); // NaN
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Cast {
+    /// The format cast to.
+    pub format: Format,
+    /// How values between two codes are rounded.
+    #[serde(default)]
+    pub rounding: Rounding,
+    /// What becomes of values too large.
+    #[serde(default)]
+    pub overflow: Overflow,
+    /// Round to f16 (nearest-even) first, as the FP8 Emulation Toolkit (mpemu) does: two roundings instead of one.
+    /// In `E5M2`, 1.125 + 2^-20 then gives 1.0 instead of 1.25.
+    #[serde(default)]
+    pub via_f16: bool,
+}
+
+impl Cast {
+    /// The cast to `format` with nearest-even rounding and saturation.
+    pub const fn new(format: Format) -> Self {
+        Self {
+            format,
+            rounding: Rounding::NearestEven,
+            overflow: Overflow::Saturate,
+            via_f16: false,
+        }
+    }
+
+    /// The same cast with another rounding.
+    pub const fn with_rounding(self, rounding: Rounding) -> Self {
+        Self { rounding, ..self }
+    }
+
+    /// The same cast with another treatment of overflow.
+    pub const fn with_overflow(self, overflow: Overflow) -> Self {
+        Self { overflow, ..self }
+    }
+
+    /// The same cast with or without a first rounding to f16, see [`Cast::via_f16`].
+    pub const fn with_via_f16(self, via_f16: bool) -> Self {
+        Self { via_f16, ..self }
+    }
+
+    /// The code of `x`. `element` is the index of `x` in its tensor; only stochastic rounding looks at it.
+    ///
+    /// NaN stays NaN, with its sign where the format has two; -0 stays -0 where the format has it. Every bit pattern
+    /// has a code.
+    pub fn encode(&self, x: f32, element: u64) -> u8 {
+        let random = match self.rounding {
+            Rounding::Stochastic(key) => key.word(element),
+            _ => 0,
+        };
+        let x = if self.via_f16 {
+            f16::from_f32(x).to_f32()
+        } else {
+            x
+        };
+        Rounder::new(self).code(x.to_bits(), random)
+    }
+
+    /// The code of `x * quant_scale`, the product rounded to f32.
+    ///
+    /// The sign is that of the product also where that is NaN, which leaves no platform a choice: the hardware's own
+    /// sign of `Inf * 0` is not the same everywhere.
+    pub fn encode_scaled(&self, x: f32, quant_scale: f32, element: u64) -> u8 {
+        self.encode(f32::from_bits(scaled_bits(x, quant_scale)), element)
+    }
+
+    /// The value that `x` becomes: [`Cast::encode`], then [`Format::decode`].
+    pub fn round(&self, x: f32, element: u64) -> f32 {
+        self.format.decode(self.encode(x, element))
+    }
+}
+
+/// The bits of `x * quant_scale`, with a defined sign also for NaN.
+#[inline(always)]
+pub(crate) fn scaled_bits(x: f32, quant_scale: f32) -> u32 {
+    let sign = (x.to_bits() ^ quant_scale.to_bits()) & 0x8000_0000;
+    (x * quant_scale).to_bits() & 0x7FFF_FFFF | sign
+}
+
+/// [`Rounding`] without its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    NearestEven,
+    Stochastic,
+    TowardZero,
+    NearestAway,
+    TowardPositive,
+    TowardNegative,
+}
+
+impl From<Rounding> for Mode {
+    fn from(rounding: Rounding) -> Self {
+        match rounding {
+            Rounding::NearestEven => Self::NearestEven,
+            Rounding::Stochastic(_) => Self::Stochastic,
+            Rounding::TowardZero => Self::TowardZero,
+            Rounding::NearestAway => Self::NearestAway,
+            Rounding::TowardPositive => Self::TowardPositive,
+            Rounding::TowardNegative => Self::TowardNegative,
+        }
+    }
+}
+
+/// One cast, ready for one element after the other. Integers only, and free of branches once `mode` is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rounder {
+    spec: CodeSpec,
+    mode: Mode,
+    overflow_mag: u32,
+}
+
+impl Rounder {
+    pub(crate) fn new(cast: &Cast) -> Self {
+        let spec = cast.format.spec();
+        let overflow_mag = match cast.overflow {
+            Overflow::Saturate => spec.max_mag,
+            Overflow::NonFinite => spec.inf_mag,
+        };
+        Self {
+            spec,
+            mode: cast.rounding.into(),
+            overflow_mag,
+        }
+    }
+
+    pub(crate) fn mode(self) -> Mode {
+        self.mode
+    }
+
+    /// The same cast with another mode: a constant one makes `code` a loop body that vectorizes.
+    #[inline(always)]
+    pub(crate) fn with_mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
+    }
+
+    /// The code of the f32 with these `bits`; `random` decides stochastic rounding.
+    #[inline(always)]
+    pub(crate) fn code(self, bits: u32, random: u32) -> u8 {
+        let CodeSpec {
+            mantissa_bits,
+            bias,
+            max_mag,
+            nan_mag,
+            has_negative_zero,
+            ..
+        } = self.spec;
+        let negative = bits >> 31 == 1;
+        let magnitude = bits & 0x7FFF_FFFF;
+
+        // |x| = significand * 2^(exponent - 150), f32 subnormals included.
+        let exponent = (magnitude >> 23).max(1) as i32;
+        let significand = magnitude & 0x007F_FFFF | (magnitude >> 23).min(1) << 23;
+
+        // The last place of the target is fixed below its smallest normal exponent, so the shift grows there.
+        let (m, bias) = (mantissa_bits as i32, bias as i32);
+        let shift = (23 - m).max(151 - bias - m - exponent) as u32;
+        let binade = ((exponent - 128 + bias).max(0) as u32) << mantissa_bits;
+
+        // A shift of 31 already leaves nothing of 24 bits, and less than half a step over.
+        let capped = shift.min(31);
+        let floor = significand >> capped;
+        let rest = significand & ((1 << capped) - 1);
+        let half = 1 << (capped - 1);
+        let away = match self.mode {
+            Mode::NearestEven => rest > half || (rest == half && floor & 1 == 1),
+            Mode::NearestAway => rest >= half,
+            Mode::TowardZero => false,
+            Mode::TowardPositive => rest != 0 && !negative,
+            Mode::TowardNegative => rest != 0 && negative,
+            Mode::Stochastic => {
+                let threshold = if shift <= 32 {
+                    rest << (32 - shift)
+                } else {
+                    significand >> (shift - 32).min(31)
+                };
+                random < threshold
+            }
+        };
+
+        let mag = binade + floor + away as u32;
+        let toward_zero = match self.mode {
+            Mode::TowardZero => true,
+            Mode::TowardPositive => negative,
+            Mode::TowardNegative => !negative,
+            _ => false,
+        };
+        let finite = magnitude < 0x7F80_0000;
+        let overflow_mag = if toward_zero && finite {
+            max_mag
+        } else {
+            self.overflow_mag
+        };
+        let mag = if mag > max_mag { overflow_mag } else { mag };
+        let mag = if magnitude > 0x7F80_0000 {
+            nan_mag
+        } else {
+            mag
+        };
+        let sign = if negative && (mag != 0 || has_negative_zero) {
+            0x80
+        } else {
+            0
+        };
+        (mag | sign) as u8
+    }
+}
+
+impl fmt::Display for Rounding {
+    /// The name of the mode; a stochastic key is left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::NearestEven => "nearest_even",
+            Self::Stochastic(_) => "stochastic",
+            Self::TowardZero => "toward_zero",
+            Self::NearestAway => "nearest_away",
+            Self::TowardPositive => "toward_positive",
+            Self::TowardNegative => "toward_negative",
+        })
+    }
+}
+
+impl FromStr for Rounding {
+    type Err = ParseNameError;
+
+    /// Accepts the names that `Display` writes; `stochastic` gets the default key.
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Ok(match name {
+            "nearest_even" => Self::NearestEven,
+            "stochastic" => Self::Stochastic(StochasticKey::default()),
+            "toward_zero" => Self::TowardZero,
+            "nearest_away" => Self::NearestAway,
+            "toward_positive" => Self::TowardPositive,
+            "toward_negative" => Self::TowardNegative,
+            _ => {
+                return Err(ParseNameError {
+                    what: "rounding",
+                    name: name.to_owned(),
+                    expected: "nearest_even, stochastic, toward_zero, nearest_away, toward_positive or toward_negative",
+                });
+            }
+        })
+    }
+}
+
+impl fmt::Display for Overflow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Saturate => "saturate",
+            Self::NonFinite => "non_finite",
+        })
+    }
+}
+
+impl FromStr for Overflow {
+    type Err = ParseNameError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "saturate" => Ok(Self::Saturate),
+            "non_finite" => Ok(Self::NonFinite),
+            _ => Err(ParseNameError {
+                what: "overflow",
+                name: name.to_owned(),
+                expected: "saturate or non_finite",
+            }),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Typed errors; every message carries the value that was refused.
+
+use thiserror::Error;
+
+/// A text that names no [`Format`](crate::Format).
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("unknown 8-bit format {name:?}; the formats are e4m3, e5m2, e4m3fnuz, e5m2fnuz")]
+pub struct ParseFormatError {
+    /// The text as given.
+    pub name: String,
+}
+
+/// A text that names no value of one of the small enums of this crate.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("unknown {what} {name:?}; expected {expected}")]
+pub struct ParseNameError {
+    /// What was to be named, for example `rounding`.
+    pub what: &'static str,
+    /// The text as given.
+    pub name: String,
+    /// The accepted texts.
+    pub expected: &'static str,
+}
+
+/// An amax from which no static scale can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+pub enum ScaleError {
+    /// The calibrated amax is infinite or NaN.
+    #[error("amax {amax} is not finite: the calibration data holds an infinity or a NaN")]
+    NonFinite {
+        /// The refused amax.
+        amax: f32,
+    },
+    /// The calibrated amax is below zero, which no maximum of magnitudes is.
+    #[error("amax {amax} is negative: an amax is a maximum of magnitudes")]
+    Negative {
+        /// The refused amax.
+        amax: f32,
+    },
+}
+
+/// Sizes that make no [`ScaleGrid`](crate::ScaleGrid).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum GridError {
+    /// A block without rows or columns covers nothing.
+    #[error("a scale block of {block_rows}x{block_cols} covers no element")]
+    EmptyBlock {
+        /// Rows of one block.
+        block_rows: usize,
+        /// Columns of one block.
+        block_cols: usize,
+    },
+    /// The matrix has more elements than a `usize` counts.
+    #[error("a matrix of {rows}x{cols} has more elements than can be indexed")]
+    TooLarge {
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        cols: usize,
+    },
+}

@@ -1,0 +1,236 @@
+//! Delayed scaling: the amax history of a tensor and the quant_scale made from it (Transformer Engine's recipe).
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+
+use crate::{
+    Format,
+    error::ParseNameError,
+    scaling::{delayed_quant_scale, floor_to_power_of_two},
+};
+
+/// How a history is reduced to the one amax that makes the scale.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum AmaxCompute {
+    /// The largest amax of the window.
+    #[default]
+    Max,
+    /// The newest amax.
+    MostRecent,
+    /// A function of the caller's; it cannot be serialized.
+    Custom(CustomAmax),
+}
+
+type AmaxFn = dyn Fn(&[f32]) -> f32 + Send + Sync;
+
+/// A named function from a history, newest amax first, to the amax that makes the scale.
+///
+/// A result that is zero, infinite or NaN leaves the scale as it is.
+#[derive(Clone)]
+pub struct CustomAmax {
+    name: Arc<str>,
+    reduce: Arc<AmaxFn>,
+}
+
+impl CustomAmax {
+    /// A reduction that is shown as `name`.
+    pub fn new(
+        name: impl Into<Arc<str>>,
+        reduce: impl Fn(&[f32]) -> f32 + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            reduce: Arc::new(reduce),
+        }
+    }
+
+    /// The name it was given.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The amax of `history`, whose first entry is the newest.
+    pub fn call(&self, history: &[f32]) -> f32 {
+        (self.reduce)(history)
+    }
+}
+
+impl fmt::Debug for CustomAmax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CustomAmax").field(&self.name).finish()
+    }
+}
+
+impl PartialEq for CustomAmax {
+    /// Equal names and the very same function.
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && Arc::ptr_eq(&self.reduce, &other.reduce)
+    }
+}
+
+impl AmaxCompute {
+    /// The amax of `history`, whose first entry is the newest; 0 where it is empty.
+    pub fn reduce(&self, history: &[f32]) -> f32 {
+        match self {
+            Self::Max => history.iter().copied().fold(0.0, f32::max),
+            Self::MostRecent => history.first().copied().unwrap_or(0.0),
+            Self::Custom(custom) => custom.call(history),
+        }
+    }
+}
+
+impl fmt::Display for AmaxCompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Max => f.pad("max"),
+            Self::MostRecent => f.pad("most_recent"),
+            Self::Custom(custom) => write!(f, "custom:{}", custom.name),
+        }
+    }
+}
+
+impl FromStr for AmaxCompute {
+    type Err = ParseNameError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "max" => Ok(Self::Max),
+            "most_recent" => Ok(Self::MostRecent),
+            _ => Err(ParseNameError {
+                what: "amax reduction",
+                name: name.to_owned(),
+                expected: "max or most_recent",
+            }),
+        }
+    }
+}
+
+impl Serialize for AmaxCompute {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Custom(custom) => Err(ser::Error::custom(format_args!(
+                "the custom amax reduction {:?} is code and cannot be serialized; use max or most_recent",
+                custom.name
+            ))),
+            named => serializer.collect_str(named),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for AmaxCompute {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(de::Error::custom)
+    }
+}
+
+/// Whether a quant_scale is used as computed or floored to a power of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScaleRounding {
+    /// As computed.
+    #[default]
+    Exact,
+    /// Floored to a power of two, so that scaling itself rounds nothing.
+    PowerOfTwo,
+}
+
+impl ScaleRounding {
+    /// `quant_scale` under this rounding.
+    pub fn apply(self, quant_scale: f32) -> f32 {
+        match self {
+            Self::Exact => quant_scale,
+            Self::PowerOfTwo => floor_to_power_of_two(quant_scale),
+        }
+    }
+}
+
+impl fmt::Display for ScaleRounding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Exact => "exact",
+            Self::PowerOfTwo => "power_of_two",
+        })
+    }
+}
+
+impl FromStr for ScaleRounding {
+    type Err = ParseNameError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "exact" => Ok(Self::Exact),
+            "power_of_two" => Ok(Self::PowerOfTwo),
+            _ => Err(ParseNameError {
+                what: "scale rounding",
+                name: name.to_owned(),
+                expected: "exact or power_of_two",
+            }),
+        }
+    }
+}
+
+/// The numbers of a delayed-scaling recipe that one update needs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DelayedRule {
+    /// Binary orders of magnitude to keep free above the amax: the quant_scale is divided by `2^margin`.
+    pub margin: i32,
+    /// How the history is reduced.
+    pub amax_compute: AmaxCompute,
+    /// How the quant_scale is rounded.
+    pub scale_rounding: ScaleRounding,
+}
+
+/// What [`update_slot`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SlotUpdate {
+    /// Nothing was recorded (amax 0): history and quant_scale are as they were.
+    Unused,
+    /// The history was rolled and the quant_scale made anew.
+    Updated,
+    /// The amax was infinite or NaN: history and quant_scale are as they were. The caller counts and reports it.
+    NonFinite,
+}
+
+/// One delayed-scaling update at the end of a step, `amax` being the one recorded in it.
+///
+/// The amax becomes `history[0]`, the oldest entry goes, and the quant_scale of the next step is made from the
+/// history by [`delayed_quant_scale`] and [`ScaleRounding`]. Transformer Engine also stores a non-finite amax, which
+/// then freezes the scale for as long as it stays in the window; here it is only reported.
+pub fn update_slot(
+    rule: &DelayedRule,
+    format: Format,
+    amax: f32,
+    history: &mut [f32],
+    quant_scale: &mut f32,
+) -> SlotUpdate {
+    if !amax.is_finite() {
+        return SlotUpdate::NonFinite;
+    }
+    if amax <= 0.0 {
+        return SlotUpdate::Unused;
+    }
+    let reduced = if history.is_empty() {
+        rule.amax_compute.reduce(&[amax])
+    } else {
+        history.rotate_right(1);
+        history[0] = amax;
+        rule.amax_compute.reduce(history)
+    };
+    // A reduced amax without a scale keeps the previous one bit for bit, not rounded once more.
+    if reduced > 0.0 && reduced.is_finite() {
+        let exact = delayed_quant_scale(reduced, format, rule.margin, *quant_scale);
+        *quant_scale = rule.scale_rounding.apply(exact);
+    }
+    SlotUpdate::Updated
+}
+
+/// `history` with `len` entries: the newest stay, room beyond the oldest is filled with 0.
+pub fn resize_history(history: &[f32], len: usize) -> Vec<f32> {
+    let mut resized = history[..len.min(history.len())].to_vec();
+    resized.resize(len, 0.0);
+    resized
+}

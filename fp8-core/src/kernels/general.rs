@@ -1,0 +1,154 @@
+//! Casts with the other roundings, or through f16: products first, then random bits, then codes, a chunk at a time.
+
+use super::{
+    amax::Amax,
+    convert::{f16_to_f32, f32_to_f16},
+    dispatch,
+};
+use crate::{
+    HighPrecision, Rounding, StochasticKey,
+    cast::{Cast, Mode, Rounder, scaled_bits},
+};
+
+const CHUNK: usize = 256;
+
+/// Random words of a chunk that begins anywhere within a block of four.
+type Words = [u32; CHUNK + 4];
+
+/// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
+///
+/// `element` is the index of the first element for stochastic rounding.
+pub(crate) fn segments<T: HighPrecision, const AMAX: bool>(
+    isa: super::Isa,
+    cast: &Cast,
+    src: &[T],
+    len: usize,
+    quant_scales: &[f32],
+    element: u64,
+    dst: &mut [u8],
+) -> u32 {
+    let mut max = Amax::default();
+    let mut scales = [0.0; CHUNK];
+    let mut start = 0;
+    while start < src.len() {
+        let end = src.len().min(start + CHUNK);
+        let scales = &mut scales[..end - start];
+        let mut filled = 0;
+        while filled < scales.len() {
+            let position = start + filled;
+            let stop = scales.len().min(filled + len - position % len);
+            scales[filled..stop].fill(quant_scales[position / len]);
+            filled = stop;
+        }
+        let (src, dst) = (&src[start..end], &mut dst[start..end]);
+        max.merge(columns::<T, AMAX>(
+            isa,
+            cast,
+            src,
+            scales,
+            element + start as u64,
+            dst,
+        ));
+        start = end;
+    }
+    max.bits()
+}
+
+/// Casts elements that have a scale each; max |x| as bits where `AMAX`.
+///
+/// `element` is the index of the first element for stochastic rounding.
+pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
+    isa: super::Isa,
+    cast: &Cast,
+    src: &[T],
+    quant_scales: &[f32],
+    element: u64,
+    dst: &mut [u8],
+) -> u32 {
+    let rounder = Rounder::new(cast);
+    let mut max = 0f32;
+    let mut products = [0; CHUNK];
+    let mut words = [0; CHUNK + 4];
+    let chunks = src
+        .chunks(CHUNK)
+        .zip(quant_scales.chunks(CHUNK))
+        .zip(dst.chunks_mut(CHUNK));
+    for (index, ((src, quant_scales), dst)) in chunks.enumerate() {
+        let products = &mut products[..src.len()];
+        multiply(isa, src, quant_scales, products);
+        if cast.via_f16 {
+            round_through_f16(isa, products);
+        }
+        let element = element + (index * CHUNK) as u64;
+        if let Rounding::Stochastic(key) = cast.rounding {
+            random_words(isa, key, element / 4, &mut words);
+        }
+        encode_bits(
+            isa,
+            rounder,
+            products,
+            &words[(element % 4) as usize..],
+            dst,
+        );
+        if AMAX {
+            super::amax::segments(isa, src, src.len(), std::slice::from_mut(&mut max));
+        }
+    }
+    max.to_bits()
+}
+
+dispatch! {
+    fn multiply [T: HighPrecision] [T] (src: &[T], quant_scales: &[f32], products: &mut [u32]) = multiply_body
+}
+
+dispatch! {
+    fn round_through_f16(products: &mut [u32]) = round_through_f16_body
+}
+
+dispatch! {
+    /// The words of the Philox blocks from `first` on.
+    fn random_words(key: StochasticKey, first: u64, words: &mut Words) = random_words_body
+}
+
+dispatch! {
+    fn encode_bits(rounder: Rounder, products: &[u32], words: &[u32], dst: &mut [u8]) = encode_bits_body
+}
+
+#[inline(always)]
+fn multiply_body<T: HighPrecision>(src: &[T], quant_scales: &[f32], products: &mut [u32]) {
+    for ((&x, &quant_scale), product) in src.iter().zip(quant_scales).zip(products) {
+        *product = scaled_bits(x.to_f32(), quant_scale);
+    }
+}
+
+#[inline(always)]
+fn round_through_f16_body(products: &mut [u32]) {
+    for product in products {
+        *product = f16_to_f32(f32_to_f16(f32::from_bits(*product))).to_bits();
+    }
+}
+
+#[inline(always)]
+fn random_words_body(key: StochasticKey, first: u64, words: &mut Words) {
+    for (index, words) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        *words = key.block(first.wrapping_add(index as u64));
+    }
+}
+
+#[inline(always)]
+fn encode_bits_body(rounder: Rounder, products: &[u32], words: &[u32], dst: &mut [u8]) {
+    // One loop for each mode, within which the mode is a constant.
+    macro_rules! with_mode {
+        ($($mode:ident)+) => {
+            match rounder.mode() {
+                $(Mode::$mode => {
+                    let rounder = rounder.with_mode(Mode::$mode);
+                    for ((&bits, &word), dst) in products.iter().zip(words).zip(dst) {
+                        *dst = rounder.code(bits, word);
+                    }
+                })+
+            }
+        };
+    }
+    with_mode!(NearestEven Stochastic TowardZero NearestAway TowardPositive TowardNegative)
+}

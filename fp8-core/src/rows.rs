@@ -1,0 +1,216 @@
+//! Casts over runs of whole rows of a matrix, under the scales of a [`ScaleGrid`].
+//!
+//! Every function takes rows from `first_row` of the grid's matrix, so a matrix may be split over threads in any way.
+
+use std::ops::Range;
+
+use crate::{
+    Cast, Format, HighPrecision, ScaleGrid,
+    kernels::{self, Isa, amax::Amax, decode::Decoder, general, nearest::Nearest},
+};
+
+/// A stretch of contiguous elements and of the scales that belong to them.
+struct Piece {
+    elements: Range<usize>,
+    scales: Range<usize>,
+    layout: Layout,
+}
+
+/// How the scales of a [`Piece`] lie over its elements.
+#[derive(Clone, Copy)]
+enum Layout {
+    /// One scale for each so many elements; the last ones may be fewer.
+    Segments(usize),
+    /// One scale for each element.
+    PerElement,
+}
+
+/// Max-merges max |x| of each scale's elements into `out`, which has [`ScaleGrid::len`] entries and starts at 0.
+///
+/// NaN wins over everything, then infinity. Entries of blocks that `src` does not touch stay as they are, so the rows
+/// of a matrix may come in any order and any split.
+///
+/// # Panics
+/// Where `src` is no whole number of rows, its rows go beyond those of the grid, or `out` has another length.
+pub fn amax_rows<T: HighPrecision>(src: &[T], first_row: usize, grid: &ScaleGrid, out: &mut [f32]) {
+    let run = row_run(src.len(), first_row, grid, out.len());
+    let isa = Isa::best();
+    for_each_piece(grid, run, |piece| {
+        let (src, out) = (&src[piece.elements], &mut out[piece.scales]);
+        match piece.layout {
+            Layout::Segments(len) => kernels::amax::segments(isa, src, len, out),
+            Layout::PerElement => kernels::amax::columns(isa, src, out),
+        }
+    });
+}
+
+/// The codes of `x * quant_scale` for each `x` of `src`, the scale being the one of its block.
+///
+/// Stochastic rounding numbers the elements of the whole matrix in row-major order.
+///
+/// # Panics
+/// Where `src` is no whole number of rows, its rows go beyond those of the grid, `quant_scales` has not
+/// [`ScaleGrid::len`] entries, or `dst` has not the length of `src`.
+pub fn encode_rows<T: HighPrecision>(
+    cast: &Cast,
+    src: &[T],
+    first_row: usize,
+    grid: &ScaleGrid,
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) {
+    encode_run::<T, false>(cast, src, first_row, grid, quant_scales, dst);
+}
+
+/// [`encode_rows`], and max |x| over `src` (without the scales) from the same pass.
+///
+/// # Panics
+/// As [`encode_rows`].
+pub fn encode_rows_with_amax<T: HighPrecision>(
+    cast: &Cast,
+    src: &[T],
+    first_row: usize,
+    grid: &ScaleGrid,
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> f32 {
+    encode_run::<T, true>(cast, src, first_row, grid, quant_scales, dst)
+}
+
+fn encode_run<T: HighPrecision, const AMAX: bool>(
+    cast: &Cast,
+    src: &[T],
+    first_row: usize,
+    grid: &ScaleGrid,
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> f32 {
+    assert_eq!(
+        src.len(),
+        dst.len(),
+        "source and destination of a cast differ in length"
+    );
+    let run = row_run(src.len(), first_row, grid, quant_scales.len());
+    let isa = Isa::best();
+    let nearest = Nearest::new(cast);
+    let first_element = first_row as u64 * grid.cols() as u64;
+    let mut amax = Amax::default();
+    for_each_piece(grid, run, |piece| {
+        let element = first_element + piece.elements.start as u64;
+        let (src, dst) = (&src[piece.elements.clone()], &mut dst[piece.elements]);
+        let scales = &quant_scales[piece.scales];
+        amax.merge(match (nearest, piece.layout) {
+            (Some(nearest), Layout::Segments(len)) => {
+                kernels::nearest::segments::<T, AMAX>(isa, nearest, src, len, scales, dst)
+            }
+            (Some(nearest), Layout::PerElement) => {
+                kernels::nearest::columns::<T, AMAX>(isa, nearest, src, scales, dst)
+            }
+            (None, Layout::Segments(len)) => {
+                general::segments::<T, AMAX>(isa, cast, src, len, scales, element, dst)
+            }
+            (None, Layout::PerElement) => {
+                general::columns::<T, AMAX>(isa, cast, src, scales, element, dst)
+            }
+        });
+    });
+    amax.value()
+}
+
+/// `value * dequant_scale` for each code, in f32, then rounded to `T`; the scale is the one of the code's block.
+///
+/// # Panics
+/// Where `codes` is no whole number of rows, its rows go beyond those of the grid, `dequant_scales` has not
+/// [`ScaleGrid::len`] entries, or `dst` has not the length of `codes`.
+pub fn decode_rows<T: HighPrecision>(
+    format: Format,
+    codes: &[u8],
+    first_row: usize,
+    grid: &ScaleGrid,
+    dequant_scales: &[f32],
+    dst: &mut [T],
+) {
+    assert_eq!(
+        codes.len(),
+        dst.len(),
+        "source and destination of a cast differ in length"
+    );
+    let run = row_run(codes.len(), first_row, grid, dequant_scales.len());
+    let isa = Isa::best();
+    let decoder = Decoder::new(format);
+    for_each_piece(grid, run, |piece| {
+        let (codes, dst) = (&codes[piece.elements.clone()], &mut dst[piece.elements]);
+        let scales = &dequant_scales[piece.scales];
+        match piece.layout {
+            Layout::Segments(len) => {
+                kernels::decode::segments(isa, decoder, codes, len, scales, dst)
+            }
+            Layout::PerElement => kernels::decode::columns(isa, decoder, codes, scales, dst),
+        }
+    });
+}
+
+/// The rows that `len` elements from `first_row` make.
+fn row_run(len: usize, first_row: usize, grid: &ScaleGrid, scales: usize) -> Range<usize> {
+    assert_eq!(scales, grid.len(), "number of scales does not fit the grid");
+    let rows = match grid.cols() {
+        0 => {
+            assert_eq!(len, 0, "elements given for a matrix without columns");
+            0
+        }
+        cols => {
+            assert_eq!(
+                len % cols,
+                0,
+                "{len} elements are no whole number of rows of {cols}"
+            );
+            len / cols
+        }
+    };
+    assert!(
+        first_row <= grid.rows() && rows <= grid.rows() - first_row,
+        "{rows} rows from row {first_row} do not fit a matrix of {} rows",
+        grid.rows()
+    );
+    first_row..first_row + rows
+}
+
+/// Splits a run of rows into as few pieces as its scales allow; elements count from the start of the run.
+fn for_each_piece(grid: &ScaleGrid, run: Range<usize>, mut work: impl FnMut(Piece)) {
+    let (cols, scale_cols) = (grid.cols(), grid.scale_cols());
+    if run.is_empty() || cols == 0 {
+        return;
+    }
+    let elements =
+        |rows: Range<usize>| (rows.start - run.start) * cols..(rows.end - run.start) * cols;
+    if scale_cols == 1 && grid.block_rows() == 1 {
+        work(Piece {
+            elements: elements(run.clone()),
+            scales: run.clone(),
+            layout: Layout::Segments(cols),
+        });
+        return;
+    }
+    let mut row = run.start;
+    while row < run.end {
+        let scale_row = row / grid.block_rows();
+        let scales = scale_row * scale_cols..(scale_row + 1) * scale_cols;
+        // Where one scale spans the row, it spans all rows of its block at once.
+        let end = if scale_cols == 1 {
+            run.end.min((scale_row + 1) * grid.block_rows())
+        } else {
+            row + 1
+        };
+        let layout = match grid.block_cols() {
+            1 if scale_cols > 1 => Layout::PerElement,
+            block_cols if scale_cols > 1 => Layout::Segments(block_cols),
+            _ => Layout::Segments((end - row) * cols),
+        };
+        work(Piece {
+            elements: elements(row..end),
+            scales,
+            layout,
+        });
+        row = end;
+    }
+}

@@ -1,0 +1,107 @@
+//! From the amax (max |x|) of a tensor to its scale.
+//!
+//! A `quant_scale` multiplies a value before the cast, a `dequant_scale` after it; one is the [`reciprocal`] of the
+//! other. Every formula is plain f32 arithmetic, rounded to nearest: `MAX / amax` in f32 equals torchao's detour
+//! through f64 bit for bit, whereas a multiplication by a reciprocal is one ulp off in a quarter of all values.
+
+use crate::{E8M0, Format, error::ScaleError};
+
+/// The smallest amax that [`dynamic_quant_scale`] and [`static_dequant_scale`] divide by, torchao's epsilon.
+pub const AMAX_EPSILON: f32 = 1e-12;
+
+/// The quant_scale of dynamic scaling, torchao's `amax_to_scale`: `MAX / max(amax, 1e-12)`.
+///
+/// An amax of 0 gives a large finite scale, an infinite one 0 (every value then dequantizes to NaN: it fails loudly),
+/// a NaN one NaN.
+pub fn dynamic_quant_scale(amax: f32, format: Format) -> f32 {
+    // Not f32::max, which would drop a NaN.
+    let amax = if amax < AMAX_EPSILON {
+        AMAX_EPSILON
+    } else {
+        amax
+    };
+    format.max() / amax
+}
+
+/// The quant_scale of Transformer Engine's current scaling: `MAX / amax`, an amax below `eps` counting as `eps`.
+///
+/// Where that is undefined (amax zero with `eps` 0, infinite or NaN) the scale is 1. A quotient beyond f32 gives
+/// `f32::MAX`.
+pub fn current_quant_scale(amax: f32, format: Format, eps: f32) -> f32 {
+    let amax = if amax < eps { eps } else { amax };
+    finite_quotient(format.max(), amax).unwrap_or(1.0)
+}
+
+/// The quant_scale of delayed scaling, Transformer Engine's: `MAX * 2^-margin / amax`.
+///
+/// Where that is undefined (amax zero, infinite or NaN) the `previous` quant_scale stays. A quotient beyond f32 gives
+/// `f32::MAX`.
+pub fn delayed_quant_scale(amax: f32, format: Format, margin: i32, previous: f32) -> f32 {
+    let max = (f64::from(format.max()) / 2f64.powi(margin)) as f32;
+    finite_quotient(max, amax).unwrap_or(previous)
+}
+
+/// The dequant_scale of a calibrated tensor: `max(amax, 1e-12) / MAX`, never 0.
+///
+/// # Errors
+/// An amax that is infinite, NaN or negative: the calibration went wrong.
+pub fn static_dequant_scale(amax: f32, format: Format) -> Result<f32, ScaleError> {
+    if !amax.is_finite() {
+        return Err(ScaleError::NonFinite { amax });
+    }
+    if amax < 0.0 {
+        return Err(ScaleError::Negative { amax });
+    }
+    Ok(amax.max(AMAX_EPSILON) / format.max())
+}
+
+fn finite_quotient(max: f32, amax: f32) -> Option<f32> {
+    // No amax is negative; a sign that a caller lets through must not turn the scale around.
+    let defined = amax > 0.0 && amax.is_finite();
+    defined.then(|| (max / amax).min(f32::MAX))
+}
+
+/// `quant_scale` with its mantissa cleared: the power of two next below it, as torchao's `_round_scale_down_to_power_of_2`.
+///
+/// NaN and infinities stay as they are; zero and f32 subnormals give zero.
+pub fn floor_to_power_of_two(quant_scale: f32) -> f32 {
+    if quant_scale.is_nan() {
+        quant_scale
+    } else {
+        f32::from_bits(quant_scale.to_bits() & 0xFF80_0000)
+    }
+}
+
+/// `1 / scale` in f32: from a quant_scale to its dequant_scale and back.
+pub fn reciprocal(scale: f32) -> f32 {
+    1.0 / scale
+}
+
+/// The dequant_scale of an MX block by torchao's default rule RCEIL: the least power of two not below `amax / MAX`.
+///
+/// No element of the block overflows. An amax of 0 gives 2^-127; an infinite or NaN one gives NaN.
+pub fn mx_dequant_scale_rceil(amax: f32, format: Format) -> E8M0 {
+    if !amax.is_finite() {
+        return E8M0::NAN;
+    }
+    let bits = (amax.abs() / format.max()).to_bits();
+    let (exponent, fraction) = (bits >> 23, bits & 0x007F_FFFF);
+    // 2^-127 lies among the f32 subnormals, as the fraction 0x400000.
+    let up = if exponent == 0 {
+        fraction > 0x0040_0000
+    } else {
+        fraction != 0
+    };
+    E8M0::from_bits((exponent + up as u32) as u8)
+}
+
+/// The dequant_scale of an MX block by the rule FLOOR of the OCP specification: `2^(floor(log2 amax) - emax)`.
+///
+/// Elements may overflow, by less than a factor of two. An amax of 0 gives 2^-127; an infinite or NaN one gives NaN.
+pub fn mx_dequant_scale_floor(amax: f32, format: Format) -> E8M0 {
+    if !amax.is_finite() {
+        return E8M0::NAN;
+    }
+    let exponent = (amax.to_bits() >> 23 & 0xFF) as i32 - format.max_exponent();
+    E8M0::from_bits(exponent.max(0) as u8)
+}

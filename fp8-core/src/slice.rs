@@ -1,0 +1,112 @@
+//! Casts over slices with one scale, and the element types that they read and write.
+
+use half::{bf16, f16};
+
+use crate::{Cast, Format, ScaleGrid, kernels::convert, rows};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A type to cast from and to: f32, bf16, f16 or f64. Sealed.
+///
+/// All arithmetic is in f32. bf16 and f16 are exact in it; an f64 is first rounded to the nearest f32.
+pub trait HighPrecision: Copy + Default + Send + Sync + 'static + sealed::Sealed {
+    /// The value in f32, on which everything is computed.
+    fn to_f32(self) -> f32;
+
+    /// The value nearest to `value`, ties to even.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl sealed::Sealed for f32 {}
+impl HighPrecision for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl sealed::Sealed for bf16 {}
+impl HighPrecision for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        convert::bf16_to_f32(self)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        convert::f32_to_bf16(value)
+    }
+}
+
+impl sealed::Sealed for f16 {}
+impl HighPrecision for f16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        convert::f16_to_f32(self)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        convert::f32_to_f16(value)
+    }
+}
+
+impl sealed::Sealed for f64 {}
+impl HighPrecision for f64 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self as f32
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value.into()
+    }
+}
+
+/// max |x| over `src` in f32, 0 where it is empty. A NaN anywhere gives NaN, else an infinity gives infinity.
+pub fn amax<T: HighPrecision>(src: &[T]) -> f32 {
+    let mut out = [0.0];
+    rows::amax_rows(src, 0, &row(src.len()), &mut out);
+    out[0]
+}
+
+/// The codes of `x * quant_scale` for each `x` of `src`; elements are numbered from 0 for stochastic rounding.
+///
+/// # Panics
+/// Where `src` and `dst` differ in length.
+pub fn encode<T: HighPrecision>(cast: &Cast, src: &[T], quant_scale: f32, dst: &mut [u8]) {
+    rows::encode_rows(cast, src, 0, &row(src.len()), &[quant_scale], dst);
+}
+
+/// [`encode`], and the [`amax`] of `src` (without the scale) from the same pass.
+///
+/// # Panics
+/// Where `src` and `dst` differ in length.
+pub fn encode_with_amax<T: HighPrecision>(
+    cast: &Cast,
+    src: &[T],
+    quant_scale: f32,
+    dst: &mut [u8],
+) -> f32 {
+    rows::encode_rows_with_amax(cast, src, 0, &row(src.len()), &[quant_scale], dst)
+}
+
+/// `value * dequant_scale` for each code, in f32, then rounded to `T`.
+///
+/// # Panics
+/// Where `codes` and `dst` differ in length.
+pub fn decode<T: HighPrecision>(format: Format, codes: &[u8], dequant_scale: f32, dst: &mut [T]) {
+    rows::decode_rows(format, codes, 0, &row(codes.len()), &[dequant_scale], dst);
+}
+
+fn row(len: usize) -> ScaleGrid {
+    ScaleGrid::tensorwise(1, len)
+}

@@ -1,0 +1,176 @@
+//! One step: which layers were used between the opening and the closing of an outermost guard.
+
+use super::ReductionGroup;
+use crate::config::{CastConfig, ResolvedConfig};
+use crate::error::Result;
+use crate::state::{ExportStrategy, Fp8State};
+use fp8_candle::DelayedSlot;
+use fp8_candle::delayed::update_slots;
+use fp8_core::{Format, Granularity};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+type Group = Option<Arc<dyn ReductionGroup>>;
+
+/// A layer's use in a step.
+#[derive(Debug)]
+pub(crate) struct Use {
+    pub(crate) state: Arc<Fp8State>,
+    pub(crate) config: Arc<ResolvedConfig>,
+}
+
+/// The layers that signed in since the guard opened.
+#[derive(Debug, Default)]
+pub(crate) struct Session(Mutex<Vec<Use>>);
+
+impl Session {
+    fn lock(&self) -> MutexGuard<'_, Vec<Use>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a use; the recipe of the last use of a layer counts.
+    pub(crate) fn sign_in(&self, new: Use) {
+        let mut uses = self.lock();
+        match uses.iter_mut().find(|old| Arc::ptr_eq(&old.state, &new.state)) {
+            Some(old) => *old = new,
+            None => uses.push(new),
+        }
+    }
+
+    fn take(&self) -> Vec<Use> {
+        std::mem::take(&mut *self.lock())
+    }
+
+    /// Drops what was recorded.
+    pub(crate) fn discard(&self) {
+        for used in self.take() {
+            for (_, slot) in used.state.slots() {
+                slot.discard_pending();
+            }
+        }
+    }
+
+    /// Updates inputs and weights; returns the gradients, which wait for their backward pass.
+    pub(crate) fn update(&self, group: &Group) -> Result<PendingGradients> {
+        let uses = self.take();
+        let mut forward = vec![];
+        let mut gradients = vec![];
+        for used in uses {
+            for (slot, format) in [
+                (used.state.input(), format(&used.config.input)),
+                (used.state.weight(), format(&used.config.weight)),
+            ] {
+                forward.push(SlotUse {
+                    slot: slot.clone(),
+                    format,
+                    config: used.config.clone(),
+                    group: group.clone(),
+                });
+            }
+            gradients.push(PendingGradient {
+                slot: Arc::downgrade(used.state.grad_output()),
+                format: format(&used.config.grad_output),
+                config: used.config,
+                group: group.clone(),
+            });
+        }
+        update(forward)?;
+        Ok(PendingGradients(gradients))
+    }
+
+    /// Makes static scales of what was recorded. Every layer is finished; the first error is returned.
+    pub(crate) fn finish_calibration(&self) -> Result<()> {
+        let mut first = Ok(());
+        for used in self.take() {
+            let state = &used.state;
+            let done = state
+                .input()
+                .finish_calibration(format(&used.config.input))
+                .and_then(|()| state.weight().finish_calibration(format(&used.config.weight)));
+            state.set_calibrated_as(done.is_ok().then(|| strategy(&used.config)));
+            if first.is_ok() {
+                first = done;
+            }
+        }
+        Ok(first?)
+    }
+}
+
+/// Resolved casts all have a format; E4M3 stands for one that is disabled.
+fn format(cast: &CastConfig) -> Format {
+    cast.format.unwrap_or(Format::E4M3)
+}
+
+/// Rowwise weights are exported with a scale per channel, all others with one scale.
+fn strategy(config: &ResolvedConfig) -> ExportStrategy {
+    match config.weight.granularity {
+        Granularity::Rowwise => ExportStrategy::Channel,
+        _ => ExportStrategy::Tensor,
+    }
+}
+
+struct SlotUse {
+    slot: Arc<DelayedSlot>,
+    format: Format,
+    config: Arc<ResolvedConfig>,
+    group: Group,
+}
+
+/// Updates slots; those of one delayed recipe and one reduction group together.
+fn update(mut uses: Vec<SlotUse>) -> Result<()> {
+    uses.retain(|used| used.config.delayed.is_some());
+    // Layers sign in in the order of the threads that run them; ranks must agree on one.
+    uses.sort_by(|a, b| a.slot.name().cmp(b.slot.name()));
+    while let Some(first) = uses.first() {
+        let (config, group) = (first.config.clone(), first.group.clone());
+        let same_group = |other: &Group| match (&group, other) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        let (here, rest): (Vec<_>, Vec<_>) = uses.into_iter().partition(|used| {
+            used.config.delayed == config.delayed && same_group(&used.group)
+        });
+        uses = rest;
+        let Some(delayed) = &config.delayed else { continue };
+        let slots: Vec<_> = here.into_iter().map(|used| (used.slot, used.format)).collect();
+        let group = group.filter(|_| delayed.reduce_amax);
+        update_slots(&slots, &delayed.rule(), delayed.amax_history_len, &|amaxes| match &group {
+            None => Ok(amaxes.clone()),
+            Some(group) => group.all_reduce_max(amaxes),
+        })?;
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct PendingGradient {
+    slot: Weak<DelayedSlot>,
+    format: Format,
+    config: Arc<ResolvedConfig>,
+    group: Group,
+}
+
+/// Output gradients recorded, or still to be recorded, by the backward passes of earlier guards.
+#[derive(Debug, Default)]
+pub(crate) struct PendingGradients(Vec<PendingGradient>);
+
+impl PendingGradients {
+    /// Adds newer entries, which replace those of the same slot.
+    pub(crate) fn extend(&mut self, newer: Self) {
+        self.0.retain(|old| !newer.0.iter().any(|new| old.slot.ptr_eq(&new.slot)));
+        self.0.extend(newer.0);
+    }
+
+    /// Updates every gradient slot that recorded something.
+    pub(crate) fn update(self) -> Result<()> {
+        let uses = self.0.into_iter().filter_map(|pending| {
+            Some(SlotUse {
+                slot: pending.slot.upgrade()?,
+                format: pending.format,
+                config: pending.config,
+                group: pending.group,
+            })
+        });
+        update(uses.collect())
+    }
+}

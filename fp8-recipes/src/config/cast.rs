@@ -1,0 +1,249 @@
+//! How one operand of one GEMM is cast.
+
+use std::fmt;
+use std::str::FromStr;
+
+use fp8_core::{Format, Granularity, ParseNameError};
+use serde::{Deserialize, Serialize};
+
+use super::ConfigError;
+use super::text;
+
+/// Where the scale of a cast comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScalingType {
+    /// From the amax of the tensor itself, at each cast.
+    #[default]
+    Dynamic,
+    /// From the amaxes of earlier steps; see [`DelayedScaling`](super::DelayedScaling).
+    Delayed,
+    /// Fixed beforehand, by calibration.
+    Static,
+    /// No cast: the operand stays in high precision.
+    Disabled,
+}
+
+impl ScalingType {
+    /// The first three letters, as torchao abbreviates: `dyn`, `del`, `sta`, `dis`.
+    pub fn short(self) -> &'static str {
+        match self {
+            ScalingType::Dynamic => "dyn",
+            ScalingType::Delayed => "del",
+            ScalingType::Static => "sta",
+            ScalingType::Disabled => "dis",
+        }
+    }
+}
+
+impl fmt::Display for ScalingType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ScalingType::Dynamic => "dynamic",
+            ScalingType::Delayed => "delayed",
+            ScalingType::Static => "static",
+            ScalingType::Disabled => "disabled",
+        })
+    }
+}
+
+impl FromStr for ScalingType {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "dynamic" => Ok(ScalingType::Dynamic),
+            "delayed" => Ok(ScalingType::Delayed),
+            "static" => Ok(ScalingType::Static),
+            "disabled" => Ok(ScalingType::Disabled),
+            _ => Err(ConfigError::UnknownName(ParseNameError {
+                what: "scaling",
+                name: text.to_string(),
+                expected: "dynamic, delayed, static or disabled",
+            })),
+        }
+    }
+}
+
+/// How one operand is cast for one GEMM. The default is dynamic, tensorwise, in the operand's
+/// default format.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CastConfig {
+    /// Where the scale comes from.
+    pub scaling: ScalingType,
+    /// Which elements share a scale. In JSON `tensorwise`, `rowwise` (or torchao's `axiswise`),
+    /// `{"blockwise": {"rows": 128, "cols": 128}}`, `mx`.
+    pub granularity: Granularity,
+    /// The format, or `None` for the default of the operand: E4M3 for input and weight, E5M2 for
+    /// the output's gradient. In JSON `e4m3`, `e5m2`, `e4m3fnuz`, `e5m2fnuz` or null.
+    pub format: Option<Format>,
+}
+
+impl Default for CastConfig {
+    fn default() -> Self {
+        Self::dynamic_tensorwise()
+    }
+}
+
+impl CastConfig {
+    /// One scale for the tensor, from its own amax.
+    pub const fn dynamic_tensorwise() -> Self {
+        Self::new(ScalingType::Dynamic, Granularity::Tensorwise)
+    }
+
+    /// One scale per index that the GEMM keeps, from the amax along the axis that it sums over
+    /// (torchao's axiswise).
+    pub const fn dynamic_rowwise() -> Self {
+        Self::new(ScalingType::Dynamic, Granularity::Rowwise)
+    }
+
+    /// One scale per block of `rows` x `cols` elements, from the amax of the block.
+    pub const fn dynamic_blockwise(rows: usize, cols: usize) -> Self {
+        Self::new(ScalingType::Dynamic, Granularity::Blockwise { rows, cols })
+    }
+
+    /// One power-of-two scale per 32 elements along the axis that the GEMM sums over.
+    pub const fn dynamic_mx() -> Self {
+        Self::new(ScalingType::Dynamic, Granularity::Mx)
+    }
+
+    /// One scale for the tensor, from the amaxes of earlier steps.
+    pub const fn delayed_tensorwise() -> Self {
+        Self::new(ScalingType::Delayed, Granularity::Tensorwise)
+    }
+
+    /// One scale for the tensor, fixed by calibration.
+    pub const fn static_tensorwise() -> Self {
+        Self::new(ScalingType::Static, Granularity::Tensorwise)
+    }
+
+    /// High precision.
+    pub const fn disabled() -> Self {
+        Self::new(ScalingType::Disabled, Granularity::Tensorwise)
+    }
+
+    /// A cast in the default format of its operand.
+    pub const fn new(scaling: ScalingType, granularity: Granularity) -> Self {
+        Self {
+            scaling,
+            granularity,
+            format: None,
+        }
+    }
+
+    /// The same with another scaling.
+    pub const fn with_scaling(self, scaling: ScalingType) -> Self {
+        Self { scaling, ..self }
+    }
+
+    /// The same with another granularity.
+    pub const fn with_granularity(self, granularity: Granularity) -> Self {
+        Self {
+            granularity,
+            ..self
+        }
+    }
+
+    /// The same in this format.
+    pub const fn with_format(self, format: Format) -> Self {
+        Self {
+            format: Some(format),
+            ..self
+        }
+    }
+
+    /// Whether the operand stays in high precision.
+    pub const fn is_disabled(&self) -> bool {
+        matches!(self.scaling, ScalingType::Disabled)
+    }
+
+    /// The short description, as torchao's: `dyn_ten_e4m3`, `dyn_axs_e4m3`, `del_ten_e5m2`, `dis`.
+    /// An unset format is left out: `dyn_ten`.
+    pub fn short(&self) -> String {
+        if self.is_disabled() {
+            return self.scaling.short().to_string();
+        }
+        let granularity = text::granularity_short(self.granularity);
+        let format = self
+            .format
+            .map(|format| format!("_{format}"))
+            .unwrap_or_default();
+        format!("{}_{granularity}{format}", self.scaling.short())
+    }
+}
+
+/// One of the six casts of a linear layer: an operand in one of the two GEMMs that use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operand {
+    /// x in `output = x w^T`.
+    Input,
+    /// x in `grad_weight = grad_output^T x`.
+    InputForGradWeight,
+    /// w in `output = x w^T`.
+    Weight,
+    /// w in `grad_input = grad_output w`.
+    WeightForGradInput,
+    /// grad_output in `grad_input = grad_output w`.
+    GradOutput,
+    /// grad_output in `grad_weight = grad_output^T x`.
+    GradOutputForGradWeight,
+}
+
+impl Operand {
+    /// The name of its field in [`Fp8LinearConfig`](super::Fp8LinearConfig).
+    pub fn name(self) -> &'static str {
+        match self {
+            Operand::Input => "input",
+            Operand::InputForGradWeight => "input_for_grad_weight",
+            Operand::Weight => "weight",
+            Operand::WeightForGradInput => "weight_for_grad_input",
+            Operand::GradOutput => "grad_output",
+            Operand::GradOutputForGradWeight => "grad_output_for_grad_weight",
+        }
+    }
+}
+
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One of the three GEMMs of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gemm {
+    /// `output = x w^T`.
+    Output,
+    /// `grad_input = grad_output w`.
+    GradInput,
+    /// `grad_weight = grad_output^T x`.
+    GradWeight,
+}
+
+impl Gemm {
+    /// All three.
+    pub const ALL: [Gemm; 3] = [Gemm::Output, Gemm::GradInput, Gemm::GradWeight];
+
+    /// Its two operands, in the order of the formula.
+    pub fn operands(self) -> [Operand; 2] {
+        match self {
+            Gemm::Output => [Operand::Input, Operand::Weight],
+            Gemm::GradInput => [Operand::GradOutput, Operand::WeightForGradInput],
+            Gemm::GradWeight => [
+                Operand::GradOutputForGradWeight,
+                Operand::InputForGradWeight,
+            ],
+        }
+    }
+}
+
+impl fmt::Display for Gemm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Gemm::Output => "output",
+            Gemm::GradInput => "grad_input",
+            Gemm::GradWeight => "grad_weight",
+        })
+    }
+}

@@ -1,0 +1,224 @@
+//! Delayed scaling: scales from the amaxes of earlier steps.
+
+use std::fmt;
+
+use fp8_core::{AmaxCompute, DelayedRule, Format, ScaleRounding};
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, text};
+
+/// Largest magnitude of a margin: `max * 2^-margin` stays far from the ends of f32.
+const MARGIN_LIMIT: i32 = 64;
+
+/// The formats of the forward and the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DelayedFormat {
+    /// E4M3 forward (more precision), E5M2 backward (more range).
+    #[default]
+    Hybrid,
+    /// E4M3 both ways.
+    E4m3,
+    /// E5M2 both ways.
+    E5m2,
+}
+
+impl DelayedFormat {
+    /// Format of inputs and weights.
+    pub fn forward(self) -> Format {
+        match self {
+            DelayedFormat::Hybrid | DelayedFormat::E4m3 => Format::E4M3,
+            DelayedFormat::E5m2 => Format::E5M2,
+        }
+    }
+
+    /// Format of output gradients.
+    pub fn backward(self) -> Format {
+        match self {
+            DelayedFormat::E4m3 => Format::E4M3,
+            DelayedFormat::Hybrid | DelayedFormat::E5m2 => Format::E5M2,
+        }
+    }
+}
+
+impl fmt::Display for DelayedFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DelayedFormat::Hybrid => "hybrid",
+            DelayedFormat::E4m3 => "e4m3",
+            DelayedFormat::E5m2 => "e5m2",
+        })
+    }
+}
+
+/// The scale of a tensor before anything was recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InitialScale {
+    /// The first step casts with `quant_scale` 1, as Transformer Engine does.
+    #[default]
+    One,
+    /// The first recorded amax makes the scale of the very step that records it.
+    FirstBatch,
+}
+
+/// Delayed scaling: every tensor is cast with a tensorwise scale made from the amaxes of earlier
+/// steps, so that a cast needs one pass over the data.
+///
+/// A plain value with the defaults of Transformer Engine; setters return a changed copy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DelayedScaling {
+    /// Headroom in powers of two: `quant_scale = max * 2^-margin / amax`. Default 0, at most 64
+    /// either way.
+    pub margin: i32,
+    /// Formats of the two passes. In JSON `hybrid` (default), `e4m3`, `e5m2`.
+    pub format: DelayedFormat,
+    /// Steps that the history remembers. Default 1024, at least 1.
+    pub amax_history_len: usize,
+    /// How the history becomes one amax. In JSON `max` (default) or `most_recent`; a function
+    /// written in code is written as `custom:NAME` and cannot be read back.
+    #[serde(with = "text::amax_compute")]
+    pub amax_compute: AmaxCompute,
+    /// Whether scales are rounded down to powers of two. In JSON `exact` (default), `power_of_two`.
+    pub scale_rounding: ScaleRounding,
+    /// The scale of the first step. In JSON `one` (default), `first_batch`.
+    pub initial: InitialScale,
+    /// Whether data-parallel ranks share amaxes (by maximum) at each update. Default true; without
+    /// a reduction group it has no effect.
+    pub reduce_amax: bool,
+}
+
+impl Default for DelayedScaling {
+    fn default() -> Self {
+        Self {
+            margin: 0,
+            format: DelayedFormat::Hybrid,
+            amax_history_len: 1024,
+            amax_compute: AmaxCompute::Max,
+            scale_rounding: ScaleRounding::Exact,
+            initial: InitialScale::One,
+            reduce_amax: true,
+        }
+    }
+}
+
+impl DelayedScaling {
+    /// A copy with this headroom.
+    #[must_use]
+    pub fn with_margin(self, margin: i32) -> Self {
+        Self { margin, ..self }
+    }
+
+    /// A copy with these formats.
+    #[must_use]
+    pub fn with_format(self, format: DelayedFormat) -> Self {
+        Self { format, ..self }
+    }
+
+    /// A copy that remembers this many steps.
+    #[must_use]
+    pub fn with_amax_history_len(self, amax_history_len: usize) -> Self {
+        Self {
+            amax_history_len,
+            ..self
+        }
+    }
+
+    /// A copy that reduces the history so.
+    #[must_use]
+    pub fn with_amax_compute(self, amax_compute: AmaxCompute) -> Self {
+        Self {
+            amax_compute,
+            ..self
+        }
+    }
+
+    /// A copy that rounds scales so.
+    #[must_use]
+    pub fn with_scale_rounding(self, scale_rounding: ScaleRounding) -> Self {
+        Self {
+            scale_rounding,
+            ..self
+        }
+    }
+
+    /// A copy that starts so.
+    #[must_use]
+    pub fn with_initial(self, initial: InitialScale) -> Self {
+        Self { initial, ..self }
+    }
+
+    /// A copy that shares amaxes between ranks, or not.
+    #[must_use]
+    pub fn with_reduce_amax(self, reduce_amax: bool) -> Self {
+        Self {
+            reduce_amax,
+            ..self
+        }
+    }
+
+    /// Checks the margin and the length of the history.
+    ///
+    /// # Errors
+    /// [`ConfigError::Margin`], [`ConfigError::HistoryLength`].
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.amax_history_len == 0 {
+            return Err(ConfigError::HistoryLength {
+                got: self.amax_history_len,
+            });
+        }
+        if !(-MARGIN_LIMIT..=MARGIN_LIMIT).contains(&self.margin) {
+            return Err(ConfigError::Margin {
+                got: self.margin,
+                limit: MARGIN_LIMIT,
+            });
+        }
+        Ok(())
+    }
+
+    /// The rule by which one update turns a history into a scale.
+    pub fn rule(&self) -> DelayedRule {
+        DelayedRule {
+            margin: self.margin,
+            amax_compute: self.amax_compute.clone(),
+            scale_rounding: self.scale_rounding,
+        }
+    }
+}
+
+/// `delayed`, followed by the settings that differ from the defaults:
+/// `delayed(amax_history_len=16,amax_compute=most_recent)`.
+impl fmt::Display for DelayedScaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let default = Self::default();
+        let mut settings = Vec::new();
+        if self.margin != default.margin {
+            settings.push(format!("margin={}", self.margin));
+        }
+        if self.format != default.format {
+            settings.push(format!("format={}", self.format));
+        }
+        if self.amax_history_len != default.amax_history_len {
+            settings.push(format!("amax_history_len={}", self.amax_history_len));
+        }
+        if self.amax_compute != default.amax_compute {
+            settings.push(format!("amax_compute={}", self.amax_compute));
+        }
+        if self.scale_rounding != default.scale_rounding {
+            settings.push(format!("scale_rounding={}", self.scale_rounding));
+        }
+        if self.initial != default.initial {
+            settings.push("initial=first_batch".to_string());
+        }
+        if self.reduce_amax != default.reduce_amax {
+            settings.push(format!("reduce_amax={}", self.reduce_amax));
+        }
+        f.write_str("delayed")?;
+        if settings.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "({})", settings.join(","))
+        }
+    }
+}

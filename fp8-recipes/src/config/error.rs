@@ -1,0 +1,124 @@
+//! What can be wrong with a configuration.
+
+use fp8_core::{Format, Granularity, ParseFormatError, ParseNameError};
+
+use super::{Gemm, Operand, ScalingType};
+
+/// An error in a configuration. Every message names the value at fault.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// No recipe has this name.
+    #[error("unknown recipe `{got}`; valid recipes are {valid}")]
+    UnknownRecipe {
+        /// The name that was given.
+        got: String,
+        /// The valid names, separated by commas.
+        valid: String,
+    },
+
+    /// A text that names no granularity, scaling, pair of formats, ..
+    #[error(transparent)]
+    UnknownName(#[from] ParseNameError),
+
+    /// A text that names no 8-bit format.
+    #[error(transparent)]
+    UnknownFormat(#[from] ParseFormatError),
+
+    /// A granularity finer than tensorwise works with dynamic scaling only.
+    #[error("{operand}: {granularity} scaling must be dynamic, got {scaling}")]
+    NotDynamic {
+        /// The cast at fault.
+        operand: Operand,
+        /// Its granularity.
+        granularity: Granularity,
+        /// Its scaling.
+        scaling: ScalingType,
+    },
+
+    /// A block needs at least one row and one column.
+    #[error("{operand}: a block of {rows}x{cols} elements is empty")]
+    EmptyBlock {
+        /// The cast at fault.
+        operand: Operand,
+        /// Rows of the block.
+        rows: usize,
+        /// Columns of the block.
+        cols: usize,
+    },
+
+    /// Gathering weights in FP8 needs one scale per weight.
+    #[error("enable_fp8_all_gather needs a tensorwise weight, got {granularity}")]
+    AllGatherGranularity {
+        /// The granularity of the weight.
+        granularity: Granularity,
+    },
+
+    /// Gathering weights in FP8 needs weights that are cast to FP8.
+    #[error("enable_fp8_all_gather needs a weight in FP8, but its cast is disabled")]
+    AllGatherDisabled,
+
+    /// A GEMM runs in FP8 or in high precision, not half and half.
+    #[error("GEMM {gemm}: the cast of {disabled} is disabled and that of {enabled} is not")]
+    HalfDisabled {
+        /// The GEMM at fault.
+        gemm: Gemm,
+        /// Its operand in high precision.
+        disabled: Operand,
+        /// Its operand in FP8.
+        enabled: Operand,
+    },
+
+    /// An operand is cast to the same format in both GEMMs that use it.
+    #[error(
+        "{first_use} is cast to {first} but {second_use} to {second}; \
+         an operand has one format in both GEMMs"
+    )]
+    TwoFormats {
+        /// The first use of the operand.
+        first_use: Operand,
+        /// Its format.
+        first: Format,
+        /// The second use of the operand.
+        second_use: Operand,
+        /// Its format.
+        second: Format,
+    },
+
+    /// A GEMM cannot multiply an OCP format with an FNUZ one.
+    #[error("GEMM {gemm}: {a} and {b} do not belong to the same pair of formats")]
+    MixedFormatPairs {
+        /// The GEMM at fault.
+        gemm: Gemm,
+        /// Format of its first operand.
+        a: Format,
+        /// Format of its second operand.
+        b: Format,
+    },
+
+    /// A delayed scaling history must hold at least one amax.
+    #[error("amax_history_len = {got} is not allowed: it must be at least 1")]
+    HistoryLength {
+        /// The length that was given.
+        got: usize,
+    },
+
+    /// A margin beyond the range where `max * 2^-margin` is of any use.
+    #[error("margin = {got} is not allowed: it must be between -{limit} and {limit}")]
+    Margin {
+        /// The margin that was given.
+        got: i32,
+        /// The largest magnitude allowed.
+        limit: i32,
+    },
+
+    /// A function written in code cannot be made from its name.
+    #[error(
+        "amax_compute `custom:{name}` is a function and cannot be read from text: \
+        build the recipe in code"
+    )]
+    CustomAmaxText {
+        /// The name of the function.
+        name: String,
+    },
+}

@@ -1,0 +1,173 @@
+//! The configuration of a linear layer in FP8: torchao's surface.
+
+use fp8_core::{Format, FormatPair};
+use serde::{Deserialize, Serialize};
+
+use super::{CastConfig, RecipeName};
+
+/// How one GEMM runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GemmConfig {
+    /// Lets an accelerator add up with less precision than f32. No effect on the CPU.
+    pub use_fast_accum: bool,
+}
+
+impl GemmConfig {
+    /// Accumulation in full f32, or with less where the hardware is faster so.
+    pub const fn new(use_fast_accum: bool) -> Self {
+        Self { use_fast_accum }
+    }
+}
+
+/// How a linear layer casts the operands of its three GEMMs, and how the GEMMs run.
+///
+/// The default is the recipe `tensorwise`. A plain value: setters return a changed copy. Nothing is
+/// checked here; [`Fp8LinearConfig::resolve`] does that.
+///
+/// ```
+/// # use fp8_recipes::config::{CastConfig, Fp8LinearConfig, RecipeName};
+/// let config = Fp8LinearConfig::from_recipe_name(RecipeName::Tensorwise)
+///     .with_grad_output(CastConfig::dynamic_tensorwise().with_format(fp8_core::Format::E4M3))
+///     .with_emulate(true);
+/// assert_eq!(config.resolve()?.grad_output.short(), "dyn_ten_e4m3");
+/// # Ok::<(), fp8_recipes::config::ConfigError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Fp8LinearConfig {
+    /// Cast of x in `output = x w^T`.
+    pub input: CastConfig,
+    /// Cast of x in `grad_weight = grad_output^T x`; `None`: as `input`.
+    pub input_for_grad_weight: Option<CastConfig>,
+    /// Cast of w in `output = x w^T`.
+    pub weight: CastConfig,
+    /// Cast of w in `grad_input = grad_output w`; `None`: as `weight`.
+    pub weight_for_grad_input: Option<CastConfig>,
+    /// Cast of grad_output in `grad_input = grad_output w`.
+    pub grad_output: CastConfig,
+    /// Cast of grad_output in `grad_weight = grad_output^T x`; `None`: as `grad_output`.
+    pub grad_output_for_grad_weight: Option<CastConfig>,
+    /// How `output` is computed. Fast accumulation is on by default.
+    pub gemm_output: GemmConfig,
+    /// How `grad_input` is computed.
+    pub gemm_grad_input: GemmConfig,
+    /// How `grad_weight` is computed.
+    pub gemm_grad_weight: GemmConfig,
+    /// Rounds every `quant_scale` down to a power of two, so that scaling is exact.
+    pub round_scales_to_power_of_two: bool,
+    /// Accepted for compatibility: the inner dimension is always padded where a GEMM needs it,
+    /// after the cast, so that it never changes a scale.
+    pub pad_inner_dim: bool,
+    /// Dequantizes and multiplies in f32 instead of multiplying FP8: the reference for tests.
+    pub emulate: bool,
+    /// Lets data-parallel ranks exchange the weight in FP8. Needs a tensorwise weight.
+    pub enable_fp8_all_gather: bool,
+    /// OCP formats, or the FNUZ ones of some AMD hardware in their place. In JSON `ocp`, `fnuz`.
+    pub format_pair: FormatPair,
+}
+
+impl Default for Fp8LinearConfig {
+    fn default() -> Self {
+        Self {
+            input: CastConfig::dynamic_tensorwise(),
+            input_for_grad_weight: None,
+            weight: CastConfig::dynamic_tensorwise(),
+            weight_for_grad_input: None,
+            grad_output: CastConfig::dynamic_tensorwise(),
+            grad_output_for_grad_weight: None,
+            gemm_output: GemmConfig::new(true),
+            gemm_grad_input: GemmConfig::new(false),
+            gemm_grad_weight: GemmConfig::new(false),
+            round_scales_to_power_of_two: false,
+            pad_inner_dim: false,
+            emulate: false,
+            enable_fp8_all_gather: false,
+            format_pair: FormatPair::Ocp,
+        }
+    }
+}
+
+impl Fp8LinearConfig {
+    /// The configuration of a named recipe.
+    pub fn from_recipe_name(name: RecipeName) -> Self {
+        let tensorwise = Self::default();
+        let rowwise = CastConfig::dynamic_rowwise();
+        match name {
+            RecipeName::Tensorwise => tensorwise,
+            RecipeName::Rowwise => tensorwise
+                .with_input(rowwise)
+                .with_weight(rowwise)
+                .with_grad_output(rowwise.with_format(Format::E4M3))
+                .with_round_scales_to_power_of_two(true),
+            RecipeName::RowwiseWithGwHp => Self::from_recipe_name(RecipeName::Rowwise)
+                .with_weight_for_grad_input(Some(CastConfig::dynamic_tensorwise()))
+                .with_input_for_grad_weight(Some(CastConfig::disabled()))
+                .with_grad_output_for_grad_weight(Some(CastConfig::disabled())),
+            RecipeName::Delayed => {
+                let delayed = CastConfig::delayed_tensorwise();
+                tensorwise
+                    .with_input(delayed)
+                    .with_weight(delayed)
+                    .with_grad_output(delayed)
+            }
+        }
+    }
+
+    /// All six casts disabled: every GEMM in high precision.
+    pub fn disabled() -> Self {
+        let disabled = CastConfig::disabled();
+        Self::default()
+            .with_input(disabled)
+            .with_weight(disabled)
+            .with_grad_output(disabled)
+    }
+}
+
+/// Setters that return a changed copy.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $setter:ident, $field:ident: $type:ty;)*) => {
+        impl Fp8LinearConfig {
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $setter(mut self, $field: $type) -> Self {
+                    self.$field = $field;
+                    self
+                }
+            )*
+        }
+    };
+}
+
+setters! {
+    /// A copy with this cast of x for the output.
+    with_input, input: CastConfig;
+    /// A copy with this cast of x for the weight's gradient; `None` copies `input`.
+    with_input_for_grad_weight, input_for_grad_weight: Option<CastConfig>;
+    /// A copy with this cast of w for the output.
+    with_weight, weight: CastConfig;
+    /// A copy with this cast of w for the input's gradient; `None` copies `weight`.
+    with_weight_for_grad_input, weight_for_grad_input: Option<CastConfig>;
+    /// A copy with this cast of the output's gradient for the input's gradient.
+    with_grad_output, grad_output: CastConfig;
+    /// A copy with this cast of the output's gradient for the weight's gradient; `None` copies
+    /// `grad_output`.
+    with_grad_output_for_grad_weight, grad_output_for_grad_weight: Option<CastConfig>;
+    /// A copy that computes the output so.
+    with_gemm_output, gemm_output: GemmConfig;
+    /// A copy that computes the input's gradient so.
+    with_gemm_grad_input, gemm_grad_input: GemmConfig;
+    /// A copy that computes the weight's gradient so.
+    with_gemm_grad_weight, gemm_grad_weight: GemmConfig;
+    /// A copy that rounds scales to powers of two, or not.
+    with_round_scales_to_power_of_two, round_scales_to_power_of_two: bool;
+    /// A copy with this flag, which changes nothing here.
+    with_pad_inner_dim, pad_inner_dim: bool;
+    /// A copy that emulates FP8 GEMMs in f32, or not.
+    with_emulate, emulate: bool;
+    /// A copy that exchanges weights in FP8, or not.
+    with_enable_fp8_all_gather, enable_fp8_all_gather: bool;
+    /// A copy with the formats of this pair.
+    with_format_pair, format_pair: FormatPair;
+}

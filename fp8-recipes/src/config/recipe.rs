@@ -1,0 +1,201 @@
+//! Named recipes, and the one type that stands for any recipe.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, DelayedScaling, Fp8LinearConfig, ResolvedConfig};
+
+/// The recipes that have a name.
+///
+/// | name | input, weight | grad_output | extras |
+/// |---|---|---|---|
+/// | `tensorwise` | dynamic tensorwise E4M3 | dynamic tensorwise E5M2 | exact scales |
+/// | `rowwise` | dynamic rowwise E4M3 | dynamic rowwise E4M3 | power-of-two scales |
+/// | `rowwise_with_gw_hp` | rowwise E4M3; w for grad_input tensorwise | rowwise E4M3 | grad_weight in high precision; power-of-two scales |
+/// | `delayed` | delayed tensorwise E4M3 | delayed tensorwise E5M2 | [`DelayedScaling`]'s defaults |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecipeName {
+    /// The fastest: one scale per tensor, from the tensor itself.
+    Tensorwise,
+    /// More accurate: one scale per row, robust against outlier rows.
+    Rowwise,
+    /// The most accurate: as rowwise, with the weight's gradient in high precision.
+    RowwiseWithGwHp,
+    /// One scale per tensor, from earlier steps.
+    Delayed,
+}
+
+impl RecipeName {
+    /// Every name.
+    pub const ALL: [RecipeName; 4] = [
+        RecipeName::Tensorwise,
+        RecipeName::Rowwise,
+        RecipeName::RowwiseWithGwHp,
+        RecipeName::Delayed,
+    ];
+
+    /// The name as it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RecipeName::Tensorwise => "tensorwise",
+            RecipeName::Rowwise => "rowwise",
+            RecipeName::RowwiseWithGwHp => "rowwise_with_gw_hp",
+            RecipeName::Delayed => "delayed",
+        }
+    }
+}
+
+impl fmt::Display for RecipeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for RecipeName {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        Self::ALL
+            .into_iter()
+            .find(|name| name.as_str() == text)
+            .ok_or_else(|| {
+                let valid = Self::ALL.map(RecipeName::as_str).join(", ");
+                ConfigError::UnknownRecipe {
+                    got: text.to_string(),
+                    valid,
+                }
+            })
+    }
+}
+
+/// A recipe: how the linear layers under a guard use FP8.
+///
+/// In JSON `{"delayed": {..}}` or `{"linear": {..}}`, where fields may be left out; the bare name
+/// of a recipe, such as `"rowwise"`, is read too.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recipe {
+    /// Scales from earlier steps.
+    Delayed(DelayedScaling),
+    /// Casts set one by one, usually with scales from the tensors themselves.
+    Linear(Fp8LinearConfig),
+}
+
+impl Default for Recipe {
+    fn default() -> Self {
+        Recipe::Delayed(DelayedScaling::default())
+    }
+}
+
+impl Recipe {
+    /// Fills in what was left open and checks the whole.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the value at fault.
+    pub fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
+        match self {
+            Recipe::Delayed(delayed) => delayed.resolve(),
+            Recipe::Linear(config) => config.resolve(),
+        }
+    }
+
+    /// The name, if this is a named recipe unchanged.
+    pub fn name(&self) -> Option<RecipeName> {
+        RecipeName::ALL
+            .into_iter()
+            .find(|name| *self == Recipe::from(*name))
+    }
+}
+
+impl From<DelayedScaling> for Recipe {
+    fn from(delayed: DelayedScaling) -> Self {
+        Recipe::Delayed(delayed)
+    }
+}
+
+impl From<Fp8LinearConfig> for Recipe {
+    fn from(config: Fp8LinearConfig) -> Self {
+        Recipe::Linear(config)
+    }
+}
+
+impl From<RecipeName> for Recipe {
+    fn from(name: RecipeName) -> Self {
+        match name {
+            RecipeName::Delayed => Recipe::default(),
+            other => Recipe::Linear(Fp8LinearConfig::from_recipe_name(other)),
+        }
+    }
+}
+
+impl FromStr for Recipe {
+    type Err = ConfigError;
+
+    /// A recipe from its name.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        text.parse::<RecipeName>().map(Recipe::from)
+    }
+}
+
+impl TryFrom<&str> for Recipe {
+    type Error = ConfigError;
+
+    fn try_from(text: &str) -> Result<Self, ConfigError> {
+        text.parse()
+    }
+}
+
+/// The name of a named recipe; `delayed(..)` with what differs from the defaults; else `linear(..)`
+/// with the short description of the casts.
+impl fmt::Display for Recipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.name(), self) {
+            (Some(name), _) => name.fmt(f),
+            (None, Recipe::Delayed(delayed)) => delayed.fmt(f),
+            (None, Recipe::Linear(config)) => match config.resolve() {
+                Ok(resolved) => write!(f, "linear({resolved})"),
+                Err(error) => write!(f, "linear(invalid: {error})"),
+            },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Recipe {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NameOrMap;
+
+        impl<'de> Visitor<'de> for NameOrMap {
+            type Value = Recipe;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a recipe, or an object with `delayed` or `linear`")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Recipe, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Recipe, A::Error> {
+                match Tagged::deserialize(MapAccessDeserializer::new(map))? {
+                    Tagged::Delayed(delayed) => Ok(Recipe::Delayed(delayed)),
+                    Tagged::Linear(config) => Ok(Recipe::Linear(config)),
+                }
+            }
+        }
+
+        /// The form that is written, which serde can derive.
+        #[derive(Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        enum Tagged {
+            Delayed(DelayedScaling),
+            Linear(Fp8LinearConfig),
+        }
+
+        deserializer.deserialize_any(NameOrMap)
+    }
+}

@@ -1,0 +1,332 @@
+//! Filling in what a configuration leaves open, and checking that the whole makes sense.
+
+use std::fmt;
+
+use fp8_core::{Format, FormatPair, Granularity, ScaleRounding};
+
+use super::{
+    CastConfig, ConfigError, DelayedScaling, Fp8LinearConfig, Gemm, GemmConfig, Operand,
+    RecipeName, ScalingType,
+};
+
+/// A configuration with nothing left open, found to be consistent. Made by
+/// [`Recipe::resolve`](super::Recipe::resolve).
+///
+/// Prints as torchao prints a layer: `i:dyn_ten_e4m3,w:dyn_ten_e4m3,go:dyn_ten_e5m2`, followed by
+/// `i_gw:`, `w_gi:`, `go_gw:` where a second use differs from the first. The default is the default
+/// recipe, `delayed`.
+///
+/// The format of every cast is set; it has no meaning where the cast is disabled.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ResolvedConfig {
+    /// Cast of x in `output = x w^T`.
+    pub input: CastConfig,
+    /// Cast of x in `grad_weight = grad_output^T x`.
+    pub input_for_grad_weight: CastConfig,
+    /// Cast of w in `output = x w^T`.
+    pub weight: CastConfig,
+    /// Cast of w in `grad_input = grad_output w`.
+    pub weight_for_grad_input: CastConfig,
+    /// Cast of grad_output in `grad_input = grad_output w`.
+    pub grad_output: CastConfig,
+    /// Cast of grad_output in `grad_weight = grad_output^T x`.
+    pub grad_output_for_grad_weight: CastConfig,
+    /// How `output` is computed.
+    pub gemm_output: GemmConfig,
+    /// How `grad_input` is computed.
+    pub gemm_grad_input: GemmConfig,
+    /// How `grad_weight` is computed.
+    pub gemm_grad_weight: GemmConfig,
+    /// Whether every `quant_scale` is rounded down to a power of two.
+    pub round_scales_to_power_of_two: bool,
+    /// Accepted for compatibility, without effect.
+    pub pad_inner_dim: bool,
+    /// Whether FP8 GEMMs are emulated in f32.
+    pub emulate: bool,
+    /// Whether data-parallel ranks exchange the weight in FP8.
+    pub enable_fp8_all_gather: bool,
+    /// The pair that unset formats were taken from.
+    pub format_pair: FormatPair,
+    /// The rule of the delayed casts; `None` when there are none. Its `format` says nothing here:
+    /// the casts have their own.
+    pub delayed: Option<DelayedScaling>,
+}
+
+impl ResolvedConfig {
+    /// The cast of an operand in one of its two uses.
+    pub fn cast(&self, operand: Operand) -> &CastConfig {
+        match operand {
+            Operand::Input => &self.input,
+            Operand::InputForGradWeight => &self.input_for_grad_weight,
+            Operand::Weight => &self.weight,
+            Operand::WeightForGradInput => &self.weight_for_grad_input,
+            Operand::GradOutput => &self.grad_output,
+            Operand::GradOutputForGradWeight => &self.grad_output_for_grad_weight,
+        }
+    }
+
+    /// How a GEMM is computed.
+    pub fn gemm(&self, gemm: Gemm) -> GemmConfig {
+        match gemm {
+            Gemm::Output => self.gemm_output,
+            Gemm::GradInput => self.gemm_grad_input,
+            Gemm::GradWeight => self.gemm_grad_weight,
+        }
+    }
+
+    /// Whether a GEMM multiplies FP8 operands. Both of its operands are cast, or neither.
+    pub fn is_fp8(&self, gemm: Gemm) -> bool {
+        gemm.operands()
+            .iter()
+            .all(|operand| !self.cast(*operand).is_disabled())
+    }
+
+    fn casts(&self) -> impl Iterator<Item = (Operand, &CastConfig)> {
+        Gemm::ALL
+            .into_iter()
+            .flat_map(|gemm| gemm.operands())
+            .map(|operand| (operand, self.cast(operand)))
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        for (operand, cast) in self.casts() {
+            check_cast(operand, cast)?;
+        }
+        for gemm in Gemm::ALL {
+            self.check_gemm(gemm)?;
+        }
+        for (first_use, second_use) in USES {
+            let (first, second) = (self.cast(first_use), self.cast(second_use));
+            if let (Some(first), Some(second)) = (active_format(first), active_format(second))
+                && first != second
+            {
+                return Err(ConfigError::TwoFormats {
+                    first_use,
+                    first,
+                    second_use,
+                    second,
+                });
+            }
+        }
+        if self.enable_fp8_all_gather {
+            if self.weight.is_disabled() {
+                return Err(ConfigError::AllGatherDisabled);
+            }
+            if self.weight.granularity != Granularity::Tensorwise {
+                let granularity = self.weight.granularity;
+                return Err(ConfigError::AllGatherGranularity { granularity });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_gemm(&self, gemm: Gemm) -> Result<(), ConfigError> {
+        let [a, b] = gemm.operands();
+        let (cast_a, cast_b) = (self.cast(a), self.cast(b));
+        match (active_format(cast_a), active_format(cast_b)) {
+            (None, Some(_)) => Err(ConfigError::HalfDisabled {
+                gemm,
+                disabled: a,
+                enabled: b,
+            }),
+            (Some(_), None) => Err(ConfigError::HalfDisabled {
+                gemm,
+                disabled: b,
+                enabled: a,
+            }),
+            (Some(a), Some(b)) if a.pair() != b.pair() => {
+                Err(ConfigError::MixedFormatPairs { gemm, a, b })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Default for ResolvedConfig {
+    fn default() -> Self {
+        ResolvedConfig {
+            delayed: Some(DelayedScaling::default()),
+            ..Fp8LinearConfig::from_recipe_name(RecipeName::Delayed).filled_in()
+        }
+    }
+}
+
+impl fmt::Display for ResolvedConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (i, w, go) = (&self.input, &self.weight, &self.grad_output);
+        write!(f, "i:{},w:{},go:{}", i.short(), w.short(), go.short())?;
+        let second_uses = [
+            ("i_gw", i, &self.input_for_grad_weight),
+            ("w_gi", w, &self.weight_for_grad_input),
+            ("go_gw", go, &self.grad_output_for_grad_weight),
+        ];
+        for (name, first, second) in second_uses {
+            if second.short() != first.short() {
+                write!(f, ",{name}:{}", second.short())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The two uses of each operand.
+const USES: [(Operand, Operand); 3] = [
+    (Operand::Input, Operand::InputForGradWeight),
+    (Operand::Weight, Operand::WeightForGradInput),
+    (Operand::GradOutput, Operand::GradOutputForGradWeight),
+];
+
+impl Fp8LinearConfig {
+    /// Fills in what was left open and checks the whole.
+    ///
+    /// - An unset second use copies the first.
+    /// - An unset format is E4M3 for input and weight, E5M2 for the output's gradient; that of a
+    ///   second use is the format of the first.
+    /// - [`FormatPair::Fnuz`] turns E4M3 and E5M2 into their FNUZ forms, set or unset.
+    /// - Delayed casts follow [`DelayedScaling`]'s defaults, with power-of-two scales if this
+    ///   configuration asks for them; other settings need
+    ///   [`Recipe::Delayed`](super::Recipe::Delayed).
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the value at fault.
+    pub fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
+        let mut resolved = self.filled_in();
+        if resolved
+            .casts()
+            .any(|(_, cast)| cast.scaling == ScalingType::Delayed)
+        {
+            let rounding = match self.round_scales_to_power_of_two {
+                true => ScaleRounding::PowerOfTwo,
+                false => ScaleRounding::Exact,
+            };
+            resolved.delayed = Some(DelayedScaling::default().with_scale_rounding(rounding));
+        }
+        resolved.check()?;
+        Ok(resolved)
+    }
+
+    /// Nothing left open, nothing checked.
+    fn filled_in(&self) -> ResolvedConfig {
+        let pair = self.format_pair;
+        let (input, input_for_grad_weight) = fill(
+            &self.input,
+            self.input_for_grad_weight.as_ref(),
+            Format::E4M3,
+            pair,
+        );
+        let (weight, weight_for_grad_input) = fill(
+            &self.weight,
+            self.weight_for_grad_input.as_ref(),
+            Format::E4M3,
+            pair,
+        );
+        let (grad_output, grad_output_for_grad_weight) = fill(
+            &self.grad_output,
+            self.grad_output_for_grad_weight.as_ref(),
+            Format::E5M2,
+            pair,
+        );
+        ResolvedConfig {
+            input,
+            input_for_grad_weight,
+            weight,
+            weight_for_grad_input,
+            grad_output,
+            grad_output_for_grad_weight,
+            gemm_output: self.gemm_output,
+            gemm_grad_input: self.gemm_grad_input,
+            gemm_grad_weight: self.gemm_grad_weight,
+            round_scales_to_power_of_two: self.round_scales_to_power_of_two,
+            pad_inner_dim: self.pad_inner_dim,
+            emulate: self.emulate,
+            enable_fp8_all_gather: self.enable_fp8_all_gather,
+            format_pair: pair,
+            delayed: None,
+        }
+    }
+}
+
+impl DelayedScaling {
+    /// The casts of this recipe: all delayed and tensorwise, in the formats of the two passes.
+    ///
+    /// # Errors
+    /// As [`DelayedScaling::validate`].
+    pub fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
+        self.validate()?;
+        let forward = CastConfig::delayed_tensorwise().with_format(self.format.forward());
+        let backward = CastConfig::delayed_tensorwise().with_format(self.format.backward());
+        let resolved = Fp8LinearConfig::default()
+            .with_input(forward)
+            .with_weight(forward)
+            .with_grad_output(backward)
+            .with_round_scales_to_power_of_two(self.scale_rounding == ScaleRounding::PowerOfTwo)
+            .resolve()?;
+        Ok(ResolvedConfig {
+            delayed: Some(self.clone()),
+            ..resolved
+        })
+    }
+}
+
+/// Both uses of an operand with their formats.
+fn fill(
+    first: &CastConfig,
+    second: Option<&CastConfig>,
+    default: Format,
+    pair: FormatPair,
+) -> (CastConfig, CastConfig) {
+    let concrete = |cast: &CastConfig, default: Format| {
+        cast.with_format(in_pair(cast.format.unwrap_or(default), pair))
+    };
+    let second = second.unwrap_or(first);
+    (
+        concrete(first, default),
+        concrete(second, first.format.unwrap_or(default)),
+    )
+}
+
+/// The format of a cast that is not disabled.
+fn active_format(cast: &CastConfig) -> Option<Format> {
+    if cast.is_disabled() {
+        None
+    } else {
+        cast.format
+    }
+}
+
+/// The format that stands for `format` in this pair. A format set to FNUZ stays so.
+fn in_pair(format: Format, pair: FormatPair) -> Format {
+    match pair {
+        FormatPair::Ocp => format,
+        FormatPair::Fnuz => format.in_pair(pair),
+    }
+}
+
+fn check_cast(operand: Operand, cast: &CastConfig) -> Result<(), ConfigError> {
+    let CastConfig {
+        scaling,
+        granularity,
+        ..
+    } = *cast;
+    if cast.is_disabled() {
+        return Ok(());
+    }
+    if granularity != Granularity::Tensorwise && scaling != ScalingType::Dynamic {
+        return Err(ConfigError::NotDynamic {
+            operand,
+            granularity,
+            scaling,
+        });
+    }
+    match granularity {
+        Granularity::Blockwise { rows, cols } if rows == 0 || cols == 0 => {
+            Err(ConfigError::EmptyBlock {
+                operand,
+                rows,
+                cols,
+            })
+        }
+        _ => Ok(()),
+    }
+}

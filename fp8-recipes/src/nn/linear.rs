@@ -1,0 +1,243 @@
+//! The linear layer: candle-nn's outside a guard, FP8 inside one.
+
+use super::static_weight::is_unscaled_fp8;
+use super::{StaticWeight, join};
+use crate::autocast::{Context, Mode, Use, current};
+use crate::error::Error;
+use crate::plan::linear_plan;
+use crate::state::Fp8State;
+use crate::{Fp8Module, Visitor, VisitorMut};
+use candle_core::{DType, Module, Result, Tensor};
+use candle_nn::VarBuilder;
+use fp8_candle::{LinearWeight, device, fp8_linear};
+use fp8_core::ScaleGrid;
+use std::sync::Arc;
+
+#[derive(Debug, Clone)]
+enum Weight {
+    HighPrecision(Tensor),
+    Fp8(Box<StaticWeight>),
+}
+
+/// `y = x weight^T + bias`, with the name, constructors and signatures of `candle_nn::Linear`.
+///
+/// - Outside a guard, inside a disabled one, or when the layer was not prepared: bit-equal to candle-nn's.
+/// - Prepared ([`crate::prepare_fp8`]) and inside an enabled guard: FP8 by the guard's recipe.
+/// - Loaded from an FP8 checkpoint: holds the codes only and computes in FP8 (static inference), except inside a
+///   disabled guard, which multiplies by the dequantized weight.
+///
+/// x: `[.., in_features]` of f32, bf16 or f16; the result has x's dtype. A weight or bias of another dtype is cast to
+/// x's. Clones share weight and FP8 state.
+#[derive(Debug, Clone)]
+pub struct Linear {
+    weight: Weight,
+    bias: Option<Tensor>,
+    path: Arc<str>,
+    state: Option<Arc<Fp8State>>,
+}
+
+impl Linear {
+    /// `weight`: `[out_features, in_features]`; `bias`: `[out_features]`.
+    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
+        Self { weight: Weight::HighPrecision(weight), bias, path: "".into(), state: None }
+    }
+
+    /// A layer whose weight is FP8 codes.
+    pub fn from_static(weight: StaticWeight, bias: Option<Tensor>, path: impl Into<Arc<str>>) -> Self {
+        Self { weight: Weight::Fp8(weight.into()), bias, path: path.into(), state: None }
+    }
+
+    /// Names the layer as in a checkpoint. Layers built from a VarBuilder know their name.
+    pub fn with_path(mut self, path: impl Into<Arc<str>>) -> Self {
+        self.path = path.into();
+        self
+    }
+
+    /// The weight, `[out_features, in_features]`. Of a layer loaded in FP8 these are the U8 codes, without scales:
+    /// see [`Linear::static_weight`].
+    pub fn weight(&self) -> &Tensor {
+        match &self.weight {
+            Weight::HighPrecision(weight) => weight,
+            Weight::Fp8(weight) => weight.codes().codes(),
+        }
+    }
+
+    /// The FP8 weight of a layer loaded from an FP8 checkpoint.
+    pub fn static_weight(&self) -> Option<&StaticWeight> {
+        match &self.weight {
+            Weight::HighPrecision(_) => None,
+            Weight::Fp8(weight) => Some(weight),
+        }
+    }
+
+    /// The bias, `[out_features]`.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+
+    /// Path in the checkpoint, empty if unknown.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// FP8 state, if the layer is prepared.
+    pub fn fp8_state(&self) -> Option<&Arc<Fp8State>> {
+        self.state.as_ref()
+    }
+
+    /// Gives or takes away FP8 state. [`crate::prepare_fp8`] does this for a whole model.
+    pub(crate) fn set_fp8_state(&mut self, state: Option<Arc<Fp8State>>) {
+        self.state = state;
+    }
+
+    /// (out_features, in_features).
+    pub fn features(&self) -> (usize, usize) {
+        match *self.weight().dims() {
+            [out_features, in_features] => (out_features, in_features),
+            _ => (0, 0),
+        }
+    }
+
+    /// Bytes that the weight and its scales hold.
+    pub fn weight_bytes(&self) -> usize {
+        match &self.weight {
+            Weight::HighPrecision(weight) => {
+                weight.elem_count() * weight.dtype().size_in_bytes()
+            }
+            Weight::Fp8(weight) => weight.codes().size_in_bytes(),
+        }
+    }
+
+    fn check_input(&self, x: &Tensor) -> Result<()> {
+        let (_, in_features) = self.features();
+        let got = x.dims().last().copied().unwrap_or(0);
+        if got != in_features {
+            return Err(fp8_candle::Error::InFeatures {
+                path: self.path.to_string(),
+                expected: in_features,
+                got,
+                shape: x.dims().to_vec(),
+            }
+            .into());
+        }
+        if !x.dtype().is_float() || x.dtype() == DType::F8E4M3 {
+            return Err(Error::TensorDType {
+                tensor: join(&self.path, "input"),
+                got: x.dtype().as_str().into(),
+                expected: "f32, bf16, f16 or f64".into(),
+            }
+            .into());
+        }
+        Ok(())
+    }
+
+    /// candle-nn's layer.
+    fn plain(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        let weight = weight.to_dtype(x.dtype())?;
+        let bias = self.bias.as_ref().map(|bias| bias.to_dtype(x.dtype())).transpose()?;
+        let inner = candle_nn::Linear::new(weight, bias);
+        if x.rank() == 1 {
+            return inner.forward(&x.unsqueeze(0)?)?.squeeze(0);
+        }
+        inner.forward(x)
+    }
+
+    fn calibrate(&self, state: &Arc<Fp8State>, x: &Tensor, weight: &Tensor) -> Result<()> {
+        let amax = |x: &Tensor| {
+            let cols = x.dims().last().copied().unwrap_or(1);
+            let grid = ScaleGrid::tensorwise(x.elem_count() / cols.max(1), cols);
+            device::backend(x.device())?.amax(&x.detach().contiguous()?, &grid)?.reshape(1)
+        };
+        if x.elem_count() > 0 {
+            state.input().record_calibration(amax(x)?);
+            state.weight().record_calibration(amax(weight)?);
+        }
+        Ok(())
+    }
+}
+
+/// How the step in progress will remember the layer.
+fn sign_in(state: &Arc<Fp8State>, context: &Context) {
+    if let Some(session) = context.session() {
+        session.sign_in(Use { state: state.clone(), config: context.config.clone() });
+    }
+}
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.check_input(x)?;
+        let context = current();
+        let weight = match &self.weight {
+            Weight::HighPrecision(weight) => weight,
+            Weight::Fp8(weight) => {
+                return match context {
+                    Some(context) if context.mode == Mode::HighPrecision => {
+                        self.plain(x, &weight.codes().dequantize(x.dtype())?)
+                    }
+                    _ => weight.forward(x, self.bias.as_ref()),
+                };
+            }
+        };
+        let (Some(state), Some(context)) = (&self.state, &context) else {
+            return self.plain(x, weight);
+        };
+        match context.mode {
+            Mode::HighPrecision => self.plain(x, weight),
+            Mode::Calibrate => {
+                self.calibrate(state, x, weight)?;
+                sign_in(state, context);
+                self.plain(x, weight)
+            }
+            Mode::Fp8 => {
+                if context.training {
+                    sign_in(state, context);
+                }
+                let plan = linear_plan(state, context);
+                let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));
+                fp8_linear(x, weight, self.bias.as_ref(), &plan)
+            }
+        }
+    }
+}
+
+impl Fp8Module for Linear {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.linear(self);
+    }
+
+    fn visit_mut(&mut self, visitor: &mut dyn VisitorMut) {
+        visitor.linear(self);
+    }
+}
+
+/// Creates a linear layer with a bias, with candle-nn's initialization, or loads it. Where `vb` holds an FP8 weight
+/// with its `weight_scale`, the layer keeps the codes only.
+///
+/// # Errors
+/// If a tensor is missing or has another shape, or holds FP8 values without their scale.
+pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder<'_>) -> Result<Linear> {
+    linear_b(in_dim, out_dim, true, vb)
+}
+
+/// [`linear`] without a bias.
+pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder<'_>) -> Result<Linear> {
+    linear_b(in_dim, out_dim, false, vb)
+}
+
+/// [`linear`] with or without a bias.
+pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder<'_>) -> Result<Linear> {
+    let path: Arc<str> = vb.prefix().into();
+    if let Some(weight) = StaticWeight::load(out_dim, in_dim, &vb)? {
+        let bias = if bias { Some(vb.get(out_dim, "bias")?) } else { None };
+        return Ok(Linear::from_static(weight, bias, path));
+    }
+    let inner = candle_nn::linear_b(in_dim, out_dim, bias, vb)?;
+    if is_unscaled_fp8(inner.weight())? {
+        return Err(Error::MissingScale {
+            tensor: join(&path, "weight"),
+            missing: join(&path, "weight_scale"),
+        }
+        .into());
+    }
+    Ok(Linear::new(inner.weight().clone(), inner.bias().cloned()).with_path(path))
+}

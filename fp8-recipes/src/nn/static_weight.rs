@@ -1,0 +1,155 @@
+//! FP8 weights of a checkpoint: codes only, no high-precision copy.
+
+use super::join;
+use crate::error::Error;
+use candle_core::{DType, Result, Tensor};
+use candle_nn::VarBuilder;
+use fp8_candle::{Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Quantizer, ScaleSource, fp8_linear};
+use fp8_core::{Cast, Contraction, Format, Granularity};
+use std::sync::Arc;
+
+/// How the input of a static layer gets its scale.
+#[derive(Debug, Clone)]
+pub enum InputScaling {
+    /// From the checkpoint: dequant_scale, f32 `[1]`.
+    Static(Tensor),
+    /// From each token's own amax.
+    DynamicPerToken,
+}
+
+/// An FP8 weight with its scales, and how inputs are cast for it.
+#[derive(Debug, Clone)]
+pub struct StaticWeight {
+    codes: Fp8Tensor,
+    input: InputScaling,
+    plan: Arc<LinearPlan>,
+}
+
+impl StaticWeight {
+    /// `codes`: `[out_features, in_features]`, scales along in_features.
+    pub fn new(codes: Fp8Tensor, input: InputScaling, path: &str) -> Self {
+        let (granularity, source) = match &input {
+            InputScaling::Static(dequant_scale) => (
+                Granularity::Tensorwise,
+                ScaleSource::Fixed { dequant_scale: dequant_scale.clone() },
+            ),
+            InputScaling::DynamicPerToken => {
+                (Granularity::Rowwise, Quantizer::dynamic(Format::E4M3, Granularity::Rowwise).source)
+            }
+        };
+        let a = Quantizer { cast: Cast::new(Format::E4M3), granularity, source, counter: None };
+        // The weight is codes already; its quantizer is never asked.
+        let b = Quantizer {
+            cast: Cast::new(codes.format()),
+            granularity: codes.granularity(),
+            source: ScaleSource::Fixed { dequant_scale: codes.dequant_scale().clone() },
+            counter: None,
+        };
+        let output = Some(GemmPlan { a, b, use_fast_accum: true });
+        let plan = LinearPlan {
+            path: path.into(),
+            output,
+            grad_input: None,
+            grad_weight: None,
+            emulate: false,
+        };
+        Self { codes, input, plan: plan.into() }
+    }
+
+    /// The codes and their scales.
+    pub fn codes(&self) -> &Fp8Tensor {
+        &self.codes
+    }
+
+    /// How inputs get their scale.
+    pub fn input_scaling(&self) -> &InputScaling {
+        &self.input
+    }
+
+    pub(super) fn forward(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        fp8_linear(x, LinearWeight::Fp8(&self.codes), bias, &self.plan)
+    }
+
+    /// Loads `weight` with `weight_scale` and, if there, `input_scale` from `vb`; None where `vb` has no
+    /// `weight_scale`, which is the mark of an FP8 weight.
+    pub(super) fn load(n: usize, k: usize, vb: &VarBuilder<'_>) -> Result<Option<Self>> {
+        let path = vb.prefix();
+        let name = join(&path, "weight");
+        if !vb.contains_tensor("weight_scale") {
+            return Ok(None);
+        }
+        let weight = vb.get_with_hints_dtype((n, k), "weight", Default::default(), DType::F8E4M3)?;
+        check_payload(vb, &weight, &name, (n, k))?;
+        let scale = vb.get_unchecked_dtype("weight_scale", DType::F32)?;
+        let granularity = crate::load::scale_granularity(&scale, n, k, &join(&path, "weight_scale"))?;
+        let codes = Fp8Tensor::from_f8e4m3(&weight, granularity, Contraction::Cols, scale.contiguous()?)?;
+        let input = if vb.contains_tensor("input_scale") {
+            let scale = vb.get_unchecked_dtype("input_scale", DType::F32)?;
+            if scale.elem_count() != 1 {
+                return Err(Error::TensorShape {
+                    tensor: join(&path, "input_scale"),
+                    got: scale.dims().to_vec(),
+                    expected: "one element".into(),
+                }
+                .into());
+            }
+            InputScaling::Static(scale.reshape(1)?)
+        } else {
+            InputScaling::DynamicPerToken
+        };
+        Ok(Some(Self::new(codes, input, &path)))
+    }
+}
+
+/// A stock VarBuilder casts whatever it holds to the dtype asked for; codes that do not give back the stored values
+/// were no codes.
+fn check_payload(
+    vb: &VarBuilder<'_>,
+    codes: &Tensor,
+    name: &str,
+    shape: (usize, usize),
+) -> Result<()> {
+    // Our own VarBuilder has checked the dtype, and hands out scaled values below.
+    if crate::load::is_checked(vb) {
+        return Ok(());
+    }
+    let unscaled = Fp8Tensor::from_f8e4m3(
+        codes,
+        Granularity::Tensorwise,
+        Contraction::Cols,
+        Tensor::ones(1, DType::F32, codes.device())?,
+    )?;
+    let stored = vb.get_with_hints_dtype(shape, "weight", Default::default(), DType::F32)?;
+    let decoded = unscaled.dequantize(DType::F32)?;
+    let differing = stored.ne(&decoded)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()?;
+    let nans = decoded.ne(&decoded)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()?;
+    if differing > nans {
+        return Err(Error::TensorDType {
+            tensor: name.to_string(),
+            got: "another dtype than FP8, beside a weight_scale".into(),
+            expected: "F8_E4M3".into(),
+        }
+        .into());
+    }
+    Ok(())
+}
+
+/// Whether high-precision values are in fact FP8 codes without their scale: every one of them is an E4M3 value and
+/// the largest fills the format, which only a quantized weight does.
+///
+/// A stock VarBuilder hands such a weight out with no error.
+pub(super) fn is_unscaled_fp8(weight: &Tensor) -> Result<bool> {
+    const FULL: f32 = 224.;
+    let first = weight.flatten_all()?.narrow(0, 0, weight.elem_count().min(64))?;
+    if !all_e4m3(&first)? {
+        return Ok(false);
+    }
+    let amax = weight.to_dtype(DType::F32)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
+    Ok(amax >= FULL && all_e4m3(&weight.flatten_all()?)?)
+}
+
+fn all_e4m3(x: &Tensor) -> Result<bool> {
+    let values = x.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+    let cast = Cast::new(Format::E4M3);
+    Ok(values.iter().all(|&value| Format::E4M3.decode(cast.encode(value, 0)) == value))
+}

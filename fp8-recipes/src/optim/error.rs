@@ -1,0 +1,85 @@
+//! What can go wrong with an optimizer.
+
+use candle_core::{DType, Shape};
+
+/// An error of the optimizer or of a learning rate schedule. Every message names the value at
+/// fault.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptimError {
+    /// Two variables were given the same name, so their states could not be told apart.
+    #[error("two variables are named `{name}`")]
+    DuplicateName {
+        /// The name that occurs twice.
+        name: String,
+    },
+
+    /// A hyperparameter is outside its range.
+    #[error("{name} = {value} is not allowed: {allowed}")]
+    InvalidHyperparameter {
+        /// The field, as spelled in the configuration.
+        name: &'static str,
+        /// The value given.
+        value: f64,
+        /// The range that is allowed.
+        allowed: &'static str,
+    },
+
+    /// A tensor that the optimizer needs is not in the loaded state.
+    #[error("optimizer state has no tensor `{name}`")]
+    MissingState {
+        /// The tensor that is missing.
+        name: String,
+    },
+
+    /// The loaded state has a tensor that belongs to no variable of this optimizer.
+    #[error("optimizer state has a tensor `{name}` that belongs to no variable here")]
+    UnexpectedState {
+        /// The tensor that nothing here can take.
+        name: String,
+    },
+
+    /// A loaded tensor has another shape than the variable it belongs to.
+    #[error("optimizer state `{name}`: expected shape {expected:?}, got {got:?}")]
+    StateShape {
+        /// The tensor at fault.
+        name: String,
+        /// The shape of the variable.
+        expected: Shape,
+        /// The shape that was loaded.
+        got: Shape,
+    },
+
+    /// A loaded tensor has another dtype than the moments of its variable.
+    #[error("optimizer state `{name}`: expected dtype {expected:?}, got {got:?}")]
+    StateDtype {
+        /// The tensor at fault.
+        name: String,
+        /// The dtype of the moments: f64 for an f64 variable, else f32.
+        expected: DType,
+        /// The dtype that was loaded.
+        got: DType,
+    },
+
+    /// The loaded step counter is negative.
+    #[error("optimizer state `{name}`: a step count cannot be {got}")]
+    NegativeStep {
+        /// The tensor at fault.
+        name: String,
+        /// The value that was loaded.
+        got: i64,
+    },
+
+    /// An error of candle.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+impl From<OptimError> for candle_core::Error {
+    fn from(error: OptimError) -> Self {
+        match error {
+            OptimError::Candle(error) => error,
+            other => candle_core::Error::wrap(other),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! AdamW whose state can be saved, and learning rate schedules.
+//!
+//! candle-nn's AdamW keeps its moments private, so a run that uses it cannot be continued; it also
+//! has no gradient clipping. The [`AdamW`] here computes the same update in the same order of
+//! operations, works on named variables, clips by the global norm, skips a step whose gradients are
+//! not finite, and resumes bit for bit.
+//!
+//! | file | concern |
+//! |---|---|
+//! | `adamw.rs` | [`AdamW`]: construction, one step, candle's [`Optimizer`](candle_nn::Optimizer) trait |
+//! | `params.rs` | [`AdamWConfig`] and its validation |
+//! | `slot.rs` | one variable with its moments; the choice between the fused and the composed update |
+//! | `fused.rs` | the update in place over contiguous f32 on the CPU |
+//! | `norm.rs` | the global gradient norm |
+//! | `state.rs` | saving and loading |
+//! | `schedule.rs` | [`LrSchedule`] |
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use candle_nn::{VarBuilder, VarMap};
+//! # use fp8_recipes::optim::{AdamW, AdamWConfig, LrSchedule};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let vars = VarMap::new();
+//! let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+//! let w = vb.get_with_hints(3, "w", candle_nn::Init::Const(1.0))?;
+//! let config = AdamWConfig { max_grad_norm: Some(1.0), ..AdamWConfig::default() };
+//! let mut optimizer = AdamW::from_varmap(&vars, config)?;
+//! let schedule = LrSchedule::cosine(3e-4, 100, 1000);
+//! for step in 0..2 {
+//!     optimizer.set_lr(schedule.lr(step));
+//!     let report = optimizer.apply(&w.sqr()?.sum_all()?.backward()?)?;
+//!     assert!(!report.skipped);
+//! }
+//! let saved = optimizer.state()?; // named tensors, ready for a safetensors file
+//! assert!(saved.contains_key("w.exp_avg"));
+//! # Ok(())
+//! # }
+//! ```
+
+mod adamw;
+mod error;
+mod fused;
+mod norm;
+mod params;
+mod schedule;
+mod slot;
+mod state;
+
+pub use adamw::{AdamW, StepReport};
+pub use error::OptimError;
+pub use params::{AdamWConfig, DecayScope};
+pub use schedule::LrSchedule;
+pub use state::STEP_NAME;

@@ -1,0 +1,122 @@
+//! The hyperparameters of AdamW.
+
+use serde::{Deserialize, Serialize};
+
+use super::OptimError;
+
+/// Which variables weight decay acts on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecayScope {
+    /// Every variable, as candle-nn's AdamW does.
+    #[default]
+    All,
+    /// Only variables of two or more dimensions: biases and the gains of normalization layers are
+    /// left out.
+    Matrices,
+}
+
+impl DecayScope {
+    /// Whether a variable of this many dimensions decays.
+    pub fn includes(self, rank: usize) -> bool {
+        match self {
+            DecayScope::All => true,
+            DecayScope::Matrices => rank >= 2,
+        }
+    }
+}
+
+/// The hyperparameters of [`AdamW`](super::AdamW). The defaults are candle-nn's, without clipping.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdamWConfig {
+    /// Learning rate of the next step; [`AdamW::set_lr`](super::AdamW::set_lr) changes it. Default
+    /// 1e-3.
+    pub lr: f64,
+    /// Decay of the running mean of gradients, in [0, 1). Default 0.9.
+    pub beta1: f64,
+    /// Decay of the running mean of squared gradients, in [0, 1). Default 0.999.
+    pub beta2: f64,
+    /// Added to the root of the second moment. Default 1e-8.
+    pub eps: f64,
+    /// Decoupled weight decay: a variable is multiplied by `1 - lr * weight_decay`. Default 0.01.
+    pub weight_decay: f64,
+    /// Which variables decay. Default: all.
+    pub decay_scope: DecayScope,
+    /// Gradients are multiplied by `min(1, max_grad_norm / (norm + 1e-6))`, where `norm` is the
+    /// Euclidean norm over all gradients of all variables (the formula of
+    /// `torch.nn.utils.clip_grad_norm_`). Default: no clipping.
+    pub max_grad_norm: Option<f64>,
+}
+
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            decay_scope: DecayScope::All,
+            max_grad_norm: None,
+        }
+    }
+}
+
+impl AdamWConfig {
+    /// Checks that every value is finite and in range.
+    ///
+    /// # Errors
+    /// [`OptimError::InvalidHyperparameter`] with the name and value of the first field at fault.
+    pub fn validate(&self) -> Result<(), OptimError> {
+        let not_negative = "it must be finite and at least 0";
+        let below_one = "it must be at least 0 and below 1";
+        check("lr", self.lr, self.lr >= 0.0, not_negative)?;
+        check(
+            "beta1",
+            self.beta1,
+            (0.0..1.0).contains(&self.beta1),
+            below_one,
+        )?;
+        check(
+            "beta2",
+            self.beta2,
+            (0.0..1.0).contains(&self.beta2),
+            below_one,
+        )?;
+        check("eps", self.eps, self.eps >= 0.0, not_negative)?;
+        check(
+            "weight_decay",
+            self.weight_decay,
+            self.weight_decay >= 0.0,
+            not_negative,
+        )?;
+        if let Some(limit) = self.max_grad_norm {
+            check(
+                "max_grad_norm",
+                limit,
+                limit > 0.0,
+                "it must be finite and above 0",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Fails with the name and value unless `ok` holds and the value is finite.
+pub(super) fn check(
+    name: &'static str,
+    value: f64,
+    ok: bool,
+    allowed: &'static str,
+) -> Result<(), OptimError> {
+    if ok && value.is_finite() {
+        Ok(())
+    } else {
+        Err(OptimError::InvalidHyperparameter {
+            name,
+            value,
+            allowed,
+        })
+    }
+}

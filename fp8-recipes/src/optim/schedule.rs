@@ -1,0 +1,135 @@
+//! Learning rate as a function of the step.
+
+use std::f64::consts::PI;
+
+use serde::{Deserialize, Serialize};
+
+use super::OptimError;
+use super::params::check;
+
+/// A learning rate schedule: a pure function of the step, so a resumed run needs nothing but the
+/// step.
+///
+/// Steps count from 0. While `step < warmup_steps` the rate rises linearly, `peak * (step + 1) /
+/// warmup_steps`, so the first step already moves and step `warmup_steps - 1` runs at the peak.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum LrSchedule {
+    /// The same rate for ever, after the warm-up.
+    Constant {
+        /// The rate.
+        lr: f64,
+        /// Steps of linear warm-up; 0 for none.
+        #[serde(default)]
+        warmup_steps: u64,
+    },
+    /// Half a cosine from `peak_lr` at the end of the warm-up to `peak_lr * min_ratio` at
+    /// `total_steps`, and that from there on.
+    Cosine {
+        /// The highest rate.
+        peak_lr: f64,
+        /// The last rate as a fraction of the highest, in [0, 1].
+        #[serde(default = "default_min_ratio")]
+        min_ratio: f64,
+        /// Steps of linear warm-up; 0 for none.
+        #[serde(default)]
+        warmup_steps: u64,
+        /// Steps in all, warm-up included. At or below `warmup_steps` the rate falls to its minimum
+        /// right after the warm-up.
+        total_steps: u64,
+    },
+}
+
+fn default_min_ratio() -> f64 {
+    0.1
+}
+
+impl LrSchedule {
+    /// A constant rate without warm-up.
+    pub fn constant(lr: f64) -> Self {
+        LrSchedule::Constant {
+            lr,
+            warmup_steps: 0,
+        }
+    }
+
+    /// Warm-up, then a cosine down to a tenth of `peak_lr` at `total_steps`.
+    pub fn cosine(peak_lr: f64, warmup_steps: u64, total_steps: u64) -> Self {
+        LrSchedule::Cosine {
+            peak_lr,
+            min_ratio: default_min_ratio(),
+            warmup_steps,
+            total_steps,
+        }
+    }
+
+    /// The same schedule ending at `min_ratio` of its peak; a constant schedule has no minimum and
+    /// stays as it is.
+    pub fn with_min_ratio(self, ratio: f64) -> Self {
+        match self {
+            LrSchedule::Cosine {
+                peak_lr,
+                warmup_steps,
+                total_steps,
+                ..
+            } => LrSchedule::Cosine {
+                peak_lr,
+                min_ratio: ratio,
+                warmup_steps,
+                total_steps,
+            },
+            constant => constant,
+        }
+    }
+
+    /// The rate for the step with this number, counted from 0. Finite for every step of a valid
+    /// schedule, also with no warm-up and with `total_steps` 0.
+    pub fn lr(&self, step: u64) -> f64 {
+        match *self {
+            LrSchedule::Constant { lr, warmup_steps } => {
+                warmup(lr, warmup_steps, step).unwrap_or(lr)
+            }
+            LrSchedule::Cosine {
+                peak_lr,
+                min_ratio,
+                warmup_steps,
+                total_steps,
+            } => warmup(peak_lr, warmup_steps, step).unwrap_or_else(|| {
+                let length = total_steps.saturating_sub(warmup_steps);
+                let done = step - warmup_steps;
+                if done >= length {
+                    return peak_lr * min_ratio;
+                }
+                let cosine = 0.5 * (1.0 + (PI * done as f64 / length as f64).cos());
+                peak_lr * (min_ratio + (1.0 - min_ratio) * cosine)
+            }),
+        }
+    }
+
+    /// Checks that rates are finite and not negative, and that the ratio is in [0, 1].
+    ///
+    /// # Errors
+    /// [`OptimError::InvalidHyperparameter`] with the name and value of the field at fault.
+    pub fn validate(&self) -> Result<(), OptimError> {
+        let not_negative = "it must be finite and at least 0";
+        match *self {
+            LrSchedule::Constant { lr, .. } => check("lr", lr, lr >= 0.0, not_negative),
+            LrSchedule::Cosine {
+                peak_lr, min_ratio, ..
+            } => {
+                check("peak_lr", peak_lr, peak_lr >= 0.0, not_negative)?;
+                check(
+                    "min_ratio",
+                    min_ratio,
+                    (0.0..=1.0).contains(&min_ratio),
+                    "it must be between 0 and 1",
+                )
+            }
+        }
+    }
+}
+
+/// The rate inside the warm-up, or `None` after it.
+fn warmup(peak: f64, warmup_steps: u64, step: u64) -> Option<f64> {
+    (step < warmup_steps).then(|| peak * ((step + 1) as f64 / warmup_steps as f64))
+}

@@ -1,0 +1,232 @@
+//! Giving FP8 state to the layers of a model, and saying what became of each.
+
+use crate::config::{FilterDecision, LayerFilter};
+use crate::error::Result;
+use crate::module::{Fp8Module, Visitor, VisitorMut};
+use crate::nn::Linear;
+use crate::state::Fp8State;
+use candle_core::{DType, Tensor, TensorId};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// What [`prepare_fp8`] converts.
+#[derive(Debug, Clone)]
+pub struct PrepareOptions {
+    /// Which layers to take; the default takes all.
+    pub filter: LayerFilter,
+    /// Length of fresh amax histories; a delayed recipe of another length adapts them, keeping the newest entries.
+    pub amax_history_len: usize,
+}
+
+impl Default for PrepareOptions {
+    fn default() -> Self {
+        Self { filter: LayerFilter::default(), amax_history_len: 1024 }
+    }
+}
+
+impl PrepareOptions {
+    /// Sets the filter.
+    pub fn with_filter(mut self, filter: LayerFilter) -> Self {
+        self.filter = filter;
+        self
+    }
+}
+
+impl From<LayerFilter> for PrepareOptions {
+    fn from(filter: LayerFilter) -> Self {
+        Self::default().with_filter(filter)
+    }
+}
+
+/// What became of one layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It has FP8 state; the text says what is special about it, if anything.
+    Converted(Option<String>),
+    /// It stays in high precision, and why.
+    Skipped(String),
+}
+
+/// One linear layer of the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerReport {
+    /// Path in the checkpoint.
+    pub path: String,
+    /// Rows of the weight.
+    pub out_features: usize,
+    /// Columns of the weight.
+    pub in_features: usize,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// Every linear layer of a model, in the order of its fields. Prints as a table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PrepareReport {
+    /// The layers.
+    pub layers: Vec<LayerReport>,
+}
+
+impl PrepareReport {
+    /// Number of layers with FP8 state.
+    pub fn converted(&self) -> usize {
+        self.layers.iter().filter(|l| matches!(l.outcome, Outcome::Converted(_))).count()
+    }
+
+    /// Number of layers left in high precision.
+    pub fn skipped(&self) -> usize {
+        self.layers.len() - self.converted()
+    }
+
+    /// The entry of a path.
+    pub fn get(&self, path: &str) -> Option<&LayerReport> {
+        self.layers.iter().find(|layer| layer.path == path)
+    }
+}
+
+impl fmt::Display for PrepareReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.layers.iter().map(|l| l.path.len()).max().unwrap_or(0).max("layer".len());
+        writeln!(f, "{:width$}  {:>13}  result", "layer", "[out, in]")?;
+        for layer in &self.layers {
+            let shape = format!("[{}, {}]", layer.out_features, layer.in_features);
+            write!(f, "{:width$}  {shape:>13}  ", layer.path)?;
+            match &layer.outcome {
+                Outcome::Converted(None) => writeln!(f, "fp8")?,
+                Outcome::Converted(Some(note)) => writeln!(f, "fp8 ({note})")?,
+                Outcome::Skipped(reason) => writeln!(f, "high precision: {reason}")?,
+            }
+        }
+        write!(f, "{} converted, {} left in high precision", self.converted(), self.skipped())
+    }
+}
+
+/// Gives FP8 state to every linear layer that the filter takes. Layers already prepared keep their state; layers not
+/// prepared stay in high precision inside a guard.
+///
+/// # Errors
+/// If a tensor operation fails. Layers that cannot be converted are no error: the report says why.
+pub fn prepare_fp8<M: Fp8Module + ?Sized>(
+    model: &mut M,
+    options: &PrepareOptions,
+) -> Result<PrepareReport> {
+    let mut owners = Owners::default();
+    model.visit(&mut owners);
+    let mut preparer = Preparer {
+        options,
+        owners: owners.0,
+        by_path: HashMap::new(),
+        report: PrepareReport::default(),
+        error: None,
+    };
+    model.visit_mut(&mut preparer);
+    match preparer.error {
+        Some(error) => Err(error.into()),
+        None => Ok(preparer.report),
+    }
+}
+
+/// Which names each tensor goes by.
+#[derive(Default)]
+struct Owners(HashMap<TensorId, Vec<String>>);
+
+impl Visitor for Owners {
+    fn linear(&mut self, linear: &Linear) {
+        self.tensor(&format!("{}.weight", linear.path()), linear.weight());
+    }
+
+    fn tensor(&mut self, path: &str, tensor: &Tensor) {
+        let names = self.0.entry(tensor.id()).or_default();
+        if !names.iter().any(|name| name == path) {
+            names.push(path.to_string());
+        }
+    }
+}
+
+struct Preparer<'a> {
+    options: &'a PrepareOptions,
+    owners: HashMap<TensorId, Vec<String>>,
+    by_path: HashMap<String, (TensorId, Arc<Fp8State>)>,
+    report: PrepareReport,
+    error: Option<candle_core::Error>,
+}
+
+impl Preparer<'_> {
+    fn outcome(&mut self, linear: &mut Linear) -> candle_core::Result<Outcome> {
+        let (out_features, in_features) = linear.features();
+        if linear.static_weight().is_some() {
+            return Ok(Outcome::Skipped("the weight is FP8 already (static inference)".into()));
+        }
+        if linear.path().is_empty() {
+            let reason = "it has no path: build it from a VarBuilder or call with_path";
+            return Ok(Outcome::Skipped(reason.into()));
+        }
+        let decision = self.options.filter.decide(linear.path(), out_features, in_features);
+        if let FilterDecision::Skip(reason) = decision {
+            return Ok(Outcome::Skipped(reason));
+        }
+        let weight = linear.weight();
+        if !matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16) {
+            let dtype = weight.dtype().as_str();
+            return Ok(Outcome::Skipped(format!("the weight is {dtype}, not f32, bf16 or f16")));
+        }
+        if let Some(reason) = non_finite(weight)? {
+            return Ok(Outcome::Skipped(reason));
+        }
+        let id = weight.id();
+        let mut notes: Vec<String> = vec![];
+        let own_name = format!("{}.weight", linear.path());
+        if let Some(names) = self.owners.get(&id) {
+            let others: Vec<_> =
+                names.iter().filter(|name| **name != own_name).map(String::as_str).collect();
+            if !others.is_empty() {
+                notes.push(format!("weight tied with {}", others.join(", ")));
+            }
+        }
+        let state = match (self.by_path.get(linear.path()), linear.fp8_state()) {
+            (Some((other, _)), _) if *other != id => {
+                return Ok(Outcome::Skipped("another layer has the same path".into()));
+            }
+            (Some((_, state)), _) => {
+                notes.push("shares its state with the same layer used before".into());
+                state.clone()
+            }
+            (None, Some(state)) => {
+                notes.push("was prepared before".into());
+                state.clone()
+            }
+            (None, None) => {
+                let len = self.options.amax_history_len;
+                Arc::new(Fp8State::new(linear.path().into(), len, weight.device())?)
+            }
+        };
+        self.by_path.insert(linear.path().to_string(), (id, state.clone()));
+        linear.set_fp8_state(Some(state));
+        Ok(Outcome::Converted((!notes.is_empty()).then(|| notes.join("; "))))
+    }
+}
+
+impl VisitorMut for Preparer<'_> {
+    fn linear(&mut self, linear: &mut Linear) {
+        let (out_features, in_features) = linear.features();
+        match self.outcome(linear) {
+            Ok(outcome) => self.report.layers.push(LayerReport {
+                path: linear.path().to_string(),
+                out_features,
+                in_features,
+                outcome,
+            }),
+            Err(error) => self.error = self.error.take().or(Some(error)),
+        }
+    }
+}
+
+/// What is wrong with the values of a weight, if anything.
+fn non_finite(weight: &Tensor) -> candle_core::Result<Option<String>> {
+    let values = weight.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    let nans = values.iter().filter(|value| value.is_nan()).count();
+    let infs = values.iter().filter(|value| value.is_infinite()).count();
+    Ok((nans + infs > 0)
+        .then(|| format!("the weight holds {nans} NaN and {infs} Inf of {} values", values.len())))
+}
