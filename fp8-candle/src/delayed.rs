@@ -35,6 +35,8 @@ struct State {
     generation: u64,
     /// Scales set from outside (calibration, loading).
     epoch: u64,
+    /// Whether the scale is still the initial one.
+    initial: bool,
     non_finite: Tensor,
 }
 
@@ -67,6 +69,7 @@ impl DelayedSlot {
                 calibrated: false,
                 generation: 0,
                 epoch: 0,
+                initial: true,
                 non_finite: Tensor::zeros(1, DType::U32, device)?,
             }),
         })
@@ -130,9 +133,15 @@ impl DelayedSlot {
         self.lock().pending.push(amax);
     }
 
-    /// Drops the amaxes of a step that did not happen.
-    pub fn discard_pending(&self) {
-        self.lock().pending.clear();
+    /// Drops the amaxes of a step or a calibration that did not happen; says whether the step had any.
+    pub fn discard_pending(&self) -> bool {
+        let mut state = self.lock();
+        let had_any = !state.pending.is_empty();
+        state.pending.clear();
+        // The first one is what earlier calibrations came to.
+        let keep = usize::from(state.calibrated);
+        state.calibration.truncate(keep);
+        had_any
     }
 
     /// Notes an amax (f32 `[1]`) for calibration.
@@ -140,19 +149,26 @@ impl DelayedSlot {
         self.lock().calibration.push(amax);
     }
 
-    /// Takes the first amax as the scale at once, if no scale was set yet (`initial: FirstBatch`).
+    /// Whether no scale was set yet: neither by an update nor from outside.
+    pub(crate) fn is_initial(&self) -> bool {
+        self.lock().initial
+    }
+
+    /// Takes the first amax as the scale at once, if no scale was set yet (`initial: FirstBatch`). An amax that makes
+    /// no scale (0, Inf, NaN) is not the first.
     pub(crate) fn adopt_first(&self, rule: &DelayedRule, format: Format, amax: &Tensor) -> Result<()> {
         let mut state = self.lock();
-        if state.generation > 0 || state.epoch > 0 {
+        if !state.initial {
             return Ok(());
         }
         let backend = backend(&self.device)?;
         let updated = backend.update_delayed(&[&state.tensors], &[(rule, format)], amax)?;
-        if let Some(updated) = updated.into_iter().next() {
+        if let Some(updated) = updated.into_iter().next().filter(|new| is_new(new, &state.tensors)) {
             // The history waits for the regular update, which will store this amax.
             state.tensors.quant_scale = updated.quant_scale;
             state.tensors.dequant_scale = updated.dequant_scale;
             state.generation = 1;
+            state.initial = false;
         }
         Ok(())
     }
@@ -183,6 +199,7 @@ impl DelayedSlot {
             Tensor::from_slice(&[fp8_core::reciprocal(dequant_scale)], 1, &self.device)?;
         state.calibration.push(Tensor::from_slice(&[amax], 1, &self.device)?);
         state.calibrated = true;
+        state.initial = false;
         state.epoch += 1;
         Ok(())
     }
@@ -224,6 +241,7 @@ impl DelayedSlot {
         let quant_scale = quant_scale.to_device(&self.device)?;
         let dequant_scale = backend(&self.device)?.reciprocal(&quant_scale)?;
         let used = amax_history.to_vec1::<f32>()?.iter().any(|&amax| amax != 0.);
+        let initial = !used && quant_scale.to_vec1::<f32>()? == [1.];
         let mut state = self.lock();
         state.tensors = SlotTensors {
             quant_scale,
@@ -231,10 +249,18 @@ impl DelayedSlot {
             amax_history: amax_history.to_device(&self.device)?,
         };
         state.pending.clear();
+        state.calibration.clear();
+        state.calibrated = false;
         state.generation = used.into();
+        state.initial = initial;
         state.epoch += 1;
         Ok(())
     }
+}
+
+/// Whether an update made new numbers. A backend that cannot know without a copy to the host makes new ones always.
+fn is_new(updated: &SlotTensors, before: &SlotTensors) -> bool {
+    updated.quant_scale.id() != before.quant_scale.id()
 }
 
 /// Maximum over the ranks of a job, elementwise over an f32 vector.
@@ -291,8 +317,14 @@ fn update_on_device(
     let updated = backend.update_delayed(&tensors.iter().collect::<Vec<_>>(), &rules, &amaxes)?;
     for (index, ((slot, _), updated)) in slots.iter().zip(updated).enumerate() {
         let mut state = slot.lock();
+        if is_new(&updated, &state.tensors) {
+            state.generation += 1;
+            state.initial = false;
+            // The scale is no longer the one that calibration has set.
+            state.calibrated = false;
+            state.calibration.clear();
+        }
         state.tensors = updated;
-        state.generation += 1;
         state.non_finite = (&state.non_finite + non_finite.narrow(0, index, 1)?)?;
     }
     Ok(())

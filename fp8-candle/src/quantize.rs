@@ -96,7 +96,7 @@ impl Quantizer {
     /// `contraction`.
     ///
     /// # Errors
-    /// If `x` is not f32, bf16, f16 or f64, or a static scale is missing.
+    /// If `x` is not f32, bf16, f16 or f64, a static scale is missing, or a given scale does not fit the granularity.
     pub fn quantize(&self, x: &Tensor, contraction: Contraction) -> Result<Quantized> {
         if !matches!(x.dtype(), DType::F32 | DType::BF16 | DType::F16 | DType::F64) {
             return Err(Error::DType {
@@ -111,17 +111,26 @@ impl Quantizer {
         let (rows, cols) = matrix_dims(x.dims());
         let grid = self.granularity.grid(rows, cols, contraction);
         let x = x.detach().contiguous()?;
+        let encode = |quant_scale: &Tensor| {
+            if quant_scale.elem_count() != grid.len() {
+                let granularity = self.granularity;
+                let expected = format!("{} elements for {rows}x{cols} values, {granularity}", grid.len());
+                let got = quant_scale.dims().to_vec();
+                return Err(Error::Shape { op: "quantize", what: "the scale", expected, got }.into());
+            }
+            backend.quantize(&x, &grid, quant_scale, &self.cast)
+        };
         let (codes, quant_scale, dequant_scale, amax) = match &self.source {
             ScaleSource::Current { policy, power_of_two } => {
                 let amax = backend.amax(&x, &grid)?;
                 let quant_scale =
                     backend.quant_scale(&amax, self.cast.format, *policy, *power_of_two)?;
-                let codes = backend.quantize(&x, &grid, &quant_scale, &self.cast)?;
+                let codes = encode(&quant_scale)?;
                 let dequant_scale = backend.reciprocal(&quant_scale)?;
                 (codes, quant_scale, dequant_scale, Some(amax))
             }
             ScaleSource::Delayed { slot, record, first_batch } => {
-                if let Some(rule) = first_batch.as_ref().filter(|_| *record && slot.version() == (0, 0)) {
+                if let Some(rule) = first_batch.as_ref().filter(|_| *record && slot.is_initial()) {
                     let whole = ScaleGrid::tensorwise(rows, cols);
                     let amax = backend.amax(&x, &whole)?.reshape(1)?;
                     slot.adopt_first(rule, self.cast.format, &amax)?;
@@ -132,7 +141,7 @@ impl Quantizer {
                     slot.record(amax.clone());
                     (codes, state.quant_scale, state.dequant_scale, Some(amax))
                 } else {
-                    let codes = backend.quantize(&x, &grid, &state.quant_scale, &self.cast)?;
+                    let codes = encode(&state.quant_scale)?;
                     (codes, state.quant_scale, state.dequant_scale, None)
                 }
             }
@@ -141,13 +150,13 @@ impl Quantizer {
                     return Err(Error::NotCalibrated(slot.name().to_string()).into());
                 }
                 let state = slot.tensors();
-                let codes = backend.quantize(&x, &grid, &state.quant_scale, &self.cast)?;
+                let codes = encode(&state.quant_scale)?;
                 (codes, state.quant_scale, state.dequant_scale, None)
             }
             ScaleSource::Fixed { dequant_scale } => {
                 let dequant_scale = dequant_scale.to_device(x.device())?;
                 let quant_scale = backend.reciprocal(&dequant_scale)?;
-                let codes = backend.quantize(&x, &grid, &quant_scale, &self.cast)?;
+                let codes = encode(&quant_scale)?;
                 (codes, quant_scale, dequant_scale, None)
             }
         };

@@ -3,12 +3,9 @@
 //! - [`write_atomic`] replaces one file: a temporary file beside it, flush, fsync, rename, fsync of
 //!   the directory. A reader sees the old content or the new, never a mixture.
 //! - [`write_safetensors_atomic`] does so for named tensors, streamed one at a time.
-//! - [`replace_dir_atomic`] does so for a directory of several files; [`recover_dir`] finishes what
-//!   a kill interrupted, [`locate_dir`] finds what to read without changing anything.
 //!
 //! There is one writer per path at a time; readers may come at any time.
 
-mod dir;
 mod safetensors;
 
 use std::ffi::{OsStr, OsString};
@@ -19,7 +16,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use dir::{locate_dir, recover_dir, replace_dir_atomic};
 pub use safetensors::{write_safetensors, write_safetensors_atomic};
 
 /// Buffer between a writer and its file.
@@ -57,21 +53,13 @@ pub enum FileError {
         path: PathBuf,
     },
 
-    /// Something other than a file (for a directory: other than a directory) stands at the path,
-    /// and replacing it is not what was asked for.
+    /// Something other than a regular file stands at the path, or other than a directory at its parent.
     #[error("{path}: exists and is not a {expected}", path = .path.display())]
     WrongKind {
         /// The path that is taken.
         path: PathBuf,
         /// `regular file` or `directory`.
         expected: &'static str,
-    },
-
-    /// No checkpoint directory stands at the path, nor one set aside by an interrupted write.
-    #[error("{path}: there is no such directory", path = .path.display())]
-    NotFound {
-        /// The path that was looked for.
-        path: PathBuf,
     },
 
     /// A tensor cannot be written: its dtype has no safetensors form here, or its data could not be
@@ -153,12 +141,7 @@ fn replace_file(
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(FileError::io(path, "look at the old file")(error)),
     };
-    let (temporary, file) = target.create_temporary(|temporary| {
-        OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(temporary)
-    })?;
+    let (temporary, file) = target.create_temporary()?;
     let guard = RemoveOnDrop {
         path: Some(temporary.clone()),
     };
@@ -222,18 +205,13 @@ impl Target {
         }
     }
 
-    /// The path beside the target whose name has `suffix` appended.
-    fn sibling(&self, suffix: &str) -> PathBuf {
-        let mut name = self.name.clone();
-        name.push(suffix);
-        self.directory.join(name)
-    }
-
     /// A path of a temporary sibling that no other call has had: `NAME.tmp-PROCESS-COUNT`.
     fn temporary(&self) -> PathBuf {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let count = COUNTER.fetch_add(1, Ordering::Relaxed);
-        self.sibling(&format!("{TEMPORARY}{}-{count}", process_token()))
+        let mut name = self.name.clone();
+        name.push(format!("{TEMPORARY}{}-{count}", process_token()));
+        self.directory.join(name)
     }
 
     /// Removes temporary siblings that processes killed earlier left behind, as far as possible.
@@ -243,7 +221,7 @@ impl Target {
         };
         for entry in entries.flatten() {
             if self.is_stale(&entry.file_name()) {
-                remove(&entry.path());
+                let _ = fs::remove_file(entry.path());
             }
         }
     }
@@ -266,13 +244,10 @@ impl Target {
     }
 
     /// Creates a temporary sibling; a name that is taken is passed over.
-    fn create_temporary<T>(
-        &self,
-        create: impl Fn(&Path) -> io::Result<T>,
-    ) -> Result<(PathBuf, T), FileError> {
+    fn create_temporary(&self) -> Result<(PathBuf, File), FileError> {
         loop {
             let temporary = self.temporary();
-            match create(&temporary) {
+            match OpenOptions::new().write(true).create_new(true).open(&temporary) {
                 Ok(created) => return Ok((temporary, created)),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
@@ -286,7 +261,7 @@ impl Target {
     }
 }
 
-/// Middle part of the name of a temporary file or directory, after the target's name.
+/// Middle part of the name of a temporary file, after the target's name.
 const TEMPORARY: &str = ".tmp-";
 
 /// Tells this process from every earlier one, also where process numbers repeat (containers).
@@ -300,18 +275,7 @@ fn process_token() -> &'static str {
     })
 }
 
-/// Removes a file or a directory tree, as far as possible.
-fn remove(path: &Path) {
-    // A symbolic link counts as a file: what it points to is not touched.
-    let is_dir = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
-    let _ = if is_dir {
-        fs::remove_dir_all(path)
-    } else {
-        fs::remove_file(path)
-    };
-}
-
-/// Removes a temporary file or directory unless disarmed; runs while unwinding too.
+/// Removes a temporary file unless disarmed; runs while unwinding too.
 struct RemoveOnDrop {
     path: Option<PathBuf>,
 }
@@ -326,7 +290,7 @@ impl Drop for RemoveOnDrop {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
             // The error that led here matters more than a failure to clean up.
-            remove(path);
+            let _ = fs::remove_file(path);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | variables | their names in the VarMap |
 //! | FP8 state, f32 | `{path}.{input,weight,grad_output}.{quant_scale,amax_history}` |
+//! | delayed scaling, weights that the last steps did not change | `{path}.weight.kept_quant_scale`, f32 `[1]` |
 //! | optimizer | `optimizer.` + the optimizer's own names |
 //!
 //! Recipe, step, random state and the caller's own values are JSON in the metadata. Save after an optimizer step:
@@ -18,7 +19,7 @@ use crate::nn::Linear;
 use crate::optim::AdamW;
 use crate::safetensors_file::SafetensorsFile;
 use crate::state::Fp8State;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -58,7 +59,12 @@ pub fn save_training<M: Fp8Module + ?Sized>(
     end_step()?;
     let path = path.as_ref();
     let mut tensors: BTreeMap<String, Tensor> = variables(vars);
-    let state = fp8_state(model)?;
+    let mut state = fp8_state(model)?;
+    for (weight, layer) in layers(model) {
+        if let Some(scale) = layer.cache.kept_quant_scale(&weight)? {
+            state.insert(kept_name(&layer), scale);
+        }
+    }
     let optimizer = optimizer.state()?;
     let optimizer = optimizer.into_iter().map(|(name, t)| (format!("{OPTIMIZER}{name}"), t));
     for (name, tensor) in state.into_iter().chain(optimizer) {
@@ -119,8 +125,18 @@ pub fn resume_training<M: Fp8Module + ?Sized>(
         let tensor = file.tensor(&name, &Device::Cpu)?;
         stored.insert(name, tensor);
     }
-    let (optimizer_state, stored): (BTreeMap<_, _>, BTreeMap<_, _>) =
+    let (optimizer_state, mut stored): (BTreeMap<_, _>, BTreeMap<_, _>) =
         stored.into_iter().partition(|(name, _)| name.starts_with(OPTIMIZER));
+    let mut kept_scales = vec![];
+    for (weight, layer) in layers(model) {
+        let name = kept_name(&layer);
+        let scale = stored.remove(&name);
+        if let Some(scale) = scale.as_ref().filter(|t| t.dtype() != DType::F32 || t.dims() != [1]) {
+            let what = format!("tensor `{name}`");
+            return Err(mismatch(path, &what, describe(Some(scale)), "f32 [1]".into()));
+        }
+        kept_scales.push((weight, layer, scale));
+    }
 
     let expected: BTreeMap<String, Tensor> =
         variables(vars).into_iter().chain(fp8_state(model)?).collect();
@@ -145,7 +161,12 @@ pub fn resume_training<M: Fp8Module + ?Sized>(
                 &stored[&format!("{prefix}.amax_history")],
             )?;
         }
-        state.cache.clear();
+    }
+    for (weight, layer, scale) in kept_scales {
+        match scale {
+            Some(scale) => layer.cache.restore(&weight, scale.to_device(weight.device())?)?,
+            None => layer.cache.clear(),
+        }
     }
     Ok(meta)
 }
@@ -157,10 +178,6 @@ fn check_same(
     stored: &BTreeMap<String, Tensor>,
 ) -> Result<()> {
     let names: BTreeSet<&String> = expected.keys().chain(stored.keys()).collect();
-    let describe = |tensor: Option<&Tensor>| match tensor {
-        None => "missing".to_string(),
-        Some(tensor) => format!("{} {:?}", tensor.dtype().as_str(), tensor.dims()),
-    };
     for name in names {
         let (here, there) = (expected.get(name), stored.get(name));
         let fits = match (here, there) {
@@ -175,6 +192,13 @@ fn check_same(
         }
     }
     Ok(())
+}
+
+fn describe(tensor: Option<&Tensor>) -> String {
+    match tensor {
+        None => "missing".to_string(),
+        Some(tensor) => format!("{} {:?}", tensor.dtype().as_str(), tensor.dims()),
+    }
 }
 
 fn mismatch(path: &Path, what: &str, found: String, expected: String) -> Error {
@@ -217,27 +241,37 @@ pub fn fp8_state<M: Fp8Module + ?Sized>(model: &M) -> Result<BTreeMap<String, Te
     Ok(tensors)
 }
 
+/// Name of the scale that an unchanged weight keeps.
+fn kept_name(state: &Fp8State) -> String {
+    format!("{}.weight.kept_quant_scale", state.path())
+}
+
 /// The FP8 state of each prepared layer, shared state once.
-pub(crate) fn states<M: Fp8Module + ?Sized>(model: &M) -> Vec<Arc<Fp8State>> {
+fn states<M: Fp8Module + ?Sized>(model: &M) -> impl Iterator<Item = Arc<Fp8State>> {
+    layers(model).into_iter().map(|(_, state)| state)
+}
+
+/// Weight and FP8 state of each prepared layer, shared state once.
+fn layers<M: Fp8Module + ?Sized>(model: &M) -> Vec<(Tensor, Arc<Fp8State>)> {
     #[derive(Default)]
-    struct States(Vec<Arc<Fp8State>>);
-    impl Visitor for States {
+    struct Layers(Vec<(Tensor, Arc<Fp8State>)>);
+    impl Visitor for Layers {
         fn linear(&mut self, linear: &Linear) {
-            if let Some(state) = linear.fp8_state() {
-                if !self.0.iter().any(|other| Arc::ptr_eq(other, state)) {
-                    self.0.push(state.clone());
-                }
+            if let Some(state) = linear.fp8_state()
+                && !self.0.iter().any(|(_, other)| Arc::ptr_eq(other, state))
+            {
+                self.0.push((linear.weight().clone(), state.clone()));
             }
         }
 
         fn tensor(&mut self, _: &str, _: &Tensor) {}
     }
-    let mut all = States::default();
+    let mut all = Layers::default();
     model.visit(&mut all);
     all.0
 }
 
 /// How many tensors the model's layers have cast to FP8 so far, forward and backward.
 pub fn quantized_tensors<M: Fp8Module + ?Sized>(model: &M) -> u64 {
-    states(model).iter().map(|state| state.quantized_tensors()).sum()
+    states(model).map(|state| state.quantized_tensors()).sum()
 }

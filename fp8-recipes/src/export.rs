@@ -199,6 +199,10 @@ impl Collector {
         let strategy = state.calibrated_as().ok_or_else(not_calibrated)?;
         // One file has one strategy; the first layer's stands for all, since one recipe calibrated them.
         let strategy = *self.strategy.get_or_insert(strategy);
+        let static_scales = state.input().is_calibrated() && state.weight().is_calibrated();
+        if strategy == ExportStrategy::Tensor && !static_scales {
+            return Err(not_calibrated());
+        }
         let codes = quantize_weight(state, weight, strategy)?;
         self.tensors.insert(name, codes.to_f8e4m3()?);
         let scale = codes.dequant_scale();
@@ -208,11 +212,8 @@ impl Collector {
         };
         self.tensors.insert(format!("{path}.weight_scale"), scale);
         if strategy == ExportStrategy::Tensor {
-            let input = state.input();
-            if !input.is_calibrated() {
-                return Err(not_calibrated());
-            }
-            self.tensors.insert(format!("{path}.input_scale"), input.tensors().dequant_scale);
+            let input_scale = state.input().tensors().dequant_scale;
+            self.tensors.insert(format!("{path}.input_scale"), input_scale);
         }
         self.quantized.push(path.to_string());
         Ok(())

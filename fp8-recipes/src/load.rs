@@ -23,6 +23,11 @@ pub(crate) fn is_checked(vb: &VarBuilder<'_>) -> bool {
     vb.contains_tensor(CHECKED)
 }
 
+/// Whether `vb` really holds a tensor of this name. `VarBuilder::zeros` says yes to every name.
+pub(crate) fn holds(vb: &VarBuilder<'_>, name: &str) -> bool {
+    vb.contains_tensor(name) && !vb.contains_tensor("__no_such_tensor__")
+}
+
 /// One or more safetensors files whose FP8 weights all have their scales (compressed-tensors `float-quantized`).
 ///
 /// Tensors are read from the files when they are asked for; nothing else is held in memory.

@@ -102,8 +102,8 @@ impl fmt::Display for PrepareReport {
     }
 }
 
-/// Gives FP8 state to every linear layer that the filter takes. Layers already prepared keep their state; layers not
-/// prepared stay in high precision inside a guard.
+/// Gives FP8 state to every linear layer that the filter takes. Layers already prepared keep their state, unless
+/// they are skipped this time; layers not prepared stay in high precision inside a guard.
 ///
 /// # Errors
 /// If a tensor operation fails. Layers that cannot be converted are no error: the report says why.
@@ -211,12 +211,17 @@ impl VisitorMut for Preparer<'_> {
     fn linear(&mut self, linear: &mut Linear) {
         let (out_features, in_features) = linear.features();
         match self.outcome(linear) {
-            Ok(outcome) => self.report.layers.push(LayerReport {
-                path: linear.path().to_string(),
-                out_features,
-                in_features,
-                outcome,
-            }),
+            Ok(outcome) => {
+                if matches!(outcome, Outcome::Skipped(_)) {
+                    linear.set_fp8_state(None);
+                }
+                self.report.layers.push(LayerReport {
+                    path: linear.path().to_string(),
+                    out_features,
+                    in_features,
+                    outcome,
+                });
+            }
             Err(error) => self.error = self.error.take().or(Some(error)),
         }
     }

@@ -1,12 +1,13 @@
 //! The quantized weight, kept until the weight changes.
 
 use super::serves_both;
+use crate::delayed::DelayedSlot;
 use crate::device::backend;
 use crate::quantize::{Quantizer, ScaleSource};
 use crate::tensor::Fp8Tensor;
-use candle_core::{Result, Tensor, TensorId};
+use candle_core::{DType, Result, Tensor, TensorId};
 use fp8_core::Contraction;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Holds the FP8 copy of one layer's weight over micro-batches and evaluation.
 ///
@@ -17,7 +18,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// were made with, until the weight changes again; only codes made with the initial scale 1 are renewed as soon as
 /// a real one is known, or a frozen weight would keep them for ever.
 #[derive(Debug, Default)]
-pub struct WeightCache(Mutex<Option<Entry>>);
+pub struct WeightCache(Mutex<Cached>);
+
+#[derive(Debug, Default)]
+struct Cached {
+    entry: Option<Entry>,
+    kept: Option<Kept>,
+}
+
+/// The scale of codes that are still to be made, see [`WeightCache::restore`].
+#[derive(Debug)]
+struct Kept {
+    fingerprint: u64,
+    quant_scale: Tensor,
+}
 
 #[derive(Debug)]
 struct Entry {
@@ -29,17 +43,48 @@ struct Entry {
     version: (u64, u64),
     /// Whether this state of the weight has recorded its amax.
     recorded: bool,
+    quant_scale: Tensor,
     quantized: Fp8Tensor,
 }
 
 impl WeightCache {
-    fn lock(&self) -> MutexGuard<'_, Option<Entry>> {
+    fn lock(&self) -> MutexGuard<'_, Cached> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets the codes.
     pub fn clear(&self) {
-        *self.lock() = None;
+        *self.lock() = Cached::default();
+    }
+
+    /// The quant_scale, f32 `[1]`, that the next training cast of `weight` will use instead of its slot's, because
+    /// `weight` has not changed since its amax was recorded. None where that cast will make and record anew.
+    ///
+    /// A checkpoint needs it to go on bit-exactly: see [`WeightCache::restore`].
+    pub fn kept_quant_scale(&self, weight: &Tensor) -> Result<Option<Tensor>> {
+        let cached = self.lock();
+        let Some(entry) = cached.entry.as_ref().filter(|entry| entry.recorded) else {
+            return Ok(None);
+        };
+        let ScaleSource::Delayed { slot, .. } = &entry.quantizer.source else {
+            return Ok(None);
+        };
+        let unchanged = entry.id == weight.id()
+            && entry.version.1 == slot.version().1
+            && backend(weight.device())?.fingerprint(weight)? == Some(entry.fingerprint);
+        Ok(unchanged.then(|| match entry.version.0 {
+            // Codes made with the initial scale are renewed.
+            0 => slot.tensors().quant_scale,
+            _ => entry.quant_scale.clone(),
+        }))
+    }
+
+    /// Forgets the codes; until `weight` changes its delayed casts use `quant_scale` (f32 `[1]`) and record nothing.
+    pub fn restore(&self, weight: &Tensor, quant_scale: Tensor) -> Result<()> {
+        let fingerprint = backend(weight.device())?.fingerprint(weight)?;
+        let kept = fingerprint.map(|fingerprint| Kept { fingerprint, quant_scale });
+        *self.lock() = Cached { entry: None, kept };
+        Ok(())
     }
 
     /// The FP8 copy of `weight` under `quantizer`, from the cache where it still holds.
@@ -60,8 +105,25 @@ impl WeightCache {
         let version = || slot.map_or((1, 0), |slot| slot.version());
 
         let mut cached = self.lock();
+        if let (Some(slot), ScaleSource::Delayed { .. }) = (slot, &quantizer.source)
+            && let Some(kept) = cached.kept.take()
+            && kept.fingerprint == fingerprint
+        {
+            let made = with_scale(quantizer, slot, &kept.quant_scale)?.quantize(weight, contraction)?;
+            cached.entry = Some(Entry {
+                id: weight.id(),
+                fingerprint,
+                quantizer: quantizer.clone(),
+                contraction,
+                // Made in an earlier step, though with a real scale.
+                version: (u64::MAX, slot.version().1),
+                recorded: true,
+                quant_scale: made.quant_scale,
+                quantized: made.tensor,
+            });
+        }
         let mut recorded = false;
-        if let Some(entry) = cached.as_ref() {
+        if let Some(entry) = cached.entry.as_ref() {
             let same = entry.id == weight.id()
                 && entry.fingerprint == fingerprint
                 && entry.contraction == contraction
@@ -82,21 +144,22 @@ impl WeightCache {
                 }
             }
         }
-        let quantized = if recorded {
-            without_record(quantizer).quantize(weight, contraction)?.tensor
+        let made = if recorded {
+            without_record(quantizer).quantize(weight, contraction)?
         } else {
-            quantizer.quantize(weight, contraction)?.tensor
+            quantizer.quantize(weight, contraction)?
         };
-        *cached = Some(Entry {
+        cached.entry = Some(Entry {
             id: weight.id(),
             fingerprint,
             quantizer: quantizer.clone(),
             contraction,
             version: version(),
             recorded: recorded || records,
-            quantized: quantized.clone(),
+            quant_scale: made.quant_scale,
+            quantized: made.tensor.clone(),
         });
-        Ok(quantized)
+        Ok(made.tensor)
     }
 }
 
@@ -106,6 +169,14 @@ fn without_record(quantizer: &Quantizer) -> Quantizer {
         *record = false;
     }
     quantizer
+}
+
+/// The cast with a scale of its own in place of its slot's.
+fn with_scale(quantizer: &Quantizer, slot: &DelayedSlot, quant_scale: &Tensor) -> Result<Quantizer> {
+    let own = DelayedSlot::new(slot.name(), 1, slot.device())?;
+    own.restore(quant_scale, &Tensor::zeros(1, DType::F32, slot.device())?)?;
+    let source = ScaleSource::Delayed { slot: Arc::new(own), record: false, first_batch: None };
+    Ok(Quantizer { source, ..quantizer.clone() })
 }
 
 /// The same format, granularity and source of scales.

@@ -17,10 +17,11 @@ mod group;
 mod session;
 
 pub use group::{ReductionGroup, SingleProcess};
-pub(crate) use session::{Session, Use};
+use session::{Group, Session, Use};
 
 use crate::config::{Recipe, ResolvedConfig};
 use crate::error::Result;
+use crate::state::Fp8State;
 use session::PendingGradients;
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -102,7 +103,7 @@ pub(crate) struct Context {
     pub(crate) mode: Mode,
     pub(crate) training: bool,
     pub(crate) config: Arc<ResolvedConfig>,
-    group: Option<Arc<dyn ReductionGroup>>,
+    group: Group,
     session: Option<Arc<Session>>,
 }
 
@@ -115,9 +116,15 @@ pub(crate) enum Mode {
 }
 
 impl Context {
-    /// Where the layers of this context sign in.
-    pub(crate) fn session(&self) -> Option<&Session> {
-        self.session.as_deref()
+    /// Notes a use of a layer for the update at the end of the step, if this context has one.
+    pub(crate) fn sign_in(&self, state: &Arc<Fp8State>) {
+        if let Some(session) = &self.session {
+            session.sign_in(Use {
+                state: state.clone(),
+                config: self.config.clone(),
+                group: self.group.clone(),
+            });
+        }
     }
 }
 
@@ -255,7 +262,7 @@ impl AutocastGuard {
         if context.mode == Mode::Calibrate {
             return session.finish_calibration();
         }
-        let pending = session.update(&context.group)?;
+        let pending = session.update()?;
         THREAD.with_borrow_mut(|thread| thread.gradients.extend(pending));
         Ok(())
     }

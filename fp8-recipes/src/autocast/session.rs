@@ -9,13 +9,14 @@ use fp8_candle::delayed::update_slots;
 use fp8_core::{Format, Granularity};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-type Group = Option<Arc<dyn ReductionGroup>>;
+pub(crate) type Group = Option<Arc<dyn ReductionGroup>>;
 
 /// A layer's use in a step.
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) state: Arc<Fp8State>,
     pub(crate) config: Arc<ResolvedConfig>,
+    pub(crate) group: Group,
 }
 
 /// The layers that signed in since the guard opened.
@@ -43,14 +44,17 @@ impl Session {
     /// Drops what was recorded.
     pub(crate) fn discard(&self) {
         for used in self.take() {
-            for (_, slot) in used.state.slots() {
-                slot.discard_pending();
+            used.state.input().discard_pending();
+            used.state.grad_output().discard_pending();
+            if used.state.weight().discard_pending() {
+                // The cache takes the weight's amax for recorded, which is no longer so.
+                used.state.cache.clear();
             }
         }
     }
 
     /// Updates inputs and weights; returns the gradients, which wait for their backward pass.
-    pub(crate) fn update(&self, group: &Group) -> Result<PendingGradients> {
+    pub(crate) fn update(&self) -> Result<PendingGradients> {
         let uses = self.take();
         let mut forward = vec![];
         let mut gradients = vec![];
@@ -63,14 +67,14 @@ impl Session {
                     slot: slot.clone(),
                     format,
                     config: used.config.clone(),
-                    group: group.clone(),
+                    group: used.group.clone(),
                 });
             }
             gradients.push(PendingGradient {
                 slot: Arc::downgrade(used.state.grad_output()),
                 format: format(&used.config.grad_output),
                 config: used.config,
-                group: group.clone(),
+                group: used.group,
             });
         }
         update(forward)?;
@@ -86,7 +90,10 @@ impl Session {
                 .input()
                 .finish_calibration(format(&used.config.input))
                 .and_then(|()| state.weight().finish_calibration(format(&used.config.weight)));
-            state.set_calibrated_as(done.is_ok().then(|| strategy(&used.config)));
+            // An empty batch records nothing.
+            let complete = state.input().is_calibrated() && state.weight().is_calibrated();
+            let as_now = (done.is_ok() && complete).then(|| strategy(&used.config));
+            state.set_calibrated_as(as_now);
             if first.is_ok() {
                 first = done;
             }

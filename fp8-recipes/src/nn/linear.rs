@@ -2,7 +2,7 @@
 
 use super::static_weight::is_unscaled_fp8;
 use super::{StaticWeight, join};
-use crate::autocast::{Context, Mode, Use, current};
+use crate::autocast::{Mode, current};
 use crate::error::Error;
 use crate::plan::linear_plan;
 use crate::state::Fp8State;
@@ -156,13 +156,6 @@ impl Linear {
     }
 }
 
-/// How the step in progress will remember the layer.
-fn sign_in(state: &Arc<Fp8State>, context: &Context) {
-    if let Some(session) = context.session() {
-        session.sign_in(Use { state: state.clone(), config: context.config.clone() });
-    }
-}
-
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.check_input(x)?;
@@ -185,12 +178,12 @@ impl Module for Linear {
             Mode::HighPrecision => self.plain(x, weight),
             Mode::Calibrate => {
                 self.calibrate(state, x, weight)?;
-                sign_in(state, context);
+                context.sign_in(state);
                 self.plain(x, weight)
             }
             Mode::Fp8 => {
                 if context.training {
-                    sign_in(state, context);
+                    context.sign_in(state);
                 }
                 let plan = linear_plan(state, context);
                 let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));

@@ -75,7 +75,7 @@ impl StaticWeight {
     pub(super) fn load(n: usize, k: usize, vb: &VarBuilder<'_>) -> Result<Option<Self>> {
         let path = vb.prefix();
         let name = join(&path, "weight");
-        if !vb.contains_tensor("weight_scale") {
+        if !crate::load::holds(vb, "weight_scale") {
             return Ok(None);
         }
         let weight = vb.get_with_hints_dtype((n, k), "weight", Default::default(), DType::F8E4M3)?;

@@ -1,0 +1,87 @@
+//! Continues a prompt with a model that `train_gpt` saved. An FP8 file stays FP8 in memory.
+//!
+//! `cargo run --release --example generate -- --model target/train_gpt --prompt "fn main" --tokens 200`
+
+#[allow(dead_code, reason = "training uses the rest")]
+#[path = "../gpt/mod.rs"]
+mod gpt;
+
+use anyhow::{Context, Result};
+use candle_core::{DType, Device};
+use clap::Parser;
+use fp8::recipes::load;
+use gpt::{Gpt, GptConfig};
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Continue a prompt with a model saved by train_gpt.
+#[derive(Parser)]
+struct Args {
+    /// Folder with config.json and model.safetensors
+    #[arg(long)]
+    model: PathBuf,
+    /// What to continue
+    #[arg(long, default_value = "fn main")]
+    prompt: String,
+    /// Bytes to write
+    #[arg(long, default_value_t = 200)]
+    tokens: usize,
+    /// 0 takes the likeliest byte every time
+    #[arg(long, default_value_t = 0.8)]
+    temperature: f64,
+    /// Seed of the sampling
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let config = args.model.join("config.json");
+    let text = std::fs::read_to_string(&config)
+        .with_context(|| format!("reading {}", config.display()))?;
+    let config: GptConfig = serde_json::from_str(&text)
+        .with_context(|| format!("{}: not a configuration of train_gpt", config.display()))?;
+    let weights = args.model.join("model.safetensors");
+    let vb = load::var_builder(&[&weights], DType::F32, &Device::Cpu)?;
+    let model = Gpt::new(&config, vb)?;
+    let (bytes, f32_bytes) = model.linear_weight_bytes();
+
+    if !args.json {
+        print!("{}", args.prompt);
+    }
+    let start = Instant::now();
+    let text = model.generate(
+        args.prompt.as_bytes(),
+        args.tokens,
+        args.temperature,
+        args.seed,
+        |byte| {
+            if !args.json {
+                // Text may be cut anywhere: bytes go out as they are.
+                let mut out = std::io::stdout();
+                let _ = out.write_all(&[byte]).and_then(|()| out.flush());
+            }
+        },
+    )?;
+    let seconds = start.elapsed().as_secs_f64();
+    let tokens_per_s = if seconds > 0. { text.len() as f64 / seconds } else { 0. };
+    if args.json {
+        let report = serde_json::json!({
+            "prompt": args.prompt,
+            "text": String::from_utf8_lossy(&text),
+            "tokens": text.len(),
+            "tokens_per_s": tokens_per_s,
+            "linear_weight_bytes": bytes,
+            "f32_linear_weight_bytes": f32_bytes,
+        });
+        println!("{report}");
+    } else {
+        let share = bytes as f64 / f32_bytes.max(1) as f64;
+        println!("\n\n{tokens_per_s:.0} tokens/s; linear weights hold {bytes} bytes ({share:.3} of f32)");
+    }
+    Ok(())
+}

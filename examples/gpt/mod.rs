@@ -1,0 +1,307 @@
+//! A small byte-level GPT on `fp8_recipes::nn`: pre-norm blocks, rotary positions, GELU MLP.
+
+use anyhow::{Context, Result, ensure};
+use candle_core::{D, DType, Device, IndexOp, Module, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+use fp8::recipes::nn::{Embedding, LayerNorm, Linear, embedding, layer_norm, linear, linear_no_bias, ops};
+use fp8::recipes::{Fp8Module, Visitor, fp8_module};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rand_distr::{Distribution, Normal};
+use serde::{Deserialize, Serialize};
+
+/// Shape of the model; stands in `config.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GptConfig {
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub num_layers: usize,
+    pub num_heads: usize,
+    /// Tokens that attention looks back on.
+    pub context: usize,
+}
+
+impl Default for GptConfig {
+    fn default() -> Self {
+        Self { vocab_size: 256, hidden_size: 256, num_layers: 4, num_heads: 4, context: 128 }
+    }
+}
+
+impl GptConfig {
+    fn head_size(&self) -> usize {
+        self.hidden_size / self.num_heads
+    }
+}
+
+struct Attention {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    proj: Linear,
+    num_heads: usize,
+    context: usize,
+}
+fp8_module!(Attention { query, key, value, proj; skip num_heads, context });
+
+/// Keys and values of the tokens seen so far, `[batch, heads, tokens, head_size]`.
+#[derive(Default)]
+pub struct LayerCache(Option<(Tensor, Tensor)>);
+
+/// One [`LayerCache`] per block and the number of tokens seen.
+pub struct KvCache {
+    layers: Vec<LayerCache>,
+    seen: usize,
+}
+
+impl Attention {
+    fn new(config: &GptConfig, vb: VarBuilder<'_>) -> Result<Self> {
+        let d = config.hidden_size;
+        Ok(Self {
+            query: linear(d, d, vb.pp("query"))?,
+            key: linear(d, d, vb.pp("key"))?,
+            value: linear(d, d, vb.pp("value"))?,
+            proj: linear(d, d, vb.pp("proj"))?,
+            num_heads: config.num_heads,
+            context: config.context,
+        })
+    }
+
+    /// x: `[batch, tokens, hidden]`; rope: cos and sin of these tokens' positions.
+    fn forward(
+        &self,
+        x: &Tensor,
+        (cos, sin): (&Tensor, &Tensor),
+        cache: Option<&mut LayerCache>,
+    ) -> Result<Tensor> {
+        let (batch, tokens, hidden) = x.dims3()?;
+        let head = hidden / self.num_heads;
+        let heads = |linear: &Linear| -> Result<Tensor> {
+            let y = linear.forward(x)?.reshape((batch, tokens, self.num_heads, head))?;
+            Ok(y.transpose(1, 2)?.contiguous()?)
+        };
+        let q = ops::rope(&heads(&self.query)?, cos, sin)?;
+        let mut k = ops::rope(&heads(&self.key)?, cos, sin)?;
+        let mut v = heads(&self.value)?;
+        if let Some(LayerCache(cache)) = cache {
+            if let Some((old_k, old_v)) = cache.as_ref() {
+                k = Tensor::cat(&[old_k, &k], 2)?;
+                v = Tensor::cat(&[old_v, &v], 2)?;
+            }
+            let seen = k.dim(2)?;
+            let window = self.context.max(tokens);
+            if seen > window {
+                k = k.narrow(2, seen - window, window)?.contiguous()?;
+                v = v.narrow(2, seen - window, window)?.contiguous()?;
+            }
+            *cache = Some((k.clone(), v.clone()));
+        }
+        let scores = q.matmul(&k.transpose(2, 3)?)?;
+        let weights = ops::causal_softmax(&scores, 1. / (head as f64).sqrt())?;
+        let y = weights.matmul(&v)?.transpose(1, 2)?.reshape((batch, tokens, hidden))?;
+        Ok(self.proj.forward(&y)?)
+    }
+}
+
+struct Block {
+    norm_attention: LayerNorm,
+    attention: Attention,
+    norm_mlp: LayerNorm,
+    up: Linear,
+    down: Linear,
+}
+fp8_module!(Block { norm_attention, attention, norm_mlp, up, down });
+
+impl Block {
+    fn new(config: &GptConfig, vb: VarBuilder<'_>) -> Result<Self> {
+        let d = config.hidden_size;
+        Ok(Self {
+            norm_attention: layer_norm(d, 1e-5, vb.pp("norm_attention"))?,
+            attention: Attention::new(config, vb.pp("attention"))?,
+            norm_mlp: layer_norm(d, 1e-5, vb.pp("norm_mlp"))?,
+            up: linear(d, 4 * d, vb.pp("up"))?,
+            down: linear(4 * d, d, vb.pp("down"))?,
+        })
+    }
+
+    fn forward(
+        &self,
+        x: &Tensor,
+        rope: (&Tensor, &Tensor),
+        cache: Option<&mut LayerCache>,
+    ) -> Result<Tensor> {
+        let x = (x + self.attention.forward(&self.norm_attention.forward(x)?, rope, cache)?)?;
+        let mlp = ops::gelu(&self.up.forward(&self.norm_mlp.forward(&x)?)?)?;
+        Ok((&x + self.down.forward(&mlp)?)?)
+    }
+}
+
+/// The model. Input: bytes as U32 `[batch, tokens]`; output: logits `[batch, tokens, vocab_size]`.
+pub struct Gpt {
+    embed: Embedding,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+    lm_head: Linear,
+    config: GptConfig,
+    dtype: DType,
+}
+fp8_module!(Gpt { embed, blocks, norm, lm_head; skip config, dtype });
+
+impl Gpt {
+    pub fn new(config: &GptConfig, vb: VarBuilder<'_>) -> Result<Self> {
+        let d = config.hidden_size;
+        ensure!(
+            config.num_heads > 0 && d.is_multiple_of(2 * config.num_heads),
+            "hidden size {d} is not a multiple of twice the {} heads",
+            config.num_heads
+        );
+        let blocks = (0..config.num_layers)
+            .map(|i| Block::new(config, vb.pp(format!("blocks.{i}"))))
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            embed: embedding(config.vocab_size, d, vb.pp("embed"))?,
+            blocks,
+            norm: layer_norm(d, 1e-5, vb.pp("norm"))?,
+            lm_head: linear_no_bias(d, config.vocab_size, vb.pp("lm_head"))?,
+            config: config.clone(),
+            dtype: vb.dtype(),
+        })
+    }
+
+    pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        self.run(tokens, 0, None)
+    }
+
+    /// Logits of `tokens`, which follow those in the cache.
+    pub fn forward_cached(&self, tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+        let first = cache.seen;
+        cache.seen += tokens.dim(D::Minus1)?;
+        self.run(tokens, first, Some(&mut cache.layers))
+    }
+
+    fn run(
+        &self,
+        tokens: &Tensor,
+        first: usize,
+        mut caches: Option<&mut Vec<LayerCache>>,
+    ) -> Result<Tensor> {
+        let (cos, sin) = self.rope(first, tokens.dim(D::Minus1)?, tokens.device())?;
+        let mut x = self.embed.forward(tokens)?;
+        for (i, block) in self.blocks.iter().enumerate() {
+            let cache = caches.as_mut().map(|caches| &mut caches[i]);
+            x = block.forward(&x, (&cos, &sin), cache)?;
+        }
+        Ok(self.lm_head.forward(&self.norm.forward(&x)?)?)
+    }
+
+    /// cos and sin, `[tokens, head_size / 2]`, of positions from `first`.
+    fn rope(&self, first: usize, tokens: usize, device: &Device) -> Result<(Tensor, Tensor)> {
+        let half = self.config.head_size() / 2;
+        let angles: Vec<f32> = (first..first + tokens)
+            .flat_map(|position| {
+                (0..half).map(move |i| {
+                    let frequency = 10_000f64.powf(-(i as f64) / half as f64);
+                    ((position as f64 * frequency) % std::f64::consts::TAU) as f32
+                })
+            })
+            .collect();
+        let angles = Tensor::from_vec(angles, (tokens, half), device)?;
+        Ok((angles.cos()?.to_dtype(self.dtype)?, angles.sin()?.to_dtype(self.dtype)?))
+    }
+
+    pub fn new_cache(&self) -> KvCache {
+        let layers = self.blocks.iter().map(|_| LayerCache::default()).collect();
+        KvCache { layers, seen: 0 }
+    }
+
+    /// (bytes held by the weights of linear layers, what f32 weights would take).
+    pub fn linear_weight_bytes(&self) -> (usize, usize) {
+        struct Bytes(usize, usize);
+        impl Visitor for Bytes {
+            fn linear(&mut self, linear: &Linear) {
+                self.0 += linear.weight_bytes();
+                self.1 += 4 * linear.weight().elem_count();
+            }
+            fn tensor(&mut self, _: &str, _: &Tensor) {}
+        }
+        let mut bytes = Bytes(0, 0);
+        self.visit(&mut bytes);
+        (bytes.0, bytes.1)
+    }
+
+    /// Continues `prompt` by `count` bytes; `temperature` 0 takes the likeliest.
+    pub fn generate(
+        &self,
+        prompt: &[u8],
+        count: usize,
+        temperature: f64,
+        seed: u64,
+        mut each: impl FnMut(u8),
+    ) -> Result<Vec<u8>> {
+        ensure!(!prompt.is_empty(), "the prompt is empty: give at least one byte");
+        let device = self.embed.embeddings().device();
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut cache = self.new_cache();
+        // Attention looks back no further than its context.
+        let start = prompt.len().saturating_sub(self.config.context);
+        let mut next: Vec<u32> = prompt[start..].iter().map(|&byte| byte.into()).collect();
+        let mut text = vec![];
+        while text.len() < count {
+            let tokens = Tensor::from_slice(&next, (1, next.len()), device)?;
+            let logits = self.forward_cached(&tokens, &mut cache)?;
+            let last = logits.i((0, next.len() - 1))?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+            let byte = u8::try_from(sample(&last, temperature, &mut rng)?)?;
+            each(byte);
+            text.push(byte);
+            next = vec![byte.into()];
+        }
+        Ok(text)
+    }
+}
+
+fn sample(logits: &[f32], temperature: f64, rng: &mut StdRng) -> Result<usize> {
+    let (best, max) = logits
+        .iter()
+        .copied()
+        .enumerate()
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .context("the model has no vocabulary")?;
+    ensure!(max.is_finite(), "the model's logits are not finite");
+    if temperature <= 0. {
+        return Ok(best);
+    }
+    let weights: Vec<f64> =
+        logits.iter().map(|&l| (f64::from(l - max) / temperature).exp()).collect();
+    let mut left = rng.random::<f64>() * weights.iter().sum::<f64>();
+    for (i, weight) in weights.iter().enumerate() {
+        left -= weight;
+        if left <= 0. {
+            return Ok(i);
+        }
+    }
+    Ok(best)
+}
+
+/// GPT-2's initialization from a seed; candle's own generator cannot be seeded on the CPU.
+pub fn initialize(vars: &VarMap, config: &GptConfig, seed: u64) -> Result<()> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let vars = vars.data().lock().map_err(|_| anyhow::anyhow!("the VarMap's lock is poisoned"))?;
+    let mut names: Vec<&String> = vars.keys().collect();
+    names.sort();
+    for name in names {
+        let var = &vars[name];
+        if var.rank() != 2 {
+            continue; // Norms and biases start at their constants.
+        }
+        // Residual branches shrink with depth, so that the sum keeps its size.
+        let residual = name.ends_with("proj.weight") || name.ends_with("down.weight");
+        let depth = if residual { 2. * config.num_layers as f64 } else { 1. };
+        let normal = Normal::new(0f32, (0.02 / depth.sqrt()) as f32)?;
+        let values: Vec<f32> =
+            (0..var.elem_count()).map(|_| normal.sample(&mut rng)).collect();
+        var.set(&Tensor::from_vec(values, var.shape(), var.device())?.to_dtype(var.dtype())?)?;
+    }
+    for (name, var) in vars.iter().filter(|(name, _)| name.ends_with(".bias")) {
+        var.set(&var.zeros_like()?).with_context(|| name.clone())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! Text as bytes: the Rust sources of candle-core by default, split into training and validation by position.
+
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::{Device, Tensor};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Share of the text, at its end, that is never trained on.
+const VALIDATION: f64 = 0.1;
+
+pub struct Data {
+    train: Vec<u8>,
+    validation: Vec<u8>,
+    pub description: String,
+    /// Tells one text from another when a run is resumed.
+    pub fingerprint: String,
+}
+
+/// Inputs and targets, U32 `[batch, tokens]`; a target is the byte after its input.
+pub type Batch = (Tensor, Tensor);
+
+impl Data {
+    /// Reads a file, every text file of a directory, or the default.
+    pub fn load(path: Option<&Path>, batch: usize, context: usize) -> Result<Self> {
+        let (root, what) = match path {
+            Some(path) => (path.to_path_buf(), path.display().to_string()),
+            None => (candle_sources()?, "the sources of candle-core".to_string()),
+        };
+        let mut files = vec![];
+        collect(&root, path.is_none(), &mut files)?;
+        files.sort();
+        let mut text = vec![];
+        for file in &files {
+            let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+            // A directory may hold images and the like.
+            if files.len() == 1 || std::str::from_utf8(&bytes).is_ok() {
+                text.extend(bytes);
+            }
+        }
+        let split = (text.len() as f64 * (1. - VALIDATION)) as usize;
+        let validation = text.split_off(split);
+        let need = batch + context;
+        for (part, bytes) in [("training", text.len()), ("validation", validation.len())] {
+            ensure!(
+                bytes > need,
+                "{what}: {bytes} bytes of {part} text are too few, one batch of {batch} x {context} needs more than {need}"
+            );
+        }
+        let hash = text.iter().chain(&validation).fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        let total = text.len() + validation.len();
+        Ok(Self {
+            train: text,
+            validation,
+            description: format!("{what}: {:.2} MB in {} files", total as f64 / 1e6, files.len()),
+            fingerprint: format!("{total}-{hash:016x}"),
+        })
+    }
+
+    /// The batch of a step: a function of seed and step alone, so every run sees the same ones, resumed or not.
+    pub fn train_batch(&self, seed: u64, step: u64, batch: usize, context: usize) -> Result<Batch> {
+        let mut rng = StdRng::seed_from_u64(seed ^ (step + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let starts = (0..batch).map(|_| rng.random_range(0..self.train.len() - context));
+        windows(&self.train, &starts.collect::<Vec<_>>(), context)
+    }
+
+    /// Evenly spread validation windows: the same for every run.
+    pub fn validation_batches(&self, count: usize, batch: usize, context: usize) -> Result<Vec<Batch>> {
+        let windows_total = count * batch;
+        let room = self.validation.len() - context - 1;
+        (0..count)
+            .map(|i| {
+                let starts: Vec<usize> =
+                    (0..batch).map(|j| (i * batch + j) * room / windows_total).collect();
+                windows(&self.validation, &starts, context)
+            })
+            .collect()
+    }
+
+    /// The first bytes of the validation text.
+    pub fn prompt(&self, len: usize) -> &[u8] {
+        &self.validation[..len.min(self.validation.len())]
+    }
+}
+
+fn windows(text: &[u8], starts: &[usize], context: usize) -> Result<Batch> {
+    let shifted = |offset: usize| {
+        let bytes: Vec<u32> = starts
+            .iter()
+            .flat_map(|&s| text[s + offset..s + offset + context].iter().map(|&byte| byte.into()))
+            .collect();
+        Tensor::from_vec(bytes, (starts.len(), context), &Device::Cpu)
+    };
+    Ok((shifted(0)?, shifted(1)?))
+}
+
+/// Files under `path`; `rust_only` keeps those named `*.rs`.
+fn collect(path: &Path, rust_only: bool, files: &mut Vec<PathBuf>) -> Result<()> {
+    let context = || format!("reading {}", path.display());
+    if std::fs::metadata(path).with_context(context)?.is_file() {
+        if !rust_only || path.extension().is_some_and(|e| e == "rs") {
+            files.push(path.to_path_buf());
+        }
+        return Ok(());
+    }
+    for entry in std::fs::read_dir(path).with_context(context)? {
+        collect(&entry.with_context(context)?.path(), rust_only, files)?;
+    }
+    Ok(())
+}
+
+/// The source folder of candle-core in cargo's registry: every machine that built this example has it.
+fn candle_sources() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--offline", "--manifest-path", manifest])
+        .output()
+        .context("running `cargo metadata` to find candle's sources; --data names another text")?;
+    if !output.status.success() {
+        bail!("`cargo metadata` failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    metadata["packages"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|package| package["name"] == "candle-core")
+        .and_then(|package| package["manifest_path"].as_str())
+        .and_then(|manifest| Path::new(manifest).parent())
+        .map(|folder| folder.join("src"))
+        .context("`cargo metadata` knows no candle-core; --data names another text")
+}

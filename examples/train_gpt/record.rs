@@ -1,0 +1,131 @@
+//! What a run writes: `metrics.jsonl` line by line, `summary.json` at the end.
+
+use anyhow::{Context, Result};
+use fp8::recipes::atomic::write_atomic;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// A line of `metrics.jsonl`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Line {
+    Train { recipe: String, step: u64, train_loss: f64, lr: f64, grad_norm: f64, step_ms: f64 },
+    Validation { recipe: String, step: u64, val_loss: f64 },
+}
+
+impl Line {
+    pub fn recipe(&self) -> &str {
+        match self {
+            Line::Train { recipe, .. } | Line::Validation { recipe, .. } => recipe,
+        }
+    }
+
+    pub fn step(&self) -> u64 {
+        match self {
+            Line::Train { step, .. } | Line::Validation { step, .. } => *step,
+        }
+    }
+}
+
+/// One run in `summary.json`.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    pub recipe: String,
+    pub steps: u64,
+    pub final_train_loss: f64,
+    pub final_val_loss: f64,
+    pub median_step_ms: f64,
+    pub tokens_per_s: f64,
+    pub linear_weight_bytes: usize,
+    pub converted_layers: usize,
+    pub quantized_tensors: u64,
+}
+
+/// The metrics of all runs, in memory and in the file.
+pub struct Metrics {
+    path: PathBuf,
+    out: BufWriter<File>,
+    pub lines: Vec<Line>,
+}
+
+impl Metrics {
+    /// Begins a file, or goes on with the lines of one that `keep` takes: those of steps that a resumed run will not
+    /// repeat. A line that a kill cut short is dropped.
+    pub fn open(dir: &Path, keep: impl Fn(&Line) -> bool) -> Result<Self> {
+        let path = dir.join("metrics.jsonl");
+        let old = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
+        };
+        let lines: Vec<Line> =
+            old.lines().filter_map(|line| serde_json::from_str(line).ok()).filter(keep).collect();
+        write_atomic(&path, |out| {
+            for line in &lines {
+                serde_json::to_writer(&mut *out, line)?;
+                out.write_all(b"\n")?;
+            }
+            Ok(())
+        })?;
+        let file = OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .with_context(|| format!("writing {}", path.display()))?;
+        Ok(Self { path, out: BufWriter::new(file), lines })
+    }
+
+    pub fn push(&mut self, line: Line) -> Result<()> {
+        let context = || format!("writing {}", self.path.display());
+        serde_json::to_writer(&mut self.out, &line).with_context(context)?;
+        self.out.write_all(b"\n").with_context(context)?;
+        self.out.flush().with_context(context)?;
+        self.lines.push(line);
+        Ok(())
+    }
+
+    /// (step, loss) of a recipe's training steps.
+    pub fn train_curve(&self, name: &str) -> Vec<(u64, f64)> {
+        let point = |line: &Line| match line {
+            Line::Train { recipe, step, train_loss, .. } if recipe == name => {
+                Some((*step, *train_loss))
+            }
+            _ => None,
+        };
+        self.lines.iter().filter_map(point).collect()
+    }
+
+    /// (step, loss) of a recipe's validations.
+    pub fn validation_curve(&self, name: &str) -> Vec<(u64, f64)> {
+        let point = |line: &Line| match line {
+            Line::Validation { recipe, step, val_loss } if recipe == name => {
+                Some((*step, *val_loss))
+            }
+            _ => None,
+        };
+        self.lines.iter().filter_map(point).collect()
+    }
+
+    /// Median duration of a recipe's steps in milliseconds.
+    pub fn median_step_ms(&self, name: &str) -> f64 {
+        let ms = |line: &Line| match line {
+            Line::Train { recipe, step_ms, .. } if recipe == name => Some(*step_ms),
+            _ => None,
+        };
+        let mut all: Vec<f64> = self.lines.iter().filter_map(ms).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or(0.)
+    }
+}
+
+pub fn write_summary(dir: &Path, summaries: &[Summary]) -> Result<()> {
+    write_json(&dir.join("summary.json"), summaries)
+}
+
+pub fn write_json(path: &Path, value: &(impl Serialize + ?Sized)) -> Result<()> {
+    Ok(write_atomic(path, |out| {
+        serde_json::to_writer_pretty(&mut *out, value)?;
+        out.write_all(b"\n")
+    })?)
+}

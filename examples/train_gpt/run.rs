@@ -1,0 +1,206 @@
+//! One model in training: its weights, optimizer, recipe and place in the schedule.
+
+use crate::data::{Batch, Data};
+use crate::gpt::{Gpt, GptConfig, initialize};
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::{DType, Device};
+use candle_nn::{VarBuilder, VarMap};
+use fp8::recipes::checkpoint::{
+    TrainingMeta, quantized_tensors, resume_training, save_training, training_meta,
+};
+use fp8::recipes::nn::ops;
+use fp8::recipes::optim::{AdamW, AdamWConfig, LrSchedule};
+use fp8::recipes::{
+    Autocast, PrepareOptions, PrepareReport, Recipe, RecipeName, check_gradients, fp8_autocast, prepare_fp8,
+};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Everything a run depends on beside its recipe; stands in its checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    pub recipes: Vec<String>,
+    pub steps: u64,
+    pub seed: u64,
+    pub batch: usize,
+    pub learning_rate: f64,
+    pub model: GptConfig,
+    pub data: String,
+}
+
+/// What one step gives.
+pub struct Step {
+    pub loss: f64,
+    pub lr: f64,
+    pub grad_norm: f64,
+    pub ms: f64,
+}
+
+pub struct Run {
+    pub name: String,
+    pub recipe: Option<Recipe>,
+    pub model: Gpt,
+    pub report: Option<PrepareReport>,
+    /// Finished steps.
+    pub step: u64,
+    vars: VarMap,
+    optimizer: AdamW,
+    schedule: LrSchedule,
+    settings: Settings,
+    gradients_checked: bool,
+}
+
+impl Run {
+    /// `name`: f32, bf16, or a recipe of `fp8_recipes`.
+    pub fn new(name: &str, settings: &Settings) -> Result<Self> {
+        let (dtype, recipe) = match name {
+            "f32" => (DType::F32, None),
+            "bf16" => (DType::BF16, None),
+            other => {
+                let recipe: RecipeName = other
+                    .parse()
+                    .with_context(|| "--recipe takes f32, bf16 and the names of FP8 recipes")?;
+                (DType::F32, Some(Recipe::from(recipe)))
+            }
+        };
+        let vars = VarMap::new();
+        let vb = VarBuilder::from_varmap(&vars, dtype, &Device::Cpu);
+        let mut model = Gpt::new(&settings.model, vb)?;
+        initialize(&vars, &settings.model, settings.seed)?;
+        let report = match &recipe {
+            None => None,
+            Some(_) => Some(prepare_fp8(&mut model, &PrepareOptions::default())?),
+        };
+        let config = AdamWConfig {
+            lr: settings.learning_rate,
+            weight_decay: 0.1,
+            beta2: 0.95,
+            max_grad_norm: Some(1.),
+            ..AdamWConfig::default()
+        };
+        let warmup = (settings.steps / 10).clamp(1, 100);
+        let schedule = LrSchedule::cosine(settings.learning_rate, warmup, settings.steps).with_min_ratio(0.1);
+        Ok(Self {
+            name: name.to_string(),
+            recipe,
+            model,
+            report,
+            step: 0,
+            optimizer: AdamW::from_varmap(&vars, config)?,
+            vars,
+            schedule,
+            settings: settings.clone(),
+            gradients_checked: false,
+        })
+    }
+
+    /// One optimizer step.
+    pub fn train_step(&mut self, data: &Data) -> Result<Step> {
+        let Settings { seed, batch, ref model, .. } = self.settings;
+        let (inputs, targets) = data.train_batch(seed, self.step, batch, model.context)?;
+        let start = Instant::now();
+        let guard = self.recipe.clone().map(fp8_autocast).transpose()?;
+        let loss = ops::cross_entropy(&self.model.forward(&inputs)?, &targets)?;
+        if let Some(guard) = guard {
+            guard.close()?;
+        }
+        let grads = loss.backward()?;
+        if !self.gradients_checked {
+            let missing = check_gradients(&self.vars, &grads);
+            ensure!(missing.is_empty(), "no gradient reached {}", missing.join(", "));
+            self.gradients_checked = true;
+        }
+        let lr = self.schedule.lr(self.step);
+        self.optimizer.set_lr(lr);
+        let report = self.optimizer.apply(&grads)?;
+        let loss = f64::from(loss.to_scalar::<f32>()?);
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        self.step += 1;
+        if !loss.is_finite() {
+            bail!("{}: the loss of step {} is {loss}", self.name, self.step);
+        }
+        Ok(Step { loss, lr, grad_norm: report.grad_norm, ms })
+    }
+
+    /// Mean loss with frozen scales.
+    pub fn validate(&self, batches: &[Batch]) -> Result<f64> {
+        let _guard = self.evaluation_guard()?;
+        let mut sum = 0.;
+        for (inputs, targets) in batches {
+            let loss = ops::cross_entropy(&self.model.forward(inputs)?, targets)?;
+            sum += f64::from(loss.to_scalar::<f32>()?);
+        }
+        Ok(sum / batches.len() as f64)
+    }
+
+    /// The guard of validation and generation; None for a high-precision run.
+    pub fn evaluation_guard(&self) -> Result<Option<fp8::recipes::AutocastGuard>> {
+        let autocast = self.recipe.clone().map(|recipe| Autocast::new(recipe).training(false));
+        Ok(autocast.map(fp8_autocast).transpose()?)
+    }
+
+    /// Runs training batches in high precision and sets static scales from what they hold.
+    pub fn calibrate(&self, data: &Data, batches: u64) -> Result<()> {
+        let Some(recipe) = &self.recipe else { return Ok(()) };
+        let Settings { seed, batch, ref model, .. } = self.settings;
+        let guard = fp8_autocast(Autocast::new(recipe.clone()).calibrating(true).training(false))?;
+        for i in 0..batches {
+            let (inputs, _) = data.train_batch(seed, self.settings.steps + i, batch, model.context)?;
+            self.model.forward(&inputs)?;
+        }
+        Ok(guard.close()?)
+    }
+
+    pub fn quantized_tensors(&self) -> u64 {
+        quantized_tensors(&self.model)
+    }
+
+    pub fn converted_layers(&self) -> usize {
+        self.report.as_ref().map_or(0, PrepareReport::converted)
+    }
+
+    pub fn vars(&self) -> &VarMap {
+        &self.vars
+    }
+
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        let meta = TrainingMeta {
+            step: self.step,
+            recipe: self.recipe.clone(),
+            random: serde_json::json!({ "seed": self.settings.seed, "step": self.step }),
+            extra: serde_json::to_value(&self.settings)?,
+        };
+        let path = checkpoint_path(dir, &self.name);
+        Ok(save_training(path, &self.model, &self.vars, &self.optimizer, &meta)?)
+    }
+
+    pub fn resume(&mut self, dir: &Path) -> Result<()> {
+        let path = checkpoint_path(dir, &self.name);
+        let recipe = self.recipe.as_ref();
+        let meta = resume_training(path, &self.model, &self.vars, &mut self.optimizer, recipe)?;
+        self.step = meta.step;
+        Ok(())
+    }
+}
+
+fn checkpoint_path(dir: &Path, name: &str) -> PathBuf {
+    dir.join("checkpoint").join(format!("{name}.safetensors"))
+}
+
+/// The settings of the run that wrote `dir`.
+pub fn saved_settings(dir: &Path) -> Result<Settings> {
+    let folder = dir.join("checkpoint");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&folder)
+        .with_context(|| format!("{} holds no checkpoint to resume", dir.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
+        .collect();
+    files.sort();
+    let first = files
+        .first()
+        .with_context(|| format!("{} holds no checkpoint to resume", folder.display()))?;
+    let meta = training_meta(first)?;
+    serde_json::from_value(meta.extra)
+        .with_context(|| format!("{}: not a checkpoint of this example", first.display()))
+}
