@@ -4,3 +4,7 @@
 pub use fp8_candle as candle;
 pub use fp8_core as core;
 pub use fp8_recipes as recipes;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -832,6 +832,42 @@ fn evaluation_between_the_steps_leaves_no_trace() {
     assert!(with.0 == without.0, "outputs of the training steps");
 }
 
+/// 0.3 is cast to 256 / 896 under the scale of the weight 0.5 before it, to 448 under its own.
+#[test]
+fn evaluation_takes_the_newest_scale_and_leaves_the_codes_of_the_step() {
+    let layer = Layer::prepared("fc", 118, 1, 1);
+    let one = of(&[1.], &[1, 1]);
+    layer.bias.set(&of(&[0.], &[1])).unwrap();
+    layer.weight.set(&of(&[0.5], &[1, 1])).unwrap();
+    train(&layer, delayed(1), &one, &one);
+    layer.weight.set(&of(&[0.3], &[1, 1])).unwrap();
+    let evaluate = || {
+        let _guard = open(Autocast::new(delayed(1)).training(false));
+        layer.linear.forward(&one).unwrap()
+    };
+    for (case, y, expected) in [
+        ("evaluation before the step", evaluate(), 256. / 896.),
+        (
+            "training",
+            train(&layer, delayed(1), &one, &one),
+            256. / 896.,
+        ),
+        ("evaluation", evaluate(), 0.3),
+        (
+            "training, unchanged weight",
+            train(&layer, delayed(1), &one, &one),
+            256. / 896.,
+        ),
+        ("evaluation again", evaluate(), 0.3),
+    ] {
+        let y = flat(&y)[0];
+        assert!(
+            (y - expected).abs() < 1e-6,
+            "{case}: got {y}, expected {expected}"
+        );
+    }
+}
+
 #[test]
 fn a_disabled_guard_updates_nothing() {
     let layer = Layer::prepared("fc", 120, 4, 8);
@@ -1696,4 +1732,55 @@ fn an_input_of_the_wrong_width_or_kind_names_the_layer() {
         let error = layer.linear.forward(&integers).unwrap_err();
         assert_text("dtype", error, &["blocks.3.fc", "u32"]);
     }
+}
+
+#[test]
+fn a_step_on_a_new_thread_settles_the_gradients_of_the_one_before() {
+    let (x, go) = (tensor(1, &[4, 8]), tensor(2, &[4, 6]));
+    let layer = Layer::prepared("l", 3, 6, 8);
+    let control = Layer::prepared("l", 3, 6, 8);
+    for _ in 0..3 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| train(&layer, delayed(4), &x, &go));
+        });
+        train(&control, delayed(4), &x, &go);
+    }
+    end_step().unwrap();
+    // The last backward pass of the threads waits for a next step.
+    std::thread::scope(|scope| {
+        scope.spawn(|| train(&layer, delayed(4), &x, &go));
+    });
+    assert_eq!(layer.slot("grad_output"), control.slot("grad_output"));
+    assert_ne!(layer.slot("grad_output").quant_scale, 1.);
+}
+
+#[test]
+fn a_training_guard_inside_an_evaluation_guard_begins_a_step() {
+    let (x, go) = (tensor(1, &[4, 8]), tensor(2, &[4, 6]));
+    let layer = Layer::prepared("l", 3, 6, 8);
+    train(&layer, delayed(4), &x, &go);
+    assert_eq!(layer.slot("grad_output").quant_scale, 1.);
+    let _evaluation = open(Autocast::new(delayed(4)).training(false));
+    assert_eq!(layer.slot("grad_output").quant_scale, 1.);
+    let _training = open(delayed(4));
+    assert_eq!(
+        layer.slot("grad_output").quant_scale,
+        57344. / amax(&go),
+        "settled when the step begins"
+    );
+}
+
+#[test]
+fn calibrating_again_keeps_the_inputs_seen_but_not_the_old_weight() {
+    let layer = Layer::prepared("l", 3, 6, 8);
+    let calibrate = |x: &Tensor| {
+        let _guard = open(Autocast::new(delayed(4)).calibrating(true));
+        layer.linear.forward(x).unwrap();
+    };
+    calibrate(&of(&[8.; 8], &[1, 8]));
+    layer.weight.set(&of(&[0.5; 48], &[6, 8])).unwrap();
+    calibrate(&of(&[2.; 8], &[1, 8]));
+    // Calibration makes dequant_scale = amax / MAX; quant_scale is its reciprocal.
+    assert_eq!(layer.slot("input").quant_scale, 1. / (8. / 448.));
+    assert_eq!(layer.slot("weight").quant_scale, 1. / (0.5 / 448.));
 }

@@ -184,7 +184,7 @@ impl Run {
             all.insert(name, bits(&tensor));
         }
         for (name, tensor) in self.optimizer.state().unwrap() {
-            all.insert(format!("optimizer.{name}"), bits(&tensor));
+            all.insert(format!("optimizer/{name}"), bits(&tensor));
         }
         all
     }
@@ -366,7 +366,7 @@ fn the_file_has_named_tensors_and_readable_metadata() {
     run.train();
     run.save(&file(&dir));
     let stored = Checkpoint::open(&[file(&dir)]).unwrap();
-    let mut expected = vec!["optimizer.step".to_string()];
+    let mut expected = vec!["optimizer/step".to_string()];
     for var in [
         "down.bias",
         "down.weight",
@@ -376,7 +376,7 @@ fn the_file_has_named_tensors_and_readable_metadata() {
         "up.weight",
     ] {
         expected.push(var.to_string());
-        expected.extend(["exp_avg", "exp_avg_sq"].map(|m| format!("optimizer.{var}.{m}")));
+        expected.extend(["exp_avg", "exp_avg_sq"].map(|m| format!("optimizer/{var}.{m}")));
     }
     for layer in ["up", "down"] {
         for role in ["input", "weight", "grad_output"] {
@@ -584,17 +584,17 @@ fn another_model_is_refused_and_the_tensor_named() {
         ),
         (
             "a missing moment",
-            |t| drop(t.remove("optimizer.up.weight.exp_avg")),
+            |t| drop(t.remove("optimizer/up.weight.exp_avg")),
             &["up.weight.exp_avg"],
         ),
         (
             "a moment too many",
-            |t| drop(t.insert("optimizer.side.exp_avg".into(), tensor(1, &[3]))),
+            |t| drop(t.insert("optimizer/side.exp_avg".into(), tensor(1, &[3]))),
             &["side.exp_avg"],
         ),
         (
             "a moment of another shape",
-            |t| drop(t.insert("optimizer.up.bias.exp_avg_sq".into(), tensor(1, &[21]))),
+            |t| drop(t.insert("optimizer/up.bias.exp_avg_sq".into(), tensor(1, &[21]))),
             &["up.bias.exp_avg_sq", "[20]", "[21]"],
         ),
     ];

@@ -68,7 +68,11 @@ fn main() -> Result<()> {
         },
     )?;
     let seconds = start.elapsed().as_secs_f64();
-    let tokens_per_s = if seconds > 0. { text.len() as f64 / seconds } else { 0. };
+    let tokens_per_s = if seconds > 0. {
+        text.len() as f64 / seconds
+    } else {
+        0.
+    };
     if args.json {
         let report = serde_json::json!({
             "prompt": args.prompt,
@@ -81,7 +85,9 @@ fn main() -> Result<()> {
         println!("{report}");
     } else {
         let share = bytes as f64 / f32_bytes.max(1) as f64;
-        println!("\n\n{tokens_per_s:.0} tokens/s; linear weights hold {bytes} bytes ({share:.3} of f32)");
+        println!(
+            "\n\n{tokens_per_s:.0} tokens/s; linear weights hold {bytes} bytes ({share:.3} of f32)"
+        );
     }
     Ok(())
 }

@@ -3,7 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use candle_core::{D, DType, Device, IndexOp, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use fp8::recipes::nn::{Embedding, LayerNorm, Linear, embedding, layer_norm, linear, linear_no_bias, ops};
+use fp8::recipes::nn::{
+    Embedding, LayerNorm, Linear, embedding, layer_norm, linear, linear_no_bias, ops,
+};
 use fp8::recipes::{Fp8Module, Visitor, fp8_module};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -23,7 +25,13 @@ pub struct GptConfig {
 
 impl Default for GptConfig {
     fn default() -> Self {
-        Self { vocab_size: 256, hidden_size: 256, num_layers: 4, num_heads: 4, context: 128 }
+        Self {
+            vocab_size: 256,
+            hidden_size: 256,
+            num_layers: 4,
+            num_heads: 4,
+            context: 128,
+        }
     }
 }
 
@@ -76,7 +84,9 @@ impl Attention {
         let (batch, tokens, hidden) = x.dims3()?;
         let head = hidden / self.num_heads;
         let heads = |linear: &Linear| -> Result<Tensor> {
-            let y = linear.forward(x)?.reshape((batch, tokens, self.num_heads, head))?;
+            let y = linear
+                .forward(x)?
+                .reshape((batch, tokens, self.num_heads, head))?;
             Ok(y.transpose(1, 2)?.contiguous()?)
         };
         let q = ops::rope(&heads(&self.query)?, cos, sin)?;
@@ -97,7 +107,10 @@ impl Attention {
         }
         let scores = q.matmul(&k.transpose(2, 3)?)?;
         let weights = ops::causal_softmax(&scores, 1. / (head as f64).sqrt())?;
-        let y = weights.matmul(&v)?.transpose(1, 2)?.reshape((batch, tokens, hidden))?;
+        let y = weights
+            .matmul(&v)?
+            .transpose(1, 2)?
+            .reshape((batch, tokens, hidden))?;
         Ok(self.proj.forward(&y)?)
     }
 }
@@ -109,7 +122,13 @@ struct Block {
     up: Linear,
     down: Linear,
 }
-fp8_module!(Block { norm_attention, attention, norm_mlp, up, down });
+fp8_module!(Block {
+    norm_attention,
+    attention,
+    norm_mlp,
+    up,
+    down
+});
 
 impl Block {
     fn new(config: &GptConfig, vb: VarBuilder<'_>) -> Result<Self> {
@@ -129,7 +148,9 @@ impl Block {
         rope: (&Tensor, &Tensor),
         cache: Option<&mut LayerCache>,
     ) -> Result<Tensor> {
-        let x = (x + self.attention.forward(&self.norm_attention.forward(x)?, rope, cache)?)?;
+        let x = (x + self
+            .attention
+            .forward(&self.norm_attention.forward(x)?, rope, cache)?)?;
         let mlp = ops::gelu(&self.up.forward(&self.norm_mlp.forward(&x)?)?)?;
         Ok((&x + self.down.forward(&mlp)?)?)
     }
@@ -205,7 +226,10 @@ impl Gpt {
             })
             .collect();
         let angles = Tensor::from_vec(angles, (tokens, half), device)?;
-        Ok((angles.cos()?.to_dtype(self.dtype)?, angles.sin()?.to_dtype(self.dtype)?))
+        Ok((
+            angles.cos()?.to_dtype(self.dtype)?,
+            angles.sin()?.to_dtype(self.dtype)?,
+        ))
     }
 
     pub fn new_cache(&self) -> KvCache {
@@ -237,7 +261,10 @@ impl Gpt {
         seed: u64,
         mut each: impl FnMut(u8),
     ) -> Result<Vec<u8>> {
-        ensure!(!prompt.is_empty(), "the prompt is empty: give at least one byte");
+        ensure!(
+            !prompt.is_empty(),
+            "the prompt is empty: give at least one byte"
+        );
         let device = self.embed.embeddings().device();
         let mut rng = StdRng::seed_from_u64(seed);
         let mut cache = self.new_cache();
@@ -248,7 +275,10 @@ impl Gpt {
         while text.len() < count {
             let tokens = Tensor::from_slice(&next, (1, next.len()), device)?;
             let logits = self.forward_cached(&tokens, &mut cache)?;
-            let last = logits.i((0, next.len() - 1))?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+            let last = logits
+                .i((0, next.len() - 1))?
+                .to_dtype(DType::F32)?
+                .to_vec1::<f32>()?;
             let byte = u8::try_from(sample(&last, temperature, &mut rng)?)?;
             each(byte);
             text.push(byte);
@@ -269,8 +299,10 @@ fn sample(logits: &[f32], temperature: f64, rng: &mut StdRng) -> Result<usize> {
     if temperature <= 0. {
         return Ok(best);
     }
-    let weights: Vec<f64> =
-        logits.iter().map(|&l| (f64::from(l - max) / temperature).exp()).collect();
+    let weights: Vec<f64> = logits
+        .iter()
+        .map(|&l| (f64::from(l - max) / temperature).exp())
+        .collect();
     let mut left = rng.random::<f64>() * weights.iter().sum::<f64>();
     for (i, weight) in weights.iter().enumerate() {
         left -= weight;
@@ -284,7 +316,10 @@ fn sample(logits: &[f32], temperature: f64, rng: &mut StdRng) -> Result<usize> {
 /// GPT-2's initialization from a seed; candle's own generator cannot be seeded on the CPU.
 pub fn initialize(vars: &VarMap, config: &GptConfig, seed: u64) -> Result<()> {
     let mut rng = StdRng::seed_from_u64(seed);
-    let vars = vars.data().lock().map_err(|_| anyhow::anyhow!("the VarMap's lock is poisoned"))?;
+    let vars = vars
+        .data()
+        .lock()
+        .map_err(|_| anyhow::anyhow!("the VarMap's lock is poisoned"))?;
     let mut names: Vec<&String> = vars.keys().collect();
     names.sort();
     for name in names {
@@ -294,10 +329,15 @@ pub fn initialize(vars: &VarMap, config: &GptConfig, seed: u64) -> Result<()> {
         }
         // Residual branches shrink with depth, so that the sum keeps its size.
         let residual = name.ends_with("proj.weight") || name.ends_with("down.weight");
-        let depth = if residual { 2. * config.num_layers as f64 } else { 1. };
+        let depth = if residual {
+            2. * config.num_layers as f64
+        } else {
+            1.
+        };
         let normal = Normal::new(0f32, (0.02 / depth.sqrt()) as f32)?;
-        let values: Vec<f32> =
-            (0..var.elem_count()).map(|_| normal.sample(&mut rng)).collect();
+        let values: Vec<f32> = (0..var.elem_count())
+            .map(|_| normal.sample(&mut rng))
+            .collect();
         var.set(&Tensor::from_vec(values, var.shape(), var.device())?.to_dtype(var.dtype())?)?;
     }
     for (name, var) in vars.iter().filter(|(name, _)| name.ends_with(".bias")) {

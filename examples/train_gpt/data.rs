@@ -33,7 +33,8 @@ impl Data {
         files.sort();
         let mut text = vec![];
         for file in &files {
-            let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+            let bytes =
+                std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
             // A directory may hold images and the like.
             if files.len() == 1 || std::str::from_utf8(&bytes).is_ok() {
                 text.extend(bytes);
@@ -48,14 +49,21 @@ impl Data {
                 "{what}: {bytes} bytes of {part} text are too few, one batch of {batch} x {context} needs more than {need}"
             );
         }
-        let hash = text.iter().chain(&validation).fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        });
+        let hash = text
+            .iter()
+            .chain(&validation)
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+            });
         let total = text.len() + validation.len();
         Ok(Self {
             train: text,
             validation,
-            description: format!("{what}: {:.2} MB in {} files", total as f64 / 1e6, files.len()),
+            description: format!(
+                "{what}: {:.2} MB in {} files",
+                total as f64 / 1e6,
+                files.len()
+            ),
             fingerprint: format!("{total}-{hash:016x}"),
         })
     }
@@ -68,13 +76,19 @@ impl Data {
     }
 
     /// Evenly spread validation windows: the same for every run.
-    pub fn validation_batches(&self, count: usize, batch: usize, context: usize) -> Result<Vec<Batch>> {
+    pub fn validation_batches(
+        &self,
+        count: usize,
+        batch: usize,
+        context: usize,
+    ) -> Result<Vec<Batch>> {
         let windows_total = count * batch;
         let room = self.validation.len() - context - 1;
         (0..count)
             .map(|i| {
-                let starts: Vec<usize> =
-                    (0..batch).map(|j| (i * batch + j) * room / windows_total).collect();
+                let starts: Vec<usize> = (0..batch)
+                    .map(|j| (i * batch + j) * room / windows_total)
+                    .collect();
                 windows(&self.validation, &starts, context)
             })
             .collect()
@@ -90,7 +104,11 @@ fn windows(text: &[u8], starts: &[usize], context: usize) -> Result<Batch> {
     let shifted = |offset: usize| {
         let bytes: Vec<u32> = starts
             .iter()
-            .flat_map(|&s| text[s + offset..s + offset + context].iter().map(|&byte| byte.into()))
+            .flat_map(|&s| {
+                text[s + offset..s + offset + context]
+                    .iter()
+                    .map(|&byte| byte.into())
+            })
             .collect();
         Tensor::from_vec(bytes, (starts.len(), context), &Device::Cpu)
     };
@@ -117,11 +135,21 @@ fn candle_sources() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     let output = Command::new(cargo)
-        .args(["metadata", "--format-version", "1", "--offline", "--manifest-path", manifest])
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--offline",
+            "--manifest-path",
+            manifest,
+        ])
         .output()
         .context("running `cargo metadata` to find candle's sources; --data names another text")?;
     if !output.status.success() {
-        bail!("`cargo metadata` failed: {}", String::from_utf8_lossy(&output.stderr));
+        bail!(
+            "`cargo metadata` failed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
     metadata["packages"]

@@ -37,7 +37,7 @@ struct Args {
     /// [default: f32,delayed]
     #[arg(long, value_delimiter = ',')]
     recipe: Option<Vec<String>>,
-    /// Optimizer steps of each run [default: 300]
+    /// Optimizer steps of each run [default: 200]
     #[arg(long)]
     steps: Option<u64>,
     /// Seed of weights and batches [default: 0]
@@ -64,15 +64,25 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let resume = args.resume.is_some();
     let dir = args.resume.clone().unwrap_or_else(|| args.out.clone());
-    let mut settings = if resume { saved_settings(&dir)? } else { defaults() };
+    let mut settings = if resume {
+        saved_settings(&dir)?
+    } else {
+        defaults()
+    };
     if !resume {
         settings.recipes = args.recipe.clone().unwrap_or(settings.recipes);
         settings.steps = args.steps.unwrap_or(settings.steps);
         settings.seed = args.seed.unwrap_or(settings.seed);
         settings.batch = args.batch.unwrap_or(settings.batch);
     }
-    ensure!(settings.batch > 0, "--batch 0: a batch needs at least one sequence");
-    ensure!(args.checkpoint_every > 0, "--checkpoint-every 0: give at least 1");
+    ensure!(
+        settings.batch > 0,
+        "--batch 0: a batch needs at least one sequence"
+    );
+    ensure!(
+        args.checkpoint_every > 0,
+        "--checkpoint-every 0: give at least 1"
+    );
     let data = Data::load(args.data.as_deref(), settings.batch, settings.model.context)?;
     if resume {
         same("--recipe", args.recipe.as_ref(), &settings.recipes)?;
@@ -111,10 +121,20 @@ fn main() -> Result<()> {
     }
     let done: BTreeMap<String, u64> = runs.iter().map(|r| (r.name.clone(), r.step)).collect();
     let mut metrics = Metrics::open(&dir, |line| {
-        resume && done.get(line.recipe()).is_some_and(|&step| line.step() <= step)
+        resume
+            && done
+                .get(line.recipe())
+                .is_some_and(|&step| line.step() <= step)
     })?;
 
-    let finished = train(&mut runs, &settings, &data, &mut metrics, &dir, args.checkpoint_every)?;
+    let finished = train(
+        &mut runs,
+        &settings,
+        &data,
+        &mut metrics,
+        &dir,
+        args.checkpoint_every,
+    )?;
     for run in &runs {
         run.save(&dir)?;
     }
@@ -135,10 +155,10 @@ fn main() -> Result<()> {
 fn defaults() -> Settings {
     Settings {
         recipes: vec!["f32".into(), "delayed".into()],
-        steps: 300,
+        steps: 200,
         seed: 0,
         batch: 8,
-        learning_rate: 1e-3,
+        learning_rate: 6e-4,
         model: GptConfig::default(),
         data: String::new(),
     }
@@ -181,7 +201,12 @@ fn train(
     bar.set_position(runs.iter().map(|run| run.step).sum());
     bar.reset_eta();
     // After a kill between two checkpoint files the runs are at different steps: the last one catches up.
-    while let Some(step) = runs.iter().map(|run| run.step).min().filter(|&s| s < settings.steps) {
+    while let Some(step) = runs
+        .iter()
+        .map(|run| run.step)
+        .min()
+        .filter(|&s| s < settings.steps)
+    {
         for run in runs.iter_mut().filter(|run| run.step == step) {
             let done = run.train_step(data)?;
             bar.inc(1);
@@ -204,12 +229,20 @@ fn train(
             })?;
             if run.step % validate_every == 0 && run.step < settings.steps {
                 let val_loss = run.validate(&validation)?;
-                metrics.push(Line::Validation { recipe, step: run.step, val_loss })?;
+                metrics.push(Line::Validation {
+                    recipe,
+                    step: run.step,
+                    val_loss,
+                })?;
                 let text = format!(
                     "step {:>5}  {:<20} train {:.4}  validation {val_loss:.4}  {:.0} ms",
                     run.step, run.name, done.loss, done.ms
                 );
-                if bar.is_hidden() { println!("{text}") } else { bar.println(text) }
+                if bar.is_hidden() {
+                    println!("{text}")
+                } else {
+                    bar.println(text)
+                }
             }
             if run.step % checkpoint_every == 0 {
                 run.save(dir)?;
@@ -232,7 +265,9 @@ fn summarize(
     metrics: &mut Metrics,
     dir: &Path,
 ) -> Result<()> {
-    let Settings { batch, ref model, .. } = *settings;
+    let Settings {
+        batch, ref model, ..
+    } = *settings;
     let validation: Vec<Batch> = data.validation_batches(FINAL_BATCHES, batch, model.context)?;
     let mut summaries = vec![];
     for run in runs {
@@ -257,7 +292,11 @@ fn summarize(
             },
             final_val_loss,
             median_step_ms,
-            tokens_per_s: if median_step_ms > 0. { tokens / median_step_ms * 1e3 } else { 0. },
+            tokens_per_s: if median_step_ms > 0. {
+                tokens / median_step_ms * 1e3
+            } else {
+                0.
+            },
             linear_weight_bytes: run.model.linear_weight_bytes().0,
             converted_layers: run.converted_layers(),
             quantized_tensors: run.quantized_tensors(),
@@ -270,11 +309,19 @@ fn summarize(
     println!("\nrecipe                train   validation  against f32   ms/step  tokens/s  casts");
     for s in &summaries {
         let against = base.map_or("-".into(), |base| {
-            format!("{:+.2}%", (s.final_val_loss / base.final_val_loss - 1.) * 100.)
+            format!(
+                "{:+.2}%",
+                (s.final_val_loss / base.final_val_loss - 1.) * 100.
+            )
         });
         println!(
             "{:<20} {:>6.4}  {:>10.4}  {:>11}  {:>8.1}  {:>8.0}  {:>5}",
-            s.recipe, s.final_train_loss, s.final_val_loss, against, s.median_step_ms, s.tokens_per_s,
+            s.recipe,
+            s.final_train_loss,
+            s.final_val_loss,
+            against,
+            s.median_step_ms,
+            s.tokens_per_s,
             s.quantized_tensors
         );
     }
@@ -296,7 +343,10 @@ fn serve_fp8(run: &Run, settings: &Settings, data: &Data, dir: &Path) -> Result<
         let _guard = run.evaluation_guard()?;
         run.model.forward(&tokens)?
     };
-    let difference = (served.forward(&tokens)? - &ours)?.abs()?.flatten_all()?.max(0)?;
+    let difference = (served.forward(&tokens)? - &ours)?
+        .abs()?
+        .flatten_all()?
+        .max(0)?;
     let largest = ours.abs()?.flatten_all()?.max(0)?;
     let relative = (difference / largest)?.to_scalar::<f32>()?;
     let (bytes, f32_bytes) = served.linear_weight_bytes();
@@ -321,9 +371,15 @@ fn write_text(model: &Gpt, prompt: &[u8], seed: u64) -> Result<()> {
 /// A high-precision model, in the same place.
 fn save_plain(run: &Run, settings: &Settings, dir: &Path) -> Result<()> {
     write_json(&dir.join("config.json"), &settings.model)?;
-    let vars = run.vars().data().lock().map_err(|_| anyhow::anyhow!("the VarMap's lock is poisoned"))?;
-    let tensors: BTreeMap<String, Tensor> =
-        vars.iter().map(|(name, var)| (name.clone(), var.as_tensor().detach())).collect();
+    let vars = run
+        .vars()
+        .data()
+        .lock()
+        .map_err(|_| anyhow::anyhow!("the VarMap's lock is poisoned"))?;
+    let tensors: BTreeMap<String, Tensor> = vars
+        .iter()
+        .map(|(name, var)| (name.clone(), var.as_tensor().detach()))
+        .collect();
     atomic::write_safetensors_atomic(dir.join("model.safetensors"), &tensors, None)?;
     println!("\nwritten: {}", dir.display());
     Ok(())

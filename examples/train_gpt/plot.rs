@@ -20,7 +20,9 @@ const SMOOTHING: usize = 10;
 pub fn write_loss_svg(dir: &Path, metrics: &Metrics, recipes: &[String]) -> Result<()> {
     let mut svg = String::new();
     draw(&mut svg, metrics, recipes).map_err(|error| anyhow!("drawing loss.svg: {error}"))?;
-    Ok(write_atomic(dir.join("loss.svg"), |out| out.write_all(svg.as_bytes()))?)
+    Ok(write_atomic(dir.join("loss.svg"), |out| {
+        out.write_all(svg.as_bytes())
+    })?)
 }
 
 fn draw(
@@ -30,11 +32,20 @@ fn draw(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let curves: Vec<_> = recipes
         .iter()
-        .map(|name| (name, smooth(&metrics.train_curve(name)), metrics.validation_curve(name)))
+        .map(|name| {
+            (
+                name,
+                smooth(&metrics.train_curve(name)),
+                metrics.validation_curve(name),
+            )
+        })
         .collect();
     let points = || {
         curves.iter().flat_map(|(_, train, validation)| {
-            train.iter().copied().chain(validation.iter().map(|&(step, loss)| (step as f64, loss)))
+            train
+                .iter()
+                .copied()
+                .chain(validation.iter().map(|&(step, loss)| (step as f64, loss)))
         })
     };
     let steps = points().map(|p| p.0).fold(1., f64::max);
@@ -48,7 +59,10 @@ fn draw(
     let root = SVGBackend::with_string(svg, (960, 600)).into_drawing_area();
     root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&root)
-        .caption("Loss per recipe: training (thin), validation (marked)", ("sans-serif", 22))
+        .caption(
+            "Loss per recipe: training (thin), validation (marked)",
+            ("sans-serif", 22),
+        )
         .margin(16)
         .x_label_area_size(48)
         .y_label_area_size(64)
@@ -64,14 +78,18 @@ fn draw(
     for (i, (name, train, validation)) in curves.into_iter().enumerate() {
         let color = COLORS[i % COLORS.len()];
         chart.draw_series(LineSeries::new(train, color.mix(0.45).stroke_width(1)))?;
-        let validation: Vec<(f64, f64)> =
-            validation.into_iter().map(|(step, loss)| (step as f64, loss)).collect();
+        let validation: Vec<(f64, f64)> = validation
+            .into_iter()
+            .map(|(step, loss)| (step as f64, loss))
+            .collect();
         chart
             .draw_series(LineSeries::new(validation.clone(), color.stroke_width(2)))?
             .label(name.as_str())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 24, y)], color.stroke_width(2)));
         chart.draw_series(
-            validation.into_iter().map(|point| Circle::new(point, 3, color.filled())),
+            validation
+                .into_iter()
+                .map(|point| Circle::new(point, 3, color.filled())),
         )?;
     }
     chart

@@ -11,8 +11,19 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Line {
-    Train { recipe: String, step: u64, train_loss: f64, lr: f64, grad_norm: f64, step_ms: f64 },
-    Validation { recipe: String, step: u64, val_loss: f64 },
+    Train {
+        recipe: String,
+        step: u64,
+        train_loss: f64,
+        lr: f64,
+        grad_norm: f64,
+        step_ms: f64,
+    },
+    Validation {
+        recipe: String,
+        step: u64,
+        val_loss: f64,
+    },
 }
 
 impl Line {
@@ -60,8 +71,11 @@ impl Metrics {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
         };
-        let lines: Vec<Line> =
-            old.lines().filter_map(|line| serde_json::from_str(line).ok()).filter(keep).collect();
+        let lines: Vec<Line> = old
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .filter(keep)
+            .collect();
         write_atomic(&path, |out| {
             for line in &lines {
                 serde_json::to_writer(&mut *out, line)?;
@@ -73,7 +87,11 @@ impl Metrics {
             .append(true)
             .open(&path)
             .with_context(|| format!("writing {}", path.display()))?;
-        Ok(Self { path, out: BufWriter::new(file), lines })
+        Ok(Self {
+            path,
+            out: BufWriter::new(file),
+            lines,
+        })
     }
 
     pub fn push(&mut self, line: Line) -> Result<()> {
@@ -88,9 +106,12 @@ impl Metrics {
     /// (step, loss) of a recipe's training steps.
     pub fn train_curve(&self, name: &str) -> Vec<(u64, f64)> {
         let point = |line: &Line| match line {
-            Line::Train { recipe, step, train_loss, .. } if recipe == name => {
-                Some((*step, *train_loss))
-            }
+            Line::Train {
+                recipe,
+                step,
+                train_loss,
+                ..
+            } if recipe == name => Some((*step, *train_loss)),
             _ => None,
         };
         self.lines.iter().filter_map(point).collect()
@@ -99,9 +120,11 @@ impl Metrics {
     /// (step, loss) of a recipe's validations.
     pub fn validation_curve(&self, name: &str) -> Vec<(u64, f64)> {
         let point = |line: &Line| match line {
-            Line::Validation { recipe, step, val_loss } if recipe == name => {
-                Some((*step, *val_loss))
-            }
+            Line::Validation {
+                recipe,
+                step,
+                val_loss,
+            } if recipe == name => Some((*step, *val_loss)),
             _ => None,
         };
         self.lines.iter().filter_map(point).collect()
@@ -110,7 +133,9 @@ impl Metrics {
     /// Median duration of a recipe's steps in milliseconds.
     pub fn median_step_ms(&self, name: &str) -> f64 {
         let ms = |line: &Line| match line {
-            Line::Train { recipe, step_ms, .. } if recipe == name => Some(*step_ms),
+            Line::Train {
+                recipe, step_ms, ..
+            } if recipe == name => Some(*step_ms),
             _ => None,
         };
         let mut all: Vec<f64> = self.lines.iter().filter_map(ms).collect();

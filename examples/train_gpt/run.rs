@@ -11,7 +11,8 @@ use fp8::recipes::checkpoint::{
 use fp8::recipes::nn::ops;
 use fp8::recipes::optim::{AdamW, AdamWConfig, LrSchedule};
 use fp8::recipes::{
-    Autocast, PrepareOptions, PrepareReport, Recipe, RecipeName, check_gradients, fp8_autocast, prepare_fp8,
+    Autocast, PrepareOptions, PrepareReport, Recipe, RecipeName, check_gradients, fp8_autocast,
+    prepare_fp8,
 };
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -80,7 +81,8 @@ impl Run {
             ..AdamWConfig::default()
         };
         let warmup = (settings.steps / 10).clamp(1, 100);
-        let schedule = LrSchedule::cosine(settings.learning_rate, warmup, settings.steps).with_min_ratio(0.1);
+        let schedule =
+            LrSchedule::cosine(settings.learning_rate, warmup, settings.steps).with_min_ratio(0.1);
         Ok(Self {
             name: name.to_string(),
             recipe,
@@ -97,7 +99,12 @@ impl Run {
 
     /// One optimizer step.
     pub fn train_step(&mut self, data: &Data) -> Result<Step> {
-        let Settings { seed, batch, ref model, .. } = self.settings;
+        let Settings {
+            seed,
+            batch,
+            ref model,
+            ..
+        } = self.settings;
         let (inputs, targets) = data.train_batch(seed, self.step, batch, model.context)?;
         let start = Instant::now();
         let guard = self.recipe.clone().map(fp8_autocast).transpose()?;
@@ -108,7 +115,11 @@ impl Run {
         let grads = loss.backward()?;
         if !self.gradients_checked {
             let missing = check_gradients(&self.vars, &grads);
-            ensure!(missing.is_empty(), "no gradient reached {}", missing.join(", "));
+            ensure!(
+                missing.is_empty(),
+                "no gradient reached {}",
+                missing.join(", ")
+            );
             self.gradients_checked = true;
         }
         let lr = self.schedule.lr(self.step);
@@ -120,7 +131,12 @@ impl Run {
         if !loss.is_finite() {
             bail!("{}: the loss of step {} is {loss}", self.name, self.step);
         }
-        Ok(Step { loss, lr, grad_norm: report.grad_norm, ms })
+        Ok(Step {
+            loss,
+            lr,
+            grad_norm: report.grad_norm,
+            ms,
+        })
     }
 
     /// Mean loss with frozen scales.
@@ -136,17 +152,32 @@ impl Run {
 
     /// The guard of validation and generation; None for a high-precision run.
     pub fn evaluation_guard(&self) -> Result<Option<fp8::recipes::AutocastGuard>> {
-        let autocast = self.recipe.clone().map(|recipe| Autocast::new(recipe).training(false));
+        let autocast = self
+            .recipe
+            .clone()
+            .map(|recipe| Autocast::new(recipe).training(false));
         Ok(autocast.map(fp8_autocast).transpose()?)
     }
 
     /// Runs training batches in high precision and sets static scales from what they hold.
     pub fn calibrate(&self, data: &Data, batches: u64) -> Result<()> {
-        let Some(recipe) = &self.recipe else { return Ok(()) };
-        let Settings { seed, batch, ref model, .. } = self.settings;
-        let guard = fp8_autocast(Autocast::new(recipe.clone()).calibrating(true).training(false))?;
+        let Some(recipe) = &self.recipe else {
+            return Ok(());
+        };
+        let Settings {
+            seed,
+            batch,
+            ref model,
+            ..
+        } = self.settings;
+        let guard = fp8_autocast(
+            Autocast::new(recipe.clone())
+                .calibrating(true)
+                .training(false),
+        )?;
         for i in 0..batches {
-            let (inputs, _) = data.train_batch(seed, self.settings.steps + i, batch, model.context)?;
+            let (inputs, _) =
+                data.train_batch(seed, self.settings.steps + i, batch, model.context)?;
             self.model.forward(&inputs)?;
         }
         Ok(guard.close()?)
@@ -172,7 +203,13 @@ impl Run {
             extra: serde_json::to_value(&self.settings)?,
         };
         let path = checkpoint_path(dir, &self.name);
-        Ok(save_training(path, &self.model, &self.vars, &self.optimizer, &meta)?)
+        Ok(save_training(
+            path,
+            &self.model,
+            &self.vars,
+            &self.optimizer,
+            &meta,
+        )?)
     }
 
     pub fn resume(&mut self, dir: &Path) -> Result<()> {

@@ -133,6 +133,11 @@ impl DelayedSlot {
         self.lock().pending.push(amax);
     }
 
+    /// Whether amaxes of a step wait for an update.
+    pub fn has_pending(&self) -> bool {
+        !self.lock().pending.is_empty()
+    }
+
     /// Drops the amaxes of a step or a calibration that did not happen; says whether the step had any.
     pub fn discard_pending(&self) -> bool {
         let mut state = self.lock();
@@ -156,14 +161,23 @@ impl DelayedSlot {
 
     /// Takes the first amax as the scale at once, if no scale was set yet (`initial: FirstBatch`). An amax that makes
     /// no scale (0, Inf, NaN) is not the first.
-    pub(crate) fn adopt_first(&self, rule: &DelayedRule, format: Format, amax: &Tensor) -> Result<()> {
+    pub(crate) fn adopt_first(
+        &self,
+        rule: &DelayedRule,
+        format: Format,
+        amax: &Tensor,
+    ) -> Result<()> {
         let mut state = self.lock();
         if !state.initial {
             return Ok(());
         }
         let backend = backend(&self.device)?;
         let updated = backend.update_delayed(&[&state.tensors], &[(rule, format)], amax)?;
-        if let Some(updated) = updated.into_iter().next().filter(|new| is_new(new, &state.tensors)) {
+        if let Some(updated) = updated
+            .into_iter()
+            .next()
+            .filter(|new| is_new(new, &state.tensors))
+        {
             // The history waits for the regular update, which will store this amax.
             state.tensors.quant_scale = updated.quant_scale;
             state.tensors.dequant_scale = updated.dequant_scale;
@@ -173,31 +187,42 @@ impl DelayedSlot {
         Ok(())
     }
 
-    /// Sets a static scale, `dequant_scale = amax / MAX`, from every amax recorded under calibration so far.
-    /// Does nothing if there is none.
+    /// Sets a static scale, `dequant_scale = amax / MAX`, from the amaxes recorded for calibration since the last call
+    /// and, with `with_earlier`, from those of earlier calibrations. Does nothing if none was recorded.
     ///
     /// # Errors
     /// If an amax is Inf or NaN; the recorded amaxes are dropped then and the scale stays.
-    pub fn finish_calibration(&self, format: Format) -> Result<()> {
+    pub fn finish_calibration(&self, format: Format, with_earlier: bool) -> Result<()> {
         let mut state = self.lock();
-        if state.calibration.is_empty() {
+        let mut recorded = std::mem::take(&mut state.calibration);
+        if recorded.is_empty() {
             return Ok(());
         }
-        let recorded = std::mem::take(&mut state.calibration);
+        // The first one is what earlier calibrations came to.
+        if state.calibrated && !with_earlier && recorded.len() > 1 {
+            recorded.remove(0);
+        }
         let mut amax = 0f32;
         for value in &recorded {
             for value in value.flatten_all()?.to_vec1::<f32>()? {
-                amax = if value.is_finite() && amax.is_finite() { amax.max(value) } else { f32::NAN };
+                amax = if value.is_finite() && amax.is_finite() {
+                    amax.max(value)
+                } else {
+                    f32::NAN
+                };
             }
         }
-        let dequant_scale = static_dequant_scale(amax, format).map_err(|source| Error::Calibration {
-            slot: self.name.clone(),
-            source,
-        })?;
+        let dequant_scale =
+            static_dequant_scale(amax, format).map_err(|source| Error::Calibration {
+                slot: self.name.clone(),
+                source,
+            })?;
         state.tensors.dequant_scale = Tensor::from_slice(&[dequant_scale], 1, &self.device)?;
         state.tensors.quant_scale =
             Tensor::from_slice(&[fp8_core::reciprocal(dequant_scale)], 1, &self.device)?;
-        state.calibration.push(Tensor::from_slice(&[amax], 1, &self.device)?);
+        state
+            .calibration
+            .push(Tensor::from_slice(&[amax], 1, &self.device)?);
         state.calibrated = true;
         state.initial = false;
         state.epoch += 1;
@@ -216,9 +241,10 @@ impl DelayedSlot {
     /// # Errors
     /// If a shape or dtype is wrong.
     pub fn restore(&self, quant_scale: &Tensor, amax_history: &Tensor) -> Result<()> {
-        for (what, tensor, rank_one) in
-            [("quant_scale", quant_scale, quant_scale.dims() == [1]), ("amax_history", amax_history, amax_history.rank() == 1)]
-        {
+        for (what, tensor, rank_one) in [
+            ("quant_scale", quant_scale, quant_scale.dims() == [1]),
+            ("amax_history", amax_history, amax_history.rank() == 1),
+        ] {
             if tensor.dtype() != DType::F32 {
                 return Err(Error::DType {
                     op: "restore delayed state",
@@ -240,7 +266,10 @@ impl DelayedSlot {
         }
         let quant_scale = quant_scale.to_device(&self.device)?;
         let dequant_scale = backend(&self.device)?.reciprocal(&quant_scale)?;
-        let used = amax_history.to_vec1::<f32>()?.iter().any(|&amax| amax != 0.);
+        let used = amax_history
+            .to_vec1::<f32>()?
+            .iter()
+            .any(|&amax| amax != 0.);
         let initial = !used && quant_scale.to_vec1::<f32>()? == [1.];
         let mut state = self.lock();
         state.tensors = SlotTensors {
@@ -286,10 +315,18 @@ pub fn update_slots(
     }
     while let Some(first) = todo.first() {
         let device = first.0.device.clone();
-        let (here, elsewhere): (Vec<_>, Vec<_>) =
-            todo.into_iter().partition(|slot| slot.0.device.same_device(&device));
+        let (here, elsewhere): (Vec<_>, Vec<_>) = todo
+            .into_iter()
+            .partition(|slot| slot.0.device.same_device(&device));
         todo = elsewhere;
-        update_on_device(backend(&device)?, &device, &here, rule, amax_history_len, reduce)?;
+        update_on_device(
+            backend(&device)?,
+            &device,
+            &here,
+            rule,
+            amax_history_len,
+            reduce,
+        )?;
     }
     Ok(())
 }

@@ -32,7 +32,9 @@ pub enum Error {
         got: Vec<usize>,
     },
     /// The last dimension of a linear layer's input is not its `in_features`.
-    #[error("linear layer `{path}`: input of shape {shape:?} has {got} features, expected {expected}")]
+    #[error(
+        "linear layer `{path}`: input of shape {shape:?} has {got} features, expected {expected}"
+    )]
     InFeatures {
         /// Path of the layer, as in the checkpoint.
         path: String,

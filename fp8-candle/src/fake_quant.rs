@@ -9,7 +9,11 @@ use fp8_core::Contraction;
 ///
 /// # Errors
 /// If `x` is not f32, bf16, f16 or f64, or the quantizer's static scale is missing.
-pub fn fake_quantize(x: &Tensor, quantizer: &Quantizer, contraction: Contraction) -> Result<Tensor> {
+pub fn fake_quantize(
+    x: &Tensor,
+    quantizer: &Quantizer,
+    contraction: Contraction,
+) -> Result<Tensor> {
     cast_values_and_gradient(x, Some((quantizer, contraction)), None)
 }
 

@@ -70,7 +70,10 @@ impl Quantizer {
         Self {
             cast: Cast::new(format),
             granularity,
-            source: ScaleSource::Current { policy: ScalePolicy::Dynamic, power_of_two: false },
+            source: ScaleSource::Current {
+                policy: ScalePolicy::Dynamic,
+                power_of_two: false,
+            },
             counter: None,
         }
     }
@@ -98,7 +101,10 @@ impl Quantizer {
     /// # Errors
     /// If `x` is not f32, bf16, f16 or f64, a static scale is missing, or a given scale does not fit the granularity.
     pub fn quantize(&self, x: &Tensor, contraction: Contraction) -> Result<Quantized> {
-        if !matches!(x.dtype(), DType::F32 | DType::BF16 | DType::F16 | DType::F64) {
+        if !matches!(
+            x.dtype(),
+            DType::F32 | DType::BF16 | DType::F16 | DType::F64
+        ) {
             return Err(Error::DType {
                 op: "quantize",
                 what: "the tensor",
@@ -114,14 +120,26 @@ impl Quantizer {
         let encode = |quant_scale: &Tensor| {
             if quant_scale.elem_count() != grid.len() {
                 let granularity = self.granularity;
-                let expected = format!("{} elements for {rows}x{cols} values, {granularity}", grid.len());
+                let expected = format!(
+                    "{} elements for {rows}x{cols} values, {granularity}",
+                    grid.len()
+                );
                 let got = quant_scale.dims().to_vec();
-                return Err(Error::Shape { op: "quantize", what: "the scale", expected, got }.into());
+                return Err(Error::Shape {
+                    op: "quantize",
+                    what: "the scale",
+                    expected,
+                    got,
+                }
+                .into());
             }
             backend.quantize(&x, &grid, quant_scale, &self.cast)
         };
         let (codes, quant_scale, dequant_scale, amax) = match &self.source {
-            ScaleSource::Current { policy, power_of_two } => {
+            ScaleSource::Current {
+                policy,
+                power_of_two,
+            } => {
                 let amax = backend.amax(&x, &grid)?;
                 let quant_scale =
                     backend.quant_scale(&amax, self.cast.format, *policy, *power_of_two)?;
@@ -129,15 +147,23 @@ impl Quantizer {
                 let dequant_scale = backend.reciprocal(&quant_scale)?;
                 (codes, quant_scale, dequant_scale, Some(amax))
             }
-            ScaleSource::Delayed { slot, record, first_batch } => {
-                if let Some(rule) = first_batch.as_ref().filter(|_| *record && slot.is_initial()) {
+            ScaleSource::Delayed {
+                slot,
+                record,
+                first_batch,
+            } => {
+                if let Some(rule) = first_batch
+                    .as_ref()
+                    .filter(|_| *record && slot.is_initial())
+                {
                     let whole = ScaleGrid::tensorwise(rows, cols);
                     let amax = backend.amax(&x, &whole)?.reshape(1)?;
                     slot.adopt_first(rule, self.cast.format, &amax)?;
                 }
                 let state = slot.tensors();
                 if *record {
-                    let (codes, amax) = backend.quantize_with_amax(&x, &state.quant_scale, &self.cast)?;
+                    let (codes, amax) =
+                        backend.quantize_with_amax(&x, &state.quant_scale, &self.cast)?;
                     slot.record(amax.clone());
                     (codes, state.quant_scale, state.dequant_scale, Some(amax))
                 } else {
@@ -163,9 +189,18 @@ impl Quantizer {
         if let Some(counter) = &self.counter {
             counter.fetch_add(1, Ordering::Relaxed);
         }
-        let tensor =
-            Fp8Tensor::from_parts(codes, self.cast.format, self.granularity, contraction, dequant_scale)?;
-        Ok(Quantized { tensor, quant_scale, amax })
+        let tensor = Fp8Tensor::from_parts(
+            codes,
+            self.cast.format,
+            self.granularity,
+            contraction,
+            dequant_scale,
+        )?;
+        Ok(Quantized {
+            tensor,
+            quant_scale,
+            amax,
+        })
     }
 }
 

@@ -15,7 +15,10 @@ pub(crate) struct Ready {
 
 impl Ready {
     pub(crate) fn new(storage: Storage, shape: impl Into<Shape>) -> Self {
-        Self { storage: Mutex::new(Some(storage)), shape: shape.into() }
+        Self {
+            storage: Mutex::new(Some(storage)),
+            shape: shape.into(),
+        }
     }
 
     pub(crate) fn shape(&self) -> &Shape {
@@ -23,7 +26,10 @@ impl Ready {
     }
 
     fn take(&self) -> Option<Storage> {
-        self.storage.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.storage
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 
     pub(crate) fn take_cpu(&self) -> Result<(CpuStorage, Shape)> {
@@ -43,9 +49,12 @@ impl Ready {
     /// The result as a tensor outside any graph.
     pub(crate) fn into_tensor(self) -> Result<Tensor> {
         match self.take() {
-            Some(storage) => {
-                Ok(Tensor::from_storage(storage, self.shape, BackpropOp::none(), false))
-            }
+            Some(storage) => Ok(Tensor::from_storage(
+                storage,
+                self.shape,
+                BackpropOp::none(),
+                false,
+            )),
             None => bail!("the result of this node was taken before"),
         }
     }
@@ -62,7 +71,11 @@ pub(crate) fn owned_storage(x: &Tensor) -> Result<Storage> {
         };
         layout.is_contiguous() && layout.start_offset() == 0 && len == Some(x.elem_count())
     };
-    let x = if owns_all { x.clone() } else { x.force_contiguous()? };
+    let x = if owns_all {
+        x.clone()
+    } else {
+        x.force_contiguous()?
+    };
     let (storage, layout) = x.storage_and_layout();
     storage.try_clone(layout)
 }
@@ -85,7 +98,13 @@ mod tests {
     #[test]
     fn views_are_copied_whole() -> Result<()> {
         let x = Tensor::arange(0f32, 24., &Device::Cpu)?.reshape((4, 6))?;
-        for view in [x.clone(), x.narrow(0, 1, 2)?, x.narrow(1, 2, 3)?, x.t()?, x.narrow(0, 0, 2)?] {
+        for view in [
+            x.clone(),
+            x.narrow(0, 1, 2)?,
+            x.narrow(1, 2, 3)?,
+            x.t()?,
+            x.narrow(0, 0, 2)?,
+        ] {
             let copy = Ready::new(owned_storage(&view)?, view.shape()).into_tensor()?;
             assert_eq!(copy.to_vec2::<f32>()?, view.to_vec2::<f32>()?);
         }

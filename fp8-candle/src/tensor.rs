@@ -42,11 +42,23 @@ impl Fp8Tensor {
     ) -> Result<Self> {
         const OP: &str = "Fp8Tensor::from_parts";
         if codes.dtype() != DType::U8 {
-            return Err(Error::DType { op: OP, what: "codes", expected: "u8", got: codes.dtype() }.into());
+            return Err(Error::DType {
+                op: OP,
+                what: "codes",
+                expected: "u8",
+                got: codes.dtype(),
+            }
+            .into());
         }
         if dequant_scale.dtype() != DType::F32 {
             let got = dequant_scale.dtype();
-            return Err(Error::DType { op: OP, what: "dequant_scale", expected: "f32", got }.into());
+            return Err(Error::DType {
+                op: OP,
+                what: "dequant_scale",
+                expected: "f32",
+                got,
+            }
+            .into());
         }
         if !codes.device().same_device(dequant_scale.device()) {
             return Err(Error::DeviceMismatch {
@@ -79,7 +91,13 @@ impl Fp8Tensor {
             .detach()
             .contiguous()?
             .reshape((grid.scale_rows(), grid.scale_cols()))?;
-        Ok(Self { codes, format, granularity, contraction, dequant_scale })
+        Ok(Self {
+            codes,
+            format,
+            granularity,
+            contraction,
+            dequant_scale,
+        })
     }
 
     /// Takes candle's own FP8 tensor, bits unchanged, as E4M3 codes.
@@ -111,7 +129,11 @@ impl Fp8Tensor {
     /// If the format is not E4M3.
     pub fn to_f8e4m3(&self) -> Result<Tensor> {
         if self.format != Format::E4M3 {
-            return Err(Error::NoDType { op: "Fp8Tensor::to_f8e4m3", got: self.format }.into());
+            return Err(Error::NoDType {
+                op: "Fp8Tensor::to_f8e4m3",
+                got: self.format,
+            }
+            .into());
         }
         backend(self.device())?.codes_to_f8e4m3(&self.codes)
     }

@@ -287,25 +287,25 @@ fn static_scales() -> Result<()> {
         error.contains("blocks.0.fc.input") && error.contains("calibrate"),
         "{error}"
     );
-    slot.finish_calibration(Format::E4M3)?;
+    slot.finish_calibration(Format::E4M3, true)?;
     assert!(!slot.is_calibrated(), "calibrated by nothing");
 
     for amax in [1f32, 7., 3.] {
         slot.record_calibration(Tensor::from_slice(&[amax], 1, CPU)?);
     }
-    slot.finish_calibration(Format::E4M3)?;
+    slot.finish_calibration(Format::E4M3, true)?;
     assert!(slot.is_calibrated());
     let q = quantizer.quantize(&x, Cols)?;
     check_quantized(&q, &x, 64.);
     assert!(q.amax.is_none());
     // More batches extend it; a bad one is an error and leaves it.
     slot.record_calibration(Tensor::from_slice(&[14f32], 1, CPU)?);
-    slot.finish_calibration(Format::E4M3)?;
+    slot.finish_calibration(Format::E4M3, true)?;
     check_quantized(&quantizer.quantize(&x, Cols)?, &x, 32.);
     for bad in [f32::INFINITY, f32::NAN] {
         slot.record_calibration(Tensor::from_slice(&[bad], 1, CPU)?);
         let error = slot
-            .finish_calibration(Format::E4M3)
+            .finish_calibration(Format::E4M3, true)
             .unwrap_err()
             .to_string();
         assert!(error.contains("blocks.0.fc.input"), "{error}");
@@ -578,6 +578,79 @@ fn evaluation_does_not_disturb_the_cache() {
     let before = history(&slot);
     update(&[&slot], 4);
     assert_eq!(history(&slot), before);
+}
+
+/// A checkpoint between two micro-batches: the codes are made again with the scale they had.
+#[test]
+fn a_kept_scale_goes_on_elsewhere() -> Result<()> {
+    let cached = Cached::new();
+    let slot = slot("l.weight", 4);
+    let train = delayed(&slot, true);
+    let kept = |cached: &Cached| -> Result<Option<Vec<f32>>> {
+        Ok(cached
+            .cache
+            .kept_quant_scale(&cached.weight)?
+            .map(|scale| flat(&scale)))
+    };
+    assert_eq!(kept(&cached)?, None, "nothing cast yet");
+    cached.get(&delayed(&slot, false), true);
+    assert_eq!(kept(&cached)?, None, "nothing recorded yet");
+    cached.get(&train, true);
+    update(&[&slot], 4);
+    let first = scale(&slot);
+    assert_eq!(
+        kept(&cached)?,
+        Some(vec![first]),
+        "codes of the initial scale are renewed"
+    );
+    cached.step(2.);
+    assert_eq!(kept(&cached)?, None, "the next cast records");
+    let codes_in_step = codes(&cached.get(&train, true));
+    update(&[&slot], 4);
+    assert_ne!(scale(&slot), first);
+    assert_eq!(kept(&cached)?, Some(vec![first]));
+
+    let resumed = Cached {
+        weight: cached.weight.clone(),
+        ..Cached::new()
+    };
+    let scale_tensor = Tensor::from_slice(&[first], 1, CPU)?;
+    resumed
+        .cache
+        .restore(&resumed.weight, scale_tensor.clone())?;
+    // An evaluation in between uses the newest scale.
+    let eval = resumed
+        .cache
+        .quantize(&resumed.weight, &delayed(&slot, false), Cols)?;
+    assert_eq!(flat(eval.dequant_scale()), [1. / scale(&slot)]);
+    let again = resumed.get(&train, false);
+    assert_eq!(codes(&again), codes_in_step);
+    assert_eq!(flat(again.dequant_scale()), [1. / first]);
+    let before = history(&slot);
+    update(&[&slot], 4);
+    assert_eq!(history(&slot), before, "recorded twice");
+    resumed.step(0.5);
+    assert_eq!(
+        flat(resumed.get(&train, true).dequant_scale()),
+        [1. / scale(&slot)]
+    );
+
+    // For another weight the kept scale means nothing.
+    let other = Cached::new();
+    other.cache.restore(&other.weight, scale_tensor)?;
+    other.step(3.);
+    assert_eq!(
+        flat(other.get(&train, true).dequant_scale()),
+        [1. / scale(&slot)]
+    );
+    // Nor has a dynamic cast one.
+    let dynamic = Cached::new();
+    dynamic.get(
+        &Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise),
+        true,
+    );
+    assert_eq!(kept(&dynamic)?, None);
+    Ok(())
 }
 
 #[test]

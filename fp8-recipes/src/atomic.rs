@@ -247,7 +247,11 @@ impl Target {
     fn create_temporary(&self) -> Result<(PathBuf, File), FileError> {
         loop {
             let temporary = self.temporary();
-            match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+            match OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(&temporary)
+            {
                 Ok(created) => return Ok((temporary, created)),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {

@@ -5,7 +5,7 @@
 //! | variables | their names in the VarMap |
 //! | FP8 state, f32 | `{path}.{input,weight,grad_output}.{quant_scale,amax_history}` |
 //! | delayed scaling, weights that the last steps did not change | `{path}.weight.kept_quant_scale`, f32 `[1]` |
-//! | optimizer | `optimizer.` + the optimizer's own names |
+//! | optimizer | `optimizer/` + the optimizer's own names |
 //!
 //! Recipe, step, random state and the caller's own values are JSON in the metadata. Save after an optimizer step:
 //! amaxes of a backward pass that is not finished are not part of a checkpoint.
@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
-const OPTIMIZER: &str = "optimizer.";
+const OPTIMIZER: &str = "optimizer/";
 const KEY: &str = "fp8_training";
 
 /// What a checkpoint holds beside tensors.
@@ -66,7 +66,9 @@ pub fn save_training<M: Fp8Module + ?Sized>(
         }
     }
     let optimizer = optimizer.state()?;
-    let optimizer = optimizer.into_iter().map(|(name, t)| (format!("{OPTIMIZER}{name}"), t));
+    let optimizer = optimizer
+        .into_iter()
+        .map(|(name, t)| (format!("{OPTIMIZER}{name}"), t));
     for (name, tensor) in state.into_iter().chain(optimizer) {
         if tensors.insert(name.clone(), tensor).is_some() {
             return Err(Error::NameClash { tensor: name });
@@ -95,9 +97,11 @@ fn meta_of(file: &SafetensorsFile) -> Result<TrainingMeta> {
         what: "the training metadata",
         reason,
     };
-    let json = file
-        .metadata(KEY)
-        .ok_or_else(|| invalid(format!("there is no `{KEY}` entry: not a training checkpoint")))?;
+    let json = file.metadata(KEY).ok_or_else(|| {
+        invalid(format!(
+            "there is no `{KEY}` entry: not a training checkpoint"
+        ))
+    })?;
     serde_json::from_str(json).map_err(|error| invalid(error.to_string()))
 }
 
@@ -118,28 +122,44 @@ pub fn resume_training<M: Fp8Module + ?Sized>(
     let file = SafetensorsFile::open(path)?;
     let meta = meta_of(&file)?;
     if meta.recipe.as_ref() != recipe {
-        return Err(mismatch(path, "the recipe", recipe_text(meta.recipe.as_ref()), recipe_text(recipe)));
+        return Err(mismatch(
+            path,
+            "the recipe",
+            recipe_text(meta.recipe.as_ref()),
+            recipe_text(recipe),
+        ));
     }
     let mut stored: BTreeMap<String, Tensor> = BTreeMap::new();
     for name in file.names() {
         let tensor = file.tensor(&name, &Device::Cpu)?;
         stored.insert(name, tensor);
     }
-    let (optimizer_state, mut stored): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        stored.into_iter().partition(|(name, _)| name.starts_with(OPTIMIZER));
+    let (optimizer_state, mut stored): (BTreeMap<_, _>, BTreeMap<_, _>) = stored
+        .into_iter()
+        .partition(|(name, _)| name.starts_with(OPTIMIZER));
     let mut kept_scales = vec![];
     for (weight, layer) in layers(model) {
         let name = kept_name(&layer);
         let scale = stored.remove(&name);
-        if let Some(scale) = scale.as_ref().filter(|t| t.dtype() != DType::F32 || t.dims() != [1]) {
+        if let Some(scale) = scale
+            .as_ref()
+            .filter(|t| t.dtype() != DType::F32 || t.dims() != [1])
+        {
             let what = format!("tensor `{name}`");
-            return Err(mismatch(path, &what, describe(Some(scale)), "f32 [1]".into()));
+            return Err(mismatch(
+                path,
+                &what,
+                describe(Some(scale)),
+                "f32 [1]".into(),
+            ));
         }
         kept_scales.push((weight, layer, scale));
     }
 
-    let expected: BTreeMap<String, Tensor> =
-        variables(vars).into_iter().chain(fp8_state(model)?).collect();
+    let expected: BTreeMap<String, Tensor> = variables(vars)
+        .into_iter()
+        .chain(fp8_state(model)?)
+        .collect();
     check_same(path, &expected, &stored)?;
 
     let optimizer_state: HashMap<String, Tensor> = optimizer_state
@@ -164,7 +184,9 @@ pub fn resume_training<M: Fp8Module + ?Sized>(
     }
     for (weight, layer, scale) in kept_scales {
         match scale {
-            Some(scale) => layer.cache.restore(&weight, scale.to_device(weight.device())?)?,
+            Some(scale) => layer
+                .cache
+                .restore(&weight, scale.to_device(weight.device())?)?,
             None => layer.cache.clear(),
         }
     }
@@ -188,7 +210,12 @@ fn check_same(
             _ => false,
         };
         if !fits {
-            return Err(mismatch(path, &format!("tensor `{name}`"), describe(there), describe(here)));
+            return Err(mismatch(
+                path,
+                &format!("tensor `{name}`"),
+                describe(there),
+                describe(here),
+            ));
         }
     }
     Ok(())
@@ -202,7 +229,12 @@ fn describe(tensor: Option<&Tensor>) -> String {
 }
 
 fn mismatch(path: &Path, what: &str, found: String, expected: String) -> Error {
-    Error::ResumeMismatch { path: path.to_path_buf(), what: what.to_string(), found, expected }
+    Error::ResumeMismatch {
+        path: path.to_path_buf(),
+        what: what.to_string(),
+        found,
+        expected,
+    }
 }
 
 fn recipe_text(recipe: Option<&Recipe>) -> String {
@@ -214,7 +246,9 @@ fn recipe_text(recipe: Option<&Recipe>) -> String {
 
 fn variables(vars: &VarMap) -> BTreeMap<String, Tensor> {
     let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
-    vars.iter().map(|(name, var)| (name.clone(), var.as_tensor().detach())).collect()
+    vars.iter()
+        .map(|(name, var)| (name.clone(), var.as_tensor().detach()))
+        .collect()
 }
 
 /// The FP8 state of every prepared layer as named f32 tensors:
@@ -228,9 +262,10 @@ pub fn fp8_state<M: Fp8Module + ?Sized>(model: &M) -> Result<BTreeMap<String, Te
         for (role, slot) in state.slots() {
             let slot = slot.tensors();
             let prefix = format!("{}.{role}", state.path());
-            for (name, tensor) in
-                [("quant_scale", slot.quant_scale), ("amax_history", slot.amax_history)]
-            {
+            for (name, tensor) in [
+                ("quant_scale", slot.quant_scale),
+                ("amax_history", slot.amax_history),
+            ] {
                 let name = format!("{prefix}.{name}");
                 if tensors.insert(name.clone(), tensor).is_some() {
                     return Err(Error::NameClash { tensor: name });

@@ -9,10 +9,10 @@ use crate::atomic::{write_atomic, write_safetensors_atomic};
 use crate::error::{Error, Result};
 use crate::module::{Fp8Module, Visitor};
 use crate::nn::Linear;
-use crate::state::{ExportStrategy, Fp8State};
-use candle_core::{Tensor, TensorId};
+use crate::state::ExportStrategy;
+use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Quantizer, ScaleSource};
-use fp8_core::{Cast, Contraction, Format, Granularity};
+use fp8_core::{Cast, Contraction, Format, Granularity, static_dequant_scale};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -45,7 +45,11 @@ pub fn save_calibrated<M: Fp8Module + ?Sized>(
     path: impl AsRef<Path>,
 ) -> Result<ExportReport> {
     let path = path.as_ref();
-    let file = if path.is_dir() { path.join("model.safetensors") } else { path.to_path_buf() };
+    let file = if path.is_dir() {
+        path.join("model.safetensors")
+    } else {
+        path.to_path_buf()
+    };
     let config_path = file.with_file_name("config.json");
 
     let mut others = OtherTensors::default();
@@ -86,14 +90,22 @@ pub fn save_calibrated<M: Fp8Module + ?Sized>(
 fn merged_config(path: &Path, ignored: &[String], strategy: ExportStrategy) -> Result<Value> {
     let mut config = match std::fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Map::new(),
-        Err(source) => return Err(Error::Read { path: path.to_path_buf(), source }),
+        Err(source) => {
+            return Err(Error::Read {
+                path: path.to_path_buf(),
+                source,
+            });
+        }
         Ok(text) => serde_json::from_str(&text).map_err(|error| Error::Json {
             path: path.to_path_buf(),
             what: "the object at its root",
             reason: error.to_string(),
         })?,
     };
-    config.insert("quantization_config".into(), quantization_config(ignored, strategy));
+    config.insert(
+        "quantization_config".into(),
+        quantization_config(ignored, strategy),
+    );
     Ok(config.into())
 }
 
@@ -157,11 +169,15 @@ impl Collector {
     /// Files `tensor` under `name`; false if the same tensor is there already.
     fn claim(&mut self, name: &str, source: &Tensor) -> Result<bool> {
         if name.is_empty() || name == "weight" && self.sources.contains_key(name) {
-            return Err(Error::Unnamed { shape: source.dims().to_vec() });
+            return Err(Error::Unnamed {
+                shape: source.dims().to_vec(),
+            });
         }
         match self.sources.get(name) {
             Some(id) if *id == source.id() => Ok(false),
-            Some(_) => Err(Error::NameClash { tensor: name.to_string() }),
+            Some(_) => Err(Error::NameClash {
+                tensor: name.to_string(),
+            }),
             None => {
                 self.sources.insert(name.to_string(), source.id());
                 Ok(true)
@@ -179,14 +195,18 @@ impl Collector {
     fn add_linear(&mut self, linear: &Linear) -> Result<()> {
         let path = linear.path();
         if path.is_empty() {
-            return Err(Error::Unnamed { shape: linear.weight().dims().to_vec() });
+            return Err(Error::Unnamed {
+                shape: linear.weight().dims().to_vec(),
+            });
         }
         let weight = linear.weight();
         let name = format!("{path}.weight");
         if let Some(bias) = linear.bias() {
             self.keep(&format!("{path}.bias"), bias)?;
         }
-        let state = linear.fp8_state().filter(|_| !self.others.contains(&weight.id()));
+        let state = linear
+            .fp8_state()
+            .filter(|_| !self.others.contains(&weight.id()));
         if !self.claim(&name, weight)? {
             return Ok(());
         }
@@ -195,7 +215,9 @@ impl Collector {
             self.tensors.insert(name, weight.detach());
             return Ok(());
         };
-        let not_calibrated = || Error::NotCalibrated { path: path.to_string() };
+        let not_calibrated = || Error::NotCalibrated {
+            path: path.to_string(),
+        };
         let strategy = state.calibrated_as().ok_or_else(not_calibrated)?;
         // One file has one strategy; the first layer's stands for all, since one recipe calibrated them.
         let strategy = *self.strategy.get_or_insert(strategy);
@@ -203,7 +225,7 @@ impl Collector {
         if strategy == ExportStrategy::Tensor && !static_scales {
             return Err(not_calibrated());
         }
-        let codes = quantize_weight(state, weight, strategy)?;
+        let codes = quantize_weight(weight, strategy, path)?;
         self.tensors.insert(name, codes.to_f8e4m3()?);
         let scale = codes.dequant_scale();
         let scale = match strategy {
@@ -213,27 +235,46 @@ impl Collector {
         self.tensors.insert(format!("{path}.weight_scale"), scale);
         if strategy == ExportStrategy::Tensor {
             let input_scale = state.input().tensors().dequant_scale;
-            self.tensors.insert(format!("{path}.input_scale"), input_scale);
+            self.tensors
+                .insert(format!("{path}.input_scale"), input_scale);
         }
         self.quantized.push(path.to_string());
         Ok(())
     }
 }
 
-/// The weight as the calibrated model itself casts it.
-fn quantize_weight(
-    state: &Fp8State,
-    weight: &Tensor,
-    strategy: ExportStrategy,
-) -> Result<Fp8Tensor> {
-    let quantizer = match strategy {
-        ExportStrategy::Tensor => Quantizer {
-            cast: Cast::new(Format::E4M3),
-            granularity: Granularity::Tensorwise,
-            source: ScaleSource::Static(state.weight().clone()),
-            counter: None,
-        },
-        ExportStrategy::Channel => Quantizer::dynamic(Format::E4M3, Granularity::Rowwise),
+/// The weight as the calibrated model itself casts it: the static scale comes from the amax of the weight as it is now,
+/// which is the calibrated one unless the model was trained further.
+fn quantize_weight(weight: &Tensor, strategy: ExportStrategy, path: &str) -> Result<Fp8Tensor> {
+    let (granularity, source) = match strategy {
+        ExportStrategy::Channel => {
+            let dynamic = Quantizer::dynamic(Format::E4M3, Granularity::Rowwise);
+            (Granularity::Rowwise, dynamic.source)
+        }
+        ExportStrategy::Tensor => {
+            let amax = weight
+                .abs()?
+                .flatten_all()?
+                .max(0)?
+                .to_dtype(DType::F32)?
+                .to_scalar()?;
+            let dequant_scale = static_dequant_scale(amax, Format::E4M3).map_err(|source| {
+                let slot = format!("{path}.weight");
+                candle_core::Error::from(fp8_candle::Error::Calibration { slot, source })
+            })?;
+            let dequant_scale = Tensor::from_slice(&[dequant_scale], 1, weight.device())?;
+            (
+                Granularity::Tensorwise,
+                ScaleSource::Fixed { dequant_scale },
+            )
+        }
+    };
+    let cast = Cast::new(Format::E4M3);
+    let quantizer = Quantizer {
+        cast,
+        granularity,
+        source,
+        counter: None,
     };
     Ok(Fp8Tensor::quantize(weight, &quantizer, Contraction::Cols)?)
 }

@@ -74,12 +74,17 @@ impl Checkpoint {
             if matches!(dtype, Some(Dtype::F8_E4M3 | Dtype::F8_E5M2)) {
                 let scale = scale_name(name);
                 if !self.index.contains_key(&scale) {
-                    return Err(Error::MissingScale { tensor: name.clone(), missing: scale });
+                    return Err(Error::MissingScale {
+                        tensor: name.clone(),
+                        missing: scale,
+                    });
                 }
                 if dtype != Some(Dtype::F8_E4M3) {
                     return Err(wrong_dtype(name, dtype, "F8_E4M3"));
                 }
-            } else if let Some(weight) = name.strip_suffix("_scale").filter(|n| n.ends_with("weight"))
+            } else if let Some(weight) = name
+                .strip_suffix("_scale")
+                .filter(|n| n.ends_with("weight"))
             {
                 if self.dtype(weight) != Some(Dtype::F8_E4M3) {
                     return Err(wrong_dtype(weight, self.dtype(weight), "F8_E4M3"));
@@ -144,7 +149,10 @@ impl Checkpoint {
             });
         };
         let granularity = scale_granularity(&scale, n, k, &scale_name)?;
-        Ok(Fp8Tensor::from_f8e4m3(&stored, granularity, Contraction::Cols, scale)?.dequantize(dtype)?)
+        Ok(
+            Fp8Tensor::from_f8e4m3(&stored, granularity, Contraction::Cols, scale)?
+                .dequantize(dtype)?,
+        )
     }
 
     /// A VarBuilder over this checkpoint; other tensors than FP8 weights are cast to `dtype`.
@@ -187,7 +195,10 @@ pub(crate) fn scale_granularity(
         [] | [1] | [1, 1] => Ok(Granularity::Tensorwise),
         [rows] | [rows, 1] if rows == n => Ok(Granularity::Rowwise),
         [rows, cols] if rows == n.div_ceil(BLOCK) && cols == k.div_ceil(BLOCK) => {
-            Ok(Granularity::Blockwise { rows: BLOCK, cols: BLOCK })
+            Ok(Granularity::Blockwise {
+                rows: BLOCK,
+                cols: BLOCK,
+            })
         }
         _ => Err(Error::TensorShape {
             tensor: name.to_string(),

@@ -18,7 +18,12 @@ pub(crate) fn linear_plan(state: &Arc<Fp8State>, context: &Context) -> LinearPla
         .as_ref()
         .filter(|delayed| delayed.initial == InitialScale::FirstBatch)
         .map(DelayedScaling::rule);
-    let maker = Maker { state, config, training: context.training, first_batch };
+    let maker = Maker {
+        state,
+        config,
+        training: context.training,
+        first_batch,
+    };
     LinearPlan {
         path: state.path().into(),
         output: maker.gemm(

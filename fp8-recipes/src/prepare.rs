@@ -21,7 +21,10 @@ pub struct PrepareOptions {
 
 impl Default for PrepareOptions {
     fn default() -> Self {
-        Self { filter: LayerFilter::default(), amax_history_len: 1024 }
+        Self {
+            filter: LayerFilter::default(),
+            amax_history_len: 1024,
+        }
     }
 }
 
@@ -71,7 +74,10 @@ pub struct PrepareReport {
 impl PrepareReport {
     /// Number of layers with FP8 state.
     pub fn converted(&self) -> usize {
-        self.layers.iter().filter(|l| matches!(l.outcome, Outcome::Converted(_))).count()
+        self.layers
+            .iter()
+            .filter(|l| matches!(l.outcome, Outcome::Converted(_)))
+            .count()
     }
 
     /// Number of layers left in high precision.
@@ -87,7 +93,13 @@ impl PrepareReport {
 
 impl fmt::Display for PrepareReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.layers.iter().map(|l| l.path.len()).max().unwrap_or(0).max("layer".len());
+        let width = self
+            .layers
+            .iter()
+            .map(|l| l.path.len())
+            .max()
+            .unwrap_or(0)
+            .max("layer".len());
         writeln!(f, "{:width$}  {:>13}  result", "layer", "[out, in]")?;
         for layer in &self.layers {
             let shape = format!("[{}, {}]", layer.out_features, layer.in_features);
@@ -98,7 +110,12 @@ impl fmt::Display for PrepareReport {
                 Outcome::Skipped(reason) => writeln!(f, "high precision: {reason}")?,
             }
         }
-        write!(f, "{} converted, {} left in high precision", self.converted(), self.skipped())
+        write!(
+            f,
+            "{} converted, {} left in high precision",
+            self.converted(),
+            self.skipped()
+        )
     }
 }
 
@@ -156,20 +173,27 @@ impl Preparer<'_> {
     fn outcome(&mut self, linear: &mut Linear) -> candle_core::Result<Outcome> {
         let (out_features, in_features) = linear.features();
         if linear.static_weight().is_some() {
-            return Ok(Outcome::Skipped("the weight is FP8 already (static inference)".into()));
+            return Ok(Outcome::Skipped(
+                "the weight is FP8 already (static inference)".into(),
+            ));
         }
         if linear.path().is_empty() {
             let reason = "it has no path: build it from a VarBuilder or call with_path";
             return Ok(Outcome::Skipped(reason.into()));
         }
-        let decision = self.options.filter.decide(linear.path(), out_features, in_features);
+        let decision = self
+            .options
+            .filter
+            .decide(linear.path(), out_features, in_features);
         if let FilterDecision::Skip(reason) = decision {
             return Ok(Outcome::Skipped(reason));
         }
         let weight = linear.weight();
         if !matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16) {
             let dtype = weight.dtype().as_str();
-            return Ok(Outcome::Skipped(format!("the weight is {dtype}, not f32, bf16 or f16")));
+            return Ok(Outcome::Skipped(format!(
+                "the weight is {dtype}, not f32, bf16 or f16"
+            )));
         }
         if let Some(reason) = non_finite(weight)? {
             return Ok(Outcome::Skipped(reason));
@@ -178,8 +202,11 @@ impl Preparer<'_> {
         let mut notes: Vec<String> = vec![];
         let own_name = format!("{}.weight", linear.path());
         if let Some(names) = self.owners.get(&id) {
-            let others: Vec<_> =
-                names.iter().filter(|name| **name != own_name).map(String::as_str).collect();
+            let others: Vec<_> = names
+                .iter()
+                .filter(|name| **name != own_name)
+                .map(String::as_str)
+                .collect();
             if !others.is_empty() {
                 notes.push(format!("weight tied with {}", others.join(", ")));
             }
@@ -201,9 +228,12 @@ impl Preparer<'_> {
                 Arc::new(Fp8State::new(linear.path().into(), len, weight.device())?)
             }
         };
-        self.by_path.insert(linear.path().to_string(), (id, state.clone()));
+        self.by_path
+            .insert(linear.path().to_string(), (id, state.clone()));
         linear.set_fp8_state(Some(state));
-        Ok(Outcome::Converted((!notes.is_empty()).then(|| notes.join("; "))))
+        Ok(Outcome::Converted(
+            (!notes.is_empty()).then(|| notes.join("; ")),
+        ))
     }
 }
 
@@ -229,9 +259,16 @@ impl VisitorMut for Preparer<'_> {
 
 /// What is wrong with the values of a weight, if anything.
 fn non_finite(weight: &Tensor) -> candle_core::Result<Option<String>> {
-    let values = weight.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    let values = weight
+        .to_dtype(DType::F32)?
+        .flatten_all()?
+        .to_vec1::<f32>()?;
     let nans = values.iter().filter(|value| value.is_nan()).count();
     let infs = values.iter().filter(|value| value.is_infinite()).count();
-    Ok((nans + infs > 0)
-        .then(|| format!("the weight holds {nans} NaN and {infs} Inf of {} values", values.len())))
+    Ok((nans + infs > 0).then(|| {
+        format!(
+            "the weight holds {nans} NaN and {infs} Inf of {} values",
+            values.len()
+        )
+    }))
 }

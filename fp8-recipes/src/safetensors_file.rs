@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
-use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -25,9 +25,14 @@ pub(crate) struct SafetensorsFile {
 impl SafetensorsFile {
     /// Reads and checks the header.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let io = |source| Error::Read { path: path.to_path_buf(), source };
-        let invalid =
-            |reason: String| Error::NotSafetensors { path: path.to_path_buf(), reason };
+        let io = |source| Error::Read {
+            path: path.to_path_buf(),
+            source,
+        };
+        let invalid = |reason: String| Error::NotSafetensors {
+            path: path.to_path_buf(),
+            reason,
+        };
         let mut file = File::open(path).map_err(io)?;
         let length = file.metadata().map_err(io)?.len();
         if length < 8 {
@@ -42,17 +47,31 @@ impl SafetensorsFile {
             )));
         }
         let mut json = vec![];
-        Read::by_ref(&mut file).take(header_len).read_to_end(&mut json).map_err(io)?;
+        Read::by_ref(&mut file)
+            .take(header_len)
+            .read_to_end(&mut json)
+            .map_err(io)?;
         // Checks that shapes, dtypes and offsets fit together.
         let header: Metadata =
             serde_json::from_slice(&json).map_err(|e| invalid(format!("bad header: {e}")))?;
         let start = 8 + header_len;
         let expected = start + header.data_len() as u64;
         if length != expected {
-            let fault = if length < expected { "truncated" } else { "too long" };
-            return Err(invalid(format!("{fault}: {length} bytes, the header describes {expected}")));
+            let fault = if length < expected {
+                "truncated"
+            } else {
+                "too long"
+            };
+            return Err(invalid(format!(
+                "{fault}: {length} bytes, the header describes {expected}"
+            )));
         }
-        Ok(Self { path: path.to_path_buf(), file: Mutex::new(file), header, start })
+        Ok(Self {
+            path: path.to_path_buf(),
+            file: Mutex::new(file),
+            header,
+            start,
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -70,7 +89,11 @@ impl SafetensorsFile {
     }
 
     pub(crate) fn metadata(&self, key: &str) -> Option<&str> {
-        self.header.metadata().as_ref()?.get(key).map(String::as_str)
+        self.header
+            .metadata()
+            .as_ref()?
+            .get(key)
+            .map(String::as_str)
     }
 
     /// The stored tensor.
@@ -90,7 +113,10 @@ impl SafetensorsFile {
             let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
             file.seek(SeekFrom::Start(self.start + begin as u64))
                 .and_then(|_| file.read_exact(&mut bytes))
-                .map_err(|source| Error::Read { path: self.path.clone(), source })?;
+                .map_err(|source| Error::Read {
+                    path: self.path.clone(),
+                    source,
+                })?;
         }
         Ok(Tensor::from_raw_buffer(&bytes, dtype, &info.shape, device)?)
     }

@@ -66,7 +66,11 @@ impl Fp8State {
 
     /// The three slots with the names they have in a checkpoint.
     pub fn slots(&self) -> [(&'static str, &Arc<DelayedSlot>); 3] {
-        [("input", &self.input), ("weight", &self.weight), ("grad_output", &self.grad_output)]
+        [
+            ("input", &self.input),
+            ("weight", &self.weight),
+            ("grad_output", &self.grad_output),
+        ]
     }
 
     /// How many tensors this layer has cast to FP8, forward and backward; a cached weight counts once.
@@ -80,10 +84,16 @@ impl Fp8State {
 
     /// How the layer was calibrated, if it was.
     pub fn calibrated_as(&self) -> Option<ExportStrategy> {
-        *self.calibrated_as.lock().unwrap_or_else(PoisonError::into_inner)
+        *self
+            .calibrated_as
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn set_calibrated_as(&self, strategy: Option<ExportStrategy>) {
-        *self.calibrated_as.lock().unwrap_or_else(PoisonError::into_inner) = strategy;
+        *self
+            .calibrated_as
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = strategy;
     }
 }

@@ -345,6 +345,10 @@ fn killed_for_real() {
             "{content}"
         );
         save(&path, &content).unwrap();
-        assert_eq!(names(dir.path()), ["checkpoint"], "litter of a killed process");
+        assert_eq!(
+            names(dir.path()),
+            ["checkpoint"],
+            "litter of a killed process"
+        );
     }
 }

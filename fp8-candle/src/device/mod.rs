@@ -108,8 +108,12 @@ pub trait Backend: Send + Sync {
     ) -> Result<Tensor>;
 
     /// `[a.kept, b.kept]` = the scaled product of two FP8 matrices, accumulated in f32.
-    fn gemm(&self, a: &GemmOperand<'_>, b: &GemmOperand<'_>, out: &GemmOutput<'_>)
-    -> Result<Storage>;
+    fn gemm(
+        &self,
+        a: &GemmOperand<'_>,
+        b: &GemmOperand<'_>,
+        out: &GemmOutput<'_>,
+    ) -> Result<Storage>;
 
     /// Sum over the rows of `[rows, cols]`, accumulated in f32, as `dtype` `[cols]`.
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor>;

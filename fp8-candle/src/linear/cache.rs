@@ -82,7 +82,10 @@ impl WeightCache {
     /// Forgets the codes; until `weight` changes its delayed casts use `quant_scale` (f32 `[1]`) and record nothing.
     pub fn restore(&self, weight: &Tensor, quant_scale: Tensor) -> Result<()> {
         let fingerprint = backend(weight.device())?.fingerprint(weight)?;
-        let kept = fingerprint.map(|fingerprint| Kept { fingerprint, quant_scale });
+        let kept = fingerprint.map(|fingerprint| Kept {
+            fingerprint,
+            quant_scale,
+        });
         *self.lock() = Cached { entry: None, kept };
         Ok(())
     }
@@ -109,7 +112,8 @@ impl WeightCache {
             && let Some(kept) = cached.kept.take()
             && kept.fingerprint == fingerprint
         {
-            let made = with_scale(quantizer, slot, &kept.quant_scale)?.quantize(weight, contraction)?;
+            let made =
+                with_scale(quantizer, slot, &kept.quant_scale)?.quantize(weight, contraction)?;
             cached.entry = Some(Entry {
                 id: weight.id(),
                 fingerprint,
@@ -172,11 +176,22 @@ fn without_record(quantizer: &Quantizer) -> Quantizer {
 }
 
 /// The cast with a scale of its own in place of its slot's.
-fn with_scale(quantizer: &Quantizer, slot: &DelayedSlot, quant_scale: &Tensor) -> Result<Quantizer> {
+fn with_scale(
+    quantizer: &Quantizer,
+    slot: &DelayedSlot,
+    quant_scale: &Tensor,
+) -> Result<Quantizer> {
     let own = DelayedSlot::new(slot.name(), 1, slot.device())?;
     own.restore(quant_scale, &Tensor::zeros(1, DType::F32, slot.device())?)?;
-    let source = ScaleSource::Delayed { slot: Arc::new(own), record: false, first_batch: None };
-    Ok(Quantizer { source, ..quantizer.clone() })
+    let source = ScaleSource::Delayed {
+        slot: Arc::new(own),
+        record: false,
+        first_batch: None,
+    };
+    Ok(Quantizer {
+        source,
+        ..quantizer.clone()
+    })
 }
 
 /// The same format, granularity and source of scales.
@@ -186,8 +201,14 @@ fn same_cast(a: &Quantizer, b: &Quantizer) -> bool {
     }
     let source = match (&a.source, &b.source) {
         (
-            ScaleSource::Current { policy: a, power_of_two: a2 },
-            ScaleSource::Current { policy: b, power_of_two: b2 },
+            ScaleSource::Current {
+                policy: a,
+                power_of_two: a2,
+            },
+            ScaleSource::Current {
+                policy: b,
+                power_of_two: b2,
+            },
         ) => a == b && a2 == b2,
         _ => false,
     };

@@ -81,7 +81,9 @@ pub fn fp8_linear(
     let out_dims = [&x.dims()[..x.rank() - 1], &[n]].concat();
     let m = x.elem_count() / k.max(1);
     let x2 = x.detach().contiguous()?.reshape((m, k))?;
-    let bias_data = bias.map(|bias| bias.detach().to_dtype(x.dtype())).transpose()?;
+    let bias_data = bias
+        .map(|bias| bias.detach().to_dtype(x.dtype()))
+        .transpose()?;
 
     let mut saved = op::Saved::default();
     let storage = match (&plan.output, weight) {
@@ -109,7 +111,12 @@ pub fn fp8_linear(
                 bias: bias_data.as_ref(),
                 use_fast_accum: gemm.use_fast_accum,
             };
-            let y = multiply((&x8, Contraction::Cols), (&w8, Contraction::Cols), &out, plan.emulate)?;
+            let y = multiply(
+                (&x8, Contraction::Cols),
+                (&w8, Contraction::Cols),
+                &out,
+                plan.emulate,
+            )?;
             saved.keep(plan, x.track_op(), x8, w8, weight);
             y
         }
@@ -131,7 +138,13 @@ fn check(
     };
     let &[n, k] = dims else {
         let expected = "[out_features, in_features]".to_string();
-        return Err(Error::Shape { op: OP, what: "weight", expected, got: dims.to_vec() }.into());
+        return Err(Error::Shape {
+            op: OP,
+            what: "weight",
+            expected,
+            got: dims.to_vec(),
+        }
+        .into());
     };
     let mut tensors = vec![("x", x)];
     if let LinearWeight::HighPrecision(weight, _) = weight {
@@ -141,7 +154,13 @@ fn check(
     for (what, tensor) in tensors {
         if !matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16) {
             let got = tensor.dtype();
-            return Err(Error::DType { op: OP, what, expected: "f32, bf16 or f16", got }.into());
+            return Err(Error::DType {
+                op: OP,
+                what,
+                expected: "f32, bf16 or f16",
+                got,
+            }
+            .into());
         }
         if !tensor.device().same_device(device) {
             return Err(Error::DeviceMismatch {
@@ -165,7 +184,13 @@ fn check(
     }
     if let Some(bias) = bias.filter(|bias| bias.dims() != [n]) {
         let expected = format!("[{n}]");
-        return Err(Error::Shape { op: OP, what: "bias", expected, got: bias.dims().to_vec() }.into());
+        return Err(Error::Shape {
+            op: OP,
+            what: "bias",
+            expected,
+            got: bias.dims().to_vec(),
+        }
+        .into());
     }
     Ok((n, k))
 }
@@ -178,12 +203,24 @@ fn multiply(
     emulate: bool,
 ) -> Result<Storage> {
     if !emulate {
-        return backend(a.device())?.gemm(&a.operand(a_contraction), &b.operand(b_contraction), out);
+        return backend(a.device())?.gemm(
+            &a.operand(a_contraction),
+            &b.operand(b_contraction),
+            out,
+        );
     }
     let a = a.dequantize(DType::F32)?;
     let b = b.dequantize(DType::F32)?;
-    let a = if a_contraction == Contraction::Cols { a } else { a.t()? };
-    let b = if b_contraction == Contraction::Cols { b.t()? } else { b };
+    let a = if a_contraction == Contraction::Cols {
+        a
+    } else {
+        a.t()?
+    };
+    let b = if b_contraction == Contraction::Cols {
+        b.t()?
+    } else {
+        b
+    };
     owned_storage(&add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
 }
 
@@ -208,7 +245,11 @@ fn attach(
         LinearWeight::HighPrecision(weight, _) => Some(weight),
         LinearWeight::Fp8(_) => None,
     };
-    if ![Some(x), weight, bias].into_iter().flatten().any(Tensor::track_op) {
+    if ![Some(x), weight, bias]
+        .into_iter()
+        .flatten()
+        .any(Tensor::track_op)
+    {
         return Ready::new(storage, out_dims).into_tensor();
     }
     let op = op::LinearOp::new(Ready::new(storage, out_dims), plan.clone(), saved);
@@ -224,8 +265,14 @@ fn attach(
 pub(crate) fn serves_both(first: &Quantizer, second: &Quantizer) -> bool {
     let same_source = match (&first.source, &second.source) {
         (
-            ScaleSource::Current { policy: a, power_of_two: a2 },
-            ScaleSource::Current { policy: b, power_of_two: b2 },
+            ScaleSource::Current {
+                policy: a,
+                power_of_two: a2,
+            },
+            ScaleSource::Current {
+                policy: b,
+                power_of_two: b2,
+            },
         ) => a == b && a2 == b2,
         (ScaleSource::Delayed { slot: a, .. }, ScaleSource::Delayed { slot: b, .. })
         | (ScaleSource::Static(a), ScaleSource::Static(b)) => Arc::ptr_eq(a, b),

@@ -33,7 +33,8 @@ impl Saved {
             LinearWeight::Fp8(_) => self.frozen = Some(w8),
             LinearWeight::HighPrecision(weight, _) => {
                 let second = |gemm: &Option<GemmPlan>, first| {
-                    gemm.as_ref().is_some_and(|gemm| serves_both(first, &gemm.b))
+                    gemm.as_ref()
+                        .is_some_and(|gemm| serves_both(first, &gemm.b))
                 };
                 if weight.track_op() && second(&plan.grad_weight, &output.a) {
                     self.x = Some(x8);
@@ -77,7 +78,10 @@ impl LinearOp {
         // Kept for the second GEMM when one copy serves both.
         let mut go8 = None;
         let grad_x = if x.track_op() {
-            Some(self.grad_input(x, weight, &go, &mut go8)?.reshape(x.shape())?)
+            Some(
+                self.grad_input(x, weight, &go, &mut go8)?
+                    .reshape(x.shape())?,
+            )
         } else {
             None
         };
@@ -102,7 +106,10 @@ impl LinearOp {
             // A frozen FP8 weight has no state for gradients: they pass through its dequantized value.
             (None, _) => match &self.saved.frozen {
                 Some(frozen) => return go.matmul(&frozen.dequantize(go.dtype())?),
-                None => bail!("fp8_linear `{}`: no weight to make grad_input from", self.plan.path),
+                None => bail!(
+                    "fp8_linear `{}`: no weight to make grad_input from",
+                    self.plan.path
+                ),
             },
         };
         let a = gemm.a.quantize(go, Cols)?.tensor;
@@ -111,7 +118,12 @@ impl LinearOp {
             None => gemm.b.quantize(weight, Rows)?.tensor,
         };
         let grad = self.product((&a, Cols), (&b, Rows), x, gemm)?;
-        if self.plan.grad_weight.as_ref().is_some_and(|second| serves_both(&gemm.a, &second.a)) {
+        if self
+            .plan
+            .grad_weight
+            .as_ref()
+            .is_some_and(|second| serves_both(&gemm.a, &second.a))
+        {
             *go8 = Some(a);
         }
         Ok(grad)
@@ -151,8 +163,11 @@ impl LinearOp {
         gemm: &GemmPlan,
     ) -> Result<Tensor> {
         let shape = (a.0.operand(a.1).kept(), b.0.operand(b.1).kept());
-        let out =
-            GemmOutput { dtype: like.dtype(), bias: None, use_fast_accum: gemm.use_fast_accum };
+        let out = GemmOutput {
+            dtype: like.dtype(),
+            bias: None,
+            use_fast_accum: gemm.use_fast_accum,
+        };
         let storage = multiply(a, b, &out, self.plan.emulate)?;
         Ready::new(storage, shape).into_tensor()
     }

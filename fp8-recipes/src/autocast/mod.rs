@@ -58,12 +58,18 @@ impl Default for Autocast {
 impl Autocast {
     /// Training with `recipe`.
     pub fn new(recipe: impl Into<Recipe>) -> Self {
-        Self { recipe: recipe.into(), ..Self::default() }
+        Self {
+            recipe: recipe.into(),
+            ..Self::default()
+        }
     }
 
     /// High precision.
     pub fn disabled() -> Self {
-        Self { enabled: false, ..Self::default() }
+        Self {
+            enabled: false,
+            ..Self::default()
+        }
     }
 
     /// Sets `enabled`.
@@ -117,13 +123,14 @@ pub(crate) enum Mode {
 
 impl Context {
     /// Notes a use of a layer for the update at the end of the step, if this context has one.
-    pub(crate) fn sign_in(&self, state: &Arc<Fp8State>) {
-        if let Some(session) = &self.session {
-            session.sign_in(Use {
+    pub(crate) fn sign_in(&self, state: &Arc<Fp8State>) -> Result<()> {
+        match &self.session {
+            None => Ok(()),
+            Some(session) => session.sign_in(Use {
                 state: state.clone(),
                 config: self.config.clone(),
                 group: self.group.clone(),
-            });
+            }),
         }
     }
 }
@@ -170,20 +177,26 @@ pub fn fp8_autocast(autocast: impl Into<Autocast>) -> Result<AutocastGuard> {
         (false, true) => Mode::Fp8,
         (false, false) => Mode::HighPrecision,
     };
-    let outer = THREAD.with_borrow(|thread| {
-        // A disabled guard in between does not end the step of the enabled one around it.
-        let contexts = thread.frames.iter().rev().filter_map(|frame| frame.context.as_ref());
-        contexts.filter(|context| context.mode == Mode::Fp8).find_map(|c| c.session.clone())
+    // A disabled guard in between does not end the step of the enabled one around it.
+    let outer: Vec<Context> = THREAD.with_borrow(|thread| {
+        let contexts = thread
+            .frames
+            .iter()
+            .rev()
+            .filter_map(|frame| frame.context.as_ref());
+        contexts
+            .filter(|context| context.mode == Mode::Fp8)
+            .cloned()
+            .collect()
     });
-    let (session, owner) = match (mode, outer) {
+    let in_step = outer.iter().any(|context| context.training);
+    if mode == Mode::Fp8 && autocast.training && !in_step {
+        end_step()?;
+    }
+    let (session, owner) = match (mode, outer.into_iter().find_map(|context| context.session)) {
         (Mode::HighPrecision, _) => (None, false),
         (Mode::Fp8, Some(session)) => (Some(session), false),
-        (Mode::Fp8, None) => {
-            if autocast.training {
-                end_step()?;
-            }
-            (Some(Arc::new(Session::default())), true)
-        }
+        (Mode::Fp8, None) => (Some(Arc::new(Session::default())), true),
         // Calibration ends with its own guard, whatever is around it.
         (Mode::Calibrate, _) => (Some(Arc::new(Session::default())), true),
     };
@@ -223,14 +236,24 @@ impl AutocastGuard {
             thread.frames.push(Frame { id, context });
             id
         });
-        Self { id, owner, closed: false, not_send: PhantomData }
+        Self {
+            id,
+            owner,
+            closed: false,
+            not_send: PhantomData,
+        }
     }
 
     /// A handle that opens this context on other threads.
     pub fn handle(&self) -> AutocastHandle {
         AutocastHandle {
             context: THREAD.with_borrow(|thread| {
-                thread.frames.iter().find(|frame| frame.id == self.id)?.context.clone()
+                thread
+                    .frames
+                    .iter()
+                    .find(|frame| frame.id == self.id)?
+                    .context
+                    .clone()
             }),
         }
     }
@@ -285,7 +308,8 @@ pub struct AutocastHandle {
 }
 
 impl AutocastHandle {
-    /// The context of the innermost guard on this thread; without one, opening the handle has no effect.
+    /// The context of the innermost guard on this thread; without one, opening the handle gives high
+    /// precision, as outside of any guard.
     pub fn current() -> Self {
         Self { context: current() }
     }

@@ -29,11 +29,31 @@ impl Session {
     }
 
     /// Notes a use; the recipe of the last use of a layer counts.
-    pub(crate) fn sign_in(&self, new: Use) {
-        let mut uses = self.lock();
-        match uses.iter_mut().find(|old| Arc::ptr_eq(&old.state, &new.state)) {
-            Some(old) => *old = new,
-            None => uses.push(new),
+    pub(crate) fn sign_in(&self, new: Use) -> Result<()> {
+        let grad_output = new.state.grad_output().clone();
+        let gradient = SlotUse {
+            format: format(&new.config.grad_output),
+            config: new.config.clone(),
+            group: new.group.clone(),
+            slot: grad_output,
+        };
+        {
+            let mut uses = self.lock();
+            if let Some(old) = uses
+                .iter_mut()
+                .find(|old| Arc::ptr_eq(&old.state, &new.state))
+            {
+                *old = new;
+                return Ok(());
+            }
+            uses.push(new);
+        }
+        // The guard before this one may have been opened on another thread, which then keeps the list of gradients
+        // to update; whatever the layer still holds belongs to that step.
+        if gradient.slot.has_pending() {
+            update(vec![gradient])
+        } else {
+            Ok(())
         }
     }
 
@@ -88,8 +108,13 @@ impl Session {
             let state = &used.state;
             let done = state
                 .input()
-                .finish_calibration(format(&used.config.input))
-                .and_then(|()| state.weight().finish_calibration(format(&used.config.weight)));
+                .finish_calibration(format(&used.config.input), true)
+                .and_then(|()| {
+                    // The weight is known whole; what it was before is of no interest.
+                    state
+                        .weight()
+                        .finish_calibration(format(&used.config.weight), false)
+                });
             // An empty batch records nothing.
             let complete = state.input().is_calibrated() && state.weight().is_calibrated();
             let as_now = (done.is_ok() && complete).then(|| strategy(&used.config));
@@ -134,17 +159,27 @@ fn update(mut uses: Vec<SlotUse>) -> Result<()> {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
-        let (here, rest): (Vec<_>, Vec<_>) = uses.into_iter().partition(|used| {
-            used.config.delayed == config.delayed && same_group(&used.group)
-        });
+        let (here, rest): (Vec<_>, Vec<_>) = uses
+            .into_iter()
+            .partition(|used| used.config.delayed == config.delayed && same_group(&used.group));
         uses = rest;
-        let Some(delayed) = &config.delayed else { continue };
-        let slots: Vec<_> = here.into_iter().map(|used| (used.slot, used.format)).collect();
+        let Some(delayed) = &config.delayed else {
+            continue;
+        };
+        let slots: Vec<_> = here
+            .into_iter()
+            .map(|used| (used.slot, used.format))
+            .collect();
         let group = group.filter(|_| delayed.reduce_amax);
-        update_slots(&slots, &delayed.rule(), delayed.amax_history_len, &|amaxes| match &group {
-            None => Ok(amaxes.clone()),
-            Some(group) => group.all_reduce_max(amaxes),
-        })?;
+        update_slots(
+            &slots,
+            &delayed.rule(),
+            delayed.amax_history_len,
+            &|amaxes| match &group {
+                None => Ok(amaxes.clone()),
+                Some(group) => group.all_reduce_max(amaxes),
+            },
+        )?;
     }
     Ok(())
 }
@@ -164,7 +199,8 @@ pub(crate) struct PendingGradients(Vec<PendingGradient>);
 impl PendingGradients {
     /// Adds newer entries, which replace those of the same slot.
     pub(crate) fn extend(&mut self, newer: Self) {
-        self.0.retain(|old| !newer.0.iter().any(|new| old.slot.ptr_eq(&new.slot)));
+        self.0
+            .retain(|old| !newer.0.iter().any(|new| old.slot.ptr_eq(&new.slot)));
         self.0.extend(newer.0);
     }
 

@@ -15,7 +15,10 @@ pub struct Embedding {
 impl Embedding {
     /// `embeddings`: `[vocabulary, hidden_size]`.
     pub fn new(embeddings: Tensor, hidden_size: usize) -> Self {
-        Self { inner: candle_nn::Embedding::new(embeddings, hidden_size), path: String::new() }
+        Self {
+            inner: candle_nn::Embedding::new(embeddings, hidden_size),
+            path: String::new(),
+        }
     }
 
     /// Sets the checkpoint path.
@@ -58,5 +61,8 @@ impl Fp8Module for Embedding {
 /// Creates or loads an embedding, with candle-nn's initialization.
 pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder<'_>) -> Result<Embedding> {
     let path = vb.prefix();
-    Ok(Embedding { inner: candle_nn::embedding(in_size, out_size, vb)?, path })
+    Ok(Embedding {
+        inner: candle_nn::embedding(in_size, out_size, vb)?,
+        path,
+    })
 }

@@ -39,12 +39,26 @@ pub struct Linear {
 impl Linear {
     /// `weight`: `[out_features, in_features]`; `bias`: `[out_features]`.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
-        Self { weight: Weight::HighPrecision(weight), bias, path: "".into(), state: None }
+        Self {
+            weight: Weight::HighPrecision(weight),
+            bias,
+            path: "".into(),
+            state: None,
+        }
     }
 
     /// A layer whose weight is FP8 codes.
-    pub fn from_static(weight: StaticWeight, bias: Option<Tensor>, path: impl Into<Arc<str>>) -> Self {
-        Self { weight: Weight::Fp8(weight.into()), bias, path: path.into(), state: None }
+    pub fn from_static(
+        weight: StaticWeight,
+        bias: Option<Tensor>,
+        path: impl Into<Arc<str>>,
+    ) -> Self {
+        Self {
+            weight: Weight::Fp8(weight.into()),
+            bias,
+            path: path.into(),
+            state: None,
+        }
     }
 
     /// Names the layer as in a checkpoint. Layers built from a VarBuilder know their name.
@@ -101,9 +115,7 @@ impl Linear {
     /// Bytes that the weight and its scales hold.
     pub fn weight_bytes(&self) -> usize {
         match &self.weight {
-            Weight::HighPrecision(weight) => {
-                weight.elem_count() * weight.dtype().size_in_bytes()
-            }
+            Weight::HighPrecision(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
             Weight::Fp8(weight) => weight.codes().size_in_bytes(),
         }
     }
@@ -134,7 +146,11 @@ impl Linear {
     /// candle-nn's layer.
     fn plain(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         let weight = weight.to_dtype(x.dtype())?;
-        let bias = self.bias.as_ref().map(|bias| bias.to_dtype(x.dtype())).transpose()?;
+        let bias = self
+            .bias
+            .as_ref()
+            .map(|bias| bias.to_dtype(x.dtype()))
+            .transpose()?;
         let inner = candle_nn::Linear::new(weight, bias);
         if x.rank() == 1 {
             return inner.forward(&x.unsqueeze(0)?)?.squeeze(0);
@@ -146,7 +162,9 @@ impl Linear {
         let amax = |x: &Tensor| {
             let cols = x.dims().last().copied().unwrap_or(1);
             let grid = ScaleGrid::tensorwise(x.elem_count() / cols.max(1), cols);
-            device::backend(x.device())?.amax(&x.detach().contiguous()?, &grid)?.reshape(1)
+            device::backend(x.device())?
+                .amax(&x.detach().contiguous()?, &grid)?
+                .reshape(1)
         };
         if x.elem_count() > 0 {
             state.input().record_calibration(amax(x)?);
@@ -178,12 +196,12 @@ impl Module for Linear {
             Mode::HighPrecision => self.plain(x, weight),
             Mode::Calibrate => {
                 self.calibrate(state, x, weight)?;
-                context.sign_in(state);
+                context.sign_in(state)?;
                 self.plain(x, weight)
             }
             Mode::Fp8 => {
                 if context.training {
-                    context.sign_in(state);
+                    context.sign_in(state)?;
                 }
                 let plan = linear_plan(state, context);
                 let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));
@@ -221,7 +239,11 @@ pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder<'_>) -> Resu
 pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder<'_>) -> Result<Linear> {
     let path: Arc<str> = vb.prefix().into();
     if let Some(weight) = StaticWeight::load(out_dim, in_dim, &vb)? {
-        let bias = if bias { Some(vb.get(out_dim, "bias")?) } else { None };
+        let bias = if bias {
+            Some(vb.get(out_dim, "bias")?)
+        } else {
+            None
+        };
         return Ok(Linear::from_static(weight, bias, path));
     }
     let inner = candle_nn::linear_b(in_dim, out_dim, bias, vb)?;

@@ -27,7 +27,10 @@ pub struct Parameter {
 impl Parameter {
     /// Names `tensor`; `path` is its full name in the checkpoint.
     pub fn new(path: impl Into<String>, tensor: Tensor) -> Self {
-        Self { path: path.into(), tensor }
+        Self {
+            path: path.into(),
+            tensor,
+        }
     }
 
     /// The value.
@@ -46,5 +49,9 @@ impl crate::Fp8Module for Parameter {
 
 /// `prefix.name`, or `name` at the root.
 fn join(prefix: &str, name: &str) -> String {
-    if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") }
+    if prefix.is_empty() {
+        name.to_string()
+    } else {
+        format!("{prefix}.{name}")
+    }
 }

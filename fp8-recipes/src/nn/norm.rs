@@ -21,17 +21,35 @@ pub struct LayerNorm {
 impl LayerNorm {
     /// `weight`, `bias`: `[size]`.
     pub fn new(weight: Tensor, bias: Tensor, eps: f64) -> Self {
-        Self { weight, bias: Some(bias), remove_mean: true, eps, path: String::new() }
+        Self {
+            weight,
+            bias: Some(bias),
+            remove_mean: true,
+            eps,
+            path: String::new(),
+        }
     }
 
     /// Without a bias.
     pub fn new_no_bias(weight: Tensor, eps: f64) -> Self {
-        Self { weight, bias: None, remove_mean: true, eps, path: String::new() }
+        Self {
+            weight,
+            bias: None,
+            remove_mean: true,
+            eps,
+            path: String::new(),
+        }
     }
 
     /// Root-mean-square norm: the mean stays.
     pub fn rms_norm(weight: Tensor, eps: f64) -> Self {
-        Self { weight, bias: None, remove_mean: false, eps, path: String::new() }
+        Self {
+            weight,
+            bias: None,
+            remove_mean: false,
+            eps,
+            path: String::new(),
+        }
     }
 
     /// Sets the checkpoint path.
@@ -100,7 +118,11 @@ pub fn layer_norm<C: Into<LayerNormConfig>>(
 
 /// Creates or loads a layer norm without bias.
 pub fn layer_norm_no_bias(size: usize, eps: f64, vb: VarBuilder<'_>) -> Result<LayerNorm> {
-    let config = LayerNormConfig { eps, remove_mean: true, affine: false };
+    let config = LayerNormConfig {
+        eps,
+        remove_mean: true,
+        affine: false,
+    };
     layer_norm(size, config, vb)
 }
 
@@ -144,6 +166,10 @@ impl Fp8Module for RmsNorm {
 
 /// Creates or loads an RMS norm, with candle-nn's initialization.
 pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder<'_>) -> Result<RmsNorm> {
-    let config = LayerNormConfig { eps, remove_mean: false, affine: false };
+    let config = LayerNormConfig {
+        eps,
+        remove_mean: false,
+        affine: false,
+    };
     Ok(RmsNorm(layer_norm(size, config, vb)?))
 }

@@ -4,7 +4,9 @@ use super::join;
 use crate::error::Error;
 use candle_core::{DType, Result, Tensor};
 use candle_nn::VarBuilder;
-use fp8_candle::{Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Quantizer, ScaleSource, fp8_linear};
+use fp8_candle::{
+    Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Quantizer, ScaleSource, fp8_linear,
+};
 use fp8_core::{Cast, Contraction, Format, Granularity};
 use std::sync::Arc;
 
@@ -31,21 +33,35 @@ impl StaticWeight {
         let (granularity, source) = match &input {
             InputScaling::Static(dequant_scale) => (
                 Granularity::Tensorwise,
-                ScaleSource::Fixed { dequant_scale: dequant_scale.clone() },
+                ScaleSource::Fixed {
+                    dequant_scale: dequant_scale.clone(),
+                },
             ),
-            InputScaling::DynamicPerToken => {
-                (Granularity::Rowwise, Quantizer::dynamic(Format::E4M3, Granularity::Rowwise).source)
-            }
+            InputScaling::DynamicPerToken => (
+                Granularity::Rowwise,
+                Quantizer::dynamic(Format::E4M3, Granularity::Rowwise).source,
+            ),
         };
-        let a = Quantizer { cast: Cast::new(Format::E4M3), granularity, source, counter: None };
+        let a = Quantizer {
+            cast: Cast::new(Format::E4M3),
+            granularity,
+            source,
+            counter: None,
+        };
         // The weight is codes already; its quantizer is never asked.
         let b = Quantizer {
             cast: Cast::new(codes.format()),
             granularity: codes.granularity(),
-            source: ScaleSource::Fixed { dequant_scale: codes.dequant_scale().clone() },
+            source: ScaleSource::Fixed {
+                dequant_scale: codes.dequant_scale().clone(),
+            },
             counter: None,
         };
-        let output = Some(GemmPlan { a, b, use_fast_accum: true });
+        let output = Some(GemmPlan {
+            a,
+            b,
+            use_fast_accum: true,
+        });
         let plan = LinearPlan {
             path: path.into(),
             output,
@@ -53,7 +69,11 @@ impl StaticWeight {
             grad_weight: None,
             emulate: false,
         };
-        Self { codes, input, plan: plan.into() }
+        Self {
+            codes,
+            input,
+            plan: plan.into(),
+        }
     }
 
     /// The codes and their scales.
@@ -78,11 +98,14 @@ impl StaticWeight {
         if !crate::load::holds(vb, "weight_scale") {
             return Ok(None);
         }
-        let weight = vb.get_with_hints_dtype((n, k), "weight", Default::default(), DType::F8E4M3)?;
+        let weight =
+            vb.get_with_hints_dtype((n, k), "weight", Default::default(), DType::F8E4M3)?;
         check_payload(vb, &weight, &name, (n, k))?;
         let scale = vb.get_unchecked_dtype("weight_scale", DType::F32)?;
-        let granularity = crate::load::scale_granularity(&scale, n, k, &join(&path, "weight_scale"))?;
-        let codes = Fp8Tensor::from_f8e4m3(&weight, granularity, Contraction::Cols, scale.contiguous()?)?;
+        let granularity =
+            crate::load::scale_granularity(&scale, n, k, &join(&path, "weight_scale"))?;
+        let codes =
+            Fp8Tensor::from_f8e4m3(&weight, granularity, Contraction::Cols, scale.contiguous()?)?;
         let input = if vb.contains_tensor("input_scale") {
             let scale = vb.get_unchecked_dtype("input_scale", DType::F32)?;
             if scale.elem_count() != 1 {
@@ -121,8 +144,16 @@ fn check_payload(
     )?;
     let stored = vb.get_with_hints_dtype(shape, "weight", Default::default(), DType::F32)?;
     let decoded = unscaled.dequantize(DType::F32)?;
-    let differing = stored.ne(&decoded)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()?;
-    let nans = decoded.ne(&decoded)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()?;
+    let differing = stored
+        .ne(&decoded)?
+        .to_dtype(DType::U32)?
+        .sum_all()?
+        .to_scalar::<u32>()?;
+    let nans = decoded
+        .ne(&decoded)?
+        .to_dtype(DType::U32)?
+        .sum_all()?
+        .to_scalar::<u32>()?;
     if differing > nans {
         return Err(Error::TensorDType {
             tensor: name.to_string(),
@@ -140,16 +171,25 @@ fn check_payload(
 /// A stock VarBuilder hands such a weight out with no error.
 pub(super) fn is_unscaled_fp8(weight: &Tensor) -> Result<bool> {
     const FULL: f32 = 224.;
-    let first = weight.flatten_all()?.narrow(0, 0, weight.elem_count().min(64))?;
+    let first = weight
+        .flatten_all()?
+        .narrow(0, 0, weight.elem_count().min(64))?;
     if !all_e4m3(&first)? {
         return Ok(false);
     }
-    let amax = weight.to_dtype(DType::F32)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
+    let amax = weight
+        .to_dtype(DType::F32)?
+        .abs()?
+        .flatten_all()?
+        .max(0)?
+        .to_scalar::<f32>()?;
     Ok(amax >= FULL && all_e4m3(&weight.flatten_all()?)?)
 }
 
 fn all_e4m3(x: &Tensor) -> Result<bool> {
     let values = x.to_dtype(DType::F32)?.to_vec1::<f32>()?;
     let cast = Cast::new(Format::E4M3);
-    Ok(values.iter().all(|&value| Format::E4M3.decode(cast.encode(value, 0)) == value))
+    Ok(values
+        .iter()
+        .all(|&value| Format::E4M3.decode(cast.encode(value, 0)) == value))
 }

@@ -101,12 +101,14 @@ pub(super) fn decode(
     ) -> Vec<T> {
         let mut values = vec![T::default(); codes.len()];
         let len = task_len(grid.cols());
-        values.par_chunks_mut(len).zip(codes.par_chunks(len)).enumerate().for_each(
-            |(index, (values, codes))| {
+        values
+            .par_chunks_mut(len)
+            .zip(codes.par_chunks(len))
+            .enumerate()
+            .for_each(|(index, (values, codes))| {
                 let first_row = index * len / grid.cols();
                 fp8_core::decode_rows(format, codes, first_row, grid, dequant_scales, values);
-            },
-        );
+            });
         values
     }
     Ok(match dtype {
@@ -116,8 +118,13 @@ pub(super) fn decode(
         DType::F64 => CpuStorage::F64(run(format, codes, grid, dequant_scales)),
         got => {
             let expected = "f32, bf16, f16 or f64";
-            return Err(crate::Error::DType { op: "dequantize", what: "the output", expected, got }
-                .into());
+            return Err(crate::Error::DType {
+                op: "dequantize",
+                what: "the output",
+                expected,
+                got,
+            }
+            .into());
         }
     })
 }

@@ -43,9 +43,13 @@ pub(super) fn with_floats<R>(
         Storage::Cpu(CpuStorage::F64(values)) => Floats::F64(&values[range]),
         _ => {
             let got = x.dtype();
-            return Err(
-                Error::DType { op, what: "the tensor", expected: "f32, bf16, f16 or f64", got }.into()
-            );
+            return Err(Error::DType {
+                op,
+                what: "the tensor",
+                expected: "f32, bf16, f16 or f64",
+                got,
+            }
+            .into());
         }
     };
     f(floats)
@@ -59,7 +63,13 @@ pub(super) fn with_f32<R>(
 ) -> Result<R> {
     with_floats(op, x, |floats| match floats {
         Floats::F32(values) => f(values),
-        _ => Err(Error::DType { op, what: "a scale", expected: "f32", got: x.dtype() }.into()),
+        _ => Err(Error::DType {
+            op,
+            what: "a scale",
+            expected: "f32",
+            got: x.dtype(),
+        }
+        .into()),
     })
 }
 
@@ -75,7 +85,13 @@ pub(super) fn with_codes<R>(
         Storage::Cpu(CpuStorage::U8(codes)) => {
             f(&codes[layout.start_offset()..layout.start_offset() + x.elem_count()])
         }
-        _ => Err(Error::DType { op, what: "codes", expected: "u8", got: x.dtype() }.into()),
+        _ => Err(Error::DType {
+            op,
+            what: "codes",
+            expected: "u8",
+            got: x.dtype(),
+        }
+        .into()),
     }
 }
 
@@ -91,15 +107,29 @@ pub(super) fn narrow(op: &'static str, values: Vec<f32>, dtype: DType) -> Result
     Ok(match dtype {
         DType::F32 => CpuStorage::F32(values),
         DType::BF16 => CpuStorage::BF16(
-            values.par_iter().with_min_len(CHUNK).map(|&v| bf16::from_f32(v)).collect(),
+            values
+                .par_iter()
+                .with_min_len(CHUNK)
+                .map(|&v| bf16::from_f32(v))
+                .collect(),
         ),
         DType::F16 => CpuStorage::F16(
-            values.par_iter().with_min_len(CHUNK).map(|&v| f16::from_f32(v)).collect(),
+            values
+                .par_iter()
+                .with_min_len(CHUNK)
+                .map(|&v| f16::from_f32(v))
+                .collect(),
         ),
         DType::F64 => CpuStorage::F64(values.into_iter().map(f64::from).collect()),
         got => {
             let expected = "f32, bf16, f16 or f64";
-            return Err(Error::DType { op, what: "the output", expected, got }.into());
+            return Err(Error::DType {
+                op,
+                what: "the output",
+                expected,
+                got,
+            }
+            .into());
         }
     })
 }

@@ -50,12 +50,13 @@ impl<'a> Side<'a> {
         slab.resize(codes.len(), 0.);
         if self.scale_in_decode {
             let per_task = (SLAB / 32 / cols.max(1)).max(1) * cols.max(1);
-            slab.par_chunks_mut(per_task).zip(codes.par_chunks(per_task)).enumerate().for_each(
-                |(index, (slab, codes))| {
+            slab.par_chunks_mut(per_task)
+                .zip(codes.par_chunks(per_task))
+                .enumerate()
+                .for_each(|(index, (slab, codes))| {
                     let first = rows.start + index * per_task / cols;
                     fp8_core::decode_rows(self.format, codes, first, &self.grid, self.scales, slab);
-                },
-            );
+                });
         } else {
             decode_unscaled(self.format, codes, slab);
         }
@@ -71,7 +72,11 @@ impl<'a> Side<'a> {
 
     /// dequant_scales per kept index (or one for all); None when they are already in the slab.
     fn epilogue(&self) -> &[f32] {
-        if self.scale_in_decode { &[] } else { self.scales }
+        if self.scale_in_decode {
+            &[]
+        } else {
+            self.scales
+        }
     }
 
     /// Scale of kept index `index` in the epilogue.
@@ -93,7 +98,11 @@ pub(super) fn gemm(
     let (m, n) = (a.kept(), b.kept());
     let bias = match out.bias {
         None => None,
-        Some(bias) => Some(bias.to_dtype(out.dtype)?.to_dtype(DType::F32)?.to_vec1::<f32>()?),
+        Some(bias) => Some(
+            bias.to_dtype(out.dtype)?
+                .to_dtype(DType::F32)?
+                .to_vec1::<f32>()?,
+        ),
     };
     with_codes(OP, a.codes, |a_codes| {
         with_f32(OP, a.dequant_scale, |a_scales| {
@@ -128,7 +137,14 @@ fn products(a: &Side<'_>, b: &Side<'_>, m: usize, n: usize, y: &mut [f32]) {
                 let k1 = (k0 + step(m.max(n))).min(k);
                 a.decode(k0..k1, &mut a_slab);
                 b.decode(k0..k1, &mut b_slab);
-                f32_gemm((m, n, k1 - k0), y, n, k0 > 0, (&a_slab, a.strides()), (&b_slab, b.strides()));
+                f32_gemm(
+                    (m, n, k1 - k0),
+                    y,
+                    n,
+                    k0 > 0,
+                    (&a_slab, a.strides()),
+                    (&b_slab, b.strides()),
+                );
             }
         }
         (Contraction::Cols, _) => {
@@ -142,7 +158,14 @@ fn products(a: &Side<'_>, b: &Side<'_>, m: usize, n: usize, y: &mut [f32]) {
                             let n1 = (n0 + step(k)).min(n);
                             b.decode(n0..n1, &mut b_slab);
                             let sizes = (m1 - m0, n1 - n0, k);
-                            f32_gemm(sizes, &mut y[n0..], n, false, (&a_slab, a.strides()), (&b_slab, b.strides()));
+                            f32_gemm(
+                                sizes,
+                                &mut y[n0..],
+                                n,
+                                false,
+                                (&a_slab, a.strides()),
+                                (&b_slab, b.strides()),
+                            );
                         }
                     }
                     Contraction::Rows => {
@@ -150,7 +173,14 @@ fn products(a: &Side<'_>, b: &Side<'_>, m: usize, n: usize, y: &mut [f32]) {
                             let k1 = (k0 + step(n)).min(k);
                             b.decode(k0..k1, &mut b_slab);
                             let sizes = (m1 - m0, n, k1 - k0);
-                            f32_gemm(sizes, y, n, k0 > 0, (&a_slab[k0..], a.strides()), (&b_slab, b.strides()));
+                            f32_gemm(
+                                sizes,
+                                y,
+                                n,
+                                k0 > 0,
+                                (&a_slab[k0..], a.strides()),
+                                (&b_slab, b.strides()),
+                            );
                         }
                     }
                 }
@@ -162,7 +192,14 @@ fn products(a: &Side<'_>, b: &Side<'_>, m: usize, n: usize, y: &mut [f32]) {
                 let n1 = (n0 + step(k)).min(n);
                 b.decode(n0..n1, &mut b_slab);
                 let sizes = (m, n1 - n0, k);
-                f32_gemm(sizes, &mut y[n0..], n, false, (&a_slab, a.strides()), (&b_slab, b.strides()));
+                f32_gemm(
+                    sizes,
+                    &mut y[n0..],
+                    n,
+                    false,
+                    (&a_slab, a.strides()),
+                    (&b_slab, b.strides()),
+                );
             }
         }
     }
@@ -191,8 +228,11 @@ fn f32_gemm(
     assert!(last(m, (a_kept, a_sum)) < a.len() && last(n, (b_kept, b_sum)) < b.len());
     assert!((m - 1) * ldy + n <= y.len() && n <= ldy);
     let threads = rayon::current_num_threads();
-    let parallelism =
-        if threads > 1 { gemm::Parallelism::Rayon(threads) } else { gemm::Parallelism::None };
+    let parallelism = if threads > 1 {
+        gemm::Parallelism::Rayon(threads)
+    } else {
+        gemm::Parallelism::None
+    };
     // SAFETY: the assertions above bound every element that the strides reach, in `a`, `b` and `y`; `y` is
     // borrowed exclusively and f32 is one of the element types that `gemm` takes.
     unsafe {
@@ -221,7 +261,14 @@ fn f32_gemm(
 }
 
 /// `y * a_scale * b_scale`, rounded to the output dtype, plus bias in that dtype.
-fn epilogue(a: &Side<'_>, b: &Side<'_>, n: usize, y: &mut [f32], bias: Option<&[f32]>, dtype: DType) {
+fn epilogue(
+    a: &Side<'_>,
+    b: &Side<'_>,
+    n: usize,
+    y: &mut [f32],
+    bias: Option<&[f32]>,
+    dtype: DType,
+) {
     if n == 0 {
         return;
     }
@@ -231,7 +278,9 @@ fn epilogue(a: &Side<'_>, b: &Side<'_>, n: usize, y: &mut [f32], bias: Option<&[
     // range of f32 where the scaled sum does not.
     let columns: Vec<f32> = match b_scales {
         [] => vec![1.; n],
-        scales => (0..n).map(|col| scales[(col / b_block).min(scales.len() - 1)]).collect(),
+        scales => (0..n)
+            .map(|col| scales[(col / b_block).min(scales.len() - 1)])
+            .collect(),
     };
     let round = |value: f32| match dtype {
         DType::BF16 => bf16::from_f32(value).to_f32(),
@@ -239,24 +288,29 @@ fn epilogue(a: &Side<'_>, b: &Side<'_>, n: usize, y: &mut [f32], bias: Option<&[
         _ => value,
     };
     let rows_per_task = (SLAB / 32 / n).max(1);
-    y.par_chunks_mut(rows_per_task * n).enumerate().for_each(|(task, chunk)| {
-        for (row, y) in chunk.chunks_mut(n).enumerate() {
-            let row = task * rows_per_task + row;
-            let row_scale = match a_scales {
-                [] => 1.,
-                scales => scales[(row / a.block()).min(scales.len() - 1)],
-            };
-            scale_row(y, row_scale, &columns);
-            if let Some(bias) = bias {
-                match dtype {
-                    DType::F32 | DType::F64 => {
-                        y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+    y.par_chunks_mut(rows_per_task * n)
+        .enumerate()
+        .for_each(|(task, chunk)| {
+            for (row, y) in chunk.chunks_mut(n).enumerate() {
+                let row = task * rows_per_task + row;
+                let row_scale = match a_scales {
+                    [] => 1.,
+                    scales => scales[(row / a.block()).min(scales.len() - 1)],
+                };
+                scale_row(y, row_scale, &columns);
+                if let Some(bias) = bias {
+                    match dtype {
+                        DType::F32 | DType::F64 => {
+                            y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+                        }
+                        _ => y
+                            .iter_mut()
+                            .zip(bias)
+                            .for_each(|(y, bias)| *y = round(*y) + bias),
                     }
-                    _ => y.iter_mut().zip(bias).for_each(|(y, bias)| *y = round(*y) + bias),
                 }
             }
-        }
-    });
+        });
 }
 
 /// Multiplies by the smaller factor last when both are large, first when one is tiny: no intermediate overflow.

@@ -35,10 +35,15 @@ fn run<T: Copy + Sync>(values: &[T], word: impl Fn(T) -> u32 + Sync) -> u64 {
         for (lane, &value) in lanes.iter_mut().zip(rest) {
             *lane = lane.wrapping_mul(0x0100_0193).wrapping_add(word(value));
         }
-        lanes.iter().fold(chunk.len() as u64, |hash, &lane| mix(hash ^ u64::from(lane)))
+        lanes.iter().fold(
+            chunk.len() as u64,
+            |hash, &lane| mix(hash ^ u64::from(lane)),
+        )
     };
     let hashes: Vec<u64> = values.par_chunks(CHUNK).map(hash_chunk).collect();
-    hashes.into_iter().fold(values.len() as u64, |hash, part| mix(hash.rotate_left(5) ^ part))
+    hashes.into_iter().fold(values.len() as u64, |hash, part| {
+        mix(hash.rotate_left(5) ^ part)
+    })
 }
 
 /// The finalizer of splitmix64.

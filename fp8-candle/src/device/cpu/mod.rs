@@ -18,7 +18,10 @@ pub(crate) struct CpuBackend;
 impl Backend for CpuBackend {
     fn amax(&self, x: &Tensor, grid: &ScaleGrid) -> Result<Tensor> {
         let amax = with_floats("amax", x, |x| Ok(cast::amax(x, grid)))?;
-        Ok(tensor(CpuStorage::F32(amax), (grid.scale_rows(), grid.scale_cols())))
+        Ok(tensor(
+            CpuStorage::F32(amax),
+            (grid.scale_rows(), grid.scale_cols()),
+        ))
     }
 
     fn quant_scale(
@@ -33,7 +36,11 @@ impl Backend for CpuBackend {
                 ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
                 ScalePolicy::Current { eps } => fp8_core::current_quant_scale(amax, format, eps),
             };
-            if power_of_two { fp8_core::floor_to_power_of_two(quant_scale) } else { quant_scale }
+            if power_of_two {
+                fp8_core::floor_to_power_of_two(quant_scale)
+            } else {
+                quant_scale
+            }
         })
     }
 
@@ -49,7 +56,9 @@ impl Backend for CpuBackend {
         cast: &Cast,
     ) -> Result<Tensor> {
         let (codes, _) = with_f32("quantize", quant_scale, |scales| {
-            with_floats("quantize", x, |x| Ok(cast::encode(x, grid, scales, cast, false)))
+            with_floats("quantize", x, |x| {
+                Ok(cast::encode(x, grid, scales, cast, false))
+            })
         })?;
         Ok(tensor(CpuStorage::U8(codes), x.shape()))
     }
@@ -63,9 +72,14 @@ impl Backend for CpuBackend {
         let (rows, cols) = crate::quantize::matrix_dims(x.dims());
         let grid = ScaleGrid::tensorwise(rows, cols);
         let (codes, amax) = with_f32("quantize", quant_scale, |scales| {
-            with_floats("quantize", x, |x| Ok(cast::encode(x, &grid, scales, cast, true)))
+            with_floats("quantize", x, |x| {
+                Ok(cast::encode(x, &grid, scales, cast, true))
+            })
         })?;
-        Ok((tensor(CpuStorage::U8(codes), x.shape()), tensor(CpuStorage::F32(vec![amax]), 1)))
+        Ok((
+            tensor(CpuStorage::U8(codes), x.shape()),
+            tensor(CpuStorage::F32(vec![amax]), 1),
+        ))
     }
 
     fn dequantize(
@@ -95,13 +109,18 @@ impl Backend for CpuBackend {
 
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
         let cols = x.dim(1)?;
-        let sums = with_floats("sum_rows", x, |x| Ok(for_floats!(x, x => sum_rows(x, cols))))?;
+        let sums = with_floats("sum_rows", x, |x| {
+            Ok(for_floats!(x, x => sum_rows(x, cols)))
+        })?;
         Ok(tensor(data::narrow("sum_rows", sums, dtype)?, cols))
     }
 
     fn codes_to_f8e4m3(&self, codes: &Tensor) -> Result<Tensor> {
         let values = with_codes("codes_to_f8e4m3", codes, |codes| {
-            Ok(codes.iter().map(|&code| float8::F8E4M3::from_bits(code)).collect())
+            Ok(codes
+                .iter()
+                .map(|&code| float8::F8E4M3::from_bits(code))
+                .collect())
         })?;
         Ok(tensor(CpuStorage::F8E4M3(values), codes.shape()))
     }
@@ -149,7 +168,10 @@ impl Backend for CpuBackend {
             counts.push(non_finite);
         }
         let len = slots.len();
-        Ok((tensor(CpuStorage::F32(amaxes), len), tensor(CpuStorage::U32(counts), len)))
+        Ok((
+            tensor(CpuStorage::F32(amaxes), len),
+            tensor(CpuStorage::U32(counts), len),
+        ))
     }
 
     fn update_delayed(
@@ -197,12 +219,16 @@ fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(f32) -> f32) -> Result<Tenso
 fn sum_rows<T: fp8_core::HighPrecision>(x: &[T], cols: usize) -> Vec<f32> {
     const COLS: usize = 128;
     let mut sums = vec![0f32; cols];
-    sums.par_chunks_mut(COLS).enumerate().for_each(|(chunk, sums)| {
-        let first = chunk * COLS;
-        for row in x.chunks_exact(cols) {
-            let row = &row[first..first + sums.len()];
-            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
-        }
-    });
+    sums.par_chunks_mut(COLS)
+        .enumerate()
+        .for_each(|(chunk, sums)| {
+            let first = chunk * COLS;
+            for row in x.chunks_exact(cols) {
+                let row = &row[first..first + sums.len()];
+                sums.iter_mut()
+                    .zip(row)
+                    .for_each(|(sum, x)| *sum += x.to_f32());
+            }
+        });
     sums
 }
