@@ -1191,7 +1191,6 @@ const LIMITED: &str = "FP8_TEST_LIMITED_DIRECTORY";
 
 /// Run by [`a_write_that_the_system_cuts_off_keeps_the_old_file`] in a process of its own.
 #[test]
-#[ignore = "a part of another test"]
 fn child_under_a_file_size_limit() {
     if let Ok(dir) = std::env::var(LIMITED) {
         save_and_fail("file size limit", Path::new(&dir));
@@ -1213,12 +1212,7 @@ fn a_write_that_the_system_cuts_off_keeps_the_old_file() {
     let output = Command::new("sh")
         .args(["-c", script])
         .arg(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "child_under_a_file_size_limit",
-            "--ignored",
-            "--nocapture",
-        ])
+        .args(["--exact", "child_under_a_file_size_limit", "--nocapture"])
         .env(LIMITED, dir.path())
         .output()
         .unwrap();
