@@ -76,6 +76,10 @@ fn main() -> Result<()> {
         settings.batch = args.batch.unwrap_or(settings.batch);
     }
     ensure!(
+        settings.steps > 0,
+        "--steps 0: there is nothing to train, give at least 1"
+    );
+    ensure!(
         settings.batch > 0,
         "--batch 0: a batch needs at least one sequence"
     );
@@ -284,12 +288,7 @@ fn summarize(
         summaries.push(Summary {
             recipe: run.name.clone(),
             steps: run.step,
-            // No step, no loss: zero steps leave the initial model.
-            final_train_loss: if last.is_empty() {
-                final_val_loss
-            } else {
-                last.iter().sum::<f64>() / last.len() as f64
-            },
+            final_train_loss: last.iter().sum::<f64>() / last.len().max(1) as f64,
             final_val_loss,
             median_step_ms,
             tokens_per_s: if median_step_ms > 0. {

@@ -70,6 +70,7 @@ fn draw(
     chart
         .configure_mesh()
         .x_desc("optimizer step")
+        .x_label_formatter(&|step| format!("{step:.0}"))
         .y_desc("cross entropy per byte (nats)")
         .label_style(("sans-serif", 15))
         .axis_desc_style(("sans-serif", 17))
