@@ -296,7 +296,7 @@ fn summarize(
             } else {
                 0.
             },
-            linear_weight_bytes: run.model.linear_weight_bytes().0,
+            linear_weight_bytes: run.served_weight_bytes()?,
             converted_layers: run.converted_layers(),
             quantized_tensors: run.quantized_tensors(),
         });

@@ -49,8 +49,11 @@ pub struct Summary {
     pub final_val_loss: f64,
     pub median_step_ms: f64,
     pub tokens_per_s: f64,
+    /// As served: see `Run::served_weight_bytes`.
     pub linear_weight_bytes: usize,
+    /// Linear layers with FP8 state.
     pub converted_layers: usize,
+    /// Tensors really cast to FP8, forward and backward, training and validation.
     pub quantized_tensors: u64,
 }
 

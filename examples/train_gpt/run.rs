@@ -3,16 +3,17 @@
 use crate::data::{Batch, Data};
 use crate::gpt::{Gpt, GptConfig, initialize};
 use anyhow::{Context, Result, bail, ensure};
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
+use fp8::core::Granularity;
 use fp8::recipes::checkpoint::{
     TrainingMeta, quantized_tensors, resume_training, save_training, training_meta,
 };
-use fp8::recipes::nn::ops;
+use fp8::recipes::nn::{Linear, ops};
 use fp8::recipes::optim::{AdamW, AdamWConfig, LrSchedule};
 use fp8::recipes::{
-    Autocast, PrepareOptions, PrepareReport, Recipe, RecipeName, check_gradients, fp8_autocast,
-    prepare_fp8,
+    Autocast, Fp8Module, PrepareOptions, PrepareReport, Recipe, RecipeName, Visitor,
+    check_gradients, fp8_autocast, prepare_fp8,
 };
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -189,6 +190,34 @@ impl Run {
 
     pub fn converted_layers(&self) -> usize {
         self.report.as_ref().map_or(0, PrepareReport::converted)
+    }
+
+    /// Bytes of the linear weights as they are served: codes and scales where the recipe is FP8. In training each
+    /// also has its f32 master.
+    pub fn served_weight_bytes(&self) -> Result<usize> {
+        struct Bytes {
+            total: usize,
+            per_channel: bool,
+        }
+        impl Visitor for Bytes {
+            fn linear(&mut self, linear: &Linear) {
+                let (out_features, in_features) = linear.features();
+                self.total += match linear.fp8_state() {
+                    None => linear.weight_bytes(),
+                    Some(_) if self.per_channel => out_features * (in_features + 4),
+                    Some(_) => out_features * in_features + 4,
+                };
+            }
+            fn tensor(&mut self, _: &str, _: &Tensor) {}
+        }
+        let config = self.recipe.as_ref().map(Recipe::resolve).transpose()?;
+        let per_channel = config.is_some_and(|c| c.weight.granularity == Granularity::Rowwise);
+        let mut bytes = Bytes {
+            total: 0,
+            per_channel,
+        };
+        self.model.visit(&mut bytes);
+        Ok(bytes.total)
     }
 
     pub fn vars(&self) -> &VarMap {

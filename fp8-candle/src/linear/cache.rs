@@ -1,6 +1,6 @@
 //! The quantized weight, kept until the weight changes.
 
-use super::serves_both;
+use super::same_cast;
 use crate::delayed::DelayedSlot;
 use crate::device::backend;
 use crate::quantize::{Quantizer, ScaleSource};
@@ -192,25 +192,4 @@ fn with_scale(
         source,
         ..quantizer.clone()
     })
-}
-
-/// The same format, granularity and source of scales.
-fn same_cast(a: &Quantizer, b: &Quantizer) -> bool {
-    if a.is_symmetric() {
-        return serves_both(a, b);
-    }
-    let source = match (&a.source, &b.source) {
-        (
-            ScaleSource::Current {
-                policy: a,
-                power_of_two: a2,
-            },
-            ScaleSource::Current {
-                policy: b,
-                power_of_two: b2,
-            },
-        ) => a == b && a2 == b2,
-        _ => false,
-    };
-    source && a.cast == b.cast && a.granularity == b.granularity
 }

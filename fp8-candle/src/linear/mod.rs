@@ -263,7 +263,12 @@ fn attach(
 
 /// Whether the codes made by `first` are what `second` would make for the other contraction.
 pub(crate) fn serves_both(first: &Quantizer, second: &Quantizer) -> bool {
-    let same_source = match (&first.source, &second.source) {
+    first.is_symmetric() && same_cast(first, second)
+}
+
+/// The same format, granularity and source of scales.
+pub(crate) fn same_cast(a: &Quantizer, b: &Quantizer) -> bool {
+    let same_source = match (&a.source, &b.source) {
         (
             ScaleSource::Current {
                 policy: a,
@@ -281,8 +286,5 @@ pub(crate) fn serves_both(first: &Quantizer, second: &Quantizer) -> bool {
         }
         _ => false,
     };
-    same_source
-        && first.is_symmetric()
-        && first.cast == second.cast
-        && first.granularity == second.granularity
+    same_source && a.cast == b.cast && a.granularity == b.granularity
 }
