@@ -18,7 +18,7 @@ use fp8::recipes::{atomic, load, save_calibrated};
 use gpt::{Gpt, GptConfig};
 use indicatif::{ProgressBar, ProgressStyle};
 use record::{Line, Metrics, Summary, write_json, write_summary};
-use run::{Run, Settings, saved_settings};
+use run::{Run, Settings, forget_checkpoints, saved_settings};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -122,13 +122,17 @@ fn main() -> Result<()> {
         for run in &mut runs {
             run.resume(&dir)?;
         }
+    } else {
+        forget_checkpoints(&dir)?;
     }
     let done: BTreeMap<String, u64> = runs.iter().map(|r| (r.name.clone(), r.step)).collect();
     let mut metrics = Metrics::open(&dir, |line| {
-        resume
-            && done
-                .get(line.recipe())
-                .is_some_and(|&step| line.step() <= step)
+        // The validation of the last step is the final one, which every finished run repeats.
+        let repeated = matches!(line, Line::Validation { .. }) && line.step() == settings.steps;
+        let done = done
+            .get(line.recipe())
+            .is_some_and(|&step| line.step() <= step);
+        resume && done && !repeated
     })?;
 
     let finished = train(

@@ -51,6 +51,8 @@ pub struct Run {
     schedule: LrSchedule,
     settings: Settings,
     gradients_checked: bool,
+    /// Casts up to the checkpoint that the run was resumed from.
+    casts_before: u64,
 }
 
 impl Run {
@@ -95,6 +97,7 @@ impl Run {
             schedule,
             settings: settings.clone(),
             gradients_checked: false,
+            casts_before: 0,
         })
     }
 
@@ -185,7 +188,7 @@ impl Run {
     }
 
     pub fn quantized_tensors(&self) -> u64 {
-        quantized_tensors(&self.model)
+        self.casts_before + quantized_tensors(&self.model)
     }
 
     pub fn converted_layers(&self) -> usize {
@@ -228,7 +231,11 @@ impl Run {
         let meta = TrainingMeta {
             step: self.step,
             recipe: self.recipe.clone(),
-            random: serde_json::json!({ "seed": self.settings.seed, "step": self.step }),
+            random: serde_json::json!({
+                "seed": self.settings.seed,
+                "step": self.step,
+                "quantized_tensors": self.quantized_tensors(),
+            }),
             extra: serde_json::to_value(&self.settings)?,
         };
         let path = checkpoint_path(dir, &self.name);
@@ -243,9 +250,22 @@ impl Run {
 
     pub fn resume(&mut self, dir: &Path) -> Result<()> {
         let path = checkpoint_path(dir, &self.name);
+        if !path.exists() {
+            // Stopped before this run's first checkpoint: it begins again, which gives the same losses.
+            return Ok(());
+        }
+        let settings: Settings = serde_json::from_value(training_meta(&path)?.extra)
+            .with_context(|| format!("{}: not a checkpoint of this example", path.display()))?;
+        ensure!(
+            settings == self.settings,
+            "{} belongs to another run: {settings:?} there, {:?} here",
+            path.display(),
+            self.settings
+        );
         let recipe = self.recipe.as_ref();
         let meta = resume_training(path, &self.model, &self.vars, &mut self.optimizer, recipe)?;
         self.step = meta.step;
+        self.casts_before = meta.random["quantized_tensors"].as_u64().unwrap_or(0);
         Ok(())
     }
 }
@@ -269,4 +289,15 @@ pub fn saved_settings(dir: &Path) -> Result<Settings> {
     let meta = training_meta(first)?;
     serde_json::from_value(meta.extra)
         .with_context(|| format!("{}: not a checkpoint of this example", first.display()))
+}
+
+/// Removes the checkpoints of an earlier run from the folder of a new one, so that a resume cannot mix them.
+pub fn forget_checkpoints(dir: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(dir.join("checkpoint"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+        }
+    }
+    Ok(())
 }

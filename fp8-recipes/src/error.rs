@@ -46,7 +46,7 @@ pub enum Error {
         reason: String,
     },
     /// An FP8 weight without the scale that gives it its value.
-    #[error("tensor `{tensor}` holds FP8 codes but there is no `{missing}` to scale them with")]
+    #[error("tensor `{tensor}` holds FP8 values but there is no `{missing}` to scale them with")]
     MissingScale {
         /// Name of the weight.
         tensor: String,
@@ -110,6 +110,14 @@ pub enum Error {
     NotCalibrated {
         /// Path of the layer.
         path: String,
+    },
+    /// Export of a layer that the file format cannot hold beside the others.
+    #[error("layer `{path}` cannot be exported: {reason}")]
+    NotExportable {
+        /// Path of the layer.
+        path: String,
+        /// What does not fit.
+        reason: String,
     },
     /// Export of a model without FP8 layers.
     #[error("no layer of the model is prepared for FP8: nothing to export")]

@@ -8,7 +8,7 @@
 use crate::atomic::{write_atomic, write_safetensors_atomic};
 use crate::error::{Error, Result};
 use crate::module::{Fp8Module, Visitor};
-use crate::nn::Linear;
+use crate::nn::{InputScaling, Linear, StaticWeight};
 use crate::state::ExportStrategy;
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Quantizer, ScaleSource};
@@ -210,6 +210,9 @@ impl Collector {
         if !self.claim(&name, weight)? {
             return Ok(());
         }
+        if let Some(weight) = linear.static_weight() {
+            return self.add_static(path, weight);
+        }
         let Some(state) = state else {
             self.ignored.push(path.to_string());
             self.tensors.insert(name, weight.detach());
@@ -218,23 +221,79 @@ impl Collector {
         let not_calibrated = || Error::NotCalibrated {
             path: path.to_string(),
         };
-        let strategy = state.calibrated_as().ok_or_else(not_calibrated)?;
-        // One file has one strategy; the first layer's stands for all, since one recipe calibrated them.
-        let strategy = *self.strategy.get_or_insert(strategy);
-        let static_scales = state.input().is_calibrated() && state.weight().is_calibrated();
-        if strategy == ExportStrategy::Tensor && !static_scales {
-            return Err(not_calibrated());
-        }
+        let (strategy, input_format) = state.calibration().ok_or_else(not_calibrated)?;
+        self.agree(path, strategy)?;
         let codes = quantize_weight(weight, strategy, path)?;
-        self.tensors.insert(name, codes.to_f8e4m3()?);
+        let input_scale = match strategy {
+            ExportStrategy::Channel => None,
+            ExportStrategy::Tensor => {
+                if !(state.input().is_calibrated() && state.weight().is_calibrated()) {
+                    return Err(not_calibrated());
+                }
+                if input_format != Format::E4M3 {
+                    return Err(Error::NotExportable {
+                        path: path.to_string(),
+                        reason: format!(
+                            "its inputs were calibrated in {input_format}, the file holds e4m3 scales"
+                        ),
+                    });
+                }
+                Some(state.input().tensors().dequant_scale)
+            }
+        };
+        self.add_codes(path, &codes, input_scale)
+    }
+
+    /// A layer that was loaded in FP8 is written as it is.
+    fn add_static(&mut self, path: &str, weight: &StaticWeight) -> Result<()> {
+        let codes = weight.codes();
+        let (strategy, input_scale) = match (codes.granularity(), weight.input_scaling()) {
+            (Granularity::Tensorwise, InputScaling::Static(scale)) => {
+                (ExportStrategy::Tensor, Some(scale.clone()))
+            }
+            (Granularity::Rowwise, InputScaling::DynamicPerToken) => {
+                (ExportStrategy::Channel, None)
+            }
+            (granularity, input) => {
+                return Err(Error::NotExportable {
+                    path: path.to_string(),
+                    reason: format!("a {granularity} weight with {input:?} inputs has no strategy"),
+                });
+            }
+        };
+        self.agree(path, strategy)?;
+        self.add_codes(path, codes, input_scale)
+    }
+
+    /// One file has one strategy.
+    fn agree(&mut self, path: &str, strategy: ExportStrategy) -> Result<()> {
+        let first = *self.strategy.get_or_insert(strategy);
+        if first != strategy {
+            return Err(Error::NotExportable {
+                path: path.to_string(),
+                reason: format!(
+                    "it was calibrated for strategy {strategy:?}, other layers for {first:?}"
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    fn add_codes(
+        &mut self,
+        path: &str,
+        codes: &Fp8Tensor,
+        input_scale: Option<Tensor>,
+    ) -> Result<()> {
+        self.tensors
+            .insert(format!("{path}.weight"), codes.to_f8e4m3()?);
         let scale = codes.dequant_scale();
-        let scale = match strategy {
-            ExportStrategy::Tensor => scale.reshape(1)?,
-            ExportStrategy::Channel => scale.clone(),
+        let scale = match codes.granularity() {
+            Granularity::Tensorwise => scale.reshape(1)?,
+            _ => scale.clone(),
         };
         self.tensors.insert(format!("{path}.weight_scale"), scale);
-        if strategy == ExportStrategy::Tensor {
-            let input_scale = state.input().tensors().dequant_scale;
+        if let Some(input_scale) = input_scale {
             self.tensors
                 .insert(format!("{path}.input_scale"), input_scale);
         }
@@ -243,8 +302,9 @@ impl Collector {
     }
 }
 
-/// The weight as the calibrated model itself casts it: the static scale comes from the amax of the weight as it is now,
-/// which is the calibrated one unless the model was trained further.
+/// The static scale comes from the amax of the weight as it is now, which is the calibrated one unless the model was
+/// trained further. Channel scales are exact, also where the recipe rounds them to powers of two: so are the input
+/// scales that a loader of this format makes.
 fn quantize_weight(weight: &Tensor, strategy: ExportStrategy, path: &str) -> Result<Fp8Tensor> {
     let (granularity, source) = match strategy {
         ExportStrategy::Channel => {

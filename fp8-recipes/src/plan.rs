@@ -6,7 +6,7 @@ use crate::config::{
 };
 use crate::state::Fp8State;
 use fp8_candle::{DelayedSlot, GemmPlan, LinearPlan, Quantizer, ScalePolicy, ScaleSource};
-use fp8_core::{Cast, DelayedRule};
+use fp8_core::{Cast, DelayedRule, Granularity};
 use std::sync::Arc;
 
 /// The casts of one call of a layer under `context`. Everything is captured here: the backward pass does not look at
@@ -72,7 +72,9 @@ impl Maker<'_> {
             ScalingType::Disabled => return None,
             ScalingType::Dynamic => ScaleSource::Current {
                 policy: ScalePolicy::Dynamic,
-                power_of_two: self.config.round_scales_to_power_of_two,
+                // MX scales are powers of two: flooring quant_scale is RCEIL for its reciprocal.
+                power_of_two: self.config.round_scales_to_power_of_two
+                    || cast.granularity == Granularity::Mx,
             },
             ScalingType::Delayed => ScaleSource::Delayed {
                 slot: slot.clone(),

@@ -2,6 +2,7 @@
 
 use candle_core::{Device, Result};
 use fp8_candle::{CastCounter, DelayedSlot, WeightCache};
+use fp8_core::Format;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,7 +25,8 @@ pub struct Fp8State {
     grad_output: Arc<DelayedSlot>,
     pub(crate) cache: WeightCache,
     casts: CastCounter,
-    calibrated_as: Mutex<Option<ExportStrategy>>,
+    /// Strategy and format of the inputs.
+    calibrated_as: Mutex<Option<(ExportStrategy, Format)>>,
 }
 
 impl Fp8State {
@@ -84,16 +86,21 @@ impl Fp8State {
 
     /// How the layer was calibrated, if it was.
     pub fn calibrated_as(&self) -> Option<ExportStrategy> {
+        self.calibration().map(|(strategy, _)| strategy)
+    }
+
+    /// How the layer was calibrated and in which format its inputs are cast.
+    pub(crate) fn calibration(&self) -> Option<(ExportStrategy, Format)> {
         *self
             .calibrated_as
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set_calibrated_as(&self, strategy: Option<ExportStrategy>) {
+    pub(crate) fn set_calibrated_as(&self, calibration: Option<(ExportStrategy, Format)>) {
         *self
             .calibrated_as
             .lock()
-            .unwrap_or_else(PoisonError::into_inner) = strategy;
+            .unwrap_or_else(PoisonError::into_inner) = calibration;
     }
 }

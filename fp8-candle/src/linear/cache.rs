@@ -3,7 +3,7 @@
 use super::same_cast;
 use crate::delayed::DelayedSlot;
 use crate::device::backend;
-use crate::quantize::{Quantizer, ScaleSource};
+use crate::quantize::{Quantized, Quantizer, ScaleSource};
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Result, Tensor, TensorId};
 use fp8_core::Contraction;
@@ -47,6 +47,61 @@ struct Entry {
     quantized: Fp8Tensor,
 }
 
+/// How to get the codes.
+enum Step {
+    Use(Fp8Tensor),
+    /// Make them, and keep the cached ones.
+    MakeAside,
+    /// Make and keep them; `recorded`: their amax was recorded before.
+    Make {
+        recorded: bool,
+    },
+    /// Make and keep them with this quant_scale.
+    MakeKept(Tensor),
+}
+
+impl Cached {
+    fn decide(
+        &mut self,
+        weight: &Tensor,
+        fingerprint: u64,
+        quantizer: &Quantizer,
+        contraction: Contraction,
+        now: (u64, u64),
+    ) -> Step {
+        if matches!(quantizer.source, ScaleSource::Delayed { .. })
+            && let Some(kept) = self.kept.take()
+            && kept.fingerprint == fingerprint
+        {
+            return Step::MakeKept(kept.quant_scale);
+        }
+        let Some(entry) = self.entry.as_ref().filter(|entry| {
+            entry.id == weight.id()
+                && entry.fingerprint == fingerprint
+                && entry.contraction == contraction
+                && entry.version.1 == now.1
+                && same_cast(&entry.quantizer, quantizer)
+        }) else {
+            return Step::Make { recorded: false };
+        };
+        let fresh = entry.version == now;
+        if matches!(quantizer.source, ScaleSource::Delayed { record: true, .. }) {
+            if entry.recorded && (fresh || entry.version.0 > 0) {
+                Step::Use(entry.quantized.clone())
+            } else {
+                Step::Make {
+                    recorded: entry.recorded,
+                }
+            }
+        } else if fresh {
+            Step::Use(entry.quantized.clone())
+        } else {
+            // Evaluation must not disturb the codes of the training step in progress.
+            Step::MakeAside
+        }
+    }
+}
+
 impl WeightCache {
     fn lock(&self) -> MutexGuard<'_, Cached> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -62,6 +117,7 @@ impl WeightCache {
     ///
     /// A checkpoint needs it to go on bit-exactly: see [`WeightCache::restore`].
     pub fn kept_quant_scale(&self, weight: &Tensor) -> Result<Option<Tensor>> {
+        let fingerprint = backend(weight.device())?.fingerprint(weight)?;
         let cached = self.lock();
         let Some(entry) = cached.entry.as_ref().filter(|entry| entry.recorded) else {
             return Ok(None);
@@ -71,7 +127,7 @@ impl WeightCache {
         };
         let unchanged = entry.id == weight.id()
             && entry.version.1 == slot.version().1
-            && backend(weight.device())?.fingerprint(weight)? == Some(entry.fingerprint);
+            && fingerprint == Some(entry.fingerprint);
         Ok(unchanged.then(|| match entry.version.0 {
             // Codes made with the initial scale are renewed.
             0 => slot.tensors().quant_scale,
@@ -107,62 +163,47 @@ impl WeightCache {
         let records = matches!(&quantizer.source, ScaleSource::Delayed { record: true, .. });
         let version = || slot.map_or((1, 0), |slot| slot.version());
 
-        let mut cached = self.lock();
-        if let (Some(slot), ScaleSource::Delayed { .. }) = (slot, &quantizer.source)
-            && let Some(kept) = cached.kept.take()
-            && kept.fingerprint == fingerprint
-        {
-            let made =
-                with_scale(quantizer, slot, &kept.quant_scale)?.quantize(weight, contraction)?;
-            cached.entry = Some(Entry {
+        // The casts below run on the thread pool, whose threads may take up another use of this layer while they
+        // wait: the lock must not be held then.
+        let step = self
+            .lock()
+            .decide(weight, fingerprint, quantizer, contraction, version());
+        let store = |made: &Quantized, version, recorded| {
+            self.lock().entry = Some(Entry {
                 id: weight.id(),
                 fingerprint,
                 quantizer: quantizer.clone(),
                 contraction,
-                // Made in an earlier step, though with a real scale.
-                version: (u64::MAX, slot.version().1),
-                recorded: true,
-                quant_scale: made.quant_scale,
-                quantized: made.tensor,
+                version,
+                recorded,
+                quant_scale: made.quant_scale.clone(),
+                quantized: made.tensor.clone(),
             });
-        }
-        let mut recorded = false;
-        if let Some(entry) = cached.entry.as_ref() {
-            let same = entry.id == weight.id()
-                && entry.fingerprint == fingerprint
-                && entry.contraction == contraction
-                && same_cast(&entry.quantizer, quantizer);
-            let now = version();
-            if same && entry.version.1 == now.1 {
-                let fresh = entry.version == now;
-                if records {
-                    recorded = entry.recorded;
-                    if recorded && (fresh || entry.version.0 > 0) {
-                        return Ok(entry.quantized.clone());
-                    }
-                } else if fresh {
-                    return Ok(entry.quantized.clone());
-                } else {
-                    // Evaluation must not disturb the codes of the training step in progress.
-                    return Ok(quantizer.quantize(weight, contraction)?.tensor);
-                }
-            }
-        }
-        let made = if recorded {
-            without_record(quantizer).quantize(weight, contraction)?
-        } else {
-            quantizer.quantize(weight, contraction)?
         };
-        cached.entry = Some(Entry {
-            id: weight.id(),
-            fingerprint,
-            quantizer: quantizer.clone(),
-            contraction,
-            version: version(),
-            recorded: recorded || records,
-            quant_scale: made.quant_scale,
-            quantized: made.tensor.clone(),
-        });
+        let made = match (step, slot) {
+            (Step::Use(codes), _) => return Ok(codes),
+            (Step::MakeAside, _) => return Ok(quantizer.quantize(weight, contraction)?.tensor),
+            (Step::MakeKept(quant_scale), Some(slot)) => {
+                let own = with_scale(quantizer, slot, &quant_scale)?;
+                // Made in an earlier step, though with a real scale.
+                store(
+                    &own.quantize(weight, contraction)?,
+                    (u64::MAX, slot.version().1),
+                    true,
+                );
+                return self.quantize(weight, quantizer, contraction);
+            }
+            (Step::Make { recorded: true }, _) => {
+                let made = without_record(quantizer).quantize(weight, contraction)?;
+                store(&made, version(), true);
+                made
+            }
+            (Step::Make { recorded: false } | Step::MakeKept(_), _) => {
+                let made = quantizer.quantize(weight, contraction)?;
+                store(&made, version(), records);
+                made
+            }
+        };
         Ok(made.tensor)
     }
 }

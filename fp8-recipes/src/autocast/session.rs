@@ -28,7 +28,8 @@ impl Session {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a use; the recipe of the last use of a layer counts.
+    /// Notes a use; the recipe of the last use of a layer counts, but one without delayed casts does not keep an
+    /// earlier one from its update.
     pub(crate) fn sign_in(&self, new: Use) -> Result<()> {
         let grad_output = new.state.grad_output().clone();
         let gradient = SlotUse {
@@ -43,7 +44,9 @@ impl Session {
                 .iter_mut()
                 .find(|old| Arc::ptr_eq(&old.state, &new.state))
             {
-                *old = new;
+                if new.config.delayed.is_some() || old.config.delayed.is_none() {
+                    *old = new;
+                }
                 return Ok(());
             }
             uses.push(new);
@@ -117,7 +120,8 @@ impl Session {
                 });
             // An empty batch records nothing.
             let complete = state.input().is_calibrated() && state.weight().is_calibrated();
-            let as_now = (done.is_ok() && complete).then(|| strategy(&used.config));
+            let as_now = (done.is_ok() && complete)
+                .then(|| (strategy(&used.config), format(&used.config.input)));
             state.set_calibrated_as(as_now);
             if first.is_ok() {
                 first = done;

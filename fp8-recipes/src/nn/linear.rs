@@ -246,8 +246,10 @@ pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder<'_>) -
         };
         return Ok(Linear::from_static(weight, bias, path));
     }
+    // Our own VarBuilder has looked at the dtypes of the file.
+    let checked = crate::load::is_checked(&vb);
     let inner = candle_nn::linear_b(in_dim, out_dim, bias, vb)?;
-    if is_unscaled_fp8(inner.weight())? {
+    if !checked && is_unscaled_fp8(inner.weight())? {
         return Err(Error::MissingScale {
             tensor: join(&path, "weight"),
             missing: join(&path, "weight_scale"),

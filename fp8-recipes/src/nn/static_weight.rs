@@ -171,6 +171,9 @@ fn check_payload(
 /// A stock VarBuilder hands such a weight out with no error.
 pub(super) fn is_unscaled_fp8(weight: &Tensor) -> Result<bool> {
     const FULL: f32 = 224.;
+    if weight.elem_count() == 0 {
+        return Ok(false);
+    }
     let first = weight
         .flatten_all()?
         .narrow(0, 0, weight.elem_count().min(64))?;
