@@ -6,7 +6,7 @@ use fp8::candle::Fp8Tensor;
 use fp8::core::{Contraction, Granularity};
 use fp8::recipes::atomic::FileError;
 use fp8::recipes::checkpoint::{TrainingMeta, quantized_tensors, save_training};
-use fp8::recipes::config::{Fp8LinearConfig, LayerFilter, Recipe, RecipeName};
+use fp8::recipes::config::{DelayedFormat, Fp8LinearConfig, LayerFilter, Recipe, RecipeName};
 use fp8::recipes::load::{Checkpoint, var_builder};
 use fp8::recipes::nn::{self, InputScaling, Linear, Parameter};
 use fp8::recipes::optim::{AdamW, AdamWConfig};
@@ -1296,4 +1296,29 @@ fn saving_again_replaces_the_files() {
     save_calibrated(&net, dir.path()).unwrap();
     assert_eq!(names_in(dir.path()), ["config.json", "model.safetensors"]);
     assert!(snapshot(dir.path()) != before, "another model");
+}
+
+#[test]
+fn a_loaded_model_is_exported_as_it_is() {
+    for recipe in [Recipe::from(delayed(16)), "rowwise".parse().unwrap()] {
+        let (_vars, net) = calibrated(recipe);
+        let (first, second) = (dir(), dir());
+        let report = save_calibrated(&net, first.path()).unwrap();
+        let loaded = Net::new(var_builder(&[&report.model], DType::F32, &CPU).unwrap()).unwrap();
+        let again = save_calibrated(&loaded, second.path()).unwrap();
+        assert_eq!(
+            std::fs::read(&report.model).unwrap(),
+            std::fs::read(&again.model).unwrap()
+        );
+        assert_eq!(report.quantized, again.quantized);
+        assert_eq!(report.ignored, again.ignored);
+    }
+}
+
+#[test]
+fn inputs_calibrated_in_another_format_are_refused() {
+    let recipe = delayed(16).with_format(DelayedFormat::E5m2);
+    let (_vars, net) = calibrated(recipe);
+    let error = save_calibrated(&net, dir().path()).unwrap_err();
+    assert_text("E5M2 inputs", error, &["blocks.0.fc1", "e5m2", "e4m3"]);
 }

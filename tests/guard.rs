@@ -1784,3 +1784,51 @@ fn calibrating_again_keeps_the_inputs_seen_but_not_the_old_weight() {
     assert_eq!(layer.slot("input").quant_scale, 1. / (8. / 448.));
     assert_eq!(layer.slot("weight").quant_scale, 1. / (0.5 / 448.));
 }
+
+#[test]
+fn a_large_layer_runs_from_many_tasks_of_one_pool() {
+    // The weight is cast in several tasks, whose threads take up other uses of the layer while they wait.
+    let x = tensor(101, &[4, 512]);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(3)
+        .build()
+        .unwrap();
+    for seed in 0..4 {
+        let layer = Layer::prepared("fc", 102 + seed, 512, 512);
+        let guard = open(delayed(4));
+        let handle = guard.handle();
+        let outputs: Vec<Tensor> = pool.install(|| {
+            (0..24)
+                .into_par_iter()
+                .map(|_| {
+                    let _guard = handle.open();
+                    layer.linear.forward(&x).unwrap()
+                })
+                .collect()
+        });
+        for y in &outputs {
+            assert_same("task", y, &outputs[0]);
+        }
+        guard.close().unwrap();
+        let history = layer.slot("weight").history;
+        assert_eq!(history[0], amax(layer.weight.as_tensor()));
+        assert_eq!(history[1], 0., "the weight rolls once");
+    }
+}
+
+#[test]
+fn an_inner_recipe_without_delayed_casts_keeps_the_update_of_the_outer_one() {
+    let (x, go) = (tensor(1, &[4, 8]), tensor(2, &[4, 6]));
+    let layer = Layer::prepared("l", 3, 6, 8);
+    let guard = open(delayed(4));
+    let y = layer.linear.forward(&x).unwrap();
+    {
+        let _inner = open(recipe("tensorwise"));
+        layer.linear.forward(&x).unwrap();
+    }
+    guard.close().unwrap();
+    backward(&y, &go);
+    end_step().unwrap();
+    assert_eq!(layer.slot("input").quant_scale, 448. / amax(&x));
+    assert_eq!(layer.slot("grad_output").quant_scale, 57344. / amax(&go));
+}
