@@ -25,9 +25,9 @@
 //!
 //! # Instruction sets
 //!
-//! On x86-64 the slice functions pick AVX-512, AVX2 or portable code when first called. The environment variable
-//! `FP8_ISA` (`portable`, `avx2` or `avx512`), read once, lowers the choice; one that the processor does not have, or
-//! any other text, means the best there is. The results are the same to the bit.
+//! On x86-64 the slice functions pick AVX-512, AVX2 or portable code when first called, see [`Isa`]. The environment
+//! variable `FP8_ISA` (`portable`, `avx2`, `avx512`, `avx512bf16` or `amx`), read once, lowers the choice. The results
+//! of this crate are the same to the bit; those of the GEMMs built on it differ in the order of their sums.
 
 mod cast;
 mod e8m0;
@@ -50,6 +50,7 @@ pub use granularity::{Contraction, Granularity, MX_BLOCK, ScaleGrid};
 pub use history::{
     AmaxCompute, CustomAmax, DelayedRule, ScaleRounding, SlotUpdate, resize_history, update_slot,
 };
+pub use kernels::{Isa, IsaLevel};
 pub use philox::philox4x32_10;
 pub use rows::{amax_rows, decode_rows, encode_rows, encode_rows_with_amax};
 pub use scaling::{

@@ -270,14 +270,3 @@ fn conversions_equal_those_of_half() {
         );
     }
 }
-
-#[test]
-fn a_name_lowers_the_instruction_set_and_nothing_else_does() {
-    for isa in Isa::available() {
-        assert_eq!(Isa::named(isa.0.name()), isa);
-    }
-    let fastest = Isa::available().next_back().unwrap();
-    for name in ["", "AVX2", "sse9"] {
-        assert_eq!(Isa::named(name), fastest, "{name:?}");
-    }
-}
