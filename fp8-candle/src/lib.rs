@@ -11,6 +11,7 @@ pub mod linear;
 pub mod ops;
 mod quantize;
 mod ready;
+mod simd;
 mod tensor;
 
 pub use delayed::DelayedSlot;

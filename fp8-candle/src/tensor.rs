@@ -1,6 +1,6 @@
 //! A tensor in 8-bit floating point: codes, format, and the scales that give the codes their values.
 
-use crate::device::{GemmOperand, backend};
+use crate::device::{GemmCodes, GemmOperand, backend};
 use crate::error::Error;
 use crate::quantize::{Quantizer, matrix_dims};
 use candle_core::{DType, Device, Result, Tensor};
@@ -207,7 +207,7 @@ impl Fp8Tensor {
     /// This tensor as an operand of a GEMM that sums over `contraction`.
     pub fn operand(&self, contraction: Contraction) -> GemmOperand<'_> {
         GemmOperand {
-            codes: &self.codes,
+            codes: GemmCodes::RowMajor(&self.codes),
             format: self.format,
             grid: self.grid(),
             dequant_scale: &self.dequant_scale,

@@ -19,11 +19,20 @@ pub enum ScalePolicy {
     },
 }
 
+/// The codes of a GEMM operand.
+#[derive(Debug, Clone, Copy)]
+pub enum GemmCodes<'a> {
+    /// U8, `[rows, cols]`, contiguous.
+    RowMajor(&'a Tensor),
+    /// U8, as [`Backend::pack`] of this device has made them; for operand B only.
+    Packed(&'a Tensor),
+}
+
 /// One operand of an FP8 GEMM: codes, the dimension that is summed over, and what to multiply by.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmOperand<'a> {
-    /// U8 codes, `[rows, cols]`, contiguous.
-    pub codes: &'a Tensor,
+    /// The codes.
+    pub codes: GemmCodes<'a>,
     /// Format of the codes.
     pub format: Format,
     /// Which scale belongs to which element.
@@ -114,6 +123,13 @@ pub trait Backend: Send + Sync {
         b: &GemmOperand<'_>,
         out: &GemmOutput<'_>,
     ) -> Result<Storage>;
+
+    /// Row-major codes `[n, k]` of a weight that a GEMM sums over k, in the form that this device reads best; None
+    /// where that is row-major.
+    fn pack(&self, codes: &Tensor) -> Result<Option<Tensor>>;
+
+    /// The row-major codes `[n, k]` that [`Backend::pack`] was given.
+    fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor>;
 
     /// Sum over the rows of `[rows, cols]`, accumulated in f32, as `dtype` `[cols]`.
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor>;

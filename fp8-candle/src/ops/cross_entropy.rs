@@ -4,10 +4,10 @@ use super::data::{
     Element, block_rows, compute_dtype, for_dtype, par_blocks, slice, tensor, with_slices,
 };
 use super::math::{Real, max, sum};
-use super::simd::simd;
 use super::softmax::softmax_row;
 use super::{check_device, check_float, fused, last_dim, shape_error};
 use crate::error::Error;
+use crate::simd::simd;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Result, Shape, Tensor};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Between tensors and kernels: dtypes, slices, and the partition of rows over threads.
 
 use super::math::Real;
-use super::simd::simd;
+use crate::simd::simd;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;

@@ -2,8 +2,8 @@
 
 use super::data::{compute_dtype, for_dtype, map_rows, slice, tensor, with_slices};
 use super::math::Real;
-use super::simd::simd;
 use super::{check_float, fused};
+use crate::simd::simd;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType};
 

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 /// A type that kernels compute in: f32, or f64 where the tensor is f64.
-pub(super) trait Real:
+pub(crate) trait Real:
     Copy
     + Debug
     + Send
@@ -125,7 +125,7 @@ const LANES: usize = 32;
 
 /// Sum of `term(x)`.
 #[inline(always)]
-pub(super) fn sum<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
+pub(crate) fn sum<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
     let mut lanes = [R::ZERO; LANES];
     let (chunks, tail) = x.as_chunks::<LANES>();
     for chunk in chunks {
@@ -141,7 +141,7 @@ pub(super) fn sum<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
 
 /// Sum of `term(x, y)` over two slices of one length.
 #[inline(always)]
-pub(super) fn sum2<R: Real>(x: &[R], y: &[R], term: impl Fn(R, R) -> R) -> R {
+pub(crate) fn sum2<R: Real>(x: &[R], y: &[R], term: impl Fn(R, R) -> R) -> R {
     let mut lanes = [R::ZERO; LANES];
     let (x_chunks, x_tail) = x.as_chunks::<LANES>();
     let (y_chunks, y_tail) = y.as_chunks::<LANES>();
@@ -158,7 +158,7 @@ pub(super) fn sum2<R: Real>(x: &[R], y: &[R], term: impl Fn(R, R) -> R) -> R {
 
 /// Largest `term(x)`; -Inf where there is none. NaN is passed over.
 #[inline(always)]
-pub(super) fn max<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
+pub(crate) fn max<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
     let larger = |a: R, b: R| if b > a { b } else { a };
     let mut lanes = [R::NEG_INFINITY; LANES];
     let (chunks, tail) = x.as_chunks::<LANES>();

@@ -14,10 +14,9 @@
 mod cross_entropy;
 mod data;
 mod gelu;
-mod math;
+pub(crate) mod math;
 mod norm;
 mod rope;
-mod simd;
 mod softmax;
 
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};

@@ -4,8 +4,8 @@ use super::data::{
     Element, block_rows, compute_dtype, for_dtype, map_rows, par_blocks, slice, tensor, with_slices,
 };
 use super::math::{Real, sum, sum2};
-use super::simd::simd;
 use super::{check_float, check_like, fused, last_dim, shape_error};
+use crate::simd::simd;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, Layout, Result, Shape, Tensor, WithDType};
 

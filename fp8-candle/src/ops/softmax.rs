@@ -2,8 +2,8 @@
 
 use super::data::{compute_dtype, for_dtype, map_rows, slice, tensor, with_slices};
 use super::math::{Real, max, sum, sum2};
-use super::simd::simd;
 use super::{check_float, fused, last_dim, shape_error};
+use crate::simd::simd;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, D, Layout, Result, Shape, Tensor, WithDType};
 

@@ -1,4 +1,4 @@
-//! The CPU backend: `fp8-core` casts over rayon, and a slab-decoding GEMM.
+//! The CPU backend: `fp8-core` casts over rayon, and the GEMMs of `gemm/`.
 
 mod cast;
 mod data;
@@ -9,7 +9,7 @@ use super::{Backend, GemmOperand, GemmOutput, ScalePolicy};
 use crate::delayed::SlotTensors;
 use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor};
 use data::{for_floats, tensor, with_codes, with_f32, with_floats};
-use fp8_core::{Cast, DelayedRule, Format, ScaleGrid, SlotUpdate};
+use fp8_core::{Cast, DelayedRule, Format, Isa, ScaleGrid, SlotUpdate};
 use rayon::prelude::*;
 
 /// FP8 on the host.
@@ -104,7 +104,24 @@ impl Backend for CpuBackend {
         b: &GemmOperand<'_>,
         out: &GemmOutput<'_>,
     ) -> Result<Storage> {
-        Ok(Storage::Cpu(gemm::gemm(a, b, out)?))
+        Ok(Storage::Cpu(gemm::gemm(Isa::best(), a, b, out)?))
+    }
+
+    fn pack(&self, codes: &Tensor) -> Result<Option<Tensor>> {
+        if !gemm::takes_packed(Isa::best()) {
+            return Ok(None);
+        }
+        let (n, k) = codes.dims2()?;
+        let packed = with_codes("pack", codes, |codes| Ok(gemm::pack_codes(codes, n, k)))?;
+        let len = packed.len();
+        Ok(Some(tensor(CpuStorage::U8(packed), len)))
+    }
+
+    fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor> {
+        let codes = with_codes("unpack", packed, |packed| {
+            Ok(gemm::unpack_codes(packed, n, k))
+        })?;
+        Ok(tensor(CpuStorage::U8(codes), (n, k)))
     }
 
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {

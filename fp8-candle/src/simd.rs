@@ -1,4 +1,4 @@
-//! Instruction sets picked at run time. The only unsafe code of the building blocks is here.
+//! Loops compiled for several instruction sets, picked at run time.
 
 use fp8_core::{Isa, IsaLevel};
 
@@ -8,7 +8,7 @@ use fp8_core::{Isa, IsaLevel};
 /// instantiations below is compiled for their instruction sets. Every instantiation gives the same bits, since
 /// kernels say where operations fuse (`mul_add`) and in which order they sum.
 #[inline]
-pub(super) fn simd<Out>(kernel: impl FnOnce() -> Out) -> Out {
+pub(crate) fn simd<Out>(kernel: impl FnOnce() -> Out) -> Out {
     run(Isa::best(), kernel)
 }
 

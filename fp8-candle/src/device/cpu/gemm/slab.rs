@@ -1,22 +1,24 @@
-//! FP8 GEMM: codes are decoded to f32 in slabs, multiplied by the `gemm` crate, scaled in the epilogue.
+//! FP8 GEMM on f32 units: codes are decoded to f32 in slabs, multiplied by the `gemm` crate, scaled at the end.
 //!
 //! Every FP8 value is exact in f32, so the slabs lose nothing. The order of every sum depends on the sizes alone,
 //! not on the number of threads.
 
-use super::cast::decode_unscaled;
-use super::data::{narrow, with_codes, with_f32};
-use crate::device::{GemmOperand, GemmOutput};
-use candle_core::{CpuStorage, DType, Result};
-use fp8_core::{Contraction, Format, ScaleGrid};
-use half::{bf16, f16};
+use super::super::cast::decode_unscaled;
+use super::epilogue::Epilogue;
+use super::layout::unpack_codes;
+use super::scratch::Scratch;
+use super::side::{Codes, Side};
+use fp8_core::{Contraction, Format, HighPrecision, ScaleGrid};
 use rayon::prelude::*;
+use std::borrow::Cow;
+use std::mem::MaybeUninit;
 
 /// Elements of a decoded slab: 4 MiB of f32, near the size of a second-level cache.
 const SLAB: usize = 1 << 20;
 
-/// The codes of one operand on the host.
-struct Side<'a> {
-    codes: &'a [u8],
+/// An operand whose codes are row-major.
+struct Slabs<'a> {
+    codes: Cow<'a, [u8]>,
     scales: &'a [f32],
     format: Format,
     grid: ScaleGrid,
@@ -25,20 +27,18 @@ struct Side<'a> {
     scale_in_decode: bool,
 }
 
-impl<'a> Side<'a> {
-    fn new(operand: &GemmOperand<'_>, codes: &'a [u8], scales: &'a [f32]) -> Self {
-        let grid = operand.grid;
-        let along = match operand.contraction {
-            Contraction::Cols => grid.scale_cols(),
-            Contraction::Rows => grid.scale_rows(),
-        };
+impl<'a> Slabs<'a> {
+    fn new(side: &Side<'a>) -> Self {
         Self {
-            codes,
-            scales,
-            format: operand.format,
-            grid,
-            contraction: operand.contraction,
-            scale_in_decode: along > 1,
+            codes: match side.codes {
+                Codes::RowMajor(codes) => codes.into(),
+                Codes::Panels(codes) => unpack_codes(codes, side.kept(), side.contracted()).into(),
+            },
+            scales: side.dequant_scales,
+            format: side.format,
+            grid: side.grid,
+            contraction: side.contraction,
+            scale_in_decode: side.segment().is_some(),
         }
     }
 
@@ -69,59 +69,30 @@ impl<'a> Side<'a> {
             Contraction::Rows => (1, self.grid.cols() as isize),
         }
     }
-
-    /// dequant_scales per kept index (or one for all); None when they are already in the slab.
-    fn epilogue(&self) -> &[f32] {
-        if self.scale_in_decode {
-            &[]
-        } else {
-            self.scales
-        }
-    }
-
-    /// Scale of kept index `index` in the epilogue.
-    fn block(&self) -> usize {
-        match self.contraction {
-            Contraction::Cols => self.grid.block_rows(),
-            Contraction::Rows => self.grid.block_cols(),
-        }
-    }
 }
 
-/// `[a.kept, b.kept]`, see [`crate::device::Backend::gemm`].
-pub(super) fn gemm(
-    a: &GemmOperand<'_>,
-    b: &GemmOperand<'_>,
-    out: &GemmOutput<'_>,
-) -> Result<CpuStorage> {
-    const OP: &str = "fp8 gemm";
+/// `[a.kept, b.kept]` into `out`, of which every element is written.
+pub(super) fn gemm<T: HighPrecision>(
+    a: &Side<'_>,
+    b: &Side<'_>,
+    bias: Option<&[f32]>,
+    out: &mut [MaybeUninit<T>],
+) {
     let (m, n) = (a.kept(), b.kept());
-    let bias = match out.bias {
-        None => None,
-        Some(bias) => Some(
-            bias.to_dtype(out.dtype)?
-                .to_dtype(DType::F32)?
-                .to_vec1::<f32>()?,
-        ),
-    };
-    with_codes(OP, a.codes, |a_codes| {
-        with_f32(OP, a.dequant_scale, |a_scales| {
-            with_codes(OP, b.codes, |b_codes| {
-                with_f32(OP, b.dequant_scale, |b_scales| {
-                    let a = Side::new(a, a_codes, a_scales);
-                    let b = Side::new(b, b_codes, b_scales);
-                    let mut y = vec![0f32; m * n];
-                    products(&a, &b, m, n, &mut y);
-                    epilogue(&a, &b, n, &mut y, bias.as_deref(), out.dtype);
-                    narrow(OP, y, out.dtype)
-                })
-            })
-        })
-    })
+    if m == 0 || n == 0 {
+        return;
+    }
+    let (a_slabs, b_slabs) = (Slabs::new(a), Slabs::new(b));
+    let mut sums = Scratch::<f32>::new(m * n);
+    if a.contracted() == 0 {
+        sums.fill(0.);
+    }
+    products(&a_slabs, &b_slabs, m, n, &mut sums);
+    finish(a, b, &sums, bias, out);
 }
 
-/// Unscaled products into `y`, `[m, n]` zeros.
-fn products(a: &Side<'_>, b: &Side<'_>, m: usize, n: usize, y: &mut [f32]) {
+/// Products into `y`, `[m, n]`, with the scales that vary along their sums.
+fn products(a: &Slabs<'_>, b: &Slabs<'_>, m: usize, n: usize, y: &mut [f32]) {
     let k = match a.contraction {
         Contraction::Cols => a.grid.cols(),
         Contraction::Rows => a.grid.rows(),
@@ -260,69 +231,23 @@ fn f32_gemm(
     }
 }
 
-/// `y * a_scale * b_scale`, rounded to the output dtype, plus bias in that dtype.
-fn epilogue(
+/// Scales those operands that the slabs have not scaled, rounds, adds the bias.
+fn finish<T: HighPrecision>(
     a: &Side<'_>,
     b: &Side<'_>,
-    n: usize,
-    y: &mut [f32],
+    sums: &[f32],
     bias: Option<&[f32]>,
-    dtype: DType,
+    out: &mut [MaybeUninit<T>],
 ) {
-    if n == 0 {
-        return;
-    }
-    let (a_scales, b_scales) = (a.epilogue(), b.epilogue());
-    let b_block = b.block();
-    // One multiplier per column; the row's multiplier is applied apart, since the product of the two can leave the
-    // range of f32 where the scaled sum does not.
-    let columns: Vec<f32> = match b_scales {
-        [] => vec![1.; n],
-        scales => (0..n)
-            .map(|col| scales[(col / b_block).min(scales.len() - 1)])
-            .collect(),
-    };
-    let round = |value: f32| match dtype {
-        DType::BF16 => bf16::from_f32(value).to_f32(),
-        DType::F16 => f16::from_f32(value).to_f32(),
-        _ => value,
-    };
+    let n = b.kept();
+    let epilogue = Epilogue::new((a, a.segment().is_some()), (b, b.segment().is_some()), bias);
     let rows_per_task = (SLAB / 32 / n).max(1);
-    y.par_chunks_mut(rows_per_task * n)
+    out.par_chunks_mut(rows_per_task * n)
+        .zip(sums.par_chunks(rows_per_task * n))
         .enumerate()
-        .for_each(|(task, chunk)| {
-            for (row, y) in chunk.chunks_mut(n).enumerate() {
-                let row = task * rows_per_task + row;
-                let row_scale = match a_scales {
-                    [] => 1.,
-                    scales => scales[(row / a.block()).min(scales.len() - 1)],
-                };
-                scale_row(y, row_scale, &columns);
-                if let Some(bias) = bias {
-                    match dtype {
-                        DType::F32 | DType::F64 => {
-                            y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-                        }
-                        _ => y
-                            .iter_mut()
-                            .zip(bias)
-                            .for_each(|(y, bias)| *y = round(*y) + bias),
-                    }
-                }
+        .for_each(|(task, (out, sums))| {
+            for (row, (out, sums)) in out.chunks_mut(n).zip(sums.chunks(n)).enumerate() {
+                epilogue.finish_row(task * rows_per_task + row, 0, sums, out);
             }
         });
-}
-
-/// Multiplies by the smaller factor last when both are large, first when one is tiny: no intermediate overflow.
-fn scale_row(y: &mut [f32], row_scale: f32, columns: &[f32]) {
-    if row_scale.is_finite() && row_scale.abs() > 1e12 || row_scale.abs() < 1e-12 {
-        let row_scale = f64::from(row_scale);
-        for (y, &column) in y.iter_mut().zip(columns) {
-            *y = (f64::from(*y) * row_scale * f64::from(column)) as f32;
-        }
-    } else {
-        for (y, &column) in y.iter_mut().zip(columns) {
-            *y = *y * row_scale * column;
-        }
-    }
 }

@@ -1,0 +1,145 @@
+//! Tiles of sums by AMX: 16 or 32 rows by one panel of 32 columns, in the processor's tile registers.
+//!
+//! Rust has no stable intrinsics for them, so this is assembly. The compiler never uses these registers.
+
+use super::layout::{DEPTH, PANEL, SLICE_STRIDE};
+use std::arch::asm;
+use std::marker::PhantomData;
+
+/// The tile registers of this thread, set up as sixteen rows of 64 bytes each, until dropped.
+pub(super) struct Tiles(PhantomData<*const ()>);
+
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    bytes_per_row: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Tiles {
+    /// # Safety
+    /// The processor has AMX with bf16 and this process may use it: `Isa::available` lists `IsaLevel::Amx`. There is
+    /// one at a time on a thread.
+    pub(super) unsafe fn new() -> Self {
+        static CONFIG: Config = {
+            let (mut bytes_per_row, mut rows) = ([0; 16], [0; 16]);
+            let mut tile = 0;
+            while tile < 8 {
+                bytes_per_row[tile] = 64;
+                rows[tile] = 16;
+                tile += 1;
+            }
+            Config {
+                palette: 1,
+                start_row: 0,
+                reserved: [0; 14],
+                bytes_per_row,
+                rows,
+            }
+        };
+        // SAFETY: the instruction exists here, and reads the 64 bytes of the configuration.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, readonly)) };
+        Self(PhantomData)
+    }
+
+    /// Adds to (or begins with zero) the `32 x 32` sums in `sums`, or `16 x 32` where `short`, whose rows are `stride`
+    /// apart.
+    ///
+    /// `a`: rows of a slice in A's form, from the sum's first index on; `b`: one panel in B's form from that index on,
+    /// whose length, a multiple of 32, is that of the sum.
+    pub(super) fn multiply(
+        &self,
+        short: bool,
+        a: &[u16],
+        b: &[u16],
+        sums: &mut [f32],
+        stride: usize,
+        accumulate: bool,
+    ) {
+        let rows = if short { 16 } else { 32 };
+        let steps = b.len() / (PANEL * DEPTH);
+        assert!(b.len().is_multiple_of(PANEL * DEPTH) && steps > 0);
+        assert!(a.len() >= (rows - 1) * SLICE_STRIDE + steps * DEPTH);
+        assert!(sums.len() >= (rows - 1) * stride + PANEL);
+        let (a, b, sums, stride) = (a.as_ptr(), b.as_ptr(), sums.as_mut_ptr(), stride * 4);
+        const A_STRIDE: usize = SLICE_STRIDE * 2;
+        const B_STRIDE: usize = PANEL * 4;
+        // SAFETY: the tiles are set up while `self` lives. Rows of A lie A_STRIDE bytes apart, sixteen of them in a
+        // tile, each of 64 bytes (DEPTH elements); rows of B are pairs of sum indices, B_STRIDE bytes apart, 64 bytes
+        // for 16 columns; rows of sums lie `stride` bytes apart. The assertions bound what is read and written.
+        unsafe {
+            if short {
+                if accumulate {
+                    asm!("tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
+                        c = in(reg) sums, s = in(reg) stride, options(nostack, readonly));
+                } else {
+                    asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem));
+                }
+                asm!(
+                    "2:",
+                    "tileloadd tmm4, [{a} + {sa}]",
+                    "tileloadd tmm6, [{b} + {sb}]",
+                    "tileloadd tmm7, [{b} + {sb} + 64]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "add {a}, 64",
+                    "add {b}, 2048",
+                    "dec {n}",
+                    "jnz 2b",
+                    a = inout(reg) a => _, b = inout(reg) b => _, n = inout(reg) steps => _,
+                    sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
+                    options(nostack, readonly)
+                );
+                asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
+                    c = in(reg) sums, s = in(reg) stride, options(nostack));
+            } else {
+                let lower = sums.byte_add(16 * stride);
+                if accumulate {
+                    asm!("tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
+                        "tileloadd tmm2, [{d} + {s}]", "tileloadd tmm3, [{d} + {s} + 64]",
+                        c = in(reg) sums, d = in(reg) lower, s = in(reg) stride, options(nostack, readonly));
+                } else {
+                    asm!(
+                        "tilezero tmm0",
+                        "tilezero tmm1",
+                        "tilezero tmm2",
+                        "tilezero tmm3",
+                        options(nostack, nomem)
+                    );
+                }
+                asm!(
+                    "2:",
+                    "tileloadd tmm4, [{a} + {sa}]",
+                    "tileloadd tmm6, [{b} + {sb}]",
+                    "tileloadd tmm7, [{b} + {sb} + 64]",
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm5, [{d} + {sa}]",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tdpbf16ps tmm2, tmm5, tmm6",
+                    "tdpbf16ps tmm3, tmm5, tmm7",
+                    "add {a}, 64",
+                    "add {d}, 64",
+                    "add {b}, 2048",
+                    "dec {n}",
+                    "jnz 2b",
+                    a = inout(reg) a => _, d = inout(reg) a.byte_add(16 * A_STRIDE) => _,
+                    b = inout(reg) b => _, n = inout(reg) steps => _,
+                    sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
+                    options(nostack, readonly)
+                );
+                asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
+                    "tilestored [{d} + {s}], tmm2", "tilestored [{d} + {s} + 64], tmm3",
+                    c = in(reg) sums, d = in(reg) lower, s = in(reg) stride, options(nostack));
+            }
+        }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: the instruction exists where the value was made; it only gives the registers back.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}

@@ -1,0 +1,362 @@
+//! FP8 GEMM on bf16 units: codes are packed to bf16, multiplied tile by tile with f32 sums, scaled at the end.
+//!
+//! Every FP8 value is exact in bf16, every product of two of them in f32. The order of each sum depends on the sizes
+//! alone: slices of the sum in order, whatever the tiles and threads are.
+
+use super::epilogue::{Epilogue, merge_segment};
+use super::kernel::{Engine, Panel};
+use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE, a_len, b_len, padded};
+use super::pack::Matrix;
+use super::scratch::Scratch;
+use super::shared::Shared;
+use super::side::{Codes, Side};
+use fp8_core::HighPrecision;
+use rayon::prelude::*;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Bytes of bf16 that one operand takes at a time; a larger one is packed and multiplied in parts.
+const PACKED_BYTES: usize = 32 << 20;
+
+/// Rows and panels of a task at most: its sums, A and B then lie in the second-level cache.
+const TASK_ROWS: usize = 192;
+const TASK_PANELS: usize = 8;
+
+/// Rows of a task are a multiple of the height of every tile.
+const ROWS_STEP: usize = 96;
+
+/// Multiply-adds that are worth a second thread.
+const PARALLEL_WORK: usize = 1 << 20;
+
+/// Codes that are worth a task of their own.
+const TASK_CODES: usize = 1 << 15;
+
+/// One product on its way.
+struct Product<'a, T> {
+    engine: Engine,
+    a: &'a Side<'a>,
+    b: &'a Side<'a>,
+    /// Length of the stretches of the sum with scales of their own.
+    segment: Option<usize>,
+    epilogue: Epilogue<'a>,
+    out: Shared<'a, MaybeUninit<T>>,
+    threads: usize,
+}
+
+/// Kept indices from `first` on in A's form.
+struct PackedA<'a> {
+    values: &'a [u16],
+    first: usize,
+    rows: usize,
+}
+
+/// Where panels of B come from: B's form from panel `first` on, or packed codes of all panels.
+#[derive(Clone, Copy)]
+enum Panels<'a> {
+    Values { values: &'a [u16], first: usize },
+    Packed(&'a [u8]),
+}
+
+/// Whether the scales of these operands can be applied between stretches of the sum, or at its end.
+pub(super) fn handles(a: &Side<'_>, b: &Side<'_>) -> bool {
+    [a, b]
+        .iter()
+        .all(|side| side.segment().is_none_or(|len| len.is_multiple_of(DEPTH)))
+}
+
+/// `[a.kept, b.kept]` into `out`, of which every element is written.
+pub(super) fn gemm<T: HighPrecision>(
+    engine: Engine,
+    a: &Side<'_>,
+    b: &Side<'_>,
+    bias: Option<&[f32]>,
+    out: &mut [MaybeUninit<T>],
+) {
+    let (m, n, k) = (a.kept(), b.kept(), a.contracted());
+    if m == 0 || n == 0 {
+        return;
+    }
+    let segment = match (a.segment(), b.segment()) {
+        (Some(a), Some(b)) => Some(greatest_common_divisor(a, b)),
+        (a, b) => a.or(b),
+    };
+    assert_eq!(out.len(), m * n);
+    let product = Product {
+        engine,
+        a,
+        b,
+        segment,
+        epilogue: Epilogue::new((a, segment.is_some()), (b, segment.is_some()), bias),
+        out: Shared::new(out),
+        threads: if m * n * k < PARALLEL_WORK {
+            1
+        } else {
+            rayon::current_num_threads()
+        },
+    };
+    if m <= TASK_ROWS {
+        product.narrow();
+    } else {
+        product.wide();
+    }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 {
+        a
+    } else {
+        greatest_common_divisor(b, a % b)
+    }
+}
+
+impl<T: HighPrecision> Product<'_, T> {
+    fn k(&self) -> usize {
+        self.a.contracted()
+    }
+
+    fn panels(&self) -> usize {
+        self.b.kept().div_ceil(PANEL)
+    }
+
+    /// Elements of one panel.
+    fn panel_len(&self) -> usize {
+        b_len(1, self.k())
+    }
+
+    fn for_each(&self, tasks: usize, task: impl Fn(usize) + Send + Sync) {
+        if self.threads > 1 && tasks > 1 {
+            (0..tasks).into_par_iter().for_each(task);
+        } else {
+            (0..tasks).for_each(task);
+        }
+    }
+
+    /// Few rows: every panel is packed by the task that needs it, and stays in its cache.
+    fn narrow(&self) {
+        let m = self.a.kept();
+        let mut values = Scratch::new(a_len(m, self.k()));
+        self.pack_a(0..m, &mut values);
+        let a = PackedA {
+            values: &values,
+            first: 0,
+            rows: m,
+        };
+        let panels = self.panels();
+        let per_task = (TASK_CODES / self.panel_len().max(1))
+            .min(panels / (4 * self.threads))
+            .max(1);
+        self.for_each(panels.div_ceil(per_task), |task| {
+            let panels = task * per_task..panels.min((task + 1) * per_task);
+            if let Codes::Panels(codes) = self.b.codes
+                && m <= self.engine.packed_rows()
+            {
+                self.block(&a, 0..m, panels, Panels::Packed(codes));
+                return;
+            }
+            let mut values = Scratch::new(self.panel_len());
+            for panel in panels {
+                self.pack_b(panel, &mut values);
+                let values = Panels::Values {
+                    values: &values,
+                    first: panel,
+                };
+                self.block(&a, 0..m, panel..panel + 1, values);
+            }
+        });
+    }
+
+    /// Many rows: both operands are packed before the tiles that share them are multiplied.
+    fn wide(&self) {
+        let (m, k) = (self.a.kept(), self.k());
+        let rows_at_once = {
+            let row = a_len(ROWS, k) / ROWS * size_of::<u16>();
+            (PACKED_BYTES / row.max(1) / TASK_ROWS).max(1) * TASK_ROWS
+        };
+        let panels_at_once = {
+            let panel = self.panel_len() * size_of::<u16>();
+            (PACKED_BYTES / panel.max(1)).max(TASK_PANELS)
+        };
+        let panels = self.panels();
+        let mut b_values = Scratch::new(panels.min(panels_at_once) * self.panel_len());
+        let mut a_values = Scratch::new(a_len(m.min(rows_at_once), k));
+        for first in (0..panels).step_by(panels_at_once) {
+            let panels = first..panels.min(first + panels_at_once);
+            self.pack_panels(panels.clone(), &mut b_values);
+            let b = Panels::Values {
+                values: &b_values,
+                first,
+            };
+            for first in (0..m).step_by(rows_at_once) {
+                let rows = first..m.min(first + rows_at_once);
+                // One part of A serves all parts of B.
+                if m > rows_at_once || panels.start == 0 {
+                    self.pack_a(rows.clone(), &mut a_values);
+                }
+                let a = PackedA {
+                    values: &a_values,
+                    first,
+                    rows: rows.len(),
+                };
+                let (task_rows, task_panels) = self.task_size(rows.len(), panels.len());
+                let down = rows.len().div_ceil(task_rows);
+                self.for_each(down * panels.len().div_ceil(task_panels), |task| {
+                    let row = rows.start + task % down * task_rows;
+                    let panel = panels.start + task / down * task_panels;
+                    let rows = row..rows.end.min(row + task_rows);
+                    self.block(&a, rows, panel..panels.end.min(panel + task_panels), b);
+                });
+            }
+        }
+    }
+
+    /// Rows and panels of a task: small enough for each thread to get several.
+    fn task_size(&self, rows: usize, panels: usize) -> (usize, usize) {
+        let (mut task_rows, mut task_panels) = (TASK_ROWS, TASK_PANELS);
+        let enough = |task_rows: usize, task_panels: usize| {
+            let tasks = rows.div_ceil(task_rows) * panels.div_ceil(task_panels);
+            self.threads == 1 || tasks >= 6 * self.threads
+        };
+        while !enough(task_rows, task_panels) && task_panels > 2 {
+            task_panels /= 2;
+        }
+        if !enough(task_rows, task_panels) {
+            task_rows = ROWS_STEP;
+        }
+        (task_rows, task_panels)
+    }
+
+    /// Packs these kept indices of A, in parallel.
+    fn pack_a(&self, rows: Range<usize>, values: &mut [u16]) {
+        let Codes::RowMajor(codes) = self.a.codes else {
+            unreachable!("operand A is never packed beforehand");
+        };
+        let matrix = Matrix {
+            codes,
+            kept: self.a.kept(),
+            contracted: self.k(),
+            contraction: self.a.contraction,
+        };
+        let per_task = (TASK_CODES / self.k().max(1))
+            .next_multiple_of(PANEL)
+            .max(PANEL);
+        let padded_rows = rows.len().next_multiple_of(ROWS);
+        let values = Shared::new(values);
+        self.for_each(rows.len().div_ceil(per_task), |task| {
+            let start = rows.start + task * per_task;
+            let part = start..rows.end.min(start + per_task);
+            // SAFETY: each task has rows of its own, `per_task` is a multiple of 32.
+            unsafe {
+                let format = self.a.format;
+                self.engine
+                    .pack_a(format, matrix, part, rows.start, padded_rows, values);
+            }
+        });
+    }
+
+    /// Packs these panels of B, in parallel.
+    fn pack_panels(&self, panels: Range<usize>, values: &mut [u16]) {
+        let len = self.panel_len();
+        let per_task = (TASK_CODES / len.max(1)).max(1);
+        let values = Shared::new(values);
+        self.for_each(panels.len().div_ceil(per_task), |task| {
+            for panel in task * per_task..panels.len().min((task + 1) * per_task) {
+                // SAFETY: each task has panels of its own.
+                let values = unsafe { values.part(panel * len..(panel + 1) * len) };
+                self.pack_b(panels.start + panel, values);
+            }
+        });
+    }
+
+    fn pack_b(&self, panel: usize, values: &mut [u16]) {
+        match self.b.codes {
+            Codes::RowMajor(codes) => {
+                let matrix = Matrix {
+                    codes,
+                    kept: self.b.kept(),
+                    contracted: self.k(),
+                    contraction: self.b.contraction,
+                };
+                self.engine
+                    .pack_b(self.b.format, matrix, panel * PANEL, values);
+            }
+            Codes::Panels(codes) => {
+                let len = self.panel_len();
+                let codes = &codes[panel * len..(panel + 1) * len];
+                self.engine.decode_panel(self.b.format, codes, values);
+            }
+        }
+    }
+
+    /// Multiplies and finishes these rows by these panels.
+    fn block(&self, a: &PackedA<'_>, rows: Range<usize>, panels: Range<usize>, b: Panels<'_>) {
+        let stride = panels.len() * PANEL;
+        let padded_rows = rows.len().next_multiple_of(ROWS);
+        let mut sums = Scratch::<f32>::new(padded_rows * stride);
+        match self.segment {
+            None if self.k() > 0 => {
+                self.sum(a, &rows, &panels, b, 0..padded(self.k()), &mut sums);
+            }
+            None => sums.fill(0.),
+            Some(len) => {
+                sums.fill(0.);
+                let mut part = Scratch::<f32>::new(sums.len());
+                let (mut row_scales, mut col_scales) = (vec![1.; rows.len()], vec![1.; stride]);
+                for start in (0..self.k()).step_by(len) {
+                    let end = padded(self.k()).min(start + len);
+                    self.sum(a, &rows, &panels, b, start..end, &mut part);
+                    self.a.scales_into(rows.start, start, &mut row_scales);
+                    self.b
+                        .scales_into(panels.start * PANEL, start, &mut col_scales);
+                    merge_segment(&part, &row_scales, &col_scales, &mut sums);
+                }
+            }
+        }
+        let n = self.b.kept();
+        let cols = panels.start * PANEL..n.min(panels.end * PANEL);
+        for (row, sums) in rows.zip(sums.chunks_exact(stride)) {
+            // SAFETY: each task has rows and columns of its own.
+            let out = unsafe { self.out.part(row * n + cols.start..row * n + cols.end) };
+            self.epilogue.finish_row(row, cols.start, sums, out);
+        }
+    }
+
+    /// The unscaled sums over `range`, which begins and ends at multiples of [`DEPTH`].
+    fn sum(
+        &self,
+        a: &PackedA<'_>,
+        rows: &Range<usize>,
+        panels: &Range<usize>,
+        b: Panels<'_>,
+        range: Range<usize>,
+        sums: &mut [f32],
+    ) {
+        let session = self.engine.session(self.b.format);
+        let (stride, len) = (panels.len() * PANEL, self.panel_len());
+        let a_rows = a.rows.next_multiple_of(ROWS);
+        let mut start = range.start;
+        while start < range.end {
+            let end = range.end.min((start / SLICE + 1) * SLICE);
+            let row = start / SLICE * a_rows + rows.start - a.first;
+            let panel = |index: usize| {
+                let part = |first: usize| {
+                    let panel = (panels.start + index - first) * len;
+                    panel + start * PANEL..panel + end * PANEL
+                };
+                match b {
+                    Panels::Values { values, first } => Panel::Values(&values[part(first)]),
+                    Panels::Packed(codes) => Panel::Packed(&codes[part(0)]),
+                }
+            };
+            session.multiply(
+                &a.values[row * SLICE_STRIDE + start % SLICE..],
+                rows.len(),
+                panels.len(),
+                panel,
+                sums,
+                stride,
+                start > range.start,
+            );
+            start = end;
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What comes after the sums: scales, rounding to the output dtype, bias.
+
+use super::side::Side;
+use crate::simd::simd;
+use fp8_core::HighPrecision;
+use std::mem::MaybeUninit;
+
+/// Scales that waited for the end of the sums, and the bias.
+pub(super) struct Epilogue<'a> {
+    rows: Scales,
+    cols: Scales,
+    bias: Option<&'a [f32]>,
+}
+
+enum Scales {
+    One(f32),
+    Each(Vec<f32>),
+}
+
+impl Scales {
+    fn new(side: &Side<'_>, applied: bool) -> Self {
+        match side.dequant_scales {
+            _ if applied => Self::One(1.),
+            &[scale] => Self::One(scale),
+            _ => {
+                let mut scales = vec![0.; side.kept()];
+                if !scales.is_empty() && side.contracted() > 0 {
+                    side.scales_into(0, 0, &mut scales);
+                }
+                Self::Each(scales)
+            }
+        }
+    }
+}
+
+impl<'a> Epilogue<'a> {
+    /// The operands, each with whether the sums have its scales already.
+    pub(super) fn new(
+        (a, a_applied): (&Side<'_>, bool),
+        (b, b_applied): (&Side<'_>, bool),
+        bias: Option<&'a [f32]>,
+    ) -> Self {
+        Self {
+            rows: Scales::new(a, a_applied),
+            cols: Scales::new(b, b_applied),
+            bias,
+        }
+    }
+
+    /// Columns from `first` on of row `row`: `sums` scaled, rounded, and the bias added in the output dtype.
+    pub(super) fn finish_row<T: HighPrecision>(
+        &self,
+        row: usize,
+        first: usize,
+        sums: &[f32],
+        out: &mut [MaybeUninit<T>],
+    ) {
+        let row_scale = match &self.rows {
+            Scales::One(scale) => *scale,
+            Scales::Each(scales) => scales[row],
+        };
+        // The product of the two scales can leave the range of f32 where the scaled sum does not, so they are applied
+        // one after the other; with an extreme one even that leaves it.
+        let extreme = row_scale.is_finite() && row_scale.abs() > 1e12 || row_scale.abs() < 1e-12;
+        let exact = |sum: f32, col_scale: f32| {
+            (f64::from(sum) * f64::from(row_scale) * f64::from(col_scale)) as f32
+        };
+        let cols = first..first + out.len();
+        let bias = self.bias.map(|bias| &bias[cols.clone()]);
+        match &self.cols {
+            Scales::One(scale) if extreme => {
+                finish(sums, bias, out, |_, sum| exact(sum, *scale));
+            }
+            Scales::One(scale) => {
+                let scale = *scale;
+                finish(
+                    sums,
+                    bias,
+                    out,
+                    #[inline(always)]
+                    |_, sum| sum * row_scale * scale,
+                );
+            }
+            Scales::Each(scales) => {
+                let scales = &scales[cols];
+                if extreme {
+                    finish(sums, bias, out, |col, sum| exact(sum, scales[col]));
+                } else {
+                    let scales = &scales[..out.len()];
+                    finish(
+                        sums,
+                        bias,
+                        out,
+                        #[inline(always)]
+                        |col, sum| sum * row_scale * scales[col],
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn finish<T: HighPrecision>(
+    sums: &[f32],
+    bias: Option<&[f32]>,
+    out: &mut [MaybeUninit<T>],
+    scaled: impl Fn(usize, f32) -> f32,
+) {
+    let sums = &sums[..out.len()];
+    simd(
+        #[inline(always)]
+        || match bias {
+            None => {
+                for (col, (out, &sum)) in out.iter_mut().zip(sums).enumerate() {
+                    out.write(T::from_f32(scaled(col, sum)));
+                }
+            }
+            Some(bias) => {
+                let bias = &bias[..out.len()];
+                for (col, (out, &sum)) in out.iter_mut().zip(sums).enumerate() {
+                    let rounded = T::from_f32(scaled(col, sum)).to_f32();
+                    out.write(T::from_f32(rounded + bias[col]));
+                }
+            }
+        },
+    );
+}
+
+/// `sums += part * row_scales * col_scales`: the end of one segment of sums whose scales vary along them.
+pub(super) fn merge_segment(
+    part: &[f32],
+    row_scales: &[f32],
+    col_scales: &[f32],
+    sums: &mut [f32],
+) {
+    let cols = col_scales.len();
+    simd(
+        #[inline(always)]
+        || {
+            for ((part, sums), &row_scale) in part
+                .chunks_exact(cols)
+                .zip(sums.chunks_exact_mut(cols))
+                .zip(row_scales)
+            {
+                for ((sum, &part), &col_scale) in sums.iter_mut().zip(part).zip(col_scales) {
+                    *sum += part * row_scale * col_scale;
+                }
+            }
+        },
+    );
+}

@@ -1,0 +1,144 @@
+//! How codes lie in memory for the kernels, and the scalar definition of each packing.
+//!
+//! Sums run over pairs of neighbours, as `vdpbf16ps` and AMX want them; sums are padded with zeros to a multiple of
+//! [`DEPTH`].
+//!
+//! - A: rows of bf16, cut into slices of [`SLICE`] elements along the sum: `[slices][rows][SLICE_STRIDE]`. A constant
+//!   stride keeps the addresses of a tile's rows constants too; its odd number of cache lines spreads them over the
+//!   cache.
+//! - B: panels of [`PANEL`] columns of bf16: `[panels][pairs][PANEL][2]`.
+//! - packed codes: panels like those of B, of bytes; the columns of one pair are ordered as the decoder wants them, see
+//!   [`packed_place`].
+
+/// Columns of a panel of B: two vectors of f32 sums.
+pub(super) const PANEL: usize = 32;
+
+/// Sums are padded to a multiple of this: the depth of an AMX tile.
+pub(super) const DEPTH: usize = 32;
+
+/// Elements of a slice of A along the sum: a slice of some rows stays in the first-level cache.
+pub(super) const SLICE: usize = 512;
+
+/// Elements from one row of a slice to the next.
+pub(super) const SLICE_STRIDE: usize = SLICE + 32;
+
+/// Rows of A are padded to a multiple of this: the rows of an AMX tile.
+pub(super) const ROWS: usize = 16;
+
+/// The length of a sum with its padding.
+pub(super) fn padded(k: usize) -> usize {
+    k.next_multiple_of(DEPTH)
+}
+
+/// Elements of A's form for `rows` rows.
+pub(super) fn a_len(rows: usize, k: usize) -> usize {
+    k.div_ceil(SLICE) * rows.next_multiple_of(ROWS) * SLICE_STRIDE
+}
+
+/// Elements of B's form, or packed codes, for `panels` panels.
+pub(super) fn b_len(panels: usize, k: usize) -> usize {
+    panels * padded(k) * PANEL
+}
+
+/// Where the code of column `col` (below [`PANEL`]) and sum index `k` lies in its packed panel.
+///
+/// Each pair of sum indices has 64 bytes: a vector of four lanes, whose low halves hold columns 0 to 15 and high halves
+/// 16 to 31, so that decoding to bytes and interleaving them gives two vectors of columns in order.
+pub(super) const fn packed_place(col: usize, k: usize) -> usize {
+    let (half, lane, column) = (col / 16, col % 16 / 4, col % 4);
+    k / 2 * 64 + lane * 16 + half * 8 + column * 2 + k % 2
+}
+
+/// Row-major codes `[n, k]` to packed panels.
+pub(in super::super) fn pack_codes(codes: &[u8], n: usize, k: usize) -> Vec<u8> {
+    let mut packed = vec![0; b_len(n.div_ceil(PANEL), k)];
+    for (panel, codes) in packed
+        .chunks_mut((padded(k) * PANEL).max(1))
+        .zip(codes.chunks((k * PANEL).max(1)))
+    {
+        for (col, codes) in codes.chunks(k).enumerate() {
+            for (k, &code) in codes.iter().enumerate() {
+                panel[packed_place(col, k)] = code;
+            }
+        }
+    }
+    packed
+}
+
+/// The inverse of [`pack_codes`].
+pub(in super::super) fn unpack_codes(packed: &[u8], n: usize, k: usize) -> Vec<u8> {
+    let mut codes = vec![0; n * k];
+    for (panel, codes) in packed
+        .chunks((padded(k) * PANEL).max(1))
+        .zip(codes.chunks_mut((k * PANEL).max(1)))
+    {
+        for (col, codes) in codes.chunks_mut(k).enumerate() {
+            for (k, code) in codes.iter_mut().enumerate() {
+                *code = panel[packed_place(col, k)];
+            }
+        }
+    }
+    codes
+}
+
+#[cfg(test)]
+pub(super) mod reference {
+    //! What the vector kernels of `pack.rs` compute, element by element.
+
+    use super::*;
+    use fp8_core::Format;
+    use half::bf16;
+
+    /// `code(row, k)` in A's form; `rows x k` elements, padding where the sum is padded.
+    pub(in super::super) fn pack_a(
+        format: Format,
+        rows: usize,
+        k: usize,
+        code: impl Fn(usize, usize) -> u8,
+    ) -> Vec<u16> {
+        let padded_rows = rows.next_multiple_of(ROWS);
+        let mut packed = vec![0; a_len(rows, k)];
+        for row in 0..rows {
+            for k in 0..k {
+                let at = (k / SLICE * padded_rows + row) * SLICE_STRIDE + k % SLICE;
+                packed[at] = bf16::from_f32(format.decode(code(row, k))).to_bits();
+            }
+        }
+        packed
+    }
+
+    /// `code(col, k)` in B's form.
+    pub(in super::super) fn pack_b(
+        format: Format,
+        cols: usize,
+        k: usize,
+        code: impl Fn(usize, usize) -> u8,
+    ) -> Vec<u16> {
+        let mut packed = vec![0; b_len(cols.div_ceil(PANEL), k)];
+        for col in 0..cols {
+            for index in 0..k {
+                let at = (col / PANEL * padded(k) / 2 + index / 2) * 2 * PANEL
+                    + col % PANEL * 2
+                    + index % 2;
+                packed[at] = bf16::from_f32(format.decode(code(col, index))).to_bits();
+            }
+        }
+        packed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_codes_come_back() {
+        for (n, k) in [(0, 3), (1, 1), (5, 0), (31, 33), (32, 64), (70, 129)] {
+            let codes: Vec<u8> = (0..n * k).map(|i| (i * 7 + i / 251) as u8).collect();
+            let packed = pack_codes(&codes, n, k);
+            assert_eq!(unpack_codes(&packed, n, k), codes, "{n} {k}");
+            let nonzero = |codes: &[u8]| codes.iter().filter(|&&code| code != 0).count();
+            assert_eq!(nonzero(&packed), nonzero(&codes), "{n} {k}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Codes to panels of bf16, with AVX-512 VBMI. Every FP8 value is exact in bf16; the forms are those of `layout.rs`.
+
+use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE, packed_place, padded};
+use super::shared::Shared;
+use fp8_core::{Contraction, Format};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Row-major codes of an operand, and the dimension that is summed over.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix<'a> {
+    pub(super) codes: &'a [u8],
+    pub(super) kept: usize,
+    pub(super) contracted: usize,
+    pub(super) contraction: Contraction,
+}
+
+/// The bytes of the bf16 value of each code, as tables of 128 magnitudes.
+#[derive(Clone, Copy)]
+pub(super) struct Tables {
+    low: [__m512i; 2],
+    high: [__m512i; 2],
+    /// Whether code 0x80 is NaN, not -0.
+    fnuz: bool,
+}
+
+/// Low and high bytes of the bf16 values of the positive codes of each format.
+static BYTES: [[[u8; 128]; 2]; Format::ALL.len()] = {
+    let mut bytes = [[[0; 128]; 2]; Format::ALL.len()];
+    let mut index = 0;
+    while index < Format::ALL.len() {
+        let format = Format::ALL[index];
+        let mut code = 0;
+        while code < 128 {
+            let [_, _, low, high] = format.decode(code as u8).to_le_bytes();
+            bytes[format as usize][0][code] = low;
+            bytes[format as usize][1][code] = high;
+            code += 1;
+        }
+        index += 1;
+    }
+    bytes
+};
+
+impl Tables {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+    pub(super) fn new(format: Format) -> Self {
+        let [low, high] = &BYTES[format as usize];
+        let halves = |table: &'static [u8; 128]| [load(&table[..64]), load(&table[64..])];
+        Self {
+            low: halves(&low),
+            high: halves(&high),
+            fnuz: format.decode(0x80).is_nan(),
+        }
+    }
+
+    /// The values of 64 codes: those of the low halves of the four lanes, and those of the high halves.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+    pub(super) fn decode(&self, codes: __m512i) -> (__m512i, __m512i) {
+        let sign = _mm512_set1_epi8(i8::MIN);
+        let mut low = _mm512_permutex2var_epi8(self.low[0], codes, self.low[1]);
+        let high = _mm512_permutex2var_epi8(self.high[0], codes, self.high[1]);
+        let mut high = _mm512_ternarylogic_epi32::<0xF8>(high, codes, sign);
+        if self.fnuz {
+            let nan = _mm512_cmpeq_epi8_mask(codes, sign);
+            high = _mm512_mask_mov_epi8(high, nan, _mm512_set1_epi8(0x7F));
+            low = _mm512_mask_mov_epi8(low, nan, _mm512_set1_epi8(0xC0u8 as i8));
+        }
+        (
+            _mm512_unpacklo_epi8(low, high),
+            _mm512_unpackhi_epi8(low, high),
+        )
+    }
+}
+
+/// Up to 64 bytes, zeros after them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+fn load(bytes: &[u8]) -> __m512i {
+    let mask = match bytes.len() {
+        0 => 0,
+        len => u64::MAX >> (64 - len.min(64)),
+    };
+    // SAFETY: only the bytes of the mask are read, which lie in the slice.
+    unsafe { _mm512_maskz_loadu_epi8(mask, bytes.as_ptr().cast()) }
+}
+
+/// Up to 32 bytes, zeros after them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+fn load_half(bytes: &[u8]) -> __m256i {
+    let mask = match bytes.len() {
+        0 => 0,
+        len => u32::MAX >> (32 - len.min(32)),
+    };
+    // SAFETY: only the bytes of the mask are read, which lie in the slice.
+    unsafe { _mm256_maskz_loadu_epi8(mask, bytes.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+fn store(values: __m512i, dst: &mut [u16]) {
+    let dst: &mut [u16; 32] = dst.first_chunk_mut().expect("room for a vector");
+    // SAFETY: 32 elements of 16 bits are the 64 bytes of the vector.
+    unsafe { _mm512_storeu_si512(dst.as_mut_ptr().cast(), values) }
+}
+
+/// The 16x16 matrix of 32-bit elements, transposed.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
+    let (mut twos, mut fours, mut out) = (rows, rows, rows);
+    for i in (0..16).step_by(2) {
+        twos[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        twos[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for i in (0..16).step_by(4) {
+        fours[i] = _mm512_unpacklo_epi64(twos[i], twos[i + 2]);
+        fours[i + 1] = _mm512_unpackhi_epi64(twos[i], twos[i + 2]);
+        fours[i + 2] = _mm512_unpacklo_epi64(twos[i + 1], twos[i + 3]);
+        fours[i + 3] = _mm512_unpackhi_epi64(twos[i + 1], twos[i + 3]);
+    }
+    // Lane l of fours[4 i + c] holds column 4 l + c of rows 4 i to 4 i + 3.
+    for c in 0..4 {
+        let even = [
+            _mm512_shuffle_i32x4::<0x88>(fours[c], fours[4 + c]),
+            _mm512_shuffle_i32x4::<0x88>(fours[8 + c], fours[12 + c]),
+        ];
+        let odd = [
+            _mm512_shuffle_i32x4::<0xDD>(fours[c], fours[4 + c]),
+            _mm512_shuffle_i32x4::<0xDD>(fours[8 + c], fours[12 + c]),
+        ];
+        out[c] = _mm512_shuffle_i32x4::<0x88>(even[0], even[1]);
+        out[4 + c] = _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]);
+        out[8 + c] = _mm512_shuffle_i32x4::<0xDD>(even[0], even[1]);
+        out[12 + c] = _mm512_shuffle_i32x4::<0xDD>(odd[0], odd[1]);
+    }
+    out
+}
+
+/// Packs kept indices `rows` of `matrix` into A's form, `first` being the kept index of the form's first row.
+///
+/// # Safety
+/// No other task may use these rows of `dst` meanwhile. `rows.start - first` is a multiple of 32.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+pub(super) unsafe fn pack_a(
+    tables: &Tables,
+    matrix: Matrix<'_>,
+    rows: Range<usize>,
+    first: usize,
+    padded_rows: usize,
+    dst: Shared<'_, u16>,
+) {
+    let k = matrix.contracted;
+    let row_of = |slice: usize, row: usize| {
+        let start = (slice * padded_rows + row - first) * SLICE_STRIDE;
+        // SAFETY: the caller leaves these rows to this call, which uses one at a time.
+        unsafe { dst.part(start..start + SLICE_STRIDE) }
+    };
+    match matrix.contraction {
+        Contraction::Cols => {
+            let in_order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+            for row in rows {
+                let codes = &matrix.codes[row * k..(row + 1) * k];
+                for (slice, codes) in codes.chunks(SLICE).enumerate() {
+                    let dst = row_of(slice, row);
+                    for (codes, dst) in codes.chunks(64).zip(dst.chunks_exact_mut(64)) {
+                        let (low, high) =
+                            tables.decode(_mm512_permutexvar_epi64(in_order, load(codes)));
+                        store(low, dst);
+                        store(high, &mut dst[32..]);
+                    }
+                }
+            }
+        }
+        Contraction::Rows => {
+            for row in rows.clone().step_by(PANEL) {
+                for start in (0..k).step_by(DEPTH) {
+                    let (mut left, mut right) =
+                        ([_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16]);
+                    for pair in 0..DEPTH / 2 {
+                        let codes = pair_of_rows(matrix, start + 2 * pair, row);
+                        (left[pair], right[pair]) = tables.decode(codes);
+                    }
+                    for (half, values) in [left, right].into_iter().enumerate() {
+                        let row = row + half * ROWS;
+                        if row < rows.end {
+                            for (i, values) in transpose(values).into_iter().enumerate() {
+                                store(values, &mut row_of(start / SLICE, row + i)[start % SLICE..]);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rows `k` and `k + 1` of the 32 columns from `col` on of a matrix that sums over rows, in the order of packed codes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+fn pair_of_rows(matrix: Matrix<'_>, k: usize, col: usize) -> __m512i {
+    const ORDER: [u8; 64] = {
+        let mut order = [0; 64];
+        let mut col = 0;
+        while col < PANEL {
+            order[packed_place(col, 0)] = col as u8;
+            order[packed_place(col, 1)] = (PANEL + col) as u8;
+            col += 1;
+        }
+        order
+    };
+    let row = |k: usize| {
+        if k >= matrix.contracted {
+            return _mm256_setzero_si256();
+        }
+        let start = k * matrix.kept;
+        load_half(&matrix.codes[start + col..start + matrix.kept])
+    };
+    let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(row(k)), row(k + 1));
+    _mm512_permutexvar_epi8(load(&ORDER), both)
+}
+
+/// Packs the panel of kept indices from `first` on into B's form.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+pub(super) fn pack_b(tables: &Tables, matrix: Matrix<'_>, first: usize, dst: &mut [u16]) {
+    let k = matrix.contracted;
+    match matrix.contraction {
+        Contraction::Rows => {
+            for (pair, dst) in dst[..padded(k) * PANEL]
+                .chunks_exact_mut(2 * PANEL)
+                .enumerate()
+            {
+                let (low, high) = tables.decode(pair_of_rows(matrix, 2 * pair, first));
+                store(low, dst);
+                store(high, &mut dst[32..]);
+            }
+        }
+        Contraction::Cols => {
+            // Within each lane: the first two codes of its four columns, then the other two.
+            let order = _mm512_broadcast_i32x4(_mm_setr_epi8(
+                0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
+            ));
+            for half in 0..2 {
+                let first = first + half * 16;
+                let cols = matrix.kept.saturating_sub(first).min(16);
+                for start in (0..padded(k)).step_by(64) {
+                    let mut rows = [_mm512_setzero_si512(); 16];
+                    for (col, row) in rows[..cols].iter_mut().enumerate() {
+                        let codes = &matrix.codes[(first + col) * k..(first + col + 1) * k];
+                        *row = load(&codes[start.min(k)..]);
+                    }
+                    let fours = (padded(k) - start).min(64) / 4;
+                    for (four, codes) in transpose(rows).into_iter().take(fours).enumerate() {
+                        let (low, high) = tables.decode(_mm512_shuffle_epi8(codes, order));
+                        let dst = &mut dst[(start + four * 4) * PANEL + half * 32..];
+                        store(low, dst);
+                        store(high, &mut dst[2 * PANEL..]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Decodes packed codes into B's form.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+pub(super) fn decode_panel(tables: &Tables, packed: &[u8], dst: &mut [u16]) {
+    for (codes, dst) in packed.chunks_exact(64).zip(dst.chunks_exact_mut(64)) {
+        prefetch(codes, 2048);
+        let (low, high) = tables.decode(load(codes));
+        store(low, dst);
+        store(high, &mut dst[32..]);
+    }
+}
+
+/// Asks for what lies `ahead` bytes after the start of `bytes`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+pub(super) fn prefetch(bytes: &[u8], ahead: usize) {
+    // A prefetch reads nothing and cannot fail, whatever the address.
+    _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(ahead).cast());
+}

@@ -1,0 +1,98 @@
+//! An operand of a GEMM on the host.
+
+use super::super::data::{with_codes, with_f32};
+use crate::device::{GemmCodes, GemmOperand};
+use candle_core::Result;
+use fp8_core::{Contraction, Format, ScaleGrid};
+
+/// The codes of an operand as they lie in memory.
+#[derive(Clone, Copy)]
+pub(super) enum Codes<'a> {
+    /// `[rows, cols]` of the grid.
+    RowMajor(&'a [u8]),
+    /// Panels of 32 kept indices, see `layout.rs`.
+    Panels(&'a [u8]),
+}
+
+/// One operand: codes, format, scales, and which dimension is summed over.
+pub(super) struct Side<'a> {
+    pub(super) codes: Codes<'a>,
+    pub(super) format: Format,
+    pub(super) grid: ScaleGrid,
+    pub(super) dequant_scales: &'a [f32],
+    pub(super) contraction: Contraction,
+}
+
+/// Calls `f` with the operand's slices.
+pub(super) fn with_side<R>(
+    operand: &GemmOperand<'_>,
+    f: impl FnOnce(&Side<'_>) -> Result<R>,
+) -> Result<R> {
+    const OP: &str = "fp8 gemm";
+    let codes = match operand.codes {
+        GemmCodes::RowMajor(codes) | GemmCodes::Packed(codes) => codes,
+    };
+    with_codes(OP, codes, |codes| {
+        with_f32(OP, operand.dequant_scale, |dequant_scales| {
+            f(&Side {
+                codes: match operand.codes {
+                    GemmCodes::RowMajor(_) => Codes::RowMajor(codes),
+                    GemmCodes::Packed(_) => Codes::Panels(codes),
+                },
+                format: operand.format,
+                grid: operand.grid,
+                dequant_scales,
+                contraction: operand.contraction,
+            })
+        })
+    })
+}
+
+impl Side<'_> {
+    /// Size of the dimension that the result keeps.
+    pub(super) fn kept(&self) -> usize {
+        match self.contraction {
+            Contraction::Cols => self.grid.rows(),
+            Contraction::Rows => self.grid.cols(),
+        }
+    }
+
+    /// Size of the dimension that is summed over.
+    pub(super) fn contracted(&self) -> usize {
+        match self.contraction {
+            Contraction::Cols => self.grid.cols(),
+            Contraction::Rows => self.grid.rows(),
+        }
+    }
+
+    /// The dequant_scale of the element at these indices.
+    pub(super) fn scale(&self, kept: usize, contracted: usize) -> f32 {
+        self.dequant_scales[match self.contraction {
+            Contraction::Cols => self.grid.index(kept, contracted),
+            Contraction::Rows => self.grid.index(contracted, kept),
+        }]
+    }
+
+    /// Length of the stretches of the sum that have one scale each, where there is more than one: those cannot wait
+    /// for the end of the sum.
+    pub(super) fn segment(&self) -> Option<usize> {
+        let (scales, len) = match self.contraction {
+            Contraction::Cols => (self.grid.scale_cols(), self.grid.block_cols()),
+            Contraction::Rows => (self.grid.scale_rows(), self.grid.block_rows()),
+        };
+        (scales > 1).then_some(len)
+    }
+
+    /// The dequant_scale of each kept index over one segment of the sum.
+    pub(super) fn scales_into(&self, first: usize, contracted: usize, scales: &mut [f32]) {
+        if let &[scale] = self.dequant_scales {
+            scales.fill(scale);
+        } else {
+            let len = scales.len().min(self.kept() - first);
+            for (i, scale) in scales[..len].iter_mut().enumerate() {
+                *scale = self.scale(first + i, contracted);
+            }
+            scales[len..].fill(1.);
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! Every GEMM on every instruction set of the machine against sums in f64 of the values of the codes.
+
+use super::layout::{self, PANEL, ROWS, SLICE, pack_codes, unpack_codes};
+use super::multiply;
+use super::side::{Codes, Side};
+use fp8_core::Contraction::{self, Cols, Rows};
+use fp8_core::{Format, Granularity, Isa};
+use half::{bf16, f16};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+/// One operand with its scales, and its values as `[kept, contracted]`.
+struct Operand {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    format: Format,
+    granularity: Granularity,
+    contraction: Contraction,
+    sizes: (usize, usize),
+}
+
+impl Operand {
+    fn new(
+        seed: u64,
+        (kept, contracted): (usize, usize),
+        (format, granularity, contraction): (Format, Granularity, Contraction),
+    ) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        // All finite codes of E4M3 with its subnormals; E5M2 below 2^6, or its largest would drown the rest.
+        let top = if format == Format::E4M3 { 0x7F } else { 0x55 };
+        let mut code = || match rng.random_range(0..top) | rng.random::<u8>() & 0x80 {
+            // The NaN of the fnuz formats.
+            0x80 => 0x81,
+            code => code,
+        };
+        let codes = (0..kept * contracted).map(|_| code()).collect();
+        let mut operand = Self {
+            codes,
+            scales: vec![],
+            format,
+            granularity,
+            contraction,
+            sizes: (kept, contracted),
+        };
+        let scales = operand.grid().len();
+        operand.scales = (0..scales).map(|_| rng.random_range(0.25..4.)).collect();
+        operand
+    }
+
+    fn grid(&self) -> fp8_core::ScaleGrid {
+        let (kept, contracted) = self.sizes;
+        let (rows, cols) = match self.contraction {
+            Cols => (kept, contracted),
+            Rows => (contracted, kept),
+        };
+        self.granularity.grid(rows, cols, self.contraction)
+    }
+
+    fn side<'a>(&'a self, codes: Codes<'a>) -> Side<'a> {
+        Side {
+            codes,
+            format: self.format,
+            grid: self.grid(),
+            dequant_scales: &self.scales,
+            contraction: self.contraction,
+        }
+    }
+
+    fn row_major(&self) -> Side<'_> {
+        self.side(Codes::RowMajor(&self.codes))
+    }
+
+    fn values(&self) -> Vec<f64> {
+        let (kept, contracted) = self.sizes;
+        let side = self.row_major();
+        let mut values = Vec::with_capacity(kept * contracted);
+        for i in 0..kept {
+            for l in 0..contracted {
+                let at = match self.contraction {
+                    Cols => i * contracted + l,
+                    Rows => l * kept + i,
+                };
+                let value = f64::from(self.format.decode(self.codes[at]));
+                values.push(value * f64::from(side.scale(i, l)));
+            }
+        }
+        values
+    }
+}
+
+fn products(a: &Operand, b: &Operand) -> Vec<f64> {
+    let ((m, k), (n, _)) = (a.sizes, b.sizes);
+    let (a, b) = (a.values(), b.values());
+    let mut out = Vec::with_capacity(m * n);
+    for i in 0..m {
+        for j in 0..n {
+            let terms = a[i * k..(i + 1) * k].iter().zip(&b[j * k..(j + 1) * k]);
+            out.push(terms.map(|(a, b)| a * b).sum());
+        }
+    }
+    out
+}
+
+/// |got - expected| over |expected|, as Euclidean norms.
+fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let error = got.iter().zip(expected).map(|(&a, b)| f64::from(a) - b);
+    let norm: f64 = expected.iter().map(|x| x * x).sum();
+    let error: f64 = error.map(|x| x * x).sum();
+    if norm == 0. {
+        error
+    } else {
+        (error / norm).sqrt()
+    }
+}
+
+fn check(isa: Isa, a: &Operand, b: &Operand, expected: &[f64], what: &str) {
+    let what = format!("{isa:?}, {what}, {:?} x {:?}", a.sizes, b.sizes);
+    let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
+    let error = relative_error(&y, expected);
+    assert!(error < 1e-6, "{what}: {error:e}");
+    if b.contraction == Cols {
+        let (n, k) = b.sizes;
+        let packed = pack_codes(&b.codes, n, k);
+        let y = multiply::<f32>(isa, &a.row_major(), &b.side(Codes::Panels(&packed)), None);
+        let error = relative_error(&y, expected);
+        assert!(error < 1e-6, "{what}, packed: {error:e}");
+    }
+}
+
+const FORMATS: [(Format, Format); 4] = [
+    (Format::E4M3, Format::E4M3),
+    (Format::E4M3, Format::E5M2),
+    (Format::E5M2, Format::E4M3),
+    (Format::E4M3Fnuz, Format::E5M2Fnuz),
+];
+
+#[test]
+fn all_remainders_of_all_sizes() {
+    let rows = [
+        1, 2, 3, 6, 7, 11, 12, 13, 16, 17, 31, 32, 33, 48, 49, 193, 200,
+    ];
+    let cols = [1, 15, 16, 17, 31, 32, 33, 64, 65, 97];
+    let depths = [
+        1,
+        2,
+        31,
+        32,
+        33,
+        63,
+        64,
+        65,
+        127,
+        SLICE - 1,
+        SLICE,
+        SLICE + 1,
+        SLICE + 33,
+    ];
+    let contractions = [(Cols, Cols), (Cols, Rows), (Rows, Rows), (Rows, Cols)];
+    let mut seed = 0;
+    let mut run = |m, n, k| {
+        seed += 1;
+        let (a_contraction, b_contraction) = contractions[seed as usize % 4];
+        let (a_format, b_format) = FORMATS[seed as usize / 4 % 4];
+        let granularity = [Granularity::Tensorwise, Granularity::Rowwise][seed as usize / 16 % 2];
+        let a = Operand::new(seed, (m, k), (a_format, granularity, a_contraction));
+        let b = Operand::new(seed + 1000, (n, k), (b_format, granularity, b_contraction));
+        let expected = products(&a, &b);
+        for isa in Isa::available() {
+            let what = format!("{a_format} {a_contraction:?}, {b_format} {b_contraction:?}");
+            check(isa, &a, &b, &expected, &what);
+        }
+    };
+    for m in rows {
+        for n in cols {
+            run(m, n, depths[(m * 7 + n) % depths.len()]);
+        }
+        for k in depths {
+            run(m, cols[(m + k) % cols.len()], k);
+        }
+    }
+}
+
+#[test]
+fn every_format_contraction_and_granularity() {
+    let block = |rows, cols| Granularity::Blockwise { rows, cols };
+    let granularities = [
+        (Granularity::Tensorwise, Granularity::Tensorwise),
+        (Granularity::Rowwise, Granularity::Rowwise),
+        (Granularity::Tensorwise, Granularity::Rowwise),
+        (block(1, 128), block(128, 128)),
+        (Granularity::Rowwise, block(128, 128)),
+        (block(1, 64), block(1, 96)),
+        (Granularity::Mx, Granularity::Mx),
+        // Their scales change within the smallest stretch that the bf16 units sum.
+        (block(1, 20), Granularity::Tensorwise),
+    ];
+    for (m, n, k) in [(5, 40, 300), (210, 33, 600)] {
+        for formats in FORMATS {
+            for granularity in granularities {
+                for contractions in [(Cols, Cols), (Cols, Rows), (Rows, Rows), (Rows, Cols)] {
+                    let a = Operand::new(1, (m, k), (formats.0, granularity.0, contractions.0));
+                    let b = Operand::new(2, (n, k), (formats.1, granularity.1, contractions.1));
+                    let expected = products(&a, &b);
+                    for isa in Isa::available() {
+                        let what = format!("{formats:?} {granularity:?} {contractions:?}");
+                        check(isa, &a, &b, &expected, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn operands_larger_than_what_is_packed_at_once() {
+    // A and B of 32 MiB of bf16 hold 16 Mi codes.
+    let k = 1 << 17;
+    let a = Operand::new(1, (290, k), (Format::E4M3, Granularity::Rowwise, Cols));
+    let b = Operand::new(2, (290, k), (Format::E5M2, Granularity::Rowwise, Cols));
+    let (a_values, b_values) = (a.values(), b.values());
+    let pick = |i: usize, j: usize| -> f64 {
+        let terms = a_values[i * k..(i + 1) * k]
+            .iter()
+            .zip(&b_values[j * k..(j + 1) * k]);
+        terms.map(|(a, b)| a * b).sum()
+    };
+    let places: Vec<_> = (0..290).map(|i| (i, (i * 37 + 5) % 290)).collect();
+    let expected: Vec<f64> = places.iter().map(|&(i, j)| pick(i, j)).collect();
+    let y = multiply::<f32>(Isa::best(), &a.row_major(), &b.row_major(), None);
+    let got: Vec<f32> = places.iter().map(|&(i, j)| y[i * 290 + j]).collect();
+    let error = relative_error(&got, &expected);
+    assert!(error < 3e-6, "{error:e}");
+}
+
+#[test]
+fn nan_and_infinity_come_out() {
+    for (m, n, k) in [(1, 33, 70), (13, 40, 600), (200, 40, 600)] {
+        for contraction in [Cols, Rows] {
+            let of = |seed, format, kept| {
+                let shape = (format, Granularity::Tensorwise, contraction);
+                Operand::new(seed, (kept, k), shape)
+            };
+            let mut a = of(1, Format::E5M2, m);
+            let b = of(2, Format::E4M3, n);
+            let last = match contraction {
+                Cols => (m - 1) * k + k - 1,
+                Rows => (k - 1) * m + m - 1,
+            };
+            for (code, special) in [(0x7Eu8, f64::NAN), (0x7C, f64::INFINITY)] {
+                a.codes[last] = code;
+                let expected = products(&a, &b);
+                for isa in Isa::available() {
+                    let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
+                    for (at, (&y, expected)) in y.iter().zip(&expected).enumerate() {
+                        let y = f64::from(y);
+                        let same = y == *expected || y.is_nan() && expected.is_nan();
+                        assert!(
+                            expected.is_finite() && y.is_finite() || same,
+                            "{isa:?} {special} at {at}: {y}, expected {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn empty_sizes() {
+    for (m, n, k) in [(0, 5, 7), (5, 0, 7), (5, 7, 0), (300, 7, 0), (0, 0, 0)] {
+        let a = Operand::new(1, (m, k), (Format::E4M3, Granularity::Tensorwise, Cols));
+        let b = Operand::new(2, (n, k), (Format::E4M3, Granularity::Tensorwise, Cols));
+        let bias: Vec<f32> = (0..n).map(|i| i as f32).collect();
+        for isa in Isa::available() {
+            let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), Some(&bias));
+            let expected: Vec<f32> = (0..m).flat_map(|_| bias.clone()).collect();
+            assert_eq!(y, expected, "{isa:?} {m} {n} {k}");
+        }
+    }
+}
+
+#[test]
+fn results_are_rounded_before_the_bias_is_added() {
+    let a = Operand::new(1, (20, 100), (Format::E4M3, Granularity::Rowwise, Cols));
+    let b = Operand::new(2, (37, 100), (Format::E4M3, Granularity::Rowwise, Cols));
+    let bias: Vec<f32> = (0..37).map(|i| i as f32 * 0.25 - 3.).collect();
+    for isa in Isa::available() {
+        let sums = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
+        let with_bias = |i: usize| sums[i] + bias[i % 37];
+        let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), Some(&bias));
+        assert!(y.iter().enumerate().all(|(i, &y)| y == with_bias(i)));
+        let y = multiply::<bf16>(isa, &a.row_major(), &b.row_major(), Some(&bias));
+        let rounded = |i: usize| bf16::from_f32(bf16::from_f32(sums[i]).to_f32() + bias[i % 37]);
+        assert!(y.iter().enumerate().all(|(i, &y)| y == rounded(i)));
+        let y = multiply::<f16>(isa, &a.row_major(), &b.row_major(), Some(&bias));
+        let rounded = |i: usize| f16::from_f32(f16::from_f32(sums[i]).to_f32() + bias[i % 37]);
+        assert!(y.iter().enumerate().all(|(i, &y)| y == rounded(i)));
+        let y = multiply::<f64>(isa, &a.row_major(), &b.row_major(), None);
+        assert!(y.iter().zip(&sums).all(|(&y, &sum)| y == f64::from(sum)));
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_nothing() {
+    for (m, n, k) in [(2, 500, 900), (100, 500, 900), (400, 300, 1100)] {
+        let a = Operand::new(1, (m, k), (Format::E4M3, Granularity::Rowwise, Cols));
+        let b = Operand::new(2, (n, k), (Format::E5M2, Granularity::Rowwise, Rows));
+        for isa in Isa::available() {
+            let run = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                let multiply = || multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
+                pool.build().unwrap().install(multiply)
+            };
+            let one = run(1);
+            for threads in [2, 3, 8] {
+                assert!(
+                    run(threads) == one,
+                    "{isa:?} {m}x{n}x{k}, {threads} threads"
+                );
+            }
+        }
+    }
+}
+
+/// The vector packings equal the scalar ones of `layout.rs`.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn packing_equals_its_definition() {
+    use super::kernel::Engine;
+    use super::pack::Matrix;
+    use super::shared::Shared;
+
+    for isa in Isa::available() {
+        let Some(engine) = Engine::of(isa) else {
+            continue;
+        };
+        for format in Format::ALL {
+            for (kept, contracted) in [(1, 1), (5, 2), (16, 31), (17, 32), (33, 70), (70, 600)] {
+                // Every code, NaN and infinity too.
+                let codes: Vec<u8> = (0..kept * contracted).map(|i| (i * 7) as u8).collect();
+                for contraction in [Cols, Rows] {
+                    let code = |i: usize, l: usize| {
+                        codes[match contraction {
+                            Cols => i * contracted + l,
+                            Rows => l * kept + i,
+                        }]
+                    };
+                    let matrix = Matrix {
+                        codes: &codes,
+                        kept,
+                        contracted,
+                        contraction,
+                    };
+                    let what = format!("{format} {kept}x{contracted} {contraction:?}");
+
+                    let expected = layout::reference::pack_a(format, kept, contracted, code);
+                    let mut packed = vec![0; expected.len()];
+                    let rows = kept.next_multiple_of(ROWS);
+                    // SAFETY: no other task runs.
+                    unsafe {
+                        let dst = Shared::new(&mut packed);
+                        engine.pack_a(format, matrix, 0..kept, 0, rows, dst);
+                    }
+                    assert_eq!(bits(&packed), bits(&expected), "A, {what}");
+
+                    let expected = layout::reference::pack_b(format, kept, contracted, code);
+                    let mut packed = vec![0x5555; expected.len()];
+                    let len = layout::b_len(1, contracted);
+                    for (panel, dst) in packed.chunks_mut(len).enumerate() {
+                        engine.pack_b(format, matrix, panel * PANEL, dst);
+                    }
+                    assert_eq!(bits(&packed), bits(&expected), "B, {what}");
+                    if contraction == Cols {
+                        let codes = pack_codes(&codes, kept, contracted);
+                        assert_eq!(
+                            unpack_codes(&codes, kept, contracted).len(),
+                            kept * contracted
+                        );
+                        packed.fill(0x5555);
+                        for (codes, dst) in codes.chunks(len).zip(packed.chunks_mut(len)) {
+                            engine.decode_panel(format, codes, dst);
+                        }
+                        assert_eq!(bits(&packed), bits(&expected), "packed codes, {what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every NaN as one; its bits mean nothing.
+#[cfg(target_arch = "x86_64")]
+fn bits(values: &[u16]) -> Vec<u16> {
+    let of = |&bits: &u16| {
+        if bf16::from_bits(bits).is_nan() {
+            0x7FC0
+        } else {
+            bits
+        }
+    };
+    values.iter().map(of).collect()
+}
