@@ -246,7 +246,7 @@ impl Collector {
 
     /// A layer that was loaded in FP8 is written as it is.
     fn add_static(&mut self, path: &str, weight: &StaticWeight) -> Result<()> {
-        let codes = weight.codes();
+        let codes = weight.weight().unpack()?;
         let (strategy, input_scale) = match (codes.granularity(), weight.input_scaling()) {
             (Granularity::Tensorwise, InputScaling::Static(scale)) => {
                 (ExportStrategy::Tensor, Some(scale.clone()))
@@ -262,7 +262,7 @@ impl Collector {
             }
         };
         self.agree(path, strategy)?;
-        self.add_codes(path, codes, input_scale)
+        self.add_codes(path, &codes, input_scale)
     }
 
     /// One file has one strategy.

@@ -18,6 +18,7 @@ pub use cache::WeightCache;
 
 use crate::device::{GemmOutput, backend};
 use crate::error::Error;
+use crate::packed::PackedWeight;
 use crate::quantize::{Quantizer, ScaleSource};
 use crate::ready::{Ready, owned_storage};
 use crate::tensor::Fp8Tensor;
@@ -58,6 +59,8 @@ pub enum LinearWeight<'a> {
     HighPrecision(&'a Tensor, Option<&'a WeightCache>),
     /// Frozen FP8 `[N, K]`: used as it is.
     Fp8(&'a Fp8Tensor),
+    /// Frozen FP8 `[N, K]`, laid out for its device.
+    Packed(&'a PackedWeight),
 }
 
 /// `y = x weight^T + bias` with FP8 GEMMs.
@@ -86,41 +89,46 @@ pub fn fp8_linear(
         .transpose()?;
 
     let mut saved = op::Saved::default();
-    let storage = match (&plan.output, weight) {
-        (None, LinearWeight::HighPrecision(weight, _)) => {
-            let y = x2.matmul(&weight.detach().to_dtype(x.dtype())?.t()?)?;
-            owned_storage(&add_bias(y, bias_data.as_ref())?)?
-        }
-        (None, LinearWeight::Fp8(weight)) => {
-            let y = x2.matmul(&weight.dequantize(x.dtype())?.t()?)?;
-            owned_storage(&add_bias(y, bias_data.as_ref())?)?
-        }
-        (Some(gemm), weight) => {
-            let x8 = gemm.a.quantize(&x2, Contraction::Cols)?.tensor;
-            let w8 = match weight {
-                LinearWeight::HighPrecision(w, Some(cache)) => {
-                    cache.quantize(w, &gemm.b, Contraction::Cols)?
-                }
-                LinearWeight::HighPrecision(w, None) => {
-                    gemm.b.quantize(w, Contraction::Cols)?.tensor
-                }
-                LinearWeight::Fp8(w) => w.clone(),
+    let storage = match &plan.output {
+        None => {
+            let weight = match weight {
+                LinearWeight::HighPrecision(weight, _) => weight.detach().to_dtype(x.dtype())?,
+                LinearWeight::Fp8(weight) => weight.dequantize(x.dtype())?,
+                LinearWeight::Packed(weight) => weight.dequantize(x.dtype())?,
             };
+            owned_storage(&add_bias(x2.matmul(&weight.t()?)?, bias_data.as_ref())?)?
+        }
+        Some(gemm) => {
+            let x8 = gemm.a.quantize(&x2, Contraction::Cols)?.tensor;
             let out = GemmOutput {
                 dtype: x.dtype(),
                 bias: bias_data.as_ref(),
                 use_fast_accum: gemm.use_fast_accum,
             };
-            let y = multiply(
-                (&x8, Contraction::Cols),
-                (&w8, Contraction::Cols),
-                &out,
-                plan.emulate,
-            )?;
-            saved.keep(plan, x.track_op(), x8, w8, weight);
-            y
+            let product = |w8: &Fp8Tensor| {
+                let operands = ((&x8, Contraction::Cols), (w8, Contraction::Cols));
+                multiply(operands.0, operands.1, &out, plan.emulate)
+            };
+            match weight {
+                LinearWeight::HighPrecision(w, cache) => {
+                    let w8 = match cache {
+                        Some(cache) => cache.quantize(w, &gemm.b, Contraction::Cols)?,
+                        None => gemm.b.quantize(w, Contraction::Cols)?.tensor,
+                    };
+                    let y = product(&w8)?;
+                    saved.keep(plan, gemm, (x.track_op(), x8), (w.track_op(), w8));
+                    y
+                }
+                LinearWeight::Fp8(w8) => product(w8)?,
+                LinearWeight::Packed(w8) if plan.emulate => product(&w8.unpack()?)?,
+                LinearWeight::Packed(w8) => {
+                    let x8 = x8.operand(Contraction::Cols);
+                    backend(x.device())?.gemm(&x8, &w8.operand(), &out)?
+                }
+            }
         }
     };
+    saved.keep_frozen(x.track_op(), weight);
     attach(storage, out_dims, x, weight, bias, plan, saved)
 }
 
@@ -135,6 +143,7 @@ fn check(
     let (dims, device) = match weight {
         LinearWeight::HighPrecision(weight, _) => (weight.dims(), weight.device()),
         LinearWeight::Fp8(weight) => (weight.dims(), weight.device()),
+        LinearWeight::Packed(weight) => (weight.dims(), weight.device()),
     };
     let &[n, k] = dims else {
         let expected = "[out_features, in_features]".to_string();
@@ -243,7 +252,7 @@ fn attach(
 ) -> Result<Tensor> {
     let weight = match weight {
         LinearWeight::HighPrecision(weight, _) => Some(weight),
-        LinearWeight::Fp8(_) => None,
+        LinearWeight::Fp8(_) | LinearWeight::Packed(_) => None,
     };
     if ![Some(x), weight, bias]
         .into_iter()

@@ -2,6 +2,7 @@
 
 use super::{GemmPlan, LinearPlan, LinearWeight, multiply, serves_both};
 use crate::device::{GemmOutput, backend};
+use crate::packed::PackedWeight;
 use crate::ready::Ready;
 use crate::tensor::Fp8Tensor;
 use candle_core::{
@@ -14,36 +15,44 @@ use fp8_core::Contraction::{Cols, Rows};
 pub(super) struct Saved {
     x: Option<Fp8Tensor>,
     weight: Option<Fp8Tensor>,
-    /// The layer's weight when it is FP8 only.
-    frozen: Option<Fp8Tensor>,
+    frozen: Option<Frozen>,
+}
+
+/// A layer's weight when it is FP8 only.
+#[derive(Debug)]
+enum Frozen {
+    Codes(Fp8Tensor),
+    Packed(PackedWeight),
 }
 
 impl Saved {
-    /// Keeps what some gradient will need.
+    /// Keeps what some gradient will need; each operand comes with whether it is in the graph.
     pub(super) fn keep(
         &mut self,
         plan: &LinearPlan,
-        x_tracks: bool,
-        x8: Fp8Tensor,
-        w8: Fp8Tensor,
-        weight: LinearWeight<'_>,
+        output: &GemmPlan,
+        (x_tracks, x8): (bool, Fp8Tensor),
+        (weight_tracks, w8): (bool, Fp8Tensor),
     ) {
-        let Some(output) = &plan.output else { return };
-        match weight {
-            LinearWeight::Fp8(_) => self.frozen = Some(w8),
-            LinearWeight::HighPrecision(weight, _) => {
-                let second = |gemm: &Option<GemmPlan>, first| {
-                    gemm.as_ref()
-                        .is_some_and(|gemm| serves_both(first, &gemm.b))
-                };
-                if weight.track_op() && second(&plan.grad_weight, &output.a) {
-                    self.x = Some(x8);
-                }
-                if x_tracks && second(&plan.grad_input, &output.b) {
-                    self.weight = Some(w8);
-                }
-            }
+        let serves = |gemm: &Option<GemmPlan>, first| {
+            gemm.as_ref()
+                .is_some_and(|gemm| serves_both(first, &gemm.b))
+        };
+        if weight_tracks && serves(&plan.grad_weight, &output.a) {
+            self.x = Some(x8);
         }
+        if x_tracks && serves(&plan.grad_input, &output.b) {
+            self.weight = Some(w8);
+        }
+    }
+
+    /// Keeps a weight that is FP8 only.
+    pub(super) fn keep_frozen(&mut self, x_tracks: bool, weight: LinearWeight<'_>) {
+        self.frozen = match weight {
+            LinearWeight::Fp8(w8) if x_tracks => Some(Frozen::Codes(w8.clone())),
+            LinearWeight::Packed(w8) if x_tracks => Some(Frozen::Packed(w8.clone())),
+            _ => None,
+        };
     }
 }
 
@@ -105,7 +114,8 @@ impl LinearOp {
             (Some(weight), None) => return go.matmul(&weight.detach().to_dtype(go.dtype())?),
             // A frozen FP8 weight has no state for gradients: they pass through its dequantized value.
             (None, _) => match &self.saved.frozen {
-                Some(frozen) => return go.matmul(&frozen.dequantize(go.dtype())?),
+                Some(Frozen::Codes(w8)) => return go.matmul(&w8.dequantize(go.dtype())?),
+                Some(Frozen::Packed(w8)) => return go.matmul(&w8.dequantize(go.dtype())?),
                 None => bail!(
                     "fp8_linear `{}`: no weight to make grad_input from",
                     self.plan.path

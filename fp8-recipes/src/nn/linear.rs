@@ -67,8 +67,8 @@ impl Linear {
         self
     }
 
-    /// The weight, `[out_features, in_features]`. Of a layer loaded in FP8 these are the U8 codes, without scales:
-    /// see [`Linear::static_weight`].
+    /// The weight, `[out_features, in_features]`. Of a layer loaded in FP8 these are the U8 codes, without scales (a copy
+    /// that stays, see [`StaticWeight::codes`]).
     pub fn weight(&self) -> &Tensor {
         match &self.weight {
             Weight::HighPrecision(weight) => weight,
@@ -116,7 +116,7 @@ impl Linear {
     pub fn weight_bytes(&self) -> usize {
         match &self.weight {
             Weight::HighPrecision(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
-            Weight::Fp8(weight) => weight.codes().size_in_bytes(),
+            Weight::Fp8(weight) => weight.weight().size_in_bytes(),
         }
     }
 
@@ -183,7 +183,7 @@ impl Module for Linear {
             Weight::Fp8(weight) => {
                 return match context {
                     Some(context) if context.mode == Mode::HighPrecision => {
-                        self.plain(x, &weight.codes().dequantize(x.dtype())?)
+                        self.plain(x, &weight.weight().dequantize(x.dtype())?)
                     }
                     _ => weight.forward(x, self.bias.as_ref()),
                 };

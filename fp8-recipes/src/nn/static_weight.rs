@@ -5,7 +5,7 @@ use crate::error::Error;
 use candle_core::{DType, Result, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::{
-    Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Quantizer, ScaleSource, fp8_linear,
+    Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer, ScaleSource, fp8_linear,
 };
 use fp8_core::{Cast, Contraction, Format, Granularity};
 use std::sync::Arc;
@@ -22,14 +22,17 @@ pub enum InputScaling {
 /// An FP8 weight with its scales, and how inputs are cast for it.
 #[derive(Debug, Clone)]
 pub struct StaticWeight {
-    codes: Fp8Tensor,
+    weight: PackedWeight,
     input: InputScaling,
     plan: Arc<LinearPlan>,
 }
 
 impl StaticWeight {
-    /// `codes`: `[out_features, in_features]`, scales along in_features.
-    pub fn new(codes: Fp8Tensor, input: InputScaling, path: &str) -> Self {
+    /// `codes`: `[out_features, in_features]`, scales along in_features; laid out for its device.
+    ///
+    /// # Errors
+    /// If `codes` is not a matrix.
+    pub fn new(codes: &Fp8Tensor, input: InputScaling, path: &str) -> Result<Self> {
         let (granularity, source) = match &input {
             InputScaling::Static(dequant_scale) => (
                 Granularity::Tensorwise,
@@ -69,16 +72,22 @@ impl StaticWeight {
             grad_weight: None,
             emulate: false,
         };
-        Self {
-            codes,
+        Ok(Self {
+            weight: PackedWeight::new(codes)?,
             input,
             plan: plan.into(),
-        }
+        })
     }
 
-    /// The codes and their scales.
+    /// The weight as the layer holds it.
+    pub fn weight(&self) -> &PackedWeight {
+        &self.weight
+    }
+
+    /// The codes, row-major, and their scales. Where the device has its own form of them, the first call makes a copy,
+    /// which stays.
     pub fn codes(&self) -> &Fp8Tensor {
-        &self.codes
+        self.weight.codes()
     }
 
     /// How inputs get their scale.
@@ -87,7 +96,7 @@ impl StaticWeight {
     }
 
     pub(super) fn forward(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        fp8_linear(x, LinearWeight::Fp8(&self.codes), bias, &self.plan)
+        fp8_linear(x, LinearWeight::Packed(&self.weight), bias, &self.plan)
     }
 
     /// Loads `weight` with `weight_scale` and, if there, `input_scale` from `vb`; None where `vb` has no
@@ -120,7 +129,7 @@ impl StaticWeight {
         } else {
             InputScaling::DynamicPerToken
         };
-        Ok(Some(Self::new(codes, input, &path)))
+        Self::new(&codes, input, &path).map(Some)
     }
 }
 

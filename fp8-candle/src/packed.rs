@@ -1,0 +1,135 @@
+//! A frozen FP8 weight in the form that its device streams.
+
+use crate::device::{GemmCodes, GemmOperand, backend};
+use crate::error::Error;
+use crate::tensor::Fp8Tensor;
+use candle_core::{DType, Device, Result, Tensor};
+use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
+use std::sync::OnceLock;
+
+/// An FP8 weight `[N, K]` for GEMMs that sum over K, laid out once for the kernels of its device.
+///
+/// It holds one copy of the codes: the packed one where the device has such a form (CPUs with bf16 units do), else the
+/// row-major one.
+#[derive(Debug, Clone)]
+pub struct PackedWeight {
+    packed: Option<Tensor>,
+    /// Row-major codes: given where nothing is packed, else made when asked for.
+    codes: OnceLock<Fp8Tensor>,
+    format: Format,
+    granularity: Granularity,
+    contraction: Contraction,
+    dequant_scale: Tensor,
+    sizes: [usize; 2],
+}
+
+impl PackedWeight {
+    /// Packs `weight`, `[N, K]`.
+    ///
+    /// # Errors
+    /// If `weight` is not a matrix.
+    pub fn new(weight: &Fp8Tensor) -> Result<Self> {
+        let &[n, k] = weight.dims() else {
+            return Err(Error::Shape {
+                op: "PackedWeight::new",
+                what: "weight",
+                expected: "[out_features, in_features]".to_string(),
+                got: weight.dims().to_vec(),
+            }
+            .into());
+        };
+        let packed = backend(weight.device())?.pack(weight.codes())?;
+        let codes = OnceLock::new();
+        if packed.is_none() {
+            let _ = codes.set(weight.clone());
+        }
+        Ok(Self {
+            packed,
+            codes,
+            format: weight.format(),
+            granularity: weight.granularity(),
+            contraction: weight.contraction(),
+            dequant_scale: weight.dequant_scale().clone(),
+            sizes: [n, k],
+        })
+    }
+
+    /// The weight with row-major codes. Where they are packed, the first call makes a copy, which stays.
+    pub fn codes(&self) -> &Fp8Tensor {
+        self.codes.get_or_init(|| {
+            self.unpack()
+                .expect("codes that the device packed come back")
+        })
+    }
+
+    /// The weight with row-major codes; nothing is kept.
+    pub fn unpack(&self) -> Result<Fp8Tensor> {
+        match (self.codes.get(), &self.packed) {
+            (Some(codes), _) => Ok(codes.clone()),
+            (None, Some(packed)) => {
+                let [n, k] = self.sizes;
+                Fp8Tensor::from_parts(
+                    backend(self.device())?.unpack(packed, n, k)?,
+                    self.format,
+                    self.granularity,
+                    self.contraction,
+                    self.dequant_scale.clone(),
+                )
+            }
+            (None, None) => unreachable!("a weight has codes in one form"),
+        }
+    }
+
+    /// `decode(code) * dequant_scale` in f32, then rounded to `dtype`: `[N, K]`.
+    pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
+        self.unpack()?.dequantize(dtype)
+    }
+
+    /// Format of the codes.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Which elements share a scale.
+    pub fn granularity(&self) -> Granularity {
+        self.granularity
+    }
+
+    /// f32 `[scale_rows, scale_cols]`, multiplies after the decode.
+    pub fn dequant_scale(&self) -> &Tensor {
+        &self.dequant_scale
+    }
+
+    /// `[N, K]`.
+    pub fn dims(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// Device of codes and scales.
+    pub fn device(&self) -> &Device {
+        self.dequant_scale.device()
+    }
+
+    /// Bytes held by codes, in one form or both, and scales.
+    pub fn size_in_bytes(&self) -> usize {
+        let packed = self.packed.as_ref().map_or(0, Tensor::elem_count);
+        let codes = self.codes.get().map_or(0, |c| c.codes().elem_count());
+        packed + codes + 4 * self.dequant_scale.elem_count()
+    }
+
+    /// This weight as operand B of a GEMM that sums over K.
+    pub(crate) fn operand(&self) -> GemmOperand<'_> {
+        let [n, k] = self.sizes;
+        let grid: ScaleGrid = self.granularity.grid(n, k, self.contraction);
+        GemmOperand {
+            codes: match &self.packed {
+                Some(packed) => GemmCodes::Packed(packed),
+                None => GemmCodes::RowMajor(self.codes().codes()),
+            },
+            format: self.format,
+            grid,
+            dequant_scale: &self.dequant_scale,
+            contraction: Contraction::Cols,
+        }
+    }
+}
