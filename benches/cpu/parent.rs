@@ -3,7 +3,7 @@
 use crate::args::{Args, Group};
 use crate::inputs::last_level_cache;
 use crate::peaks::Peaks;
-use crate::rows::{Measured, Row, print_header, print_row, write_json};
+use crate::rows::{Measured, Row, check_target, print_header, print_row, write_json};
 use anyhow::{Context, Result, ensure};
 use fp8::core::Isa;
 use std::io::{BufRead, BufReader};
@@ -13,6 +13,10 @@ use std::time::Instant;
 /// Runs everything.
 pub fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
+    if let Some(path) = &args.json {
+        check_target(path)?;
+    }
+    let load = load_average();
     let threads = candle_core::utils::get_num_threads();
     let peaks = Peaks::measure(threads);
     println!("{}", processor());
@@ -21,7 +25,13 @@ pub fn run(args: &Args) -> Result<()> {
         Isa::best().level().name(),
         last_level_cache() >> 20
     );
-    println!("{peaks}\n");
+    println!("{peaks}");
+    if load > 0.5 {
+        println!(
+            "load average {load}: other work on this machine distorts rows of several threads"
+        );
+    }
+    println!();
     print_header();
 
     let mut rows = vec![];
@@ -115,4 +125,11 @@ fn processor() -> String {
     let name = model.and_then(|line| line.split_once(": "));
     name.map_or("unknown processor", |(_, name)| name)
         .to_string()
+}
+
+/// Of the last minute, before the benchmark has added to it; 0 where the system does not say.
+fn load_average() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let first = text.split(' ').next().and_then(|first| first.parse().ok());
+    first.unwrap_or(0.)
 }

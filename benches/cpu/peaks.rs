@@ -127,7 +127,7 @@ fn read_bandwidth(threads: usize) -> (f64, f64) {
         });
         bytes as f64 / began.elapsed().as_secs_f64()
     });
-    (one, all.fold(0., f64::max))
+    (one, all.fold(one, f64::max))
 }
 
 fn sum(data: &[u64]) -> u64 {

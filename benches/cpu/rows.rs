@@ -1,8 +1,8 @@
 //! Rows of results, as a table and as JSON.
 
-use anyhow::{Context, Result};
+use anyhow::{Result, ensure};
+use fp8::recipes::atomic::write_atomic;
 use serde::{Deserialize, Serialize};
-use std::io::Write;
 use std::path::Path;
 
 /// What a row is judged by; higher is better.
@@ -105,15 +105,24 @@ pub fn print_row(row: &Row) {
     );
 }
 
-/// Writes the array beside `path` and renames it, so that a reader never finds half of it.
-pub fn write_json(path: &Path, rows: &[Row]) -> Result<()> {
-    let folder = path.parent().filter(|folder| *folder != Path::new(""));
-    let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))
-        .with_context(|| format!("creating a file beside {}", path.display()))?;
-    serde_json::to_writer_pretty(&mut file, rows)?;
-    writeln!(file)?;
-    file.as_file().sync_all()?;
-    file.persist(path)
-        .with_context(|| format!("writing {}", path.display()))?;
+/// Fails early where [`write_json`] would after minutes.
+pub fn check_target(path: &Path) -> Result<()> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    ensure!(
+        folder.is_dir() && !path.is_dir(),
+        "--json {}: not a file in an existing folder",
+        path.display()
+    );
     Ok(())
+}
+
+/// Writes the array; a reader finds all of it or the file that was there before.
+pub fn write_json(path: &Path, rows: &[Row]) -> Result<()> {
+    Ok(write_atomic(path, |out| {
+        serde_json::to_writer_pretty(&mut *out, rows)?;
+        writeln!(out)
+    })?)
 }

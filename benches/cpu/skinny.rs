@@ -29,7 +29,7 @@ fn in_cache(session: &Session, (m, n, k): (usize, usize, usize)) -> Result<()> {
     if !session.wants(&case) {
         return Ok(());
     }
-    let weights = Weights::new(n, k, 0)?;
+    let weights = Weights::new((n, k), 0, session.forced.is_none())?;
     let work = Work::Flop(2. * (m * n * k) as f64);
     weights.race(session, case, m, bar(session, 2.4), work)
 }
@@ -44,7 +44,8 @@ pub fn run_from_memory(session: &Session) -> Result<()> {
     if !cases.iter().any(|(case, ..)| session.wants(case)) {
         return Ok(());
     }
-    let weights = Weights::new(n, k, (3 * last_level_cache() / 2).min(1 << 30))?;
+    let bytes = (3 * last_level_cache() / 2).min(1 << 30);
+    let weights = Weights::new((n, k), bytes, !session.quick())?;
     for (case, m, bar) in cases {
         if session.wants(&case) {
             weights.race(session, case, m, bar, Work::Read((n * k) as f64))?;
@@ -58,12 +59,13 @@ struct Weights {
     k: usize,
     ours: Vec<Linear>,
     f32: Vec<candle_nn::Linear>,
+    /// Empty where it is left out: widening a large weight takes long.
     bf16: Vec<candle_nn::Linear>,
     q8_0: Vec<QMatMul>,
 }
 
 impl Weights {
-    fn new(n: usize, k: usize, bytes: usize) -> Result<Self> {
+    fn new((n, k): (usize, usize), bytes: usize, with_bf16: bool) -> Result<Self> {
         let weight = (normal(1, (n, k))? * 0.02)?;
         let copies = |bytes_per_weight: usize| 0..bytes.div_ceil(bytes_per_weight).max(1);
         let quantizer = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
@@ -95,6 +97,7 @@ impl Weights {
                 .map(|_| plain(&weight))
                 .collect::<Result<_>>()?,
             bf16: copies(2 * n * k)
+                .filter(|_| with_bf16)
                 .map(|_| plain(&narrow))
                 .collect::<Result<_>>()?,
             q8_0: q8_0.collect::<Result<_>>()?,
@@ -114,12 +117,12 @@ impl Weights {
         for weight in &self.q8_0 {
             black_box(weight.forward(&x)?);
         }
-        let with_others = session.forced.is_none();
+        let with_bf16 = !self.bf16.is_empty();
         let times = session.time(Field {
             ours: in_turn(&self.ours, &x),
             f32: Some(in_turn(&self.f32, &x)),
-            bf16: with_others.then(|| in_turn(&self.bf16, &narrow).optional()),
-            q8_0: with_others.then(|| in_turn(&self.q8_0, &x)),
+            bf16: with_bf16.then(|| in_turn(&self.bf16, &narrow).optional()),
+            q8_0: session.forced.is_none().then(|| in_turn(&self.q8_0, &x)),
         })?;
         session.report_ratio(case, Some(bar), times, work)
     }

@@ -35,6 +35,7 @@ pub struct Contestant<'a> {
     /// Calls that one `run` makes.
     calls: usize,
     optional: bool,
+    warm: bool,
     samples: Vec<Sample>,
     spent: Duration,
     reps: usize,
@@ -57,6 +58,7 @@ impl<'a> Contestant<'a> {
             run: Box::new(run),
             calls: 1,
             optional: false,
+            warm: false,
             samples: vec![],
             spent: Duration::ZERO,
             reps: 1,
@@ -78,6 +80,12 @@ impl<'a> Contestant<'a> {
     /// Stops after its share of the budget, for columns that are not judged.
     pub fn optional(mut self) -> Self {
         self.optional = true;
+        self
+    }
+
+    /// Says that it has run before, and takes long enough to be timed by itself.
+    pub fn warm(mut self) -> Self {
+        self.warm = true;
         self
     }
 
@@ -126,7 +134,7 @@ impl<'a> Contestant<'a> {
 
 /// Warms up, lets the contestants take turns, and gives each one's median time of a call in ms.
 pub fn race(contestants: &mut [Contestant<'_>], pace: &Pace) -> Result<Vec<f64>> {
-    for contestant in &mut *contestants {
+    for contestant in contestants.iter_mut().filter(|c| !c.warm) {
         let began = Instant::now();
         contestant.sample(pace.clock, 1)?;
         let once = began.elapsed().as_secs_f64().max(1e-7);

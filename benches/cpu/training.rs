@@ -38,7 +38,7 @@ pub fn run(session: &Session) -> Result<()> {
     let data = text(&settings)?;
     let mut ours = Run::new("delayed", &settings)?;
     let mut plain = Run::new("f32", &settings)?;
-    let (warm_up, rounds) = if session.quick() { (2, 5) } else { (3, 15) };
+    let (warm_up, rounds) = if session.quick() { (2, 3) } else { (3, 15) };
     let (mut ours_ms, mut plain_ms) = (vec![], vec![]);
     for round in 0..warm_up + rounds {
         let (ours, plain) = (ours.train_step(&data)?, plain.train_step(&data)?);
