@@ -1,0 +1,59 @@
+//! CPU benchmark against candle: `cargo bench --bench cpu -- --help`.
+//!
+//! The parent measures the machine's peaks and runs every group of cases in a child process of the same executable,
+//! because candle and rayon fix their numbers of threads, and `fp8-core` its instruction set, once per process.
+
+mod args;
+mod casts;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/train_gpt/data.rs"]
+mod data;
+mod gemm;
+mod generation;
+#[allow(dead_code, reason = "the examples use the rest")]
+#[path = "../../examples/gpt/mod.rs"]
+mod gpt;
+mod inputs;
+mod linear;
+mod parent;
+mod peaks;
+mod rows;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/train_gpt/run.rs"]
+mod run;
+mod session;
+mod skinny;
+mod timing;
+mod training;
+
+use anyhow::Result;
+use args::{Args, Group};
+use session::Session;
+
+fn main() -> Result<()> {
+    let Some(args) = Args::parse(std::env::args().skip(1))? else {
+        print!("{}", args::HELP);
+        return Ok(());
+    };
+    let Some(group) = args.child else {
+        return parent::run(&args);
+    };
+    let session = Session::new(&args)?;
+    match group {
+        Group::Kernels => {
+            gemm::run(&session)?;
+            linear::run(&session)?;
+            skinny::run(&session)?;
+            skinny::run_from_memory(&session)?;
+            casts::run(&session)
+        }
+        Group::Gemms => {
+            gemm::run(&session)?;
+            skinny::run_wide(&session)
+        }
+        Group::Models => {
+            training::run(&session)?;
+            generation::run(&session)
+        }
+    }
+}

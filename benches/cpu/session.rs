@@ -1,0 +1,149 @@
+//! What the cases of a child process share: threads, clock, pace, filter, and the way to report.
+
+use crate::args::Args;
+use crate::rows::{Measured, Metric, Row, Work};
+use crate::timing::{Clock, Contestant, Pace, race};
+use anyhow::Result;
+use fp8::core::Isa;
+use std::time::Duration;
+
+/// A child process at work.
+pub struct Session {
+    args: Args,
+    /// Threads of ours and of candle.
+    pub threads: usize,
+    /// Set where the parent has forced an instruction set.
+    pub forced: Option<&'static str>,
+}
+
+/// Median milliseconds of a call.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    pub ours: Option<f64>,
+    pub f32: Option<f64>,
+    pub bf16: Option<f64>,
+    pub q8_0: Option<f64>,
+}
+
+/// The contestants of a case by column.
+pub struct Field<'a> {
+    pub ours: Contestant<'a>,
+    pub f32: Option<Contestant<'a>>,
+    pub bf16: Option<Contestant<'a>>,
+    pub q8_0: Option<Contestant<'a>>,
+}
+
+impl Session {
+    /// Settles the number of threads: `RAYON_NUM_THREADS`, which candle reads as well.
+    pub fn new(args: &Args) -> Result<Self> {
+        let threads = candle_core::utils::get_num_threads();
+        let mut pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        if threads == 1 {
+            // The calling thread is the pool, so its CPU time is all there is.
+            pool = pool.use_current_thread();
+        }
+        pool.build_global()?;
+        let forced = std::env::var_os("FP8_ISA").map(|_| Isa::best().level().name());
+        Ok(Self {
+            args: args.clone(),
+            threads,
+            forced,
+        })
+    }
+
+    /// The name of a case, which says a forced instruction set.
+    pub fn name(&self, case: impl Into<String>) -> String {
+        let case = case.into();
+        match self.forced {
+            None => case,
+            Some(isa) => format!("{case} FP8_ISA={isa}"),
+        }
+    }
+
+    /// Whether a case is asked for.
+    pub fn wants(&self, case: &str) -> bool {
+        self.args.wants(case)
+    }
+
+    /// Whether to be brief.
+    pub fn quick(&self) -> bool {
+        self.args.quick
+    }
+
+    /// How long a case goes on.
+    pub fn pace(&self) -> Pace {
+        let clock = if self.threads == 1 {
+            Clock::Cpu
+        } else {
+            Clock::Wall
+        };
+        let (min_rounds, budget) = match (self.quick(), self.forced) {
+            (true, _) => (3, 200),
+            (false, None) => (7, 1500),
+            (false, Some(_)) => (7, 800),
+        };
+        Pace {
+            clock,
+            min_rounds,
+            max_rounds: 101,
+            budget: Duration::from_millis(budget),
+        }
+    }
+
+    /// Lets the contestants of a case take turns.
+    pub fn time(&self, field: Field<'_>) -> Result<Times> {
+        let columns = [
+            field.f32.is_some(),
+            field.bf16.is_some(),
+            field.q8_0.is_some(),
+        ];
+        let mut contestants = vec![field.ours];
+        contestants.extend([field.f32, field.bf16, field.q8_0].into_iter().flatten());
+        let mut medians = race(&mut contestants, &self.pace())?.into_iter();
+        let ours = medians.next();
+        let [f32, bf16, q8_0] = columns.map(|there| if there { medians.next() } else { None });
+        Ok(Times {
+            ours,
+            f32,
+            bf16,
+            q8_0,
+        })
+    }
+
+    /// Reports a case that is judged by `ratio_f32`.
+    pub fn report_ratio(
+        &self,
+        case: String,
+        bar: Option<f64>,
+        times: Times,
+        work: Work,
+    ) -> Result<()> {
+        let value = times.f32.unwrap_or(f64::NAN) / times.ours.unwrap_or(f64::NAN);
+        self.report(case, (Metric::RatioF32, value), bar, times, Some(work))
+    }
+
+    /// Sends a row to the parent.
+    pub fn report(
+        &self,
+        case: String,
+        (metric, value): (Metric, f64),
+        bar: Option<f64>,
+        times: Times,
+        work: Option<Work>,
+    ) -> Result<()> {
+        let row = Row {
+            case,
+            threads: self.threads,
+            metric,
+            value,
+            bar,
+            ours_ms: times.ours,
+            candle_f32_ms: times.f32,
+            candle_bf16_ms: times.bf16,
+            q8_0_ms: times.q8_0,
+            peak_fraction: None,
+        };
+        println!("{}", serde_json::to_string(&Measured { row, work })?);
+        Ok(())
+    }
+}

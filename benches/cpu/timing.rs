@@ -1,0 +1,196 @@
+//! Contestants that take turns, and the clocks that time them.
+
+use anyhow::Result;
+use std::time::{Duration, Instant};
+
+/// A call shorter than this is repeated until a sample is about as long.
+const SAMPLE: Duration = Duration::from_millis(5);
+/// Thread pools spin for a while after their work; the next contestant must not share the cores with that.
+const SETTLE: Duration = Duration::from_millis(3);
+
+/// What times are taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// CPU time of the calling thread.
+    Cpu,
+    /// Wall time.
+    Wall,
+}
+
+/// How long a case goes on.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    pub clock: Clock,
+    pub min_rounds: usize,
+    pub max_rounds: usize,
+    pub budget: Duration,
+}
+
+type Step<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+
+/// Something to time.
+pub struct Contestant<'a> {
+    setup: Option<Step<'a>>,
+    run: Step<'a>,
+    /// Calls that one `run` makes.
+    calls: usize,
+    optional: bool,
+    warm: bool,
+    samples: Vec<Sample>,
+    spent: Duration,
+    reps: usize,
+}
+
+/// Seconds of one call.
+#[derive(Clone, Copy, Default)]
+struct Sample {
+    /// By the clock of the case.
+    own: f64,
+    /// CPU time of all threads.
+    process: f64,
+}
+
+impl<'a> Contestant<'a> {
+    /// `run` is timed and ends with what it made dropped.
+    pub fn new(run: impl FnMut() -> Result<()> + 'a) -> Self {
+        Self {
+            setup: None,
+            run: Box::new(run),
+            calls: 1,
+            optional: false,
+            warm: false,
+            samples: vec![],
+            spent: Duration::ZERO,
+            reps: 1,
+        }
+    }
+
+    /// Runs before every timed run, untimed.
+    pub fn with_setup(mut self, setup: impl FnMut() -> Result<()> + 'a) -> Self {
+        self.setup = Some(Box::new(setup));
+        self
+    }
+
+    /// Says that one run makes several calls, for those too short to time one by one.
+    pub fn with_calls(mut self, calls: usize) -> Self {
+        self.calls = calls;
+        self
+    }
+
+    /// Stops after its share of the budget, for columns that are not judged.
+    pub fn optional(mut self) -> Self {
+        self.optional = true;
+        self
+    }
+
+    /// Says that it has run before, and takes long enough to be timed by itself.
+    pub fn warm(mut self) -> Self {
+        self.warm = true;
+        self
+    }
+
+    fn sample(&mut self, clock: Clock, reps: usize) -> Result<Sample> {
+        let mut sum = Sample::default();
+        for _ in 0..reps {
+            if let Some(setup) = &mut self.setup {
+                setup()?;
+            }
+            let (wall, thread, process) = (Instant::now(), thread_cpu(), process_cpu());
+            (self.run)()?;
+            let (wall, thread, process) = (
+                wall.elapsed(),
+                thread_cpu() - thread,
+                process_cpu() - process,
+            );
+            sum.own += match clock {
+                Clock::Cpu => thread,
+                Clock::Wall => wall.as_secs_f64(),
+            };
+            sum.process += process;
+            self.spent += wall;
+        }
+        let calls = (reps * self.calls) as f64;
+        Ok(Sample {
+            own: sum.own / calls,
+            process: sum.process / calls,
+        })
+    }
+
+    /// Median milliseconds of a call.
+    fn median_ms(&self, clock: Clock) -> f64 {
+        let sum = |of: fn(&Sample) -> f64| self.samples.iter().map(of).sum::<f64>();
+        let (own, process) = (sum(|s| s.own), sum(|s| s.process));
+        let elsewhere = clock == Clock::Cpu && process > 1.05 * own + 1e-6;
+        if elsewhere {
+            eprintln!(
+                "note: work left the measuring thread ({:.0}% of it); taking the CPU time of the process",
+                100. * (process - own) / process
+            );
+        }
+        let samples = self.samples.iter();
+        median(samples.map(|s| if elsewhere { s.process } else { s.own })) * 1e3
+    }
+}
+
+/// Warms up, lets the contestants take turns, and gives each one's median time of a call in ms.
+pub fn race(contestants: &mut [Contestant<'_>], pace: &Pace) -> Result<Vec<f64>> {
+    for contestant in contestants.iter_mut().filter(|c| !c.warm) {
+        let began = Instant::now();
+        contestant.sample(pace.clock, 1)?;
+        let once = began.elapsed().as_secs_f64().max(1e-7);
+        contestant.reps = ((SAMPLE.as_secs_f64() / once).ceil() as usize).clamp(1, 1000);
+        contestant.spent = Duration::ZERO;
+    }
+    let share = pace.budget / contestants.len() as u32;
+    let began = Instant::now();
+    for round in 0..pace.max_rounds {
+        if round >= pace.min_rounds && began.elapsed() >= pace.budget {
+            break;
+        }
+        for contestant in &mut *contestants {
+            if contestant.optional && round > 0 && contestant.spent > share {
+                continue;
+            }
+            if pace.clock == Clock::Wall {
+                std::thread::sleep(SETTLE);
+            }
+            let sample = contestant.sample(pace.clock, contestant.reps)?;
+            contestant.samples.push(sample);
+        }
+    }
+    Ok(contestants
+        .iter()
+        .map(|c| c.median_ms(pace.clock))
+        .collect())
+}
+
+/// The middle value, or the mean of the two in the middle.
+pub fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => values[len / 2],
+        len => (values[len / 2 - 1] + values[len / 2]) / 2.,
+    }
+}
+
+/// Seconds of CPU time of the calling thread.
+pub fn thread_cpu() -> f64 {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn process_cpu() -> f64 {
+    clock(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+fn clock(id: libc::clockid_t) -> f64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a valid place for the result, and both clocks exist on every Unix that Rust has.
+    let status = unsafe { libc::clock_gettime(id, &mut time) };
+    assert_eq!(status, 0, "clock_gettime({id}) failed");
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
