@@ -475,6 +475,9 @@ fn check_static_layer(
     let held = l
         .static_weight()
         .unwrap_or_else(|| panic!("{what}: high precision"));
+    // Before anything asks for the codes in their own order, of which a packed weight makes a copy.
+    let scales = if is_static { 1 } else { n };
+    assert_eq!(l.weight_bytes(), n * k + 4 * scales, "{what}: bytes held");
     assert_eq!(l.weight().dtype(), DType::U8, "{what}");
     let raw = file.tensor(&format!("{path}.weight")).unwrap();
     assert_eq!(
@@ -482,8 +485,6 @@ fn check_static_layer(
         raw.data(),
         "{what}: codes"
     );
-    let scales = if is_static { 1 } else { n };
-    assert_eq!(l.weight_bytes(), n * k + 4 * scales, "{what}: bytes held");
     let input_scale = match held.input_scaling() {
         InputScaling::Static(_) if is_static => {
             Some(raw_f32(file, &format!("{path}.input_scale"))[0])
