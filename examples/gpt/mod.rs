@@ -243,7 +243,8 @@ impl Gpt {
         impl Visitor for Bytes {
             fn linear(&mut self, linear: &Linear) {
                 self.0 += linear.weight_bytes();
-                self.1 += 4 * linear.weight().elem_count();
+                let (out_features, in_features) = linear.features();
+                self.1 += 4 * out_features * in_features;
             }
             fn tensor(&mut self, _: &str, _: &Tensor) {}
         }

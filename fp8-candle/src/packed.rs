@@ -85,6 +85,14 @@ impl PackedWeight {
         self.unpack()?.dequantize(dtype)
     }
 
+    /// The codes as they are held, packed or not: the same tensor as long as the weight lives.
+    pub fn held(&self) -> &Tensor {
+        match &self.packed {
+            Some(packed) => packed,
+            None => self.codes().codes(),
+        }
+    }
+
     /// Format of the codes.
     pub fn format(&self) -> Format {
         self.format

@@ -195,11 +195,12 @@ impl Collector {
     fn add_linear(&mut self, linear: &Linear) -> Result<()> {
         let path = linear.path();
         if path.is_empty() {
+            let (out_features, in_features) = linear.features();
             return Err(Error::Unnamed {
-                shape: linear.weight().dims().to_vec(),
+                shape: vec![out_features, in_features],
             });
         }
-        let weight = linear.weight();
+        let weight = linear.held_weight();
         let name = format!("{path}.weight");
         if let Some(bias) = linear.bias() {
             self.keep(&format!("{path}.bias"), bias)?;

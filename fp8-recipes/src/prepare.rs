@@ -150,7 +150,7 @@ struct Owners(HashMap<TensorId, Vec<String>>);
 
 impl Visitor for Owners {
     fn linear(&mut self, linear: &Linear) {
-        self.tensor(&format!("{}.weight", linear.path()), linear.weight());
+        self.tensor(&format!("{}.weight", linear.path()), linear.held_weight());
     }
 
     fn tensor(&mut self, path: &str, tensor: &Tensor) {

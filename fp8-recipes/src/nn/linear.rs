@@ -76,6 +76,14 @@ impl Linear {
         }
     }
 
+    /// The tensor that holds the weight, in whatever form: what tied layers share.
+    pub(crate) fn held_weight(&self) -> &Tensor {
+        match &self.weight {
+            Weight::HighPrecision(weight) => weight,
+            Weight::Fp8(weight) => weight.weight().held(),
+        }
+    }
+
     /// The FP8 weight of a layer loaded from an FP8 checkpoint.
     pub fn static_weight(&self) -> Option<&StaticWeight> {
         match &self.weight {
@@ -106,7 +114,11 @@ impl Linear {
 
     /// (out_features, in_features).
     pub fn features(&self) -> (usize, usize) {
-        match *self.weight().dims() {
+        let dims = match &self.weight {
+            Weight::HighPrecision(weight) => weight.dims(),
+            Weight::Fp8(weight) => weight.weight().dims(),
+        };
+        match *dims {
             [out_features, in_features] => (out_features, in_features),
             _ => (0, 0),
         }

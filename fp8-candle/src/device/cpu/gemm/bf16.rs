@@ -135,7 +135,7 @@ fn tile_packed<const R: usize, const U: usize>(
     // The length of a sum is a multiple of 32, so of U pairs.
     for (group, codes) in pairs.chunks_exact(U).enumerate() {
         for (unrolled, tile) in tiles.iter_mut().enumerate() {
-            prefetch(&codes[unrolled], 2048);
+            prefetch(&codes[unrolled], 8192);
             // SAFETY: the chunk holds 64 bytes, one vector.
             let codes = unsafe { _mm512_loadu_si512(codes[unrolled].as_ptr().cast()) };
             let (left, right) = tables.decode(codes);
