@@ -14,7 +14,8 @@ pub enum IsaLevel {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// `vdpbf16ps`: pairs of bf16 products summed in f32.
+    /// AVX-512 BF16 (`vdpbf16ps`: pairs of bf16 products summed in f32) with the byte permutations of VBMI and GFNI. Only
+    /// Cooper Lake has the first without the others.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
     /// Tiles of bf16 products summed in f32 (AMX).
@@ -68,7 +69,11 @@ impl IsaLevel {
                     && is_x86_feature_detected!("avx512vl")
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 => is_x86_feature_detected!("avx512bf16"),
+            Self::Avx512Bf16 => {
+                is_x86_feature_detected!("avx512bf16")
+                    && is_x86_feature_detected!("avx512vbmi")
+                    && is_x86_feature_detected!("gfni")
+            }
             #[cfg(target_arch = "x86_64")]
             Self::Amx => super::amx::is_granted(),
         }

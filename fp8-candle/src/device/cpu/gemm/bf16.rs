@@ -1,7 +1,7 @@
 //! Tiles of sums by `vdpbf16ps`: up to [`ROWS`] rows by one panel of 32 columns, in 24 registers.
 
 use super::layout::{PANEL, SLICE_STRIDE};
-use super::pack::{Tables, prefetch};
+use super::pack::{Decoder, prefetch};
 use std::arch::x86_64::*;
 
 /// Rows of a tile.
@@ -13,14 +13,14 @@ pub(super) enum Columns<'a> {
     /// B's form.
     Values(&'a [u16]),
     /// Packed codes, decoded on the way: for so few rows that no one else needs the values.
-    Packed(&'a Tables, &'a [u8]),
+    Packed(&'a Decoder, &'a [u8]),
 }
 
 /// Adds to (or begins with zero) the `rows x 32` sums in `sums`, whose rows are `stride` apart.
 ///
 /// `a`: rows of a slice in A's form, from the sum's first index on; `columns`: one panel from that index on, whose
 /// length is that of the sum.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 pub(super) fn multiply(
     rows: usize,
     a: &[u16],
@@ -40,7 +40,7 @@ pub(super) fn multiply(
     tile!(1 2 3 4 5 6 7 8 9 10 11 12)
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn tile<const R: usize>(
     a: &[u16],
     columns: Columns<'_>,
@@ -51,21 +51,21 @@ fn tile<const R: usize>(
     match columns {
         Columns::Values(b) => tile_values::<R>(a, b, sums, stride, accumulate),
         // A few rows need several sums each to hide the latency of the instruction.
-        Columns::Packed(tables, codes) if R <= 2 => {
-            tile_packed::<R, 4>(tables, a, codes, sums, stride, accumulate);
+        Columns::Packed(decoder, codes) if R <= 2 => {
+            tile_packed::<R, 4>(decoder, a, codes, sums, stride, accumulate);
         }
-        Columns::Packed(tables, codes) if R <= 6 => {
-            tile_packed::<R, 2>(tables, a, codes, sums, stride, accumulate);
+        Columns::Packed(decoder, codes) if R <= 6 => {
+            tile_packed::<R, 2>(decoder, a, codes, sums, stride, accumulate);
         }
-        Columns::Packed(tables, codes) => {
-            tile_packed::<R, 1>(tables, a, codes, sums, stride, accumulate);
+        Columns::Packed(decoder, codes) => {
+            tile_packed::<R, 1>(decoder, a, codes, sums, stride, accumulate);
         }
     }
 }
 
 /// Two neighbours of each of `R` rows, for all columns.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn broadcast<const R: usize>(a: &[u16], pair: usize, row: usize) -> __m512bh {
     debug_assert!(row * SLICE_STRIDE + 2 * pair + 1 < a.len());
     // SAFETY: the callers have checked that `a` holds `R` rows of the length of the sum.
@@ -79,7 +79,7 @@ fn broadcast<const R: usize>(a: &[u16], pair: usize, row: usize) -> __m512bh {
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn as_bf16(bits: __m512i) -> __m512bh {
     // SAFETY: both are 64 bytes that any bits are a value of.
     unsafe { std::mem::transmute(bits) }
@@ -90,7 +90,7 @@ fn check_rows<const R: usize>(a: &[u16], pairs: usize) {
     assert!(R > 0 && a.len() >= (R - 1) * SLICE_STRIDE + 2 * pairs);
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn tile_values<const R: usize>(
     a: &[u16],
     b: &[u16],
@@ -119,9 +119,9 @@ fn tile_values<const R: usize>(
 }
 
 /// `U` interleaved sums for each element, which are added at the end.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn tile_packed<const R: usize, const U: usize>(
-    tables: &Tables,
+    decoder: &Decoder,
     a: &[u16],
     codes: &[u8],
     sums: &mut [f32],
@@ -138,7 +138,7 @@ fn tile_packed<const R: usize, const U: usize>(
             prefetch(&codes[unrolled], 8192);
             // SAFETY: the chunk holds 64 bytes, one vector.
             let codes = unsafe { _mm512_loadu_si512(codes[unrolled].as_ptr().cast()) };
-            let (left, right) = tables.decode(codes);
+            let (left, right) = decoder.decode(codes);
             for (row, tile) in tile.iter_mut().enumerate() {
                 let a = broadcast::<R>(a, group * U + unrolled, row);
                 tile[0] = _mm512_dpbf16_ps(tile[0], a, as_bf16(left));
@@ -158,7 +158,7 @@ fn tile_packed<const R: usize, const U: usize>(
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn start<const R: usize>(sums: &[f32], stride: usize, accumulate: bool) -> [[__m512; 2]; R] {
     let mut tile = [[_mm512_setzero_ps(); 2]; R];
     if accumulate {
@@ -175,7 +175,7 @@ fn start<const R: usize>(sums: &[f32], stride: usize, accumulate: bool) -> [[__m
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn finish<const R: usize>(tile: [[__m512; 2]; R], sums: &mut [f32], stride: usize) {
     for (row, tile) in tile.iter().enumerate() {
         let sums: &mut [f32; PANEL] = sums[row * stride..]

@@ -50,11 +50,15 @@ struct PackedA<'a> {
     rows: usize,
 }
 
-/// Where panels of B come from: B's form from panel `first` on, or packed codes of all panels.
+/// Where panels of B come from.
 #[derive(Clone, Copy)]
 enum Panels<'a> {
+    /// B's form, from panel `first` on.
     Values { values: &'a [u16], first: usize },
+    /// Packed codes of all panels, decoded within the kernel.
     Packed(&'a [u8]),
+    /// One panel, packed slice by slice, which then stay in the first-level cache.
+    OneByOne,
 }
 
 /// Whether the scales of these operands can be applied between stretches of the sum, or at its end.
@@ -153,14 +157,8 @@ impl<T: HighPrecision> Product<'_, T> {
                 self.block(&a, 0..m, panels, Panels::Packed(codes));
                 return;
             }
-            let mut values = Scratch::new(self.panel_len());
             for panel in panels {
-                self.pack_b(panel, &mut values);
-                let values = Panels::Values {
-                    values: &values,
-                    first: panel,
-                };
-                self.block(&a, 0..m, panel..panel + 1, values);
+                self.block(&a, 0..m, panel..panel + 1, Panels::OneByOne);
             }
         });
     }
@@ -262,12 +260,13 @@ impl<T: HighPrecision> Product<'_, T> {
             for panel in task * per_task..panels.len().min((task + 1) * per_task) {
                 // SAFETY: each task has panels of its own.
                 let values = unsafe { values.part(panel * len..(panel + 1) * len) };
-                self.pack_b(panels.start + panel, values);
+                self.pack_b(panels.start + panel, 0..padded(self.k()), values);
             }
         });
     }
 
-    fn pack_b(&self, panel: usize, values: &mut [u16]) {
+    /// Packs `range` of the sum of a panel of B.
+    fn pack_b(&self, panel: usize, range: Range<usize>, values: &mut [u16]) {
         match self.b.codes {
             Codes::RowMajor(codes) => {
                 let matrix = Matrix {
@@ -277,11 +276,11 @@ impl<T: HighPrecision> Product<'_, T> {
                     contraction: self.b.contraction,
                 };
                 self.engine
-                    .pack_b(self.b.format, matrix, panel * PANEL, values);
+                    .pack_b(self.b.format, matrix, panel * PANEL, range, values);
             }
             Codes::Panels(codes) => {
                 let len = self.panel_len();
-                let codes = &codes[panel * len..(panel + 1) * len];
+                let codes = &codes[panel * len..][range.start * PANEL..range.end * PANEL];
                 self.engine.decode_panel(self.b.format, codes, values);
             }
         }
@@ -333,10 +332,17 @@ impl<T: HighPrecision> Product<'_, T> {
         let session = self.engine.session(self.b.format);
         let (stride, len) = (panels.len() * PANEL, self.panel_len());
         let a_rows = a.rows.next_multiple_of(ROWS);
+        let mut packed = match b {
+            Panels::OneByOne => Some(Scratch::new(range.len().min(SLICE) * PANEL)),
+            _ => None,
+        };
         let mut start = range.start;
         while start < range.end {
             let end = range.end.min((start / SLICE + 1) * SLICE);
             let row = start / SLICE * a_rows + rows.start - a.first;
+            if let Some(packed) = &mut packed {
+                self.pack_b(panels.start, start..end, packed);
+            }
             let panel = |index: usize| {
                 let part = |first: usize| {
                     let panel = (panels.start + index - first) * len;
@@ -345,6 +351,10 @@ impl<T: HighPrecision> Product<'_, T> {
                 match b {
                     Panels::Values { values, first } => Panel::Values(&values[part(first)]),
                     Panels::Packed(codes) => Panel::Packed(&codes[part(0)]),
+                    Panels::OneByOne => {
+                        let packed = packed.as_deref().unwrap_or_default();
+                        Panel::Values(&packed[..(end - start) * PANEL])
+                    }
                 }
             };
             session.multiply(

@@ -3,7 +3,7 @@
 use super::amx::Tiles;
 use super::bf16::{self, Columns};
 use super::layout::{ROWS, SLICE_STRIDE};
-use super::pack::{self, Matrix, Tables};
+use super::pack::{self, Decoder, Matrix};
 use super::shared::Shared;
 use fp8_core::{Format, Isa, IsaLevel};
 use std::ops::Range;
@@ -35,7 +35,7 @@ impl Engine {
 
     /// Up to so many rows, packed codes are better decoded within the kernel than before it.
     pub(super) fn packed_rows(self) -> usize {
-        if self.amx { 2 } else { bf16::ROWS }
+        if self.amx { 0 } else { bf16::ROWS }
     }
 
     /// Packs kept indices `rows` of `matrix` into A's form, `first` being the kept index of the form's first row.
@@ -53,28 +53,36 @@ impl Engine {
     ) {
         // SAFETY: an engine exists only where these instructions do; the rest is the caller's promise.
         unsafe {
-            let tables = Tables::new(format);
-            pack::pack_a(&tables, matrix, rows, first, padded_rows, dst);
+            let decoder = Decoder::new(format);
+            pack::pack_a(&decoder, matrix, rows, first, padded_rows, dst);
         }
     }
 
-    /// Packs the panel of kept indices from `first` on into B's form.
-    pub(super) fn pack_b(self, format: Format, matrix: Matrix<'_>, first: usize, dst: &mut [u16]) {
+    /// Packs the panel of kept indices from `first` on into B's form, `range` of its sum, which begins and ends at
+    /// multiples of the depth of a tile.
+    pub(super) fn pack_b(
+        self,
+        format: Format,
+        matrix: Matrix<'_>,
+        first: usize,
+        range: Range<usize>,
+        dst: &mut [u16],
+    ) {
         // SAFETY: an engine exists only where these instructions do.
-        unsafe { pack::pack_b(&Tables::new(format), matrix, first, dst) }
+        unsafe { pack::pack_b(&Decoder::new(format), matrix, first, range, dst) }
     }
 
     /// Decodes packed codes into B's form.
     pub(super) fn decode_panel(self, format: Format, packed: &[u8], dst: &mut [u16]) {
         // SAFETY: an engine exists only where these instructions do.
-        unsafe { pack::decode_panel(&Tables::new(format), packed, dst) }
+        unsafe { pack::decode_panel(&Decoder::new(format), packed, dst) }
     }
 
     /// The engine made ready on this thread, for a B of `format`. One at a time on a thread.
     pub(super) fn session(self, format: Format) -> Session {
         Session {
             // SAFETY: an engine exists only where these instructions do.
-            tables: unsafe { Tables::new(format) },
+            decoder: unsafe { Decoder::new(format) },
             // SAFETY: as above.
             tiles: self.amx.then(|| unsafe { Tiles::new() }),
         }
@@ -83,7 +91,7 @@ impl Engine {
 
 /// An [`Engine`] made ready on a thread.
 pub(super) struct Session {
-    tables: Tables,
+    decoder: Decoder,
     tiles: Option<Tiles>,
 }
 
@@ -118,7 +126,7 @@ impl Session {
                     (panel, _) => {
                         let columns = match panel {
                             Panel::Values(b) => Columns::Values(b),
-                            Panel::Packed(codes) => Columns::Packed(&self.tables, codes),
+                            Panel::Packed(codes) => Columns::Packed(&self.decoder, codes),
                         };
                         // SAFETY: a session exists only where these instructions do.
                         unsafe {

@@ -17,7 +17,7 @@ pub(super) const PANEL: usize = 32;
 pub(super) const DEPTH: usize = 32;
 
 /// Elements of a slice of A along the sum: a slice of some rows stays in the first-level cache.
-pub(super) const SLICE: usize = 512;
+pub(super) const SLICE: usize = 256;
 
 /// Elements from one row of a slice to the next.
 pub(super) const SLICE_STRIDE: usize = SLICE + 32;

@@ -1,6 +1,6 @@
 //! Codes to panels of bf16, with AVX-512 VBMI. Every FP8 value is exact in bf16; the forms are those of `layout.rs`.
 
-use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE, packed_place, padded};
+use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE, packed_place};
 use super::shared::Shared;
 use fp8_core::{Contraction, Format};
 use std::arch::x86_64::*;
@@ -15,9 +15,18 @@ pub(super) struct Matrix<'a> {
     pub(super) contraction: Contraction,
 }
 
-/// The bytes of the bf16 value of each code, as tables of 128 magnitudes.
+/// How 64 codes become bf16 values at once.
+///
+/// The two bytes of a normal OCP value are affine functions of the code's bits, carries included: adding the
+/// difference of the biases to an exponent flips some bits with its highest one. Where a code among the 64 is zero,
+/// subnormal, infinite or NaN, and for the fnuz formats, the bytes come from decoder.
 #[derive(Clone, Copy)]
-pub(super) struct Tables {
+pub(super) struct Decoder {
+    /// Bit matrices, and what to flip in the high byte.
+    affine: [i64; 2],
+    flip: i8,
+    /// Normal magnitudes: the first, and how many.
+    normals: [i8; 2],
     low: [__m512i; 2],
     high: [__m512i; 2],
     /// Whether code 0x80 is NaN, not -0.
@@ -42,23 +51,66 @@ static BYTES: [[[u8; 128]; 2]; Format::ALL.len()] = {
     bytes
 };
 
-impl Tables {
+impl Decoder {
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
     pub(super) fn new(format: Format) -> Self {
         let [low, high] = &BYTES[format as usize];
         let halves = |table: &'static [u8; 128]| [load(&table[..64]), load(&table[64..])];
+        // Which bits of the code make each bit of the result, from the highest.
+        let (affine, flip, normals) = match format {
+            Format::E4M3 => (
+                [
+                    [0x08, 0x04, 0x02, 0x01, 0, 0, 0, 0],
+                    [0x80, 0x40, 0x40, 0x40, 0x40, 0x40, 0x20, 0x10],
+                ],
+                0x3C,
+                [0x08, 0x77],
+            ),
+            Format::E5M2 => (
+                [
+                    [0x04, 0x02, 0x01, 0, 0, 0, 0, 0],
+                    [0x80, 0x40, 0x40, 0x40, 0x40, 0x20, 0x10, 0x08],
+                ],
+                0x38,
+                [0x04, 0x78],
+            ),
+            Format::E4M3Fnuz | Format::E5M2Fnuz => ([[0; 8]; 2], 0, [0, 0]),
+        };
         Self {
-            low: halves(&low),
-            high: halves(&high),
+            affine: affine.map(i64::from_le_bytes),
+            flip,
+            normals,
+            low: halves(low),
+            high: halves(high),
             fnuz: format.decode(0x80).is_nan(),
         }
     }
 
     /// The values of 64 codes: those of the low halves of the four lanes, and those of the high halves.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
     pub(super) fn decode(&self, codes: __m512i) -> (__m512i, __m512i) {
+        let magnitudes = _mm512_and_si512(codes, _mm512_set1_epi8(0x7F));
+        let [first, count] = self.normals.map(|bound| _mm512_set1_epi8(bound));
+        let special = _mm512_cmpge_epu8_mask(_mm512_sub_epi8(magnitudes, first), count);
+        let (low, high) = if special == 0 {
+            let [low, high] = self
+                .affine
+                .map(|matrix| _mm512_gf2p8affine_epi64_epi8::<0>(codes, _mm512_set1_epi64(matrix)));
+            (low, _mm512_xor_si512(high, _mm512_set1_epi8(self.flip)))
+        } else {
+            self.look_up(codes)
+        };
+        (
+            _mm512_unpacklo_epi8(low, high),
+            _mm512_unpackhi_epi8(low, high),
+        )
+    }
+
+    /// Low and high bytes of the values of any codes.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+    fn look_up(&self, codes: __m512i) -> (__m512i, __m512i) {
         let sign = _mm512_set1_epi8(i8::MIN);
         let mut low = _mm512_permutex2var_epi8(self.low[0], codes, self.low[1]);
         let high = _mm512_permutex2var_epi8(self.high[0], codes, self.high[1]);
@@ -68,16 +120,13 @@ impl Tables {
             high = _mm512_mask_mov_epi8(high, nan, _mm512_set1_epi8(0x7F));
             low = _mm512_mask_mov_epi8(low, nan, _mm512_set1_epi8(0xC0u8 as i8));
         }
-        (
-            _mm512_unpacklo_epi8(low, high),
-            _mm512_unpackhi_epi8(low, high),
-        )
+        (low, high)
     }
 }
 
 /// Up to 64 bytes, zeros after them.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 fn load(bytes: &[u8]) -> __m512i {
     let mask = match bytes.len() {
         0 => 0,
@@ -89,7 +138,7 @@ fn load(bytes: &[u8]) -> __m512i {
 
 /// Up to 32 bytes, zeros after them.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 fn load_half(bytes: &[u8]) -> __m256i {
     let mask = match bytes.len() {
         0 => 0,
@@ -100,7 +149,7 @@ fn load_half(bytes: &[u8]) -> __m256i {
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 fn store(values: __m512i, dst: &mut [u16]) {
     let dst: &mut [u16; 32] = dst.first_chunk_mut().expect("room for a vector");
     // SAFETY: 32 elements of 16 bits are the 64 bytes of the vector.
@@ -109,7 +158,7 @@ fn store(values: __m512i, dst: &mut [u16]) {
 
 /// The 16x16 matrix of 32-bit elements, transposed.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
     let (mut twos, mut fours, mut out) = (rows, rows, rows);
     for i in (0..16).step_by(2) {
@@ -144,9 +193,9 @@ fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
 ///
 /// # Safety
 /// No other task may use these rows of `dst` meanwhile. `rows.start - first` is a multiple of 32.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) unsafe fn pack_a(
-    tables: &Tables,
+    decoder: &Decoder,
     matrix: Matrix<'_>,
     rows: Range<usize>,
     first: usize,
@@ -168,7 +217,7 @@ pub(super) unsafe fn pack_a(
                     let dst = row_of(slice, row);
                     for (codes, dst) in codes.chunks(64).zip(dst.chunks_exact_mut(64)) {
                         let (low, high) =
-                            tables.decode(_mm512_permutexvar_epi64(in_order, load(codes)));
+                            decoder.decode(_mm512_permutexvar_epi64(in_order, load(codes)));
                         store(low, dst);
                         store(high, &mut dst[32..]);
                     }
@@ -182,7 +231,7 @@ pub(super) unsafe fn pack_a(
                         ([_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16]);
                     for pair in 0..DEPTH / 2 {
                         let codes = pair_of_rows(matrix, start + 2 * pair, row);
-                        (left[pair], right[pair]) = tables.decode(codes);
+                        (left[pair], right[pair]) = decoder.decode(codes);
                     }
                     for (half, values) in [left, right].into_iter().enumerate() {
                         let row = row + half * ROWS;
@@ -200,7 +249,7 @@ pub(super) unsafe fn pack_a(
 
 /// Rows `k` and `k + 1` of the 32 columns from `col` on of a matrix that sums over rows, in the order of packed codes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 fn pair_of_rows(matrix: Matrix<'_>, k: usize, col: usize) -> __m512i {
     const ORDER: [u8; 64] = {
         let mut order = [0; 64];
@@ -223,17 +272,25 @@ fn pair_of_rows(matrix: Matrix<'_>, k: usize, col: usize) -> __m512i {
     _mm512_permutexvar_epi8(load(&ORDER), both)
 }
 
-/// Packs the panel of kept indices from `first` on into B's form.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
-pub(super) fn pack_b(tables: &Tables, matrix: Matrix<'_>, first: usize, dst: &mut [u16]) {
+/// Packs the panel of kept indices from `first` on into B's form, `range` of its sum, which begins and ends at multiples
+/// of [`DEPTH`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+pub(super) fn pack_b(
+    decoder: &Decoder,
+    matrix: Matrix<'_>,
+    first: usize,
+    range: Range<usize>,
+    dst: &mut [u16],
+) {
     let k = matrix.contracted;
     match matrix.contraction {
         Contraction::Rows => {
-            for (pair, dst) in dst[..padded(k) * PANEL]
+            for (pair, dst) in dst[..range.len() * PANEL]
                 .chunks_exact_mut(2 * PANEL)
                 .enumerate()
             {
-                let (low, high) = tables.decode(pair_of_rows(matrix, 2 * pair, first));
+                let codes = pair_of_rows(matrix, range.start + 2 * pair, first);
+                let (low, high) = decoder.decode(codes);
                 store(low, dst);
                 store(high, &mut dst[32..]);
             }
@@ -246,16 +303,17 @@ pub(super) fn pack_b(tables: &Tables, matrix: Matrix<'_>, first: usize, dst: &mu
             for half in 0..2 {
                 let first = first + half * 16;
                 let cols = matrix.kept.saturating_sub(first).min(16);
-                for start in (0..padded(k)).step_by(64) {
+                for start in range.clone().step_by(64) {
                     let mut rows = [_mm512_setzero_si512(); 16];
                     for (col, row) in rows[..cols].iter_mut().enumerate() {
                         let codes = &matrix.codes[(first + col) * k..(first + col + 1) * k];
                         *row = load(&codes[start.min(k)..]);
                     }
-                    let fours = (padded(k) - start).min(64) / 4;
+                    let fours = (range.end - start).min(64) / 4;
                     for (four, codes) in transpose(rows).into_iter().take(fours).enumerate() {
-                        let (low, high) = tables.decode(_mm512_shuffle_epi8(codes, order));
-                        let dst = &mut dst[(start + four * 4) * PANEL + half * 32..];
+                        let (low, high) = decoder.decode(_mm512_shuffle_epi8(codes, order));
+                        let at = start - range.start + four * 4;
+                        let dst = &mut dst[at * PANEL + half * 32..];
                         store(low, dst);
                         store(high, &mut dst[2 * PANEL..]);
                     }
@@ -266,11 +324,11 @@ pub(super) fn pack_b(tables: &Tables, matrix: Matrix<'_>, first: usize, dst: &mu
 }
 
 /// Decodes packed codes into B's form.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
-pub(super) fn decode_panel(tables: &Tables, packed: &[u8], dst: &mut [u16]) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+pub(super) fn decode_panel(decoder: &Decoder, packed: &[u8], dst: &mut [u16]) {
     for (codes, dst) in packed.chunks_exact(64).zip(dst.chunks_exact_mut(64)) {
         prefetch(codes, 2048);
-        let (low, high) = tables.decode(load(codes));
+        let (low, high) = decoder.decode(load(codes));
         store(low, dst);
         store(high, &mut dst[32..]);
     }
@@ -278,7 +336,7 @@ pub(super) fn decode_panel(tables: &Tables, packed: &[u8], dst: &mut [u16]) {
 
 /// Asks for what lies `ahead` bytes after the start of `bytes`.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) fn prefetch(bytes: &[u8], ahead: usize) {
     // A prefetch reads nothing and cannot fail, whatever the address.
     _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(ahead).cast());
