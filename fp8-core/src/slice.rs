@@ -4,9 +4,22 @@ use half::{bf16, f16};
 
 use crate::{Cast, Format, ScaleGrid, kernels::convert, rows};
 
-mod sealed {
-    pub trait Sealed {}
+pub(crate) mod sealed {
+    /// Which type it is: a constant that code for one of them is chosen by.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        F32,
+        Bf16,
+        F16,
+        F64,
+    }
+
+    pub trait Sealed {
+        const KIND: Kind;
+    }
 }
+
+use sealed::Kind;
 
 /// A type to cast from and to: f32, bf16, f16 or f64. Sealed.
 ///
@@ -19,7 +32,9 @@ pub trait HighPrecision: Copy + Default + Send + Sync + 'static + sealed::Sealed
     fn from_f32(value: f32) -> Self;
 }
 
-impl sealed::Sealed for f32 {}
+impl sealed::Sealed for f32 {
+    const KIND: Kind = Kind::F32;
+}
 impl HighPrecision for f32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -32,7 +47,9 @@ impl HighPrecision for f32 {
     }
 }
 
-impl sealed::Sealed for bf16 {}
+impl sealed::Sealed for bf16 {
+    const KIND: Kind = Kind::Bf16;
+}
 impl HighPrecision for bf16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -45,7 +62,9 @@ impl HighPrecision for bf16 {
     }
 }
 
-impl sealed::Sealed for f16 {}
+impl sealed::Sealed for f16 {
+    const KIND: Kind = Kind::F16;
+}
 impl HighPrecision for f16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -58,7 +77,9 @@ impl HighPrecision for f16 {
     }
 }
 
-impl sealed::Sealed for f64 {}
+impl sealed::Sealed for f64 {
+    const KIND: Kind = Kind::F64;
+}
 impl HighPrecision for f64 {
     #[inline(always)]
     fn to_f32(self) -> f32 {

@@ -7,6 +7,8 @@
 pub(crate) mod amax;
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub(crate) mod convert;
 pub(crate) mod decode;
 pub(crate) mod general;

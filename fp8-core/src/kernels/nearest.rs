@@ -1,6 +1,8 @@
 //! Nearest-even casts: the hot path.
 
-use super::{LANES, amax::lane_max, dispatch};
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
+use super::{Isa, LANES, amax::lane_max, dispatch};
 use crate::{
     HighPrecision,
     cast::{Cast, Overflow, Rounding, scaled_bits},
@@ -24,6 +26,9 @@ pub(crate) struct Nearest {
     nan_mag: u32,
     /// The sign bits that a zero keeps.
     zero_sign: u32,
+    /// The same for the code of AVX-512, where that has it.
+    #[cfg(target_arch = "x86_64")]
+    wide: Option<avx512::Wide>,
 }
 
 impl Nearest {
@@ -49,6 +54,8 @@ impl Nearest {
             overflow_mag,
             nan_mag,
             zero_sign,
+            #[cfg(target_arch = "x86_64")]
+            wide: None,
         }
     }
 
@@ -63,14 +70,19 @@ impl Nearest {
             Overflow::NonFinite => spec.inf_mag,
         };
         let zero_sign = if spec.has_negative_zero { u32::MAX } else { 0 };
-        Some(Self::with_layout(
+        let nearest = Self::with_layout(
             spec.mantissa_bits,
             spec.bias,
             spec.max_mag,
             overflow_mag,
             spec.nan_mag,
             zero_sign,
-        ))
+        );
+        Some(Self {
+            #[cfg(target_arch = "x86_64")]
+            wide: avx512::Wide::new(cast),
+            ..nearest
+        })
     }
 
     /// The code of the f32 with these `bits`; `sign` is its sign at the place the target has it.
@@ -113,16 +125,45 @@ impl Nearest {
     }
 }
 
+/// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
+pub(crate) fn segments<T: HighPrecision, const AMAX: bool>(
+    isa: Isa,
+    nearest: Nearest,
+    src: &[T],
+    len: usize,
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let (true, Some(wide)) = (avx512::is_in(isa), nearest.wide) {
+        return avx512::encode::segments::<T, AMAX>(isa, &wide, None, src, len, quant_scales, dst);
+    }
+    narrow_segments::<T, AMAX>(isa, nearest, src, len, quant_scales, dst)
+}
+
+/// Casts elements that have a scale each; max |x| as bits where `AMAX`.
+pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
+    isa: Isa,
+    nearest: Nearest,
+    src: &[T],
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let (true, Some(wide)) = (avx512::is_in(isa), nearest.wide) {
+        return avx512::encode::columns::<T, AMAX>(isa, &wide, None, src, quant_scales, dst);
+    }
+    narrow_columns::<T, AMAX>(isa, nearest, src, quant_scales, dst)
+}
+
 dispatch! {
-    /// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
-    pub(crate) fn segments [T: HighPrecision, const AMAX: bool] [T, AMAX] (
+    fn narrow_segments [T: HighPrecision, const AMAX: bool] [T, AMAX] (
         nearest: Nearest, src: &[T], len: usize, quant_scales: &[f32], dst: &mut [u8],
     ) -> u32 = segments_body
 }
 
 dispatch! {
-    /// Casts elements that have a scale each; max |x| as bits where `AMAX`.
-    pub(crate) fn columns [T: HighPrecision, const AMAX: bool] [T, AMAX] (
+    fn narrow_columns [T: HighPrecision, const AMAX: bool] [T, AMAX] (
         nearest: Nearest, src: &[T], quant_scales: &[f32], dst: &mut [u8],
     ) -> u32 = columns_body
 }

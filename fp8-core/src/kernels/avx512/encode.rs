@@ -1,0 +1,227 @@
+//! Nearest-even and stochastic casts.
+
+use std::arch::x86_64::*;
+
+use super::{
+    BLOCK, Block, LANES, VECTORS, Wide, load_block,
+    philox::Generator,
+    round::{Rounder, any_nan, lane_mask},
+    store_bytes,
+};
+use crate::{HighPrecision, StochasticKey, kernels::Isa};
+
+/// The random bits of stochastic rounding: their key, and the index of the first element.
+pub(crate) type Random = (StochasticKey, u64);
+
+/// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
+///
+/// Stochastic where there is `random`, else to nearest even.
+pub(crate) fn segments<T: HighPrecision, const AMAX: bool>(
+    isa: Isa,
+    wide: &Wide,
+    random: Option<Random>,
+    src: &[T],
+    len: usize,
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> u32 {
+    assert!(super::is_in(isa));
+    // SAFETY: an `Isa` of this level exists only where these four features were found.
+    unsafe {
+        match random {
+            None => segments_of::<T, AMAX, false>(
+                wide,
+                (StochasticKey::default(), 0),
+                src,
+                len,
+                quant_scales,
+                dst,
+            ),
+            Some(random) => segments_of::<T, AMAX, true>(wide, random, src, len, quant_scales, dst),
+        }
+    }
+}
+
+/// Casts elements that have a scale each; max |x| as bits where `AMAX`.
+///
+/// Stochastic where there is `random`, else to nearest even.
+pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
+    isa: Isa,
+    wide: &Wide,
+    random: Option<Random>,
+    src: &[T],
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> u32 {
+    assert!(super::is_in(isa));
+    // SAFETY: an `Isa` of this level exists only where these four features were found.
+    unsafe {
+        match random {
+            None => columns_of::<T, AMAX, false>(
+                wide,
+                (StochasticKey::default(), 0),
+                src,
+                quant_scales,
+                dst,
+            ),
+            Some(random) => columns_of::<T, AMAX, true>(wide, random, src, quant_scales, dst),
+        }
+    }
+}
+
+/// A cast on its way over a slice.
+struct Encoder<const AMAX: bool, const STOCHASTIC: bool> {
+    rounder: Rounder,
+    generator: Generator,
+    /// The next element.
+    element: u64,
+    max: Block,
+    /// The largest magnitude of the blocks with NaN.
+    nan_max: u32,
+}
+
+impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn new(wide: &Wide, (key, element): Random) -> Self {
+        Self {
+            rounder: Rounder::new(wide),
+            generator: Generator::new(key),
+            element,
+            max: [_mm512_setzero_ps(); VECTORS],
+            nan_max: 0,
+        }
+    }
+
+    /// Casts up to a block of elements.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn encode<T: HighPrecision>(&mut self, src: &[T], scales: &Block, dst: &mut [u8]) {
+        let values = load_block(src);
+        let mut products = values;
+        for v in 0..VECTORS {
+            products[v] = _mm512_mul_ps(values[v], scales[v]);
+            if AMAX {
+                self.max[v] = _mm512_range_ps::<MAX_MAGNITUDE>(self.max[v], values[v]);
+            }
+        }
+        let random = if STOCHASTIC {
+            self.generator.block(self.element)
+        } else {
+            [_mm512_setzero_si512(); VECTORS]
+        };
+        self.element = self.element.wrapping_add(src.len() as u64);
+        let mut codes = self.rounder.codes::<STOCHASTIC>(&products, &random);
+        if any_nan(&products) {
+            let (signs, max) = signs_and_max(&values, scales);
+            self.nan_max = self.nan_max.max(max);
+            codes = self.rounder.with_nan(codes, &products, signs);
+        }
+        store_bytes(dst, codes);
+    }
+
+    /// Casts elements of one scale.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn encode_all<T: HighPrecision>(&mut self, src: &[T], scale: f32, dst: &mut [u8]) {
+        let scales = [_mm512_set1_ps(scale); VECTORS];
+        let (src_blocks, src_rest) = src.as_chunks::<BLOCK>();
+        let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
+        for (src, dst) in src_blocks.iter().zip(dst_blocks) {
+            self.encode(src, &scales, dst);
+        }
+        if !src_rest.is_empty() {
+            self.encode(src_rest, &scales, dst_rest);
+        }
+    }
+
+    /// The bits of max |x|.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn max_bits(self) -> u32 {
+        let max = self
+            .max
+            .map(|max| _mm512_reduce_max_epu32(_mm512_castps_si512(max)));
+        max.into_iter().fold(self.nan_max, u32::max)
+    }
+}
+
+/// The signs of the products of a block, NaN or not, and the bits of max |x|.
+#[cold]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn signs_and_max(values: &Block, scales: &Block) -> (u64, u32) {
+    let (mut signs, mut max) = ([0; VECTORS], 0);
+    for v in 0..VECTORS {
+        signs[v] = _mm512_movepi32_mask(_mm512_castps_si512(_mm512_xor_ps(values[v], scales[v])));
+        let magnitudes = _mm512_castps_si512(_mm512_abs_ps(values[v]));
+        max = max.max(_mm512_reduce_max_epu32(magnitudes));
+    }
+    (lane_mask(signs), max)
+}
+
+/// For `_mm512_range_ps`: the larger magnitude, without its sign. A NaN gives way.
+const MAX_MAGNITUDE: i32 = 0b1011;
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn segments_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
+    wide: &Wide,
+    random: Random,
+    src: &[T],
+    len: usize,
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> u32 {
+    let mut encoder = Encoder::<AMAX, STOCHASTIC>::new(wide, random);
+    if len.is_multiple_of(LANES) && !len.is_multiple_of(BLOCK) && len < 8 * BLOCK {
+        // Short segments share blocks: no vector has elements of two.
+        let (mut segment, mut left) = (0, len);
+        for (src, dst) in src.chunks(BLOCK).zip(dst.chunks_mut(BLOCK)) {
+            let mut scales = [_mm512_setzero_ps(); VECTORS];
+            for scales in &mut scales {
+                // Past the end of `src`, as of the scales, nothing matters.
+                *scales = _mm512_set1_ps(quant_scales.get(segment).copied().unwrap_or(1.0));
+                left -= LANES;
+                if left == 0 {
+                    (segment, left) = (segment + 1, len);
+                }
+            }
+            encoder.encode(src, &scales, dst);
+        }
+    } else {
+        for ((src, dst), &scale) in src.chunks(len).zip(dst.chunks_mut(len)).zip(quant_scales) {
+            // Up to the next counter of the generator first, from where on its words need no shifts.
+            let head = if STOCHASTIC {
+                src.len().min((encoder.element.wrapping_neg() % 4) as usize)
+            } else {
+                0
+            };
+            let ((src_head, src), (dst_head, dst)) = (src.split_at(head), dst.split_at_mut(head));
+            if head > 0 {
+                encoder.encode_all(src_head, scale, dst_head);
+            }
+            encoder.encode_all(src, scale, dst);
+        }
+    }
+    encoder.max_bits()
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn columns_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
+    wide: &Wide,
+    random: Random,
+    src: &[T],
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> u32 {
+    let mut encoder = Encoder::<AMAX, STOCHASTIC>::new(wide, random);
+    let (src_blocks, src_rest) = src.as_chunks::<BLOCK>();
+    let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
+    let (scale_blocks, scale_rest) = quant_scales.as_chunks::<BLOCK>();
+    for ((src, scales), dst) in src_blocks.iter().zip(scale_blocks).zip(dst_blocks) {
+        encoder.encode(src, &load_block(scales), dst);
+    }
+    if !src_rest.is_empty() {
+        encoder.encode(src_rest, &load_block(scale_rest), dst_rest);
+    }
+    encoder.max_bits()
+}
