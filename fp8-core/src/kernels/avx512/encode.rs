@@ -86,7 +86,11 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
     fn new(wide: &Wide, (key, element): Random) -> Self {
         Self {
             rounder: Rounder::new(wide),
-            generator: Generator::new(key),
+            generator: if STOCHASTIC {
+                Generator::new(key)
+            } else {
+                Generator::default()
+            },
             element,
             max: [_mm512_setzero_ps(); VECTORS],
             nan_max: 0,
@@ -94,9 +98,16 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
     }
 
     /// Casts up to a block of elements.
+    ///
+    /// Each caller has a `CALLER` of its own: only what is called once is sure to be inlined at this length.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn encode<T: HighPrecision>(&mut self, src: &[T], scales: &Block, dst: &mut [u8]) {
+    fn encode<T: HighPrecision, const CALLER: u8>(
+        &mut self,
+        src: &[T],
+        scales: &Block,
+        dst: &mut [u8],
+    ) {
         let values = load_block(src);
         let mut products = values;
         for v in 0..VECTORS {
@@ -120,29 +131,20 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
         store_bytes(dst, codes);
     }
 
-    /// Casts elements of one scale.
-    #[inline]
+    /// [`Encoder::encode`] out of the loop.
+    #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn encode_all<T: HighPrecision>(&mut self, src: &[T], scale: f32, dst: &mut [u8]) {
-        let scales = [_mm512_set1_ps(scale); VECTORS];
-        let (src_blocks, src_rest) = src.as_chunks::<BLOCK>();
-        let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
-        for (src, dst) in src_blocks.iter().zip(dst_blocks) {
-            self.encode(src, &scales, dst);
-        }
-        if !src_rest.is_empty() {
-            self.encode(src_rest, &scales, dst_rest);
-        }
+    fn encode_rest<T: HighPrecision>(&mut self, src: &[T], scales: &Block, dst: &mut [u8]) {
+        self.encode::<T, 0>(src, scales, dst);
     }
 
     /// The bits of max |x|.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn max_bits(self) -> u32 {
-        let max = self
-            .max
-            .map(|max| _mm512_reduce_max_epu32(_mm512_castps_si512(max)));
-        max.into_iter().fold(self.nan_max, u32::max)
+        let [a, b, c, d] = self.max;
+        let max = _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d));
+        _mm512_reduce_max_epu32(_mm512_castps_si512(max)).max(self.nan_max)
     }
 }
 
@@ -162,6 +164,34 @@ fn signs_and_max(values: &Block, scales: &Block) -> (u64, u32) {
 /// For `_mm512_range_ps`: the larger magnitude, without its sign. A NaN gives way.
 const MAX_MAGNITUDE: i32 = 0b1011;
 
+/// The scales of one block after the other, where each belongs to some whole vectors.
+struct VectorScales<'a> {
+    scales: &'a [f32],
+    /// Elements of each scale, and those that the first one still has.
+    len: usize,
+    left: usize,
+}
+
+impl VectorScales<'_> {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn next(&mut self) -> Block {
+        let mut block = [_mm512_setzero_ps(); VECTORS];
+        for vector in &mut block {
+            // Beyond the last element there are no scales.
+            let Some((&scale, others)) = self.scales.split_first() else {
+                break;
+            };
+            *vector = _mm512_set1_ps(scale);
+            self.left -= LANES;
+            if self.left == 0 {
+                (self.scales, self.left) = (others, self.len);
+            }
+        }
+        block
+    }
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn segments_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
     wide: &Wide,
@@ -174,21 +204,22 @@ fn segments_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
     let mut encoder = Encoder::<AMAX, STOCHASTIC>::new(wide, random);
     if len.is_multiple_of(LANES) && !len.is_multiple_of(BLOCK) && len < 8 * BLOCK {
         // Short segments share blocks: no vector has elements of two.
-        let (mut segment, mut left) = (0, len);
-        for (src, dst) in src.chunks(BLOCK).zip(dst.chunks_mut(BLOCK)) {
-            let mut scales = [_mm512_setzero_ps(); VECTORS];
-            for scales in &mut scales {
-                // Past the end of `src`, as of the scales, nothing matters.
-                *scales = _mm512_set1_ps(quant_scales.get(segment).copied().unwrap_or(1.0));
-                left -= LANES;
-                if left == 0 {
-                    (segment, left) = (segment + 1, len);
-                }
-            }
-            encoder.encode(src, &scales, dst);
+        let mut scales = VectorScales {
+            scales: quant_scales,
+            len,
+            left: len,
+        };
+        let (src_blocks, src_rest) = src.as_chunks::<BLOCK>();
+        let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
+        for (src, dst) in src_blocks.iter().zip(dst_blocks) {
+            encoder.encode::<T, 1>(src, &scales.next(), dst);
+        }
+        if !src_rest.is_empty() {
+            encoder.encode_rest(src_rest, &scales.next(), dst_rest);
         }
     } else {
         for ((src, dst), &scale) in src.chunks(len).zip(dst.chunks_mut(len)).zip(quant_scales) {
+            let scales = [_mm512_set1_ps(scale); VECTORS];
             // Up to the next counter of the generator first, from where on its words need no shifts.
             let head = if STOCHASTIC {
                 src.len().min((encoder.element.wrapping_neg() % 4) as usize)
@@ -197,9 +228,16 @@ fn segments_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
             };
             let ((src_head, src), (dst_head, dst)) = (src.split_at(head), dst.split_at_mut(head));
             if head > 0 {
-                encoder.encode_all(src_head, scale, dst_head);
+                encoder.encode_rest(src_head, &scales, dst_head);
             }
-            encoder.encode_all(src, scale, dst);
+            let (src_blocks, src_rest) = src.as_chunks::<BLOCK>();
+            let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
+            for (src, dst) in src_blocks.iter().zip(dst_blocks) {
+                encoder.encode::<T, 2>(src, &scales, dst);
+            }
+            if !src_rest.is_empty() {
+                encoder.encode_rest(src_rest, &scales, dst_rest);
+            }
         }
     }
     encoder.max_bits()
@@ -218,10 +256,10 @@ fn columns_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
     let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
     let (scale_blocks, scale_rest) = quant_scales.as_chunks::<BLOCK>();
     for ((src, scales), dst) in src_blocks.iter().zip(scale_blocks).zip(dst_blocks) {
-        encoder.encode(src, &load_block(scales), dst);
+        encoder.encode::<T, 3>(src, &load_block(scales), dst);
     }
     if !src_rest.is_empty() {
-        encoder.encode(src_rest, &load_block(scale_rest), dst_rest);
+        encoder.encode_rest(src_rest, &load_block(scale_rest), dst_rest);
     }
     encoder.max_bits()
 }

@@ -3,9 +3,11 @@
 //! Only the loads and stores of this file touch memory; everything else computes on values. A slice shorter than what
 //! is asked of it is completed by masks, so tails need no code of their own.
 
+pub(super) mod decode;
 pub(super) mod encode;
 mod philox;
 mod round;
+mod table;
 
 use std::arch::x86_64::*;
 
@@ -91,6 +93,73 @@ fn store_bytes(dst: &mut [u8], bytes: __m512i) {
     let mask = first_lanes(dst.len());
     // SAFETY: a masked store writes no element outside of its mask, which has none past the end of `dst`.
     unsafe { _mm512_mask_storeu_epi8(dst.as_mut_ptr().cast(), mask, bytes) }
+}
+
+/// Writes `values` to the elements of `dst` from `start` on, those past its end nowhere; none may be NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn store<T: HighPrecision>(dst: &mut [T], start: usize, values: __m512) {
+    let start = start.min(dst.len());
+    let dst = &mut dst[start..];
+    let (lanes, to) = (first_lanes(dst.len()), dst.as_mut_ptr());
+    // SAFETY: `KIND` names the type itself, and a masked store writes no element outside of its mask, which has none
+    // past the end of `dst`.
+    unsafe {
+        match <T as Sealed>::KIND {
+            Kind::F32 => _mm512_mask_storeu_ps(to.cast(), lanes as u16, values),
+            Kind::Bf16 => {
+                let bits = _mm512_castps_si512(values);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let below_half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF));
+                let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(below_half, odd));
+                let rounded = _mm512_cvtepi32_epi16(rounded);
+                _mm256_mask_storeu_epi16(to.cast(), lanes as u16, rounded);
+            }
+            Kind::F16 => {
+                let rounded = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values);
+                _mm256_mask_storeu_epi16(to.cast(), lanes as u16, rounded);
+            }
+            Kind::F64 => {
+                let low = _mm512_cvtps_pd(_mm512_castps512_ps256(values));
+                let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(values));
+                _mm512_mask_storeu_pd(to.cast(), lanes as u8, low);
+                _mm512_mask_storeu_pd(to.wrapping_add(8).cast(), (lanes >> 8) as u8, high);
+            }
+        }
+    }
+}
+
+/// Writes the first of `values` to `dst`, up to a block; none may be NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn store_block<T: HighPrecision>(dst: &mut [T], values: &Block) {
+    for (v, &values) in values.iter().enumerate() {
+        store(dst, v * LANES, values);
+    }
+}
+
+/// The bits of up to 32 elements of 16 bits, and 0 past the end of `src`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn load_words<T: HighPrecision>(src: &[T]) -> __m512i {
+    assert_eq!(size_of::<T>(), 2);
+    let lanes = first_lanes(src.len()) as u32;
+    // SAFETY: the elements are of 16 bits, and a masked load reads none outside of its mask, which has none past the
+    // end of `src`.
+    unsafe { _mm512_maskz_loadu_epi16(lanes, src.as_ptr().cast()) }
+}
+
+/// Writes 32 elements of 16 bits, given by their bits, to `dst` from `start` on, those past its end nowhere.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn store_words<T: HighPrecision>(dst: &mut [T], start: usize, bits: __m512i) {
+    assert_eq!(size_of::<T>(), 2);
+    let start = start.min(dst.len());
+    let dst = &mut dst[start..];
+    let lanes = first_lanes(dst.len()) as u32;
+    // SAFETY: the elements are of 16 bits, all patterns of which are values of bf16 and of f16, and a masked store
+    // writes none outside of its mask, which has none past the end of `dst`.
+    unsafe { _mm512_mask_storeu_epi16(dst.as_mut_ptr().cast(), lanes, bits) }
 }
 
 /// A vector of sixteen words.

@@ -6,7 +6,7 @@ use super::{BLOCK, LANES, VECTORS, to_words, words};
 use crate::{StochasticKey, philox};
 
 /// A key, with that of each round.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Generator {
     key: StochasticKey,
     rounds: [[u32; 2]; philox::ROUNDS],
@@ -29,13 +29,11 @@ impl Generator {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) fn block(&self, element: u64) -> [__m512i; VECTORS] {
-        let first = element / 4;
-        if !element.is_multiple_of(4) {
-            return self.unaligned(element);
+        if element.is_multiple_of(4) {
+            self.sixteen(element / 4)
+        } else {
+            self.unaligned(element)
         }
-        let [a, b] = self.eight(first);
-        let [c, d] = self.eight(first.wrapping_add(8));
-        [a, b, c, d]
     }
 
     /// [`Generator::block`] within a counter's four words.
@@ -44,16 +42,9 @@ impl Generator {
     fn unaligned(&self, element: u64) -> [__m512i; VECTORS] {
         let (first, skip) = (element / 4, (element % 4) as usize);
         let mut buffer = [0; 2 * BLOCK];
-        for (index, half) in buffer
-            .as_chunks_mut::<{ 2 * LANES }>()
-            .0
-            .iter_mut()
-            .enumerate()
-        {
-            let pair = self
-                .eight(first.wrapping_add(8 * index as u64))
-                .map(|v| to_words(v));
-            half.copy_from_slice(pair.as_flattened());
+        let (halves, _) = buffer.as_chunks_mut::<BLOCK>();
+        for (half, first) in halves.iter_mut().zip([first, first.wrapping_add(16)]) {
+            half.copy_from_slice(self.sixteen(first).map(|v| to_words(v)).as_flattened());
         }
         let vectors = buffer[skip..].as_chunks::<LANES>().0;
         [
@@ -64,35 +55,43 @@ impl Generator {
         ]
     }
 
-    /// The words of eight counters from `first` on.
+    /// The words of sixteen counters from `first` on.
     ///
     /// Each counter has 64 bits of a vector for each of its words, which lie in the lower halves: a product then is
-    /// two words of the next round at once. The upper halves are whatever they come to.
+    /// two words of the next round at once. The upper halves are whatever they come to. Two sets of eight counters,
+    /// as one alone would wait for its products.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn eight(&self, first: u64) -> [__m512i; 2] {
+    fn sixteen(&self, first: u64) -> [__m512i; VECTORS] {
         // In the order that puts counters 0 to 3 into the lower halves of the 128-bit lanes.
         let offsets = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
         let splat = |word: u32| _mm512_set1_epi64(i64::from(word));
         let multipliers = philox::MULTIPLIERS.map(|word| splat(word));
-        let mut c0 = _mm512_add_epi64(_mm512_set1_epi64(first as i64), offsets);
-        let mut c1 = _mm512_srli_epi64::<32>(c0);
-        let mut c2 = splat(self.key.step);
-        let mut c3 = splat(self.key.tensor);
+        let (step, tensor) = (splat(self.key.step), splat(self.key.tensor));
+        let mut sets = [first, first.wrapping_add(8)].map(|first| {
+            let index = _mm512_add_epi64(_mm512_set1_epi64(first as i64), offsets);
+            [index, _mm512_srli_epi64::<32>(index), step, tensor]
+        });
         for [k0, k1] in self.rounds {
-            let p0 = _mm512_mul_epu32(multipliers[0], c0);
-            let p1 = _mm512_mul_epu32(multipliers[1], c2);
-            c0 = _mm512_ternarylogic_epi64::<XOR>(_mm512_srli_epi64::<32>(p1), c1, splat(k0));
-            c2 = _mm512_ternarylogic_epi64::<XOR>(_mm512_srli_epi64::<32>(p0), c3, splat(k1));
-            (c1, c3) = (p1, p0);
+            let keys = [splat(k0), splat(k1)];
+            for [c0, c1, c2, c3] in &mut sets {
+                let p0 = _mm512_mul_epu32(multipliers[0], *c0);
+                let p1 = _mm512_mul_epu32(multipliers[1], *c2);
+                *c0 = _mm512_ternarylogic_epi64::<XOR>(_mm512_srli_epi64::<32>(p1), *c1, keys[0]);
+                *c2 = _mm512_ternarylogic_epi64::<XOR>(_mm512_srli_epi64::<32>(p0), *c3, keys[1]);
+                (*c1, *c3) = (p1, p0);
+            }
         }
-        // The second word of a pair into the upper half.
-        let low = _mm512_mask_shuffle_epi32::<0xA0>(c0, 0xAAAA, c1);
-        let high = _mm512_mask_shuffle_epi32::<0xA0>(c2, 0xAAAA, c3);
-        [
-            _mm512_unpacklo_epi64(low, high),
-            _mm512_unpackhi_epi64(low, high),
-        ]
+        let [[a, b], [c, d]] = sets.map(|[c0, c1, c2, c3]| {
+            // The second word of a pair into the upper half.
+            let low = _mm512_mask_shuffle_epi32::<0xA0>(c0, 0xAAAA, c1);
+            let high = _mm512_mask_shuffle_epi32::<0xA0>(c2, 0xAAAA, c3);
+            [
+                _mm512_unpacklo_epi64(low, high),
+                _mm512_unpackhi_epi64(low, high),
+            ]
+        });
+        [a, b, c, d]
     }
 }
 
