@@ -16,6 +16,14 @@ pub(crate) mod sealed {
 
     pub trait Sealed {
         const KIND: Kind;
+
+        /// |x| as an integer that orders as its value does, NaN above infinity.
+        type Magnitude: Copy + Default + Ord;
+
+        fn magnitude(self) -> Self::Magnitude;
+
+        /// The bits of the f32 of the same value.
+        fn magnitude_bits(magnitude: Self::Magnitude) -> u32;
     }
 }
 
@@ -34,6 +42,17 @@ pub trait HighPrecision: Copy + Default + Send + Sync + 'static + sealed::Sealed
 
 impl sealed::Sealed for f32 {
     const KIND: Kind = Kind::F32;
+    type Magnitude = u32;
+
+    #[inline(always)]
+    fn magnitude(self) -> u32 {
+        self.to_f32().to_bits() & 0x7FFF_FFFF
+    }
+
+    #[inline(always)]
+    fn magnitude_bits(magnitude: u32) -> u32 {
+        magnitude
+    }
 }
 impl HighPrecision for f32 {
     #[inline(always)]
@@ -49,6 +68,18 @@ impl HighPrecision for f32 {
 
 impl sealed::Sealed for bf16 {
     const KIND: Kind = Kind::Bf16;
+    // Signed: the baseline of x86-64 has the maximum of signed words only.
+    type Magnitude = i16;
+
+    #[inline(always)]
+    fn magnitude(self) -> i16 {
+        (self.to_bits() & 0x7FFF) as i16
+    }
+
+    #[inline(always)]
+    fn magnitude_bits(magnitude: i16) -> u32 {
+        HighPrecision::to_f32(Self::from_bits(magnitude as u16)).to_bits()
+    }
 }
 impl HighPrecision for bf16 {
     #[inline(always)]
@@ -64,6 +95,18 @@ impl HighPrecision for bf16 {
 
 impl sealed::Sealed for f16 {
     const KIND: Kind = Kind::F16;
+    // Signed: the baseline of x86-64 has the maximum of signed words only.
+    type Magnitude = i16;
+
+    #[inline(always)]
+    fn magnitude(self) -> i16 {
+        (self.to_bits() & 0x7FFF) as i16
+    }
+
+    #[inline(always)]
+    fn magnitude_bits(magnitude: i16) -> u32 {
+        HighPrecision::to_f32(Self::from_bits(magnitude as u16)).to_bits()
+    }
 }
 impl HighPrecision for f16 {
     #[inline(always)]
@@ -79,6 +122,17 @@ impl HighPrecision for f16 {
 
 impl sealed::Sealed for f64 {
     const KIND: Kind = Kind::F64;
+    type Magnitude = u32;
+
+    #[inline(always)]
+    fn magnitude(self) -> u32 {
+        self.to_f32().to_bits() & 0x7FFF_FFFF
+    }
+
+    #[inline(always)]
+    fn magnitude_bits(magnitude: u32) -> u32 {
+        magnitude
+    }
 }
 impl HighPrecision for f64 {
     #[inline(always)]

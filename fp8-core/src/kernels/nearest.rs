@@ -2,7 +2,11 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
-use super::{Isa, LANES, amax::lane_max, dispatch};
+use super::{
+    Isa, LANES,
+    amax::{LaneMax, lane_max, max_bits},
+    dispatch,
+};
 use crate::{
     HighPrecision,
     cast::{Cast, Overflow, Rounding, scaled_bits},
@@ -176,7 +180,7 @@ fn segments_body<T: HighPrecision, const AMAX: bool>(
     quant_scales: &[f32],
     dst: &mut [u8],
 ) -> u32 {
-    let mut max = [0; LANES];
+    let mut max = LaneMax::<T>::default();
     for ((src, dst), &quant_scale) in src.chunks(len).zip(dst.chunks_mut(len)).zip(quant_scales) {
         let (src_chunks, src_rest) = src.as_chunks::<LANES>();
         let (dst_chunks, dst_rest) = dst.as_chunks_mut::<LANES>();
@@ -200,7 +204,7 @@ fn segments_body<T: HighPrecision, const AMAX: bool>(
             dst_rest.copy_from_slice(&codes[..dst_rest.len()]);
         }
     }
-    max.into_iter().fold(0, u32::max)
+    max_bits::<T>(max)
 }
 
 #[inline(always)]
@@ -210,7 +214,7 @@ fn columns_body<T: HighPrecision, const AMAX: bool>(
     quant_scales: &[f32],
     dst: &mut [u8],
 ) -> u32 {
-    let mut max = [0; LANES];
+    let mut max = LaneMax::<T>::default();
     let (src_chunks, src_rest) = src.as_chunks::<LANES>();
     let (dst_chunks, dst_rest) = dst.as_chunks_mut::<LANES>();
     let (scale_chunks, scale_rest) = quant_scales.as_chunks::<LANES>();
@@ -225,8 +229,8 @@ fn columns_body<T: HighPrecision, const AMAX: bool>(
     for ((&x, dst), &quant_scale) in src_rest.iter().zip(dst_rest).zip(scale_rest) {
         *dst = nearest.code(x, quant_scale);
         if AMAX {
-            max[0] = max[0].max(x.to_f32().to_bits() & 0x7FFF_FFFF);
+            max[0] = x.magnitude().max(max[0]);
         }
     }
-    max.into_iter().fold(0, u32::max)
+    max_bits::<T>(max)
 }

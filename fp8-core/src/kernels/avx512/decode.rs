@@ -8,7 +8,10 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Block, VECTORS, load_block, load_bytes, round::any_nan, store_block, table};
+use super::{
+    BLOCK, Block, VECTORS, load_block, load_bytes, round::any_nan, scales::VectorScales,
+    store_block, table, to_words,
+};
 use crate::{
     Format, HighPrecision,
     kernels::{Isa, decode::Decoder},
@@ -174,19 +177,19 @@ fn decode<T: HighPrecision, const CALLER: u8>(
 fn decode_each<T: HighPrecision, const CALLER: u8>(
     (decoder, bits): (Decoder, &Bits),
     codes: &[u8],
-    dequant_scales: &[f32],
+    scales: &Block,
     factor: __m512,
     dst: &mut [T],
 ) {
     let (mut values, special) = bits.values(load_bytes(codes));
-    let scales = load_block(dequant_scales);
     for v in 0..VECTORS {
         values[v] = _mm512_mul_ps(_mm512_mul_ps(values[v], factor), scales[v]);
     }
     // NaN has bits of its own in each type.
     if special || any_nan(&values) {
-        for ((code, scale), dst) in codes.chunks(1).zip(dequant_scales).zip(dst.chunks_mut(1)) {
-            one_by_one(decoder, code, *scale, dst);
+        let scales = scales.map(|scales| to_words(_mm512_castps_si512(scales)));
+        for ((&code, dst), &scale) in codes.iter().zip(dst).zip(scales.as_flattened()) {
+            *dst = decoder.scaled(code, f32::from_bits(scale));
         }
     } else {
         store_block(dst, &values);
@@ -212,6 +215,25 @@ fn segments_of<T: HighPrecision>(
     dst: &mut [T],
 ) {
     let bits = Bits::new(wide);
+    if VectorScales::are_for(len) {
+        let factor = _mm512_set1_ps(wide.factor);
+        let mut scales = VectorScales::new(dequant_scales, len);
+        let (code_blocks, code_rest) = codes.as_chunks::<BLOCK>();
+        let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
+        for (codes, dst) in code_blocks.iter().zip(dst_blocks) {
+            decode_each::<T, 2>((decoder, &bits), codes, &scales.next(), factor, dst);
+        }
+        if !code_rest.is_empty() {
+            decode_each::<T, 1>(
+                (decoder, &bits),
+                code_rest,
+                &scales.next(),
+                factor,
+                dst_rest,
+            );
+        }
+        return;
+    }
     for ((codes, dst), &dequant_scale) in codes
         .chunks(len)
         .zip(dst.chunks_mut(len))
@@ -248,9 +270,15 @@ fn columns_of<T: HighPrecision>(
     let (scale_blocks, scale_rest) = dequant_scales.as_chunks::<BLOCK>();
     let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
     for ((codes, scales), dst) in code_blocks.iter().zip(scale_blocks).zip(dst_blocks) {
-        decode_each::<T, 0>((decoder, &bits), codes, scales, factor, dst);
+        decode_each::<T, 0>((decoder, &bits), codes, &load_block(scales), factor, dst);
     }
     if !code_rest.is_empty() {
-        decode_each::<T, 1>((decoder, &bits), code_rest, scale_rest, factor, dst_rest);
+        decode_each::<T, 1>(
+            (decoder, &bits),
+            code_rest,
+            &load_block(scale_rest),
+            factor,
+            dst_rest,
+        );
     }
 }

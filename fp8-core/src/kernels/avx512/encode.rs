@@ -3,9 +3,10 @@
 use std::arch::x86_64::*;
 
 use super::{
-    BLOCK, Block, LANES, VECTORS, Wide, load_block,
+    BLOCK, Block, VECTORS, Wide, load_block,
     philox::Generator,
     round::{Rounder, any_nan, lane_mask},
+    scales::VectorScales,
     store_bytes,
 };
 use crate::{HighPrecision, StochasticKey, kernels::Isa};
@@ -164,34 +165,6 @@ fn signs_and_max(values: &Block, scales: &Block) -> (u64, u32) {
 /// For `_mm512_range_ps`: the larger magnitude, without its sign. A NaN gives way.
 const MAX_MAGNITUDE: i32 = 0b1011;
 
-/// The scales of one block after the other, where each belongs to some whole vectors.
-struct VectorScales<'a> {
-    scales: &'a [f32],
-    /// Elements of each scale, and those that the first one still has.
-    len: usize,
-    left: usize,
-}
-
-impl VectorScales<'_> {
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    fn next(&mut self) -> Block {
-        let mut block = [_mm512_setzero_ps(); VECTORS];
-        for vector in &mut block {
-            // Beyond the last element there are no scales.
-            let Some((&scale, others)) = self.scales.split_first() else {
-                break;
-            };
-            *vector = _mm512_set1_ps(scale);
-            self.left -= LANES;
-            if self.left == 0 {
-                (self.scales, self.left) = (others, self.len);
-            }
-        }
-        block
-    }
-}
-
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn segments_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
     wide: &Wide,
@@ -202,13 +175,8 @@ fn segments_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
     dst: &mut [u8],
 ) -> u32 {
     let mut encoder = Encoder::<AMAX, STOCHASTIC>::new(wide, random);
-    if len.is_multiple_of(LANES) && !len.is_multiple_of(BLOCK) && len < 8 * BLOCK {
-        // Short segments share blocks: no vector has elements of two.
-        let mut scales = VectorScales {
-            scales: quant_scales,
-            len,
-            left: len,
-        };
+    if VectorScales::are_for(len) {
+        let mut scales = VectorScales::new(quant_scales, len);
         let (src_blocks, src_rest) = src.as_chunks::<BLOCK>();
         let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
         for (src, dst) in src_blocks.iter().zip(dst_blocks) {

@@ -7,6 +7,7 @@ pub(super) mod decode;
 pub(super) mod encode;
 mod philox;
 mod round;
+mod scales;
 mod table;
 
 use std::arch::x86_64::*;
