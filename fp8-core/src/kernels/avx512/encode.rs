@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use super::{
     BLOCK, Block, VECTORS, Wide, load_block,
     philox::Generator,
+    prefetch,
     round::{Rounder, any_nan, lane_mask},
     scales::VectorScales,
     store_bytes,
@@ -109,6 +110,7 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
         scales: &Block,
         dst: &mut [u8],
     ) {
+        prefetch(src);
         let values = load_block(src);
         let mut products = values;
         for v in 0..VECTORS {

@@ -66,7 +66,7 @@ impl Generator {
         // In the order that puts counters 0 to 3 into the lower halves of the 128-bit lanes.
         let offsets = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
         let splat = |word: u32| _mm512_set1_epi64(i64::from(word));
-        let multipliers = philox::MULTIPLIERS.map(|word| splat(word));
+        let multipliers = philox::MULTIPLIERS.map(splat);
         let (step, tensor) = (splat(self.key.step), splat(self.key.tensor));
         let mut sets = [first, first.wrapping_add(8)].map(|first| {
             let index = _mm512_add_epi64(_mm512_set1_epi64(first as i64), offsets);
