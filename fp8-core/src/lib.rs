@@ -52,7 +52,9 @@ pub use history::{
 };
 pub use kernels::{Isa, IsaLevel};
 pub use philox::philox4x32_10;
-pub use rows::{amax_rows, decode_rows, encode_rows, encode_rows_with_amax};
+pub use rows::{
+    amax_rows, decode_rows, encode_rows, encode_rows_transposed, encode_rows_with_amax,
+};
 pub use scaling::{
     AMAX_EPSILON, current_quant_scale, delayed_quant_scale, dynamic_quant_scale,
     floor_to_power_of_two, mx_dequant_scale_floor, mx_dequant_scale_rceil, reciprocal,

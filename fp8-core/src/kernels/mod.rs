@@ -16,6 +16,7 @@ mod isa;
 pub(crate) mod nearest;
 #[cfg(test)]
 mod tests;
+pub(crate) mod transpose;
 
 pub use isa::{Isa, IsaLevel};
 

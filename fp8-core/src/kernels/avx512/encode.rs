@@ -78,7 +78,7 @@ struct Encoder<const AMAX: bool, const STOCHASTIC: bool> {
     /// The next element.
     element: u64,
     max: Block,
-    /// The largest magnitude of the blocks with NaN.
+    /// The largest magnitude of the blocks with NaN products, as bits; the vectors know nothing of NaN.
     nan_max: u32,
 }
 
@@ -127,9 +127,8 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
         self.element = self.element.wrapping_add(src.len() as u64);
         let mut codes = self.rounder.codes::<STOCHASTIC>(&products, &random);
         if any_nan(&products) {
-            let (signs, max) = signs_and_max(&values, scales);
-            self.nan_max = self.nan_max.max(max);
-            codes = self.rounder.with_nan(codes, &products, signs);
+            codes = (self.rounder).with_nan(codes, &products, signs(&values, scales));
+            self.nan_max = self.nan_max.max(max_of(src));
         }
         store_bytes(dst, codes);
     }
@@ -147,24 +146,33 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
     fn max_bits(self) -> u32 {
         let [a, b, c, d] = self.max;
         let max = _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d));
+        if f32::from_bits(self.nan_max).is_nan() {
+            return self.nan_max;
+        }
         _mm512_reduce_max_epu32(_mm512_castps_si512(max)).max(self.nan_max)
     }
 }
 
-/// The signs of the products of a block, NaN or not, and the bits of max |x|.
+/// The signs of the products of a block, NaN or not.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn signs_and_max(values: &Block, scales: &Block) -> (u64, u32) {
-    let (mut signs, mut max) = ([0; VECTORS], 0);
+fn signs(values: &Block, scales: &Block) -> u64 {
+    let mut signs = [0; VECTORS];
     for v in 0..VECTORS {
         signs[v] = _mm512_movepi32_mask(_mm512_castps_si512(_mm512_xor_ps(values[v], scales[v])));
-        let magnitudes = _mm512_castps_si512(_mm512_abs_ps(values[v]));
-        max = max.max(_mm512_reduce_max_epu32(magnitudes));
     }
-    (lane_mask(signs), max)
+    lane_mask(signs)
 }
 
-/// For `_mm512_range_ps`: the larger magnitude, without its sign. A NaN gives way.
+/// The bits of max |x|.
+#[cold]
+#[inline(never)]
+fn max_of<T: HighPrecision>(src: &[T]) -> u32 {
+    let max = src.iter().map(|x| x.magnitude()).max();
+    T::magnitude_bits(max.unwrap_or_default())
+}
+
+/// For `_mm512_range_ps`: the larger magnitude, without its sign. A quiet NaN gives way, a signaling one becomes quiet.
 const MAX_MAGNITUDE: i32 = 0b1011;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]

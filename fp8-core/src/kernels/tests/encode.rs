@@ -155,6 +155,32 @@ fn other_roundings_equal_the_definition() {
     }
 }
 
+/// A single NaN of any kind is the amax, with its bits, whatever comes before and after it.
+#[test]
+fn amax_has_the_bits_of_a_nan() {
+    fn check<T: HighPrecision>(nans: &[T]) {
+        let kernel = Nearest::new(&Cast::new(Format::E4M3)).unwrap();
+        for &nan in nans {
+            for place in [0, 70, 127, 129] {
+                let mut src = [T::from_f32(3.0); 130];
+                src[place] = nan;
+                let expected = nan.to_f32().to_bits() & 0x7FFF_FFFF;
+                for isa in Isa::available() {
+                    let mut codes = [0; 130];
+                    let max =
+                        nearest::segments::<T, true>(isa, kernel, &src, 130, &[1.0], &mut codes);
+                    assert_eq!(max, expected, "{isa:?} {place}");
+                    assert_eq!(codes[place] & 0x7F, 0x7F);
+                }
+            }
+        }
+    }
+    let patterns = [0x7F80_0001, 0x7FC0_0000, 0x7FFF_FFFF, 0xFFA0_0000u32];
+    check(&patterns.map(f32::from_bits));
+    check(&[0x7F81, 0x7FC0, 0xFFFF, 0xFFA0].map(bf16::from_bits));
+    check(&[0x7C01, 0x7E00, 0xFFFF, 0xFD00].map(f16::from_bits));
+}
+
 /// Every length up to some blocks and every short segment, from every place within four random words, NaN and
 /// infinities among the values, in a buffer that goes on.
 #[test]
