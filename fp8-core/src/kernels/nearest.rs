@@ -17,16 +17,10 @@ use crate::{
 pub(crate) struct Nearest {
     /// Mantissa bits that f32 has more.
     shift: u32,
-    /// Just below half a unit of the last place.
-    below_half: u32,
-    /// The difference of the exponent biases, at the place of the target's exponent.
-    rebias: u32,
     /// Bits of the smallest normal value of the target.
     min_normal: u32,
-    /// A power of two whose last place is the smallest subnormal of the target: adding it rounds to that place.
-    magic: f32,
-    max_mag: u32,
-    overflow_mag: u32,
+    /// Bits of the magnitude at which values are cut: what is larger has the same code.
+    cap: u32,
     nan_mag: u32,
     /// The sign bits that a zero keeps.
     zero_sign: u32,
@@ -37,12 +31,11 @@ pub(crate) struct Nearest {
 
 impl Nearest {
     /// f32 to f16, with the sign at bit 15.
-    pub(crate) const F16: Self = Self::with_layout(10, 15, 0x7BFF, 0x7C00, 0x7E00, u32::MAX);
+    pub(crate) const F16: Self = Self::with_layout(10, 15, 0x7C00, 0x7E00, u32::MAX);
 
     const fn with_layout(
         mantissa_bits: u32,
         bias: u32,
-        max_mag: u32,
         overflow_mag: u32,
         nan_mag: u32,
         zero_sign: u32,
@@ -50,12 +43,9 @@ impl Nearest {
         let shift = 23 - mantissa_bits;
         Self {
             shift,
-            below_half: (1 << (shift - 1)) - 1,
-            rebias: (127 - bias) << mantissa_bits,
             min_normal: (127 + 1 - bias) << 23,
-            magic: f32::from_bits((127 + 1 - bias + shift) << 23),
-            max_mag,
-            overflow_mag,
+            // The code of overflow is the largest finite one, or that which follows it and so has the next value.
+            cap: (overflow_mag << shift) + ((127 - bias) << 23),
             nan_mag,
             zero_sign,
             #[cfg(target_arch = "x86_64")]
@@ -77,7 +67,6 @@ impl Nearest {
         let nearest = Self::with_layout(
             spec.mantissa_bits,
             spec.bias,
-            spec.max_mag,
             overflow_mag,
             spec.nan_mag,
             zero_sign,
@@ -93,22 +82,14 @@ impl Nearest {
     #[inline(always)]
     pub(crate) fn round(self, bits: u32, sign: u32) -> u32 {
         let magnitude = bits & 0x7FFF_FFFF;
-        let odd = magnitude.wrapping_shr(self.shift) & 1;
-        let carried = magnitude.wrapping_add(self.below_half).wrapping_add(odd);
-        let normal = carried.wrapping_shr(self.shift).wrapping_sub(self.rebias);
-        let subnormal = (f32::from_bits(magnitude) + self.magic)
-            .to_bits()
-            .wrapping_sub(self.magic.to_bits());
-        let mag = if magnitude < self.min_normal {
-            subnormal
-        } else {
-            normal
-        };
-        let mag = if mag > self.max_mag {
-            self.overflow_mag
-        } else {
-            mag
-        };
+        let capped = magnitude.min(self.cap);
+        let binade = capped.max(self.min_normal) & 0x7F80_0000;
+        // A power of two whose last place is that of the target in this binade: adding it rounds there, and leaves the
+        // number of places in its low bits.
+        let magic = binade.wrapping_add(self.shift << 23);
+        let sum = (f32::from_bits(capped) + f32::from_bits(magic)).to_bits();
+        let codes_below = (binade - self.min_normal).wrapping_shr(self.shift);
+        let mag = sum.wrapping_sub(magic).wrapping_add(codes_below);
         let mag = if magnitude > 0x7F80_0000 {
             self.nan_mag
         } else {

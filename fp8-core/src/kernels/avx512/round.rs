@@ -27,14 +27,16 @@ impl Wide {
         {
             return None;
         }
-        let cap = match (cast.overflow, cast.format) {
-            (Overflow::Saturate, format) => format.max(),
-            // The value that the overflow code would have if it followed the largest finite one.
-            (Overflow::NonFinite, Format::E4M3) => 480.0,
-            (Overflow::NonFinite, Format::E5M2) => 65536.0,
-            // There the overflow code has the sign bit, which this module keeps apart.
-            (Overflow::NonFinite, _) => return None,
+        let spec = cast.format.spec();
+        let overflow_mag = match cast.overflow {
+            Overflow::Saturate => spec.max_mag,
+            // There it has the sign bit, which this module keeps apart.
+            Overflow::NonFinite if !spec.has_negative_zero => return None,
+            Overflow::NonFinite => spec.inf_mag,
         };
+        // The code of overflow is the largest finite one, or that which follows it and so has the next value.
+        let cap = (overflow_mag << (23 - spec.mantissa_bits)) + ((127 - spec.bias) << 23);
+        let cap = f32::from_bits(cap);
         Some(Self {
             format: cast.format,
             cap,
