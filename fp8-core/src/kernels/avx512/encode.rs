@@ -127,8 +127,12 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
         self.element = self.element.wrapping_add(src.len() as u64);
         let mut codes = self.rounder.codes::<STOCHASTIC>(&products, &random);
         if any_nan(&products) {
-            codes = (self.rounder).with_nan(codes, &products, signs(&values, scales));
-            self.nan_max = self.nan_max.max(max_of(src));
+            codes = self
+                .rounder
+                .with_nan(codes, &products, signs(&values, scales));
+            if AMAX {
+                self.nan_max = self.nan_max.max(max_of(src));
+            }
         }
         store_bytes(dst, codes);
     }
