@@ -186,7 +186,7 @@ fn decode_each<T: HighPrecision, const CALLER: u8>(
         values[v] = _mm512_mul_ps(_mm512_mul_ps(values[v], factor), scales[v]);
     }
     // NaN has bits of its own in each type.
-    if special || any_nan(&values) {
+    if special || any_nan(values) {
         let scales = scales.map(|scales| to_words(_mm512_castps_si512(scales)));
         for ((&code, dst), &scale) in codes.iter().zip(dst).zip(scales.as_flattened()) {
             *dst = decoder.scaled(code, f32::from_bits(scale));

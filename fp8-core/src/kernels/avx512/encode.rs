@@ -77,7 +77,6 @@ struct Encoder<const AMAX: bool, const STOCHASTIC: bool> {
     generator: Generator,
     /// The next element.
     element: u64,
-    max: Block,
     /// The largest magnitude of the blocks with NaN products, as bits; the vectors know nothing of NaN.
     nan_max: u32,
 }
@@ -94,29 +93,29 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
                 Generator::default()
             },
             element,
-            max: [_mm512_setzero_ps(); VECTORS],
             nan_max: 0,
         }
     }
 
-    /// Casts up to a block of elements.
+    /// Casts up to a block of elements; gives `max` with their magnitudes merged.
     ///
-    /// Each caller has a `CALLER` of its own: only what is called once is sure to be inlined at this length.
+    /// What is passed by value stays in registers. Each caller has a `CALLER` of its own: only what is called once is sure to be inlined at this length.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn encode<T: HighPrecision, const CALLER: u8>(
         &mut self,
+        mut max: Block,
         src: &[T],
-        scales: &Block,
+        scales: Block,
         dst: &mut [u8],
-    ) {
+    ) -> Block {
         prefetch(src);
         let values = load_block(src);
         let mut products = values;
         for v in 0..VECTORS {
             products[v] = _mm512_mul_ps(values[v], scales[v]);
             if AMAX {
-                self.max[v] = _mm512_range_ps::<MAX_MAGNITUDE>(self.max[v], values[v]);
+                max[v] = _mm512_range_ps::<MAX_MAGNITUDE>(max[v], values[v]);
             }
         }
         let random = if STOCHASTIC {
@@ -125,30 +124,36 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
             [_mm512_setzero_si512(); VECTORS]
         };
         self.element = self.element.wrapping_add(src.len() as u64);
-        let mut codes = self.rounder.codes::<STOCHASTIC>(&products, &random);
-        if any_nan(&products) {
+        let mut codes = self.rounder.codes::<STOCHASTIC>(products, random);
+        if any_nan(products) {
             codes = self
                 .rounder
-                .with_nan(codes, &products, signs(&values, scales));
+                .with_nan(codes, products, signs(values, scales));
             if AMAX {
                 self.nan_max = self.nan_max.max(max_of(src));
             }
         }
         store_bytes(dst, codes);
+        max
     }
 
     /// [`Encoder::encode`] out of the loop.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn encode_rest<T: HighPrecision>(&mut self, src: &[T], scales: &Block, dst: &mut [u8]) {
-        self.encode::<T, 0>(src, scales, dst);
+    fn encode_rest<T: HighPrecision>(
+        &mut self,
+        max: Block,
+        src: &[T],
+        scales: Block,
+        dst: &mut [u8],
+    ) -> Block {
+        self.encode::<T, 0>(max, src, scales, dst)
     }
 
     /// The bits of max |x|.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn max_bits(self) -> u32 {
-        let [a, b, c, d] = self.max;
+    fn max_bits(self, [a, b, c, d]: Block) -> u32 {
         let max = _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d));
         if f32::from_bits(self.nan_max).is_nan() {
             return self.nan_max;
@@ -160,7 +165,7 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
 /// The signs of the products of a block, NaN or not.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn signs(values: &Block, scales: &Block) -> u64 {
+fn signs(values: Block, scales: Block) -> u64 {
     let mut signs = [0; VECTORS];
     for v in 0..VECTORS {
         signs[v] = _mm512_movepi32_mask(_mm512_castps_si512(_mm512_xor_ps(values[v], scales[v])));
@@ -189,15 +194,16 @@ fn segments_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
     dst: &mut [u8],
 ) -> u32 {
     let mut encoder = Encoder::<AMAX, STOCHASTIC>::new(wide, random);
+    let mut max = [_mm512_setzero_ps(); VECTORS];
     if VectorScales::are_for(len) {
         let mut scales = VectorScales::new(quant_scales, len);
         let (src_blocks, src_rest) = src.as_chunks::<BLOCK>();
         let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
         for (src, dst) in src_blocks.iter().zip(dst_blocks) {
-            encoder.encode::<T, 1>(src, &scales.next(), dst);
+            max = encoder.encode::<T, 1>(max, src, scales.next(), dst);
         }
         if !src_rest.is_empty() {
-            encoder.encode_rest(src_rest, &scales.next(), dst_rest);
+            max = encoder.encode_rest(max, src_rest, scales.next(), dst_rest);
         }
     } else {
         for ((src, dst), &scale) in src.chunks(len).zip(dst.chunks_mut(len)).zip(quant_scales) {
@@ -210,19 +216,19 @@ fn segments_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
             };
             let ((src_head, src), (dst_head, dst)) = (src.split_at(head), dst.split_at_mut(head));
             if head > 0 {
-                encoder.encode_rest(src_head, &scales, dst_head);
+                max = encoder.encode_rest(max, src_head, scales, dst_head);
             }
             let (src_blocks, src_rest) = src.as_chunks::<BLOCK>();
             let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
             for (src, dst) in src_blocks.iter().zip(dst_blocks) {
-                encoder.encode::<T, 2>(src, &scales, dst);
+                max = encoder.encode::<T, 2>(max, src, scales, dst);
             }
             if !src_rest.is_empty() {
-                encoder.encode_rest(src_rest, &scales, dst_rest);
+                max = encoder.encode_rest(max, src_rest, scales, dst_rest);
             }
         }
     }
-    encoder.max_bits()
+    encoder.max_bits(max)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
@@ -234,14 +240,15 @@ fn columns_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
     dst: &mut [u8],
 ) -> u32 {
     let mut encoder = Encoder::<AMAX, STOCHASTIC>::new(wide, random);
+    let mut max = [_mm512_setzero_ps(); VECTORS];
     let (src_blocks, src_rest) = src.as_chunks::<BLOCK>();
     let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
     let (scale_blocks, scale_rest) = quant_scales.as_chunks::<BLOCK>();
     for ((src, scales), dst) in src_blocks.iter().zip(scale_blocks).zip(dst_blocks) {
-        encoder.encode::<T, 3>(src, &load_block(scales), dst);
+        max = encoder.encode::<T, 3>(max, src, load_block(scales), dst);
     }
     if !src_rest.is_empty() {
-        encoder.encode_rest(src_rest, &load_block(scale_rest), dst_rest);
+        max = encoder.encode_rest(max, src_rest, load_block(scale_rest), dst_rest);
     }
-    encoder.max_bits()
+    encoder.max_bits(max)
 }

@@ -118,8 +118,8 @@ impl Rounder {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) fn codes<const STOCHASTIC: bool>(
         &self,
-        products: &Block,
-        random: &[__m512i; VECTORS],
+        products: Block,
+        random: [__m512i; VECTORS],
     ) -> __m512i {
         let mut signed = [_mm512_setzero_si512(); VECTORS];
         for v in 0..VECTORS {
@@ -186,7 +186,7 @@ impl Rounder {
     /// `codes` with those of NaN products set right; `signs` has the signs that they get.
     #[cold]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    pub(super) fn with_nan(&self, codes: __m512i, products: &Block, signs: u64) -> __m512i {
+    pub(super) fn with_nan(&self, codes: __m512i, products: Block, signs: u64) -> __m512i {
         let nan = lane_mask(products.map(|product| _mm512_cmpunord_ps_mask(product, product)));
         let codes = _mm512_mask_mov_epi8(codes, nan, self.nan);
         let sign = _mm512_set1_epi8(0x80u8 as i8);
@@ -200,8 +200,7 @@ const MIN_MAGNITUDE: i32 = 0b1010;
 /// Whether a product is NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn any_nan(products: &Block) -> bool {
-    let [a, b, c, d] = *products;
+pub(super) fn any_nan([a, b, c, d]: Block) -> bool {
     _mm512_cmpunord_ps_mask(a, b) | _mm512_cmpunord_ps_mask(c, d) != 0
 }
 
