@@ -167,7 +167,7 @@ fn decode<T: HighPrecision, const CALLER: u8>(
     if special {
         one_by_one(decoder, codes, dequant_scale, dst);
     } else {
-        store_block(dst, &values.map(|value| _mm512_mul_ps(value, scaled)));
+        store_block(dst, values.map(|value| _mm512_mul_ps(value, scaled)));
     }
 }
 
@@ -192,7 +192,7 @@ fn decode_each<T: HighPrecision, const CALLER: u8>(
             *dst = decoder.scaled(code, f32::from_bits(scale));
         }
     } else {
-        store_block(dst, &values);
+        store_block(dst, values);
     }
 }
 

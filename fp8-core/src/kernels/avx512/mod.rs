@@ -121,14 +121,7 @@ fn store<T: HighPrecision>(dst: &mut [T], start: usize, values: __m512) {
     unsafe {
         match <T as Sealed>::KIND {
             Kind::F32 => _mm512_mask_storeu_ps(to.cast(), lanes as u16, values),
-            Kind::Bf16 => {
-                let bits = _mm512_castps_si512(values);
-                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-                let below_half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF));
-                let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(below_half, odd));
-                let rounded = _mm512_cvtepi32_epi16(rounded);
-                _mm256_mask_storeu_epi16(to.cast(), lanes as u16, rounded);
-            }
+            Kind::Bf16 => unreachable!("stored in pairs of vectors"),
             Kind::F16 => {
                 let rounded = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values);
                 _mm256_mask_storeu_epi16(to.cast(), lanes as u16, rounded);
@@ -146,10 +139,31 @@ fn store<T: HighPrecision>(dst: &mut [T], start: usize, values: __m512) {
 /// Writes the first of `values` to `dst`, up to a block; none may be NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn store_block<T: HighPrecision>(dst: &mut [T], values: &Block) {
-    for (v, &values) in values.iter().enumerate() {
-        store(dst, v * LANES, values);
+fn store_block<T: HighPrecision>(dst: &mut [T], values: Block) {
+    if <T as Sealed>::KIND == Kind::Bf16 {
+        let [a, b, c, d] = values;
+        store_words(dst, 0, pair_of_bf16(a, b));
+        store_words(dst, 2 * LANES, pair_of_bf16(c, d));
+    } else {
+        for (v, values) in values.into_iter().enumerate() {
+            store(dst, v * LANES, values);
+        }
     }
+}
+
+/// Two vectors as bf16; none may be NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn pair_of_bf16(a: __m512, b: __m512) -> __m512i {
+    let [a, b] = [a, b].map(|values| {
+        let bits = _mm512_castps_si512(values);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let below_half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF));
+        _mm512_srli_epi32::<16>(_mm512_add_epi32(below_half, odd))
+    });
+    // Packing works within lanes of 128 bits.
+    let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    _mm512_permutexvar_epi64(order, _mm512_packus_epi32(a, b))
 }
 
 /// The bits of up to 32 elements of 16 bits, and 0 past the end of `src`.
