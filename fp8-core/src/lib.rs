@@ -3,7 +3,8 @@
 //! - [`Format`] and the newtypes [`E4M3`], [`E5M2`], [`E4M3Fnuz`], [`E5M2Fnuz`], [`E8M0`] say what a code means.
 //! - [`Cast::encode`] defines the cast from f32; [`encode`], [`decode`] and [`amax`] do the same over slices.
 //! - [`ScaleGrid`] says which scale belongs to which element; [`encode_rows`], [`decode_rows`] and [`amax_rows`] work
-//!   under it on runs of rows, so that any split of a matrix over threads gives the same bits.
+//!   under it on runs of rows, so that any split of a matrix over threads gives the same bits;
+//!   [`encode_rows_transposed`] gives the codes in both orientations.
 //! - [`dynamic_quant_scale`] and its like make a scale from an amax (max |x|), [`update_slot`] one from a history.
 //!
 //! A `quant_scale` multiplies a value before the cast, a `dequant_scale` after it; one is the [`reciprocal`] of the
@@ -52,7 +53,9 @@ pub use history::{
 };
 pub use kernels::{Isa, IsaLevel};
 pub use philox::philox4x32_10;
-pub use rows::{amax_rows, decode_rows, encode_rows, encode_rows_with_amax};
+pub use rows::{
+    amax_rows, decode_rows, encode_rows, encode_rows_transposed, encode_rows_with_amax,
+};
 pub use scaling::{
     AMAX_EPSILON, current_quant_scale, delayed_quant_scale, dynamic_quant_scale,
     floor_to_power_of_two, mx_dequant_scale_floor, mx_dequant_scale_rceil, reciprocal,

@@ -6,7 +6,14 @@ use std::ops::Range;
 
 use crate::{
     Cast, Format, HighPrecision, ScaleGrid,
-    kernels::{self, Isa, amax::Amax, decode::Decoder, general, nearest::Nearest},
+    kernels::{
+        self, Isa,
+        amax::Amax,
+        decode::Decoder,
+        general,
+        nearest::Nearest,
+        transpose::{PANEL, transpose},
+    },
 };
 
 /// A stretch of contiguous elements and of the scales that belong to them.
@@ -75,6 +82,43 @@ pub fn encode_rows_with_amax<T: HighPrecision>(
     dst: &mut [u8],
 ) -> f32 {
     encode_run::<T, true>(cast, src, first_row, grid, quant_scales, dst)
+}
+
+/// [`encode_rows_with_amax`], with the codes of the transposed matrix from the same pass.
+///
+/// `transposed` has [`ScaleGrid::cols`] rows of [`ScaleGrid::rows`] codes, those of the whole matrix; the columns of the
+/// rows of `src` are written, and no others. The codes are those of `dst`, also of stochastic rounding.
+///
+/// # Panics
+/// As [`encode_rows`], and where `transposed` has not one code for each element of the grid.
+pub fn encode_rows_transposed<T: HighPrecision>(
+    cast: &Cast,
+    src: &[T],
+    first_row: usize,
+    grid: &ScaleGrid,
+    quant_scales: &[f32],
+    dst: &mut [u8],
+    transposed: &mut [u8],
+) -> f32 {
+    assert_eq!(
+        src.len(),
+        dst.len(),
+        "source and destination of a cast differ in length"
+    );
+    assert_eq!(
+        transposed.len(),
+        grid.rows() * grid.cols(),
+        "the transposed codes do not fit the grid"
+    );
+    let mut amax = Amax::default();
+    let panel = (grid.cols() * PANEL).max(1);
+    for (index, (src, dst)) in src.chunks(panel).zip(dst.chunks_mut(panel)).enumerate() {
+        let row = first_row + index * PANEL;
+        let max = encode_run::<T, true>(cast, src, row, grid, quant_scales, dst);
+        amax.merge(max.to_bits());
+        transpose(dst, grid.cols(), transposed, grid.rows(), row);
+    }
+    amax.value()
 }
 
 fn encode_run<T: HighPrecision, const AMAX: bool>(

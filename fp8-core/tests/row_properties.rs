@@ -6,7 +6,7 @@ use common::word;
 use fp8_core::{
     Cast, Contraction, Format, Granularity, GridError, Overflow, Rounding, ScaleGrid,
     StochasticKey, amax, amax_rows, decode, decode_rows, encode, encode_rows,
-    encode_rows_with_amax, encode_with_amax,
+    encode_rows_transposed, encode_rows_with_amax, encode_with_amax,
 };
 use half::bf16;
 use proptest::prelude::*;
@@ -112,14 +112,20 @@ proptest! {
         for cast in casts() {
             let (mut whole, mut parts) = (vec![0; src.len()], vec![0; src.len()]);
             let mut decoded = (vec![0f32; src.len()], vec![0f32; src.len()]);
+            let (mut again, mut transposed) = (vec![0; src.len()], vec![0; src.len()]);
             encode_rows(&cast, &src, 0, &grid, &scales, &mut whole);
             decode_rows(cast.format, &whole, 0, &grid, &scales, &mut decoded.0);
             for rows in bounds.windows(2).rev() {
                 let range = rows[0] * grid.cols()..rows[1] * grid.cols();
                 amax_rows(&src[range.clone()], rows[0], &grid, &mut parts_amax);
                 encode_rows(&cast, &src[range.clone()], rows[0], &grid, &scales, &mut parts[range.clone()]);
+                let max = encode_rows_transposed(&cast, &src[range.clone()], rows[0], &grid, &scales, &mut again[range.clone()], &mut transposed);
+                prop_assert_eq!(max, amax(&src[range.clone()]));
                 decode_rows(cast.format, &parts[range.clone()], rows[0], &grid, &scales, &mut decoded.1[range]);
             }
+            let (rows, cols) = (grid.rows(), grid.cols());
+            prop_assert!((0..rows * cols).all(|i| transposed[i % cols * rows + i / cols] == whole[i]));
+            prop_assert_eq!(&whole, &again);
             prop_assert_eq!(whole, parts);
             prop_assert_eq!(decoded.0, decoded.1);
         }

@@ -2,7 +2,7 @@
 //! and NaN above infinity.
 
 use super::{LANES, dispatch};
-use crate::HighPrecision;
+use crate::{HighPrecision, slice::sealed::Sealed};
 
 /// A running maximum of magnitudes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,18 +23,25 @@ impl Amax {
     }
 }
 
-#[inline(always)]
-fn magnitude<T: HighPrecision>(x: T) -> u32 {
-    x.to_f32().to_bits() & 0x7FFF_FFFF
-}
+/// The largest magnitude of a chunk so far, in each lane. Types of 16 bits stay such.
+pub(super) type LaneMax<T> = [<T as Sealed>::Magnitude; LANES];
 
 /// Merges the magnitudes of a chunk into a maximum for each lane.
 #[inline(always)]
-pub(super) fn lane_max<T: HighPrecision>(src: &[T; LANES], max: &mut [u32; LANES]) {
+pub(super) fn lane_max<T: HighPrecision>(src: &[T; LANES], max: &mut LaneMax<T>) {
     for i in 0..LANES {
-        max[i] = max[i].max(magnitude(src[i]));
+        max[i] = max[i].max(src[i].magnitude());
     }
 }
+
+/// The bits of the largest of all lanes.
+#[inline(always)]
+pub(super) fn max_bits<T: HighPrecision>(max: LaneMax<T>) -> u32 {
+    T::magnitude_bits(max.into_iter().fold(T::Magnitude::default(), Ord::max))
+}
+
+/// Elements from which a plain loop over the segment is faster than chunks.
+const LONG: usize = 128;
 
 dispatch! {
     /// Merges max |x| of each segment of `len` elements into its entry of `out`.
@@ -49,22 +56,30 @@ dispatch! {
 #[inline(always)]
 fn segments_body<T: HighPrecision>(src: &[T], len: usize, out: &mut [f32]) {
     for (src, out) in src.chunks(len).zip(out) {
-        let mut max = [0; LANES];
-        let (chunks, rest) = src.as_chunks::<LANES>();
-        for chunk in chunks {
-            lane_max(chunk, &mut max);
-        }
-        let mut bits = out.to_bits() & 0x7FFF_FFFF;
-        for &x in rest {
-            bits = bits.max(magnitude(x));
-        }
-        *out = f32::from_bits(max.into_iter().fold(bits, u32::max));
+        let max = if len < LONG {
+            let mut max = LaneMax::<T>::default();
+            let (chunks, rest) = src.as_chunks::<LANES>();
+            for chunk in chunks {
+                lane_max(chunk, &mut max);
+            }
+            max_of(rest).max(max.into_iter().fold(T::Magnitude::default(), Ord::max))
+        } else {
+            max_of(src)
+        };
+        *out = f32::from_bits(T::magnitude_bits(max).max(out.magnitude()));
     }
+}
+
+/// The largest magnitude of a slice, in a loop that compilers know.
+#[inline(always)]
+fn max_of<T: HighPrecision>(src: &[T]) -> T::Magnitude {
+    src.iter()
+        .fold(T::Magnitude::default(), |max, x| max.max(x.magnitude()))
 }
 
 #[inline(always)]
 fn columns_body<T: HighPrecision>(src: &[T], out: &mut [f32]) {
     for (&x, out) in src.iter().zip(out) {
-        *out = f32::from_bits(magnitude(x).max(magnitude(*out)));
+        *out = f32::from_bits(T::magnitude_bits(x.magnitude()).max(out.magnitude()));
     }
 }

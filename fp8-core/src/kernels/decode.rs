@@ -1,6 +1,8 @@
 //! Codes to values.
 
-use super::{LANES, dispatch};
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
+use super::{Isa, LANES, dispatch};
 use crate::{Format, HighPrecision};
 
 /// The decoding of one format, as the constants of one branch-free body.
@@ -17,6 +19,9 @@ pub(crate) struct Decoder {
     inf_mag: u32,
     /// The code of an only NaN, beyond all codes where there are more.
     only_nan: u32,
+    /// The same for the code of AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    wide: avx512::decode::Wide,
 }
 
 impl Decoder {
@@ -34,6 +39,8 @@ impl Decoder {
                 0x100
             },
             only_nan: if spec.has_negative_zero { 0x100 } else { 0x80 },
+            #[cfg(target_arch = "x86_64")]
+            wide: avx512::decode::Wide::new(format),
         }
     }
 
@@ -65,21 +72,76 @@ impl Decoder {
     }
 
     #[inline(always)]
-    fn scaled<T: HighPrecision>(self, code: u8, dequant_scale: f32) -> T {
+    pub(super) fn scaled<T: HighPrecision>(self, code: u8, dequant_scale: f32) -> T {
         T::from_f32(self.value(code) * dequant_scale)
     }
 }
 
+/// Decodes segments of `len` codes, each with its scale.
+pub(crate) fn segments<T: HighPrecision>(
+    isa: Isa,
+    decoder: Decoder,
+    codes: &[u8],
+    len: usize,
+    dequant_scales: &[f32],
+    dst: &mut [T],
+) {
+    segments_with(
+        isa,
+        isa.has_vbmi(),
+        decoder,
+        codes,
+        len,
+        dequant_scales,
+        dst,
+    );
+}
+
+/// [`segments`], with VBMI or without.
+pub(super) fn segments_with<T: HighPrecision>(
+    isa: Isa,
+    vbmi: bool,
+    decoder: Decoder,
+    codes: &[u8],
+    len: usize,
+    dequant_scales: &[f32],
+    dst: &mut [T],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if avx512::is_in(isa) {
+        let wide = (decoder, &decoder.wide);
+        if avx512::decode::segments(isa, vbmi, wide, codes, len, dequant_scales, dst) {
+            return;
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = vbmi;
+    narrow_segments(isa, decoder, codes, len, dequant_scales, dst);
+}
+
+/// Decodes codes that have a scale each.
+pub(crate) fn columns<T: HighPrecision>(
+    isa: Isa,
+    decoder: Decoder,
+    codes: &[u8],
+    dequant_scales: &[f32],
+    dst: &mut [T],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if avx512::is_in(isa) && decoder.wide.has_columns() {
+        return avx512::decode::columns(isa, (decoder, &decoder.wide), codes, dequant_scales, dst);
+    }
+    narrow_columns(isa, decoder, codes, dequant_scales, dst);
+}
+
 dispatch! {
-    /// Decodes segments of `len` codes, each with its scale.
-    pub(crate) fn segments [T: HighPrecision] [T] (
+    fn narrow_segments [T: HighPrecision] [T] (
         decoder: Decoder, codes: &[u8], len: usize, dequant_scales: &[f32], dst: &mut [T],
     ) = segments_body
 }
 
 dispatch! {
-    /// Decodes codes that have a scale each.
-    pub(crate) fn columns [T: HighPrecision] [T] (
+    fn narrow_columns [T: HighPrecision] [T] (
         decoder: Decoder, codes: &[u8], dequant_scales: &[f32], dst: &mut [T],
     ) = columns_body
 }

@@ -1,5 +1,7 @@
 //! Casts with the other roundings, or through f16: products first, then random bits, then codes, a chunk at a time.
 
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
 use super::{
     amax::Amax,
     convert::{f16_to_f32, f32_to_f16},
@@ -27,6 +29,18 @@ pub(crate) fn segments<T: HighPrecision, const AMAX: bool>(
     element: u64,
     dst: &mut [u8],
 ) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let Some((wide, random)) = wide_of(isa, cast, element) {
+        return avx512::encode::segments::<T, AMAX>(
+            isa,
+            &wide,
+            Some(random),
+            src,
+            len,
+            quant_scales,
+            dst,
+        );
+    }
     let mut max = Amax::default();
     let mut scales = [0.0; CHUNK];
     let mut start = 0;
@@ -65,6 +79,17 @@ pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
     element: u64,
     dst: &mut [u8],
 ) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let Some((wide, random)) = wide_of(isa, cast, element) {
+        return avx512::encode::columns::<T, AMAX>(
+            isa,
+            &wide,
+            Some(random),
+            src,
+            quant_scales,
+            dst,
+        );
+    }
     let rounder = Rounder::new(cast);
     let mut max = 0f32;
     let mut products = [0; CHUNK];
@@ -95,6 +120,21 @@ pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
         }
     }
     max.to_bits()
+}
+
+/// What the stochastic kernel of AVX-512 takes, where it has this cast.
+#[cfg(target_arch = "x86_64")]
+fn wide_of(
+    isa: super::Isa,
+    cast: &Cast,
+    element: u64,
+) -> Option<(avx512::Wide, avx512::encode::Random)> {
+    match cast.rounding {
+        Rounding::Stochastic(key) if avx512::is_in(isa) => {
+            Some((avx512::Wide::new(cast)?, (key, element)))
+        }
+        _ => None,
+    }
 }
 
 dispatch! {

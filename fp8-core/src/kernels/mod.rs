@@ -1,12 +1,15 @@
-//! Vector code: branch-free bodies written once and compiled for each instruction set.
+//! Vector code: branch-free bodies written once and compiled for each instruction set, and the hot ones once more by
+//! hand for AVX-512.
 //!
 //! A body is an `#[inline(always)]` loop over chunks of fixed length; the `dispatch!` macro puts it into functions with
 //! the target features of each instruction set, where the compiler vectorizes it. Each equals the scalar definition
-//! of `cast.rs` and `format.rs` bit for bit, which `tests.rs` checks on every instruction set of the machine.
+//! of `cast.rs` and `format.rs` bit for bit, which the tests check on every instruction set of the machine.
 
 pub(crate) mod amax;
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub(crate) mod convert;
 pub(crate) mod decode;
 pub(crate) mod general;
@@ -14,6 +17,7 @@ mod isa;
 pub(crate) mod nearest;
 #[cfg(test)]
 mod tests;
+pub(crate) mod transpose;
 
 pub use isa::{Isa, IsaLevel};
 

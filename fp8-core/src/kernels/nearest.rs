@@ -1,6 +1,12 @@
 //! Nearest-even casts: the hot path.
 
-use super::{LANES, amax::lane_max, dispatch};
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
+use super::{
+    Isa, LANES,
+    amax::{LaneMax, lane_max, max_bits},
+    dispatch,
+};
 use crate::{
     HighPrecision,
     cast::{Cast, Overflow, Rounding, scaled_bits},
@@ -11,29 +17,25 @@ use crate::{
 pub(crate) struct Nearest {
     /// Mantissa bits that f32 has more.
     shift: u32,
-    /// Just below half a unit of the last place.
-    below_half: u32,
-    /// The difference of the exponent biases, at the place of the target's exponent.
-    rebias: u32,
     /// Bits of the smallest normal value of the target.
     min_normal: u32,
-    /// A power of two whose last place is the smallest subnormal of the target: adding it rounds to that place.
-    magic: f32,
-    max_mag: u32,
-    overflow_mag: u32,
+    /// Bits of the magnitude at which values are cut: what is larger has the same code.
+    cap: u32,
     nan_mag: u32,
     /// The sign bits that a zero keeps.
     zero_sign: u32,
+    /// The same for the code of AVX-512, where that has it.
+    #[cfg(target_arch = "x86_64")]
+    wide: Option<avx512::Wide>,
 }
 
 impl Nearest {
     /// f32 to f16, with the sign at bit 15.
-    pub(crate) const F16: Self = Self::with_layout(10, 15, 0x7BFF, 0x7C00, 0x7E00, u32::MAX);
+    pub(crate) const F16: Self = Self::with_layout(10, 15, 0x7C00, 0x7E00, u32::MAX);
 
     const fn with_layout(
         mantissa_bits: u32,
         bias: u32,
-        max_mag: u32,
         overflow_mag: u32,
         nan_mag: u32,
         zero_sign: u32,
@@ -41,14 +43,13 @@ impl Nearest {
         let shift = 23 - mantissa_bits;
         Self {
             shift,
-            below_half: (1 << (shift - 1)) - 1,
-            rebias: (127 - bias) << mantissa_bits,
             min_normal: (127 + 1 - bias) << 23,
-            magic: f32::from_bits((127 + 1 - bias + shift) << 23),
-            max_mag,
-            overflow_mag,
+            // The code of overflow is the largest finite one, or that which follows it and so has the next value.
+            cap: (overflow_mag << shift) + ((127 - bias) << 23),
             nan_mag,
             zero_sign,
+            #[cfg(target_arch = "x86_64")]
+            wide: None,
         }
     }
 
@@ -63,36 +64,32 @@ impl Nearest {
             Overflow::NonFinite => spec.inf_mag,
         };
         let zero_sign = if spec.has_negative_zero { u32::MAX } else { 0 };
-        Some(Self::with_layout(
+        let nearest = Self::with_layout(
             spec.mantissa_bits,
             spec.bias,
-            spec.max_mag,
             overflow_mag,
             spec.nan_mag,
             zero_sign,
-        ))
+        );
+        Some(Self {
+            #[cfg(target_arch = "x86_64")]
+            wide: avx512::Wide::new(cast),
+            ..nearest
+        })
     }
 
     /// The code of the f32 with these `bits`; `sign` is its sign at the place the target has it.
     #[inline(always)]
     pub(crate) fn round(self, bits: u32, sign: u32) -> u32 {
         let magnitude = bits & 0x7FFF_FFFF;
-        let odd = magnitude.wrapping_shr(self.shift) & 1;
-        let carried = magnitude.wrapping_add(self.below_half).wrapping_add(odd);
-        let normal = carried.wrapping_shr(self.shift).wrapping_sub(self.rebias);
-        let subnormal = (f32::from_bits(magnitude) + self.magic)
-            .to_bits()
-            .wrapping_sub(self.magic.to_bits());
-        let mag = if magnitude < self.min_normal {
-            subnormal
-        } else {
-            normal
-        };
-        let mag = if mag > self.max_mag {
-            self.overflow_mag
-        } else {
-            mag
-        };
+        let capped = magnitude.min(self.cap);
+        let binade = capped.max(self.min_normal) & 0x7F80_0000;
+        // A power of two whose last place is that of the target in this binade: adding it rounds there, and leaves the
+        // number of places in its low bits.
+        let magic = binade.wrapping_add(self.shift << 23);
+        let sum = (f32::from_bits(capped) + f32::from_bits(magic)).to_bits();
+        let codes_below = (binade - self.min_normal).wrapping_shr(self.shift);
+        let mag = sum.wrapping_sub(magic).wrapping_add(codes_below);
         let mag = if magnitude > 0x7F80_0000 {
             self.nan_mag
         } else {
@@ -113,16 +110,45 @@ impl Nearest {
     }
 }
 
+/// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
+pub(crate) fn segments<T: HighPrecision, const AMAX: bool>(
+    isa: Isa,
+    nearest: Nearest,
+    src: &[T],
+    len: usize,
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let (true, Some(wide)) = (avx512::is_in(isa), nearest.wide) {
+        return avx512::encode::segments::<T, AMAX>(isa, &wide, None, src, len, quant_scales, dst);
+    }
+    narrow_segments::<T, AMAX>(isa, nearest, src, len, quant_scales, dst)
+}
+
+/// Casts elements that have a scale each; max |x| as bits where `AMAX`.
+pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
+    isa: Isa,
+    nearest: Nearest,
+    src: &[T],
+    quant_scales: &[f32],
+    dst: &mut [u8],
+) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let (true, Some(wide)) = (avx512::is_in(isa), nearest.wide) {
+        return avx512::encode::columns::<T, AMAX>(isa, &wide, None, src, quant_scales, dst);
+    }
+    narrow_columns::<T, AMAX>(isa, nearest, src, quant_scales, dst)
+}
+
 dispatch! {
-    /// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
-    pub(crate) fn segments [T: HighPrecision, const AMAX: bool] [T, AMAX] (
+    fn narrow_segments [T: HighPrecision, const AMAX: bool] [T, AMAX] (
         nearest: Nearest, src: &[T], len: usize, quant_scales: &[f32], dst: &mut [u8],
     ) -> u32 = segments_body
 }
 
 dispatch! {
-    /// Casts elements that have a scale each; max |x| as bits where `AMAX`.
-    pub(crate) fn columns [T: HighPrecision, const AMAX: bool] [T, AMAX] (
+    fn narrow_columns [T: HighPrecision, const AMAX: bool] [T, AMAX] (
         nearest: Nearest, src: &[T], quant_scales: &[f32], dst: &mut [u8],
     ) -> u32 = columns_body
 }
@@ -135,7 +161,7 @@ fn segments_body<T: HighPrecision, const AMAX: bool>(
     quant_scales: &[f32],
     dst: &mut [u8],
 ) -> u32 {
-    let mut max = [0; LANES];
+    let mut max = LaneMax::<T>::default();
     for ((src, dst), &quant_scale) in src.chunks(len).zip(dst.chunks_mut(len)).zip(quant_scales) {
         let (src_chunks, src_rest) = src.as_chunks::<LANES>();
         let (dst_chunks, dst_rest) = dst.as_chunks_mut::<LANES>();
@@ -159,7 +185,7 @@ fn segments_body<T: HighPrecision, const AMAX: bool>(
             dst_rest.copy_from_slice(&codes[..dst_rest.len()]);
         }
     }
-    max.into_iter().fold(0, u32::max)
+    max_bits::<T>(max)
 }
 
 #[inline(always)]
@@ -169,7 +195,7 @@ fn columns_body<T: HighPrecision, const AMAX: bool>(
     quant_scales: &[f32],
     dst: &mut [u8],
 ) -> u32 {
-    let mut max = [0; LANES];
+    let mut max = LaneMax::<T>::default();
     let (src_chunks, src_rest) = src.as_chunks::<LANES>();
     let (dst_chunks, dst_rest) = dst.as_chunks_mut::<LANES>();
     let (scale_chunks, scale_rest) = quant_scales.as_chunks::<LANES>();
@@ -184,8 +210,8 @@ fn columns_body<T: HighPrecision, const AMAX: bool>(
     for ((&x, dst), &quant_scale) in src_rest.iter().zip(dst_rest).zip(scale_rest) {
         *dst = nearest.code(x, quant_scale);
         if AMAX {
-            max[0] = max[0].max(x.to_f32().to_bits() & 0x7FFF_FFFF);
+            max[0] = x.magnitude().max(max[0]);
         }
     }
-    max.into_iter().fold(0, u32::max)
+    max_bits::<T>(max)
 }

@@ -1,0 +1,284 @@
+//! Codes to values.
+//!
+//! f16 has the exponents of all formats but `E5M2Fnuz`: the bits of a code, put where f16 has them, are its value times
+//! a power of two, subnormals included, and the processor turns f16 into f32 at once. Blocks with codes of NaN, which
+//! those bits are not, are decoded one by one.
+//!
+//! A long segment has one scale and so but 256 results; see `table.rs` for those of 16 bits.
+
+use std::arch::x86_64::*;
+
+use super::{
+    BLOCK, Block, VECTORS, load_block, load_bytes, round::any_nan, scales::VectorScales,
+    store_block, table, to_words,
+};
+use crate::{
+    Format, HighPrecision,
+    kernels::{Isa, decode::Decoder},
+    slice::sealed::{Kind, Sealed},
+};
+
+/// How the codes of a format become f16, and where they do not.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wide {
+    /// The places between the last bits of the two.
+    shift: u16,
+    /// The bits of f16 that a code sets.
+    keep: u16,
+    /// What the f16 are to be multiplied with.
+    factor: f32,
+    /// A code that is no such f16: one above `special_above` after `special_flip` and `special_keep`.
+    special_flip: u8,
+    special_keep: u8,
+    special_above: u8,
+    has_f16: bool,
+    has_negative_zero: bool,
+}
+
+impl Wide {
+    pub(crate) const fn new(format: Format) -> Self {
+        let spec = format.spec();
+        let ocp = spec.has_negative_zero;
+        Self {
+            shift: 10 - spec.mantissa_bits as u16,
+            keep: 0x8000 | 0x7F << (10 - spec.mantissa_bits),
+            // The difference of the biases.
+            factor: f32::from_bits((127 + 15 - spec.bias) << 23),
+            // Codes from NaN on, or 0x80 alone, which becomes 0xFF.
+            special_flip: if ocp { 0 } else { 0x7F },
+            special_keep: if ocp { 0x7F } else { 0xFF },
+            special_above: match format {
+                Format::E4M3 => 0x7E,
+                Format::E5M2 => 0x7C,
+                Format::E4M3Fnuz | Format::E5M2Fnuz => 0xFE,
+            },
+            has_f16: !matches!(format, Format::E5M2Fnuz),
+            has_negative_zero: ocp,
+        }
+    }
+
+    /// Whether this module decodes elements with a scale each.
+    pub(crate) fn has_columns(&self) -> bool {
+        self.has_f16
+    }
+}
+
+/// Decodes segments of `len` codes, each with its scale, with tables where `vbmi` and segments are long. `false`, and
+/// nothing done, where this module has no code for it.
+pub(crate) fn segments<T: HighPrecision>(
+    isa: Isa,
+    vbmi: bool,
+    (decoder, wide): (Decoder, &Wide),
+    codes: &[u8],
+    len: usize,
+    dequant_scales: &[f32],
+    dst: &mut [T],
+) -> bool {
+    assert!(super::is_in(isa) && (!vbmi || isa.has_vbmi()));
+    let words = matches!(<T as Sealed>::KIND, Kind::Bf16 | Kind::F16);
+    // 0 and what is not finite would give NaN a sign that no table has.
+    let regular = |scale: &f32| *scale != 0.0 && scale.is_finite();
+    if vbmi && words && len >= table::MIN_LEN && dequant_scales.iter().all(regular) {
+        let has_negative_zero = wide.has_negative_zero;
+        // SAFETY: an `Isa` of this level with VBMI exists only where all these features were found.
+        unsafe { table::segments(decoder, has_negative_zero, codes, len, dequant_scales, dst) };
+        return true;
+    }
+    if wide.has_f16 {
+        // SAFETY: an `Isa` of this level exists only where these four features were found.
+        unsafe { segments_of(decoder, wide, codes, len, dequant_scales, dst) };
+    }
+    wide.has_f16
+}
+
+/// Decodes codes that have a scale each. For formats where [`Wide::has_columns`].
+pub(crate) fn columns<T: HighPrecision>(
+    isa: Isa,
+    (decoder, wide): (Decoder, &Wide),
+    codes: &[u8],
+    dequant_scales: &[f32],
+    dst: &mut [T],
+) {
+    assert!(super::is_in(isa) && wide.has_f16);
+    // SAFETY: an `Isa` of this level exists only where these four features were found.
+    unsafe { columns_of(decoder, wide, codes, dequant_scales, dst) };
+}
+
+/// [`Wide`] in vectors.
+struct Bits {
+    shift: __m512i,
+    keep: __m512i,
+    special_flip: __m512i,
+    special_keep: __m512i,
+    special_above: __m512i,
+}
+
+impl Bits {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn new(wide: &Wide) -> Self {
+        let splat = |byte: u8| _mm512_set1_epi8(byte as i8);
+        Self {
+            shift: _mm512_set1_epi16(wide.shift as i16),
+            keep: _mm512_set1_epi16(wide.keep as i16),
+            special_flip: splat(wide.special_flip),
+            special_keep: splat(wide.special_keep),
+            special_above: splat(wide.special_above),
+        }
+    }
+
+    /// The f16 of codes, in f32, and whether some are not the values of their codes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn values(&self, codes: __m512i) -> (Block, bool) {
+        // (code ^ flip) & keep.
+        let key = _mm512_ternarylogic_epi32::<0x28>(codes, self.special_flip, self.special_keep);
+        let special = _mm512_cmpgt_epu8_mask(key, self.special_above);
+        let halves = [
+            _mm512_castsi512_si256(codes),
+            _mm512_extracti64x4_epi64::<1>(codes),
+        ];
+        let [[a, b], [c, d]] = halves.map(|codes| {
+            // The sign is in every bit above the code, hence also at its place in f16.
+            let bits = _mm512_sllv_epi16(_mm512_cvtepi8_epi16(codes), self.shift);
+            let bits = _mm512_and_si512(bits, self.keep);
+            [
+                _mm512_cvtph_ps(_mm512_castsi512_si256(bits)),
+                _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(bits)),
+            ]
+        });
+        ([a, b, c, d], special != 0)
+    }
+}
+
+/// Decodes up to a block under one scale, `scaled` being that times the factor of the format.
+///
+/// Each caller has a `CALLER` of its own: only what is called once is sure to be inlined at this length.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode<T: HighPrecision, const CALLER: u8>(
+    (decoder, bits): (Decoder, &Bits),
+    codes: &[u8],
+    dequant_scale: f32,
+    scaled: __m512,
+    dst: &mut [T],
+) {
+    let (values, special) = bits.values(load_bytes(codes));
+    if special {
+        one_by_one(decoder, codes, dequant_scale, dst);
+    } else {
+        store_block(dst, values.map(|value| _mm512_mul_ps(value, scaled)));
+    }
+}
+
+/// Decodes up to a block of elements that have a scale each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_each<T: HighPrecision, const CALLER: u8>(
+    (decoder, bits): (Decoder, &Bits),
+    codes: &[u8],
+    scales: &Block,
+    factor: __m512,
+    dst: &mut [T],
+) {
+    let (mut values, special) = bits.values(load_bytes(codes));
+    for v in 0..VECTORS {
+        values[v] = _mm512_mul_ps(_mm512_mul_ps(values[v], factor), scales[v]);
+    }
+    // NaN has bits of its own in each type.
+    if special || any_nan(values) {
+        let scales = scales.map(|scales| to_words(_mm512_castps_si512(scales)));
+        for ((&code, dst), &scale) in codes.iter().zip(dst).zip(scales.as_flattened()) {
+            *dst = decoder.scaled(code, f32::from_bits(scale));
+        }
+    } else {
+        store_block(dst, values);
+    }
+}
+
+/// The definition, in a loop.
+#[cold]
+#[inline(never)]
+fn one_by_one<T: HighPrecision>(decoder: Decoder, codes: &[u8], scale: f32, dst: &mut [T]) {
+    for (&code, dst) in codes.iter().zip(dst) {
+        *dst = decoder.scaled(code, scale);
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn segments_of<T: HighPrecision>(
+    decoder: Decoder,
+    wide: &Wide,
+    codes: &[u8],
+    len: usize,
+    dequant_scales: &[f32],
+    dst: &mut [T],
+) {
+    let bits = Bits::new(wide);
+    if VectorScales::are_for(len) {
+        let factor = _mm512_set1_ps(wide.factor);
+        let mut scales = VectorScales::new(dequant_scales, len);
+        let (code_blocks, code_rest) = codes.as_chunks::<BLOCK>();
+        let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
+        for (codes, dst) in code_blocks.iter().zip(dst_blocks) {
+            decode_each::<T, 2>((decoder, &bits), codes, &scales.next(), factor, dst);
+        }
+        if !code_rest.is_empty() {
+            decode_each::<T, 1>(
+                (decoder, &bits),
+                code_rest,
+                &scales.next(),
+                factor,
+                dst_rest,
+            );
+        }
+        return;
+    }
+    for ((codes, dst), &dequant_scale) in codes
+        .chunks(len)
+        .zip(dst.chunks_mut(len))
+        .zip(dequant_scales)
+    {
+        // A power of two: nothing is lost but by overflow. 0 and infinity would make NaN of each other.
+        let scaled = dequant_scale * wide.factor;
+        if !scaled.is_finite() || dequant_scale == 0.0 {
+            one_by_one(decoder, codes, dequant_scale, dst);
+            continue;
+        }
+        let scales = _mm512_set1_ps(scaled);
+        let (code_blocks, code_rest) = codes.as_chunks::<BLOCK>();
+        let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
+        for (codes, dst) in code_blocks.iter().zip(dst_blocks) {
+            decode::<T, 0>((decoder, &bits), codes, dequant_scale, scales, dst);
+        }
+        if !code_rest.is_empty() {
+            decode::<T, 1>((decoder, &bits), code_rest, dequant_scale, scales, dst_rest);
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn columns_of<T: HighPrecision>(
+    decoder: Decoder,
+    wide: &Wide,
+    codes: &[u8],
+    dequant_scales: &[f32],
+    dst: &mut [T],
+) {
+    let (bits, factor) = (Bits::new(wide), _mm512_set1_ps(wide.factor));
+    let (code_blocks, code_rest) = codes.as_chunks::<BLOCK>();
+    let (scale_blocks, scale_rest) = dequant_scales.as_chunks::<BLOCK>();
+    let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
+    for ((codes, scales), dst) in code_blocks.iter().zip(scale_blocks).zip(dst_blocks) {
+        decode_each::<T, 0>((decoder, &bits), codes, &load_block(scales), factor, dst);
+    }
+    if !code_rest.is_empty() {
+        decode_each::<T, 1>(
+            (decoder, &bits),
+            code_rest,
+            &load_block(scale_rest),
+            factor,
+            dst_rest,
+        );
+    }
+}

@@ -1,0 +1,46 @@
+//! Scales of short segments.
+
+use std::arch::x86_64::*;
+
+use super::{BLOCK, Block, LANES, VECTORS};
+
+/// The scales of one block after the other, where each belongs to some whole vectors: short segments share blocks.
+pub(super) struct VectorScales<'a> {
+    scales: &'a [f32],
+    /// Elements of each scale, and those that the first one still has.
+    len: usize,
+    left: usize,
+}
+
+impl<'a> VectorScales<'a> {
+    /// Whether segments of this length are best handled so.
+    pub(super) fn are_for(len: usize) -> bool {
+        len.is_multiple_of(LANES) && !len.is_multiple_of(BLOCK) && len < 8 * BLOCK
+    }
+
+    pub(super) fn new(scales: &'a [f32], len: usize) -> Self {
+        Self {
+            scales,
+            len,
+            left: len,
+        }
+    }
+
+    /// Those of the next block, 0 past the last.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn next(&mut self) -> Block {
+        let mut block = [_mm512_setzero_ps(); VECTORS];
+        for vector in &mut block {
+            let Some((&scale, others)) = self.scales.split_first() else {
+                break;
+            };
+            *vector = _mm512_set1_ps(scale);
+            self.left -= LANES;
+            if self.left == 0 {
+                (self.scales, self.left) = (others, self.len);
+            }
+        }
+        block
+    }
+}
