@@ -54,35 +54,88 @@ impl Tiles {
         short: bool,
         a: &[u16],
         b: &[u16],
-        sums: &mut [f32],
-        stride: usize,
+        sums: &mut Sums<'_>,
         accumulate: bool,
     ) {
-        let rows = if short { 16 } else { 32 };
-        let steps = b.len() / (PANEL * DEPTH);
-        assert!(b.len().is_multiple_of(PANEL * DEPTH) && steps > 0);
-        assert!(a.len() >= (rows - 1) * SLICE_STRIDE + steps * DEPTH);
-        assert!(sums.len() >= (rows - 1) * stride + PANEL);
-        let (a, b, sums, stride) = (a.as_ptr(), b.as_ptr(), sums.as_mut_ptr(), stride * 4);
+        let steps = b.len() / STEP;
+        assert!(b.len().is_multiple_of(STEP));
+        self.start(short, sums, accumulate);
+        self.steps(short, a, b, steps);
+        self.finish(short, sums);
+    }
+
+    /// [`Tiles::multiply`] of `steps` pieces of B's panel, each made by `piece` just before it is multiplied.
+    ///
+    /// The next piece is made while the tiles work on the last one.
+    pub(super) fn multiply_pieces(
+        &self,
+        short: bool,
+        a: &[u16],
+        steps: usize,
+        mut piece: impl FnMut(usize, &mut [u16]),
+        sums: &mut Sums<'_>,
+        accumulate: bool,
+    ) {
+        #[repr(C, align(64))]
+        struct Pieces([[u16; STEP]; 2]);
+        let mut pieces = Pieces([[0; STEP]; 2]);
+        self.start(short, sums, accumulate);
+        if steps > 0 {
+            piece(0, &mut pieces.0[0]);
+        }
+        for step in 0..steps {
+            if step + 1 < steps {
+                piece(step + 1, &mut pieces.0[(step + 1) % 2]);
+            }
+            self.steps(short, &a[step * DEPTH..], &pieces.0[step % 2], 1);
+        }
+        self.finish(short, sums);
+    }
+
+    fn start(&self, short: bool, sums: &mut Sums<'_>, accumulate: bool) {
+        let (top, bottom, stride) = sums.tiles(short);
+        // SAFETY: the tiles are set up while `self` lives; `Sums::tiles` has checked the rows that are read.
+        unsafe {
+            match (accumulate, short) {
+                (true, true) => asm!(
+                    "tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
+                    c = in(reg) top, s = in(reg) stride, options(nostack, readonly)),
+                (true, false) => asm!(
+                    "tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
+                    "tileloadd tmm2, [{d} + {s}]", "tileloadd tmm3, [{d} + {s} + 64]",
+                    c = in(reg) top, d = in(reg) bottom, s = in(reg) stride,
+                    options(nostack, readonly)),
+                (false, _) => asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    options(nostack, nomem)
+                ),
+            }
+        }
+    }
+
+    /// `steps` times [`DEPTH`] indices of the sum.
+    #[inline]
+    fn steps(&self, short: bool, a: &[u16], b: &[u16], steps: usize) {
         const A_STRIDE: usize = SLICE_STRIDE * 2;
         const B_STRIDE: usize = PANEL * 4;
+        let rows = if short { 16 } else { 32 };
+        assert!(steps > 0 && a.len() >= (rows - 1) * SLICE_STRIDE + steps * DEPTH);
+        assert!(b.len() >= steps * STEP);
+        let (a, b) = (a.as_ptr(), b.as_ptr());
         // SAFETY: the tiles are set up while `self` lives. Rows of A lie A_STRIDE bytes apart, sixteen of them in a
         // tile, each of 64 bytes (DEPTH elements); rows of B are pairs of sum indices, B_STRIDE bytes apart, 64 bytes
-        // for 16 columns; rows of sums lie `stride` bytes apart. The assertions bound what is read and written.
+        // for 16 columns. The assertions bound what is read.
         unsafe {
             if short {
-                if accumulate {
-                    asm!("tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
-                        c = in(reg) sums, s = in(reg) stride, options(nostack, readonly));
-                } else {
-                    asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem));
-                }
                 asm!(
                     "2:",
                     "tileloadd tmm4, [{a} + {sa}]",
                     "tileloadd tmm6, [{b} + {sb}]",
-                    "tileloadd tmm7, [{b} + {sb} + 64]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tileloadd tmm7, [{b} + {sb} + 64]",
                     "tdpbf16ps tmm1, tmm4, tmm7",
                     "add {a}, 64",
                     "add {b}, 2048",
@@ -92,31 +145,15 @@ impl Tiles {
                     sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
                     options(nostack, readonly)
                 );
-                asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
-                    c = in(reg) sums, s = in(reg) stride, options(nostack));
             } else {
-                let lower = sums.byte_add(16 * stride);
-                if accumulate {
-                    asm!("tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
-                        "tileloadd tmm2, [{d} + {s}]", "tileloadd tmm3, [{d} + {s} + 64]",
-                        c = in(reg) sums, d = in(reg) lower, s = in(reg) stride, options(nostack, readonly));
-                } else {
-                    asm!(
-                        "tilezero tmm0",
-                        "tilezero tmm1",
-                        "tilezero tmm2",
-                        "tilezero tmm3",
-                        options(nostack, nomem)
-                    );
-                }
                 asm!(
                     "2:",
                     "tileloadd tmm4, [{a} + {sa}]",
                     "tileloadd tmm6, [{b} + {sb}]",
-                    "tileloadd tmm7, [{b} + {sb} + 64]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm5, [{d} + {sa}]",
+                    "tileloadd tmm7, [{b} + {sb} + 64]",
                     "tdpbf16ps tmm1, tmm4, tmm7",
+                    "tileloadd tmm5, [{d} + {sa}]",
                     "tdpbf16ps tmm2, tmm5, tmm6",
                     "tdpbf16ps tmm3, tmm5, tmm7",
                     "add {a}, 64",
@@ -129,11 +166,40 @@ impl Tiles {
                     sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
                     options(nostack, readonly)
                 );
-                asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
-                    "tilestored [{d} + {s}], tmm2", "tilestored [{d} + {s} + 64], tmm3",
-                    c = in(reg) sums, d = in(reg) lower, s = in(reg) stride, options(nostack));
             }
         }
+    }
+
+    fn finish(&self, short: bool, sums: &mut Sums<'_>) {
+        let (top, bottom, stride) = sums.tiles(short);
+        // SAFETY: the tiles are set up while `self` lives; `Sums::tiles` has checked the rows that are written.
+        unsafe {
+            asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
+                c = in(reg) top, s = in(reg) stride, options(nostack));
+            if !short {
+                asm!("tilestored [{d} + {s}], tmm2", "tilestored [{d} + {s} + 64], tmm3",
+                    d = in(reg) bottom, s = in(reg) stride, options(nostack));
+            }
+        }
+    }
+}
+
+/// Elements of B that a step multiplies.
+const STEP: usize = PANEL * DEPTH;
+
+/// Rows of sums, `stride` apart.
+pub(super) struct Sums<'a> {
+    pub(super) values: &'a mut [f32],
+    pub(super) stride: usize,
+}
+
+impl Sums<'_> {
+    /// The upper and the lower sixteen rows, and the bytes from row to row.
+    fn tiles(&mut self, short: bool) -> (*mut f32, *mut f32, usize) {
+        let rows = if short { 16 } else { 32 };
+        assert!(self.values.len() >= (rows - 1) * self.stride + PANEL);
+        let top = self.values.as_mut_ptr();
+        (top, top.wrapping_add(16 * self.stride), self.stride * 4)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The kernels of one processor behind one face. The rest of the GEMM does not know instruction sets.
 
-use super::amx::Tiles;
+use super::amx::{self, Tiles};
 use super::bf16::{self, Columns};
-use super::layout::{ROWS, SLICE_STRIDE};
+use super::layout::{DEPTH, PANEL, ROWS, SLICE_STRIDE};
 use super::pack::{self, Decoder, Matrix};
 use super::shared::Shared;
 use fp8_core::{Format, Isa, IsaLevel};
@@ -13,6 +13,9 @@ use std::ops::Range;
 pub(super) struct Engine {
     amx: bool,
 }
+
+/// Rows for which `vdpbf16ps` on decoded registers is faster than AMX, whose operands go through memory.
+const DIRECT_ROWS: usize = 2;
 
 /// One panel of B from some sum index on.
 #[derive(Clone, Copy)]
@@ -35,7 +38,7 @@ impl Engine {
 
     /// Up to so many rows, packed codes are better decoded within the kernel than before it.
     pub(super) fn packed_rows(self) -> usize {
-        if self.amx { 0 } else { bf16::ROWS }
+        if self.amx { 2 * ROWS } else { bf16::ROWS }
     }
 
     /// Packs kept indices `rows` of `matrix` into A's form, `first` being the kept index of the form's first row.
@@ -110,30 +113,46 @@ impl Session {
         stride: usize,
         accumulate: bool,
     ) {
-        const PANEL: usize = super::layout::PANEL;
         let mut row = 0;
         while row < rows {
             let a = &a[row * SLICE_STRIDE..];
             let mut height = (rows - row).min(bf16::ROWS);
             for index in 0..panels {
                 let sums = &mut sums[row * stride + index * PANEL..];
-                match (panel(index), &self.tiles) {
-                    (Panel::Values(b), Some(tiles)) => {
-                        let short = rows - row <= ROWS;
-                        height = if short { ROWS } else { 2 * ROWS };
-                        tiles.multiply(short, a, b, sums, stride, accumulate);
-                    }
-                    (panel, _) => {
-                        let columns = match panel {
-                            Panel::Values(b) => Columns::Values(b),
-                            Panel::Packed(codes) => Columns::Packed(&self.decoder, codes),
-                        };
-                        // SAFETY: a session exists only where these instructions do.
-                        unsafe {
-                            bf16::multiply(height, a, columns, sums, stride, accumulate);
+                let panel = panel(index);
+                let in_registers = matches!(panel, Panel::Packed(_)) && rows <= DIRECT_ROWS;
+                if let Some(tiles) = self.tiles.as_ref().filter(|_| !in_registers) {
+                    let short = rows - row <= ROWS;
+                    height = if short { ROWS } else { 2 * ROWS };
+                    let mut sums = amx::Sums {
+                        values: sums,
+                        stride,
+                    };
+                    match panel {
+                        Panel::Values(b) => tiles.multiply(short, a, b, &mut sums, accumulate),
+                        Panel::Packed(codes) => {
+                            let (pieces, _) = codes.as_chunks::<{ PANEL * DEPTH }>();
+                            tiles.multiply_pieces(
+                                short,
+                                a,
+                                pieces.len(),
+                                // SAFETY: a session exists only where these instructions do.
+                                |step, values| unsafe {
+                                    pack::decode_panel(&self.decoder, &pieces[step], values);
+                                },
+                                &mut sums,
+                                accumulate,
+                            );
                         }
                     }
+                    continue;
                 }
+                let columns = match panel {
+                    Panel::Values(b) => Columns::Values(b),
+                    Panel::Packed(codes) => Columns::Packed(&self.decoder, codes),
+                };
+                // SAFETY: a session exists only where these instructions do.
+                unsafe { bf16::multiply(height, a, columns, sums, stride, accumulate) };
             }
             row += height;
         }

@@ -327,7 +327,7 @@ pub(super) fn pack_b(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) fn decode_panel(decoder: &Decoder, packed: &[u8], dst: &mut [u16]) {
     for (codes, dst) in packed.chunks_exact(64).zip(dst.chunks_exact_mut(64)) {
-        prefetch(codes, 2048);
+        prefetch(codes, 4096);
         let (low, high) = decoder.decode(load(codes));
         store(low, dst);
         store(high, &mut dst[32..]);
