@@ -78,7 +78,7 @@ impl Weights {
                 Contraction::Cols,
                 codes.dequant_scale().clone(),
             )?;
-            let weight = StaticWeight::new(copy, InputScaling::DynamicPerToken, "weight");
+            let weight = StaticWeight::new(&copy, InputScaling::DynamicPerToken, "weight")?;
             Ok(Linear::from_static(weight, None, "weight"))
         });
         let plain = |weight: &Tensor| Ok(candle_nn::Linear::new(weight.copy()?, None));

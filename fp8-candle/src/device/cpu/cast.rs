@@ -2,6 +2,7 @@
 //! split.
 
 use super::data::{Floats, for_floats};
+use super::tasks;
 use candle_core::{CpuStorage, DType, Result};
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
 use half::{bf16, f16};
@@ -66,11 +67,11 @@ pub(super) fn encode(
     ) -> (Vec<u8>, f32) {
         let mut codes = vec![0u8; src.len()];
         let len = task_len(grid.cols());
-        let amax = codes
-            .par_chunks_mut(len)
-            .zip(src.par_chunks(len))
-            .enumerate()
-            .map(|(index, (codes, src))| {
+        let amax = tasks::fold_chunks(
+            (src, len),
+            (&mut codes, len),
+            || 0f32,
+            |index, src, codes| {
                 let first_row = index * len / grid.cols();
                 if want_amax {
                     fp8_core::encode_rows_with_amax(cast, src, first_row, grid, quant_scales, codes)
@@ -78,8 +79,9 @@ pub(super) fn encode(
                     fp8_core::encode_rows(cast, src, first_row, grid, quant_scales, codes);
                     0.
                 }
-            })
-            .reduce(|| 0f32, larger);
+            },
+            larger,
+        );
         (codes, amax)
     }
     for_floats!(src, src => run(src, grid, quant_scales, cast, want_amax))
@@ -101,14 +103,16 @@ pub(super) fn decode(
     ) -> Vec<T> {
         let mut values = vec![T::default(); codes.len()];
         let len = task_len(grid.cols());
-        values
-            .par_chunks_mut(len)
-            .zip(codes.par_chunks(len))
-            .enumerate()
-            .for_each(|(index, (values, codes))| {
+        tasks::fold_chunks(
+            (codes, len),
+            (&mut values, len),
+            || (),
+            |index, codes, values| {
                 let first_row = index * len / grid.cols();
                 fp8_core::decode_rows(format, codes, first_row, grid, dequant_scales, values);
-            });
+            },
+            |(), ()| (),
+        );
         values
     }
     Ok(match dtype {
@@ -131,8 +135,11 @@ pub(super) fn decode(
 
 /// Codes to f32 without scales, into `values`.
 pub(super) fn decode_unscaled(format: Format, codes: &[u8], values: &mut [f32]) {
-    values
-        .par_chunks_mut(TASK)
-        .zip(codes.par_chunks(TASK))
-        .for_each(|(values, codes)| fp8_core::decode(format, codes, 1., values));
+    tasks::fold_chunks(
+        (codes, TASK),
+        (values, TASK),
+        || (),
+        |_, codes, values| fp8_core::decode(format, codes, 1., values),
+        |(), ()| (),
+    );
 }

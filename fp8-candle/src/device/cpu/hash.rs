@@ -40,7 +40,11 @@ fn run<T: Copy + Sync>(values: &[T], word: impl Fn(T) -> u32 + Sync) -> u64 {
             |hash, &lane| mix(hash ^ u64::from(lane)),
         )
     };
-    let hashes: Vec<u64> = values.par_chunks(CHUNK).map(hash_chunk).collect();
+    let hashes: Vec<u64> = if values.len() > CHUNK {
+        values.par_chunks(CHUNK).map(hash_chunk).collect()
+    } else {
+        values.chunks(CHUNK).map(hash_chunk).collect()
+    };
     hashes.into_iter().fold(values.len() as u64, |hash, part| {
         mix(hash.rotate_left(5) ^ part)
     })

@@ -4,9 +4,11 @@ mod cast;
 mod data;
 mod gemm;
 mod hash;
+mod tasks;
 
 use super::{Backend, GemmOperand, GemmOutput, ScalePolicy};
 use crate::delayed::SlotTensors;
+use crate::simd::simd;
 use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor};
 use data::{for_floats, tensor, with_codes, with_f32, with_floats};
 use fp8_core::{Cast, DelayedRule, Format, Isa, ScaleGrid, SlotUpdate};
@@ -108,18 +110,21 @@ impl Backend for CpuBackend {
     }
 
     fn pack(&self, codes: &Tensor) -> Result<Option<Tensor>> {
-        if !gemm::takes_packed(Isa::best()) {
+        let Some(order) = gemm::packed_order(Isa::best()) else {
             return Ok(None);
-        }
+        };
         let (n, k) = codes.dims2()?;
-        let packed = with_codes("pack", codes, |codes| Ok(gemm::pack_codes(codes, n, k)))?;
+        let packed = with_codes("pack", codes, |codes| {
+            Ok(gemm::pack_codes(order, codes, n, k))
+        })?;
         let len = packed.len();
         Ok(Some(tensor(CpuStorage::U8(packed), len)))
     }
 
     fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor> {
+        let order = gemm::packed_order(Isa::best()).unwrap_or(gemm::Order::Rows);
         let codes = with_codes("unpack", packed, |packed| {
-            Ok(gemm::unpack_codes(packed, n, k))
+            Ok(gemm::unpack_codes(order, packed, n, k))
         })?;
         Ok(tensor(CpuStorage::U8(codes), (n, k)))
     }
@@ -235,17 +240,25 @@ fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(f32) -> f32) -> Result<Tenso
 /// Column sums. Threads share out columns, so the order of each sum is that of the rows.
 fn sum_rows<T: fp8_core::HighPrecision>(x: &[T], cols: usize) -> Vec<f32> {
     const COLS: usize = 128;
+    const PARALLEL: usize = 1 << 15;
     let mut sums = vec![0f32; cols];
-    sums.par_chunks_mut(COLS)
-        .enumerate()
-        .for_each(|(chunk, sums)| {
-            let first = chunk * COLS;
-            for row in x.chunks_exact(cols) {
-                let row = &row[first..first + sums.len()];
-                sums.iter_mut()
-                    .zip(row)
-                    .for_each(|(sum, x)| *sum += x.to_f32());
-            }
-        });
+    let add = |(chunk, sums): (usize, &mut [f32])| {
+        let first = chunk * COLS;
+        simd(
+            #[inline(always)]
+            || {
+                for row in x.chunks_exact(cols) {
+                    for (sum, x) in sums.iter_mut().zip(&row[first..]) {
+                        *sum += x.to_f32();
+                    }
+                }
+            },
+        );
+    };
+    if x.len() > PARALLEL {
+        sums.par_chunks_mut(COLS).enumerate().for_each(add);
+    } else {
+        sums.chunks_mut(COLS).enumerate().for_each(add);
+    }
     sums
 }

@@ -1,21 +1,20 @@
-//! FP8 GEMM on bf16 units: codes are packed to bf16, multiplied tile by tile with f32 sums, scaled at the end.
+//! FP8 GEMM in tiles: codes are decoded into panels, multiplied tile by tile with f32 sums, scaled at the end.
 //!
-//! Every FP8 value is exact in bf16, every product of two of them in f32. The order of each sum depends on the sizes
+//! Every FP8 value is exact in bf16 and f32, every product of two of them in f32. The order of each sum depends on the sizes
 //! alone: slices of the sum in order, whatever the tiles and threads are.
 
+use super::super::tasks;
 use super::epilogue::{Epilogue, merge_segment};
-use super::kernel::{Engine, Panel};
+use super::kernel::{Engine, Matrix, Panel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE, a_len, b_len, padded};
-use super::pack::Matrix;
 use super::scratch::Scratch;
 use super::shared::Shared;
 use super::side::{Codes, Side};
 use fp8_core::HighPrecision;
-use rayon::prelude::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Bytes of bf16 that one operand takes at a time; a larger one is packed and multiplied in parts.
+/// Bytes of values that one operand takes at a time; a larger one is packed and multiplied in parts.
 const PACKED_BYTES: usize = 32 << 20;
 
 /// Rows and panels of a task at most: its sums, A and B then lie in the second-level cache.
@@ -32,8 +31,8 @@ const PARALLEL_WORK: usize = 1 << 20;
 const TASK_CODES: usize = 1 << 15;
 
 /// One product on its way.
-struct Product<'a, T> {
-    engine: Engine,
+struct Product<'a, T, E> {
+    engine: E,
     a: &'a Side<'a>,
     b: &'a Side<'a>,
     /// Length of the stretches of the sum with scales of their own.
@@ -44,17 +43,17 @@ struct Product<'a, T> {
 }
 
 /// Kept indices from `first` on in A's form.
-struct PackedA<'a> {
-    values: &'a [u16],
+struct PackedA<'a, V> {
+    values: &'a [V],
     first: usize,
     rows: usize,
 }
 
 /// Where panels of B come from.
 #[derive(Clone, Copy)]
-enum Panels<'a> {
+enum Panels<'a, V> {
     /// B's form, from panel `first` on.
-    Values { values: &'a [u16], first: usize },
+    Values { values: &'a [V], first: usize },
     /// Packed codes of all panels, decoded within the kernel.
     Packed(&'a [u8]),
     /// One panel, packed slice by slice, which then stay in the first-level cache.
@@ -69,8 +68,8 @@ pub(super) fn handles(a: &Side<'_>, b: &Side<'_>) -> bool {
 }
 
 /// `[a.kept, b.kept]` into `out`, of which every element is written.
-pub(super) fn gemm<T: HighPrecision>(
-    engine: Engine,
+pub(super) fn gemm<T: HighPrecision, E: Engine>(
+    engine: E,
     a: &Side<'_>,
     b: &Side<'_>,
     bias: Option<&[f32]>,
@@ -98,10 +97,18 @@ pub(super) fn gemm<T: HighPrecision>(
             rayon::current_num_threads()
         },
     };
-    if m <= TASK_ROWS {
-        product.narrow();
+    let run = || {
+        if m <= TASK_ROWS {
+            product.narrow();
+        } else {
+            product.wide();
+        }
+    };
+    if product.threads > 1 {
+        // Enters the pool once, not at every phase.
+        rayon::scope(|_| run());
     } else {
-        product.wide();
+        run();
     }
 }
 
@@ -113,7 +120,7 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
     }
 }
 
-impl<T: HighPrecision> Product<'_, T> {
+impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     fn k(&self) -> usize {
         self.a.contracted()
     }
@@ -127,11 +134,11 @@ impl<T: HighPrecision> Product<'_, T> {
         b_len(1, self.k())
     }
 
-    fn for_each(&self, tasks: usize, task: impl Fn(usize) + Send + Sync) {
-        if self.threads > 1 && tasks > 1 {
-            (0..tasks).into_par_iter().for_each(task);
+    fn for_each(&self, count: usize, task: impl Fn(usize) + Send + Sync) {
+        if self.threads > 1 {
+            tasks::for_each(count, task);
         } else {
-            (0..tasks).for_each(task);
+            (0..count).for_each(task);
         }
     }
 
@@ -151,7 +158,7 @@ impl<T: HighPrecision> Product<'_, T> {
             .max(1);
         self.for_each(panels.div_ceil(per_task), |task| {
             let panels = task * per_task..panels.min((task + 1) * per_task);
-            if let Codes::Panels(codes) = self.b.codes
+            if let Codes::Panels(_, codes) = self.b.codes
                 && m <= self.engine.packed_rows()
             {
                 self.block(&a, 0..m, panels, Panels::Packed(codes));
@@ -167,11 +174,11 @@ impl<T: HighPrecision> Product<'_, T> {
     fn wide(&self) {
         let (m, k) = (self.a.kept(), self.k());
         let rows_at_once = {
-            let row = a_len(ROWS, k) / ROWS * size_of::<u16>();
+            let row = a_len(ROWS, k) / ROWS * size_of::<E::Value>();
             (PACKED_BYTES / row.max(1) / TASK_ROWS).max(1) * TASK_ROWS
         };
         let panels_at_once = {
-            let panel = self.panel_len() * size_of::<u16>();
+            let panel = self.panel_len() * size_of::<E::Value>();
             (PACKED_BYTES / panel.max(1)).max(TASK_PANELS)
         };
         let panels = self.panels();
@@ -224,7 +231,7 @@ impl<T: HighPrecision> Product<'_, T> {
     }
 
     /// Packs these kept indices of A, in parallel.
-    fn pack_a(&self, rows: Range<usize>, values: &mut [u16]) {
+    fn pack_a(&self, rows: Range<usize>, values: &mut [E::Value]) {
         let Codes::RowMajor(codes) = self.a.codes else {
             unreachable!("operand A is never packed beforehand");
         };
@@ -252,7 +259,7 @@ impl<T: HighPrecision> Product<'_, T> {
     }
 
     /// Packs these panels of B, in parallel.
-    fn pack_panels(&self, panels: Range<usize>, values: &mut [u16]) {
+    fn pack_panels(&self, panels: Range<usize>, values: &mut [E::Value]) {
         let len = self.panel_len();
         let per_task = (TASK_CODES / len.max(1)).max(1);
         let values = Shared::new(values);
@@ -266,7 +273,7 @@ impl<T: HighPrecision> Product<'_, T> {
     }
 
     /// Packs `range` of the sum of a panel of B.
-    fn pack_b(&self, panel: usize, range: Range<usize>, values: &mut [u16]) {
+    fn pack_b(&self, panel: usize, range: Range<usize>, values: &mut [E::Value]) {
         match self.b.codes {
             Codes::RowMajor(codes) => {
                 let matrix = Matrix {
@@ -278,7 +285,7 @@ impl<T: HighPrecision> Product<'_, T> {
                 self.engine
                     .pack_b(self.b.format, matrix, panel * PANEL, range, values);
             }
-            Codes::Panels(codes) => {
+            Codes::Panels(_, codes) => {
                 let len = self.panel_len();
                 let codes = &codes[panel * len..][range.start * PANEL..range.end * PANEL];
                 self.engine.decode_panel(self.b.format, codes, values);
@@ -287,7 +294,13 @@ impl<T: HighPrecision> Product<'_, T> {
     }
 
     /// Multiplies and finishes these rows by these panels.
-    fn block(&self, a: &PackedA<'_>, rows: Range<usize>, panels: Range<usize>, b: Panels<'_>) {
+    fn block(
+        &self,
+        a: &PackedA<'_, E::Value>,
+        rows: Range<usize>,
+        panels: Range<usize>,
+        b: Panels<'_, E::Value>,
+    ) {
         let stride = panels.len() * PANEL;
         let padded_rows = rows.len().next_multiple_of(ROWS);
         let mut sums = Scratch::<f32>::new(padded_rows * stride);
@@ -322,10 +335,10 @@ impl<T: HighPrecision> Product<'_, T> {
     /// The unscaled sums over `range`, which begins and ends at multiples of [`DEPTH`].
     fn sum(
         &self,
-        a: &PackedA<'_>,
+        a: &PackedA<'_, E::Value>,
         rows: &Range<usize>,
         panels: &Range<usize>,
-        b: Panels<'_>,
+        b: Panels<'_, E::Value>,
         range: Range<usize>,
         sums: &mut [f32],
     ) {
@@ -357,13 +370,16 @@ impl<T: HighPrecision> Product<'_, T> {
                     }
                 }
             };
-            session.multiply(
+            E::multiply(
+                &session,
                 &a.values[row * SLICE_STRIDE + start % SLICE..],
                 rows.len(),
                 panels.len(),
                 panel,
-                sums,
-                stride,
+                Sums {
+                    values: sums,
+                    stride,
+                },
                 start > range.start,
             );
             start = end;

@@ -1,14 +1,12 @@
 //! How codes lie in memory for the kernels, and the scalar definition of each packing.
 //!
-//! Sums run over pairs of neighbours, as `vdpbf16ps` and AMX want them; sums are padded with zeros to a multiple of
-//! [`DEPTH`].
+//! Sums are padded with zeros to a multiple of [`DEPTH`].
 //!
-//! - A: rows of bf16, cut into slices of [`SLICE`] elements along the sum: `[slices][rows][SLICE_STRIDE]`. A constant
-//!   stride keeps the addresses of a tile's rows constants too; its odd number of cache lines spreads them over the
-//!   cache.
-//! - B: panels of [`PANEL`] columns of bf16: `[panels][pairs][PANEL][2]`.
-//! - packed codes: panels like those of B, of bytes; the columns of one pair are ordered as the decoder wants them, see
-//!   [`packed_place`].
+//! - A: rows of bf16 or f32, cut into slices of [`SLICE`] elements along the sum: `[slices][rows][SLICE_STRIDE]`. A
+//!   constant stride keeps the addresses of a tile's rows constants too, and spreads them over the cache.
+//! - B: panels of [`PANEL`] columns: of f32 `[panels][sum][PANEL]`, of bf16 `[panels][pairs][PANEL][2]`, since `vdpbf16ps`
+//!   and AMX sum over pairs of neighbours.
+//! - packed codes: panels like those of B, of bytes, in an [`Order`] for either.
 
 /// Columns of a panel of B: two vectors of f32 sums.
 pub(super) const PANEL: usize = 32;
@@ -40,17 +38,31 @@ pub(super) fn b_len(panels: usize, k: usize) -> usize {
     panels * padded(k) * PANEL
 }
 
-/// Where the code of column `col` (below [`PANEL`]) and sum index `k` lies in its packed panel.
-///
-/// Each pair of sum indices has 64 bytes: a vector of four lanes, whose low halves hold columns 0 to 15 and high halves
-/// 16 to 31, so that decoding to bytes and interleaving them gives two vectors of columns in order.
-pub(super) const fn packed_place(col: usize, k: usize) -> usize {
-    let (half, lane, column) = (col / 16, col % 16 / 4, col % 4);
-    k / 2 * 64 + lane * 16 + half * 8 + column * 2 + k % 2
+/// The order of packed codes within a panel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in super::super) enum Order {
+    /// `[sum][PANEL]`, for f32.
+    Rows,
+    /// For bf16: each pair of sum indices has 64 bytes, a vector of four lanes, whose low halves hold columns 0 to 15 and
+    /// high halves 16 to 31, so that decoding to bytes and interleaving them gives two vectors of columns in order.
+    Pairs,
+}
+
+impl Order {
+    /// Where the code of column `col` (below [`PANEL`]) and sum index `k` lies in its panel.
+    pub(super) const fn place(self, col: usize, k: usize) -> usize {
+        match self {
+            Self::Rows => k * PANEL + col,
+            Self::Pairs => {
+                let (half, lane, column) = (col / 16, col % 16 / 4, col % 4);
+                k / 2 * 64 + lane * 16 + half * 8 + column * 2 + k % 2
+            }
+        }
+    }
 }
 
 /// Row-major codes `[n, k]` to packed panels.
-pub(in super::super) fn pack_codes(codes: &[u8], n: usize, k: usize) -> Vec<u8> {
+pub(in super::super) fn pack_codes(order: Order, codes: &[u8], n: usize, k: usize) -> Vec<u8> {
     let mut packed = vec![0; b_len(n.div_ceil(PANEL), k)];
     for (panel, codes) in packed
         .chunks_mut((padded(k) * PANEL).max(1))
@@ -58,7 +70,7 @@ pub(in super::super) fn pack_codes(codes: &[u8], n: usize, k: usize) -> Vec<u8> 
     {
         for (col, codes) in codes.chunks(k).enumerate() {
             for (k, &code) in codes.iter().enumerate() {
-                panel[packed_place(col, k)] = code;
+                panel[order.place(col, k)] = code;
             }
         }
     }
@@ -66,7 +78,7 @@ pub(in super::super) fn pack_codes(codes: &[u8], n: usize, k: usize) -> Vec<u8> 
 }
 
 /// The inverse of [`pack_codes`].
-pub(in super::super) fn unpack_codes(packed: &[u8], n: usize, k: usize) -> Vec<u8> {
+pub(in super::super) fn unpack_codes(order: Order, packed: &[u8], n: usize, k: usize) -> Vec<u8> {
     let mut codes = vec![0; n * k];
     for (panel, codes) in packed
         .chunks((padded(k) * PANEL).max(1))
@@ -74,7 +86,7 @@ pub(in super::super) fn unpack_codes(packed: &[u8], n: usize, k: usize) -> Vec<u
     {
         for (col, codes) in codes.chunks_mut(k).enumerate() {
             for (k, code) in codes.iter_mut().enumerate() {
-                *code = panel[packed_place(col, k)];
+                *code = panel[order.place(col, k)];
             }
         }
     }
@@ -83,7 +95,7 @@ pub(in super::super) fn unpack_codes(packed: &[u8], n: usize, k: usize) -> Vec<u
 
 #[cfg(test)]
 pub(super) mod reference {
-    //! What the vector kernels of `pack.rs` compute, element by element.
+    //! What packing to bf16 computes, element by element.
 
     use super::*;
     use fp8_core::Format;
@@ -135,10 +147,12 @@ mod tests {
     fn packed_codes_come_back() {
         for (n, k) in [(0, 3), (1, 1), (5, 0), (31, 33), (32, 64), (70, 129)] {
             let codes: Vec<u8> = (0..n * k).map(|i| (i * 7 + i / 251) as u8).collect();
-            let packed = pack_codes(&codes, n, k);
-            assert_eq!(unpack_codes(&packed, n, k), codes, "{n} {k}");
-            let nonzero = |codes: &[u8]| codes.iter().filter(|&&code| code != 0).count();
-            assert_eq!(nonzero(&packed), nonzero(&codes), "{n} {k}");
+            for order in [Order::Rows, Order::Pairs] {
+                let packed = pack_codes(order, &codes, n, k);
+                assert_eq!(unpack_codes(order, &packed, n, k), codes, "{n} {k}");
+                let nonzero = |codes: &[u8]| codes.iter().filter(|&&code| code != 0).count();
+                assert_eq!(nonzero(&packed), nonzero(&codes), "{n} {k}");
+            }
         }
     }
 }

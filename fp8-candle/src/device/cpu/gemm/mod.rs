@@ -1,4 +1,5 @@
-//! FP8 GEMM on the host: on bf16 units where the processor has them (`blocked.rs`), else on f32 ones (`slab.rs`).
+//! FP8 GEMM on the host: in tiles where there are kernels for the processor (`blocked.rs`), else, and for scales that change
+//! within a tile, on decoded slabs (`slab.rs`).
 
 mod epilogue;
 mod layout;
@@ -8,15 +9,21 @@ mod side;
 mod slab;
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(target_arch = "x86_64")]
-mod bf16;
-#[cfg(target_arch = "x86_64")]
 mod blocked;
+#[cfg(target_arch = "x86_64")]
+mod engine_bf16;
+#[cfg(target_arch = "x86_64")]
+mod engine_f32;
 #[cfg(target_arch = "x86_64")]
 mod kernel;
 #[cfg(target_arch = "x86_64")]
-mod pack;
+mod pack_bf16;
+#[cfg(target_arch = "x86_64")]
+mod tile_amx;
+#[cfg(target_arch = "x86_64")]
+mod tile_bf16;
+#[cfg(target_arch = "x86_64")]
+mod tile_f32;
 
 #[cfg(test)]
 mod tests;
@@ -28,18 +35,22 @@ use fp8_core::{HighPrecision, Isa};
 use side::{Side, with_side};
 use std::mem::MaybeUninit;
 
-pub(super) use layout::{pack_codes, unpack_codes};
+#[cfg(target_arch = "x86_64")]
+use {engine_bf16::Bf16Engine, engine_f32::F32Engine, kernel::Engine};
 
-/// Whether this processor streams weights from packed codes.
-pub(super) fn takes_packed(isa: Isa) -> bool {
+pub(super) use layout::{Order, pack_codes, unpack_codes};
+
+/// The order of packed codes that the kernels of this processor read, where it has any.
+pub(super) fn packed_order(isa: Isa) -> Option<Order> {
     #[cfg(target_arch = "x86_64")]
     {
-        kernel::Engine::of(isa).is_some()
+        let order = Bf16Engine::of(isa).map(|_| Bf16Engine::ORDER);
+        order.or(F32Engine::of(isa).map(|_| F32Engine::ORDER))
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = isa;
-        false
+        None
     }
 }
 
@@ -59,8 +70,10 @@ pub(super) fn gemm(
         ),
     };
     let bias = bias.as_deref();
-    with_side(a, |a| {
-        with_side(b, |b| {
+    // Nothing is packed where there is no order.
+    let order = packed_order(isa).unwrap_or(Order::Rows);
+    with_side(order, a, |a| {
+        with_side(order, b, |b| {
             Ok(match out.dtype {
                 DType::F32 => CpuStorage::F32(multiply(isa, a, b, bias)),
                 DType::BF16 => CpuStorage::BF16(multiply(isa, a, b, bias)),
@@ -90,10 +103,16 @@ fn multiply<T: HighPrecision>(
     let mut values = Vec::<T>::with_capacity(len);
     let out: &mut [MaybeUninit<T>] = &mut values.spare_capacity_mut()[..len];
     #[cfg(target_arch = "x86_64")]
-    let done = kernel::Engine::of(isa)
-        .filter(|_| blocked::handles(a, b))
-        .map(|engine| blocked::gemm(engine, a, b, bias, out))
-        .is_some();
+    let done = blocked::handles(a, b)
+        && if let Some(engine) = Bf16Engine::of(isa) {
+            blocked::gemm(engine, a, b, bias, out);
+            true
+        } else if let Some(engine) = F32Engine::of(isa) {
+            blocked::gemm(engine, a, b, bias, out);
+            true
+        } else {
+            false
+        };
     #[cfg(not(target_arch = "x86_64"))]
     let done = false;
     if !done {

@@ -1,6 +1,7 @@
 //! An operand of a GEMM on the host.
 
 use super::super::data::{with_codes, with_f32};
+use super::layout::Order;
 use crate::device::{GemmCodes, GemmOperand};
 use candle_core::Result;
 use fp8_core::{Contraction, Format, ScaleGrid};
@@ -11,7 +12,7 @@ pub(super) enum Codes<'a> {
     /// `[rows, cols]` of the grid.
     RowMajor(&'a [u8]),
     /// Panels of 32 kept indices, see `layout.rs`.
-    Panels(&'a [u8]),
+    Panels(Order, &'a [u8]),
 }
 
 /// One operand: codes, format, scales, and which dimension is summed over.
@@ -23,8 +24,9 @@ pub(super) struct Side<'a> {
     pub(super) contraction: Contraction,
 }
 
-/// Calls `f` with the operand's slices.
+/// Calls `f` with the operand's slices; packed codes are in `order`.
 pub(super) fn with_side<R>(
+    order: Order,
     operand: &GemmOperand<'_>,
     f: impl FnOnce(&Side<'_>) -> Result<R>,
 ) -> Result<R> {
@@ -37,7 +39,7 @@ pub(super) fn with_side<R>(
             f(&Side {
                 codes: match operand.codes {
                     GemmCodes::RowMajor(_) => Codes::RowMajor(codes),
-                    GemmCodes::Packed(_) => Codes::Panels(codes),
+                    GemmCodes::Packed(_) => Codes::Panels(order, codes),
                 },
                 format: operand.format,
                 grid: operand.grid,

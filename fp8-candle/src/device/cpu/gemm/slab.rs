@@ -32,7 +32,9 @@ impl<'a> Slabs<'a> {
         Self {
             codes: match side.codes {
                 Codes::RowMajor(codes) => codes.into(),
-                Codes::Panels(codes) => unpack_codes(codes, side.kept(), side.contracted()).into(),
+                Codes::Panels(order, codes) => {
+                    unpack_codes(order, codes, side.kept(), side.contracted()).into()
+                }
             },
             scales: side.dequant_scales,
             format: side.format,

@@ -1,7 +1,8 @@
 //! Tiles of sums by `vdpbf16ps`: up to [`ROWS`] rows by one panel of 32 columns, in 24 registers.
 
+use super::kernel::Sums;
 use super::layout::{PANEL, SLICE_STRIDE};
-use super::pack::{Decoder, prefetch};
+use super::pack_bf16::{Decoder, prefetch};
 use std::arch::x86_64::*;
 
 /// Rows of a tile.
@@ -16,7 +17,7 @@ pub(super) enum Columns<'a> {
     Packed(&'a Decoder, &'a [u8]),
 }
 
-/// Adds to (or begins with zero) the `rows x 32` sums in `sums`, whose rows are `stride` apart.
+/// Adds to (or begins with zero) the `rows x 32` sums.
 ///
 /// `a`: rows of a slice in A's form, from the sum's first index on; `columns`: one panel from that index on, whose
 /// length is that of the sum.
@@ -25,14 +26,13 @@ pub(super) fn multiply(
     rows: usize,
     a: &[u16],
     columns: Columns<'_>,
-    sums: &mut [f32],
-    stride: usize,
+    sums: Sums<'_>,
     accumulate: bool,
 ) {
     macro_rules! tile {
         ($($rows:literal)+) => {
             match rows {
-                $($rows => tile::<$rows>(a, columns, sums, stride, accumulate),)+
+                $($rows => tile::<$rows>(a, columns, sums, accumulate),)+
                 _ => unreachable!("a tile of {rows} rows"),
             }
         };
@@ -41,24 +41,18 @@ pub(super) fn multiply(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn tile<const R: usize>(
-    a: &[u16],
-    columns: Columns<'_>,
-    sums: &mut [f32],
-    stride: usize,
-    accumulate: bool,
-) {
+fn tile<const R: usize>(a: &[u16], columns: Columns<'_>, sums: Sums<'_>, accumulate: bool) {
     match columns {
-        Columns::Values(b) => tile_values::<R>(a, b, sums, stride, accumulate),
+        Columns::Values(b) => tile_values::<R>(a, b, sums, accumulate),
         // A few rows need several sums each to hide the latency of the instruction.
         Columns::Packed(decoder, codes) if R <= 2 => {
-            tile_packed::<R, 4>(decoder, a, codes, sums, stride, accumulate);
+            tile_packed::<R, 4>(decoder, a, codes, sums, accumulate);
         }
         Columns::Packed(decoder, codes) if R <= 6 => {
-            tile_packed::<R, 2>(decoder, a, codes, sums, stride, accumulate);
+            tile_packed::<R, 2>(decoder, a, codes, sums, accumulate);
         }
         Columns::Packed(decoder, codes) => {
-            tile_packed::<R, 1>(decoder, a, codes, sums, stride, accumulate);
+            tile_packed::<R, 1>(decoder, a, codes, sums, accumulate);
         }
     }
 }
@@ -91,16 +85,10 @@ fn check_rows<const R: usize>(a: &[u16], pairs: usize) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn tile_values<const R: usize>(
-    a: &[u16],
-    b: &[u16],
-    sums: &mut [f32],
-    stride: usize,
-    accumulate: bool,
-) {
+fn tile_values<const R: usize>(a: &[u16], b: &[u16], sums: Sums<'_>, accumulate: bool) {
     let (pairs, _) = b.as_chunks::<{ 2 * PANEL }>();
     check_rows::<R>(a, pairs.len());
-    let mut tile = start::<R>(sums, stride, accumulate);
+    let mut tile = start::<R>(&sums, accumulate);
     for (pair, b) in pairs.iter().enumerate() {
         // SAFETY: the chunk holds 64 elements of 16 bits, two vectors.
         let b = unsafe {
@@ -115,7 +103,7 @@ fn tile_values<const R: usize>(
             tile[1] = _mm512_dpbf16_ps(tile[1], a, b[1]);
         }
     }
-    finish(tile, sums, stride);
+    finish(tile, sums);
 }
 
 /// `U` interleaved sums for each element, which are added at the end.
@@ -124,14 +112,13 @@ fn tile_packed<const R: usize, const U: usize>(
     decoder: &Decoder,
     a: &[u16],
     codes: &[u8],
-    sums: &mut [f32],
-    stride: usize,
+    sums: Sums<'_>,
     accumulate: bool,
 ) {
     let (pairs, _) = codes.as_chunks::<{ 2 * PANEL }>();
     check_rows::<R>(a, pairs.len());
     let mut tiles = [[[_mm512_setzero_ps(); 2]; R]; U];
-    tiles[0] = start::<R>(sums, stride, accumulate);
+    tiles[0] = start::<R>(&sums, accumulate);
     // The length of a sum is a multiple of 32, so of U pairs.
     for (group, codes) in pairs.chunks_exact(U).enumerate() {
         for (unrolled, tile) in tiles.iter_mut().enumerate() {
@@ -154,16 +141,18 @@ fn tile_packed<const R: usize, const U: usize>(
             }
         }
     }
-    finish(tile, sums, stride);
+    finish(tile, sums);
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn start<const R: usize>(sums: &[f32], stride: usize, accumulate: bool) -> [[__m512; 2]; R] {
+fn start<const R: usize>(sums: &Sums<'_>, accumulate: bool) -> [[__m512; 2]; R] {
     let mut tile = [[_mm512_setzero_ps(); 2]; R];
     if accumulate {
         for (row, tile) in tile.iter_mut().enumerate() {
-            let sums: &[f32; PANEL] = sums[row * stride..].first_chunk().expect("a row of sums");
+            let sums: &[f32; PANEL] = sums.values[row * sums.stride..]
+                .first_chunk()
+                .expect("a row of sums");
             // SAFETY: the chunk holds 32 sums, two vectors.
             unsafe {
                 tile[0] = _mm512_loadu_ps(sums.as_ptr());
@@ -176,9 +165,9 @@ fn start<const R: usize>(sums: &[f32], stride: usize, accumulate: bool) -> [[__m
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn finish<const R: usize>(tile: [[__m512; 2]; R], sums: &mut [f32], stride: usize) {
+fn finish<const R: usize>(tile: [[__m512; 2]; R], sums: Sums<'_>) {
     for (row, tile) in tile.iter().enumerate() {
-        let sums: &mut [f32; PANEL] = sums[row * stride..]
+        let sums: &mut [f32; PANEL] = sums.values[row * sums.stride..]
             .first_chunk_mut()
             .expect("a row of sums");
         // SAFETY: the chunk holds 32 sums, two vectors.

@@ -1,19 +1,11 @@
 //! Codes to panels of bf16, with AVX-512 VBMI. Every FP8 value is exact in bf16; the forms are those of `layout.rs`.
 
-use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE, packed_place};
+use super::kernel::Matrix;
+use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::shared::Shared;
 use fp8_core::{Contraction, Format};
 use std::arch::x86_64::*;
 use std::ops::Range;
-
-/// Row-major codes of an operand, and the dimension that is summed over.
-#[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
-    pub(super) codes: &'a [u8],
-    pub(super) kept: usize,
-    pub(super) contracted: usize,
-    pub(super) contraction: Contraction,
-}
 
 /// How 64 codes become bf16 values at once.
 ///
@@ -255,8 +247,8 @@ fn pair_of_rows(matrix: Matrix<'_>, k: usize, col: usize) -> __m512i {
         let mut order = [0; 64];
         let mut col = 0;
         while col < PANEL {
-            order[packed_place(col, 0)] = col as u8;
-            order[packed_place(col, 1)] = (PANEL + col) as u8;
+            order[Order::Pairs.place(col, 0)] = col as u8;
+            order[Order::Pairs.place(col, 1)] = (PANEL + col) as u8;
             col += 1;
         }
         order

@@ -2,6 +2,7 @@
 //!
 //! Rust has no stable intrinsics for them, so this is assembly. The compiler never uses these registers.
 
+use super::kernel::Sums;
 use super::layout::{DEPTH, PANEL, SLICE_STRIDE};
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -186,12 +187,6 @@ impl Tiles {
 
 /// Elements of B that a step multiplies.
 const STEP: usize = PANEL * DEPTH;
-
-/// Rows of sums, `stride` apart.
-pub(super) struct Sums<'a> {
-    pub(super) values: &'a mut [f32],
-    pub(super) stride: usize,
-}
 
 impl Sums<'_> {
     /// The upper and the lower sixteen rows, and the bytes from row to row.

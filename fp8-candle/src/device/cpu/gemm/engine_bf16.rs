@@ -1,0 +1,144 @@
+//! The engine of processors with bf16 units: AVX-512 BF16, and AMX where there is.
+
+use super::kernel::{Engine, Matrix, Panel, Sums};
+use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE_STRIDE};
+use super::pack_bf16::{self, Decoder};
+use super::shared::Shared;
+use super::tile_amx::Tiles;
+use super::tile_bf16::{self, Columns};
+use fp8_core::{Format, Isa, IsaLevel};
+use std::ops::Range;
+
+/// Kernels that multiply bf16.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Bf16Engine {
+    amx: bool,
+}
+
+/// Rows for which `vdpbf16ps` on decoded registers is faster than AMX, whose operands go through memory.
+const DIRECT_ROWS: usize = 2;
+
+impl Bf16Engine {
+    /// The engine of an instruction set that has one.
+    pub(super) fn of(isa: Isa) -> Option<Self> {
+        match isa.level() {
+            IsaLevel::Avx512Bf16 => Some(Self { amx: false }),
+            IsaLevel::Amx => Some(Self { amx: true }),
+            _ => None,
+        }
+    }
+}
+
+/// A [`Bf16Engine`] made ready on a thread.
+pub(super) struct Session {
+    decoder: Decoder,
+    tiles: Option<Tiles>,
+}
+
+impl Engine for Bf16Engine {
+    type Value = u16;
+    type Session = Session;
+
+    const ORDER: Order = Order::Pairs;
+
+    fn packed_rows(self) -> usize {
+        if self.amx { 2 * ROWS } else { tile_bf16::ROWS }
+    }
+
+    unsafe fn pack_a(
+        self,
+        format: Format,
+        matrix: Matrix<'_>,
+        rows: Range<usize>,
+        first: usize,
+        padded_rows: usize,
+        dst: Shared<'_, u16>,
+    ) {
+        // SAFETY: an engine exists only where these instructions do; the rest is the caller's promise.
+        unsafe {
+            let decoder = Decoder::new(format);
+            pack_bf16::pack_a(&decoder, matrix, rows, first, padded_rows, dst);
+        }
+    }
+
+    fn pack_b(
+        self,
+        format: Format,
+        matrix: Matrix<'_>,
+        first: usize,
+        range: Range<usize>,
+        dst: &mut [u16],
+    ) {
+        // SAFETY: an engine exists only where these instructions do.
+        unsafe { pack_bf16::pack_b(&Decoder::new(format), matrix, first, range, dst) }
+    }
+
+    fn decode_panel(self, format: Format, packed: &[u8], dst: &mut [u16]) {
+        // SAFETY: an engine exists only where these instructions do.
+        unsafe { pack_bf16::decode_panel(&Decoder::new(format), packed, dst) }
+    }
+
+    fn session(self, format: Format) -> Session {
+        Session {
+            // SAFETY: an engine exists only where these instructions do.
+            decoder: unsafe { Decoder::new(format) },
+            // SAFETY: as above.
+            tiles: self.amx.then(|| unsafe { Tiles::new() }),
+        }
+    }
+
+    fn multiply<'b>(
+        session: &Session,
+        a: &[u16],
+        rows: usize,
+        panels: usize,
+        panel: impl Fn(usize) -> Panel<'b, u16>,
+        sums: Sums<'_>,
+        accumulate: bool,
+    ) {
+        let Sums { values, stride } = sums;
+        let mut row = 0;
+        while row < rows {
+            let a = &a[row * SLICE_STRIDE..];
+            let mut height = (rows - row).min(tile_bf16::ROWS);
+            for index in 0..panels {
+                let panel = panel(index);
+                let mut sums = Sums {
+                    values: &mut values[row * stride + index * PANEL..],
+                    stride,
+                };
+                let direct = matches!(panel, Panel::Packed(_)) && rows <= DIRECT_ROWS;
+                if let Some(tiles) = session.tiles.as_ref().filter(|_| !direct) {
+                    let short = rows - row <= ROWS;
+                    height = if short { ROWS } else { 2 * ROWS };
+                    match panel {
+                        Panel::Values(b) => tiles.multiply(short, a, b, &mut sums, accumulate),
+                        Panel::Packed(codes) => {
+                            let (pieces, _) = codes.as_chunks::<{ PANEL * DEPTH }>();
+                            tiles.multiply_pieces(
+                                short,
+                                a,
+                                pieces.len(),
+                                // SAFETY: a session exists only where these instructions do.
+                                |step, values| unsafe {
+                                    let decoder = &session.decoder;
+                                    pack_bf16::decode_panel(decoder, &pieces[step], values);
+                                },
+                                &mut sums,
+                                accumulate,
+                            );
+                        }
+                    }
+                    continue;
+                }
+                let columns = match panel {
+                    Panel::Values(b) => Columns::Values(b),
+                    Panel::Packed(codes) => Columns::Packed(&session.decoder, codes),
+                };
+                // SAFETY: a session exists only where these instructions do.
+                unsafe { tile_bf16::multiply(height, a, columns, sums, accumulate) };
+            }
+            row += height;
+        }
+    }
+}

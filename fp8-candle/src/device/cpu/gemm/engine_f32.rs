@@ -1,0 +1,190 @@
+//! The engine of processors without bf16 units: f32 multiply-adds of AVX2 or AVX-512.
+//!
+//! Codes are decoded straight into the panels that the tiles read, so nothing is packed twice.
+
+use super::kernel::{Engine, Matrix, Panel, Sums};
+use super::layout::{Order, PANEL, SLICE, SLICE_STRIDE};
+use super::shared::Shared;
+use super::tile_f32;
+use fp8_core::{Contraction, Format, Isa, IsaLevel};
+use std::ops::Range;
+
+/// Kernels that multiply f32.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct F32Engine {
+    avx512: bool,
+}
+
+impl F32Engine {
+    /// The engine of an instruction set that has one.
+    pub(super) fn of(isa: Isa) -> Option<Self> {
+        match isa.level() {
+            IsaLevel::Avx2 => Some(Self { avx512: false }),
+            IsaLevel::Avx512 => Some(Self { avx512: true }),
+            _ => None,
+        }
+    }
+}
+
+/// The values of the codes of each format.
+static VALUES: [[f32; 256]; Format::ALL.len()] = {
+    let mut values = [[0.; 256]; Format::ALL.len()];
+    let mut index = 0;
+    while index < Format::ALL.len() {
+        let format = Format::ALL[index];
+        let mut code = 0;
+        while code < 256 {
+            values[format as usize][code] = format.decode(code as u8);
+            code += 1;
+        }
+        index += 1;
+    }
+    values
+};
+
+impl Engine for F32Engine {
+    type Value = f32;
+    type Session = Self;
+
+    const ORDER: Order = Order::Rows;
+
+    fn packed_rows(self) -> usize {
+        // Panels are decoded slice by slice into the first-level cache.
+        0
+    }
+
+    unsafe fn pack_a(
+        self,
+        format: Format,
+        matrix: Matrix<'_>,
+        rows: Range<usize>,
+        first: usize,
+        padded_rows: usize,
+        dst: Shared<'_, f32>,
+    ) {
+        let k = matrix.contracted;
+        let row_of = |slice: usize, row: usize| {
+            let start = (slice * padded_rows + row - first) * SLICE_STRIDE;
+            // SAFETY: the caller leaves these rows to this call, which uses one at a time.
+            unsafe { dst.part(start..start + SLICE_STRIDE) }
+        };
+        let values = &VALUES[format as usize];
+        for slice in 0..k.div_ceil(SLICE) {
+            let range = slice * SLICE..k.min((slice + 1) * SLICE);
+            for row in rows.clone() {
+                let dst = row_of(slice, row);
+                match matrix.contraction {
+                    Contraction::Cols => {
+                        let start = matrix.place(row, range.start);
+                        let codes = &matrix.codes[start..start + range.len()];
+                        fp8_core::decode(format, codes, 1., &mut dst[..range.len()]);
+                    }
+                    Contraction::Rows => {
+                        let codes = matrix.codes[matrix.place(row, range.start)..]
+                            .iter()
+                            .step_by(matrix.kept);
+                        for (dst, &code) in dst[..range.len()].iter_mut().zip(codes) {
+                            *dst = values[usize::from(code)];
+                        }
+                    }
+                }
+                dst[range.len()..].fill(0.);
+            }
+        }
+    }
+
+    fn pack_b(
+        self,
+        format: Format,
+        matrix: Matrix<'_>,
+        first: usize,
+        range: Range<usize>,
+        dst: &mut [f32],
+    ) {
+        let values = &VALUES[format as usize];
+        let cols = (matrix.kept - first).min(PANEL);
+        let rows = matrix.contracted.min(range.end).saturating_sub(range.start);
+        let (dst, rest) = dst[..range.len() * PANEL].split_at_mut(rows * PANEL);
+        rest.fill(0.);
+        match matrix.contraction {
+            Contraction::Rows => {
+                for (row, dst) in dst.chunks_exact_mut(PANEL).enumerate() {
+                    let start = matrix.place(first, range.start + row);
+                    let codes = &matrix.codes[start..start + cols];
+                    for (dst, &code) in dst.iter_mut().zip(codes) {
+                        *dst = values[usize::from(code)];
+                    }
+                    dst[cols..].fill(0.);
+                }
+            }
+            Contraction::Cols => {
+                // Four columns at once: stores to one line follow each other.
+                let codes = |col: usize| match col {
+                    col if col < cols => {
+                        let start = matrix.place(first + col, range.start);
+                        &matrix.codes[start..start + rows]
+                    }
+                    // Any codes will do for columns that are thrown away.
+                    _ => {
+                        let start = matrix.place(first, range.start);
+                        &matrix.codes[start..start + rows]
+                    }
+                };
+                for col in (0..PANEL).step_by(4) {
+                    let codes = [0, 1, 2, 3].map(|i| codes(col + i));
+                    for (row, dst) in dst.chunks_exact_mut(PANEL).enumerate() {
+                        for i in 0..4 {
+                            dst[col + i] = values[usize::from(codes[i][row])];
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn decode_panel(self, format: Format, packed: &[u8], dst: &mut [f32]) {
+        fp8_core::decode(format, packed, 1., &mut dst[..packed.len()]);
+    }
+
+    fn session(self, _: Format) -> Self {
+        self
+    }
+
+    fn multiply<'b>(
+        engine: &Self,
+        a: &[f32],
+        rows: usize,
+        panels: usize,
+        panel: impl Fn(usize) -> Panel<'b, f32>,
+        sums: Sums<'_>,
+        accumulate: bool,
+    ) {
+        let Sums { values, stride } = sums;
+        let height = if engine.avx512 {
+            tile_f32::ROWS_AVX512
+        } else {
+            tile_f32::ROWS_AVX2
+        };
+        for row in (0..rows).step_by(height) {
+            let a = &a[row * SLICE_STRIDE..];
+            let height = (rows - row).min(height);
+            for index in 0..panels {
+                let Panel::Values(b) = panel(index) else {
+                    unreachable!("this engine asks for decoded panels");
+                };
+                let sums = Sums {
+                    values: &mut values[row * stride + index * PANEL..],
+                    stride,
+                };
+                // SAFETY: an engine exists only where its instructions do.
+                unsafe {
+                    if engine.avx512 {
+                        tile_f32::avx512(height, a, b, sums, accumulate);
+                    } else {
+                        tile_f32::avx2(height, a, b, sums, accumulate);
+                    }
+                }
+            }
+        }
+    }
+}
