@@ -17,11 +17,10 @@ use std::ops::Range;
 /// Bytes of values that one operand takes at a time; a larger one is packed and multiplied in parts.
 const PACKED_BYTES: usize = 32 << 20;
 
-/// Rows and panels of a task at most: its sums, A and B then lie in the second-level cache.
-const TASK_ROWS: usize = 192;
-const TASK_PANELS: usize = 8;
+/// Rows up to which every panel is packed by the task that needs it.
+const NARROW_ROWS: usize = 192;
 
-/// Rows of a task are a multiple of the height of every tile.
+/// Rows of a task are a multiple of this, and with it of the height of every tile.
 const ROWS_STEP: usize = 96;
 
 /// Multiply-adds that are worth a second thread.
@@ -98,7 +97,7 @@ pub(super) fn gemm<T: HighPrecision, E: Engine>(
         },
     };
     let run = || {
-        if m <= TASK_ROWS {
+        if m <= NARROW_ROWS {
             product.narrow();
         } else {
             product.wide();
@@ -175,11 +174,11 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let (m, k) = (self.a.kept(), self.k());
         let rows_at_once = {
             let row = a_len(ROWS, k) / ROWS * size_of::<E::Value>();
-            (PACKED_BYTES / row.max(1) / TASK_ROWS).max(1) * TASK_ROWS
+            (PACKED_BYTES / row.max(1) / ROWS_STEP).max(1) * ROWS_STEP
         };
         let panels_at_once = {
             let panel = self.panel_len() * size_of::<E::Value>();
-            (PACKED_BYTES / panel.max(1)).max(TASK_PANELS)
+            (PACKED_BYTES / panel.max(1)).max(1)
         };
         let panels = self.panels();
         let mut b_values = Scratch::new(panels.min(panels_at_once) * self.panel_len());
@@ -216,7 +215,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
 
     /// Rows and panels of a task: small enough for each thread to get several.
     fn task_size(&self, rows: usize, panels: usize) -> (usize, usize) {
-        let (mut task_rows, mut task_panels) = (TASK_ROWS, TASK_PANELS);
+        let (mut task_rows, mut task_panels) = self.engine.task_size();
         let enough = |task_rows: usize, task_panels: usize| {
             let tasks = rows.div_ceil(task_rows) * panels.div_ceil(task_panels);
             self.threads == 1 || tasks >= 6 * self.threads
@@ -224,8 +223,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         while !enough(task_rows, task_panels) && task_panels > 2 {
             task_panels /= 2;
         }
-        if !enough(task_rows, task_panels) {
-            task_rows = ROWS_STEP;
+        while !enough(task_rows, task_panels) && task_rows > ROWS_STEP {
+            task_rows = (task_rows / 2).next_multiple_of(ROWS_STEP);
         }
         (task_rows, task_panels)
     }

@@ -1,7 +1,7 @@
 //! The engine of processors with bf16 units: AVX-512 BF16, and AMX where there is.
 
-use super::kernel::{Engine, Matrix, Panel, Sums};
-use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE_STRIDE};
+use super::kernel::{Engine, Matrix, Panel, Sums, prefetch_part, prefetch_rows};
+use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::pack_bf16::{self, Decoder};
 use super::shared::Shared;
 use super::tile_amx::Tiles;
@@ -40,6 +40,11 @@ impl Engine for Bf16Engine {
     type Session = Session;
 
     const ORDER: Order = Order::Pairs;
+
+    fn task_size(self) -> (usize, usize) {
+        // Larger where the tiles outrun the third-level cache; processors with AMX have 2 MiB of second-level cache.
+        if self.amx { (384, 16) } else { (192, 8) }
+    }
 
     fn packed_rows(self) -> usize {
         if self.amx { 2 * ROWS } else { tile_bf16::ROWS }
@@ -97,48 +102,54 @@ impl Engine for Bf16Engine {
         accumulate: bool,
     ) {
         let Sums { values, stride } = sums;
-        let mut row = 0;
-        while row < rows {
-            let a = &a[row * SLICE_STRIDE..];
-            let mut height = (rows - row).min(tile_bf16::ROWS);
-            for index in 0..panels {
-                let panel = panel(index);
+        for index in 0..panels {
+            let b = panel(index);
+            let next = match (index + 1 < panels).then(|| panel(index + 1)) {
+                Some(Panel::Values(next)) => next,
+                _ => &[],
+            };
+            let direct = matches!(b, Panel::Packed(_)) && rows <= DIRECT_ROWS;
+            let tiles = session.tiles.as_ref().filter(|_| !direct);
+            let height = tiles.map_or(tile_bf16::ROWS, |_| 2 * ROWS);
+            let steps = rows.div_ceil(height);
+            // A panel stays in the first-level cache while the rows pass by.
+            for (step, row) in (0..rows).step_by(height).enumerate() {
+                prefetch_part(next, step, steps);
+                if index == 0 {
+                    prefetch_rows(a, row + height..row + 2 * height, SLICE);
+                }
+                let a = &a[row * SLICE_STRIDE..];
                 let mut sums = Sums {
                     values: &mut values[row * stride + index * PANEL..],
                     stride,
                 };
-                let direct = matches!(panel, Panel::Packed(_)) && rows <= DIRECT_ROWS;
-                if let Some(tiles) = session.tiles.as_ref().filter(|_| !direct) {
-                    let short = rows - row <= ROWS;
-                    height = if short { ROWS } else { 2 * ROWS };
-                    match panel {
-                        Panel::Values(b) => tiles.multiply(short, a, b, &mut sums, accumulate),
-                        Panel::Packed(codes) => {
-                            let (pieces, _) = codes.as_chunks::<{ PANEL * DEPTH }>();
-                            tiles.multiply_pieces(
-                                short,
-                                a,
-                                pieces.len(),
-                                // SAFETY: a session exists only where these instructions do.
-                                |step, values| unsafe {
-                                    let decoder = &session.decoder;
-                                    pack_bf16::decode_panel(decoder, &pieces[step], values);
-                                },
-                                &mut sums,
-                                accumulate,
-                            );
-                        }
+                match (tiles, b) {
+                    (Some(tiles), Panel::Values(b)) => {
+                        tiles.multiply(rows - row <= ROWS, a, b, &mut sums, accumulate);
                     }
-                    continue;
+                    (Some(tiles), Panel::Packed(codes)) => {
+                        let (pieces, _) = codes.as_chunks::<{ PANEL * DEPTH }>();
+                        let piece = |step: usize, values: &mut [u16]| {
+                            // SAFETY: a session exists only where these instructions do.
+                            unsafe {
+                                pack_bf16::decode_panel(&session.decoder, &pieces[step], values);
+                            }
+                        };
+                        let short = rows - row <= ROWS;
+                        let count = pieces.len();
+                        tiles.multiply_pieces(short, a, count, piece, &mut sums, accumulate);
+                    }
+                    (None, b) => {
+                        let columns = match b {
+                            Panel::Values(b) => Columns::Values(b),
+                            Panel::Packed(codes) => Columns::Packed(&session.decoder, codes),
+                        };
+                        let height = (rows - row).min(height);
+                        // SAFETY: a session exists only where these instructions do.
+                        unsafe { tile_bf16::multiply(height, a, columns, sums, accumulate) };
+                    }
                 }
-                let columns = match panel {
-                    Panel::Values(b) => Columns::Values(b),
-                    Panel::Packed(codes) => Columns::Packed(&session.decoder, codes),
-                };
-                // SAFETY: a session exists only where these instructions do.
-                unsafe { tile_bf16::multiply(height, a, columns, sums, accumulate) };
             }
-            row += height;
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Codes are decoded straight into the panels that the tiles read, so nothing is packed twice.
 
-use super::kernel::{Engine, Matrix, Panel, Sums};
+use super::kernel::{Engine, Matrix, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{Order, PANEL, SLICE, SLICE_STRIDE};
 use super::shared::Shared;
 use super::tile_f32;
@@ -118,24 +118,29 @@ impl Engine for F32Engine {
                 }
             }
             Contraction::Cols => {
-                // Four columns at once: stores to one line follow each other.
-                let codes = |col: usize| match col {
-                    col if col < cols => {
-                        let start = matrix.place(first + col, range.start);
-                        &matrix.codes[start..start + rows]
-                    }
+                let codes = |col: usize| {
                     // Any codes will do for columns that are thrown away.
-                    _ => {
-                        let start = matrix.place(first, range.start);
-                        &matrix.codes[start..start + rows]
-                    }
+                    let col = if col < cols { col } else { 0 };
+                    let start = matrix.place(first + col, range.start);
+                    matrix.codes[start..start + rows].as_chunks::<8>()
                 };
-                for col in (0..PANEL).step_by(4) {
-                    let codes = [0, 1, 2, 3].map(|i| codes(col + i));
-                    for (row, dst) in dst.chunks_exact_mut(PANEL).enumerate() {
-                        for i in 0..4 {
-                            dst[col + i] = values[usize::from(codes[i][row])];
+                // Eight codes of two columns at once: one load for each eight, stores to one line follow each other.
+                for col in (0..PANEL).step_by(2) {
+                    let [(left, left_rest), (right, right_rest)] = [codes(col), codes(col + 1)];
+                    let (chunks, rest) = dst.as_chunks_mut::<{ 8 * PANEL }>();
+                    for ((dst, left), right) in chunks.iter_mut().zip(left).zip(right) {
+                        let [left, right] = [left, right].map(|codes| u64::from_le_bytes(*codes));
+                        for row in 0..8 {
+                            let value =
+                                |codes: u64| values[usize::from((codes >> (8 * row)) as u8)];
+                            dst[row * PANEL + col] = value(left);
+                            dst[row * PANEL + col + 1] = value(right);
                         }
+                    }
+                    let rest = rest.chunks_exact_mut(PANEL);
+                    for ((dst, &left), &right) in rest.zip(left_rest).zip(right_rest) {
+                        dst[col] = values[usize::from(left)];
+                        dst[col + 1] = values[usize::from(right)];
                     }
                 }
             }
@@ -160,28 +165,40 @@ impl Engine for F32Engine {
         accumulate: bool,
     ) {
         let Sums { values, stride } = sums;
-        let height = if engine.avx512 {
-            tile_f32::ROWS_AVX512
+        let (height, parts) = if engine.avx512 {
+            (tile_f32::ROWS_AVX512, 1)
         } else {
-            tile_f32::ROWS_AVX2
+            (tile_f32::ROWS_AVX2, 2)
         };
-        for row in (0..rows).step_by(height) {
-            let a = &a[row * SLICE_STRIDE..];
-            let height = (rows - row).min(height);
-            for index in 0..panels {
-                let Panel::Values(b) = panel(index) else {
-                    unreachable!("this engine asks for decoded panels");
-                };
-                let sums = Sums {
-                    values: &mut values[row * stride + index * PANEL..],
-                    stride,
-                };
-                // SAFETY: an engine exists only where its instructions do.
-                unsafe {
-                    if engine.avx512 {
-                        tile_f32::avx512(height, a, b, sums, accumulate);
-                    } else {
-                        tile_f32::avx2(height, a, b, sums, accumulate);
+        let tiles = rows.div_ceil(height) * parts;
+        for index in 0..panels {
+            let Panel::Values(b) = panel(index) else {
+                unreachable!("this engine asks for decoded panels");
+            };
+            let next = match (index + 1 < panels).then(|| panel(index + 1)) {
+                Some(Panel::Values(next)) => next,
+                _ => &[],
+            };
+            // The part of the panel stays in the first-level cache while the rows pass by.
+            for part in 0..parts {
+                for (tile, row) in (0..rows).step_by(height).enumerate() {
+                    prefetch_part(next, part * tiles / parts + tile, tiles);
+                    if index + part == 0 {
+                        prefetch_rows(a, row + height..row + 2 * height, b.len() / PANEL);
+                    }
+                    let a = &a[row * SLICE_STRIDE..];
+                    let sums = Sums {
+                        values: &mut values[row * stride + index * PANEL..],
+                        stride,
+                    };
+                    let height = (rows - row).min(height);
+                    // SAFETY: an engine exists only where its instructions do.
+                    unsafe {
+                        if engine.avx512 {
+                            tile_f32::avx512(height, a, b, sums, accumulate);
+                        } else {
+                            tile_f32::avx2(height, a, b, part, sums, accumulate);
+                        }
                     }
                 }
             }

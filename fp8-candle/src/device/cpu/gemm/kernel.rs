@@ -52,6 +52,12 @@ pub(super) trait Engine: Copy + Send + Sync {
     /// The order of packed codes that [`Engine::decode_panel`] reads.
     const ORDER: Order;
 
+    /// Rows (a multiple of the heights of all tiles, so of 96) and panels of a task at most: one slice of A and B and the
+    /// sums of the task then lie in the second-level cache.
+    fn task_size(self) -> (usize, usize) {
+        (192, 8)
+    }
+
     /// Up to so many rows, packed codes are better decoded within the kernel than before it.
     fn packed_rows(self) -> usize;
 
@@ -99,4 +105,29 @@ pub(super) trait Engine: Copy + Send + Sync {
         sums: Sums<'_>,
         accumulate: bool,
     );
+}
+
+/// Brings part `part` of `parts` of `values` into the second-level cache.
+#[inline(always)]
+pub(super) fn prefetch_part<V>(values: &[V], part: usize, parts: usize) {
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    let step = 64 / size_of::<V>();
+    let per_part = values.len().div_ceil(parts).next_multiple_of(step);
+    let end = values.len().min((part + 1) * per_part);
+    for at in (part * per_part..end).step_by(step) {
+        // SAFETY: every x86-64 processor has the instruction, which reads nothing and cannot fail.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(values.as_ptr().wrapping_add(at).cast()) };
+    }
+}
+
+/// Brings the rows of A that follow a tile into the second-level cache.
+#[inline(always)]
+pub(super) fn prefetch_rows<V>(a: &[V], rows: Range<usize>, len: usize) {
+    use super::layout::SLICE_STRIDE;
+    for row in rows {
+        let start = row * SLICE_STRIDE;
+        if let Some(values) = a.get(start..start + len) {
+            prefetch_part(values, 0, 1);
+        }
+    }
 }

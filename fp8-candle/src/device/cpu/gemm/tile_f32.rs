@@ -28,10 +28,17 @@ pub(super) fn avx512(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumula
     tiles!(rows, tile_avx512, (a, b, sums, accumulate), 1 2 3 4 5 6 7 8 9 10 11 12)
 }
 
-/// As [`avx512`].
+/// As [`avx512`], for the left (0) or right (1) `half` of the columns.
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn avx2(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
-    tiles!(rows, tile_avx2, (a, b, sums, accumulate), 1 2 3 4 5 6)
+pub(super) fn avx2(
+    rows: usize,
+    a: &[f32],
+    b: &[f32],
+    half: usize,
+    sums: Sums<'_>,
+    accumulate: bool,
+) {
+    tiles!(rows, tile_avx2, (a, b, half, sums, accumulate), 1 2 3 4 5 6)
 }
 
 /// Panics where the slices do not hold a tile of `R` rows; gives the rows of `b`.
@@ -74,33 +81,33 @@ fn tile_avx512<const R: usize>(a: &[f32], b: &[f32], sums: Sums<'_>, accumulate:
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn tile_avx2<const R: usize>(a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+fn tile_avx2<const R: usize>(a: &[f32], b: &[f32], half: usize, sums: Sums<'_>, accumulate: bool) {
     let b = check::<R>(a, b, &sums);
-    let (a, stride, sums) = (a.as_ptr(), sums.stride, sums.values.as_mut_ptr());
-    for half in [0, PANEL / 2] {
-        let mut tile = [[_mm256_setzero_ps(); 2]; R];
-        // SAFETY: `check` has bounded the rows of `a` and `sums`; half a row of `b` is two vectors.
-        unsafe {
-            let sums = sums.add(half);
-            if accumulate {
-                for (row, tile) in tile.iter_mut().enumerate() {
-                    tile[0] = _mm256_loadu_ps(sums.add(row * stride));
-                    tile[1] = _mm256_loadu_ps(sums.add(row * stride + 8));
-                }
+    assert!(half < 2);
+    let half = half * PANEL / 2;
+    let (a, stride) = (a.as_ptr(), sums.stride);
+    let mut tile = [[_mm256_setzero_ps(); 2]; R];
+    // SAFETY: `check` has bounded the rows of `a` and `sums`; half a row of `b` is two vectors.
+    unsafe {
+        let sums = sums.values.as_mut_ptr().add(half);
+        if accumulate {
+            for (row, tile) in tile.iter_mut().enumerate() {
+                tile[0] = _mm256_loadu_ps(sums.add(row * stride));
+                tile[1] = _mm256_loadu_ps(sums.add(row * stride + 8));
             }
-            for (index, b) in b.iter().enumerate() {
-                let b = b.as_ptr().add(half);
-                let b = [_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8))];
-                for (row, tile) in tile.iter_mut().enumerate() {
-                    let a = _mm256_set1_ps(*a.add(row * SLICE_STRIDE + index));
-                    tile[0] = _mm256_fmadd_ps(a, b[0], tile[0]);
-                    tile[1] = _mm256_fmadd_ps(a, b[1], tile[1]);
-                }
+        }
+        for (index, b) in b.iter().enumerate() {
+            let b = b.as_ptr().add(half);
+            let b = [_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8))];
+            for (row, tile) in tile.iter_mut().enumerate() {
+                let a = _mm256_set1_ps(*a.add(row * SLICE_STRIDE + index));
+                tile[0] = _mm256_fmadd_ps(a, b[0], tile[0]);
+                tile[1] = _mm256_fmadd_ps(a, b[1], tile[1]);
             }
-            for (row, tile) in tile.iter().enumerate() {
-                _mm256_storeu_ps(sums.add(row * stride), tile[0]);
-                _mm256_storeu_ps(sums.add(row * stride + 8), tile[1]);
-            }
+        }
+        for (row, tile) in tile.iter().enumerate() {
+            _mm256_storeu_ps(sums.add(row * stride), tile[0]);
+            _mm256_storeu_ps(sums.add(row * stride + 8), tile[1]);
         }
     }
 }
