@@ -3,6 +3,7 @@
 use super::same_cast;
 use crate::delayed::DelayedSlot;
 use crate::device::backend;
+use crate::packed::PackedWeight;
 use crate::quantize::{Quantized, Quantizer, ScaleSource};
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Result, Tensor, TensorId};
@@ -45,6 +46,10 @@ struct Entry {
     recorded: bool,
     quant_scale: Tensor,
     quantized: Fp8Tensor,
+    /// Whether the codes have been used again.
+    used_again: bool,
+    /// The codes once more, as the device streams them.
+    packed: Option<PackedWeight>,
 }
 
 /// How to get the codes.
@@ -75,7 +80,7 @@ impl Cached {
         {
             return Step::MakeKept(kept.quant_scale);
         }
-        let Some(entry) = self.entry.as_ref().filter(|entry| {
+        let Some(entry) = self.entry.as_mut().filter(|entry| {
             entry.id == weight.id()
                 && entry.fingerprint == fingerprint
                 && entry.contraction == contraction
@@ -87,6 +92,7 @@ impl Cached {
         let fresh = entry.version == now;
         if matches!(quantizer.source, ScaleSource::Delayed { record: true, .. }) {
             if entry.recorded && (fresh || entry.version.0 > 0) {
+                entry.used_again = true;
                 Step::Use(entry.quantized.clone())
             } else {
                 Step::Make {
@@ -94,6 +100,7 @@ impl Cached {
                 }
             }
         } else if fresh {
+            entry.used_again = true;
             Step::Use(entry.quantized.clone())
         } else {
             // Evaluation must not disturb the codes of the training step in progress.
@@ -146,6 +153,23 @@ impl WeightCache {
         Ok(())
     }
 
+    /// `codes` of this cache as the device streams them, for GEMMs of few rows; None where they are new and may change
+    /// before they are used again. Kept as long as the codes.
+    pub(super) fn packed(&self, codes: &Fp8Tensor) -> Result<Option<PackedWeight>> {
+        let mut cached = self.lock();
+        let Some(entry) = cached
+            .entry
+            .as_mut()
+            .filter(|entry| entry.used_again && entry.quantized.codes().id() == codes.codes().id())
+        else {
+            return Ok(None);
+        };
+        if entry.packed.is_none() {
+            entry.packed = Some(PackedWeight::new(codes)?);
+        }
+        Ok(entry.packed.clone())
+    }
+
     /// The FP8 copy of `weight` under `quantizer`, from the cache where it still holds.
     pub fn quantize(
         &self,
@@ -178,6 +202,8 @@ impl WeightCache {
                 recorded,
                 quant_scale: made.quant_scale.clone(),
                 quantized: made.tensor.clone(),
+                used_again: false,
+                packed: None,
             });
         };
         let made = match (step, slot) {

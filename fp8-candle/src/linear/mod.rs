@@ -26,6 +26,9 @@ use candle_core::{DType, Result, Storage, Tensor};
 use fp8_core::Contraction;
 use std::sync::Arc;
 
+/// Up to so many tokens a weight that stays is kept packed beside its codes.
+const FEW_ROWS: usize = 32;
+
 /// The casts of one GEMM's operands and its options.
 #[derive(Debug, Clone)]
 pub struct GemmPlan {
@@ -109,22 +112,31 @@ pub fn fp8_linear(
                 let operands = ((&x8, Contraction::Cols), (w8, Contraction::Cols));
                 multiply(operands.0, operands.1, &out, plan.emulate)
             };
+            let stream = |w8: &PackedWeight| {
+                let x8 = x8.operand(Contraction::Cols);
+                backend(x.device())?.gemm(&x8, &w8.operand(), &out)
+            };
             match weight {
                 LinearWeight::HighPrecision(w, cache) => {
                     let w8 = match cache {
                         Some(cache) => cache.quantize(w, &gemm.b, Contraction::Cols)?,
                         None => gemm.b.quantize(w, Contraction::Cols)?.tensor,
                     };
-                    let y = product(&w8)?;
+                    // Few rows are bound by reading the weight.
+                    let packed = match cache {
+                        Some(cache) if m <= FEW_ROWS && !plan.emulate => cache.packed(&w8)?,
+                        _ => None,
+                    };
+                    let y = match packed {
+                        Some(packed) => stream(&packed)?,
+                        None => product(&w8)?,
+                    };
                     saved.keep(plan, gemm, (x.track_op(), x8), (w.track_op(), w8));
                     y
                 }
                 LinearWeight::Fp8(w8) => product(w8)?,
                 LinearWeight::Packed(w8) if plan.emulate => product(&w8.unpack()?)?,
-                LinearWeight::Packed(w8) => {
-                    let x8 = x8.operand(Contraction::Cols);
-                    backend(x.device())?.gemm(&x8, &w8.operand(), &out)?
-                }
+                LinearWeight::Packed(w8) => stream(w8)?,
             }
         }
     };

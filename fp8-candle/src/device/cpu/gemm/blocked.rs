@@ -5,7 +5,7 @@
 
 use super::super::tasks;
 use super::epilogue::{Epilogue, merge_segment};
-use super::kernel::{Engine, Matrix, Panel, Sums};
+use super::kernel::{Engine, Matrix, Mode, Panel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE, a_len, b_len, padded};
 use super::scratch::Scratch;
 use super::shared::Shared;
@@ -379,7 +379,10 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                     values: sums,
                     stride,
                 },
-                start > range.start,
+                Mode {
+                    few: self.a.kept() <= self.engine.few_rows(),
+                    accumulate: start > range.start,
+                },
             );
             start = end;
         }

@@ -1,6 +1,6 @@
 //! The engine of processors with bf16 units: AVX-512 BF16, and AMX where there is.
 
-use super::kernel::{Engine, Matrix, Panel, Sums, prefetch_part, prefetch_rows};
+use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::pack_bf16::{self, Decoder};
 use super::shared::Shared;
@@ -16,7 +16,7 @@ pub(super) struct Bf16Engine {
 }
 
 /// Rows for which `vdpbf16ps` on decoded registers is faster than AMX, whose operands go through memory.
-const DIRECT_ROWS: usize = 2;
+const FEW_ROWS_OF_AMX: usize = 2;
 
 impl Bf16Engine {
     /// The engine of an instruction set that has one.
@@ -48,6 +48,14 @@ impl Engine for Bf16Engine {
 
     fn packed_rows(self) -> usize {
         if self.amx { 2 * ROWS } else { tile_bf16::ROWS }
+    }
+
+    fn few_rows(self) -> usize {
+        if self.amx {
+            FEW_ROWS_OF_AMX
+        } else {
+            tile_bf16::ROWS
+        }
     }
 
     unsafe fn pack_a(
@@ -99,7 +107,7 @@ impl Engine for Bf16Engine {
         panels: usize,
         panel: impl Fn(usize) -> Panel<'b, u16>,
         sums: Sums<'_>,
-        accumulate: bool,
+        Mode { few, accumulate }: Mode,
     ) {
         let Sums { values, stride } = sums;
         for index in 0..panels {
@@ -108,8 +116,7 @@ impl Engine for Bf16Engine {
                 Some(Panel::Values(next)) => next,
                 _ => &[],
             };
-            let direct = matches!(b, Panel::Packed(_)) && rows <= DIRECT_ROWS;
-            let tiles = session.tiles.as_ref().filter(|_| !direct);
+            let tiles = session.tiles.as_ref().filter(|_| !few);
             let height = tiles.map_or(tile_bf16::ROWS, |_| 2 * ROWS);
             let steps = rows.div_ceil(height);
             // A panel stays in the first-level cache while the rows pass by.
@@ -141,12 +148,16 @@ impl Engine for Bf16Engine {
                     }
                     (None, b) => {
                         let columns = match b {
+                            Panel::Values(b) if few => Columns::FewValues(b),
                             Panel::Values(b) => Columns::Values(b),
-                            Panel::Packed(codes) => Columns::Packed(&session.decoder, codes),
+                            Panel::Packed(codes) => Columns::FewPacked(codes),
                         };
                         let height = (rows - row).min(height);
                         // SAFETY: a session exists only where these instructions do.
-                        unsafe { tile_bf16::multiply(height, a, columns, sums, accumulate) };
+                        unsafe {
+                            let decoder = &session.decoder;
+                            tile_bf16::multiply(decoder, height, a, columns, sums, accumulate);
+                        };
                     }
                 }
             }

@@ -2,7 +2,7 @@
 //!
 //! Codes are decoded straight into the panels that the tiles read, so nothing is packed twice.
 
-use super::kernel::{Engine, Matrix, Panel, Sums, prefetch_part, prefetch_rows};
+use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{Order, PANEL, SLICE, SLICE_STRIDE};
 use super::shared::Shared;
 use super::tile_f32;
@@ -162,7 +162,7 @@ impl Engine for F32Engine {
         panels: usize,
         panel: impl Fn(usize) -> Panel<'b, f32>,
         sums: Sums<'_>,
-        accumulate: bool,
+        Mode { accumulate, .. }: Mode,
     ) {
         let Sums { values, stride } = sums;
         let (height, parts) = if engine.avx512 {

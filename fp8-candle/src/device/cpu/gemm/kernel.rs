@@ -40,6 +40,15 @@ pub(super) struct Sums<'a> {
     pub(super) stride: usize,
 }
 
+/// How sums are made.
+#[derive(Clone, Copy)]
+pub(super) struct Mode {
+    /// The whole product has no more rows than [`Engine::few_rows`].
+    pub(super) few: bool,
+    /// Add to what is there, instead of beginning with zero.
+    pub(super) accumulate: bool,
+}
+
 /// Kernels that decode codes to values of one type, in the forms of `layout.rs`, and sum their products in f32. Owning an
 /// engine is the proof that the processor has its instructions.
 pub(super) trait Engine: Copy + Send + Sync {
@@ -58,8 +67,13 @@ pub(super) trait Engine: Copy + Send + Sync {
         (192, 8)
     }
 
-    /// Up to so many rows, packed codes are better decoded within the kernel than before it.
+    /// Up to so many rows of a whole product, packed codes are better decoded within the kernel than before it.
     fn packed_rows(self) -> usize;
+
+    /// Up to so many rows of a whole product, each element is summed in several parts.
+    fn few_rows(self) -> usize {
+        0
+    }
 
     /// Packs kept indices `rows` of `matrix` into A's form, `first` being the kept index of the form's first row.
     ///
@@ -103,7 +117,7 @@ pub(super) trait Engine: Copy + Send + Sync {
         panels: usize,
         panel: impl Fn(usize) -> Panel<'b, Self::Value>,
         sums: Sums<'_>,
-        accumulate: bool,
+        mode: Mode,
     );
 }
 

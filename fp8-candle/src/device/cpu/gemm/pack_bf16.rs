@@ -319,17 +319,17 @@ pub(super) fn pack_b(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) fn decode_panel(decoder: &Decoder, packed: &[u8], dst: &mut [u16]) {
     for (codes, dst) in packed.chunks_exact(64).zip(dst.chunks_exact_mut(64)) {
-        prefetch(codes, 4096);
+        prefetch(codes.as_ptr(), 4096);
         let (low, high) = decoder.decode(load(codes));
         store(low, dst);
         store(high, &mut dst[32..]);
     }
 }
 
-/// Asks for what lies `ahead` bytes after the start of `bytes`.
+/// Asks for what lies `ahead` bytes after `start`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
-pub(super) fn prefetch(bytes: &[u8], ahead: usize) {
+pub(super) fn prefetch(start: *const u8, ahead: usize) {
     // A prefetch reads nothing and cannot fail, whatever the address.
-    _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(ahead).cast());
+    _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(ahead).cast());
 }

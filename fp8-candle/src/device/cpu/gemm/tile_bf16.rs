@@ -8,13 +8,15 @@ use std::arch::x86_64::*;
 /// Rows of a tile.
 pub(super) const ROWS: usize = 12;
 
-/// What a tile's columns come from.
+/// One panel, and how its columns are summed.
 #[derive(Clone, Copy)]
 pub(super) enum Columns<'a> {
     /// B's form.
     Values(&'a [u16]),
+    /// B's form, for a product of no more rows than a tile: several sums for each element, as for packed codes.
+    FewValues(&'a [u16]),
     /// Packed codes, decoded on the way: for so few rows that no one else needs the values.
-    Packed(&'a Decoder, &'a [u8]),
+    FewPacked(&'a [u8]),
 }
 
 /// Adds to (or begins with zero) the `rows x 32` sums.
@@ -23,6 +25,7 @@ pub(super) enum Columns<'a> {
 /// length is that of the sum.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 pub(super) fn multiply(
+    decoder: &Decoder,
     rows: usize,
     a: &[u16],
     columns: Columns<'_>,
@@ -32,7 +35,7 @@ pub(super) fn multiply(
     macro_rules! tile {
         ($($rows:literal)+) => {
             match rows {
-                $($rows => tile::<$rows>(a, columns, sums, accumulate),)+
+                $($rows => of_rows::<$rows>(decoder, a, columns, sums, accumulate),)+
                 _ => unreachable!("a tile of {rows} rows"),
             }
         };
@@ -41,20 +44,45 @@ pub(super) fn multiply(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn tile<const R: usize>(a: &[u16], columns: Columns<'_>, sums: Sums<'_>, accumulate: bool) {
-    match columns {
-        Columns::Values(b) => tile_values::<R>(a, b, sums, accumulate),
-        // A few rows need several sums each to hide the latency of the instruction.
-        Columns::Packed(decoder, codes) if R <= 2 => {
-            tile_packed::<R, 4>(decoder, a, codes, sums, accumulate);
+fn of_rows<const R: usize>(
+    decoder: &Decoder,
+    a: &[u16],
+    columns: Columns<'_>,
+    sums: Sums<'_>,
+    accumulate: bool,
+) {
+    // A few rows need several sums each to hide the latency of the instruction. Packed codes are summed like values.
+    let unrolled = match R {
+        ..=2 => 4,
+        3..=6 => 2,
+        _ => 1,
+    };
+    match (columns, unrolled) {
+        (Columns::Values(b), _) | (Columns::FewValues(b), 1) => {
+            tile::<R, 1, false>(decoder, a, bytes(b), sums, accumulate);
         }
-        Columns::Packed(decoder, codes) if R <= 6 => {
-            tile_packed::<R, 2>(decoder, a, codes, sums, accumulate);
+        (Columns::FewValues(b), 2) => {
+            tile::<R, 2, false>(decoder, a, bytes(b), sums, accumulate);
         }
-        Columns::Packed(decoder, codes) => {
-            tile_packed::<R, 1>(decoder, a, codes, sums, accumulate);
+        (Columns::FewValues(b), _) => {
+            tile::<R, 4, false>(decoder, a, bytes(b), sums, accumulate);
+        }
+        (Columns::FewPacked(codes), 1) => {
+            tile::<R, 1, true>(decoder, a, codes, sums, accumulate);
+        }
+        (Columns::FewPacked(codes), 2) => {
+            tile::<R, 2, true>(decoder, a, codes, sums, accumulate);
+        }
+        (Columns::FewPacked(codes), _) => {
+            tile::<R, 4, true>(decoder, a, codes, sums, accumulate);
         }
     }
+}
+
+/// The bytes of values in memory.
+fn bytes(values: &[u16]) -> &[u8] {
+    // SAFETY: any memory of u16 is one of bytes, twice as many.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), 2 * values.len()) }
 }
 
 /// Two neighbours of each of `R` rows, for all columns.
@@ -84,50 +112,39 @@ fn check_rows<const R: usize>(a: &[u16], pairs: usize) {
     assert!(R > 0 && a.len() >= (R - 1) * SLICE_STRIDE + 2 * pairs);
 }
 
+/// `U` interleaved sums for each element, which are added at the end. `b`: values, or codes where `PACKED`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn tile_values<const R: usize>(a: &[u16], b: &[u16], sums: Sums<'_>, accumulate: bool) {
-    let (pairs, _) = b.as_chunks::<{ 2 * PANEL }>();
-    check_rows::<R>(a, pairs.len());
-    let mut tile = start::<R>(&sums, accumulate);
-    for (pair, b) in pairs.iter().enumerate() {
-        // SAFETY: the chunk holds 64 elements of 16 bits, two vectors.
-        let b = unsafe {
-            [
-                as_bf16(_mm512_loadu_si512(b.as_ptr().cast())),
-                as_bf16(_mm512_loadu_si512(b.as_ptr().add(PANEL).cast())),
-            ]
-        };
-        for (row, tile) in tile.iter_mut().enumerate() {
-            let a = broadcast::<R>(a, pair, row);
-            tile[0] = _mm512_dpbf16_ps(tile[0], a, b[0]);
-            tile[1] = _mm512_dpbf16_ps(tile[1], a, b[1]);
-        }
-    }
-    finish(tile, sums);
-}
-
-/// `U` interleaved sums for each element, which are added at the end.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn tile_packed<const R: usize, const U: usize>(
+fn tile<const R: usize, const U: usize, const PACKED: bool>(
     decoder: &Decoder,
     a: &[u16],
-    codes: &[u8],
+    b: &[u8],
     sums: Sums<'_>,
     accumulate: bool,
 ) {
-    let (pairs, _) = codes.as_chunks::<{ 2 * PANEL }>();
-    check_rows::<R>(a, pairs.len());
+    let pair_bytes = if PACKED { 2 * PANEL } else { 4 * PANEL };
+    let pairs = b.len() / pair_bytes;
+    check_rows::<R>(a, pairs);
     let mut tiles = [[[_mm512_setzero_ps(); 2]; R]; U];
     tiles[0] = start::<R>(&sums, accumulate);
     // The length of a sum is a multiple of 32, so of U pairs.
-    for (group, codes) in pairs.chunks_exact(U).enumerate() {
+    for group in 0..pairs / U {
         for (unrolled, tile) in tiles.iter_mut().enumerate() {
-            prefetch(&codes[unrolled], 8192);
-            // SAFETY: the chunk holds 64 bytes, one vector.
-            let codes = unsafe { _mm512_loadu_si512(codes[unrolled].as_ptr().cast()) };
-            let (left, right) = decoder.decode(codes);
+            let pair = group * U + unrolled;
+            // SAFETY: `pair` is below the number of pairs that `b` holds, of one vector where packed, else of two.
+            let (left, right) = unsafe {
+                let b = b.as_ptr().add(pair * pair_bytes);
+                if PACKED {
+                    prefetch(b, 2048);
+                    decoder.decode(_mm512_loadu_si512(b.cast()))
+                } else {
+                    (
+                        _mm512_loadu_si512(b.cast()),
+                        _mm512_loadu_si512(b.add(2 * PANEL).cast()),
+                    )
+                }
+            };
             for (row, tile) in tile.iter_mut().enumerate() {
-                let a = broadcast::<R>(a, group * U + unrolled, row);
+                let a = broadcast::<R>(a, pair, row);
                 tile[0] = _mm512_dpbf16_ps(tile[0], a, as_bf16(left));
                 tile[1] = _mm512_dpbf16_ps(tile[1], a, as_bf16(right));
             }

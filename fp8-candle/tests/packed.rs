@@ -1,0 +1,136 @@
+//! Weights as their device streams them.
+
+use candle_core::{DType, Device, Result, Tensor};
+use fp8_candle::{
+    Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer, WeightCache, fp8_linear,
+};
+use fp8_core::{Contraction, Format, Granularity};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+fn random(seed: u64, rows: usize, cols: usize) -> Result<Tensor> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let values: Vec<f32> = (0..rows * cols)
+        .map(|_| rng.random_range(-2.0..2.0))
+        .collect();
+    Tensor::from_vec(values, (rows, cols), &Device::Cpu)
+}
+
+fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {
+    let quantizer = Quantizer::dynamic(Format::E4M3, granularity);
+    LinearPlan {
+        path: "layer".into(),
+        output: Some(GemmPlan {
+            a: quantizer.clone(),
+            b: quantizer,
+            use_fast_accum: false,
+        }),
+        grad_input: None,
+        grad_weight: None,
+        emulate,
+    }
+}
+
+#[test]
+fn codes_come_back_and_are_held_once() -> Result<()> {
+    for (n, k) in [(1, 1), (64, 96), (33, 70)] {
+        for granularity in [Granularity::Tensorwise, Granularity::Rowwise] {
+            let quantizer = Quantizer::dynamic(Format::E5M2, granularity);
+            let codes = Fp8Tensor::quantize(&random(1, n, k)?, &quantizer, Contraction::Cols)?;
+            let weight = PackedWeight::new(&codes)?;
+            assert_eq!(weight.dims(), [n, k]);
+            assert_eq!(weight.format(), Format::E5M2);
+            let padded = n.next_multiple_of(32) * k.next_multiple_of(32);
+            let scales = 4 * codes.dequant_scale().elem_count();
+            let one_copy = n * k + scales..=padded + scales;
+            assert!(one_copy.contains(&weight.size_in_bytes()), "{n} {k}");
+            let back = weight.unpack()?;
+            assert!(one_copy.contains(&weight.size_in_bytes()), "{n} {k}");
+            assert_eq!(
+                back.codes().to_vec2::<u8>()?,
+                codes.codes().to_vec2::<u8>()?
+            );
+            let values = |x: &Tensor| x.to_vec2::<f32>();
+            assert_eq!(
+                values(&weight.dequantize(DType::F32)?)?,
+                values(&codes.dequantize(DType::F32)?)?
+            );
+            assert_eq!(
+                weight.codes().codes().to_vec2::<u8>()?,
+                codes.codes().to_vec2::<u8>()?
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn only_matrices_are_packed() -> Result<()> {
+    let quantizer = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
+    let x = random(1, 6, 4)?.reshape((2, 3, 4))?;
+    let codes = Fp8Tensor::quantize(&x, &quantizer, Contraction::Cols)?;
+    let error = PackedWeight::new(&codes).unwrap_err().to_string();
+    assert!(error.contains("[2, 3, 4]"), "{error}");
+    Ok(())
+}
+
+/// A packed weight, plain codes, and a cached weight on its first and later uses: the same bits.
+#[test]
+fn every_form_of_a_weight_gives_the_same_bits() -> Result<()> {
+    let (n, k) = (70, 600);
+    for granularity in [Granularity::Tensorwise, Granularity::Rowwise] {
+        let plan = plan(granularity, false);
+        let quantizer = Quantizer::dynamic(Format::E4M3, granularity);
+        let w = random(2, n, k)?;
+        let codes = Fp8Tensor::quantize(&w, &quantizer, Contraction::Cols)?;
+        let packed = PackedWeight::new(&codes)?;
+        for m in [1, 2, 3, 7, 12, 13, 16, 17, 32, 33, 200] {
+            let x = random(3, m, k)?;
+            let run = |weight: LinearWeight<'_>| -> Result<Vec<Vec<f32>>> {
+                fp8_linear(&x, weight, None, &plan)?.to_vec2()
+            };
+            let expected = run(LinearWeight::Fp8(&codes))?;
+            assert_eq!(
+                run(LinearWeight::Packed(&packed))?,
+                expected,
+                "packed, {m} rows"
+            );
+            let cache = WeightCache::default();
+            for call in 0..3 {
+                let y = run(LinearWeight::HighPrecision(&w, Some(&cache)))?;
+                assert_eq!(y, expected, "call {call}, {m} rows");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_and_emulation_see_the_same_values() -> Result<()> {
+    let (m, n, k) = (5, 40, 64);
+    let quantizer = Quantizer::dynamic(Format::E4M3, Granularity::Rowwise);
+    let codes = Fp8Tensor::quantize(&random(2, n, k)?, &quantizer, Contraction::Cols)?;
+    let packed = PackedWeight::new(&codes)?;
+    let x = candle_core::Var::from_tensor(&random(3, m, k)?)?;
+    let mut results = vec![];
+    for weight in [LinearWeight::Fp8(&codes), LinearWeight::Packed(&packed)] {
+        for emulate in [false, true] {
+            let y = fp8_linear(&x, weight, None, &plan(Granularity::Rowwise, emulate))?;
+            let grads = y.backward()?;
+            let grad = grads.get(&x).expect("x has a gradient").to_vec2::<f32>()?;
+            results.push((y.to_vec2::<f32>()?, grad));
+        }
+        let high_precision = LinearPlan {
+            output: None,
+            ..plan(Granularity::Rowwise, false)
+        };
+        let y = fp8_linear(&x, weight, None, &high_precision)?;
+        let grads = y.backward()?;
+        assert_eq!(
+            grads.get(&x).expect("x has a gradient").to_vec2::<f32>()?,
+            results[0].1
+        );
+    }
+    assert_eq!(results[0], results[2]);
+    assert_eq!(results[1], results[3]);
+    Ok(())
+}
