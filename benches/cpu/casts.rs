@@ -14,6 +14,9 @@ use std::hint::black_box;
 
 /// Bytes of an input that stays in the second-level cache.
 const SMALL: usize = 256 << 10;
+
+/// Values that lie in the first-level cache with their codes.
+const SMALLEST: usize = 16 << 10;
 /// Calls in a run of a case in cache.
 const CALLS: usize = 100;
 
@@ -27,7 +30,8 @@ pub fn run(session: &Session) -> Result<()> {
     let large = if session.quick() { 256 << 20 } else { 1 << 30 };
     encoding::<f32>(session, "f32", large, Some(14.))?;
     encoding::<bf16>(session, "bf16", large, None)?;
-    decoding(session)
+    decoding(session, SMALLEST, Some(12.))?;
+    decoding(session, SMALL, None)
 }
 
 /// With a scale, and the amax from the same pass.
@@ -90,11 +94,11 @@ fn encoding<T: WithDType + HighPrecision>(
     session.report(case, (Metric::GbPerS, rate), bar, times, work)
 }
 
-fn decoding(session: &Session) -> Result<()> {
-    let len = SMALL / 4;
+fn decoding(session: &Session, bytes: usize, bar: Option<f64>) -> Result<()> {
+    let len = bytes / 4;
     let case = session.name(format!(
         "decode e4m3->f32, {} of f32 in cache",
-        label(SMALL)
+        label(bytes)
     ));
     if !session.wants(&case) {
         return Ok(());
@@ -120,7 +124,7 @@ fn decoding(session: &Session) -> Result<()> {
         q8_0: None,
     })?;
     let rate = len as f64 / times.ours.unwrap_or(f64::NAN) * 1e-6;
-    session.report(case, (Metric::GelemPerS, rate), Some(12.), times, None)
+    session.report(case, (Metric::GelemPerS, rate), bar, times, None)
 }
 
 /// Every code gives its value back to half a step of the format (what is large enough to be normal).

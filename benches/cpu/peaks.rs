@@ -57,6 +57,15 @@ impl Peaks {
         peaks
     }
 
+    /// Whether `vdpbf16ps` has the twofold rate of f32 multiply-adds that its bars rest on. Intel's processors with AMX
+    /// issue one every other cycle.
+    pub fn bf16_doubles_f32(&self) -> bool {
+        match (self.vdpbf16ps, self.fma_avx2) {
+            (Some(bf16), Some(f32)) => bf16 > 1.6 * f32,
+            _ => false,
+        }
+    }
+
     /// The part of the peak that `work` in `ms` reaches. Products are held against `vdpbf16ps` where code for it may
     /// run, tiles or not, and else against f32 multiply-adds; FP8_ISA=`isa` decides that.
     pub fn fraction(&self, work: Work, ms: f64, threads: usize, isa: Option<&str>) -> Option<f64> {
