@@ -7,6 +7,7 @@ use candle_core::{CpuStorage, DType, Result};
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
 use half::{bf16, f16};
 use rayon::prelude::*;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Elements per task: large enough to hide the hand-over, small enough to share out.
 const TASK: usize = 1 << 15;
@@ -29,6 +30,16 @@ pub(super) fn amax(src: Floats<'_>, grid: &ScaleGrid) -> Vec<f32> {
             let mut out = vec![0f32; grid.len()];
             fp8_core::amax_rows(src, 0, grid, &mut out);
             return out;
+        }
+        if grid.len() == 1 {
+            let amax = AtomicU32::new(0);
+            tasks::for_each(src.len().div_ceil(len), |index| {
+                let src = &src[index * len..src.len().min((index + 1) * len)];
+                let mut part = [0f32];
+                fp8_core::amax_rows(src, index * len / grid.cols(), grid, &mut part);
+                amax.fetch_max(part[0].to_bits(), Ordering::Relaxed);
+            });
+            return vec![f32::from_bits(amax.into_inner())];
         }
         src.par_chunks(len)
             .enumerate()
@@ -67,21 +78,25 @@ pub(super) fn encode(
     ) -> (Vec<u8>, f32) {
         let mut codes = vec![0u8; src.len()];
         let len = task_len(grid.cols());
-        let amax = tasks::fold_chunks(
-            (src, len),
-            (&mut codes, len),
-            || 0f32,
-            |index, src, codes| {
-                let first_row = index * len / grid.cols();
-                if want_amax {
-                    fp8_core::encode_rows_with_amax(cast, src, first_row, grid, quant_scales, codes)
-                } else {
-                    fp8_core::encode_rows(cast, src, first_row, grid, quant_scales, codes);
-                    0.
-                }
-            },
-            larger,
-        );
+        // Bits of magnitudes order as their values do, NaN on top.
+        let amax = AtomicU32::new(0);
+        tasks::for_each_chunk(src, &mut codes, len, |index, src, codes| {
+            let first_row = index * len / grid.cols();
+            if want_amax {
+                let part = fp8_core::encode_rows_with_amax(
+                    cast,
+                    src,
+                    first_row,
+                    grid,
+                    quant_scales,
+                    codes,
+                );
+                amax.fetch_max(part.to_bits(), Ordering::Relaxed);
+            } else {
+                fp8_core::encode_rows(cast, src, first_row, grid, quant_scales, codes);
+            }
+        });
+        let amax = f32::from_bits(amax.into_inner());
         (codes, amax)
     }
     for_floats!(src, src => run(src, grid, quant_scales, cast, want_amax))
@@ -103,16 +118,10 @@ pub(super) fn decode(
     ) -> Vec<T> {
         let mut values = vec![T::default(); codes.len()];
         let len = task_len(grid.cols());
-        tasks::fold_chunks(
-            (codes, len),
-            (&mut values, len),
-            || (),
-            |index, codes, values| {
-                let first_row = index * len / grid.cols();
-                fp8_core::decode_rows(format, codes, first_row, grid, dequant_scales, values);
-            },
-            |(), ()| (),
-        );
+        tasks::for_each_chunk(codes, &mut values, len, |index, codes, values| {
+            let first_row = index * len / grid.cols();
+            fp8_core::decode_rows(format, codes, first_row, grid, dequant_scales, values);
+        });
         values
     }
     Ok(match dtype {
@@ -135,11 +144,7 @@ pub(super) fn decode(
 
 /// Codes to f32 without scales, into `values`.
 pub(super) fn decode_unscaled(format: Format, codes: &[u8], values: &mut [f32]) {
-    tasks::fold_chunks(
-        (codes, TASK),
-        (values, TASK),
-        || (),
-        |_, codes, values| fp8_core::decode(format, codes, 1., values),
-        |(), ()| (),
-    );
+    tasks::for_each_chunk(codes, values, TASK, |_, codes, values| {
+        fp8_core::decode(format, codes, 1., values);
+    });
 }

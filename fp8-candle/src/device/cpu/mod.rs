@@ -4,6 +4,7 @@ mod cast;
 mod data;
 mod gemm;
 mod hash;
+mod shared;
 mod tasks;
 
 use super::{Backend, GemmOperand, GemmOutput, ScalePolicy};

@@ -1,36 +1,84 @@
-//! Tasks over the rayon pool that the caller runs in. A single one stays on its thread: handing it to another, and
-//! waking that, costs more than small work takes.
+//! Tasks over the rayon pool that the caller belongs to, or else the global one.
+//!
+//! The caller works too, at once: waking another thread takes longer than small work does. Tasks are taken one by one
+//! from a counter, so a thread that is held up leaves them to the others.
 
-use rayon::prelude::*;
+use super::shared::Shared;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs `task` for each of `count`.
-pub(super) fn for_each(count: usize, task: impl Fn(usize) + Send + Sync) {
-    if count > 1 && rayon::current_num_threads() > 1 {
-        (0..count).into_par_iter().for_each(task);
-    } else {
+pub(super) fn for_each(count: usize, task: impl Fn(usize) + Sync) {
+    let threads = rayon::current_num_threads().min(count);
+    if threads <= 1 {
         (0..count).for_each(task);
+        return;
     }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                break;
+            }
+            task(index);
+        }
+    };
+    rayon::in_place_scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|_| work());
+        }
+        work();
+    });
 }
 
-/// Runs `task` for each pair of chunks of `a` and `b`, with its index, and folds what they give with `fold`.
-pub(super) fn fold_chunks<A: Sync, B: Send, R: Send>(
-    (a, a_len): (&[A], usize),
-    (b, b_len): (&mut [B], usize),
-    identity: impl Fn() -> R + Send + Sync,
-    task: impl Fn(usize, &[A], &mut [B]) -> R + Send + Sync,
-    fold: impl Fn(R, R) -> R + Send + Sync,
-) -> R {
-    if a.len() > a_len && rayon::current_num_threads() > 1 {
-        a.par_chunks(a_len)
-            .zip(b.par_chunks_mut(b_len))
-            .enumerate()
-            .map(|(index, (a, b))| task(index, a, b))
-            .reduce(identity, fold)
-    } else {
-        a.chunks(a_len)
-            .zip(b.chunks_mut(b_len))
-            .enumerate()
-            .map(|(index, (a, b))| task(index, a, b))
-            .fold(identity(), fold)
+/// Runs `task` for each chunk of `len` elements of `src` and `dst`, with its index.
+pub(super) fn for_each_chunk<A: Sync, B: Send>(
+    src: &[A],
+    dst: &mut [B],
+    len: usize,
+    task: impl Fn(usize, &[A], &mut [B]) + Sync,
+) {
+    assert_eq!(src.len(), dst.len());
+    let dst = Shared::new(dst);
+    for_each(src.len().div_ceil(len), |index| {
+        let range = index * len..src.len().min((index + 1) * len);
+        // SAFETY: the chunks do not overlap, and each index is taken once.
+        task(index, &src[range.clone()], unsafe { dst.part(range) });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_in_every_pool() {
+        for threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            let pool = pool.build().unwrap();
+            for len in [0, 1, 7, 1000] {
+                let src: Vec<usize> = (0..len).collect();
+                let run = || {
+                    let mut dst = vec![0; len];
+                    for_each_chunk(&src, &mut dst, 3, |index, src, dst| {
+                        assert_eq!(src[0], index * 3);
+                        dst.iter_mut()
+                            .zip(src)
+                            .for_each(|(dst, src)| *dst += src + 1);
+                    });
+                    dst
+                };
+                let expected: Vec<usize> = (1..=len).collect();
+                assert_eq!(pool.install(run), expected);
+                // From outside of any pool.
+                assert_eq!(run(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_comes_through() {
+        let run = || for_each(10, |index| assert!(index != 7));
+        assert!(std::panic::catch_unwind(run).is_err());
     }
 }

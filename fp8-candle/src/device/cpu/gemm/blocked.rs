@@ -3,12 +3,12 @@
 //! Every FP8 value is exact in bf16 and f32, every product of two of them in f32. The order of each sum depends on the sizes
 //! alone: slices of the sum in order, whatever the tiles and threads are.
 
+use super::super::shared::Shared;
 use super::super::tasks;
 use super::epilogue::{Epilogue, merge_segment};
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE, a_len, b_len, padded};
 use super::scratch::Scratch;
-use super::shared::Shared;
 use super::side::{Codes, Side};
 use fp8_core::HighPrecision;
 use std::mem::MaybeUninit;
@@ -96,18 +96,10 @@ pub(super) fn gemm<T: HighPrecision, E: Engine>(
             rayon::current_num_threads()
         },
     };
-    let run = || {
-        if m <= NARROW_ROWS {
-            product.narrow();
-        } else {
-            product.wide();
-        }
-    };
-    if product.threads > 1 {
-        // Enters the pool once, not at every phase.
-        rayon::scope(|_| run());
+    if m <= NARROW_ROWS {
+        product.narrow();
     } else {
-        run();
+        product.wide();
     }
 }
 
@@ -133,7 +125,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         b_len(1, self.k())
     }
 
-    fn for_each(&self, count: usize, task: impl Fn(usize) + Send + Sync) {
+    fn for_each(&self, count: usize, task: impl Fn(usize) + Sync) {
         if self.threads > 1 {
             tasks::for_each(count, task);
         } else {

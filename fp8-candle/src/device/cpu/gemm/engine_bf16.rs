@@ -1,9 +1,9 @@
 //! The engine of processors with bf16 units: AVX-512 BF16, and AMX where there is.
 
+use super::super::shared::Shared;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::pack_bf16::{self, Decoder};
-use super::shared::Shared;
 use super::tile_amx::Tiles;
 use super::tile_bf16::{self, Columns};
 use fp8_core::{Format, Isa, IsaLevel};

@@ -2,9 +2,9 @@
 //!
 //! Codes are decoded straight into the panels that the tiles read, so nothing is packed twice.
 
+use super::super::shared::Shared;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{Order, PANEL, SLICE, SLICE_STRIDE};
-use super::shared::Shared;
 use super::tile_f32;
 use fp8_core::{Contraction, Format, Isa, IsaLevel};
 use std::ops::Range;

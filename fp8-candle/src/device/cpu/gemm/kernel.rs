@@ -1,8 +1,8 @@
 //! What the blocked GEMM asks of the kernels of a processor.
 
+use super::super::shared::Shared;
 use super::layout::Order;
 use super::scratch::Plain;
-use super::shared::Shared;
 use fp8_core::{Contraction, Format};
 use std::ops::Range;
 

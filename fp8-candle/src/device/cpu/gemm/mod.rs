@@ -4,7 +4,6 @@
 mod epilogue;
 mod layout;
 mod scratch;
-mod shared;
 mod side;
 mod slab;
 

@@ -1,8 +1,8 @@
 //! Codes to panels of bf16, with AVX-512 VBMI. Every FP8 value is exact in bf16; the forms are those of `layout.rs`.
 
+use super::super::shared::Shared;
 use super::kernel::Matrix;
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
-use super::shared::Shared;
 use fp8_core::{Contraction, Format};
 use std::arch::x86_64::*;
 use std::ops::Range;

@@ -326,10 +326,10 @@ fn the_number_of_threads_changes_nothing() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn packing_equals_its_definition() {
+    use super::super::shared::Shared;
     use super::engine_bf16::Bf16Engine;
     use super::kernel::{Engine, Matrix};
     use super::layout::Order;
-    use super::shared::Shared;
 
     for isa in Isa::available() {
         let Some(engine) = Bf16Engine::of(isa) else {
