@@ -61,9 +61,8 @@ pub struct Args {
 
 impl Args {
     /// Reads the options; None if help is asked for.
-    pub fn parse(args: impl Iterator<Item = String>) -> Result<Option<Self>> {
+    pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Self>> {
         let mut parsed = Self::default();
-        let mut args = args;
         while let Some(arg) = args.next() {
             let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
             match arg.as_str() {

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 /// An FP8 weight `[N, K]` for GEMMs that sum over K, laid out once for the kernels of its device.
 ///
-/// It holds one copy of the codes: the packed one where the device has such a form (CPUs with bf16 units do), else the
+/// It holds one copy of the codes: the packed one where the device has such a form (x86-64 CPUs with AVX2 do), else the
 /// row-major one.
 #[derive(Debug, Clone)]
 pub struct PackedWeight {
@@ -27,7 +27,7 @@ impl PackedWeight {
     /// Packs `weight`, `[N, K]`.
     ///
     /// # Errors
-    /// If `weight` is not a matrix.
+    /// If `weight` is not a matrix, or its device has no backend.
     pub fn new(weight: &Fp8Tensor) -> Result<Self> {
         let &[n, k] = weight.dims() else {
             return Err(Error::Shape {
@@ -63,6 +63,9 @@ impl PackedWeight {
     }
 
     /// The weight with row-major codes; nothing is kept.
+    ///
+    /// # Errors
+    /// If the device fails to copy.
     pub fn unpack(&self) -> Result<Fp8Tensor> {
         match (self.codes.get(), &self.packed) {
             (Some(codes), _) => Ok(codes.clone()),
@@ -80,7 +83,10 @@ impl PackedWeight {
         }
     }
 
-    /// `decode(code) * dequant_scale` in f32, then rounded to `dtype`: `[N, K]`.
+    /// `decode(code) * dequant_scale` in f32, then rounded to `dtype` (f32, bf16, f16 or f64): `[N, K]`.
+    ///
+    /// # Errors
+    /// If `dtype` is another one, or the device fails to copy.
     pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
         self.unpack()?.dequantize(dtype)
     }

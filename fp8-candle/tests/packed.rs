@@ -2,10 +2,12 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use fp8_candle::{
-    Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer, WeightCache, fp8_linear,
+    DelayedSlot, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer,
+    ScaleSource, WeightCache, fp8_linear,
 };
 use fp8_core::{Contraction, Format, Granularity};
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use std::sync::Arc;
 
 fn random(seed: u64, rows: usize, cols: usize) -> Result<Tensor> {
     let mut rng = StdRng::seed_from_u64(seed);
@@ -95,11 +97,82 @@ fn every_form_of_a_weight_gives_the_same_bits() -> Result<()> {
                 "packed, {m} rows"
             );
             let cache = WeightCache::default();
-            for call in 0..3 {
+            for call in 0..12 {
                 let y = run(LinearWeight::HighPrecision(&w, Some(&cache)))?;
                 assert_eq!(y, expected, "call {call}, {m} rows");
             }
         }
+    }
+    Ok(())
+}
+
+/// After many uses of the same weight a change of it counts at once.
+#[test]
+fn a_changed_weight_is_packed_anew() -> Result<()> {
+    let (m, n, k) = (3, 40, 64);
+    let plan = plan(Granularity::Rowwise, false);
+    let x = random(1, m, k)?;
+    let w = candle_core::Var::from_tensor(&random(2, n, k)?)?;
+    let cache = WeightCache::default();
+    for version in 0..3 {
+        let value = random(10 + version, n, k)?;
+        w.set(&value)?;
+        let run = |weight: LinearWeight<'_>| -> Result<Vec<Vec<f32>>> {
+            fp8_linear(&x, weight, None, &plan)?.to_vec2()
+        };
+        let expected = run(LinearWeight::HighPrecision(&value, None))?;
+        for call in 0..12 {
+            let y = run(LinearWeight::HighPrecision(&w, Some(&cache)))?;
+            assert_eq!(y, expected, "version {version}, call {call}");
+        }
+    }
+    Ok(())
+}
+
+/// Codes that a training step keeps are packed; evaluation, whose scale has moved on, makes its own.
+#[test]
+fn evaluation_never_gets_the_packed_codes_of_an_older_scale() -> Result<()> {
+    let (m, n, k) = (3, 40, 64);
+    let (x, w) = (random(1, m, k)?, random(2, n, k)?);
+    let slot = Arc::new(DelayedSlot::new("layer.weight", 1, &Device::Cpu)?);
+    let scale = |value: f32| Tensor::full(value, 1, &Device::Cpu);
+    slot.restore(&scale(64.)?, &scale(2.)?)?;
+    let plan = |record| {
+        let mut plan = plan(Granularity::Tensorwise, false);
+        if let Some(gemm) = &mut plan.output {
+            gemm.b.source = ScaleSource::Delayed {
+                slot: slot.clone(),
+                record,
+                first_batch: None,
+            };
+        }
+        plan
+    };
+    let run = |record, cache| -> Result<Vec<Vec<f32>>> {
+        fp8_linear(
+            &x,
+            LinearWeight::HighPrecision(&w, cache),
+            None,
+            &plan(record),
+        )?
+        .to_vec2()
+    };
+    let cache = WeightCache::default();
+    for call in 0..12 {
+        assert_eq!(
+            run(true, Some(&cache))?,
+            run(false, None)?,
+            "training, call {call}"
+        );
+    }
+    let before = run(false, None)?;
+    // Every value of this scale saturates sooner.
+    slot.restore(&scale(3.)?, &scale(2.)?)?;
+    let after = run(false, None)?;
+    assert_ne!(before, after);
+    for call in 0..12 {
+        let y = run(false, Some(&cache))?;
+        assert_eq!(y, after, "evaluation, call {call}");
     }
     Ok(())
 }

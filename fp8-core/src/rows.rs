@@ -110,6 +110,7 @@ pub fn encode_rows_transposed<T: HighPrecision>(
         grid.rows() * grid.cols(),
         "the transposed codes do not fit the grid"
     );
+    row_run(src.len(), first_row, grid, quant_scales.len());
     let mut amax = Amax::default();
     let panel = (grid.cols() * PANEL).max(1);
     for (index, (src, dst)) in src.chunks(panel).zip(dst.chunks_mut(panel)).enumerate() {

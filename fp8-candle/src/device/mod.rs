@@ -64,7 +64,7 @@ impl GemmOperand<'_> {
 /// What comes after the products of a GEMM.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmOutput<'a> {
-    /// Dtype of the result: f32, bf16 or f16.
+    /// Dtype of the result: f32, bf16, f16 or, on the CPU, f64 (summed in f32).
     pub dtype: DType,
     /// `[kept of b]`, added in the output dtype after the scaled product.
     pub bias: Option<&'a Tensor>,
@@ -124,8 +124,8 @@ pub trait Backend: Send + Sync {
         out: &GemmOutput<'_>,
     ) -> Result<Storage>;
 
-    /// Row-major codes `[n, k]` of a weight that a GEMM sums over k, in the form that this device reads best; None
-    /// where that is row-major.
+    /// Row-major codes, U8 `[n, k]`, of a weight that a GEMM sums over k, in the form that this device reads best: U8 of one
+    /// dimension, padding included. None where that form is row-major.
     fn pack(&self, codes: &Tensor) -> Result<Option<Tensor>>;
 
     /// The row-major codes `[n, k]` that [`Backend::pack`] was given.

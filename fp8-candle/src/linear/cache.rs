@@ -46,8 +46,8 @@ struct Entry {
     recorded: bool,
     quant_scale: Tensor,
     quantized: Fp8Tensor,
-    /// Whether the codes have been used again.
-    used_again: bool,
+    /// How often the codes have been used again.
+    reuses: u32,
     /// The codes once more, as the device streams them.
     packed: Option<PackedWeight>,
 }
@@ -92,7 +92,7 @@ impl Cached {
         let fresh = entry.version == now;
         if matches!(quantizer.source, ScaleSource::Delayed { record: true, .. }) {
             if entry.recorded && (fresh || entry.version.0 > 0) {
-                entry.used_again = true;
+                entry.reuses = entry.reuses.saturating_add(1);
                 Step::Use(entry.quantized.clone())
             } else {
                 Step::Make {
@@ -100,7 +100,7 @@ impl Cached {
                 }
             }
         } else if fresh {
-            entry.used_again = true;
+            entry.reuses = entry.reuses.saturating_add(1);
             Step::Use(entry.quantized.clone())
         } else {
             // Evaluation must not disturb the codes of the training step in progress.
@@ -153,21 +153,29 @@ impl WeightCache {
         Ok(())
     }
 
-    /// `codes` of this cache as the device streams them, for GEMMs of few rows; None where they are new and may change
-    /// before they are used again. Kept as long as the codes.
+    /// `codes` of this cache as the device streams them, for GEMMs of few rows; None where they may change before that
+    /// pays. Kept as long as the codes.
     pub(super) fn packed(&self, codes: &Fp8Tensor) -> Result<Option<PackedWeight>> {
-        let mut cached = self.lock();
-        let Some(entry) = cached
-            .entry
-            .as_mut()
-            .filter(|entry| entry.used_again && entry.quantized.codes().id() == codes.codes().id())
-        else {
-            return Ok(None);
-        };
-        if entry.packed.is_none() {
-            entry.packed = Some(PackedWeight::new(codes)?);
+        // More often than micro-batches use a weight between two steps.
+        const REUSES: u32 = 8;
+        fn entry_of<'a>(cached: &'a mut Cached, codes: &Fp8Tensor) -> Option<&'a mut Entry> {
+            let entry = cached.entry.as_mut();
+            entry.filter(|entry| entry.quantized.codes().id() == codes.codes().id())
         }
-        Ok(entry.packed.clone())
+        match entry_of(&mut self.lock(), codes) {
+            Some(entry) if entry.reuses >= REUSES => {
+                if let Some(packed) = &entry.packed {
+                    return Ok(Some(packed.clone()));
+                }
+            }
+            _ => return Ok(None),
+        }
+        // As casts, without the lock.
+        let packed = PackedWeight::new(codes)?;
+        if let Some(entry) = entry_of(&mut self.lock(), codes) {
+            entry.packed = Some(packed.clone());
+        }
+        Ok(Some(packed))
     }
 
     /// The FP8 copy of `weight` under `quantizer`, from the cache where it still holds.
@@ -202,7 +210,7 @@ impl WeightCache {
                 recorded,
                 quant_scale: made.quant_scale.clone(),
                 quantized: made.tensor.clone(),
-                used_again: false,
+                reuses: 0,
                 packed: None,
             });
         };

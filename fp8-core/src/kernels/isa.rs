@@ -101,10 +101,16 @@ impl Isa {
     }
 
     fn named(name: &str) -> Self {
-        let named = Self::available().find(|isa| isa.0.name() == name);
-        named
-            .or_else(|| Self::available().next_back())
-            .unwrap_or(Self(IsaLevel::Portable))
+        // Levels above the named one are not even asked for: the system grants AMX to the whole process.
+        let wanted = IsaLevel::ALL.iter().position(|level| level.name() == name);
+        match wanted.map(|index| &IsaLevel::ALL[..=index]) {
+            Some([lower @ .., level]) if lower.iter().chain([level]).all(|l| l.is_present()) => {
+                Self(*level)
+            }
+            _ => Self::available()
+                .next_back()
+                .unwrap_or(Self(IsaLevel::Portable)),
+        }
     }
 
     /// Which one it is.
@@ -113,7 +119,7 @@ impl Isa {
     }
 
     /// Whether the processor has the byte permutations of AVX-512 VBMI as well; some levels have a faster form then.
-    pub fn has_vbmi(self) -> bool {
+    pub(crate) fn has_vbmi(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
             self.0 >= IsaLevel::Avx512 && is_x86_feature_detected!("avx512vbmi")

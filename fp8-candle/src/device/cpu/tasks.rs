@@ -1,7 +1,7 @@
 //! Tasks over the rayon pool that the caller belongs to, or else the global one.
 //!
-//! The caller works too, at once: waking another thread takes longer than small work does. Tasks are taken one by one
-//! from a counter, so a thread that is held up leaves them to the others.
+//! The caller works at once, while the others wake. Tasks are taken one by one from a counter, so a thread that is held
+//! up leaves them to the others. A single task stays on its thread.
 
 use super::shared::Shared;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -99,7 +99,8 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
 
     /// Casts up to a block of elements; gives `max` with their magnitudes merged.
     ///
-    /// What is passed by value stays in registers. Each caller has a `CALLER` of its own: only what is called once is sure to be inlined at this length.
+    /// What is passed by value stays in registers. Each caller has a `CALLER` of its own: only what is called once is sure
+    /// to be inlined at this length.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn encode<T: HighPrecision, const CALLER: u8>(

@@ -333,7 +333,9 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         range: Range<usize>,
         sums: &mut [f32],
     ) {
-        let session = self.engine.session(self.b.format);
+        let few = self.a.kept() <= self.engine.few_rows();
+        // SAFETY: this is the only place that makes one, and packing and multiplying run no other tasks.
+        let session = unsafe { self.engine.session(self.b.format, few) };
         let (stride, len) = (panels.len() * PANEL, self.panel_len());
         let a_rows = a.rows.next_multiple_of(ROWS);
         let mut packed = match b {
@@ -372,7 +374,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                     stride,
                 },
                 Mode {
-                    few: self.a.kept() <= self.engine.few_rows(),
+                    few,
                     accumulate: start > range.start,
                 },
             );

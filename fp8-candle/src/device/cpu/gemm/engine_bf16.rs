@@ -91,12 +91,12 @@ impl Engine for Bf16Engine {
         unsafe { pack_bf16::decode_panel(&Decoder::new(format), packed, dst) }
     }
 
-    fn session(self, format: Format) -> Session {
+    unsafe fn session(self, format: Format, few: bool) -> Session {
         Session {
             // SAFETY: an engine exists only where these instructions do.
             decoder: unsafe { Decoder::new(format) },
-            // SAFETY: as above.
-            tiles: self.amx.then(|| unsafe { Tiles::new() }),
+            // SAFETY: as above; the caller has no other session on this thread.
+            tiles: (self.amx && !few).then(|| unsafe { Tiles::new() }),
         }
     }
 
@@ -116,7 +116,7 @@ impl Engine for Bf16Engine {
                 Some(Panel::Values(next)) => next,
                 _ => &[],
             };
-            let tiles = session.tiles.as_ref().filter(|_| !few);
+            let tiles = session.tiles.as_ref();
             let height = tiles.map_or(tile_bf16::ROWS, |_| 2 * ROWS);
             let steps = rows.div_ceil(height);
             // A panel stays in the first-level cache while the rows pass by.

@@ -151,7 +151,7 @@ impl Engine for F32Engine {
         fp8_core::decode(format, packed, 1., &mut dst[..packed.len()]);
     }
 
-    fn session(self, _: Format) -> Self {
+    unsafe fn session(self, _: Format, _: bool) -> Self {
         self
     }
 

@@ -59,12 +59,8 @@ impl<'a> Epilogue<'a> {
             Scales::One(scale) => *scale,
             Scales::Each(scales) => scales[row],
         };
-        // The product of the two scales can leave the range of f32 where the scaled sum does not, so they are applied
-        // one after the other; with an extreme one even that leaves it.
-        let extreme = row_scale.is_finite() && row_scale.abs() > 1e12 || row_scale.abs() < 1e-12;
-        let exact = |sum: f32, col_scale: f32| {
-            (f64::from(sum) * f64::from(row_scale) * f64::from(col_scale)) as f32
-        };
+        let extreme = is_extreme(row_scale);
+        let exact = |sum: f32, col_scale: f32| scaled_in_f64(sum, row_scale, col_scale);
         let cols = first..first + out.len();
         let bias = self.bias.map(|bias| &bias[cols.clone()]);
         match &self.cols {
@@ -135,18 +131,34 @@ pub(super) fn merge_segment(
     sums: &mut [f32],
 ) {
     let cols = col_scales.len();
-    simd(
-        #[inline(always)]
-        || {
-            for ((part, sums), &row_scale) in part
-                .chunks_exact(cols)
-                .zip(sums.chunks_exact_mut(cols))
-                .zip(row_scales)
-            {
-                for ((sum, &part), &col_scale) in sums.iter_mut().zip(part).zip(col_scales) {
-                    *sum += part * row_scale * col_scale;
-                }
+    for ((part, sums), &row_scale) in part
+        .chunks_exact(cols)
+        .zip(sums.chunks_exact_mut(cols))
+        .zip(row_scales)
+    {
+        if is_extreme(row_scale) {
+            for ((sum, &part), &col_scale) in sums.iter_mut().zip(part).zip(col_scales) {
+                *sum += scaled_in_f64(part, row_scale, col_scale);
             }
-        },
-    );
+        } else {
+            simd(
+                #[inline(always)]
+                || {
+                    for ((sum, &part), &col_scale) in sums.iter_mut().zip(part).zip(col_scales) {
+                        *sum += part * row_scale * col_scale;
+                    }
+                },
+            );
+        }
+    }
+}
+
+/// The product of two scales can leave the range of f32 where the scaled sum does not, so they are applied one after the
+/// other. With an extreme first one even that leaves it.
+fn is_extreme(row_scale: f32) -> bool {
+    row_scale.is_finite() && row_scale.abs() > 1e12 || row_scale.abs() < 1e-12
+}
+
+fn scaled_in_f64(sum: f32, row_scale: f32, col_scale: f32) -> f32 {
+    (f64::from(sum) * f64::from(row_scale) * f64::from(col_scale)) as f32
 }

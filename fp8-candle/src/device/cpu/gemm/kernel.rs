@@ -78,7 +78,8 @@ pub(super) trait Engine: Copy + Send + Sync {
     /// Packs kept indices `rows` of `matrix` into A's form, `first` being the kept index of the form's first row.
     ///
     /// # Safety
-    /// No other task may use these rows of `dst` meanwhile. `rows.start - first` is a multiple of 32.
+    /// No other task may use these rows of `dst`, up to the next multiple of 16, meanwhile. `rows.start - first` is a
+    /// multiple of 32.
     unsafe fn pack_a(
         self,
         format: Format,
@@ -103,8 +104,11 @@ pub(super) trait Engine: Copy + Send + Sync {
     /// Decodes packed codes into B's form.
     fn decode_panel(self, format: Format, packed: &[u8], dst: &mut [Self::Value]);
 
-    /// Makes the engine ready. One session at a time on a thread.
-    fn session(self, format: Format) -> Self::Session;
+    /// Makes the engine ready, for a product of no more than [`Engine::few_rows`] rows where `few`.
+    ///
+    /// # Safety
+    /// There is one session at a time on a thread: nothing that may run other tasks happens while it lives.
+    unsafe fn session(self, format: Format, few: bool) -> Self::Session;
 
     /// Adds to (or begins with zero) the sums of `rows` rows by `panels` panels; the rows of `a` and `sums` go on up to a
     /// multiple of 16.

@@ -8,6 +8,9 @@
 //!   and AMX sum over pairs of neighbours.
 //! - packed codes: panels like those of B, of bytes, in an [`Order`] for either.
 
+use super::super::shared::Shared;
+use super::super::tasks;
+
 /// Columns of a panel of B: two vectors of f32 sums.
 pub(super) const PANEL: usize = 32;
 
@@ -64,16 +67,19 @@ impl Order {
 /// Row-major codes `[n, k]` to packed panels.
 pub(in super::super) fn pack_codes(order: Order, codes: &[u8], n: usize, k: usize) -> Vec<u8> {
     let mut packed = vec![0; b_len(n.div_ceil(PANEL), k)];
-    for (panel, codes) in packed
-        .chunks_mut((padded(k) * PANEL).max(1))
-        .zip(codes.chunks((k * PANEL).max(1)))
-    {
-        for (col, codes) in codes.chunks(k).enumerate() {
+    let len = b_len(1, k);
+    let panels = Shared::new(&mut packed);
+    tasks::for_each(n.div_ceil(PANEL), |panel| {
+        // SAFETY: each task has a panel of its own.
+        let dst = unsafe { panels.part(panel * len..(panel + 1) * len) };
+        let cols = PANEL.min(n - panel * PANEL);
+        let codes = &codes[panel * PANEL * k..][..cols * k];
+        for (col, codes) in codes.chunks(k.max(1)).enumerate() {
             for (k, &code) in codes.iter().enumerate() {
-                panel[order.place(col, k)] = code;
+                dst[order.place(col, k)] = code;
             }
         }
-    }
+    });
     packed
 }
 

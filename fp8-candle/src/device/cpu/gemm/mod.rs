@@ -27,7 +27,7 @@ mod tile_f32;
 #[cfg(test)]
 mod tests;
 
-use crate::device::{GemmOperand, GemmOutput};
+use crate::device::{GemmCodes, GemmOperand, GemmOutput};
 use crate::error::Error;
 use candle_core::{CpuStorage, DType, Result};
 use fp8_core::{HighPrecision, Isa};
@@ -60,6 +60,20 @@ pub(super) fn gemm(
     b: &GemmOperand<'_>,
     out: &GemmOutput<'_>,
 ) -> Result<CpuStorage> {
+    let wrong = |what, expected: String, got: &GemmOperand<'_>| Error::Shape {
+        op: "fp8 gemm",
+        what,
+        expected,
+        got: vec![got.kept(), got.contracted()],
+    };
+    if a.contracted() != b.contracted() {
+        let expected = format!("[_, {}], the length of operand A's sums", a.contracted());
+        return Err(wrong("operand B [kept, contracted]", expected, b).into());
+    }
+    if matches!(a.codes, GemmCodes::Packed(_)) {
+        let expected = "row-major codes: only B may be packed".to_string();
+        return Err(wrong("operand A [kept, contracted]", expected, a).into());
+    }
     let bias = match out.bias {
         None => None,
         Some(bias) => Some(

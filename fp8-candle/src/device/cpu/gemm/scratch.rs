@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// One cache line, for the alignment.
 #[derive(Clone, Copy)]
@@ -10,19 +11,52 @@ struct Line([u8; LINE]);
 
 const LINE: usize = 64;
 
-/// What a thread keeps at most, in bytes.
-const KEPT: usize = 64 << 20;
+/// Bytes from which on a buffer belongs to all threads.
+const LARGE: usize = 2 << 20;
+
+/// Bytes that a thread keeps at most, and that are kept for all.
+const KEPT: usize = 8 << 20;
+const KEPT_FOR_ALL: usize = 128 << 20;
 
 /// A type that any bytes are a value of.
 pub(super) trait Plain: Copy {}
 impl Plain for u16 {}
 impl Plain for f32 {}
 
+/// Buffers that nobody uses, the smallest first.
+struct Pool(Vec<Vec<Line>>);
+
 thread_local! {
-    static POOL: RefCell<Vec<Vec<Line>>> = const { RefCell::new(Vec::new()) };
+    static OWN: RefCell<Pool> = const { RefCell::new(Pool(Vec::new())) };
 }
 
-/// Elements aligned to a cache line, with whatever they held last; returned to their thread's pool when dropped.
+static SHARED: Mutex<Pool> = Mutex::new(Pool(Vec::new()));
+
+fn shared() -> MutexGuard<'static, Pool> {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    /// The smallest that is large enough, else the largest, to grow.
+    fn take(&mut self, needed: usize) -> Vec<Line> {
+        let at = self
+            .0
+            .iter()
+            .position(|lines| lines.len() >= needed)
+            .or_else(|| self.0.len().checked_sub(1));
+        at.map_or_else(Vec::new, |at| self.0.remove(at))
+    }
+
+    fn give(&mut self, lines: Vec<Line>, most: usize) {
+        let kept: usize = self.0.iter().map(|lines| lines.len() * LINE).sum();
+        if kept + lines.len() * LINE <= most {
+            let at = self.0.partition_point(|other| other.len() < lines.len());
+            self.0.insert(at, lines);
+        }
+    }
+}
+
+/// Elements aligned to a cache line, with whatever they held last; returned to a pool when dropped.
 pub(super) struct Scratch<T> {
     lines: Vec<Line>,
     len: usize,
@@ -32,14 +66,11 @@ pub(super) struct Scratch<T> {
 impl<T: Plain> Scratch<T> {
     pub(super) fn new(len: usize) -> Self {
         let needed = (len * size_of::<T>()).div_ceil(LINE);
-        // The smallest that is large enough, else the largest, which grows.
-        let mut lines = POOL.with_borrow_mut(|pool| {
-            let at = pool
-                .iter()
-                .position(|lines| lines.len() >= needed)
-                .or_else(|| pool.len().checked_sub(1));
-            at.map_or_else(Vec::new, |at| pool.remove(at))
-        });
+        let mut lines = if needed * LINE >= LARGE {
+            shared().take(needed)
+        } else {
+            OWN.with_borrow_mut(|pool| pool.take(needed))
+        };
         if lines.len() < needed {
             lines.clear();
             lines.resize(needed, Line([0; LINE]));
@@ -55,15 +86,12 @@ impl<T: Plain> Scratch<T> {
 impl<T> Drop for Scratch<T> {
     fn drop(&mut self) {
         let lines = std::mem::take(&mut self.lines);
-        // Without the pool, at the end of a thread, the memory is simply freed.
-        let _ = POOL.try_with(|pool| {
-            let mut pool = pool.borrow_mut();
-            let kept: usize = pool.iter().map(|lines| lines.len() * LINE).sum();
-            if kept + lines.len() * LINE <= KEPT {
-                let at = pool.partition_point(|other| other.len() < lines.len());
-                pool.insert(at, lines);
-            }
-        });
+        if lines.len() * LINE >= LARGE {
+            shared().give(lines, KEPT_FOR_ALL);
+        } else {
+            // Without the pool, at the end of a thread, the memory is simply freed.
+            let _ = OWN.try_with(|pool| pool.borrow_mut().give(lines, KEPT));
+        }
     }
 }
 
@@ -100,5 +128,9 @@ mod tests {
         let again = Scratch::<u16>::new(999);
         assert_eq!((again.as_ptr() as usize, again.len()), (address, 999));
         assert!(Scratch::<f32>::new(0).is_empty());
+        let large = || Scratch::<f32>::new(LARGE);
+        let (first, second) = (large(), large());
+        assert_ne!(first.as_ptr(), second.as_ptr());
+        assert_eq!((first.len(), first[LARGE - 1]), (LARGE, 0.));
     }
 }

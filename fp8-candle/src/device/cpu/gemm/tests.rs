@@ -286,9 +286,8 @@ fn results_are_rounded_before_the_bias_is_added() {
     let bias: Vec<f32> = (0..37).map(|i| i as f32 * 0.25 - 3.).collect();
     for isa in Isa::available() {
         let sums = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
-        let with_bias = |i: usize| sums[i] + bias[i % 37];
         let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), Some(&bias));
-        assert!(y.iter().enumerate().all(|(i, &y)| y == with_bias(i)));
+        assert!((0..y.len()).all(|i| y[i] == sums[i] + bias[i % 37]));
         let y = multiply::<bf16>(isa, &a.row_major(), &b.row_major(), Some(&bias));
         let rounded = |i: usize| bf16::from_f32(bf16::from_f32(sums[i]).to_f32() + bias[i % 37]);
         assert!(y.iter().enumerate().all(|(i, &y)| y == rounded(i)));

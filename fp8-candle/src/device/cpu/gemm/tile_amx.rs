@@ -1,6 +1,7 @@
 //! Tiles of sums by AMX: 16 or 32 rows by one panel of 32 columns, in the processor's tile registers.
 //!
-//! Rust has no stable intrinsics for them, so this is assembly. The compiler never uses these registers.
+//! Rust has no stable intrinsics for them, so this is assembly. Registers 0 to 3 keep the sums from one statement to the
+//! next: the compiler never uses these registers of its own accord.
 
 use super::kernel::Sums;
 use super::layout::{DEPTH, PANEL, SLICE_STRIDE};
@@ -144,6 +145,7 @@ impl Tiles {
                     "jnz 2b",
                     a = inout(reg) a => _, b = inout(reg) b => _, n = inout(reg) steps => _,
                     sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack, readonly)
                 );
             } else {
@@ -165,6 +167,7 @@ impl Tiles {
                     a = inout(reg) a => _, d = inout(reg) a.byte_add(16 * A_STRIDE) => _,
                     b = inout(reg) b => _, n = inout(reg) steps => _,
                     sa = in(reg) A_STRIDE, sb = in(reg) B_STRIDE,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack, readonly)
                 );
             }
