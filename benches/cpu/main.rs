@@ -15,6 +15,7 @@ mod generation;
 mod gpt;
 mod inputs;
 mod linear;
+mod memory;
 mod parent;
 mod peaks;
 mod rows;
@@ -31,6 +32,7 @@ use args::{Args, Group};
 use session::Session;
 
 fn main() -> Result<()> {
+    memory::keep_freed_memory();
     let Some(args) = Args::parse(std::env::args().skip(1))? else {
         print!("{}", args::HELP);
         return Ok(());
