@@ -1,6 +1,8 @@
 //! Loops compiled for several instruction sets, picked at run time.
 
-use fp8_core::{Isa, IsaLevel};
+use fp8_core::Isa;
+#[cfg(target_arch = "x86_64")]
+use fp8_core::IsaLevel;
 
 /// Runs `kernel` compiled for the widest vectors of this CPU.
 ///

@@ -450,8 +450,14 @@ fn extreme_scales_do_not_overflow_on_the_way() -> Result<()> {
         (1e20, 1e11),
         (1e-13, 1e-20),
         (1e-20, 1e-13),
+        (1e34, 1e-34),
+        (1e-34, 1e34),
     ] {
         for granularity in [Granularity::Tensorwise, Granularity::Rowwise, BLOCK_1X128] {
+            // Scales that vary along the sum may come before it: then the values themselves have to fit f32.
+            if granularity == BLOCK_1X128 && 448. * a_scale.max(b_scale) > f32::MAX {
+                continue;
+            }
             let operand = |seed, kept: usize, scale: f32| {
                 let kind = (Format::E4M3, granularity, Cols);
                 let mut rng = StdRng::seed_from_u64(seed);

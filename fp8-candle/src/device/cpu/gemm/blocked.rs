@@ -26,6 +26,9 @@ const ROWS_STEP: usize = 96;
 /// Multiply-adds that are worth a second thread.
 const PARALLEL_WORK: usize = 1 << 20;
 
+/// Codes whose packing is worth waking a second thread.
+const PARALLEL_CODES: usize = 1 << 19;
+
 /// Codes that are worth a task of their own.
 const TASK_CODES: usize = 1 << 15;
 
@@ -123,6 +126,15 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     /// Elements of one panel.
     fn panel_len(&self) -> usize {
         b_len(1, self.k())
+    }
+
+    /// Packs with `task`, on this thread alone where there are few codes.
+    fn pack_each(&self, codes: usize, count: usize, task: impl Fn(usize) + Sync) {
+        if codes >= PARALLEL_CODES {
+            self.for_each(count, task);
+        } else {
+            (0..count).for_each(task);
+        }
     }
 
     fn for_each(&self, count: usize, task: impl Fn(usize) + Sync) {
@@ -237,7 +249,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             .max(PANEL);
         let padded_rows = rows.len().next_multiple_of(ROWS);
         let values = Shared::new(values);
-        self.for_each(rows.len().div_ceil(per_task), |task| {
+        let codes = rows.len() * self.k();
+        self.pack_each(codes, rows.len().div_ceil(per_task), |task| {
             let start = rows.start + task * per_task;
             let part = start..rows.end.min(start + per_task);
             // SAFETY: each task has rows of its own, `per_task` is a multiple of 32.
@@ -254,7 +267,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let len = self.panel_len();
         let per_task = (TASK_CODES / len.max(1)).max(1);
         let values = Shared::new(values);
-        self.for_each(panels.len().div_ceil(per_task), |task| {
+        let codes = panels.len() * len;
+        self.pack_each(codes, panels.len().div_ceil(per_task), |task| {
             for panel in task * per_task..panels.len().min((task + 1) * per_task) {
                 // SAFETY: each task has panels of its own.
                 let values = unsafe { values.part(panel * len..(panel + 1) * len) };

@@ -1,7 +1,15 @@
 //! FP8 GEMM on the host: in tiles where there are kernels for the processor (`blocked.rs`), else, and for scales that change
 //! within a tile, on decoded slabs (`slab.rs`).
 
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "tiles use the rest")
+)]
 mod epilogue;
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "tiles use the rest")
+)]
 mod layout;
 mod scratch;
 mod side;
@@ -115,23 +123,44 @@ fn multiply<T: HighPrecision>(
     let len = a.kept() * b.kept();
     let mut values = Vec::<T>::with_capacity(len);
     let out: &mut [MaybeUninit<T>] = &mut values.spare_capacity_mut()[..len];
-    #[cfg(target_arch = "x86_64")]
-    let done = blocked::handles(a, b)
-        && if let Some(engine) = Bf16Engine::of(isa) {
-            blocked::gemm(engine, a, b, bias, out);
-            true
-        } else if let Some(engine) = F32Engine::of(isa) {
-            blocked::gemm(engine, a, b, bias, out);
-            true
-        } else {
-            false
-        };
-    #[cfg(not(target_arch = "x86_64"))]
-    let done = false;
-    if !done {
+    if !tiled(isa, a, b, bias, out) {
         slab::gemm(a, b, bias, out);
     }
     // SAFETY: both GEMMs write every element, or panic.
     unsafe { values.set_len(len) };
     values
+}
+
+/// Multiplies in tiles, where there are any for this processor and these scales.
+#[cfg(target_arch = "x86_64")]
+fn tiled<T: HighPrecision>(
+    isa: Isa,
+    a: &Side<'_>,
+    b: &Side<'_>,
+    bias: Option<&[f32]>,
+    out: &mut [MaybeUninit<T>],
+) -> bool {
+    if !blocked::handles(a, b) {
+        return false;
+    }
+    if let Some(engine) = Bf16Engine::of(isa) {
+        blocked::gemm(engine, a, b, bias, out);
+    } else if let Some(engine) = F32Engine::of(isa) {
+        blocked::gemm(engine, a, b, bias, out);
+    } else {
+        return false;
+    }
+    true
+}
+
+/// There are no tiles for this processor.
+#[cfg(not(target_arch = "x86_64"))]
+fn tiled<T>(
+    _: Isa,
+    _: &Side<'_>,
+    _: &Side<'_>,
+    _: Option<&[f32]>,
+    _: &mut [MaybeUninit<T>],
+) -> bool {
+    false
 }
