@@ -3,7 +3,7 @@
 use candle_core::op::BackpropOp;
 use candle_core::{DType, Device, Result, Tensor};
 use fp8_candle::Fp8Tensor;
-use fp8_candle::device::{GemmOutput, backend};
+use fp8_candle::device::{GemmCodes, GemmOutput, backend};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::{Cast, Format, Granularity};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -538,5 +538,35 @@ fn same_bits_for_any_number_of_threads() -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+#[test]
+fn operands_that_do_not_fit_are_errors() -> Result<()> {
+    let kind = (Format::E4M3, Granularity::Tensorwise, Cols);
+    let (a, b) = (
+        Operand::new(1, (3, 40), kind)?,
+        Operand::new(2, (5, 41), kind)?,
+    );
+    let error = multiply(&a, &b, DType::F32, None).unwrap_err().to_string();
+    assert!(
+        error.contains("operand B") && error.contains("[5, 41]"),
+        "{error}"
+    );
+
+    let backend = backend(&Device::Cpu)?;
+    let Some(packed) = backend.pack(a.tensor.codes())? else {
+        return Ok(()); // This processor reads row-major codes.
+    };
+    let mut packed_a = a.tensor.operand(Cols);
+    packed_a.codes = GemmCodes::Packed(&packed);
+    let out = GemmOutput {
+        dtype: DType::F32,
+        bias: None,
+        use_fast_accum: false,
+    };
+    let error = backend.gemm(&packed_a, &a.tensor.operand(Cols), &out);
+    let error = error.expect_err("a packed operand A").to_string();
+    assert!(error.contains("operand A"), "{error}");
     Ok(())
 }
