@@ -1,6 +1,6 @@
 //! `prepare_fp8`, how models show their layers, the cast counter, `check_gradients` and the drop-in layers.
 
-use candle_core::{DType, Device, Module, Tensor};
+use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::recipes::checkpoint::quantized_tensors;
 use fp8::recipes::config::{LayerFilter, RecipeName};
@@ -13,7 +13,7 @@ use fp8::recipes::{
 #[path = "common/recipes.rs"]
 mod common;
 use common::{
-    CPU, Layer, Mlp, assert_close, assert_differ, assert_same, assert_text, delayed, fill, flat,
+    Layer, Mlp, assert_close, assert_differ, assert_same, assert_text, delayed, device, fill, flat,
     of, prepare, tensor, var,
 };
 
@@ -42,7 +42,7 @@ fn assert_outcomes(case: &str, report: &PrepareReport, expected: &[(&str, &str)]
 
 fn new_mlp(seed: u64) -> (VarMap, Mlp) {
     let vars = VarMap::new();
-    let mlp = Mlp::new(VarBuilder::from_varmap(&vars, DType::F32, &CPU)).unwrap();
+    let mlp = Mlp::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();
     fill(&vars, seed);
     (vars, mlp)
 }
@@ -342,7 +342,7 @@ fn a_variable_without_an_optimizer_behaves_as_a_frozen_weight() {
         let y = trained.linear.forward(&h).unwrap();
         guard.close().unwrap();
         let grads = y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
-        assert!(!optimizer.apply(&grads).unwrap().skipped);
+        assert!(!optimizer.apply(&grads).unwrap().skipped().unwrap());
     }
     assert_same("frozen", frozen.weight.as_tensor(), &before);
     let [frozen, trained] = [frozen, trained].map(|layer| {
@@ -408,7 +408,7 @@ fp8_module!(Tied { embed, fc, head });
 #[test]
 fn a_linear_tied_to_an_embedding_says_so() {
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &CPU);
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     let embed = nn::embedding(10, 4, vb.pp("embed")).unwrap();
     let head = Linear::new(embed.embeddings().clone(), None).with_path("head");
     let fc = nn::linear(4, 4, vb.pp("fc")).unwrap();
@@ -420,7 +420,7 @@ fn a_linear_tied_to_an_embedding_says_so() {
     ];
     assert_outcomes("tied", &report, &expected);
     let _guard = fp8_autocast(delayed(4)).unwrap();
-    let ids = Tensor::new(&[1u32, 7], &CPU).unwrap();
+    let ids = Tensor::new(&[1u32, 7], &device()).unwrap();
     let h = model
         .fc
         .forward(&model.embed.forward(&ids).unwrap())
@@ -486,7 +486,7 @@ impl Many {
 #[test]
 fn fields_of_every_kind_are_visited_in_order_with_their_paths() {
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &CPU);
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     let mut model = Many::new(&vb);
     let report = prepare(&mut model);
     let leaves = [
@@ -547,7 +547,7 @@ fp8_module!(Empty {});
 #[test]
 fn a_model_without_a_linear_layer_gives_an_empty_report() {
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &CPU);
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     let mut model = NoLinear {
         embed: nn::embedding(10, 4, vb.pp("embed")).unwrap(),
         norm: nn::layer_norm(4, 1e-5, vb.pp("norm")).unwrap(),
@@ -568,7 +568,7 @@ fn a_model_without_a_linear_layer_gives_an_empty_report() {
             "{report}"
         );
     }
-    let ids = Tensor::new(&[1u32, 7], &CPU).unwrap();
+    let ids = Tensor::new(&[1u32, 7], &device()).unwrap();
     let forward = || {
         model
             .norm
@@ -661,7 +661,7 @@ fn check_gradients_names_what_candles_norm_cuts_off_and_nothing_of_ours() {
     let x = tensor(40, &[3, Mlp::IN]);
     for ours in [false, true] {
         let vars = VarMap::new();
-        let vb = VarBuilder::from_varmap(&vars, DType::F32, &CPU);
+        let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
         let up = nn::linear(Mlp::IN, 8, vb.pp("up")).unwrap();
         let down = nn::linear(8, 4, vb.pp("down")).unwrap();
         let norm: Box<dyn Module> = if ours {
@@ -701,7 +701,7 @@ fn check_gradients_names_what_candles_norm_cuts_off_and_nothing_of_ours() {
 #[test]
 fn check_gradients_is_empty_for_a_model_of_our_layers() {
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &CPU);
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     let embed = nn::embedding(10, 8, vb.pp("embed")).unwrap();
     let layer_norm = nn::layer_norm(8, 1e-5, vb.pp("layer_norm")).unwrap();
     let no_bias = nn::layer_norm_no_bias(8, 1e-5, vb.pp("no_bias")).unwrap();
@@ -710,7 +710,7 @@ fn check_gradients_is_empty_for_a_model_of_our_layers() {
     prepare(&mut fc);
     vb.get_with_hints_dtype(3, "counts", candle_nn::Init::Const(0.), DType::U32)
         .unwrap();
-    let ids = Tensor::new(&[1u32, 7], &CPU).unwrap();
+    let ids = Tensor::new(&[1u32, 7], &device()).unwrap();
     for (name, recipe) in common::recipes() {
         let _guard = fp8_autocast(recipe).unwrap();
         let h = layer_norm.forward(&embed.forward(&ids).unwrap()).unwrap();
@@ -739,7 +739,7 @@ fn check_gradients_is_empty_for_a_model_of_our_layers() {
 #[test]
 fn norms_and_embedding_give_candle_nns_values() {
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &CPU);
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     let (size, eps) = (33, 1e-5);
     let ours = nn::layer_norm(size, eps, vb.pp("layer_norm")).unwrap();
     let ours_no_bias = nn::layer_norm_no_bias(size, eps, vb.pp("no_bias")).unwrap();
@@ -789,8 +789,8 @@ fn norms_and_embedding_give_candle_nns_values() {
         }
     }
     for ids in [
-        Tensor::new(&[3u32, 0, 10], &CPU),
-        Tensor::new(&[[3u32, 0], [10, 3]], &CPU),
+        Tensor::new(&[3u32, 0, 10], &device()),
+        Tensor::new(&[[3u32, 0], [10, 3]], &device()),
     ] {
         let ids = ids.unwrap();
         let (got, expected) = (ours_embed.forward(&ids), stock_embed.forward(&ids));
@@ -802,7 +802,7 @@ fn norms_and_embedding_give_candle_nns_values() {
     );
     assert!(
         ours_embed
-            .forward(&Tensor::new(&[11u32], &CPU).unwrap())
+            .forward(&Tensor::new(&[11u32], &device()).unwrap())
             .is_err(),
         "out of range"
     );
@@ -812,7 +812,7 @@ fn norms_and_embedding_give_candle_nns_values() {
 fn the_constructors_of_linear_are_candle_nns() {
     let (vars, stock_vars) = (VarMap::new(), VarMap::new());
     for (map, ours) in [(&vars, true), (&stock_vars, false)] {
-        let vb = VarBuilder::from_varmap(map, DType::F32, &CPU);
+        let vb = VarBuilder::from_varmap(map, DType::F32, &device());
         if ours {
             nn::linear(4, 3, vb.pp("a")).unwrap();
             nn::linear_no_bias(4, 3, vb.pp("b")).unwrap();
@@ -857,7 +857,7 @@ fn the_constructors_of_linear_are_candle_nns() {
 #[test]
 fn a_layer_can_be_built_from_zeros() {
     for (in_dim, out_dim, bias) in [(4, 3, true), (4, 3, false)] {
-        let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+        let vb = VarBuilder::zeros(DType::F32, &device());
         let layer = nn::linear_b(in_dim, out_dim, bias, vb.pp("fc")).unwrap();
         assert_eq!(layer.features(), (out_dim, in_dim));
         assert!(layer.static_weight().is_none(), "not an FP8 weight");
@@ -869,9 +869,9 @@ fn a_layer_can_be_built_from_zeros() {
 #[test]
 fn a_weight_that_happens_to_be_exact_in_fp8_is_no_fp8_weight() {
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &CPU);
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     nn::linear_no_bias(4, 4, vb.pp("identity")).unwrap();
-    let identity = Tensor::eye(4, DType::F32, &CPU).unwrap();
+    let identity = Tensor::eye(4, DType::F32, &device()).unwrap();
     vars.data().lock().unwrap()["identity.weight"]
         .set(&identity)
         .unwrap();

@@ -24,8 +24,8 @@ use std::process::Command;
 #[path = "common/recipes.rs"]
 mod common;
 use common::{
-    CPU, assert_close, assert_differ, assert_same, assert_text, delayed, fill, flat, of, prepare,
-    tensor,
+    assert_close, assert_differ, assert_same, assert_text, delayed, device, fill, flat, of,
+    prepare, tensor,
 };
 
 const VOCAB: usize = 24;
@@ -94,7 +94,7 @@ impl Module for Net {
 /// A net whose layers, except the head, are prepared.
 fn prepared() -> (VarMap, Net) {
     let vars = VarMap::new();
-    let mut net = Net::new(VarBuilder::from_varmap(&vars, DType::F32, &CPU)).unwrap();
+    let mut net = Net::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();
     fill(&vars, 7);
     let report = prepare_fp8(&mut net, &LayerFilter::new().skip_paths(["head"]).into()).unwrap();
     assert_eq!(report.converted(), 4, "{report}");
@@ -103,7 +103,7 @@ fn prepared() -> (VarMap, Net) {
 
 fn ids(seed: u32) -> Tensor {
     let ids: Vec<u32> = (0..12).map(|i| (i * 7 + seed * 5) % VOCAB as u32).collect();
-    Tensor::from_vec(ids, (2, 6), &CPU).unwrap()
+    Tensor::from_vec(ids, (2, 6), &device()).unwrap()
 }
 
 fn calibrate(net: &dyn Module, recipe: impl Into<Recipe>) {
@@ -135,7 +135,7 @@ fn dir() -> tempfile::TempDir {
 
 fn candle_var_builder(path: &Path, dtype: DType) -> VarBuilder<'static> {
     // SAFETY: nothing changes the file while the test reads it.
-    unsafe { VarBuilder::from_mmaped_safetensors(&[path], dtype, &CPU) }.unwrap()
+    unsafe { VarBuilder::from_mmaped_safetensors(&[path], dtype, &device()) }.unwrap()
 }
 
 fn json_of(path: &Path) -> Value {
@@ -167,7 +167,7 @@ fn the_loaded_model_computes_what_the_calibrated_one_does() {
     let (_vars, net) = calibrated(delayed(16));
     let dir = dir();
     let report = save_calibrated(&net, dir.path()).unwrap();
-    let ours = Net::new(var_builder(&[&report.model], DType::F32, &CPU).unwrap()).unwrap();
+    let ours = Net::new(var_builder(&[&report.model], DType::F32, &device()).unwrap()).unwrap();
     let candles = Net::new(candle_var_builder(&report.model, DType::F32)).unwrap();
     for seed in 0..4 {
         let ids = ids(seed);
@@ -198,7 +198,7 @@ fn a_disabled_guard_multiplies_by_the_dequantized_weight() {
     let (_vars, net) = calibrated(delayed(16));
     let dir = dir();
     let report = save_calibrated(&net, dir.path()).unwrap();
-    let loaded = Net::new(var_builder(&[&report.model], DType::F32, &CPU).unwrap()).unwrap();
+    let loaded = Net::new(var_builder(&[&report.model], DType::F32, &device()).unwrap()).unwrap();
     let x = tensor(1, &[3, WIDTH]);
     let layer = &loaded.blocks[0].fc1;
     let weight = layer
@@ -230,7 +230,8 @@ fn a_static_recipe_and_a_dynamic_one_export_static_scales_too() {
         let (_vars, net) = calibrated(recipe);
         let dir = dir();
         let report = save_calibrated(&net, dir.path()).unwrap();
-        let loaded = Net::new(var_builder(&[&report.model], DType::F32, &CPU).unwrap()).unwrap();
+        let loaded =
+            Net::new(var_builder(&[&report.model], DType::F32, &device()).unwrap()).unwrap();
         // The scales of the calibration, in memory and loaded.
         let expected = eval(&net, static_config.clone(), &ids(1));
         assert_same(name, &loaded.forward(&ids(1)).unwrap(), &expected);
@@ -272,7 +273,7 @@ fn rowwise_exports_a_scale_per_channel_and_scales_inputs_per_token() {
         .with_round_scales_to_power_of_two(false);
     let expected = eval(&net, exact, &ids(2));
     for vb in [
-        var_builder(&[&report.model], DType::F32, &CPU).unwrap(),
+        var_builder(&[&report.model], DType::F32, &device()).unwrap(),
         candle_var_builder(&report.model, DType::F32),
     ] {
         let loaded = Net::new(vb).unwrap();
@@ -387,12 +388,18 @@ fn the_scales_are_amax_over_448_and_other_tensors_are_unchanged() {
     let amax = |x: &Tensor| flat(x).into_iter().fold(0f32, |max, x| max.max(x.abs()));
     for layer in net.linears() {
         let path = layer.path();
-        let scale = flat(&file.tensor(&format!("{path}.weight_scale"), &CPU).unwrap())[0];
+        let scale = flat(
+            &file
+                .tensor(&format!("{path}.weight_scale"), &device())
+                .unwrap(),
+        )[0];
         assert_eq!(scale, amax(layer.weight()) / 448., "{path}.weight_scale");
         let state = layer.fp8_state().unwrap().input().tensors();
-        let input = file.tensor(&format!("{path}.input_scale"), &CPU).unwrap();
+        let input = file
+            .tensor(&format!("{path}.input_scale"), &device())
+            .unwrap();
         assert_same(&format!("{path}.input_scale"), &input, &state.dequant_scale);
-        let codes = file.tensor(&format!("{path}.weight"), &CPU).unwrap();
+        let codes = file.tensor(&format!("{path}.weight"), &device()).unwrap();
         let largest = amax(&codes.to_dtype(DType::F32).unwrap());
         assert_eq!(largest, 448., "{path}: the largest code");
     }
@@ -407,7 +414,7 @@ fn the_scales_are_amax_over_448_and_other_tensors_are_unchanged() {
             .unwrap();
         first = first.max(amax(&x));
     }
-    let scale = flat(&file.tensor("blocks.0.fc1.input_scale", &CPU).unwrap())[0];
+    let scale = flat(&file.tensor("blocks.0.fc1.input_scale", &device()).unwrap())[0];
     assert_eq!(scale, first / 448., "input_scale of the first layer");
     for name in [
         "embed.weight",
@@ -418,7 +425,7 @@ fn the_scales_are_amax_over_448_and_other_tensors_are_unchanged() {
     ] {
         assert_same(
             name,
-            &file.tensor(name, &CPU).unwrap(),
+            &file.tensor(name, &device()).unwrap(),
             vars[name].as_tensor(),
         );
     }
@@ -431,7 +438,7 @@ fn a_loaded_layer_holds_one_byte_per_weight() {
         let dir = dir();
         let report = save_calibrated(&net, dir.path()).unwrap();
         for vb in [
-            var_builder(&[&report.model], DType::F32, &CPU).unwrap(),
+            var_builder(&[&report.model], DType::F32, &device()).unwrap(),
             candle_var_builder(&report.model, DType::F32),
         ] {
             let mut loaded = Net::new(vb).unwrap();
@@ -462,7 +469,7 @@ fn gradients_pass_through_a_loaded_layer() {
     let (_vars, net) = calibrated(delayed(16));
     let dir = dir();
     let report = save_calibrated(&net, dir.path()).unwrap();
-    let loaded = Net::new(var_builder(&[&report.model], DType::F32, &CPU).unwrap()).unwrap();
+    let loaded = Net::new(var_builder(&[&report.model], DType::F32, &device()).unwrap()).unwrap();
     let layer = &loaded.blocks[0].fc1;
     let (x, go) = (common::var(3, &[5, WIDTH]), tensor(4, &[5, HIDDEN]));
     let y = layer.forward(&x).unwrap();
@@ -488,7 +495,7 @@ fn a_model_loads_in_half_precision_too() {
     let report = save_calibrated(&net, dir.path()).unwrap();
     let expected = eval(&net, delayed(16), &ids(1));
     for vb in [
-        var_builder(&[&report.model], DType::BF16, &CPU).unwrap(),
+        var_builder(&[&report.model], DType::BF16, &device()).unwrap(),
         candle_var_builder(&report.model, DType::BF16),
     ] {
         let loaded = Net::new(vb).unwrap();
@@ -512,11 +519,11 @@ fn a_stock_layer_gets_the_dequantized_weight_through_our_var_builder() {
         let (_vars, net) = calibrated(recipe);
         let dir = dir();
         let report = save_calibrated(&net, dir.path()).unwrap();
-        let vb = var_builder(&[&report.model], DType::F32, &CPU).unwrap();
+        let vb = var_builder(&[&report.model], DType::F32, &device()).unwrap();
         let stock = candle_nn::linear(WIDTH, HIDDEN, vb.pp("blocks.0.fc1")).unwrap();
         let file = Checkpoint::open(&[&report.model]).unwrap();
-        let codes = file.tensor("blocks.0.fc1.weight", &CPU).unwrap();
-        let scale = file.tensor("blocks.0.fc1.weight_scale", &CPU).unwrap();
+        let codes = file.tensor("blocks.0.fc1.weight", &device()).unwrap();
+        let scale = file.tensor("blocks.0.fc1.weight_scale", &device()).unwrap();
         let codes = codes.to_dtype(DType::F32).unwrap();
         let value = match recipe {
             RecipeName::Rowwise => codes.broadcast_mul(&scale).unwrap(),
@@ -546,12 +553,12 @@ fn several_files_make_one_checkpoint_unless_they_share_a_name() {
     ];
     let mut parts = [BTreeMap::new(), BTreeMap::new()];
     for (i, name) in whole.names().into_iter().enumerate() {
-        parts[i % 2].insert(name.to_string(), whole.tensor(name, &CPU).unwrap());
+        parts[i % 2].insert(name.to_string(), whole.tensor(name, &device()).unwrap());
     }
     for (path, part) in paths.iter().zip(&parts) {
         fp8::recipes::atomic::write_safetensors_atomic(path, part, None).unwrap();
     }
-    let loaded = Net::new(var_builder(&paths, DType::F32, &CPU).unwrap()).unwrap();
+    let loaded = Net::new(var_builder(&paths, DType::F32, &device()).unwrap()).unwrap();
     assert_same(
         "two files",
         &loaded.forward(&ids(1)).unwrap(),
@@ -577,7 +584,7 @@ fp8_module!(Tied { embed, fc, head });
 #[test]
 fn a_weight_tied_to_an_embedding_stays_in_high_precision() {
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &CPU);
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     let embed = nn::embedding(VOCAB, WIDTH, vb.pp("embed")).unwrap();
     let head = Linear::new(embed.embeddings().clone(), None).with_path("head");
     let fc = nn::linear_no_bias(WIDTH, WIDTH, vb.pp("fc")).unwrap();
@@ -629,7 +636,7 @@ fn two_linears_with_one_weight_are_both_exported() {
     let value = |name: &str| {
         flat(
             &file
-                .tensor(name, &CPU)
+                .tensor(name, &device())
                 .unwrap()
                 .to_dtype(DType::F32)
                 .unwrap(),
@@ -702,7 +709,7 @@ fn saving_without_calibration_names_the_layer() {
     );
 
     let vars = VarMap::new();
-    let plain = Net::new(VarBuilder::from_varmap(&vars, DType::F32, &CPU)).unwrap();
+    let plain = Net::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();
     calibrate(&plain, delayed(4));
     assert!(matches!(save(&plain), Error::NothingToExport));
     assert_text("nothing prepared", save(&plain), &["nothing to export"]);
@@ -768,7 +775,7 @@ fn training_after_a_calibration_asks_for_another() {
     let amax = flat(net.blocks[0].fc1.weight())
         .into_iter()
         .fold(0f32, |max, x| max.max(x.abs()));
-    let scale = flat(&file.tensor("blocks.0.fc1.weight_scale", &CPU).unwrap())[0];
+    let scale = flat(&file.tensor("blocks.0.fc1.weight_scale", &device()).unwrap())[0];
     assert_eq!(scale, amax / 448., "the scale of the weight as it is now");
 }
 
@@ -823,7 +830,7 @@ fn build(path: &Path) -> [Result<Linear, String>; 2] {
     let layer = |vb: VarBuilder<'_>| {
         nn::linear_no_bias(6, 4, vb.pp("fc")).map_err(|error| error.to_string())
     };
-    let ours = match var_builder(&[path], DType::F32, &CPU) {
+    let ours = match var_builder(&[path], DType::F32, &device()) {
         Ok(vb) => layer(vb),
         Err(error) => Err(error.to_string()),
     };
@@ -848,7 +855,7 @@ fn a_hand_made_file_loads_through_both_var_builders() {
             ],
         );
         let value = Fp8Tensor::from_parts(
-            Tensor::from_slice(&codes, (4, 6), &CPU).unwrap(),
+            Tensor::from_slice(&codes, (4, 6), &device()).unwrap(),
             fp8::core::Format::E4M3,
             if scales == 1 {
                 Granularity::Tensorwise
@@ -972,7 +979,7 @@ fn missing_tensors_and_other_shapes_are_named() {
             &f32s(&common::values(1, 24)),
         )],
     );
-    let vb = var_builder(&[&path], DType::F32, &CPU).unwrap();
+    let vb = var_builder(&[&path], DType::F32, &device()).unwrap();
     let error = nn::linear(6, 4, vb.pp("fc")).unwrap_err();
     assert_text("bias", error, &["`fc.bias`", "model.safetensors"]);
     let error = nn::linear_no_bias(6, 4, vb.pp("fd")).unwrap_err();
@@ -1136,7 +1143,7 @@ fn an_error_in_the_middle_of_the_file_keeps_the_old_one() {
     save_calibrated(&net, dir.path()).unwrap();
     let before = snapshot(dir.path());
     drop(vars);
-    let Ok(strange) = Tensor::from_raw_buffer(&[0; 16], DType::F6E2M3, &[16], &CPU) else {
+    let Ok(strange) = Tensor::from_raw_buffer(&[0; 16], DType::F6E2M3, &[16], &device()) else {
         println!("skipped: this candle makes no F6E2M3 tensors");
         return;
     };
@@ -1171,7 +1178,7 @@ fn save_and_fail(case: &str, dir: &Path) {
     assert_unchanged(case, dir, &before);
 
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &CPU);
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     let model = nn::linear(256, 256, vb.pp("fc")).unwrap();
     let optimizer = AdamW::from_varmap(&vars, AdamWConfig::default()).unwrap();
     let meta = TrainingMeta {
@@ -1303,7 +1310,8 @@ fn a_loaded_model_is_exported_as_it_is() {
         let (_vars, net) = calibrated(recipe);
         let (first, second) = (dir(), dir());
         let report = save_calibrated(&net, first.path()).unwrap();
-        let loaded = Net::new(var_builder(&[&report.model], DType::F32, &CPU).unwrap()).unwrap();
+        let loaded =
+            Net::new(var_builder(&[&report.model], DType::F32, &device()).unwrap()).unwrap();
         let again = save_calibrated(&loaded, second.path()).unwrap();
         assert_eq!(
             std::fs::read(&report.model).unwrap(),

@@ -2,10 +2,10 @@
 
 mod common;
 
-use candle_core::{D, DType, Device, IndexOp, Module, Result, Tensor, Var};
+use candle_core::{D, DType, IndexOp, Module, Result, Tensor, Var};
 use candle_nn::VarBuilder;
 use common::{
-    Model, Step, assert_same_bits, assert_within, flat, golden, largest, normal, sqnr, ulp,
+    Model, Step, assert_same_bits, assert_within, device, flat, golden, largest, normal, sqnr, ulp,
 };
 use fp8::candle::{Fp8Tensor, Quantizer, ScaleSource, fake_quantize, ops};
 use fp8::core::{Cast, Contraction, Format, Granularity};
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 type Tensors = HashMap<String, Tensor>;
 
 fn load_tensors(name: &str) -> Tensors {
-    candle_core::safetensors::load(golden(name), &Device::Cpu).unwrap()
+    candle_core::safetensors::load(golden(name), &device()).unwrap()
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {
@@ -266,7 +266,7 @@ fn flax_quantize_dequantize() -> Result<()> {
                 let key = format!("qdq.{dtype_name}.{format}.{scale}");
                 let dequant_scale: f32 = scale.parse().unwrap();
                 let source = ScaleSource::Fixed {
-                    dequant_scale: Tensor::from_slice(&[dequant_scale], 1, &Device::Cpu)?,
+                    dequant_scale: Tensor::from_slice(&[dequant_scale], 1, &device())?,
                 };
                 let quantizer = Quantizer {
                     source,
@@ -417,10 +417,10 @@ fn raw_f32(file: &SafeTensors<'_>, name: &str) -> Vec<f64> {
 
 fn checkpoint_builders(name: &str) -> [(&'static str, VarBuilder<'static>); 2] {
     let path = golden(&format!("checkpoints/{name}/model.safetensors"));
-    let ours = load::var_builder(&[&path], DType::F32, &Device::Cpu).unwrap();
+    let ours = load::var_builder(&[&path], DType::F32, &device()).unwrap();
     // SAFETY: nobody changes the committed file while the test maps it.
     let candles =
-        unsafe { VarBuilder::from_mmaped_safetensors(&[&path], DType::F32, &Device::Cpu).unwrap() };
+        unsafe { VarBuilder::from_mmaped_safetensors(&[&path], DType::F32, &device()).unwrap() };
     [("our VarBuilder", ours), ("candle's VarBuilder", candles)]
 }
 
@@ -570,7 +570,7 @@ impl Llama {
                 (0..HEAD / 2).map(move |j| t as f32 / 1e4f32.powf(2. * j as f32 / HEAD as f32))
             })
             .collect();
-        let angles = Tensor::from_vec(angles, (time, HEAD / 2), &Device::Cpu)?;
+        let angles = Tensor::from_vec(angles, (time, HEAD / 2), &device())?;
         Ok(Self {
             embeddings: vb_model.get((128, 64), "embed_tokens.weight")?,
             layers,

@@ -18,8 +18,8 @@ use std::sync::{Arc, Barrier, Mutex};
 #[path = "common/recipes.rs"]
 mod common;
 use common::{
-    Layer, Slot, assert_close, assert_differ, assert_same, assert_text, bits, delayed, flat, of,
-    slot, slots, tensor, var,
+    Layer, Slot, assert_close, assert_differ, assert_same, assert_text, bits, delayed, device,
+    flat, of, slot, slots, tensor, var,
 };
 
 fn recipe(name: &str) -> Recipe {
@@ -1728,7 +1728,7 @@ fn an_input_of_the_wrong_width_or_kind_names_the_layer() {
             error,
             &["blocks.3.fc", "[3, 7]", "7 features", "expected 8"],
         );
-        let integers = Tensor::zeros((3, 8), DType::U32, &Device::Cpu).unwrap();
+        let integers = Tensor::zeros((3, 8), DType::U32, &device()).unwrap();
         let error = layer.linear.forward(&integers).unwrap_err();
         assert_text("dtype", error, &["blocks.3.fc", "u32"]);
     }

@@ -2,8 +2,10 @@
 
 mod common;
 
-use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
-use common::{Model, Step, assert_same_bits, assert_within, flat, largest, normal, sqnr, ulp};
+use candle_core::{D, DType, Module, Result, Tensor, Var};
+use common::{
+    Model, Step, assert_same_bits, assert_within, device, flat, largest, normal, sqnr, ulp,
+};
 use fp8::candle::Quantizer;
 use fp8::core::Contraction::{self, Cols, Rows};
 use fp8::recipes::config::{Operand, ResolvedConfig};
@@ -279,8 +281,8 @@ fn no_tokens() -> Result<()> {
             };
             for dims in [vec![0], vec![2, 0], vec![0, 3]] {
                 let what = format!("{name} emulate={emulate} {dims:?}");
-                let x = Var::zeros([&dims[..], &[k]].concat(), DType::F32, &Device::Cpu)?;
-                let g = Tensor::zeros([&dims[..], &[n]].concat(), DType::F32, &Device::Cpu)?;
+                let x = Var::zeros([&dims[..], &[k]].concat(), DType::F32, &device())?;
+                let g = Tensor::zeros([&dims[..], &[n]].concat(), DType::F32, &device())?;
                 let weight = Var::from_tensor(&normal(2, (n, k)))?;
                 let bias = Var::from_tensor(&normal(4, n))?;
                 let model = Model::prepared(&weight, Some(&bias));
@@ -313,7 +315,7 @@ fn every_pair_of_dtypes() -> Result<()> {
                 let what = format!("{name} x {x_dtype:?} w {w_dtype:?}");
                 let x = var(&x, x_dtype)?;
                 let weight = var(&weight, w_dtype)?;
-                let bias = var(&Tensor::zeros(n, DType::F32, &Device::Cpu)?, w_dtype)?;
+                let bias = var(&Tensor::zeros(n, DType::F32, &device())?, w_dtype)?;
                 let g = g.to_dtype(x_dtype)?;
                 let step =
                     Model::prepared(&weight, Some(&bias)).step(&x, &g, exact_config(name))?;
@@ -631,7 +633,7 @@ fn same_bits_for_any_number_of_threads() -> Result<()> {
 fn with_value(x: &Tensor, row: usize, col: usize, value: f32) -> Result<Tensor> {
     let mut rows = x.to_vec2::<f32>()?;
     rows[row][col] = value;
-    Tensor::new(rows, &Device::Cpu)
+    Tensor::new(rows, &device())
 }
 
 #[test]
@@ -759,7 +761,7 @@ fn bad_input_is_named() -> Result<()> {
     let weight = Var::from_tensor(&normal(2, (12, 16)))?;
     let mut l = Linear::new(weight.as_tensor().clone(), None).with_path("blocks.3.fc");
     fp8::recipes::prepare_fp8(&mut l, &Default::default())?;
-    let device = &Device::Cpu;
+    let device = &device();
     for guarded in [false, true] {
         let _guard = match guarded {
             true => Some(fp8_autocast(RecipeName::Tensorwise)?),

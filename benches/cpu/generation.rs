@@ -62,7 +62,7 @@ pub fn run(session: &Session) -> Result<()> {
 /// The example's model with random weights, loaded from its calibrated FP8 file and from an f32 one.
 fn models(folder: &Path) -> Result<(Gpt, Gpt)> {
     let settings = settings();
-    let run = Run::new("delayed", &settings)?;
+    let run = Run::new("delayed", &settings, &Device::Cpu)?;
     run.calibrate(&text(&settings)?, 2)?;
     let fp8 = save_calibrated(&run.model, folder.join("fp8.safetensors"))?.model;
 

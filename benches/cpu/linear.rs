@@ -3,16 +3,11 @@
 use crate::inputs::{check, normal};
 use crate::rows::Work;
 use crate::session::{Field, Session, Times};
+use crate::step::{Inputs, Layer, NAMES, Step};
 use crate::timing::{Contestant, race};
-use anyhow::{Context, Result};
-use candle_core::backend::BackendDevice;
-use candle_core::cpu_backend::CpuDevice;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Module, Shape, Tensor, Var};
-use fp8::recipes::nn::Linear;
-use fp8::recipes::{
-    Autocast, PrepareOptions, Recipe, RecipeName, fp8_autocast, fp8_module, prepare_fp8,
-};
-use std::cell::Cell;
+use anyhow::Result;
+use candle_core::{DType, Module, Tensor};
+use fp8::recipes::{Autocast, RecipeName, fp8_autocast};
 use std::hint::black_box;
 
 /// (tokens, in_features, out_features).
@@ -25,20 +20,6 @@ const RECIPES: [(RecipeName, f64); 4] = [
     (RecipeName::Rowwise, 1.7),
     (RecipeName::RowwiseWithGwHp, 1.3),
 ];
-
-struct Layer {
-    l: Linear,
-}
-fp8_module!(Layer { l });
-
-impl Layer {
-    fn prepared(weight: &Tensor, bias: &Tensor) -> Result<Self> {
-        let l = Linear::new(weight.clone(), Some(bias.clone())).with_path("l");
-        let mut layer = Self { l };
-        prepare_fp8(&mut layer, &PrepareOptions::default())?;
-        Ok(layer)
-    }
-}
 
 /// Every shape, forward and in training.
 pub fn run(session: &Session) -> Result<()> {
@@ -126,9 +107,9 @@ fn steps(session: &Session, (m, k, n): (usize, usize, usize)) -> Result<()> {
     let mut contestants: Vec<_> = [&plain]
         .into_iter()
         .chain(&ours)
-        .map(|step| step.race().warm())
+        .map(|step| contestant(step).warm())
         .collect();
-    contestants.extend(plain16.iter().map(|step| step.race().optional()));
+    contestants.extend(plain16.iter().map(|step| contestant(step).optional()));
     let medians = race(&mut contestants, &session.pace())?;
     let work = Work::Flop(6. * (m * n * k) as f64);
     let [plain_ms, others_ms @ ..] = &medians[..] else {
@@ -147,96 +128,10 @@ fn steps(session: &Session, (m, k, n): (usize, usize, usize)) -> Result<()> {
     Ok(())
 }
 
-struct Inputs {
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    grad: Tensor,
-}
-
-const NAMES: [&str; 4] = ["y", "grad of x", "grad of weight", "grad of bias"];
-
-/// A layer in training, with gradients for its input, weight and bias.
-struct Step {
-    layer: Box<dyn Module>,
-    recipe: Option<Recipe>,
-    x: Var,
-    weight: Var,
-    bias: Var,
-    grad: Tensor,
-    /// What the weight is set to before a step.
-    weights: [Tensor; 2],
-    changes: Cell<usize>,
-}
-
-impl Step {
-    fn new(inputs: &Inputs, dtype: DType, recipe: Option<RecipeName>) -> Result<Self> {
-        let var = |x: &Tensor| Var::from_tensor(&x.to_dtype(dtype)?);
-        let (x, weight, bias) = (var(&inputs.x)?, var(&inputs.weight)?, var(&inputs.bias)?);
-        let layer: Box<dyn Module> = match recipe {
-            None => Box::new(candle_nn::Linear::new(
-                weight.as_tensor().clone(),
-                Some(bias.as_tensor().clone()),
-            )),
-            Some(_) => Box::new(Layer::prepared(&weight, &bias)?.l),
-        };
-        let changed = (&inputs.weight * 1.001)?.to_dtype(dtype)?;
-        Ok(Self {
-            layer,
-            recipe: recipe.map(Recipe::from),
-            x,
-            weights: [inputs.weight.to_dtype(dtype)?, changed],
-            changes: Cell::new(0),
-            weight,
-            bias,
-            grad: inputs.grad.to_dtype(dtype)?,
-        })
-    }
-
-    /// As an optimizer would: the weight is cast anew in the next step.
-    fn change_weight(&self) -> Result<()> {
-        let change = self.changes.get() + 1;
-        self.changes.set(change);
-        Ok(self.weight.set(&self.weights[change % 2])?)
-    }
-
-    /// y and the gradients of x, weight and bias.
-    fn run(&self) -> Result<[Tensor; 4]> {
-        let guard = self.recipe.clone().map(fp8_autocast).transpose()?;
-        let y = self.layer.forward(&self.x)?;
-        if let Some(guard) = guard {
-            guard.close()?;
-        }
-        let mut grads = y.apply_op1(GradientFrom(self.grad.clone()))?.backward()?;
-        let mut of = |var: &Var| grads.remove(var).context("a gradient is missing");
-        let (x, weight, bias) = (of(&self.x)?, of(&self.weight)?, of(&self.bias)?);
-        Ok([y, x, weight, bias])
-    }
-
-    fn race(&self) -> Contestant<'_> {
-        Contestant::new(|| {
-            black_box(self.run()?);
-            Ok(())
-        })
-        .with_setup(|| self.change_weight())
-    }
-}
-
-/// Stands for the rest of a model: a scalar whose gradient at its input is the tensor given.
-struct GradientFrom(Tensor);
-
-impl CustomOp1 for GradientFrom {
-    fn name(&self) -> &'static str {
-        "gradient-from"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let shape = Shape::from(());
-        let zero = CpuDevice.zeros_impl(&shape, self.0.dtype())?;
-        Ok((zero, shape))
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(Some(self.0.clone()))
-    }
+fn contestant(step: &Step) -> Contestant<'_> {
+    Contestant::new(|| {
+        black_box(step.run()?);
+        Ok(())
+    })
+    .with_setup(|| step.change_weight())
 }

@@ -5,6 +5,9 @@
 
 mod args;
 mod casts;
+#[allow(dead_code, reason = "the examples use the rest")]
+#[path = "../../examples/shared/clock.rs"]
+mod clock;
 #[allow(dead_code, reason = "the example uses the rest")]
 #[path = "../../examples/train_gpt/data.rs"]
 mod data;
@@ -14,6 +17,8 @@ mod generation;
 #[path = "../../examples/gpt/mod.rs"]
 mod gpt;
 mod inputs;
+#[path = "../shared/json.rs"]
+mod json;
 mod linear;
 mod memory;
 mod parent;
@@ -24,8 +29,12 @@ mod rows;
 mod run;
 mod session;
 mod skinny;
+#[path = "../shared/step.rs"]
+mod step;
 mod timing;
 mod training;
+#[path = "../../examples/shared/upstream.rs"]
+mod upstream;
 
 use anyhow::Result;
 use args::{Args, Group};

@@ -2,8 +2,9 @@
 
 use crate::args::{Args, Group};
 use crate::inputs::last_level_cache;
+use crate::json::{check_target, write_json};
 use crate::peaks::Peaks;
-use crate::rows::{Measured, Row, check_target, print_header, print_row, write_json};
+use crate::rows::{Measured, Row, print_header, print_row};
 use anyhow::{Context, Result, ensure};
 use fp8::core::Isa;
 use std::io::{BufRead, BufReader};

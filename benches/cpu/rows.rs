@@ -1,9 +1,6 @@
 //! Rows of results, as a table and as JSON.
 
-use anyhow::{Result, ensure};
-use fp8::recipes::atomic::write_atomic;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
 
 /// What a row is judged by; higher is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,26 +100,4 @@ pub fn print_row(row: &Row) {
         row.peak_fraction
             .map_or("-".to_string(), |part| format!("{:.0}%", part * 100.)),
     );
-}
-
-/// Fails early where [`write_json`] would after minutes.
-pub fn check_target(path: &Path) -> Result<()> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
-    ensure!(
-        folder.is_dir() && !path.is_dir(),
-        "--json {}: not a file in an existing folder",
-        path.display()
-    );
-    Ok(())
-}
-
-/// Writes the array; a reader finds all of it or the file that was there before.
-pub fn write_json(path: &Path, rows: &[Row]) -> Result<()> {
-    Ok(write_atomic(path, |out| {
-        serde_json::to_writer_pretty(&mut *out, rows)?;
-        writeln!(out)
-    })?)
 }

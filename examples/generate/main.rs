@@ -2,13 +2,16 @@
 //!
 //! `cargo run --release --example generate -- --model target/train_gpt --prompt "fn main" --tokens 200`
 
+#[path = "../shared/device.rs"]
+mod device;
 #[allow(dead_code, reason = "training uses the rest")]
 #[path = "../gpt/mod.rs"]
 mod gpt;
 
 use anyhow::{Context, Result};
-use candle_core::{DType, Device};
+use candle_core::DType;
 use clap::Parser;
+use device::DeviceName;
 use fp8::recipes::load;
 use gpt::{Gpt, GptConfig};
 use std::io::Write;
@@ -33,6 +36,9 @@ struct Args {
     /// Seed of the sampling
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Where to run
+    #[arg(long, default_value = "cpu")]
+    device: DeviceName,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -40,13 +46,14 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    let device = args.device.open()?;
     let config = args.model.join("config.json");
     let text = std::fs::read_to_string(&config)
         .with_context(|| format!("reading {}", config.display()))?;
     let config: GptConfig = serde_json::from_str(&text)
         .with_context(|| format!("{}: not a configuration of train_gpt", config.display()))?;
     let weights = args.model.join("model.safetensors");
-    let vb = load::var_builder(&[&weights], DType::F32, &Device::Cpu)?;
+    let vb = load::var_builder(&[&weights], DType::F32, &device)?;
     let model = Gpt::new(&config, vb)?;
     let (bytes, f32_bytes) = model.linear_weight_bytes();
 

@@ -13,6 +13,8 @@ const VALIDATION: f64 = 0.1;
 pub struct Data {
     train: Vec<u8>,
     validation: Vec<u8>,
+    /// Where batches go.
+    device: Device,
     pub description: String,
     /// Tells one text from another when a run is resumed.
     pub fingerprint: String,
@@ -59,6 +61,7 @@ impl Data {
         Ok(Self {
             train: text,
             validation,
+            device: Device::Cpu,
             description: format!(
                 "{what}: {:.2} MB in {} files",
                 total as f64 / 1e6,
@@ -68,11 +71,19 @@ impl Data {
         })
     }
 
+    /// Puts batches on `device`.
+    pub fn on(self, device: &Device) -> Self {
+        Self {
+            device: device.clone(),
+            ..self
+        }
+    }
+
     /// The batch of a step: a function of seed and step alone, so every run sees the same ones, resumed or not.
     pub fn train_batch(&self, seed: u64, step: u64, batch: usize, context: usize) -> Result<Batch> {
         let mut rng = StdRng::seed_from_u64(seed ^ (step + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let starts = (0..batch).map(|_| rng.random_range(0..self.train.len() - context));
-        windows(&self.train, &starts.collect::<Vec<_>>(), context)
+        self.windows(&self.train, &starts.collect::<Vec<_>>(), context)
     }
 
     /// Evenly spread validation windows: the same for every run.
@@ -89,7 +100,7 @@ impl Data {
                 let starts: Vec<usize> = (0..batch)
                     .map(|j| (i * batch + j) * room / windows_total)
                     .collect();
-                windows(&self.validation, &starts, context)
+                self.windows(&self.validation, &starts, context)
             })
             .collect()
     }
@@ -98,21 +109,21 @@ impl Data {
     pub fn prompt(&self, len: usize) -> &[u8] {
         &self.validation[..len.min(self.validation.len())]
     }
-}
 
-fn windows(text: &[u8], starts: &[usize], context: usize) -> Result<Batch> {
-    let shifted = |offset: usize| {
-        let bytes: Vec<u32> = starts
-            .iter()
-            .flat_map(|&s| {
-                text[s + offset..s + offset + context]
-                    .iter()
-                    .map(|&byte| byte.into())
-            })
-            .collect();
-        Tensor::from_vec(bytes, (starts.len(), context), &Device::Cpu)
-    };
-    Ok((shifted(0)?, shifted(1)?))
+    fn windows(&self, text: &[u8], starts: &[usize], context: usize) -> Result<Batch> {
+        let shifted = |offset: usize| {
+            let bytes: Vec<u32> = starts
+                .iter()
+                .flat_map(|&s| {
+                    text[s + offset..s + offset + context]
+                        .iter()
+                        .map(|&byte| byte.into())
+                })
+                .collect();
+            Tensor::from_vec(bytes, (starts.len(), context), &self.device)
+        };
+        Ok((shifted(0)?, shifted(1)?))
+    }
 }
 
 /// Files under `path`; `rust_only` keeps those named `*.rs`.

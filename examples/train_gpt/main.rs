@@ -3,7 +3,11 @@
 //!
 //! `cargo run --release --example train_gpt`
 
+#[path = "../shared/clock.rs"]
+mod clock;
 mod data;
+#[path = "../shared/device.rs"]
+mod device;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod plot;
@@ -14,11 +18,12 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device, Tensor};
 use clap::Parser;
 use data::{Batch, Data};
+use device::DeviceName;
 use fp8::recipes::{atomic, load, save_calibrated};
 use gpt::{Gpt, GptConfig};
 use indicatif::{ProgressBar, ProgressStyle};
 use record::{Line, Metrics, Summary, write_json, write_summary};
-use run::{Run, Settings, forget_checkpoints, saved_settings};
+use run::{Run, Settings, Step, forget_checkpoints, saved_settings};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -29,6 +34,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const VALIDATION_BATCHES: usize = 4;
 const FINAL_BATCHES: usize = 24;
 const CALIBRATION_BATCHES: u64 = 8;
+/// Steps between two readings of losses where reading waits for the device.
+const READ_EVERY: u64 = 10;
 
 /// Train a small GPT with FP8 recipes and in f32 side by side.
 #[derive(Parser)]
@@ -46,6 +53,9 @@ struct Args {
     /// Sequences per batch [default: 8]
     #[arg(long)]
     batch: Option<usize>,
+    /// Where to train; may change when a run is resumed
+    #[arg(long, default_value = "cpu")]
+    device: DeviceName,
     /// A text file or a folder of them [default: the sources of candle-core]
     #[arg(long)]
     data: Option<PathBuf>,
@@ -62,6 +72,7 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    let device = args.device.open()?;
     let resume = args.resume.is_some();
     let dir = args.resume.clone().unwrap_or_else(|| args.out.clone());
     let mut settings = if resume {
@@ -87,7 +98,8 @@ fn main() -> Result<()> {
         args.checkpoint_every > 0,
         "--checkpoint-every 0: give at least 1"
     );
-    let data = Data::load(args.data.as_deref(), settings.batch, settings.model.context)?;
+    let data =
+        Data::load(args.data.as_deref(), settings.batch, settings.model.context)?.on(&device);
     if resume {
         same("--recipe", args.recipe.as_ref(), &settings.recipes)?;
         same("--steps", args.steps.as_ref(), &settings.steps)?;
@@ -110,7 +122,7 @@ fn main() -> Result<()> {
             runs.iter().all(|run: &Run| run.name != *name),
             "--recipe names {name} twice"
         );
-        runs.push(Run::new(name, &settings)?);
+        runs.push(Run::new(name, &settings, &device)?);
     }
     ensure!(!runs.is_empty(), "--recipe names nothing to train");
     if let Some(report) = runs.iter().find_map(|run| run.report.as_ref()) {
@@ -155,7 +167,7 @@ fn main() -> Result<()> {
     let fp8 = runs.iter().filter(|run| run.recipe.is_some());
     let served = fp8.max_by_key(|run| run.name == "delayed");
     match served {
-        Some(run) => serve_fp8(run, &settings, &data, &dir),
+        Some(run) => serve_fp8(run, &settings, &data, &dir, &device),
         None => save_plain(&runs[0], &settings, &dir),
     }
 }
@@ -216,29 +228,29 @@ fn train(
         .filter(|&s| s < settings.steps)
     {
         for run in runs.iter_mut().filter(|run| run.step == step) {
-            let done = run.train_step(data)?;
+            run.train_step(data)?;
             bar.inc(1);
-            bar.set_message(format!(
-                "{}/{} {}: loss {:.3}, {:.0} tokens/s",
-                run.step,
-                settings.steps,
-                run.name,
-                done.loss,
-                tokens / done.ms * 1e3
-            ));
-            let recipe = run.name.clone();
-            metrics.push(Line::Train {
-                recipe: recipe.clone(),
-                step: run.step,
-                train_loss: done.loss,
-                lr: done.lr,
-                grad_norm: done.grad_norm,
-                step_ms: done.ms,
-            })?;
-            if run.step % validate_every == 0 && run.step < settings.steps {
+            let validates = run.step % validate_every == 0 && run.step < settings.steps;
+            let saves = run.step % checkpoint_every == 0;
+            let reads = validates || saves || run.step.is_multiple_of(READ_EVERY);
+            if !reads && run.is_asynchronous() {
+                continue;
+            }
+            let last = log_steps(run, metrics)?;
+            if let Some(done) = &last {
+                bar.set_message(format!(
+                    "{}/{} {}: loss {:.3}, {:.0} tokens/s",
+                    run.step,
+                    settings.steps,
+                    run.name,
+                    done.loss,
+                    tokens / done.ms * 1e3
+                ));
+            }
+            if let (true, Some(done)) = (validates, &last) {
                 let val_loss = run.validate(&validation)?;
                 metrics.push(Line::Validation {
-                    recipe,
+                    recipe: run.name.clone(),
                     step: run.step,
                     val_loss,
                 })?;
@@ -252,17 +264,47 @@ fn train(
                     bar.println(text)
                 }
             }
-            if run.step % checkpoint_every == 0 {
+            if saves {
                 run.save(dir)?;
             }
         }
         if stop.load(Ordering::SeqCst) {
+            for run in runs.iter_mut() {
+                log_steps(run, metrics)?;
+            }
             bar.abandon();
             return Ok(false);
         }
     }
+    for run in runs.iter_mut() {
+        log_steps(run, metrics)?;
+    }
     bar.finish_and_clear();
     Ok(true)
+}
+
+/// Writes the steps that were not read yet; the last of them.
+fn log_steps(run: &mut Run, metrics: &mut Metrics) -> Result<Option<Step>> {
+    let mut last = None;
+    for step in run.read_steps()? {
+        ensure!(
+            step.loss.is_finite(),
+            "{}: the loss of step {} is {}",
+            run.name,
+            step.step,
+            step.loss
+        );
+        metrics.push(Line::Train {
+            recipe: run.name.clone(),
+            step: step.step,
+            train_loss: step.loss,
+            lr: step.lr,
+            grad_norm: step.grad_norm,
+            step_ms: step.ms,
+        })?;
+        last = Some(step);
+    }
+    Ok(last)
 }
 
 /// Final validation, `summary.json`, `loss.svg` and a table.
@@ -332,16 +374,22 @@ fn summarize(
 }
 
 /// Calibrates, saves, reloads, compares and generates.
-fn serve_fp8(run: &Run, settings: &Settings, data: &Data, dir: &Path) -> Result<()> {
+fn serve_fp8(
+    run: &Run,
+    settings: &Settings,
+    data: &Data,
+    dir: &Path,
+    device: &Device,
+) -> Result<()> {
     run.calibrate(data, CALIBRATION_BATCHES)?;
     write_json(&dir.join("config.json"), &settings.model)?;
     let report = save_calibrated(&run.model, dir.join("model.safetensors"))?;
-    let vb = load::var_builder(&[&report.model], DType::F32, &Device::Cpu)?;
+    let vb = load::var_builder(&[&report.model], DType::F32, device)?;
     let served = Gpt::new(&settings.model, vb)?;
 
     let prompt = data.prompt(settings.model.context);
     let tokens: Vec<u32> = prompt.iter().map(|&byte| byte.into()).collect();
-    let tokens = Tensor::from_vec(tokens, (1, prompt.len()), &Device::Cpu)?;
+    let tokens = Tensor::from_vec(tokens, (1, prompt.len()), device)?;
     let ours = {
         let _guard = run.evaluation_guard()?;
         run.model.forward(&tokens)?

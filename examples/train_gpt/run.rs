@@ -1,8 +1,9 @@
 //! One model in training: its weights, optimizer, recipe and place in the schedule.
 
+use crate::clock::{Clock, Mark};
 use crate::data::{Batch, Data};
 use crate::gpt::{Gpt, GptConfig, initialize};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::core::Granularity;
@@ -10,14 +11,13 @@ use fp8::recipes::checkpoint::{
     TrainingMeta, quantized_tensors, resume_training, save_training, training_meta,
 };
 use fp8::recipes::nn::{Linear, ops};
-use fp8::recipes::optim::{AdamW, AdamWConfig, LrSchedule};
+use fp8::recipes::optim::{AdamW, AdamWConfig, LrSchedule, StepReport};
 use fp8::recipes::{
     Autocast, Fp8Module, PrepareOptions, PrepareReport, Recipe, RecipeName, Visitor,
     check_gradients, fp8_autocast, prepare_fp8,
 };
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 /// Everything a run depends on beside its recipe; stands in its checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,10 +33,21 @@ pub struct Settings {
 
 /// What one step gives.
 pub struct Step {
+    /// The step's number, from 1.
+    pub step: u64,
     pub loss: f64,
     pub lr: f64,
     pub grad_norm: f64,
     pub ms: f64,
+}
+
+/// A step that the device may still be at.
+struct Unread {
+    step: u64,
+    loss: Tensor,
+    lr: f64,
+    report: StepReport,
+    marks: (Mark, Mark),
 }
 
 pub struct Run {
@@ -50,6 +61,10 @@ pub struct Run {
     optimizer: AdamW,
     schedule: LrSchedule,
     settings: Settings,
+    device: Device,
+    clock: Clock,
+    /// Steps since the last reading.
+    unread: Vec<Unread>,
     gradients_checked: bool,
     /// Casts up to the checkpoint that the run was resumed from.
     casts_before: u64,
@@ -57,7 +72,7 @@ pub struct Run {
 
 impl Run {
     /// `name`: f32, bf16, or a recipe of `fp8_recipes`.
-    pub fn new(name: &str, settings: &Settings) -> Result<Self> {
+    pub fn new(name: &str, settings: &Settings, device: &Device) -> Result<Self> {
         let (dtype, recipe) = match name {
             "f32" => (DType::F32, None),
             "bf16" => (DType::BF16, None),
@@ -69,7 +84,7 @@ impl Run {
             }
         };
         let vars = VarMap::new();
-        let vb = VarBuilder::from_varmap(&vars, dtype, &Device::Cpu);
+        let vb = VarBuilder::from_varmap(&vars, dtype, device);
         let mut model = Gpt::new(&settings.model, vb)?;
         initialize(&vars, &settings.model, settings.seed)?;
         let report = match &recipe {
@@ -96,13 +111,16 @@ impl Run {
             vars,
             schedule,
             settings: settings.clone(),
+            device: device.clone(),
+            clock: Clock::new(device),
+            unread: vec![],
             gradients_checked: false,
             casts_before: 0,
         })
     }
 
-    /// One optimizer step.
-    pub fn train_step(&mut self, data: &Data) -> Result<Step> {
+    /// One optimizer step, whose results stay on the device until they are read.
+    pub fn train_step(&mut self, data: &Data) -> Result<()> {
         let Settings {
             seed,
             batch,
@@ -110,7 +128,7 @@ impl Run {
             ..
         } = self.settings;
         let (inputs, targets) = data.train_batch(seed, self.step, batch, model.context)?;
-        let start = Instant::now();
+        let begin = self.clock.mark()?;
         let guard = self.recipe.clone().map(fp8_autocast).transpose()?;
         let loss = ops::cross_entropy(&self.model.forward(&inputs)?, &targets)?;
         if let Some(guard) = guard {
@@ -129,29 +147,54 @@ impl Run {
         let lr = self.schedule.lr(self.step);
         self.optimizer.set_lr(lr);
         let report = self.optimizer.apply(&grads)?;
-        let loss = f64::from(loss.to_scalar::<f32>()?);
-        let ms = start.elapsed().as_secs_f64() * 1e3;
+        let marks = (begin, self.clock.mark()?);
         self.step += 1;
-        if !loss.is_finite() {
-            bail!("{}: the loss of step {} is {loss}", self.name, self.step);
-        }
-        Ok(Step {
-            loss,
+        self.unread.push(Unread {
+            step: self.step,
+            loss: loss.detach(),
             lr,
-            grad_norm: report.grad_norm,
-            ms,
-        })
+            report,
+            marks,
+        });
+        Ok(())
+    }
+
+    /// The steps since the last reading; all losses come in one copy.
+    pub fn read_steps(&mut self) -> Result<Vec<Step>> {
+        let unread = std::mem::take(&mut self.unread);
+        let losses = scalars(unread.iter().map(|step| &step.loss))?;
+        let mut steps = vec![];
+        for (unread, loss) in unread.iter().zip(losses) {
+            let Unread {
+                step, lr, report, ..
+            } = unread;
+            steps.push(Step {
+                step: *step,
+                loss,
+                lr: *lr,
+                grad_norm: report.grad_norm()?,
+                ms: unread.marks.0.ms_until(&unread.marks.1)?,
+            });
+        }
+        Ok(steps)
+    }
+
+    /// Whether reading waits for the device.
+    pub fn is_asynchronous(&self) -> bool {
+        !self.device.is_cpu()
     }
 
     /// Mean loss with frozen scales.
     pub fn validate(&self, batches: &[Batch]) -> Result<f64> {
         let _guard = self.evaluation_guard()?;
-        let mut sum = 0.;
-        for (inputs, targets) in batches {
-            let loss = ops::cross_entropy(&self.model.forward(inputs)?, targets)?;
-            sum += f64::from(loss.to_scalar::<f32>()?);
-        }
-        Ok(sum / batches.len() as f64)
+        let losses = batches
+            .iter()
+            .map(|(inputs, targets)| {
+                let loss = ops::cross_entropy(&self.model.forward(inputs)?, targets)?;
+                Ok(loss.detach())
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(scalars(&losses)?.iter().sum::<f64>() / batches.len() as f64)
     }
 
     /// The guard of validation and generation; None for a high-precision run.
@@ -268,6 +311,16 @@ impl Run {
         self.casts_before = meta.random["quantized_tensors"].as_u64().unwrap_or(0);
         Ok(())
     }
+}
+
+/// f32 scalars on the host, in one copy.
+fn scalars<'a>(values: impl IntoIterator<Item = &'a Tensor>) -> Result<Vec<f64>> {
+    let values: Vec<&Tensor> = values.into_iter().collect();
+    if values.is_empty() {
+        return Ok(vec![]);
+    }
+    let values = Tensor::stack(&values, 0)?.to_vec1::<f32>()?;
+    Ok(values.into_iter().map(f64::from).collect())
 }
 
 fn checkpoint_path(dir: &Path, name: &str) -> PathBuf {

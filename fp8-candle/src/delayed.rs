@@ -21,6 +21,8 @@ pub struct SlotTensors {
     pub dequant_scale: Tensor,
     /// f32 `[amax_history_len]`, newest first.
     pub amax_history: Tensor,
+    /// U32 `[1]`, how many recorded amaxes were Inf or NaN.
+    pub non_finite: Tensor,
 }
 
 #[derive(Debug)]
@@ -37,7 +39,6 @@ struct State {
     epoch: u64,
     /// Whether the scale is still the initial one.
     initial: bool,
-    non_finite: Tensor,
 }
 
 /// Delayed-scaling state of one tensor role (input, weight or grad_output) of one layer.
@@ -58,6 +59,7 @@ impl DelayedSlot {
             quant_scale: one.clone(),
             dequant_scale: one,
             amax_history: Tensor::zeros(amax_history_len, DType::F32, device)?,
+            non_finite: Tensor::zeros(1, DType::U32, device)?,
         };
         Ok(Self {
             name: name.into(),
@@ -70,7 +72,6 @@ impl DelayedSlot {
                 generation: 0,
                 epoch: 0,
                 initial: true,
-                non_finite: Tensor::zeros(1, DType::U32, device)?,
             }),
         })
     }
@@ -109,7 +110,7 @@ impl DelayedSlot {
 
     /// How many recorded amaxes were Inf or NaN. Copies one number to the host.
     pub fn non_finite_count(&self) -> Result<u32> {
-        let count = self.lock().non_finite.clone();
+        let count = self.lock().tensors.non_finite.clone();
         Ok(count.to_vec1::<u32>()?.iter().sum())
     }
 
@@ -160,7 +161,8 @@ impl DelayedSlot {
     }
 
     /// Takes the first amax as the scale at once, if no scale was set yet (`initial: FirstBatch`). An amax that makes
-    /// no scale (0, Inf, NaN) is not the first.
+    /// no scale (0, Inf, NaN) is not the first; a GPU tells whether it was by a copy of one number, which ends with the
+    /// first.
     pub(crate) fn adopt_first(
         &self,
         rule: &DelayedRule,
@@ -172,12 +174,19 @@ impl DelayedSlot {
             return Ok(());
         }
         let backend = backend(&self.device)?;
-        let updated = backend.update_delayed(&[&state.tensors], &[(rule, format)], amax)?;
-        if let Some(updated) = updated
-            .into_iter()
-            .next()
-            .filter(|new| is_new(new, &state.tensors))
-        {
+        let none = Tensor::zeros(1, DType::U32, &self.device)?;
+        let updated = backend.update_delayed(&[(&state.tensors, format)], rule, amax, &none)?;
+        let Some(updated) = updated.into_iter().next() else {
+            return Ok(());
+        };
+        let made_a_scale = if backend.knows_unchanged_slots() {
+            is_new(&updated, &state.tensors)
+        } else {
+            // An unchanged history means that nothing was taken.
+            let newest = updated.amax_history.narrow(0, 0, 1)?;
+            newest.to_vec1::<f32>()? != [0.]
+        };
+        if made_a_scale {
             // The history waits for the regular update, which will store this amax.
             state.tensors.quant_scale = updated.quant_scale;
             state.tensors.dequant_scale = updated.dequant_scale;
@@ -276,6 +285,7 @@ impl DelayedSlot {
             quant_scale,
             dequant_scale,
             amax_history: amax_history.to_device(&self.device)?,
+            non_finite: state.tensors.non_finite.clone(),
         };
         state.pending.clear();
         state.calibration.clear();
@@ -287,7 +297,7 @@ impl DelayedSlot {
     }
 }
 
-/// Whether an update made new numbers. A backend that cannot know without a copy to the host makes new ones always.
+/// Whether an update made new numbers, as far as the backend knows without a copy to the host.
 fn is_new(updated: &SlotTensors, before: &SlotTensors) -> bool {
     updated.quant_scale.id() != before.quant_scale.id()
 }
@@ -350,19 +360,20 @@ fn update_on_device(
     let pending: Vec<&[Tensor]> = pending.iter().map(Vec::as_slice).collect();
     let (amaxes, non_finite) = backend.merge_amaxes(&pending, device)?;
     let amaxes = reduce(&amaxes)?;
-    let rules: Vec<_> = slots.iter().map(|(_, format)| (rule, *format)).collect();
-    let updated = backend.update_delayed(&tensors.iter().collect::<Vec<_>>(), &rules, &amaxes)?;
-    for (index, ((slot, _), updated)) in slots.iter().zip(updated).enumerate() {
+    let formats = slots.iter().map(|(_, format)| *format);
+    let with_formats: Vec<_> = tensors.iter().zip(formats).collect();
+    let updated = backend.update_delayed(&with_formats, rule, &amaxes, &non_finite)?;
+    for ((slot, _), updated) in slots.iter().zip(updated) {
         let mut state = slot.lock();
         if is_new(&updated, &state.tensors) {
             state.generation += 1;
-            state.initial = false;
+            // Where it is not known whether this update did something, the first amax is adopted by `adopt_first` alone.
+            state.initial &= !backend.knows_unchanged_slots();
             // The scale is no longer the one that calibration has set.
             state.calibrated = false;
             state.calibration.clear();
         }
         state.tensors = updated;
-        state.non_finite = (&state.non_finite + non_finite.narrow(0, index, 1)?)?;
     }
     Ok(())
 }

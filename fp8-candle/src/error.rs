@@ -68,6 +68,49 @@ pub enum Error {
         /// Where this one is.
         got: DeviceLocation,
     },
+    /// A GPU that is too old for an operation.
+    #[error(
+        "{op} needs {needed}, and {chip} has compute capability {}.{}; `emulate` works on it",
+        capability.0, capability.1
+    )]
+    Chip {
+        /// Operation.
+        op: &'static str,
+        /// What it needs.
+        needed: &'static str,
+        /// Name of the GPU.
+        chip: String,
+        /// Its compute capability.
+        capability: (i32, i32),
+    },
+    /// A GPU has not enough memory left.
+    #[error(
+        "no {bytes} bytes ({what}) to be had on {chip}, of which {free} are free: {source_text}"
+    )]
+    DeviceMemory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What for.
+        what: String,
+        /// Bytes that the driver says are free.
+        free: usize,
+        /// Name of the GPU.
+        chip: String,
+        /// What the driver said.
+        source_text: String,
+    },
+    /// A matrix product that cuBLASLt refused.
+    #[error("cuBLASLt {version} has no product for {problem} on {chip}: {status}")]
+    Gemm {
+        /// Version of the library.
+        version: usize,
+        /// Sizes, formats, scales and dtypes.
+        problem: String,
+        /// Name of the GPU.
+        chip: String,
+        /// What the library said.
+        status: String,
+    },
     /// A static scale was asked of a slot that was never calibrated.
     #[error("`{0}` has no static scale: calibrate the model first")]
     NotCalibrated(String),

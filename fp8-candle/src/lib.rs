@@ -9,6 +9,8 @@ mod error;
 mod fake_quant;
 pub mod linear;
 pub mod ops;
+#[cfg(feature = "cuda")]
+pub mod optim;
 mod packed;
 mod quantize;
 mod ready;

@@ -1,7 +1,7 @@
 //! How one tensor of one GEMM is cast: format, granularity and where its scale comes from.
 
 use crate::delayed::DelayedSlot;
-use crate::device::{ScalePolicy, backend};
+use crate::device::{CurrentScale, ScalePolicy, backend};
 use crate::error::Error;
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Result, Tensor};
@@ -101,6 +101,17 @@ impl Quantizer {
     /// # Errors
     /// If `x` is not f32, bf16, f16 or f64, a static scale is missing, or a given scale does not fit the granularity.
     pub fn quantize(&self, x: &Tensor, contraction: Contraction) -> Result<Quantized> {
+        self.quantize_for(x, contraction, false)
+    }
+
+    /// [`Quantizer::quantize`]; `both`: the codes will also be used by a GEMM that sums over the other dimension, so a
+    /// device that wants another copy of them for it makes both from one read.
+    pub(crate) fn quantize_for(
+        &self,
+        x: &Tensor,
+        contraction: Contraction,
+        both: bool,
+    ) -> Result<Quantized> {
         if !matches!(
             x.dtype(),
             DType::F32 | DType::BF16 | DType::F16 | DType::F64
@@ -116,36 +127,43 @@ impl Quantizer {
         let backend = backend(x.device())?;
         let (rows, cols) = matrix_dims(x.dims());
         let grid = self.granularity.grid(rows, cols, contraction);
+        let orientation = backend.orientation(contraction, both && self.is_symmetric());
         let x = x.detach().contiguous()?;
-        let encode = |quant_scale: &Tensor| {
-            if quant_scale.elem_count() != grid.len() {
-                let granularity = self.granularity;
-                let expected = format!(
+        let check_count = |quant_scale: &Tensor| {
+            if quant_scale.elem_count() == grid.len() {
+                return Ok(());
+            }
+            let granularity = self.granularity;
+            Err(Error::Shape {
+                op: "quantize",
+                what: "the scale",
+                expected: format!(
                     "{} elements for {rows}x{cols} values, {granularity}",
                     grid.len()
-                );
-                let got = quant_scale.dims().to_vec();
-                return Err(Error::Shape {
-                    op: "quantize",
-                    what: "the scale",
-                    expected,
-                    got,
-                }
-                .into());
-            }
-            backend.quantize(&x, &grid, quant_scale, &self.cast)
+                ),
+                got: quant_scale.dims().to_vec(),
+            })
+        };
+        let encode = |quant_scale: &Tensor| {
+            check_count(quant_scale)?;
+            backend.quantize(&x, &grid, quant_scale, &self.cast, orientation)
         };
         let (codes, quant_scale, dequant_scale, amax) = match &self.source {
             ScaleSource::Current {
                 policy,
                 power_of_two,
             } => {
-                let amax = backend.amax(&x, &grid)?;
-                let quant_scale =
-                    backend.quant_scale(&amax, self.cast.format, *policy, *power_of_two)?;
-                let codes = encode(&quant_scale)?;
-                let dequant_scale = backend.reciprocal(&quant_scale)?;
-                (codes, quant_scale, dequant_scale, Some(amax))
+                let current = CurrentScale {
+                    policy: *policy,
+                    power_of_two: *power_of_two,
+                };
+                let cast = backend.quantize_current(&x, &grid, current, &self.cast, orientation)?;
+                (
+                    cast.codes,
+                    cast.quant_scale,
+                    cast.dequant_scale,
+                    Some(cast.amax),
+                )
             }
             ScaleSource::Delayed {
                 slot,
@@ -161,9 +179,14 @@ impl Quantizer {
                     slot.adopt_first(rule, self.cast.format, &amax)?;
                 }
                 let state = slot.tensors();
+                check_count(&state.quant_scale)?;
                 if *record {
-                    let (codes, amax) =
-                        backend.quantize_with_amax(&x, &state.quant_scale, &self.cast)?;
+                    let (codes, amax) = backend.quantize_with_amax(
+                        &x,
+                        &state.quant_scale,
+                        &self.cast,
+                        orientation,
+                    )?;
                     slot.record(amax.clone());
                     (codes, state.quant_scale, state.dequant_scale, Some(amax))
                 } else {
@@ -189,11 +212,11 @@ impl Quantizer {
         if let Some(counter) = &self.counter {
             counter.fetch_add(1, Ordering::Relaxed);
         }
-        let tensor = Fp8Tensor::from_parts(
+        let tensor = Fp8Tensor::from_codes(
             codes,
+            x.dims(),
             self.cast.format,
-            self.granularity,
-            contraction,
+            (self.granularity, contraction),
             dequant_scale,
         )?;
         Ok(Quantized {

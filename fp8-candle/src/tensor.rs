@@ -1,10 +1,11 @@
 //! A tensor in 8-bit floating point: codes, format, and the scales that give the codes their values.
 
-use crate::device::{GemmCodes, GemmOperand, backend};
+use crate::device::{Codes, GemmCodes, GemmOperand, backend};
 use crate::error::Error;
 use crate::quantize::{Quantizer, matrix_dims};
 use candle_core::{DType, Device, Result, Tensor};
 use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
+use std::sync::OnceLock;
 
 /// FP8 codes with their scales: `value = decode(code) * dequant_scale`.
 ///
@@ -12,7 +13,11 @@ use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
 /// fourth. The tensor is never part of an autograd graph.
 #[derive(Debug, Clone)]
 pub struct Fp8Tensor {
-    codes: Tensor,
+    dims: Vec<usize>,
+    /// In the shape `dims`; made from the transposed codes when asked for, where a cast has written only those.
+    codes: OnceLock<Tensor>,
+    /// `[cols, rows]`, where the device's GEMM reads them so.
+    transposed: Option<Tensor>,
     format: Format,
     granularity: Granularity,
     contraction: Contraction,
@@ -86,13 +91,33 @@ impl Fp8Tensor {
             }
             .into());
         }
-        let codes = codes.detach().contiguous()?;
+        let dims = codes.dims().to_vec();
+        let codes = Codes::row_major(codes.detach().contiguous()?);
+        let scheme = (granularity, contraction);
+        Self::from_codes(codes, &dims, format, scheme, dequant_scale)
+    }
+
+    /// What a cast of values of shape `dims` has made.
+    pub(crate) fn from_codes(
+        codes: Codes,
+        dims: &[usize],
+        format: Format,
+        (granularity, contraction): (Granularity, Contraction),
+        dequant_scale: Tensor,
+    ) -> Result<Self> {
+        let (rows, cols) = matrix_dims(dims);
+        let grid = granularity.grid(rows, cols, contraction);
         let dequant_scale = dequant_scale
             .detach()
             .contiguous()?
             .reshape((grid.scale_rows(), grid.scale_cols()))?;
+        if codes.row_major.is_none() && codes.transposed.is_none() {
+            candle_core::bail!("a cast of {dims:?} values has written no codes");
+        }
         Ok(Self {
-            codes,
+            dims: dims.to_vec(),
+            codes: codes.row_major.map(OnceLock::from).unwrap_or_default(),
+            transposed: codes.transposed,
             format,
             granularity,
             contraction,
@@ -135,13 +160,13 @@ impl Fp8Tensor {
             }
             .into());
         }
-        backend(self.device())?.codes_to_f8e4m3(&self.codes)
+        backend(self.device())?.codes_to_f8e4m3(self.codes())
     }
 
     /// `decode(code) * dequant_scale` in f32, then rounded to `dtype` (f32, bf16, f16 or f64).
     pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
         backend(self.device())?.dequantize(
-            &self.codes,
+            self.codes(),
             self.format,
             &self.grid(),
             &self.dequant_scale,
@@ -152,15 +177,30 @@ impl Fp8Tensor {
     /// The same tensor on another device.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         Ok(Self {
-            codes: self.codes.to_device(device)?,
+            codes: OnceLock::from(self.codes().to_device(device)?),
+            dims: self.dims.clone(),
+            transposed: None,
             dequant_scale: self.dequant_scale.to_device(device)?,
             ..*self
         })
     }
 
-    /// U8 codes in the logical shape.
+    /// U8 codes in the logical shape. Where a cast has written only their transpose, for a GEMM that reads it, the first
+    /// call makes a copy, which stays.
     pub fn codes(&self) -> &Tensor {
-        &self.codes
+        self.codes.get_or_init(|| {
+            self.row_major()
+                .expect("transposed codes that the device wrote are transposed back")
+        })
+    }
+
+    fn row_major(&self) -> Result<Tensor> {
+        match &self.transposed {
+            Some(transposed) => backend(self.device())?
+                .transpose(transposed)?
+                .reshape(self.dims.as_slice()),
+            None => candle_core::bail!("an FP8 tensor without codes"),
+        }
     }
 
     /// Format of the codes.
@@ -185,29 +225,37 @@ impl Fp8Tensor {
 
     /// Logical shape.
     pub fn dims(&self) -> &[usize] {
-        self.codes.dims()
+        &self.dims
     }
 
     /// Device of codes and scales.
     pub fn device(&self) -> &Device {
-        self.codes.device()
+        self.dequant_scale.device()
     }
 
     /// Bytes held by codes and scales.
     pub fn size_in_bytes(&self) -> usize {
-        self.codes.elem_count() + 4 * self.dequant_scale.elem_count()
+        let copies = [self.codes.get(), self.transposed.as_ref()];
+        let codes: usize = copies.into_iter().flatten().map(Tensor::elem_count).sum();
+        codes + 4 * self.dequant_scale.elem_count()
     }
 
     /// Which scale belongs to which element of `[product of the leading dims, last dim]`.
     pub fn grid(&self) -> ScaleGrid {
-        let (rows, cols) = matrix_dims(self.codes.dims());
+        let (rows, cols) = matrix_dims(&self.dims);
         self.granularity.grid(rows, cols, self.contraction)
     }
 
     /// This tensor as an operand of a GEMM that sums over `contraction`.
     pub fn operand(&self, contraction: Contraction) -> GemmOperand<'_> {
+        let codes = match (contraction, &self.transposed, self.codes.get()) {
+            (Contraction::Rows, Some(transposed), _) | (_, Some(transposed), None) => {
+                GemmCodes::Transposed(transposed)
+            }
+            _ => GemmCodes::RowMajor(self.codes()),
+        };
         GemmOperand {
-            codes: GemmCodes::RowMajor(&self.codes),
+            codes,
             format: self.format,
             grid: self.grid(),
             dequant_scale: &self.dequant_scale,

@@ -1,6 +1,10 @@
 //! Values of the differentiable building blocks: against candle-nn, in every dtype, and on bad input.
 
+#[path = "common/device.rs"]
+mod device;
+
 use candle_core::{DType, Device, Result, Tensor};
+use device::device;
 use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy, cross_entropy_with, gelu, layer_norm,
     rms_norm, rope, rope_i, softmax_last_dim,
@@ -12,7 +16,7 @@ fn wave(shape: &[usize], seed: usize, dtype: DType) -> Result<Tensor> {
     let values: Vec<f64> = (0..n)
         .map(|i| 2.0 * (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin())
         .collect();
-    Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)
+    Tensor::from_vec(values, shape, &device())?.to_dtype(dtype)
 }
 
 fn flat(t: &Tensor) -> Vec<f64> {
@@ -37,26 +41,31 @@ fn assert_close(got: &Tensor, expected: &Tensor, bound: f64) {
     }
 }
 
+/// The same values on the CPU, for candle-nn's versions.
+fn cpu(t: &Tensor) -> Result<Tensor> {
+    t.to_device(&Device::Cpu)
+}
+
 #[test]
 fn same_values_as_candle_nn() -> Result<()> {
     const BOUND: f64 = 2e-6;
     let x = wave(&[3, 50, 129], 1, DType::F32)?;
     let (weight, bias) = (wave(&[129], 2, DType::F32)?, wave(&[129], 3, DType::F32)?);
-    let expected = candle_nn::ops::layer_norm(&x, &weight, &bias, 1e-5)?;
+    let expected = candle_nn::ops::layer_norm(&cpu(&x)?, &cpu(&weight)?, &cpu(&bias)?, 1e-5)?;
     assert_close(
         &layer_norm(&x, &weight, Some(&bias), 1e-5)?,
         &expected,
         BOUND,
     );
-    let expected = candle_nn::ops::rms_norm(&x, &weight, 1e-5)?;
+    let expected = candle_nn::ops::rms_norm(&cpu(&x)?, &cpu(&weight)?, 1e-5)?;
     assert_close(&rms_norm(&x, &weight, 1e-5)?, &expected, BOUND);
     assert_close(
         &softmax_last_dim(&x)?,
-        &candle_nn::ops::softmax_last_dim(&x)?,
+        &candle_nn::ops::softmax_last_dim(&cpu(&x)?)?,
         BOUND,
     );
     let wide = (&x * 4.0)?;
-    assert_close(&gelu(&wide)?, &wide.gelu()?, BOUND);
+    assert_close(&gelu(&wide)?, &cpu(&wide)?.gelu()?, BOUND);
 
     let x = wave(&[2, 3, 11, 64], 1, DType::F32)?;
     // candle-nn takes tables of more positions than x has; so do we.
@@ -66,19 +75,19 @@ fn same_values_as_candle_nn() -> Result<()> {
     );
     assert_close(
         &rope(&x, &cos, &sin)?,
-        &candle_nn::rotary_emb::rope(&x, &cos, &sin)?,
+        &candle_nn::rotary_emb::rope(&cpu(&x)?, &cpu(&cos)?, &cpu(&sin)?)?,
         BOUND,
     );
     assert_close(
         &rope_i(&x, &cos, &sin)?,
-        &candle_nn::rotary_emb::rope_i(&x, &cos, &sin)?,
+        &candle_nn::rotary_emb::rope_i(&cpu(&x)?, &cpu(&cos)?, &cpu(&sin)?)?,
         BOUND,
     );
 
     let logits = (wave(&[70, 97], 1, DType::F32)? * 8.0)?;
     let targets: Vec<u32> = (0..70).map(|i| i * 31 % 97).collect();
-    let targets = Tensor::new(targets, &Device::Cpu)?;
-    let expected = candle_nn::loss::cross_entropy(&logits, &targets)?;
+    let targets = Tensor::new(targets, &device())?;
+    let expected = candle_nn::loss::cross_entropy(&cpu(&logits)?, &cpu(&targets)?)?;
     assert_close(&cross_entropy(&logits, &targets)?, &expected, BOUND);
     Ok(())
 }
@@ -116,7 +125,7 @@ fn sixteen_bit_results_are_f32_results_rounded_once() -> Result<()> {
             assert_eq!(got.dtype(), dtype, "{name}");
             assert_eq!(flat(&got), flat(&expected), "{name}, {dtype:?}");
         }
-        let targets = Tensor::zeros((2, 3, 90), DType::U8, &Device::Cpu)?;
+        let targets = Tensor::zeros((2, 3, 90), DType::U8, &device())?;
         let loss = cross_entropy(&x, &targets)?;
         assert_eq!(loss.dtype(), DType::F32);
         assert_eq!(
@@ -166,7 +175,7 @@ fn future_nan_is_never_seen() -> Result<()> {
     let nan = f32::NAN;
     let x = Tensor::new(
         &[[0f32, nan, nan], [0.0, 0.0, nan], [0.0, 0.0, 0.0]],
-        &Device::Cpu,
+        &device(),
     )?;
     let y = causal_softmax(&x, 1.0)?.to_vec2::<f32>()?;
     assert_eq!(
@@ -185,8 +194,8 @@ fn nan_and_inf_spread_over_their_row_only() -> Result<()> {
                 *value += i as f32 * 0.01;
             }
             values[40 + position] = bad;
-            let x = Tensor::from_vec(values, (3, 40), &Device::Cpu)?;
-            let weight = Tensor::ones(40, DType::F32, &Device::Cpu)?;
+            let x = Tensor::from_vec(values, (3, 40), &device())?;
+            let weight = Tensor::ones(40, DType::F32, &device())?;
             let results = [
                 ("layer_norm", layer_norm(&x, &weight, None, 1e-5)?),
                 ("rms_norm", rms_norm(&x, &weight, 1e-5)?),
@@ -205,7 +214,7 @@ fn nan_and_inf_spread_over_their_row_only() -> Result<()> {
                     rows[1][position]
                 );
             }
-            let targets = Tensor::new(&[0u32, 1, 2], &Device::Cpu)?;
+            let targets = Tensor::new(&[0u32, 1, 2], &device())?;
             assert!(
                 !cross_entropy(&x, &targets)?.to_scalar::<f32>()?.is_finite(),
                 "{bad}"
@@ -217,21 +226,21 @@ fn nan_and_inf_spread_over_their_row_only() -> Result<()> {
 
 #[test]
 fn large_logits_do_not_overflow() -> Result<()> {
-    let x = Tensor::new(&[[1e30f32, 0.0, -1e30], [3e38, 3e38, -3e38]], &Device::Cpu)?;
+    let x = Tensor::new(&[[1e30f32, 0.0, -1e30], [3e38, 3e38, -3e38]], &device())?;
     assert_eq!(
         softmax_last_dim(&x)?.to_vec2::<f32>()?,
         [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     );
-    let loss = cross_entropy(&x, &Tensor::new(&[0u32, 1], &Device::Cpu)?)?.to_scalar::<f32>()?;
+    let loss = cross_entropy(&x, &Tensor::new(&[0u32, 1], &device())?)?.to_scalar::<f32>()?;
     assert!((loss - 0.5 * 2f32.ln()).abs() < 1e-7, "{loss}");
     Ok(())
 }
 
 #[test]
 fn empty_tensors() -> Result<()> {
-    let cpu = &Device::Cpu;
-    let empty = |shape: &[usize]| Tensor::zeros(shape, DType::F32, cpu);
-    let weight = Tensor::ones(5, DType::F32, cpu)?;
+    let device = &device();
+    let empty = |shape: &[usize]| Tensor::zeros(shape, DType::F32, device);
+    let weight = Tensor::ones(5, DType::F32, device)?;
     assert_eq!(
         layer_norm(&empty(&[2, 0, 5])?, &weight, Some(&weight), 1e-5)?.dims(),
         [2, 0, 5]
@@ -256,7 +265,7 @@ fn empty_tensors() -> Result<()> {
         rope_i(&x, &empty(&[3, 0])?, &empty(&[3, 0])?)?.dims(),
         [1, 2, 3, 0]
     );
-    let loss = cross_entropy(&empty(&[0, 5])?, &Tensor::zeros(0, DType::U32, cpu)?)?;
+    let loss = cross_entropy(&empty(&[0, 5])?, &Tensor::zeros(0, DType::U32, device)?)?;
     assert!(loss.to_scalar::<f32>()?.is_nan());
     Ok(())
 }
@@ -264,10 +273,12 @@ fn empty_tensors() -> Result<()> {
 #[test]
 fn targets_of_every_integer_dtype_and_shape() -> Result<()> {
     let logits = wave(&[2, 3, 10], 1, DType::F32)?;
-    let targets = Tensor::new(&[[0i64, 9, 4], [3, 3, 8]], &Device::Cpu)?;
+    let targets = Tensor::new(&[[0i64, 9, 4], [3, 3, 8]], &device())?;
     let expected = cross_entropy(&logits, &targets)?.to_scalar::<f32>()?;
     for dtype in [DType::U8, DType::U32, DType::I16, DType::I32, DType::I64] {
-        let loss = cross_entropy(&logits, &targets.to_dtype(dtype)?)?.to_scalar::<f32>()?;
+        // Converted on the CPU: candle has no such casts of all integers elsewhere.
+        let targets = cpu(&targets)?.to_dtype(dtype)?.to_device(&device())?;
+        let loss = cross_entropy(&logits, &targets)?.to_scalar::<f32>()?;
         assert_eq!(loss, expected, "{dtype:?}");
     }
     let strided = targets.t()?.contiguous()?.t()?;
@@ -275,23 +286,24 @@ fn targets_of_every_integer_dtype_and_shape() -> Result<()> {
         cross_entropy(&logits, &strided)?.to_scalar::<f32>()?,
         expected
     );
-    let one = cross_entropy(&logits.get(1)?.get(2)?, &Tensor::new(8u32, &Device::Cpu)?)?;
+    let one = cross_entropy(&logits.get(1)?.get(2)?, &Tensor::new(8u32, &device())?)?;
     assert!(one.to_scalar::<f32>()?.is_finite());
     Ok(())
 }
 
 #[test]
 fn ignored_targets() -> Result<()> {
-    let cpu = &Device::Cpu;
+    let device = &device();
     let logits = wave(&[4, 6], 1, DType::F64)?;
     for ignored in [-100i64, 6, 5] {
-        let targets = Tensor::new(&[3, ignored, 0, ignored], cpu)?;
+        let targets = Tensor::new(&[3, ignored, 0, ignored], device)?;
         let options = CrossEntropyOptions {
             ignore_index: Some(ignored),
         };
         let loss = cross_entropy_with(&logits, &targets, options)?.to_scalar::<f64>()?;
         let kept = Tensor::stack(&[logits.get(0)?, logits.get(2)?], 0)?;
-        let expected = cross_entropy(&kept, &Tensor::new(&[3i64, 0], cpu)?)?.to_scalar::<f64>()?;
+        let expected =
+            cross_entropy(&kept, &Tensor::new(&[3i64, 0], device)?)?.to_scalar::<f64>()?;
         assert_eq!(loss, expected, "ignoring {ignored}");
     }
     Ok(())
@@ -299,13 +311,14 @@ fn ignored_targets() -> Result<()> {
 
 #[test]
 fn errors_name_operation_expected_and_got() -> Result<()> {
-    let cpu = &Device::Cpu;
+    let device = &device();
     let x = wave(&[2, 4], 1, DType::F32)?;
     let q = wave(&[1, 1, 2, 4], 1, DType::F32)?;
     let (w4, w3) = (wave(&[4], 1, DType::F32)?, wave(&[3], 1, DType::F32)?);
-    let scalar = Tensor::new(1f32, cpu)?;
+    let scalar = Tensor::new(1f32, device)?;
     let angles = wave(&[2, 2], 1, DType::F32)?;
-    let classes = |targets: &[i64]| cross_entropy(&x, &Tensor::new(targets, cpu)?);
+    // Only the CPU checks targets.
+    let classes = |targets: &[i64]| cross_entropy(&cpu(&x)?, &Tensor::new(targets, &Device::Cpu)?);
     let cases: Vec<(Result<Tensor>, &[&str])> = vec![
         (
             layer_norm(&x, &w3, None, 1e-5),

@@ -1,6 +1,10 @@
 //! Weights as their device streams them.
 
-use candle_core::{DType, Device, Result, Tensor};
+#[path = "common/device.rs"]
+mod device;
+
+use candle_core::{DType, Result, Tensor};
+use device::device;
 use fp8_candle::{
     DelayedSlot, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer,
     ScaleSource, WeightCache, fp8_linear,
@@ -14,7 +18,7 @@ fn random(seed: u64, rows: usize, cols: usize) -> Result<Tensor> {
     let values: Vec<f32> = (0..rows * cols)
         .map(|_| rng.random_range(-2.0..2.0))
         .collect();
-    Tensor::from_vec(values, (rows, cols), &Device::Cpu)
+    Tensor::from_vec(values, (rows, cols), &device())
 }
 
 fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {
@@ -134,8 +138,8 @@ fn a_changed_weight_is_packed_anew() -> Result<()> {
 fn evaluation_never_gets_the_packed_codes_of_an_older_scale() -> Result<()> {
     let (m, n, k) = (3, 40, 64);
     let (x, w) = (random(1, m, k)?, random(2, n, k)?);
-    let slot = Arc::new(DelayedSlot::new("layer.weight", 1, &Device::Cpu)?);
-    let scale = |value: f32| Tensor::full(value, 1, &Device::Cpu);
+    let slot = Arc::new(DelayedSlot::new("layer.weight", 1, &device())?);
+    let scale = |value: f32| Tensor::full(value, 1, &device());
     slot.restore(&scale(64.)?, &scale(2.)?)?;
     let plan = |record| {
         let mut plan = plan(Granularity::Tensorwise, false);

@@ -1,6 +1,10 @@
 //! FP8 tensors: values, scales, shapes, conversion from and to candle's F8E4M3, and what does not fit.
 
+#[path = "common/device.rs"]
+mod device;
+
 use candle_core::{D, DType, Device, Result, Tensor, Var};
+use device::device;
 use fp8_candle::{Fp8Tensor, Quantizer};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Cast, Format, Granularity, dynamic_quant_scale};
@@ -30,7 +34,7 @@ fn values(seed: u64, dims: &[usize]) -> Tensor {
     let values: Vec<f32> = (0..dims.iter().product())
         .map(|at: usize| rng.random_range(-1f32..1.) * 2f32.powi((at / cols % 9) as i32 - 4))
         .collect();
-    Tensor::from_vec(values, dims, &Device::Cpu).unwrap()
+    Tensor::from_vec(values, dims, &device()).unwrap()
 }
 
 fn flat(x: &Tensor) -> Vec<f32> {
@@ -101,8 +105,7 @@ fn every_element_has_the_code_and_value_of_the_definition() -> Result<()> {
                             "{what}: scale at {at}"
                         );
                         let expected = format.decode(code) * dequant_scales[scale];
-                        let expected =
-                            flat(&Tensor::new(expected, &Device::Cpu)?.to_dtype(dtype)?)[0];
+                        let expected = flat(&Tensor::new(expected, &device())?.to_dtype(dtype)?)[0];
                         assert_eq!(value, expected, "{what}: value at {at}");
                     }
                 }
@@ -179,7 +182,7 @@ fn any_shape_and_stride() -> Result<()> {
     }
     for dims in [vec![0], vec![0, 5], vec![5, 0], vec![2, 0, 3]] {
         for granularity in GRANULARITIES {
-            let x = Tensor::zeros(dims.as_slice(), DType::F32, &Device::Cpu)?;
+            let x = Tensor::zeros(dims.as_slice(), DType::F32, &device())?;
             let quantizer = Quantizer::dynamic(Format::E4M3, granularity);
             let empty = Fp8Tensor::quantize(&x, &quantizer, Cols)?;
             assert_eq!(empty.dequantize(DType::BF16)?.dims(), dims, "{granularity}");
@@ -198,7 +201,7 @@ fn says_what_it_holds() -> Result<()> {
     assert_eq!(q.contraction(), Cols);
     assert_eq!(q.dims(), [3, 5, 64]);
     assert_eq!(q.size_in_bytes(), 3 * 5 * 64 + 4 * 15);
-    assert!(q.device().is_cpu());
+    assert!(q.device().same_device(&device()));
     assert!(
         !q.codes().track_op() && !q.dequant_scale().track_op(),
         "part of a graph"
@@ -208,18 +211,18 @@ fn says_what_it_holds() -> Result<()> {
     assert_eq!((operand.kept(), operand.contracted()), (15, 64));
     let operand = q.operand(Rows);
     assert_eq!((operand.kept(), operand.contracted()), (64, 15));
-    let moved = q.to_device(&Device::Cpu)?;
+    let moved = q.to_device(&device())?;
     assert_eq!(codes(&moved), codes(&q));
     assert_eq!((moved.format(), moved.dims()), (q.format(), q.dims()));
     Ok(())
 }
 
 fn all_codes() -> Tensor {
-    Tensor::from_vec((0..=255).collect::<Vec<u8>>(), (2, 128), &Device::Cpu).unwrap()
+    Tensor::from_vec((0..=255).collect::<Vec<u8>>(), (2, 128), &device()).unwrap()
 }
 
 fn one() -> Tensor {
-    Tensor::ones(1, DType::F32, &Device::Cpu).unwrap()
+    Tensor::ones(1, DType::F32, &device()).unwrap()
 }
 
 #[test]
@@ -234,6 +237,7 @@ fn candles_f8e4m3_keeps_every_bit() -> Result<()> {
     );
     // Bits: candle's own conversion gives the value of each code; NaN codes have no bits in f32 to compare.
     let as_f32 = candles
+        .to_device(&Device::Cpu)? // candle has no such conversion on a GPU
         .to_dtype(DType::F32)?
         .flatten_all()?
         .to_vec1::<f32>()?;
@@ -262,8 +266,9 @@ fn candles_f8e4m3_keeps_every_bit() -> Result<()> {
 
 #[test]
 fn parts_that_do_not_fit() -> Result<()> {
-    let device = &Device::Cpu;
-    let ones = |dims: &[usize]| Tensor::ones(dims, DType::F32, device);
+    let device = &device();
+    // Filled on the host: candle cannot fill an empty tensor on a GPU.
+    let ones = |dims: &[usize]| Tensor::ones(dims, DType::F32, &Device::Cpu)?.to_device(device);
     let build = |granularity, scale: Tensor| {
         Fp8Tensor::from_parts(all_codes(), Format::E4M3, granularity, Cols, scale)
     };
@@ -328,7 +333,10 @@ fn parts_that_do_not_fit() -> Result<()> {
     let q = build(tensorwise, one())?;
     assert_error(q.dequantize(DType::U8), &["U8", "f32, bf16, f16 or f64"]);
     for dtype in [DType::U8, DType::U32, DType::I64, DType::F8E4M3] {
-        let x = all_codes().to_dtype(dtype)?;
+        let x = all_codes()
+            .to_device(&Device::Cpu)? // candle has no such conversion on a GPU
+            .to_dtype(dtype)?
+            .to_device(device)?;
         let quantizer = Quantizer::dynamic(Format::E4M3, tensorwise);
         assert_error(
             Fp8Tensor::quantize(&x, &quantizer, Cols),
@@ -340,8 +348,8 @@ fn parts_that_do_not_fit() -> Result<()> {
 
 #[test]
 fn scales_are_taken_row_major_by_either_contraction() -> Result<()> {
-    let codes = Tensor::from_vec(vec![0x38u8; 6], (2, 3), &Device::Cpu)?; // 1.0
-    let scales = |values: &[f32]| Tensor::from_slice(values, values.len(), &Device::Cpu);
+    let codes = Tensor::from_vec(vec![0x38u8; 6], (2, 3), &device())?; // 1.0
+    let scales = |values: &[f32]| Tensor::from_slice(values, values.len(), &device());
     let value = |contraction, scale| {
         Fp8Tensor::from_parts(
             codes.clone(),

@@ -2,7 +2,13 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use candle_core::{DType, Device, Module, Result, Tensor};
+#[path = "../../fp8-candle/tests/common/device.rs"]
+mod device;
+
+#[allow(unused_imports, reason = "each test binary uses its own part")]
+pub use device::{device, on_cuda, skipped_on_cuda};
+
+use candle_core::{DType, Module, Result, Tensor};
 use fp8::recipes::nn::Linear;
 use fp8::recipes::{Autocast, end_step, fp8_autocast, fp8_module, prepare_fp8};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -112,7 +118,7 @@ pub fn normal(seed: u64, shape: impl Into<candle_core::Shape>) -> Tensor {
             (radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
         })
         .collect();
-    Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
+    Tensor::from_vec(values, shape, &device()).unwrap()
 }
 
 /// All values, row-major, exact in f64.

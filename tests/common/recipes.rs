@@ -1,14 +1,18 @@
 //! Data, models and comparisons that the tests of guard, conversion, export and resume share.
 #![allow(dead_code)] // each test binary uses its own part
 
-use candle_core::{DType, Device, Tensor, Var};
+#[path = "../../fp8-candle/tests/common/device.rs"]
+mod device;
+
+#[allow(unused_imports, reason = "each test binary uses its own part")]
+pub use device::{device, on_cuda, skipped_on_cuda};
+
+use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::recipes::config::{DelayedScaling, InitialScale, Recipe};
 use fp8::recipes::nn::{self, Linear};
 use fp8::recipes::{PrepareOptions, PrepareReport, fp8_module, prepare_fp8};
 use rand::{Rng, SeedableRng, rngs::StdRng};
-
-pub const CPU: Device = Device::Cpu;
 
 /// Values in -1..1, the same for the same seed and shape.
 pub fn values(seed: u64, len: usize) -> Vec<f32> {
@@ -18,7 +22,7 @@ pub fn values(seed: u64, len: usize) -> Vec<f32> {
 
 /// [`values`] as a tensor.
 pub fn tensor(seed: u64, dims: &[usize]) -> Tensor {
-    Tensor::from_vec(values(seed, dims.iter().product()), dims, &CPU).unwrap()
+    Tensor::from_vec(values(seed, dims.iter().product()), dims, &device()).unwrap()
 }
 
 /// [`values`] as a variable.
@@ -28,7 +32,7 @@ pub fn var(seed: u64, dims: &[usize]) -> Var {
 
 /// A tensor of these values.
 pub fn of(values: &[f32], dims: &[usize]) -> Tensor {
-    Tensor::from_slice(values, dims, &CPU).unwrap()
+    Tensor::from_slice(values, dims, &device()).unwrap()
 }
 
 /// The values in f32, row by row.

@@ -185,8 +185,19 @@ impl WeightCache {
         quantizer: &Quantizer,
         contraction: Contraction,
     ) -> Result<Fp8Tensor> {
+        self.quantize_for(weight, quantizer, contraction, false)
+    }
+
+    /// [`WeightCache::quantize`]; `both` as in [`Quantizer::quantize_for`], for devices where nothing is cached.
+    pub(super) fn quantize_for(
+        &self,
+        weight: &Tensor,
+        quantizer: &Quantizer,
+        contraction: Contraction,
+        both: bool,
+    ) -> Result<Fp8Tensor> {
         let Some(fingerprint) = backend(weight.device())?.fingerprint(weight)? else {
-            return Ok(quantizer.quantize(weight, contraction)?.tensor);
+            return Ok(quantizer.quantize_for(weight, contraction, both)?.tensor);
         };
         let slot = match &quantizer.source {
             ScaleSource::Delayed { slot, .. } | ScaleSource::Static(slot) => Some(slot),

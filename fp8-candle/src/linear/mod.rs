@@ -102,7 +102,17 @@ pub fn fp8_linear(
             owned_storage(&add_bias(x2.matmul(&weight.t()?)?, bias_data.as_ref())?)?
         }
         Some(gemm) => {
-            let x8 = gemm.a.quantize(&x2, Contraction::Cols)?.tensor;
+            // Whether a backward GEMM takes the same codes, summing over the other dimension.
+            let again = |first, gemm: &Option<GemmPlan>| {
+                gemm.as_ref()
+                    .is_some_and(|gemm| serves_both(first, &gemm.b))
+            };
+            let w_tracks = match weight {
+                LinearWeight::HighPrecision(w, _) => w.track_op(),
+                _ => false,
+            };
+            let both = w_tracks && again(&gemm.a, &plan.grad_weight);
+            let x8 = gemm.a.quantize_for(&x2, Contraction::Cols, both)?.tensor;
             let out = GemmOutput {
                 dtype: x.dtype(),
                 bias: bias_data.as_ref(),
@@ -118,9 +128,10 @@ pub fn fp8_linear(
             };
             match weight {
                 LinearWeight::HighPrecision(w, cache) => {
+                    let both = x.track_op() && again(&gemm.b, &plan.grad_input);
                     let w8 = match cache {
-                        Some(cache) => cache.quantize(w, &gemm.b, Contraction::Cols)?,
-                        None => gemm.b.quantize(w, Contraction::Cols)?.tensor,
+                        Some(cache) => cache.quantize_for(w, &gemm.b, Contraction::Cols, both)?,
+                        None => gemm.b.quantize_for(w, Contraction::Cols, both)?.tensor,
                     };
                     // Few rows are bound by reading the weight.
                     let packed = match cache {

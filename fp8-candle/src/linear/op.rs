@@ -122,18 +122,15 @@ impl LinearOp {
                 ),
             },
         };
-        let a = gemm.a.quantize(go, Cols)?.tensor;
+        let again = |second: &GemmPlan| serves_both(&gemm.a, &second.a);
+        let both = self.plan.grad_weight.as_ref().is_some_and(again) && weight.track_op();
+        let a = gemm.a.quantize_for(go, Cols, both)?.tensor;
         let b = match &self.saved.weight {
             Some(saved) => saved.clone(),
             None => gemm.b.quantize(weight, Rows)?.tensor,
         };
         let grad = self.product((&a, Cols), (&b, Rows), x, gemm)?;
-        if self
-            .plan
-            .grad_weight
-            .as_ref()
-            .is_some_and(|second| serves_both(&gemm.a, &second.a))
-        {
+        if both {
             *go8 = Some(a);
         }
         Ok(grad)

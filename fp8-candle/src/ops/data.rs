@@ -128,8 +128,8 @@ pub(super) fn compute_dtype(dtype: DType) -> DType {
     }
 }
 
-/// The values of a contiguous argument of a custom op.
-pub(super) fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+/// The values of a contiguous tensor.
+fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
         None => candle_core::bail!(
@@ -159,10 +159,14 @@ pub(super) fn with_slices<T: WithDType, const N: usize, Out>(
     Ok(f(slices))
 }
 
+/// A CPU storage that takes over `values`.
+pub(super) fn storage<T: WithDType>(values: Vec<T>) -> Storage {
+    Storage::Cpu(T::to_cpu_storage_owned(values))
+}
+
 /// A detached CPU tensor that takes over `values`.
 pub(super) fn tensor<T: WithDType>(values: Vec<T>, shape: impl Into<Shape>) -> Tensor {
-    let storage = Storage::Cpu(T::to_cpu_storage_owned(values));
-    Tensor::from_storage(storage, shape, BackpropOp::none(), false)
+    Tensor::from_storage(storage(values), shape, BackpropOp::none(), false)
 }
 
 /// Rows per block of a `[rows, cols]` matrix: at most 64 blocks, of 8192 elements or more. Nothing but the

@@ -1,11 +1,13 @@
 //! GELU in its tanh approximation.
 
-use super::data::{compute_dtype, for_dtype, map_rows, slice, tensor, with_slices};
+use super::data::{compute_dtype, for_dtype, map_rows, storage, tensor, with_slices};
 use super::math::Real;
+use super::node::{Fused, apply1};
 use super::{check_float, fused};
+#[cfg(feature = "cuda")]
+use crate::device::cuda::ops::gelu as cuda;
 use crate::simd::simd;
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType};
+use candle_core::{Result, Storage, Tensor};
 
 /// Gaussian error linear unit, tanh approximation, elementwise: the function of [`Tensor::gelu`].
 ///
@@ -28,40 +30,62 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
     if !fused(x) {
         return composed(x);
     }
-    x.contiguous()?.apply_op1(Gelu)
+    apply1(Gelu, x)
 }
 
+/// Not [`Tensor::gelu`], the gradient of which has constants of seven digits.
 fn composed(x: &Tensor) -> Result<Tensor> {
-    x.to_dtype(compute_dtype(x.dtype()))?
-        .gelu()?
-        .to_dtype(x.dtype())
+    let dtype = x.dtype();
+    let x = x.contiguous()?.to_dtype(compute_dtype(dtype))?;
+    let u = ((x.sqr()? * CUBIC)? + 1.0)?
+        .mul(&x)?
+        .affine(SQRT_2_OVER_PI, 0.0)?;
+    (x * u.tanh()?.affine(0.5, 0.5)?)?.to_dtype(dtype)
 }
 
 struct Gelu;
 
-impl CustomOp1 for Gelu {
+impl Fused<1> for Gelu {
     fn name(&self) -> &'static str {
         "gelu"
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let shape = layout.shape().clone();
-        for_dtype!("gelu", storage.dtype(), T => {
-            let y = map_rows([slice::<T>(storage, layout)?], 1, |_, [x], y| forward(x, y));
-            Ok((WithDType::to_cpu_storage_owned(y), shape))
+    fn cpu_forward(&self, [x]: [&Tensor; 1]) -> Result<Storage> {
+        for_dtype!("gelu", x.dtype(), T => {
+            with_slices([x], |x: [&[T]; 1]| storage(map_rows(x, 1, |_, [x], y| forward(x, y))))
         })
     }
 
-    fn bwd(&self, x: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn cpu_backward(
+        &self,
+        [x]: [&Tensor; 1],
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 1]> {
         if !x.track_op() {
-            return Ok(None);
+            return Ok([None]);
         }
         for_dtype!("gelu", x.dtype(), T => {
             with_slices([x, grad], |[x_values, grad]: [&[T]; 2]| {
                 let dx = map_rows([x_values, grad], 1, |_, [x, g], dx| backward(x, g, dx));
-                Some(tensor(dx, x.shape()))
+                [Some(tensor(dx, x.shape()))]
             })
         })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_forward(&mut self, [x]: [&Tensor; 1]) -> Result<Storage> {
+        cuda::forward(x)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_backward(
+        &self,
+        [x]: [&Tensor; 1],
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 1]> {
+        Ok([x.track_op().then(|| cuda::backward(x, grad)).transpose()?])
     }
 }
 
@@ -117,13 +141,12 @@ fn sigmoid_of_2u<R: Real>(x: R) -> (R, R) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::test_support::{assert_same_as_composed, wave};
-    use candle_core::{DType, Device, Var};
+    use crate::ops::test_support::{DTYPES, assert_same_as_composed, wave};
+    use candle_core::{Device, Var};
 
     #[test]
     fn fused_equals_composed() -> Result<()> {
-        // Not f64: the derivative of candle's gelu has constants of seven digits.
-        for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for dtype in DTYPES {
             let x = (wave(&[7, 33], 1)? * 3.0)?;
             assert_same_as_composed(dtype, &[x], |a| gelu(&a[0]), |a| composed(&a[0]))?;
         }

@@ -8,17 +8,21 @@
 //!   has the dtype of its argument.
 //! - Strided inputs are made contiguous. Empty tensors give empty results. NaN and Inf spread as the formula
 //!   says; none of them panics.
-//! - On the CPU each op is one fused pass, and its bits do not depend on the number of threads. On other
-//!   devices it is composed of candle's primitives.
+//! - Each op is fused on the CPU, and, but for f64, on CUDA devices with the feature `cuda`; its bits depend neither on
+//!   the number of threads nor on alignment. Elsewhere it is composed of candle's primitives.
+//! - Nothing is copied from a device to the host.
 
+pub(crate) mod attention;
 mod cross_entropy;
 mod data;
 mod gelu;
 pub(crate) mod math;
+mod node;
 mod norm;
 mod rope;
 mod softmax;
 
+pub use attention::{AttentionOptions, attention, attention_tokens_first};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
 pub use gelu::gelu;
 pub use norm::{layer_norm, rms_norm};
@@ -28,9 +32,9 @@ pub use softmax::{causal_softmax, softmax_last_dim};
 use crate::error::Error;
 use candle_core::{DType, Result, Tensor};
 
-/// Whether the fused form runs on `x`'s device.
+/// Whether `x` has a fused form where it is.
 pub(crate) fn fused(x: &Tensor) -> bool {
-    crate::device::has_fused_ops(x.device())
+    crate::device::has_fused_ops(x.device(), x.dtype())
 }
 
 fn unsupported_dtype(op: &'static str, what: &'static str, got: DType) -> candle_core::Error {

@@ -1,11 +1,13 @@
 //! Rotary position embedding.
 
-use super::data::{Element, compute_dtype, for_dtype, map_rows, slice, tensor, with_slices};
+use super::data::{Element, compute_dtype, for_dtype, map_rows, storage, tensor, with_slices};
 use super::math::Real;
+use super::node::{Fused, apply3};
 use super::{check_float, check_like, fused, shape_error};
+#[cfg(feature = "cuda")]
+use crate::device::cuda::ops::rope as cuda;
 use crate::simd::simd;
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, WithDType};
+use candle_core::{D, Result, Shape, Storage, Tensor};
 
 /// Rotary position embedding, half-split: rotates the pair `(x[j], x[j + d/2])` by the angle of its position.
 ///
@@ -82,14 +84,13 @@ impl Rope {
         if !fused(x) {
             return self.composed(x, &cos, &sin);
         }
-        x.contiguous()?
-            .apply_op3(&cos.contiguous()?, &sin.contiguous()?, self)
+        apply3(self, x, &cos, &sin)
     }
 
     fn composed(self, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
         let compute = compute_dtype(x.dtype());
         let (cos, sin) = (cos.to_dtype(compute)?, sin.to_dtype(compute)?);
-        let (x0, x1) = self.pairs(&x.to_dtype(compute)?)?;
+        let (x0, x1) = self.pairs(&x.contiguous()?.to_dtype(compute)?)?;
         let y0 = (x0.broadcast_mul(&cos)? - x1.broadcast_mul(&sin)?)?;
         let y1 = (x0.broadcast_mul(&sin)? + x1.broadcast_mul(&cos)?)?;
         let y = if self.interleaved {
@@ -146,14 +147,28 @@ impl Rope {
         }))
     }
 
-    /// Gradients of cos and sin: sums over batch and heads.
-    fn angle_gradients(self, x: &Tensor, grad: &Tensor) -> Result<(Tensor, Tensor)> {
+    /// Gradients of cos and sin, where they are part of a graph: sums over batch and heads, of candle's primitives, since
+    /// tables of angles are constants but in rare models.
+    fn angle_gradients(
+        self,
+        x: &Tensor,
+        cos: &Tensor,
+        sin: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 2]> {
+        if !cos.track_op() && !sin.track_op() {
+            return Ok([None, None]);
+        }
         let (dtype, compute) = (x.dtype(), compute_dtype(x.dtype()));
         let (x0, x1) = self.pairs(&x.detach().to_dtype(compute)?)?;
         let (g0, g1) = self.pairs(&grad.to_dtype(compute)?.contiguous()?)?;
         let d_cos = ((&g0 * &x0)? + (&g1 * &x1)?)?.sum((0, 1))?;
         let d_sin = ((&g1 * &x0)? - (&g0 * &x1)?)?.sum((0, 1))?;
-        Ok((d_cos.to_dtype(dtype)?, d_sin.to_dtype(dtype)?))
+        let tracked = |angles: &Tensor, gradient: Tensor| {
+            let convert = || gradient.to_dtype(dtype);
+            angles.track_op().then(convert).transpose()
+        };
+        Ok([tracked(cos, d_cos)?, tracked(sin, d_sin)?])
     }
 }
 
@@ -179,50 +194,54 @@ fn rotate_interleaved<R: Real>(x: &[R], cos: &[R], sin: &[R], sign: R, y: &mut [
     }
 }
 
-impl CustomOp3 for Rope {
+impl Fused<3> for Rope {
     fn name(&self) -> &'static str {
         self.op
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        cos: &CpuStorage,
-        cos_layout: &Layout,
-        sin: &CpuStorage,
-        sin_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let shape = x_layout.shape();
+    fn cpu_forward(&self, args: [&Tensor; 3]) -> Result<Storage> {
+        let [x, _, _] = args;
         for_dtype!(self.op, x.dtype(), T => {
-            let (cos, sin) = (slice(cos, cos_layout)?, slice(sin, sin_layout)?);
-            let y = self.rotate::<T>(slice(x, x_layout)?, cos, sin, shape, false)?;
-            Ok((WithDType::to_cpu_storage_owned(y), shape.clone()))
+            with_slices(args, |[values, cos, sin]: [&[T]; 3]| {
+                self.rotate(values, cos, sin, x.shape(), false).map(storage)
+            })?
         })
     }
 
-    fn bwd(
+    fn cpu_backward(
         &self,
-        x: &Tensor,
-        cos: &Tensor,
-        sin: &Tensor,
+        [x, cos, sin]: [&Tensor; 3],
         _res: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let mut gradients = (None, None, None);
-        if x.track_op() {
-            gradients.0 = for_dtype!(self.op, x.dtype(), T => {
+    ) -> Result<[Option<Tensor>; 3]> {
+        let dx = || {
+            for_dtype!(self.op, x.dtype(), T => {
                 with_slices([grad, cos, sin], |[grad, cos, sin]: [&[T]; 3]| {
                     self.rotate(grad, cos, sin, x.shape(), true).map(|dx| tensor(dx, x.shape()))
-                })?.map(Some)
-            })?;
-        }
-        if cos.track_op() || sin.track_op() {
-            let (d_cos, d_sin) = self.angle_gradients(x, grad)?;
-            gradients.1 = cos.track_op().then_some(d_cos);
-            gradients.2 = sin.track_op().then_some(d_sin);
-        }
-        Ok(gradients)
+                })?
+            })
+        };
+        let dx = x.track_op().then(dx).transpose()?;
+        let [d_cos, d_sin] = self.angle_gradients(x, cos, sin, grad)?;
+        Ok([dx, d_cos, d_sin])
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_forward(&mut self, [x, cos, sin]: [&Tensor; 3]) -> Result<Storage> {
+        Ok(cuda::rotate(x, cos, sin, self.interleaved, false)?.into_storage())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_backward(
+        &self,
+        [x, cos, sin]: [&Tensor; 3],
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        let dx = || cuda::rotate(grad, cos, sin, self.interleaved, true)?.into_tensor(x.shape());
+        let dx = x.track_op().then(dx).transpose()?;
+        let [d_cos, d_sin] = self.angle_gradients(x, cos, sin, grad)?;
+        Ok([dx, d_cos, d_sin])
     }
 }
 

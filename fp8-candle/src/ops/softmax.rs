@@ -1,11 +1,13 @@
 //! Softmax over the last dimension, plain and with a causal mask.
 
-use super::data::{compute_dtype, for_dtype, map_rows, slice, tensor, with_slices};
+use super::data::{compute_dtype, for_dtype, map_rows, storage, tensor, with_slices};
 use super::math::{Real, max, sum, sum2};
+use super::node::{Fused, apply1};
 use super::{check_float, fused, last_dim, shape_error};
+#[cfg(feature = "cuda")]
+use crate::device::cuda::ops::softmax as cuda;
 use crate::simd::simd;
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, D, Layout, Result, Shape, Tensor, WithDType};
+use candle_core::{D, Result, Storage, Tensor};
 
 /// Softmax over the last dimension.
 ///
@@ -84,7 +86,7 @@ impl Softmax {
         if !fused(x) {
             return self.composed(x);
         }
-        x.contiguous()?.apply_op1(self)
+        apply1(self, x)
     }
 
     fn composed(self, x: &Tensor) -> Result<Tensor> {
@@ -92,21 +94,31 @@ impl Softmax {
             return Ok(x.clone());
         }
         let dtype = x.dtype();
-        let mut x = (x.to_dtype(compute_dtype(dtype))? * self.logit_multiplier)?;
+        let x = x.contiguous()?.to_dtype(compute_dtype(dtype))?;
+        let mut x = (x * self.logit_multiplier)?;
+        let constant = |value: f64, like: &Tensor| {
+            let value = Tensor::new(value, like.device())?.to_dtype(like.dtype())?;
+            value.broadcast_as(like.shape())
+        };
+        let mut visible = None;
         if let Some((tq, tk)) = self.causal {
-            let visible: Vec<u8> = (0..tq)
+            let mask: Vec<u8> = (0..tq)
                 .flat_map(|i| (0..tk).map(move |j| u8::from(j <= i + tk - tq)))
                 .collect();
-            let visible =
-                Tensor::from_vec(visible, (tq, tk), x.device())?.broadcast_as(x.shape())?;
-            let hidden = Tensor::new(f64::NEG_INFINITY, x.device())?.to_dtype(x.dtype())?;
-            x = visible.where_cond(&x, &hidden.broadcast_as(x.shape())?)?;
+            let mask = Tensor::from_vec(mask, (tq, tk), x.device())?.broadcast_as(x.shape())?;
+            x = mask.where_cond(&x, &constant(f64::NEG_INFINITY, &x)?)?;
+            visible = Some(mask);
         }
         // The maximum cancels out: no gradient goes through it.
         let e = x
             .broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?
             .exp()?;
-        e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?.to_dtype(dtype)
+        let mut y = e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?;
+        if let Some(visible) = visible {
+            // Nor does one come from hidden results, even if it is NaN.
+            y = visible.where_cond(&y, &constant(0.0, &y)?)?;
+        }
+        y.to_dtype(dtype)
     }
 
     /// How many columns row `row` of the flat `[rows, cols]` matrix sees.
@@ -171,23 +183,28 @@ pub(super) fn softmax_row<R: Real>(x: &[R], multiplier: R, y: &mut [R]) {
     }
 }
 
-impl CustomOp1 for Softmax {
+impl Fused<1> for Softmax {
     fn name(&self) -> &'static str {
         self.op
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let cols = layout.shape().dims().last().copied().unwrap_or(1);
-        for_dtype!(self.op, storage.dtype(), T => {
-            let x = slice::<T>(storage, layout)?;
-            let y = map_rows([x], cols, |row, [x], y| self.forward(row, cols, x, y));
-            Ok((WithDType::to_cpu_storage_owned(y), layout.shape().clone()))
+    fn cpu_forward(&self, [x]: [&Tensor; 1]) -> Result<Storage> {
+        let cols = x.dim(D::Minus1)?;
+        for_dtype!(self.op, x.dtype(), T => {
+            with_slices([x], |x: [&[T]; 1]| {
+                storage(map_rows(x, cols, |row, [x], y| self.forward(row, cols, x, y)))
+            })
         })
     }
 
-    fn bwd(&self, x: &Tensor, y: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn cpu_backward(
+        &self,
+        [x]: [&Tensor; 1],
+        y: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 1]> {
         if !x.track_op() {
-            return Ok(None);
+            return Ok([None]);
         }
         let cols = x.dim(D::Minus1)?;
         for_dtype!(self.op, x.dtype(), T => {
@@ -195,9 +212,27 @@ impl CustomOp1 for Softmax {
                 let dx = map_rows([y, grad], cols, |row, [y, grad], dx| {
                     self.backward(row, y, grad, dx, cols);
                 });
-                Some(tensor(dx, x.shape()))
+                [Some(tensor(dx, x.shape()))]
             })
         })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_forward(&mut self, [x]: [&Tensor; 1]) -> Result<Storage> {
+        let queries = self.causal.map(|(queries, _)| queries);
+        cuda::forward(x, queries, self.logit_multiplier)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_backward(
+        &self,
+        [x]: [&Tensor; 1],
+        y: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 1]> {
+        let queries = self.causal.map(|(queries, _)| queries);
+        let dx = || cuda::backward(y, grad, queries, self.logit_multiplier);
+        Ok([x.track_op().then(dx).transpose()?])
     }
 }
 

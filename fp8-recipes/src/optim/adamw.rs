@@ -3,32 +3,19 @@
 use std::collections::HashSet;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{DType, Result, Storage, Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 
+use super::counter::{Counter, correction};
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::fused::Coefficients;
-use super::norm::global_norm;
+use super::norm::SumOfSquares;
 use super::slot::Slot;
-use super::{AdamWConfig, OptimError};
+use super::{AdamWConfig, OptimError, StepReport};
 
 /// Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does.
 const CLIP_EPS: f64 = 1e-6;
-
-/// What one step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[must_use = "a step may have been skipped"]
-pub struct StepReport {
-    /// Euclidean norm over all gradients before clipping; not finite when some gradient is not.
-    pub grad_norm: f64,
-    /// What the gradients were multiplied by: 1 when nothing was clipped, 0 for a skipped step.
-    pub clip_coefficient: f64,
-    /// The learning rate of this step.
-    pub lr: f64,
-    /// Whether nothing was changed because the gradient norm was not finite.
-    pub skipped: bool,
-    /// How many variables were updated.
-    pub updated: usize,
-}
 
 /// AdamW (decoupled weight decay) over named variables, with a state that can be saved.
 ///
@@ -38,16 +25,21 @@ pub struct StepReport {
 ///
 /// - Variables are ordered by name, whatever order they came in, so sums over them have one order.
 /// - Moments are f32 (f64 for f64 variables), also for bf16 and f16 variables, which are updated in
-///   f32 and rounded to nearest once.
+///   f32 and rounded to nearest once. [`AdamWConfig::master_weights`] keeps what that rounds away.
 /// - A variable without a gradient is left alone; the step counter is shared by all, as in
 ///   candle-nn.
 /// - A step whose gradient norm is not finite changes nothing, the step counter included.
-/// - Results do not depend on the number of threads.
+/// - Results do not depend on the number of threads. With all variables on one CUDA device they are
+///   those of the CPU to the bit (the sign of a zero in f64 aside), the norm included.
+/// - With all variables on one CUDA device, a step never waits for it: see [`StepReport`].
 pub struct AdamW {
     pub(super) slots: Vec<Slot>,
-    pub(super) step: u64,
+    pub(super) counter: Counter,
     config: AdamWConfig,
-    partials: Vec<f64>,
+    sum: SumOfSquares,
+    /// Made when a step needs them.
+    #[cfg(feature = "cuda")]
+    groups: Option<Vec<cuda::Group>>,
 }
 
 impl AdamW {
@@ -76,14 +68,20 @@ impl AdamW {
             .into_iter()
             .map(|(name, var)| {
                 let decays = config.decay_scope.includes(var.rank());
-                Slot::new(name, var, decays)
+                Slot::new(name, var, decays, config.master_weights)
             })
             .collect::<Result<Vec<_>>>()?;
+        #[cfg(feature = "cuda")]
+        let counter = cuda::counter(&slots)?;
+        #[cfg(not(feature = "cuda"))]
+        let counter = Counter::Host(0);
         Ok(Self {
             slots,
-            step: 0,
+            counter,
             config,
-            partials: Vec::new(),
+            sum: SumOfSquares::default(),
+            #[cfg(feature = "cuda")]
+            groups: None,
         })
     }
 
@@ -113,75 +111,113 @@ impl AdamW {
         for slot in &mut self.slots {
             slot.decays = !no_decay(&slot.name, &slot.var);
         }
+        self.slots_changed();
         self
     }
 
     /// One step with these gradients: clips, updates every variable that has a gradient, and says
-    /// what it did. Its report of a skipped step also goes to `tracing` as a warning.
+    /// what it did. A skipped step is also a warning in `tracing`: at once where the host decides,
+    /// and when the report is first read where a CUDA device does.
+    ///
+    /// With all variables on one CUDA device nothing here copies to the host or waits for the
+    /// device. Variables on several devices share one norm, so each CUDA device among them is waited
+    /// for once per step. Strided gradients are copied first.
     ///
     /// # Errors
-    /// A gradient of another shape or dtype than its variable (before anything is changed), or an
-    /// error of the device.
+    /// A gradient of another shape, dtype or device than its variable (before anything is changed),
+    /// or an error of the device.
     pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
-        let lr = self.config.lr;
-        let with_grads: Vec<(usize, &Tensor)> = self
-            .slots
-            .iter()
-            .enumerate()
-            .filter_map(|(i, slot)| grads.get(&slot.var).map(|grad| (i, grad)))
-            .collect();
-        for &(i, grad) in &with_grads {
-            check_gradient(&self.slots[i], grad)?;
+        let grads = self.gradients(grads)?;
+        #[cfg(feature = "cuda")]
+        {
+            if self.groups.is_none() {
+                self.groups = Some(cuda::groups(&self.slots)?);
+            }
+            if let (Counter::Device(counter), Some([group])) =
+                (&self.counter, self.groups.as_deref_mut())
+            {
+                let hyper = cuda::hyperparameters(&self.config);
+                let outcome = group.step(&grads, &hyper, counter)?;
+                let updated = grads.iter().flatten().count();
+                return Ok(StepReport::on_device(self.config.lr, updated, outcome));
+            }
         }
-        let grad_norm = global_norm(with_grads.iter().map(|(_, grad)| *grad), &mut self.partials)?;
+        self.apply_from_host(&grads)
+    }
+
+    /// The gradient of each slot, detached and in memory of its own.
+    fn gradients(&self, grads: &GradStore) -> Result<Vec<Option<Tensor>>> {
+        let own: HashSet<usize> = self.slots.iter().map(|slot| address(&slot.var)).collect();
+        let found = self.slots.iter().map(|slot| {
+            let Some(grad) = grads.get(&slot.var) else {
+                return Ok(None);
+            };
+            check_gradient(slot, grad)?;
+            // Updates in place must not change a gradient that is still to be read.
+            match own.contains(&address(grad)) {
+                true => Ok(Some(grad.detach().copy()?)),
+                false => Ok(Some(grad.detach())),
+            }
+        });
+        found.collect()
+    }
+
+    /// A step whose norm the host reads.
+    fn apply_from_host(&mut self, grads: &[Option<Tensor>]) -> Result<StepReport> {
+        let lr = self.config.lr;
+        let updated = grads.iter().flatten().count();
+        let step = self.counter.get()?;
+        self.sum.clear();
+        for (slot, grad) in self.slots.iter().zip(grads) {
+            if !is_grouped(slot) {
+                self.sum.add(slot.var.elem_count(), grad.as_ref())?;
+            }
+        }
+        #[cfg(feature = "cuda")]
+        for group in self.groups.iter_mut().flatten() {
+            self.sum.add_device_sum(group.sum_of_squares(grads)?)?;
+        }
+        let grad_norm = self.sum.total()?.sqrt();
+        self.sum.clear();
         if !grad_norm.is_finite() {
-            tracing::warn!(
-                grad_norm,
-                step = self.step,
-                "gradients are not finite: optimizer step skipped"
-            );
-            return Ok(StepReport {
-                grad_norm,
-                clip_coefficient: 0.0,
-                lr,
-                skipped: true,
-                updated: 0,
-            });
+            return Ok(StepReport::skipped_step(lr, updated, grad_norm, step));
         }
         let clip = match self.config.max_grad_norm {
             Some(limit) => (limit / (grad_norm + CLIP_EPS)).min(1.0),
             None => 1.0,
         };
-        self.step += 1;
-        let coefficients = self.coefficients(clip);
-        for &(i, grad) in &with_grads {
-            let slot = &mut self.slots[i];
-            let decay = if slot.decays {
-                1.0 - lr * self.config.weight_decay
-            } else {
-                1.0
+        self.counter.set(step + 1)?;
+        let coefficients = self.coefficients(step + 1, clip);
+        for (slot, grad) in self.slots.iter_mut().zip(grads) {
+            let Some(grad) = grad else { continue };
+            if is_grouped(slot) {
+                continue;
+            }
+            let decay = match slot.decays {
+                true => coefficients.decay,
+                false => 1.0,
             };
-            slot.update(
-                grad,
-                &Coefficients {
-                    decay,
-                    ..coefficients
-                },
-            )
-            .map_err(|error| {
+            let own = Coefficients {
+                decay,
+                ..coefficients
+            };
+            slot.update(grad, &own).map_err(|error| {
                 error.context(format!("optimizer step of variable `{}`", slot.name))
             })?;
         }
-        Ok(StepReport {
-            grad_norm,
-            clip_coefficient: clip,
-            lr,
-            skipped: false,
-            updated: with_grads.len(),
-        })
+        #[cfg(feature = "cuda")]
+        for group in self.groups.iter_mut().flatten() {
+            let decision = fp8_candle::optim::AdamWDecision {
+                correction1: coefficients.correction1,
+                correction2: coefficients.correction2,
+                clip,
+            };
+            group.update(grads, &cuda::hyperparameters(&self.config), &decision)?;
+        }
+        Ok(StepReport::taken(lr, updated, grad_norm, clip))
     }
 
-    fn coefficients(&self, clip: f64) -> Coefficients {
+    fn coefficients(&self, step: u64, clip: f64) -> Coefficients {
         let AdamWConfig {
             lr,
             beta1,
@@ -189,18 +225,24 @@ impl AdamW {
             eps,
             ..
         } = self.config;
-        // Past i32::MAX steps both powers are 0 anyway.
-        let power = i32::try_from(self.step).unwrap_or(i32::MAX);
-        let correction = |beta: f64| 1.0 / (1.0 - beta.powi(power));
         Coefficients {
             lr,
             beta1,
             beta2,
             eps,
-            decay: 1.0,
-            correction1: correction(beta1),
-            correction2: correction(beta2),
+            decay: 1.0 - lr * self.config.weight_decay,
+            correction1: correction(beta1, step),
+            correction2: correction(beta2, step),
             clip,
+        }
+    }
+
+    /// To be called when moments or decay flags have changed: what was built from them is built
+    /// anew.
+    pub(super) fn slots_changed(&mut self) {
+        #[cfg(feature = "cuda")]
+        {
+            self.groups = None;
         }
     }
 
@@ -221,22 +263,40 @@ impl AdamW {
     }
 
     /// Replaces the hyperparameters and keeps moments and step. Which variables decay follows the
-    /// new [`AdamWConfig::decay_scope`].
+    /// new [`AdamWConfig::decay_scope`]. Where [`AdamWConfig::master_weights`] was off, copies are
+    /// made of the variables as they are; turned off, they are dropped.
     ///
     /// # Errors
-    /// [`OptimError::InvalidHyperparameter`]; the old ones stay.
+    /// [`OptimError::InvalidHyperparameter`], or candle's when there is no memory for the copies;
+    /// the old ones stay.
     pub fn set_config(&mut self, config: AdamWConfig) -> std::result::Result<(), OptimError> {
         config.validate()?;
+        let mut changed = Vec::new();
+        for (i, slot) in self.slots.iter().enumerate() {
+            let wanted = config.master_weights && slot.can_have_master();
+            if wanted != slot.has_master() {
+                let master = if wanted { slot.new_master()? } else { None };
+                changed.push((i, master));
+            }
+        }
+        for (i, master) in changed {
+            self.slots[i].set_master(master)?;
+        }
         for slot in &mut self.slots {
             slot.decays = config.decay_scope.includes(slot.var.rank());
         }
         self.config = config;
+        self.slots_changed();
         Ok(())
     }
 
-    /// Steps taken, skipped ones not counted.
-    pub fn steps(&self) -> u64 {
-        self.step
+    /// Steps taken, skipped ones not counted. With all variables on one CUDA device, the device
+    /// counts, and this waits for it.
+    ///
+    /// # Errors
+    /// candle's, when the count cannot be copied from the device.
+    pub fn steps(&self) -> Result<u64> {
+        self.counter.get()
     }
 
     /// The variables with their names, in the order of the updates.
@@ -249,11 +309,15 @@ impl AdamW {
 
 impl std::fmt::Debug for AdamW {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AdamW")
-            .field("vars", &self.slots.len())
-            .field("step", &self.step)
-            .field("config", &self.config)
-            .finish()
+        let mut all = f.debug_struct("AdamW");
+        all.field("vars", &self.slots.len());
+        match &self.counter {
+            Counter::Host(step) => all.field("step", step),
+            // Not worth waiting for the device.
+            #[cfg(feature = "cuda")]
+            Counter::Device(_) => all.field("step", &"on the device"),
+        };
+        all.field("config", &self.config).finish()
     }
 }
 
@@ -289,7 +353,25 @@ fn is_trainable(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16)
 }
 
+/// Whether the variable is updated together with all others of its CUDA device.
+fn is_grouped(slot: &Slot) -> bool {
+    cfg!(feature = "cuda") && slot.var.device().is_cuda()
+}
+
+/// Tells memory from memory.
+fn address(tensor: &Tensor) -> usize {
+    std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0) as usize
+}
+
 fn check_gradient(slot: &Slot, grad: &Tensor) -> Result<()> {
+    if !grad.device().same_device(slot.var.device()) {
+        candle_core::bail!(
+            "gradient of variable `{}`: expected it on {:?}, got it on {:?}",
+            slot.name,
+            slot.var.device().location(),
+            grad.device().location()
+        )
+    }
     if grad.shape() != slot.shape() || grad.dtype() != slot.var.dtype() {
         candle_core::bail!(
             "gradient of variable `{}`: expected {:?} {:?}, got {:?} {:?}",

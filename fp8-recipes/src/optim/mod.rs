@@ -9,8 +9,11 @@
 //! |---|---|
 //! | `adamw.rs` | [`AdamW`]: construction, one step, candle's [`Optimizer`](candle_nn::Optimizer) trait |
 //! | `params.rs` | [`AdamWConfig`] and its validation |
+//! | `counter.rs` | the step counter, on the host or the device |
+//! | `report.rs` | [`StepReport`] |
 //! | `slot.rs` | one variable with its moments; the choice between the fused and the composed update |
-//! | `fused.rs` | the update in place over contiguous f32 on the CPU |
+//! | `fused.rs` | the update in place over contiguous f32, bf16 and f16 on the CPU |
+//! | `cuda.rs` | the variables of a CUDA device, updated together |
 //! | `norm.rs` | the global gradient norm |
 //! | `state.rs` | saving and loading |
 //! | `schedule.rs` | [`LrSchedule`] |
@@ -29,7 +32,7 @@
 //! for step in 0..2 {
 //!     optimizer.set_lr(schedule.lr(step));
 //!     let report = optimizer.apply(&w.sqr()?.sum_all()?.backward()?)?;
-//!     assert!(!report.skipped);
+//!     assert!(!report.skipped()?);
 //! }
 //! let saved = optimizer.state()?; // named tensors, ready for a safetensors file
 //! assert!(saved.contains_key("w.exp_avg"));
@@ -38,16 +41,21 @@
 //! ```
 
 mod adamw;
+mod counter;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod error;
 mod fused;
 mod norm;
 mod params;
+mod report;
 mod schedule;
 mod slot;
 mod state;
 
-pub use adamw::{AdamW, StepReport};
+pub use adamw::AdamW;
 pub use error::OptimError;
 pub use params::{AdamWConfig, DecayScope};
+pub use report::StepReport;
 pub use schedule::LrSchedule;
 pub use state::STEP_NAME;

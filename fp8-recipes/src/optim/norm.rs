@@ -1,43 +1,77 @@
-//! The Euclidean norm over all gradients, the same bits for every number of threads.
+//! The Euclidean norm over all gradients, the same bits for every number of threads and on CUDA
+//! devices (`fp8-candle/kernels/adamw.cu` adds in the same order).
 
-use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor, bail};
 use rayon::prelude::*;
 
 /// Elements per partial sum. Fixed, so that the order of additions never depends on the number of
 /// threads.
 const BLOCK: usize = 1 << 14;
-/// Independent running sums inside a block, so that the loop vectorizes.
-const LANES: usize = 8;
+/// Independent running sums inside a block: element i belongs to lane i % LANES.
+const LANES: usize = 1024;
 
-/// sqrt(sum of squares) over all `grads`, summed in f64. Not finite exactly when some element is
-/// not finite (f64 gradients whose squares overflow aside). `partials` is scratch that keeps its
-/// memory between calls.
-pub(super) fn global_norm<'a>(
-    grads: impl Iterator<Item = &'a Tensor>,
-    partials: &mut Vec<f64>,
-) -> Result<f64> {
-    let mut total = 0f64;
-    let mut on_device = Vec::new();
-    for grad in grads {
-        match grad.device() {
-            Device::Cpu => total += cpu_sum_of_squares(grad, partials)?,
-            device => on_device.push(device_sum_of_squares(grad, device)?),
+/// The sum of squares over gradients, in f64. Not finite exactly when some element is not finite
+/// (f64 gradients whose squares overflow aside).
+///
+/// On the CPU each block of each gradient gives a partial sum, 0 for blocks of a variable without
+/// gradient, and the partial sums are added as the elements of a block are.
+#[derive(Default)]
+pub(super) struct SumOfSquares {
+    /// Keeps its memory between steps.
+    partials: Vec<f64>,
+    on_device: Vec<Tensor>,
+}
+
+impl SumOfSquares {
+    /// Forgets the step before.
+    pub(super) fn clear(&mut self) {
+        self.partials.clear();
+        self.on_device.clear();
+    }
+
+    /// Adds the gradient of a variable of `len` elements.
+    pub(super) fn add(&mut self, len: usize, grad: Option<&Tensor>) -> Result<()> {
+        match grad {
+            Some(grad) if !grad.device().is_cpu() => {
+                self.on_device
+                    .push(device_sum_of_squares(grad, grad.device())?);
+            }
+            _ => {
+                let start = self.partials.len();
+                self.partials.resize(start + len.div_ceil(BLOCK), 0.0);
+                if let Some(grad) = grad {
+                    cpu_sums_of_squares(grad, &mut self.partials[start..])?;
+                }
+            }
         }
+        Ok(())
     }
-    // One copy to the host for all tensors of an accelerator.
-    if let Some(first) = on_device.first() {
-        let device = first.device().clone();
-        let sums = on_device
-            .iter()
-            .map(|sum| sum.to_device(&device))
-            .collect::<Result<Vec<_>>>()?;
-        let sums = Tensor::stack(&sums, 0)?
-            .to_device(&Device::Cpu)?
-            .to_dtype(DType::F64)?
-            .to_vec1::<f64>()?;
-        total += sums.iter().sum::<f64>();
+
+    /// Adds a sum that a device has computed, a tensor of one element.
+    #[cfg(feature = "cuda")]
+    pub(super) fn add_device_sum(&mut self, sum: Tensor) -> Result<()> {
+        self.on_device.push(sum.reshape(())?);
+        Ok(())
     }
-    Ok(total.sqrt())
+
+    /// The sum of all; one copy to the host for all tensors of accelerators.
+    pub(super) fn total(&self) -> Result<f64> {
+        let mut total = lanes(&self.partials, |partial| partial);
+        if let Some(first) = self.on_device.first() {
+            let device = first.device().clone();
+            let sums = self
+                .on_device
+                .iter()
+                .map(|sum| sum.to_device(&device))
+                .collect::<Result<Vec<_>>>()?;
+            let sums = Tensor::stack(&sums, 0)?
+                .to_device(&Device::Cpu)?
+                .to_dtype(DType::F64)?
+                .to_vec1::<f64>()?;
+            total += sums.iter().sum::<f64>();
+        }
+        Ok(total)
+    }
 }
 
 /// Sum of squares as a scalar tensor on the accelerator: in f64 where the device has it, else in
@@ -51,51 +85,61 @@ fn device_sum_of_squares(grad: &Tensor, device: &Device) -> Result<Tensor> {
     grad.to_dtype(dtype)?.sqr()?.sum_all()
 }
 
-fn cpu_sum_of_squares(grad: &Tensor, partials: &mut Vec<f64>) -> Result<f64> {
+fn cpu_sums_of_squares(grad: &Tensor, partials: &mut [f64]) -> Result<()> {
     let grad = grad.contiguous()?;
     let (storage, layout) = grad.storage_and_layout();
-    let (Storage::Cpu(cpu), Some(range)) = (&*storage, layout.contiguous_offsets()) else {
+    let (Storage::Cpu(cpu), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
         bail!("gradient norm: expected a contiguous tensor on the CPU")
     };
-    let (start, end) = range;
     match cpu {
-        CpuStorage::F32(values) => Ok(blocks(&values[start..end], partials)),
-        CpuStorage::F64(values) => Ok(blocks(&values[start..end], partials)),
-        CpuStorage::BF16(values) => Ok(blocks(&values[start..end], partials)),
-        CpuStorage::F16(values) => Ok(blocks(&values[start..end], partials)),
+        CpuStorage::F32(values) => squares(&values[start..end], partials, f64::from),
+        CpuStorage::F64(values) => squares(&values[start..end], partials, |x| x),
+        CpuStorage::BF16(values) => squares(&values[start..end], partials, |x| x.to_f32().into()),
+        CpuStorage::F16(values) => squares(&values[start..end], partials, |x| x.to_f32().into()),
         _ => bail!(
             "gradient norm: {:?} is not a floating point dtype",
             grad.dtype()
         ),
     }
+    Ok(())
 }
 
-fn blocks<T: WithDType>(values: &[T], partials: &mut Vec<f64>) -> f64 {
+fn squares<T: Copy + Sync>(
+    values: &[T],
+    partials: &mut [f64],
+    widen: impl Fn(T) -> f64 + Copy + Sync,
+) {
+    let square = |x: T| {
+        let x = widen(x);
+        x * x
+    };
+    let sum = |(chunk, partial): (&[T], &mut f64)| *partial = lanes(chunk, square);
     if values.len() <= BLOCK {
-        return block(values);
+        values.chunks(BLOCK).zip(partials).for_each(sum);
+    } else {
+        values
+            .par_chunks(BLOCK)
+            .zip(partials.par_iter_mut())
+            .for_each(sum);
     }
-    partials.clear();
-    partials.resize(values.len().div_ceil(BLOCK), 0.0);
-    values
-        .par_chunks(BLOCK)
-        .zip(partials.par_iter_mut())
-        .for_each(|(chunk, partial)| *partial = block(chunk));
-    partials.iter().sum()
 }
 
-fn block<T: WithDType>(values: &[T]) -> f64 {
+/// The sum of `term` over `values`: in lanes, which are then added by halves, lane i taking lane
+/// i + 512, then i + 256, down to i + 1.
+fn lanes<T: Copy>(values: &[T], term: impl Fn(T) -> f64) -> f64 {
     let mut lanes = [0f64; LANES];
-    let mut chunks = values.chunks_exact(LANES);
-    for chunk in &mut chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            let value = value.to_f64();
-            *lane += value * value;
+    for row in values.chunks(LANES) {
+        for (lane, value) in lanes.iter_mut().zip(row) {
+            *lane += term(*value);
         }
     }
-    let tail: f64 = chunks
-        .remainder()
-        .iter()
-        .map(|value| value.to_f64() * value.to_f64())
-        .sum();
-    lanes.iter().sum::<f64>() + tail
+    let mut half = LANES / 2;
+    while half > 0 {
+        let (low, high) = lanes.split_at_mut(half);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low += *high;
+        }
+        half /= 2;
+    }
+    lanes[0]
 }

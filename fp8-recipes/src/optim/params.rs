@@ -47,6 +47,11 @@ pub struct AdamWConfig {
     /// Euclidean norm over all gradients of all variables (the formula of
     /// `torch.nn.utils.clip_grad_norm_`). Default: no clipping.
     pub max_grad_norm: Option<f64>,
+    /// Whether the optimizer keeps an f32 copy of every bf16 and f16 variable, which it updates and
+    /// then rounds into the variable: updates below half a unit in the variable's last place add up
+    /// instead of being lost. Costs 4 bytes per element. Where the variable no longer is its copy
+    /// rounded, because somebody has written to it, its own value counts. Default: false.
+    pub master_weights: bool,
 }
 
 impl Default for AdamWConfig {
@@ -59,6 +64,7 @@ impl Default for AdamWConfig {
             weight_decay: 0.01,
             decay_scope: DecayScope::All,
             max_grad_norm: None,
+            master_weights: false,
         }
     }
 }

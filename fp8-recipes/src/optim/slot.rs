@@ -1,18 +1,16 @@
 //! One variable with its moments, and the choice of how it is updated.
 
-use candle_core::{DType, Device, Result, Shape, Storage, Tensor, Var};
+use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 
-use super::fused::{Coefficients, FusedUpdate};
+use super::fused::{Coefficients, FusedUpdate, State};
 
-/// The running means of the gradient and of its square.
+/// The running means of the gradient and of its square, and the f32 copy if there is one.
 pub(super) enum Moments {
-    /// Host memory, updated in place: contiguous f32 variables on the CPU.
-    Host {
-        exp_avg: Vec<f32>,
-        exp_avg_sq: Vec<f32>,
-    },
-    /// Tensors on the variable's device, replaced at each step: every other variable.
-    Tensors { exp_avg: Tensor, exp_avg_sq: Tensor },
+    /// Host memory, updated in place: contiguous f32, bf16 and f16 variables on the CPU.
+    Host(State<Vec<f32>>),
+    /// Tensors on the variable's device: every other variable. On a CUDA device kernels update them
+    /// in place, else each step replaces them.
+    Tensors(State<Tensor>),
 }
 
 pub(super) struct Slot {
@@ -23,102 +21,118 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new(name: String, var: Var, decays: bool) -> Result<Self> {
-        let zeros = || Tensor::zeros(var.shape(), moment_dtype(&var), var.device());
+    pub(super) fn new(name: String, var: Var, decays: bool, masters: bool) -> Result<Self> {
         // The one place where the way of updating is chosen.
         let moments = if matches!(var.device(), Device::Cpu)
-            && var.dtype() == DType::F32
+            && var.dtype() != DType::F64
             && var.is_contiguous()
         {
             let len = var.elem_count();
-            Moments::Host {
+            Moments::Host(State {
                 exp_avg: vec![0.0; len],
                 exp_avg_sq: vec![0.0; len],
-            }
+                master: None,
+            })
         } else {
-            Moments::Tensors {
+            let zeros = || Tensor::zeros(var.shape(), moment_dtype(&var), var.device());
+            Moments::Tensors(State {
                 exp_avg: zeros()?,
                 exp_avg_sq: zeros()?,
-            }
+                master: None,
+            })
         };
-        Ok(Self {
+        let mut slot = Self {
             name,
             var,
             decays,
             moments,
-        })
+        };
+        if masters {
+            slot.set_master(slot.new_master()?)?;
+        }
+        Ok(slot)
     }
 
-    /// One update of the variable and its moments. `grad` has the variable's shape and dtype.
-    pub(super) fn update(&mut self, grad: &Tensor, coefficients: &Coefficients) -> Result<()> {
+    /// Whether the variable has a master copy when the configuration asks for them.
+    pub(super) fn can_have_master(&self) -> bool {
+        matches!(self.var.dtype(), DType::BF16 | DType::F16)
+    }
+
+    pub(super) fn has_master(&self) -> bool {
+        match &self.moments {
+            Moments::Host(state) => state.master.is_some(),
+            Moments::Tensors(state) => state.master.is_some(),
+        }
+    }
+
+    /// The variable in f32; None for a variable of f32 or more.
+    pub(super) fn new_master(&self) -> Result<Option<Tensor>> {
+        if !self.can_have_master() {
+            return Ok(None);
+        }
+        if self.var.elem_count() == 0 {
+            // A CUDA device launches no kernel over nothing.
+            let empty = Tensor::zeros(self.shape(), DType::F32, self.var.device())?;
+            return Ok(Some(empty));
+        }
+        let master = self.var.as_detached_tensor().to_dtype(DType::F32)?;
+        Ok(Some(master.contiguous()?))
+    }
+
+    /// Replaces the copy by a tensor that [`Slot::new_master`] has made, or drops it.
+    pub(super) fn set_master(&mut self, master: Option<Tensor>) -> Result<()> {
         match &mut self.moments {
-            Moments::Host {
-                exp_avg,
-                exp_avg_sq,
-            } => {
-                let grad = if shares_storage(&self.var, grad) {
-                    grad.copy()?
-                } else {
-                    grad.clone()
-                };
-                let op = FusedUpdate::new(coefficients, exp_avg, exp_avg_sq);
+            Moments::Host(state) => {
+                state.master = master.map(|m| m.flatten_all()?.to_vec1()).transpose()?;
+            }
+            Moments::Tensors(state) => state.master = master,
+        }
+        Ok(())
+    }
+
+    /// One update of the variable and its moments, on other devices than CUDA. `grad` has the
+    /// variable's shape and dtype, and memory of its own.
+    pub(super) fn update(&mut self, grad: &Tensor, coefficients: &Coefficients) -> Result<()> {
+        if self.var.elem_count() == 0 {
+            // candle's ops hand an empty tensor back as it is, and no variable is set to itself.
+            return Ok(());
+        }
+        match &mut self.moments {
+            Moments::Host(state) => {
+                let op = FusedUpdate::new(coefficients, state);
                 self.var.inplace_op2(&grad.contiguous()?, &op)
             }
-            Moments::Tensors {
-                exp_avg,
-                exp_avg_sq,
-            } => {
-                let (next_m, next_v) =
-                    composed(&self.var, grad, exp_avg, exp_avg_sq, coefficients)?;
-                *exp_avg = next_m;
-                *exp_avg_sq = next_v;
-                Ok(())
-            }
+            Moments::Tensors(state) => composed(&self.var, grad, state, coefficients),
         }
     }
 
-    /// Snapshots of both moments as tensors: `exp_avg`, `exp_avg_sq`.
-    pub(super) fn snapshot(&self) -> Result<(Tensor, Tensor)> {
+    /// Snapshots as tensors of the variable's shape.
+    pub(super) fn snapshot(&self) -> Result<State<Tensor>> {
         match &self.moments {
-            Moments::Host {
-                exp_avg,
-                exp_avg_sq,
-            } => {
-                let tensor =
-                    |values: &[f32]| Tensor::from_slice(values, self.var.shape(), &Device::Cpu);
-                Ok((tensor(exp_avg)?, tensor(exp_avg_sq)?))
+            Moments::Host(state) => {
+                state.try_map(|values| Tensor::from_slice(values, self.shape(), &Device::Cpu))
             }
-            Moments::Tensors {
-                exp_avg,
-                exp_avg_sq,
-            } => Ok((exp_avg.clone(), exp_avg_sq.clone())),
+            // Kernels write to these tensors, so a snapshot is a copy.
+            Moments::Tensors(state) if self.var.device().is_cuda() => state.try_map(Tensor::copy),
+            Moments::Tensors(state) => state.try_map(|tensor| Ok(tensor.clone())),
         }
     }
 
-    /// The moments made of two tensors whose shape and dtype were checked before.
-    pub(super) fn moments_from(&self, exp_avg: &Tensor, exp_avg_sq: &Tensor) -> Result<Moments> {
+    /// The moments made of tensors whose shape and dtype were checked before.
+    pub(super) fn moments_from(&self, loaded: &State<&Tensor>) -> Result<Moments> {
         match self.moments {
-            Moments::Host { .. } => {
-                let values = |tensor: &Tensor| {
-                    tensor
-                        .to_device(&Device::Cpu)?
-                        .flatten_all()?
-                        .to_vec1::<f32>()
-                };
-                Ok(Moments::Host {
-                    exp_avg: values(exp_avg)?,
-                    exp_avg_sq: values(exp_avg_sq)?,
-                })
-            }
-            Moments::Tensors { .. } => {
+            Moments::Host(_) => Ok(Moments::Host(loaded.try_map(|tensor| {
+                tensor
+                    .to_device(&Device::Cpu)?
+                    .flatten_all()?
+                    .to_vec1::<f32>()
+            })?)),
+            Moments::Tensors(_) => {
                 let device = self.var.device();
                 // A copy: the loaded tensor may be a variable that someone writes to later.
-                let tensor =
-                    |tensor: &Tensor| tensor.detach().to_device(device)?.contiguous()?.copy();
-                Ok(Moments::Tensors {
-                    exp_avg: tensor(exp_avg)?,
-                    exp_avg_sq: tensor(exp_avg_sq)?,
-                })
+                Ok(Moments::Tensors(loaded.try_map(|tensor| {
+                    tensor.detach().to_device(device)?.contiguous()?.copy()
+                })?))
             }
         }
     }
@@ -129,6 +143,17 @@ impl Slot {
 
     pub(super) fn moment_dtype(&self) -> DType {
         moment_dtype(&self.var)
+    }
+}
+
+impl<T> State<T> {
+    /// The same state in another form.
+    fn try_map<U>(&self, f: impl Fn(&T) -> Result<U>) -> Result<State<U>> {
+        Ok(State {
+            exp_avg: f(&self.exp_avg)?,
+            exp_avg_sq: f(&self.exp_avg_sq)?,
+            master: self.master.as_ref().map(f).transpose()?,
+        })
     }
 }
 
@@ -144,32 +169,88 @@ fn moment_dtype(var: &Var) -> DType {
 
 /// The update made of candle's own ops, for any dtype and device; computes in the dtype of the
 /// moments and rounds to the variable's dtype once, at the end.
-fn composed(
-    var: &Var,
-    grad: &Tensor,
-    exp_avg: &Tensor,
-    exp_avg_sq: &Tensor,
-    c: &Coefficients,
-) -> Result<(Tensor, Tensor)> {
+fn composed(var: &Var, grad: &Tensor, state: &mut State<Tensor>, c: &Coefficients) -> Result<()> {
     let dtype = moment_dtype(var);
-    let theta = var.as_detached_tensor().to_dtype(dtype)?;
+    let current = var.as_detached_tensor();
+    let theta = match &state.master {
+        None => current.to_dtype(dtype)?,
+        // Where somebody has written to the variable, its value counts.
+        Some(master) => master
+            .to_dtype(var.dtype())?
+            .eq(&current)?
+            .where_cond(master, &current.to_dtype(dtype)?)?,
+    };
     let grad = grad.detach().to_dtype(dtype)?;
     let grad = if c.clip == 1.0 {
         grad
     } else {
         (grad * c.clip)?
     };
-    let next_m = ((exp_avg * c.beta1)? + (&grad * (1.0 - c.beta1))?)?;
-    let next_v = ((exp_avg_sq * c.beta2)? + (grad.sqr()? * (1.0 - c.beta2))?)?;
+    let next_m = ((&state.exp_avg * c.beta1)? + (&grad * (1.0 - c.beta1))?)?;
+    let next_v = ((&state.exp_avg_sq * c.beta2)? + (grad.sqr()? * (1.0 - c.beta2))?)?;
     let adjusted = ((&next_m * c.correction1)? / ((&next_v * c.correction2)?.sqrt()? + c.eps)?)?;
     let next_theta = ((theta * c.decay)? - (adjusted * c.lr)?)?;
     var.set(&next_theta.to_dtype(var.dtype())?)?;
-    Ok((next_m, next_v))
+    state.exp_avg = next_m;
+    state.exp_avg_sq = next_v;
+    if state.master.is_some() {
+        state.master = Some(next_theta);
+    }
+    Ok(())
 }
 
-/// Whether a gradient is a view of the variable's own memory, which an in-place op must not read.
-fn shares_storage(var: &Var, grad: &Tensor) -> bool {
-    let address =
-        |tensor: &Tensor| std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0) as usize;
-    address(var) == address(grad)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Devices without kernels of their own take the composed update; here it is held against the
+    /// fused one.
+    #[test]
+    fn composed_equals_fused() -> Result<()> {
+        for (dtype, masters) in [
+            (DType::F32, false),
+            (DType::BF16, false),
+            (DType::BF16, true),
+            (DType::F16, true),
+        ] {
+            let values: Vec<f32> = (0..999).map(|i| (i as f32 * 0.37).sin()).collect();
+            let start = Tensor::from_vec(values, 999, &Device::Cpu)?.to_dtype(dtype)?;
+            let fused_var = Var::from_tensor(&start)?;
+            let mut fused = Slot::new("a".into(), fused_var, true, masters)?;
+            let var = Var::from_tensor(&start)?;
+            let mut state = fused.snapshot()?;
+            for step in 1..6i32 {
+                if step == 4 {
+                    // Written to from outside.
+                    let written = (start.to_dtype(DType::F32)? * 0.5)?.to_dtype(dtype)?;
+                    fused.var.set(&written)?;
+                    var.set(&written)?;
+                }
+                let grad = (start.to_dtype(DType::F32)? * f64::from(step))?.cos()?;
+                let grad = grad.to_dtype(dtype)?;
+                let c = Coefficients {
+                    lr: 1e-3,
+                    beta1: 0.9,
+                    beta2: 0.95,
+                    eps: 1e-8,
+                    decay: 0.999,
+                    correction1: 1.0 / (1.0 - 0.9f64.powi(step)),
+                    correction2: 1.0 / (1.0 - 0.95f64.powi(step)),
+                    clip: 0.7,
+                };
+                fused.update(&grad, &c)?;
+                composed(&var, &grad, &mut state, &c)?;
+                let wide = |t: &Tensor| t.to_dtype(DType::F32)?.to_vec1::<f32>();
+                let expected = fused.snapshot()?;
+                assert_eq!(wide(&var)?, wide(&fused.var)?);
+                assert_eq!(wide(&state.exp_avg)?, wide(&expected.exp_avg)?);
+                assert_eq!(wide(&state.exp_avg_sq)?, wide(&expected.exp_avg_sq)?);
+                assert_eq!(state.master.is_some(), masters);
+                if let (Some(a), Some(b)) = (&state.master, &expected.master) {
+                    assert_eq!(wide(a)?, wide(b)?);
+                }
+            }
+        }
+        Ok(())
+    }
 }

@@ -4,11 +4,12 @@ use std::collections::{HashMap, HashSet};
 
 use candle_core::{DType, Device, Tensor};
 
+use super::fused::State;
 use super::slot::Slot;
 use super::{AdamW, OptimError};
 
-/// Name of the step counter in the state: i64, shape `[]`. No moment can have it, since those end
-/// in `.exp_avg` or `.exp_avg_sq`.
+/// Name of the step counter in the state: i64, shape `[]`. No other tensor can have it, since those
+/// end in `.exp_avg`, `.exp_avg_sq` or `.master_param`.
 pub const STEP_NAME: &str = "step";
 
 fn exp_avg_name(slot: &Slot) -> String {
@@ -19,45 +20,67 @@ fn exp_avg_sq_name(slot: &Slot) -> String {
     format!("{}.exp_avg_sq", slot.name)
 }
 
+fn master_name(slot: &Slot) -> String {
+    format!("{}.master_param", slot.name)
+}
+
 impl AdamW {
     /// A snapshot of everything the updates depend on beside variables and hyperparameters.
     ///
     /// # Returns
     /// `{variable}.exp_avg` and `{variable}.exp_avg_sq` in the variable's shape (f32, or f64 for an
-    /// f64 variable) and [`STEP_NAME`]. Later steps do not change the tensors of a snapshot. The
-    /// learning rate is not part of it: it follows from the schedule and the step.
+    /// f64 variable), `{variable}.master_param` (f32) for each bf16 and f16 variable under
+    /// [`AdamWConfig::master_weights`](super::AdamWConfig::master_weights), and [`STEP_NAME`]. They
+    /// are on the devices of their variables, [`STEP_NAME`] on the CPU: reading it waits for a CUDA
+    /// device. Later steps do not change the tensors of a snapshot. The learning rate is not part of
+    /// it: it follows from the schedule and the step.
     ///
     /// # Errors
     /// candle's, when a tensor cannot be made.
     pub fn state(&self) -> Result<HashMap<String, Tensor>, OptimError> {
-        let mut state = HashMap::with_capacity(2 * self.slots.len() + 1);
+        let mut state = HashMap::with_capacity(3 * self.slots.len() + 1);
         for slot in &self.slots {
-            let (exp_avg, exp_avg_sq) = slot.snapshot()?;
-            state.insert(exp_avg_name(slot), exp_avg);
-            state.insert(exp_avg_sq_name(slot), exp_avg_sq);
+            let snapshot = slot.snapshot()?;
+            state.insert(exp_avg_name(slot), snapshot.exp_avg);
+            state.insert(exp_avg_sq_name(slot), snapshot.exp_avg_sq);
+            if let Some(master) = snapshot.master {
+                state.insert(master_name(slot), master);
+            }
         }
-        let step = i64::try_from(self.step).unwrap_or(i64::MAX);
+        let step = i64::try_from(self.steps()?).unwrap_or(i64::MAX);
         state.insert(STEP_NAME.to_string(), Tensor::new(step, &Device::Cpu)?);
         Ok(state)
     }
 
-    /// Restores a state made by [`AdamW::state`]. Steps from here on give the same bits as steps of
-    /// the optimizer that was saved, if the variables and hyperparameters are the same too.
+    /// Restores a state made by [`AdamW::state`], on whatever devices its tensors are. Steps from
+    /// here on give the same bits as steps of the optimizer that was saved, if the variables and
+    /// hyperparameters are the same too.
     ///
     /// Nothing is changed unless the whole state fits.
     ///
     /// # Errors
     /// [`OptimError::MissingState`], [`OptimError::UnexpectedState`], [`OptimError::StateShape`],
-    /// [`OptimError::StateDtype`] or [`OptimError::NegativeStep`], each naming the tensor.
+    /// [`OptimError::StateDtype`] or [`OptimError::NegativeStep`], each naming the tensor. Saved
+    /// with master weights, a state fits only an optimizer with master weights, and the other way
+    /// round.
     pub fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<(), OptimError> {
         let mut known = HashSet::from([STEP_NAME.to_string()]);
         let mut loaded = Vec::with_capacity(self.slots.len());
         for slot in &self.slots {
-            let names = [exp_avg_name(slot), exp_avg_sq_name(slot)];
-            let exp_avg = checked(state, &names[0], slot)?;
-            let exp_avg_sq = checked(state, &names[1], slot)?;
-            loaded.push(slot.moments_from(exp_avg, exp_avg_sq)?);
-            known.extend(names);
+            let mut take = |name: String, dtype| {
+                let tensor = checked(state, &name, slot, dtype);
+                known.insert(name);
+                tensor
+            };
+            let found = State {
+                exp_avg: take(exp_avg_name(slot), slot.moment_dtype())?,
+                exp_avg_sq: take(exp_avg_sq_name(slot), slot.moment_dtype())?,
+                master: match slot.has_master() {
+                    true => Some(take(master_name(slot), DType::F32)?),
+                    false => None,
+                },
+            };
+            loaded.push(slot.moments_from(&found)?);
         }
         let mut unexpected: Vec<&String> =
             state.keys().filter(|name| !known.contains(*name)).collect();
@@ -68,10 +91,11 @@ impl AdamW {
             });
         }
         let step = step_count(state)?;
+        self.counter.set(step)?;
         for (slot, moments) in self.slots.iter_mut().zip(loaded) {
             slot.moments = moments;
         }
-        self.step = step;
+        self.slots_changed();
         Ok(())
     }
 }
@@ -86,6 +110,7 @@ fn checked<'a>(
     state: &'a HashMap<String, Tensor>,
     name: &str,
     slot: &Slot,
+    dtype: DType,
 ) -> Result<&'a Tensor, OptimError> {
     let tensor = find(state, name)?;
     if tensor.shape() != slot.shape() {
@@ -96,7 +121,7 @@ fn checked<'a>(
             got,
         });
     }
-    check_dtype(name, slot.moment_dtype(), tensor)?;
+    check_dtype(name, dtype, tensor)?;
     Ok(tensor)
 }
 

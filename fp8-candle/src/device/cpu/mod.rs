@@ -7,12 +7,13 @@ mod hash;
 mod shared;
 mod tasks;
 
-use super::{Backend, GemmOperand, GemmOutput, ScalePolicy};
+use super::{Backend, Codes, GemmOperand, GemmOutput, Orientation, ScalePolicy};
 use crate::delayed::SlotTensors;
+use crate::quantize::matrix_dims;
 use crate::simd::simd;
 use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor};
 use data::{for_floats, tensor, with_codes, with_f32, with_floats};
-use fp8_core::{Cast, DelayedRule, Format, Isa, ScaleGrid, SlotUpdate};
+use fp8_core::{Cast, Contraction, DelayedRule, Format, Isa, ScaleGrid, SlotUpdate};
 use rayon::prelude::*;
 
 /// FP8 on the host.
@@ -51,19 +52,25 @@ impl Backend for CpuBackend {
         map_f32("reciprocal", scale, fp8_core::reciprocal)
     }
 
+    /// A packing that transposes needs no copy beside the row-major one.
+    fn orientation(&self, _: Contraction, _: bool) -> Orientation {
+        Orientation::RowMajor
+    }
+
     fn quantize(
         &self,
         x: &Tensor,
         grid: &ScaleGrid,
         quant_scale: &Tensor,
         cast: &Cast,
-    ) -> Result<Tensor> {
+        orientation: Orientation,
+    ) -> Result<Codes> {
         let (codes, _) = with_f32("quantize", quant_scale, |scales| {
             with_floats("quantize", x, |x| {
                 Ok(cast::encode(x, grid, scales, cast, false))
             })
         })?;
-        Ok(tensor(CpuStorage::U8(codes), x.shape()))
+        self.oriented(tensor(CpuStorage::U8(codes), x.shape()), orientation)
     }
 
     fn quantize_with_amax(
@@ -71,8 +78,9 @@ impl Backend for CpuBackend {
         x: &Tensor,
         quant_scale: &Tensor,
         cast: &Cast,
-    ) -> Result<(Tensor, Tensor)> {
-        let (rows, cols) = crate::quantize::matrix_dims(x.dims());
+        orientation: Orientation,
+    ) -> Result<(Codes, Tensor)> {
+        let (rows, cols) = matrix_dims(x.dims());
         let grid = ScaleGrid::tensorwise(rows, cols);
         let (codes, amax) = with_f32("quantize", quant_scale, |scales| {
             with_floats("quantize", x, |x| {
@@ -80,9 +88,13 @@ impl Backend for CpuBackend {
             })
         })?;
         Ok((
-            tensor(CpuStorage::U8(codes), x.shape()),
+            self.oriented(tensor(CpuStorage::U8(codes), x.shape()), orientation)?,
             tensor(CpuStorage::F32(vec![amax]), 1),
         ))
+    }
+
+    fn transpose(&self, codes: &Tensor) -> Result<Tensor> {
+        codes.t()?.contiguous()
     }
 
     fn dequantize(
@@ -199,21 +211,30 @@ impl Backend for CpuBackend {
 
     fn update_delayed(
         &self,
-        slots: &[&SlotTensors],
-        rules: &[(&DelayedRule, Format)],
+        slots: &[(&SlotTensors, Format)],
+        rule: &DelayedRule,
         amaxes: &Tensor,
+        non_finite: &Tensor,
     ) -> Result<Vec<SlotTensors>> {
         let amaxes = amaxes.to_vec1::<f32>()?;
+        let counts = non_finite.to_vec1::<u32>()?;
         let mut updated = Vec::with_capacity(slots.len());
-        for ((slot, (rule, format)), amax) in slots.iter().zip(rules).zip(amaxes) {
+        for (((slot, format), amax), count) in slots.iter().zip(amaxes).zip(counts) {
+            let seen = slot.non_finite.to_vec1::<u32>()?;
+            let counted = seen.iter().fold(count, |a, b| a.saturating_add(*b));
+            let non_finite = tensor(CpuStorage::U32(vec![counted]), 1);
             let mut history = slot.amax_history.to_vec1::<f32>()?;
             let mut quant_scale = slot.quant_scale.to_vec1::<f32>()?;
+            let unchanged = SlotTensors {
+                non_finite: non_finite.clone(),
+                ..(*slot).clone()
+            };
             let Some(scale) = quant_scale.first_mut() else {
-                updated.push((*slot).clone());
+                updated.push(unchanged);
                 continue;
             };
             match fp8_core::update_slot(rule, *format, amax, &mut history, scale) {
-                SlotUpdate::Unused | SlotUpdate::NonFinite => updated.push((*slot).clone()),
+                SlotUpdate::Unused | SlotUpdate::NonFinite => updated.push(unchanged),
                 SlotUpdate::Updated => {
                     let len = history.len();
                     let dequant_scale = fp8_core::reciprocal(*scale);
@@ -221,6 +242,7 @@ impl Backend for CpuBackend {
                         quant_scale: tensor(CpuStorage::F32(quant_scale), 1),
                         dequant_scale: tensor(CpuStorage::F32(vec![dequant_scale]), 1),
                         amax_history: tensor(CpuStorage::F32(history), len),
+                        non_finite,
                     });
                 }
             }
@@ -228,8 +250,26 @@ impl Backend for CpuBackend {
         Ok(updated)
     }
 
+    fn knows_unchanged_slots(&self) -> bool {
+        true
+    }
+
     fn fingerprint(&self, x: &Tensor) -> Result<Option<u64>> {
         with_floats("fingerprint", x, |x| Ok(Some(hash::fingerprint(x))))
+    }
+}
+
+impl CpuBackend {
+    fn oriented(&self, codes: Tensor, orientation: Orientation) -> Result<Codes> {
+        let transposed = if orientation.transposed() {
+            Some(self.transpose(&codes.reshape(matrix_dims(codes.dims()))?)?)
+        } else {
+            None
+        };
+        Ok(Codes {
+            row_major: orientation.row_major().then_some(codes),
+            transposed,
+        })
     }
 }
 

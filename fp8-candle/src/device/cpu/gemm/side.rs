@@ -33,12 +33,21 @@ pub(super) fn with_side<R>(
     const OP: &str = "fp8 gemm";
     let codes = match operand.codes {
         GemmCodes::RowMajor(codes) | GemmCodes::Packed(codes) => codes,
+        GemmCodes::Transposed(codes) => {
+            return Err(crate::Error::Shape {
+                op: OP,
+                what: "transposed codes, which this device does not read,",
+                expected: "row-major codes".into(),
+                got: codes.dims().to_vec(),
+            }
+            .into());
+        }
     };
     with_codes(OP, codes, |codes| {
         with_f32(OP, operand.dequant_scale, |dequant_scales| {
             f(&Side {
                 codes: match operand.codes {
-                    GemmCodes::RowMajor(_) => Codes::RowMajor(codes),
+                    GemmCodes::RowMajor(_) | GemmCodes::Transposed(_) => Codes::RowMajor(codes),
                     GemmCodes::Packed(_) => Codes::Panels(order, codes),
                 },
                 format: operand.format,

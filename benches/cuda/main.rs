@@ -1,0 +1,58 @@
+//! CUDA benchmark against candle: `cargo bench --features cuda --bench cuda -- --help`.
+
+mod args;
+mod casts;
+#[path = "../../examples/shared/clock.rs"]
+mod clock;
+mod encoder;
+mod gemm;
+#[path = "../shared/json.rs"]
+mod json;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/encoder_layer/layer.rs"]
+mod layer;
+mod linear;
+mod ops;
+mod race;
+mod rows;
+mod session;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/shared/spread.rs"]
+mod spread;
+#[allow(dead_code, reason = "the CPU bench uses the rest")]
+#[path = "../shared/step.rs"]
+mod step;
+#[path = "../../examples/shared/upstream.rs"]
+mod upstream;
+
+use anyhow::Result;
+use args::Args;
+use session::Session;
+
+fn main() -> Result<()> {
+    let Some(args) = Args::parse(std::env::args().skip(1))? else {
+        print!("{}", args::HELP);
+        return Ok(());
+    };
+    if let Some(path) = &args.json {
+        json::check_target(path)?;
+    }
+    let session = Session::new(&args)?;
+    rows::print_header();
+    gemm::run(&session)?;
+    linear::run(&session)?;
+    casts::run(&session)?;
+    encoder::run(&session)?;
+    ops::run(&session)?;
+    let rows = session.into_rows();
+    let misses = rows
+        .iter()
+        .filter(|row| row.passes() == Some(false))
+        .count();
+    let barred = rows.iter().filter(|row| row.bar.is_some()).count();
+    println!("\n{} of {barred} bars reached", barred - misses);
+    if let Some(path) = &args.json {
+        json::write_json(path, &rows)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! One linear layer in training.
+
+use crate::upstream::GradientFrom;
+use anyhow::{Context, Result};
+use candle_core::{DType, Module, Tensor, Var};
+use fp8::recipes::nn::Linear;
+use fp8::recipes::{PrepareOptions, Recipe, RecipeName, fp8_autocast, fp8_module, prepare_fp8};
+use std::cell::Cell;
+
+/// A model of one layer.
+pub struct Layer {
+    pub l: Linear,
+}
+fp8_module!(Layer { l });
+
+impl Layer {
+    /// With FP8 state.
+    pub fn prepared(weight: &Tensor, bias: &Tensor) -> Result<Self> {
+        let l = Linear::new(weight.clone(), Some(bias.clone())).with_path("l");
+        let mut layer = Self { l };
+        prepare_fp8(&mut layer, &PrepareOptions::default())?;
+        Ok(layer)
+    }
+}
+
+/// What a step computes with.
+pub struct Inputs {
+    /// `[tokens, in_features]`
+    pub x: Tensor,
+    /// `[out_features, in_features]`
+    pub weight: Tensor,
+    /// `[out_features]`
+    pub bias: Tensor,
+    /// `[tokens, out_features]`
+    pub grad: Tensor,
+}
+
+/// What [`Step::run`] gives.
+pub const NAMES: [&str; 4] = ["y", "grad of x", "grad of weight", "grad of bias"];
+
+/// A layer in training, with gradients for its input, weight and bias.
+pub struct Step {
+    layer: Box<dyn Module>,
+    recipe: Option<Recipe>,
+    x: Var,
+    weight: Var,
+    bias: Var,
+    grad: Tensor,
+    /// What the weight is set to before a step.
+    weights: [Tensor; 2],
+    changes: Cell<usize>,
+}
+
+impl Step {
+    pub fn new(inputs: &Inputs, dtype: DType, recipe: Option<RecipeName>) -> Result<Self> {
+        let var = |x: &Tensor| Var::from_tensor(&x.to_dtype(dtype)?);
+        let (x, weight, bias) = (var(&inputs.x)?, var(&inputs.weight)?, var(&inputs.bias)?);
+        let layer: Box<dyn Module> = match recipe {
+            None => Box::new(candle_nn::Linear::new(
+                weight.as_tensor().clone(),
+                Some(bias.as_tensor().clone()),
+            )),
+            Some(_) => Box::new(Layer::prepared(&weight, &bias)?.l),
+        };
+        let changed = (&inputs.weight * 1.001)?.to_dtype(dtype)?;
+        Ok(Self {
+            layer,
+            recipe: recipe.map(Recipe::from),
+            x,
+            weights: [inputs.weight.to_dtype(dtype)?, changed],
+            changes: Cell::new(0),
+            weight,
+            bias,
+            grad: inputs.grad.to_dtype(dtype)?,
+        })
+    }
+
+    /// As an optimizer would: the weight is cast anew in the next step.
+    pub fn change_weight(&self) -> Result<()> {
+        let change = self.changes.get() + 1;
+        self.changes.set(change);
+        Ok(self.weight.set(&self.weights[change % 2])?)
+    }
+
+    /// y alone, with what the backward pass needs.
+    pub fn forward(&self) -> Result<Tensor> {
+        let guard = self.recipe.clone().map(fp8_autocast).transpose()?;
+        let y = self.layer.forward(&self.x)?;
+        if let Some(guard) = guard {
+            guard.close()?;
+        }
+        Ok(y)
+    }
+
+    /// y and the gradients of x, weight and bias.
+    pub fn run(&self) -> Result<[Tensor; 4]> {
+        let y = self.forward()?;
+        let mut grads = y.apply_op1(GradientFrom(self.grad.clone()))?.backward()?;
+        let mut of = |var: &Var| grads.remove(var).context("a gradient is missing");
+        let (x, weight, bias) = (of(&self.x)?, of(&self.weight)?, of(&self.bias)?);
+        Ok([y, x, weight, bias])
+    }
+}

@@ -1,0 +1,170 @@
+//! Times a training step, without the optimizer, of one GPT encoder layer, by default in the sizes of Transformer
+//! Engine's tutorial.
+//!
+//! `cargo run --release --features cuda --example encoder_layer -- --device cuda --dtype bf16 --fp8 delayed`
+
+#[path = "../shared/clock.rs"]
+mod clock;
+#[path = "../shared/device.rs"]
+mod device;
+#[allow(dead_code, reason = "the CUDA bench uses the rest")]
+mod layer;
+#[path = "../shared/spread.rs"]
+mod spread;
+#[path = "../shared/upstream.rs"]
+mod upstream;
+
+use anyhow::{Result, ensure};
+use candle_core::DType;
+use clap::{Parser, ValueEnum};
+use clock::Clock;
+use device::DeviceName;
+use fp8::recipes::RecipeName;
+use layer::{LayerConfig, LayerStep};
+use spread::Spread;
+
+/// Time forward and backward of a GPT encoder layer.
+#[derive(Parser)]
+struct Args {
+    /// Dtype of parameters and activations
+    #[arg(long, default_value = "bf16")]
+    dtype: DTypeName,
+    /// Recipe of the linear layers: tensorwise, rowwise, rowwise_with_gw_hp, delayed, or off
+    #[arg(long, default_value = "off", value_parser = recipe)]
+    fp8: Fp8,
+    /// Where to run
+    #[arg(long, default_value = "cpu")]
+    device: DeviceName,
+    /// Hidden size
+    #[arg(long, default_value_t = LayerConfig::default().hidden)]
+    hidden: usize,
+    /// Tokens of a sequence
+    #[arg(long, default_value_t = LayerConfig::default().sequence)]
+    sequence: usize,
+    /// Sequences
+    #[arg(long, default_value_t = LayerConfig::default().batch)]
+    batch: usize,
+    /// Hidden size of the MLP
+    #[arg(long, default_value_t = LayerConfig::default().ffn)]
+    ffn: usize,
+    /// Attention heads
+    #[arg(long, default_value_t = LayerConfig::default().heads)]
+    heads: usize,
+    /// Let tokens see only those before them
+    #[arg(long)]
+    causal: bool,
+    /// Let a GPU round the operands of f32 products to TF32
+    #[arg(long)]
+    tf32: bool,
+    /// Timed steps
+    #[arg(long, default_value_t = 20)]
+    iterations: usize,
+    /// Steps before them
+    #[arg(long, default_value_t = 20)]
+    warmup: usize,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum DTypeName {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl DTypeName {
+    fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+        }
+    }
+}
+
+/// None is `off`.
+#[derive(Clone, Copy)]
+struct Fp8(Option<RecipeName>);
+
+fn recipe(text: &str) -> Result<Fp8> {
+    Ok(Fp8(match text {
+        "off" => None,
+        name => Some(name.parse()?),
+    }))
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let config = LayerConfig {
+        hidden: args.hidden,
+        sequence: args.sequence,
+        batch: args.batch,
+        ffn: args.ffn,
+        heads: args.heads,
+        causal: args.causal,
+    };
+    let sizes = [args.sequence, args.batch, args.ffn, args.iterations];
+    ensure!(
+        !sizes.contains(&0),
+        "--sequence, --batch, --ffn and --iterations are at least 1"
+    );
+    let (dtype, Fp8(recipe)) = (args.dtype.dtype(), args.fp8);
+    let device = args.device.open()?;
+    candle_core::cuda::set_gemm_reduced_precision_f32(args.tf32);
+    let step = LayerStep::new(config, dtype, recipe, &device)?;
+    step.check(&step.run()?)?;
+    for _ in 1..args.warmup {
+        step.run()?;
+    }
+    // Read at the end: on CUDA the host runs ahead, as it does in training.
+    let clock = Clock::new(&device);
+    let mut marks = vec![];
+    for _ in 0..args.iterations {
+        // A GPU casts the weights in every step anyway.
+        if device.is_cpu() && recipe.is_some() {
+            step.change_weights()?;
+        }
+        let begin = clock.mark()?;
+        step.run()?;
+        marks.push((begin, clock.mark()?));
+    }
+    let times = marks
+        .iter()
+        .map(|(begin, end)| begin.ms_until(end))
+        .collect::<Result<Vec<_>>>()?;
+    let Spread { median, min, max } = Spread::of(times)?;
+    let tokens_per_s = config.tokens() as f64 / median * 1e3;
+    let tflops = config.flop() / median * 1e-9;
+    let place = if device.is_cuda() { "cuda" } else { "cpu" };
+    let fp8 = recipe.map_or("off", RecipeName::as_str);
+    if args.json {
+        let report = serde_json::json!({
+            "device": place,
+            "dtype": dtype.as_str(),
+            "fp8": fp8,
+            "hidden": config.hidden,
+            "sequence": config.sequence,
+            "batch": config.batch,
+            "ffn": config.ffn,
+            "heads": config.heads,
+            "causal": config.causal,
+            "tf32": args.tf32,
+            "iterations": args.iterations,
+            "ms": median,
+            "min_ms": min,
+            "max_ms": max,
+            "tokens_per_s": tokens_per_s,
+            "tflop_per_s": tflops,
+        });
+        println!("{report}");
+    } else {
+        println!(
+            "{place} {} fp8 {fp8}: {median:.2} ms (median of {}, {min:.2} to {max:.2}), {tokens_per_s:.0} tokens/s, {tflops:.1} TFLOP/s",
+            dtype.as_str(),
+            args.iterations,
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+// max |x| for one scale, for each row, for each column, for each block of a matrix. NaN wins, then infinity: magnitudes
+// are compared as integers. Outputs are the bits of f32, zero before the first launch; atomics of maxima do not depend
+// on an order.
+#include "common.cuh"
+
+template <class T> __device__ __forceinline__ uint32_t amax_of(const T* x, uint64_t first, uint64_t step, uint64_t n) {
+  constexpr int N = 16 / sizeof(T);
+  uint32_t largest = 0;
+  if (aligned16(x)) {
+    const uint64_t packs = n / N;
+    // Four loads in flight.
+    uint64_t i = first;
+    for (; i + 3 * step < packs; i += 4 * step) {
+      float v[4][N];
+#pragma unroll
+      for (int j = 0; j < 4; j++) load_f32<N>(x + (i + j * step) * N, v[j]);
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int k = 0; k < N; k++) largest = max(largest, magnitude_bits(v[j][k]));
+    }
+    for (; i < packs; i += step) {
+      float v[N];
+      load_f32<N>(x + i * N, v);
+#pragma unroll
+      for (int k = 0; k < N; k++) largest = max(largest, magnitude_bits(v[k]));
+    }
+    for (uint64_t i = packs * N + first; i < n; i += step) largest = max(largest, magnitude_bits(to_f32(x[i])));
+  } else {
+    for (uint64_t i = first; i < n; i += step) largest = max(largest, magnitude_bits(to_f32(x[i])));
+  }
+  return largest;
+}
+
+// out: one value.
+template <class T> __device__ void amax_tensor(const T* x, uint32_t* out, uint64_t n) {
+  const uint32_t largest = block_reduce<Max>(amax_of(x, global_thread(), global_threads(), n), 0u);
+  if (threadIdx.x == 0 && largest) atomicMax(out, largest);
+}
+
+// out [rows]; a block per row.
+template <class T> __device__ void amax_rows(const T* x, uint32_t* out, uint64_t rows, uint64_t cols) {
+  for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const uint32_t largest = block_reduce<Max>(amax_of(x + row * cols, threadIdx.x, blockDim.x, cols), 0u);
+    if (threadIdx.x == 0) out[row] = largest;
+  }
+}
+
+// out [cols]; a thread takes the columns of one pack, blockIdx.y a run of rows.
+template <int N, class T>
+__device__ __forceinline__ void amax_columns(const T* x, uint32_t* out, uint64_t rows, uint64_t cols, uint64_t col,
+                                             uint64_t first, uint64_t end) {
+  uint32_t largest[N] = {};
+#pragma unroll 4
+  for (uint64_t row = first; row < end; row++) {
+    float v[N];
+    load_f32<N>(x + row * cols + col, v);
+#pragma unroll
+    for (int i = 0; i < N; i++) largest[i] = max(largest[i], magnitude_bits(v[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    if (largest[i]) atomicMax(out + col + i, largest[i]);
+}
+
+template <class T>
+__device__ void amax_cols(const T* x, uint32_t* out, uint64_t rows, uint64_t cols, uint32_t rows_per_block) {
+  constexpr int N = 16 / sizeof(T);
+  const uint64_t first = blockIdx.y * (uint64_t)rows_per_block, end = min(rows, first + rows_per_block);
+  if (aligned16(x) && cols % N == 0) {
+    const uint64_t col = global_thread() * N;
+    if (col < cols) amax_columns<N>(x, out, rows, cols, col, first, end);
+  } else {
+    for (uint64_t col = global_thread(); col < cols; col += global_threads())
+      amax_columns<1>(x, out, rows, cols, col, first, end);
+  }
+}
+
+// out [scale_rows, scale_cols]; a block of threads per block of values.
+template <class T>
+__device__ void amax_blocks(const T* x, uint32_t* out, uint64_t rows, uint64_t cols, uint64_t block_rows,
+                            uint64_t block_cols, uint64_t scale_cols, uint64_t scales) {
+  for (uint64_t index = blockIdx.x; index < scales; index += gridDim.x) {
+    const uint64_t row0 = index / scale_cols * block_rows, col0 = index % scale_cols * block_cols;
+    const uint64_t height = min(block_rows, rows - row0), width = min(block_cols, cols - col0);
+    uint32_t largest = 0;
+    for (uint64_t i = threadIdx.x; i < height * width; i += blockDim.x)
+      largest = max(largest, magnitude_bits(to_f32(x[(row0 + i / width) * cols + col0 + i % width])));
+    largest = block_reduce<Max>(largest, 0u);
+    if (threadIdx.x == 0) out[index] = largest;
+  }
+}
+
+#define DEFINE(T, NAME)                                                                                             \
+  extern "C" __global__ void fp8_amax_tensor_##NAME(const T* x, uint32_t* out, uint64_t n) { amax_tensor(x, out, n); } \
+  extern "C" __global__ void fp8_amax_rows_##NAME(const T* x, uint32_t* out, uint64_t rows, uint64_t cols) {        \
+    amax_rows(x, out, rows, cols);                                                                                  \
+  }                                                                                                                 \
+  extern "C" __global__ void fp8_amax_cols_##NAME(const T* x, uint32_t* out, uint64_t rows, uint64_t cols,          \
+                                                  uint32_t rows_per_block) {                                        \
+    amax_cols(x, out, rows, cols, rows_per_block);                                                                  \
+  }                                                                                                                 \
+  extern "C" __global__ void fp8_amax_blocks_##NAME(const T* x, uint32_t* out, uint64_t rows, uint64_t cols,        \
+                                                    uint64_t block_rows, uint64_t block_cols, uint64_t scale_cols,  \
+                                                    uint64_t scales) {                                              \
+    amax_blocks(x, out, rows, cols, block_rows, block_cols, scale_cols, scales);                                    \
+  }
+FP8_FOR_FLOATS(DEFINE)

@@ -1,0 +1,124 @@
+// Casts of one value to FP8.
+//
+// `Encoder` is the definition, the same integer arithmetic as fp8-core's scalar cast: every format, rounding and overflow.
+// `encode4` is its fast form for nearest-even, saturating casts to the two OCP formats: the chip's own conversion from
+// compute capability 8.9 on.
+#pragma once
+#include "common.cuh"
+#include <cuda_fp8.h>
+
+enum Format : uint32_t { E4M3 = 0, E5M2 = 1, E4M3_FNUZ = 2, E5M2_FNUZ = 3 };
+enum Rounding : uint32_t {
+  NEAREST_EVEN = 0,
+  STOCHASTIC = 1,
+  TOWARD_ZERO = 2,
+  NEAREST_AWAY = 3,
+  TOWARD_POSITIVE = 4,
+  TOWARD_NEGATIVE = 5
+};
+
+// The bits of x * quant_scale; the sign is the product's also for NaN.
+__device__ __forceinline__ uint32_t scaled_bits(float x, float quant_scale) {
+  const uint32_t sign = (__float_as_uint(x) ^ __float_as_uint(quant_scale)) & 0x80000000u;
+  return magnitude_bits(__fmul_rn(x, quant_scale)) | sign;
+}
+
+// Four codes of x * quant_scale, the first in the lowest byte.
+template <bool IS_E5M2>
+__device__ __forceinline__ uint32_t encode4(const float (&x)[4], const float (&quant_scale)[4]) {
+  constexpr __nv_fp8_interpretation_t KIND = IS_E5M2 ? __NV_E5M2 : __NV_E4M3;
+  uint32_t signs = 0;
+  float magnitude[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const uint32_t bits = scaled_bits(x[i], quant_scale[i]);
+    signs |= (bits >> 31) << (8 * i + 7);
+    magnitude[i] = __uint_as_float(bits & 0x7FFFFFFFu);
+  }
+  // The conversion drops the sign of a NaN, so it sees magnitudes only.
+  const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(magnitude[0], magnitude[1]), __NV_SATFINITE, KIND);
+  const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(magnitude[2], magnitude[3]), __NV_SATFINITE, KIND);
+  return (low | high << 16) | signs;
+}
+
+// Philox4x32-10, block `index` of the tensor's stream.
+__device__ __forceinline__ uint4 philox(uint64_t index, uint32_t step, uint32_t tensor, uint64_t seed) {
+  uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = step, c3 = tensor;
+  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; round++) {
+    const uint64_t p0 = 0xD2511F53ull * c0, p1 = 0xCD9E8D57ull * c2;
+    c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+    c1 = (uint32_t)p1;
+    c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+    c3 = (uint32_t)p0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return make_uint4(c0, c1, c2, c3);
+}
+
+struct Encoder {
+  int mantissa_bits, bias;
+  uint32_t max_mag, overflow_mag, nan_mag, rounding;
+  bool has_negative_zero, via_f16;
+
+  __device__ __forceinline__ Encoder(uint32_t format, uint32_t rounding_, bool saturate, bool via_f16_) {
+    const bool fnuz = format >= E4M3_FNUZ, e5m2 = (format & 1) != 0;
+    mantissa_bits = e5m2 ? 2 : 3;
+    bias = (e5m2 ? 15 : 7) + (fnuz ? 1 : 0);
+    max_mag = fnuz ? 0x7F : (e5m2 ? 0x7B : 0x7E);
+    nan_mag = fnuz ? 0x80 : 0x7F;
+    overflow_mag = saturate ? max_mag : max_mag + 1;
+    rounding = rounding_;
+    has_negative_zero = !fnuz;
+    via_f16 = via_f16_;
+  }
+
+  // The code of the f32 with these bits; `random` decides stochastic rounding.
+  __device__ __forceinline__ uint32_t code(uint32_t bits, uint32_t random) const {
+    if (via_f16) bits = __float_as_uint(via_half(bits));
+    const bool negative = bits >> 31;
+    const uint32_t magnitude = bits & 0x7FFFFFFFu;
+
+    // |x| = significand * 2^(exponent - 150), f32 subnormals included.
+    const int exponent = max((int)(magnitude >> 23), 1);
+    const uint32_t significand = (magnitude & 0x007FFFFFu) | (min(magnitude >> 23, 1u) << 23);
+
+    // The last place of the target is fixed below its smallest normal exponent, so the shift grows there.
+    const uint32_t shift = (uint32_t)max(23 - mantissa_bits, 151 - bias - mantissa_bits - exponent);
+    const uint32_t binade = (uint32_t)max(exponent - 128 + bias, 0) << mantissa_bits;
+
+    // A shift of 31 already leaves nothing of 24 bits, and less than half a step over.
+    const uint32_t capped = min(shift, 31u);
+    const uint32_t floor_ = significand >> capped;
+    const uint32_t rest = significand & ((1u << capped) - 1), half = 1u << (capped - 1);
+    bool away = false;
+    switch (rounding) {
+      case NEAREST_EVEN: away = rest > half || (rest == half && (floor_ & 1)); break;
+      case NEAREST_AWAY: away = rest >= half; break;
+      case TOWARD_POSITIVE: away = rest != 0 && !negative; break;
+      case TOWARD_NEGATIVE: away = rest != 0 && negative; break;
+      case STOCHASTIC: {
+        // Shifts of 32 are not defined: shift is above 19 here, so 32 - shift is below 32.
+        const uint32_t threshold = shift <= 32 ? rest << (32 - shift) : significand >> min(shift - 32, 31u);
+        away = random < threshold;
+        break;
+      }
+      default: break;
+    }
+    uint32_t mag = binade + floor_ + away;
+    const bool toward_zero = rounding == TOWARD_ZERO || (rounding == TOWARD_POSITIVE && negative) ||
+                             (rounding == TOWARD_NEGATIVE && !negative);
+    if (mag > max_mag) mag = toward_zero && magnitude < 0x7F800000u ? max_mag : overflow_mag;
+    if (magnitude > 0x7F800000u) mag = nan_mag;
+    return mag | (negative && (mag != 0 || has_negative_zero) ? 0x80u : 0u);
+  }
+
+ private:
+  // Rounded to f16 and back, a NaN with its sign.
+  static __device__ __forceinline__ float via_half(uint32_t bits) {
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return __uint_as_float(bits);
+    return __half2float(__float2half_rn(__uint_as_float(bits)));
+  }
+};

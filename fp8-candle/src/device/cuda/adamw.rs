@@ -1,0 +1,473 @@
+//! AdamW over all tensors of a CUDA device at once: `kernels/adamw.cu`.
+
+use super::gpu::{Buffer, Gpu, with_pointer_list, with_pointers};
+use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels, launch};
+use crate::Error;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
+use candle_core::{DType, Result, Tensor, bail};
+
+kernels! { ADAMW_KERNELS in ADAMW;
+    NORM = floats "fp8_adamw_norm"("pppp");
+    NORM_F64 = one "fp8_adamw_norm_f64"("pppp");
+    SUM = one "fp8_adamw_sum"("plp");
+    DECIDE = one "fp8_adamw_decide"("plpppllllll");
+    COEFFICIENTS = one "fp8_adamw_coefficients"("pllllllll");
+    UPDATE = floats "fp8_adamw_update"("pppp");
+    UPDATE_F64 = one "fp8_adamw_update_f64"("pppp");
+}
+
+/// `CHUNK` of the kernels.
+const CHUNK: usize = 1 << 14;
+/// `NORM_THREADS` of the kernels.
+const NORM_THREADS: u32 = 128;
+/// `PARTS` of the kernels, and the threads of each.
+const PARTS: usize = 4;
+const UPDATE_THREADS: u32 = 256;
+/// u64s of the struct `Params` of the kernels.
+const PARAM_WORDS: usize = 6;
+/// Bytes of the struct `Control` of the kernels.
+const CONTROL_BYTES: usize = 128;
+const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
+
+/// One variable with its optimizer state, all contiguous, of one shape and on one CUDA device. The kernels write to the
+/// memory of these tensors.
+#[derive(Debug, Clone)]
+pub struct AdamWTensors {
+    /// f32, bf16, f16 or f64.
+    pub var: Tensor,
+    /// Running mean of the gradient: f32, or f64 for an f64 variable.
+    pub exp_avg: Tensor,
+    /// Running mean of the squared gradient, of the same dtype.
+    pub exp_avg_sq: Tensor,
+    /// f32 copy of a bf16 or f16 variable, which the update works on before it rounds to the variable. An element that
+    /// no longer rounds to the variable's value is taken from the variable first.
+    pub master: Option<Tensor>,
+    /// Whether weight decay acts on the variable.
+    pub decays: bool,
+}
+
+/// The numbers of one step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWHyperparameters {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the running mean of gradients.
+    pub beta1: f64,
+    /// Decay of the running mean of squared gradients.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// `1 - lr * weight_decay`.
+    pub decay: f64,
+    /// Gradients are multiplied by `min(1, max_grad_norm / (norm + 1e-6))`.
+    pub max_grad_norm: Option<f64>,
+}
+
+/// What a host that knows the norm has decided for one step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWDecision {
+    /// `1 / (1 - beta1^step)`.
+    pub correction1: f64,
+    /// `1 / (1 - beta2^step)`.
+    pub correction2: f64,
+    /// What gradients are multiplied by.
+    pub clip: f64,
+}
+
+/// AdamW over many tensors of one CUDA device: a step takes one launch for the norm and one for the update per dtype,
+/// and one for what lies between. Nothing is copied to the host, and nothing waits for the device.
+///
+/// Per tensor and step `t`, with g the gradient times the clip coefficient:
+/// `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g^2`,
+/// `theta = decay theta - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)`, in f32 (f64 for f64 variables),
+/// each operation rounded to nearest by itself, and once more to the dtype of the variable.
+///
+/// The norm is summed in f64: squares of 16384 elements at a time in 1024 lanes (element i in lane i % 1024), the lanes
+/// added by halves, then the sums of all tensors' pieces in the same way. A tensor without gradient counts as zeros.
+#[derive(Debug)]
+pub struct MultiTensorAdamW {
+    gpu: Gpu,
+    tensors: Vec<AdamWTensors>,
+    classes: Vec<Class>,
+    params: Table,
+    grads: Table,
+    partials: Buffer,
+    partial_count: usize,
+    control: Buffer,
+}
+
+/// The chunks of the tensors of one dtype.
+#[derive(Debug)]
+struct Class {
+    dtype: DType,
+    /// Four u32 each: tensor, block in the tensor, partial, unused.
+    chunks: CudaSlice<u32>,
+    count: usize,
+}
+
+/// Words that were uploaded and are uploaded again when they differ.
+#[derive(Debug, Default)]
+struct Table {
+    host: Vec<u64>,
+    device: Option<CudaSlice<u64>>,
+}
+
+impl MultiTensorAdamW {
+    /// Tables for these tensors, in the order in which every step's gradients come.
+    ///
+    /// # Errors
+    /// If there are none, a dtype, shape or device does not fit, a tensor is strided, or memory is short.
+    pub fn new(tensors: Vec<AdamWTensors>) -> Result<Self> {
+        let Some(first) = tensors.first() else {
+            bail!("AdamW on a CUDA device: no tensors")
+        };
+        let gpu = Gpu::of(&first.var)?;
+        for tensors in &tensors {
+            check(tensors)?;
+        }
+        let mut partial_count = 0;
+        let mut chunks: [Vec<u32>; 4] = Default::default();
+        for (i, tensors) in tensors.iter().enumerate() {
+            let class = DTYPES.iter().position(|d| *d == tensors.var.dtype());
+            let class = &mut chunks[class.unwrap_or(0)];
+            for block in 0..tensors.var.elem_count().div_ceil(CHUNK) {
+                class.extend([index(i)?, index(block)?, index(partial_count)?, 0]);
+                partial_count += 1;
+            }
+        }
+        let classes = DTYPES
+            .into_iter()
+            .zip(&chunks)
+            .filter(|(_, chunks)| !chunks.is_empty())
+            .map(|(dtype, chunks)| {
+                Ok(Class {
+                    dtype,
+                    chunks: gpu.device().clone_htod(chunks)?,
+                    count: chunks.len() / 4,
+                })
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            partials: gpu.zeros(DType::F64, partial_count.max(1))?,
+            control: gpu.zeros(DType::U8, CONTROL_BYTES)?,
+            gpu,
+            tensors,
+            classes,
+            params: Table::default(),
+            grads: Table::default(),
+            partial_count,
+        })
+    }
+
+    /// One step with a gradient per tensor, contiguous, of the tensor's dtype and shape and in memory of its own, or
+    /// None. A norm that is not finite changes nothing.
+    ///
+    /// `counter`: i64 `[1]` on this device, the number of steps taken, which the step adds 1 to unless it is skipped.
+    ///
+    /// # Returns
+    /// f64 `[4]` on the device: the norm, the clip coefficient (0 if skipped), 1 if skipped or else 0, and the steps
+    /// taken.
+    ///
+    /// # Errors
+    /// If a gradient or the counter does not fit its tensor (nothing is changed), or a launch fails.
+    pub fn step(
+        &mut self,
+        grads: &[Option<Tensor>],
+        hyper: &AdamWHyperparameters,
+        counter: &Tensor,
+    ) -> Result<Tensor> {
+        const OP: &str = "AdamW step counter";
+        if counter.dtype() != DType::I64 {
+            return Err(dtype_error(OP, "the counter", "i64", counter));
+        }
+        if counter.elem_count() != 1 {
+            return Err(shape_error(OP, "the counter", "[1]", counter));
+        }
+        let report = self.gpu.alloc(DType::F64, 4)?;
+        self.with_tables(grads, |this, tables| {
+            this.launch_norms(tables)?;
+            let limit = hyper.max_grad_norm.unwrap_or(f64::INFINITY);
+            with_pointers(&this.gpu, [counter], |[counter]| {
+                let args = [
+                    Arg::Ptr(this.partials.ptr()),
+                    Arg::Len(this.partial_count as u64),
+                    Arg::Ptr(this.control.ptr()),
+                    Arg::Ptr(counter),
+                    Arg::Ptr(report.ptr()),
+                    Arg::Len(limit.to_bits()),
+                    Arg::Len(hyper.lr.to_bits()),
+                    Arg::Len(hyper.beta1.to_bits()),
+                    Arg::Len(hyper.beta2.to_bits()),
+                    Arg::Len(hyper.eps.to_bits()),
+                    Arg::Len(hyper.decay.to_bits()),
+                ];
+                // SAFETY: `partial_count` f64s that the launches before have written, the control block, one i64 and
+                // four f64s, all of this device and used by its stream alone.
+                unsafe { launch(&this.gpu, &DECIDE, ONE_BLOCK, &args) }
+            })?;
+            this.launch_updates(tables)
+        })?;
+        report.into_tensor(4)
+    }
+
+    /// The sum of the squares of all gradients, f64 `[1]` on the device.
+    ///
+    /// # Errors
+    /// As [`MultiTensorAdamW::step`].
+    pub fn sum_of_squares(&mut self, grads: &[Option<Tensor>]) -> Result<Tensor> {
+        let sum = self.gpu.alloc(DType::F64, 1)?;
+        self.with_tables(grads, |this, tables| {
+            this.launch_norms(tables)?;
+            let args = [
+                Arg::Ptr(this.partials.ptr()),
+                Arg::Len(this.partial_count as u64),
+                Arg::Ptr(sum.ptr()),
+            ];
+            // SAFETY: `partial_count` f64s that the launches before have written, and one f64.
+            unsafe { launch(&this.gpu, &SUM, ONE_BLOCK, &args) }
+        })?;
+        sum.into_tensor(1)
+    }
+
+    /// The update of a step whose norm the host knows: for variables on several devices, which share one norm.
+    ///
+    /// # Errors
+    /// As [`MultiTensorAdamW::step`].
+    pub fn update(
+        &mut self,
+        grads: &[Option<Tensor>],
+        hyper: &AdamWHyperparameters,
+        decision: &AdamWDecision,
+    ) -> Result<()> {
+        self.with_tables(grads, |this, tables| {
+            let args = [
+                Arg::Ptr(this.control.ptr()),
+                Arg::Len(hyper.lr.to_bits()),
+                Arg::Len(hyper.beta1.to_bits()),
+                Arg::Len(hyper.beta2.to_bits()),
+                Arg::Len(hyper.eps.to_bits()),
+                Arg::Len(hyper.decay.to_bits()),
+                Arg::Len(decision.correction1.to_bits()),
+                Arg::Len(decision.correction2.to_bits()),
+                Arg::Len(decision.clip.to_bits()),
+            ];
+            // SAFETY: the control block, which the stream's other launches use before or after.
+            unsafe { launch(&this.gpu, &COEFFICIENTS, Shape::blocks(1, 32), &args)? };
+            this.launch_updates(tables)
+        })
+    }
+
+    /// Checks the gradients, brings both tables up to date, and calls `f` with their addresses while the memory of all
+    /// tensors is held.
+    fn with_tables(
+        &mut self,
+        grads: &[Option<Tensor>],
+        f: impl FnOnce(&Self, [u64; 2]) -> Result<()>,
+    ) -> Result<()> {
+        if grads.len() != self.tensors.len() {
+            bail!(
+                "AdamW on a CUDA device: {} gradients for {} tensors",
+                grads.len(),
+                self.tensors.len()
+            );
+        }
+        for (tensors, grad) in self.tensors.iter().zip(grads) {
+            if let Some(grad) = grad {
+                check_like(
+                    "AdamW",
+                    "a gradient",
+                    &tensors.var,
+                    tensors.var.dtype(),
+                    grad,
+                )?;
+            }
+        }
+        // Handles of their own, so that `self` is free for the tables.
+        let tensors = self.tensors.clone();
+        let mut all: Vec<&Tensor> = Vec::with_capacity(5 * tensors.len());
+        for (tensors, grad) in tensors.iter().zip(grads) {
+            all.extend([&tensors.var, &tensors.exp_avg, &tensors.exp_avg_sq]);
+            all.extend(&tensors.master);
+            all.extend(grad);
+        }
+        let gpu = self.gpu.clone();
+        with_pointer_list(&gpu, &all, |pointers| {
+            let mut pointers = pointers.iter().copied();
+            let mut next = |present: bool| present.then(|| pointers.next()).flatten().unwrap_or(0);
+            let mut words = Vec::with_capacity(PARAM_WORDS * tensors.len());
+            let mut addresses = Vec::with_capacity(tensors.len());
+            for (tensors, grad) in tensors.iter().zip(grads) {
+                words.extend([next(true), next(true), next(true)]);
+                words.push(next(tensors.master.is_some()));
+                words.extend([tensors.var.elem_count() as u64, u64::from(tensors.decays)]);
+                addresses.push(next(grad.is_some()));
+            }
+            let tables = [
+                self.params.update(&gpu, words)?,
+                self.grads.update(&gpu, addresses)?,
+            ];
+            f(self, tables)
+        })
+    }
+
+    fn launch_norms(&self, [params, grads]: [u64; 2]) -> Result<()> {
+        for class in &self.classes {
+            let args = [
+                Arg::Ptr(address(&self.gpu, &class.chunks)),
+                Arg::Ptr(params),
+                Arg::Ptr(grads),
+                Arg::Ptr(self.partials.ptr()),
+            ];
+            let shape = Shape::blocks(class.count, NORM_THREADS);
+            let kernel = of("AdamW norm", &NORM, &NORM_F64, class.dtype)?;
+            // SAFETY: a block per chunk; the tables hold the addresses of tensors that `with_tables` has checked and
+            // keeps, and each chunk writes the partial of its own.
+            unsafe { launch(&self.gpu, kernel, shape, &args)? };
+        }
+        Ok(())
+    }
+
+    fn launch_updates(&self, [params, grads]: [u64; 2]) -> Result<()> {
+        for class in &self.classes {
+            let args = [
+                Arg::Ptr(address(&self.gpu, &class.chunks)),
+                Arg::Ptr(params),
+                Arg::Ptr(grads),
+                Arg::Ptr(self.control.ptr()),
+            ];
+            let shape = Shape::grid(class.count, PARTS, UPDATE_THREADS);
+            let kernel = of("AdamW update", &UPDATE, &UPDATE_F64, class.dtype)?;
+            // SAFETY: as for the norm; the tensors written to are only ever used by this stream, the host has no
+            // reference into their memory, and no two chunks overlap.
+            unsafe { launch(&self.gpu, kernel, shape, &args)? };
+        }
+        Ok(())
+    }
+}
+
+const ONE_BLOCK: Shape = Shape {
+    grid: (1, 1, 1),
+    threads: NORM_THREADS,
+    shared: 0,
+};
+
+impl Table {
+    /// The device address of `words`.
+    fn update(&mut self, gpu: &Gpu, words: Vec<u64>) -> Result<u64> {
+        match &mut self.device {
+            Some(device) if self.host == words => return Ok(address(gpu, device)),
+            // Launches that read the old words come before the copy on the stream.
+            Some(device) if self.host.len() == words.len() => {
+                self.host.clear();
+                gpu.device().memcpy_htod(&words, device)?;
+            }
+            device => {
+                self.host.clear();
+                *device = Some(gpu.device().clone_htod(&words)?);
+            }
+        }
+        self.host = words;
+        Ok(self
+            .device
+            .as_ref()
+            .map_or(0, |device| address(gpu, device)))
+    }
+}
+
+/// Device address of memory that only this device's stream uses.
+fn address<T: DeviceRepr>(gpu: &Gpu, slice: &CudaSlice<T>) -> u64 {
+    slice.device_ptr(gpu.stream()).0
+}
+
+fn of(
+    op: &'static str,
+    floats: &'static FloatKernels,
+    double: &'static Kernel,
+    dtype: DType,
+) -> Result<&'static Kernel> {
+    match dtype {
+        DType::F64 => Ok(double),
+        other => floats.of(op, other),
+    }
+}
+
+/// An index as the tables hold it.
+fn index(i: usize) -> Result<u32> {
+    u32::try_from(i)
+        .map_err(|_| candle_core::Error::msg(format!("AdamW: {i} is too large for an index")))
+}
+
+fn check(tensors: &AdamWTensors) -> Result<()> {
+    const OP: &str = "AdamW";
+    let var = &tensors.var;
+    if !DTYPES.contains(&var.dtype()) {
+        let expected = "f32, bf16, f16 or f64";
+        return Err(dtype_error(OP, "a variable", expected, var));
+    }
+    let moments = match var.dtype() {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    check_like(OP, "exp_avg", var, moments, &tensors.exp_avg)?;
+    check_like(OP, "exp_avg_sq", var, moments, &tensors.exp_avg_sq)?;
+    if let Some(master) = &tensors.master {
+        if !matches!(var.dtype(), DType::BF16 | DType::F16) {
+            return Err(dtype_error(
+                OP,
+                "a variable with a master",
+                "bf16 or f16",
+                var,
+            ));
+        }
+        check_like(OP, "master", var, DType::F32, master)?;
+    }
+    Ok(())
+}
+
+/// Checks that `x` has the shape of `var` and `dtype`. Devices and strides are checked where addresses are taken.
+fn check_like(
+    op: &'static str,
+    what: &'static str,
+    var: &Tensor,
+    dtype: DType,
+    x: &Tensor,
+) -> Result<()> {
+    if x.dtype() != dtype {
+        return Err(dtype_error(op, what, dtype.as_str(), x));
+    }
+    if x.shape() != var.shape() {
+        return Err(shape_error(op, what, &format!("{:?}", var.dims()), x));
+    }
+    Ok(())
+}
+
+fn dtype_error(
+    op: &'static str,
+    what: &'static str,
+    expected: &'static str,
+    x: &Tensor,
+) -> candle_core::Error {
+    let got = x.dtype();
+    let error = Error::DType {
+        op,
+        what,
+        expected,
+        got,
+    };
+    error.into()
+}
+
+fn shape_error(
+    op: &'static str,
+    what: &'static str,
+    expected: &str,
+    x: &Tensor,
+) -> candle_core::Error {
+    let error = Error::Shape {
+        op,
+        what,
+        expected: expected.to_string(),
+        got: x.dims().to_vec(),
+    };
+    error.into()
+}

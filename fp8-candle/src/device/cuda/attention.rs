@@ -1,0 +1,294 @@
+//! Launches of the attention kernels.
+
+use super::gpu::{Buffer, Gpu, with_view_pointers};
+use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels, launch};
+use crate::device::FusedAttention;
+use crate::ops::attention::Attention;
+use candle_core::{DType, Layout, Result, Storage, Tensor};
+
+kernels! { ATTENTION_FORWARD_KERNELS in ATTENTION_FORWARD;
+    FORWARD_64 = floats "fp8_attention_forward_d64"("ppppplllllllllllliiiiiif");
+    FORWARD_128 = floats "fp8_attention_forward_d128"("ppppplllllllllllliiiiiif");
+}
+
+kernels! { ATTENTION_BACKWARD_KERNELS in ATTENTION_BACKWARD;
+    DELTA = floats "fp8_attention_delta"("pppllllllliii");
+    BACKWARD_KV_64 = floats "fp8_attention_backward_kv_d64"("pppppplllllllllllliiiiiiffpplll");
+    BACKWARD_KV_128 = floats "fp8_attention_backward_kv_d128"("pppppplllllllllllliiiiiiffpplll");
+    BACKWARD_Q_64 = floats "fp8_attention_backward_q_d64"("pppppplllllllllllliiiiiiffplll");
+    BACKWARD_Q_128 = floats "fp8_attention_backward_q_d128"("pppppplllllllllllliiiiiiffplll");
+}
+
+/// Every module of this file with its kernels.
+#[cfg(test)]
+pub(crate) const ATTENTION: [&[&[Kernel]]; 2] =
+    [ATTENTION_FORWARD_KERNELS, ATTENTION_BACKWARD_KERNELS];
+
+const NAME: &str = "attention";
+
+/// Threads of every block.
+const THREADS: usize = 128;
+/// Rows of queries or keys that four warps own, with one and with two fragments of 16 rows per warp.
+const ROWS: (usize, usize) = (64, 128);
+
+/// The kernels of `kernels/attention_forward.cu` and `kernels/attention_backward.cu`.
+pub(crate) struct CudaAttention;
+
+impl FusedAttention for CudaAttention {
+    /// f32, bf16 and f16, heads of at most 128 features, a multiple of 8, and as many blocks as a launch can have.
+    fn supports(&self, attention: &Attention, dtype: DType) -> bool {
+        let a = attention;
+        let fits = |n: usize| n <= (i32::MAX / 2) as usize;
+        let tiles = a.queries.max(a.keys).div_ceil(ROWS.0);
+        let blocks = a.pairs().checked_mul(tiles);
+        matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+            && a.head_dim.is_multiple_of(8)
+            && a.head_dim <= 128
+            && fits(a.queries)
+            && fits(a.keys)
+            && blocks.is_some_and(fits)
+    }
+
+    fn forward(&self, attention: &Attention, qkv: [&Tensor; 3]) -> Result<(Storage, Tensor)> {
+        let gpu = Gpu::of(qkv[0])?;
+        let inputs = [readable(qkv[0])?, readable(qkv[1])?, readable(qkv[2])?];
+        let q = &inputs[0];
+        let kernel = ForHeads::of(attention, &[FORWARD_64, FORWARD_128], q.dtype())?;
+        let (queries, keys) = match kernel.element {
+            2 => (ROWS.1, 64),
+            _ => (ROWS.0, 32),
+        };
+        let out = gpu.alloc(q.dtype(), q.elem_count())?;
+        let statistics = (attention.pairs(), statistics_row(attention));
+        let lse = gpu.alloc(DType::F32, statistics.0 * statistics.1)?;
+        let tiles = attention.queries.div_ceil(queries);
+        // A tile of queries, two stages of a tile of keys and a tile of values.
+        let shape = kernel.shape(attention.pairs() * tiles, queries + 4 * keys, 0);
+        with_view_pointers(&gpu, &inputs.each_ref(), |pointers| {
+            let mut args: Vec<Arg> = pointers.iter().copied().map(Arg::Ptr).collect();
+            args.extend([Arg::Ptr(out.ptr()), Arg::Ptr(lse.ptr())]);
+            for x in &inputs {
+                args.extend(strides(attention, x.stride()));
+            }
+            args.extend(strides(attention, Layout::contiguous(q.shape()).stride()));
+            args.extend(sizes(attention));
+            args.push(Arg::Float(log2_multiplier(attention)));
+            // SAFETY: q, k and v have the shapes of `attention`, unit stride in the last dimension and 16-byte aligned rows;
+            // `out` is as large as q, `lse` has a padded row per batch and head. The kernel bounds rows and columns by the
+            // sizes it is told.
+            unsafe { launch(&gpu, &kernel.kernel, shape, &args) }
+        })?;
+        Ok((out.into_storage(), lse.into_tensor(statistics)?))
+    }
+
+    fn backward(
+        &self,
+        attention: &Attention,
+        qkv: [&Tensor; 3],
+        (out, lse): (&Tensor, &Tensor),
+        grad: &Tensor,
+        wanted: [bool; 3],
+    ) -> Result<[Option<Tensor>; 3]> {
+        let gpu = Gpu::of(grad)?;
+        let grad = readable(grad)?;
+        let delta = delta(&gpu, attention, out, &grad)?;
+        let pass = Backward {
+            gpu,
+            attention,
+            inputs: [
+                readable(qkv[0])?,
+                readable(qkv[1])?,
+                readable(qkv[2])?,
+                grad,
+            ],
+            statistics: [lse, &delta],
+        };
+        let mut gradients = [None, None, None];
+        if wanted[1] || wanted[2] {
+            let [dk, dv] = pass.kv()?;
+            gradients[1] = wanted[1].then_some(dk);
+            gradients[2] = wanted[2].then_some(dv);
+        }
+        if wanted[0] {
+            gradients[0] = Some(pass.q()?);
+        }
+        Ok(gradients)
+    }
+}
+
+/// Sums of gradient times result per query, f32 `[batch * heads, statistics_row]`.
+fn delta(gpu: &Gpu, attention: &Attention, out: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let out = readable(out)?;
+    let (pairs, row) = (attention.pairs(), statistics_row(attention));
+    let delta = gpu.alloc(DType::F32, pairs * row)?;
+    with_view_pointers(gpu, &[&out, grad], |pointers| {
+        let mut args: Vec<Arg> = pointers.iter().copied().map(Arg::Ptr).collect();
+        args.push(Arg::Ptr(delta.ptr()));
+        args.extend(strides(attention, out.stride()));
+        args.extend(strides(attention, grad.stride()));
+        args.push(Arg::Len((pairs * row) as u64));
+        args.extend([attention.heads, attention.queries, attention.head_dim].map(int));
+        const LANES_PER_ROW: usize = 16;
+        let shape = Shape::blocks(
+            (pairs * row * LANES_PER_ROW).div_ceil(THREADS),
+            THREADS as u32,
+        );
+        // SAFETY: both tensors have q's shape, unit stride in the last dimension and 16-byte aligned rows; `delta` has a
+        // padded row per batch and head.
+        unsafe { launch(gpu, DELTA.of(NAME, out.dtype())?, shape, &args) }
+    })?;
+    delta.into_tensor((pairs, row))
+}
+
+/// What the two kernels of a backward pass read.
+struct Backward<'a> {
+    gpu: Gpu,
+    attention: &'a Attention,
+    /// q, k, v and the gradient of the result.
+    inputs: [Tensor; 4],
+    /// Log-sum-exps and deltas.
+    statistics: [&'a Tensor; 2],
+}
+
+impl Backward<'_> {
+    fn kv(&self) -> Result<[Tensor; 2]> {
+        let (k, v, a) = (&self.inputs[1], &self.inputs[2], self.attention);
+        let kernel = ForHeads::of(a, &[BACKWARD_KV_64, BACKWARD_KV_128], k.dtype())?;
+        let queries = if kernel.element == 2 { 64 } else { 16 };
+        let dk = self.gpu.alloc(k.dtype(), k.elem_count())?;
+        let dv = self.gpu.alloc(v.dtype(), v.elem_count())?;
+        let blocks = a.batch * a.kv_heads * a.keys.div_ceil(ROWS.0);
+        // Tiles of keys and values, two stages of q, its gradient and two statistics.
+        let shape = kernel.shape(blocks, 2 * ROWS.0 + 4 * queries, 4 * queries);
+        // SAFETY: k and v have one shape, and so have these.
+        unsafe { self.launch(&kernel, shape, &[&dk, &dv], k) }?;
+        Ok([dk.into_tensor(k.shape())?, dv.into_tensor(v.shape())?])
+    }
+
+    fn q(&self) -> Result<Tensor> {
+        let (q, a) = (&self.inputs[0], self.attention);
+        let kernel = ForHeads::of(a, &[BACKWARD_Q_64, BACKWARD_Q_128], q.dtype())?;
+        let (queries, keys) = match kernel.element {
+            2 => (ROWS.1, 32),
+            _ => (ROWS.0, 16),
+        };
+        let dq = self.gpu.alloc(q.dtype(), q.elem_count())?;
+        let blocks = a.pairs() * a.queries.div_ceil(queries);
+        // Tiles of q and of the result's gradient, two stages of keys and values.
+        let shape = kernel.shape(blocks, 2 * queries + 4 * keys, 0);
+        // SAFETY: dq is as large as q.
+        unsafe { self.launch(&kernel, shape, &[&dq], q) }?;
+        dq.into_tensor(q.shape())
+    }
+
+    /// # Safety
+    /// `results` are what `kernel` writes, of the shape and dtype of `like`.
+    unsafe fn launch(
+        &self,
+        kernel: &ForHeads,
+        shape: Shape,
+        results: &[&Buffer],
+        like: &Tensor,
+    ) -> Result<()> {
+        let [q, k, v, grad] = &self.inputs;
+        let [lse, delta] = self.statistics;
+        with_view_pointers(&self.gpu, &[q, k, v, grad, lse, delta], |pointers| {
+            let mut args: Vec<Arg> = pointers.iter().copied().map(Arg::Ptr).collect();
+            for x in &self.inputs {
+                args.extend(strides(self.attention, x.stride()));
+            }
+            args.extend(sizes(self.attention));
+            args.push(Arg::Float(log2_multiplier(self.attention)));
+            args.push(Arg::Float(self.attention.logit_multiplier as f32));
+            args.extend(results.iter().map(|result| Arg::Ptr(result.ptr())));
+            args.extend(strides(
+                self.attention,
+                Layout::contiguous(like.shape()).stride(),
+            ));
+            // SAFETY: the inputs have the shapes of `attention`, unit stride in the last dimension and 16-byte aligned rows;
+            // the statistics have a padded row per batch and head; the caller answers for the results.
+            unsafe { launch(&self.gpu, &kernel.kernel, shape, &args) }
+        })
+    }
+}
+
+/// The kernel that is compiled for the next size of heads.
+struct ForHeads {
+    kernel: Kernel,
+    head_dim: usize,
+    /// Bytes per element.
+    element: usize,
+}
+
+impl ForHeads {
+    fn of(attention: &Attention, kernels: &[FloatKernels; 2], dtype: DType) -> Result<Self> {
+        let (kernels, head_dim) = match attention.head_dim {
+            ..=64 => (&kernels[0], 64),
+            _ => (&kernels[1], 128),
+        };
+        Ok(Self {
+            kernel: *kernels.of(NAME, dtype)?,
+            head_dim,
+            element: dtype.size_in_bytes(),
+        })
+    }
+
+    /// Blocks with shared memory for so many rows of elements and so many f32.
+    fn shape(&self, blocks: usize, rows: usize, floats: usize) -> Shape {
+        Shape {
+            shared: (rows * self.head_dim * self.element + floats * size_of::<f32>()) as u32,
+            ..Shape::blocks(blocks, THREADS as u32)
+        }
+    }
+}
+
+/// `x` if kernels can read it where it lies, 16 bytes at a time; otherwise a copy.
+fn readable(x: &Tensor) -> Result<Tensor> {
+    let aligned = |elements: usize| (elements * x.dtype().size_in_bytes()).is_multiple_of(16);
+    let (outer, last) = x.stride().split_at(x.rank() - 1);
+    let x = x.detach();
+    if last == [1] && aligned(x.layout().start_offset()) && outer.iter().all(|&s| aligned(s)) {
+        Ok(x)
+    } else {
+        x.force_contiguous()
+    }
+}
+
+/// Strides of batch, head and row.
+fn strides(attention: &Attention, strides: &[usize]) -> [Arg; 3] {
+    let (head, row) = if attention.tokens_first {
+        (2, 1)
+    } else {
+        (1, 2)
+    };
+    [strides[0], strides[head], strides[row]].map(|stride| Arg::Len(stride as u64))
+}
+
+fn sizes(attention: &Attention) -> [Arg; 6] {
+    let a = attention;
+    let group = a.heads / a.kv_heads;
+    [
+        a.heads,
+        group,
+        a.queries,
+        a.keys,
+        a.head_dim,
+        usize::from(a.causal),
+    ]
+    .map(int)
+}
+
+/// [`FusedAttention::supports`] has looked at the sizes.
+fn int(n: usize) -> Arg {
+    Arg::Int(n as u32)
+}
+
+/// Softmax in powers of 2.
+fn log2_multiplier(attention: &Attention) -> f32 {
+    (attention.logit_multiplier * std::f64::consts::LOG2_E) as f32
+}
+
+/// Length of a row of statistics: rows begin at multiples of 16 bytes.
+fn statistics_row(attention: &Attention) -> usize {
+    attention.queries.next_multiple_of(4)
+}

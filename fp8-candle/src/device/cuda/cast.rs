@@ -1,0 +1,225 @@
+//! Casts: which kernel serves which matrix.
+
+use super::gpu::{Buffer, Gpu, with_pointers};
+use super::kernels::{Arg, Shape, kernels, launch};
+use super::scales::{Scales, amax, in_f32, policy_args, row_threads, scales};
+use crate::device::{Codes, CurrentCast, CurrentScale, Orientation};
+use candle_core::{DType, Result, Tensor};
+use fp8_core::{Cast, Format, Overflow, Rounding, ScaleGrid};
+
+kernels! { CAST_KERNELS in CAST;
+    CAST_FLAT = floats "fp8_cast_flat"("ppppli");
+    CAST_ROWS = floats "fp8_cast_rows"("pppppllififi");
+    CAST_TRANSPOSE = floats "fp8_cast_transpose"("pppppllii");
+    CAST_GENERAL = floats "fp8_cast_general"("ppppllllliiiilii");
+}
+
+/// The number that kernels know a format by.
+pub(super) fn format_id(format: Format) -> u32 {
+    match format {
+        Format::E4M3 => 0,
+        Format::E5M2 => 1,
+        Format::E4M3Fnuz => 2,
+        Format::E5M2Fnuz => 3,
+    }
+}
+
+/// Whether the chip's own conversion computes `cast`: the OCP formats, nearest-even, saturating, rounded once.
+fn is_plain(cast: &Cast) -> bool {
+    matches!(cast.format, Format::E4M3 | Format::E5M2)
+        && cast.rounding == Rounding::NearestEven
+        && cast.overflow == Overflow::Saturate
+        && !cast.via_f16
+}
+
+/// Whether tiles of 16x16 fill a matrix, as the transposing cast wants it.
+fn has_tiles(rows: usize, cols: usize, x_ptr: u64) -> bool {
+    rows.is_multiple_of(16) && cols.is_multiple_of(16) && x_ptr.is_multiple_of(16)
+}
+
+/// Codes of `x * quant_scale`, and max |x| where `measure` says so.
+pub(super) fn quantize(
+    x: &Tensor,
+    grid: &ScaleGrid,
+    quant_scale: &Tensor,
+    cast: &Cast,
+    orientation: Orientation,
+    measure: bool,
+) -> Result<(Codes, Option<Tensor>)> {
+    const OP: &str = "quantize";
+    let shape = x.shape();
+    let x = in_f32(x)?;
+    let gpu = Gpu::of(&x)?;
+    let (rows, cols, n) = (grid.rows(), grid.cols(), x.elem_count());
+    let amax = measure.then(|| gpu.zeros(DType::F32, 1)).transpose()?;
+    let amax_ptr = Arg::Ptr(amax.as_ref().map_or(0, Buffer::ptr));
+    if n == 0 {
+        let empty = || Tensor::zeros(shape, DType::U8, x.device());
+        let codes = Codes {
+            row_major: Some(empty()?),
+            transposed: (orientation.transposed())
+                .then(|| Tensor::zeros((cols, rows), DType::U8, x.device()))
+                .transpose()?,
+        };
+        return Ok((codes, amax.map(|amax| amax.into_tensor(1)).transpose()?));
+    }
+    let quant_scale = quant_scale.contiguous()?;
+    let scales = Scales::of(grid);
+    let codes = with_pointers(&gpu, [&x, &quant_scale], |[x_ptr, scale_ptr]| {
+        let dtype = x.dtype();
+        let (from, by) = (Arg::Ptr(x_ptr), Arg::Ptr(scale_ptr));
+        let e5m2 = Arg::Int((cast.format == Format::E5M2).into());
+        let plain = is_plain(cast);
+        if plain
+            && orientation.transposed()
+            && matches!(scales, Scales::One | Scales::PerCol)
+            && has_tiles(rows, cols, x_ptr)
+        {
+            let row_major = (orientation.row_major())
+                .then(|| gpu.alloc(DType::U8, n))
+                .transpose()?;
+            let transposed = gpu.alloc(DType::U8, n)?;
+            let tiles = rows.div_ceil(128) * cols.div_ceil(128);
+            let args = [
+                from,
+                by,
+                Arg::Ptr(row_major.as_ref().map_or(0, Buffer::ptr)),
+                Arg::Ptr(transposed.ptr()),
+                amax_ptr,
+                Arg::Len(rows as u64),
+                Arg::Len(cols as u64),
+                Arg::Int((scales == Scales::PerCol).into()),
+                e5m2,
+            ];
+            // Four blocks fit on a multiprocessor; more take turns.
+            let shape_ = Shape::blocks(tiles.min(gpu.multiprocessors() * 16), 256);
+            // SAFETY: x and the codes have rows * cols elements, both dimensions are multiples of 16 and x is aligned, as
+            // the kernel asks; the scales are one or one per column.
+            unsafe { launch(&gpu, CAST_TRANSPOSE.of(OP, dtype)?, shape_, &args)? };
+            return Ok(Codes {
+                row_major: row_major
+                    .map(|codes| codes.into_tensor(shape))
+                    .transpose()?,
+                transposed: Some(transposed.into_tensor((cols, rows))?),
+            });
+        }
+        let row_major = gpu.alloc(DType::U8, n)?;
+        let to = Arg::Ptr(row_major.ptr());
+        if plain && scales == Scales::One {
+            let args = [from, by, to, amax_ptr, Arg::Len(n as u64), e5m2];
+            let shape = Shape::stride(&gpu, n.div_ceil(16));
+            // SAFETY: n values, n codes, one scale.
+            unsafe { launch(&gpu, CAST_FLAT.of(OP, dtype)?, shape, &args)? };
+        } else {
+            let (rounding, key) = rounding_args(cast.rounding);
+            let args = [
+                from,
+                by,
+                to,
+                amax_ptr,
+                Arg::Len(n as u64),
+                Arg::Len(cols as u64),
+                Arg::Len(grid.block_rows() as u64),
+                Arg::Len(grid.block_cols() as u64),
+                Arg::Len(grid.scale_cols() as u64),
+                Arg::Int(format_id(cast.format)),
+                Arg::Int(rounding),
+                Arg::Int((cast.overflow == Overflow::Saturate).into()),
+                Arg::Int(cast.via_f16.into()),
+                Arg::Len(key.seed),
+                Arg::Int(key.step),
+                Arg::Int(key.tensor),
+            ];
+            // SAFETY: n values, n codes, and as many scales as the grid has, which the caller has checked.
+            unsafe {
+                launch(
+                    &gpu,
+                    CAST_GENERAL.of(OP, dtype)?,
+                    Shape::stride(&gpu, n),
+                    &args,
+                )?
+            };
+        }
+        let row_major = row_major.into_tensor(shape)?;
+        let transposed = (orientation.transposed())
+            .then(|| super::codes::transpose(&row_major.reshape((rows, cols))?, rows))
+            .transpose()?;
+        // A transposed copy made from it leaves the row-major one of use to nobody.
+        let keep = orientation.row_major() || transposed.is_none();
+        Ok(Codes {
+            row_major: keep.then_some(row_major),
+            transposed,
+        })
+    })?;
+    Ok((codes, amax.map(|amax| amax.into_tensor(1)).transpose()?))
+}
+
+fn rounding_args(rounding: Rounding) -> (u32, fp8_core::StochasticKey) {
+    let none = fp8_core::StochasticKey::default();
+    match rounding {
+        Rounding::NearestEven => (0, none),
+        Rounding::Stochastic(key) => (1, key),
+        Rounding::TowardZero => (2, none),
+        Rounding::NearestAway => (3, none),
+        Rounding::TowardPositive => (4, none),
+        Rounding::TowardNegative => (5, none),
+    }
+}
+
+/// A cast with scales of its own amaxes: rows in one pass, everything else in two.
+pub(super) fn quantize_current(
+    x: &Tensor,
+    grid: &ScaleGrid,
+    current: CurrentScale,
+    cast: &Cast,
+    orientation: Orientation,
+) -> Result<CurrentCast> {
+    const OP: &str = "quantize";
+    let whole_rows = Scales::of(grid) == Scales::PerRow && !orientation.transposed();
+    if !(whole_rows && is_plain(cast)) || x.elem_count() == 0 {
+        let amax = amax(x, grid)?;
+        let (quant_scale, dequant_scale) = scales(&amax, cast.format, current)?;
+        let (codes, _) = quantize(x, grid, &quant_scale, cast, orientation, false)?;
+        return Ok(CurrentCast {
+            codes,
+            quant_scale,
+            dequant_scale,
+            amax,
+        });
+    }
+    let (shape, x) = (x.shape(), in_f32(x)?);
+    let gpu = Gpu::of(&x)?;
+    let (rows, cols) = (grid.rows(), grid.cols());
+    let codes = gpu.alloc(DType::U8, x.elem_count())?;
+    let [amax, quant_scale, dequant_scale] = [
+        gpu.alloc(DType::F32, rows)?,
+        gpu.alloc(DType::F32, rows)?,
+        gpu.alloc(DType::F32, rows)?,
+    ];
+    with_pointers(&gpu, [&x], |[x_ptr]| {
+        let (policy, eps) = policy_args(current.policy);
+        let args = [
+            Arg::Ptr(x_ptr),
+            Arg::Ptr(codes.ptr()),
+            Arg::Ptr(amax.ptr()),
+            Arg::Ptr(quant_scale.ptr()),
+            Arg::Ptr(dequant_scale.ptr()),
+            Arg::Len(rows as u64),
+            Arg::Len(cols as u64),
+            Arg::Int((cast.format == Format::E5M2).into()),
+            Arg::Float(cast.format.max()),
+            Arg::Int(policy),
+            Arg::Float(eps),
+            Arg::Int(current.power_of_two.into()),
+        ];
+        let shape = Shape::blocks(rows, row_threads(cols));
+        // SAFETY: rows * cols values and codes, and three arrays of a value per row.
+        unsafe { launch(&gpu, CAST_ROWS.of(OP, x.dtype())?, shape, &args) }
+    })?;
+    Ok(CurrentCast {
+        codes: Codes::row_major(codes.into_tensor(shape)?),
+        quant_scale: quant_scale.into_tensor((rows, 1))?,
+        dequant_scale: dequant_scale.into_tensor((rows, 1))?,
+        amax: amax.into_tensor((rows, 1))?,
+    })
+}

@@ -1,0 +1,170 @@
+//! Codes decoded, transposed and padded; candle's F8E4M3.
+
+use super::cast::format_id;
+use super::gpu::{Gpu, with_pointers};
+use super::kernels::{Arg, Shape, kernels, launch};
+use crate::device::Backend;
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::CudaStorageSlice;
+use candle_core::cuda_backend::cudarc::driver::CudaSlice;
+use candle_core::op::BackpropOp;
+use candle_core::{CudaStorage, DType, Device, Result, Storage, Tensor};
+use fp8_core::{Format, ScaleGrid};
+
+kernels! { CODE_KERNELS in DECODE;
+    DEQUANTIZE = floats "fp8_dequantize"("pppllllli");
+    TRANSPOSE_CODES = one "fp8_transpose_codes"("pplll");
+    PAD_CODES = one "fp8_pad_codes"("ppllll");
+}
+
+/// `decode(codes) * dequant_scale` in f32, rounded to `dtype`.
+pub(super) fn dequantize(
+    codes: &Tensor,
+    format: Format,
+    grid: &ScaleGrid,
+    dequant_scale: &Tensor,
+    dtype: DType,
+) -> Result<Tensor> {
+    if dtype == DType::F64 {
+        return dequantize(codes, format, grid, dequant_scale, DType::F32)?.to_dtype(dtype);
+    }
+    let kernel = DEQUANTIZE.of("dequantize", dtype)?;
+    let (codes, dequant_scale) = (codes.contiguous()?, dequant_scale.contiguous()?);
+    let n = codes.elem_count();
+    if n == 0 {
+        return Tensor::zeros(codes.shape(), dtype, codes.device());
+    }
+    let gpu = Gpu::of(&codes)?;
+    let out = gpu.alloc(dtype, n)?;
+    with_pointers(&gpu, [&codes, &dequant_scale], |[code_ptr, scale_ptr]| {
+        let args = [
+            Arg::Ptr(code_ptr),
+            Arg::Ptr(scale_ptr),
+            Arg::Ptr(out.ptr()),
+            Arg::Len(n as u64),
+            Arg::Len(grid.cols() as u64),
+            Arg::Len(grid.block_rows() as u64),
+            Arg::Len(grid.block_cols() as u64),
+            Arg::Len(grid.scale_cols() as u64),
+            Arg::Int(format_id(format)),
+        ];
+        // SAFETY: n codes and values, and as many scales as the grid has.
+        unsafe { launch(&gpu, kernel, Shape::stride(&gpu, n.div_ceil(16)), &args) }
+    })?;
+    out.into_tensor(codes.shape())
+}
+
+/// `[cols, out_rows]`: the transpose of `[rows, cols]`, with zeros up to `out_rows` at the end of its rows.
+pub(super) fn transpose(codes: &Tensor, out_rows: usize) -> Result<Tensor> {
+    let (rows, cols) = codes.dims2()?;
+    let codes = codes.contiguous()?;
+    let gpu = Gpu::of(&codes)?;
+    if cols * out_rows == 0 {
+        return Tensor::zeros((cols, out_rows), DType::U8, codes.device());
+    }
+    let out = gpu.alloc(DType::U8, cols * out_rows)?;
+    with_pointers(&gpu, [&codes], |[from]| {
+        let args = [
+            Arg::Ptr(from),
+            Arg::Ptr(out.ptr()),
+            Arg::Len(rows as u64),
+            Arg::Len(cols as u64),
+            Arg::Len(out_rows as u64),
+        ];
+        let tiles = cols.div_ceil(32) * out_rows.div_ceil(32);
+        // SAFETY: rows * cols codes in, cols * out_rows out.
+        unsafe { launch(&gpu, &TRANSPOSE_CODES, Shape::blocks(tiles, 256), &args) }
+    })?;
+    out.into_tensor((cols, out_rows))
+}
+
+/// `[out_rows, out_cols]`: `codes` with zeros to its right and below.
+pub(super) fn pad(codes: &Tensor, out_rows: usize, out_cols: usize) -> Result<Tensor> {
+    let (rows, cols) = codes.dims2()?;
+    let codes = codes.contiguous()?;
+    let gpu = Gpu::of(&codes)?;
+    let out = gpu.alloc(DType::U8, out_rows * out_cols)?;
+    with_pointers(&gpu, [&codes], |[from]| {
+        let args = [
+            Arg::Ptr(from),
+            Arg::Ptr(out.ptr()),
+            Arg::Len(rows as u64),
+            Arg::Len(cols as u64),
+            Arg::Len(out_rows as u64),
+            Arg::Len(out_cols as u64),
+        ];
+        let shape = Shape::stride(&gpu, out_rows * out_cols);
+        // SAFETY: rows * cols codes in, out_rows * out_cols out, of which none lies outside.
+        unsafe { launch(&gpu, &PAD_CODES, shape, &args) }
+    })?;
+    out.into_tensor((out_rows, out_cols))
+}
+
+/// The bits of U8 codes as candle's F8E4M3.
+pub(super) fn to_f8e4m3(codes: &Tensor) -> Result<Tensor> {
+    let codes = codes.contiguous()?;
+    let gpu = Gpu::of(&codes)?;
+    let (storage, layout) = codes.storage_and_layout();
+    let Storage::Cuda(storage) = &*storage else {
+        candle_core::bail!("codes_to_f8e4m3: the codes are not on a CUDA device");
+    };
+    let from = storage.as_cuda_slice::<u8>()?;
+    let n = codes.elem_count();
+    let mut out: CudaSlice<float8::F8E4M3> = gpu.device().alloc_zeros(n)?;
+    let from = from.slice(layout.start_offset()..layout.start_offset() + n);
+    // SAFETY: F8E4M3 is one byte, and every byte is a value of it.
+    let view = unsafe { from.transmute::<float8::F8E4M3>(n) };
+    let Some(view) = view.filter(|view| view.len() == n) else {
+        candle_core::bail!("codes_to_f8e4m3: {n} codes are no {n} values");
+    };
+    gpu.device().memcpy_dtod(&view, &mut out)?;
+    wrap(CudaStorageSlice::F8E4M3(out), &gpu, &codes)
+}
+
+/// The bits of candle's F8E4M3 as U8.
+pub(super) fn from_f8e4m3(x: &Tensor) -> Result<Tensor> {
+    if !x.is_contiguous() {
+        // candle cannot copy a strided FP8 tensor on a GPU; on the host it can.
+        let here = x.to_device(&Device::Cpu)?;
+        return crate::device::cpu::CpuBackend
+            .f8e4m3_to_codes(&here)?
+            .to_device(x.device());
+    }
+    let gpu = Gpu::of(x)?;
+    let (storage, layout) = x.storage_and_layout();
+    let Storage::Cuda(storage) = &*storage else {
+        candle_core::bail!("f8e4m3_to_codes: the tensor is not on a CUDA device");
+    };
+    if storage.dtype() != DType::F8E4M3 {
+        let got = storage.dtype();
+        return Err(crate::Error::DType {
+            op: "f8e4m3_to_codes",
+            what: "the tensor",
+            expected: "f8e4m3",
+            got,
+        }
+        .into());
+    }
+    let from = storage.as_cuda_slice::<float8::F8E4M3>()?;
+    let n = x.elem_count();
+    let mut out: CudaSlice<u8> = gpu.device().alloc_zeros(n)?;
+    let from = from.slice(layout.start_offset()..layout.start_offset() + n);
+    // SAFETY: F8E4M3 is one byte, and so is u8.
+    let view = unsafe { from.transmute::<u8>(n) };
+    let Some(view) = view.filter(|view| view.len() == n) else {
+        candle_core::bail!("f8e4m3_to_codes: {n} values are no {n} codes");
+    };
+    gpu.device().memcpy_dtod(&view, &mut out)?;
+    wrap(CudaStorageSlice::U8(out), &gpu, x)
+}
+
+fn wrap(slice: CudaStorageSlice, gpu: &Gpu, like: &Tensor) -> Result<Tensor> {
+    let device = gpu.device().clone();
+    let storage = Storage::Cuda(CudaStorage { slice, device });
+    Ok(Tensor::from_storage(
+        storage,
+        like.shape(),
+        BackpropOp::none(),
+        false,
+    ))
+}

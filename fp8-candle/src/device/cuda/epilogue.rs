@@ -1,0 +1,123 @@
+//! What comes after a product: scales, bias, rounding; and the sums over rows for the gradient of a bias.
+
+use super::gpu::{Buffer, Gpu, with_pointers};
+use super::kernels::{Arg, Shape, kernels, launch};
+use super::scales::{column_shape, in_f32, rows_per_block};
+use crate::device::GemmOutput;
+use candle_core::{DType, Result, Storage, Tensor};
+
+kernels! { EPILOGUE_KERNELS in EPILOGUE;
+    SCALE_PRODUCT = floats "fp8_scale_product"("ppppplllii");
+    ADD_BIAS = floats "fp8_add_bias"("ppll");
+    SUM_ROWS = floats "fp8_sum_rows"("pplli");
+    SUM_PARTIALS = floats "fp8_sum_partials"("ppll");
+}
+
+const OP: &str = "fp8 gemm";
+
+/// `y += bias` over rows of the bias's length.
+pub(super) fn add_bias(
+    gpu: &Gpu,
+    y: &Buffer,
+    len: usize,
+    dtype: DType,
+    bias: &Tensor,
+) -> Result<()> {
+    with_pointers(gpu, [bias], |[bias_ptr]| {
+        let args = [
+            Arg::Ptr(y.ptr()),
+            Arg::Ptr(bias_ptr),
+            Arg::Len(len as u64),
+            Arg::Len(bias.elem_count() as u64),
+        ];
+        let shape = Shape::stride(gpu, len.div_ceil(8));
+        // SAFETY: y has len values, rows of as many as the bias has.
+        unsafe { launch(gpu, ADD_BIAS.of(OP, dtype)?, shape, &args) }
+    })
+}
+
+/// `round(sums * row_scale * col_scale)`, then the bias. `sums` has `m` rows of `pitch` values, of which `n` count.
+pub(super) fn scale_product(
+    gpu: &Gpu,
+    sums: &Tensor,
+    (by_row, per_row): (&Tensor, bool),
+    (by_col, per_col): (&Tensor, bool),
+    (m, n, pitch): (usize, usize, usize),
+    out: &GemmOutput<'_>,
+) -> Result<Storage> {
+    let y = gpu.alloc(out.dtype, m * n)?;
+    // Any tensor stands for an absent bias; its address is not passed on.
+    let bias = match out.bias {
+        Some(bias) => bias.contiguous()?,
+        None => by_row.clone(),
+    };
+    with_pointers(
+        gpu,
+        [sums, by_row, by_col, &bias],
+        |[sums, by_row, by_col, bias]| {
+            let args = [
+                Arg::Ptr(sums),
+                Arg::Ptr(by_row),
+                Arg::Ptr(by_col),
+                Arg::Ptr(if out.bias.is_some() { bias } else { 0 }),
+                Arg::Ptr(y.ptr()),
+                Arg::Len(m as u64),
+                Arg::Len(n as u64),
+                Arg::Len(pitch as u64),
+                Arg::Int(per_row.into()),
+                Arg::Int(per_col.into()),
+            ];
+            let shape = Shape::stride(gpu, (m * n).div_ceil(4));
+            // SAFETY: sums has m rows of `pitch` values, y m * n; scales are one or one per row and column; the bias has n.
+            unsafe { launch(gpu, SCALE_PRODUCT.of(OP, out.dtype)?, shape, &args) }
+        },
+    )?;
+    Ok(y.into_storage())
+}
+
+/// Sum over the rows of `[rows, cols]` in f32, as `dtype`; the order of the sums depends on the shape alone.
+pub(super) fn sum_rows(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    let (rows, cols) = x.dims2()?;
+    let x = in_f32(&x.contiguous()?)?;
+    let gpu = Gpu::of(&x)?;
+    if rows * cols == 0 {
+        return Tensor::zeros(cols, dtype, x.device());
+    }
+    let run = rows_per_block(rows);
+    let parts = rows.div_ceil(run as usize);
+    let partial = gpu.alloc(DType::F32, parts * cols)?;
+    let narrow = if dtype == DType::F64 {
+        DType::F32
+    } else {
+        dtype
+    };
+    let out = gpu.alloc(narrow, cols)?;
+    with_pointers(&gpu, [&x], |[x_ptr]| {
+        let args = [
+            Arg::Ptr(x_ptr),
+            Arg::Ptr(partial.ptr()),
+            Arg::Len(rows as u64),
+            Arg::Len(cols as u64),
+            Arg::Int(run),
+        ];
+        let shape = column_shape(rows, cols, x.dtype());
+        // SAFETY: rows * cols values; a row of partial sums for each run of rows.
+        unsafe { launch(&gpu, SUM_ROWS.of("sum_rows", x.dtype())?, shape, &args) }
+    })?;
+    let args = [
+        Arg::Ptr(partial.ptr()),
+        Arg::Ptr(out.ptr()),
+        Arg::Len(parts as u64),
+        Arg::Len(cols as u64),
+    ];
+    // SAFETY: parts rows of cols partial sums, cols results.
+    unsafe {
+        launch(
+            &gpu,
+            SUM_PARTIALS.of("sum_rows", narrow)?,
+            Shape::stride(&gpu, cols),
+            &args,
+        )?
+    };
+    out.into_tensor(cols)?.to_dtype(dtype)
+}

@@ -1,0 +1,425 @@
+//! FP8 products: which way through cuBLASLt, with which scales, and what is left when it has none.
+//!
+//! | scales | chip, library | way |
+//! |---|---|---|
+//! | one for each operand | 8.9 | cuBLASLt, scalar scales |
+//! | one per kept index of an operand | 9.0, CUDA 12.9 | cuBLASLt, outer vectors |
+//! | the same | 8.9 | cuBLASLt to f32 without scales, then a kernel that scales, adds the bias and rounds |
+//! | 1x128, 128x128 | 9.0, CUDA 12.9 | cuBLASLt, block scales |
+//! | any other, and format pairs that the chip does not multiply | any | dequantized, candle's f32 product |
+
+use super::codes::{pad, transpose};
+use super::epilogue::{add_bias, scale_product};
+use super::gpu::{Buffer, Gpu, with_pointers};
+use super::lt::{self, Operand, Product, ScaleMode};
+use super::scales::Scales;
+use crate::Error;
+use crate::device::{GemmCodes, GemmOperand, GemmOutput};
+use crate::ready::owned_storage;
+use candle_core::{DType, Device, Result, Storage, Tensor};
+use fp8_core::{Contraction, Format, ScaleGrid};
+
+const OP: &str = "fp8 gemm";
+
+/// What cuBLASLt asks of the dimension that is summed over, and of the rows of its column-major result.
+const MULTIPLE: usize = 16;
+
+/// Outer-vector and block scales.
+const VECTOR_SCALES_VERSION: usize = 120_900;
+
+/// How the scales of an operand lie, seen from the product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    One,
+    PerKept,
+    /// 1x128 along the sum.
+    Vector128,
+    Block128,
+    Other,
+}
+
+impl Kind {
+    fn of(operand: &GemmOperand<'_>) -> Self {
+        let grid = match operand.contraction {
+            Contraction::Cols => operand.grid,
+            Contraction::Rows => operand.grid.transpose(),
+        };
+        match (Scales::of(&grid), grid.block_rows(), grid.block_cols()) {
+            (Scales::One, ..) => Self::One,
+            (Scales::PerRow, ..) => Self::PerKept,
+            (_, 1, 128) => Self::Vector128,
+            (_, 128, 128) => Self::Block128,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// `[a.kept, b.kept]` = the scaled product, accumulated in f32.
+pub(super) fn gemm(
+    a: &GemmOperand<'_>,
+    b: &GemmOperand<'_>,
+    out: &GemmOutput<'_>,
+) -> Result<Storage> {
+    let (m, n, k) = (a.kept(), b.kept(), a.contracted());
+    if b.contracted() != k {
+        return Err(Error::Shape {
+            op: OP,
+            what: "operand B",
+            expected: format!("{k} values to sum over, as operand A has"),
+            got: vec![b.grid.rows(), b.grid.cols()],
+        }
+        .into());
+    }
+    let gpu = Gpu::of(a.dequant_scale)?;
+    if !matches!(out.dtype, DType::F32 | DType::BF16 | DType::F16) {
+        return Err(Error::DType {
+            op: OP,
+            what: "the output",
+            expected: "f32, bf16 or f16",
+            got: out.dtype,
+        }
+        .into());
+    }
+    if gpu.capability() < (8, 9) {
+        return Err(Error::Chip {
+            op: "an FP8 product",
+            needed: "compute capability 8.9",
+            chip: gpu.chip_name().to_string(),
+            capability: gpu.capability(),
+        }
+        .into());
+    }
+    let bias = out.bias.map(|bias| bias.to_dtype(out.dtype)).transpose()?;
+    let out = &GemmOutput {
+        bias: bias.as_ref(),
+        ..*out
+    };
+    if m * n == 0 || k == 0 {
+        return empty(&gpu, m, n, out);
+    }
+    let kinds = (Kind::of(a), Kind::of(b));
+    let simple = |kind| matches!(kind, Kind::One | Kind::PerKept);
+    let vector_scales = gpu.capability() == (9, 0) && lt::version() >= VECTOR_SCALES_VERSION;
+    let multiplies = multiplies(a.format, b.format);
+    let done = if !multiplies {
+        None
+    } else if kinds == (Kind::One, Kind::One) {
+        direct(&gpu, (a, ScaleMode::Scalar), (b, ScaleMode::Scalar), out)?
+    } else if simple(kinds.0) && simple(kinds.1) {
+        let direct = if vector_scales {
+            let outer = ScaleMode::OuterVector;
+            direct(&gpu, (a, outer), (b, outer), out)?
+        } else {
+            None
+        };
+        match direct {
+            Some(done) => Some(done),
+            None => scaled_after(&gpu, (a, kinds.0), (b, kinds.1), out)?,
+        }
+    } else if let (true, Some(a_mode), Some(b_mode)) =
+        (vector_scales, block_mode(kinds.0), block_mode(kinds.1))
+    {
+        direct(&gpu, (a, a_mode), (b, b_mode), out)?
+    } else {
+        None
+    };
+    match done {
+        Some(storage) => Ok(storage),
+        None => dequantized(&gpu, (a, kinds.0), (b, kinds.1), out),
+    }
+}
+
+/// The tensor cores have no product of two E5M2 matrices, and no fnuz formats.
+fn multiplies(a: Format, b: Format) -> bool {
+    matches!(
+        (a, b),
+        (Format::E4M3, Format::E4M3 | Format::E5M2) | (Format::E5M2, Format::E4M3)
+    )
+}
+
+fn block_mode(kind: Kind) -> Option<ScaleMode> {
+    match kind {
+        Kind::Vector128 => Some(ScaleMode::Vector128),
+        Kind::Block128 => Some(ScaleMode::Block128),
+        _ => None,
+    }
+}
+
+/// Nothing to sum: zeros, and the bias.
+fn empty(gpu: &Gpu, m: usize, n: usize, out: &GemmOutput<'_>) -> Result<Storage> {
+    let device = Device::Cuda(gpu.device().clone());
+    let zeros = Tensor::zeros((m, n), out.dtype, &device)?;
+    match out.bias {
+        Some(bias) => owned_storage(&zeros.broadcast_add(bias)?),
+        None => owned_storage(&zeros),
+    }
+}
+
+/// Codes `[kept, contracted]` with the sum contiguous, both sizes padded with zero codes to what cuBLASLt takes.
+fn along_sum(operand: &GemmOperand<'_>, kept: usize, contracted: usize) -> Result<Tensor> {
+    let (rows, cols) = (operand.grid.rows(), operand.grid.cols());
+    let codes = match (operand.codes, operand.contraction) {
+        (GemmCodes::RowMajor(codes), Contraction::Cols) => codes.reshape((rows, cols))?,
+        (GemmCodes::Transposed(codes), Contraction::Rows) => codes.reshape((cols, rows))?,
+        (GemmCodes::RowMajor(codes), Contraction::Rows) => {
+            transpose(&codes.reshape((rows, cols))?, contracted)?
+        }
+        (GemmCodes::Transposed(codes), Contraction::Cols) => {
+            transpose(&codes.reshape((cols, rows))?, contracted)?
+        }
+        (GemmCodes::Packed(codes), _) => {
+            return Err(Error::Shape {
+                op: OP,
+                what: "packed codes, which this device does not make,",
+                expected: "row-major or transposed codes".into(),
+                got: codes.dims().to_vec(),
+            }
+            .into());
+        }
+    };
+    if codes.dims() == [kept, contracted] {
+        codes.contiguous()
+    } else {
+        pad(&codes, kept, contracted)
+    }
+}
+
+/// An operand ready for cuBLASLt, and what keeps its memory.
+struct Ready {
+    codes: Tensor,
+    scales: Tensor,
+    kept: usize,
+    mode: ScaleMode,
+    format: Format,
+}
+
+impl Ready {
+    /// `kept` as padded.
+    fn new(
+        operand: &GemmOperand<'_>,
+        mode: ScaleMode,
+        kept: usize,
+        contracted: usize,
+    ) -> Result<Self> {
+        Ok(Self {
+            codes: along_sum(operand, kept, contracted)?,
+            scales: scales(operand, mode, kept)?,
+            kept,
+            mode,
+            format: operand.format,
+        })
+    }
+
+    fn operand(&self, codes: u64, dequant_scale: u64) -> Operand {
+        Operand {
+            codes,
+            format: self.format,
+            kept: self.kept,
+            dequant_scale,
+            mode: self.mode,
+        }
+    }
+}
+
+/// dequant_scales in the order that `mode` wants.
+fn scales(operand: &GemmOperand<'_>, mode: ScaleMode, kept: usize) -> Result<Tensor> {
+    let scales = operand.dequant_scale;
+    // Scale rows along the kept dimension.
+    let by_kept = |scales: &Tensor| match operand.contraction {
+        Contraction::Cols => Ok(scales.clone()),
+        Contraction::Rows => scales.t(),
+    };
+    match mode {
+        ScaleMode::Scalar => scales.contiguous(),
+        ScaleMode::OuterVector => {
+            let flat = scales.flatten_all()?;
+            if flat.elem_count() == 1 {
+                return flat.broadcast_as(kept)?.contiguous();
+            }
+            match kept - operand.kept() {
+                0 => flat.contiguous(),
+                missing => flat.pad_with_zeros(0, 0, missing)?.contiguous(),
+            }
+        }
+        // The kept dimension contiguous, as the cuBLAS documentation lays 1x128 scales out.
+        ScaleMode::Vector128 => {
+            let scales = by_kept(scales)?;
+            let missing = kept - operand.kept();
+            scales.pad_with_zeros(0, 0, missing)?.t()?.contiguous()
+        }
+        // The dimension of the sum contiguous, its stride a multiple of 4.
+        ScaleMode::Block128 => {
+            let scales = by_kept(scales)?;
+            let along = scales.dim(1)?;
+            let missing = along.next_multiple_of(4) - along;
+            scales.pad_with_zeros(1, 0, missing)?.contiguous()
+        }
+    }
+}
+
+/// Through cuBLASLt with its own scales. None where it has no algorithm.
+fn direct(
+    gpu: &Gpu,
+    (a, a_mode): (&GemmOperand<'_>, ScaleMode),
+    (b, b_mode): (&GemmOperand<'_>, ScaleMode),
+    out: &GemmOutput<'_>,
+) -> Result<Option<Storage>> {
+    let (m, n) = (a.kept(), b.kept());
+    let k = a.contracted().next_multiple_of(MULTIPLE);
+    // Rows of 1x128 scales are read 16 bytes at a time, as Transformer Engine lays them out.
+    let rows = match a_mode {
+        ScaleMode::Vector128 => m.next_multiple_of(4),
+        _ => m,
+    };
+    let a = Ready::new(a, a_mode, rows, k)?;
+    let b = Ready::new(b, b_mode, n.next_multiple_of(MULTIPLE), k)?;
+    let whole = (rows, b.kept) == (m, n);
+    let bias = out.bias.map(Tensor::contiguous).transpose()?;
+    // In the library's epilogue where it takes a bias of the output's dtype and no padding follows.
+    let fused = bias.is_some() && out.dtype != DType::F32 && whole;
+    let attempt = |fuse: bool| {
+        let y = gpu.alloc(out.dtype, rows * b.kept)?;
+        let bias = if fuse { bias.as_ref() } else { None };
+        let done = product(gpu, &a, &b, &y, out, bias)?;
+        Ok::<_, candle_core::Error>(done.then_some(y))
+    };
+    let (y, added) = match attempt(fused)? {
+        Some(y) => (y, fused),
+        None if fused => match attempt(false)? {
+            Some(y) => (y, false),
+            None => return Ok(None),
+        },
+        None => return Ok(None),
+    };
+    if !whole {
+        return finish_padded(y, (rows, b.kept), (m, n), bias.as_ref()).map(Some);
+    }
+    if let (Some(bias), false) = (&bias, added) {
+        add_bias(gpu, &y, m * n, out.dtype, bias)?;
+    }
+    Ok(Some(y.into_storage()))
+}
+
+/// The rows and columns that are not padding, and the bias.
+fn finish_padded(
+    y: Buffer,
+    padded: (usize, usize),
+    (m, n): (usize, usize),
+    bias: Option<&Tensor>,
+) -> Result<Storage> {
+    let y = y.into_tensor(padded)?.narrow(0, 0, m)?.narrow(1, 0, n)?;
+    match bias {
+        Some(bias) => owned_storage(&y.broadcast_add(bias)?),
+        None => owned_storage(&y.contiguous()?),
+    }
+}
+
+fn product(
+    gpu: &Gpu,
+    a: &Ready,
+    b: &Ready,
+    y: &Buffer,
+    out: &GemmOutput<'_>,
+    bias: Option<&Tensor>,
+) -> Result<bool> {
+    let run = |pointers: [u64; 4], bias| {
+        let [a_codes, a_scale, b_codes, b_scale] = pointers;
+        let product = Product {
+            a: a.operand(a_codes, a_scale),
+            b: b.operand(b_codes, b_scale),
+            contracted: a.codes.dim(1)?,
+            out: y.ptr(),
+            dtype: out.dtype,
+            bias,
+            fast_accum: out.use_fast_accum,
+        };
+        // SAFETY: codes are [kept, contracted], scales as their mode wants them, y has a.kept * b.kept values of the dtype,
+        // the bias b.kept of the same; all are on this device and live beyond the launch in stream order.
+        unsafe { lt::multiply(gpu, &product) }
+    };
+    let operands = [&a.codes, &a.scales, &b.codes, &b.scales];
+    with_pointers(gpu, operands, |pointers| match bias {
+        Some(bias) => with_pointers(gpu, [bias], |[bias]| run(pointers, bias)),
+        None => run(pointers, 0),
+    })
+}
+
+/// The sums in f32 without scales, then one kernel for scales, bias and rounding. None where the library has no algorithm.
+fn scaled_after(
+    gpu: &Gpu,
+    (a, a_kind): (&GemmOperand<'_>, Kind),
+    (b, b_kind): (&GemmOperand<'_>, Kind),
+    out: &GemmOutput<'_>,
+) -> Result<Option<Storage>> {
+    let (m, n) = (a.kept(), b.kept());
+    let k = a.contracted().next_multiple_of(MULTIPLE);
+    let one = gpu.upload(&[1f32])?.reshape((1, 1))?;
+    let unscaled = |operand: &GemmOperand<'_>, kept| -> Result<Ready> {
+        Ok(Ready {
+            codes: along_sum(operand, kept, k)?,
+            scales: one.clone(),
+            kept,
+            mode: ScaleMode::Scalar,
+            format: operand.format,
+        })
+    };
+    let (left, right) = (unscaled(a, m)?, unscaled(b, n.next_multiple_of(MULTIPLE))?);
+    let sums = gpu.alloc(DType::F32, m * right.kept)?;
+    let wide = GemmOutput {
+        dtype: DType::F32,
+        bias: None,
+        use_fast_accum: out.use_fast_accum,
+    };
+    if !product(gpu, &left, &right, &sums, &wide, None)? {
+        return Ok(None);
+    }
+    let sums = sums.into_tensor((m, right.kept))?;
+    let (by_row, by_col) = (a.dequant_scale.contiguous()?, b.dequant_scale.contiguous()?);
+    let sizes = (m, n, right.kept);
+    let per_row = (&by_row, a_kind == Kind::PerKept);
+    let per_col = (&by_col, b_kind == Kind::PerKept);
+    scale_product(gpu, &sums, per_row, per_col, sizes, out).map(Some)
+}
+
+/// Decoded, multiplied by candle in f32: what no tensor core computes. Scales of whole operands and of kept indices come
+/// after the product, the others before it.
+fn dequantized(
+    gpu: &Gpu,
+    (a, a_kind): (&GemmOperand<'_>, Kind),
+    (b, b_kind): (&GemmOperand<'_>, Kind),
+    out: &GemmOutput<'_>,
+) -> Result<Storage> {
+    let one = gpu.upload(&[1f32])?;
+    let simple = |kind| matches!(kind, Kind::One | Kind::PerKept);
+    let decode = |operand: &GemmOperand<'_>, kind| -> Result<Tensor> {
+        let (rows, cols) = (operand.grid.rows(), operand.grid.cols());
+        let codes = match operand.codes {
+            GemmCodes::Transposed(codes) => transpose(&codes.reshape((cols, rows))?, cols)?,
+            GemmCodes::RowMajor(codes) | GemmCodes::Packed(codes) => codes.reshape((rows, cols))?,
+        };
+        let (grid, scales) = if simple(kind) {
+            (ScaleGrid::tensorwise(rows, cols), &one)
+        } else {
+            (operand.grid, operand.dequant_scale)
+        };
+        super::codes::dequantize(&codes, operand.format, &grid, scales, DType::F32)
+    };
+    let a_values = match a.contraction {
+        Contraction::Cols => decode(a, a_kind)?,
+        Contraction::Rows => decode(a, a_kind)?.t()?,
+    };
+    let b_values = match b.contraction {
+        Contraction::Cols => decode(b, b_kind)?.t()?,
+        Contraction::Rows => decode(b, b_kind)?,
+    };
+    let sums = a_values.matmul(&b_values)?;
+    let after = |operand: &GemmOperand<'_>, kind| match simple(kind) {
+        true => operand.dequant_scale.contiguous(),
+        false => Ok(one.clone()),
+    };
+    let scales = (after(a, a_kind)?, after(b, b_kind)?);
+    let sizes = (a.kept(), b.kept(), b.kept());
+    let per_row = (&scales.0, a_kind == Kind::PerKept);
+    let per_col = (&scales.1, b_kind == Kind::PerKept);
+    scale_product(gpu, &sums, per_row, per_col, sizes, out)
+}

@@ -1,0 +1,273 @@
+//! A CUDA device as the kernels see it: its chip, its memory, pointers to tensors.
+
+use crate::Error;
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaSlice, CudaStream, DevicePtr, SyncOnDrop,
+    sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+};
+use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
+use candle_core::op::BackpropOp;
+use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Storage, Tensor, bail};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What does not change about a chip.
+#[derive(Debug, Clone)]
+struct Chip {
+    name: String,
+    capability: (i32, i32),
+    multiprocessors: usize,
+}
+
+/// Chips by ordinal: asking the driver costs more than a launch.
+static CHIPS: Mutex<Option<HashMap<usize, Arc<Chip>>>> = Mutex::new(None);
+
+/// A CUDA device of candle.
+#[derive(Debug, Clone)]
+pub(crate) struct Gpu {
+    device: CudaDevice,
+    stream: Arc<CudaStream>,
+    chip: Arc<Chip>,
+}
+
+impl Gpu {
+    /// The GPU that `x` lives on.
+    pub(crate) fn of(x: &Tensor) -> Result<Self> {
+        Self::new(x.device())
+    }
+
+    /// The GPU of `device`.
+    pub(crate) fn new(device: &Device) -> Result<Self> {
+        let Device::Cuda(cuda) = device else {
+            return Err(Error::Device(device.location()).into());
+        };
+        let stream = cuda.cuda_stream();
+        let context = stream.context();
+        let mut chips = CHIPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let chips = chips.get_or_insert_default();
+        let chip = match chips.get(&context.ordinal()) {
+            Some(chip) => chip.clone(),
+            None => {
+                let wrap = candle_core::Error::wrap;
+                let count = context
+                    .attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+                    .map_err(wrap)?;
+                let chip = Arc::new(Chip {
+                    name: context.name().map_err(wrap)?,
+                    capability: context.compute_capability().map_err(wrap)?,
+                    multiprocessors: usize::try_from(count).unwrap_or(1).max(1),
+                });
+                chips.insert(context.ordinal(), chip.clone());
+                chip
+            }
+        };
+        Ok(Self {
+            device: cuda.clone(),
+            stream,
+            chip,
+        })
+    }
+
+    /// candle's device.
+    pub(crate) fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// The stream of everything that runs on this device.
+    pub(crate) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Name of the chip, as the driver gives it.
+    pub(crate) fn chip_name(&self) -> &str {
+        &self.chip.name
+    }
+
+    /// Compute capability, major and minor.
+    pub(crate) fn capability(&self) -> (i32, i32) {
+        self.chip.capability
+    }
+
+    /// Number of streaming multiprocessors.
+    pub(crate) fn multiprocessors(&self) -> usize {
+        self.chip.multiprocessors
+    }
+
+    /// Memory for `len` elements of `dtype`, with no defined values.
+    ///
+    /// # Errors
+    /// If there is not enough, naming the size.
+    pub(crate) fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        // SAFETY: kernels write every element before anything reads it.
+        let storage = unsafe { self.device.alloc_uninit(&Shape::from(len), dtype) };
+        self.buffer(storage, dtype, len)
+    }
+
+    /// Memory for `len` elements of `dtype`, all bits 0.
+    ///
+    /// # Errors
+    /// As [`Gpu::alloc`].
+    pub(crate) fn zeros(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        let storage = self.device.zeros_impl(&Shape::from(len), dtype);
+        self.buffer(storage, dtype, len)
+    }
+
+    fn buffer(&self, storage: Result<CudaStorage>, dtype: DType, len: usize) -> Result<Buffer> {
+        match storage {
+            Ok(storage) => {
+                let ptr = pointer(&storage, 0, &self.stream)?.0;
+                Ok(Buffer { storage, ptr, len })
+            }
+            Err(source) => {
+                let free = self
+                    .stream
+                    .context()
+                    .mem_get_info()
+                    .map_or(0, |(free, _)| free);
+                Err(Error::DeviceMemory {
+                    bytes: len * dtype.size_in_bytes(),
+                    what: format!("{len} values of {}", dtype.as_str()),
+                    free,
+                    chip: self.chip.name.clone(),
+                    source_text: source.to_string(),
+                }
+                .into())
+            }
+        }
+    }
+
+    /// A tensor on this device from values on the host.
+    pub(crate) fn upload<T: candle_core::WithDType>(&self, values: &[T]) -> Result<Tensor> {
+        Tensor::from_slice(values, values.len(), &Device::Cuda(self.device.clone()))
+    }
+}
+
+/// New memory on a GPU, before it becomes a tensor.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    storage: CudaStorage,
+    ptr: u64,
+    len: usize,
+}
+
+impl Buffer {
+    /// Address of the first element.
+    pub(crate) fn ptr(&self) -> u64 {
+        self.ptr
+    }
+
+    /// As a storage for a custom op or [`crate::ready::Ready`].
+    pub(crate) fn into_storage(self) -> Storage {
+        Storage::Cuda(self.storage)
+    }
+
+    /// As a tensor outside any graph; `shape` has as many elements as were allocated.
+    pub(crate) fn into_tensor(self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.elem_count() != self.len {
+            bail!(
+                "{} elements do not make a tensor of shape {shape:?}",
+                self.len
+            );
+        }
+        Ok(Tensor::from_storage(
+            Storage::Cuda(self.storage),
+            shape,
+            BackpropOp::none(),
+            false,
+        ))
+    }
+}
+
+/// Calls `f` with the addresses of the first elements of contiguous tensors on `gpu`. Their memory stays alive, and is
+/// known to be in use, until `f` returns: `f` launches what reads them.
+///
+/// # Errors
+/// If a tensor is strided or lives elsewhere, or those of `f`.
+pub(crate) fn with_pointers<const N: usize, R>(
+    gpu: &Gpu,
+    tensors: [&Tensor; N],
+    f: impl FnOnce([u64; N]) -> Result<R>,
+) -> Result<R> {
+    with_pointer_list(gpu, &tensors, |pointers| {
+        let mut array = [0; N];
+        array.copy_from_slice(pointers);
+        f(array)
+    })
+}
+
+/// [`with_pointers`] for any number of tensors.
+pub(crate) fn with_pointer_list<R>(
+    gpu: &Gpu,
+    tensors: &[&Tensor],
+    f: impl FnOnce(&[u64]) -> Result<R>,
+) -> Result<R> {
+    for tensor in tensors {
+        if !tensor.is_contiguous() {
+            bail!(
+                "a CUDA kernel takes contiguous tensors, got strides {:?}",
+                tensor.stride()
+            );
+        }
+    }
+    with_view_pointers(gpu, tensors, f)
+}
+
+/// [`with_pointers`] for tensors of any strides, which the kernel is told.
+pub(crate) fn with_view_pointers<R>(
+    gpu: &Gpu,
+    tensors: &[&Tensor],
+    f: impl FnOnce(&[u64]) -> Result<R>,
+) -> Result<R> {
+    let storages: Vec<_> = tensors.iter().map(|t| t.storage_and_layout()).collect();
+    let mut pointers = Vec::with_capacity(tensors.len());
+    let mut guards = Vec::with_capacity(tensors.len());
+    for (storage, layout) in &storages {
+        let Storage::Cuda(storage) = &**storage else {
+            bail!("a CUDA kernel takes tensors on a CUDA device");
+        };
+        if !storage.device().same_device(&gpu.device) {
+            return Err(Error::DeviceMismatch {
+                op: "a CUDA kernel",
+                what: "a tensor",
+                expected: gpu.device.location(),
+                got: storage.device().location(),
+            }
+            .into());
+        }
+        let (pointer, guard) = pointer(storage, layout.start_offset(), &gpu.stream)?;
+        pointers.push(pointer);
+        guards.push(guard);
+    }
+    f(&pointers)
+}
+
+/// Address of element `offset` of `storage`, with what tells the memory's owner of the use.
+fn pointer<'a>(
+    storage: &'a CudaStorage,
+    offset: usize,
+    stream: &'a CudaStream,
+) -> Result<(u64, SyncOnDrop<'a>)> {
+    fn at<'a, T: CudaDType>(
+        slice: &'a CudaSlice<T>,
+        offset: usize,
+        stream: &'a CudaStream,
+    ) -> (u64, SyncOnDrop<'a>) {
+        let (base, guard) = slice.device_ptr(stream);
+        (base + (offset * size_of::<T>()) as u64, guard)
+    }
+    Ok(match &storage.slice {
+        CudaStorageSlice::U8(slice) => at(slice, offset, stream),
+        CudaStorageSlice::U32(slice) => at(slice, offset, stream),
+        CudaStorageSlice::I16(slice) => at(slice, offset, stream),
+        CudaStorageSlice::I32(slice) => at(slice, offset, stream),
+        CudaStorageSlice::I64(slice) => at(slice, offset, stream),
+        CudaStorageSlice::BF16(slice) => at(slice, offset, stream),
+        CudaStorageSlice::F16(slice) => at(slice, offset, stream),
+        CudaStorageSlice::F32(slice) => at(slice, offset, stream),
+        CudaStorageSlice::F64(slice) => at(slice, offset, stream),
+        CudaStorageSlice::F8E4M3(slice) => at(slice, offset, stream),
+        _ => bail!("no kernel takes {:?}", storage.dtype()),
+    })
+}

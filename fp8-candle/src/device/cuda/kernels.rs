@@ -1,0 +1,204 @@
+//! The kernels of `kernels/*.cu`: their names, their parameters, and the one place that launches them.
+
+use super::gpu::Gpu;
+use candle_core::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
+use candle_core::{DType, Result, bail};
+
+include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+/// A file of kernels.
+#[derive(Debug)]
+pub(crate) struct Module {
+    pub(super) name: &'static str,
+    /// For compute capability 8.0, 8.9 and 9.0a.
+    pub(super) ptx: [&'static str; 3],
+}
+
+impl Module {
+    /// The PTX for a chip of `capability`.
+    fn ptx(&self, capability: (i32, i32)) -> &'static str {
+        match capability {
+            (9, 0) => self.ptx[2],
+            newer if newer >= (8, 9) => self.ptx[1],
+            _ => self.ptx[0],
+        }
+    }
+}
+
+/// A kernel and its parameters: `p` a device pointer, `l` a u64, `i` a 32-bit integer, `f` an f32.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kernel {
+    pub(crate) module: &'static Module,
+    pub(crate) name: &'static str,
+    pub(crate) parameters: &'static str,
+}
+
+/// One kernel for each of f32, bf16 and f16.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FloatKernels(pub(crate) [Kernel; 3]);
+
+impl FloatKernels {
+    /// The kernel of `dtype`.
+    pub(crate) fn of(&self, op: &'static str, dtype: DType) -> Result<&Kernel> {
+        match dtype {
+            DType::F32 => Ok(&self.0[0]),
+            DType::BF16 => Ok(&self.0[1]),
+            DType::F16 => Ok(&self.0[2]),
+            got => Err(crate::Error::DType {
+                op,
+                what: "a tensor on a CUDA device",
+                expected: "f32, bf16, f16 or f64",
+                got,
+            }
+            .into()),
+        }
+    }
+}
+
+/// Declares the kernels of one module: `NAME = one "fp8_name"("ppl");`, or `floats` for `fp8_name_f32`, `_bf16` and `_f16`.
+/// The list of all of them is what tests hold against the PTX.
+macro_rules! kernels {
+    ($list:ident in $module:ident; $($name:ident = $kind:ident $function:literal($parameters:literal);)*) => {
+        $(pub(crate) const $name: kernels!(@type $kind) = kernels!(@value $kind $module $function $parameters);)*
+        #[cfg(test)]
+        pub(crate) const $list: &[&[$crate::device::cuda::kernels::Kernel]] = &[$(kernels!(@list $kind $name)),*];
+    };
+    (@type one) => { $crate::device::cuda::kernels::Kernel };
+    (@type floats) => { $crate::device::cuda::kernels::FloatKernels };
+    (@value one $module:ident $function:literal $parameters:literal) => {
+        $crate::device::cuda::kernels::Kernel {
+            module: &$crate::device::cuda::kernels::$module,
+            name: $function,
+            parameters: $parameters,
+        }
+    };
+    (@value floats $module:ident $function:literal $parameters:literal) => {
+        $crate::device::cuda::kernels::FloatKernels([
+            $crate::device::cuda::kernels::Kernel {
+                module: &$crate::device::cuda::kernels::$module,
+                name: concat!($function, "_f32"),
+                parameters: $parameters,
+            },
+            $crate::device::cuda::kernels::Kernel {
+                module: &$crate::device::cuda::kernels::$module,
+                name: concat!($function, "_bf16"),
+                parameters: $parameters,
+            },
+            $crate::device::cuda::kernels::Kernel {
+                module: &$crate::device::cuda::kernels::$module,
+                name: concat!($function, "_f16"),
+                parameters: $parameters,
+            },
+        ])
+    };
+    (@list one $name:ident) => { &[$name] };
+    (@list floats $name:ident) => { &$name.0 };
+}
+pub(crate) use kernels;
+
+/// An argument of a kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Arg {
+    /// A device pointer, 0 for none.
+    Ptr(u64),
+    /// A u64.
+    Len(u64),
+    /// A 32-bit integer.
+    Int(u32),
+    /// An f32.
+    Float(f32),
+}
+
+impl Arg {
+    fn letter(self) -> char {
+        match self {
+            Self::Ptr(_) => 'p',
+            Self::Len(_) => 'l',
+            Self::Int(_) => 'i',
+            Self::Float(_) => 'f',
+        }
+    }
+}
+
+/// The blocks of a launch, their threads, and bytes of dynamic shared memory (above 48 KiB the limit is raised).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) grid: (u32, u32, u32),
+    pub(crate) threads: u32,
+    pub(crate) shared: u32,
+}
+
+impl Shape {
+    /// `blocks` blocks of `threads` threads.
+    pub(crate) fn blocks(blocks: usize, threads: u32) -> Self {
+        Self::grid(blocks, 1, threads)
+    }
+
+    /// `x` times `y` blocks; `y` at most 65535.
+    pub(crate) fn grid(x: usize, y: usize, threads: u32) -> Self {
+        let clamp = |blocks: usize, most: u32| u32::try_from(blocks).unwrap_or(most).clamp(1, most);
+        Self {
+            grid: (clamp(x, i32::MAX as u32), clamp(y, 65535), 1),
+            threads,
+            shared: 0,
+        }
+    }
+
+    /// Enough blocks of 256 threads for `items`, or so many that the chip is full and each thread takes several: for
+    /// kernels with a grid-stride loop.
+    pub(crate) fn stride(gpu: &Gpu, items: usize) -> Self {
+        const THREADS: usize = 256;
+        const BLOCKS_PER_PROCESSOR: usize = 8;
+        let full = gpu.multiprocessors() * BLOCKS_PER_PROCESSOR;
+        Self::blocks(items.div_ceil(THREADS).min(full), THREADS as u32)
+    }
+}
+
+/// Launches `kernel` on `gpu`'s stream.
+///
+/// # Safety
+/// The pointers in `args` are as the kernel expects them: of its element types, in bounds for the sizes that are passed,
+/// alive until the stream has run the kernel, and not written by anything else meanwhile.
+pub(crate) unsafe fn launch(gpu: &Gpu, kernel: &Kernel, shape: Shape, args: &[Arg]) -> Result<()> {
+    use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MAX_SHARED;
+    if !args
+        .iter()
+        .map(|arg| arg.letter())
+        .eq(kernel.parameters.chars())
+    {
+        bail!(
+            "kernel {} takes parameters {:?}, got {args:?}",
+            kernel.name,
+            kernel.parameters
+        );
+    }
+    let module = kernel.module;
+    let ptx = module.ptx(gpu.capability());
+    let function = gpu
+        .device()
+        .get_or_load_custom_func(kernel.name, module.name, ptx)
+        .map_err(|error| error.context(format!("kernel {}", kernel.name)))?;
+    if shape.shared > 48 << 10 {
+        function
+            .set_attribute(MAX_SHARED, shape.shared as i32)
+            .map_err(candle_core::Error::wrap)?;
+    }
+    let mut builder = function.builder();
+    for arg in args {
+        match arg {
+            Arg::Ptr(value) | Arg::Len(value) => builder.arg(value),
+            Arg::Int(value) => builder.arg(value),
+            Arg::Float(value) => builder.arg(value),
+        };
+    }
+    let config = LaunchConfig {
+        grid_dim: shape.grid,
+        block_dim: (shape.threads, 1, 1),
+        shared_mem_bytes: shape.shared,
+    };
+    // SAFETY: number and types of the arguments were compared with the declaration, which a test holds against the PTX;
+    // the caller answers for the pointers.
+    unsafe { builder.launch(config) }
+        .map(|_| ())
+        .map_err(|error| candle_core::Error::wrap(error).context(format!("kernel {}", kernel.name)))
+}

@@ -1,0 +1,169 @@
+//! The CUDA backend: own kernels for casts, cuBLASLt for the FP8 products. Everything runs on candle's stream; no scale,
+//! amax or history comes to the host.
+
+pub(crate) mod adamw;
+pub(crate) mod attention;
+mod cast;
+mod codes;
+mod delayed;
+mod epilogue;
+mod gemm;
+pub(crate) mod gpu;
+pub(super) mod info;
+pub(crate) mod kernels;
+mod lt;
+pub(crate) mod ops;
+mod scales;
+#[cfg(test)]
+mod tests;
+
+use super::{
+    Backend, Codes, CurrentCast, CurrentScale, GemmOperand, GemmOutput, Orientation, ScalePolicy,
+};
+use crate::delayed::SlotTensors;
+use crate::quantize::matrix_dims;
+use candle_core::{DType, Device, Result, Storage, Tensor};
+use fp8_core::{Cast, Contraction, DelayedRule, Format, ScaleGrid};
+
+/// FP8 on NVIDIA GPUs.
+pub(crate) struct CudaBackend;
+
+impl Backend for CudaBackend {
+    fn amax(&self, x: &Tensor, grid: &ScaleGrid) -> Result<Tensor> {
+        scales::amax(&x.contiguous()?, grid)
+    }
+
+    fn quant_scale(
+        &self,
+        amax: &Tensor,
+        format: Format,
+        policy: ScalePolicy,
+        power_of_two: bool,
+    ) -> Result<Tensor> {
+        let current = CurrentScale {
+            policy,
+            power_of_two,
+        };
+        Ok(scales::scales(&amax.contiguous()?, format, current)?.0)
+    }
+
+    fn reciprocal(&self, scale: &Tensor) -> Result<Tensor> {
+        scales::reciprocal(scale)
+    }
+
+    /// cuBLASLt takes both operands with the sum contiguous.
+    fn orientation(&self, contraction: Contraction, both: bool) -> Orientation {
+        match contraction {
+            _ if both => Orientation::Both,
+            Contraction::Cols => Orientation::RowMajor,
+            Contraction::Rows => Orientation::Transposed,
+        }
+    }
+
+    fn quantize(
+        &self,
+        x: &Tensor,
+        grid: &ScaleGrid,
+        quant_scale: &Tensor,
+        cast: &Cast,
+        orientation: Orientation,
+    ) -> Result<Codes> {
+        let x = x.contiguous()?;
+        Ok(cast::quantize(&x, grid, quant_scale, cast, orientation, false)?.0)
+    }
+
+    fn quantize_with_amax(
+        &self,
+        x: &Tensor,
+        quant_scale: &Tensor,
+        cast: &Cast,
+        orientation: Orientation,
+    ) -> Result<(Codes, Tensor)> {
+        let (rows, cols) = matrix_dims(x.dims());
+        let grid = ScaleGrid::tensorwise(rows, cols);
+        let x = x.contiguous()?;
+        match cast::quantize(&x, &grid, quant_scale, cast, orientation, true)? {
+            (codes, Some(amax)) => Ok((codes, amax)),
+            (_, None) => candle_core::bail!("the cast has measured no amax"),
+        }
+    }
+
+    fn quantize_current(
+        &self,
+        x: &Tensor,
+        grid: &ScaleGrid,
+        current: CurrentScale,
+        cast: &Cast,
+        orientation: Orientation,
+    ) -> Result<CurrentCast> {
+        cast::quantize_current(&x.contiguous()?, grid, current, cast, orientation)
+    }
+
+    fn transpose(&self, codes: &Tensor) -> Result<Tensor> {
+        codes::transpose(codes, codes.dim(0)?)
+    }
+
+    fn dequantize(
+        &self,
+        codes: &Tensor,
+        format: Format,
+        grid: &ScaleGrid,
+        dequant_scale: &Tensor,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        codes::dequantize(codes, format, grid, dequant_scale, dtype)
+    }
+
+    fn gemm(
+        &self,
+        a: &GemmOperand<'_>,
+        b: &GemmOperand<'_>,
+        out: &GemmOutput<'_>,
+    ) -> Result<Storage> {
+        gemm::gemm(a, b, out)
+    }
+
+    /// Row-major codes are what cuBLASLt reads.
+    fn pack(&self, _: &Tensor) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor> {
+        packed.reshape((n, k))
+    }
+
+    fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
+        epilogue::sum_rows(x, dtype)
+    }
+
+    fn codes_to_f8e4m3(&self, codes: &Tensor) -> Result<Tensor> {
+        codes::to_f8e4m3(codes)
+    }
+
+    fn f8e4m3_to_codes(&self, x: &Tensor) -> Result<Tensor> {
+        codes::from_f8e4m3(x)
+    }
+
+    fn merge_amaxes(&self, slots: &[&[Tensor]], device: &Device) -> Result<(Tensor, Tensor)> {
+        delayed::merge_amaxes(slots, device)
+    }
+
+    fn update_delayed(
+        &self,
+        slots: &[(&SlotTensors, Format)],
+        rule: &DelayedRule,
+        amaxes: &Tensor,
+        non_finite: &Tensor,
+    ) -> Result<Vec<SlotTensors>> {
+        delayed::update(slots, rule, amaxes, non_finite)
+    }
+
+    fn knows_unchanged_slots(&self) -> bool {
+        false
+    }
+
+    /// A hash on the host would need a copy.
+    fn fingerprint(&self, _: &Tensor) -> Result<Option<u64>> {
+        Ok(None)
+    }
+}

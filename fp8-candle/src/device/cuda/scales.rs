@@ -1,0 +1,196 @@
+//! Amaxes and the scales that they make.
+
+use super::gpu::{Buffer, Gpu, with_pointers};
+use super::kernels::{Arg, Shape, kernels, launch};
+use crate::device::{CurrentScale, ScalePolicy};
+use candle_core::{DType, Result, Tensor};
+use fp8_core::{Format, ScaleGrid};
+
+kernels! { AMAX_KERNELS in AMAX;
+    AMAX_TENSOR = floats "fp8_amax_tensor"("ppl");
+    AMAX_ROWS = floats "fp8_amax_rows"("ppll");
+    AMAX_COLS = floats "fp8_amax_cols"("pplli");
+    AMAX_BLOCKS = floats "fp8_amax_blocks"("ppllllll");
+}
+
+kernels! { SCALE_KERNELS in SCALES;
+    RECIPROCAL = one "fp8_reciprocal"("ppl");
+    QUANT_SCALE = one "fp8_quant_scale"("ppplfifi");
+}
+
+/// Rows that one block of a column reduction takes.
+pub(super) const ROWS_PER_BLOCK: usize = 256;
+
+/// f64 values are rounded to f32 first, as everywhere.
+pub(super) fn in_f32(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::F64 => x.to_dtype(DType::F32),
+        _ => Ok(x.clone()),
+    }
+}
+
+/// How the scales of a grid lie over its matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scales {
+    One,
+    PerRow,
+    PerCol,
+    Blocks,
+}
+
+impl Scales {
+    pub(super) fn of(grid: &ScaleGrid) -> Self {
+        let (rows, cols) = (grid.rows(), grid.cols());
+        match (grid.scale_rows(), grid.scale_cols()) {
+            (1, 1) => Self::One,
+            (r, 1) if r == rows => Self::PerRow,
+            (1, c) if c == cols => Self::PerCol,
+            _ => Self::Blocks,
+        }
+    }
+}
+
+/// f32 `[scale_rows, scale_cols]`.
+pub(super) fn amax(x: &Tensor, grid: &ScaleGrid) -> Result<Tensor> {
+    const OP: &str = "amax";
+    let x = in_f32(x)?;
+    let gpu = Gpu::of(&x)?;
+    let shape = (grid.scale_rows(), grid.scale_cols());
+    // Blocks without elements keep 0.
+    let out = gpu.zeros(DType::F32, grid.len())?;
+    let (rows, cols) = (grid.rows(), grid.cols());
+    if x.elem_count() == 0 || grid.len() == 0 {
+        return out.into_tensor(shape);
+    }
+    with_pointers(&gpu, [&x], |[x_ptr]| {
+        let (dtype, n) = (x.dtype(), x.elem_count());
+        let to = Arg::Ptr(out.ptr());
+        let size = [Arg::Len(rows as u64), Arg::Len(cols as u64)];
+        let (kernel, shape, args) = match Scales::of(grid) {
+            Scales::One => (
+                AMAX_TENSOR.of(OP, dtype)?,
+                Shape::stride(&gpu, n.div_ceil(16)),
+                vec![Arg::Ptr(x_ptr), to, Arg::Len(n as u64)],
+            ),
+            Scales::PerRow => (
+                AMAX_ROWS.of(OP, dtype)?,
+                Shape::blocks(rows, row_threads(cols)),
+                vec![Arg::Ptr(x_ptr), to, size[0], size[1]],
+            ),
+            Scales::PerCol => (
+                AMAX_COLS.of(OP, dtype)?,
+                column_shape(rows, cols, dtype),
+                vec![
+                    Arg::Ptr(x_ptr),
+                    to,
+                    size[0],
+                    size[1],
+                    Arg::Int(rows_per_block(rows)),
+                ],
+            ),
+            Scales::Blocks => (
+                AMAX_BLOCKS.of(OP, dtype)?,
+                Shape::blocks(grid.len(), 128),
+                vec![
+                    Arg::Ptr(x_ptr),
+                    to,
+                    size[0],
+                    size[1],
+                    Arg::Len(grid.block_rows() as u64),
+                    Arg::Len(grid.block_cols() as u64),
+                    Arg::Len(grid.scale_cols() as u64),
+                    Arg::Len(grid.len() as u64),
+                ],
+            ),
+        };
+        // SAFETY: x has rows * cols values, out as many as the grid has scales; both live until the stream has run this.
+        unsafe { launch(&gpu, kernel, shape, &args) }
+    })?;
+    out.into_tensor(shape)
+}
+
+/// Threads of a block that takes a row of `cols` values, 16 at a time.
+pub(super) fn row_threads(cols: usize) -> u32 {
+    (cols.div_ceil(16).next_multiple_of(32)).clamp(32, 256) as u32
+}
+
+/// Blocks of a column reduction: threads take a pack of columns each, `y` counts runs of rows.
+pub(super) fn column_shape(rows: usize, cols: usize, dtype: DType) -> Shape {
+    const THREADS: usize = 64;
+    let pack = 16 / dtype.size_in_bytes().max(1);
+    let packs = cols.div_ceil(pack);
+    let runs = rows.div_ceil(rows_per_block(rows) as usize);
+    Shape::grid(packs.div_ceil(THREADS), runs, THREADS as u32)
+}
+
+/// Rows per run, so that there are at most 65535 runs; nothing but the shape decides.
+pub(super) fn rows_per_block(rows: usize) -> u32 {
+    ROWS_PER_BLOCK.max(rows.div_ceil(65535)) as u32
+}
+
+/// quant_scale of each amax, and its reciprocal.
+pub(super) fn scales(
+    amax: &Tensor,
+    format: Format,
+    current: CurrentScale,
+) -> Result<(Tensor, Tensor)> {
+    let gpu = Gpu::of(amax)?;
+    let n = amax.elem_count();
+    let quant_scale = gpu.alloc(DType::F32, n.max(1))?;
+    let dequant_scale = gpu.alloc(DType::F32, n.max(1))?;
+    let (policy, eps) = policy_args(current.policy);
+    if n > 0 {
+        with_pointers(&gpu, [amax], |[amax]| {
+            let args = [
+                Arg::Ptr(amax),
+                Arg::Ptr(quant_scale.ptr()),
+                Arg::Ptr(dequant_scale.ptr()),
+                Arg::Len(n as u64),
+                Arg::Float(format.max()),
+                Arg::Int(policy),
+                Arg::Float(eps),
+                Arg::Int(current.power_of_two.into()),
+            ];
+            // SAFETY: three f32 arrays of n values.
+            unsafe { launch(&gpu, &QUANT_SCALE, Shape::stride(&gpu, n), &args) }
+        })?;
+    }
+    let shape = amax.shape();
+    Ok((
+        sized(quant_scale, n, shape)?,
+        sized(dequant_scale, n, shape)?,
+    ))
+}
+
+/// A buffer of at least one element as a tensor of `n`.
+fn sized(buffer: Buffer, n: usize, shape: &candle_core::Shape) -> Result<Tensor> {
+    if n == 0 {
+        return buffer.into_tensor(1)?.narrow(0, 0, 0)?.reshape(shape);
+    }
+    buffer.into_tensor(shape)
+}
+
+/// The number of a policy and the smallest amax that it takes.
+pub(super) fn policy_args(policy: ScalePolicy) -> (u32, f32) {
+    match policy {
+        ScalePolicy::Dynamic => (0, fp8_core::AMAX_EPSILON),
+        ScalePolicy::Current { eps } => (1, eps),
+    }
+}
+
+/// `1 / scale` of each.
+pub(super) fn reciprocal(scale: &Tensor) -> Result<Tensor> {
+    let scale = scale.contiguous()?;
+    let gpu = Gpu::of(&scale)?;
+    let n = scale.elem_count();
+    if n == 0 {
+        return Ok(scale);
+    }
+    let out = gpu.alloc(DType::F32, n)?;
+    with_pointers(&gpu, [&scale], |[scale]| {
+        let args = [Arg::Ptr(scale), Arg::Ptr(out.ptr()), Arg::Len(n as u64)];
+        // SAFETY: two f32 arrays of n values.
+        unsafe { launch(&gpu, &RECIPROCAL, Shape::stride(&gpu, n), &args) }
+    })?;
+    out.into_tensor(scale.shape())
+}

@@ -1,0 +1,114 @@
+//! Cross entropy on the CPU, its targets checked.
+
+use super::{CrossEntropyOptions, OP};
+use crate::ops::data::{Element, block_rows, par_blocks};
+use crate::ops::math::{Real, max, sum};
+use crate::ops::softmax::softmax_row;
+use crate::simd::simd;
+use candle_core::{DType, Result, Tensor};
+
+/// Targets on the host.
+pub(super) struct CheckedTargets {
+    /// Class of each position, None where it is ignored.
+    targets: Vec<Option<usize>>,
+    classes: usize,
+    /// How many positions are not ignored.
+    counted: usize,
+}
+
+impl CheckedTargets {
+    pub(super) fn new(
+        targets: &Tensor,
+        classes: usize,
+        options: CrossEntropyOptions,
+    ) -> Result<Self> {
+        let values = targets
+            .to_dtype(DType::I64)?
+            .flatten_all()?
+            .to_vec1::<i64>()?;
+        let targets = values.iter().enumerate().map(|(position, &target)| {
+            if options.ignore_index == Some(target) {
+                return Ok(None);
+            }
+            match usize::try_from(target) {
+                Ok(class) if class < classes => Ok(Some(class)),
+                _ => candle_core::bail!(
+                    "{OP}: target {target} at position {position} is not one of {classes} classes"
+                ),
+            }
+        });
+        let targets: Vec<_> = targets.collect::<Result<_>>()?;
+        let counted = targets.iter().flatten().count();
+        Ok(Self {
+            targets,
+            classes,
+            counted,
+        })
+    }
+
+    pub(super) fn forward<T: Element>(&self, logits: &[T]) -> T::Real {
+        // Losses per position, added up in their order.
+        let mut losses = vec![0.0; self.targets.len()];
+        par_blocks(
+            &mut losses,
+            block_rows(self.targets.len(), self.classes),
+            |first, losses| {
+                let mut buffer = Vec::new();
+                for (position, loss) in (first..).zip(losses) {
+                    let Some(class) = self.targets[position] else {
+                        continue;
+                    };
+                    let row = &logits[position * self.classes..][..self.classes];
+                    *loss = nll(T::load(row, &mut buffer), class).to_f64();
+                }
+            },
+        );
+        T::Real::from_f64(losses.iter().sum::<f64>() / self.counted as f64)
+    }
+
+    /// `(softmax - one_hot) * grad / counted`
+    pub(super) fn backward<T: Element>(&self, logits: &[T], grad: f64) -> Vec<T> {
+        let mut dx = vec![T::ZERO; logits.len()];
+        let classes = self.classes;
+        let grad = T::Real::from_f64(grad / self.counted as f64);
+        par_blocks(
+            &mut dx,
+            block_rows(self.targets.len(), classes) * classes,
+            |start, dx| {
+                let mut buffer = Vec::new();
+                for (row, dx) in dx.chunks_exact_mut(classes).enumerate() {
+                    let first = start + row * classes;
+                    let Some(class) = self.targets[first / classes] else {
+                        continue;
+                    };
+                    let x = T::load(&logits[first..first + classes], &mut buffer);
+                    T::store(dx, |dx| {
+                        simd(
+                            #[inline(always)]
+                            || {
+                                softmax_row(x, T::Real::ONE, dx);
+                                dx[class] = dx[class] - T::Real::ONE;
+                                for dx in dx.iter_mut() {
+                                    *dx = *dx * grad;
+                                }
+                            },
+                        );
+                    });
+                }
+            },
+        );
+        dx
+    }
+}
+
+fn nll<R: Real>(x: &[R], class: usize) -> R {
+    simd(
+        #[inline(always)]
+        || {
+            let largest = max(x, |x| x);
+            let total = sum(x, |x| (x - largest).exp());
+            // In this order large logits cancel before a small logarithm is added.
+            total.ln() + (largest - x[class])
+        },
+    )
+}

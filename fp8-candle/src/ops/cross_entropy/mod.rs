@@ -1,0 +1,221 @@
+//! Cross entropy over integer targets.
+
+mod composed;
+mod cpu;
+
+use super::data::{for_dtype, storage, tensor, with_slices};
+use super::node::{Fused, apply1};
+use super::{check_device, check_float, fused, last_dim, shape_error};
+#[cfg(feature = "cuda")]
+use crate::device::cuda::ops::cross_entropy as cuda;
+use crate::error::Error;
+use candle_core::{DType, Result, Shape, Storage, Tensor};
+use composed::{composed, to_i64};
+use cpu::CheckedTargets;
+
+/// Settings of [`cross_entropy_with`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CrossEntropyOptions {
+    /// Positions whose target is this value count neither in the sum nor in the mean, and get no gradient. It
+    /// may lie outside the classes; negative values need signed targets.
+    pub ignore_index: Option<i64>,
+}
+
+/// Mean negative log likelihood of integer targets under the softmax of `logits`.
+///
+/// ```text
+/// loss = mean_i(log(sum_c exp(logits[i, c])) - logits[i, targets[i]])
+/// ```
+///
+/// # Shapes
+/// `logits` `[.., classes]` f32, bf16, f16 or f64; `targets` `[..]` of any integer dtype. The loss is a scalar,
+/// f64 for f64 logits and f32 otherwise, and NaN for no position at all.
+///
+/// # Targets that are no class
+/// On the CPU a target outside `0..classes` is an error. On other devices targets are not checked, since that would copy
+/// them to the host and wait for the device: there the loss is NaN, and so are the gradients in the row of that target.
+///
+/// # Errors
+/// On the CPU if a target is not in `0..classes`, naming it and the number of classes; if shapes, dtypes or devices do
+/// not fit.
+///
+/// # Source
+/// Bishop, "Pattern Recognition and Machine Learning", section 4.3.4, 2006.
+pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    cross_entropy_with(logits, targets, CrossEntropyOptions::default())
+}
+
+/// [`cross_entropy`] with options. If every position is ignored, the loss is NaN and the gradient 0.
+///
+/// # Errors
+/// As [`cross_entropy`].
+pub fn cross_entropy_with(
+    logits: &Tensor,
+    targets: &Tensor,
+    options: CrossEntropyOptions,
+) -> Result<Tensor> {
+    check_float(OP, "logits", logits)?;
+    check_device(OP, "targets", targets, logits)?;
+    let classes = last_dim(OP, "logits", logits)?;
+    let positions = &logits.dims()[..logits.rank() - 1];
+    if targets.dims() != positions {
+        return Err(shape_error(
+            OP,
+            "targets",
+            format!("{positions:?}"),
+            targets,
+        ));
+    }
+    if targets.dtype().is_float() {
+        return Err(Error::DType {
+            op: OP,
+            what: "targets",
+            expected: "an integer dtype",
+            got: targets.dtype(),
+        }
+        .into());
+    }
+    if !fused(logits) {
+        return composed(logits, &to_i64(targets)?, options);
+    }
+    let op = match targets.device() {
+        #[cfg(feature = "cuda")]
+        candle_core::Device::Cuda(_) => CrossEntropy::OnDevice {
+            targets: targets.contiguous()?,
+            options,
+            saved: None,
+        },
+        _ => CrossEntropy::Checked(CheckedTargets::new(targets, classes, options)?),
+    };
+    apply1(op, logits)
+}
+
+const OP: &str = "cross_entropy";
+
+/// The op in a graph.
+enum CrossEntropy {
+    Checked(CheckedTargets),
+    #[cfg(feature = "cuda")]
+    OnDevice {
+        /// Of any integer dtype.
+        targets: Tensor,
+        options: CrossEntropyOptions,
+        /// Kept by the forward pass.
+        saved: Option<cuda::Saved>,
+    },
+}
+
+impl CrossEntropy {
+    fn checked(&self) -> Result<&CheckedTargets> {
+        match self {
+            Self::Checked(targets) => Ok(targets),
+            #[cfg(feature = "cuda")]
+            Self::OnDevice { .. } => {
+                candle_core::bail!("{OP}: logits and targets are on two devices")
+            }
+        }
+    }
+}
+
+impl Fused<1> for CrossEntropy {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn shape(&self, _: [&Tensor; 1]) -> Shape {
+        Shape::from(())
+    }
+
+    fn cpu_forward(&self, [logits]: [&Tensor; 1]) -> Result<Storage> {
+        let targets = self.checked()?;
+        for_dtype!(OP, logits.dtype(), T => {
+            with_slices([logits], |[logits]: [&[T]; 1]| storage(vec![targets.forward(logits)]))
+        })
+    }
+
+    fn cpu_backward(
+        &self,
+        [logits]: [&Tensor; 1],
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 1]> {
+        if !logits.track_op() {
+            return Ok([None]);
+        }
+        let targets = self.checked()?;
+        let grad = grad.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+        for_dtype!(OP, logits.dtype(), T => {
+            with_slices([logits], |[values]: [&[T]; 1]| {
+                [Some(tensor(targets.backward(values, grad), logits.shape()))]
+            })
+        })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_forward(&mut self, [logits]: [&Tensor; 1]) -> Result<Storage> {
+        let Self::OnDevice {
+            targets,
+            options,
+            saved,
+        } = self
+        else {
+            candle_core::bail!("{OP}: logits and targets are on two devices");
+        };
+        let targets = cuda::Targets {
+            values: targets,
+            ignore_index: options.ignore_index,
+        };
+        let (loss, kept) = cuda::forward(logits, targets)?;
+        *saved = Some(kept);
+        Ok(loss)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_backward(
+        &self,
+        [logits]: [&Tensor; 1],
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 1]> {
+        let Self::OnDevice {
+            targets,
+            options,
+            saved: Some(saved),
+        } = self
+        else {
+            candle_core::bail!("{OP}: the forward pass did not run on this device");
+        };
+        let targets = cuda::Targets {
+            values: targets,
+            ignore_index: options.ignore_index,
+        };
+        let dx = || cuda::backward(logits, targets, saved, grad);
+        Ok([logits.track_op().then(dx).transpose()?])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::test_support::{DTYPES, assert_same_as_composed, wave};
+    use candle_core::Device;
+
+    #[test]
+    fn fused_equals_composed() -> Result<()> {
+        let targets: Vec<i64> = (0..260).map(|i| (i * 29) % 67).collect();
+        let targets = Tensor::from_vec(targets, (4, 65), &Device::Cpu)?;
+        let logits = (wave(&[4, 65, 67], 1)? * 5.0)?;
+        for dtype in DTYPES {
+            for ignore_index in [None, Some(29), Some(-100)] {
+                let options = CrossEntropyOptions { ignore_index };
+                assert_same_as_composed(
+                    dtype,
+                    std::slice::from_ref(&logits),
+                    |a| cross_entropy_with(&a[0], &targets, options),
+                    |a| composed(&a[0], &targets, options),
+                )?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,296 @@
+//! LayerNorm and RMSNorm over the last dimension.
+
+mod cpu;
+
+use super::data::{compute_dtype, for_dtype, storage, tensor, with_slices};
+use super::node::{Fused, apply2, apply3};
+use super::{check_float, check_like, fused, last_dim, shape_error};
+use candle_core::{D, Result, Storage, Tensor};
+
+/// Layer normalization over the last dimension.
+///
+/// ```text
+/// y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
+/// ```
+///
+/// `var` is the biased variance, `mean((x - mean(x))^2)`.
+///
+/// # Shapes
+/// `x` `[.., d]`, `weight` and `bias` `[d]`, result `[.., d]`. All have one dtype.
+///
+/// # Errors
+/// If `x` has no dimension or is not f32, bf16, f16 or f64, or if `weight` or `bias` differ from it in dtype or
+/// device or are not `[d]`.
+///
+/// # Source
+/// Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450.
+pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+    Norm {
+        op: "layer_norm",
+        center: true,
+        eps,
+    }
+    .apply(x, weight, bias)
+}
+
+/// Root mean square normalization over the last dimension.
+///
+/// ```text
+/// y = x / sqrt(mean(x^2) + eps) * weight
+/// ```
+///
+/// # Shapes
+/// `x` `[.., d]`, `weight` `[d]`, result `[.., d]`. Both have one dtype.
+///
+/// # Errors
+/// If `x` has no dimension or is not f32, bf16, f16 or f64, or if `weight` differs from it in dtype or device
+/// or is not `[d]`.
+///
+/// # Source
+/// Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    Norm {
+        op: "rms_norm",
+        center: false,
+        eps,
+    }
+    .apply(x, weight, None)
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Norm {
+    op: &'static str,
+    /// Subtract the mean.
+    center: bool,
+    eps: f64,
+}
+
+impl Norm {
+    fn apply(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        check_float(self.op, "x", x)?;
+        let d = last_dim(self.op, "x", x)?;
+        for (what, parameter) in [("weight", Some(weight)), ("bias", bias)] {
+            let Some(parameter) = parameter else { continue };
+            check_like(self.op, what, parameter, x)?;
+            if parameter.dims() != [d] {
+                return Err(shape_error(self.op, what, format!("[{d}]"), parameter));
+            }
+        }
+        if !fused(x) {
+            return self.composed(x, weight, bias);
+        }
+        let node = NormNode {
+            norm: self,
+            #[cfg(feature = "cuda")]
+            statistics: None,
+        };
+        match bias {
+            Some(bias) => apply3(node, x, weight, bias),
+            None => apply2(node, x, weight),
+        }
+    }
+
+    fn composed(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let (dtype, compute) = (x.dtype(), compute_dtype(x.dtype()));
+        let mut x = x.contiguous()?.to_dtype(compute)?;
+        if self.center {
+            x = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+        }
+        let std = (x.sqr()?.mean_keepdim(D::Minus1)? + self.eps)?.sqrt()?;
+        let mut y = x
+            .broadcast_div(&std)?
+            .broadcast_mul(&weight.to_dtype(compute)?)?;
+        if let Some(bias) = bias {
+            y = y.broadcast_add(&bias.to_dtype(compute)?)?;
+        }
+        y.to_dtype(dtype)
+    }
+}
+
+/// The op in a graph.
+struct NormNode {
+    norm: Norm,
+    /// Of each row, for the backward pass on CUDA.
+    #[cfg(feature = "cuda")]
+    statistics: Option<Tensor>,
+}
+
+impl NormNode {
+    fn cpu_forward(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Storage> {
+        for_dtype!(self.norm.op, x.dtype(), T => match bias {
+            Some(bias) => with_slices([x, weight, bias], |[x, weight, bias]: [&[T]; 3]| {
+                storage(self.norm.forward(x, weight, Some(bias)))
+            }),
+            None => with_slices([x, weight], |[x, weight]: [&[T]; 2]| {
+                storage(self.norm.forward(x, weight, None))
+            }),
+        })
+    }
+
+    /// Gradients of x, weight and bias.
+    fn cpu_backward(&self, x: &Tensor, weight: &Tensor, grad: &Tensor) -> Result<[Tensor; 3]> {
+        for_dtype!(self.norm.op, x.dtype(), T => {
+            with_slices([x, weight, grad], |[x_values, weight_values, grad]: [&[T]; 3]| {
+                let [dx, dw, db] = self.norm.backward(x_values, weight_values, grad);
+                [tensor(dx, x.shape()), tensor(dw, weight.shape()), tensor(db, weight.shape())]
+            })
+        })
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl NormNode {
+    fn on_cuda(&self) -> crate::device::cuda::ops::norm::Norm {
+        let Norm { op, center, eps } = self.norm;
+        crate::device::cuda::ops::norm::Norm { op, center, eps }
+    }
+
+    fn cuda_forward(
+        &mut self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<Storage> {
+        let keep = [Some(x), Some(weight), bias]
+            .iter()
+            .flatten()
+            .any(|arg| arg.track_op());
+        let (y, statistics) = self.on_cuda().forward(x, weight, bias, keep)?;
+        self.statistics = statistics;
+        Ok(y)
+    }
+
+    /// Gradients of x, weight and bias, where they are part of a graph.
+    fn cuda_backward(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        let (norm, mut gradients) = (self.on_cuda(), [const { None }; 3]);
+        let Some(statistics) = &self.statistics else {
+            candle_core::bail!("{}: the forward pass kept nothing for a gradient", norm.op);
+        };
+        if x.track_op() {
+            gradients[0] = Some(norm.backward(x, weight, grad, statistics)?);
+        }
+        let with_bias = bias.is_some_and(|bias| bias.track_op());
+        if weight.track_op() || with_bias {
+            let (dw, db) = norm.parameter_gradients(x, weight, grad, statistics, with_bias)?;
+            gradients[1] = weight.track_op().then_some(dw);
+            gradients[2] = db;
+        }
+        Ok(gradients)
+    }
+}
+
+fn tracked(arg: &Tensor, grad: Tensor) -> Option<Tensor> {
+    arg.track_op().then_some(grad)
+}
+
+impl Fused<2> for NormNode {
+    fn name(&self) -> &'static str {
+        self.norm.op
+    }
+
+    fn cpu_forward(&self, [x, weight]: [&Tensor; 2]) -> Result<Storage> {
+        self.cpu_forward(x, weight, None)
+    }
+
+    fn cpu_backward(
+        &self,
+        [x, weight]: [&Tensor; 2],
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 2]> {
+        let [dx, dw, _] = self.cpu_backward(x, weight, grad)?;
+        Ok([tracked(x, dx), tracked(weight, dw)])
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_forward(&mut self, [x, weight]: [&Tensor; 2]) -> Result<Storage> {
+        self.cuda_forward(x, weight, None)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_backward(
+        &self,
+        [x, weight]: [&Tensor; 2],
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 2]> {
+        let [dx, dw, _] = self.cuda_backward(x, weight, None, grad)?;
+        Ok([dx, dw])
+    }
+}
+
+impl Fused<3> for NormNode {
+    fn name(&self) -> &'static str {
+        self.norm.op
+    }
+
+    fn cpu_forward(&self, [x, weight, bias]: [&Tensor; 3]) -> Result<Storage> {
+        self.cpu_forward(x, weight, Some(bias))
+    }
+
+    fn cpu_backward(
+        &self,
+        [x, weight, bias]: [&Tensor; 3],
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        let [dx, dw, db] = self.cpu_backward(x, weight, grad)?;
+        Ok([tracked(x, dx), tracked(weight, dw), tracked(bias, db)])
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_forward(&mut self, [x, weight, bias]: [&Tensor; 3]) -> Result<Storage> {
+        self.cuda_forward(x, weight, Some(bias))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_backward(
+        &self,
+        [x, weight, bias]: [&Tensor; 3],
+        _res: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        self.cuda_backward(x, weight, Some(bias), grad)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::test_support::{DTYPES, assert_same_as_composed, wave};
+
+    #[test]
+    fn fused_equals_composed() -> Result<()> {
+        for dtype in DTYPES {
+            // More than one block of rows, and a row length that fills no vector.
+            let args = [wave(&[3, 97, 101], 1)?, wave(&[101], 2)?, wave(&[101], 3)?];
+            for center in [true, false] {
+                let norm = Norm {
+                    op: "norm",
+                    center,
+                    eps: 1e-5,
+                };
+                let (op, composed) = (norm, norm);
+                assert_same_as_composed(
+                    dtype,
+                    &args,
+                    |a| op.apply(&a[0], &a[1], Some(&a[2])),
+                    |a| composed.composed(&a[0], &a[1], Some(&a[2])),
+                )?;
+                assert_same_as_composed(
+                    dtype,
+                    &args[..2],
+                    |a| op.apply(&a[0], &a[1], None),
+                    |a| composed.composed(&a[0], &a[1], None),
+                )?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,507 @@
+//! Attention against a composed reference in f64: results and gradients, on the device that FP8_TEST_DEVICE names (`cpu`,
+//! the default, or `cuda`).
+
+use candle_core::{D, DType, Device, Result, Tensor, Var};
+use fp8_candle::ops::{AttentionOptions, attention, attention_tokens_first};
+
+fn device() -> Device {
+    match std::env::var("FP8_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("cpu") => Device::Cpu,
+        Ok("cuda") => Device::new_cuda(0).expect("FP8_TEST_DEVICE=cuda needs CUDA device 0"),
+        Ok(other) => panic!("FP8_TEST_DEVICE={other}: cpu or cuda"),
+    }
+}
+
+/// Values in [-2, 2) as `dtype` rounds them, in f64 on the CPU.
+fn noise(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
+    let n = shape.iter().product::<usize>() as u64;
+    let values: Vec<f64> = (0..n)
+        .map(|i| {
+            // SplitMix64.
+            let x = (seed << 32 | i).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 51) as f64 - 2.0
+        })
+        .collect();
+    Tensor::from_vec(values, shape, &Device::Cpu)
+        .and_then(|x| x.to_dtype(dtype)?.to_dtype(DType::F64))
+        .unwrap()
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    tq: usize,
+    tk: usize,
+    d: usize,
+    causal: bool,
+    multiplier: Option<f64>,
+}
+
+impl Case {
+    fn new(tq: usize, tk: usize, d: usize, causal: bool) -> Self {
+        Self {
+            batch: 1,
+            heads: 2,
+            kv_heads: 2,
+            tq,
+            tk,
+            d,
+            causal,
+            multiplier: None,
+        }
+    }
+
+    fn heads(self, batch: usize, heads: usize, kv_heads: usize) -> Self {
+        Self {
+            batch,
+            heads,
+            kv_heads,
+            ..self
+        }
+    }
+
+    fn options(&self) -> AttentionOptions {
+        AttentionOptions {
+            causal: self.causal,
+            logit_multiplier: self.multiplier,
+        }
+    }
+
+    /// q, k, v and the gradient of the result, heads first.
+    fn values(&self, dtype: DType) -> [Tensor; 4] {
+        let Self {
+            batch,
+            heads,
+            kv_heads,
+            tq,
+            tk,
+            d,
+            ..
+        } = *self;
+        [
+            noise(&[batch, heads, tq, d], 1, dtype),
+            noise(&[batch, kv_heads, tk, d], 2, dtype),
+            noise(&[batch, kv_heads, tk, d], 3, dtype),
+            noise(&[batch, heads, tq, d], 4, dtype),
+        ]
+    }
+
+    /// The formula, from candle's own ops in f64.
+    fn reference(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let (batch, group) = (self.batch, self.heads / self.kv_heads);
+        let repeat = |x: &Tensor| {
+            x.unsqueeze(2)?
+                .broadcast_as((batch, self.kv_heads, group, self.tk, self.d))?
+                .contiguous()?
+                .reshape((batch, self.heads, self.tk, self.d))
+        };
+        let multiplier = self.multiplier.unwrap_or(1.0 / (self.d as f64).sqrt());
+        let mut logits = (q.matmul(&repeat(k)?.t()?)? * multiplier)?;
+        if self.causal {
+            let mask: Vec<f64> = (0..self.tq)
+                .flat_map(|i| (0..self.tk).map(move |j| (i, j)))
+                .map(|(i, j)| {
+                    if j + self.tq <= i + self.tk {
+                        0.0
+                    } else {
+                        -1e300
+                    }
+                })
+                .collect();
+            let mask = Tensor::from_vec(mask, (self.tq, self.tk), &Device::Cpu)?;
+            logits = logits.broadcast_add(&mask)?;
+        }
+        let e = logits
+            .broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?
+            .exp()?;
+        e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?
+            .matmul(&repeat(v)?)
+    }
+
+    /// Result and gradients of q, k and v, in f64 on the CPU, heads first.
+    fn expected(&self, dtype: DType) -> Result<Vec<Tensor>> {
+        let [q, k, v, weights] = self.values(dtype);
+        let [q, k, v] = [
+            Var::from_tensor(&q)?,
+            Var::from_tensor(&k)?,
+            Var::from_tensor(&v)?,
+        ];
+        let y = self.reference(&q, &k, &v)?;
+        results(&y, &weights, &[&q, &k, &v])
+    }
+}
+
+/// `y` and the gradients of `vars`, where `weights` is the gradient of `y`.
+fn results(y: &Tensor, weights: &Tensor, vars: &[&Var]) -> Result<Vec<Tensor>> {
+    let grads = (y * weights)?.sum_all()?.backward()?;
+    let mut out = vec![y.clone()];
+    for var in vars {
+        let grad = grads.get(var).expect("every argument has a gradient");
+        assert_eq!((grad.dtype(), grad.dims()), (var.dtype(), var.dims()));
+        out.push(grad.clone());
+    }
+    Ok(out)
+}
+
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 2e-5,
+        DType::F16 => 4e-3,
+        _ => 2e-2,
+    }
+}
+
+fn flat(x: &Tensor) -> Vec<f64> {
+    x.to_device(&Device::Cpu)
+        .and_then(|x| x.to_dtype(DType::F64)?.flatten_all()?.to_vec1())
+        .unwrap()
+}
+
+#[track_caller]
+fn assert_close(got: &[Tensor], expected: &[Tensor], tolerance: f64, case: &str) {
+    let names = ["result", "dq", "dk", "dv"];
+    for ((got, expected), name) in got.iter().zip(expected).zip(names) {
+        assert_eq!(got.dims(), expected.dims(), "{case}: {name}");
+        let (got, expected) = (flat(got), flat(expected));
+        let largest = expected.iter().fold(1e-30, |a: f64, b| a.max(b.abs()));
+        // Where one key is seen, gradients of q and k are 0: terms that cancel.
+        let unit = if largest < 1e-9 { 1.0 } else { largest };
+        for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let error = (got - expected).abs();
+            assert!(
+                error <= tolerance * unit,
+                "{case}: {name}[{i}]: got {got}, expected {expected}, largest {largest}"
+            );
+        }
+    }
+}
+
+/// `case` in `dtype` on the device under test, from contiguous tensors with heads first.
+fn run(case: &Case, dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
+    let [q, k, v, weights] = case.values(dtype);
+    let here = |x: &Tensor| x.to_dtype(dtype)?.to_device(device);
+    let [q, k, v] = [
+        Var::from_tensor(&here(&q)?)?,
+        Var::from_tensor(&here(&k)?)?,
+        Var::from_tensor(&here(&v)?)?,
+    ];
+    let y = attention(&q, &k, &v, case.options())?;
+    assert_eq!(y.dtype(), dtype);
+    results(&y, &here(&weights)?, &[&q, &k, &v])
+}
+
+fn check(case: Case, dtypes: &[DType]) -> Result<()> {
+    let device = device();
+    for &dtype in dtypes {
+        let got = run(&case, dtype, &device)?;
+        let expected = case.expected(dtype)?;
+        assert_close(
+            &got,
+            &expected,
+            tolerance(dtype),
+            &format!("{case:?} {dtype:?}"),
+        );
+    }
+    Ok(())
+}
+
+const ALL: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
+
+#[test]
+fn lengths() -> Result<()> {
+    for causal in [false, true] {
+        for t in [1, 17, 64, 128, 130] {
+            check(Case::new(t, t, 64, causal), &ALL)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn head_dims() -> Result<()> {
+    for d in [8, 32, 96, 128] {
+        check(Case::new(70, 70, d, d == 96), &ALL)?;
+        check(Case::new(65, 129, d, d != 96), &ALL)?;
+    }
+    Ok(())
+}
+
+/// Odd and large heads are composed on every device.
+#[test]
+fn head_dims_without_kernels() -> Result<()> {
+    for d in [7, 136] {
+        check(Case::new(9, 12, d, true), &[DType::F32, DType::BF16])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn queries_behind_a_cache() -> Result<()> {
+    for (tq, tk) in [(1, 33), (1, 200), (3, 131), (64, 192), (100, 163)] {
+        check(Case::new(tq, tk, 64, true), &[DType::F32, DType::BF16])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn fewer_keys_than_queries() -> Result<()> {
+    for (tq, tk) in [(33, 1), (130, 65)] {
+        check(Case::new(tq, tk, 64, false), &[DType::F32, DType::BF16])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn grouped_heads() -> Result<()> {
+    for (heads, kv_heads) in [(4, 2), (3, 1), (5, 5)] {
+        for causal in [false, true] {
+            let case = Case::new(67, 70, 32, causal).heads(2, heads, kv_heads);
+            check(case, &[DType::F32, DType::F16])?;
+        }
+    }
+    check(
+        Case::new(130, 130, 128, true).heads(1, 2, 1),
+        &[DType::BF16],
+    )
+}
+
+#[test]
+fn multipliers() -> Result<()> {
+    for multiplier in [0.01, -0.4, 0.9] {
+        let case = Case {
+            multiplier: Some(multiplier),
+            ..Case::new(40, 70, 32, true)
+        };
+        check(case, &[DType::F32, DType::F16])?;
+    }
+    Ok(())
+}
+
+/// Logits whose powers overflow without the running maximum, growing and shrinking along the keys.
+#[test]
+fn large_logits() -> Result<()> {
+    let device = device();
+    let (t, d) = (200, 64);
+    for dtype in [DType::F32, DType::BF16] {
+        for direction in [1.0, -1.0] {
+            let ramp = Tensor::arange(0f64, t as f64, &Device::Cpu)?.reshape((1, 1, t, 1))?;
+            let k = ((ramp * (direction * 0.05))?.broadcast_as((1, 1, t, d))? + 0.5)?;
+            let k = k.to_dtype(dtype)?;
+            let q = Tensor::full(4f64, (1, 1, t, d), &Device::Cpu)?.to_dtype(dtype)?;
+            let v = noise(&[1, 1, t, d], 3, dtype).to_dtype(dtype)?;
+            let case = Case::new(t, t, d, false).heads(1, 1, 1);
+            let wide = |x: &Tensor| x.to_dtype(DType::F64);
+            let expected = case.reference(&wide(&q)?, &wide(&k)?, &wide(&v)?)?;
+            let here = |x: &Tensor| x.to_device(&device);
+            let got = attention(&here(&q)?, &here(&k)?, &here(&v)?, case.options())?;
+            // Logits near 2500: their f32 rounding alone is 1e-4.
+            let tolerance = tolerance(dtype).max(1e-3);
+            assert_close(
+                &[got],
+                &[expected],
+                tolerance,
+                &format!("{dtype:?} {direction}"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Transposed views, parts of a joint projection, views that start off a 16-byte boundary, and a broadcast gradient.
+#[test]
+fn strided_views() -> Result<()> {
+    let device = device();
+    let (b, h, t, d) = (2, 3, 37, 32);
+    let case = Case::new(t, t, d, true).heads(b, h, h);
+    for dtype in [DType::F32, DType::BF16] {
+        let tolerance = tolerance(dtype);
+        let [q, k, v, weights] = case.values(dtype);
+        let expected = case.expected(dtype)?;
+        let joint = Tensor::stack(&[&q, &k, &v], 0)?
+            .permute((1, 3, 0, 2, 4))?
+            .contiguous()?;
+        let joint = Var::from_tensor(&joint.to_dtype(dtype)?.to_device(&device)?)?;
+        let part = |i: usize| joint.narrow(2, i, 1)?.squeeze(2);
+        let [q1, k1, v1] = [part(0)?, part(1)?, part(2)?];
+        let here = weights.to_dtype(dtype)?.to_device(&device)?;
+
+        // [b, h, t, d] as views of [b, t, 3, h, d].
+        let first = |x: &Tensor| x.transpose(1, 2);
+        let y = attention(&first(&q1)?, &first(&k1)?, &first(&v1)?, case.options())?;
+        let got = results(&y, &here, &[&joint])?;
+        let split = |grad: &Tensor| -> Result<Vec<Tensor>> {
+            (0..3)
+                .map(|i| grad.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2))
+                .collect()
+        };
+        let mut heads_first = vec![got[0].clone()];
+        heads_first.extend(split(&got[1])?);
+        assert_close(
+            &heads_first,
+            &expected,
+            tolerance,
+            &format!("transposed, {dtype:?}"),
+        );
+
+        let y = attention_tokens_first(&q1, &k1, &v1, case.options())?;
+        assert_eq!(y.dims(), [b, t, h, d]);
+        let got = results(&y, &here.transpose(1, 2)?, &[&joint])?;
+        let mut tokens_first = vec![got[0].transpose(1, 2)?];
+        tokens_first.extend(split(&got[1])?);
+        assert_close(
+            &tokens_first,
+            &expected,
+            tolerance,
+            &format!("tokens first, {dtype:?}"),
+        );
+
+        // A view from feature 3 on.
+        let odd = |x: &Tensor| {
+            let x = x
+                .to_dtype(dtype)?
+                .pad_with_zeros(3, 3, 2)?
+                .to_device(&device)?;
+            x.narrow(3, 3, d)
+        };
+        let y = attention(&odd(&q)?, &odd(&k)?, &odd(&v)?, case.options())?;
+        assert_close(
+            &[y],
+            &expected[..1],
+            tolerance,
+            &format!("unaligned, {dtype:?}"),
+        );
+
+        // The gradient of a sum has strides 0.
+        let var = Var::from_tensor(&q.to_dtype(dtype)?.to_device(&device)?)?;
+        let (k, v) = (
+            k.to_dtype(dtype)?.to_device(&device)?,
+            v.to_dtype(dtype)?.to_device(&device)?,
+        );
+        let grads = attention(&var, &k, &v, case.options())?
+            .sum_all()?
+            .backward()?;
+        let ones = weights.ones_like()?;
+        let wide = Var::from_tensor(&q)?;
+        let wide_k = k.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+        let wide_v = v.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+        let expected = results(&case.reference(&wide, &wide_k, &wide_v)?, &ones, &[&wide])?;
+        let got = grads.get(&var).expect("q has a gradient").clone();
+        assert_close(
+            &[got],
+            &expected[1..],
+            tolerance,
+            &format!("sum, {dtype:?}"),
+        );
+    }
+    Ok(())
+}
+
+/// Only arguments in the graph get gradients, and the others cost nothing.
+#[test]
+fn gradients_of_some_arguments() -> Result<()> {
+    let device = device();
+    let case = Case::new(20, 20, 32, true);
+    let [q, k, v, weights] = case.values(DType::F32);
+    let here = |x: &Tensor| x.to_dtype(DType::F32)?.to_device(&device);
+    let expected = case.expected(DType::F32)?;
+    let args = [here(&q)?, here(&k)?, here(&v)?];
+    for i in 0..3 {
+        let var = Var::from_tensor(&args[i])?;
+        let mut args = args.clone();
+        args[i] = var.as_tensor().clone();
+        let y = attention(&args[0], &args[1], &args[2], case.options())?;
+        let got = results(&y, &here(&weights)?, &[&var])?;
+        let expected = &expected[i + 1..i + 2];
+        assert_close(
+            &got[1..],
+            expected,
+            tolerance(DType::F32),
+            &format!("argument {i}"),
+        );
+    }
+    Ok(())
+}
+
+/// The same bits every time.
+#[test]
+fn results_are_reproducible() -> Result<()> {
+    let device = device();
+    let case = Case::new(130, 150, 64, true).heads(1, 4, 2);
+    for dtype in [DType::F32, DType::BF16] {
+        let first: Vec<_> = run(&case, dtype, &device)?.iter().map(flat).collect();
+        let second: Vec<_> = run(&case, dtype, &device)?.iter().map(flat).collect();
+        assert_eq!(first, second, "{dtype:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn empty_results() -> Result<()> {
+    let device = device();
+    let x = |shape: [usize; 4]| Tensor::zeros(&shape, DType::F32, &device);
+    let options = AttentionOptions::default();
+    let y = attention(
+        &x([0, 2, 3, 8])?,
+        &x([0, 2, 4, 8])?,
+        &x([0, 2, 4, 8])?,
+        options,
+    )?;
+    assert_eq!(y.dims(), [0, 2, 3, 8]);
+    let y = attention(
+        &x([1, 2, 0, 8])?,
+        &x([1, 2, 4, 8])?,
+        &x([1, 2, 4, 8])?,
+        options,
+    )?;
+    assert_eq!(y.dims(), [1, 2, 0, 8]);
+    Ok(())
+}
+
+#[test]
+fn wrong_arguments_are_named() -> Result<()> {
+    let device = device();
+    let x = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device).unwrap();
+    let causal = AttentionOptions {
+        causal: true,
+        ..Default::default()
+    };
+    let plain = AttentionOptions::default();
+    let q = x(&[1, 4, 5, 8]);
+    let kv = x(&[1, 4, 5, 8]);
+    let text = |q: &Tensor, k: &Tensor, v: &Tensor, options| {
+        attention(q, k, v, options).unwrap_err().to_string()
+    };
+    for (message, part) in [
+        (
+            text(&x(&[4, 5, 8]), &kv, &kv, plain),
+            "of q, expected four dimensions",
+        ),
+        (
+            text(&q, &x(&[1, 3, 5, 8]), &x(&[1, 3, 5, 8]), plain),
+            "[1, 3, 5, 8] of k",
+        ),
+        (text(&q, &x(&[1, 4, 5, 16]), &kv, plain), "8 features"),
+        (text(&q, &kv, &x(&[1, 4, 6, 8]), plain), "of v"),
+        (
+            text(&q, &x(&[1, 4, 4, 8]), &x(&[1, 4, 4, 8]), causal),
+            "at least 5 keys",
+        ),
+        (
+            text(&q, &x(&[1, 4, 0, 8]), &x(&[1, 4, 0, 8]), plain),
+            "at least 1 keys",
+        ),
+        (text(&q, &kv.to_dtype(DType::F16)?, &kv, plain), "F16 of k"),
+        (text(&q.to_dtype(DType::U32)?, &kv, &kv, plain), "U32 of q"),
+    ] {
+        assert!(
+            message.contains(part),
+            "{message:?} does not contain {part:?}"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,439 @@
+//! The CUDA kernels of the differentiable building blocks against the CPU: results and gradients of the same arguments.
+#![cfg(feature = "cuda")]
+
+#[path = "common/device.rs"]
+mod device;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use device::{device, on_cuda};
+use fp8_candle::ops::{
+    CrossEntropyOptions, causal_softmax, cross_entropy_with, gelu, layer_norm, rms_norm, rope,
+    rope_i, softmax_last_dim,
+};
+
+const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+/// Shorter than a chunk, odd, the longest row of a warp, longer, and odd in a block.
+const LENGTHS: [usize; 8] = [1, 3, 67, 1000, 1024, 1032, 4096 + 3, 9001];
+
+/// Whether there is no GPU to compare with; says so.
+fn no_gpu() -> bool {
+    if !on_cuda() {
+        println!("skipped: no CUDA device");
+    }
+    !on_cuda()
+}
+
+/// Values in (-2, 2) without a pattern, on the CPU.
+fn wave(shape: &[usize], seed: usize) -> Tensor {
+    let n = shape.iter().product::<usize>();
+    let values: Vec<f64> = (0..n)
+        .map(|i| 2.0 * (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin())
+        .collect();
+    Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
+}
+
+fn flat(t: &Tensor) -> Vec<f64> {
+    let t = t.to_device(&Device::Cpu).unwrap();
+    let t = t.to_dtype(DType::F64).unwrap().flatten_all().unwrap();
+    t.to_vec1().unwrap()
+}
+
+/// How much each element of `y` counts, in its dtype, which represents it exactly.
+fn weights(y: &Tensor) -> Result<Tensor> {
+    let weights = (wave(y.dims(), 11) * 32.0)?.round()?;
+    weights
+        .affine(1.0 / 32.0, 0.0)?
+        .to_dtype(y.dtype())?
+        .to_device(y.device())
+}
+
+type Op<'a> = &'a dyn Fn(&[Tensor]) -> Result<Tensor>;
+
+/// The result and the gradient of every argument, where each result counts differently.
+fn run(op: Op<'_>, args: &[Tensor], device: &Device) -> Result<Vec<Tensor>> {
+    let vars = args
+        .iter()
+        .map(|a| Var::from_tensor(&a.to_device(device)?))
+        .collect::<Result<Vec<_>>>()?;
+    let args: Vec<Tensor> = vars.iter().map(|v| v.as_tensor().clone()).collect();
+    let y = op(&args)?;
+    let weights = weights(&y)?;
+    let grads = (&y * weights)?.sum_all()?.backward()?;
+    let mut out = vec![y.detach()];
+    for (i, var) in vars.iter().enumerate() {
+        match grads.get(var) {
+            Some(grad) => out.push(grad.clone()),
+            None => candle_core::bail!("argument {i} has no gradient"),
+        }
+    }
+    Ok(out)
+}
+
+/// Compares f32 on the GPU with f64 on the CPU, to a few roundings of the largest value; 16-bit dtypes to their roundings
+/// of values up to 1, since some gradients are made of rounded results. NaN and Inf are in the same places.
+#[track_caller]
+fn assert_like_cpu(name: &str, op: Op<'_>, args: &[Tensor]) -> Result<()> {
+    assert_near_cpu(name, op, args, 4e-6)
+}
+
+/// [`assert_like_cpu`] with a bound of its own for f32.
+#[track_caller]
+fn assert_near_cpu(name: &str, op: Op<'_>, args: &[Tensor], tolerance: f64) -> Result<()> {
+    for dtype in DTYPES {
+        let (tolerance, smallest) = match dtype {
+            DType::F32 => (tolerance, 0.0),
+            DType::F16 => (2e-3, 1.0),
+            _ => (1.2e-2, 1.0),
+        };
+        let args = args
+            .iter()
+            .map(|a| a.to_dtype(dtype))
+            .collect::<Result<Vec<_>>>()?;
+        let exact = args
+            .iter()
+            .map(|a| a.to_dtype(DType::F64))
+            .collect::<Result<Vec<_>>>()?;
+        let (got, expected) = (run(op, &args, &device())?, run(op, &exact, &Device::Cpu)?);
+        for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let what = format!("{name}, {dtype:?}, result {i} (0: forward)");
+            let scalar = i == 0 && got.rank() == 0; // The loss is f32.
+            assert_eq!(
+                got.dtype(),
+                if scalar { DType::F32 } else { dtype },
+                "{what}"
+            );
+            assert_eq!(got.dims(), expected.dims(), "{what}");
+            let (got, expected) = (flat(got), flat(expected));
+            let finite = expected.iter().filter(|e| e.is_finite());
+            let largest = finite.fold(smallest, |a: f64, b| a.max(b.abs()));
+            for (at, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let same = got == expected || (got.is_nan() && expected.is_nan());
+                assert!(
+                    same || (got - expected).abs() <= tolerance * largest,
+                    "{what}, element {at}: got {got}, CPU {expected}, largest {largest}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rows_of_every_length() -> Result<()> {
+    if no_gpu() {
+        return Ok(());
+    }
+    for d in LENGTHS {
+        // A mean that would cancel in a variance of squares.
+        let x = (wave(&[2, 3, d], 1) + 5.0)?;
+        let args = [x, wave(&[d], 2), wave(&[d], 3)];
+        let name = |op: &str| format!("{op} of rows of {d}");
+        assert_like_cpu(
+            &name("layer_norm"),
+            &|a| layer_norm(&a[0], &a[1], Some(&a[2]), 1e-2),
+            &args,
+        )?;
+        assert_like_cpu(
+            &name("layer_norm without bias"),
+            &|a| layer_norm(&a[0], &a[1], None, 1e-2),
+            &args[..2],
+        )?;
+        // The gradient of the shortest rows would be nothing but rounding errors with a small eps.
+        let eps = if d < 4 { 0.5 } else { 1e-5 };
+        let rms = |a: &[Tensor]| rms_norm(&a[0], &a[1], eps);
+        assert_like_cpu(&name("rms_norm"), &rms, &args[..2])?;
+        let x = [(wave(&[2, 3, d], 1) * 4.0)?];
+        assert_like_cpu(&name("softmax"), &|a| softmax_last_dim(&a[0]), &x)?;
+        assert_like_cpu(&name("gelu"), &|a| gelu(&a[0]), &x)?;
+        let targets: Vec<i64> = (0..6).map(|i| (i * 29 % d) as i64).collect();
+        let targets = Tensor::from_vec(targets, (2, 3), &Device::Cpu)?;
+        for ignore_index in [None, Some(0)] {
+            let options = CrossEntropyOptions { ignore_index };
+            if d == 1 && ignore_index.is_some() {
+                continue; // All would be ignored.
+            }
+            assert_like_cpu(
+                &name("cross_entropy"),
+                &|a| cross_entropy_with(&a[0], &targets.to_device(a[0].device())?, options),
+                &x,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn many_rows() -> Result<()> {
+    if no_gpu() {
+        return Ok(());
+    }
+    // Slabs of more than 64 rows, the last of them shorter.
+    let rows = 64 * 256 + 100;
+    for (rows, d) in [(rows, 3), (333, 300)] {
+        let args = [wave(&[rows, d], 1), wave(&[d], 2), wave(&[d], 3)];
+        // Terms of both signs cancel in sums over rows.
+        assert_near_cpu(
+            &format!("layer_norm of {rows} rows"),
+            &|a| layer_norm(&a[0], &a[1], Some(&a[2]), 1e-2),
+            &args,
+            1e-5,
+        )?;
+        let targets = Tensor::arange(0u32, rows as u32, &Device::Cpu)?;
+        let targets = (targets.to_dtype(DType::F64)? * (1.0 / 7.0))?.to_dtype(DType::U8)?;
+        let options = CrossEntropyOptions {
+            ignore_index: Some(1),
+        };
+        let targets = targets.minimum(&Tensor::full(d as u8 - 1, rows, &Device::Cpu)?)?;
+        assert_like_cpu(
+            &format!("cross_entropy of {rows} rows"),
+            &|a| cross_entropy_with(&a[0], &targets.to_device(a[0].device())?, options),
+            &args[..1],
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn causal_matrices() -> Result<()> {
+    if no_gpu() {
+        return Ok(());
+    }
+    let shapes = [
+        (1, 1),
+        (1, 9),
+        (5, 5),
+        (35, 64),
+        (33, 70),
+        (7, 8),
+        (3, 1030),
+        (2, 4099),
+        (40, 40),
+    ];
+    for (tq, tk) in shapes {
+        for multiplier in [0.35, -1.5, 0.0] {
+            let x = (wave(&[2, 3, tq, tk], 1) * 4.0)?;
+            assert_like_cpu(
+                &format!("causal_softmax of {tq} x {tk} times {multiplier}"),
+                &|a| causal_softmax(&a[0], multiplier),
+                &[x],
+            )?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rotations() -> Result<()> {
+    if no_gpu() {
+        return Ok(());
+    }
+    for (t, d) in [
+        (1, 2),
+        (5, 6),
+        (9, 8),
+        (7, 64),
+        (130, 16),
+        (11, 128),
+        (3, 34),
+    ] {
+        let args = [
+            wave(&[2, 3, t, d], 1),
+            wave(&[t + 2, d / 2], 2),
+            wave(&[t + 2, d / 2], 3),
+        ];
+        let name = |op: &str| format!("{op} of {t} positions of {d}");
+        assert_like_cpu(&name("rope"), &|a| rope(&a[0], &a[1], &a[2]), &args)?;
+        assert_like_cpu(&name("rope_i"), &|a| rope_i(&a[0], &a[1], &a[2]), &args)?;
+    }
+    Ok(())
+}
+
+/// Views that start at any element give the bits of copies.
+#[test]
+fn views_off_16_bytes() -> Result<()> {
+    if no_gpu() {
+        return Ok(());
+    }
+    let (t, d) = (9, 64);
+    let x = wave(&[2, 3, t, d], 1);
+    let targets = Tensor::from_vec(
+        (0..2 * 3 * t as i64).collect::<Vec<_>>(),
+        (2, 3, t),
+        &device(),
+    )?;
+    let long = wave(&[2, 1, 3, 1536], 1);
+    let (weight, bias) = (wave(&[d], 2), wave(&[d], 3));
+    let (long_weight, angles) = (wave(&[1536], 2), wave(&[t, d / 2], 4));
+    let cross_entropy =
+        |a: &[Tensor]| cross_entropy_with(&a[0], &targets, CrossEntropyOptions::default());
+    type Case<'a> = (&'a str, Op<'a>, Vec<&'a Tensor>);
+    let cases: Vec<Case<'_>> = vec![
+        (
+            "layer_norm",
+            &|a| layer_norm(&a[0], &a[1], Some(&a[2]), 1e-5),
+            vec![&x, &weight, &bias],
+        ),
+        (
+            "rms_norm",
+            &|a| rms_norm(&a[0], &a[1], 1e-5),
+            vec![&x, &weight],
+        ),
+        (
+            "rms_norm of long rows",
+            &|a| rms_norm(&a[0], &a[1], 1e-5),
+            vec![&long, &long_weight],
+        ),
+        ("softmax", &|a| softmax_last_dim(&a[0]), vec![&x]),
+        (
+            "softmax of long rows",
+            &|a| softmax_last_dim(&a[0]),
+            vec![&long],
+        ),
+        ("causal_softmax", &|a| causal_softmax(&a[0], 0.7), vec![&x]),
+        ("gelu", &|a| gelu(&a[0]), vec![&x]),
+        ("rope", &|a| rope(&a[0], &a[1], &a[1]), vec![&x, &angles]),
+        (
+            "rope_i",
+            &|a| rope_i(&a[0], &a[1], &a[1]),
+            vec![&x, &angles],
+        ),
+        ("cross_entropy", &cross_entropy, vec![&x]),
+    ];
+    for dtype in DTYPES {
+        for (name, op, args) in &cases {
+            let gradients = |offset: usize| -> Result<Vec<Vec<f64>>> {
+                let mut vars = Vec::new();
+                let mut views = Vec::new();
+                for arg in args {
+                    let n = arg.elem_count();
+                    let padded = arg.flatten_all()?.pad_with_zeros(0, offset, 0)?;
+                    let var = Var::from_tensor(&padded.to_dtype(dtype)?.to_device(&device())?)?;
+                    views.push(var.narrow(0, offset, n)?.reshape(arg.shape())?);
+                    vars.push(var);
+                }
+                let y = op(&views)?;
+                let weights = weights(&y)?;
+                let grads = (&y * weights)?.sum_all()?.backward()?;
+                let mut out = vec![flat(&y)];
+                for var in &vars {
+                    let Some(grad) = grads.get(var) else {
+                        candle_core::bail!("{name}: an argument has no gradient");
+                    };
+                    out.push(flat(&grad.narrow(0, offset, var.elem_count() - offset)?));
+                }
+                Ok(out)
+            };
+            let aligned = gradients(0)?;
+            for offset in [1, 2, 5] {
+                assert_eq!(
+                    gradients(offset)?,
+                    aligned,
+                    "{name}, {dtype:?}, at {offset}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn nan_and_inf_as_on_the_cpu() -> Result<()> {
+    if no_gpu() {
+        return Ok(());
+    }
+    for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        for (d, position) in [(1, 0), (40, 0), (40, 33), (40, 39), (1500, 1234)] {
+            let mut values = flat(&wave(&[3, d], 1));
+            values[d + position] = bad;
+            let x = Tensor::from_vec(values, (3, d), &Device::Cpu)?;
+            let parameters = [x.clone(), wave(&[d], 2), wave(&[d], 3)];
+            let name = |op: &str| format!("{op} with {bad} at {position} of {d}");
+            assert_like_cpu(
+                &name("layer_norm"),
+                &|a| layer_norm(&a[0], &a[1], Some(&a[2]), 1e-2),
+                &parameters,
+            )?;
+            assert_like_cpu(
+                &name("rms_norm"),
+                &|a| rms_norm(&a[0], &a[1], 0.5),
+                &parameters[..2],
+            )?;
+            let x = [x];
+            assert_like_cpu(&name("softmax"), &|a| softmax_last_dim(&a[0]), &x)?;
+            assert_like_cpu(&name("gelu"), &|a| gelu(&a[0]), &x)?;
+            let targets = Tensor::new(&[0u32, 0, d as u32 - 1], &Device::Cpu)?;
+            assert_like_cpu(
+                &name("cross_entropy"),
+                &|a| {
+                    let targets = targets.to_device(a[0].device())?;
+                    cross_entropy_with(&a[0], &targets, CrossEntropyOptions::default())
+                },
+                &x,
+            )?;
+        }
+    }
+    // Rows of nothing but -Inf have no softmax.
+    let lowest = Tensor::full(f64::NEG_INFINITY, (2, 40), &Device::Cpu)?;
+    assert_like_cpu("softmax of -Inf", &|a| softmax_last_dim(&a[0]), &[lowest])?;
+    Ok(())
+}
+
+/// Loss and gradient of `logits` on the GPU, the loss multiplied by `factor` afterwards.
+fn loss_and_gradient(
+    logits: &Tensor,
+    targets: &Tensor,
+    ignore_index: Option<i64>,
+    factor: f64,
+) -> Result<(f64, Vec<Vec<f64>>)> {
+    let logits = Var::from_tensor(&logits.to_device(&device())?)?;
+    let options = CrossEntropyOptions { ignore_index };
+    let loss = cross_entropy_with(&logits, &targets.to_device(&device())?, options)?;
+    let grads = (&loss * factor)?.backward()?;
+    let Some(grad) = grads.get(&logits) else {
+        candle_core::bail!("the logits have no gradient");
+    };
+    let classes = logits.dims()[logits.rank() - 1];
+    let rows = flat(grad).chunks(classes).map(<[f64]>::to_vec).collect();
+    Ok((flat(&loss)[0], rows))
+}
+
+#[test]
+fn targets_stay_on_the_device() -> Result<()> {
+    if no_gpu() {
+        return Ok(());
+    }
+    // f64 is composed of candle's primitives.
+    for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+        let logits = wave(&[6, 10], 1).to_dtype(dtype)?;
+        let targets = Tensor::new(&[0i64, 9, 4, 3, 3, 8], &Device::Cpu)?;
+        let (loss, gradient) = loss_and_gradient(&logits, &targets, None, 3.0)?;
+        assert!(loss.is_finite());
+        for kind in [DType::U8, DType::U32, DType::I16, DType::I32] {
+            let same = loss_and_gradient(&logits, &targets.to_dtype(kind)?, None, 3.0)?;
+            assert_eq!(same, (loss, gradient.clone()), "{kind:?}");
+        }
+
+        for bad in [10i64, -1, i64::MIN, i64::MAX, 1 << 32] {
+            let targets = Tensor::new(&[0, bad, -100, 3, 3, 8], &Device::Cpu)?;
+            let (loss, gradient) = loss_and_gradient(&logits, &targets, Some(-100), 1.0)?;
+            assert!(loss.is_nan(), "{dtype:?}, target {bad}: {loss}");
+            for (row, values) in gradient.iter().enumerate() {
+                let expected = |g: &f64| match row {
+                    1 => g.is_nan(),
+                    2 => *g == 0.0,
+                    _ => g.is_finite() && *g != 0.0,
+                };
+                assert!(
+                    values.iter().all(expected),
+                    "{dtype:?}, target {bad}, row {row}: {values:?}"
+                );
+            }
+        }
+
+        let ignored = Tensor::full(7i64, 6, &Device::Cpu)?;
+        let (loss, gradient) = loss_and_gradient(&logits, &ignored, Some(7), 1.0)?;
+        assert!(loss.is_nan());
+        assert_eq!(gradient, vec![vec![0.0; 10]; 6]);
+    }
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! What one step did, read from the device only when asked.
+
+#[cfg(feature = "cuda")]
+use std::sync::{Arc, OnceLock};
+
+use candle_core::Result;
+#[cfg(feature = "cuda")]
+use candle_core::Tensor;
+
+/// What one step did.
+///
+/// When all variables are on one CUDA device, the norm and what follows from it stay there: the
+/// first call of a method here copies them to the host, which waits for the device. A program that
+/// does not read its reports never waits. The values are those of this step, whatever steps follow.
+#[derive(Clone, Debug)]
+#[must_use = "a step may have been skipped"]
+pub struct StepReport {
+    /// The learning rate of this step.
+    pub lr: f64,
+    /// How many variables had a gradient: so many were updated, unless the step was skipped.
+    pub updated: usize,
+    outcome: Outcome,
+}
+
+#[derive(Clone, Debug)]
+enum Outcome {
+    Known(Values),
+    #[cfg(feature = "cuda")]
+    OnDevice(Arc<DeviceValues>),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Values {
+    grad_norm: f64,
+    clip_coefficient: f64,
+    skipped: bool,
+}
+
+/// f64 `[4]`: norm, clip coefficient, 1 if skipped, steps taken.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct DeviceValues {
+    tensor: Tensor,
+    read: OnceLock<Values>,
+}
+
+impl StepReport {
+    /// A step that was taken.
+    pub(super) fn taken(lr: f64, updated: usize, grad_norm: f64, clip_coefficient: f64) -> Self {
+        Self::known(lr, updated, grad_norm, clip_coefficient, false)
+    }
+
+    /// A step that was not; says so to `tracing`.
+    pub(super) fn skipped_step(lr: f64, updated: usize, grad_norm: f64, step: u64) -> Self {
+        warn_skipped(grad_norm, step);
+        Self::known(lr, updated, grad_norm, 0.0, true)
+    }
+
+    fn known(
+        lr: f64,
+        updated: usize,
+        grad_norm: f64,
+        clip_coefficient: f64,
+        skipped: bool,
+    ) -> Self {
+        Self {
+            lr,
+            updated,
+            outcome: Outcome::Known(Values {
+                grad_norm,
+                clip_coefficient,
+                skipped,
+            }),
+        }
+    }
+
+    /// A step whose outcome lies in `tensor`, as `MultiTensorAdamW::step` returns it.
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_device(lr: f64, updated: usize, tensor: Tensor) -> Self {
+        let read = OnceLock::new();
+        Self {
+            lr,
+            updated,
+            outcome: Outcome::OnDevice(Arc::new(DeviceValues { tensor, read })),
+        }
+    }
+
+    fn values(&self) -> Result<Values> {
+        match &self.outcome {
+            Outcome::Known(values) => Ok(*values),
+            #[cfg(feature = "cuda")]
+            Outcome::OnDevice(device) => {
+                if let Some(values) = device.read.get() {
+                    return Ok(*values);
+                }
+                let all = device.tensor.to_vec1::<f64>()?;
+                let &[grad_norm, clip_coefficient, skipped, step] = all.as_slice() else {
+                    candle_core::bail!("a step report has 4 values, got {}", all.len())
+                };
+                let values = Values {
+                    grad_norm,
+                    clip_coefficient,
+                    skipped: skipped != 0.0,
+                };
+                // Whoever comes first warns.
+                if device.read.set(values).is_ok() && values.skipped {
+                    warn_skipped(grad_norm, step as u64);
+                }
+                Ok(values)
+            }
+        }
+    }
+
+    /// Euclidean norm over all gradients before clipping; not finite when some gradient is not.
+    ///
+    /// # Errors
+    /// candle's, when it cannot be copied from the device.
+    pub fn grad_norm(&self) -> Result<f64> {
+        Ok(self.values()?.grad_norm)
+    }
+
+    /// What the gradients were multiplied by: 1 when nothing was clipped, 0 for a skipped step.
+    ///
+    /// # Errors
+    /// As [`StepReport::grad_norm`].
+    pub fn clip_coefficient(&self) -> Result<f64> {
+        Ok(self.values()?.clip_coefficient)
+    }
+
+    /// Whether nothing was changed because the gradient norm was not finite.
+    ///
+    /// # Errors
+    /// As [`StepReport::grad_norm`].
+    pub fn skipped(&self) -> Result<bool> {
+        Ok(self.values()?.skipped)
+    }
+}
+
+fn warn_skipped(grad_norm: f64, step: u64) {
+    tracing::warn!(
+        grad_norm,
+        step,
+        "gradients are not finite: optimizer step skipped"
+    );
+}
