@@ -25,7 +25,7 @@ use std::process::Command;
 mod common;
 use common::{
     assert_close, assert_differ, assert_same, assert_text, delayed, device, fill, flat, of,
-    prepare, tensor,
+    prepare, skipped_on_cuda, tensor,
 };
 
 const VOCAB: usize = 24;
@@ -376,6 +376,9 @@ fn the_file_holds_what_compressed_tensors_prescribes() {
 
 #[test]
 fn the_scales_are_amax_over_448_and_other_tensors_are_unchanged() {
+    if skipped_on_cuda("candle 0.11 casts nothing to or from F8E4M3 there") {
+        return;
+    }
     let (vars, net) = calibrated(delayed(16));
     let dir = dir();
     let report = save_calibrated(&net, dir.path().join("any name.safetensors")).unwrap();
@@ -515,6 +518,9 @@ fn a_model_loads_in_half_precision_too() {
 
 #[test]
 fn a_stock_layer_gets_the_dequantized_weight_through_our_var_builder() {
+    if skipped_on_cuda("candle 0.11 casts nothing to or from F8E4M3 there") {
+        return;
+    }
     for recipe in [RecipeName::Delayed, RecipeName::Rowwise] {
         let (_vars, net) = calibrated(recipe);
         let dir = dir();
@@ -619,6 +625,9 @@ fn a_weight_tied_to_an_embedding_stays_in_high_precision() {
 
 #[test]
 fn two_linears_with_one_weight_are_both_exported() {
+    if skipped_on_cuda("candle 0.11 casts nothing to or from F8E4M3 there") {
+        return;
+    }
     let weight = common::var(5, &[WIDTH, WIDTH]);
     let layer = |path: &str| Linear::new(weight.as_tensor().clone(), None).with_path(path);
     let mut model = (layer("a"), vec![layer("b"), layer("b")]);
@@ -891,6 +900,9 @@ fn a_hand_made_file_loads_through_both_var_builders() {
 
 #[test]
 fn fp8_tensors_that_do_not_fit_together_are_typed_errors() {
+    if skipped_on_cuda("candle 0.11 casts nothing to or from F8E4M3 there") {
+        return;
+    }
     let dir = dir();
     let path = dir.path().join("model.safetensors");
     let codes = codes(24);

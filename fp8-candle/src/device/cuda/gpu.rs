@@ -44,6 +44,8 @@ impl Gpu {
         };
         let stream = cuda.cuda_stream();
         let context = stream.context();
+        // Another thread than the one that opened the device may work on it.
+        context.bind_to_thread().map_err(candle_core::Error::wrap)?;
         let mut chips = CHIPS.lock().unwrap_or_else(PoisonError::into_inner);
         let chips = chips.get_or_insert_default();
         let chip = match chips.get(&context.ordinal()) {
