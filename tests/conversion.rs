@@ -6,7 +6,7 @@ use fp8::recipes::checkpoint::quantized_tensors;
 use fp8::recipes::config::{LayerFilter, RecipeName};
 use fp8::recipes::nn::{self, Linear, Parameter};
 use fp8::recipes::{
-    Autocast, Fp8Module, Outcome, PrepareOptions, PrepareReport, Visitor, VisitorMut,
+    Autocast, Fp8Layer, Fp8Module, Outcome, PrepareOptions, PrepareReport, Visitor, VisitorMut,
     check_gradients, fp8_autocast, fp8_module, is_fp8_enabled, prepare_fp8,
 };
 
@@ -516,7 +516,7 @@ fn fields_of_every_kind_are_visited_in_order_with_their_paths() {
     #[derive(Default)]
     struct Names(Vec<String>);
     impl Visitor for Names {
-        fn linear(&mut self, linear: &Linear) {
+        fn layer(&mut self, linear: &dyn Fp8Layer) {
             self.0.push(linear.path().to_string());
         }
         fn tensor(&mut self, path: &str, _: &Tensor) {
@@ -534,7 +534,7 @@ fn fields_of_every_kind_are_visited_in_order_with_their_paths() {
 
     struct Count(usize);
     impl VisitorMut for Count {
-        fn linear(&mut self, _: &mut Linear) {
+        fn layer(&mut self, _: &mut dyn Fp8Layer) {
             self.0 += 1;
         }
     }

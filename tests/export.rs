@@ -10,9 +10,7 @@ use fp8::recipes::config::{DelayedFormat, Fp8LinearConfig, LayerFilter, Recipe, 
 use fp8::recipes::load::{Checkpoint, var_builder};
 use fp8::recipes::nn::{self, InputScaling, Linear, Parameter};
 use fp8::recipes::optim::{AdamW, AdamWConfig};
-use fp8::recipes::{
-    Autocast, Error, ExportStrategy, fp8_autocast, fp8_module, prepare_fp8, save_calibrated,
-};
+use fp8::recipes::{Autocast, Error, Role, fp8_autocast, fp8_module, prepare_fp8, save_calibrated};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -242,7 +240,8 @@ fn a_static_recipe_and_a_dynamic_one_export_static_scales_too() {
 fn rowwise_exports_a_scale_per_channel_and_scales_inputs_per_token() {
     let (_vars, net) = calibrated(RecipeName::Rowwise);
     let state = net.blocks[0].fc1.fp8_state().unwrap();
-    assert_eq!(state.calibrated_as(), Some(ExportStrategy::Channel));
+    let calibration = state.calibration().unwrap();
+    assert_eq!(calibration.weight.granularity, Granularity::Rowwise);
     let dir = dir();
     let report = save_calibrated(&net, dir.path()).unwrap();
     let tensors = contents(&report.model);
@@ -397,7 +396,13 @@ fn the_scales_are_amax_over_448_and_other_tensors_are_unchanged() {
                 .unwrap(),
         )[0];
         assert_eq!(scale, amax(layer.weight()) / 448., "{path}.weight_scale");
-        let state = layer.fp8_state().unwrap().input().tensors();
+        let state = layer
+            .fp8_state()
+            .unwrap()
+            .slot(Role::Input)
+            .unwrap()
+            .tensors()
+            .unwrap();
         let input = file
             .tensor(&format!("{path}.input_scale"), &device())
             .unwrap();

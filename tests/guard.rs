@@ -8,10 +8,9 @@ use fp8::recipes::config::{
 };
 use fp8::recipes::nn::Linear;
 use fp8::recipes::{
-    Autocast, AutocastGuard, AutocastHandle, ReductionGroup, SingleProcess, end_step, fp8_autocast,
-    is_fp8_enabled,
+    Autocast, AutocastGuard, AutocastHandle, ReductionGroup, Role, SingleProcess, end_step,
+    fp8_autocast, is_fp8_enabled,
 };
-use rayon::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -172,7 +171,8 @@ fn without_fp8_the_layer_is_candle_nns_to_the_bit() {
             .linear
             .fp8_state()
             .unwrap()
-            .input()
+            .slot(Role::Input)
+            .unwrap()
             .non_finite_count()
             .unwrap()
             == 0
@@ -189,7 +189,7 @@ fn calibration_alone_changes_no_later_high_precision_result() {
     let guard = open(Autocast::new(recipe("tensorwise")).calibrating(true));
     layer.linear.forward(&x).unwrap();
     guard.close().unwrap();
-    assert!(layer.linear.fp8_state().unwrap().calibrated_as().is_some());
+    assert!(layer.linear.fp8_state().unwrap().calibration().is_some());
     for guards in [vec![], vec![Autocast::disabled()]] {
         let after = run(&layer, &layer.linear, &x, &go, &guards);
         assert_all_same(&format!("{} guards", guards.len()), &after, &before);
@@ -419,7 +419,7 @@ fn a_panic_drops_what_a_calibration_recorded() {
     }));
     assert!(outcome.is_err());
     assert_eq!(
-        layer.linear.fp8_state().unwrap().calibrated_as(),
+        layer.linear.fp8_state().unwrap().calibration(),
         None,
         "not calibrated"
     );
@@ -461,6 +461,7 @@ fn guards_may_close_in_any_order() {
     layer.linear.forward(&x).unwrap();
     drop(middle);
     assert!(is_fp8_enabled(), "the inner guard is still open");
+    layer.linear.forward(&x).unwrap();
     drop(outer);
     assert!(is_fp8_enabled(), "the inner guard outlives the outer one");
     assert_eq!(
@@ -468,7 +469,8 @@ fn guards_may_close_in_any_order() {
         [2., 0., 0., 0.],
         "updated at the outer guard's close"
     );
-    layer.linear.forward(&x).unwrap();
+    let error = layer.linear.forward(&larger).unwrap_err();
+    assert_text("its step has ended", error, &["is closed"]);
     drop(inner);
     assert!(!is_fp8_enabled(), "all closed");
     // The thread is as new: the next guard is an outermost one again.
@@ -579,15 +581,8 @@ fn two_threads_train_with_two_recipes_at_once() {
 }
 
 fn in_private_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(2)
-        .build()
-        .unwrap();
-    pool.install(work)
-}
-
-fn in_candles_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    Device::Cpu.with_context(work)
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2);
+    pool.build().unwrap().install(work)
 }
 
 #[test]
@@ -597,13 +592,14 @@ fn a_handle_carries_the_context_into_other_pools() {
     for name in ["private pool", "candle's pool"] {
         let layer = Layer::prepared("fc", 90, 4, 8);
         let forward = |handle: Option<&AutocastHandle>| {
-            let work = || {
-                let _guard = handle.map(AutocastHandle::open);
-                (layer.linear.forward(&x).unwrap(), is_fp8_enabled())
+            let here = || (layer.linear.forward(&x).unwrap(), is_fp8_enabled());
+            let work = || match handle {
+                Some(handle) => handle.run(here).unwrap(),
+                None => here(),
             };
             match name {
                 "private pool" => in_private_pool(work),
-                _ => in_candles_pool(work),
+                _ => Device::Cpu.with_context(work),
             }
         };
         let control = Layer::prepared("fc", 90, 4, 8);
@@ -656,13 +652,16 @@ fn many_threads_under_one_guard_merge_by_maximum() {
     let layer = Layer::prepared("fc", 95, 4, 8);
     let guard = open(delayed(4));
     let handle = guard.handle();
-    in_private_pool(|| {
-        (1..=16).into_par_iter().for_each(|i| {
-            let _guard = handle.open();
-            // Guards of its own, too: the owner stays the first one.
-            let _inner = open(delayed(4));
-            layer.linear.forward(&of(&[i as f32; 8], &[1, 8])).unwrap();
-        });
+    std::thread::scope(|scope| {
+        for i in 1..=16 {
+            let (handle, layer) = (&handle, &layer);
+            scope.spawn(move || {
+                let _guard = handle.open().unwrap();
+                // Guards of its own, too: the owner stays the first one.
+                let _inner = open(delayed(4));
+                layer.linear.forward(&of(&[i as f32; 8], &[1, 8])).unwrap();
+            });
+        }
     });
     assert_eq!(layer.slot("input").history[0], 0., "before the close");
     drop(guard);
@@ -679,36 +678,50 @@ fn a_handle_taken_without_a_guard_means_high_precision() {
     let layer = Layer::prepared("fc", 97, 4, 8);
     let x = tensor(98, &[5, 8]);
     let handle = AutocastHandle::current();
-    let y = in_private_pool(|| {
-        let _guard = handle.open();
-        layer.linear.forward(&x).unwrap()
-    });
+    let guard = open(delayed(4));
+    let y = handle.run(|| layer.linear.forward(&x).unwrap()).unwrap();
+    guard.close().unwrap();
     assert_same("no guard", &y, &layer.stock().forward(&x).unwrap());
 }
 
 // ---- delayed scaling: when -------------------------------------------------------------------
 
 #[test]
-fn forward_slots_update_at_close_and_gradients_at_the_next_open_or_end_of_step() {
+fn forward_slots_update_at_close_and_gradients_at_the_next_use_or_end_of_step() {
     let x = of(&[2., -1.], &[1, 2]);
     let go = of(&[8., 4.], &[1, 2]);
-    type Ending = (&'static str, fn(), bool);
-    let endings: [Ending; 5] = [
-        ("end_step", || end_step().unwrap(), true),
-        ("the next guard", || drop(open(delayed(4))), true),
+    type Ending = (&'static str, fn(&Layer), bool);
+    // Uses in a step of another model, or outside of training, leave the gradients to what may still come.
+    fn used_in(layer: &Layer, autocast: impl Into<Autocast>) {
+        let guard = open(autocast);
+        layer.linear.forward(&of(&[0.; 2], &[1, 2])).unwrap();
+        guard.abort();
+    }
+    let endings: [Ending; 6] = [
+        ("end_step", |_| drop(end_step().unwrap()), true),
         (
-            "the next guard of another recipe",
-            || drop(open(recipe("rowwise"))),
+            "use in the next guard",
+            |layer| used_in(layer, delayed(4)),
             true,
         ),
         (
-            "an evaluation guard",
-            || drop(open(Autocast::new(delayed(4)).training(false))),
+            "use in the next guard of another recipe",
+            |layer| used_in(layer, recipe("rowwise")),
+            true,
+        ),
+        (
+            "a guard of another model",
+            |_| used_in(&Layer::prepared("other", 9, 2, 2), delayed(4)),
             false,
         ),
         (
-            "a disabled guard",
-            || drop(open(Autocast::disabled())),
+            "use in an evaluation guard",
+            |layer| used_in(layer, Autocast::new(delayed(4)).training(false)),
+            false,
+        ),
+        (
+            "use in a disabled guard",
+            |layer| used_in(layer, Autocast::disabled()),
             false,
         ),
     ];
@@ -731,7 +744,7 @@ fn forward_slots_update_at_close_and_gradients_at_the_next_open_or_end_of_step()
             "{case}: weight at close"
         );
         assert_eq!(grad_output.quant_scale, 1., "{case}: grad_output waits");
-        ending();
+        ending(&layer);
         let expected = if updates { 7168. } else { 1. };
         assert_eq!(
             layer.slot("grad_output").quant_scale,
@@ -1362,14 +1375,14 @@ impl ReductionGroup for TwoRanks {
 }
 
 #[test]
-fn the_reduction_group_gets_the_amaxes_in_the_order_of_the_names() {
-    let (a, b) = (
-        Layer::prepared("a", 200, 1, 2),
-        Layer::prepared("b", 202, 1, 2),
-    );
+fn the_reduction_group_gets_the_amaxes_of_the_whole_model() {
+    let (mut a, mut b) = (Layer::new("a", 200, 1, 2), Layer::new("b", 202, 1, 2));
+    let mut model = (a.linear.clone(), b.linear.clone());
+    common::prepare(&mut model);
+    (a.linear, b.linear) = model;
     a.weight.set(&of(&[0.5, 0.], &[1, 2])).unwrap();
     b.weight.set(&of(&[0.25, 0.], &[1, 2])).unwrap();
-    let group = TwoRanks::new(&[1., 0.125, 16., 0.]);
+    let group = TwoRanks::new(&[1., 0.125, 1., 16., 0., 0.]);
     let guard = open(Autocast::new(delayed(2)).reduction_group(group.clone()));
     // Used in another order than named.
     let y = b.linear.forward(&of(&[4., 0.], &[1, 2])).unwrap();
@@ -1378,14 +1391,14 @@ fn the_reduction_group_gets_the_amaxes_in_the_order_of_the_names() {
     guard.close().unwrap();
     assert_eq!(
         group.calls(),
-        [[2., 0.5, 4., 0.25]],
-        "a.input, a.weight, b.input, b.weight"
+        [[2., 0.5, 0., 4., 0.25, 0.]],
+        "input, weight, grad_output of a, then of b"
     );
     backward(&y, &of(&[32.], &[1, 1]));
     backward(&z, &of(&[0.5], &[1, 1]));
     assert!(group.calls().is_empty(), "gradients wait");
     end_step().unwrap();
-    assert_eq!(group.calls(), [[0.5, 32.]], "a.grad_output, b.grad_output");
+    assert_eq!(group.calls(), [[0., 0., 0.5, 0., 0., 32.]], "gradients");
     let history = |layer: &Layer, role: &str| layer.slot(role).history[0];
     assert_eq!(
         (history(&a, "input"), history(&a, "weight")),
@@ -1489,9 +1502,15 @@ fn close_reports_what_drop_only_logs() {
         guard.close().unwrap_err(),
         &["rank 1 does not answer"],
     );
+    // The gradients of that step are reduced at the next use: a layer says so.
+    let guard = open(autocast());
+    let error = layer.linear.forward(&x).unwrap_err();
+    assert_text("forward", error, &["rank 1 does not answer"]);
+    guard.abort();
+    let other = Layer::prepared("other", 208, 2, 2);
     {
         let _guard = open(autocast());
-        layer.linear.forward(&x).unwrap();
+        other.linear.forward(&x).unwrap();
     }
     assert!(!is_fp8_enabled(), "and the guard is gone either way");
     assert_eq!(
@@ -1792,10 +1811,11 @@ fn a_training_guard_inside_an_evaluation_guard_begins_a_step() {
     let _evaluation = open(Autocast::new(delayed(4)).training(false));
     assert_eq!(layer.slot("grad_output").quant_scale, 1.);
     let _training = open(delayed(4));
+    layer.linear.forward(&x).unwrap();
     assert_eq!(
         layer.slot("grad_output").quant_scale,
         57344. / amax(&go),
-        "settled when the step begins"
+        "settled when the step uses the model"
     );
 }
 
@@ -1812,37 +1832,6 @@ fn calibrating_again_keeps_the_inputs_seen_but_not_the_old_weight() {
     // Calibration makes dequant_scale = amax / MAX; quant_scale is its reciprocal.
     assert_eq!(layer.slot("input").quant_scale, 1. / (8. / 448.));
     assert_eq!(layer.slot("weight").quant_scale, 1. / (0.5 / 448.));
-}
-
-#[test]
-fn a_large_layer_runs_from_many_tasks_of_one_pool() {
-    // The weight is cast in several tasks, whose threads take up other uses of the layer while they wait.
-    let x = tensor(101, &[4, 512]);
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(3)
-        .build()
-        .unwrap();
-    for seed in 0..4 {
-        let layer = Layer::prepared("fc", 102 + seed, 512, 512);
-        let guard = open(delayed(4));
-        let handle = guard.handle();
-        let outputs: Vec<Tensor> = pool.install(|| {
-            (0..24)
-                .into_par_iter()
-                .map(|_| {
-                    let _guard = handle.open();
-                    layer.linear.forward(&x).unwrap()
-                })
-                .collect()
-        });
-        for y in &outputs {
-            assert_same("task", y, &outputs[0]);
-        }
-        guard.close().unwrap();
-        let history = layer.slot("weight").history;
-        assert_eq!(history[0], amax(layer.weight.as_tensor()));
-        assert_eq!(history[1], 0., "the weight rolls once");
-    }
 }
 
 #[test]

@@ -180,8 +180,13 @@ impl Run {
         for (name, var) in self.vars.data().lock().unwrap().iter() {
             all.insert(name.clone(), bits(var.as_tensor()));
         }
-        for (name, tensor) in fp8_state(&self.mlp).unwrap() {
-            all.insert(name, bits(&tensor));
+        for (name, row) in fp8_state(&self.mlp).unwrap() {
+            let mut bits: Vec<u32> = row.amax_history.iter().map(|x| x.to_bits()).collect();
+            bits.push(row.quant_scale.to_bits());
+            bits.push(row.calibrated_amax.map_or(0, f32::to_bits));
+            bits.push(row.format.map_or(0, |format| format as u32 + 1));
+            bits.extend([row.non_finite, row.draws, row.id]);
+            all.insert(name, bits);
         }
         for (name, tensor) in self.optimizer.state().unwrap() {
             all.insert(format!("optimizer/{name}"), bits(&tensor));
@@ -339,10 +344,9 @@ fn saving_does_not_wait_for_the_next_guard() {
     assert_eq!(before, 1., "the gradients' update was pending");
     assert_ne!(after, 1., "saving ends the step");
     let stored = Checkpoint::open(&[file(&dir)]).unwrap();
-    let stored = stored
-        .tensor("up.grad_output.quant_scale", &device())
-        .unwrap();
-    assert_eq!(common::flat(&stored), [after]);
+    let stored = stored.tensor("fp8/quant_scale", &device()).unwrap();
+    // Rows are sorted by name: down.grad_output, .input, .weight, then up.grad_output.
+    assert_eq!(common::flat(&stored)[3], after);
 }
 
 #[test]
@@ -380,20 +384,17 @@ fn the_file_has_named_tensors_and_readable_metadata() {
         expected.push(var.to_string());
         expected.extend(["exp_avg", "exp_avg_sq"].map(|m| format!("optimizer/{var}.{m}")));
     }
-    for layer in ["up", "down"] {
-        for role in ["input", "weight", "grad_output"] {
-            for what in ["quant_scale", "amax_history"] {
-                let name = format!("{layer}.{role}.{what}");
-                let tensor = stored.tensor(&name, &device()).unwrap();
-                let len = if what == "quant_scale" { 1 } else { 4 };
-                assert_eq!(
-                    (tensor.dtype(), tensor.dims()),
-                    (DType::F32, &[len][..]),
-                    "{name}"
-                );
-                expected.push(name);
-            }
-        }
+    for (column, dims) in [
+        ("quant_scale", &[6][..]),
+        ("amax_history", &[6, 4]),
+        ("calibrated_amax", &[6]),
+        ("kept_quant_scale", &[6]),
+        ("non_finite", &[6]),
+    ] {
+        let name = format!("fp8/{column}");
+        let tensor = stored.tensor(&name, &device()).unwrap();
+        assert_eq!(tensor.dims(), dims, "{name}");
+        expected.push(name);
     }
     expected.sort();
     assert_eq!(stored.names(), expected);
@@ -401,6 +402,12 @@ fn the_file_has_named_tensors_and_readable_metadata() {
     assert_eq!(meta["step"], 1);
     assert_eq!(meta["recipe"]["delayed"]["amax_history_len"], 4);
     assert_eq!(training_meta(file(&dir)).unwrap(), run.meta());
+    let rows: Value = serde_json::from_str(stored.metadata("fp8_state").unwrap()).unwrap();
+    let names = rows["rows"].as_array().unwrap().iter();
+    let names: Vec<&str> = names.map(|row| row["name"].as_str().unwrap()).collect();
+    let expected = ["down.grad_output", "down.input", "down.weight"];
+    assert_eq!(names[..3], expected);
+    assert_eq!(rows["rows"][3]["format"], "e5m2");
 }
 
 #[test]
@@ -512,8 +519,10 @@ fn edited(dir: &tempfile::TempDir, edit: impl FnOnce(&mut BTreeMap<String, Tenso
         .map(|name| (name.to_string(), stored.tensor(name, &device()).unwrap()))
         .collect();
     edit(&mut tensors);
-    let meta = stored.metadata("fp8_training").unwrap().to_string();
-    let metadata = HashMap::from([("fp8_training".to_string(), meta)]);
+    let metadata: HashMap<String, String> = ["fp8_training", "fp8_state"]
+        .into_iter()
+        .map(|key| (key.to_string(), stored.metadata(key).unwrap().to_string()))
+        .collect();
     let path = dir.path().join("edited.safetensors");
     write_safetensors_atomic(&path, &tensors, Some(&metadata)).unwrap();
     path
@@ -551,38 +560,34 @@ fn another_model_is_refused_and_the_tensor_named() {
             &["`up.weight`", "bf16 [20, 12] there"],
         ),
         (
-            "a missing scale",
-            |t| drop(t.remove("down.input.quant_scale")),
-            &["`down.input.quant_scale`", "missing there"],
+            "missing scales",
+            |t| drop(t.remove("fp8/quant_scale")),
+            &["`fp8/quant_scale`", "missing there"],
         ),
         (
-            "a missing history",
-            |t| drop(t.remove("down.weight.amax_history")),
-            &["`down.weight.amax_history`", "missing there"],
+            "missing histories",
+            |t| drop(t.remove("fp8/amax_history")),
+            &["`fp8/amax_history`", "missing there"],
         ),
         (
-            "the state of a layer that is not here",
-            |t| drop(t.insert("side.input.quant_scale".into(), tensor(1, &[1]))),
-            &["`side.input.quant_scale`", "missing here"],
+            "a column that is not here",
+            |t| drop(t.insert("fp8/side".into(), tensor(1, &[1]))),
+            &["`fp8/side`", "missing here"],
         ),
         (
-            "a scale per row",
-            |t| drop(t.insert("up.input.quant_scale".into(), tensor(1, &[2]))),
-            &["`up.input.quant_scale`", "f32 [2] there", "f32 [1] here"],
+            "a scale too many",
+            |t| drop(t.insert("fp8/quant_scale".into(), tensor(1, &[7]))),
+            &["`fp8/quant_scale`", "f32 [7] there", "f32 [6] here"],
         ),
         (
-            "a history of two dimensions",
-            |t| drop(t.insert("up.input.amax_history".into(), tensor(1, &[2, 2]))),
-            &["`up.input.amax_history`", "f32 [2, 2] there"],
+            "histories of one dimension",
+            |t| drop(t.insert("fp8/amax_history".into(), tensor(1, &[24]))),
+            &["`fp8/amax_history`", "f32 [24] there"],
         ),
         (
-            "a kept scale of another shape",
-            |t| drop(t.insert("up.weight.kept_quant_scale".into(), tensor(1, &[2]))),
-            &[
-                "`up.weight.kept_quant_scale`",
-                "f32 [2] there",
-                "f32 [1] here",
-            ],
+            "kept scales of another shape",
+            |t| drop(t.insert("fp8/kept_quant_scale".into(), tensor(1, &[2]))),
+            &["`fp8/kept_quant_scale`", "f32 [2] there", "f32 [6] here"],
         ),
         (
             "a missing moment",
@@ -646,7 +651,7 @@ fn a_model_built_otherwise_is_refused() {
         &LayerFilter::new().skip_paths(["down"]).into(),
     )
     .unwrap();
-    let parts = ["`down.grad_output.amax_history`", "missing here"];
+    let parts = ["`down.grad_output`", "missing here"];
     assert_refused("one layer less prepared", &mut run, &file(&dir), &parts);
     // Nothing prepared.
     let mut run = Run::new(2, None, Style::Plain);
@@ -655,7 +660,7 @@ fn a_model_built_otherwise_is_refused() {
         "nothing prepared",
         &mut run,
         &file(&dir),
-        &["`down.grad_output.amax_history`"],
+        &["`down.grad_output`"],
     );
     // Fewer variables in the optimizer.
     let mut run = Run::new(2, Some(recipe), Style::Frozen);
@@ -745,10 +750,10 @@ fn two_states_under_one_name_are_not_saved() {
     let run = Run::new(1, Some(delayed(4).into()), Style::Plain);
     let vb = VarBuilder::from_varmap(&run.vars, DType::F32, &device());
     // A variable where the state of a layer goes.
-    vb.get(1, "up.input.quant_scale").unwrap();
+    vb.get(1, "fp8/quant_scale").unwrap();
     let error =
         save_training(file(&dir), &run.mlp, &run.vars, &run.optimizer, &run.meta()).unwrap_err();
-    assert_text("one name", &error, &["`up.input.quant_scale`"]);
+    assert_text("one name", &error, &["`fp8/quant_scale`"]);
     assert!(matches!(&error, Error::NameClash { .. }), "{error:?}");
     assert!(!file(&dir).exists(), "nothing is written");
 }

@@ -6,7 +6,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::recipes::nn::{
     Embedding, LayerNorm, Linear, embedding, layer_norm, linear, linear_no_bias, ops,
 };
-use fp8::recipes::{Fp8Module, Visitor, fp8_module};
+use fp8::recipes::{Fp8Layer, Fp8Module, Visitor, fp8_module};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution, Normal};
@@ -241,7 +241,7 @@ impl Gpt {
     pub fn linear_weight_bytes(&self) -> (usize, usize) {
         struct Bytes(usize, usize);
         impl Visitor for Bytes {
-            fn linear(&mut self, linear: &Linear) {
+            fn layer(&mut self, linear: &dyn Fp8Layer) {
                 self.0 += linear.weight_bytes();
                 let (out_features, in_features) = linear.features();
                 self.1 += 4 * out_features * in_features;

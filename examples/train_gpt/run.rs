@@ -10,10 +10,10 @@ use fp8::core::Granularity;
 use fp8::recipes::checkpoint::{
     TrainingMeta, quantized_tensors, resume_training, save_training, training_meta,
 };
-use fp8::recipes::nn::{Linear, ops};
+use fp8::recipes::nn::ops;
 use fp8::recipes::optim::{AdamW, AdamWConfig, LrSchedule, StepReport};
 use fp8::recipes::{
-    Autocast, Fp8Module, PrepareOptions, PrepareReport, Recipe, RecipeName, Visitor,
+    Autocast, Fp8Layer, Fp8Module, PrepareOptions, PrepareReport, Recipe, RecipeName, Visitor,
     check_gradients, fp8_autocast, prepare_fp8,
 };
 use serde::{Deserialize, Serialize};
@@ -227,7 +227,8 @@ impl Run {
                 data.train_batch(seed, self.settings.steps + i, batch, model.context)?;
             self.model.forward(&inputs)?;
         }
-        Ok(guard.close()?)
+        guard.close()?;
+        Ok(())
     }
 
     pub fn quantized_tensors(&self) -> u64 {
@@ -246,7 +247,7 @@ impl Run {
             per_channel: bool,
         }
         impl Visitor for Bytes {
-            fn linear(&mut self, linear: &Linear) {
+            fn layer(&mut self, linear: &dyn Fp8Layer) {
                 let (out_features, in_features) = linear.features();
                 self.total += match linear.fp8_state() {
                     None => linear.weight_bytes(),

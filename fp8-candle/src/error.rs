@@ -114,6 +114,33 @@ pub enum Error {
     /// A static scale was asked of a slot that was never calibrated.
     #[error("`{0}` has no static scale: calibrate the model first")]
     NotCalibrated(String),
+    /// Every tensor that calibration has seen in a slot was zero.
+    #[error(
+        "`{0}`: every calibration batch was zero here, which makes no scale: calibrate with batches that reach the layer"
+    )]
+    ZeroCalibration(String),
+    /// A reduction over ranks gave something else than it was sent.
+    #[error(
+        "the reduction over ranks was sent {sent} f32 amaxes and gave {dtype:?} of shape {got:?}, expected f32 [{sent}]"
+    )]
+    Reduction {
+        /// Amaxes that were sent.
+        sent: usize,
+        /// Shape that came back.
+        got: Vec<usize>,
+        /// Dtype that came back.
+        dtype: DType,
+    },
+    /// Saved state that no step can have left behind.
+    #[error("`{tensor}` holds {value}, expected {expected}")]
+    StateValue {
+        /// Column and row.
+        tensor: String,
+        /// The value at fault.
+        value: f32,
+        /// Values that work.
+        expected: &'static str,
+    },
     /// An amax from which no static scale can be made.
     #[error("`{slot}`: {source}")]
     Calibration {

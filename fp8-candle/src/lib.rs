@@ -3,7 +3,7 @@
 //!
 //! This crate knows tensors and scales, not recipes or names: `fp8-recipes` decides which cast happens where.
 
-pub mod delayed;
+mod data;
 pub mod device;
 mod error;
 mod fake_quant;
@@ -15,13 +15,35 @@ mod packed;
 mod quantize;
 mod ready;
 mod simd;
+pub mod state;
 mod tensor;
+pub mod weight_version;
 
-pub use delayed::DelayedSlot;
 pub use device::ScalePolicy;
 pub use error::Error;
 pub use fake_quant::{cast_values_and_gradient, fake_quantize, grad_cast};
 pub use linear::{GemmPlan, LinearPlan, LinearWeight, WeightCache, fp8_linear};
 pub use packed::PackedWeight;
-pub use quantize::{CastCounter, Quantized, Quantizer, ScaleSource};
+pub use quantize::{CastCounter, FirstScale, Quantized, Quantizer, ScaleSource};
+pub use state::{Observer, Role, Slot, StateTable};
 pub use tensor::Fp8Tensor;
+
+use candle_core::{DType, Device, Result, Tensor};
+
+/// A 64-bit hash of every bit of `x`, on whatever device. Of a tensor on a GPU it is taken of a copy on the host.
+pub fn fingerprint(x: &Tensor) -> Result<u64> {
+    let here = match device::backend(x.device())?.fingerprint(x)? {
+        Some(fingerprint) => return Ok(fingerprint),
+        None => x.to_device(&Device::Cpu)?,
+    };
+    match device::backend(&Device::Cpu)?.fingerprint(&here)? {
+        Some(fingerprint) => Ok(fingerprint),
+        None => Err(Error::DType {
+            op: "fingerprint",
+            what: "the tensor",
+            expected: "f32, bf16, f16 or f64",
+            got: DType::U8,
+        }
+        .into()),
+    }
+}

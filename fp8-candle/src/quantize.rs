@@ -1,8 +1,9 @@
 //! How one tensor of one GEMM is cast: format, granularity and where its scale comes from.
 
-use crate::delayed::DelayedSlot;
-use crate::device::{CurrentScale, ScalePolicy, backend};
+use crate::data::matrix_dims;
+use crate::device::{Codes, CurrentScale, ScalePolicy, backend};
 use crate::error::Error;
+use crate::state::{Observer, Slot};
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Result, Tensor};
 use fp8_core::{Cast, Contraction, DelayedRule, Granularity, ScaleGrid};
@@ -22,19 +23,28 @@ pub enum ScaleSource {
     /// The slot's scale, made in earlier steps.
     Delayed {
         /// State of this tensor role.
-        slot: Arc<DelayedSlot>,
-        /// Record the amax of this tensor (training), or leave the slot alone (evaluation).
-        record: bool,
-        /// Take the first amax at once instead of casting the first step with scale 1.
-        first_batch: Option<DelayedRule>,
+        slot: Slot,
+        /// What makes the scale where the slot has none for this format.
+        rule: DelayedRule,
+        /// The scale as long as no step has made one.
+        first: FirstScale,
     },
     /// The slot's scale, set by calibration.
-    Static(Arc<DelayedSlot>),
+    Static(Slot),
     /// A fixed dequant_scale, f32 with one element or one per scale of the grid.
     Fixed {
         /// Multiplies after the decode.
         dequant_scale: Tensor,
     },
+}
+
+/// The scale of delayed casts that come before the first update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstScale {
+    /// 1, as peers have it.
+    One,
+    /// Made from the amax of the tensor itself, as the first update will do.
+    OwnAmax,
 }
 
 /// Counts the tensors that were really cast.
@@ -51,6 +61,8 @@ pub struct Quantizer {
     pub source: ScaleSource,
     /// Goes up by one at every cast.
     pub counter: Option<CastCounter>,
+    /// Is told of every cast, and records amaxes.
+    pub observer: Option<Observer>,
 }
 
 /// A quantized tensor and what was measured on the way.
@@ -75,6 +87,7 @@ impl Quantizer {
                 power_of_two: false,
             },
             counter: None,
+            observer: None,
         }
     }
 
@@ -148,6 +161,17 @@ impl Quantizer {
             check_count(quant_scale)?;
             backend.quantize(&x, &grid, quant_scale, &self.cast, orientation)
         };
+        // The amax costs nothing beside the cast, and tells of Inf and NaN.
+        let measures = self.observer.as_ref().is_some_and(|o| o.record) && grid.len() == 1;
+        let measured = |quant_scale: &Tensor| -> Result<(Codes, Option<Tensor>)> {
+            if !measures {
+                return Ok((encode(quant_scale)?, None));
+            }
+            check_count(quant_scale)?;
+            let (codes, amax) =
+                backend.quantize_with_amax(&x, quant_scale, &self.cast, orientation)?;
+            Ok((codes, Some(amax)))
+        };
         let (codes, quant_scale, dequant_scale, amax) = match &self.source {
             ScaleSource::Current {
                 policy,
@@ -165,42 +189,23 @@ impl Quantizer {
                     Some(cast.amax),
                 )
             }
-            ScaleSource::Delayed {
-                slot,
-                record,
-                first_batch,
-            } => {
-                if let Some(rule) = first_batch
-                    .as_ref()
-                    .filter(|_| *record && slot.is_initial())
-                {
-                    let whole = ScaleGrid::tensorwise(rows, cols);
-                    let amax = backend.amax(&x, &whole)?.reshape(1)?;
-                    slot.adopt_first(rule, self.cast.format, &amax)?;
-                }
-                let state = slot.tensors();
-                check_count(&state.quant_scale)?;
-                if *record {
-                    let (codes, amax) = backend.quantize_with_amax(
-                        &x,
-                        &state.quant_scale,
-                        &self.cast,
-                        orientation,
-                    )?;
-                    slot.record(amax.clone());
-                    (codes, state.quant_scale, state.dequant_scale, Some(amax))
-                } else {
-                    let codes = encode(&state.quant_scale)?;
-                    (codes, state.quant_scale, state.dequant_scale, None)
-                }
+            ScaleSource::Delayed { slot, rule, first } => {
+                let format = self.cast.format;
+                let (quant_scale, dequant_scale) =
+                    if *first == FirstScale::OwnAmax && slot.is_initial()? {
+                        let whole = ScaleGrid::tensorwise(rows, cols);
+                        let amax = backend.amax(&x, &whole)?.reshape(1)?;
+                        slot.made_scale(&amax, format, rule)?
+                    } else {
+                        slot.delayed_scale(format, rule)?
+                    };
+                let (codes, amax) = measured(&quant_scale)?;
+                (codes, quant_scale, dequant_scale, amax)
             }
             ScaleSource::Static(slot) => {
-                if !slot.is_calibrated() {
-                    return Err(Error::NotCalibrated(slot.name().to_string()).into());
-                }
-                let state = slot.tensors();
-                let codes = encode(&state.quant_scale)?;
-                (codes, state.quant_scale, state.dequant_scale, None)
+                let (quant_scale, dequant_scale) = slot.static_scale(self.cast.format)?;
+                let (codes, amax) = measured(&quant_scale)?;
+                (codes, quant_scale, dequant_scale, amax)
             }
             ScaleSource::Fixed { dequant_scale } => {
                 let dequant_scale = dequant_scale.to_device(x.device())?;
@@ -211,6 +216,10 @@ impl Quantizer {
         };
         if let Some(counter) = &self.counter {
             counter.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(observer) = &self.observer {
+            let makes_scales = matches!(self.source, ScaleSource::Delayed { .. });
+            observer.note(amax.as_ref(), makes_scales)?;
         }
         let tensor = Fp8Tensor::from_codes(
             codes,
@@ -227,10 +236,10 @@ impl Quantizer {
     }
 }
 
-/// `[product of the leading dims, last dim]`; a scalar is 1x1.
-pub(crate) fn matrix_dims(dims: &[usize]) -> (usize, usize) {
-    match dims {
-        [] => (1, 1),
-        [leading @ .., last] => (leading.iter().product(), *last),
+impl Fp8Tensor {
+    /// Quantizes `x` (f32, bf16, f16 or f64, any shape) for a GEMM that sums over `contraction` of
+    /// `[product of the leading dims, last dim]`. An observer in `quantizer` records the amax.
+    pub fn quantize(x: &Tensor, quantizer: &Quantizer, contraction: Contraction) -> Result<Self> {
+        Ok(quantizer.quantize(x, contraction)?.tensor)
     }
 }

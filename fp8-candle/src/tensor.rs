@@ -1,8 +1,8 @@
 //! A tensor in 8-bit floating point: codes, format, and the scales that give the codes their values.
 
+use crate::data::matrix_dims;
 use crate::device::{Codes, GemmCodes, GemmOperand, backend};
 use crate::error::Error;
-use crate::quantize::{Quantizer, matrix_dims};
 use candle_core::{DType, Device, Result, Tensor};
 use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
 use std::sync::OnceLock;
@@ -25,12 +25,6 @@ pub struct Fp8Tensor {
 }
 
 impl Fp8Tensor {
-    /// Quantizes `x` (f32, bf16, f16 or f64, any shape) for a GEMM that sums over `contraction` of
-    /// `[product of the leading dims, last dim]`. A slot in `quantizer` records the amax.
-    pub fn quantize(x: &Tensor, quantizer: &Quantizer, contraction: Contraction) -> Result<Self> {
-        Ok(quantizer.quantize(x, contraction)?.tensor)
-    }
-
     /// Puts existing codes and scales together.
     ///
     /// `codes` is U8 of any shape; `dequant_scale` is f32 with as many elements as the granularity has scales,

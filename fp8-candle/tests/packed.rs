@@ -5,13 +5,13 @@ mod device;
 
 use candle_core::{DType, Result, Tensor};
 use device::device;
+use fp8_candle::state::StepCells;
 use fp8_candle::{
-    DelayedSlot, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer,
-    ScaleSource, WeightCache, fp8_linear,
+    FirstScale, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Observer, PackedWeight, Quantizer,
+    Role, ScaleSource, Slot, WeightCache, fp8_linear,
 };
-use fp8_core::{Contraction, Format, Granularity};
+use fp8_core::{Contraction, DelayedRule, Format, Granularity};
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use std::sync::Arc;
 
 fn random(seed: u64, rows: usize, cols: usize) -> Result<Tensor> {
     let mut rng = StdRng::seed_from_u64(seed);
@@ -138,7 +138,8 @@ fn a_changed_weight_is_packed_anew() -> Result<()> {
 fn evaluation_never_gets_the_packed_codes_of_an_older_scale() -> Result<()> {
     let (m, n, k) = (3, 40, 64);
     let (x, w) = (random(1, m, k)?, random(2, n, k)?);
-    let slot = Arc::new(DelayedSlot::new("layer.weight", 1, &device())?);
+    let slot = Slot::alone("layer", Role::Weight, 1, &device())?;
+    let step = StepCells::new(slot.table())?;
     let scale = |value: f32| Tensor::full(value, 1, &device());
     slot.restore(&scale(64.)?, &scale(2.)?)?;
     let plan = |record| {
@@ -146,9 +147,14 @@ fn evaluation_never_gets_the_packed_codes_of_an_older_scale() -> Result<()> {
         if let Some(gemm) = &mut plan.output {
             gemm.b.source = ScaleSource::Delayed {
                 slot: slot.clone(),
-                record,
-                first_batch: None,
+                rule: DelayedRule::default(),
+                first: FirstScale::One,
             };
+            gemm.b.observer = Some(Observer {
+                step: step.clone(),
+                row: 0,
+                record,
+            });
         }
         plan
     };

@@ -26,11 +26,12 @@ type AmaxFn = dyn Fn(&[f32]) -> f32 + Send + Sync;
 
 /// A named function from a history, newest amax first, to the amax that makes the scale.
 ///
-/// A result that is zero, infinite or NaN leaves the scale as it is.
+/// A result that is zero, infinite or NaN leaves the scale as it is. One that was read from text has a name only: recipes
+/// refuse it until it is bound to its function.
 #[derive(Clone)]
 pub struct CustomAmax {
     name: Arc<str>,
-    reduce: Arc<AmaxFn>,
+    reduce: Option<Arc<AmaxFn>>,
 }
 
 impl CustomAmax {
@@ -41,8 +42,21 @@ impl CustomAmax {
     ) -> Self {
         Self {
             name: name.into(),
-            reduce: Arc::new(reduce),
+            reduce: Some(Arc::new(reduce)),
         }
+    }
+
+    /// The name of a reduction whose function is elsewhere, as a file has it.
+    pub fn unbound(name: impl Into<Arc<str>>) -> Self {
+        Self {
+            name: name.into(),
+            reduce: None,
+        }
+    }
+
+    /// Whether there is a function behind the name.
+    pub fn is_bound(&self) -> bool {
+        self.reduce.is_some()
     }
 
     /// The name it was given.
@@ -50,9 +64,9 @@ impl CustomAmax {
         &self.name
     }
 
-    /// The amax of `history`, whose first entry is the newest.
+    /// The amax of `history`, whose first entry is the newest; 0, which leaves the scale as it is, without a function.
     pub fn call(&self, history: &[f32]) -> f32 {
-        (self.reduce)(history)
+        self.reduce.as_ref().map_or(0., |reduce| reduce(history))
     }
 }
 
@@ -63,9 +77,13 @@ impl fmt::Debug for CustomAmax {
 }
 
 impl PartialEq for CustomAmax {
-    /// Equal names and the very same function.
+    /// Equal names and the very same function, as far as both have one.
     fn eq(&self, other: &Self) -> bool {
-        self.name == other.name && Arc::ptr_eq(&self.reduce, &other.reduce)
+        let same = match (&self.reduce, &other.reduce) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => true,
+        };
+        self.name == other.name && same
     }
 }
 
@@ -226,6 +244,23 @@ pub fn update_slot(
         *quant_scale = rule.scale_rounding.apply(exact);
     }
     SlotUpdate::Updated
+}
+
+/// The quant_scale that `history` makes for `format`, with nothing new recorded: what a change of the format needs.
+///
+/// A history that makes no scale (all 0) gives 1, the initial one: `previous` was for another format. `previous` stays
+/// where the reduction itself says nothing (0, infinite or NaN of a history that is not empty).
+pub fn remake_scale(rule: &DelayedRule, format: Format, history: &[f32], previous: f32) -> f32 {
+    if history.iter().all(|&amax| amax == 0.0) {
+        return 1.0;
+    }
+    let reduced = rule.amax_compute.reduce(history);
+    if reduced > 0.0 && reduced.is_finite() {
+        let exact = delayed_quant_scale(reduced, format, rule.margin, previous);
+        rule.scale_rounding.apply(exact)
+    } else {
+        previous
+    }
 }
 
 /// `history` with `len` entries: the newest stay, room beyond the oldest is filled with 0.

@@ -49,7 +49,8 @@ pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError};
 pub use format::{Format, FormatPair};
 pub use granularity::{Contraction, Granularity, MX_BLOCK, ScaleGrid};
 pub use history::{
-    AmaxCompute, CustomAmax, DelayedRule, ScaleRounding, SlotUpdate, resize_history, update_slot,
+    AmaxCompute, CustomAmax, DelayedRule, ScaleRounding, SlotUpdate, remake_scale, resize_history,
+    update_slot,
 };
 pub use kernels::{Isa, IsaLevel};
 pub use philox::philox4x32_10;

@@ -103,6 +103,40 @@ pub enum Error {
         /// Value of this run.
         expected: String,
     },
+    /// A guard was to open on a worker of a rayon pool.
+    #[error(
+        "no autocast guard opens on worker {worker} of a rayon pool: while it waits it runs other tasks, which would see the \
+         guard. Open it outside of the pool and carry it in with AutocastHandle::run, or use std threads"
+    )]
+    OnPoolWorker {
+        /// Index of the worker in its pool.
+        worker: usize,
+    },
+    /// A handle or an inner guard outlived the guard that it comes from.
+    #[error(
+        "the autocast guard that this context comes from is closed: its step has ended, open the handle or the inner guard \
+         while it lives"
+    )]
+    GuardClosed,
+    /// The system gave no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+    /// A layer has no state for a tensor that the recipe casts.
+    #[error("layer `{path}` keeps no state for its {role}")]
+    NoRole {
+        /// Path of the layer.
+        path: String,
+        /// The tensor role.
+        role: &'static str,
+    },
+    /// Export of a layer whose weight is another one than at its calibration.
+    #[error(
+        "layer `{path}`: the weight has changed since calibration, which its scales no longer describe: calibrate again"
+    )]
+    ChangedSinceCalibration {
+        /// Path of the layer.
+        path: String,
+    },
     /// Export of a layer that never saw a calibration batch.
     #[error(
         "layer `{path}` was not calibrated: run at least one batch through it under a calibrating guard"

@@ -7,15 +7,23 @@
 
 use crate::atomic::{write_atomic, write_safetensors_atomic};
 use crate::error::{Error, Result};
-use crate::module::{Fp8Module, Visitor};
-use crate::nn::{InputScaling, Linear, StaticWeight};
-use crate::state::ExportStrategy;
+use crate::module::{Fp8Layer, Fp8Module, Visitor};
+use crate::nn::{InputScaling, StaticWeight};
 use candle_core::{DType, Tensor, TensorId};
-use fp8_candle::{Fp8Tensor, Quantizer, ScaleSource};
+use fp8_candle::{Fp8Tensor, Quantizer, Role, ScaleSource, fingerprint};
 use fp8_core::{Cast, Contraction, Format, Granularity, static_dequant_scale};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
+
+/// How a calibrated layer is exported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExportStrategy {
+    /// One static scale for the weight and one for the input (delayed, tensorwise, static recipes).
+    Tensor,
+    /// One scale per output channel of the weight, inputs scaled per token while they run (rowwise recipes).
+    Channel,
+}
 
 /// What [`save_calibrated`] wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,7 +155,7 @@ fn quantization_config(ignored: &[String], strategy: ExportStrategy) -> Value {
 struct OtherTensors(HashSet<TensorId>);
 
 impl Visitor for OtherTensors {
-    fn linear(&mut self, _: &Linear) {}
+    fn layer(&mut self, _: &dyn Fp8Layer) {}
 
     fn tensor(&mut self, _: &str, tensor: &Tensor) {
         self.0.insert(tensor.id());
@@ -192,7 +200,7 @@ impl Collector {
         Ok(())
     }
 
-    fn add_linear(&mut self, linear: &Linear) -> Result<()> {
+    fn add_linear(&mut self, linear: &dyn Fp8Layer) -> Result<()> {
         let path = linear.path();
         if path.is_empty() {
             let (out_features, in_features) = linear.features();
@@ -222,15 +230,26 @@ impl Collector {
         let not_calibrated = || Error::NotCalibrated {
             path: path.to_string(),
         };
-        let (strategy, input_format) = state.calibration().ok_or_else(not_calibrated)?;
+        let calibration = state.calibration().ok_or_else(not_calibrated)?;
+        if fingerprint(weight)? != calibration.weight_fingerprint {
+            return Err(Error::ChangedSinceCalibration {
+                path: path.to_string(),
+            });
+        }
+        let strategy = match calibration.weight.granularity {
+            Granularity::Rowwise => ExportStrategy::Channel,
+            _ => ExportStrategy::Tensor,
+        };
         self.agree(path, strategy)?;
         let codes = quantize_weight(weight, strategy, path)?;
         let input_scale = match strategy {
             ExportStrategy::Channel => None,
             ExportStrategy::Tensor => {
-                if !(state.input().is_calibrated() && state.weight().is_calibrated()) {
-                    return Err(not_calibrated());
-                }
+                let amax = state
+                    .slot(Role::Input)
+                    .and_then(|slot| slot.calibrated_amax());
+                let amax = amax.ok_or_else(not_calibrated)?;
+                let input_format = calibration.input.format.unwrap_or(Format::E4M3);
                 if input_format != Format::E4M3 {
                     return Err(Error::NotExportable {
                         path: path.to_string(),
@@ -239,7 +258,11 @@ impl Collector {
                         ),
                     });
                 }
-                Some(state.input().tensors().dequant_scale)
+                let dequant_scale = static_dequant_scale(amax, Format::E4M3).map_err(|source| {
+                    let slot = format!("{path}.input");
+                    candle_core::Error::from(fp8_candle::Error::Calibration { slot, source })
+                })?;
+                Some(Tensor::from_slice(&[dequant_scale], 1, weight.device())?)
             }
         };
         self.add_codes(path, &codes, input_scale)
@@ -336,12 +359,13 @@ fn quantize_weight(weight: &Tensor, strategy: ExportStrategy, path: &str) -> Res
         granularity,
         source,
         counter: None,
+        observer: None,
     };
     Ok(Fp8Tensor::quantize(weight, &quantizer, Contraction::Cols)?)
 }
 
 impl Visitor for Collector {
-    fn linear(&mut self, linear: &Linear) {
+    fn layer(&mut self, linear: &dyn Fp8Layer) {
         if self.error.is_none() {
             self.error = self.add_linear(linear).err();
         }

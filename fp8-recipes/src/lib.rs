@@ -29,13 +29,14 @@ mod safetensors_file;
 mod state;
 
 pub use autocast::{
-    Autocast, AutocastGuard, AutocastHandle, ReductionGroup, SingleProcess, end_step, fp8_autocast,
-    is_fp8_enabled,
+    Autocast, AutocastGuard, AutocastHandle, NonFinite, ReductionGroup, SingleProcess, StepSummary,
+    end_step, fp8_autocast, is_fp8_enabled, with_fp8,
 };
 pub use config::{DelayedScaling, Fp8LinearConfig, LayerFilter, Recipe, RecipeName};
 pub use error::{Error, Result};
-pub use export::{ExportReport, save_calibrated};
+pub use export::{ExportReport, ExportStrategy, save_calibrated};
+pub use fp8_candle::{Role, Slot, StateTable};
 pub use gradients::check_gradients;
-pub use module::{Fp8Module, Visitor, VisitorMut};
+pub use module::{Fp8Layer, Fp8Module, Visitor, VisitorMut};
 pub use prepare::{LayerReport, Outcome, PrepareOptions, PrepareReport, prepare_fp8};
-pub use state::{ExportStrategy, Fp8State};
+pub use state::{Calibration, Fp8State};

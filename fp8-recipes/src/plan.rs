@@ -1,75 +1,91 @@
 //! From a recipe and a layer's state to the casts of one call.
 
 use crate::autocast::Context;
-use crate::config::{
-    CastConfig, DelayedScaling, GemmConfig, InitialScale, ResolvedConfig, ScalingType,
-};
+use crate::config::{CastConfig, GemmConfig, InitialScale, ResolvedConfig, ScalingType};
+use crate::error::{Error, Result};
 use crate::state::Fp8State;
-use fp8_candle::{DelayedSlot, GemmPlan, LinearPlan, Quantizer, ScalePolicy, ScaleSource};
+use fp8_candle::state::StepCells;
+use fp8_candle::{
+    FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, Role, ScalePolicy, ScaleSource,
+};
 use fp8_core::{Cast, DelayedRule, Granularity};
 use std::sync::Arc;
 
-/// The casts of one call of a layer under `context`. Everything is captured here: the backward pass does not look at
-/// the guard.
-pub(crate) fn linear_plan(state: &Arc<Fp8State>, context: &Context) -> LinearPlan {
+/// The casts of one call of a layer under `context`, which record into `step`. Everything is captured here: the backward pass
+/// does not look at the guard.
+pub(crate) fn linear_plan(
+    state: &Fp8State,
+    context: &Context,
+    step: &Arc<StepCells>,
+) -> Result<LinearPlan> {
     let config = &*context.config;
-    let first_batch = config
-        .delayed
-        .as_ref()
-        .filter(|delayed| delayed.initial == InitialScale::FirstBatch)
-        .map(DelayedScaling::rule);
+    let delayed = config.delayed.as_ref();
+    // Evaluation changes nothing, so a scale that no step has made is not 1 but the one that a step would make.
+    let one = delayed.is_some_and(|delayed| delayed.initial == InitialScale::One);
     let maker = Maker {
         state,
         config,
+        step,
         training: context.training,
-        first_batch,
+        rule: delayed.map(|delayed| delayed.rule()).unwrap_or_default(),
+        first: match one && context.training {
+            true => FirstScale::One,
+            false => FirstScale::OwnAmax,
+        },
     };
-    LinearPlan {
+    Ok(LinearPlan {
         path: state.path().into(),
         output: maker.gemm(
-            (&config.input, state.input()),
-            (&config.weight, state.weight()),
+            (&config.input, Role::Input),
+            (&config.weight, Role::Weight),
             config.gemm_output,
-        ),
+        )?,
         grad_input: maker.gemm(
-            (&config.grad_output, state.grad_output()),
-            (&config.weight_for_grad_input, state.weight()),
+            (&config.grad_output, Role::GradOutput),
+            (&config.weight_for_grad_input, Role::Weight),
             config.gemm_grad_input,
-        ),
+        )?,
         grad_weight: maker.gemm(
-            (&config.grad_output_for_grad_weight, state.grad_output()),
-            (&config.input_for_grad_weight, state.input()),
+            (&config.grad_output_for_grad_weight, Role::GradOutput),
+            (&config.input_for_grad_weight, Role::Input),
             config.gemm_grad_weight,
-        ),
+        )?,
         emulate: config.emulate,
-    }
+    })
 }
 
 struct Maker<'a> {
-    state: &'a Arc<Fp8State>,
+    state: &'a Fp8State,
     config: &'a ResolvedConfig,
+    step: &'a Arc<StepCells>,
     training: bool,
-    first_batch: Option<DelayedRule>,
+    rule: DelayedRule,
+    first: FirstScale,
 }
 
 impl Maker<'_> {
     fn gemm(
         &self,
-        (a, a_slot): (&CastConfig, &Arc<DelayedSlot>),
-        (b, b_slot): (&CastConfig, &Arc<DelayedSlot>),
+        (a, a_role): (&CastConfig, Role),
+        (b, b_role): (&CastConfig, Role),
         gemm: GemmConfig,
-    ) -> Option<GemmPlan> {
-        Some(GemmPlan {
-            a: self.quantizer(a, a_slot)?,
-            b: self.quantizer(b, b_slot)?,
+    ) -> Result<Option<GemmPlan>> {
+        let (a, b) = (self.quantizer(a, a_role)?, self.quantizer(b, b_role)?);
+        Ok(a.zip(b).map(|(a, b)| GemmPlan {
+            a,
+            b,
             use_fast_accum: gemm.use_fast_accum,
-        })
+        }))
     }
 
     /// None where the operand stays in high precision.
-    fn quantizer(&self, cast: &CastConfig, slot: &Arc<DelayedSlot>) -> Option<Quantizer> {
+    fn quantizer(&self, cast: &CastConfig, role: Role) -> Result<Option<Quantizer>> {
+        let slot = self.state.slot(role).ok_or_else(|| Error::NoRole {
+            path: self.state.path().to_string(),
+            role: role.name(),
+        })?;
         let source = match cast.scaling {
-            ScalingType::Disabled => return None,
+            ScalingType::Disabled => return Ok(None),
             ScalingType::Dynamic => ScaleSource::Current {
                 policy: ScalePolicy::Dynamic,
                 // MX scales are powers of two: flooring quant_scale is RCEIL for its reciprocal.
@@ -78,16 +94,24 @@ impl Maker<'_> {
             },
             ScalingType::Delayed => ScaleSource::Delayed {
                 slot: slot.clone(),
-                record: self.training,
-                first_batch: self.first_batch.clone(),
+                rule: self.rule.clone(),
+                first: self.first,
             },
             ScalingType::Static => ScaleSource::Static(slot.clone()),
         };
-        Some(Quantizer {
-            cast: Cast::new(cast.format?),
+        let Some(format) = cast.format else {
+            return Ok(None);
+        };
+        Ok(Some(Quantizer {
+            cast: Cast::new(format),
             granularity: cast.granularity,
             source,
             counter: Some(self.state.counter().clone()),
-        })
+            observer: Some(Observer {
+                step: self.step.clone(),
+                row: slot.row(),
+                record: self.training,
+            }),
+        }))
     }
 }

@@ -2,10 +2,11 @@
 
 use crate::config::{FilterDecision, LayerFilter};
 use crate::error::Result;
-use crate::module::{Fp8Module, Visitor, VisitorMut};
-use crate::nn::Linear;
+use crate::module::{Fp8Layer, Fp8Module, Visitor, VisitorMut};
+use crate::nn::join;
 use crate::state::Fp8State;
-use candle_core::{DType, Tensor, TensorId};
+use candle_core::{DType, Device, Tensor, TensorId};
+use fp8_candle::StateTable;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -132,7 +133,8 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     model.visit(&mut owners);
     let mut preparer = Preparer {
         options,
-        owners: owners.0,
+        owners: owners.names,
+        tables: owners.tables,
         by_path: HashMap::new(),
         report: PrepareReport::default(),
         error: None,
@@ -144,17 +146,25 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     }
 }
 
-/// Which names each tensor goes by.
+/// Which names each tensor goes by, and the tables of layers prepared before.
 #[derive(Default)]
-struct Owners(HashMap<TensorId, Vec<String>>);
+struct Owners {
+    names: HashMap<TensorId, Vec<String>>,
+    tables: Vec<Arc<StateTable>>,
+}
 
 impl Visitor for Owners {
-    fn linear(&mut self, linear: &Linear) {
-        self.tensor(&format!("{}.weight", linear.path()), linear.held_weight());
+    fn layer(&mut self, layer: &dyn Fp8Layer) {
+        self.tensor(&join(layer.path(), "weight"), layer.held_weight());
+        if let Some(state) = layer.fp8_state()
+            && !(self.tables.iter()).any(|table| Arc::ptr_eq(table, state.table()))
+        {
+            self.tables.push(state.table().clone());
+        }
     }
 
     fn tensor(&mut self, path: &str, tensor: &Tensor) {
-        let names = self.0.entry(tensor.id()).or_default();
+        let names = self.names.entry(tensor.id()).or_default();
         if !names.iter().any(|name| name == path) {
             names.push(path.to_string());
         }
@@ -164,13 +174,26 @@ impl Visitor for Owners {
 struct Preparer<'a> {
     options: &'a PrepareOptions,
     owners: HashMap<TensorId, Vec<String>>,
+    /// One for each device.
+    tables: Vec<Arc<StateTable>>,
     by_path: HashMap<String, (TensorId, Arc<Fp8State>)>,
     report: PrepareReport,
     error: Option<candle_core::Error>,
 }
 
 impl Preparer<'_> {
-    fn outcome(&mut self, linear: &mut Linear) -> candle_core::Result<Outcome> {
+    /// The table of the model on this device.
+    fn table(&mut self, device: &Device) -> candle_core::Result<Arc<StateTable>> {
+        let mut tables = self.tables.iter();
+        if let Some(table) = tables.find(|table| table.device().same_device(device)) {
+            return Ok(table.clone());
+        }
+        let table = StateTable::new(device)?;
+        self.tables.push(table.clone());
+        Ok(table)
+    }
+
+    fn outcome(&mut self, linear: &mut dyn Fp8Layer) -> candle_core::Result<Outcome> {
         let (out_features, in_features) = linear.features();
         if linear.static_weight().is_some() {
             return Ok(Outcome::Skipped(
@@ -188,7 +211,7 @@ impl Preparer<'_> {
         if let FilterDecision::Skip(reason) = decision {
             return Ok(Outcome::Skipped(reason));
         }
-        let weight = linear.weight();
+        let weight = linear.held_weight();
         if !matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16) {
             let dtype = weight.dtype().as_str();
             return Ok(Outcome::Skipped(format!(
@@ -225,7 +248,9 @@ impl Preparer<'_> {
             }
             (None, None) => {
                 let len = self.options.amax_history_len;
-                Arc::new(Fp8State::new(linear.path().into(), len, weight.device())?)
+                let table = self.table(weight.device())?;
+                let path = linear.path().into();
+                Arc::new(Fp8State::new(path, linear.roles(), len, &table)?)
             }
         };
         self.by_path
@@ -238,7 +263,7 @@ impl Preparer<'_> {
 }
 
 impl VisitorMut for Preparer<'_> {
-    fn linear(&mut self, linear: &mut Linear) {
+    fn layer(&mut self, linear: &mut dyn Fp8Layer) {
         let (out_features, in_features) = linear.features();
         match self.outcome(linear) {
             Ok(outcome) => {

@@ -1,48 +1,62 @@
 //! FP8 state of one layer.
 
-use candle_core::{Device, Result};
-use fp8_candle::{CastCounter, DelayedSlot, WeightCache};
-use fp8_core::Format;
+use crate::config::CastConfig;
+use fp8_candle::{CastCounter, Role, Slot, StateTable, WeightCache};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How a calibrated layer is exported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExportStrategy {
-    /// One static scale for the weight and one for the input (delayed, tensorwise, static recipes).
-    Tensor,
-    /// One scale per output channel of the weight, inputs scaled per token while they run (rowwise recipes).
-    Channel,
+/// How a layer was calibrated.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Calibration {
+    /// Cast of the inputs: format, granularity, whether its scale is static.
+    pub input: CastConfig,
+    /// Cast of the weight.
+    pub weight: CastConfig,
+    /// Whether the recipe floors scales to powers of two.
+    pub round_scales_to_power_of_two: bool,
+    /// Fingerprint of the weight that the batches went through.
+    pub weight_fingerprint: u64,
 }
 
-/// What [`crate::prepare_fp8`] gives to a layer: scales and histories of its three tensors, its cached FP8 weight and
+/// What [`crate::prepare_fp8`] gives to a layer: its rows in the model's table, its cached FP8 weight and
 /// its counters. Clones of the layer share it.
 #[derive(Debug)]
 pub struct Fp8State {
     path: Arc<str>,
-    input: Arc<DelayedSlot>,
-    weight: Arc<DelayedSlot>,
-    grad_output: Arc<DelayedSlot>,
+    table: Arc<StateTable>,
+    slots: Vec<(Role, Slot)>,
     pub(crate) cache: WeightCache,
     casts: CastCounter,
-    /// Strategy and format of the inputs.
-    calibrated_as: Mutex<Option<(ExportStrategy, Format)>>,
+    calibration: Mutex<Calibrated>,
+}
+
+#[derive(Debug, Default)]
+struct Calibrated {
+    /// Fingerprint of the weight of the last calibration batch.
+    weight: u64,
+    finished: Option<Calibration>,
 }
 
 impl Fp8State {
-    /// Fresh state: quant_scales 1, histories of `amax_history_len` zeros.
-    pub(crate) fn new(path: Arc<str>, amax_history_len: usize, device: &Device) -> Result<Self> {
-        let slot = |role: &str| {
-            DelayedSlot::new(format!("{path}.{role}"), amax_history_len, device).map(Arc::new)
-        };
+    /// New rows of `table`: quant_scales 1, histories of `amax_history_len` zeros.
+    pub(crate) fn new(
+        path: Arc<str>,
+        roles: &[Role],
+        amax_history_len: usize,
+        table: &Arc<StateTable>,
+    ) -> candle_core::Result<Self> {
+        let rows: Vec<_> = roles.iter().map(|&role| (&*path, role)).collect();
+        let first = table.add_rows(&rows, amax_history_len)?;
+        let slots = roles.iter().enumerate();
         Ok(Self {
-            input: slot("input")?,
-            weight: slot("weight")?,
-            grad_output: slot("grad_output")?,
+            slots: slots
+                .map(|(i, &role)| (role, Slot::new(table, first + i)))
+                .collect(),
             path,
+            table: table.clone(),
             cache: WeightCache::default(),
             casts: Arc::new(AtomicU64::new(0)),
-            calibrated_as: Mutex::new(None),
+            calibration: Mutex::default(),
         })
     }
 
@@ -51,28 +65,26 @@ impl Fp8State {
         &self.path
     }
 
-    /// Slot of the input.
-    pub fn input(&self) -> &Arc<DelayedSlot> {
-        &self.input
+    /// The table of the model, which holds this layer's rows.
+    pub fn table(&self) -> &Arc<StateTable> {
+        &self.table
     }
 
-    /// Slot of the weight.
-    pub fn weight(&self) -> &Arc<DelayedSlot> {
-        &self.weight
+    /// The layer's rows, one for each of its roles.
+    pub fn slots(&self) -> &[(Role, Slot)] {
+        &self.slots
     }
 
-    /// Slot of the gradient of the output.
-    pub fn grad_output(&self) -> &Arc<DelayedSlot> {
-        &self.grad_output
+    /// The row of a role, if the layer has it.
+    pub fn slot(&self, role: Role) -> Option<&Slot> {
+        let mut slots = self.slots.iter();
+        slots.find(|(own, _)| *own == role).map(|(_, slot)| slot)
     }
 
-    /// The three slots with the names they have in a checkpoint.
-    pub fn slots(&self) -> [(&'static str, &Arc<DelayedSlot>); 3] {
-        [
-            ("input", &self.input),
-            ("weight", &self.weight),
-            ("grad_output", &self.grad_output),
-        ]
+    /// One past the last row.
+    pub(crate) fn rows_end(&self) -> usize {
+        let rows = self.slots.iter().map(|(_, slot)| slot.row() + 1);
+        rows.max().unwrap_or(0)
     }
 
     /// How many tensors this layer has cast to FP8, forward and backward; a cached weight counts once.
@@ -84,23 +96,26 @@ impl Fp8State {
         &self.casts
     }
 
-    /// How the layer was calibrated, if it was.
-    pub fn calibrated_as(&self) -> Option<ExportStrategy> {
-        self.calibration().map(|(strategy, _)| strategy)
-    }
-
-    /// How the layer was calibrated and in which format its inputs are cast.
-    pub(crate) fn calibration(&self) -> Option<(ExportStrategy, Format)> {
-        *self
-            .calibrated_as
+    fn lock(&self) -> MutexGuard<'_, Calibrated> {
+        self.calibration
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set_calibrated_as(&self, calibration: Option<(ExportStrategy, Format)>) {
-        *self
-            .calibrated_as
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = calibration;
+    /// How the layer was calibrated, if it was and has not been trained in FP8 since.
+    pub fn calibration(&self) -> Option<Calibration> {
+        self.lock().finished
+    }
+
+    pub(crate) fn set_calibration(&self, calibration: Option<Calibration>) {
+        self.lock().finished = calibration;
+    }
+
+    pub(crate) fn calibrated_weight(&self) -> u64 {
+        self.lock().weight
+    }
+
+    pub(crate) fn note_calibrated_weight(&self, fingerprint: u64) {
+        self.lock().weight = fingerprint;
     }
 }

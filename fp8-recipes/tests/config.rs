@@ -289,14 +289,29 @@ fn json_errors_name_the_field_or_value() {
 }
 
 #[test]
-fn a_custom_amax_is_written_by_name_and_not_read() {
+fn a_custom_amax_is_written_by_name_and_bound_again() {
     let last = CustomAmax::new("last", |history: &[f32]| history[0]);
-    let delayed = DelayedScaling::default().with_amax_compute(AmaxCompute::Custom(last));
+    let custom = AmaxCompute::Custom(last.clone());
+    let delayed = DelayedScaling::default().with_amax_compute(custom);
     assert_eq!(delayed.clone(), delayed);
     let json = serde_json::to_string(&delayed).unwrap();
     assert!(json.contains(r#""custom:last""#), "{json}");
-    let error = json_error::<DelayedScaling>(&json);
+    let read: DelayedScaling = serde_json::from_str(&json).unwrap();
+    assert_eq!(read, delayed, "the same name");
+    let error = read.resolve().unwrap_err().to_string();
     assert!(error.contains("custom:last"), "{error}");
+    let bound = Recipe::from(read.clone()).bind_amax_compute(&last).unwrap();
+    assert_eq!(bound, delayed.into());
+    assert!(bound.resolve().is_ok());
+    let other = CustomAmax::new("first", |history: &[f32]| history[0]);
+    for recipe in [
+        Recipe::from(read),
+        Recipe::default(),
+        RecipeName::Rowwise.into(),
+    ] {
+        let error = recipe.bind_amax_compute(&other).unwrap_err().to_string();
+        assert!(error.contains("`first`"), "{error}");
+    }
 }
 
 #[test]

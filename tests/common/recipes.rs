@@ -163,12 +163,9 @@ pub struct Slot {
 #[track_caller]
 pub fn slot(linear: &Linear, role: &str) -> Slot {
     let state = linear.fp8_state().expect("a prepared layer");
-    let (_, slot) = state
-        .slots()
-        .into_iter()
-        .find(|(name, _)| *name == role)
-        .expect("a role");
-    let tensors = slot.tensors();
+    let mut slots = state.slots().iter();
+    let (_, slot) = slots.find(|(own, _)| own.name() == role).expect("a role");
+    let tensors = slot.tensors().unwrap();
     Slot {
         quant_scale: flat(&tensors.quant_scale)[0],
         history: flat(&tensors.amax_history),

@@ -1,49 +1,112 @@
 //! The quantized weight, kept until the weight changes.
 
-use super::same_cast;
-use crate::delayed::DelayedSlot;
+use super::same::same_cast;
 use crate::device::backend;
 use crate::packed::PackedWeight;
-use crate::quantize::{Quantized, Quantizer, ScaleSource};
+use crate::quantize::{FirstScale, Quantizer, ScaleSource};
+use crate::state::{Role, Slot, StepCells};
 use crate::tensor::Fp8Tensor;
+use crate::weight_version::WeightVersion;
 use candle_core::{DType, Result, Tensor, TensorId};
-use fp8_core::Contraction;
+use fp8_core::{Contraction, DelayedRule};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Holds the FP8 copy of one layer's weight over micro-batches and evaluation.
+/// Casts of one weight that are kept at the same time; the one not used for longest goes first.
+const ENTRIES: usize = 4;
+
+/// Holds the FP8 copies of one layer's weight over micro-batches and evaluation, one for each cast and contraction.
 ///
-/// A change is seen by a fingerprint of the weight's bits, so any optimizer and any `Var::set` is noticed. On a
-/// device where a fingerprint would need a copy to the host nothing is cached.
+/// A change is seen by a fingerprint of the weight's bits, so any optimizer and any `Var::set` is noticed. On a device where
+/// a fingerprint would need a copy to the host, codes are kept only for weights whose changes are announced, see
+/// [`crate::weight_version`].
 ///
 /// Under delayed scaling a change of the weight records its amax once. The codes then stay, with the scale they
-/// were made with, until the weight changes again; only codes made with the initial scale 1 are renewed as soon as
+/// were made with, until the weight changes again; only codes made with the initial scale are renewed as soon as
 /// a real one is known, or a frozen weight would keep them for ever.
 #[derive(Debug, Default)]
 pub struct WeightCache(Mutex<Cached>);
 
 #[derive(Debug, Default)]
 struct Cached {
-    entry: Option<Entry>,
+    /// The values that the entries were made of.
+    seen: Option<Seen>,
+    /// Whether these values have recorded their amax.
+    recorded: Option<Recorded>,
+    /// The last used is the last.
+    entries: Vec<Entry>,
     kept: Option<Kept>,
+}
+
+/// What tells the values of a weight from others.
+#[derive(Debug, Clone)]
+struct Seen {
+    id: TensorId,
+    values: Values,
+    /// Kept alive as long as it is compared.
+    _version: Option<WeightVersion>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Values {
+    Fingerprint(u64),
+    Announced(u64),
+}
+
+impl Seen {
+    /// None where a change could not be seen.
+    fn of(weight: &Tensor) -> Result<Option<Self>> {
+        let (values, version) = match backend(weight.device())?.fingerprint(weight)? {
+            Some(fingerprint) => (Values::Fingerprint(fingerprint), None),
+            None => {
+                let version = WeightVersion::of(weight);
+                match version.get() {
+                    0 => return Ok(None),
+                    announced => (Values::Announced(announced), Some(version)),
+                }
+            }
+        };
+        Ok(Some(Self {
+            id: weight.id(),
+            values,
+            _version: version,
+        }))
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        self.id == other.id && self.values == other.values
+    }
+}
+
+/// When the amax of the weight was recorded.
+#[derive(Debug, Clone)]
+struct Recorded {
+    /// None: before the state was loaded.
+    step: Option<Arc<StepCells>>,
+    /// Of the slot; a scale set from outside starts anew.
+    epoch: u64,
+}
+
+impl Recorded {
+    fn holds(&self, epoch: u64) -> bool {
+        self.epoch == epoch && !self.step.as_ref().is_some_and(|step| step.is_aborted())
+    }
 }
 
 /// The scale of codes that are still to be made, see [`WeightCache::restore`].
 #[derive(Debug)]
 struct Kept {
-    fingerprint: u64,
+    values: Values,
     quant_scale: Tensor,
 }
 
 #[derive(Debug)]
 struct Entry {
-    id: TensorId,
-    fingerprint: u64,
     quantizer: Quantizer,
     contraction: Contraction,
+    /// Whether the codes were made for GEMMs along both dimensions.
+    both: bool,
     /// Version of the slot when the codes were made.
     version: (u64, u64),
-    /// Whether this state of the weight has recorded its amax.
-    recorded: bool,
     quant_scale: Tensor,
     quantized: Fp8Tensor,
     /// How often the codes have been used again.
@@ -57,55 +120,92 @@ enum Step {
     Use(Fp8Tensor),
     /// Make them, and keep the cached ones.
     MakeAside,
-    /// Make and keep them; `recorded`: their amax was recorded before.
+    /// Make and keep them; `record`: their amax was not recorded before.
     Make {
-        recorded: bool,
+        record: bool,
     },
     /// Make and keep them with this quant_scale.
     MakeKept(Tensor),
 }
 
+/// One request for codes.
+struct Request<'a> {
+    quantizer: &'a Quantizer,
+    contraction: Contraction,
+    both: bool,
+    /// Version of the slot now.
+    now: (u64, u64),
+}
+
+impl Request<'_> {
+    fn is_delayed(&self) -> bool {
+        matches!(self.quantizer.source, ScaleSource::Delayed { .. })
+    }
+
+    fn records(&self) -> bool {
+        self.is_delayed() && self.quantizer.observer.as_ref().is_some_and(|o| o.record)
+    }
+
+    fn fits(&self, entry: &Entry) -> bool {
+        let same_first = match (&self.quantizer.source, &entry.quantizer.source) {
+            (ScaleSource::Delayed { first: a, .. }, ScaleSource::Delayed { first: b, .. }) => {
+                // What an initial scale is differs; one made by an update does not.
+                a == b || entry.version.0 > 0
+            }
+            _ => true,
+        };
+        same_first
+            && entry.contraction == self.contraction
+            && (entry.both || !self.both)
+            && entry.version.1 == self.now.1
+            && same_cast(&entry.quantizer, self.quantizer)
+    }
+}
+
 impl Cached {
-    fn decide(
-        &mut self,
-        weight: &Tensor,
-        fingerprint: u64,
-        quantizer: &Quantizer,
-        contraction: Contraction,
-        now: (u64, u64),
-    ) -> Step {
-        if matches!(quantizer.source, ScaleSource::Delayed { .. })
+    fn decide(&mut self, seen: &Seen, request: &Request<'_>) -> Step {
+        if !self.seen.as_ref().is_some_and(|before| before.is(seen)) {
+            self.seen = Some(seen.clone());
+            self.recorded = None;
+            self.entries.clear();
+        }
+        if request.is_delayed()
             && let Some(kept) = self.kept.take()
-            && kept.fingerprint == fingerprint
+            && kept.values == seen.values
         {
             return Step::MakeKept(kept.quant_scale);
         }
-        let Some(entry) = self.entry.as_mut().filter(|entry| {
-            entry.id == weight.id()
-                && entry.fingerprint == fingerprint
-                && entry.contraction == contraction
-                && entry.version.1 == now.1
-                && same_cast(&entry.quantizer, quantizer)
-        }) else {
-            return Step::Make { recorded: false };
+        let recorded = (self.recorded.as_ref()).is_some_and(|before| before.holds(request.now.1));
+        let Some(at) = self.entries.iter().position(|entry| request.fits(entry)) else {
+            let record = request.records() && !recorded;
+            return Step::Make { record };
         };
-        let fresh = entry.version == now;
-        if matches!(quantizer.source, ScaleSource::Delayed { record: true, .. }) {
-            if entry.recorded && (fresh || entry.version.0 > 0) {
-                entry.reuses = entry.reuses.saturating_add(1);
-                Step::Use(entry.quantized.clone())
-            } else {
-                Step::Make {
-                    recorded: entry.recorded,
-                }
-            }
-        } else if fresh {
+        let entry = &mut self.entries[at];
+        let fresh = entry.version == request.now;
+        let usable = match request.records() {
+            true => recorded && (fresh || entry.version.0 > 0),
+            false => fresh,
+        };
+        if usable {
             entry.reuses = entry.reuses.saturating_add(1);
-            Step::Use(entry.quantized.clone())
-        } else {
-            // Evaluation must not disturb the codes of the training step in progress.
-            Step::MakeAside
+            let codes = entry.quantized.clone();
+            // The last used is the last.
+            self.entries[at..].rotate_left(1);
+            return Step::Use(codes);
         }
+        match request.records() {
+            true => Step::Make { record: !recorded },
+            // Evaluation must not disturb the codes of the training step in progress.
+            false => Step::MakeAside,
+        }
+    }
+
+    /// The codes that a training cast of these values would use again.
+    fn delayed_entry(&self) -> Option<(&Entry, &Slot)> {
+        (self.entries.iter().rev()).find_map(|entry| match &entry.quantizer.source {
+            ScaleSource::Delayed { slot, .. } => Some((entry, slot)),
+            _ => None,
+        })
     }
 }
 
@@ -124,32 +224,37 @@ impl WeightCache {
     ///
     /// A checkpoint needs it to go on bit-exactly: see [`WeightCache::restore`].
     pub fn kept_quant_scale(&self, weight: &Tensor) -> Result<Option<Tensor>> {
-        let fingerprint = backend(weight.device())?.fingerprint(weight)?;
+        let Some(now) = Seen::of(weight)? else {
+            return Ok(None);
+        };
         let cached = self.lock();
-        let Some(entry) = cached.entry.as_ref().filter(|entry| entry.recorded) else {
+        let unchanged = cached.seen.as_ref().is_some_and(|seen| seen.is(&now));
+        let (true, Some(recorded), Some((entry, slot))) =
+            (unchanged, &cached.recorded, cached.delayed_entry())
+        else {
             return Ok(None);
         };
-        let ScaleSource::Delayed { slot, .. } = &entry.quantizer.source else {
+        let (_, epoch) = slot.version();
+        if !recorded.holds(epoch) || entry.version.1 != epoch {
             return Ok(None);
-        };
-        let unchanged = entry.id == weight.id()
-            && entry.version.1 == slot.version().1
-            && fingerprint == Some(entry.fingerprint);
-        Ok(unchanged.then(|| match entry.version.0 {
+        }
+        Ok(Some(match entry.version.0 {
             // Codes made with the initial scale are renewed.
-            0 => slot.tensors().quant_scale,
+            0 => slot.tensors()?.quant_scale,
             _ => entry.quant_scale.clone(),
         }))
     }
 
     /// Forgets the codes; until `weight` changes its delayed casts use `quant_scale` (f32 `[1]`) and record nothing.
     pub fn restore(&self, weight: &Tensor, quant_scale: Tensor) -> Result<()> {
-        let fingerprint = backend(weight.device())?.fingerprint(weight)?;
-        let kept = fingerprint.map(|fingerprint| Kept {
-            fingerprint,
+        let kept = Seen::of(weight)?.map(|seen| Kept {
+            values: seen.values,
             quant_scale,
         });
-        *self.lock() = Cached { entry: None, kept };
+        *self.lock() = Cached {
+            kept,
+            ..Cached::default()
+        };
         Ok(())
     }
 
@@ -159,8 +264,8 @@ impl WeightCache {
         // More often than micro-batches use a weight between two steps.
         const REUSES: u32 = 8;
         fn entry_of<'a>(cached: &'a mut Cached, codes: &Fp8Tensor) -> Option<&'a mut Entry> {
-            let entry = cached.entry.as_mut();
-            entry.filter(|entry| entry.quantized.codes().id() == codes.codes().id())
+            let mut entries = cached.entries.iter_mut();
+            entries.find(|entry| entry.quantized.codes().id() == codes.codes().id())
         }
         match entry_of(&mut self.lock(), codes) {
             Some(entry) if entry.reuses >= REUSES => {
@@ -188,7 +293,7 @@ impl WeightCache {
         self.quantize_for(weight, quantizer, contraction, false)
     }
 
-    /// [`WeightCache::quantize`]; `both` as in [`Quantizer::quantize_for`], for devices where nothing is cached.
+    /// [`WeightCache::quantize`]; `both` as in [`Quantizer::quantize_for`].
     pub(super) fn quantize_for(
         &self,
         weight: &Tensor,
@@ -196,86 +301,99 @@ impl WeightCache {
         contraction: Contraction,
         both: bool,
     ) -> Result<Fp8Tensor> {
-        let Some(fingerprint) = backend(weight.device())?.fingerprint(weight)? else {
+        let Some(seen) = Seen::of(weight)? else {
             return Ok(quantizer.quantize_for(weight, contraction, both)?.tensor);
         };
         let slot = match &quantizer.source {
             ScaleSource::Delayed { slot, .. } | ScaleSource::Static(slot) => Some(slot),
             _ => None,
         };
-        let records = matches!(&quantizer.source, ScaleSource::Delayed { record: true, .. });
-        let version = || slot.map_or((1, 0), |slot| slot.version());
-
+        let request = Request {
+            quantizer,
+            contraction,
+            both,
+            now: slot.map_or((1, 0), Slot::version),
+        };
         // The casts below run on the thread pool, whose threads may take up another use of this layer while they
         // wait: the lock must not be held then.
-        let step = self
-            .lock()
-            .decide(weight, fingerprint, quantizer, contraction, version());
-        let store = |made: &Quantized, version, recorded| {
-            self.lock().entry = Some(Entry {
-                id: weight.id(),
-                fingerprint,
-                quantizer: quantizer.clone(),
-                contraction,
-                version,
-                recorded,
-                quant_scale: made.quant_scale.clone(),
-                quantized: made.tensor.clone(),
-                reuses: 0,
-                packed: None,
-            });
+        let step = self.lock().decide(&seen, &request);
+        let observed = match step {
+            Step::Use(codes) => return Ok(codes),
+            Step::MakeAside | Step::Make { record: true } => quantizer.clone(),
+            Step::Make { record: false } => without_record(quantizer),
+            Step::MakeKept(ref quant_scale) => with_scale(quantizer, quant_scale)?,
         };
-        let made = match (step, slot) {
-            (Step::Use(codes), _) => return Ok(codes),
-            (Step::MakeAside, _) => return Ok(quantizer.quantize(weight, contraction)?.tensor),
-            (Step::MakeKept(quant_scale), Some(slot)) => {
-                let own = with_scale(quantizer, slot, &quant_scale)?;
-                // Made in an earlier step, though with a real scale.
-                store(
-                    &own.quantize(weight, contraction)?,
-                    (u64::MAX, slot.version().1),
-                    true,
-                );
-                return self.quantize(weight, quantizer, contraction);
+        let made = observed.quantize_for(weight, contraction, both)?;
+        let (version, recorded) = match step {
+            Step::MakeAside | Step::Use(_) => return Ok(made.tensor),
+            Step::Make { record } => {
+                let step = quantizer.observer.as_ref().map(|o| o.step.clone());
+                (request.now, record.then_some(step))
             }
-            (Step::Make { recorded: true }, _) => {
-                let made = without_record(quantizer).quantize(weight, contraction)?;
-                store(&made, version(), true);
-                made
-            }
-            (Step::Make { recorded: false } | Step::MakeKept(_), _) => {
-                let made = quantizer.quantize(weight, contraction)?;
-                store(&made, version(), records);
-                made
-            }
+            // Made in an earlier step, though with a real scale.
+            Step::MakeKept(_) => ((u64::MAX, request.now.1), Some(None)),
         };
-        Ok(made.tensor)
+        let mut cached = self.lock();
+        if !cached.seen.as_ref().is_some_and(|now| now.is(&seen)) {
+            // Another thread has seen other values meanwhile.
+            return Ok(made.tensor);
+        }
+        if let Some(step) = recorded {
+            let epoch = request.now.1;
+            cached.recorded = Some(Recorded { step, epoch });
+        }
+        let outdated = |entry: &Entry| {
+            request.fits(entry)
+                || same_cast(&entry.quantizer, quantizer) && entry.version.1 != request.now.1
+        };
+        cached.entries.retain(|entry| !outdated(entry));
+        if cached.entries.len() == ENTRIES {
+            cached.entries.remove(0);
+        }
+        cached.entries.push(Entry {
+            quantizer: Quantizer {
+                counter: None,
+                observer: None,
+                ..quantizer.clone()
+            },
+            contraction,
+            both,
+            version,
+            quant_scale: made.quant_scale,
+            quantized: made.tensor.clone(),
+            reuses: 0,
+            packed: None,
+        });
+        drop(cached);
+        match step {
+            // Evaluation has a scale of its own.
+            Step::MakeKept(_) => self.quantize_for(weight, quantizer, contraction, both),
+            _ => Ok(made.tensor),
+        }
     }
 }
 
+/// The cast without an amax for later scales.
 fn without_record(quantizer: &Quantizer) -> Quantizer {
     let mut quantizer = quantizer.clone();
-    if let ScaleSource::Delayed { record, .. } = &mut quantizer.source {
-        *record = false;
+    if let Some(observer) = &mut quantizer.observer {
+        observer.record = false;
     }
     quantizer
 }
 
 /// The cast with a scale of its own in place of its slot's.
-fn with_scale(
-    quantizer: &Quantizer,
-    slot: &DelayedSlot,
-    quant_scale: &Tensor,
-) -> Result<Quantizer> {
-    let own = DelayedSlot::new(slot.name(), 1, slot.device())?;
-    own.restore(quant_scale, &Tensor::zeros(1, DType::F32, slot.device())?)?;
+fn with_scale(quantizer: &Quantizer, quant_scale: &Tensor) -> Result<Quantizer> {
+    let device = quant_scale.device();
+    let slot = Slot::alone("kept", Role::Weight, 1, device)?;
+    slot.restore(quant_scale, &Tensor::zeros(1, DType::F32, device)?)?;
     let source = ScaleSource::Delayed {
-        slot: Arc::new(own),
-        record: false,
-        first_batch: None,
+        slot,
+        rule: DelayedRule::default(),
+        first: FirstScale::One,
     };
     Ok(Quantizer {
         source,
-        ..quantizer.clone()
+        ..without_record(quantizer)
     })
 }

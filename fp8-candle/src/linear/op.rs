@@ -1,6 +1,8 @@
 //! The autograd node of the FP8 linear layer.
 
-use super::{GemmPlan, LinearPlan, LinearWeight, multiply, serves_both};
+use super::plan::{GemmPlan, LinearPlan, LinearWeight};
+use super::product::multiply;
+use super::same::serves_both;
 use crate::device::{GemmOutput, backend};
 use crate::packed::PackedWeight;
 use crate::ready::Ready;

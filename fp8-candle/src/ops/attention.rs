@@ -2,6 +2,7 @@
 
 use super::data::compute_dtype;
 use super::{causal_softmax, check_float, check_like, shape_error, softmax_last_dim};
+use crate::data::attention::Attention;
 use crate::device::{FusedAttention, fused_attention};
 use crate::ready::Ready;
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
@@ -66,21 +67,6 @@ pub fn attention_tokens_first(
     Attention::new([q, k, v], options, true)?.apply(q, k, v)
 }
 
-/// The sizes of one call, checked.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Attention {
-    pub(crate) batch: usize,
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) queries: usize,
-    pub(crate) keys: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) causal: bool,
-    pub(crate) logit_multiplier: f64,
-    /// Dimensions are batch, token, head, feature; otherwise batch, head, token, feature.
-    pub(crate) tokens_first: bool,
-}
-
 impl Attention {
     fn new([q, k, v]: [&Tensor; 3], options: AttentionOptions, tokens_first: bool) -> Result<Self> {
         check_float(OP, "q", q)?;
@@ -121,12 +107,6 @@ impl Attention {
                 .unwrap_or(1.0 / (head_dim as f64).sqrt()),
             tokens_first,
         })
-    }
-
-    /// Pairs of a batch entry and a head.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn pairs(&self) -> usize {
-        self.batch * self.heads
     }
 
     fn apply(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {

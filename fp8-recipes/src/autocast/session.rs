@@ -1,223 +1,365 @@
 //! One step: which layers were used between the opening and the closing of an outermost guard.
 
-use super::ReductionGroup;
-use crate::config::{CastConfig, ResolvedConfig};
-use crate::error::Result;
-use crate::state::{ExportStrategy, Fp8State};
-use fp8_candle::DelayedSlot;
-use fp8_candle::delayed::update_slots;
-use fp8_core::{Format, Granularity};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use super::context::{Context, Mode};
+use super::summary::StepSummary;
+use crate::config::{CastConfig, ResolvedConfig, ScalingType};
+use crate::error::{Error, Result};
+use crate::state::{Calibration, Fp8State};
+use candle_core::Tensor;
+use fp8_candle::state::{CalibrationRow, ReductionGroup, RowRule, StepCells};
+use fp8_candle::{Role, StateTable};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) type Group = Option<Arc<dyn ReductionGroup>>;
-
-/// A layer's use in a step.
-#[derive(Debug)]
-pub(crate) struct Use {
-    pub(crate) state: Arc<Fp8State>,
-    pub(crate) config: Arc<ResolvedConfig>,
-    pub(crate) group: Group,
+/// What the guards of a session do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Training,
+    Evaluation,
+    Calibration,
 }
 
-/// The layers that signed in since the guard opened.
+/// What an outermost guard and those inside of it share.
+#[derive(Debug)]
+pub(super) struct Session {
+    kind: Kind,
+    state: Mutex<State>,
+    failed: AtomicBool,
+    static_casts: AtomicU64,
+}
+
 #[derive(Debug, Default)]
-pub(crate) struct Session(Mutex<Vec<Use>>);
+struct State {
+    closed: bool,
+    steps: Vec<Arc<StepCells>>,
+    /// Layers that signed in since the last end of a step, by address, with their last configuration.
+    used: HashMap<usize, Use>,
+}
+
+#[derive(Debug)]
+struct Use {
+    state: Arc<Fp8State>,
+    config: Arc<ResolvedConfig>,
+    group: Option<Arc<dyn ReductionGroup>>,
+}
 
 impl Session {
-    fn lock(&self) -> MutexGuard<'_, Vec<Use>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            state: Mutex::default(),
+            failed: AtomicBool::new(false),
+            static_casts: AtomicU64::new(0),
+        }
     }
 
-    /// Notes a use; the recipe of the last use of a layer counts, but one without delayed casts does not keep an
-    /// earlier one from its update.
-    pub(crate) fn sign_in(&self, new: Use) -> Result<()> {
-        let grad_output = new.state.grad_output().clone();
-        let gradient = SlotUse {
-            format: format(&new.config.grad_output),
-            config: new.config.clone(),
-            group: new.group.clone(),
-            slot: grad_output,
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.lock().closed
+    }
+
+    pub(super) fn note_failure(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_static_cast(&self) {
+        self.static_casts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes a use; gives the cells of the layer's table.
+    pub(super) fn sign_in(
+        &self,
+        layer: &Arc<Fp8State>,
+        context: &Context,
+    ) -> Result<Arc<StepCells>> {
+        let table = layer.table();
+        let first_use = {
+            let state = self.lock();
+            if state.closed {
+                return Err(Error::GuardClosed);
+            }
+            !(state.steps.iter()).any(|step| Arc::ptr_eq(step.table(), table))
         };
-        {
-            let mut uses = self.lock();
-            if let Some(old) = uses
-                .iter_mut()
-                .find(|old| Arc::ptr_eq(&old.state, &new.state))
-            {
-                if new.config.delayed.is_some() || old.config.delayed.is_none() {
-                    *old = new;
-                }
-                return Ok(());
+        if first_use && self.kind == Kind::Training {
+            // The backward pass of the model's last step is over. Not under the lock: a reduction over ranks may run the
+            // user's code.
+            table.update_gradients()?;
+        }
+        let mut state = self.lock();
+        if state.closed {
+            return Err(Error::GuardClosed);
+        }
+        let rows = layer.rows_end();
+        let known = (state.steps.iter().rev())
+            .find(|step| Arc::ptr_eq(step.table(), table) && step.rows() >= rows)
+            .cloned();
+        let step = match known {
+            Some(step) => step,
+            // The first use of the table, or rows have come since.
+            None => {
+                let step = StepCells::new(table)?;
+                state.steps.push(step.clone());
+                step
             }
-            uses.push(new);
+        };
+        let key = Arc::as_ptr(layer) as usize;
+        let again = state.used.get(&key).is_some_and(|before| {
+            Arc::ptr_eq(&before.config, &context.config)
+                && same_group(&before.group, &context.group)
+        });
+        if !again {
+            if context.mode == Mode::Fp8 && context.training {
+                note_rules(&step, layer, context);
+            }
+            let used = Use {
+                state: layer.clone(),
+                config: context.config.clone(),
+                group: context.group.clone(),
+            };
+            state.used.insert(key, used);
         }
-        // The guard before this one may have been opened on another thread, which then keeps the list of gradients
-        // to update; whatever the layer still holds belongs to that step.
-        if gradient.slot.has_pending() {
-            update(vec![gradient])
-        } else {
-            Ok(())
+        Ok(step)
+    }
+
+    /// Ends the session; gives its tables and what was cast. Every table is finished; the first error is given.
+    pub(super) fn close(&self) -> (Vec<Arc<StateTable>>, Result<StepSummary>) {
+        let ended = self.take(true);
+        let tables = ended.tables();
+        let static_casts = self.static_casts.swap(0, Ordering::Relaxed);
+        let done = match self.kind {
+            Kind::Training => ended.commit(),
+            Kind::Evaluation => ended.report(),
+            Kind::Calibration => ended.calibrate(),
+        };
+        let done = done.map(|mut summary| {
+            summary.casts += static_casts;
+            if self.kind != Kind::Calibration && summary.casts == 0 && summary.layers == 0 {
+                warn_of_nothing();
+            }
+            summary
+        });
+        (tables, done)
+    }
+
+    /// Ends a step of a session that goes on.
+    pub(super) fn end_step(&self) -> (Vec<Arc<StateTable>>, Result<StepSummary>) {
+        let ended = self.take(false);
+        self.failed.store(false, Ordering::Relaxed);
+        let static_casts = self.static_casts.swap(0, Ordering::Relaxed);
+        let done = ended.commit().map(|mut summary| {
+            summary.casts += static_casts;
+            summary
+        });
+        (ended.tables(), done)
+    }
+
+    /// Forgets what was recorded.
+    pub(super) fn abort(&self) {
+        for step in self.take(true).steps {
+            step.abort();
         }
     }
 
-    fn take(&self) -> Vec<Use> {
-        std::mem::take(&mut *self.lock())
+    fn take(&self, closes: bool) -> Ended {
+        let mut state = self.lock();
+        state.closed |= closes;
+        let mut steps = std::mem::take(&mut state.steps);
+        // Threads use models in any order; ranks must reduce them in one.
+        steps.sort_by_cached_key(|step| step.table().names().into_iter().next());
+        Ended {
+            steps,
+            used: std::mem::take(&mut state.used).into_values().collect(),
+        }
     }
+}
 
-    /// Drops what was recorded.
-    pub(crate) fn discard(&self) {
-        for used in self.take() {
-            used.state.input().discard_pending();
-            used.state.grad_output().discard_pending();
-            if used.state.weight().discard_pending() {
-                // The cache takes the weight's amax for recorded, which is no longer so.
-                used.state.cache.clear();
+/// What a session leaves behind.
+struct Ended {
+    steps: Vec<Arc<StepCells>>,
+    used: Vec<Use>,
+}
+
+impl Ended {
+    fn tables(&self) -> Vec<Arc<StateTable>> {
+        let mut tables: Vec<Arc<StateTable>> = vec![];
+        for step in &self.steps {
+            if !tables.iter().any(|table| Arc::ptr_eq(table, step.table())) {
+                tables.push(step.table().clone());
             }
         }
+        tables
     }
 
-    /// Updates inputs and weights; returns the gradients, which wait for their backward pass.
-    pub(crate) fn update(&self) -> Result<PendingGradients> {
-        let uses = self.take();
-        let mut forward = vec![];
-        let mut gradients = vec![];
-        for used in uses {
-            for (slot, format) in [
-                (used.state.input(), format(&used.config.input)),
-                (used.state.weight(), format(&used.config.weight)),
-            ] {
-                forward.push(SlotUse {
-                    slot: slot.clone(),
-                    format,
-                    config: used.config.clone(),
-                    group: used.group.clone(),
-                });
-            }
-            gradients.push(PendingGradient {
-                slot: Arc::downgrade(used.state.grad_output()),
-                format: format(&used.config.grad_output),
-                config: used.config,
-                group: used.group,
-            });
+    fn summary(&self) -> StepSummary {
+        StepSummary {
+            casts: self.steps.iter().map(|step| step.casts()).sum(),
+            layers: self.used.len(),
+            counts: vec![],
         }
-        update(forward)?;
-        Ok(PendingGradients(gradients))
     }
 
-    /// Makes static scales of what was recorded. Every layer is finished; the first error is returned.
-    pub(crate) fn finish_calibration(&self) -> Result<()> {
+    /// Updates inputs and weights; the gradients wait for their backward pass.
+    fn commit(&self) -> Result<StepSummary> {
+        let mut summary = self.summary();
         let mut first = Ok(());
-        for used in self.take() {
-            let state = &used.state;
-            let done = state
-                .input()
-                .finish_calibration(format(&used.config.input), true)
-                .and_then(|()| {
-                    // The weight is known whole; what it was before is of no interest.
-                    state
-                        .weight()
-                        .finish_calibration(format(&used.config.weight), false)
-                });
-            // An empty batch records nothing.
-            let complete = state.input().is_calibrated() && state.weight().is_calibrated();
-            let as_now = (done.is_ok() && complete)
-                .then(|| (strategy(&used.config), format(&used.config.input)));
-            state.set_calibrated_as(as_now);
-            if first.is_ok() {
-                first = done;
+        for step in &self.steps {
+            let done = step.table().commit(step);
+            first = first.and(done);
+        }
+        for table in self.tables() {
+            let (before, now) = table.report()?;
+            summary.counts.push((table, before, now));
+        }
+        for used in &self.used {
+            if !is_static(&used.config) {
+                used.state.set_calibration(None);
             }
         }
-        Ok(first?)
+        first?;
+        Ok(summary)
+    }
+
+    /// Evaluation changes nothing.
+    fn report(&self) -> Result<StepSummary> {
+        let mut summary = self.summary();
+        for step in &self.steps {
+            let counts = step.recorded()?.non_finite;
+            let none = Tensor::zeros_like(&counts)?;
+            summary.counts.push((step.table().clone(), none, counts));
+        }
+        Ok(summary)
+    }
+
+    /// Makes static scales of what was recorded. Every layer is finished; the first error is given.
+    fn calibrate(&self) -> Result<StepSummary> {
+        let mut first: Result<()> = Ok(());
+        for step in &self.steps {
+            let here =
+                || (self.used.iter()).filter(|used| Arc::ptr_eq(used.state.table(), step.table()));
+            let rows: Vec<CalibrationRow> = here().flat_map(calibration_rows).collect();
+            // Ranks of one job calibrate with one group.
+            let group = here().find_map(|used| used.group.clone());
+            let errors = step
+                .table()
+                .finish_calibration(step, &rows, group.as_deref())?;
+            if let (Some(error), Ok(())) = (errors.into_iter().next(), &first) {
+                first = Err(candle_core::Error::from(error).into());
+            }
+        }
+        for used in &self.used {
+            let slots = used.state.slots();
+            // An empty batch records nothing.
+            let complete = (slots.iter())
+                .filter(|(role, _)| !role.is_gradient())
+                .all(|(_, slot)| slot.is_calibrated());
+            let calibration = Calibration {
+                input: used.config.input,
+                weight: used.config.weight,
+                round_scales_to_power_of_two: used.config.round_scales_to_power_of_two,
+                weight_fingerprint: used.state.calibrated_weight(),
+            };
+            used.state.set_calibration(complete.then_some(calibration));
+        }
+        first?;
+        Ok(self.summary())
     }
 }
 
-/// Resolved casts all have a format; E4M3 stands for one that is disabled.
-fn format(cast: &CastConfig) -> Format {
-    cast.format.unwrap_or(Format::E4M3)
-}
-
-/// Rowwise weights are exported with a scale per channel, all others with one scale.
-fn strategy(config: &ResolvedConfig) -> ExportStrategy {
-    match config.weight.granularity {
-        Granularity::Rowwise => ExportStrategy::Channel,
-        _ => ExportStrategy::Tensor,
-    }
-}
-
-struct SlotUse {
-    slot: Arc<DelayedSlot>,
-    format: Format,
-    config: Arc<ResolvedConfig>,
-    group: Group,
-}
-
-/// Updates slots; those of one delayed recipe and one reduction group together.
-fn update(mut uses: Vec<SlotUse>) -> Result<()> {
-    uses.retain(|used| used.config.delayed.is_some());
-    // Layers sign in in the order of the threads that run them; ranks must agree on one.
-    uses.sort_by(|a, b| a.slot.name().cmp(b.slot.name()));
-    while let Some(first) = uses.first() {
-        let (config, group) = (first.config.clone(), first.group.clone());
-        let same_group = |other: &Group| match (&group, other) {
-            (None, None) => true,
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-            _ => false,
+/// Inputs take earlier batches into account; a weight is known whole.
+fn calibration_rows(used: &Use) -> Vec<CalibrationRow> {
+    let rows = used.state.slots().iter().filter_map(|(role, slot)| {
+        let is_input = match role {
+            Role::Input => true,
+            Role::Weight => false,
+            _ => return None,
         };
-        let (here, rest): (Vec<_>, Vec<_>) = uses
-            .into_iter()
-            .partition(|used| used.config.delayed == config.delayed && same_group(&used.group));
-        uses = rest;
-        let Some(delayed) = &config.delayed else {
+        Some(CalibrationRow {
+            row: slot.row(),
+            format: casts_of(&used.config, *role)[0].format?,
+            with_earlier: is_input,
+            allow_zero: !is_input,
+        })
+    });
+    rows.collect()
+}
+
+/// The casts of a role, in either of its two GEMMs.
+fn casts_of(config: &ResolvedConfig, role: Role) -> [&CastConfig; 2] {
+    match role {
+        Role::Weight => [&config.weight, &config.weight_for_grad_input],
+        Role::GradOutput => [&config.grad_output, &config.grad_output_for_grad_weight],
+        _ => [&config.input, &config.input_for_grad_weight],
+    }
+}
+
+/// Whether the forward pass uses calibrated scales only, which training leaves as they are.
+fn is_static(config: &ResolvedConfig) -> bool {
+    let forward = [&config.input, &config.weight];
+    forward
+        .iter()
+        .all(|cast| cast.scaling == ScalingType::Static)
+}
+
+fn same_group(a: &Option<Arc<dyn ReductionGroup>>, b: &Option<Arc<dyn ReductionGroup>>) -> bool {
+    match (a, b) {
+        (None, None) => true,
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        _ => false,
+    }
+}
+
+/// How the layer's rows are to be updated: the last configuration with a delayed cast of a row counts.
+fn note_rules(step: &StepCells, layer: &Fp8State, context: &Context) {
+    let config = &*context.config;
+    for (role, slot) in layer.slots() {
+        if !is_static(config) {
+            step.note_trained(slot.row());
+        }
+        let mut casts = casts_of(config, *role).into_iter();
+        let cast = casts.find(|cast| cast.scaling == ScalingType::Delayed);
+        let format = cast.and_then(|cast| cast.format);
+        let (Some(delayed), Some(format)) = (&config.delayed, format) else {
             continue;
         };
-        let slots: Vec<_> = here
-            .into_iter()
-            .map(|used| (used.slot, used.format))
-            .collect();
-        let group = group.filter(|_| delayed.reduce_amax);
-        update_slots(
-            &slots,
-            &delayed.rule(),
-            delayed.amax_history_len,
-            &|amaxes| match &group {
-                None => Ok(amaxes.clone()),
-                Some(group) => group.all_reduce_max(amaxes),
-            },
-        )?;
+        let rule = RowRule {
+            rule: delayed.rule(),
+            format,
+            window: delayed.amax_history_len,
+            group: context.group.clone().filter(|_| delayed.reduce_amax),
+        };
+        step.note_rule(slot.row(), *role, rule);
     }
-    Ok(())
 }
 
-#[derive(Debug)]
-struct PendingGradient {
-    slot: Weak<DelayedSlot>,
-    format: Format,
-    config: Arc<ResolvedConfig>,
-    group: Group,
+/// Updates the gradient scales of a table, if a step has ended since they were last updated.
+pub(super) fn update_gradients(table: &Arc<StateTable>) -> Result<StepSummary> {
+    table.update_gradients()?;
+    let (before, now) = table.report()?;
+    Ok(StepSummary {
+        counts: vec![(table.clone(), before, now)],
+        ..StepSummary::default()
+    })
 }
 
-/// Output gradients recorded, or still to be recorded, by the backward passes of earlier guards.
-#[derive(Debug, Default)]
-pub(crate) struct PendingGradients(Vec<PendingGradient>);
-
-impl PendingGradients {
-    /// Adds newer entries, which replace those of the same slot.
-    pub(crate) fn extend(&mut self, newer: Self) {
-        self.0
-            .retain(|old| !newer.0.iter().any(|new| old.slot.ptr_eq(&new.slot)));
-        self.0.extend(newer.0);
-    }
-
-    /// Updates every gradient slot that recorded something.
-    pub(crate) fn update(self) -> Result<()> {
-        let uses = self.0.into_iter().filter_map(|pending| {
-            Some(SlotUse {
-                slot: pending.slot.upgrade()?,
-                format: pending.format,
-                config: pending.config,
-                group: pending.group,
-            })
-        });
-        update(uses.collect())
+/// Says once in a process that a guard was enabled for nothing.
+fn warn_of_nothing() {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            "an enabled FP8 autocast guard was closed without any FP8: is the model prepared (prepare_fp8), is the guard bound \
+             to a name (`let _guard = ..`, not `let _ = ..`), does the forward pass run on the guard's thread (else take a handle)?"
+        );
     }
 }

@@ -58,7 +58,8 @@ pub enum InitialScale {
     /// The first step casts with `quant_scale` 1, as Transformer Engine does.
     #[default]
     One,
-    /// The first recorded amax makes the scale of the very step that records it.
+    /// Casts before the first update take the scale of their own amax, and the first update that of
+    /// all of them.
     FirstBatch,
 }
 
@@ -77,7 +78,8 @@ pub struct DelayedScaling {
     /// Steps that the history remembers. Default 1024, at least 1.
     pub amax_history_len: usize,
     /// How the history becomes one amax. In JSON `max` (default) or `most_recent`; a function
-    /// written in code is written as `custom:NAME` and cannot be read back.
+    /// written in code is written as `custom:NAME` and read as a name that has to be bound to its
+    /// function again ([`super::Recipe::bind_amax_compute`]).
     #[serde(with = "text::amax_compute")]
     pub amax_compute: AmaxCompute,
     /// Whether scales are rounded down to powers of two. In JSON `exact` (default), `power_of_two`.
@@ -158,10 +160,10 @@ impl DelayedScaling {
         }
     }
 
-    /// Checks the margin and the length of the history.
+    /// Checks the margin and the length of the history, and that a custom reduction has its function.
     ///
     /// # Errors
-    /// [`ConfigError::Margin`], [`ConfigError::HistoryLength`].
+    /// [`ConfigError::Margin`], [`ConfigError::HistoryLength`], [`ConfigError::UnboundAmax`].
     pub fn validate(&self) -> Result<(), ConfigError> {
         if self.amax_history_len == 0 {
             return Err(ConfigError::HistoryLength {
@@ -174,7 +176,12 @@ impl DelayedScaling {
                 limit: MARGIN_LIMIT,
             });
         }
-        Ok(())
+        match &self.amax_compute {
+            AmaxCompute::Custom(custom) if !custom.is_bound() => Err(ConfigError::UnboundAmax {
+                name: custom.name().to_string(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// The rule by which one update turns a history into a scale.

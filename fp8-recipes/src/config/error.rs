@@ -112,13 +112,23 @@ pub enum ConfigError {
         limit: i32,
     },
 
-    /// A function written in code cannot be made from its name.
+    /// A reduction that was read from text has a name only.
     #[error(
-        "amax_compute `custom:{name}` is a function and cannot be read from text: \
-        build the recipe in code"
+        "amax_compute `custom:{name}` has no function here: bind it with Recipe::bind_amax_compute"
     )]
-    CustomAmaxText {
+    UnboundAmax {
         /// The name of the function.
         name: String,
+    },
+
+    /// A function was to be bound to a recipe that asks for another one.
+    #[error(
+        "the recipe reduces histories by `{wanted}`, there is no use for the function `{given}`"
+    )]
+    OtherAmax {
+        /// What the recipe says.
+        wanted: String,
+        /// Name of the function.
+        given: String,
     },
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use fp8_core::{AmaxCompute, CustomAmax};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -102,6 +103,28 @@ impl Recipe {
             Recipe::Delayed(delayed) => delayed.resolve(),
             Recipe::Linear(config) => config.resolve(),
         }
+    }
+
+    /// A copy in which the custom reduction of this name is `function`: recipes that come back from a checkpoint know
+    /// its name only.
+    ///
+    /// # Errors
+    /// [`ConfigError::OtherAmax`] if the recipe does not reduce histories by a function of this name.
+    pub fn bind_amax_compute(self, function: &CustomAmax) -> Result<Self, ConfigError> {
+        let wanted = match self {
+            Recipe::Delayed(delayed) => match &delayed.amax_compute {
+                AmaxCompute::Custom(custom) if custom.name() == function.name() => {
+                    let bound = AmaxCompute::Custom(function.clone());
+                    return Ok(delayed.with_amax_compute(bound).into());
+                }
+                other => other.to_string(),
+            },
+            Recipe::Linear(_) => "no history".to_string(),
+        };
+        Err(ConfigError::OtherAmax {
+            wanted,
+            given: function.name().to_string(),
+        })
     }
 
     /// The name, if this is a named recipe unchanged.

@@ -1,6 +1,6 @@
 //! Spellings that fp8-core does not have: abbreviations, and amax functions written in code.
 
-use fp8_core::{AmaxCompute, Granularity};
+use fp8_core::{AmaxCompute, CustomAmax, Granularity};
 
 use super::ConfigError;
 
@@ -19,15 +19,13 @@ pub(super) fn granularity_short(granularity: Granularity) -> String {
 
 fn parse_amax_compute(text: &str) -> Result<AmaxCompute, ConfigError> {
     match text.strip_prefix(CUSTOM) {
-        Some(name) => Err(ConfigError::CustomAmaxText {
-            name: name.to_string(),
-        }),
+        Some(name) => Ok(AmaxCompute::Custom(CustomAmax::unbound(name))),
         None => Ok(text.parse()?),
     }
 }
 
 /// For `#[serde(with = "..")]`: a function is written by its name, so that a checkpoint can say
-/// which one it was trained with, but cannot be read back.
+/// which one it was trained with, and read as a name that has no function yet.
 pub(super) mod amax_compute {
     use fp8_core::AmaxCompute;
     use serde::de::Error;

@@ -2,14 +2,16 @@
 
 use super::static_weight::is_unscaled_fp8;
 use super::{StaticWeight, join};
-use crate::autocast::{Mode, current};
+use crate::autocast::{Context, Mode, current};
 use crate::error::Error;
+use crate::module::Fp8Layer;
 use crate::plan::linear_plan;
 use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor, VisitorMut};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
-use fp8_candle::{LinearWeight, device, fp8_linear};
+use fp8_candle::state::StepCells;
+use fp8_candle::{LinearWeight, Role, device, fingerprint, fp8_linear};
 use fp8_core::ScaleGrid;
 use std::sync::Arc;
 
@@ -76,14 +78,6 @@ impl Linear {
         }
     }
 
-    /// The tensor that holds the weight, in whatever form: what tied layers share.
-    pub(crate) fn held_weight(&self) -> &Tensor {
-        match &self.weight {
-            Weight::HighPrecision(weight) => weight,
-            Weight::Fp8(weight) => weight.weight().held(),
-        }
-    }
-
     /// The FP8 weight of a layer loaded from an FP8 checkpoint.
     pub fn static_weight(&self) -> Option<&StaticWeight> {
         match &self.weight {
@@ -107,11 +101,6 @@ impl Linear {
         self.state.as_ref()
     }
 
-    /// Gives or takes away FP8 state. [`crate::prepare_fp8`] does this for a whole model.
-    pub(crate) fn set_fp8_state(&mut self, state: Option<Arc<Fp8State>>) {
-        self.state = state;
-    }
-
     /// (out_features, in_features).
     pub fn features(&self) -> (usize, usize) {
         let dims = match &self.weight {
@@ -126,10 +115,7 @@ impl Linear {
 
     /// Bytes that the weight and its scales hold.
     pub fn weight_bytes(&self) -> usize {
-        match &self.weight {
-            Weight::HighPrecision(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
-            Weight::Fp8(weight) => weight.weight().size_in_bytes(),
-        }
+        Fp8Layer::weight_bytes(self)
     }
 
     fn check_input(&self, x: &Tensor) -> Result<()> {
@@ -170,66 +156,118 @@ impl Linear {
         inner.forward(x)
     }
 
-    fn calibrate(&self, state: &Arc<Fp8State>, x: &Tensor, weight: &Tensor) -> Result<()> {
-        let amax = |x: &Tensor| {
-            let cols = x.dims().last().copied().unwrap_or(1);
-            let grid = ScaleGrid::tensorwise(x.elem_count() / cols.max(1), cols);
-            device::backend(x.device())?
-                .amax(&x.detach().contiguous()?, &grid)?
-                .reshape(1)
-        };
-        if x.elem_count() > 0 {
-            state.input().record_calibration(amax(x)?);
-            state.weight().record_calibration(amax(weight)?);
+    fn calibrate(
+        &self,
+        state: &Fp8State,
+        step: &StepCells,
+        x: &Tensor,
+        weight: &Tensor,
+    ) -> Result<()> {
+        if x.elem_count() == 0 {
+            return Ok(());
         }
+        for (role, tensor) in [(Role::Input, x), (Role::Weight, weight)] {
+            let cols = tensor.dims().last().copied().unwrap_or(1);
+            let grid = ScaleGrid::tensorwise(tensor.elem_count() / cols.max(1), cols);
+            let values = tensor.detach().contiguous()?;
+            let amax = device::backend(tensor.device())?.amax(&values, &grid)?;
+            if let Some(slot) = state.slot(role) {
+                step.record(slot.row(), &amax, true)?;
+            }
+        }
+        state.note_calibrated_weight(fingerprint(weight)?);
         Ok(())
+    }
+
+    fn in_context(&self, x: &Tensor, context: &Context) -> Result<Tensor> {
+        let weight = match &self.weight {
+            Weight::HighPrecision(weight) => weight,
+            Weight::Fp8(weight) if context.mode == Mode::HighPrecision => {
+                return self.plain(x, &weight.weight().dequantize(x.dtype())?);
+            }
+            Weight::Fp8(weight) => {
+                context.count_static_cast();
+                return weight.forward(x, self.bias.as_ref());
+            }
+        };
+        let signed_in = match &self.state {
+            Some(state) => context.sign_in(state)?.map(|step| (state, step)),
+            None => None,
+        };
+        let Some((state, step)) = signed_in else {
+            return self.plain(x, weight);
+        };
+        if context.mode == Mode::Calibrate {
+            self.calibrate(state, &step, x, weight)?;
+            return self.plain(x, weight);
+        }
+        let plan = linear_plan(state, context, &step)?;
+        let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));
+        fp8_linear(x, weight, self.bias.as_ref(), &plan)
     }
 }
 
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.check_input(x)?;
         let context = current();
-        let weight = match &self.weight {
-            Weight::HighPrecision(weight) => weight,
-            Weight::Fp8(weight) => {
-                return match context {
-                    Some(context) if context.mode == Mode::HighPrecision => {
-                        self.plain(x, &weight.weight().dequantize(x.dtype())?)
-                    }
-                    _ => weight.forward(x, self.bias.as_ref()),
-                };
-            }
-        };
-        let (Some(state), Some(context)) = (&self.state, &context) else {
-            return self.plain(x, weight);
-        };
-        match context.mode {
-            Mode::HighPrecision => self.plain(x, weight),
-            Mode::Calibrate => {
-                self.calibrate(state, x, weight)?;
-                context.sign_in(state)?;
-                self.plain(x, weight)
-            }
-            Mode::Fp8 => {
-                if context.training {
-                    context.sign_in(state)?;
-                }
-                let plan = linear_plan(state, context);
-                let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));
-                fp8_linear(x, weight, self.bias.as_ref(), &plan)
-            }
+        let y = self
+            .check_input(x)
+            .and_then(|()| match (&context, &self.weight) {
+                (Some(context), _) => self.in_context(x, context),
+                (None, Weight::HighPrecision(weight)) => self.plain(x, weight),
+                (None, Weight::Fp8(weight)) => weight.forward(x, self.bias.as_ref()),
+            });
+        if let (Err(_), Some(context)) = (&y, &context) {
+            context.note_failure();
         }
+        y
+    }
+}
+
+impl Fp8Layer for Linear {
+    fn path(&self) -> &str {
+        &self.path
+    }
+
+    fn roles(&self) -> &'static [Role] {
+        &[Role::Input, Role::Weight, Role::GradOutput]
+    }
+
+    fn fp8_state(&self) -> Option<&Arc<Fp8State>> {
+        self.state.as_ref()
+    }
+
+    fn set_fp8_state(&mut self, state: Option<Arc<Fp8State>>) {
+        self.state = state;
+    }
+
+    fn held_weight(&self) -> &Tensor {
+        match &self.weight {
+            Weight::HighPrecision(weight) => weight,
+            Weight::Fp8(weight) => weight.weight().held(),
+        }
+    }
+
+    fn static_weight(&self) -> Option<&StaticWeight> {
+        Linear::static_weight(self)
+    }
+
+    fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+
+    fn features(&self) -> (usize, usize) {
+        Linear::features(self)
     }
 }
 
 impl Fp8Module for Linear {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.linear(self);
+        visitor.layer(self);
     }
 
     fn visit_mut(&mut self, visitor: &mut dyn VisitorMut) {
-        visitor.linear(self);
+        visitor.layer(self);
     }
 }
 

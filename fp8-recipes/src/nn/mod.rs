@@ -48,7 +48,7 @@ impl crate::Fp8Module for Parameter {
 }
 
 /// `prefix.name`, or `name` at the root.
-fn join(prefix: &str, name: &str) -> String {
+pub(crate) fn join(prefix: &str, name: &str) -> String {
     if prefix.is_empty() {
         name.to_string()
     } else {

@@ -50,6 +50,7 @@ impl StaticWeight {
             granularity,
             source,
             counter: None,
+            observer: None,
         };
         // The weight is codes already; its quantizer is never asked.
         let b = Quantizer {
@@ -59,6 +60,7 @@ impl StaticWeight {
                 dequant_scale: codes.dequant_scale().clone(),
             },
             counter: None,
+            observer: None,
         };
         let output = Some(GemmPlan {
             a,

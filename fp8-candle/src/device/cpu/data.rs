@@ -95,6 +95,28 @@ pub(super) fn with_codes<R>(
     }
 }
 
+/// Calls `f` with the values of a U32 tensor.
+pub(super) fn with_u32<R>(
+    op: &'static str,
+    x: &Tensor,
+    f: impl FnOnce(&[u32]) -> Result<R>,
+) -> Result<R> {
+    let x = x.contiguous()?;
+    let (storage, layout) = x.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(CpuStorage::U32(counts)) => {
+            f(&counts[layout.start_offset()..layout.start_offset() + x.elem_count()])
+        }
+        _ => Err(Error::DType {
+            op,
+            what: "counts",
+            expected: "u32",
+            got: x.dtype(),
+        }
+        .into()),
+    }
+}
+
 /// A detached CPU tensor that takes over `storage`.
 pub(super) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Tensor {
     Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false)

@@ -5,15 +5,18 @@ mod data;
 mod gemm;
 mod hash;
 mod shared;
+mod state;
 mod tasks;
 
-use super::{Backend, Codes, GemmOperand, GemmOutput, Orientation, ScalePolicy};
-use crate::delayed::SlotTensors;
-use crate::quantize::matrix_dims;
+use super::backend::{AmaxCells, Backend};
+use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
+use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::data::matrix_dims;
+use crate::data::scales::ScalePolicy;
 use crate::simd::simd;
 use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor};
 use data::{for_floats, tensor, with_codes, with_f32, with_floats};
-use fp8_core::{Cast, Contraction, DelayedRule, Format, Isa, ScaleGrid, SlotUpdate};
+use fp8_core::{Cast, Contraction, Format, Isa, ScaleGrid};
 use rayon::prelude::*;
 
 /// FP8 on the host.
@@ -183,75 +186,17 @@ impl Backend for CpuBackend {
         Ok(tensor(CpuStorage::U8(codes), x.shape()))
     }
 
-    fn merge_amaxes(&self, slots: &[&[Tensor]], _device: &Device) -> Result<(Tensor, Tensor)> {
-        let (mut amaxes, mut counts) = (vec![], vec![]);
-        for slot in slots {
-            let (mut amax, mut non_finite) = (0f32, 0u32);
-            for recorded in *slot {
-                with_f32("merge_amaxes", recorded, |values| {
-                    for &value in values {
-                        if value.is_finite() {
-                            amax = amax.max(value);
-                        } else {
-                            non_finite += 1;
-                        }
-                    }
-                    Ok(())
-                })?;
-            }
-            amaxes.push(amax);
-            counts.push(non_finite);
-        }
-        let len = slots.len();
-        Ok((
-            tensor(CpuStorage::F32(amaxes), len),
-            tensor(CpuStorage::U32(counts), len),
-        ))
+    fn amax_cells(&self, _: &Device, rows: usize) -> Result<Box<dyn AmaxCells>> {
+        Ok(Box::new(state::CpuCells::new(rows)))
     }
 
-    fn update_delayed(
+    fn update_columns(
         &self,
-        slots: &[(&SlotTensors, Format)],
-        rule: &DelayedRule,
-        amaxes: &Tensor,
-        non_finite: &Tensor,
-    ) -> Result<Vec<SlotTensors>> {
-        let amaxes = amaxes.to_vec1::<f32>()?;
-        let counts = non_finite.to_vec1::<u32>()?;
-        let mut updated = Vec::with_capacity(slots.len());
-        for (((slot, format), amax), count) in slots.iter().zip(amaxes).zip(counts) {
-            let seen = slot.non_finite.to_vec1::<u32>()?;
-            let counted = seen.iter().fold(count, |a, b| a.saturating_add(*b));
-            let non_finite = tensor(CpuStorage::U32(vec![counted]), 1);
-            let mut history = slot.amax_history.to_vec1::<f32>()?;
-            let mut quant_scale = slot.quant_scale.to_vec1::<f32>()?;
-            let unchanged = SlotTensors {
-                non_finite: non_finite.clone(),
-                ..(*slot).clone()
-            };
-            let Some(scale) = quant_scale.first_mut() else {
-                updated.push(unchanged);
-                continue;
-            };
-            match fp8_core::update_slot(rule, *format, amax, &mut history, scale) {
-                SlotUpdate::Unused | SlotUpdate::NonFinite => updated.push(unchanged),
-                SlotUpdate::Updated => {
-                    let len = history.len();
-                    let dequant_scale = fp8_core::reciprocal(*scale);
-                    updated.push(SlotTensors {
-                        quant_scale: tensor(CpuStorage::F32(quant_scale), 1),
-                        dequant_scale: tensor(CpuStorage::F32(vec![dequant_scale]), 1),
-                        amax_history: tensor(CpuStorage::F32(history), len),
-                        non_finite,
-                    });
-                }
-            }
-        }
-        Ok(updated)
-    }
-
-    fn knows_unchanged_slots(&self) -> bool {
-        true
+        columns: &Columns,
+        rows: &[Option<RowUpdate>],
+        recorded: &Recorded,
+    ) -> Result<Updated> {
+        state::update_columns(columns, rows, recorded)
     }
 
     fn fingerprint(&self, x: &Tensor) -> Result<Option<u64>> {

@@ -2,8 +2,8 @@
 
 use super::gpu::{Buffer, Gpu, with_view_pointers};
 use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels, launch};
-use crate::device::FusedAttention;
-use crate::ops::attention::Attention;
+use crate::data::attention::Attention;
+use crate::device::backend::FusedAttention;
 use candle_core::{DType, Layout, Result, Storage, Tensor};
 
 kernels! { ATTENTION_FORWARD_KERNELS in ATTENTION_FORWARD;

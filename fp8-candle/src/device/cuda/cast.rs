@@ -1,9 +1,10 @@
 //! Casts: which kernel serves which matrix.
 
 use super::gpu::{Buffer, Gpu, with_pointers};
-use super::kernels::{Arg, Shape, kernels, launch};
+use super::kernels::{Arg, Shape, format_id, kernels, launch};
 use super::scales::{Scales, amax, in_f32, policy_args, row_threads, scales};
-use crate::device::{Codes, CurrentCast, CurrentScale, Orientation};
+use crate::data::codes::{Codes, Orientation};
+use crate::data::scales::{CurrentCast, CurrentScale};
 use candle_core::{DType, Result, Tensor};
 use fp8_core::{Cast, Format, Overflow, Rounding, ScaleGrid};
 
@@ -12,16 +13,6 @@ kernels! { CAST_KERNELS in CAST;
     CAST_ROWS = floats "fp8_cast_rows"("pppppllififi");
     CAST_TRANSPOSE = floats "fp8_cast_transpose"("pppppllii");
     CAST_GENERAL = floats "fp8_cast_general"("ppppllllliiiilii");
-}
-
-/// The number that kernels know a format by.
-pub(super) fn format_id(format: Format) -> u32 {
-    match format {
-        Format::E4M3 => 0,
-        Format::E5M2 => 1,
-        Format::E4M3Fnuz => 2,
-        Format::E5M2Fnuz => 3,
-    }
 }
 
 /// Whether the chip's own conversion computes `cast`: the OCP formats, nearest-even, saturating, rounded once.

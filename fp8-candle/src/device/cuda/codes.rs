@@ -1,9 +1,8 @@
 //! Codes decoded, transposed and padded; candle's F8E4M3.
 
-use super::cast::format_id;
 use super::gpu::{Gpu, with_pointers};
-use super::kernels::{Arg, Shape, kernels, launch};
-use crate::device::Backend;
+use super::kernels::{Arg, Shape, format_id, kernels, launch};
+use crate::device::backend::Backend;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;

@@ -3,7 +3,7 @@
 use super::gpu::{Buffer, Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels, launch};
 use super::scales::{column_shape, in_f32, rows_per_block};
-use crate::device::GemmOutput;
+use crate::data::codes::GemmOutput;
 use candle_core::{DType, Result, Storage, Tensor};
 
 kernels! { EPILOGUE_KERNELS in EPILOGUE;

@@ -14,7 +14,7 @@ use super::gpu::{Buffer, Gpu, with_pointers};
 use super::lt::{self, Operand, Product, ScaleMode};
 use super::scales::Scales;
 use crate::Error;
-use crate::device::{GemmCodes, GemmOperand, GemmOutput};
+use crate::data::codes::{GemmCodes, GemmOperand, GemmOutput};
 use crate::ready::owned_storage;
 use candle_core::{DType, Device, Result, Storage, Tensor};
 use fp8_core::{Contraction, Format, ScaleGrid};

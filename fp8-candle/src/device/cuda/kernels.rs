@@ -3,6 +3,7 @@
 use super::gpu::Gpu;
 use candle_core::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
 use candle_core::{DType, Result, bail};
+use fp8_core::Format;
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
@@ -95,6 +96,16 @@ macro_rules! kernels {
     (@list floats $name:ident) => { &$name.0 };
 }
 pub(crate) use kernels;
+
+/// The number that kernels know a format by.
+pub(super) fn format_id(format: Format) -> u32 {
+    match format {
+        Format::E4M3 => 0,
+        Format::E5M2 => 1,
+        Format::E4M3Fnuz => 2,
+        Format::E5M2Fnuz => 3,
+    }
+}
 
 /// An argument of a kernel.
 #[derive(Debug, Clone, Copy)]

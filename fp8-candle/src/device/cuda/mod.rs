@@ -5,7 +5,6 @@ pub(crate) mod adamw;
 pub(crate) mod attention;
 mod cast;
 mod codes;
-mod delayed;
 mod epilogue;
 mod gemm;
 pub(crate) mod gpu;
@@ -14,16 +13,17 @@ pub(crate) mod kernels;
 mod lt;
 pub(crate) mod ops;
 mod scales;
+mod state;
 #[cfg(test)]
 mod tests;
 
-use super::{
-    Backend, Codes, CurrentCast, CurrentScale, GemmOperand, GemmOutput, Orientation, ScalePolicy,
-};
-use crate::delayed::SlotTensors;
-use crate::quantize::matrix_dims;
+use super::backend::{AmaxCells, Backend};
+use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
+use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::data::matrix_dims;
+use crate::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 use candle_core::{DType, Device, Result, Storage, Tensor};
-use fp8_core::{Cast, Contraction, DelayedRule, Format, ScaleGrid};
+use fp8_core::{Cast, Contraction, Format, ScaleGrid};
 
 /// FP8 on NVIDIA GPUs.
 pub(crate) struct CudaBackend;
@@ -144,22 +144,17 @@ impl Backend for CudaBackend {
         codes::from_f8e4m3(x)
     }
 
-    fn merge_amaxes(&self, slots: &[&[Tensor]], device: &Device) -> Result<(Tensor, Tensor)> {
-        delayed::merge_amaxes(slots, device)
+    fn amax_cells(&self, device: &Device, rows: usize) -> Result<Box<dyn AmaxCells>> {
+        Ok(Box::new(state::CudaCells::new(device, rows)?))
     }
 
-    fn update_delayed(
+    fn update_columns(
         &self,
-        slots: &[(&SlotTensors, Format)],
-        rule: &DelayedRule,
-        amaxes: &Tensor,
-        non_finite: &Tensor,
-    ) -> Result<Vec<SlotTensors>> {
-        delayed::update(slots, rule, amaxes, non_finite)
-    }
-
-    fn knows_unchanged_slots(&self) -> bool {
-        false
+        columns: &Columns,
+        rows: &[Option<RowUpdate>],
+        recorded: &Recorded,
+    ) -> Result<Updated> {
+        state::update_columns(columns, rows, recorded)
     }
 
     /// A hash on the host would need a copy.

@@ -2,7 +2,7 @@
 
 use super::gpu::{Buffer, Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels, launch};
-use crate::device::{CurrentScale, ScalePolicy};
+use crate::data::scales::{CurrentScale, ScalePolicy};
 use candle_core::{DType, Result, Tensor};
 use fp8_core::{Format, ScaleGrid};
 

@@ -8,7 +8,7 @@ const OWN_LISTS: &[&[&[Kernel]]] = &[
     super::scales::SCALE_KERNELS,
     super::cast::CAST_KERNELS,
     super::codes::CODE_KERNELS,
-    super::delayed::DELAYED_KERNELS,
+    super::state::STATE_KERNELS,
     super::epilogue::EPILOGUE_KERNELS,
     super::adamw::ADAMW_KERNELS,
     super::attention::ATTENTION[0],

@@ -35,7 +35,7 @@ mod tile_f32;
 #[cfg(test)]
 mod tests;
 
-use crate::device::{GemmCodes, GemmOperand, GemmOutput};
+use crate::data::codes::{GemmCodes, GemmOperand, GemmOutput};
 use crate::error::Error;
 use candle_core::{CpuStorage, DType, Result};
 use fp8_core::{HighPrecision, Isa};

@@ -2,7 +2,7 @@
 
 use super::super::data::{with_codes, with_f32};
 use super::layout::Order;
-use crate::device::{GemmCodes, GemmOperand};
+use crate::data::codes::{GemmCodes, GemmOperand};
 use candle_core::Result;
 use fp8_core::{Contraction, Format, ScaleGrid};
 

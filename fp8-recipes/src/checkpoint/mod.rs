@@ -3,31 +3,38 @@
 //! | tensors | names |
 //! |---|---|
 //! | variables | their names in the VarMap |
-//! | FP8 state, f32 | `{path}.{input,weight,grad_output}.{quant_scale,amax_history}` |
-//! | delayed scaling, weights that the last steps did not change | `{path}.weight.kept_quant_scale`, f32 `[1]` |
+//! | FP8 state | `fp8/` + the columns of the model's table: quant_scale, amax_history, calibrated_amax, kept_quant_scale, non_finite |
 //! | optimizer | `optimizer/` + the optimizer's own names |
 //!
-//! Recipe, step, random state and the caller's own values are JSON in the metadata. Save after an optimizer step:
-//! amaxes of a backward pass that is not finished are not part of a checkpoint.
+//! Recipe, step, random state, the names of the table's rows and the caller's own values are JSON in the metadata. Save after
+//! an optimizer step: amaxes of a backward pass that is not finished are not part of a checkpoint.
+
+mod fp8;
+
+pub use fp8::Fp8Rows;
 
 use crate::atomic::write_safetensors_atomic;
 use crate::autocast::end_step;
 use crate::config::Recipe;
 use crate::error::{Error, Result};
-use crate::module::{Fp8Module, Visitor};
-use crate::nn::Linear;
+use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::optim::AdamW;
 use crate::safetensors_file::SafetensorsFile;
 use crate::state::Fp8State;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
+use fp8_candle::weight_version::announce_change;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
 const OPTIMIZER: &str = "optimizer/";
+/// Before the names of the FP8 state's columns.
+const PREFIX: &str = "fp8/";
 const KEY: &str = "fp8_training";
+/// Metadata of the FP8 state's rows.
+const ROWS_KEY: &str = "fp8_state";
 
 /// What a checkpoint holds beside tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,14 +64,14 @@ pub fn save_training<M: Fp8Module + ?Sized>(
     meta: &TrainingMeta,
 ) -> Result<()> {
     end_step()?;
+    let layers = layers(model);
+    for layer in &layers {
+        // The guards of the last step may have been another thread's.
+        layer.state.table().update_gradients()?;
+    }
     let path = path.as_ref();
     let mut tensors: BTreeMap<String, Tensor> = variables(vars);
-    let mut state = fp8_state(model)?;
-    for (weight, layer) in layers(model) {
-        if let Some(scale) = layer.cache.kept_quant_scale(&weight)? {
-            state.insert(kept_name(&layer), scale);
-        }
-    }
+    let (state, rows) = fp8::save(&layers)?;
     let optimizer = optimizer.state()?;
     let optimizer = optimizer
         .into_iter()
@@ -74,12 +81,23 @@ pub fn save_training<M: Fp8Module + ?Sized>(
             return Err(Error::NameClash { tensor: name });
         }
     }
-    let json = serde_json::to_string(meta).map_err(|error| Error::Json {
-        path: path.to_path_buf(),
-        what: "the training metadata",
-        reason: error.to_string(),
-    })?;
-    let metadata = HashMap::from([(KEY.to_string(), json)]);
+    let json = |what: &'static str, text: serde_json::Result<String>| {
+        text.map_err(|error| Error::Json {
+            path: path.to_path_buf(),
+            what,
+            reason: error.to_string(),
+        })
+    };
+    let metadata = HashMap::from([
+        (
+            KEY.to_string(),
+            json("the training metadata", serde_json::to_string(meta))?,
+        ),
+        (
+            ROWS_KEY.to_string(),
+            json("the FP8 state", serde_json::to_string(&rows))?,
+        ),
+    ]);
     Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
 }
 
@@ -103,6 +121,17 @@ fn meta_of(file: &SafetensorsFile) -> Result<TrainingMeta> {
         ))
     })?;
     serde_json::from_str(json).map_err(|error| invalid(error.to_string()))
+}
+
+fn rows_of(file: &SafetensorsFile) -> Result<fp8::Meta> {
+    let Some(json) = file.metadata(ROWS_KEY) else {
+        return Ok(fp8::Meta::default());
+    };
+    serde_json::from_str(json).map_err(|error| Error::Json {
+        path: file.path().to_path_buf(),
+        what: "the FP8 state",
+        reason: error.to_string(),
+    })
 }
 
 /// Puts a checkpoint back into a model built and prepared as the saved one was. Nothing is changed unless the whole
@@ -137,30 +166,10 @@ pub fn resume_training<M: Fp8Module + ?Sized>(
     let (optimizer_state, mut stored): (BTreeMap<_, _>, BTreeMap<_, _>) = stored
         .into_iter()
         .partition(|(name, _)| name.starts_with(OPTIMIZER));
-    let mut kept_scales = vec![];
-    for (weight, layer) in layers(model) {
-        let name = kept_name(&layer);
-        let scale = stored.remove(&name);
-        if let Some(scale) = scale
-            .as_ref()
-            .filter(|t| t.dtype() != DType::F32 || t.dims() != [1])
-        {
-            let what = format!("tensor `{name}`");
-            return Err(mismatch(
-                path,
-                &what,
-                describe(Some(scale)),
-                "f32 [1]".into(),
-            ));
-        }
-        kept_scales.push((weight, layer, scale));
-    }
-
-    let expected: BTreeMap<String, Tensor> = variables(vars)
-        .into_iter()
-        .chain(fp8_state(model)?)
-        .collect();
-    check_same(path, &expected, &stored)?;
+    let layers = layers(model);
+    let state = fp8::take(path, &mut stored, rows_of(&file)?)?;
+    state.check(path, &layers)?;
+    check_same(path, &variables(vars), &stored)?;
 
     let optimizer_state: HashMap<String, Tensor> = optimizer_state
         .into_iter()
@@ -173,27 +182,14 @@ pub fn resume_training<M: Fp8Module + ?Sized>(
             var.set(&stored[name].to_device(var.device())?)?;
         }
     }
-    for state in states(model) {
-        for (role, slot) in state.slots() {
-            let prefix = format!("{}.{role}", state.path());
-            slot.restore(
-                &stored[&format!("{prefix}.quant_scale")],
-                &stored[&format!("{prefix}.amax_history")],
-            )?;
-        }
+    for weight in layers.iter().map(|layer| &layer.weight) {
+        announce_change(weight);
     }
-    for (weight, layer, scale) in kept_scales {
-        match scale {
-            Some(scale) => layer
-                .cache
-                .restore(&weight, scale.to_device(weight.device())?)?,
-            None => layer.cache.clear(),
-        }
-    }
+    state.restore(&layers)?;
     Ok(meta)
 }
 
-/// The same names, shapes and dtypes on both sides. Histories may differ in length: the recipe decides it.
+/// The same names, shapes and dtypes on both sides.
 fn check_same(
     path: &Path,
     expected: &BTreeMap<String, Tensor>,
@@ -204,8 +200,7 @@ fn check_same(
         let (here, there) = (expected.get(name), stored.get(name));
         let fits = match (here, there) {
             (Some(here), Some(there)) => {
-                let history = name.ends_with(".amax_history") && there.rank() == 1;
-                here.dtype() == there.dtype() && (history || here.dims() == there.dims())
+                here.dtype() == there.dtype() && here.dims() == there.dims()
             }
             _ => false,
         };
@@ -251,51 +246,33 @@ fn variables(vars: &VarMap) -> BTreeMap<String, Tensor> {
         .collect()
 }
 
-/// The FP8 state of every prepared layer as named f32 tensors:
-/// `{path}.{input,weight,grad_output}.{quant_scale,amax_history}`.
+/// The FP8 state of every prepared layer, by name: path of the layer, a dot, the role. Histories may be of any length.
 ///
 /// # Errors
 /// If two layers with different state have one path.
-pub fn fp8_state<M: Fp8Module + ?Sized>(model: &M) -> Result<BTreeMap<String, Tensor>> {
-    let mut tensors = BTreeMap::new();
-    for state in states(model) {
-        for (role, slot) in state.slots() {
-            let slot = slot.tensors();
-            let prefix = format!("{}.{role}", state.path());
-            for (name, tensor) in [
-                ("quant_scale", slot.quant_scale),
-                ("amax_history", slot.amax_history),
-            ] {
-                let name = format!("{prefix}.{name}");
-                if tensors.insert(name.clone(), tensor).is_some() {
-                    return Err(Error::NameClash { tensor: name });
-                }
-            }
-        }
-    }
-    Ok(tensors)
+pub fn fp8_state<M: Fp8Module + ?Sized>(model: &M) -> Result<Fp8Rows> {
+    fp8::rows(&layers(model))
 }
 
-/// Name of the scale that an unchanged weight keeps.
-fn kept_name(state: &Fp8State) -> String {
-    format!("{}.weight.kept_quant_scale", state.path())
+/// A prepared layer.
+struct Layer {
+    weight: Tensor,
+    state: Arc<Fp8State>,
 }
 
-/// The FP8 state of each prepared layer, shared state once.
-fn states<M: Fp8Module + ?Sized>(model: &M) -> impl Iterator<Item = Arc<Fp8State>> {
-    layers(model).into_iter().map(|(_, state)| state)
-}
-
-/// Weight and FP8 state of each prepared layer, shared state once.
-fn layers<M: Fp8Module + ?Sized>(model: &M) -> Vec<(Tensor, Arc<Fp8State>)> {
+/// Each prepared layer, those that share their state once.
+fn layers<M: Fp8Module + ?Sized>(model: &M) -> Vec<Layer> {
     #[derive(Default)]
-    struct Layers(Vec<(Tensor, Arc<Fp8State>)>);
+    struct Layers(Vec<Layer>);
     impl Visitor for Layers {
-        fn linear(&mut self, linear: &Linear) {
-            if let Some(state) = linear.fp8_state()
-                && !self.0.iter().any(|(_, other)| Arc::ptr_eq(other, state))
+        fn layer(&mut self, layer: &dyn Fp8Layer) {
+            if let Some(state) = layer.fp8_state()
+                && !self.0.iter().any(|other| Arc::ptr_eq(&other.state, state))
             {
-                self.0.push((linear.weight().clone(), state.clone()));
+                self.0.push(Layer {
+                    weight: layer.held_weight().clone(),
+                    state: state.clone(),
+                });
             }
         }
 
@@ -308,5 +285,7 @@ fn layers<M: Fp8Module + ?Sized>(model: &M) -> Vec<(Tensor, Arc<Fp8State>)> {
 
 /// How many tensors the model's layers have cast to FP8 so far, forward and backward.
 pub fn quantized_tensors<M: Fp8Module + ?Sized>(model: &M) -> u64 {
-    states(model).map(|state| state.quantized_tensors()).sum()
+    let layers = layers(model);
+    let casts = layers.iter().map(|layer| layer.state.quantized_tensors());
+    casts.sum()
 }

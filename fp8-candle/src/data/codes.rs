@@ -1,0 +1,101 @@
+//! FP8 codes as casts write them and as GEMMs read them.
+
+use candle_core::{DType, Tensor};
+use fp8_core::{Contraction, Format, ScaleGrid};
+
+/// Which copies of the codes a cast of a matrix `[rows, cols]` writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Orientation {
+    /// `[rows, cols]`.
+    RowMajor,
+    /// `[cols, rows]`.
+    Transposed,
+    /// Both, from one read of the values.
+    Both,
+}
+
+impl Orientation {
+    /// Whether `[rows, cols]` is written.
+    pub fn row_major(self) -> bool {
+        self != Self::Transposed
+    }
+
+    /// Whether `[cols, rows]` is written.
+    pub fn transposed(self) -> bool {
+        self != Self::RowMajor
+    }
+}
+
+/// The codes that a cast has written, at least one of the two.
+#[derive(Debug, Clone)]
+pub struct Codes {
+    /// U8 in the shape of the values.
+    pub row_major: Option<Tensor>,
+    /// U8 `[cols, rows]`.
+    pub transposed: Option<Tensor>,
+}
+
+impl Codes {
+    /// Row-major codes only.
+    pub fn row_major(codes: Tensor) -> Self {
+        Self {
+            row_major: Some(codes),
+            transposed: None,
+        }
+    }
+}
+
+/// The codes of a GEMM operand.
+#[derive(Debug, Clone, Copy)]
+pub enum GemmCodes<'a> {
+    /// U8, `[rows, cols]`, contiguous.
+    RowMajor(&'a Tensor),
+    /// U8, `[cols, rows]`, contiguous; only on devices whose [`Backend::orientation`] asks for it.
+    Transposed(&'a Tensor),
+    /// U8, as [`Backend::pack`] of this device has made them; for operand B only.
+    Packed(&'a Tensor),
+}
+
+/// One operand of an FP8 GEMM: codes, the dimension that is summed over, and what to multiply by.
+#[derive(Debug, Clone, Copy)]
+pub struct GemmOperand<'a> {
+    /// The codes.
+    pub codes: GemmCodes<'a>,
+    /// Format of the codes.
+    pub format: Format,
+    /// Which scale belongs to which element.
+    pub grid: ScaleGrid,
+    /// f32 `[scale_rows, scale_cols]`, multiplies after the decode.
+    pub dequant_scale: &'a Tensor,
+    /// The dimension that the product sums over.
+    pub contraction: Contraction,
+}
+
+impl GemmOperand<'_> {
+    /// Size of the dimension that the result keeps.
+    pub fn kept(&self) -> usize {
+        match self.contraction {
+            Contraction::Cols => self.grid.rows(),
+            Contraction::Rows => self.grid.cols(),
+        }
+    }
+
+    /// Size of the dimension that is summed over.
+    pub fn contracted(&self) -> usize {
+        match self.contraction {
+            Contraction::Cols => self.grid.cols(),
+            Contraction::Rows => self.grid.rows(),
+        }
+    }
+}
+
+/// What comes after the products of a GEMM.
+#[derive(Debug, Clone, Copy)]
+pub struct GemmOutput<'a> {
+    /// Dtype of the result: f32, bf16, f16 or, on the CPU, f64 (summed in f32).
+    pub dtype: DType,
+    /// `[kept of b]`, added in the output dtype after the scaled product.
+    pub bias: Option<&'a Tensor>,
+    /// Whether a device may accumulate with fewer bits than f32 (the CPU never does).
+    pub use_fast_accum: bool,
+}

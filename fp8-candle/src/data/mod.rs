@@ -1,0 +1,14 @@
+//! Plain data that devices and operations exchange. Nothing here computes or knows a device.
+
+pub(crate) mod attention;
+pub mod codes;
+pub mod columns;
+pub mod scales;
+
+/// `[product of the leading dims, last dim]`; a scalar is 1x1.
+pub(crate) fn matrix_dims(dims: &[usize]) -> (usize, usize) {
+    match dims {
+        [] => (1, 1),
+        [leading @ .., last] => (leading.iter().product(), *last),
+    }
+}

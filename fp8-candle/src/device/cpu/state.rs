@@ -1,0 +1,148 @@
+//! The scaling-state table on the host: cells that any thread records into, and the update of all rows.
+
+use super::data::{tensor, with_f32, with_u32};
+use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::device::backend::AmaxCells;
+use candle_core::{CpuStorage, Result, Tensor};
+use fp8_core::{SlotUpdate, reciprocal, remake_scale, update_slot};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Running amaxes. Magnitudes of f32 order like their bits, so a maximum needs no lock.
+#[derive(Debug)]
+pub(super) struct CpuCells {
+    amax: Vec<AtomicU32>,
+    non_finite: Vec<AtomicU32>,
+}
+
+impl CpuCells {
+    pub(super) fn new(rows: usize) -> Self {
+        let zeros = || (0..rows).map(|_| AtomicU32::new(0)).collect();
+        Self {
+            amax: zeros(),
+            non_finite: zeros(),
+        }
+    }
+}
+
+fn recorded(amax: Vec<f32>, non_finite: Vec<u32>) -> Recorded {
+    let rows = amax.len();
+    Recorded {
+        amax: tensor(CpuStorage::F32(amax), rows),
+        non_finite: tensor(CpuStorage::U32(non_finite), rows),
+    }
+}
+
+fn count(cell: &AtomicU32, more: u32) {
+    if more > 0 {
+        let add = |count: u32| Some(count.saturating_add(more));
+        // Never fails: the closure always gives a value.
+        let _ = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+}
+
+impl AmaxCells for CpuCells {
+    fn record(&self, row: usize, amax: &Tensor, keep: bool) -> Result<()> {
+        let (Some(cell), Some(non_finite)) = (self.amax.get(row), self.non_finite.get(row)) else {
+            candle_core::bail!(
+                "no cell {row} among {} to record an amax in",
+                self.amax.len()
+            );
+        };
+        with_f32("record_amax", amax, |values| {
+            let (mut largest, mut seen) = (0f32, 0);
+            for &value in values {
+                if value.is_finite() {
+                    largest = largest.max(value);
+                } else {
+                    seen = 1;
+                }
+            }
+            if keep {
+                cell.fetch_max(largest.to_bits(), Ordering::Relaxed);
+            }
+            count(non_finite, seen);
+            Ok(())
+        })
+    }
+
+    fn read(&self) -> Result<Recorded> {
+        let load = |cell: &AtomicU32| cell.load(Ordering::Relaxed);
+        Ok(recorded(
+            self.amax.iter().map(|c| f32::from_bits(load(c))).collect(),
+            self.non_finite.iter().map(load).collect(),
+        ))
+    }
+
+    fn take(&self, which: &[bool]) -> Result<Recorded> {
+        let take = |(cell, &which): (&AtomicU32, &bool)| match which {
+            true => cell.swap(0, Ordering::Relaxed),
+            false => 0,
+        };
+        let amax = self.amax.iter().zip(which).map(take).map(f32::from_bits);
+        let amax = amax.collect();
+        let non_finite = self.non_finite.iter().zip(which).map(take).collect();
+        Ok(recorded(amax, non_finite))
+    }
+
+    fn merge(&self, recorded: &Recorded) -> Result<()> {
+        with_f32("merge_amaxes", &recorded.amax, |amaxes| {
+            for (cell, amax) in self.amax.iter().zip(amaxes) {
+                cell.fetch_max(amax.to_bits(), Ordering::Relaxed);
+            }
+            Ok(())
+        })?;
+        with_u32("merge_amaxes", &recorded.non_finite, |counts| {
+            for (cell, &more) in self.non_finite.iter().zip(counts) {
+                count(cell, more);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// One delayed-scaling update of all rows, by `fp8-core`.
+pub(super) fn update_columns(
+    columns: &Columns,
+    rows: &[Option<RowUpdate>],
+    recorded: &Recorded,
+) -> Result<Updated> {
+    let len = columns.amax_history.dim(1)?;
+    let amaxes = recorded.amax.to_vec1::<f32>()?;
+    let counts = recorded.non_finite.to_vec1::<u32>()?;
+    let mut quant_scale = columns.quant_scale.to_vec1::<f32>()?;
+    let mut dequant_scale = columns.dequant_scale.to_vec1::<f32>()?;
+    let mut non_finite = columns.non_finite.to_vec1::<u32>()?;
+    for (seen, more) in non_finite.iter_mut().zip(counts) {
+        *seen = seen.saturating_add(more);
+    }
+    let mut history = columns.amax_history.flatten_all()?.to_vec1::<f32>()?;
+    let mut changed = vec![false; rows.len()];
+    for (row, update) in rows.iter().enumerate() {
+        let Some(update) = update else { continue };
+        let entries = &mut history[row * len..(row + 1) * len];
+        let (entries, beyond) = entries.split_at_mut(update.window.min(len));
+        beyond.fill(0.);
+        let scale = &mut quant_scale[row];
+        let before = *scale;
+        let done = update_slot(&update.rule, update.format, amaxes[row], entries, scale);
+        if done == SlotUpdate::Updated {
+            changed[row] = true;
+        } else if update.remake {
+            *scale = remake_scale(&update.rule, update.format, entries, *scale);
+            changed[row] = scale.to_bits() != before.to_bits();
+        }
+        if scale.to_bits() != before.to_bits() {
+            dequant_scale[row] = reciprocal(*scale);
+        }
+    }
+    let count = rows.len();
+    Ok(Updated {
+        columns: Columns {
+            quant_scale: tensor(CpuStorage::F32(quant_scale), count),
+            dequant_scale: tensor(CpuStorage::F32(dequant_scale), count),
+            amax_history: tensor(CpuStorage::F32(history), (count, len)),
+            non_finite: tensor(CpuStorage::U32(non_finite), count),
+        },
+        changed: Some(changed),
+    })
+}

@@ -1,0 +1,256 @@
+//! The scaling-state table on a GPU: no amax and no scale comes to the host.
+
+use super::gpu::{Gpu, with_pointers};
+use super::kernels::{Arg, Shape, kernels, launch};
+use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::device::backend::{AmaxCells, Backend};
+use candle_core::{DType, Device, Result, Tensor};
+use fp8_core::{AmaxCompute, Format, ScaleRounding};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+kernels! { STATE_KERNELS in STATE;
+    RECORD_AMAX = one "fp8_record_amax"("plppi");
+    TAKE_CELLS = one "fp8_take_cells"("pppppl");
+    MERGE_CELLS = one "fp8_merge_cells"("ppppl");
+    UPDATE_COLUMNS = one "fp8_update_columns"("ppppppppppppl");
+}
+
+/// Running amaxes in device memory.
+#[derive(Debug)]
+pub(super) struct CudaCells {
+    rows: usize,
+    device: Device,
+    /// f32 and U32 `[rows]`, changed in place by kernels. Made when something is first recorded.
+    cells: Mutex<Option<(Tensor, Tensor)>>,
+}
+
+impl CudaCells {
+    pub(super) fn new(device: &Device, rows: usize) -> Result<Self> {
+        Ok(Self {
+            rows,
+            device: device.clone(),
+            cells: Mutex::new(None),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(Tensor, Tensor)>> {
+        self.cells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn zeros(&self) -> Result<(Tensor, Tensor)> {
+        Ok((
+            Tensor::zeros(self.rows, DType::F32, &self.device)?,
+            Tensor::zeros(self.rows, DType::U32, &self.device)?,
+        ))
+    }
+
+    fn made<'a>(&self, cells: &'a mut Option<(Tensor, Tensor)>) -> Result<&'a (Tensor, Tensor)> {
+        if cells.is_none() {
+            *cells = Some(self.zeros()?);
+        }
+        match cells {
+            Some(cells) => Ok(cells),
+            None => candle_core::bail!("amax cells that were just made are gone"),
+        }
+    }
+}
+
+impl AmaxCells for CudaCells {
+    fn record(&self, row: usize, amax: &Tensor, keep: bool) -> Result<()> {
+        if row >= self.rows {
+            candle_core::bail!("no cell {row} among {} to record an amax in", self.rows);
+        }
+        let gpu = Gpu::of(amax)?;
+        let mut cells = self.lock();
+        let (cells, counts) = self.made(&mut cells)?;
+        let amax = amax.contiguous()?;
+        with_pointers(&gpu, [&amax, cells, counts], |[amax_ptr, cells, counts]| {
+            let offset = 4 * row as u64;
+            let args = [
+                Arg::Ptr(amax_ptr),
+                Arg::Len(amax.elem_count() as u64),
+                Arg::Ptr(cells + offset),
+                Arg::Ptr(counts + offset),
+                Arg::Int(keep.into()),
+            ];
+            // SAFETY: one block; `amax` has as many f32 as are told, and cells and counts have more than `row` entries.
+            unsafe { launch(&gpu, &RECORD_AMAX, Shape::blocks(1, 128), &args) }
+        })
+    }
+
+    fn read(&self) -> Result<Recorded> {
+        let (amax, non_finite) = match &*self.lock() {
+            // Kernels change the cells in place.
+            Some((cells, counts)) => (cells.copy()?, counts.copy()?),
+            None => self.zeros()?,
+        };
+        Ok(Recorded { amax, non_finite })
+    }
+
+    fn take(&self, which: &[bool]) -> Result<Recorded> {
+        let cells = self.lock();
+        let Some((cells, counts)) = &*cells else {
+            let (amax, non_finite) = self.zeros()?;
+            return Ok(Recorded { amax, non_finite });
+        };
+        let gpu = Gpu::new(&self.device)?;
+        let mut mask: Vec<u8> = which.iter().map(|&which| which.into()).collect();
+        mask.resize(self.rows, 0);
+        let mask = gpu.upload(&mask)?;
+        let amax = gpu.alloc(DType::F32, self.rows)?;
+        let taken = gpu.alloc(DType::U32, self.rows)?;
+        with_pointers(&gpu, [cells, counts, &mask], |[cells, counts, mask]| {
+            let args = [
+                Arg::Ptr(cells),
+                Arg::Ptr(counts),
+                Arg::Ptr(mask),
+                Arg::Ptr(amax.ptr()),
+                Arg::Ptr(taken.ptr()),
+                Arg::Len(self.rows as u64),
+            ];
+            // SAFETY: all five have an entry per row.
+            unsafe { launch(&gpu, &TAKE_CELLS, Shape::stride(&gpu, self.rows), &args) }
+        })?;
+        Ok(Recorded {
+            amax: amax.into_tensor(self.rows)?,
+            non_finite: taken.into_tensor(self.rows)?,
+        })
+    }
+
+    fn merge(&self, recorded: &Recorded) -> Result<()> {
+        let rows = recorded.amax.elem_count();
+        if rows == 0 {
+            return Ok(());
+        }
+        if rows > self.rows {
+            candle_core::bail!("{rows} amaxes do not fit {} cells", self.rows);
+        }
+        let gpu = Gpu::new(&self.device)?;
+        let mut cells = self.lock();
+        let (cells, counts) = self.made(&mut cells)?;
+        let inputs = [&recorded.amax, &recorded.non_finite, cells, counts];
+        with_pointers(&gpu, inputs, |[amaxes, more, cells, counts]| {
+            let args = [
+                Arg::Ptr(amaxes),
+                Arg::Ptr(more),
+                Arg::Ptr(cells),
+                Arg::Ptr(counts),
+                Arg::Len(rows as u64),
+            ];
+            // SAFETY: the cells have at least as many rows as what is merged into them.
+            unsafe { launch(&gpu, &MERGE_CELLS, Shape::stride(&gpu, rows), &args) }
+        })
+    }
+}
+
+const UPDATE: u32 = 1;
+const MOST_RECENT: u32 = 2;
+const POWER_OF_TWO: u32 = 4;
+const REMAKE: u32 = 8;
+
+/// One update of all rows in one launch. A reduction that is code of the user runs on the host, at the price of copies.
+pub(super) fn update_columns(
+    columns: &Columns,
+    rows: &[Option<RowUpdate>],
+    recorded: &Recorded,
+) -> Result<Updated> {
+    let is_custom = |update: &RowUpdate| matches!(update.rule.amax_compute, AmaxCompute::Custom(_));
+    if rows.iter().flatten().any(is_custom) {
+        return on_the_host(columns, rows, recorded);
+    }
+    let gpu = Gpu::of(&columns.quant_scale)?;
+    let (count, len) = columns.amax_history.dims2()?;
+    if count == 0 {
+        return Ok(Updated {
+            columns: columns.clone(),
+            changed: Some(vec![]),
+        });
+    }
+    let flags = |update: &Option<RowUpdate>| {
+        let Some(update) = update else { return 0 };
+        let most_recent = update.rule.amax_compute == AmaxCompute::MostRecent;
+        let power_of_two = update.rule.scale_rounding == ScaleRounding::PowerOfTwo;
+        UPDATE
+            | if most_recent { MOST_RECENT } else { 0 }
+            | if power_of_two { POWER_OF_TWO } else { 0 }
+            | if update.remake { REMAKE } else { 0 }
+    };
+    let max_value = |update: &Option<RowUpdate>| {
+        update.as_ref().map_or(1., |update| {
+            (f64::from(Format::max(update.format)) / 2f64.powi(update.rule.margin)) as f32
+        })
+    };
+    let window = |update: &Option<RowUpdate>| {
+        update.as_ref().map_or(len, |update| update.window.min(len)) as u32
+    };
+    let max_values = gpu.upload(&rows.iter().map(max_value).collect::<Vec<_>>())?;
+    let windows = gpu.upload(&rows.iter().map(window).collect::<Vec<_>>())?;
+    let flags = gpu.upload(&rows.iter().map(flags).collect::<Vec<_>>())?;
+    let quant_scales = gpu.alloc(DType::F32, count)?;
+    let dequant_scales = gpu.alloc(DType::F32, count)?;
+    let histories = gpu.alloc(DType::F32, (count * len).max(1))?;
+    let counts = gpu.alloc(DType::U32, count)?;
+    let (amax, more) = (
+        recorded.amax.contiguous()?,
+        recorded.non_finite.contiguous()?,
+    );
+    let history = columns.amax_history.contiguous()?;
+    let inputs = [
+        &columns.quant_scale,
+        &history,
+        &columns.non_finite,
+        &amax,
+        &more,
+        &max_values,
+        &windows,
+        &flags,
+    ];
+    with_pointers(&gpu, inputs, |inputs| {
+        let outputs = [
+            quant_scales.ptr(),
+            dequant_scales.ptr(),
+            histories.ptr(),
+            counts.ptr(),
+        ];
+        let mut args: Vec<Arg> = inputs.into_iter().chain(outputs).map(Arg::Ptr).collect();
+        args.push(Arg::Len(len as u64));
+        // SAFETY: a block per row; every column has an entry, or `len`, per row.
+        unsafe { launch(&gpu, &UPDATE_COLUMNS, Shape::blocks(count, 128), &args) }
+    })?;
+    let histories = histories.into_tensor((count * len).max(1))?;
+    Ok(Updated {
+        columns: Columns {
+            quant_scale: quant_scales.into_tensor(count)?,
+            dequant_scale: dequant_scales.into_tensor(count)?,
+            amax_history: histories.narrow(0, 0, count * len)?.reshape((count, len))?,
+            non_finite: counts.into_tensor(count)?,
+        },
+        changed: None,
+    })
+}
+
+fn on_the_host(
+    columns: &Columns,
+    rows: &[Option<RowUpdate>],
+    recorded: &Recorded,
+) -> Result<Updated> {
+    let moved = |columns: &Columns, device: &Device| -> Result<Columns> {
+        Ok(Columns {
+            quant_scale: columns.quant_scale.to_device(device)?,
+            dequant_scale: columns.dequant_scale.to_device(device)?,
+            amax_history: columns.amax_history.to_device(device)?,
+            non_finite: columns.non_finite.to_device(device)?,
+        })
+    };
+    let device = columns.quant_scale.device();
+    let recorded = Recorded {
+        amax: recorded.amax.to_device(&Device::Cpu)?,
+        non_finite: recorded.non_finite.to_device(&Device::Cpu)?,
+    };
+    let here = moved(columns, &Device::Cpu)?;
+    let updated = crate::device::cpu::CpuBackend.update_columns(&here, rows, &recorded)?;
+    Ok(Updated {
+        columns: moved(&updated.columns, device)?,
+        changed: updated.changed,
+    })
+}

@@ -1,0 +1,207 @@
+//! The forward pass.
+
+use super::op;
+use super::plan::{GemmPlan, LinearPlan, LinearWeight};
+use super::product::{add_bias, multiply};
+use super::same::serves_both;
+use crate::device::{GemmOutput, backend};
+use crate::error::Error;
+use crate::packed::PackedWeight;
+use crate::ready::{Ready, owned_storage};
+use crate::tensor::Fp8Tensor;
+use candle_core::{DType, Result, Storage, Tensor};
+use fp8_core::Contraction;
+
+/// Up to so many tokens a weight that stays is kept packed beside its codes.
+const FEW_ROWS: usize = 32;
+
+/// `y = x weight^T + bias` with FP8 GEMMs.
+///
+/// # Shapes
+/// `x`: `[.., K]` with any number of leading dims, none included; weight `[N, K]`; bias `[N]`; result `[.., N]`.
+///
+/// # Dtypes
+/// x, weight and bias are each f32, bf16 or f16; the result and grad_x have x's dtype, the other gradients that of
+/// their tensor. Bias is added in the output dtype.
+///
+/// # Errors
+/// If a dtype, a device or the number of features does not fit.
+pub fn fp8_linear(
+    x: &Tensor,
+    weight: LinearWeight<'_>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
+) -> Result<Tensor> {
+    let (n, k) = check(x, weight, bias, plan)?;
+    let out_dims = [&x.dims()[..x.rank() - 1], &[n]].concat();
+    let m = x.elem_count() / k.max(1);
+    let x2 = x.detach().contiguous()?.reshape((m, k))?;
+    let bias_data = bias
+        .map(|bias| bias.detach().to_dtype(x.dtype()))
+        .transpose()?;
+
+    let mut saved = op::Saved::default();
+    let storage = match &plan.output {
+        None => {
+            let weight = match weight {
+                LinearWeight::HighPrecision(weight, _) => weight.detach().to_dtype(x.dtype())?,
+                LinearWeight::Fp8(weight) => weight.dequantize(x.dtype())?,
+                LinearWeight::Packed(weight) => weight.dequantize(x.dtype())?,
+            };
+            owned_storage(&add_bias(x2.matmul(&weight.t()?)?, bias_data.as_ref())?)?
+        }
+        Some(gemm) => {
+            // Whether a backward GEMM takes the same codes, summing over the other dimension.
+            let again = |first, gemm: &Option<GemmPlan>| {
+                gemm.as_ref()
+                    .is_some_and(|gemm| serves_both(first, &gemm.b))
+            };
+            let w_tracks = match weight {
+                LinearWeight::HighPrecision(w, _) => w.track_op(),
+                _ => false,
+            };
+            let both = w_tracks && again(&gemm.a, &plan.grad_weight);
+            let x8 = gemm.a.quantize_for(&x2, Contraction::Cols, both)?.tensor;
+            let out = GemmOutput {
+                dtype: x.dtype(),
+                bias: bias_data.as_ref(),
+                use_fast_accum: gemm.use_fast_accum,
+            };
+            let product = |w8: &Fp8Tensor| {
+                let operands = ((&x8, Contraction::Cols), (w8, Contraction::Cols));
+                multiply(operands.0, operands.1, &out, plan.emulate)
+            };
+            let stream = |w8: &PackedWeight| {
+                let x8 = x8.operand(Contraction::Cols);
+                backend(x.device())?.gemm(&x8, &w8.operand(), &out)
+            };
+            match weight {
+                LinearWeight::HighPrecision(w, cache) => {
+                    let both = x.track_op() && again(&gemm.b, &plan.grad_input);
+                    let w8 = match cache {
+                        Some(cache) => cache.quantize_for(w, &gemm.b, Contraction::Cols, both)?,
+                        None => gemm.b.quantize_for(w, Contraction::Cols, both)?.tensor,
+                    };
+                    // Few rows are bound by reading the weight.
+                    let packed = match cache {
+                        Some(cache) if m <= FEW_ROWS && !plan.emulate => cache.packed(&w8)?,
+                        _ => None,
+                    };
+                    let y = match packed {
+                        Some(packed) => stream(&packed)?,
+                        None => product(&w8)?,
+                    };
+                    saved.keep(plan, gemm, (x.track_op(), x8), (w.track_op(), w8));
+                    y
+                }
+                LinearWeight::Fp8(w8) => product(w8)?,
+                LinearWeight::Packed(w8) if plan.emulate => product(&w8.unpack()?)?,
+                LinearWeight::Packed(w8) => stream(w8)?,
+            }
+        }
+    };
+    saved.keep_frozen(x.track_op(), weight);
+    attach(storage, out_dims, x, weight, bias, plan, saved)
+}
+
+/// Checks dtypes, devices and sizes; gives (N, K).
+fn check(
+    x: &Tensor,
+    weight: LinearWeight<'_>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
+) -> Result<(usize, usize)> {
+    const OP: &str = "fp8_linear";
+    let (dims, device) = match weight {
+        LinearWeight::HighPrecision(weight, _) => (weight.dims(), weight.device()),
+        LinearWeight::Fp8(weight) => (weight.dims(), weight.device()),
+        LinearWeight::Packed(weight) => (weight.dims(), weight.device()),
+    };
+    let &[n, k] = dims else {
+        let expected = "[out_features, in_features]".to_string();
+        return Err(Error::Shape {
+            op: OP,
+            what: "weight",
+            expected,
+            got: dims.to_vec(),
+        }
+        .into());
+    };
+    let mut tensors = vec![("x", x)];
+    if let LinearWeight::HighPrecision(weight, _) = weight {
+        tensors.push(("weight", weight));
+    }
+    tensors.extend(bias.map(|bias| ("bias", bias)));
+    for (what, tensor) in tensors {
+        if !matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16) {
+            let got = tensor.dtype();
+            return Err(Error::DType {
+                op: OP,
+                what,
+                expected: "f32, bf16 or f16",
+                got,
+            }
+            .into());
+        }
+        if !tensor.device().same_device(device) {
+            return Err(Error::DeviceMismatch {
+                op: OP,
+                what,
+                expected: device.location(),
+                got: tensor.device().location(),
+            }
+            .into());
+        }
+    }
+    let features = x.dims().last().copied();
+    if features != Some(k) {
+        return Err(Error::InFeatures {
+            path: plan.path.to_string(),
+            expected: k,
+            got: features.unwrap_or(0),
+            shape: x.dims().to_vec(),
+        }
+        .into());
+    }
+    if let Some(bias) = bias.filter(|bias| bias.dims() != [n]) {
+        let expected = format!("[{n}]");
+        return Err(Error::Shape {
+            op: OP,
+            what: "bias",
+            expected,
+            got: bias.dims().to_vec(),
+        }
+        .into());
+    }
+    Ok((n, k))
+}
+
+/// The finished forward result as a node of the autograd graph.
+fn attach(
+    storage: Storage,
+    out_dims: Vec<usize>,
+    x: &Tensor,
+    weight: LinearWeight<'_>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
+    saved: op::Saved,
+) -> Result<Tensor> {
+    let weight = match weight {
+        LinearWeight::HighPrecision(weight, _) => Some(weight),
+        LinearWeight::Fp8(_) | LinearWeight::Packed(_) => None,
+    };
+    if ![Some(x), weight, bias]
+        .into_iter()
+        .flatten()
+        .any(Tensor::track_op)
+    {
+        return Ready::new(storage, out_dims).into_tensor();
+    }
+    let op = op::LinearOp::new(Ready::new(storage, out_dims), plan.clone(), saved);
+    match (weight, bias) {
+        (Some(weight), Some(bias)) => x.apply_op3(weight, bias, op::WeightAndBias(op)),
+        (Some(weight), None) => x.apply_op2(weight, op::Weight(op)),
+        (None, Some(bias)) => x.apply_op2(bias, op::Bias(op)),
+        (None, None) => x.apply_op1(op),
+    }
+}

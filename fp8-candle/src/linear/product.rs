@@ -1,0 +1,43 @@
+//! One GEMM of the layer.
+
+use crate::device::{GemmOutput, backend};
+use crate::ready::owned_storage;
+use crate::tensor::Fp8Tensor;
+use candle_core::{DType, Result, Storage, Tensor};
+use fp8_core::Contraction;
+
+/// One GEMM of the layer, by the backend or, emulated, by dequantizing and multiplying in f32.
+pub(super) fn multiply(
+    (a, a_contraction): (&Fp8Tensor, Contraction),
+    (b, b_contraction): (&Fp8Tensor, Contraction),
+    out: &GemmOutput<'_>,
+    emulate: bool,
+) -> Result<Storage> {
+    if !emulate {
+        return backend(a.device())?.gemm(
+            &a.operand(a_contraction),
+            &b.operand(b_contraction),
+            out,
+        );
+    }
+    let a = a.dequantize(DType::F32)?;
+    let b = b.dequantize(DType::F32)?;
+    let a = if a_contraction == Contraction::Cols {
+        a
+    } else {
+        a.t()?
+    };
+    let b = if b_contraction == Contraction::Cols {
+        b.t()?
+    } else {
+        b
+    };
+    owned_storage(&add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
+}
+
+pub(super) fn add_bias(y: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    match bias {
+        None => Ok(y),
+        Some(bias) => y.broadcast_add(bias),
+    }
+}

@@ -1,0 +1,109 @@
+//! Static scales from the amaxes of calibration batches.
+
+use super::group::ReductionGroup;
+use super::step::StepCells;
+use super::table::{Initial, StateTable};
+use super::update::all_reduce_max;
+use crate::error::Error;
+use candle_core::{Result, Tensor};
+use fp8_core::{Format, ScaleError, reciprocal, static_dequant_scale};
+
+/// What calibration is to make of one row.
+#[derive(Debug, Clone, Copy)]
+pub struct CalibrationRow {
+    /// The row.
+    pub row: usize,
+    /// The format that the scale is for.
+    pub format: Format,
+    /// Take the amaxes of earlier calibrations into account too (inputs; a weight is known whole).
+    pub with_earlier: bool,
+    /// Whether a tensor of zeros has a scale. An input of zeros would leave a scale under which every real input saturates.
+    pub allow_zero: bool,
+}
+
+impl StateTable {
+    /// Sets static scales, `dequant_scale = amax / MAX`, from what `step` has recorded, reduced over the ranks of `group`.
+    /// A row in which nothing was recorded stays as it is. Gives the error of each row that cannot be calibrated, whose
+    /// state stays too.
+    ///
+    /// # Errors
+    /// If the reduction fails; nothing has changed then.
+    pub fn finish_calibration(
+        &self,
+        step: &StepCells,
+        rows: &[CalibrationRow],
+        group: Option<&dyn ReductionGroup>,
+    ) -> Result<Vec<Error>> {
+        step.abort_after(|recorded| {
+            let amaxes = match group {
+                Some(group) => all_reduce_max(group, &recorded.amax)?,
+                None => recorded.amax.clone(),
+            };
+            let amaxes = amaxes.to_vec1::<f32>()?;
+            let non_finite = recorded.non_finite.to_vec1::<u32>()?;
+            self.calibrate(step, rows, &amaxes, &non_finite)
+        })
+    }
+
+    fn calibrate(
+        &self,
+        step: &StepCells,
+        rows: &[CalibrationRow],
+        amaxes: &[f32],
+        non_finite: &[u32],
+    ) -> Result<Vec<Error>> {
+        let mut inner = self.lock();
+        let mut quant_scale = inner.columns.quant_scale.to_vec1::<f32>()?;
+        let mut dequant_scale = inner.columns.dequant_scale.to_vec1::<f32>()?;
+        let mut errors = vec![];
+        for wanted in rows {
+            let index = wanted.row;
+            let row = &mut inner.rows[index];
+            let amax = amaxes[index];
+            if !step.is_touched(index) && amax == 0. {
+                continue;
+            }
+            let refused = |source| Error::Calibration {
+                slot: row.name.to_string(),
+                source,
+            };
+            if non_finite[index] > 0 {
+                errors.push(refused(ScaleError::NonFinite { amax: f32::NAN }));
+                continue;
+            }
+            if amax == 0. && !wanted.allow_zero {
+                errors.push(Error::ZeroCalibration(row.name.to_string()));
+                continue;
+            }
+            let earlier = row.calibrated_amax.filter(|_| wanted.with_earlier);
+            let amax = amax.max(earlier.unwrap_or(0.));
+            match static_dequant_scale(amax, wanted.format) {
+                Err(source) => errors.push(refused(source)),
+                Ok(scale) => {
+                    dequant_scale[index] = scale;
+                    quant_scale[index] = reciprocal(scale);
+                    row.calibrated_amax = Some(amax);
+                    row.format = Some(wanted.format);
+                    row.initial = Initial::No;
+                    row.epoch += 1;
+                }
+            }
+        }
+        let column = |values: Vec<f32>| Tensor::from_slice(&values, values.len(), self.device());
+        inner.columns.quant_scale = column(quant_scale)?;
+        inner.columns.dequant_scale = column(dequant_scale)?;
+        Ok(errors)
+    }
+}
+
+impl StepCells {
+    /// Ends the step without a trace in the running amaxes, after `f` has seen what it recorded.
+    fn abort_after<R>(
+        &self,
+        f: impl FnOnce(&crate::data::columns::Recorded) -> Result<R>,
+    ) -> Result<R> {
+        let recorded = self.recorded();
+        self.abort();
+        f(&recorded?)
+    }
+}

@@ -1,0 +1,30 @@
+//! The scaling state of a model: one table, a row for each tensor role of each layer.
+//!
+//! | column | holds |
+//! |---|---|
+//! | running amax | the largest finite amax recorded since the last update |
+//! | amax history, quant_scale, dequant_scale | delayed scaling, after "FP8 Formats for Deep Learning" (arXiv:2209.05433) and Transformer Engine's `DelayedScaling` |
+//! | non-finite count | how many casts saw Inf or NaN; such an amax is counted, never stored (a deliberate difference) |
+//! | calibrated amax, format of the scale | on the host |
+//!
+//! Columns are contiguous tensors on the table's device. Recording is a maximum into a cell, an update makes new columns for
+//! all rows at once, and the amaxes of all rows are one vector of fixed length for a reduction over ranks.
+//!
+//! A step records into cells of its own ([`StepCells`]): committing it merges them into the table, dropping it leaves no trace.
+
+mod calibration;
+mod group;
+mod role;
+mod saved;
+mod slot;
+mod step;
+mod table;
+mod update;
+
+pub use calibration::CalibrationRow;
+pub use group::{ReductionGroup, SingleProcess};
+pub use role::Role;
+pub use saved::SavedRow;
+pub use slot::{Slot, SlotTensors};
+pub use step::{Observer, StepCells};
+pub use table::{RowRule, StateTable};

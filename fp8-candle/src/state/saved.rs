@@ -1,0 +1,171 @@
+//! The state of a row as checkpoints hold it.
+
+use super::slot::Slot;
+use super::table::{Initial, StateTable};
+use crate::device::backend;
+use crate::error::Error;
+use candle_core::{DType, Device, Result, Tensor};
+use fp8_core::Format;
+use std::sync::Arc;
+
+/// Everything of one row that a later run needs to go on bit-exactly; amaxes that wait for an update are not in it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SavedRow {
+    /// Multiplies before the cast.
+    pub quant_scale: f32,
+    /// Newest first.
+    pub amax_history: Vec<f32>,
+    /// How many casts saw Inf or NaN.
+    pub non_finite: u32,
+    /// The amax that calibration found, if it still describes the layer.
+    pub calibrated_amax: Option<f32>,
+    /// The format that the scale was made for; None while it is the initial one.
+    pub format: Option<Format>,
+    /// Stochastic roundings so far.
+    pub draws: u32,
+    /// What stochastic rounding knows the row by.
+    pub id: u32,
+}
+
+impl SavedRow {
+    /// Checks that a step can have left this behind.
+    ///
+    /// # Errors
+    /// Naming column, row and value.
+    pub fn check(&self, name: &str) -> Result<()> {
+        let fault = |column: &str, value, expected| Error::StateValue {
+            tensor: format!("{name}.{column}"),
+            value,
+            expected,
+        };
+        let scale = self.quant_scale;
+        let is_good = scale > 0. && scale.is_normal() && (1. / scale).is_normal();
+        if !is_good {
+            let expected = "a positive normal number whose reciprocal is one too";
+            return Err(fault("quant_scale", scale, expected).into());
+        }
+        let good = |amax: f32| amax.is_finite() && amax.is_sign_positive();
+        if let Some(&amax) = self.amax_history.iter().find(|&&amax| !good(amax)) {
+            return Err(fault("amax_history", amax, "finite amaxes, none negative").into());
+        }
+        if let Some(amax) = self.calibrated_amax.filter(|&amax| !good(amax)) {
+            return Err(fault("calibrated_amax", amax, "a finite amax, not negative").into());
+        }
+        Ok(())
+    }
+}
+
+impl StateTable {
+    /// Every row, with its name. Copies the columns to the host.
+    pub fn save(&self) -> Result<Vec<(Arc<str>, SavedRow)>> {
+        let counts = self.non_finite_counts()?.to_vec1::<u32>()?;
+        let inner = self.lock();
+        let quant_scale = inner.columns.quant_scale.to_vec1::<f32>()?;
+        let history = inner.columns.amax_history.to_device(&Device::Cpu)?;
+        let row = |(index, row): (usize, &super::table::Row)| {
+            let entries = history.get(index)?.to_vec1::<f32>()?;
+            let saved = SavedRow {
+                quant_scale: quant_scale[index],
+                amax_history: entries[..row.window.min(entries.len())].to_vec(),
+                non_finite: counts[index],
+                calibrated_amax: row.calibrated_amax,
+                format: row.format,
+                draws: row.draws,
+                id: row.id,
+            };
+            Ok((row.name.clone(), saved))
+        };
+        inner.rows.iter().enumerate().map(row).collect()
+    }
+
+    /// Puts rows back; amaxes that wait for an update are dropped, gradients due are no longer.
+    ///
+    /// # Errors
+    /// If a row does not pass [`SavedRow::check`] or the table has none of its index; nothing has changed then.
+    pub fn restore(&self, rows: &[(usize, SavedRow)]) -> Result<()> {
+        let mut inner = self.lock();
+        let count = inner.rows.len();
+        for (index, saved) in rows {
+            let Some(row) = inner.rows.get(*index) else {
+                candle_core::bail!("a table of {count} rows has no row {index} to restore");
+            };
+            saved.check(&row.name)?;
+        }
+        let lengths = rows.iter().map(|(_, saved)| saved.amax_history.len());
+        let have = inner.columns.amax_history.dim(1)?;
+        let len = lengths.max().unwrap_or(0).max(have);
+        let mut quant_scale = inner.columns.quant_scale.to_vec1::<f32>()?;
+        let mut non_finite = inner.columns.non_finite.to_vec1::<u32>()?;
+        let histories = super::table::longer(&inner.columns.amax_history, len)?;
+        let mut histories = histories.flatten_all()?.to_vec1::<f32>()?;
+        // Amaxes of an unfinished step belong to what was here before.
+        self.running().take(&vec![true; count])?;
+        for (index, saved) in rows {
+            quant_scale[*index] = saved.quant_scale;
+            non_finite[*index] = saved.non_finite;
+            let entries = &mut histories[index * len..(index + 1) * len];
+            entries.fill(0.);
+            entries[..saved.amax_history.len()].copy_from_slice(&saved.amax_history);
+            let row = &mut inner.rows[*index];
+            let used = saved.amax_history.iter().any(|&amax| amax != 0.);
+            let initial = !used && saved.calibrated_amax.is_none() && saved.quant_scale == 1.;
+            row.initial = if initial { Initial::Yes } else { Initial::No };
+            row.generation = used.into();
+            row.epoch += 1;
+            row.format = saved.format;
+            row.window = saved.amax_history.len();
+            row.calibrated_amax = saved.calibrated_amax;
+            (row.draws, row.id) = (saved.draws, saved.id);
+        }
+        let device = self.device();
+        let quant_scale = Tensor::from_vec(quant_scale, count, device)?;
+        inner.columns.dequant_scale = backend(device)?.reciprocal(&quant_scale)?;
+        inner.columns.quant_scale = quant_scale;
+        inner.columns.amax_history = Tensor::from_vec(histories, (count, len), device)?;
+        inner.columns.non_finite = Tensor::from_vec(non_finite, count, device)?;
+        inner.reported = inner.columns.non_finite.clone();
+        inner.gradients_due = false;
+        Ok(())
+    }
+}
+
+impl Slot {
+    /// Puts a scale and a history in place, as [`StateTable::restore`] does for a whole table: quant_scale f32 `[1]`,
+    /// amax_history f32 `[len]`.
+    ///
+    /// # Errors
+    /// If a shape, dtype or value is wrong.
+    pub fn restore(&self, quant_scale: &Tensor, amax_history: &Tensor) -> Result<()> {
+        for (what, tensor, rank_one) in [
+            ("quant_scale", quant_scale, quant_scale.dims() == [1]),
+            ("amax_history", amax_history, amax_history.rank() == 1),
+        ] {
+            if tensor.dtype() != DType::F32 {
+                return Err(Error::DType {
+                    op: "restore delayed state",
+                    what,
+                    expected: "f32",
+                    got: tensor.dtype(),
+                }
+                .into());
+            }
+            if !rank_one {
+                return Err(Error::Shape {
+                    op: "restore delayed state",
+                    what,
+                    expected: "one dimension (quant_scale: [1])".into(),
+                    got: tensor.dims().to_vec(),
+                }
+                .into());
+            }
+        }
+        let (_, now) = self.table().save()?.swap_remove(self.row());
+        let saved = SavedRow {
+            quant_scale: quant_scale.to_vec1::<f32>()?[0],
+            amax_history: amax_history.to_vec1()?,
+            calibrated_amax: None,
+            ..now
+        };
+        self.table().restore(&[(self.row(), saved)])
+    }
+}

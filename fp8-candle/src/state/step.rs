@@ -1,0 +1,170 @@
+//! What one step records, kept apart from the table until the step is committed.
+
+use super::role::Role;
+use super::table::{RowRule, StateTable};
+use crate::data::columns::Recorded;
+use crate::device::{AmaxCells, backend};
+use candle_core::{Result, Tensor};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// Where the casts of one step record: cells for every row of a table.
+///
+/// A commit merges them into the table; what backward passes record afterwards goes to the table itself. After an abort,
+/// what was recorded is forgotten and what still comes is dropped.
+#[derive(Debug)]
+pub struct StepCells {
+    table: Arc<StateTable>,
+    cells: Box<dyn AmaxCells>,
+    /// Rows in which something was recorded, whatever it was.
+    touched: Vec<AtomicBool>,
+    status: RwLock<Status>,
+    notes: Mutex<Notes>,
+    casts: AtomicU64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Open,
+    Committed,
+    Aborted,
+}
+
+/// How the rows are to be updated.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    pub(super) rules: HashMap<usize, RowRule>,
+    /// For rows that the step has not used and no earlier one has: other ranks may have.
+    pub(super) defaults: HashMap<Role, RowRule>,
+    /// Rows that were trained with scales other than calibrated ones.
+    pub(super) trained: Vec<usize>,
+}
+
+impl StepCells {
+    /// Cells for a step of `table`, all empty.
+    pub fn new(table: &Arc<StateTable>) -> Result<Arc<Self>> {
+        let rows = table.rows();
+        Ok(Arc::new(Self {
+            table: table.clone(),
+            cells: backend(table.device())?.amax_cells(table.device(), rows)?,
+            touched: (0..rows).map(|_| AtomicBool::new(false)).collect(),
+            status: RwLock::new(Status::Open),
+            notes: Mutex::default(),
+            casts: AtomicU64::new(0),
+        }))
+    }
+
+    /// The table of the rows.
+    pub fn table(&self) -> &Arc<StateTable> {
+        &self.table
+    }
+
+    /// Number of rows that the table had when the step began.
+    pub fn rows(&self) -> usize {
+        self.touched.len()
+    }
+
+    /// Notes that a row is cast with delayed scales in this step; the last rule counts.
+    pub fn note_rule(&self, row: usize, role: Role, rule: RowRule) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.defaults.insert(role, rule.clone());
+        notes.rules.insert(row, rule);
+    }
+
+    /// Notes that a row is trained with other scales than calibrated ones, which then describe it no longer.
+    pub fn note_trained(&self, row: usize) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !notes.trained.contains(&row) {
+            notes.trained.push(row);
+        }
+    }
+
+    pub(super) fn take_notes(&self) -> Notes {
+        std::mem::take(&mut self.notes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes an amax (f32, any shape) of `row` in; with `keep` it will make scales, else only Inf and NaN are counted.
+    pub fn record(&self, row: usize, amax: &Tensor, keep: bool) -> Result<()> {
+        // Held over the recording: a commit between the two would lose it.
+        let status = self.status.read().unwrap_or_else(PoisonError::into_inner);
+        match *status {
+            Status::Open => {
+                if let Some(touched) = self.touched.get(row).filter(|_| keep) {
+                    touched.store(true, Ordering::Relaxed);
+                }
+                self.cells.record(row, amax, keep)
+            }
+            Status::Committed => self.table.running().record(row, amax, keep),
+            Status::Aborted => Ok(()),
+        }
+    }
+
+    /// Counts a cast.
+    pub fn count_cast(&self) {
+        self.casts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many tensors were cast in this step so far.
+    pub fn casts(&self) -> u64 {
+        self.casts.load(Ordering::Relaxed)
+    }
+
+    /// Whether the step was aborted: what it recorded counts for nothing.
+    pub fn is_aborted(&self) -> bool {
+        *self.status.read().unwrap_or_else(PoisonError::into_inner) == Status::Aborted
+    }
+
+    /// Whether an amax of `row` was recorded in this step.
+    pub(super) fn is_touched(&self, row: usize) -> bool {
+        (self.touched.get(row)).is_some_and(|touched| touched.load(Ordering::Relaxed))
+    }
+
+    /// What this step has recorded so far.
+    pub fn recorded(&self) -> Result<Recorded> {
+        self.cells.read()
+    }
+
+    /// Forgets the step.
+    pub fn abort(&self) {
+        let mut status = self.status.write().unwrap_or_else(PoisonError::into_inner);
+        if *status == Status::Open {
+            *status = Status::Aborted;
+        }
+    }
+
+    /// Merges the cells into the table; true if the step was open until now.
+    pub(super) fn merge_into_table(&self) -> Result<bool> {
+        let mut status = self.status.write().unwrap_or_else(PoisonError::into_inner);
+        if *status != Status::Open {
+            return Ok(false);
+        }
+        self.table.running().merge(&self.cells.read()?)?;
+        *status = Status::Committed;
+        Ok(true)
+    }
+}
+
+/// Where a cast notes what it saw.
+#[derive(Debug, Clone)]
+pub struct Observer {
+    /// The step that the cast belongs to; backward passes outlive it.
+    pub step: Arc<StepCells>,
+    /// The row of the cast tensor.
+    pub row: usize,
+    /// Record amaxes for delayed scales (training), or leave them alone (evaluation).
+    pub record: bool,
+}
+
+impl Observer {
+    /// Notes a cast that measured `amax`; `makes_scales`: delayed scales are made of it.
+    pub(crate) fn note(&self, amax: Option<&Tensor>, makes_scales: bool) -> Result<()> {
+        self.step.count_cast();
+        match amax {
+            Some(amax) => self
+                .step
+                .record(self.row, amax, self.record && makes_scales),
+            None => Ok(()),
+        }
+    }
+}

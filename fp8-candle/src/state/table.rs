@@ -1,0 +1,209 @@
+//! The table itself: rows, columns, and the cells that a step is committed to.
+
+use super::group::ReductionGroup;
+use super::role::Role;
+use crate::data::columns::Columns;
+use crate::device::{AmaxCells, backend};
+use candle_core::{DType, Device, Result, Tensor};
+use fp8_core::{DelayedRule, Format};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+
+/// How delayed scaling updates a row: set by the last recipe with a delayed cast of it.
+#[derive(Debug, Clone)]
+pub struct RowRule {
+    /// From the history to the scale.
+    pub rule: DelayedRule,
+    /// The format of the cast.
+    pub format: Format,
+    /// Length of the history.
+    pub window: usize,
+    /// Ranks over which the amaxes are reduced.
+    pub group: Option<Arc<dyn ReductionGroup>>,
+}
+
+/// What the host knows of a row.
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    /// Path of the layer, a dot, the role.
+    pub(super) name: Arc<str>,
+    pub(super) role: Role,
+    pub(super) rule: Option<RowRule>,
+    /// The format that the scale was made for; None while it is the initial one.
+    pub(super) format: Option<Format>,
+    /// Entries of the history that count.
+    pub(super) window: usize,
+    /// Updates that changed the scale; 0 while it is the initial one.
+    pub(super) generation: u64,
+    /// How often the scale was set from outside (calibration, loading).
+    pub(super) epoch: u64,
+    pub(super) initial: Initial,
+    /// The amax that calibration found, until training goes on.
+    pub(super) calibrated_amax: Option<f32>,
+    /// Stochastic roundings so far.
+    pub(super) draws: u32,
+    /// What stochastic rounding knows the row by.
+    pub(super) id: u32,
+}
+
+/// Whether a row's scale is still the initial one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Initial {
+    Yes,
+    No,
+    /// It was updated on a device that does not tell whether there was an amax.
+    Unknown,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) rows: Vec<Row>,
+    pub(super) columns: Columns,
+    /// A training step was committed since gradients were last updated.
+    pub(super) gradients_due: bool,
+    /// What [`StateTable::report`] last said.
+    pub(super) reported: Tensor,
+}
+
+/// The scaling state of one model on one device.
+///
+/// Layers hold [`super::Slot`]s, which are rows of it. `fp8_recipes::prepare_fp8` makes it.
+#[derive(Debug)]
+pub struct StateTable {
+    device: Device,
+    inner: Mutex<Inner>,
+    /// Amaxes of committed steps that wait for an update.
+    running: RwLock<Box<dyn AmaxCells>>,
+}
+
+impl StateTable {
+    /// A table without rows.
+    pub fn new(device: &Device) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            device: device.clone(),
+            inner: Mutex::new(Inner {
+                rows: vec![],
+                columns: initial_columns(0, 0, device)?,
+                gradients_due: false,
+                reported: Tensor::zeros(0, DType::U32, device)?,
+            }),
+            running: RwLock::new(backend(device)?.amax_cells(device, 0)?),
+        }))
+    }
+
+    /// Adds rows with quant_scale 1 and histories of `amax_history_len` zeros; gives the index of the first.
+    ///
+    /// `rows`: path of the layer and role, for example `blocks.0.fc` and [`Role::Input`].
+    pub fn add_rows(&self, rows: &[(&str, Role)], amax_history_len: usize) -> Result<usize> {
+        let mut inner = self.lock();
+        let first = inner.rows.len();
+        let len = inner.columns.amax_history.dim(1)?.max(amax_history_len);
+        let fresh = initial_columns(rows.len(), len, &self.device)?;
+        let columns = append(&inner.columns, &fresh, len)?;
+        let cells = backend(&self.device)?.amax_cells(&self.device, first + rows.len())?;
+        {
+            let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
+            cells.merge(&running.read()?)?;
+            *running = cells;
+        }
+        inner.columns = columns;
+        let rows = rows.iter().enumerate().map(|(i, &(path, role))| Row {
+            name: format!("{path}.{role}").into(),
+            role,
+            rule: None,
+            format: None,
+            window: amax_history_len,
+            generation: 0,
+            epoch: 0,
+            initial: Initial::Yes,
+            calibrated_amax: None,
+            draws: 0,
+            id: (first + i) as u32,
+        });
+        inner.rows.extend(rows);
+        Ok(first)
+    }
+
+    /// Device of the columns.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.lock().rows.len()
+    }
+
+    /// Name of each row: path of the layer, a dot, the role.
+    pub fn names(&self) -> Vec<Arc<str>> {
+        let inner = self.lock();
+        inner.rows.iter().map(|row| row.name.clone()).collect()
+    }
+
+    /// The columns as they are now.
+    pub fn columns(&self) -> Columns {
+        self.lock().columns.clone()
+    }
+
+    /// How many casts of each row have seen Inf or NaN so far, U32 `[rows]`, on the device; steps not committed are not in it.
+    pub fn non_finite_counts(&self) -> Result<Tensor> {
+        let counted = self.lock().columns.non_finite.clone();
+        let running = self.running().read()?.non_finite;
+        counted.broadcast_add(&running)
+    }
+
+    /// [`StateTable::non_finite_counts`] when this was last called, and now.
+    pub fn report(&self) -> Result<(Tensor, Tensor)> {
+        let now = self.non_finite_counts()?;
+        let before = std::mem::replace(&mut self.lock().reported, now.clone());
+        Ok((before, now))
+    }
+
+    /// Whether a training step was committed since the gradients were last updated.
+    pub fn gradients_due(&self) -> bool {
+        self.lock().gradients_due
+    }
+
+    // A panic while the lock is held leaves whole values behind (columns are replaced at once), so a poisoned lock is
+    // still good.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn running(&self) -> RwLockReadGuard<'_, Box<dyn AmaxCells>> {
+        self.running.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Scales of 1, histories of zeros.
+fn initial_columns(rows: usize, len: usize, device: &Device) -> Result<Columns> {
+    let one = Tensor::ones(rows, DType::F32, device)?;
+    Ok(Columns {
+        quant_scale: one.clone(),
+        dequant_scale: one,
+        amax_history: Tensor::zeros((rows, len), DType::F32, device)?,
+        non_finite: Tensor::zeros(rows, DType::U32, device)?,
+    })
+}
+
+/// The rows of both, with histories of `len` entries.
+fn append(columns: &Columns, more: &Columns, len: usize) -> Result<Columns> {
+    if columns.quant_scale.elem_count() == 0 {
+        return Ok(more.clone());
+    }
+    let cat = |a: &Tensor, b: &Tensor| Tensor::cat(&[a, b], 0);
+    Ok(Columns {
+        quant_scale: cat(&columns.quant_scale, &more.quant_scale)?,
+        dequant_scale: cat(&columns.dequant_scale, &more.dequant_scale)?,
+        amax_history: cat(&longer(&columns.amax_history, len)?, &more.amax_history)?,
+        non_finite: cat(&columns.non_finite, &more.non_finite)?,
+    })
+}
+
+/// Histories with at least `len` entries, zeros beyond the oldest.
+pub(super) fn longer(histories: &Tensor, len: usize) -> Result<Tensor> {
+    let have = histories.dim(1)?;
+    if have >= len {
+        return Ok(histories.clone());
+    }
+    histories.pad_with_zeros(1, 0, len - have)?.contiguous()
+}

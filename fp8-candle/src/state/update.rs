@@ -1,0 +1,192 @@
+//! Ending a step: its amaxes into the table, and new scales for all rows at once.
+
+use super::group::ReductionGroup;
+use super::role::Role;
+use super::step::{Notes, StepCells};
+use super::table::{Initial, Inner, RowRule, StateTable, longer};
+use crate::data::columns::{Recorded, RowUpdate};
+use crate::device::backend;
+use crate::error::Error;
+use candle_core::{DType, Result, Tensor};
+use std::sync::Arc;
+
+impl StateTable {
+    /// Takes a training step in: merges what it recorded, adopts the rules of its casts, and updates the rows of inputs and
+    /// weights. Gradients wait for [`StateTable::update_gradients`]: their backward pass may still come.
+    ///
+    /// # Errors
+    /// If the reduction over ranks fails or gives something else than a vector of this table; nothing is lost then: the next
+    /// update makes up for this one.
+    pub fn commit(&self, step: &StepCells) -> Result<()> {
+        if !step.merge_into_table()? {
+            return Ok(());
+        }
+        let notes = step.take_notes();
+        let delayed = !notes.defaults.is_empty();
+        {
+            let mut inner = self.lock();
+            inner.adopt(notes, step);
+            inner.gradients_due |= delayed;
+        }
+        if delayed {
+            self.update(|role| !role.is_gradient())?;
+        }
+        Ok(())
+    }
+
+    /// Updates the rows of gradients, if a training step was committed since it was last done.
+    ///
+    /// # Errors
+    /// As [`StateTable::commit`].
+    pub fn update_gradients(&self) -> Result<()> {
+        if !std::mem::take(&mut self.lock().gradients_due) {
+            return Ok(());
+        }
+        let done = self.update(Role::is_gradient);
+        if done.is_err() {
+            self.lock().gradients_due = true;
+        }
+        done
+    }
+
+    /// Updates the rows of some roles from the running amaxes, which start from 0 again.
+    fn update(&self, roles: impl Fn(Role) -> bool) -> Result<()> {
+        let (which, rules): (Vec<bool>, Vec<Option<RowRule>>) = {
+            let inner = self.lock();
+            let row = |row: &super::table::Row| {
+                let taken = roles(row.role);
+                (taken, row.rule.clone().filter(|_| taken))
+            };
+            inner.rows.iter().map(row).unzip()
+        };
+        let recorded = self.running().take(&which)?;
+        let done = self
+            .reduced(&recorded, &rules)
+            .and_then(|reduced| self.apply(&rules, &reduced));
+        if done.is_err() {
+            // The next update takes them again.
+            self.running().merge(&recorded)?;
+        }
+        done
+    }
+
+    /// The maximum over the ranks. Each group is sent the amaxes of all rows in one vector, 0 for rows that are not its own,
+    /// so that every rank sends as much, whatever its layers have seen.
+    fn reduced(&self, recorded: &Recorded, rules: &[Option<RowRule>]) -> Result<Recorded> {
+        let group_of = |rule: &Option<RowRule>| rule.as_ref().and_then(|rule| rule.group.clone());
+        let mut groups: Vec<Arc<dyn ReductionGroup>> = vec![];
+        for group in rules.iter().filter_map(group_of) {
+            if !groups.iter().any(|other| Arc::ptr_eq(other, &group)) {
+                groups.push(group);
+            }
+        }
+        let mut amax = recorded.amax.clone();
+        for group in groups {
+            let mine: Vec<u8> = (rules.iter().map(group_of))
+                .map(|other| {
+                    other
+                        .is_some_and(|other| Arc::ptr_eq(&other, &group))
+                        .into()
+                })
+                .collect();
+            let all_mine = mine.iter().all(|&mine| mine == 1);
+            let reduce = |amaxes: &Tensor| all_reduce_max(&*group, amaxes);
+            amax = if all_mine {
+                reduce(&amax)?
+            } else {
+                let len = mine.len();
+                let mine = Tensor::from_vec(mine, len, self.device())?;
+                let zeros = amax.zeros_like()?;
+                mine.where_cond(&reduce(&mine.where_cond(&amax, &zeros)?)?, &amax)?
+            };
+        }
+        Ok(Recorded {
+            amax,
+            non_finite: recorded.non_finite.clone(),
+        })
+    }
+
+    fn apply(&self, rules: &[Option<RowRule>], recorded: &Recorded) -> Result<()> {
+        let mut inner = self.lock();
+        let have = rules.len();
+        let mut updates: Vec<Option<RowUpdate>> = (inner.rows.iter().zip(rules))
+            .map(|(row, rule)| {
+                let rule = rule.as_ref()?;
+                Some(RowUpdate {
+                    rule: rule.rule.clone(),
+                    format: rule.format,
+                    window: rule.window,
+                    remake: row.format.is_some_and(|format| format != rule.format),
+                })
+            })
+            .collect();
+        // Rows may have come meanwhile.
+        updates.resize(inner.rows.len(), None);
+        let recorded = recorded.padded(inner.rows.len() - have)?;
+        let longest = updates.iter().flatten().map(|update| update.window).max();
+        let mut columns = inner.columns.clone();
+        columns.amax_history = longer(&columns.amax_history, longest.unwrap_or(0))?;
+        let updated = backend(self.device())?.update_columns(&columns, &updates, &recorded)?;
+        inner.columns = updated.columns;
+        for (index, (row, update)) in inner.rows.iter_mut().zip(&updates).enumerate() {
+            let Some(update) = update else { continue };
+            row.window = update.window;
+            let changed = updated.changed.as_ref().map(|changed| changed[index]);
+            if changed.unwrap_or(true) {
+                row.generation += 1;
+                row.format = Some(update.format);
+                // The scale is no longer the one that calibration has set.
+                row.calibrated_amax = row.calibrated_amax.filter(|_| changed.is_none());
+            }
+            row.initial = match (row.initial, changed) {
+                (_, Some(true)) => Initial::No,
+                (Initial::Yes, None) => Initial::Unknown,
+                (initial, _) => initial,
+            };
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Rules of a committed step.
+    fn adopt(&mut self, notes: Notes, step: &StepCells) {
+        for (index, row) in self.rows.iter_mut().enumerate() {
+            if let Some(rule) = notes.rules.get(&index) {
+                row.rule = Some(rule.clone());
+            } else if row.rule.is_none() && index < step.rows() {
+                row.rule = notes.defaults.get(&row.role).cloned();
+            }
+            if notes.trained.contains(&index) {
+                row.calibrated_amax = None;
+            }
+        }
+    }
+}
+
+impl Recorded {
+    /// The same with more rows, in which nothing was recorded.
+    fn padded(&self, more: usize) -> Result<Self> {
+        if more == 0 {
+            return Ok(self.clone());
+        }
+        Ok(Self {
+            amax: self.amax.pad_with_zeros(0, 0, more)?,
+            non_finite: self.non_finite.pad_with_zeros(0, 0, more)?,
+        })
+    }
+}
+
+/// The group's maximum, checked: as many f32 as were sent.
+pub(super) fn all_reduce_max(group: &dyn ReductionGroup, amaxes: &Tensor) -> Result<Tensor> {
+    let reduced = group.all_reduce_max(amaxes)?;
+    if reduced.dims() != amaxes.dims() || reduced.dtype() != DType::F32 {
+        return Err(Error::Reduction {
+            sent: amaxes.elem_count(),
+            got: reduced.dims().to_vec(),
+            dtype: reduced.dtype(),
+        }
+        .into());
+    }
+    reduced.to_device(amaxes.device())?.contiguous()
+}

@@ -1,0 +1,128 @@
+//! One row of a scaling-state table, and the step that its casts record into.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use super::device::device;
+use candle_core::{DType, Tensor};
+use fp8_candle::state::{RowRule, StepCells};
+use fp8_candle::{FirstScale, Observer, Quantizer, Role, ScaleSource, Slot};
+use fp8_core::{DelayedRule, Format, Granularity};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+pub fn tensor(values: &[f32]) -> Tensor {
+    Tensor::from_slice(values, (1, values.len()), &device()).unwrap()
+}
+
+pub fn flat(x: &Tensor) -> Vec<f32> {
+    x.to_dtype(DType::F32)
+        .unwrap()
+        .flatten_all()
+        .unwrap()
+        .to_vec1()
+        .unwrap()
+}
+
+pub fn codes(q: &fp8_candle::Fp8Tensor) -> Vec<u8> {
+    q.codes().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+pub fn quantizer(format: Format, source: ScaleSource) -> Quantizer {
+    Quantizer {
+        source,
+        ..Quantizer::dynamic(format, Granularity::Tensorwise)
+    }
+}
+
+/// A table of one row, updated by the default rule.
+pub struct Row {
+    pub slot: Slot,
+    pub rule: RowRule,
+    role: Role,
+    step: RefCell<Arc<StepCells>>,
+}
+
+impl Row {
+    /// A row of layer `path` with a history of `len`, cast to E4M3.
+    pub fn new(path: &str, role: Role, len: usize) -> Self {
+        let slot = Slot::alone(path, role, len, &device()).unwrap();
+        let step = RefCell::new(StepCells::new(slot.table()).unwrap());
+        let rule = RowRule {
+            rule: DelayedRule::default(),
+            format: Format::E4M3,
+            window: len,
+            group: None,
+        };
+        Self {
+            slot,
+            rule,
+            role,
+            step,
+        }
+    }
+
+    pub fn step(&self) -> Arc<StepCells> {
+        self.step.borrow().clone()
+    }
+
+    fn delayed(&self, first: FirstScale, record: bool) -> Quantizer {
+        let source = ScaleSource::Delayed {
+            slot: self.slot.clone(),
+            rule: self.rule.rule.clone(),
+            first,
+        };
+        let observer = Observer {
+            step: self.step(),
+            row: self.slot.row(),
+            record,
+        };
+        Quantizer {
+            observer: Some(observer),
+            ..quantizer(self.rule.format, source)
+        }
+    }
+
+    /// The delayed cast of training.
+    pub fn train(&self) -> Quantizer {
+        self.delayed(FirstScale::One, true)
+    }
+
+    /// The delayed cast of evaluation.
+    pub fn eval(&self) -> Quantizer {
+        self.delayed(FirstScale::OwnAmax, false)
+    }
+
+    /// The delayed cast of training that starts with the tensor's own amax.
+    pub fn first_batch(&self) -> Quantizer {
+        self.delayed(FirstScale::OwnAmax, true)
+    }
+
+    pub fn record(&self, amax: f32) {
+        let amax = Tensor::from_slice(&[amax], 1, &device()).unwrap();
+        self.step().record(self.slot.row(), &amax, true).unwrap();
+    }
+
+    /// Ends the step; what casts of it still record goes to the table.
+    pub fn end(&self) -> candle_core::Result<()> {
+        let step = self.step.replace(StepCells::new(self.slot.table())?);
+        step.note_rule(self.slot.row(), self.role, self.rule.clone());
+        self.slot.table().commit(&step)?;
+        self.slot.table().update_gradients()
+    }
+
+    pub fn update(&self) {
+        self.end().unwrap();
+    }
+
+    pub fn scale(&self) -> f32 {
+        flat(&self.slot.tensors().unwrap().quant_scale)[0]
+    }
+
+    pub fn dequant_scale(&self) -> f32 {
+        flat(&self.slot.tensors().unwrap().dequant_scale)[0]
+    }
+
+    pub fn history(&self) -> Vec<f32> {
+        flat(&self.slot.tensors().unwrap().amax_history)
+    }
+}

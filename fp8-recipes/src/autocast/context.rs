@@ -1,0 +1,106 @@
+//! The guards that are open on a thread.
+
+use super::session::Session;
+use crate::config::ResolvedConfig;
+use crate::error::{Error, Result};
+use crate::state::Fp8State;
+use fp8_candle::StateTable;
+use fp8_candle::state::{ReductionGroup, StepCells};
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
+
+/// What the innermost guard of a thread says.
+#[derive(Debug, Clone)]
+pub(crate) struct Context {
+    pub(crate) mode: Mode,
+    pub(crate) training: bool,
+    pub(crate) config: Arc<ResolvedConfig>,
+    pub(super) group: Option<Arc<dyn ReductionGroup>>,
+    /// None in high precision.
+    pub(super) session: Option<Arc<Session>>,
+}
+
+/// What a prepared layer does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    HighPrecision,
+    Calibrate,
+    Fp8,
+}
+
+impl Context {
+    /// Notes a use of a layer; gives the cells that its casts record into. None in high precision.
+    ///
+    /// # Errors
+    /// If the guard that this context comes from is closed, or a pending update of the model's gradient scales fails.
+    pub(crate) fn sign_in(&self, state: &Arc<Fp8State>) -> Result<Option<Arc<StepCells>>> {
+        match &self.session {
+            None => Ok(None),
+            Some(session) => session.sign_in(state, self).map(Some),
+        }
+    }
+
+    /// Counts a cast of a layer that has no state of its own.
+    pub(crate) fn count_static_cast(&self) {
+        if let Some(session) = &self.session {
+            session.count_static_cast();
+        }
+    }
+
+    /// Notes that a layer has failed: a guard that is merely dropped then does not count as a step.
+    pub(crate) fn note_failure(&self) {
+        if let Some(session) = &self.session {
+            session.note_failure();
+        }
+    }
+}
+
+pub(super) struct Frame {
+    pub(super) id: u64,
+    /// None: a handle taken where no guard was open.
+    pub(super) context: Option<Context>,
+}
+
+#[derive(Default)]
+pub(super) struct ThreadState {
+    pub(super) frames: Vec<Frame>,
+    pub(super) next_id: u64,
+    /// Tables of the steps that guards of this thread have ended, for [`super::end_step`] outside of a guard.
+    pub(super) tables: Vec<Weak<StateTable>>,
+}
+
+impl ThreadState {
+    /// Remembers tables, each once, and forgets those that are gone.
+    pub(super) fn remember(&mut self, tables: &[Arc<StateTable>]) {
+        self.tables.retain(|table| table.strong_count() > 0);
+        for table in tables {
+            let new = Arc::downgrade(table);
+            if !self.tables.iter().any(|known| known.ptr_eq(&new)) {
+                self.tables.push(new);
+            }
+        }
+    }
+}
+
+thread_local! {
+    pub(super) static THREAD: RefCell<ThreadState> = RefCell::default();
+}
+
+/// The innermost guard's context on this thread.
+pub(crate) fn current() -> Option<Context> {
+    THREAD.with_borrow(|thread| thread.frames.last()?.context.clone())
+}
+
+/// Whether a prepared layer on this thread would compute in FP8 now.
+pub fn is_fp8_enabled() -> bool {
+    current().is_some_and(|context| context.mode == Mode::Fp8)
+}
+
+/// # Errors
+/// On a worker of a rayon pool: see [`super`].
+pub(super) fn check_thread() -> Result<()> {
+    match rayon::current_thread_index() {
+        None => Ok(()),
+        Some(worker) => Err(Error::OnPoolWorker { worker }),
+    }
+}

@@ -1,0 +1,181 @@
+//! The guard.
+
+use super::Autocast;
+use super::context::{Context, Frame, Mode, THREAD, check_thread};
+use super::handle::AutocastHandle;
+use super::session::{Kind, Session};
+use super::summary::StepSummary;
+use crate::error::Result;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// Opens a guard. Inner guards override outer ones fully; dropping it, also while unwinding, restores what was there.
+///
+/// The outermost training guard is a step, see [the steps](AutocastGuard#steps).
+///
+/// # Errors
+/// If the recipe is inconsistent, or the thread is a worker of a rayon pool ([`AutocastHandle::run`] works there).
+pub fn fp8_autocast(autocast: impl Into<Autocast>) -> Result<AutocastGuard> {
+    check_thread()?;
+    let autocast = autocast.into();
+    let config = Arc::new(autocast.recipe.resolve()?);
+    let mode = match (autocast.calibrating, autocast.enabled) {
+        (true, _) => Mode::Calibrate,
+        (false, true) => Mode::Fp8,
+        (false, false) => Mode::HighPrecision,
+    };
+    let wanted = match (mode, autocast.training) {
+        (Mode::HighPrecision, _) => None,
+        (Mode::Calibrate, _) => Some(Kind::Calibration),
+        (Mode::Fp8, true) => Some(Kind::Training),
+        (Mode::Fp8, false) => Some(Kind::Evaluation),
+    };
+    let outer = wanted.and_then(outer_session);
+    let owner = wanted.is_some() && outer.is_none();
+    let session = outer.or_else(|| wanted.map(|kind| Arc::new(Session::new(kind))));
+    let context = Context {
+        mode,
+        training: autocast.training,
+        config,
+        group: autocast.reduction_group,
+        session,
+    };
+    Ok(AutocastGuard::push(Some(context), owner))
+}
+
+/// The session that a guard of this kind joins: the innermost one around it, beyond disabled guards, that can take it.
+fn outer_session(kind: Kind) -> Option<Arc<Session>> {
+    THREAD.with_borrow(|thread| {
+        let contexts = thread.frames.iter().rev();
+        let mut sessions = contexts
+            .filter_map(|frame| frame.context.as_ref())
+            .filter(|context| context.mode == Mode::Fp8)
+            .filter_map(|context| context.session.clone());
+        match kind {
+            // Calibration ends with its own guard, whatever is around it.
+            Kind::Calibration => None,
+            Kind::Training => sessions.find(|session| session.kind() == Kind::Training),
+            Kind::Evaluation => sessions.next(),
+        }
+    })
+}
+
+/// Keeps an autocast context open on this thread.
+///
+/// # Steps
+/// An outermost training guard is one step: what its layers recorded makes new scales when it closes.
+///
+/// | how it ends | the step |
+/// |---|---|
+/// | [`close`](Self::close) | counts; the summary says what was cast |
+/// | dropped | counts, unless a layer inside has failed; errors and doubts are only logged |
+/// | [`abort`](Self::abort), or dropped by a panic | leaves no trace |
+///
+/// A guard cannot know that `?` is leaving its scope with an error of somebody else: [`super::with_fp8`] does.
+#[must_use = "the context closes when the guard is dropped"]
+#[derive(Debug)]
+pub struct AutocastGuard {
+    id: u64,
+    owner: bool,
+    closed: bool,
+    not_send: PhantomData<*const ()>,
+}
+
+/// What becomes of the step.
+enum End {
+    Close,
+    Abort,
+}
+
+impl AutocastGuard {
+    pub(super) fn push(context: Option<Context>, owner: bool) -> Self {
+        let id = THREAD.with_borrow_mut(|thread| {
+            thread.next_id += 1;
+            let id = thread.next_id;
+            thread.frames.push(Frame { id, context });
+            id
+        });
+        Self {
+            id,
+            owner,
+            closed: false,
+            not_send: PhantomData,
+        }
+    }
+
+    /// A handle that opens this context on other threads.
+    pub fn handle(&self) -> AutocastHandle {
+        AutocastHandle::new(THREAD.with_borrow(|thread| {
+            let mut frames = thread.frames.iter();
+            frames.find(|frame| frame.id == self.id)?.context.clone()
+        }))
+    }
+
+    /// Closes the guard; says what was cast in the step that ends with it, which for a guard inside another one of its step
+    /// is nothing.
+    ///
+    /// # Errors
+    /// If the update of the scales fails: a reduction over ranks, or a calibration that makes no scale. The context is closed
+    /// all the same, and amaxes that could not be reduced wait for the next update.
+    pub fn close(mut self) -> Result<StepSummary> {
+        self.finish(End::Close)
+    }
+
+    /// Closes the guard and forgets the step: histories, scales and amaxes are as they were before it. A guard inside another
+    /// one of its step has none of its own to forget.
+    pub fn abort(mut self) {
+        // Forgetting does not fail.
+        let _ = self.finish(End::Abort);
+    }
+
+    fn finish(&mut self, end: End) -> Result<StepSummary> {
+        if std::mem::replace(&mut self.closed, true) {
+            return Ok(StepSummary::default());
+        }
+        let frame = THREAD.with_borrow_mut(|thread| {
+            let index = thread.frames.iter().position(|frame| frame.id == self.id)?;
+            Some(thread.frames.remove(index))
+        });
+        let context = frame.and_then(|frame| frame.context);
+        let Some(session) = context.filter(|_| self.owner).and_then(|c| c.session) else {
+            return Ok(StepSummary::default());
+        };
+        match end {
+            End::Abort => {
+                session.abort();
+                Ok(StepSummary::default())
+            }
+            End::Close => {
+                let (tables, done) = session.close();
+                THREAD.with_borrow_mut(|thread| thread.remember(&tables));
+                done
+            }
+        }
+    }
+
+    /// Whether a layer inside of this guard's own step has failed.
+    fn has_failed(&self) -> bool {
+        let handle = self.handle();
+        self.owner && handle.session().is_some_and(|session| session.has_failed())
+    }
+}
+
+impl Drop for AutocastGuard {
+    fn drop(&mut self) {
+        if self.closed {
+            return;
+        }
+        if std::thread::panicking() {
+            // The step did not happen.
+            let _ = self.finish(End::Abort);
+        } else if self.has_failed() {
+            tracing::warn!(
+                "an FP8 autocast guard was dropped after one of its layers has failed: its step does not count; \
+                 close() counts it, abort() says that it is meant"
+            );
+            let _ = self.finish(End::Abort);
+        } else if let Err(error) = self.finish(End::Close) {
+            tracing::error!(%error, "closing an FP8 autocast guard failed");
+        }
+    }
+}

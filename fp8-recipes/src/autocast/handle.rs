@@ -1,0 +1,130 @@
+//! Carrying a context to other threads.
+
+use super::context::{Context, check_thread, current};
+use super::guard::AutocastGuard;
+use super::session::Session;
+use crate::error::{Error, Result};
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// An autocast context for other threads.
+///
+/// Layers used there sign in with the guard that the handle comes from: their scales are updated when that one closes. Once
+/// it is closed, the handle opens nothing.
+///
+/// ```
+/// # use fp8_recipes::{Recipe, fp8_autocast};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let guard = fp8_autocast("tensorwise".parse::<Recipe>()?)?;
+/// let handle = guard.handle();
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| -> fp8_recipes::Result<()> {
+///         let inner = handle.open()?;
+///         // forward passes of this thread
+///         inner.close()?;
+///         Ok(())
+///     });
+/// });
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct AutocastHandle {
+    context: Option<Context>,
+}
+
+impl AutocastHandle {
+    pub(super) fn new(context: Option<Context>) -> Self {
+        Self { context }
+    }
+
+    pub(super) fn session(&self) -> Option<&Arc<Session>> {
+        self.context.as_ref()?.session.as_ref()
+    }
+
+    /// The context of the innermost guard on this thread; without one, opening the handle gives high
+    /// precision, as outside of any guard.
+    pub fn current() -> Self {
+        Self { context: current() }
+    }
+
+    /// Opens the context on the calling thread.
+    ///
+    /// # Errors
+    /// If the guard that the handle comes from is closed, or the thread is a worker of a rayon pool: see
+    /// [`AutocastHandle::run`].
+    pub fn open(&self) -> Result<AutocastGuard> {
+        check_thread()?;
+        match self.session() {
+            Some(session) if !session.is_open() => Err(Error::GuardClosed),
+            _ => Ok(AutocastGuard::push(self.context.clone(), false)),
+        }
+    }
+
+    /// Runs `f` inside the context, on any thread.
+    ///
+    /// On a worker of a rayon pool (a parallel iterator, `Device::with_context`) `f` runs on a thread of its own, while the
+    /// worker goes on with other tasks, which see no guard. That costs tens of microseconds: worth it for a forward pass, not
+    /// for a row.
+    ///
+    /// # Errors
+    /// If the guard that the handle comes from is closed, or the system gives no thread.
+    pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> Result<R> {
+        let here = || {
+            let guard = self.open()?;
+            let result = f();
+            guard.close()?;
+            Ok(result)
+        };
+        if rayon::current_thread_index().is_none() {
+            return here();
+        }
+        let bridge = Bridge::take()?;
+        // Installing in another pool is the one way of waiting in which a worker serves its own pool meanwhile. The other
+        // pool's worker only waits for the thread.
+        bridge.pool().install(|| {
+            std::thread::scope(|scope| {
+                let thread = std::thread::Builder::new().name("fp8-autocast".into());
+                let thread = thread.spawn_scoped(scope, here).map_err(Error::Thread)?;
+                thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+            })
+        })
+    }
+}
+
+/// A pool of one thread, used again.
+struct Bridge(Option<rayon::ThreadPool>);
+
+/// Bridges that wait for their next use: as many as were ever in use together.
+static IDLE: Mutex<Vec<rayon::ThreadPool>> = Mutex::new(vec![]);
+
+impl Bridge {
+    fn take() -> Result<Self> {
+        let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match idle {
+            Some(pool) => Ok(Self(Some(pool))),
+            None => {
+                let pool = rayon::ThreadPoolBuilder::new()
+                    .num_threads(1)
+                    .thread_name(|_| "fp8-autocast-bridge".into());
+                let pool = pool.build();
+                Ok(Self(Some(pool.map_err(|error| {
+                    Error::Thread(std::io::Error::other(error))
+                })?)))
+            }
+        }
+    }
+
+    fn pool(&self) -> &rayon::ThreadPool {
+        match &self.0 {
+            Some(pool) => pool,
+            None => unreachable!("a bridge has its pool until it is dropped"),
+        }
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.extend(self.0.take());
+    }
+}

@@ -1,0 +1,100 @@
+//! Ending steps, and steps as closures.
+
+use super::Autocast;
+use super::context::{Mode, THREAD};
+use super::guard::fp8_autocast;
+use super::session::{Kind, update_gradients};
+use super::summary::StepSummary;
+use crate::error::{Error, Result};
+use std::sync::Weak;
+
+/// Ends the training step in progress on this thread: updates the delayed scales of inputs, weights and output gradients from
+/// what was recorded since the last end, and says what was cast. The guard stays open, so one guard may stand around a whole
+/// loop:
+///
+/// ```no_run
+/// # use fp8_recipes::{Recipe, end_step, fp8_autocast};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let guard = fp8_autocast("delayed".parse::<Recipe>()?)?;
+/// for batch in 0..1000 {
+///     // forward, backward, optimizer
+///     end_step()?;
+/// }
+/// guard.close()?;
+/// # Ok(()) }
+/// ```
+///
+/// Outside of a training guard: updates the gradient scales of the models that guards of this thread have trained, which
+/// otherwise happens when a model is next used.
+///
+/// # Errors
+/// If a reduction over ranks fails; what was recorded waits for the next update.
+pub fn end_step() -> Result<StepSummary> {
+    let session = THREAD.with_borrow(|thread| {
+        let frames = thread.frames.iter().rev();
+        let mut contexts = frames.filter_map(|frame| frame.context.as_ref());
+        contexts.find_map(|context| {
+            let session = context.session.clone()?;
+            (context.mode == Mode::Fp8 && session.kind() == Kind::Training).then_some(session)
+        })
+    });
+    // Not under the borrow: a reduction over ranks may run the user's code.
+    let (mut first, mut tables) = match session {
+        Some(session) => {
+            let (tables, done) = session.end_step();
+            (done, tables)
+        }
+        None => (Ok(StepSummary::default()), vec![]),
+    };
+    let known = THREAD.with_borrow(|thread| thread.tables.clone());
+    for table in known.iter().filter_map(Weak::upgrade) {
+        if !tables
+            .iter()
+            .any(|other| std::sync::Arc::ptr_eq(other, &table))
+        {
+            tables.push(table);
+        }
+    }
+    for table in &tables {
+        let done = update_gradients(table);
+        match (&mut first, done) {
+            (Ok(summary), Ok(more)) => summary.merge(more),
+            (Ok(_), Err(error)) => first = Err(error),
+            (Err(_), _) => {}
+        }
+    }
+    first
+}
+
+/// Runs `f` inside a guard. Where it succeeds the guard is closed, where it fails the step is forgotten, so that `?` inside is
+/// safe: histories, scales and amaxes are then as they were before.
+///
+/// ```
+/// # use candle_core::{Device, Module, Tensor};
+/// # use fp8_recipes::{Recipe, nn, with_fp8};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (layer, x) = (nn::Linear::new(Tensor::zeros((2, 3), candle_core::DType::F32, &Device::Cpu)?, None),
+/// #     Tensor::zeros((4, 3), candle_core::DType::F32, &Device::Cpu)?);
+/// let y = with_fp8("delayed".parse::<Recipe>()?, || layer.forward(&x))?;
+/// # assert_eq!(y.dims(), [4, 2]);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// That of `f`, or why the guard could not be opened or closed.
+pub fn with_fp8<T, E: From<Error>>(
+    autocast: impl Into<Autocast>,
+    f: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    let guard = fp8_autocast(autocast)?;
+    match f() {
+        Ok(value) => {
+            guard.close()?;
+            Ok(value)
+        }
+        Err(error) => {
+            guard.abort();
+            Err(error)
+        }
+    }
+}

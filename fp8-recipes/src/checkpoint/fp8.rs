@@ -1,0 +1,296 @@
+//! The FP8 state in a checkpoint: the columns of the model's tables, one row for each layer and role, sorted by name.
+//!
+//! | tensor | shape | |
+//! |---|---|---|
+//! | `fp8/quant_scale` | f32 `[rows]` | |
+//! | `fp8/amax_history` | f32 `[rows, len]` | newest first, shorter histories end in zeros |
+//! | `fp8/calibrated_amax` | f32 `[rows]` | 0 where a row is not calibrated |
+//! | `fp8/kept_quant_scale` | f32 `[rows]` | of weights that the last step did not change; 0 elsewhere |
+//! | `fp8/non_finite` | U32 `[rows]` | |
+//!
+//! What is no number of a tensor stands in the metadata, in the same order.
+
+use super::{Layer, PREFIX, mismatch};
+use crate::config::CastConfig;
+use crate::error::{Error, Result};
+use crate::state::{Calibration, Fp8State};
+use candle_core::{DType, Device, Tensor};
+use fp8_candle::Role;
+use fp8_candle::state::SavedRow;
+use fp8_core::Format;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The rows of a checkpoint, by name.
+pub type Fp8Rows = BTreeMap<String, SavedRow>;
+
+/// What the metadata says of a row.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RowMeta {
+    name: String,
+    history_len: usize,
+    format: Option<Format>,
+    calibrated: bool,
+    draws: u32,
+    id: u32,
+}
+
+/// What the metadata says of a calibrated layer.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CalibrationMeta {
+    input: CastConfig,
+    weight: CastConfig,
+    round_scales_to_power_of_two: bool,
+    weight_fingerprint: u64,
+}
+
+/// Everything of the metadata entry.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Meta {
+    rows: Vec<RowMeta>,
+    calibrated_layers: BTreeMap<String, CalibrationMeta>,
+}
+
+/// The state that a checkpoint holds.
+#[derive(Default)]
+pub(super) struct Stored {
+    rows: Fp8Rows,
+    kept: BTreeMap<String, f32>,
+    calibrations: BTreeMap<String, Calibration>,
+}
+
+/// Every row of the prepared layers.
+///
+/// # Errors
+/// If two layers with different state have one path, or the state cannot be copied from its device.
+pub(super) fn rows(layers: &[Layer]) -> Result<Fp8Rows> {
+    let mut rows = Fp8Rows::new();
+    let mut saved_tables = vec![];
+    for layer in layers {
+        let table = layer.state.table();
+        let key = Arc::as_ptr(table) as usize;
+        let at = match saved_tables.iter().position(|(other, _)| *other == key) {
+            Some(at) => at,
+            None => {
+                saved_tables.push((key, table.save()?));
+                saved_tables.len() - 1
+            }
+        };
+        for (_, slot) in layer.state.slots() {
+            let (name, row) = &saved_tables[at].1[slot.row()];
+            if rows.insert(name.to_string(), row.clone()).is_some() {
+                return Err(Error::NameClash {
+                    tensor: name.to_string(),
+                });
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Tensors and metadata of the state of `layers`.
+pub(super) fn save(layers: &[Layer]) -> Result<(BTreeMap<String, Tensor>, Meta)> {
+    let rows = rows(layers)?;
+    let mut kept = BTreeMap::new();
+    let mut meta = Meta::default();
+    for Layer { weight, state } in layers {
+        if let (Some(slot), Some(scale)) = (
+            state.slot(Role::Weight),
+            state.cache.kept_quant_scale(weight)?,
+        ) {
+            kept.insert(slot.name().to_string(), scale.to_vec1::<f32>()?[0]);
+        }
+        if let Some(calibration) = state.calibration() {
+            let entry = CalibrationMeta {
+                input: calibration.input,
+                weight: calibration.weight,
+                round_scales_to_power_of_two: calibration.round_scales_to_power_of_two,
+                weight_fingerprint: calibration.weight_fingerprint,
+            };
+            meta.calibrated_layers.insert(state.path().into(), entry);
+        }
+    }
+    let len = rows.values().map(|row| row.amax_history.len()).max();
+    let len = len.unwrap_or(0);
+    let mut histories = vec![];
+    for (name, row) in &rows {
+        let end = histories.len() + len;
+        histories.extend_from_slice(&row.amax_history);
+        histories.resize(end, 0f32);
+        meta.rows.push(RowMeta {
+            name: name.clone(),
+            history_len: row.amax_history.len(),
+            format: row.format,
+            calibrated: row.calibrated_amax.is_some(),
+            draws: row.draws,
+            id: row.id,
+        });
+    }
+    let column = |value: &dyn Fn(&str, &SavedRow) -> f32| {
+        let values: Vec<f32> = rows.iter().map(|(name, row)| value(name, row)).collect();
+        Tensor::from_vec(values, rows.len(), &Device::Cpu)
+    };
+    let counts: Vec<u32> = rows.values().map(|row| row.non_finite).collect();
+    let mut tensors = BTreeMap::new();
+    if !rows.is_empty() {
+        tensors = BTreeMap::from([
+            ("quant_scale", column(&|_, row| row.quant_scale)?),
+            (
+                "amax_history",
+                Tensor::from_vec(histories, (rows.len(), len), &Device::Cpu)?,
+            ),
+            (
+                "calibrated_amax",
+                column(&|_, row| row.calibrated_amax.unwrap_or(0.))?,
+            ),
+            (
+                "kept_quant_scale",
+                column(&|name, _| kept.get(name).copied().unwrap_or(0.))?,
+            ),
+            (
+                "non_finite",
+                Tensor::from_vec(counts, rows.len(), &Device::Cpu)?,
+            ),
+        ]);
+    }
+    let named = tensors.into_iter();
+    Ok((
+        named
+            .map(|(name, t)| (format!("{PREFIX}{name}"), t))
+            .collect(),
+        meta,
+    ))
+}
+
+/// Takes the state out of the tensors of a checkpoint, and checks that it is whole.
+pub(super) fn take(
+    path: &Path,
+    stored: &mut BTreeMap<String, Tensor>,
+    meta: Meta,
+) -> Result<Stored> {
+    let count = meta.rows.len();
+    let mut column = |name: &str, dtype: DType, dims: &[usize]| -> Result<Tensor> {
+        let name = format!("{PREFIX}{name}");
+        let what = || format!("tensor `{name}`");
+        let expected = format!("{} {dims:?}", dtype.as_str());
+        let tensor = stored.remove(&name);
+        match tensor {
+            None => Err(mismatch(path, &what(), "missing".into(), expected)),
+            Some(t) if t.dtype() != dtype || t.dims() != dims => {
+                let found = format!("{} {:?}", t.dtype().as_str(), t.dims());
+                Err(mismatch(path, &what(), found, expected))
+            }
+            Some(t) => Ok(t),
+        }
+    };
+    if count == 0 {
+        return Ok(Stored::default());
+    }
+    let len = meta.rows.iter().map(|row| row.history_len).max();
+    let len = len.unwrap_or(0);
+    let quant_scale = column("quant_scale", DType::F32, &[count])?.to_vec1::<f32>()?;
+    let calibrated = column("calibrated_amax", DType::F32, &[count])?.to_vec1::<f32>()?;
+    let kept_scales = column("kept_quant_scale", DType::F32, &[count])?.to_vec1::<f32>()?;
+    let non_finite = column("non_finite", DType::U32, &[count])?.to_vec1::<u32>()?;
+    let histories = column("amax_history", DType::F32, &[count, len])?;
+    let mut rows = Fp8Rows::new();
+    let mut kept = BTreeMap::new();
+    for (i, row) in meta.rows.into_iter().enumerate() {
+        let saved = SavedRow {
+            quant_scale: quant_scale[i],
+            amax_history: histories.get(i)?.narrow(0, 0, row.history_len)?.to_vec1()?,
+            non_finite: non_finite[i],
+            calibrated_amax: row.calibrated.then_some(calibrated[i]),
+            format: row.format,
+            draws: row.draws,
+            id: row.id,
+        };
+        saved.check(&row.name)?;
+        if kept_scales[i] != 0. {
+            let with_kept = SavedRow {
+                quant_scale: kept_scales[i],
+                ..saved.clone()
+            };
+            with_kept.check(&format!("{}.kept", row.name))?;
+            kept.insert(row.name.clone(), kept_scales[i]);
+        }
+        if rows.insert(row.name.clone(), saved).is_some() {
+            return Err(Error::NameClash { tensor: row.name });
+        }
+    }
+    let calibrations = meta.calibrated_layers.into_iter();
+    let calibrations = calibrations.map(|(path, entry)| {
+        let calibration = Calibration {
+            input: entry.input,
+            weight: entry.weight,
+            round_scales_to_power_of_two: entry.round_scales_to_power_of_two,
+            weight_fingerprint: entry.weight_fingerprint,
+        };
+        (path, calibration)
+    });
+    Ok(Stored {
+        rows,
+        kept,
+        calibrations: calibrations.collect(),
+    })
+}
+
+impl Stored {
+    /// Checks that the model has the same rows.
+    pub(super) fn check(&self, path: &Path, layers: &[Layer]) -> Result<()> {
+        let here = rows(layers)?;
+        let missing = (here.keys()).find(|name| !self.rows.contains_key(*name));
+        if let Some(name) = missing {
+            let what = format!("FP8 state `{name}`");
+            return Err(mismatch(path, &what, "missing".into(), "a row".into()));
+        }
+        if let Some(name) = self.rows.keys().find(|name| !here.contains_key(*name)) {
+            let what = format!("FP8 state `{name}`");
+            return Err(mismatch(path, &what, "a row".into(), "missing".into()));
+        }
+        Ok(())
+    }
+
+    /// Puts the state into layers that [`Stored::check`] has passed.
+    pub(super) fn restore(&self, layers: &[Layer]) -> Result<()> {
+        let mut tables: Vec<Arc<fp8_candle::StateTable>> = vec![];
+        for Layer { state, .. } in layers {
+            if !tables.iter().any(|table| Arc::ptr_eq(table, state.table())) {
+                tables.push(state.table().clone());
+            }
+        }
+        for table in tables {
+            let states = layers.iter().map(|layer| &layer.state);
+            let here = states.filter(|state| Arc::ptr_eq(state.table(), &table));
+            let rows = here.flat_map(|state| state.slots()).map(|(_, slot)| {
+                let saved = self.rows[&*slot.name()].clone();
+                (slot.row(), saved)
+            });
+            table.restore(&rows.collect::<Vec<_>>())?;
+        }
+        for layer in layers {
+            self.restore_layer(&layer.weight, &layer.state)?;
+        }
+        Ok(())
+    }
+
+    fn restore_layer(&self, weight: &Tensor, state: &Fp8State) -> Result<()> {
+        let kept = state
+            .slot(Role::Weight)
+            .and_then(|slot| self.kept.get(&*slot.name()));
+        match kept {
+            Some(&scale) => {
+                let scale = Tensor::from_slice(&[scale], 1, weight.device())?;
+                state.cache.restore(weight, scale)?;
+            }
+            None => state.cache.clear(),
+        }
+        state.set_calibration(self.calibrations.get(state.path()).copied());
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! Guards and rayon pools: a worker that waits runs other tasks of its pool on the same stack.
+
+#[path = "common/recipes.rs"]
+mod common;
+
+use candle_core::{Device, Module, Tensor};
+use common::{Layer, assert_text, delayed, skipped_on_cuda, slots, tensor};
+use fp8::recipes::{Autocast, AutocastHandle, Error, end_step, fp8_autocast, is_fp8_enabled};
+use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const THREADS: &str = "the threads share what lives on the device of one of them";
+
+fn pool(threads: usize) -> rayon::ThreadPool {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    pool.build().unwrap()
+}
+
+#[test]
+fn no_guard_opens_on_a_worker() {
+    let guard = fp8_autocast(delayed(4)).unwrap();
+    let handle = guard.handle();
+    for pool in [pool(1), pool(3)] {
+        pool.install(|| {
+            let parts = ["worker", "AutocastHandle::run"];
+            assert_text("guard", fp8_autocast(delayed(4)).unwrap_err(), &parts);
+            assert_text("handle", handle.open().unwrap_err(), &parts);
+            let disabled = fp8_autocast(Autocast::disabled());
+            assert!(matches!(disabled, Err(Error::OnPoolWorker { .. })));
+            assert!(!is_fp8_enabled());
+        });
+    }
+    Device::Cpu.with_context(|| assert!(handle.open().is_err()));
+    // Threads of the system are no workers.
+    std::thread::scope(|scope| {
+        scope.spawn(|| handle.open().unwrap().close().unwrap());
+    });
+}
+
+/// Large enough that GEMMs and candle's own products are shared out and wait.
+const SIZE: usize = 256;
+
+/// Many models and plain tasks in one pool: a plain task never computes in FP8, and every model gets its updates.
+#[test]
+fn tasks_of_one_pool_see_no_guard_but_their_own() {
+    if skipped_on_cuda(THREADS) {
+        return;
+    }
+    let x = tensor(1, &[32, SIZE]);
+    let plain = Layer::new("plain", 2, SIZE, SIZE);
+    let expected = common::bits(&plain.linear.forward(&x).unwrap());
+    let control = Layer::prepared("fc", 3, SIZE, SIZE);
+    let models: Vec<Layer> = (0..8)
+        .map(|_| Layer::prepared("fc", 3, SIZE, SIZE))
+        .collect();
+    let watched = Layer::prepared("watched", 4, SIZE, SIZE);
+    let watched_plain = common::bits(&watched.linear.forward(&x).unwrap());
+    let (wrong, plain_tasks) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    for pool in [pool(2), pool(4)] {
+        for round in 0..6 {
+            pool.install(|| {
+                (0..models.len() * 8).into_par_iter().for_each(|task| {
+                    if task % 8 == 0 {
+                        // A model of its own, with a guard of its own: on a thread of its own.
+                        let model = &models[task / 8];
+                        AutocastHandle::current()
+                            .run(|| {
+                                let guard = fp8_autocast(delayed(4)).unwrap();
+                                let y = model.linear.forward(&x).unwrap();
+                                y.matmul(&y.t().unwrap()).unwrap();
+                                guard.close().unwrap();
+                            })
+                            .unwrap();
+                    } else {
+                        // A prepared layer too: only a guard would make it compute in FP8.
+                        let (y, want) = match task % 2 {
+                            0 => (plain.linear.forward(&x).unwrap(), &expected),
+                            _ => (watched.linear.forward(&x).unwrap(), &watched_plain),
+                        };
+                        plain_tasks.fetch_add(1, Ordering::Relaxed);
+                        let seen = is_fp8_enabled() || common::bits(&y) != *want;
+                        wrong.fetch_add(seen.into(), Ordering::Relaxed);
+                    }
+                });
+            });
+            assert_eq!(wrong.load(Ordering::Relaxed), 0, "round {round}");
+        }
+    }
+    assert_eq!(plain_tasks.load(Ordering::Relaxed), 2 * 6 * 56);
+    for _ in 0..12 {
+        let guard = fp8_autocast(delayed(4)).unwrap();
+        control.linear.forward(&x).unwrap();
+        guard.close().unwrap();
+    }
+    for model in &models {
+        assert_eq!(slots(&model.linear), slots(&control.linear));
+    }
+}
+
+/// One guard, its model used by many tasks at once.
+#[test]
+fn a_handle_carries_one_guard_into_many_tasks() {
+    if skipped_on_cuda(THREADS) {
+        return;
+    }
+    let layer = Layer::prepared("fc", 5, SIZE, SIZE);
+    let guard = fp8_autocast(delayed(4)).unwrap();
+    let handle = guard.handle();
+    let run = |i: usize| {
+        let x = (tensor(6, &[32, SIZE]) * i as f64).unwrap();
+        let forward = || {
+            // Guards inside work there as on any thread.
+            let inner = fp8_autocast(Autocast::disabled()).unwrap();
+            assert!(!is_fp8_enabled());
+            inner.close().unwrap();
+            assert!(is_fp8_enabled());
+            layer.linear.forward(&x).unwrap()
+        };
+        handle.run(forward).unwrap()
+    };
+    let outputs: Vec<Tensor> = pool(3).install(|| (1..=16).into_par_iter().map(run).collect());
+    let global: Vec<Tensor> = (1..=16).into_par_iter().map(run).collect();
+    let candles = Device::Cpu.with_context(|| run(16));
+    for (a, b) in outputs.iter().zip(&global) {
+        common::assert_same("another pool", a, b);
+    }
+    common::assert_same("candle's pool", &candles, &outputs[15]);
+    let summary = guard.close().unwrap();
+    assert_eq!(summary.layers(), 1);
+    // The weight is cast by as many tasks as meet it before one has.
+    assert!(summary.casts() > 33, "{}", summary.casts());
+    let amax = 16.
+        * common::flat(&tensor(6, &[32, SIZE]))
+            .iter()
+            .fold(0f32, |m, x| m.max(x.abs()));
+    assert_eq!(layer.slot("input").history, [amax, 0., 0., 0.]);
+    end_step().unwrap();
+}
+
+#[test]
+fn a_panic_in_a_task_comes_through_and_leaves_the_guard_usable() {
+    let guard = fp8_autocast(delayed(4)).unwrap();
+    let handle = guard.handle();
+    let pool = pool(2);
+    for _ in 0..3 {
+        let task = || handle.run(|| panic!("in the task"));
+        let run = std::panic::AssertUnwindSafe(|| pool.install(task));
+        let panic = std::panic::catch_unwind(run).unwrap_err();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"in the task"));
+    }
+    assert_eq!(pool.install(|| handle.run(|| 7)).unwrap(), 7);
+    guard.close().unwrap();
+}
