@@ -1,80 +1,233 @@
 //! A fingerprint of a tensor's bits, to see whether a weight has changed since it was quantized.
+//!
+//! What changes a weight is not random: an optimizer negates, doubles, swaps or zeroes whole rows as soon as not. So the
+//! hash must have no algebra in common with arithmetic on the values, as sums of multiplied words do, which do not see
+//! `w -> -w`. Rapidhash multiplies words of 64 bits that depend on all before them, and folds the 128 bits of each
+//! product; it is scalar code, so the same on every instruction set, and waits for memory only.
 
 use super::data::Floats;
+use bytemuck::cast_slice;
 use half::slice::HalfFloatSliceExt;
+use rapidhash::v3::rapidhash_v3 as hash;
 use rayon::prelude::*;
 
-const LANES: usize = 16;
-const CHUNK: usize = 1 << 16;
+/// Bytes that one task hashes; the split depends on the size alone, as the result must.
+const CHUNK: usize = 1 << 18;
 
 /// 64-bit hash of every bit of `values`.
-///
-/// Sixteen 32-bit multiply-add lanes per chunk: multiplication by an odd number is a bijection, so a single changed
-/// word always changes its lane.
 pub(super) fn fingerprint(values: Floats<'_>) -> u64 {
     match values {
-        Floats::F32(v) => run(v, |x| x.to_bits()),
-        Floats::BF16(v) => run(v.reinterpret_cast(), |x: u16| x.into()),
-        Floats::F16(v) => run(v.reinterpret_cast(), |x: u16| x.into()),
-        Floats::F64(v) => run(v, |x| {
-            let bits = x.to_bits();
-            (bits as u32).wrapping_mul(0x9E37_79B1) ^ (bits >> 32) as u32
-        }),
+        Floats::F32(v) => run(cast_slice(v)),
+        Floats::BF16(v) => run(cast_slice::<u16, u8>(v.reinterpret_cast())),
+        Floats::F16(v) => run(cast_slice::<u16, u8>(v.reinterpret_cast())),
+        Floats::F64(v) => run(cast_slice(v)),
     }
 }
 
-fn run<T: Copy + Sync>(values: &[T], word: impl Fn(T) -> u32 + Sync) -> u64 {
-    let hash_chunk = |chunk: &[T]| {
-        let mut lanes = [0x811C_9DC5u32; LANES];
-        let (blocks, rest) = chunk.as_chunks::<LANES>();
-        for block in blocks {
-            for (lane, &value) in lanes.iter_mut().zip(block) {
-                *lane = lane.wrapping_mul(0x0100_0193).wrapping_add(word(value));
-            }
-        }
-        for (lane, &value) in lanes.iter_mut().zip(rest) {
-            *lane = lane.wrapping_mul(0x0100_0193).wrapping_add(word(value));
-        }
-        lanes.iter().fold(
-            chunk.len() as u64,
-            |hash, &lane| mix(hash ^ u64::from(lane)),
-        )
-    };
-    let hashes: Vec<u64> = if values.len() > CHUNK {
-        values.par_chunks(CHUNK).map(hash_chunk).collect()
-    } else {
-        values.chunks(CHUNK).map(hash_chunk).collect()
-    };
-    hashes.into_iter().fold(values.len() as u64, |hash, part| {
-        mix(hash.rotate_left(5) ^ part)
-    })
-}
-
-/// The finalizer of splitmix64.
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
+fn run(bytes: &[u8]) -> u64 {
+    if bytes.len() <= CHUNK {
+        return hash(bytes);
+    }
+    let hashes: Vec<u64> = bytes.par_chunks(CHUNK).map(hash).collect();
+    hash(cast_slice(&hashes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::{bf16, f16};
+    use proptest::prelude::*;
+    use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+    use std::collections::HashSet;
+
+    fn of(values: &[f32]) -> u64 {
+        fingerprint(Floats::F32(values))
+    }
+
+    /// A weight, row by row.
+    #[derive(Clone, Debug)]
+    struct Weight {
+        values: Vec<f32>,
+        cols: usize,
+    }
+
+    impl Weight {
+        fn rows(&self) -> usize {
+            self.values.len() / self.cols
+        }
+
+        fn map(&self, f: impl Fn(usize, f32) -> f32) -> Vec<f32> {
+            let values = self.values.iter().enumerate();
+            values.map(|(at, &x)| f(at, x)).collect()
+        }
+
+        fn permuted(&self, from: impl Fn(usize) -> usize) -> Vec<f32> {
+            (0..self.values.len())
+                .map(|at| self.values[from(at)])
+                .collect()
+        }
+    }
+
+    /// Random, of +-1, and constant, in shapes of whole and of odd numbers of words, up to some chunks.
+    fn weights() -> impl Strategy<Value = Weight> {
+        let shapes = prop_oneof![
+            Just((64, 64)),
+            Just((1, 7)),
+            Just((17, 33)),
+            Just((128, 96)),
+            Just((300, 512)),
+        ];
+        (shapes, 0..3, any::<u32>()).prop_map(|((rows, cols), kind, seed)| {
+            let key = fp8_core::StochasticKey {
+                seed: seed.into(),
+                ..Default::default()
+            };
+            let value = |at: usize| {
+                let word = key.word(at as u64);
+                match kind {
+                    0 => word as f32 / 2f32.powi(31) - 1.0,
+                    1 => 1f32.copysign(word as i32 as f32),
+                    _ => 0.02 + seed as f32 * 1e-12,
+                }
+            };
+            let values = (0..rows * cols).map(value).collect();
+            Weight { values, cols }
+        })
+    }
+
+    /// What may become of `w`; `at` and `other` say where.
+    fn changes(w: &Weight, at: usize, other: usize) -> Vec<(&'static str, Vec<f32>)> {
+        let (len, cols, rows) = (w.values.len(), w.cols, w.rows());
+        let (at, other) = (at % len, other % len);
+        let row = at / cols;
+        let negate = |yes: &dyn Fn(usize) -> bool| w.map(|i, x| if yes(i) { -x } else { x });
+        let set = |bits: u32| w.map(|i, x| if i == at { f32::from_bits(bits) } else { x });
+        let flip = |bit: u32| set(w.values[at].to_bits() ^ 1 << bit);
+        let mut changes = vec![
+            ("negation", negate(&|_| true)),
+            ("a negated row", negate(&|i| i / cols == row)),
+            ("a negated column", negate(&|i| i % cols == at % cols)),
+            ("every other row negated", negate(&|i| i / cols % 2 == 0)),
+            ("every other column negated", negate(&|i| i % 2 == 0)),
+            ("one negated value", negate(&|i| i == at)),
+            ("2 w", w.map(|_, x| 2.0 * x)),
+            ("w / 2", w.map(|_, x| 0.5 * x)),
+            ("-4 w", w.map(|_, x| -4.0 * x)),
+            (
+                "a doubled row",
+                w.map(|i, x| if i / cols == row { 2.0 * x } else { x }),
+            ),
+            ("w + 1", w.map(|_, x| x + 1.0)),
+            ("zeros", w.map(|_, _| 0.0)),
+            ("negative zeros", w.map(|_, _| -0.0)),
+            ("a zero", set(0)),
+            ("a negative zero", set(0x8000_0000)),
+            ("NaN", set(0x7FC0_0000)),
+            ("negative NaN", set(0xFFC0_0000)),
+            ("NaN with a payload", set(0x7FC0_0001)),
+            ("a signaling NaN", set(0x7F80_0001)),
+            ("the last bit", flip(0)),
+            ("a bit", flip(other as u32 % 32)),
+            ("the sign bit", flip(31)),
+            (
+                "a swap",
+                w.permuted(|i| {
+                    if i == at {
+                        other
+                    } else if i == other {
+                        at
+                    } else {
+                        i
+                    }
+                }),
+            ),
+            ("reversed", w.permuted(|i| len - 1 - i)),
+            ("rotated", w.permuted(|i| (i + 1) % len)),
+            ("rows rotated", w.permuted(|i| (i + cols) % len)),
+            ("transposed", w.permuted(|i| i % rows * cols + i / rows)),
+            ("words swapped", w.permuted(|i| (i ^ 1).min(len - 1))),
+            ("longer", [&w.values[..], &[0.0]].concat()),
+            ("shorter", w.values[..len - 1].to_vec()),
+        ];
+        changes.retain(|(_, changed)| bits(changed) != bits(&w.values));
+        changes
+    }
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|x| x.to_bits()).collect()
+    }
+
+    /// No change of a weight goes unseen, and no two of them look the same.
+    #[test]
+    fn every_change_of_a_weight_is_seen() {
+        let cases = if cfg!(miri) { 2 } else { 250 };
+        // The same weights in every run.
+        let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+        let mut runner = TestRunner::new_with_rng(ProptestConfig::with_cases(cases), rng);
+        let count = std::cell::Cell::new(0);
+        let strategy = (weights(), any::<usize>(), any::<usize>());
+        let result = runner.run(&strategy, |(w, at, other)| {
+            let base = of(&w.values);
+            prop_assert_eq!(base, of(&w.values.clone()));
+            let mut seen = HashSet::from([bits(&w.values)]);
+            let mut hashes = HashSet::from([base]);
+            for (what, changed) in changes(&w, at, other) {
+                count.set(count.get() + 1);
+                // Some changes of a small or regular weight give the same one.
+                if seen.insert(bits(&changed)) {
+                    prop_assert!(hashes.insert(of(&changed)), "{}", what);
+                }
+            }
+            Ok(())
+        });
+        result.unwrap();
+        assert!(
+            cfg!(miri) || count.get() >= 4_000,
+            "{} changes",
+            count.get()
+        );
+    }
 
     #[test]
-    fn every_single_bit_counts() {
-        let values: Vec<f32> = (0..200_000).map(|i| (i as f32).sin()).collect();
-        let base = fingerprint(Floats::F32(&values));
-        assert_eq!(base, fingerprint(Floats::F32(&values)));
-        for index in [0, 1, 15, 16, 65_535, 65_536, 199_999] {
-            for bit in [0, 13, 31] {
-                let mut changed = values.clone();
-                changed[index] = f32::from_bits(changed[index].to_bits() ^ (1 << bit));
-                assert_ne!(base, fingerprint(Floats::F32(&changed)), "{index} {bit}");
+    fn every_single_bit_of_every_type_counts() {
+        let len = if cfg!(miri) { 100 } else { 200_000 };
+        let places = [0, 1, 15, 16, 65_535, 65_536, 199_999];
+        for at in places.into_iter().filter(|&at| at < len) {
+            let values: Vec<f32> = (0..len).map(|i| (i as f32).sin()).collect();
+            let check = |name: &str, hash: &dyn Fn(Option<u32>) -> u64, bits: u32| {
+                let hashes = (0..bits).map(|bit| hash(Some(bit))).chain([hash(None)]);
+                let distinct: HashSet<u64> = hashes.collect();
+                assert_eq!(distinct.len(), bits as usize + 1, "{name} {at}");
+            };
+            macro_rules! check {
+                ($($kind:ident $name:ident $narrow:expr;)+) => {$(
+                    let base: Vec<$name> = values.iter().map($narrow).collect();
+                    let hash = |bit: Option<u32>| {
+                        let mut changed = base.clone();
+                        if let Some(bit) = bit {
+                            changed[at] = $name::from_bits(changed[at].to_bits() ^ 1 << bit);
+                        }
+                        fingerprint(Floats::$kind(&changed))
+                    };
+                    check(stringify!($name), &hash, 8 * size_of::<$name>() as u32);
+                )+};
+            }
+            check! {
+                F32 f32 |&x| x;
+                BF16 bf16 |&x| bf16::from_f32(x);
+                F16 f16 |&x| f16::from_f32(x);
+                F64 f64 |&x| x.into();
             }
         }
-        let mut swapped = values.clone();
-        swapped.swap(3, 70_000);
-        assert_ne!(base, fingerprint(Floats::F32(&swapped)));
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_nothing() {
+        let values: Vec<f32> = (0..300_000).map(|i| (i as f32).cos()).collect();
+        let run = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            pool.build().unwrap().install(|| of(&values))
+        };
+        assert_eq!(run(1), run(3));
     }
 }
