@@ -111,6 +111,9 @@ pub enum Error {
         /// What the library said.
         status: String,
     },
+    /// The environment variable `FP8_ISA` names no instruction set of this processor.
+    #[error(transparent)]
+    Isa(#[from] fp8_core::IsaError),
     /// A static scale was asked of a slot that was never calibrated.
     #[error("`{0}` has no static scale: calibrate the model first")]
     NotCalibrated(String),

@@ -1,8 +1,16 @@
 //! Loops compiled for several instruction sets, picked at run time.
 
+use crate::error::Error;
 use fp8_core::Isa;
 #[cfg(target_arch = "x86_64")]
 use fp8_core::IsaLevel;
+
+/// Whether there is an instruction set to run on: `FP8_ISA` may name one that is not there. Everything on the CPU begins
+/// with this; what follows may use [`Isa::best`], which then cannot fail.
+pub(crate) fn check() -> Result<(), Error> {
+    Isa::from_env()?;
+    Ok(())
+}
 
 /// Runs `kernel` compiled for the widest vectors of this CPU.
 ///

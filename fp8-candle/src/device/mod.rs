@@ -22,7 +22,10 @@ use candle_core::{DType, Device, Result};
 /// If the device has none.
 pub fn backend(device: &Device) -> Result<&'static dyn Backend> {
     match device {
-        Device::Cpu => Ok(&cpu::CpuBackend),
+        Device::Cpu => {
+            crate::simd::check()?;
+            Ok(&cpu::CpuBackend)
+        }
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => Ok(&cuda::CudaBackend),
         other => Err(crate::Error::Device(other.location()).into()),

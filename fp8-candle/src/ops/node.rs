@@ -78,7 +78,10 @@ impl<O> Node<O> {
         let storage = match args.first().map(|x| x.device()) {
             #[cfg(feature = "cuda")]
             Some(candle_core::Device::Cuda(_)) => op.cuda_forward(args)?,
-            _ => op.cpu_forward(args)?,
+            _ => {
+                crate::simd::check()?;
+                op.cpu_forward(args)?
+            }
         };
         let result = Ready::new(storage, op.shape(args));
         Ok(Self { op, result })

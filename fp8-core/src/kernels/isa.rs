@@ -1,6 +1,8 @@
 //! The instruction sets that have code of their own, and the one choice among them that all packages share.
 
-use std::sync::OnceLock;
+use std::{fmt, sync::OnceLock};
+
+use thiserror::Error;
 
 /// An instruction set that has code of its own. Each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +23,52 @@ pub enum IsaLevel {
     /// Tiles of bf16 products summed in f32 (AMX).
     #[cfg(target_arch = "x86_64")]
     Amx,
+}
+
+/// A value of `FP8_ISA` that cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum IsaError {
+    /// No instruction set has this name.
+    #[error(
+        "FP8_ISA={name}: unknown instruction set; the levels are {levels}, of which this processor has {available}"
+    )]
+    Unknown {
+        /// The name as given.
+        name: String,
+        /// The names that there are.
+        levels: Levels,
+        /// Those that may be asked for here.
+        available: Levels,
+    },
+    /// The processor or the operating system does not have it.
+    #[error("FP8_ISA={}: this processor has only {available}", level.name())]
+    Unavailable {
+        /// The level asked for.
+        level: IsaLevel,
+        /// Those that may be asked for here.
+        available: Levels,
+    },
+}
+
+/// Some levels, from the slowest to the fastest; shown as a list of their names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Levels(&'static [IsaLevel]);
+
+impl Levels {
+    /// The levels.
+    pub fn as_slice(self) -> &'static [IsaLevel] {
+        self.0
+    }
+}
+
+impl fmt::Display for Levels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, level) in self.0.iter().enumerate() {
+            f.write_str(if index == 0 { "" } else { ", " })?;
+            f.write_str(level.name())?;
+        }
+        Ok(())
+    }
 }
 
 impl IsaLevel {
@@ -87,29 +135,53 @@ pub struct Isa(IsaLevel);
 impl Isa {
     /// Every instruction set of this processor, the fastest last.
     pub fn available() -> impl DoubleEndedIterator<Item = Self> {
-        static COUNT: OnceLock<usize> = OnceLock::new();
-        let is_present = |level: &&IsaLevel| level.is_present();
-        let count = COUNT.get_or_init(|| IsaLevel::ALL.iter().take_while(is_present).count());
-        IsaLevel::ALL[..*count].iter().map(|&level| Self(level))
+        available().iter().map(|&level| Self(level))
     }
 
     /// The instruction set to use, chosen once: the fastest, or the one that the environment variable `FP8_ISA` names.
-    /// A name that is unknown, or that of an instruction set the processor does not have, changes nothing.
-    pub fn best() -> Self {
-        static BEST: OnceLock<Isa> = OnceLock::new();
-        *BEST.get_or_init(|| Self::named(&std::env::var("FP8_ISA").unwrap_or_default()))
+    ///
+    /// # Errors
+    /// A name that is unknown, or that of an instruction set that the processor does not have. Whoever asked for one
+    /// level must not be given another without a word.
+    pub fn from_env() -> Result<Self, IsaError> {
+        chosen().clone()
     }
 
-    fn named(name: &str) -> Self {
+    /// [`Isa::from_env`], for code that cannot fail.
+    ///
+    /// # Panics
+    /// With the text of the error where `FP8_ISA` is wrong. Call [`Isa::from_env`] first to report that as an error, as
+    /// fallible functions built on this crate do.
+    pub fn best() -> Self {
+        match chosen() {
+            Ok(isa) => *isa,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The instruction set of this name, as [`IsaLevel::name`] gives it.
+    ///
+    /// # Errors
+    /// A name that is unknown, or that of an instruction set that the processor does not have.
+    pub fn named(name: &str) -> Result<Self, IsaError> {
+        let Some(index) = IsaLevel::ALL.iter().position(|level| level.name() == name) else {
+            return Err(IsaError::Unknown {
+                name: name.to_owned(),
+                levels: Levels(IsaLevel::ALL),
+                available: Levels(available()),
+            });
+        };
         // Levels above the named one are not even asked for: the system grants AMX to the whole process.
-        let wanted = IsaLevel::ALL.iter().position(|level| level.name() == name);
-        match wanted.map(|index| &IsaLevel::ALL[..=index]) {
-            Some([lower @ .., level]) if lower.iter().chain([level]).all(|l| l.is_present()) => {
-                Self(*level)
-            }
-            _ => Self::available()
-                .next_back()
-                .unwrap_or(Self(IsaLevel::Portable)),
+        if IsaLevel::ALL[..=index]
+            .iter()
+            .all(|level| level.is_present())
+        {
+            Ok(Self(IsaLevel::ALL[index]))
+        } else {
+            Err(IsaError::Unavailable {
+                level: IsaLevel::ALL[index],
+                available: Levels(available()),
+            })
         }
     }
 
@@ -129,18 +201,52 @@ impl Isa {
     }
 }
 
+/// The levels that this processor has.
+fn available() -> &'static [IsaLevel] {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    let is_present = |level: &&IsaLevel| level.is_present();
+    let count = COUNT.get_or_init(|| IsaLevel::ALL.iter().take_while(is_present).count());
+    &IsaLevel::ALL[..*count]
+}
+
+/// The choice of this process. The variable is read once: half of a program on one level and half on another would give
+/// results that no run reproduces.
+fn chosen() -> &'static Result<Isa, IsaError> {
+    static CHOSEN: OnceLock<Result<Isa, IsaError>> = OnceLock::new();
+    CHOSEN.get_or_init(|| match std::env::var_os("FP8_ISA") {
+        Some(name) if !name.is_empty() => Isa::named(&name.to_string_lossy()),
+        _ => Ok(Isa(available()
+            .last()
+            .copied()
+            .unwrap_or(IsaLevel::Portable))),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_name_lowers_the_instruction_set_and_nothing_else_does() {
+    fn a_name_gives_its_instruction_set() {
         for isa in Isa::available() {
-            assert_eq!(Isa::named(isa.level().name()), isa);
+            assert_eq!(Isa::named(isa.level().name()), Ok(isa));
         }
-        let fastest = Isa::available().next_back().unwrap();
-        for name in ["", "AVX2", "sse9"] {
-            assert_eq!(Isa::named(name), fastest, "{name:?}");
+    }
+
+    #[test]
+    fn a_wrong_name_is_an_error_that_lists_the_levels() {
+        let present: Vec<&str> = Isa::available().map(|isa| isa.level().name()).collect();
+        let present = present.join(", ");
+        for name in ["AVX2", "sse9", " ", ""] {
+            let error = Isa::named(name).unwrap_err().to_string();
+            for part in [&format!("FP8_ISA={name}:"), "portable", &present] {
+                assert!(error.contains(part), "{name:?}: {error}");
+            }
+        }
+        for level in &IsaLevel::ALL[available().len()..] {
+            let error = Isa::named(level.name()).unwrap_err();
+            assert!(matches!(&error, IsaError::Unavailable { level: l, .. } if l == level));
+            assert!(error.to_string().ends_with(&present), "{error}");
         }
     }
 

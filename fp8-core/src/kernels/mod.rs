@@ -19,7 +19,7 @@ pub(crate) mod nearest;
 mod tests;
 pub(crate) mod transpose;
 
-pub use isa::{Isa, IsaLevel};
+pub use isa::{Isa, IsaError, IsaLevel, Levels};
 
 /// Elements handled together: two AVX-512 or four AVX2 vectors of f32, and the block size of MX.
 const LANES: usize = 32;

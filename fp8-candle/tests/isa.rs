@@ -1,0 +1,80 @@
+//! An `FP8_ISA` that cannot be followed.
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use fp8_candle::device::backend;
+use fp8_candle::ops::{AttentionOptions, attention, gelu, layer_norm};
+use fp8_candle::{Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Quantizer, fp8_linear};
+use fp8_core::{Contraction, Format, Granularity};
+use std::process::Command;
+
+const VARIABLE: &str = "FP8_ISA";
+const WRONG: &str = "sse9";
+
+fn message<T>(result: Result<T>) -> String {
+    match result {
+        Ok(_) => panic!("{VARIABLE}={WRONG} was followed"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// The variable is read once in a process, so this one is asked in processes of its own.
+#[test]
+fn a_wrong_instruction_set_is_an_error_and_no_panic() {
+    let program = std::env::current_exe().unwrap();
+    let output = Command::new(program)
+        .env(VARIABLE, WRONG)
+        // candle's errors would show where they were made.
+        .env("RUST_BACKTRACE", "0")
+        .args(["--exact", "under_a_wrong_instruction_set", "--nocapture"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{errors}");
+    assert!(text.contains("1 passed"), "{text}");
+}
+
+/// What the test above runs; nothing where the variable is right.
+#[test]
+fn under_a_wrong_instruction_set() -> Result<()> {
+    if std::env::var(VARIABLE).as_deref() != Ok(WRONG) {
+        return Ok(());
+    }
+    let x = Var::zeros((4, 4), DType::F32, &Device::Cpu)?;
+    let one = Tensor::ones(4, DType::F32, &Device::Cpu)?;
+    let quantizer = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
+    let plan = |output| LinearPlan {
+        path: "layer".into(),
+        output,
+        grad_input: None,
+        grad_weight: None,
+        emulate: false,
+    };
+    let gemm = GemmPlan {
+        a: quantizer.clone(),
+        b: quantizer.clone(),
+        use_fast_accum: false,
+    };
+    let weight = LinearWeight::HighPrecision(x.as_tensor(), None);
+    let qkv = Tensor::zeros((1, 1, 4, 4), DType::F32, &Device::Cpu)?;
+    let messages = [
+        message(backend(&Device::Cpu)),
+        message(Fp8Tensor::quantize(&x, &quantizer, Contraction::Cols)),
+        message(fp8_linear(&x, weight, None, &plan(Some(gemm)))),
+        message(layer_norm(&x, &one, None, 1e-5)),
+        message(gelu(&x)),
+        message(attention(&qkv, &qkv, &qkv, AttentionOptions::default())),
+    ];
+    for message in messages {
+        for part in ["FP8_ISA=sse9", "portable", "avx512bf16, amx"] {
+            assert!(
+                cfg!(not(target_arch = "x86_64")) || message.contains(part),
+                "{message}"
+            );
+        }
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+    // Without FP8 nothing depends on it.
+    fp8_linear(&x, weight, None, &plan(None))?;
+    Ok(())
+}
