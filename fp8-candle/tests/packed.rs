@@ -2,9 +2,11 @@
 
 #[path = "common/device.rs"]
 mod device;
+#[path = "common/levels.rs"]
+mod levels;
 
 use candle_core::{DType, Result, Tensor};
-use device::device;
+use device::{device, on_cuda};
 use fp8_candle::state::StepCells;
 use fp8_candle::{
     FirstScale, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Observer, PackedWeight, Quantizer,
@@ -33,6 +35,13 @@ fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {
         grad_input: None,
         grad_weight: None,
         emulate,
+    }
+}
+
+#[test]
+fn every_instruction_set_passes() {
+    if !on_cuda() {
+        levels::run_again_on_each();
     }
 }
 

@@ -5,6 +5,11 @@
 #[path = "../../fp8-candle/tests/common/device.rs"]
 mod device;
 
+#[path = "../../fp8-candle/tests/common/levels.rs"]
+pub mod levels;
+#[path = "../../fp8-candle/tests/common/rounding.rs"]
+pub mod rounding;
+
 #[allow(unused_imports, reason = "each test binary uses its own part")]
 pub use device::{device, on_cuda, skipped_on_cuda};
 

@@ -1,5 +1,8 @@
 //! Every GEMM on every instruction set of the machine against sums in f64 of the values of the codes.
 
+#[path = "../../../../tests/common/rounding.rs"]
+mod rounding;
+
 use super::layout::{self, PANEL, ROWS, SLICE, pack_codes};
 use super::side::{Codes, Side};
 use super::{multiply, packed_order};
@@ -87,37 +90,72 @@ impl Operand {
     }
 }
 
-fn products(a: &Operand, b: &Operand) -> Vec<f64> {
+/// What a sum of products is, and what its error depends on.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    value: f64,
+    /// Of |a||b|.
+    magnitude: f64,
+    /// Of (a b)^2.
+    square: f64,
+}
+
+impl Sum {
+    fn of(a: &[f64], b: &[f64]) -> Self {
+        let mut sum = Self::default();
+        for (a, b) in a.iter().zip(b) {
+            let product = a * b;
+            sum.value += product;
+            sum.magnitude += product.abs();
+            sum.square += product * product;
+        }
+        sum
+    }
+}
+
+fn products(a: &Operand, b: &Operand) -> Vec<Sum> {
     let ((m, k), (n, _)) = (a.sizes, b.sizes);
     let (a, b) = (a.values(), b.values());
     let mut out = Vec::with_capacity(m * n);
     for i in 0..m {
         for j in 0..n {
-            let terms = a[i * k..(i + 1) * k].iter().zip(&b[j * k..(j + 1) * k]);
-            out.push(terms.map(|(a, b)| a * b).sum());
+            out.push(Sum::of(&a[i * k..(i + 1) * k], &b[j * k..(j + 1) * k]));
         }
     }
     out
 }
 
-/// |got - expected| over |expected|, as Euclidean norms.
-fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
-    assert_eq!(got.len(), expected.len());
-    let error = got.iter().zip(expected).map(|(&a, b)| f64::from(a) - b);
-    let norm: f64 = expected.iter().map(|x| x * x).sum();
-    let error: f64 = error.map(|x| x * x).sum();
-    if norm == 0. {
-        error
-    } else {
-        (error / norm).sqrt()
+/// Sums from which on their norm says something.
+const MANY: usize = 200;
+
+/// Fails where one of these sums of `k` terms is farther off than its roundings explain (`rounding.rs`), or all together.
+#[track_caller]
+fn assert_close(got: &[f32], expected: &[Sum], k: usize, what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let (mut errors, mut norm) = (0., 0.);
+    for (at, (&got, sum)) in got.iter().zip(expected).enumerate() {
+        let error = (f64::from(got) - sum.value).abs();
+        let bound = rounding::bound(k, sum.magnitude, sum.square);
+        assert!(
+            error <= bound,
+            "{what} at {at}: {got:e}, expected {:e}, bound {bound:e}",
+            sum.value
+        );
+        errors += error * error;
+        norm += sum.value * sum.value;
     }
+    let share = (errors / norm).sqrt();
+    assert!(
+        expected.len() < MANY || errors == 0. || share <= rounding::norm_share(k),
+        "{what}: all together {share:e}, bound {:e}",
+        rounding::norm_share(k)
+    );
 }
 
-fn check(isa: Isa, a: &Operand, b: &Operand, expected: &[f64], what: &str) {
+fn check(isa: Isa, a: &Operand, b: &Operand, expected: &[Sum], what: &str) {
     let what = format!("{isa:?}, {what}, {:?} x {:?}", a.sizes, b.sizes);
     let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
-    let error = relative_error(&y, expected);
-    assert!(error < 1e-6, "{what}: {error:e}");
+    assert_close(&y, expected, a.sizes.1, &what);
     if let (Cols, Some(order)) = (b.contraction, packed_order(isa)) {
         let (n, k) = b.sizes;
         let packed = pack_codes(order, &b.codes, n, k);
@@ -218,18 +256,16 @@ fn operands_larger_than_what_is_packed_at_once() {
     let a = Operand::new(1, (290, k), (Format::E4M3, Granularity::Rowwise, Cols));
     let b = Operand::new(2, (290, k), (Format::E5M2, Granularity::Rowwise, Cols));
     let (a_values, b_values) = (a.values(), b.values());
-    let pick = |i: usize, j: usize| -> f64 {
-        let terms = a_values[i * k..(i + 1) * k]
-            .iter()
-            .zip(&b_values[j * k..(j + 1) * k]);
-        terms.map(|(a, b)| a * b).sum()
-    };
     let places: Vec<_> = (0..290).map(|i| (i, (i * 37 + 5) % 290)).collect();
-    let expected: Vec<f64> = places.iter().map(|&(i, j)| pick(i, j)).collect();
-    let y = multiply::<f32>(Isa::best(), &a.row_major(), &b.row_major(), None);
-    let got: Vec<f32> = places.iter().map(|&(i, j)| y[i * 290 + j]).collect();
-    let error = relative_error(&got, &expected);
-    assert!(error < 3e-6, "{error:e}");
+    let sum = |&(i, j): &(usize, usize)| {
+        Sum::of(&a_values[i * k..(i + 1) * k], &b_values[j * k..(j + 1) * k])
+    };
+    let expected: Vec<Sum> = places.iter().map(sum).collect();
+    for isa in Isa::available() {
+        let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
+        let got: Vec<f32> = places.iter().map(|&(i, j)| y[i * 290 + j]).collect();
+        assert_close(&got, &expected, k, &format!("{isa:?}"));
+    }
 }
 
 #[test]
@@ -252,8 +288,8 @@ fn nan_and_infinity_come_out() {
                 for isa in Isa::available() {
                     let y = multiply::<f32>(isa, &a.row_major(), &b.row_major(), None);
                     for (at, (&y, expected)) in y.iter().zip(&expected).enumerate() {
-                        let y = f64::from(y);
-                        let same = y == *expected || y.is_nan() && expected.is_nan();
+                        let (y, expected) = (f64::from(y), expected.value);
+                        let same = y == expected || y.is_nan() && expected.is_nan();
                         assert!(
                             expected.is_finite() && y.is_finite() || same,
                             "{isa:?} {special} at {at}: {y}, expected {expected}"
