@@ -31,6 +31,14 @@ pub enum Error {
         /// Shape found.
         got: Vec<usize>,
     },
+    /// A storage holds another number of values than the shape it should have.
+    #[error("a storage of {got} values does not make a tensor of shape {shape:?}")]
+    Elements {
+        /// The shape.
+        shape: Vec<usize>,
+        /// Values in the storage.
+        got: usize,
+    },
     /// The last dimension of a linear layer's input is not its `in_features`.
     #[error(
         "linear layer `{path}`: input of shape {shape:?} has {got} features, expected {expected}"

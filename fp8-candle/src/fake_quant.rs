@@ -38,7 +38,7 @@ pub fn cast_values_and_gradient(
             owned_storage(&cast.dequantize(x.dtype())?)?
         }
     };
-    let ready = Ready::new(storage, x.shape());
+    let ready = Ready::new(storage, x.shape())?;
     if !x.track_op() {
         return ready.into_tensor();
     }

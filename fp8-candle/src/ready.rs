@@ -3,6 +3,7 @@
 //! candle's custom ops compute inside `cpu_fwd` or `cuda_fwd`, on raw storages. Here results come from code that
 //! works on tensors of any device; the node's forward pass only hands them over.
 
+use crate::error::Error;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaStorage, Result, Shape, Storage, Tensor, bail};
 use std::sync::{Mutex, PoisonError};
@@ -14,15 +15,15 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    pub(crate) fn new(storage: Storage, shape: impl Into<Shape>) -> Self {
-        Self {
+    /// # Errors
+    /// If `storage` does not hold the values of `shape`.
+    pub(crate) fn new(storage: Storage, shape: impl Into<Shape>) -> Result<Self> {
+        let shape = shape.into();
+        check_len(&storage, &shape)?;
+        Ok(Self {
             storage: Mutex::new(Some(storage)),
-            shape: shape.into(),
-        }
-    }
-
-    pub(crate) fn shape(&self) -> &Shape {
-        &self.shape
+            shape,
+        })
     }
 
     fn take(&self) -> Option<Storage> {
@@ -49,14 +50,64 @@ impl Ready {
     /// The result as a tensor outside any graph.
     pub(crate) fn into_tensor(self) -> Result<Tensor> {
         match self.take() {
-            Some(storage) => Ok(Tensor::from_storage(
-                storage,
-                self.shape,
-                BackpropOp::none(),
-                false,
-            )),
+            Some(storage) => tensor_of(storage, self.shape),
             None => bail!("the result of this node was taken before"),
         }
+    }
+}
+
+/// A detached tensor that takes over `storage`.
+///
+/// # Errors
+/// If `storage` does not hold the values of `shape`: candle takes the two as they come, and its kernels read what the
+/// shape says.
+pub(crate) fn tensor_of(storage: Storage, shape: impl Into<Shape>) -> Result<Tensor> {
+    let shape = shape.into();
+    check_len(&storage, &shape)?;
+    Ok(Tensor::from_storage(
+        storage,
+        shape,
+        BackpropOp::none(),
+        false,
+    ))
+}
+
+fn check_len(storage: &Storage, shape: &Shape) -> Result<()> {
+    let fits = |len: usize| match storage {
+        Storage::Cpu(_) => len == shape.elem_count(),
+        // An allocation on a device may be longer.
+        _ => len >= shape.elem_count(),
+    };
+    match len(storage) {
+        Some(len) if !fits(len) => Err(Error::Elements {
+            shape: shape.dims().to_vec(),
+            got: len,
+        }
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+/// Values in a storage, where that can be known.
+fn len(storage: &Storage) -> Option<usize> {
+    match storage {
+        Storage::Cpu(storage) => cpu_len(storage),
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(storage) => cuda_len(storage),
+        _ => None,
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_len(storage: &CudaStorage) -> Option<usize> {
+    use candle_core::cuda_backend::CudaStorageSlice;
+    match &storage.slice {
+        CudaStorageSlice::U8(values) => Some(values.len()),
+        CudaStorageSlice::F32(values) => Some(values.len()),
+        CudaStorageSlice::BF16(values) => Some(values.len()),
+        CudaStorageSlice::F16(values) => Some(values.len()),
+        CudaStorageSlice::F64(values) => Some(values.len()),
+        _ => None,
     }
 }
 
@@ -82,6 +133,9 @@ pub(crate) fn owned_storage(x: &Tensor) -> Result<Storage> {
 
 fn cpu_len(storage: &CpuStorage) -> Option<usize> {
     match storage {
+        CpuStorage::U8(values) => Some(values.len()),
+        CpuStorage::U32(values) => Some(values.len()),
+        CpuStorage::F8E4M3(values) => Some(values.len()),
         CpuStorage::F32(values) => Some(values.len()),
         CpuStorage::BF16(values) => Some(values.len()),
         CpuStorage::F16(values) => Some(values.len()),
@@ -105,10 +159,32 @@ mod tests {
             x.t()?,
             x.narrow(0, 0, 2)?,
         ] {
-            let copy = Ready::new(owned_storage(&view)?, view.shape()).into_tensor()?;
+            let copy = Ready::new(owned_storage(&view)?, view.shape())?.into_tensor()?;
             assert_eq!(copy.to_vec2::<f32>()?, view.to_vec2::<f32>()?);
         }
         assert_eq!(x.dtype(), DType::F32);
+        Ok(())
+    }
+
+    #[test]
+    fn a_storage_has_as_many_values_as_its_shape() -> Result<()> {
+        for (values, shape) in [
+            (0, vec![3, 5]),
+            (14, vec![3, 5]),
+            (16, vec![3, 5]),
+            (1, vec![0]),
+        ] {
+            let storage = || Storage::Cpu(CpuStorage::F32(vec![0.; values]));
+            let ready = Ready::new(storage(), shape.as_slice()).map(|_| ());
+            let tensor = tensor_of(storage(), shape.as_slice()).map(|_| ());
+            for result in [ready, tensor] {
+                let error = result.unwrap_err().to_string();
+                let expected = format!("{values} values does not make a tensor of shape {shape:?}");
+                assert!(error.contains(&expected), "{error}");
+            }
+        }
+        let empty = Ready::new(Storage::Cpu(CpuStorage::BF16(vec![])), (3, 0))?;
+        assert_eq!(empty.into_tensor()?.dims(), [3, 0]);
         Ok(())
     }
 }

@@ -4,6 +4,7 @@ use super::op;
 use super::plan::{GemmPlan, LinearPlan, LinearWeight};
 use super::product::{add_bias, multiply};
 use super::same::serves_both;
+use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
 use crate::error::Error;
 use crate::packed::PackedWeight;
@@ -34,7 +35,8 @@ pub fn fp8_linear(
 ) -> Result<Tensor> {
     let (n, k) = check(x, weight, bias, plan)?;
     let out_dims = [&x.dims()[..x.rank() - 1], &[n]].concat();
-    let m = x.elem_count() / k.max(1);
+    // Not from the number of elements, which is 0 where K is.
+    let (m, _) = matrix_dims(x.dims());
     let x2 = x.detach().contiguous()?.reshape((m, k))?;
     let bias_data = bias
         .map(|bias| bias.detach().to_dtype(x.dtype()))
@@ -195,9 +197,9 @@ fn attach(
         .flatten()
         .any(Tensor::track_op)
     {
-        return Ready::new(storage, out_dims).into_tensor();
+        return Ready::new(storage, out_dims)?.into_tensor();
     }
-    let op = op::LinearOp::new(Ready::new(storage, out_dims), plan.clone(), saved);
+    let op = op::LinearOp::new(Ready::new(storage, out_dims)?, plan.clone(), saved);
     match (weight, bias) {
         (Some(weight), Some(bias)) => x.apply_op3(weight, bias, op::WeightAndBias(op)),
         (Some(weight), None) => x.apply_op2(weight, op::Weight(op)),

@@ -3,6 +3,7 @@
 use super::plan::{GemmPlan, LinearPlan, LinearWeight};
 use super::product::multiply;
 use super::same::serves_both;
+use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
 use crate::packed::PackedWeight;
 use crate::ready::Ready;
@@ -77,8 +78,7 @@ impl LinearOp {
         bias: Option<&Tensor>,
         grad_output: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let n = grad_output.dim(candle_core::D::Minus1)?;
-        let m = self.ready.shape().elem_count() / n.max(1);
+        let (m, n) = matrix_dims(grad_output.dims());
         let go = grad_output.contiguous()?.reshape((m, n))?;
         let grad_bias = match bias {
             Some(bias) if bias.track_op() => {
@@ -178,7 +178,7 @@ impl LinearOp {
             use_fast_accum: gemm.use_fast_accum,
         };
         let storage = multiply(a, b, &out, self.plan.emulate)?;
-        Ready::new(storage, shape).into_tensor()
+        Ready::new(storage, shape)?.into_tensor()
     }
 }
 

@@ -120,7 +120,7 @@ impl Attention {
                     attention: self,
                     kernels,
                     lse,
-                    ready: Ready::new(storage, q.shape()),
+                    ready: Ready::new(storage, q.shape())?,
                 };
                 q.apply_op3(k, v, node)
             }

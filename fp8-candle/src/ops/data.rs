@@ -1,8 +1,8 @@
 //! Between tensors and kernels: dtypes, slices, and the partition of rows over threads.
 
 use super::math::Real;
+use crate::ready::tensor_of;
 use crate::simd::simd;
-use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -164,9 +164,9 @@ pub(super) fn storage<T: WithDType>(values: Vec<T>) -> Storage {
     Storage::Cpu(T::to_cpu_storage_owned(values))
 }
 
-/// A detached CPU tensor that takes over `values`.
-pub(super) fn tensor<T: WithDType>(values: Vec<T>, shape: impl Into<Shape>) -> Tensor {
-    Tensor::from_storage(storage(values), shape, BackpropOp::none(), false)
+/// A detached CPU tensor that takes over `values`, which are those of `shape`.
+pub(super) fn tensor<T: WithDType>(values: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
+    tensor_of(storage(values), shape)
 }
 
 /// Rows per block of a `[rows, cols]` matrix: at most 64 blocks, of 8192 elements or more. Nothing but the

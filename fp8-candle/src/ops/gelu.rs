@@ -68,8 +68,8 @@ impl Fused<1> for Gelu {
         for_dtype!("gelu", x.dtype(), T => {
             with_slices([x, grad], |[x_values, grad]: [&[T]; 2]| {
                 let dx = map_rows([x_values, grad], 1, |_, [x, g], dx| backward(x, g, dx));
-                [Some(tensor(dx, x.shape()))]
-            })
+                Ok([Some(tensor(dx, x.shape())?)])
+            })?
         })
     }
 

@@ -83,7 +83,7 @@ impl<O> Node<O> {
                 op.cpu_forward(args)?
             }
         };
-        let result = Ready::new(storage, op.shape(args));
+        let result = Ready::new(storage, op.shape(args))?;
         Ok(Self { op, result })
     }
 

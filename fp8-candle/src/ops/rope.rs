@@ -217,7 +217,7 @@ impl Fused<3> for Rope {
         let dx = || {
             for_dtype!(self.op, x.dtype(), T => {
                 with_slices([grad, cos, sin], |[grad, cos, sin]: [&[T]; 3]| {
-                    self.rotate(grad, cos, sin, x.shape(), true).map(|dx| tensor(dx, x.shape()))
+                    self.rotate(grad, cos, sin, x.shape(), true).and_then(|dx| tensor(dx, x.shape()))
                 })?
             })
         };

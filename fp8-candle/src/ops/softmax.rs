@@ -212,8 +212,8 @@ impl Fused<1> for Softmax {
                 let dx = map_rows([y, grad], cols, |row, [y, grad], dx| {
                     self.backward(row, y, grad, dx, cols);
                 });
-                [Some(tensor(dx, x.shape()))]
-            })
+                Ok([Some(tensor(dx, x.shape())?)])
+            })?
         })
     }
 

@@ -1,7 +1,7 @@
 //! Slices out of CPU tensors and tensors out of vectors: the one place that matches on dtypes.
 
 use crate::error::Error;
-use candle_core::op::BackpropOp;
+use crate::ready::tensor_of;
 use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor};
 use half::{bf16, f16};
 
@@ -117,9 +117,9 @@ pub(super) fn with_u32<R>(
     }
 }
 
-/// A detached CPU tensor that takes over `storage`.
-pub(super) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Tensor {
-    Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false)
+/// A detached CPU tensor that takes over `storage`, which holds the values of `shape`.
+pub(super) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Result<Tensor> {
+    tensor_of(Storage::Cpu(storage), shape)
 }
 
 /// Rounds f32 results to `dtype`.

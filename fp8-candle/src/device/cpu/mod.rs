@@ -25,10 +25,10 @@ pub(crate) struct CpuBackend;
 impl Backend for CpuBackend {
     fn amax(&self, x: &Tensor, grid: &ScaleGrid) -> Result<Tensor> {
         let amax = with_floats("amax", x, |x| Ok(cast::amax(x, grid)))?;
-        Ok(tensor(
+        tensor(
             CpuStorage::F32(amax),
             (grid.scale_rows(), grid.scale_cols()),
-        ))
+        )
     }
 
     fn quant_scale(
@@ -73,7 +73,7 @@ impl Backend for CpuBackend {
                 Ok(cast::encode(x, grid, scales, cast, false))
             })
         })?;
-        self.oriented(tensor(CpuStorage::U8(codes), x.shape()), orientation)
+        self.oriented(tensor(CpuStorage::U8(codes), x.shape())?, orientation)
     }
 
     fn quantize_with_amax(
@@ -91,8 +91,8 @@ impl Backend for CpuBackend {
             })
         })?;
         Ok((
-            self.oriented(tensor(CpuStorage::U8(codes), x.shape()), orientation)?,
-            tensor(CpuStorage::F32(vec![amax]), 1),
+            self.oriented(tensor(CpuStorage::U8(codes), x.shape())?, orientation)?,
+            tensor(CpuStorage::F32(vec![amax]), 1)?,
         ))
     }
 
@@ -113,7 +113,7 @@ impl Backend for CpuBackend {
                 cast::decode(format, codes, grid, scales, dtype)
             })
         })?;
-        Ok(tensor(values, codes.shape()))
+        tensor(values, codes.shape())
     }
 
     fn gemm(
@@ -134,7 +134,7 @@ impl Backend for CpuBackend {
             Ok(gemm::pack_codes(order, codes, n, k))
         })?;
         let len = packed.len();
-        Ok(Some(tensor(CpuStorage::U8(packed), len)))
+        Ok(Some(tensor(CpuStorage::U8(packed), len)?))
     }
 
     fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor> {
@@ -142,7 +142,7 @@ impl Backend for CpuBackend {
         let codes = with_codes("unpack", packed, |packed| {
             Ok(gemm::unpack_codes(order, packed, n, k))
         })?;
-        Ok(tensor(CpuStorage::U8(codes), (n, k)))
+        tensor(CpuStorage::U8(codes), (n, k))
     }
 
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
@@ -150,7 +150,7 @@ impl Backend for CpuBackend {
         let sums = with_floats("sum_rows", x, |x| {
             Ok(for_floats!(x, x => sum_rows(x, cols)))
         })?;
-        Ok(tensor(data::narrow("sum_rows", sums, dtype)?, cols))
+        tensor(data::narrow("sum_rows", sums, dtype)?, cols)
     }
 
     fn codes_to_f8e4m3(&self, codes: &Tensor) -> Result<Tensor> {
@@ -160,7 +160,7 @@ impl Backend for CpuBackend {
                 .map(|&code| float8::F8E4M3::from_bits(code))
                 .collect())
         })?;
-        Ok(tensor(CpuStorage::F8E4M3(values), codes.shape()))
+        tensor(CpuStorage::F8E4M3(values), codes.shape())
     }
 
     fn f8e4m3_to_codes(&self, x: &Tensor) -> Result<Tensor> {
@@ -183,7 +183,7 @@ impl Backend for CpuBackend {
                 .into());
             }
         };
-        Ok(tensor(CpuStorage::U8(codes), x.shape()))
+        tensor(CpuStorage::U8(codes), x.shape())
     }
 
     fn amax_cells(&self, _: &Device, rows: usize) -> Result<Box<dyn AmaxCells>> {
@@ -220,7 +220,7 @@ impl CpuBackend {
 
 fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(f32) -> f32) -> Result<Tensor> {
     let values = with_f32(op, x, |x| Ok(x.iter().map(|&x| f(x)).collect()))?;
-    Ok(tensor(CpuStorage::F32(values), x.shape()))
+    tensor(CpuStorage::F32(values), x.shape())
 }
 
 /// Column sums. Threads share out columns, so the order of each sum is that of the rows.

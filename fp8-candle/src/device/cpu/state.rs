@@ -24,12 +24,12 @@ impl CpuCells {
     }
 }
 
-fn recorded(amax: Vec<f32>, non_finite: Vec<u32>) -> Recorded {
+fn recorded(amax: Vec<f32>, non_finite: Vec<u32>) -> Result<Recorded> {
     let rows = amax.len();
-    Recorded {
-        amax: tensor(CpuStorage::F32(amax), rows),
-        non_finite: tensor(CpuStorage::U32(non_finite), rows),
-    }
+    Ok(Recorded {
+        amax: tensor(CpuStorage::F32(amax), rows)?,
+        non_finite: tensor(CpuStorage::U32(non_finite), rows)?,
+    })
 }
 
 fn count(cell: &AtomicU32, more: u32) {
@@ -67,10 +67,10 @@ impl AmaxCells for CpuCells {
 
     fn read(&self) -> Result<Recorded> {
         let load = |cell: &AtomicU32| cell.load(Ordering::Relaxed);
-        Ok(recorded(
+        recorded(
             self.amax.iter().map(|c| f32::from_bits(load(c))).collect(),
             self.non_finite.iter().map(load).collect(),
-        ))
+        )
     }
 
     fn take(&self, which: &[bool]) -> Result<Recorded> {
@@ -81,7 +81,7 @@ impl AmaxCells for CpuCells {
         let amax = self.amax.iter().zip(which).map(take).map(f32::from_bits);
         let amax = amax.collect();
         let non_finite = self.non_finite.iter().zip(which).map(take).collect();
-        Ok(recorded(amax, non_finite))
+        recorded(amax, non_finite)
     }
 
     fn merge(&self, recorded: &Recorded) -> Result<()> {
@@ -138,10 +138,10 @@ pub(super) fn update_columns(
     let count = rows.len();
     Ok(Updated {
         columns: Columns {
-            quant_scale: tensor(CpuStorage::F32(quant_scale), count),
-            dequant_scale: tensor(CpuStorage::F32(dequant_scale), count),
-            amax_history: tensor(CpuStorage::F32(history), (count, len)),
-            non_finite: tensor(CpuStorage::U32(non_finite), count),
+            quant_scale: tensor(CpuStorage::F32(quant_scale), count)?,
+            dequant_scale: tensor(CpuStorage::F32(dequant_scale), count)?,
+            amax_history: tensor(CpuStorage::F32(history), (count, len))?,
+            non_finite: tensor(CpuStorage::U32(non_finite), count)?,
         },
         changed: Some(changed),
     })

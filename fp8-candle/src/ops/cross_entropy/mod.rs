@@ -146,8 +146,8 @@ impl Fused<1> for CrossEntropy {
         let grad = grad.to_dtype(DType::F64)?.to_scalar::<f64>()?;
         for_dtype!(OP, logits.dtype(), T => {
             with_slices([logits], |[values]: [&[T]; 1]| {
-                [Some(tensor(targets.backward(values, grad), logits.shape()))]
-            })
+                Ok([Some(tensor(targets.backward(values, grad), logits.shape())?)])
+            })?
         })
     }
 

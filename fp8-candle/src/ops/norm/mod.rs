@@ -132,8 +132,8 @@ impl NormNode {
         for_dtype!(self.norm.op, x.dtype(), T => {
             with_slices([x, weight, grad], |[x_values, weight_values, grad]: [&[T]; 3]| {
                 let [dx, dw, db] = self.norm.backward(x_values, weight_values, grad);
-                [tensor(dx, x.shape()), tensor(dw, weight.shape()), tensor(db, weight.shape())]
-            })
+                Ok([tensor(dx, x.shape())?, tensor(dw, weight.shape())?, tensor(db, weight.shape())?])
+            })?
         })
     }
 }

@@ -82,6 +82,15 @@ pub(super) fn gemm(
         let expected = "row-major codes: only B may be packed".to_string();
         return Err(wrong("operand A [kept, contracted]", expected, a).into());
     }
+    if let Some(bias) = out.bias.filter(|bias| bias.dims() != [b.kept()]) {
+        return Err(Error::Shape {
+            op: "fp8 gemm",
+            what: "bias",
+            expected: format!("[{}]", b.kept()),
+            got: bias.dims().to_vec(),
+        }
+        .into());
+    }
     let bias = match out.bias {
         None => None,
         Some(bias) => Some(

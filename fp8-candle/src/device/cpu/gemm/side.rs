@@ -1,9 +1,9 @@
 //! An operand of a GEMM on the host.
 
 use super::super::data::{with_codes, with_f32};
-use super::layout::Order;
+use super::layout::{Order, PANEL, b_len};
 use crate::data::codes::{GemmCodes, GemmOperand};
-use candle_core::Result;
+use candle_core::{Result, Tensor};
 use fp8_core::{Contraction, Format, ScaleGrid};
 
 /// The codes of an operand as they lie in memory.
@@ -43,6 +43,28 @@ pub(super) fn with_side<R>(
             .into());
         }
     };
+    let grid = operand.grid;
+    let values = match operand.codes {
+        GemmCodes::Packed(_) => b_len(operand.kept().div_ceil(PANEL), operand.contracted()),
+        _ => grid.rows() * grid.cols(),
+    };
+    let check = |what, expected: usize, tensor: &Tensor| {
+        if tensor.elem_count() == expected {
+            return Ok(());
+        }
+        Err(crate::Error::Shape {
+            op: OP,
+            what,
+            expected: format!(
+                "{expected} elements for an operand of {}x{}",
+                grid.rows(),
+                grid.cols()
+            ),
+            got: tensor.dims().to_vec(),
+        })
+    };
+    check("codes", values, codes)?;
+    check("dequant_scale", grid.len(), operand.dequant_scale)?;
     with_codes(OP, codes, |codes| {
         with_f32(OP, operand.dequant_scale, |dequant_scales| {
             f(&Side {
