@@ -17,10 +17,11 @@ enum Rounding : uint32_t {
   TOWARD_NEGATIVE = 5
 };
 
-// The bits of x * quant_scale; the sign is the product's also for NaN.
+// The bits of x * quant_scale; a NaN has the sign of x, whatever made it so.
 __device__ __forceinline__ uint32_t scaled_bits(float x, float quant_scale) {
-  const uint32_t sign = (__float_as_uint(x) ^ __float_as_uint(quant_scale)) & 0x80000000u;
-  return magnitude_bits(__fmul_rn(x, quant_scale)) | sign;
+  const uint32_t magnitude = magnitude_bits(__fmul_rn(x, quant_scale));
+  const uint32_t flip = magnitude > 0x7F800000u ? 0u : __float_as_uint(quant_scale);
+  return magnitude | ((__float_as_uint(x) ^ flip) & 0x80000000u);
 }
 
 // Four codes of x * quant_scale, the first in the lowest byte.

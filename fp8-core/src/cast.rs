@@ -132,14 +132,15 @@ impl Cast {
 
     /// The code of `x`. `element` is the index of `x` in its tensor; only stochastic rounding looks at it.
     ///
-    /// NaN stays NaN, with its sign where the format has two; -0 stays -0 where the format has it. Every bit pattern
-    /// has a code.
+    /// NaN stays NaN, with the sign bit of `x` where the format has two; -0 stays -0 where the format has it. Every bit
+    /// pattern has a code.
     pub fn encode(&self, x: f32, element: u64) -> u8 {
         let random = match self.rounding {
             Rounding::Stochastic(key) => key.word(element),
             _ => 0,
         };
-        let x = if self.via_f16 {
+        // A NaN has nothing to round, and the conversion promises nothing of its sign.
+        let x = if self.via_f16 && !x.is_nan() {
             f16::from_f32(x).to_f32()
         } else {
             x
@@ -149,8 +150,8 @@ impl Cast {
 
     /// The code of `x * quant_scale`, the product rounded to f32.
     ///
-    /// The sign is that of the product also where that is NaN, which leaves no platform a choice: the hardware's own
-    /// sign of `Inf * 0` is not the same everywhere.
+    /// A product that is NaN has the sign bit of `x`, whatever made it so: `x` itself, `Inf * 0` or a NaN `quant_scale`.
+    /// Neither Rust nor hardware fixes the sign of a NaN that arithmetic makes, so no code may depend on it.
     pub fn encode_scaled(&self, x: f32, quant_scale: f32, element: u64) -> u8 {
         self.encode(f32::from_bits(scaled_bits(x, quant_scale)), element)
     }
@@ -161,11 +162,16 @@ impl Cast {
     }
 }
 
-/// The bits of `x * quant_scale`, with a defined sign also for NaN.
+/// The bits of `x * quant_scale`; a NaN has the sign of `x`, see [`Cast::encode_scaled`].
 #[inline(always)]
 pub(crate) fn scaled_bits(x: f32, quant_scale: f32) -> u32 {
-    let sign = (x.to_bits() ^ quant_scale.to_bits()) & 0x8000_0000;
-    (x * quant_scale).to_bits() & 0x7FFF_FFFF | sign
+    let magnitude = (x * quant_scale).to_bits() & 0x7FFF_FFFF;
+    let flip = if magnitude > 0x7F80_0000 {
+        0
+    } else {
+        quant_scale.to_bits()
+    };
+    magnitude | (x.to_bits() ^ flip) & 0x8000_0000
 }
 
 /// [`Rounding`] without its key.

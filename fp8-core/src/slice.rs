@@ -22,6 +22,9 @@ pub(crate) mod sealed {
 
         fn magnitude(self) -> Self::Magnitude;
 
+        /// The sign bit.
+        fn is_negative(self) -> bool;
+
         /// The bits of the f32 of the same value.
         fn magnitude_bits(magnitude: Self::Magnitude) -> u32;
     }
@@ -47,6 +50,11 @@ impl sealed::Sealed for f32 {
     #[inline(always)]
     fn magnitude(self) -> u32 {
         self.to_f32().to_bits() & 0x7FFF_FFFF
+    }
+
+    #[inline(always)]
+    fn is_negative(self) -> bool {
+        self.is_sign_negative()
     }
 
     #[inline(always)]
@@ -77,6 +85,11 @@ impl sealed::Sealed for bf16 {
     }
 
     #[inline(always)]
+    fn is_negative(self) -> bool {
+        self.is_sign_negative()
+    }
+
+    #[inline(always)]
     fn magnitude_bits(magnitude: i16) -> u32 {
         HighPrecision::to_f32(Self::from_bits(magnitude as u16)).to_bits()
     }
@@ -101,6 +114,11 @@ impl sealed::Sealed for f16 {
     #[inline(always)]
     fn magnitude(self) -> i16 {
         (self.to_bits() & 0x7FFF) as i16
+    }
+
+    #[inline(always)]
+    fn is_negative(self) -> bool {
+        self.is_sign_negative()
     }
 
     #[inline(always)]
@@ -130,6 +148,11 @@ impl sealed::Sealed for f64 {
     }
 
     #[inline(always)]
+    fn is_negative(self) -> bool {
+        self.is_sign_negative()
+    }
+
+    #[inline(always)]
     fn magnitude_bits(magnitude: u32) -> u32 {
         magnitude
     }
@@ -137,7 +160,8 @@ impl sealed::Sealed for f64 {
 impl HighPrecision for f64 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        self as f32
+        // Also of a NaN, whose sign the conversion leaves open.
+        (self as f32).copysign(if self.is_sign_negative() { -1.0 } else { 1.0 })
     }
 
     #[inline(always)]

@@ -6,7 +6,7 @@ use super::{
     BLOCK, Block, VECTORS, Wide, load_block,
     philox::Generator,
     prefetch,
-    round::{Rounder, any_nan, lane_mask},
+    round::{Rounder, any_nan},
     scales::VectorScales,
     store_bytes,
 };
@@ -127,9 +127,7 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
         self.element = self.element.wrapping_add(src.len() as u64);
         let mut codes = self.rounder.codes::<STOCHASTIC>(products, random);
         if any_nan(products) {
-            codes = self
-                .rounder
-                .with_nan(codes, products, signs(values, scales));
+            codes = self.rounder.with_nan(codes, products, signs(src));
             if AMAX {
                 self.nan_max = self.nan_max.max(max_of(src));
             }
@@ -163,15 +161,12 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
     }
 }
 
-/// The signs of the products of a block, NaN or not.
+/// The sign bits of the values of a block, from memory: those of a converted NaN are not defined.
 #[cold]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn signs(values: Block, scales: Block) -> u64 {
-    let mut signs = [0; VECTORS];
-    for v in 0..VECTORS {
-        signs[v] = _mm512_movepi32_mask(_mm512_castps_si512(_mm512_xor_ps(values[v], scales[v])));
-    }
-    lane_mask(signs)
+#[inline(never)]
+fn signs<T: HighPrecision>(src: &[T]) -> u64 {
+    let bits = src.iter().rev().map(|x| u64::from(x.is_negative()));
+    bits.fold(0, |signs, bit| signs << 1 | bit)
 }
 
 /// The bits of max |x|.

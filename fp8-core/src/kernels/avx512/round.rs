@@ -205,7 +205,7 @@ pub(super) fn any_nan([a, b, c, d]: Block) -> bool {
 }
 
 /// The masks of four vectors as that of a block.
-pub(super) fn lane_mask(masks: [u16; VECTORS]) -> u64 {
+fn lane_mask(masks: [u16; VECTORS]) -> u64 {
     masks
         .into_iter()
         .rev()

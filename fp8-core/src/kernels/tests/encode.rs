@@ -181,6 +181,80 @@ fn amax_has_the_bits_of_a_nan() {
     check(&[0x7C01, 0x7E00, 0xFFFF, 0xFD00].map(f16::from_bits));
 }
 
+/// Whatever makes a product NaN, its code has the sign bit of the value.
+#[test]
+fn the_sign_of_a_nan_code_is_that_of_the_value() {
+    fn check<T: HighPrecision>(values: &[(T, bool)]) {
+        const LEN: usize = 70;
+        let scales = [
+            (f32::NAN, true),
+            (-f32::NAN, true),
+            (f32::from_bits(0xFF80_0001), true),
+            (0.0, false),
+            (-0.0, false),
+            (-3.0, false),
+            (2.0, false),
+        ];
+        for cast in plain_casts().chain(other_casts()) {
+            for &(value, negative) in values {
+                for (scale, is_nan) in scales {
+                    // Infinities times what is neither 0 nor NaN have the sign of the product.
+                    if !value.to_f32().is_nan() && !is_nan && scale != 0.0 {
+                        continue;
+                    }
+                    let nan = match (cast.format.has_negative_zero(), negative) {
+                        (false, _) => 0x80,
+                        (true, false) => 0x7F,
+                        (true, true) => 0xFF,
+                    };
+                    let what = format!("{cast:?} {negative} {:#x}", scale.to_bits());
+                    let defined = cast.encode_scaled(value.to_f32(), scale, 0);
+                    assert_eq!(defined, nan, "{what}");
+                    let mut src = [T::from_f32(1.0); LEN];
+                    src[3] = value;
+                    src[LEN - 2] = value;
+                    let each = [scale; LEN];
+                    for isa in Isa::available() {
+                        let mut codes = [[0; LEN]; 4];
+                        let [a, b, c, d] = &mut codes;
+                        let one = &each[..1];
+                        general::segments::<T, false>(isa, &cast, &src, LEN, one, 0, a);
+                        general::columns::<T, true>(isa, &cast, &src, &each, 0, b);
+                        if let Some(kernel) = Nearest::new(&cast) {
+                            nearest::segments::<T, true>(isa, kernel, &src, LEN, one, c);
+                            nearest::columns::<T, false>(isa, kernel, &src, &each, d);
+                        } else {
+                            (*c, *d) = (*a, *b);
+                        }
+                        for codes in codes {
+                            assert_eq!([codes[3], codes[LEN - 2]], [nan; 2], "{isa:?} {what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let with_signs = |bits: [u32; 5]| bits.map(|bits| (bits, bits >> 31 == 1));
+    let f32s = with_signs([
+        0x7FC0_0000,
+        0xFFC0_0000,
+        0x7F80_0001,
+        0xFFFF_FFFF,
+        0xFF80_0000,
+    ]);
+    check(&f32s.map(|(bits, negative)| (f32::from_bits(bits), negative)));
+    check(&f32s.map(|(bits, negative)| {
+        // The payload where an f64 has it, with a bit that no f32 holds.
+        let payload = u64::from(bits & 0x007F_FFFF);
+        let bits = u64::from(bits >> 31) << 63 | 0x7FF << 52 | payload << 29 | payload & 1;
+        (f64::from_bits(bits), negative)
+    }));
+    let bf16s = [0x7FC0, 0xFFC0, 0x7F81, 0xFFFF, 0xFF80];
+    check(&bf16s.map(|bits| (bf16::from_bits(bits), bits >> 15 == 1)));
+    let f16s = [0x7E00, 0xFE00, 0x7C01, 0xFFFF, 0xFC00];
+    check(&f16s.map(|bits| (f16::from_bits(bits), bits >> 15 == 1)));
+}
+
 /// Every length up to some blocks and every short segment, from every place within four random words, NaN and
 /// infinities among the values, in a buffer that goes on.
 #[test]
