@@ -75,7 +75,8 @@ extern "C" __global__ void fp8_update_columns(const float* old_scales, const flo
     const float reduced = (flag & MOST_RECENT) ? newest : largest;
     float scale = previous;
     if ((used || (flag & REMAKE)) && reduced > 0.0f && magnitude_bits(reduced) < 0x7F800000u) {
-      scale = finite_quotient(max_values[row], reduced, previous);
+      // A scale below the normal numbers would have no finite reciprocal.
+      scale = fmaxf(finite_quotient(max_values[row], reduced, previous), 1.175494351e-38f);
       if (flag & POWER_OF_TWO) scale = floor_to_power_of_two(scale);
     } else if ((flag & REMAKE) && largest == 0.0f) {
       scale = 1.0f;

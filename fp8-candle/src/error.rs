@@ -122,6 +122,14 @@ pub enum Error {
     /// The environment variable `FP8_ISA` names no instruction set of this processor.
     #[error(transparent)]
     Isa(#[from] fp8_core::IsaError),
+    /// A history of amaxes that is too long to be meant.
+    #[error("amax_history_len = {got} is not allowed: it must be at most {limit}")]
+    HistoryLength {
+        /// The length asked for.
+        got: usize,
+        /// The largest length allowed.
+        limit: usize,
+    },
     /// A static scale was asked of a slot that was never calibrated.
     #[error("`{0}` has no static scale: calibrate the model first")]
     NotCalibrated(String),

@@ -333,3 +333,33 @@ fn saved_values_that_no_step_leaves_are_refused() -> Result<()> {
     assert_eq!(table.save()?[1].1, unchanged);
     Ok(())
 }
+
+#[test]
+fn histories_have_a_longest_length() -> Result<()> {
+    let limit = fp8_core::MAX_HISTORY_LEN;
+    for len in [limit + 1, 100_000_000_000, usize::MAX] {
+        let new = Slot::alone("slot", Role::Input, len, &device()).map(|_| ());
+        let mut row = Row::new("slot", Role::Input, 3);
+        row.rule.window = len;
+        row.record(1.);
+        for result in [new, row.end()] {
+            let error = result.unwrap_err().to_string();
+            let named = error.contains(&len.to_string()) && error.contains(&limit.to_string());
+            assert!(named, "{error}");
+        }
+    }
+    Ok(())
+}
+
+/// What delayed scaling can leave behind can be read back.
+#[test]
+fn the_largest_scale_is_restored() -> Result<()> {
+    let row = Row::new("l", Role::Input, 2);
+    row.record(1e-45);
+    row.update();
+    assert_eq!(row.scale(), f32::MAX);
+    let saved = row.slot.table().save()?.swap_remove(0).1;
+    row.slot.table().restore(&[(0, saved)])?;
+    assert_eq!(row.scale(), f32::MAX);
+    Ok(())
+}

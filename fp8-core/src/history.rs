@@ -10,6 +10,9 @@ use crate::{
     scaling::{delayed_quant_scale, floor_to_power_of_two},
 };
 
+/// The longest history that makes sense to ask for: a million steps, four megabytes for each tensor that has one.
+pub const MAX_HISTORY_LEN: usize = 1 << 20;
+
 /// How a history is reduced to the one amax that makes the scale.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum AmaxCompute {
@@ -216,7 +219,7 @@ pub enum SlotUpdate {
 /// One delayed-scaling update at the end of a step, `amax` being the one recorded in it.
 ///
 /// The amax becomes `history[0]`, the oldest entry goes, and the quant_scale of the next step is made from the
-/// history by [`delayed_quant_scale`] and [`ScaleRounding`]. Transformer Engine also stores a non-finite amax, which
+/// history by [`delayed_quant_scale`] and [`ScaleRounding`]; it and its reciprocal are finite and not 0. Transformer Engine also stores a non-finite amax, which
 /// then freezes the scale for as long as it stays in the window; here it is only reported.
 pub fn update_slot(
     rule: &DelayedRule,

@@ -50,8 +50,8 @@ pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError};
 pub use format::{Format, FormatPair};
 pub use granularity::{Contraction, Granularity, MX_BLOCK, ScaleGrid};
 pub use history::{
-    AmaxCompute, CustomAmax, DelayedRule, ScaleRounding, SlotUpdate, remake_scale, resize_history,
-    update_slot,
+    AmaxCompute, CustomAmax, DelayedRule, MAX_HISTORY_LEN, ScaleRounding, SlotUpdate, remake_scale,
+    resize_history, update_slot,
 };
 pub use kernels::{Isa, IsaError, IsaLevel, Levels};
 pub use philox::philox4x32_10;

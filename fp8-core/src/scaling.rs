@@ -34,11 +34,14 @@ pub fn current_quant_scale(amax: f32, format: Format, eps: f32) -> f32 {
 
 /// The quant_scale of delayed scaling, Transformer Engine's: `MAX * 2^-margin / amax`.
 ///
-/// Where that is undefined (amax zero, infinite or NaN) the `previous` quant_scale stays. A quotient beyond f32 gives
-/// `f32::MAX`.
+/// Where that is undefined (amax zero, infinite or NaN) the `previous` quant_scale stays.
+///
+/// The scale outlives the step that made it, so whatever the amax and the margin, it and its [`reciprocal`] are finite and
+/// not 0: a quotient beyond f32 gives `f32::MAX`, as in Transformer Engine, and one below the normal numbers, whose
+/// reciprocal would be infinite, gives `f32::MIN_POSITIVE`. The latter takes an amax near 1e38 and a margin.
 pub fn delayed_quant_scale(amax: f32, format: Format, margin: i32, previous: f32) -> f32 {
     let max = (f64::from(format.max()) / 2f64.powi(margin)) as f32;
-    finite_quotient(max, amax).unwrap_or(previous)
+    finite_quotient(max, amax).map_or(previous, |scale| scale.max(f32::MIN_POSITIVE))
 }
 
 /// The dequant_scale of a calibrated tensor: `max(amax, 1e-12) / MAX`, never 0.

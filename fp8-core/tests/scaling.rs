@@ -78,6 +78,48 @@ fn special_amaxes_give_what_each_policy_says() {
     );
 }
 
+/// Values near the ends of f32 under every margin: neither the scale nor what undoes it is 0 or infinite, and the slot
+/// follows the next amax as if nothing had been.
+#[test]
+fn delayed_scales_stay_finite_both_ways() {
+    let amaxes = [1e-45, 1e-38, 1.0, 1e38, f32::MAX];
+    for format in Format::ALL {
+        for margin in (-140..=140).chain([i32::MIN, -2000, 2000, i32::MAX]) {
+            for scale_rounding in [ScaleRounding::Exact, ScaleRounding::PowerOfTwo] {
+                let rule = DelayedRule {
+                    margin,
+                    amax_compute: AmaxCompute::MostRecent,
+                    scale_rounding,
+                };
+                for amax in amaxes {
+                    let (mut history, mut quant_scale) = ([0.0; 2], 1.0);
+                    update_slot(&rule, format, amax, &mut history, &mut quant_scale);
+                    let dequant_scale = reciprocal(quant_scale);
+                    for scale in [quant_scale, dequant_scale] {
+                        assert!(
+                            scale.is_finite() && scale > 0.0,
+                            "{format} {rule:?} {amax:e}: {quant_scale:e}, {dequant_scale:e}"
+                        );
+                    }
+                    assert!(
+                        quant_scale.is_normal(),
+                        "{format} {rule:?} {amax:e}: {quant_scale:e}"
+                    );
+                    let mut fresh = 1.0;
+                    update_slot(&rule, format, 3.0, &mut [0.0; 2], &mut fresh);
+                    update_slot(&rule, format, 3.0, &mut history, &mut quant_scale);
+                    assert_eq!(quant_scale, fresh, "{format} {rule:?} after {amax:e}");
+                }
+            }
+        }
+    }
+    assert_eq!(
+        delayed_quant_scale(1e38, Format::E4M3, 64, 1.0),
+        f32::MIN_POSITIVE
+    );
+    assert_eq!(delayed_quant_scale(1e38, Format::E4M3, 6, 1.0), 7.0 / 1e38);
+}
+
 #[test]
 fn the_power_of_two_is_the_one_next_below() {
     for exponent in 1..=254u32 {

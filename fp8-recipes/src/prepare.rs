@@ -1,6 +1,6 @@
 //! Giving FP8 state to the layers of a model, and saying what became of each.
 
-use crate::config::{FilterDecision, LayerFilter};
+use crate::config::{FilterDecision, LayerFilter, check_history_len};
 use crate::error::Result;
 use crate::module::{Fp8Layer, Fp8Module, Visitor, VisitorMut};
 use crate::nn::join;
@@ -124,11 +124,12 @@ impl fmt::Display for PrepareReport {
 /// they are skipped this time; layers not prepared stay in high precision inside a guard.
 ///
 /// # Errors
-/// If a tensor operation fails. Layers that cannot be converted are no error: the report says why.
+/// If the length of histories is out of range, or a tensor operation fails. Layers that cannot be converted are no error: the report says why.
 pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     model: &mut M,
     options: &PrepareOptions,
 ) -> Result<PrepareReport> {
+    check_history_len(options.amax_history_len)?;
     let mut owners = Owners::default();
     model.visit(&mut owners);
     let mut preparer = Preparer {

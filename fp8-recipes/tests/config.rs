@@ -208,12 +208,22 @@ fn errors_name_the_value() {
     ));
 
     let delayed = DelayedScaling::default();
-    let length = delayed
-        .clone()
-        .with_amax_history_len(0)
-        .resolve()
-        .unwrap_err();
-    assert_eq!(length, ConfigError::HistoryLength { got: 0 });
+    let limit = 1 << 20;
+    for got in [0, limit + 1, 100_000_000_000, usize::MAX] {
+        let length = delayed.clone().with_amax_history_len(got).resolve();
+        let error = length.unwrap_err();
+        assert_eq!(error, ConfigError::HistoryLength { got, limit });
+        let text =
+            format!("amax_history_len = {got} is not allowed: it must be between 1 and {limit}");
+        assert_eq!(error.to_string(), text);
+    }
+    assert!(
+        delayed
+            .clone()
+            .with_amax_history_len(limit)
+            .resolve()
+            .is_ok()
+    );
     for margin in [65, -65, i32::MIN, i32::MAX] {
         let error = delayed.clone().with_margin(margin).resolve().unwrap_err();
         assert_eq!(
@@ -474,5 +484,31 @@ proptest! {
                 prop_assert!(!delayed || resolved.delayed.is_some());
             }
         }
+    }
+}
+
+#[test]
+fn a_model_is_not_prepared_with_histories_that_no_memory_holds() {
+    use candle_core::{DType, Device, Tensor};
+    use fp8_recipes::nn::Linear;
+    use fp8_recipes::{PrepareOptions, fp8_module, prepare_fp8};
+
+    struct Model {
+        l: Linear,
+    }
+    fp8_module!(Model { l });
+
+    let weight = Tensor::ones((2, 2), DType::F32, &Device::Cpu).unwrap();
+    let mut model = Model {
+        l: Linear::new(weight, None).with_path("l"),
+    };
+    for amax_history_len in [0, (1 << 20) + 1, 100_000_000_000] {
+        let options = PrepareOptions {
+            amax_history_len,
+            ..Default::default()
+        };
+        let error = prepare_fp8(&mut model, &options).unwrap_err().to_string();
+        assert!(error.contains(&amax_history_len.to_string()), "{error}");
+        assert!(model.l.fp8_state().is_none());
     }
 }

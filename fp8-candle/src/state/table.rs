@@ -4,6 +4,7 @@ use super::group::ReductionGroup;
 use super::role::Role;
 use crate::data::columns::Columns;
 use crate::device::{AmaxCells, backend};
+use crate::error::Error;
 use candle_core::{DType, Device, Result, Tensor};
 use fp8_core::{DelayedRule, Format};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -93,7 +94,11 @@ impl StateTable {
     /// Adds rows with quant_scale 1 and histories of `amax_history_len` zeros; gives the index of the first.
     ///
     /// `rows`: path of the layer and role, for example `blocks.0.fc` and [`Role::Input`].
+    ///
+    /// # Errors
+    /// If the history is longer than [`fp8_core::MAX_HISTORY_LEN`], or the device fails.
     pub fn add_rows(&self, rows: &[(&str, Role)], amax_history_len: usize) -> Result<usize> {
+        check_history_len(amax_history_len)?;
         let mut inner = self.lock();
         let first = inner.rows.len();
         let len = inner.columns.amax_history.dim(1)?.max(amax_history_len);
@@ -197,6 +202,18 @@ fn append(columns: &Columns, more: &Columns, len: usize) -> Result<Columns> {
         amax_history: cat(&longer(&columns.amax_history, len)?, &more.amax_history)?,
         non_finite: cat(&columns.non_finite, &more.non_finite)?,
     })
+}
+
+/// A length that no memory holds must not get as far as the allocator, which ends the process.
+pub(super) fn check_history_len(len: usize) -> Result<()> {
+    if len <= fp8_core::MAX_HISTORY_LEN {
+        return Ok(());
+    }
+    Err(Error::HistoryLength {
+        got: len,
+        limit: fp8_core::MAX_HISTORY_LEN,
+    }
+    .into())
 }
 
 /// Histories with at least `len` entries, zeros beyond the oldest.

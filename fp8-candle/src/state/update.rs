@@ -3,7 +3,7 @@
 use super::group::ReductionGroup;
 use super::role::Role;
 use super::step::{Notes, StepCells};
-use super::table::{Initial, Inner, RowRule, StateTable, longer};
+use super::table::{Initial, Inner, RowRule, StateTable, check_history_len, longer};
 use crate::data::columns::{Recorded, RowUpdate};
 use crate::device::backend;
 use crate::error::Error;
@@ -124,6 +124,7 @@ impl StateTable {
         updates.resize(inner.rows.len(), None);
         let recorded = recorded.padded(inner.rows.len() - have)?;
         let longest = updates.iter().flatten().map(|update| update.window).max();
+        check_history_len(longest.unwrap_or(0))?;
         let mut columns = inner.columns.clone();
         columns.amax_history = longer(&columns.amax_history, longest.unwrap_or(0))?;
         let updated = backend(self.device())?.update_columns(&columns, &updates, &recorded)?;

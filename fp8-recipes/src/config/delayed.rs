@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-use fp8_core::{AmaxCompute, DelayedRule, Format, ScaleRounding};
+use fp8_core::{AmaxCompute, DelayedRule, Format, MAX_HISTORY_LEN, ScaleRounding};
 use serde::{Deserialize, Serialize};
 
 use super::{ConfigError, text};
 
-/// Largest magnitude of a margin: `max * 2^-margin` stays far from the ends of f32.
+/// Largest magnitude of a margin: `max * 2^-margin` stays far from the ends of f32. Beyond that only amaxes near 1e38 could
+/// ask for a scale that f32 does not have; theirs ends at its smallest normal number.
 const MARGIN_LIMIT: i32 = 64;
 
 /// The formats of the forward and the backward pass.
@@ -75,7 +76,7 @@ pub struct DelayedScaling {
     pub margin: i32,
     /// Formats of the two passes. In JSON `hybrid` (default), `e4m3`, `e5m2`.
     pub format: DelayedFormat,
-    /// Steps that the history remembers. Default 1024, at least 1.
+    /// Steps that the history remembers. Default 1024, at least 1, at most [`fp8_core::MAX_HISTORY_LEN`].
     pub amax_history_len: usize,
     /// How the history becomes one amax. In JSON `max` (default) or `most_recent`; a function
     /// written in code is written as `custom:NAME` and read as a name that has to be bound to its
@@ -165,11 +166,7 @@ impl DelayedScaling {
     /// # Errors
     /// [`ConfigError::Margin`], [`ConfigError::HistoryLength`], [`ConfigError::UnboundAmax`].
     pub fn validate(&self) -> Result<(), ConfigError> {
-        if self.amax_history_len == 0 {
-            return Err(ConfigError::HistoryLength {
-                got: self.amax_history_len,
-            });
-        }
+        check_history_len(self.amax_history_len)?;
         if !(-MARGIN_LIMIT..=MARGIN_LIMIT).contains(&self.margin) {
             return Err(ConfigError::Margin {
                 got: self.margin,
@@ -191,6 +188,16 @@ impl DelayedScaling {
             amax_compute: self.amax_compute.clone(),
             scale_rounding: self.scale_rounding,
         }
+    }
+}
+
+/// Checks a length of histories: each slot holds so many numbers.
+pub(crate) fn check_history_len(got: usize) -> Result<(), ConfigError> {
+    let limit = MAX_HISTORY_LEN;
+    if (1..=limit).contains(&got) {
+        Ok(())
+    } else {
+        Err(ConfigError::HistoryLength { got, limit })
     }
 }
 

@@ -96,11 +96,13 @@ pub enum ConfigError {
         b: Format,
     },
 
-    /// A delayed scaling history must hold at least one amax.
-    #[error("amax_history_len = {got} is not allowed: it must be at least 1")]
+    /// A delayed scaling history must hold at least one amax, and has a place in memory for each tensor that is cast.
+    #[error("amax_history_len = {got} is not allowed: it must be between 1 and {limit}")]
     HistoryLength {
         /// The length that was given.
         got: usize,
+        /// The largest length allowed.
+        limit: usize,
     },
 
     /// A margin beyond the range where `max * 2^-margin` is of any use.

@@ -40,6 +40,7 @@ mod resolve;
 mod text;
 
 pub use cast::{CastConfig, Gemm, Operand, ScalingType};
+pub(crate) use delayed::check_history_len;
 pub use delayed::{DelayedFormat, DelayedScaling, InitialScale};
 pub use error::ConfigError;
 pub use filter::{FilterDecision, LayerFilter, auto_filter};
