@@ -36,6 +36,7 @@ mod e8m0;
 mod error;
 mod format;
 mod granularity;
+mod high_precision;
 mod history;
 mod kernels;
 mod philox;
@@ -49,6 +50,7 @@ pub use e8m0::E8M0;
 pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError};
 pub use format::{Format, FormatPair};
 pub use granularity::{Contraction, Granularity, MX_BLOCK, ScaleGrid};
+pub use high_precision::HighPrecision;
 pub use history::{
     AmaxCompute, CustomAmax, DelayedRule, MAX_HISTORY_LEN, ScaleRounding, SlotUpdate, remake_scale,
     resize_history, update_slot,
@@ -63,5 +65,5 @@ pub use scaling::{
     floor_to_power_of_two, mx_dequant_scale_floor, mx_dequant_scale_rceil, reciprocal,
     static_dequant_scale,
 };
-pub use slice::{HighPrecision, amax, decode, encode, encode_with_amax};
+pub use slice::{amax, decode, encode, encode_with_amax};
 pub use types::{E4M3, E4M3Fnuz, E5M2, E5M2Fnuz};

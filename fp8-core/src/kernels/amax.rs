@@ -2,7 +2,7 @@
 //! and NaN above infinity.
 
 use super::{LANES, dispatch};
-use crate::{HighPrecision, slice::sealed::Sealed};
+use crate::{HighPrecision, high_precision::sealed::Sealed};
 
 /// A running maximum of magnitudes.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 
-use super::nearest::Nearest;
+use super::narrowing::Narrowing;
 
 #[inline(always)]
 pub(crate) fn bf16_to_f32(value: bf16) -> f32 {
@@ -47,5 +47,5 @@ pub(crate) fn f16_to_f32(value: f16) -> f32 {
 #[inline(always)]
 pub(crate) fn f32_to_f16(value: f32) -> f16 {
     let bits = value.to_bits();
-    f16::from_bits(Nearest::F16.round(bits, bits >> 16 & 0x8000) as u16)
+    f16::from_bits(Narrowing::F16.round(bits, bits >> 16 & 0x8000) as u16)
 }

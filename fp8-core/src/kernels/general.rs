@@ -128,10 +128,10 @@ fn wide_of(
     isa: super::Isa,
     cast: &Cast,
     element: u64,
-) -> Option<(avx512::Wide, avx512::encode::Random)> {
+) -> Option<(avx512::round::Wide, avx512::encode::Random)> {
     match cast.rounding {
         Rounding::Stochastic(key) if avx512::is_in(isa) => {
-            Some((avx512::Wide::new(cast)?, (key, element)))
+            Some((avx512::round::Wide::new(cast)?, (key, element)))
         }
         _ => None,
     }

@@ -14,10 +14,12 @@ pub(crate) mod convert;
 pub(crate) mod decode;
 pub(crate) mod general;
 mod isa;
+mod narrowing;
 pub(crate) mod nearest;
 #[cfg(test)]
 mod tests;
 pub(crate) mod transpose;
+mod widening;
 
 pub use isa::{Isa, IsaError, IsaLevel, Levels};
 

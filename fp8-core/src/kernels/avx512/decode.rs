@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     Format, HighPrecision,
-    kernels::{Isa, decode::Decoder},
-    slice::sealed::{Kind, Sealed},
+    high_precision::sealed::{Kind, Sealed},
+    kernels::{Isa, widening::Widening},
 };
 
 /// How the codes of a format become f16, and where they do not.
@@ -68,7 +68,7 @@ impl Wide {
 pub(crate) fn segments<T: HighPrecision>(
     isa: Isa,
     vbmi: bool,
-    (decoder, wide): (Decoder, &Wide),
+    (widening, wide): (Widening, &Wide),
     codes: &[u8],
     len: usize,
     dequant_scales: &[f32],
@@ -81,12 +81,12 @@ pub(crate) fn segments<T: HighPrecision>(
     if vbmi && words && len >= table::MIN_LEN && dequant_scales.iter().all(regular) {
         let has_negative_zero = wide.has_negative_zero;
         // SAFETY: an `Isa` of this level with VBMI exists only where all these features were found.
-        unsafe { table::segments(decoder, has_negative_zero, codes, len, dequant_scales, dst) };
+        unsafe { table::segments(widening, has_negative_zero, codes, len, dequant_scales, dst) };
         return true;
     }
     if wide.has_f16 {
         // SAFETY: an `Isa` of this level exists only where these four features were found.
-        unsafe { segments_of(decoder, wide, codes, len, dequant_scales, dst) };
+        unsafe { segments_of(widening, wide, codes, len, dequant_scales, dst) };
     }
     wide.has_f16
 }
@@ -94,14 +94,14 @@ pub(crate) fn segments<T: HighPrecision>(
 /// Decodes codes that have a scale each. For formats where [`Wide::has_columns`].
 pub(crate) fn columns<T: HighPrecision>(
     isa: Isa,
-    (decoder, wide): (Decoder, &Wide),
+    (widening, wide): (Widening, &Wide),
     codes: &[u8],
     dequant_scales: &[f32],
     dst: &mut [T],
 ) {
     assert!(super::is_in(isa) && wide.has_f16);
     // SAFETY: an `Isa` of this level exists only where these four features were found.
-    unsafe { columns_of(decoder, wide, codes, dequant_scales, dst) };
+    unsafe { columns_of(widening, wide, codes, dequant_scales, dst) };
 }
 
 /// [`Wide`] in vectors.
@@ -157,7 +157,7 @@ impl Bits {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn decode<T: HighPrecision, const CALLER: u8>(
-    (decoder, bits): (Decoder, &Bits),
+    (widening, bits): (Widening, &Bits),
     codes: &[u8],
     dequant_scale: f32,
     scaled: __m512,
@@ -165,7 +165,7 @@ fn decode<T: HighPrecision, const CALLER: u8>(
 ) {
     let (values, special) = bits.values(load_bytes(codes));
     if special {
-        one_by_one(decoder, codes, dequant_scale, dst);
+        one_by_one(widening, codes, dequant_scale, dst);
     } else {
         store_block(dst, values.map(|value| _mm512_mul_ps(value, scaled)));
     }
@@ -175,7 +175,7 @@ fn decode<T: HighPrecision, const CALLER: u8>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn decode_each<T: HighPrecision, const CALLER: u8>(
-    (decoder, bits): (Decoder, &Bits),
+    (widening, bits): (Widening, &Bits),
     codes: &[u8],
     scales: &Block,
     factor: __m512,
@@ -189,7 +189,7 @@ fn decode_each<T: HighPrecision, const CALLER: u8>(
     if special || any_nan(values) {
         let scales = scales.map(|scales| to_words(_mm512_castps_si512(scales)));
         for ((&code, dst), &scale) in codes.iter().zip(dst).zip(scales.as_flattened()) {
-            *dst = decoder.scaled(code, f32::from_bits(scale));
+            *dst = widening.scaled(code, f32::from_bits(scale));
         }
     } else {
         store_block(dst, values);
@@ -199,15 +199,15 @@ fn decode_each<T: HighPrecision, const CALLER: u8>(
 /// The definition, in a loop.
 #[cold]
 #[inline(never)]
-fn one_by_one<T: HighPrecision>(decoder: Decoder, codes: &[u8], scale: f32, dst: &mut [T]) {
+fn one_by_one<T: HighPrecision>(widening: Widening, codes: &[u8], scale: f32, dst: &mut [T]) {
     for (&code, dst) in codes.iter().zip(dst) {
-        *dst = decoder.scaled(code, scale);
+        *dst = widening.scaled(code, scale);
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn segments_of<T: HighPrecision>(
-    decoder: Decoder,
+    widening: Widening,
     wide: &Wide,
     codes: &[u8],
     len: usize,
@@ -221,11 +221,11 @@ fn segments_of<T: HighPrecision>(
         let (code_blocks, code_rest) = codes.as_chunks::<BLOCK>();
         let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
         for (codes, dst) in code_blocks.iter().zip(dst_blocks) {
-            decode_each::<T, 2>((decoder, &bits), codes, &scales.next(), factor, dst);
+            decode_each::<T, 2>((widening, &bits), codes, &scales.next(), factor, dst);
         }
         if !code_rest.is_empty() {
             decode_each::<T, 1>(
-                (decoder, &bits),
+                (widening, &bits),
                 code_rest,
                 &scales.next(),
                 factor,
@@ -242,24 +242,30 @@ fn segments_of<T: HighPrecision>(
         // A power of two: nothing is lost but by overflow. 0 and infinity would make NaN of each other.
         let scaled = dequant_scale * wide.factor;
         if !scaled.is_finite() || dequant_scale == 0.0 {
-            one_by_one(decoder, codes, dequant_scale, dst);
+            one_by_one(widening, codes, dequant_scale, dst);
             continue;
         }
         let scales = _mm512_set1_ps(scaled);
         let (code_blocks, code_rest) = codes.as_chunks::<BLOCK>();
         let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
         for (codes, dst) in code_blocks.iter().zip(dst_blocks) {
-            decode::<T, 0>((decoder, &bits), codes, dequant_scale, scales, dst);
+            decode::<T, 0>((widening, &bits), codes, dequant_scale, scales, dst);
         }
         if !code_rest.is_empty() {
-            decode::<T, 1>((decoder, &bits), code_rest, dequant_scale, scales, dst_rest);
+            decode::<T, 1>(
+                (widening, &bits),
+                code_rest,
+                dequant_scale,
+                scales,
+                dst_rest,
+            );
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn columns_of<T: HighPrecision>(
-    decoder: Decoder,
+    widening: Widening,
     wide: &Wide,
     codes: &[u8],
     dequant_scales: &[f32],
@@ -270,11 +276,11 @@ fn columns_of<T: HighPrecision>(
     let (scale_blocks, scale_rest) = dequant_scales.as_chunks::<BLOCK>();
     let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
     for ((codes, scales), dst) in code_blocks.iter().zip(scale_blocks).zip(dst_blocks) {
-        decode_each::<T, 0>((decoder, &bits), codes, &load_block(scales), factor, dst);
+        decode_each::<T, 0>((widening, &bits), codes, &load_block(scales), factor, dst);
     }
     if !code_rest.is_empty() {
         decode_each::<T, 1>(
-            (decoder, &bits),
+            (widening, &bits),
             code_rest,
             &load_block(scale_rest),
             factor,

@@ -3,10 +3,10 @@
 use std::arch::x86_64::*;
 
 use super::{
-    BLOCK, Block, VECTORS, Wide, load_block,
+    BLOCK, Block, VECTORS, load_block,
     philox::Generator,
     prefetch,
-    round::{Rounder, any_nan},
+    round::{Rounder, Wide, any_nan},
     scales::VectorScales,
     store_bytes,
 };

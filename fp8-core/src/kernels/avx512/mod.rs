@@ -6,18 +6,16 @@
 pub(super) mod decode;
 pub(super) mod encode;
 mod philox;
-mod round;
+pub(super) mod round;
 mod scales;
 mod table;
 
 use std::arch::x86_64::*;
 
-pub(super) use round::Wide;
-
 use super::{Isa, IsaLevel};
 use crate::{
     HighPrecision,
-    slice::sealed::{Kind, Sealed},
+    high_precision::sealed::{Kind, Sealed},
 };
 
 /// Elements of a block: the codes of one vector of bytes.

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{BLOCK, LANES, load_bytes, load_words, store_words};
-use crate::{HighPrecision, kernels::decode::Decoder};
+use crate::{HighPrecision, kernels::widening::Widening};
 
 /// The shortest segment that is worth a table.
 pub(super) const MIN_LEN: usize = 1024;
@@ -19,10 +19,10 @@ struct Table {
 impl Table {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-    fn new<T: HighPrecision>(decoder: Decoder, has_negative_zero: bool, scale: f32) -> Self {
+    fn new<T: HighPrecision>(widening: Widening, has_negative_zero: bool, scale: f32) -> Self {
         let mut values = [T::default(); 2 * BLOCK];
         for (code, value) in values.iter_mut().enumerate() {
-            *value = decoder.scaled(code as u8, scale);
+            *value = widening.scaled(code as u8, scale);
         }
         let words = [0, 1, 2, 3].map(|part| load_words(&values[part * 2 * LANES..]));
         let bytes = |words: [__m512i; 4]| {
@@ -31,7 +31,7 @@ impl Table {
             [join(a, b), join(c, d)]
         };
         let nan = (!has_negative_zero).then(|| {
-            let value = load_words(&[decoder.scaled::<T>(0x80, scale)]);
+            let value = load_words(&[widening.scaled::<T>(0x80, scale)]);
             [value, _mm512_srli_epi16::<8>(value)]
                 .map(|byte| _mm512_broadcastb_epi8(_mm512_castsi512_si128(byte)))
         });
@@ -67,7 +67,7 @@ impl Table {
 /// Decodes segments of `len` codes, each with its scale, which is finite and not 0. For types of 16 bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub(super) fn segments<T: HighPrecision>(
-    decoder: Decoder,
+    widening: Widening,
     has_negative_zero: bool,
     codes: &[u8],
     len: usize,
@@ -79,7 +79,7 @@ pub(super) fn segments<T: HighPrecision>(
         .zip(dst.chunks_mut(len))
         .zip(dequant_scales)
     {
-        let table = Table::new::<T>(decoder, has_negative_zero, scale);
+        let table = Table::new::<T>(widening, has_negative_zero, scale);
         let (code_blocks, code_rest) = codes.as_chunks::<BLOCK>();
         let (dst_blocks, dst_rest) = dst.as_chunks_mut::<BLOCK>();
         for (codes, dst) in code_blocks.iter().zip(dst_blocks) {

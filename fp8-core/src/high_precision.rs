@@ -1,0 +1,171 @@
+//! The element types that casts read and write.
+
+use half::{bf16, f16};
+
+use crate::kernels::convert;
+
+pub(crate) mod sealed {
+    /// Which type it is: a constant that code for one of them is chosen by.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        F32,
+        Bf16,
+        F16,
+        F64,
+    }
+
+    pub trait Sealed {
+        const KIND: Kind;
+
+        /// |x| as an integer that orders as its value does, NaN above infinity.
+        type Magnitude: Copy + Default + Ord;
+
+        fn magnitude(self) -> Self::Magnitude;
+
+        /// The sign bit.
+        fn is_negative(self) -> bool;
+
+        /// The bits of the f32 of the same value.
+        fn magnitude_bits(magnitude: Self::Magnitude) -> u32;
+    }
+}
+
+use sealed::Kind;
+
+/// A type to cast from and to: f32, bf16, f16 or f64. Sealed.
+///
+/// All arithmetic is in f32. bf16 and f16 are exact in it; an f64 is first rounded to the nearest f32.
+pub trait HighPrecision: Copy + Default + Send + Sync + 'static + sealed::Sealed {
+    /// The value in f32, on which everything is computed.
+    fn to_f32(self) -> f32;
+
+    /// The value nearest to `value`, ties to even.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl sealed::Sealed for f32 {
+    const KIND: Kind = Kind::F32;
+    type Magnitude = u32;
+
+    #[inline(always)]
+    fn magnitude(self) -> u32 {
+        self.to_f32().to_bits() & 0x7FFF_FFFF
+    }
+
+    #[inline(always)]
+    fn is_negative(self) -> bool {
+        self.is_sign_negative()
+    }
+
+    #[inline(always)]
+    fn magnitude_bits(magnitude: u32) -> u32 {
+        magnitude
+    }
+}
+impl HighPrecision for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl sealed::Sealed for bf16 {
+    const KIND: Kind = Kind::Bf16;
+    // Signed: the baseline of x86-64 has the maximum of signed words only.
+    type Magnitude = i16;
+
+    #[inline(always)]
+    fn magnitude(self) -> i16 {
+        (self.to_bits() & 0x7FFF) as i16
+    }
+
+    #[inline(always)]
+    fn is_negative(self) -> bool {
+        self.is_sign_negative()
+    }
+
+    #[inline(always)]
+    fn magnitude_bits(magnitude: i16) -> u32 {
+        HighPrecision::to_f32(Self::from_bits(magnitude as u16)).to_bits()
+    }
+}
+impl HighPrecision for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        convert::bf16_to_f32(self)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        convert::f32_to_bf16(value)
+    }
+}
+
+impl sealed::Sealed for f16 {
+    const KIND: Kind = Kind::F16;
+    // Signed: the baseline of x86-64 has the maximum of signed words only.
+    type Magnitude = i16;
+
+    #[inline(always)]
+    fn magnitude(self) -> i16 {
+        (self.to_bits() & 0x7FFF) as i16
+    }
+
+    #[inline(always)]
+    fn is_negative(self) -> bool {
+        self.is_sign_negative()
+    }
+
+    #[inline(always)]
+    fn magnitude_bits(magnitude: i16) -> u32 {
+        HighPrecision::to_f32(Self::from_bits(magnitude as u16)).to_bits()
+    }
+}
+impl HighPrecision for f16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        convert::f16_to_f32(self)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        convert::f32_to_f16(value)
+    }
+}
+
+impl sealed::Sealed for f64 {
+    const KIND: Kind = Kind::F64;
+    type Magnitude = u32;
+
+    #[inline(always)]
+    fn magnitude(self) -> u32 {
+        self.to_f32().to_bits() & 0x7FFF_FFFF
+    }
+
+    #[inline(always)]
+    fn is_negative(self) -> bool {
+        self.is_sign_negative()
+    }
+
+    #[inline(always)]
+    fn magnitude_bits(magnitude: u32) -> u32 {
+        magnitude
+    }
+}
+impl HighPrecision for f64 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        // Also of a NaN, whose sign the conversion leaves open.
+        (self as f32).copysign(if self.is_sign_negative() { -1.0 } else { 1.0 })
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value.into()
+    }
+}

@@ -1,0 +1,85 @@
+//! f32 to fewer bits, nearest-even, one value after the other: casts to 8 bits, and to f16.
+
+use crate::cast::{Cast, Overflow, Rounding};
+
+/// A nearest-even cast from f32 to a narrower format, as the constants of one branch-free body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Narrowing {
+    /// Mantissa bits that f32 has more.
+    shift: u32,
+    /// Bits of the smallest normal value of the target.
+    min_normal: u32,
+    /// Bits of the magnitude at which values are cut: what is larger has the same code.
+    cap: u32,
+    nan_mag: u32,
+    /// The sign bits that a zero keeps.
+    zero_sign: u32,
+}
+
+impl Narrowing {
+    /// f32 to f16, with the sign at bit 15.
+    pub(crate) const F16: Self = Self::with_layout(10, 15, 0x7C00, 0x7E00, u32::MAX);
+
+    const fn with_layout(
+        mantissa_bits: u32,
+        bias: u32,
+        overflow_mag: u32,
+        nan_mag: u32,
+        zero_sign: u32,
+    ) -> Self {
+        let shift = 23 - mantissa_bits;
+        Self {
+            shift,
+            min_normal: (127 + 1 - bias) << 23,
+            // The code of overflow is the largest finite one, or that which follows it and so has the next value.
+            cap: (overflow_mag << shift) + ((127 - bias) << 23),
+            nan_mag,
+            zero_sign,
+        }
+    }
+
+    /// The constants of `cast`, where it is of the kind.
+    pub(crate) fn new(cast: &Cast) -> Option<Self> {
+        if cast.rounding != Rounding::NearestEven || cast.via_f16 {
+            return None;
+        }
+        let spec = cast.format.spec();
+        let overflow_mag = match cast.overflow {
+            Overflow::Saturate => spec.max_mag,
+            Overflow::NonFinite => spec.inf_mag,
+        };
+        let zero_sign = if spec.has_negative_zero { u32::MAX } else { 0 };
+        Some(Self::with_layout(
+            spec.mantissa_bits,
+            spec.bias,
+            overflow_mag,
+            spec.nan_mag,
+            zero_sign,
+        ))
+    }
+
+    /// The code of the f32 with these `bits`; `sign` is its sign at the place the target has it.
+    #[inline(always)]
+    pub(crate) fn round(self, bits: u32, sign: u32) -> u32 {
+        let magnitude = bits & 0x7FFF_FFFF;
+        let capped = magnitude.min(self.cap);
+        let binade = capped.max(self.min_normal) & 0x7F80_0000;
+        // A power of two whose last place is that of the target in this binade: adding it rounds there, and leaves the
+        // number of places in its low bits.
+        let magic = binade.wrapping_add(self.shift << 23);
+        let sum = (f32::from_bits(capped) + f32::from_bits(magic)).to_bits();
+        let codes_below = (binade - self.min_normal).wrapping_shr(self.shift);
+        let mag = sum.wrapping_sub(magic).wrapping_add(codes_below);
+        let mag = if magnitude > 0x7F80_0000 {
+            self.nan_mag
+        } else {
+            mag
+        };
+        let sign = if mag == 0 {
+            sign & self.zero_sign
+        } else {
+            sign
+        };
+        mag | sign
+    }
+}
