@@ -23,7 +23,7 @@ pub(crate) mod sealed {
         fn magnitude(self) -> Self::Magnitude;
 
         /// The sign bit.
-        fn is_negative(self) -> bool;
+        fn sign_bit(self) -> bool;
 
         /// The bits of the f32 of the same value.
         fn magnitude_bits(magnitude: Self::Magnitude) -> u32;
@@ -53,7 +53,7 @@ impl sealed::Sealed for f32 {
     }
 
     #[inline(always)]
-    fn is_negative(self) -> bool {
+    fn sign_bit(self) -> bool {
         self.is_sign_negative()
     }
 
@@ -85,7 +85,7 @@ impl sealed::Sealed for bf16 {
     }
 
     #[inline(always)]
-    fn is_negative(self) -> bool {
+    fn sign_bit(self) -> bool {
         self.is_sign_negative()
     }
 
@@ -117,7 +117,7 @@ impl sealed::Sealed for f16 {
     }
 
     #[inline(always)]
-    fn is_negative(self) -> bool {
+    fn sign_bit(self) -> bool {
         self.is_sign_negative()
     }
 
@@ -148,7 +148,7 @@ impl sealed::Sealed for f64 {
     }
 
     #[inline(always)]
-    fn is_negative(self) -> bool {
+    fn sign_bit(self) -> bool {
         self.is_sign_negative()
     }
 

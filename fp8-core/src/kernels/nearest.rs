@@ -33,10 +33,17 @@ impl Nearest {
     }
 }
 
+/// The code of one product. A scale that is not `SIGNED`, so has no sign bit, leaves each value its sign, NaN or not.
 #[inline(always)]
-fn code<T: HighPrecision>(narrowing: Narrowing, x: T, quant_scale: f32) -> u8 {
-    let bits = scaled_bits(x.to_f32(), quant_scale);
-    narrowing.round(bits, bits >> 24 & 0x80) as u8
+fn code<T: HighPrecision, const SIGNED: bool>(narrowing: Narrowing, x: T, quant_scale: f32) -> u8 {
+    let x = x.to_f32();
+    let (bits, sign) = if SIGNED {
+        let bits = scaled_bits(x, quant_scale);
+        (bits, bits)
+    } else {
+        ((x * quant_scale).to_bits(), x.to_bits())
+    };
+    narrowing.round(bits, sign >> 24 & 0x80) as u8
 }
 
 /// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
@@ -92,29 +99,44 @@ fn segments_body<T: HighPrecision, const AMAX: bool>(
 ) -> u32 {
     let mut max = LaneMax::<T>::default();
     for ((src, dst), &quant_scale) in src.chunks(len).zip(dst.chunks_mut(len)).zip(quant_scales) {
-        let (src_chunks, src_rest) = src.as_chunks::<LANES>();
-        let (dst_chunks, dst_rest) = dst.as_chunks_mut::<LANES>();
-        for (src, dst) in src_chunks.iter().zip(dst_chunks) {
-            for i in 0..LANES {
-                dst[i] = code(narrowing, src[i], quant_scale);
-            }
-            if AMAX {
-                lane_max(src, &mut max);
-            }
-        }
-        if !src_rest.is_empty() {
-            let (mut padded, mut codes) = ([T::default(); LANES], [0; LANES]);
-            padded[..src_rest.len()].copy_from_slice(src_rest);
-            for i in 0..LANES {
-                codes[i] = code(narrowing, padded[i], quant_scale);
-            }
-            if AMAX {
-                lane_max(&padded, &mut max);
-            }
-            dst_rest.copy_from_slice(&codes[..dst_rest.len()]);
+        if quant_scale.is_sign_positive() {
+            segment::<T, AMAX, false>(narrowing, src, quant_scale, dst, &mut max);
+        } else {
+            segment::<T, AMAX, true>(narrowing, src, quant_scale, dst, &mut max);
         }
     }
     max_bits::<T>(max)
+}
+
+#[inline(always)]
+fn segment<T: HighPrecision, const AMAX: bool, const SIGNED: bool>(
+    narrowing: Narrowing,
+    src: &[T],
+    quant_scale: f32,
+    dst: &mut [u8],
+    max: &mut LaneMax<T>,
+) {
+    let (src_chunks, src_rest) = src.as_chunks::<LANES>();
+    let (dst_chunks, dst_rest) = dst.as_chunks_mut::<LANES>();
+    for (src, dst) in src_chunks.iter().zip(dst_chunks) {
+        for i in 0..LANES {
+            dst[i] = code::<T, SIGNED>(narrowing, src[i], quant_scale);
+        }
+        if AMAX {
+            lane_max(src, max);
+        }
+    }
+    if !src_rest.is_empty() {
+        let (mut padded, mut codes) = ([T::default(); LANES], [0; LANES]);
+        padded[..src_rest.len()].copy_from_slice(src_rest);
+        for i in 0..LANES {
+            codes[i] = code::<T, SIGNED>(narrowing, padded[i], quant_scale);
+        }
+        if AMAX {
+            lane_max(&padded, max);
+        }
+        dst_rest.copy_from_slice(&codes[..dst_rest.len()]);
+    }
 }
 
 #[inline(always)]
@@ -130,14 +152,14 @@ fn columns_body<T: HighPrecision, const AMAX: bool>(
     let (scale_chunks, scale_rest) = quant_scales.as_chunks::<LANES>();
     for ((src, dst), quant_scales) in src_chunks.iter().zip(dst_chunks).zip(scale_chunks) {
         for i in 0..LANES {
-            dst[i] = code(narrowing, src[i], quant_scales[i]);
+            dst[i] = code::<T, true>(narrowing, src[i], quant_scales[i]);
         }
         if AMAX {
             lane_max(src, &mut max);
         }
     }
     for ((&x, dst), &quant_scale) in src_rest.iter().zip(dst_rest).zip(scale_rest) {
-        *dst = code(narrowing, x, quant_scale);
+        *dst = code::<T, true>(narrowing, x, quant_scale);
         if AMAX {
             max[0] = x.magnitude().max(max[0]);
         }

@@ -165,7 +165,7 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
 #[cold]
 #[inline(never)]
 fn signs<T: HighPrecision>(src: &[T]) -> u64 {
-    let bits = src.iter().rev().map(|x| u64::from(x.is_negative()));
+    let bits = src.iter().rev().map(|x| u64::from(x.sign_bit()));
     bits.fold(0, |signs, bit| signs << 1 | bit)
 }
 
