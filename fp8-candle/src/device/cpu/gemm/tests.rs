@@ -173,6 +173,7 @@ const FORMATS: [(Format, Format); 4] = [
 ];
 
 #[test]
+#[cfg_attr(miri, ignore = "takes hours")]
 fn all_remainders_of_all_sizes() {
     let rows = [
         1, 2, 3, 6, 7, 11, 12, 13, 16, 17, 31, 32, 33, 48, 49, 193, 200,
@@ -219,6 +220,7 @@ fn all_remainders_of_all_sizes() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes hours")]
 fn every_format_contraction_and_granularity() {
     let block = |rows, cols| Granularity::Blockwise { rows, cols };
     let granularities = [
@@ -250,6 +252,7 @@ fn every_format_contraction_and_granularity() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes hours")]
 fn operands_larger_than_what_is_packed_at_once() {
     // A and B of 32 MiB of bf16 hold 16 Mi codes.
     let k = 1 << 17;
@@ -269,6 +272,7 @@ fn operands_larger_than_what_is_packed_at_once() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes hours")]
 fn nan_and_infinity_come_out() {
     for (m, n, k) in [(1, 33, 70), (13, 40, 600), (200, 40, 600)] {
         for contraction in [Cols, Rows] {
@@ -336,6 +340,7 @@ fn results_are_rounded_before_the_bias_is_added() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes hours")]
 fn the_number_of_threads_changes_nothing() {
     for (m, n, k) in [(2, 500, 900), (100, 500, 900), (400, 300, 1100)] {
         let a = Operand::new(1, (m, k), (Format::E4M3, Granularity::Rowwise, Cols));
