@@ -5,7 +5,8 @@ mod common;
 use candle_core::{D, DType, IndexOp, Module, Result, Tensor, Var};
 use candle_nn::VarBuilder;
 use common::{
-    Model, Step, assert_same_bits, assert_within, device, flat, golden, largest, normal, sqnr, ulp,
+    Model, Step, assert_same_bits, assert_within, device, flat, golden, largest, levels, normal,
+    on_cuda, sqnr, ulp,
 };
 use fp8::candle::{Fp8Tensor, Quantizer, ScaleSource, fake_quantize, ops};
 use fp8::core::{Cast, Contraction, Format, Granularity};
@@ -218,6 +219,13 @@ fn torchao(check: impl Fn(&TorchaoCase<'_>) -> Result<()>) -> Result<()> {
     cases
         .iter()
         .try_for_each(|info| check(&TorchaoCase::new(info, &tensors)))
+}
+
+#[test]
+fn every_instruction_set_passes() {
+    if !on_cuda() {
+        levels::run_again_on_each();
+    }
 }
 
 #[test]

@@ -42,6 +42,7 @@ use session::Session;
 
 fn main() -> Result<()> {
     memory::keep_freed_memory();
+    fp8::core::Isa::from_env()?;
     let Some(args) = Args::parse(std::env::args().skip(1))? else {
         print!("{}", args::HELP);
         return Ok(());

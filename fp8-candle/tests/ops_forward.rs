@@ -2,6 +2,8 @@
 
 #[path = "common/device.rs"]
 mod device;
+#[path = "common/levels.rs"]
+mod levels;
 
 use candle_core::{DType, Device, Result, Tensor};
 use device::device;
@@ -44,6 +46,13 @@ fn assert_close(got: &Tensor, expected: &Tensor, bound: f64) {
 /// The same values on the CPU, for candle-nn's versions.
 fn cpu(t: &Tensor) -> Result<Tensor> {
     t.to_device(&Device::Cpu)
+}
+
+#[test]
+fn every_instruction_set_passes() {
+    if !device::on_cuda() {
+        levels::run_again_on_each();
+    }
 }
 
 #[test]

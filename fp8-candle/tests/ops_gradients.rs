@@ -2,6 +2,8 @@
 
 #[path = "common/device.rs"]
 mod device;
+#[path = "common/levels.rs"]
+mod levels;
 
 use candle_core::{D, DType, Result, Tensor, Var};
 use device::{device, skipped_on_cuda};
@@ -130,6 +132,13 @@ fn vars(args: &[Tensor], dtype: DType) -> Vec<Var> {
 
 fn tensors(vars: &[Var]) -> Vec<Tensor> {
     vars.iter().map(|v| v.as_tensor().clone()).collect()
+}
+
+#[test]
+fn every_instruction_set_passes() {
+    if !device::on_cuda() {
+        levels::run_again_on_each();
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@
 mod common_row;
 #[path = "common/device.rs"]
 mod device;
+#[path = "common/levels.rs"]
+mod levels;
 
 use candle_core::{DType, Result, Tensor};
 use common_row::{Row, codes, flat, quantizer, tensor};
@@ -27,6 +29,13 @@ fn check_quantized(q: &Quantized, x: &Tensor, quant_scale: f32) {
         .map(|x| cast.encode(x * quant_scale, 0))
         .collect();
     assert_eq!(codes(&q.tensor), expected);
+}
+
+#[test]
+fn every_instruction_set_passes() {
+    if !device::on_cuda() {
+        levels::run_again_on_each();
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #[path = "common/device.rs"]
 mod device;
+#[path = "common/levels.rs"]
+mod levels;
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use device::device;
@@ -55,6 +57,13 @@ fn assert_error<T>(result: Result<T>, parts: &[&str]) {
     let text = result.err().expect("an error").to_string();
     for part in parts {
         assert!(text.contains(part), "`{part}` is not in: {text}");
+    }
+}
+
+#[test]
+fn every_instruction_set_passes() {
+    if !device::on_cuda() {
+        levels::run_again_on_each();
     }
 }
 
