@@ -19,7 +19,7 @@ use candle_core::{DType, Device, Result};
 /// The backend of a device.
 ///
 /// # Errors
-/// If the device has none.
+/// If the device has none, or on the CPU if `FP8_ISA` names no instruction set that it has.
 pub fn backend(device: &Device) -> Result<&'static dyn Backend> {
     match device {
         Device::Cpu => {
