@@ -4,6 +4,8 @@
 //! because candle and rayon fix their numbers of threads, and `fp8-core` its instruction set, once per process.
 
 mod args;
+#[path = "../../examples/shared/candle_sources.rs"]
+mod candle_sources;
 mod casts;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/shared/clock.rs"]

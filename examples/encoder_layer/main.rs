@@ -7,6 +7,8 @@
 mod clock;
 #[path = "../shared/device.rs"]
 mod device;
+#[path = "../shared/end.rs"]
+mod end;
 #[allow(dead_code, reason = "the CUDA bench uses the rest")]
 mod layer;
 #[path = "../shared/spread.rs"]
@@ -19,9 +21,11 @@ use candle_core::DType;
 use clap::{Parser, ValueEnum};
 use clock::Clock;
 use device::DeviceName;
+use end::end;
 use fp8::recipes::RecipeName;
 use layer::{LayerConfig, LayerStep};
 use spread::Spread;
+use std::process::ExitCode;
 
 /// Time forward and backward of a GPT encoder layer.
 #[derive(Parser)]
@@ -95,8 +99,11 @@ fn recipe(text: &str) -> Result<Fp8> {
     }))
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    end(run(&Args::parse()))
+}
+
+fn run(args: &Args) -> Result<()> {
     let config = LayerConfig {
         hidden: args.hidden,
         sequence: args.sequence,

@@ -4,6 +4,8 @@
 
 #[path = "../shared/device.rs"]
 mod device;
+#[path = "../shared/end.rs"]
+mod end;
 #[allow(dead_code, reason = "training uses the rest")]
 #[path = "../gpt/mod.rs"]
 mod gpt;
@@ -12,10 +14,12 @@ use anyhow::{Context, Result};
 use candle_core::DType;
 use clap::Parser;
 use device::DeviceName;
+use end::end;
 use fp8::recipes::load;
 use gpt::{Gpt, GptConfig};
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Instant;
 
 /// Continue a prompt with a model saved by train_gpt.
@@ -44,8 +48,11 @@ struct Args {
     json: bool,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    end(run(&Args::parse()))
+}
+
+fn run(args: &Args) -> Result<()> {
     let device = args.device.open()?;
     let config = args.model.join("config.json");
     let text = std::fs::read_to_string(&config)

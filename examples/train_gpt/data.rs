@@ -1,11 +1,11 @@
 //! Text as bytes: the Rust sources of candle-core by default, split into training and validation by position.
 
-use anyhow::{Context, Result, bail, ensure};
+use crate::candle_sources::candle_sources;
+use anyhow::{Context, Result, ensure};
 use candle_core::{Device, Tensor};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// Share of the text, at its end, that is never trained on.
 const VALIDATION: f64 = 0.1;
@@ -139,37 +139,4 @@ fn collect(path: &Path, rust_only: bool, files: &mut Vec<PathBuf>) -> Result<()>
         collect(&entry.with_context(context)?.path(), rust_only, files)?;
     }
     Ok(())
-}
-
-/// The source folder of candle-core in cargo's registry: every machine that built this example has it.
-fn candle_sources() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-    let output = Command::new(cargo)
-        .args([
-            "metadata",
-            "--format-version",
-            "1",
-            "--offline",
-            "--manifest-path",
-            manifest,
-        ])
-        .output()
-        .context("running `cargo metadata` to find candle's sources; --data names another text")?;
-    if !output.status.success() {
-        bail!(
-            "`cargo metadata` failed: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    metadata["packages"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .find(|package| package["name"] == "candle-core")
-        .and_then(|package| package["manifest_path"].as_str())
-        .and_then(|manifest| Path::new(manifest).parent())
-        .map(|folder| folder.join("src"))
-        .context("`cargo metadata` knows no candle-core; --data names another text")
 }

@@ -3,11 +3,15 @@
 //!
 //! `cargo run --release --example train_gpt`
 
+#[path = "../shared/candle_sources.rs"]
+mod candle_sources;
 #[path = "../shared/clock.rs"]
 mod clock;
 mod data;
 #[path = "../shared/device.rs"]
 mod device;
+#[path = "../shared/end.rs"]
+mod end;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod plot;
@@ -19,6 +23,7 @@ use candle_core::{DType, Device, Tensor};
 use clap::Parser;
 use data::{Batch, Data};
 use device::DeviceName;
+use end::end;
 use fp8::recipes::{atomic, load, save_calibrated};
 use gpt::{Gpt, GptConfig};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -27,6 +32,7 @@ use run::{Run, Settings, Step, forget_checkpoints, saved_settings};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -70,8 +76,11 @@ struct Args {
     checkpoint_every: u64,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    end(example(&Args::parse()))
+}
+
+fn example(args: &Args) -> Result<()> {
     let device = args.device.open()?;
     let resume = args.resume.is_some();
     let dir = args.resume.clone().unwrap_or_else(|| args.out.clone());
