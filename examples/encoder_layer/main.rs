@@ -100,6 +100,7 @@ fn recipe(text: &str) -> Result<Fp8> {
 }
 
 fn main() -> ExitCode {
+    fp8::keep_freed_memory();
     end(run(&Args::parse()))
 }
 

@@ -49,6 +49,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    fp8::keep_freed_memory();
     end(run(&Args::parse()))
 }
 

@@ -77,6 +77,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    fp8::keep_freed_memory();
     end(example(&Args::parse()))
 }
 
