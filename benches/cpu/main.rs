@@ -28,6 +28,9 @@ mod rows;
 #[allow(dead_code, reason = "the example uses the rest")]
 #[path = "../../examples/train_gpt/run.rs"]
 mod run;
+#[allow(dead_code, reason = "the examples use the rest")]
+#[path = "../../examples/shared/runs.rs"]
+mod runs;
 mod session;
 mod skinny;
 #[path = "../shared/step.rs"]

@@ -1,6 +1,6 @@
 //! Continues a prompt with a model that `train_gpt` saved. An FP8 file stays FP8 in memory.
 //!
-//! `cargo run --release --example generate -- --model target/train_gpt --prompt "fn main" --tokens 200`
+//! `cargo run --release --example generate -- --prompt "fn main" --tokens 200`
 
 #[path = "../shared/device.rs"]
 mod device;
@@ -9,6 +9,9 @@ mod end;
 #[allow(dead_code, reason = "training uses the rest")]
 #[path = "../gpt/mod.rs"]
 mod gpt;
+#[allow(dead_code, reason = "training uses the rest")]
+#[path = "../shared/runs.rs"]
+mod runs;
 
 use anyhow::{Context, Result};
 use candle_core::DType;
@@ -18,16 +21,16 @@ use end::end;
 use fp8::recipes::load;
 use gpt::{Gpt, GptConfig};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 /// Continue a prompt with a model saved by train_gpt.
 #[derive(Parser)]
 struct Args {
-    /// Folder with config.json and model.safetensors
+    /// Folder with config.json and model.safetensors [default: where train_gpt last saved one under target]
     #[arg(long)]
-    model: PathBuf,
+    model: Option<PathBuf>,
     /// What to continue
     #[arg(long, default_value = "fn main")]
     prompt: String,
@@ -55,12 +58,17 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     let device = args.device.open()?;
-    let config = args.model.join("config.json");
+    let folder = match &args.model {
+        Some(folder) => folder.clone(),
+        None => runs::newest_model(Path::new(runs::DEFAULT))?,
+    };
+    let config = folder.join("config.json");
+    runs::ensure_regular(&config)?;
     let text = std::fs::read_to_string(&config)
         .with_context(|| format!("reading {}", config.display()))?;
     let config: GptConfig = serde_json::from_str(&text)
         .with_context(|| format!("{}: not a configuration of train_gpt", config.display()))?;
-    let weights = args.model.join("model.safetensors");
+    let weights = folder.join("model.safetensors");
     let vb = load::var_builder(&[&weights], DType::F32, &device)?;
     let model = Gpt::new(&config, vb)?;
     let (bytes, f32_bytes) = model.linear_weight_bytes();

@@ -1,5 +1,6 @@
 //! What a run writes: `metrics.jsonl` line by line, `summary.json` at the end.
 
+use crate::runs::ensure_regular;
 use anyhow::{Context, Result};
 use fp8::recipes::atomic::write_atomic;
 use serde::{Deserialize, Serialize};
@@ -69,10 +70,11 @@ impl Metrics {
     /// repeat. A line that a kill cut short is dropped.
     pub fn open(dir: &Path, keep: impl Fn(&Line) -> bool) -> Result<Self> {
         let path = dir.join("metrics.jsonl");
-        let old = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
+        let old = if path.exists() {
+            ensure_regular(&path)?;
+            std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?
+        } else {
+            String::new()
         };
         let lines: Vec<Line> = old
             .lines()

@@ -3,6 +3,7 @@
 use crate::clock::{Clock, Mark};
 use crate::data::{Batch, Data};
 use crate::gpt::{Gpt, GptConfig, initialize};
+use crate::runs::checkpoints;
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -325,12 +326,12 @@ fn scalars<'a>(values: impl IntoIterator<Item = &'a Tensor>) -> Result<Vec<f64>>
 }
 
 fn checkpoint_path(dir: &Path, name: &str) -> PathBuf {
-    dir.join("checkpoint").join(format!("{name}.safetensors"))
+    checkpoints(dir).join(format!("{name}.safetensors"))
 }
 
 /// The settings of the run that wrote `dir`.
 pub fn saved_settings(dir: &Path) -> Result<Settings> {
-    let folder = dir.join("checkpoint");
+    let folder = checkpoints(dir);
     let mut files: Vec<PathBuf> = std::fs::read_dir(&folder)
         .with_context(|| format!("{} holds no checkpoint to resume", dir.display()))?
         .filter_map(|entry| Some(entry.ok()?.path()))
@@ -343,15 +344,4 @@ pub fn saved_settings(dir: &Path) -> Result<Settings> {
     let meta = training_meta(first)?;
     serde_json::from_value(meta.extra)
         .with_context(|| format!("{}: not a checkpoint of this example", first.display()))
-}
-
-/// Removes the checkpoints of an earlier run from the folder of a new one, so that a resume cannot mix them.
-pub fn forget_checkpoints(dir: &Path) -> Result<()> {
-    for entry in std::fs::read_dir(dir.join("checkpoint"))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|e| e == "safetensors") {
-            std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
-        }
-    }
-    Ok(())
 }

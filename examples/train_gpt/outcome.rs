@@ -1,0 +1,154 @@
+//! What finished runs give: figures, a drawing, a model to serve.
+
+use crate::data::{Batch, Data};
+use crate::gpt::Gpt;
+use crate::plot;
+use crate::record::{Line, Metrics, Summary, write_json, write_summary};
+use crate::run::{Run, Settings};
+use anyhow::Result;
+use candle_core::{DType, Device, Tensor};
+use fp8::recipes::{atomic, load, save_calibrated};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+/// Batches of the validation at the end.
+const FINAL_BATCHES: usize = 24;
+const CALIBRATION_BATCHES: u64 = 8;
+
+/// Final validation, `summary.json`, `loss.svg` and a table.
+pub fn summarize(
+    runs: &[Run],
+    settings: &Settings,
+    data: &Data,
+    metrics: &mut Metrics,
+    dir: &Path,
+) -> Result<()> {
+    let Settings {
+        batch, ref model, ..
+    } = *settings;
+    let validation: Vec<Batch> = data.validation_batches(FINAL_BATCHES, batch, model.context)?;
+    let mut summaries = vec![];
+    for run in runs {
+        let final_val_loss = run.validate(&validation)?;
+        metrics.push(Line::Validation {
+            recipe: run.name.clone(),
+            step: run.step,
+            val_loss: final_val_loss,
+        })?;
+        let curve = metrics.train_curve(&run.name);
+        let last: Vec<f64> = curve.iter().rev().take(10).map(|p| p.1).collect();
+        let median_step_ms = metrics.median_step_ms(&run.name);
+        let tokens = (batch * model.context) as f64;
+        summaries.push(Summary {
+            recipe: run.name.clone(),
+            steps: run.step,
+            final_train_loss: last.iter().sum::<f64>() / last.len().max(1) as f64,
+            final_val_loss,
+            median_step_ms,
+            tokens_per_s: if median_step_ms > 0. {
+                tokens / median_step_ms * 1e3
+            } else {
+                0.
+            },
+            linear_weight_bytes: run.served_weight_bytes()?,
+            converted_layers: run.converted_layers(),
+            quantized_tensors: run.quantized_tensors(),
+        });
+    }
+    write_summary(dir, &summaries)?;
+    plot::write_loss_svg(dir, metrics, &settings.recipes)?;
+
+    let base = summaries.iter().find(|s| s.recipe == "f32");
+    println!("\nrecipe                train   validation  against f32   ms/step  tokens/s  casts");
+    for s in &summaries {
+        let against = base.map_or("-".into(), |base| {
+            format!(
+                "{:+.2}%",
+                (s.final_val_loss / base.final_val_loss - 1.) * 100.
+            )
+        });
+        println!(
+            "{:<20} {:>6.4}  {:>10.4}  {:>11}  {:>8.1}  {:>8.0}  {:>5}",
+            s.recipe,
+            s.final_train_loss,
+            s.final_val_loss,
+            against,
+            s.median_step_ms,
+            s.tokens_per_s,
+            s.quantized_tensors
+        );
+    }
+    Ok(())
+}
+
+/// Calibrates, saves, reloads, compares and generates.
+pub fn serve_fp8(
+    run: &Run,
+    settings: &Settings,
+    data: &Data,
+    dir: &Path,
+    device: &Device,
+) -> Result<()> {
+    run.calibrate(data, CALIBRATION_BATCHES)?;
+    write_json(&dir.join("config.json"), &settings.model)?;
+    let report = save_calibrated(&run.model, dir.join("model.safetensors"))?;
+    let vb = load::var_builder(&[&report.model], DType::F32, device)?;
+    let served = Gpt::new(&settings.model, vb)?;
+
+    let prompt = data.prompt(settings.model.context);
+    let tokens: Vec<u32> = prompt.iter().map(|&byte| byte.into()).collect();
+    let tokens = Tensor::from_vec(tokens, (1, prompt.len()), device)?;
+    let ours = {
+        let _guard = run.evaluation_guard()?;
+        run.model.forward(&tokens)?
+    };
+    let difference = (served.forward(&tokens)? - &ours)?
+        .abs()?
+        .flatten_all()?
+        .max(0)?;
+    let largest = ours.abs()?.flatten_all()?.max(0)?;
+    let relative = (difference / largest)?.to_scalar::<f32>()?;
+    let (bytes, f32_bytes) = served.linear_weight_bytes();
+    println!(
+        "\n{} saved as FP8: {} layers, {bytes} bytes of linear weights ({:.3} of f32), reloaded logits differ by {relative:.1e} of the largest\n",
+        run.name,
+        report.quantized.len(),
+        bytes as f64 / f32_bytes as f64,
+    );
+    write_text(&served, &prompt[..32.min(prompt.len())], settings.seed)?;
+    println!();
+    tell_where(dir);
+    Ok(())
+}
+
+fn write_text(model: &Gpt, prompt: &[u8], seed: u64) -> Result<()> {
+    print!("{}", String::from_utf8_lossy(prompt));
+    let text = model.generate(prompt, 200, 0.8, seed, |_| ())?;
+    print!("{}", String::from_utf8_lossy(&text));
+    Ok(std::io::stdout().flush()?)
+}
+
+/// A high-precision model, in the same place.
+pub fn save_plain(run: &Run, settings: &Settings, dir: &Path) -> Result<()> {
+    write_json(&dir.join("config.json"), &settings.model)?;
+    let vars = run
+        .vars()
+        .data()
+        .lock()
+        .map_err(|_| anyhow::anyhow!("the VarMap's lock is poisoned"))?;
+    let tensors: BTreeMap<String, Tensor> = vars
+        .iter()
+        .map(|(name, var)| (name.clone(), var.as_tensor().detach()))
+        .collect();
+    atomic::write_safetensors_atomic(dir.join("model.safetensors"), &tensors, None)?;
+    tell_where(dir);
+    Ok(())
+}
+
+fn tell_where(dir: &Path) {
+    println!(
+        "\nwritten: {0}; to let it write: cargo run --release --example generate -- --model {0}",
+        dir.display()
+    );
+}

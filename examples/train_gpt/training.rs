@@ -1,0 +1,129 @@
+//! Takes runs to their end, side by side.
+
+use crate::data::Data;
+use crate::record::{Line, Metrics};
+use crate::run::{Run, Settings, Step};
+use anyhow::{Result, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Batches of a validation on the way.
+const VALIDATION_BATCHES: usize = 4;
+/// Steps between two readings of losses where reading waits for the device.
+const READ_EVERY: u64 = 10;
+
+/// Takes every run to the end, step by step in turn, so that their times compare. False if Ctrl-C came.
+pub fn train(
+    runs: &mut [Run],
+    settings: &Settings,
+    data: &Data,
+    metrics: &mut Metrics,
+    dir: &Path,
+    checkpoint_every: u64,
+) -> Result<bool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::SeqCst) {
+            // A second Ctrl-C does not wait; files are replaced atomically, none is left half-written.
+            std::process::exit(130);
+        }
+    })?;
+    let batch = settings.batch;
+    let validation = data.validation_batches(VALIDATION_BATCHES, batch, settings.model.context)?;
+    let validate_every = (settings.steps / 10).max(1);
+    let tokens = (batch * settings.model.context) as f64;
+
+    let bar = ProgressBar::new(settings.steps * runs.len() as u64).with_style(
+        ProgressStyle::with_template("{bar:30} step {msg} [{elapsed}, {eta} left]")?,
+    );
+    bar.set_position(runs.iter().map(|run| run.step).sum());
+    bar.reset_eta();
+    // After a kill between two checkpoint files the runs are at different steps: the last one catches up.
+    while let Some(step) = runs
+        .iter()
+        .map(|run| run.step)
+        .min()
+        .filter(|&s| s < settings.steps)
+    {
+        for run in runs.iter_mut().filter(|run| run.step == step) {
+            run.train_step(data)?;
+            bar.inc(1);
+            let validates = run.step % validate_every == 0 && run.step < settings.steps;
+            let saves = run.step % checkpoint_every == 0;
+            let reads = validates || saves || run.step.is_multiple_of(READ_EVERY);
+            if !reads && run.is_asynchronous() {
+                continue;
+            }
+            let last = log_steps(run, metrics)?;
+            if let Some(done) = &last {
+                bar.set_message(format!(
+                    "{}/{} {}: loss {:.3}, {:.0} tokens/s",
+                    run.step,
+                    settings.steps,
+                    run.name,
+                    done.loss,
+                    tokens / done.ms * 1e3
+                ));
+            }
+            if let (true, Some(done)) = (validates, &last) {
+                let val_loss = run.validate(&validation)?;
+                metrics.push(Line::Validation {
+                    recipe: run.name.clone(),
+                    step: run.step,
+                    val_loss,
+                })?;
+                let text = format!(
+                    "step {:>5}  {:<20} train {:.4}  validation {val_loss:.4}  {:.0} ms",
+                    run.step, run.name, done.loss, done.ms
+                );
+                if bar.is_hidden() {
+                    println!("{text}")
+                } else {
+                    bar.println(text)
+                }
+            }
+            if saves {
+                run.save(dir)?;
+            }
+        }
+        if stop.load(Ordering::SeqCst) {
+            for run in runs.iter_mut() {
+                log_steps(run, metrics)?;
+            }
+            bar.abandon();
+            return Ok(false);
+        }
+    }
+    for run in runs.iter_mut() {
+        log_steps(run, metrics)?;
+    }
+    bar.finish_and_clear();
+    Ok(true)
+}
+
+/// Writes the steps that were not read yet; the last of them.
+fn log_steps(run: &mut Run, metrics: &mut Metrics) -> Result<Option<Step>> {
+    let mut last = None;
+    for step in run.read_steps()? {
+        ensure!(
+            step.loss.is_finite(),
+            "{}: the loss of step {} is {}",
+            run.name,
+            step.step,
+            step.loss
+        );
+        metrics.push(Line::Train {
+            recipe: run.name.clone(),
+            step: step.step,
+            train_loss: step.loss,
+            lr: step.lr,
+            grad_norm: step.grad_norm,
+            step_ms: step.ms,
+        })?;
+        last = Some(step);
+    }
+    Ok(last)
+}
