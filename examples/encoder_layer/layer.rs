@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::candle::ops::{AttentionOptions, attention_tokens_first};
 use fp8::recipes::nn::{LayerNorm, Linear, layer_norm, linear, ops};
+use fp8::recipes::optim::{AdamW, AdamWConfig};
 use fp8::recipes::{
     PrepareOptions, Recipe, RecipeName, check_gradients, fp8_autocast, fp8_module, prepare_fp8,
 };
@@ -185,13 +186,13 @@ impl LayerStep {
         Ok(())
     }
 
-    /// Changes the weights as an optimizer would, so that a device that keeps the casts of unchanged ones makes them anew.
-    pub fn change_weights(&self) -> Result<()> {
-        for var in self.vars.all_vars() {
-            if var.rank() == 2 {
-                var.set(&var.neg()?)?;
-            }
-        }
-        Ok(())
+    /// An optimizer of the parameters. Between timed steps it changes every weight, so that no cast of a step before serves
+    /// again, as in training; its state takes three times the memory of f32 parameters at most.
+    pub fn optimizer(&self) -> Result<AdamW> {
+        let config = AdamWConfig {
+            lr: 1e-4,
+            ..AdamWConfig::default()
+        };
+        Ok(AdamW::from_varmap(&self.vars, config)?)
     }
 }

@@ -116,7 +116,6 @@ fn example(args: &Args) -> Result<()> {
         );
     }
     settings.data = data.fingerprint.clone();
-    println!("text: {}", data.description);
 
     let mut runs = vec![];
     for name in &settings.recipes {
@@ -127,9 +126,6 @@ fn example(args: &Args) -> Result<()> {
         runs.push(Run::new(name, &settings, &device)?);
     }
     ensure!(!runs.is_empty(), "--recipe names nothing to train");
-    if let Some(report) = runs.iter().find_map(|run| run.report.as_ref()) {
-        println!("{report}");
-    }
     let dir = match &args.resume {
         Some(dir) => {
             std::fs::create_dir_all(runs::checkpoints(dir))?;
@@ -151,6 +147,10 @@ fn example(args: &Args) -> Result<()> {
             dir
         }
     };
+    println!("text: {}", data.description);
+    if let Some(report) = runs.iter().find_map(|run| run.report.as_ref()) {
+        println!("{report}");
+    }
     let done: BTreeMap<String, u64> = runs.iter().map(|r| (r.name.clone(), r.step)).collect();
     let mut metrics = Metrics::open(&dir, |line| {
         // The validation of the last step is the final one, which every finished run repeats.
