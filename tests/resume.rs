@@ -107,7 +107,8 @@ impl Run {
         let schedule = LrSchedule::cosine(2e-2, 3, STEPS);
         let still = self.style == Style::Standstill && (3..8).contains(&self.step);
         self.optimizer
-            .set_lr(if still { 0. } else { schedule.lr(self.step) });
+            .set_lr(if still { 0. } else { schedule.lr(self.step) })
+            .unwrap();
         let losses: Vec<Tensor> = match self.style {
             Style::OneGuard => {
                 let _guard = self.guard(true);

@@ -146,7 +146,7 @@ impl Run {
             self.gradients_checked = true;
         }
         let lr = self.schedule.lr(self.step);
-        self.optimizer.set_lr(lr);
+        self.optimizer.set_lr(lr)?;
         let report = self.optimizer.apply(&grads)?;
         let marks = (begin, self.clock.mark()?);
         self.step += 1;

@@ -151,10 +151,12 @@ pub enum Error {
         dtype: DType,
     },
     /// Saved state that no step can have left behind.
-    #[error("`{tensor}` holds {value}, expected {expected}")]
+    #[error("`{tensor}` holds {value:e} at index {index}, expected it to be {expected}")]
     StateValue {
-        /// Column and row.
+        /// Row and column.
         tensor: String,
+        /// Which number of that row.
+        index: usize,
         /// The value at fault.
         value: f32,
         /// Values that work.

@@ -3,10 +3,12 @@
 //! - [`write_atomic`] replaces one file: a temporary file beside it, flush, fsync, rename, fsync of
 //!   the directory. A reader sees the old content or the new, never a mixture.
 //! - [`write_safetensors_atomic`] does so for named tensors, streamed one at a time.
+//! - Files that belong together, a model and its configuration, are replaced together: `together.rs`.
 //!
 //! There is one writer per path at a time; readers may come at any time.
 
 mod safetensors;
+mod together;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -17,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use safetensors::{write_safetensors, write_safetensors_atomic};
+pub(crate) use together::{Part, replace_together};
 
 /// Buffer between a writer and its file.
 const BUFFER: usize = 1 << 20;

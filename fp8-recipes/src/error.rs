@@ -27,6 +27,22 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Something at the path of a file to read is no regular file. It was not opened.
+    #[error("cannot read {path}: it is a {kind}, not a regular file")]
+    NotARegularFile {
+        /// The path.
+        path: PathBuf,
+        /// What is there: `directory`, `named pipe`, `socket` or `device`.
+        kind: &'static str,
+    },
+    /// A file is larger than anything of its kind.
+    #[error("cannot read {path}: it is longer than {limit} bytes")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The most bytes that are read.
+        limit: u64,
+    },
     /// A file is not what its name says.
     #[error("{path} is not a valid safetensors file: {reason}")]
     NotSafetensors {
@@ -43,6 +59,40 @@ pub enum Error {
         /// Which part of it.
         what: &'static str,
         /// What the parser said.
+        reason: String,
+    },
+    /// A configuration describes a way of quantizing that this library does not read.
+    #[error("{path}: `{key}` is {value}, which cannot be loaded; expected {expected}")]
+    UnsupportedScheme {
+        /// The configuration.
+        path: PathBuf,
+        /// Where in it, with dots between the keys.
+        key: String,
+        /// The value there, as JSON; `null` if there is none.
+        value: String,
+        /// What can be loaded.
+        expected: String,
+    },
+    /// A configuration and the file beside it say different things of one layer.
+    #[error("layer `{layer}`: {path} {says}, but {found}")]
+    SchemeMismatch {
+        /// Path of the layer.
+        layer: String,
+        /// The configuration.
+        path: PathBuf,
+        /// What it says of the layer.
+        says: String,
+        /// What the file holds.
+        found: String,
+    },
+    /// A pattern of a configuration cannot be matched with a layer.
+    #[error("the pattern `{pattern}` cannot be matched with layer `{layer}`: {reason}")]
+    Pattern {
+        /// The regular expression.
+        pattern: String,
+        /// Path of the layer.
+        layer: String,
+        /// What the matcher said.
         reason: String,
     },
     /// An FP8 weight without the scale that gives it its value.
@@ -63,6 +113,12 @@ pub enum Error {
         /// Dtype that works.
         expected: String,
     },
+    /// A VarBuilder was asked to hold values in a dtype that has none.
+    #[error("the values of a checkpoint cannot be held as {}: expected f32, bf16, f16 or f64", .got.as_str())]
+    BuilderDType {
+        /// The dtype asked for.
+        got: candle_core::DType,
+    },
     /// A tensor has another shape than its place demands.
     #[error("tensor `{tensor}` has shape {got:?}, expected {expected}")]
     TensorShape {
@@ -73,6 +129,18 @@ pub enum Error {
         /// Shape that works.
         expected: String,
     },
+    /// A tensor holds a number that cannot stand in its place.
+    #[error("tensor `{tensor}` holds {value:e} at index {index}, expected it to be {expected}")]
+    TensorValue {
+        /// Name of the tensor.
+        tensor: String,
+        /// Which element, counted in row-major order.
+        index: usize,
+        /// Its value.
+        value: f64,
+        /// What the numbers of this tensor have to be.
+        expected: &'static str,
+    },
     /// A tensor that must be there is not.
     #[error("{place} has no tensor `{tensor}`")]
     MissingTensor {
@@ -80,6 +148,14 @@ pub enum Error {
         tensor: String,
         /// Where it was looked for.
         place: String,
+    },
+    /// The header of one file has the same name twice, so that it is open which entry counts.
+    #[error("{path} names `{name}` twice in its header")]
+    RepeatedName {
+        /// The file.
+        path: PathBuf,
+        /// The tensor or metadata entry.
+        name: String,
     },
     /// Two files name the same tensor.
     #[error("tensor `{tensor}` is in {first} and in {second}")]
@@ -152,6 +228,23 @@ pub enum Error {
         path: String,
         /// What does not fit.
         reason: String,
+    },
+    /// Export to a path that names neither a directory nor a model.
+    #[error(
+        "{path} cannot take an exported model: expected a directory or a name that ends in .safetensors"
+    )]
+    ExportPath {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// Export of a model that does not show all of its parameters.
+    #[error(
+        "the model has parameters that it does not show, so that they would be missing in the file: {}. \
+        Fields after `skip` in `fp8_module!` must hold none", .names.join(", ")
+    )]
+    MissedParameters {
+        /// Names of the parameters.
+        names: Vec<String>,
     },
     /// Export of a model without FP8 layers.
     #[error("no layer of the model is prepared for FP8: nothing to export")]

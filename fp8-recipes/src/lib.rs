@@ -11,9 +11,11 @@
 //! | optimize, save, resume | [`optim`], [`checkpoint`] |
 //! | export for inference | [`save_calibrated`] after a calibrating guard |
 //! | load FP8 checkpoints | [`load::var_builder`] |
+//! | open a file that may be none | [`read`] |
 
 pub mod atomic;
 mod autocast;
+mod check;
 pub mod checkpoint;
 pub mod config;
 mod error;
@@ -25,6 +27,7 @@ pub mod nn;
 pub mod optim;
 mod plan;
 mod prepare;
+pub mod read;
 mod safetensors_file;
 mod state;
 
@@ -34,7 +37,7 @@ pub use autocast::{
 };
 pub use config::{DelayedScaling, Fp8LinearConfig, LayerFilter, Recipe, RecipeName};
 pub use error::{Error, Result};
-pub use export::{ExportReport, ExportStrategy, save_calibrated};
+pub use export::{ExportOptions, ExportReport, save_calibrated, save_calibrated_with};
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use gradients::check_gradients;
 pub use module::{Fp8Layer, Fp8Module, Visitor, VisitorMut};

@@ -134,7 +134,8 @@ impl<A: Fp8Module, B: Fp8Module> Fp8Module for (A, B) {
 /// Implements [`Fp8Module`] for a struct by naming its fields; those after `skip` hold no parameters.
 ///
 /// Every field must be named, so that a field added later is not forgotten in an export: leaving one out does not
-/// compile.
+/// compile. A field that holds parameters in spite of its place after `skip` would be missed;
+/// [`ExportOptions`](crate::ExportOptions) finds it.
 ///
 /// ```
 /// use fp8_recipes::{fp8_module, nn};

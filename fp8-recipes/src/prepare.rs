@@ -120,7 +120,8 @@ impl fmt::Display for PrepareReport {
     }
 }
 
-/// Gives FP8 state to every linear layer that the filter takes. Layers already prepared keep their state, unless
+/// Gives FP8 state to every linear layer that the filter takes. A weight that something else than a linear layer uses
+/// too (a head tied to an embedding) stays in high precision, here, in the export and served. Layers already prepared keep their state, unless
 /// they are skipped this time; layers not prepared stay in high precision inside a guard.
 ///
 /// # Errors
@@ -136,6 +137,7 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
         options,
         owners: owners.names,
         tables: owners.tables,
+        others: owners.others,
         by_path: HashMap::new(),
         report: PrepareReport::default(),
         error: None,
@@ -147,16 +149,27 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     }
 }
 
-/// Which names each tensor goes by, and the tables of layers prepared before.
+/// Which names each tensor goes by, which are used outside of these layers too, with the first name there, and the tables of
+/// layers prepared before.
 #[derive(Default)]
 struct Owners {
     names: HashMap<TensorId, Vec<String>>,
+    others: HashMap<TensorId, String>,
     tables: Vec<Arc<StateTable>>,
+}
+
+impl Owners {
+    fn note(&mut self, path: &str, tensor: &Tensor) {
+        let names = self.names.entry(tensor.id()).or_default();
+        if !names.iter().any(|name| name == path) {
+            names.push(path.to_string());
+        }
+    }
 }
 
 impl Visitor for Owners {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
-        self.tensor(&join(layer.path(), "weight"), layer.held_weight());
+        self.note(&join(layer.path(), "weight"), layer.held_weight());
         if let Some(state) = layer.fp8_state()
             && !(self.tables.iter()).any(|table| Arc::ptr_eq(table, state.table()))
         {
@@ -165,10 +178,9 @@ impl Visitor for Owners {
     }
 
     fn tensor(&mut self, path: &str, tensor: &Tensor) {
-        let names = self.names.entry(tensor.id()).or_default();
-        if !names.iter().any(|name| name == path) {
-            names.push(path.to_string());
-        }
+        self.note(path, tensor);
+        let first = self.others.entry(tensor.id());
+        first.or_insert_with(|| path.to_string());
     }
 }
 
@@ -177,6 +189,8 @@ struct Preparer<'a> {
     owners: HashMap<TensorId, Vec<String>>,
     /// One for each device.
     tables: Vec<Arc<StateTable>>,
+    /// Tensors that something else than a linear layer uses.
+    others: HashMap<TensorId, String>,
     by_path: HashMap<String, (TensorId, Arc<Fp8State>)>,
     report: PrepareReport,
     error: Option<candle_core::Error>,
@@ -213,6 +227,11 @@ impl Preparer<'_> {
             return Ok(Outcome::Skipped(reason));
         }
         let weight = linear.held_weight();
+        if let Some(other) = self.others.get(&weight.id()) {
+            return Ok(Outcome::Skipped(format!(
+                "its weight is `{other}` too, which stays in high precision"
+            )));
+        }
         if !matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16) {
             let dtype = weight.dtype().as_str();
             return Ok(Outcome::Skipped(format!(

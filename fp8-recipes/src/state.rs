@@ -12,8 +12,6 @@ pub struct Calibration {
     pub input: CastConfig,
     /// Cast of the weight.
     pub weight: CastConfig,
-    /// Whether the recipe floors scales to powers of two.
-    pub round_scales_to_power_of_two: bool,
     /// Fingerprint of the weight that the batches went through.
     pub weight_fingerprint: u64,
 }

@@ -185,7 +185,7 @@ fn equal_to_the_cpu() -> Result<()> {
                     _ => None,
                 };
                 for side in [&mut ours, &mut reference] {
-                    side.optimizer.set_lr(3e-3 / (step + 1) as f64);
+                    side.optimizer.set_lr(3e-3 / (step + 1) as f64).unwrap();
                 }
                 let report = ours.step(step, bad)?;
                 let expected = reference.step(step, bad)?;

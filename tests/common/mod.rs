@@ -68,7 +68,7 @@ impl Model {
         let of = |tensor: &Tensor| grads.get(tensor).cloned();
         Ok(Step {
             grad_x: of(x),
-            grad_weight: of(self.l.weight()),
+            grad_weight: of(&self.l.weight()?),
             grad_bias: self.l.bias().and_then(of),
             y,
         })

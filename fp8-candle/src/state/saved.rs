@@ -32,25 +32,29 @@ impl SavedRow {
     ///
     /// # Errors
     /// Naming column, row and value.
-    pub fn check(&self, name: &str) -> Result<()> {
-        let fault = |column: &str, value, expected| Error::StateValue {
+    pub fn check(&self, name: &str) -> std::result::Result<(), Error> {
+        let fault = |column: &str, index, value, expected| Error::StateValue {
             tensor: format!("{name}.{column}"),
+            index,
             value,
             expected,
         };
         let scale = self.quant_scale;
         // The largest f32, which delayed scaling stops at, has a reciprocal below the normal numbers.
-        let is_good = scale > 0. && scale.is_normal() && (1. / scale).is_finite();
-        if !is_good {
-            let expected = "a positive normal number";
-            return Err(fault("quant_scale", scale, expected).into());
+        if !(scale > 0. && scale.is_normal()) {
+            let expected = "positive, finite and not subnormal, as a quant_scale has to be";
+            return Err(fault("quant_scale", 0, scale, expected));
         }
-        let good = |amax: f32| amax.is_finite() && amax.is_sign_positive();
-        if let Some(&amax) = self.amax_history.iter().find(|&&amax| !good(amax)) {
-            return Err(fault("amax_history", amax, "finite amaxes, none negative").into());
-        }
-        if let Some(amax) = self.calibrated_amax.filter(|&amax| !good(amax)) {
-            return Err(fault("calibrated_amax", amax, "a finite amax, not negative").into());
+        let columns = [
+            ("amax_history", &self.amax_history[..]),
+            ("calibrated_amax", self.calibrated_amax.as_slice()),
+        ];
+        for (column, amaxes) in columns {
+            let is_bad = |amax: &f32| !(amax.is_finite() && amax.is_sign_positive());
+            if let Some(index) = amaxes.iter().position(is_bad) {
+                let expected = "finite and not negative, as an amax has to be";
+                return Err(fault(column, index, amaxes[index], expected));
+            }
         }
         Ok(())
     }

@@ -44,7 +44,6 @@ struct RowMeta {
 struct CalibrationMeta {
     input: CastConfig,
     weight: CastConfig,
-    round_scales_to_power_of_two: bool,
     weight_fingerprint: u64,
 }
 
@@ -109,7 +108,6 @@ pub(super) fn save(layers: &[Layer]) -> Result<(BTreeMap<String, Tensor>, Meta)>
             let entry = CalibrationMeta {
                 input: calibration.input,
                 weight: calibration.weight,
-                round_scales_to_power_of_two: calibration.round_scales_to_power_of_two,
                 weight_fingerprint: calibration.weight_fingerprint,
             };
             meta.calibrated_layers.insert(state.path().into(), entry);
@@ -210,13 +208,13 @@ pub(super) fn take(
             draws: row.draws,
             id: row.id,
         };
-        saved.check(&row.name)?;
+        check(&saved, &row.name)?;
         if kept_scales[i] != 0. {
             let with_kept = SavedRow {
                 quant_scale: kept_scales[i],
                 ..saved.clone()
             };
-            with_kept.check(&format!("{}.kept", row.name))?;
+            check(&with_kept, &format!("{}.kept", row.name))?;
             kept.insert(row.name.clone(), kept_scales[i]);
         }
         if rows.insert(row.name.clone(), saved).is_some() {
@@ -228,7 +226,6 @@ pub(super) fn take(
         let calibration = Calibration {
             input: entry.input,
             weight: entry.weight,
-            round_scales_to_power_of_two: entry.round_scales_to_power_of_two,
             weight_fingerprint: entry.weight_fingerprint,
         };
         (path, calibration)
@@ -237,6 +234,25 @@ pub(super) fn take(
         rows,
         kept,
         calibrations: calibrations.collect(),
+    })
+}
+
+/// Numbers that no step can have left behind.
+fn check(row: &SavedRow, name: &str) -> Result<()> {
+    use fp8_candle::Error::StateValue;
+    row.check(name).map_err(|error| match error {
+        StateValue {
+            tensor,
+            index,
+            value,
+            expected,
+        } => Error::TensorValue {
+            tensor,
+            index,
+            value: value.into(),
+            expected,
+        },
+        other => candle_core::Error::from(other).into(),
     })
 }
 

@@ -139,7 +139,8 @@ fn rows_of(file: &SafetensorsFile) -> Result<fp8::Meta> {
 ///
 /// # Errors
 /// If the recipe differs from `recipe`, or a variable, an FP8 state or an optimizer moment is missing, left over, or
-/// of another shape or dtype. The message names it.
+/// of another shape or dtype, or holds a number that it cannot hold (a scale of 0, a history with NaN). The message
+/// names it.
 pub fn resume_training<M: Fp8Module + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,

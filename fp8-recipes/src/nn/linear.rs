@@ -21,7 +21,8 @@ enum Weight {
     Fp8(Box<StaticWeight>),
 }
 
-/// `y = x weight^T + bias`, with the name, constructors and signatures of `candle_nn::Linear`.
+/// `y = x weight^T + bias`, with the name, constructors and signatures of `candle_nn::Linear`, but for
+/// [`Linear::weight`], which can fail.
 ///
 /// - Outside a guard, inside a disabled one, or when the layer was not prepared: bit-equal to candle-nn's.
 /// - Prepared ([`crate::prepare_fp8`]) and inside an enabled guard: FP8 by the guard's recipe.
@@ -69,12 +70,17 @@ impl Linear {
         self
     }
 
-    /// The weight, `[out_features, in_features]`. Of a layer loaded in FP8 these are the U8 codes, without scales (a copy
-    /// that stays, see [`StaticWeight::codes`]).
-    pub fn weight(&self) -> &Tensor {
+    /// The value of the weight, `[out_features, in_features]`.
+    ///
+    /// The tensor itself, which an optimizer may hold as a variable. Of a layer loaded in FP8, the dequantized value in
+    /// f32, computed at every call and not kept; its codes and scales are in [`Linear::static_weight`].
+    ///
+    /// # Errors
+    /// If a device fails to dequantize.
+    pub fn weight(&self) -> Result<Tensor> {
         match &self.weight {
-            Weight::HighPrecision(weight) => weight,
-            Weight::Fp8(weight) => weight.codes().codes(),
+            Weight::HighPrecision(weight) => Ok(weight.clone()),
+            Weight::Fp8(weight) => weight.weight().dequantize(DType::F32),
         }
     }
 

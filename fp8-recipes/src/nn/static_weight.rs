@@ -1,7 +1,9 @@
 //! FP8 weights of a checkpoint: codes only, no high-precision copy.
 
 use super::join;
+use crate::check::check_scale_values;
 use crate::error::Error;
+use crate::load::{InputScheme, LayerScheme};
 use candle_core::{DType, Result, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::{
@@ -10,13 +12,51 @@ use fp8_candle::{
 use fp8_core::{Cast, Contraction, Format, Granularity};
 use std::sync::Arc;
 
-/// How the input of a static layer gets its scale.
+/// What becomes of the input of a static layer before the product.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum InputScaling {
-    /// From the checkpoint: dequant_scale, f32 `[1]`.
+    /// It stays in high precision and is multiplied by the dequantized weight (weight-only checkpoints).
+    None,
+    /// Cast with a scale from the checkpoint: dequant_scale, f32 `[1]`.
     Static(Tensor),
-    /// From each token's own amax.
+    /// Cast with a scale from each token's own amax.
     DynamicPerToken,
+    /// Cast with a scale from the tensor's own amax.
+    DynamicPerTensor,
+    /// Cast with a scale from the amax of each group of so many inputs of a token.
+    DynamicPerGroup(usize),
+    /// Cast with a power of two from the amax of each 32 inputs of a token (OCP microscaling).
+    DynamicMx,
+}
+
+impl InputScaling {
+    /// The cast; None where there is none.
+    fn quantizer(&self) -> Option<Quantizer> {
+        let dynamic = |granularity| Some(Quantizer::dynamic(Format::E4M3, granularity));
+        match self {
+            InputScaling::None => None,
+            InputScaling::Static(dequant_scale) => Some(Quantizer {
+                cast: Cast::new(Format::E4M3),
+                granularity: Granularity::Tensorwise,
+                source: ScaleSource::Fixed {
+                    dequant_scale: dequant_scale.clone(),
+                },
+                counter: None,
+                observer: None,
+            }),
+            InputScaling::DynamicPerToken => dynamic(Granularity::Rowwise),
+            InputScaling::DynamicPerTensor => dynamic(Granularity::Tensorwise),
+            InputScaling::DynamicPerGroup(size) => dynamic(Granularity::Blockwise {
+                rows: 1,
+                cols: (*size).max(1),
+            }),
+            // Flooring quant_scale rounds its reciprocal, the stored scale, up to a power of two.
+            InputScaling::DynamicMx => {
+                dynamic(Granularity::Mx).map(|quantizer| quantizer.with_power_of_two(true))
+            }
+        }
+    }
 }
 
 /// An FP8 weight with its scales, and how inputs are cast for it.
@@ -33,25 +73,6 @@ impl StaticWeight {
     /// # Errors
     /// If `codes` is not a matrix.
     pub fn new(codes: &Fp8Tensor, input: InputScaling, path: &str) -> Result<Self> {
-        let (granularity, source) = match &input {
-            InputScaling::Static(dequant_scale) => (
-                Granularity::Tensorwise,
-                ScaleSource::Fixed {
-                    dequant_scale: dequant_scale.clone(),
-                },
-            ),
-            InputScaling::DynamicPerToken => (
-                Granularity::Rowwise,
-                Quantizer::dynamic(Format::E4M3, Granularity::Rowwise).source,
-            ),
-        };
-        let a = Quantizer {
-            cast: Cast::new(Format::E4M3),
-            granularity,
-            source,
-            counter: None,
-            observer: None,
-        };
         // The weight is codes already; its quantizer is never asked.
         let b = Quantizer {
             cast: Cast::new(codes.format()),
@@ -62,7 +83,7 @@ impl StaticWeight {
             counter: None,
             observer: None,
         };
-        let output = Some(GemmPlan {
+        let output = input.quantizer().map(|a| GemmPlan {
             a,
             b,
             use_fast_accum: true,
@@ -102,37 +123,74 @@ impl StaticWeight {
     }
 
     /// Loads `weight` with `weight_scale` and, if there, `input_scale` from `vb`; None where `vb` has no
-    /// `weight_scale`, which is the mark of an FP8 weight.
+    /// `weight_scale`, which is the mark of an FP8 weight. A VarBuilder of ours says how the layer is stored; with any
+    /// other the shapes decide.
     pub(super) fn load(n: usize, k: usize, vb: &VarBuilder<'_>) -> Result<Option<Self>> {
         let path = vb.prefix();
         let name = join(&path, "weight");
         if !crate::load::holds(vb, "weight_scale") {
+            if let Ok(Some(LayerScheme {
+                weight: Some(scales),
+                ..
+            })) = crate::load::scheme(vb)
+            {
+                tracing::info!(
+                    layer = path,
+                    "in high precision, though the configuration gives it {scales} FP8 weights"
+                );
+            }
             return Ok(None);
         }
         let weight =
             vb.get_with_hints_dtype((n, k), "weight", Default::default(), DType::F8E4M3)?;
         check_payload(vb, &weight, &name, (n, k))?;
+        let scheme = crate::load::scheme(vb)?;
+        let scale_name = join(&path, "weight_scale");
         let scale = vb.get_unchecked_dtype("weight_scale", DType::F32)?;
-        let granularity =
-            crate::load::scale_granularity(&scale, n, k, &join(&path, "weight_scale"))?;
+        // Our own VarBuilder has checked the scales.
+        if scheme.is_none() {
+            check_scale_values(&scale_name, &scale)?;
+        }
+        let told = scheme.and_then(|scheme| scheme.weight);
+        let granularity = told
+            .or_else(|| crate::load::granularity_by_shape(scale.dims(), n, k))
+            .ok_or_else(|| Error::TensorShape {
+                tensor: scale_name,
+                got: scale.dims().to_vec(),
+                expected: crate::load::shapes_text(told, n, k),
+            })?;
         let codes =
             Fp8Tensor::from_f8e4m3(&weight, granularity, Contraction::Cols, scale.contiguous()?)?;
-        let input = if vb.contains_tensor("input_scale") {
-            let scale = vb.get_unchecked_dtype("input_scale", DType::F32)?;
-            if scale.elem_count() != 1 {
-                return Err(Error::TensorShape {
-                    tensor: join(&path, "input_scale"),
-                    got: scale.dims().to_vec(),
-                    expected: "one element".into(),
-                }
-                .into());
+        let input = match scheme.and_then(|scheme| scheme.input) {
+            Some(InputScheme::None) => InputScaling::None,
+            Some(InputScheme::Static) => InputScaling::Static(input_scale(vb, &path)?),
+            Some(InputScheme::PerToken) => InputScaling::DynamicPerToken,
+            Some(InputScheme::PerTensor) => InputScaling::DynamicPerTensor,
+            Some(InputScheme::PerGroup(size)) => InputScaling::DynamicPerGroup(size),
+            Some(InputScheme::Mx) => InputScaling::DynamicMx,
+            None if vb.contains_tensor("input_scale") => {
+                InputScaling::Static(input_scale(vb, &path)?)
             }
-            InputScaling::Static(scale.reshape(1)?)
-        } else {
-            InputScaling::DynamicPerToken
+            None => InputScaling::DynamicPerToken,
         };
         Self::new(&codes, input, &path).map(Some)
     }
+}
+
+/// The static scale of a layer's inputs, f32 `[1]`.
+fn input_scale(vb: &VarBuilder<'_>, path: &str) -> Result<Tensor> {
+    let name = join(path, "input_scale");
+    let scale = vb.get_unchecked_dtype("input_scale", DType::F32)?;
+    if scale.elem_count() != 1 {
+        return Err(Error::TensorShape {
+            tensor: name,
+            got: scale.dims().to_vec(),
+            expected: "one element".into(),
+        }
+        .into());
+    }
+    check_scale_values(&name, &scale)?;
+    scale.reshape(1)
 }
 
 /// A stock VarBuilder casts whatever it holds to the dtype asked for; codes that do not give back the stored values

@@ -11,6 +11,7 @@ use super::counter::{Counter, correction};
 use super::cuda;
 use super::fused::Coefficients;
 use super::norm::SumOfSquares;
+use super::params::check_lr;
 use super::slot::Slot;
 use super::{AdamWConfig, OptimError, StepReport};
 
@@ -36,6 +37,8 @@ pub struct AdamW {
     pub(super) slots: Vec<Slot>,
     pub(super) counter: Counter,
     config: AdamWConfig,
+    /// A learning rate that is none, from candle's interface.
+    refused_lr: Option<f64>,
     sum: SumOfSquares,
     /// Made when a step needs them.
     #[cfg(feature = "cuda")]
@@ -79,6 +82,7 @@ impl AdamW {
             slots,
             counter,
             config,
+            refused_lr: None,
             sum: SumOfSquares::default(),
             #[cfg(feature = "cuda")]
             groups: None,
@@ -124,9 +128,10 @@ impl AdamW {
     /// for once per step. Strided gradients are copied first.
     ///
     /// # Errors
-    /// A gradient of another shape, dtype or device than its variable (before anything is changed),
-    /// or an error of the device.
+    /// A gradient of another shape, dtype or device than its variable, or a rate that candle's interface could
+    /// not refuse (before anything is changed), or an error of the device.
     pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
+        self.refused_lr.map_or(Ok(()), check_lr)?;
         let grads = self.gradients(grads)?;
         #[cfg(feature = "cuda")]
         {
@@ -256,10 +261,15 @@ impl AdamW {
         self.config.lr
     }
 
-    /// Sets the learning rate of the next step, usually to
-    /// [`LrSchedule::lr`](super::LrSchedule::lr).
-    pub fn set_lr(&mut self, lr: f64) {
+    /// Sets the learning rate of the next step, usually [`LrSchedule::lr`](super::LrSchedule::lr).
+    ///
+    /// # Errors
+    /// [`OptimError::InvalidHyperparameter`] if `lr` is NaN, infinite or negative; the old one stays.
+    pub fn set_lr(&mut self, lr: f64) -> std::result::Result<(), OptimError> {
+        check_lr(lr)?;
         self.config.lr = lr;
+        self.refused_lr = None;
+        Ok(())
     }
 
     /// Replaces the hyperparameters and keeps moments and step. Which variables decay follows the
@@ -286,6 +296,7 @@ impl AdamW {
             slot.decays = config.decay_scope.includes(slot.var.rank());
         }
         self.config = config;
+        self.refused_lr = None;
         self.slots_changed();
         Ok(())
     }
@@ -344,8 +355,11 @@ impl Optimizer for AdamW {
         self.lr()
     }
 
+    /// As [`AdamW::set_lr`]. This interface cannot refuse a rate, so the next step fails and changes nothing.
     fn set_learning_rate(&mut self, lr: f64) {
-        self.set_lr(lr);
+        if self.set_lr(lr).is_err() {
+            self.refused_lr = Some(lr);
+        }
     }
 }
 

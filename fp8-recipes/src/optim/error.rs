@@ -61,6 +61,21 @@ pub enum OptimError {
         got: DType,
     },
 
+    /// A loaded tensor holds a number that no step can have made.
+    #[error(
+        "optimizer state `{name}` holds {value:e} at index {index}, expected it to be {expected}"
+    )]
+    StateValue {
+        /// The tensor at fault.
+        name: String,
+        /// Which element, counted in row-major order.
+        index: usize,
+        /// Its value.
+        value: f64,
+        /// What the numbers of this tensor have to be.
+        expected: &'static str,
+    },
+
     /// The loaded step counter is negative.
     #[error("optimizer state `{name}`: a step count cannot be {got}")]
     NegativeStep {

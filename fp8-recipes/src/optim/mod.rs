@@ -30,7 +30,7 @@
 //! let mut optimizer = AdamW::from_varmap(&vars, config)?;
 //! let schedule = LrSchedule::cosine(3e-4, 100, 1000);
 //! for step in 0..2 {
-//!     optimizer.set_lr(schedule.lr(step));
+//!     optimizer.set_lr(schedule.lr(step))?;
 //!     let report = optimizer.apply(&w.sqr()?.sum_all()?.backward()?)?;
 //!     assert!(!report.skipped()?);
 //! }

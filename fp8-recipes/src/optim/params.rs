@@ -77,7 +77,7 @@ impl AdamWConfig {
     pub fn validate(&self) -> Result<(), OptimError> {
         let not_negative = "it must be finite and at least 0";
         let below_one = "it must be at least 0 and below 1";
-        check("lr", self.lr, self.lr >= 0.0, not_negative)?;
+        check_lr(self.lr)?;
         check(
             "beta1",
             self.beta1,
@@ -107,6 +107,11 @@ impl AdamWConfig {
         }
         Ok(())
     }
+}
+
+/// Fails unless a step can be taken with this learning rate.
+pub(super) fn check_lr(lr: f64) -> Result<(), OptimError> {
+    check("lr", lr, lr >= 0.0, "it must be finite and at least 0")
 }
 
 /// Fails with the name and value unless `ok` holds and the value is finite.

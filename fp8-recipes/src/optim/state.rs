@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use super::fused::State;
 use super::slot::Slot;
 use super::{AdamW, OptimError};
+use crate::check::first_outside;
 
 /// Name of the step counter in the state: i64, shape `[]`. No other tensor can have it, since those
 /// end in `.exp_avg`, `.exp_avg_sq` or `.master_param`.
@@ -60,7 +61,8 @@ impl AdamW {
     ///
     /// # Errors
     /// [`OptimError::MissingState`], [`OptimError::UnexpectedState`], [`OptimError::StateShape`],
-    /// [`OptimError::StateDtype`] or [`OptimError::NegativeStep`], each naming the tensor. Saved
+    /// [`OptimError::StateDtype`], [`OptimError::StateValue`] (NaN or an infinity anywhere, a negative
+    /// square) or [`OptimError::NegativeStep`], each naming the tensor. Saved
     /// with master weights, a state fits only an optimizer with master weights, and the other way
     /// round.
     pub fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<(), OptimError> {
@@ -80,6 +82,11 @@ impl AdamW {
                     false => None,
                 },
             };
+            check_values(&exp_avg_name(slot), found.exp_avg, false)?;
+            check_values(&exp_avg_sq_name(slot), found.exp_avg_sq, true)?;
+            if let Some(master) = found.master {
+                check_values(&master_name(slot), master, false)?;
+            }
             loaded.push(slot.moments_from(&found)?);
         }
         let mut unexpected: Vec<&String> =
@@ -136,6 +143,24 @@ fn check_dtype(name: &str, expected: DType, tensor: &Tensor) -> Result<(), Optim
             got,
         })
     }
+}
+
+/// Running means are finite, and those of squares are not negative: a step whose gradients are not finite
+/// is skipped.
+fn check_values(name: &str, tensor: &Tensor, squares: bool) -> Result<(), OptimError> {
+    let fits = |value: f64| value.is_finite() && !(squares && value < 0.0);
+    let Some((index, value)) = first_outside(tensor, fits)? else {
+        return Ok(());
+    };
+    Err(OptimError::StateValue {
+        name: name.to_string(),
+        index,
+        value,
+        expected: match squares {
+            true => "finite and not negative",
+            false => "finite",
+        },
+    })
 }
 
 fn step_count(state: &HashMap<String, Tensor>) -> Result<u64, OptimError> {

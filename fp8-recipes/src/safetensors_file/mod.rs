@@ -1,6 +1,9 @@
 //! One safetensors file, read tensor by tensor.
 
+mod header;
+
 use crate::error::{Error, Result};
+use crate::read::open_regular;
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -33,7 +36,7 @@ impl SafetensorsFile {
             path: path.to_path_buf(),
             reason,
         };
-        let mut file = File::open(path).map_err(io)?;
+        let mut file = open_regular(path)?;
         let length = file.metadata().map_err(io)?.len();
         if length < 8 {
             return Err(invalid(format!("{length} bytes are too few for a header")));
@@ -51,11 +54,11 @@ impl SafetensorsFile {
             .take(header_len)
             .read_to_end(&mut json)
             .map_err(io)?;
-        // Checks that shapes, dtypes and offsets fit together.
-        let header: Metadata =
-            serde_json::from_slice(&json).map_err(|e| invalid(format!("bad header: {e}")))?;
+        let header = header::parse(path, &json)?;
         let start = 8 + header_len;
-        let expected = start + header.data_len() as u64;
+        let expected = start
+            .checked_add(header.data_len() as u64)
+            .ok_or_else(|| invalid("its header describes more data than a file can hold".into()))?;
         if length != expected {
             let fault = if length < expected {
                 "truncated"
@@ -86,6 +89,15 @@ impl SafetensorsFile {
 
     pub(crate) fn dtype(&self, name: &str) -> Option<Dtype> {
         Some(self.header.info(name)?.dtype)
+    }
+
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        Some(&self.header.info(name)?.shape)
+    }
+
+    /// All metadata entries.
+    pub(crate) fn all_metadata(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.header.metadata().iter().flatten()
     }
 
     pub(crate) fn metadata(&self, key: &str) -> Option<&str> {

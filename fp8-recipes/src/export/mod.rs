@@ -1,0 +1,124 @@
+//! The FP8 inference file: compressed-tensors.
+//!
+//! `X.weight` F8_E4M3 `[out, in]`, `X.weight_scale`, `X.input_scale` f32 `[1]` (static inputs only), every other tensor
+//! unchanged, and `config.json` with `quantization_config` beside the file. In all of them value = code * scale: these
+//! names are the checkpoint convention's, the numbers are dequant_scales.
+//!
+//! | calibrated weight | `weight_scale` | calibrated input | in the configuration |
+//! |---|---|---|---|
+//! | tensorwise | f32 `[1]` | tensorwise | static, `input_scale` f32 `[1]` |
+//! | rowwise | f32 `[out, 1]` | rowwise | dynamic per token |
+//! | blocks | f32 `[ceil(out / rows), ceil(in / cols)]` | blocks of `1 x size` | dynamic per group of `size` |
+//! | MX | U8 `[out, in / 32]`, E8M0 | MX | dynamic per group of 32 |
+//!
+//! Weights and inputs combine freely, but MX goes with MX only. Layers of several kinds go into several groups that
+//! name them.
+//!
+//! A weight that something else than a linear layer uses too (the head tied to an embedding) stays in high precision,
+//! as [`crate::prepare_fp8`] leaves it, and is stored once, under the other's name; the file's metadata says so in the
+//! form `head.weight: embed.weight`, as `safetensors.torch.save_model` does, and the loader of this library follows it.
+
+mod collect;
+mod config;
+mod options;
+mod scheme;
+mod target;
+
+pub use options::ExportOptions;
+
+use crate::atomic::{Part, replace_together, write_safetensors};
+use crate::error::Result;
+use crate::module::Fp8Module;
+use collect::collect;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use target::Place;
+
+/// What [`save_calibrated`] wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExportReport {
+    /// The safetensors file.
+    pub model: PathBuf,
+    /// The configuration beside it.
+    pub config: PathBuf,
+    /// Paths of the layers in FP8.
+    pub quantized: Vec<String>,
+    /// Paths of the linear layers left in high precision (`ignore` in the configuration).
+    pub ignored: Vec<String>,
+    /// Weights of linear layers that are stored under another name, with that name.
+    pub tied: BTreeMap<String, String>,
+}
+
+/// Writes a calibrated model as an FP8 inference file: [`save_calibrated_with`] without options.
+///
+/// # Errors
+/// As [`save_calibrated_with`].
+pub fn save_calibrated<M: Fp8Module + ?Sized>(
+    model: &M,
+    path: impl AsRef<Path>,
+) -> Result<ExportReport> {
+    save_calibrated_with(model, path, &ExportOptions::default())
+}
+
+/// Writes a calibrated model as an FP8 inference file, with its configuration beside it.
+///
+/// `path` names a directory, which gets `model.safetensors`, or a file by a name that ends in `.safetensors`.
+/// Directories that are missing are made. A `config.json` already there keeps its other entries, unless
+/// [`ExportOptions::with_config`] gives others.
+///
+/// Both files come into sight together: whoever opens them, also after a crash or a kill at any moment, finds the old
+/// pair or the new one, where the file system has symbolic and hard links; elsewhere each file is whole, and a kill
+/// between two renames may leave one of each. A program that opens one file before and the other after the exchange
+/// has one of each too; the loader of this library compares them. A symbolic link at one of the two names is replaced,
+/// not followed. There is one writer per directory at a time.
+///
+/// Scales are made of the calibrated amaxes (inputs) and of the weights as they are now; they are exact also where the
+/// recipe rounds to powers of two, as are those that a loader of this format makes for inputs. MX scales are powers of
+/// two by definition.
+///
+/// # Errors
+/// If no layer is prepared, a prepared layer was not calibrated or cannot be stored as it was calibrated, a tensor has
+/// no name or shares it with another, a parameter that `options` expects was not shown by the model, the path is
+/// neither a directory's nor ends in `.safetensors`, or a file cannot be written (the old pair survives then).
+pub fn save_calibrated_with<M: Fp8Module + ?Sized>(
+    model: &M,
+    path: impl AsRef<Path>,
+    options: &ExportOptions,
+) -> Result<ExportReport> {
+    let place = Place::new(path.as_ref())?;
+    let collected = collect(model)?;
+    options.check(&collected.shown)?;
+    let (model, config) = (place.model_path(), place.config_path());
+    let made = place.make_directory()?;
+    let merged = config::merged(&config, options.config.as_ref(), &collected)?;
+
+    let mut metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    metadata.extend(collected.tied.clone());
+    replace_together(
+        &place.directory,
+        vec![
+            Part::new(&place.model, |out| {
+                write_safetensors(out, &model, &collected.tensors, Some(&metadata))
+            }),
+            Part::new("config.json", |out| {
+                serde_json::to_writer_pretty(&mut *out, &merged)
+                    .map_err(std::io::Error::from)
+                    .and_then(|()| out.write_all(b"\n"))
+                    .map_err(|source| crate::atomic::FileError::Io {
+                        path: config.clone(),
+                        action: "write",
+                        source,
+                    })
+            }),
+        ],
+    )?;
+    made.keep();
+    Ok(ExportReport {
+        quantized: collected.quantized_paths(),
+        ignored: collected.ignored,
+        tied: collected.tied,
+        model,
+        config,
+    })
+}

@@ -1,0 +1,115 @@
+//! Where an export goes: a directory and the name of the model in it.
+
+use crate::error::{Error, Result};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// Extension of a model.
+const EXTENSION: &str = "safetensors";
+
+/// The place of a pair of files.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) directory: PathBuf,
+    /// File name of the model.
+    pub(super) model: OsString,
+}
+
+impl Place {
+    /// A path that ends in `.safetensors` is a file; one without an extension, and any that is a directory, is a
+    /// directory.
+    pub(super) fn new(path: &Path) -> Result<Self> {
+        let extension = path.extension().map(|e| e.to_string_lossy().into_owned());
+        let directory = |path: &Path| Self {
+            directory: or_here(path),
+            model: format!("model.{EXTENSION}").into(),
+        };
+        // `v1.2/` is a directory that may not exist yet.
+        if path.is_dir() || ends_in_separator(path) {
+            return Ok(directory(path));
+        }
+        match (extension, path.file_name()) {
+            (None, _) | (_, None) => Ok(directory(path)),
+            (Some(extension), Some(name)) if extension.eq_ignore_ascii_case(EXTENSION) => {
+                Ok(Self {
+                    directory: or_here(path.parent().unwrap_or(Path::new(""))),
+                    model: name.to_os_string(),
+                })
+            }
+            (Some(_), _) => Err(Error::ExportPath {
+                path: path.to_path_buf(),
+            }),
+        }
+    }
+
+    pub(super) fn model_path(&self) -> PathBuf {
+        self.directory.join(&self.model)
+    }
+
+    pub(super) fn config_path(&self) -> PathBuf {
+        self.directory.join("config.json")
+    }
+
+    /// Makes the directory and its parents where they are missing.
+    pub(super) fn make_directory(&self) -> Result<Made> {
+        let mut missing: Vec<PathBuf> = vec![];
+        let mut at = self.directory.as_path();
+        while !at.as_os_str().is_empty() && !at.exists() {
+            missing.push(at.to_path_buf());
+            match at.parent() {
+                Some(parent) => at = parent,
+                None => break,
+            }
+        }
+        if std::fs::metadata(&self.directory).is_ok_and(|found| !found.is_dir()) {
+            return Err(crate::atomic::FileError::WrongKind {
+                path: self.directory.clone(),
+                expected: "directory",
+            }
+            .into());
+        }
+        let made = Made(missing);
+        match std::fs::create_dir_all(&self.directory) {
+            Ok(()) => Ok(made),
+            Err(source) => Err(crate::atomic::FileError::Io {
+                path: self.directory.clone(),
+                action: "make the directory",
+                source,
+            }
+            .into()),
+        }
+    }
+}
+
+/// Directories made for an export, the deepest first; removed again unless kept.
+#[derive(Debug)]
+pub(super) struct Made(Vec<PathBuf>);
+
+impl Made {
+    pub(super) fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // Fails where something else was put there in the meantime, which then stays.
+            let _ = std::fs::remove_dir(path);
+        }
+    }
+}
+
+fn or_here(path: &Path) -> PathBuf {
+    match path.as_os_str().is_empty() {
+        true => PathBuf::from("."),
+        false => path.to_path_buf(),
+    }
+}
+
+fn ends_in_separator(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    bytes
+        .last()
+        .is_some_and(|last| std::path::is_separator(char::from(*last)))
+}

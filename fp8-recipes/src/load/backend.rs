@@ -1,0 +1,105 @@
+//! The checkpoint as candle's VarBuilder sees it: canonical names, whatever the family calls its tensors.
+
+use super::Checkpoint;
+use super::scheme::LayerScheme;
+use crate::error::Error;
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_nn::VarBuilder;
+use candle_nn::var_builder::SimpleBackend;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A name that only [`Backend`] answers to.
+const CHECKED: &str = "__fp8_checked__";
+/// The scheme of a layer, beside its weight; see [`LayerScheme::to_tensor`].
+const SCHEME: &str = "__fp8_scheme__";
+
+/// Whether `vb` reads through a [`Checkpoint`], which has checked dtypes and scales.
+pub(crate) fn is_checked(vb: &VarBuilder<'_>) -> bool {
+    vb.contains_tensor(CHECKED) && !vb.contains_tensor("__no_such_tensor__")
+}
+
+/// Whether `vb` really holds a tensor of this name. `VarBuilder::zeros` says yes to every name.
+pub(crate) fn holds(vb: &VarBuilder<'_>, name: &str) -> bool {
+    vb.contains_tensor(name) && !vb.contains_tensor("__no_such_tensor__")
+}
+
+/// How the layer at `vb` is stored; None where `vb` is no [`Checkpoint`].
+pub(crate) fn scheme(vb: &VarBuilder<'_>) -> Result<Option<LayerScheme>> {
+    if !is_checked(vb) {
+        return Ok(None);
+    }
+    let numbers = vb.get_unchecked_dtype(SCHEME, DType::I64)?;
+    LayerScheme::from_tensor(&numbers).map(Some)
+}
+
+/// Names that a model has taken from a [`Checkpoint`] while it was built. Clones share the list.
+#[derive(Debug, Clone, Default)]
+pub struct LoadedNames(Arc<Mutex<BTreeSet<String>>>);
+
+impl LoadedNames {
+    /// The names so far, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        names.iter().cloned().collect()
+    }
+
+    fn note(&self, name: &str) {
+        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        names.insert(name.to_string());
+    }
+}
+
+/// What a VarBuilder of ours reads from.
+pub(super) struct Backend(pub(super) Checkpoint);
+
+impl Backend {
+    fn layer_scheme(&self, name: &str) -> Option<Result<Tensor>> {
+        let path = name.strip_suffix(SCHEME)?;
+        let scheme = self.0.layer(path.trim_end_matches('.'));
+        Some(match scheme {
+            Err(error) => Err(error.into()),
+            Ok(Some(scheme)) => scheme.to_tensor(),
+            Ok(None) => Err(Error::MissingTensor {
+                tensor: name.to_string(),
+                place: "the configuration".into(),
+            }
+            .into()),
+        })
+    }
+}
+
+impl SimpleBackend for Backend {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: candle_nn::Init,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let tensor = self.get_unchecked(name, dtype, device)?;
+        if tensor.shape() != &shape {
+            return Err(Error::TensorShape {
+                tensor: name.to_string(),
+                got: tensor.dims().to_vec(),
+                expected: format!("{:?}", shape.dims()),
+            }
+            .into());
+        }
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        if let Some(scheme) = self.layer_scheme(name) {
+            return scheme;
+        }
+        let value = self.0.value(name, dtype, device)?;
+        self.0.loaded.note(name);
+        Ok(value)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        name.ends_with(CHECKED) || self.0.stored_name(name).is_some()
+    }
+}

@@ -1,0 +1,86 @@
+//! Opening files that are to be read whole: only regular ones.
+//!
+//! Opening a named pipe waits for a writer that may never come, and a device may have no end: both would hang a
+//! program or fill its memory. Their kind is looked at before they are opened.
+
+use crate::error::{Error, Result};
+use std::fs::{File, Metadata};
+use std::io::Read;
+use std::path::Path;
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// [`Error::NotARegularFile`] for a directory, a named pipe, a device or a socket, also behind a symbolic link, and
+/// [`Error::Read`] where the system refuses.
+pub fn open_regular(path: impl AsRef<Path>) -> Result<File> {
+    let path = path.as_ref();
+    let io = |source| Error::Read {
+        path: path.to_path_buf(),
+        source,
+    };
+    check_regular(path, &std::fs::metadata(path).map_err(io)?)?;
+    let file = File::open(path).map_err(io)?;
+    // What stood there may have been replaced in between.
+    check_regular(path, &file.metadata().map_err(io)?)?;
+    Ok(file)
+}
+
+/// The text of a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// As [`open_regular`]; [`Error::TooLarge`] for a longer file, and [`Error::Read`] for one that is not UTF-8.
+pub fn read_text(path: impl AsRef<Path>, limit: u64) -> Result<String> {
+    let path = path.as_ref();
+    let io = |source| Error::Read {
+        path: path.to_path_buf(),
+        source,
+    };
+    let file = open_regular(path)?;
+    let mut text = String::new();
+    // A file may grow while it is read, so its length is no bound.
+    file.take(limit.saturating_add(1))
+        .read_to_string(&mut text)
+        .map_err(io)?;
+    if text.len() as u64 > limit {
+        return Err(Error::TooLarge {
+            path: path.to_path_buf(),
+            limit,
+        });
+    }
+    Ok(text)
+}
+
+fn check_regular(path: &Path, metadata: &Metadata) -> Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    Err(Error::NotARegularFile {
+        path: path.to_path_buf(),
+        kind: kind(metadata),
+    })
+}
+
+#[cfg(unix)]
+fn kind(metadata: &Metadata) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    let file_type = metadata.file_type();
+    if file_type.is_dir() {
+        "directory"
+    } else if file_type.is_fifo() {
+        "named pipe"
+    } else if file_type.is_socket() {
+        "socket"
+    } else {
+        "device"
+    }
+}
+
+#[cfg(not(unix))]
+fn kind(metadata: &Metadata) -> &'static str {
+    if metadata.is_dir() {
+        "directory"
+    } else {
+        "device"
+    }
+}
