@@ -18,7 +18,7 @@ pub(crate) fn linear_plan(
     context: &Context,
     step: &Arc<StepCells>,
 ) -> Result<LinearPlan> {
-    let config = &*context.config;
+    let config = &*context.settings.config;
     let delayed = config.delayed.as_ref();
     // Evaluation changes nothing, so a scale that no step has made is not 1 but the one that a step would make.
     let one = delayed.is_some_and(|delayed| delayed.initial == InitialScale::One);
@@ -26,9 +26,9 @@ pub(crate) fn linear_plan(
         state,
         config,
         step,
-        training: context.training,
+        training: context.settings.training,
         rule: delayed.map(|delayed| delayed.rule()).unwrap_or_default(),
-        first: match one && context.training {
+        first: match one && context.settings.training {
             true => FirstScale::One,
             false => FirstScale::OwnAmax,
         },

@@ -1,31 +1,20 @@
 //! The guards that are open on a thread.
 
 use super::session::Session;
-use crate::config::ResolvedConfig;
+use super::settings::{Mode, Settings};
 use crate::error::{Error, Result};
 use crate::state::Fp8State;
 use fp8_candle::StateTable;
-use fp8_candle::state::{ReductionGroup, StepCells};
+use fp8_candle::state::StepCells;
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
 /// What the innermost guard of a thread says.
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
-    pub(crate) mode: Mode,
-    pub(crate) training: bool,
-    pub(crate) config: Arc<ResolvedConfig>,
-    pub(super) group: Option<Arc<dyn ReductionGroup>>,
+    pub(crate) settings: Settings,
     /// None in high precision.
     pub(super) session: Option<Arc<Session>>,
-}
-
-/// What a prepared layer does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
-    HighPrecision,
-    Calibrate,
-    Fp8,
 }
 
 impl Context {
@@ -36,7 +25,7 @@ impl Context {
     pub(crate) fn sign_in(&self, state: &Arc<Fp8State>) -> Result<Option<Arc<StepCells>>> {
         match &self.session {
             None => Ok(None),
-            Some(session) => session.sign_in(state, self).map(Some),
+            Some(session) => session.sign_in(state, &self.settings).map(Some),
         }
     }
 
@@ -93,7 +82,7 @@ pub(crate) fn current() -> Option<Context> {
 
 /// Whether a prepared layer on this thread would compute in FP8 now.
 pub fn is_fp8_enabled() -> bool {
-    current().is_some_and(|context| context.mode == Mode::Fp8)
+    current().is_some_and(|context| context.settings.mode == Mode::Fp8)
 }
 
 /// # Errors

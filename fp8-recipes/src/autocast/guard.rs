@@ -1,9 +1,9 @@
 //! The guard.
 
 use super::Autocast;
-use super::context::{Context, Frame, Mode, THREAD, check_thread};
-use super::handle::AutocastHandle;
+use super::context::{Context, Frame, THREAD, check_thread};
 use super::session::{Kind, Session};
+use super::settings::{Mode, Settings};
 use super::summary::StepSummary;
 use crate::error::Result;
 use std::marker::PhantomData;
@@ -33,13 +33,13 @@ pub fn fp8_autocast(autocast: impl Into<Autocast>) -> Result<AutocastGuard> {
     let outer = wanted.and_then(outer_session);
     let owner = wanted.is_some() && outer.is_none();
     let session = outer.or_else(|| wanted.map(|kind| Arc::new(Session::new(kind))));
-    let context = Context {
+    let settings = Settings {
         mode,
         training: autocast.training,
         config,
         group: autocast.reduction_group,
-        session,
     };
+    let context = Context { settings, session };
     Ok(AutocastGuard::push(Some(context), owner))
 }
 
@@ -49,7 +49,7 @@ fn outer_session(kind: Kind) -> Option<Arc<Session>> {
         let contexts = thread.frames.iter().rev();
         let mut sessions = contexts
             .filter_map(|frame| frame.context.as_ref())
-            .filter(|context| context.mode == Mode::Fp8)
+            .filter(|context| context.settings.mode == Mode::Fp8)
             .filter_map(|context| context.session.clone());
         match kind {
             // Calibration ends with its own guard, whatever is around it.
@@ -103,12 +103,12 @@ impl AutocastGuard {
         }
     }
 
-    /// A handle that opens this context on other threads.
-    pub fn handle(&self) -> AutocastHandle {
-        AutocastHandle::new(THREAD.with_borrow(|thread| {
+    /// The context of this guard; None without one.
+    pub(super) fn context(&self) -> Option<Context> {
+        THREAD.with_borrow(|thread| {
             let mut frames = thread.frames.iter();
             frames.find(|frame| frame.id == self.id)?.context.clone()
-        }))
+        })
     }
 
     /// Closes the guard; says what was cast in the step that ends with it, which for a guard inside another one of its step
@@ -155,8 +155,8 @@ impl AutocastGuard {
 
     /// Whether a layer inside of this guard's own step has failed.
     fn has_failed(&self) -> bool {
-        let handle = self.handle();
-        self.owner && handle.session().is_some_and(|session| session.has_failed())
+        let session = self.context().and_then(|context| context.session);
+        self.owner && session.is_some_and(|session| session.has_failed())
     }
 }
 

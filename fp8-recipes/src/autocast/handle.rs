@@ -33,11 +33,7 @@ pub struct AutocastHandle {
 }
 
 impl AutocastHandle {
-    pub(super) fn new(context: Option<Context>) -> Self {
-        Self { context }
-    }
-
-    pub(super) fn session(&self) -> Option<&Arc<Session>> {
+    fn session(&self) -> Option<&Arc<Session>> {
         self.context.as_ref()?.session.as_ref()
     }
 
@@ -88,6 +84,15 @@ impl AutocastHandle {
                 thread.join().unwrap_or_else(|panic| resume_unwind(panic))
             })
         })
+    }
+}
+
+impl AutocastGuard {
+    /// A handle that opens this context on other threads.
+    pub fn handle(&self) -> AutocastHandle {
+        AutocastHandle {
+            context: self.context(),
+        }
     }
 }
 

@@ -29,14 +29,16 @@ mod context;
 mod guard;
 mod handle;
 mod session;
+mod settings;
 mod step;
 mod summary;
 
 pub use config::Autocast;
 pub use context::is_fp8_enabled;
-pub(crate) use context::{Context, Mode, current};
+pub(crate) use context::{Context, current};
 pub use fp8_candle::state::{ReductionGroup, SingleProcess};
 pub use guard::{AutocastGuard, fp8_autocast};
 pub use handle::AutocastHandle;
+pub(crate) use settings::Mode;
 pub use step::{end_step, with_fp8};
 pub use summary::{NonFinite, StepSummary};

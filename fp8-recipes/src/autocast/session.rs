@@ -1,6 +1,6 @@
 //! One step: which layers were used between the opening and the closing of an outermost guard.
 
-use super::context::{Context, Mode};
+use super::settings::{Mode, Settings};
 use super::summary::StepSummary;
 use crate::config::{CastConfig, ResolvedConfig, ScalingType};
 use crate::error::{Error, Result};
@@ -82,7 +82,7 @@ impl Session {
     pub(super) fn sign_in(
         &self,
         layer: &Arc<Fp8State>,
-        context: &Context,
+        settings: &Settings,
     ) -> Result<Arc<StepCells>> {
         let table = layer.table();
         let first_use = {
@@ -116,17 +116,17 @@ impl Session {
         };
         let key = Arc::as_ptr(layer) as usize;
         let again = state.used.get(&key).is_some_and(|before| {
-            Arc::ptr_eq(&before.config, &context.config)
-                && same_group(&before.group, &context.group)
+            Arc::ptr_eq(&before.config, &settings.config)
+                && same_group(&before.group, &settings.group)
         });
         if !again {
-            if context.mode == Mode::Fp8 && context.training {
-                note_rules(&step, layer, context);
+            if settings.mode == Mode::Fp8 && settings.training {
+                note_rules(&step, layer, settings);
             }
             let used = Use {
                 state: layer.clone(),
-                config: context.config.clone(),
-                group: context.group.clone(),
+                config: settings.config.clone(),
+                group: settings.group.clone(),
             };
             state.used.insert(key, used);
         }
@@ -320,8 +320,8 @@ fn same_group(a: &Option<Arc<dyn ReductionGroup>>, b: &Option<Arc<dyn ReductionG
 }
 
 /// How the layer's rows are to be updated: the last configuration with a delayed cast of a row counts.
-fn note_rules(step: &StepCells, layer: &Fp8State, context: &Context) {
-    let config = &*context.config;
+fn note_rules(step: &StepCells, layer: &Fp8State, settings: &Settings) {
+    let config = &*settings.config;
     for (role, slot) in layer.slots() {
         if !is_static(config) {
             step.note_trained(slot.row());
@@ -336,7 +336,7 @@ fn note_rules(step: &StepCells, layer: &Fp8State, context: &Context) {
             rule: delayed.rule(),
             format,
             window: delayed.amax_history_len,
-            group: context.group.clone().filter(|_| delayed.reduce_amax),
+            group: settings.group.clone().filter(|_| delayed.reduce_amax),
         };
         step.note_rule(slot.row(), *role, rule);
     }

@@ -1,9 +1,10 @@
 //! Ending steps, and steps as closures.
 
 use super::Autocast;
-use super::context::{Mode, THREAD};
+use super::context::THREAD;
 use super::guard::fp8_autocast;
 use super::session::{Kind, update_gradients};
+use super::settings::Mode;
 use super::summary::StepSummary;
 use crate::error::{Error, Result};
 use std::sync::Weak;
@@ -35,7 +36,8 @@ pub fn end_step() -> Result<StepSummary> {
         let mut contexts = frames.filter_map(|frame| frame.context.as_ref());
         contexts.find_map(|context| {
             let session = context.session.clone()?;
-            (context.mode == Mode::Fp8 && session.kind() == Kind::Training).then_some(session)
+            (context.settings.mode == Mode::Fp8 && session.kind() == Kind::Training)
+                .then_some(session)
         })
     });
     // Not under the borrow: a reduction over ranks may run the user's code.

@@ -1,6 +1,6 @@
 //! Files without a configuration: the shapes of the scales and the presence of an `input_scale` decide.
 
-use super::config::Family;
+use super::family::Family;
 use super::scheme::LayerScheme;
 use crate::error::Result;
 use std::path::Path;

@@ -4,7 +4,7 @@
 //! here are the formats whose weights are E4M3 codes: `float-quantized`, `naive-quantized`, `mxfp8-quantized` and
 //! mixtures of them.
 
-use super::config::{At, Family};
+use super::family::{At, Family};
 use super::fp8::{block_sizes, size};
 use super::scheme::{InputScheme, LayerScheme};
 use super::targets::{Rank, Targets};

@@ -1,6 +1,6 @@
 //! `quant_method: "fp8"`: the files of vLLM and AutoFP8 (one scale per weight) and of DeepSeek and Qwen (blocks).
 
-use super::config::{At, Family};
+use super::family::{At, Family};
 use super::scheme::{InputScheme, LayerScheme};
 use crate::error::Result;
 use fp8_core::Granularity;

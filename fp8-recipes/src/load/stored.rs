@@ -2,7 +2,7 @@
 //! every scale its weight.
 
 use super::Checkpoint;
-use super::config::Family;
+use super::family::Family;
 use super::scheme::{InputScheme, LayerScheme, granularity_by_shape, has_shape, shapes_text};
 use crate::check::{check_mx_scale_values, check_scale_values, is_float};
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! Which layers a configuration means: exact paths, regular expressions and class names.
 
-use super::config::At;
+use super::family::At;
 use crate::error::{Error, Result};
 use fancy_regex::Regex;
 

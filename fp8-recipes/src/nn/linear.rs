@@ -188,7 +188,7 @@ impl Linear {
     fn in_context(&self, x: &Tensor, context: &Context) -> Result<Tensor> {
         let weight = match &self.weight {
             Weight::HighPrecision(weight) => weight,
-            Weight::Fp8(weight) if context.mode == Mode::HighPrecision => {
+            Weight::Fp8(weight) if context.settings.mode == Mode::HighPrecision => {
                 return self.plain(x, &weight.weight().dequantize(x.dtype())?);
             }
             Weight::Fp8(weight) => {
@@ -203,7 +203,7 @@ impl Linear {
         let Some((state, step)) = signed_in else {
             return self.plain(x, weight);
         };
-        if context.mode == Mode::Calibrate {
+        if context.settings.mode == Mode::Calibrate {
             self.calibrate(state, &step, x, weight)?;
             return self.plain(x, weight);
         }

@@ -133,6 +133,15 @@ impl AdamW {
     pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
         self.refused_lr.map_or(Ok(()), check_lr)?;
         let grads = self.gradients(grads)?;
+        let done = self.update(&grads);
+        // Also after an error in the middle, and a step that turns out to be skipped: to say it too often costs a cast.
+        for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
+            slot.version.announce_change();
+        }
+        done
+    }
+
+    fn update(&mut self, grads: &[Option<Tensor>]) -> Result<StepReport> {
         #[cfg(feature = "cuda")]
         {
             if self.groups.is_none() {
@@ -142,12 +151,12 @@ impl AdamW {
                 (&self.counter, self.groups.as_deref_mut())
             {
                 let hyper = cuda::hyperparameters(&self.config);
-                let outcome = group.step(&grads, &hyper, counter)?;
+                let outcome = group.step(grads, &hyper, counter)?;
                 let updated = grads.iter().flatten().count();
                 return Ok(StepReport::on_device(self.config.lr, updated, outcome));
             }
         }
-        self.apply_from_host(&grads)
+        self.apply_from_host(grads)
     }
 
     /// The gradient of each slot, detached and in memory of its own.

@@ -2,6 +2,8 @@
 
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 
+use fp8_candle::weight_version::WeightVersion;
+
 use super::fused::{Coefficients, FusedUpdate, State};
 
 /// The running means of the gradient and of its square, and the f32 copy if there is one.
@@ -18,6 +20,8 @@ pub(super) struct Slot {
     pub var: Var,
     pub decays: bool,
     pub moments: Moments,
+    /// Who keeps FP8 copies of the variable looks at it.
+    pub version: WeightVersion,
 }
 
 impl Slot {
@@ -42,6 +46,7 @@ impl Slot {
             })
         };
         let mut slot = Self {
+            version: WeightVersion::of(&var),
             name,
             var,
             decays,

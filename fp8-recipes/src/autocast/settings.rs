@@ -1,0 +1,22 @@
+//! What a guard says, resolved.
+
+use crate::config::ResolvedConfig;
+use fp8_candle::state::ReductionGroup;
+use std::sync::Arc;
+
+/// What a prepared layer does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    HighPrecision,
+    Calibrate,
+    Fp8,
+}
+
+/// How layers inside a guard compute.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) mode: Mode,
+    pub(crate) training: bool,
+    pub(crate) config: Arc<ResolvedConfig>,
+    pub(super) group: Option<Arc<dyn ReductionGroup>>,
+}

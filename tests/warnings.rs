@@ -1,0 +1,88 @@
+//! An enabled guard under which nothing is cast says so, once. A file of its own: the warning is one for the process.
+
+#[path = "common/recipes.rs"]
+mod common;
+
+use candle_core::Module;
+use common::{Layer, delayed, tensor};
+use fp8::recipes::{Autocast, fp8_autocast};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber, field::Visit};
+
+static TEXTS: Mutex<Vec<String>> = Mutex::new(vec![]);
+static IDS: AtomicUsize = AtomicUsize::new(1);
+
+/// Keeps the messages of warnings.
+struct Keep;
+
+impl Subscriber for Keep {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(IDS.fetch_add(1, Ordering::Relaxed) as u64)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        struct Text(String);
+        impl Visit for Text {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        TEXTS.lock().unwrap().push(text.0);
+    }
+}
+
+#[test]
+fn a_guard_for_nothing_warns_once() {
+    tracing::subscriber::set_global_default(Keep).unwrap();
+    let said = || {
+        let texts = std::mem::take(&mut *TEXTS.lock().unwrap());
+        texts
+            .iter()
+            .filter(|text| text.contains("without any FP8"))
+            .count()
+    };
+    let x = tensor(1, &[2, 8]);
+
+    // All is well: FP8 was computed, or was not asked for.
+    let layer = Layer::prepared("fc", 1, 4, 8);
+    let guard = fp8_autocast(delayed(4)).unwrap();
+    layer.linear.forward(&x).unwrap();
+    assert_eq!(guard.close().unwrap().casts(), 2);
+    drop(fp8_autocast(Autocast::disabled()).unwrap());
+    let calibrating = Autocast::new(delayed(4)).calibrating(true);
+    drop(fp8_autocast(calibrating).unwrap());
+    assert_eq!(said(), 0);
+
+    // A model that is not prepared.
+    let plain = Layer::new("plain", 1, 4, 8);
+    let guard = fp8_autocast(delayed(4)).unwrap();
+    plain.linear.forward(&x).unwrap();
+    let summary = guard.close().unwrap();
+    assert_eq!((summary.casts(), summary.layers()), (0, 0));
+    assert_eq!(said(), 1);
+
+    // A guard that is gone at once, a forward pass on another thread: one warning is enough.
+    let _ = fp8_autocast(delayed(4)).unwrap();
+    layer.linear.forward(&x).unwrap();
+    let guard = fp8_autocast(delayed(4)).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| layer.linear.forward(&x).unwrap());
+    });
+    assert_eq!(guard.close().unwrap().casts(), 0);
+    assert_eq!(said(), 0);
+}
