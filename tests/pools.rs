@@ -20,7 +20,7 @@ fn pool(threads: usize) -> rayon::ThreadPool {
 fn no_guard_opens_on_a_worker() {
     let guard = fp8_autocast(delayed(4)).unwrap();
     let handle = guard.handle();
-    for pool in [pool(1), pool(3)] {
+    for pool in [pool(2), pool(3)] {
         pool.install(|| {
             let parts = ["worker", "AutocastHandle::run"];
             assert_text("guard", fp8_autocast(delayed(4)).unwrap_err(), &parts);
@@ -95,6 +95,36 @@ fn tasks_of_one_pool_see_no_guard_but_their_own() {
     for model in &models {
         assert_eq!(slots(&model.linear), slots(&control.linear));
     }
+}
+
+/// A lone worker runs its tasks one after the other: guards open there, and end before the next task begins.
+#[test]
+fn tasks_of_a_pool_of_one_thread_see_no_guard_but_their_own() {
+    if skipped_on_cuda(THREADS) {
+        return;
+    }
+    let x = tensor(1, &[32, SIZE]);
+    let layer = Layer::prepared("fc", 3, SIZE, SIZE);
+    let plain = common::bits(&layer.linear.forward(&x).unwrap());
+    let seen = AtomicUsize::new(0);
+    pool(1).install(|| {
+        (0..400).into_par_iter().for_each(|task| {
+            if task % 5 == 0 {
+                let guard = fp8_autocast(delayed(4)).unwrap();
+                let y = layer.linear.forward(&x).unwrap();
+                y.matmul(&y.t().unwrap()).unwrap();
+                (0..64)
+                    .into_par_iter()
+                    .for_each(|_| assert!(is_fp8_enabled()));
+                guard.close().unwrap();
+            } else {
+                let y = layer.linear.forward(&x).unwrap();
+                let wrong = is_fp8_enabled() || common::bits(&y) != plain;
+                seen.fetch_add(wrong.into(), Ordering::Relaxed);
+            }
+        });
+    });
+    assert_eq!(seen.load(Ordering::Relaxed), 0);
 }
 
 /// One guard, its model used by many tasks at once.

@@ -86,10 +86,16 @@ pub fn is_fp8_enabled() -> bool {
 }
 
 /// # Errors
-/// On a worker of a rayon pool: see [`super`].
+/// On a worker of a rayon pool that has others: see [`super`].
 pub(super) fn check_thread() -> Result<()> {
     match rayon::current_thread_index() {
-        None => Ok(()),
-        Some(worker) => Err(Error::OnPoolWorker { worker }),
+        // What a lone worker waits for lies on top of its own queue: it takes nothing else meanwhile.
+        Some(worker) if rayon::current_num_threads() > 1 => Err(Error::OnPoolWorker { worker }),
+        _ => Ok(()),
     }
+}
+
+/// Whether guards can open on this thread.
+pub(super) fn can_open_here() -> bool {
+    check_thread().is_ok()
 }

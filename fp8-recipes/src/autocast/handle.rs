@@ -1,6 +1,6 @@
 //! Carrying a context to other threads.
 
-use super::context::{Context, check_thread, current};
+use super::context::{Context, can_open_here, check_thread, current};
 use super::guard::AutocastGuard;
 use super::session::Session;
 use crate::error::{Error, Result};
@@ -58,7 +58,7 @@ impl AutocastHandle {
 
     /// Runs `f` inside the context, on any thread.
     ///
-    /// On a worker of a rayon pool (a parallel iterator, `Device::with_context`) `f` runs on a thread of its own, while the
+    /// On a worker of a rayon pool of several (a parallel iterator, `Device::with_context`) `f` runs on a thread of its own, while the
     /// worker goes on with other tasks, which see no guard. That costs tens of microseconds: worth it for a forward pass, not
     /// for a row.
     ///
@@ -71,7 +71,7 @@ impl AutocastHandle {
             guard.close()?;
             Ok(result)
         };
-        if rayon::current_thread_index().is_none() {
+        if can_open_here() {
             return here();
         }
         let bridge = Bridge::take()?;

@@ -22,7 +22,8 @@
 //!
 //! # Threads
 //! A worker of a rayon pool that waits, in this library or in candle, runs other tasks of its pool on the same stack, which
-//! would then see its guard. So no guard opens there: [`AutocastHandle::run`] carries a context into such a task.
+//! would then see its guard. So no guard opens there: [`AutocastHandle::run`] carries a context into such a task. A pool of one
+//! thread has no such tasks while it waits, unless it waits for another pool.
 
 mod config;
 mod context;
