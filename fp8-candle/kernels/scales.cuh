@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-enum Policy : uint32_t { DYNAMIC = 0, CURRENT = 1 };
+enum Policy : uint32_t { DYNAMIC = 0, CURRENT = 1, MX = 2 };
 
 __device__ __forceinline__ float floor_to_power_of_two(float quant_scale) {
   return quant_scale != quant_scale ? quant_scale : __uint_as_float(__float_as_uint(quant_scale) & 0xFF800000u);
@@ -14,7 +14,19 @@ __device__ __forceinline__ float finite_quotient(float max, float amax, float ot
   return defined ? fminf(__fdiv_rn(max, amax), 3.402823466e38f) : otherwise;
 }
 
+// The reciprocal of the least power of two not below amax / max (RCEIL), an exponent of 8 bits.
+__device__ __forceinline__ float mx_quant_scale(float amax, float max) {
+  if (magnitude_bits(amax) >= 0x7F800000u) return __uint_as_float(0x7FC00000u);
+  const uint32_t bits = __float_as_uint(__fdiv_rn(amax, max));
+  const uint32_t fraction = bits & 0x007FFFFFu;
+  // 2^-127 lies among the f32 subnormals, as the fraction 0x400000.
+  const uint32_t up = (bits >> 23) == 0 ? fraction > 0x00400000u : fraction != 0;
+  const uint32_t exponent = (bits >> 23) + up;
+  return __uint_as_float(exponent < 254u ? (254u - exponent) << 23 : 0x00400000u);
+}
+
 __device__ __forceinline__ float quant_scale_of(float amax, float max, uint32_t policy, float eps, bool power_of_two) {
+  if (policy == MX) return mx_quant_scale(amax, max);
   if (amax < eps) amax = eps;
   float scale = policy == DYNAMIC ? __fdiv_rn(max, amax) : finite_quotient(max, amax, 1.0f);
   return power_of_two ? floor_to_power_of_two(scale) : scale;

@@ -28,7 +28,7 @@ pub use quantize::{CastCounter, FirstScale, Quantized, Quantizer, ScaleSource};
 pub use state::{Observer, Role, Slot, StateTable};
 pub use tensor::Fp8Tensor;
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 
 /// A 64-bit hash of every bit of `x`, on whatever device. Of a tensor on a GPU it is taken of a copy on the host.
 pub fn fingerprint(x: &Tensor) -> Result<u64> {
@@ -38,12 +38,6 @@ pub fn fingerprint(x: &Tensor) -> Result<u64> {
     };
     match device::backend(&Device::Cpu)?.fingerprint(&here)? {
         Some(fingerprint) => Ok(fingerprint),
-        None => Err(Error::DType {
-            op: "fingerprint",
-            what: "the tensor",
-            expected: "f32, bf16, f16 or f64",
-            got: DType::U8,
-        }
-        .into()),
+        None => Err(Error::Device(here.device().location()).into()),
     }
 }

@@ -83,7 +83,7 @@ impl Quantizer {
             cast: Cast::new(format),
             granularity,
             source: ScaleSource::Current {
-                policy: ScalePolicy::Dynamic,
+                policy: ScalePolicy::dynamic(granularity),
                 power_of_two: false,
             },
             counter: None,

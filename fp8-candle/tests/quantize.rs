@@ -343,3 +343,36 @@ fn casts_are_counted() -> Result<()> {
     }
     Ok(())
 }
+
+/// Microscaling has one rule, RCEIL, also right beside the powers of two, where dividing the other way round rounds over them.
+#[test]
+fn mx_scales_are_those_of_rceil() -> Result<()> {
+    let mut amaxes = vec![0f32, f32::MAX, f32::MIN_POSITIVE, 1e-45, 3.];
+    for exponent in -120..120 {
+        let edge = 448. * 2f32.powi(exponent);
+        if edge.is_normal() {
+            let bits = edge.to_bits();
+            amaxes.extend([bits - 1, bits, bits + 1].map(f32::from_bits));
+        }
+    }
+    let rows = amaxes.len();
+    let mut values = vec![0f32; rows * 32];
+    for (row, &amax) in amaxes.iter().enumerate() {
+        values[row * 32 + row % 32] = if row % 2 == 0 { amax } else { -amax };
+    }
+    let x = Tensor::from_vec(values, (rows, 32), &device())?;
+    for format in [Format::E4M3, Format::E5M2] {
+        let q = Quantizer::dynamic(format, Granularity::Mx).quantize(&x, Cols)?;
+        let scales = flat(q.tensor.dequant_scale());
+        for (scale, &amax) in scales.iter().zip(&amaxes) {
+            let expected = fp8_core::mx_dequant_scale_rceil(amax, format).to_f32();
+            assert_eq!(*scale, expected, "{format} {amax:e}");
+        }
+    }
+    for bad in [f32::NAN, f32::INFINITY] {
+        let x = Tensor::full(bad, (1, 32), &device())?;
+        let q = Quantizer::dynamic(Format::E4M3, Granularity::Mx).quantize(&x, Cols)?;
+        assert!(flat(q.tensor.dequant_scale())[0].is_nan(), "{bad}");
+    }
+    Ok(())
+}

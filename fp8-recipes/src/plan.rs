@@ -8,7 +8,7 @@ use fp8_candle::state::StepCells;
 use fp8_candle::{
     FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, Role, ScalePolicy, ScaleSource,
 };
-use fp8_core::{Cast, DelayedRule, Granularity};
+use fp8_core::{Cast, DelayedRule};
 use std::sync::Arc;
 
 /// The casts of one call of a layer under `context`, which record into `step`. Everything is captured here: the backward pass
@@ -87,10 +87,8 @@ impl Maker<'_> {
         let source = match cast.scaling {
             ScalingType::Disabled => return Ok(None),
             ScalingType::Dynamic => ScaleSource::Current {
-                policy: ScalePolicy::Dynamic,
-                // MX scales are powers of two: flooring quant_scale is RCEIL for its reciprocal.
-                power_of_two: self.config.round_scales_to_power_of_two
-                    || cast.granularity == Granularity::Mx,
+                policy: ScalePolicy::dynamic(cast.granularity),
+                power_of_two: self.config.round_scales_to_power_of_two,
             },
             ScalingType::Delayed => ScaleSource::Delayed {
                 slot: slot.clone(),

@@ -2,17 +2,30 @@
 
 use super::codes::Codes;
 use candle_core::Tensor;
+use fp8_core::Granularity;
 
 /// How an amax becomes a quant_scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ScalePolicy {
     /// torchao: `MAX / max(amax, 1e-12)`; Inf gives 0, NaN gives NaN.
     Dynamic,
+    /// Microscaling, torchao's default RCEIL: the reciprocal of the least power of two not below `amax / MAX`.
+    Mx,
     /// Transformer Engine's current scaling with its `eps`; zero and non-finite amaxes give 1.
     Current {
         /// Lower bound of the amax.
         eps: f32,
     },
+}
+
+impl ScalePolicy {
+    /// The policy of dynamic scaling for a granularity: microscaling has its own.
+    pub fn dynamic(granularity: Granularity) -> Self {
+        match granularity {
+            Granularity::Mx => Self::Mx,
+            _ => Self::Dynamic,
+        }
+    }
 }
 
 /// How a current scale is made from the amax of what is cast.

@@ -4,6 +4,7 @@ use super::math::Real;
 use crate::ready::tensor_of;
 use crate::simd::simd;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
+use fp8_core::HighPrecision;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -83,11 +84,7 @@ fn round_bf16(dst: &mut [bf16], src: &[f32]) {
         #[inline(always)]
         || {
             for (dst, &src) in dst.iter_mut().zip(src) {
-                let bits = src.to_bits();
-                // To nearest, ties to even; a NaN keeps its upper bits, made quiet.
-                let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
-                let nan = (bits >> 16) | 0x40;
-                *dst = bf16::from_bits(if src.is_nan() { nan } else { rounded } as u16);
+                *dst = HighPrecision::from_f32(src);
             }
         },
     );

@@ -4,8 +4,13 @@ use candle_core::{Result, Tensor};
 
 /// The ranks that train one model together and must use the same scales.
 ///
-/// Every rank calls [`ReductionGroup::all_reduce_max`] equally often and with vectors of the same length: the slots of
-/// the layers used in the step, sorted by name.
+/// [`ReductionGroup::all_reduce_max`] is called with one vector per table, an entry for every row, 0 where this rank has
+/// recorded nothing: ranks whose experts got no tokens send as much as the others. It is called
+/// - when an outermost training guard closes, for every model used in it (calibrating guards too),
+/// - for gradients, when a model is next used in such a guard, or at `end_step`.
+///
+/// So every rank has to use the same models in each of its guards, of whatever layers; tables come in the order of the names
+/// of their first rows.
 pub trait ReductionGroup: std::fmt::Debug + Send + Sync {
     /// Number of ranks.
     fn ranks(&self) -> usize;

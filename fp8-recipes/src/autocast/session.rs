@@ -70,8 +70,9 @@ impl Session {
         self.failed.store(true, Ordering::Relaxed);
     }
 
+    /// Whether a layer has failed in a session that has something to forget.
     pub(super) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
+        self.kind != Kind::Evaluation && self.failed.load(Ordering::Relaxed)
     }
 
     pub(super) fn count_static_cast(&self) {

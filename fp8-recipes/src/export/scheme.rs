@@ -109,9 +109,7 @@ impl Scheme {
                     observer: None,
                 }
             }
-            other => {
-                Quantizer::dynamic(Format::E4M3, other).with_power_of_two(other == Granularity::Mx)
-            }
+            other => Quantizer::dynamic(Format::E4M3, other),
         };
         Ok(Fp8Tensor::quantize(weight, &quantizer, Contraction::Cols)?)
     }

@@ -51,10 +51,7 @@ impl InputScaling {
                 rows: 1,
                 cols: (*size).max(1),
             }),
-            // Flooring quant_scale rounds its reciprocal, the stored scale, up to a power of two.
-            InputScaling::DynamicMx => {
-                dynamic(Granularity::Mx).map(|quantizer| quantizer.with_power_of_two(true))
-            }
+            InputScaling::DynamicMx => dynamic(Granularity::Mx),
         }
     }
 }

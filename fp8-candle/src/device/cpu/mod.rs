@@ -41,6 +41,10 @@ impl Backend for CpuBackend {
         map_f32("quant_scale", amax, |amax| {
             let quant_scale = match policy {
                 ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
+                ScalePolicy::Mx => {
+                    let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
+                    fp8_core::reciprocal(dequant_scale.to_f32())
+                }
                 ScalePolicy::Current { eps } => fp8_core::current_quant_scale(amax, format, eps),
             };
             if power_of_two {
