@@ -184,6 +184,7 @@ impl Run {
         for (name, row) in fp8_state(&self.mlp).unwrap() {
             let mut bits: Vec<u32> = row.amax_history.iter().map(|x| x.to_bits()).collect();
             bits.push(row.quant_scale.to_bits());
+            bits.push(row.dequant_scale.to_bits());
             bits.push(row.calibrated_amax.map_or(0, f32::to_bits));
             bits.push(row.format.map_or(0, |format| format as u32 + 1));
             bits.extend([row.non_finite, row.draws, row.id]);
@@ -387,6 +388,7 @@ fn the_file_has_named_tensors_and_readable_metadata() {
     }
     for (column, dims) in [
         ("quant_scale", &[6][..]),
+        ("dequant_scale", &[6]),
         ("amax_history", &[6, 4]),
         ("calibrated_amax", &[6]),
         ("kept_quant_scale", &[6]),

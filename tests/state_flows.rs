@@ -322,3 +322,63 @@ fn micro_batches_cast_a_weight_once() {
         assert_eq!(history[3], 0., "one guard: {one_guard}");
     }
 }
+
+/// A reduction that panics takes no amaxes with it.
+#[derive(Debug, Default)]
+struct PanicsOnce(Mutex<bool>);
+
+impl ReductionGroup for PanicsOnce {
+    fn ranks(&self) -> usize {
+        2
+    }
+
+    fn all_reduce_max(&self, amaxes: &Tensor) -> Result<Tensor> {
+        let first = {
+            let mut called = self.0.lock().unwrap();
+            !std::mem::replace(&mut *called, true)
+        };
+        assert!(!first, "connection lost");
+        Ok(amaxes.clone())
+    }
+}
+
+#[test]
+fn a_reduction_that_panics_loses_nothing() {
+    let layer = Layer::prepared("fc", 1, 4, 8);
+    let x = tensor(2, &[5, 8]);
+    let group: Arc<dyn ReductionGroup> = Arc::new(PanicsOnce::default());
+    let run = || {
+        let mut autocast = Autocast::new(delayed(4));
+        autocast.reduction_group = Some(group.clone());
+        let guard = fp8_autocast(autocast).unwrap();
+        layer.linear.forward(&x).unwrap();
+        guard.close().unwrap();
+    };
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err());
+    run();
+    let amax = |x: &Tensor| common::flat(x).iter().fold(0f32, |m, x| m.max(x.abs()));
+    // The weight did not change between the two, and recorded in the first only.
+    assert_eq!(layer.slot("weight").quant_scale, 448. / amax(&layer.weight));
+    assert_eq!(layer.slot("input").quant_scale, 448. / amax(&x));
+}
+
+/// Evaluation inside a training step changes nothing of a calibration; training does, whatever comes after it in the step.
+#[test]
+fn only_training_makes_a_calibration_void() {
+    let x = tensor(2, &[6, Mlp::IN]);
+    for trained in [false, true] {
+        let (_vars, mlp) = mlp(5);
+        calibrate(&mlp, &x, None).unwrap();
+        let outer = fp8_autocast(delayed(4)).unwrap();
+        if trained {
+            mlp.forward(&x).unwrap();
+        }
+        let tensorwise: fp8::recipes::Recipe = "tensorwise".parse().unwrap();
+        let inner = fp8_autocast(Autocast::new(tensorwise).training(false)).unwrap();
+        mlp.forward(&x).unwrap();
+        inner.close().unwrap();
+        outer.close().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(save_calibrated(&mlp, dir.path()).is_err(), trained);
+    }
+}

@@ -49,7 +49,8 @@ enum RowFlags : uint32_t { UPDATE = 1, MOST_RECENT = 2, POWER_OF_TWO = 4, REMAKE
 
 // A block per row of histories [rows, len]. An amax of 0 or one that is not finite leaves history and scale as they are,
 // unless the scale is to be made for another format. `max_values` are those of the formats times 2^-margin.
-extern "C" __global__ void fp8_update_columns(const float* old_scales, const float* old_histories,
+extern "C" __global__ void fp8_update_columns(const float* old_scales, const float* old_dequant_scales,
+                                              const float* old_histories,
                                               const uint32_t* old_counts, const float* amaxes, const uint32_t* more,
                                               const float* max_values, const uint32_t* windows, const uint32_t* flags,
                                               float* quant_scales, float* dequant_scales, float* histories,
@@ -82,7 +83,9 @@ extern "C" __global__ void fp8_update_columns(const float* old_scales, const flo
       scale = 1.0f;
     }
     quant_scales[row] = scale;
-    dequant_scales[row] = __fdiv_rn(1.0f, scale);
+    // A scale that stays keeps its other direction, which calibration may have made first.
+    dequant_scales[row] = __float_as_uint(scale) == __float_as_uint(previous) ? old_dequant_scales[row]
+                                                                               : __fdiv_rn(1.0f, scale);
     counts[row] = old_counts[row] > 0xFFFFFFFFu - more[row] ? 0xFFFFFFFFu : old_counts[row] + more[row];
   }
 }

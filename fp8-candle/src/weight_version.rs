@@ -2,8 +2,8 @@
 //!
 //! On the CPU a cached FP8 weight is compared with its source by a fingerprint of all its bits, so every change is seen and
 //! nobody has to say anything. A GPU's weight cannot be looked at without a copy to the host: there, codes are kept only for
-//! weights whose owner announces changes. This project's optimizer and its loaders do; code that changes such a weight on its
-//! own (`Var::set`) calls [`announce_change`] afterwards.
+//! weights whose owner announces changes. This project's optimizer does, and `resume_training`; code that changes such a weight
+//! on its own (`Var::set`, `VarMap::load`, another optimizer) has to call [`announce_change`] afterwards, or old codes stay in use.
 
 use candle_core::{Tensor, TensorId};
 use std::collections::HashMap;
@@ -46,7 +46,8 @@ impl WeightVersion {
 
 /// Announces that the values of `weight` (a variable's tensor, or a clone of it) have changed: FP8 copies of it are made anew.
 ///
-/// Needed on a GPU only, and there only for weights whose changes someone announces already, such as this project's optimizer.
+/// Needed on a GPU only. It is heard by layers that have computed with the weight before; with the first announcement they begin
+/// to keep its codes, and rely on hearing of every change.
 pub fn announce_change(weight: &Tensor) {
     WeightVersion::of(weight).announce_change();
 }

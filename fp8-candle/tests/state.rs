@@ -308,7 +308,9 @@ fn saved_values_that_no_step_leaves_are_refused() -> Result<()> {
     let (table, _) = three();
     let good = table.save()?.swap_remove(0).1;
     type Fault = (&'static str, fn(&mut SavedRow));
-    let faults: [Fault; 8] = [
+    let faults: [Fault; 10] = [
+        ("dequant_scale", |row| row.dequant_scale = 2.),
+        ("dequant_scale", |row| row.dequant_scale = f32::NAN),
         ("quant_scale", |row| row.quant_scale = 0.),
         ("quant_scale", |row| row.quant_scale = -1.),
         ("quant_scale", |row| row.quant_scale = f32::NAN),
@@ -361,5 +363,96 @@ fn the_largest_scale_is_restored() -> Result<()> {
     let saved = row.slot.table().save()?.swap_remove(0).1;
     row.slot.table().restore(&[(0, saved)])?;
     assert_eq!(row.scale(), f32::MAX);
+    Ok(())
+}
+
+/// A row that this rank does not use follows the rule and the group of the step, whatever it had before.
+#[test]
+fn idle_rows_follow_the_rule_of_the_step() -> Result<()> {
+    let (table, slots) = three();
+    let first = Arc::new(Rank {
+        others: vec![0.; 3],
+        ..Rank::default()
+    });
+    let step = StepCells::new(&table)?;
+    for row in 0..3 {
+        step.note_rule(row, Role::Input, rule(&first));
+        record(&step, row, 3.5);
+    }
+    table.commit(&step)?;
+    // Another group and another margin; this rank's tokens reach `a` only.
+    let second = Arc::new(Rank {
+        others: vec![0., 7., 0.],
+        ..Rank::default()
+    });
+    let mut changed = rule(&second);
+    changed.rule.margin = 1;
+    let step = StepCells::new(&table)?;
+    step.note_rule(0, Role::Input, changed);
+    record(&step, 0, 7.);
+    table.commit(&step)?;
+    assert_eq!(
+        first.sent.lock().unwrap().len(),
+        1,
+        "one step with the first group"
+    );
+    assert_eq!(*second.sent.lock().unwrap(), [vec![7., 0., 0.]]);
+    assert_eq!(state(&slots[0]), (32., vec![7., 3.5]));
+    assert_eq!(state(&slots[1]), (32., vec![7., 3.5]));
+    assert_eq!(state(&slots[2]).1, [3.5, 0.]);
+    Ok(())
+}
+
+/// Rows that come in the middle of a step have cells of their own; the step is one update all the same.
+#[test]
+fn the_parts_of_a_step_are_one_update() -> Result<()> {
+    let (table, slots) = three();
+    let rank = Arc::new(Rank {
+        others: vec![0.; 4],
+        ..Rank::default()
+    });
+    let early = StepCells::new(&table)?;
+    early.note_rule(0, Role::Input, rule(&rank));
+    record(&early, 0, 3.5);
+    table.add_rows(&[("d", Role::Input)], 2)?;
+    let late = StepCells::new(&table)?;
+    late.note_rule(0, Role::Input, rule(&rank));
+    late.note_rule(3, Role::Input, rule(&rank));
+    record(&late, 0, 7.);
+    record(&late, 3, 3.5);
+    table.commit_all(&[&early, &late])?;
+    assert_eq!(*rank.sent.lock().unwrap(), [vec![7., 0., 0., 3.5]]);
+    assert_eq!(state(&slots[0]), (64., vec![7., 0.]));
+    assert_eq!(state(&Slot::new(&table, 3)), (128., vec![3.5, 0.]));
+    Ok(())
+}
+
+/// A calibration is saved and restored to the bit, in both directions of the scale.
+#[test]
+fn both_directions_of_a_calibrated_scale_come_back() -> Result<()> {
+    let (table, slots) = three();
+    for i in 0..200 {
+        let amax = 0.37 + i as f32 * 0.0173;
+        let step = StepCells::new(&table)?;
+        record(&step, 1, amax);
+        let wanted = fp8_candle::state::CalibrationRow {
+            row: 1,
+            format: Format::E4M3,
+            with_earlier: false,
+            allow_zero: false,
+        };
+        // A row that the table does not have is passed over.
+        let beyond = fp8_candle::state::CalibrationRow { row: 9, ..wanted };
+        assert!(
+            table
+                .finish_calibration(&step, &[wanted, beyond], None)?
+                .is_empty()
+        );
+        let before = flat(&slots[1].tensors()?.dequant_scale);
+        assert_eq!(before, [amax / 448.]);
+        let rows = table.save()?.into_iter().map(|(_, row)| row).enumerate();
+        table.restore(&rows.collect::<Vec<_>>())?;
+        assert_eq!(flat(&slots[1].tensors()?.dequant_scale), before, "{amax}");
+    }
     Ok(())
 }

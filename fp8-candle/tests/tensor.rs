@@ -9,7 +9,7 @@ use candle_core::{D, DType, Device, Result, Tensor, Var};
 use device::device;
 use fp8_candle::{Fp8Tensor, Quantizer};
 use fp8_core::Contraction::{Cols, Rows};
-use fp8_core::{Cast, Format, Granularity, dynamic_quant_scale};
+use fp8_core::{Cast, Format, Granularity, dynamic_quant_scale, mx_dequant_scale_rceil};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 const FORMATS: [Format; 4] = [
@@ -105,7 +105,12 @@ fn every_element_has_the_code_and_value_of_the_definition() -> Result<()> {
                         codes(&ours).into_iter().zip(flat(&dequantized)).enumerate()
                     {
                         let scale = grid.index(at / cols, at % cols);
-                        let quant_scale = dynamic_quant_scale(amax[scale], format);
+                        let quant_scale = match granularity {
+                            Granularity::Mx => {
+                                1. / mx_dequant_scale_rceil(amax[scale], format).to_f32()
+                            }
+                            _ => dynamic_quant_scale(amax[scale], format),
+                        };
                         let expected = cast.encode(source[at] * quant_scale, 0);
                         assert_eq!(code, expected, "{what}: code of {} at {at}", source[at]);
                         assert_eq!(

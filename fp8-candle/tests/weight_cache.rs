@@ -384,10 +384,33 @@ fn an_aborted_step_did_not_record() {
 fn announced_changes_are_seen() {
     let cached = Cached::new();
     let tensorwise = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
+    cached.get(&tensorwise, true);
+    cached.step(2.);
     announce_change(&cached.weight);
     let first = cached.get(&tensorwise, true);
     assert_eq!(codes(&cached.get(&tensorwise, false)), codes(&first));
     cached.step(-1.);
     announce_change(&cached.weight);
     assert_ne!(codes(&cached.get(&tensorwise, true)), codes(&first));
+}
+
+/// What a checkpoint keeps is the scale of training, not that of an evaluation in another format.
+#[test]
+fn the_kept_scale_is_that_of_training() -> Result<()> {
+    if skipped_on_cuda(NO_CACHE) {
+        return Ok(());
+    }
+    let cached = Cached::new();
+    let mut row = Row::new("l", Role::Weight, 4);
+    for _ in 0..2 {
+        cached.get(&row.train(), true);
+        row.update();
+    }
+    let trained = flat(cached.get(&row.train(), false).dequant_scale());
+    row.rule.format = Format::E5M2;
+    let eval = cached.cache.quantize(&cached.weight, &row.eval(), Cols)?;
+    assert_ne!(flat(eval.dequant_scale()), trained);
+    let kept = cached.cache.kept_quant_scale(&cached.weight)?;
+    assert_eq!(kept.map(|scale| 1. / flat(&scale)[0]), Some(trained[0]));
+    Ok(())
 }

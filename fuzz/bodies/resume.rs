@@ -61,6 +61,7 @@ impl Run {
             let history = row.amax_history.iter().map(|amax| amax.to_bits());
             all.insert(own("amax_history"), history.collect());
             all.insert(own("quant_scale"), vec![row.quant_scale.to_bits()]);
+            all.insert(own("dequant_scale"), vec![row.dequant_scale.to_bits()]);
             let calibrated = row.calibrated_amax.map(f32::to_bits);
             all.insert(own("calibrated_amax"), calibrated.into_iter().collect());
             all.insert(own("counts"), vec![row.non_finite, row.draws, row.id]);

@@ -24,7 +24,11 @@ const ENTRIES: usize = 4;
 /// were made with, until the weight changes again; only codes made with the initial scale are renewed as soon as
 /// a real one is known, or a frozen weight would keep them for ever.
 #[derive(Debug, Default)]
-pub struct WeightCache(Mutex<Cached>);
+pub struct WeightCache {
+    cached: Mutex<Cached>,
+    /// Of the weight, where changes have to be announced: held from the first sight of it, so that they are heard.
+    version: Mutex<Option<(TensorId, WeightVersion)>>,
+}
 
 #[derive(Debug, Default)]
 struct Cached {
@@ -42,8 +46,6 @@ struct Cached {
 struct Seen {
     id: TensorId,
     values: Values,
-    /// Kept alive as long as it is compared.
-    _version: Option<WeightVersion>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,25 +55,6 @@ enum Values {
 }
 
 impl Seen {
-    /// None where a change could not be seen.
-    fn of(weight: &Tensor) -> Result<Option<Self>> {
-        let (values, version) = match backend(weight.device())?.fingerprint(weight)? {
-            Some(fingerprint) => (Values::Fingerprint(fingerprint), None),
-            None => {
-                let version = WeightVersion::of(weight);
-                match version.get() {
-                    0 => return Ok(None),
-                    announced => (Values::Announced(announced), Some(version)),
-                }
-            }
-        };
-        Ok(Some(Self {
-            id: weight.id(),
-            values,
-            _version: version,
-        }))
-    }
-
     fn is(&self, other: &Self) -> bool {
         self.id == other.id && self.values == other.values
     }
@@ -105,6 +88,8 @@ struct Entry {
     contraction: Contraction,
     /// Whether the codes were made for GEMMs along both dimensions.
     both: bool,
+    /// Whether a training cast made them.
+    trained: bool,
     /// Version of the slot when the codes were made.
     version: (u64, u64),
     quant_scale: Tensor,
@@ -169,10 +154,13 @@ impl Cached {
             self.recorded = None;
             self.entries.clear();
         }
-        if request.is_delayed()
+        if let ScaleSource::Delayed { slot, .. } = &request.quantizer.source
+            && slot.is_made_for(request.quantizer.cast.format)
             && let Some(kept) = self.kept.take()
             && kept.values == seen.values
         {
+            let epoch = request.now.1;
+            self.recorded = Some(Recorded { step: None, epoch });
             return Step::MakeKept(kept.quant_scale);
         }
         let recorded = (self.recorded.as_ref()).is_some_and(|before| before.holds(request.now.1));
@@ -202,7 +190,8 @@ impl Cached {
 
     /// The codes that a training cast of these values would use again.
     fn delayed_entry(&self) -> Option<(&Entry, &Slot)> {
-        (self.entries.iter().rev()).find_map(|entry| match &entry.quantizer.source {
+        let mut trained = self.entries.iter().rev().filter(|entry| entry.trained);
+        trained.find_map(|entry| match &entry.quantizer.source {
             ScaleSource::Delayed { slot, .. } => Some((entry, slot)),
             _ => None,
         })
@@ -211,7 +200,30 @@ impl Cached {
 
 impl WeightCache {
     fn lock(&self) -> MutexGuard<'_, Cached> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The values of `weight` now; None where a change could not be seen.
+    fn see(&self, weight: &Tensor) -> Result<Option<Seen>> {
+        let values = match backend(weight.device())?.fingerprint(weight)? {
+            Some(fingerprint) => Values::Fingerprint(fingerprint),
+            None => {
+                let mut held = self.version.lock().unwrap_or_else(PoisonError::into_inner);
+                let version = match &*held {
+                    Some((id, version)) if *id == weight.id() => version.clone(),
+                    _ => WeightVersion::of(weight),
+                };
+                *held = Some((weight.id(), version.clone()));
+                match version.get() {
+                    0 => return Ok(None),
+                    announced => Values::Announced(announced),
+                }
+            }
+        };
+        Ok(Some(Seen {
+            id: weight.id(),
+            values,
+        }))
     }
 
     /// Forgets the codes.
@@ -224,7 +236,7 @@ impl WeightCache {
     ///
     /// A checkpoint needs it to go on bit-exactly: see [`WeightCache::restore`].
     pub fn kept_quant_scale(&self, weight: &Tensor) -> Result<Option<Tensor>> {
-        let Some(now) = Seen::of(weight)? else {
+        let Some(now) = self.see(weight)? else {
             return Ok(None);
         };
         let cached = self.lock();
@@ -247,7 +259,7 @@ impl WeightCache {
 
     /// Forgets the codes; until `weight` changes its delayed casts use `quant_scale` (f32 `[1]`) and record nothing.
     pub fn restore(&self, weight: &Tensor, quant_scale: Tensor) -> Result<()> {
-        let kept = Seen::of(weight)?.map(|seen| Kept {
+        let kept = self.see(weight)?.map(|seen| Kept {
             values: seen.values,
             quant_scale,
         });
@@ -301,7 +313,7 @@ impl WeightCache {
         contraction: Contraction,
         both: bool,
     ) -> Result<Fp8Tensor> {
-        let Some(seen) = Seen::of(weight)? else {
+        let Some(seen) = self.see(weight)? else {
             return Ok(quantizer.quantize_for(weight, contraction, both)?.tensor);
         };
         let slot = match &quantizer.source {
@@ -358,6 +370,7 @@ impl WeightCache {
             },
             contraction,
             both,
+            trained: request.records() || matches!(step, Step::MakeKept(_)),
             version,
             quant_scale: made.quant_scale,
             quantized: made.tensor.clone(),

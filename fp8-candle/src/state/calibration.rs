@@ -35,13 +35,17 @@ impl StateTable {
         group: Option<&dyn ReductionGroup>,
     ) -> Result<Vec<Error>> {
         step.abort_after(|recorded| {
-            let amaxes = match group {
-                Some(group) => all_reduce_max(group, &recorded.amax)?,
-                None => recorded.amax.clone(),
-            };
-            let amaxes = amaxes.to_vec1::<f32>()?;
-            let non_finite = recorded.non_finite.to_vec1::<u32>()?;
-            self.calibrate(step, rows, &amaxes, &non_finite)
+            // What is not finite is so for every rank.
+            let mut amaxes = recorded.amax.to_vec1::<f32>()?;
+            for (amax, count) in amaxes.iter_mut().zip(recorded.non_finite.to_vec1::<u32>()?) {
+                *amax = if count > 0 { f32::INFINITY } else { *amax };
+            }
+            if let Some(group) = group {
+                let len = amaxes.len();
+                let mine = Tensor::from_vec(amaxes, len, self.device())?;
+                amaxes = all_reduce_max(group, &mine)?.to_vec1()?;
+            }
+            self.calibrate(step, rows, &amaxes)
         })
     }
 
@@ -50,7 +54,6 @@ impl StateTable {
         step: &StepCells,
         rows: &[CalibrationRow],
         amaxes: &[f32],
-        non_finite: &[u32],
     ) -> Result<Vec<Error>> {
         let mut inner = self.lock();
         let mut quant_scale = inner.columns.quant_scale.to_vec1::<f32>()?;
@@ -58,8 +61,10 @@ impl StateTable {
         let mut errors = vec![];
         for wanted in rows {
             let index = wanted.row;
-            let row = &mut inner.rows[index];
-            let amax = amaxes[index];
+            // Rows that came after the step began have no cell in it.
+            let (Some(&amax), Some(row)) = (amaxes.get(index), inner.rows.get_mut(index)) else {
+                continue;
+            };
             if !step.is_touched(index) && amax == 0. {
                 continue;
             }
@@ -67,8 +72,8 @@ impl StateTable {
                 slot: row.name.to_string(),
                 source,
             };
-            if non_finite[index] > 0 {
-                errors.push(refused(ScaleError::NonFinite { amax: f32::NAN }));
+            if !amax.is_finite() {
+                errors.push(refused(ScaleError::NonFinite { amax }));
                 continue;
             }
             if amax == 0. && !wanted.allow_zero {

@@ -2,7 +2,6 @@
 
 use super::slot::Slot;
 use super::table::{Initial, StateTable};
-use crate::device::backend;
 use crate::error::Error;
 use candle_core::{DType, Device, Result, Tensor};
 use fp8_core::Format;
@@ -13,6 +12,8 @@ use std::sync::Arc;
 pub struct SavedRow {
     /// Multiplies before the cast.
     pub quant_scale: f32,
+    /// Multiplies after the decode: its reciprocal, or what it is the reciprocal of where calibration has made it.
+    pub dequant_scale: f32,
     /// Newest first.
     pub amax_history: Vec<f32>,
     /// How many casts saw Inf or NaN.
@@ -45,6 +46,12 @@ impl SavedRow {
             let expected = "positive, finite and not subnormal, as a quant_scale has to be";
             return Err(fault("quant_scale", 0, scale, expected));
         }
+        let other = self.dequant_scale;
+        let off = (scale * other - 1.).abs();
+        if off.is_nan() || off > 1e-5 {
+            let expected = "the reciprocal of quant_scale";
+            return Err(fault("dequant_scale", 0, other, expected));
+        }
         let columns = [
             ("amax_history", &self.amax_history[..]),
             ("calibrated_amax", self.calibrated_amax.as_slice()),
@@ -66,11 +73,13 @@ impl StateTable {
         let counts = self.non_finite_counts()?.to_vec1::<u32>()?;
         let inner = self.lock();
         let quant_scale = inner.columns.quant_scale.to_vec1::<f32>()?;
+        let dequant_scale = inner.columns.dequant_scale.to_vec1::<f32>()?;
         let history = inner.columns.amax_history.to_device(&Device::Cpu)?;
         let row = |(index, row): (usize, &super::table::Row)| {
             let entries = history.get(index)?.to_vec1::<f32>()?;
             let saved = SavedRow {
                 quant_scale: quant_scale[index],
+                dequant_scale: dequant_scale[index],
                 amax_history: entries[..row.window.min(entries.len())].to_vec(),
                 non_finite: counts[index],
                 calibrated_amax: row.calibrated_amax,
@@ -100,6 +109,7 @@ impl StateTable {
         let have = inner.columns.amax_history.dim(1)?;
         let len = lengths.max().unwrap_or(0).max(have);
         let mut quant_scale = inner.columns.quant_scale.to_vec1::<f32>()?;
+        let mut dequant_scale = inner.columns.dequant_scale.to_vec1::<f32>()?;
         let mut non_finite = inner.columns.non_finite.to_vec1::<u32>()?;
         let histories = super::table::longer(&inner.columns.amax_history, len)?;
         let mut histories = histories.flatten_all()?.to_vec1::<f32>()?;
@@ -107,6 +117,7 @@ impl StateTable {
         self.running().take(&vec![true; count])?;
         for (index, saved) in rows {
             quant_scale[*index] = saved.quant_scale;
+            dequant_scale[*index] = saved.dequant_scale;
             non_finite[*index] = saved.non_finite;
             let entries = &mut histories[index * len..(index + 1) * len];
             entries.fill(0.);
@@ -121,11 +132,11 @@ impl StateTable {
             row.window = saved.amax_history.len();
             row.calibrated_amax = saved.calibrated_amax;
             (row.draws, row.id) = (saved.draws, saved.id);
+            row.touched = false;
         }
         let device = self.device();
-        let quant_scale = Tensor::from_vec(quant_scale, count, device)?;
-        inner.columns.dequant_scale = backend(device)?.reciprocal(&quant_scale)?;
-        inner.columns.quant_scale = quant_scale;
+        inner.columns.quant_scale = Tensor::from_vec(quant_scale, count, device)?;
+        inner.columns.dequant_scale = Tensor::from_vec(dequant_scale, count, device)?;
         inner.columns.amax_history = Tensor::from_vec(histories, (count, len), device)?;
         inner.columns.non_finite = Tensor::from_vec(non_finite, count, device)?;
         inner.reported = inner.columns.non_finite.clone();
@@ -165,8 +176,10 @@ impl Slot {
             }
         }
         let (_, now) = self.table().save()?.swap_remove(self.row());
+        let quant_scale = quant_scale.to_vec1::<f32>()?[0];
         let saved = SavedRow {
-            quant_scale: quant_scale.to_vec1::<f32>()?[0],
+            quant_scale,
+            dequant_scale: fp8_core::reciprocal(quant_scale),
             amax_history: amax_history.to_vec1()?,
             calibrated_amax: None,
             ..now

@@ -149,6 +149,11 @@ impl Slot {
         }
     }
 
+    /// Whether the row's scale was made for `format`, or for none yet.
+    pub(crate) fn is_made_for(&self, format: Format) -> bool {
+        self.with(|row, _| row.format.is_none_or(|made_for| made_for == format))
+    }
+
     /// The scale of a delayed cast to `format`: the row's own, or one made from its history where that is for another
     /// format. The row is left as it is; an update will make its scale anew.
     pub(crate) fn delayed_scale(&self, format: Format, rule: &DelayedRule) -> Result<Scales> {

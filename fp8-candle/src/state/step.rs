@@ -35,7 +35,7 @@ enum Status {
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     pub(super) rules: HashMap<usize, RowRule>,
-    /// For rows that the step has not used and no earlier one has: other ranks may have.
+    /// For rows that the step has not used: other ranks may have.
     pub(super) defaults: HashMap<Role, RowRule>,
     /// Rows that were trained with scales other than calibrated ones.
     pub(super) trained: Vec<usize>,
@@ -95,7 +95,12 @@ impl StepCells {
                 }
                 self.cells.record(row, amax, keep)
             }
-            Status::Committed => self.table.running().record(row, amax, keep),
+            Status::Committed => {
+                if let Some(row) = self.table.lock().rows.get_mut(row).filter(|_| keep) {
+                    row.touched = true;
+                }
+                self.table.running().record(row, amax, keep)
+            }
             Status::Aborted => Ok(()),
         }
     }
@@ -140,6 +145,9 @@ impl StepCells {
             return Ok(false);
         }
         self.table.running().merge(&self.cells.read()?)?;
+        for (row, touched) in self.table.lock().rows.iter_mut().zip(&self.touched) {
+            row.touched |= touched.load(Ordering::Relaxed);
+        }
         *status = Status::Committed;
         Ok(true)
     }

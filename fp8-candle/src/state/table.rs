@@ -44,6 +44,8 @@ pub(super) struct Row {
     pub(super) draws: u32,
     /// What stochastic rounding knows the row by.
     pub(super) id: u32,
+    /// An amax was recorded since the last update, whatever it was.
+    pub(super) touched: bool,
 }
 
 /// Whether a row's scale is still the initial one.
@@ -74,6 +76,8 @@ pub struct StateTable {
     inner: Mutex<Inner>,
     /// Amaxes of committed steps that wait for an update.
     running: RwLock<Box<dyn AmaxCells>>,
+    /// Held while an update runs, its reduction included: whoever comes second finds it done.
+    updating: Mutex<()>,
 }
 
 impl StateTable {
@@ -88,6 +92,7 @@ impl StateTable {
                 reported: Tensor::zeros(0, DType::U32, device)?,
             }),
             running: RwLock::new(backend(device)?.amax_cells(device, 0)?),
+            updating: Mutex::new(()),
         }))
     }
 
@@ -123,6 +128,7 @@ impl StateTable {
             calibrated_amax: None,
             draws: 0,
             id: (first + i) as u32,
+            touched: false,
         });
         inner.rows.extend(rows);
         Ok(first)
@@ -172,6 +178,10 @@ impl StateTable {
     // still good.
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn updating(&self) -> MutexGuard<'_, ()> {
+        self.updating.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn running(&self) -> RwLockReadGuard<'_, Box<dyn AmaxCells>> {

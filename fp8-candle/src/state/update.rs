@@ -18,20 +18,28 @@ impl StateTable {
     /// If the reduction over ranks fails or gives something else than a vector of this table; nothing is lost then: the next
     /// update makes up for this one.
     pub fn commit(&self, step: &StepCells) -> Result<()> {
-        if !step.merge_into_table()? {
+        self.commit_all(&[step])
+    }
+
+    /// [`StateTable::commit`] for the parts of one step: rows that came in the middle of it have cells of their own.
+    ///
+    /// # Errors
+    /// As [`StateTable::commit`].
+    pub fn commit_all(&self, steps: &[&StepCells]) -> Result<()> {
+        let mut delayed = false;
+        for step in steps {
+            if step.merge_into_table()? {
+                let notes = step.take_notes();
+                delayed |= !notes.defaults.is_empty();
+                self.lock().adopt(notes, step);
+            }
+        }
+        if !delayed {
             return Ok(());
         }
-        let notes = step.take_notes();
-        let delayed = !notes.defaults.is_empty();
-        {
-            let mut inner = self.lock();
-            inner.adopt(notes, step);
-            inner.gradients_due |= delayed;
-        }
-        if delayed {
-            self.update(|role| !role.is_gradient())?;
-        }
-        Ok(())
+        self.lock().gradients_due = true;
+        let _updating = self.updating();
+        self.update(|role| !role.is_gradient())
     }
 
     /// Updates the rows of gradients, if a training step was committed since it was last done.
@@ -39,14 +47,13 @@ impl StateTable {
     /// # Errors
     /// As [`StateTable::commit`].
     pub fn update_gradients(&self) -> Result<()> {
-        if !std::mem::take(&mut self.lock().gradients_due) {
+        let _updating = self.updating();
+        if !self.gradients_due() {
             return Ok(());
         }
-        let done = self.update(Role::is_gradient);
-        if done.is_err() {
-            self.lock().gradients_due = true;
-        }
-        done
+        self.update(Role::is_gradient)?;
+        self.lock().gradients_due = false;
+        Ok(())
     }
 
     /// Updates the rows of some roles from the running amaxes, which start from 0 again.
@@ -59,15 +66,16 @@ impl StateTable {
             };
             inner.rows.iter().map(row).unzip()
         };
-        let recorded = self.running().take(&which)?;
-        let done = self
-            .reduced(&recorded, &rules)
-            .and_then(|reduced| self.apply(&rules, &reduced));
-        if done.is_err() {
-            // The next update takes them again.
-            self.running().merge(&recorded)?;
+        let mut taken = Taken {
+            table: self,
+            recorded: Some(self.running().take(&which)?),
+        };
+        if let Some(recorded) = &taken.recorded {
+            let reduced = self.reduced(recorded, &rules)?;
+            self.apply(&rules, &reduced)?;
         }
-        done
+        taken.recorded = None;
+        Ok(())
     }
 
     /// The maximum over the ranks. Each group is sent the amaxes of all rows in one vector, 0 for rows that are not its own,
@@ -133,19 +141,39 @@ impl StateTable {
             let Some(update) = update else { continue };
             row.window = update.window;
             let changed = updated.changed.as_ref().map(|changed| changed[index]);
-            if changed.unwrap_or(true) {
+            // A device that does not tell changes what something was recorded for, here or on another rank.
+            let reduced = row.rule.as_ref().is_some_and(|rule| rule.group.is_some());
+            let may_have = std::mem::take(&mut row.touched) || reduced || update.remake;
+            if changed.unwrap_or(may_have) {
                 row.generation += 1;
                 row.format = Some(update.format);
                 // The scale is no longer the one that calibration has set.
-                row.calibrated_amax = row.calibrated_amax.filter(|_| changed.is_none());
+                row.calibrated_amax = None;
             }
             row.initial = match (row.initial, changed) {
                 (_, Some(true)) => Initial::No,
-                (Initial::Yes, None) => Initial::Unknown,
+                (Initial::Yes, None) if may_have => Initial::Unknown,
                 (initial, _) => initial,
             };
         }
         Ok(())
+    }
+}
+
+/// Running amaxes that an update has taken. Where it does not come to its end, by an error or a panic of the reduction, the
+/// next one takes them again.
+struct Taken<'a> {
+    table: &'a StateTable,
+    recorded: Option<Recorded>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let Some(recorded) = &self.recorded
+            && let Err(error) = self.table.running().merge(recorded)
+        {
+            tracing::error!(%error, "amaxes of a failed update are lost");
+        }
     }
 }
 
@@ -155,8 +183,11 @@ impl Inner {
         for (index, row) in self.rows.iter_mut().enumerate() {
             if let Some(rule) = notes.rules.get(&index) {
                 row.rule = Some(rule.clone());
-            } else if row.rule.is_none() && index < step.rows() {
-                row.rule = notes.defaults.get(&row.role).cloned();
+            } else if let Some(default) = notes.defaults.get(&row.role)
+                && index < step.rows()
+            {
+                // Other ranks have used it, and update it by this step's rule.
+                row.rule = Some(default.clone());
             }
             if notes.trained.contains(&index) {
                 row.calibrated_amax = None;

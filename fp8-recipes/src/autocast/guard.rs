@@ -121,8 +121,9 @@ impl AutocastGuard {
         self.finish(End::Close)
     }
 
-    /// Closes the guard and forgets the step: histories, scales and amaxes are as they were before it. A guard inside another
-    /// one of its step has none of its own to forget.
+    /// Closes the guard and forgets the step: histories, scales and amaxes are as they were before it, but for the gradients of
+    /// the step before, which the first use of a model settles. A guard inside another one of its step has none of its own
+    /// to forget.
     pub fn abort(mut self) {
         // Forgetting does not fail.
         let _ = self.finish(End::Abort);

@@ -42,6 +42,8 @@ struct Use {
     state: Arc<Fp8State>,
     config: Arc<ResolvedConfig>,
     group: Option<Arc<dyn ReductionGroup>>,
+    /// Trained with other scales than calibrated ones, in this use or one before it.
+    trained: bool,
 }
 
 impl Session {
@@ -121,13 +123,16 @@ impl Session {
                 && same_group(&before.group, &settings.group)
         });
         if !again {
-            if settings.mode == Mode::Fp8 && settings.training {
+            let trains = settings.mode == Mode::Fp8 && settings.training;
+            if trains {
                 note_rules(&step, layer, settings);
             }
+            let before = state.used.get(&key).is_some_and(|before| before.trained);
             let used = Use {
                 state: layer.clone(),
                 config: settings.config.clone(),
                 group: settings.group.clone(),
+                trained: before || trains && !is_static(&settings.config),
             };
             state.used.insert(key, used);
         }
@@ -215,16 +220,18 @@ impl Ended {
     fn commit(&self) -> Result<StepSummary> {
         let mut summary = self.summary();
         let mut first = Ok(());
-        for step in &self.steps {
-            let done = step.table().commit(step);
-            first = first.and(done);
-        }
         for table in self.tables() {
+            let own = self.steps.iter().map(|step| &**step);
+            let own: Vec<_> = own
+                .filter(|step| Arc::ptr_eq(step.table(), &table))
+                .collect();
+            let done = table.commit_all(&own);
+            first = first.and(done);
             let (before, now) = table.report()?;
             summary.counts.push((table, before, now));
         }
         for used in &self.used {
-            if !is_static(&used.config) {
+            if used.trained {
                 used.state.set_calibration(None);
             }
         }

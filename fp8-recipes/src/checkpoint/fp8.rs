@@ -2,7 +2,7 @@
 //!
 //! | tensor | shape | |
 //! |---|---|---|
-//! | `fp8/quant_scale` | f32 `[rows]` | |
+//! | `fp8/quant_scale`, `fp8/dequant_scale` | f32 `[rows]` | |
 //! | `fp8/amax_history` | f32 `[rows, len]` | newest first, shorter histories end in zeros |
 //! | `fp8/calibrated_amax` | f32 `[rows]` | 0 where a row is not calibrated |
 //! | `fp8/kept_quant_scale` | f32 `[rows]` | of weights that the last step did not change; 0 elsewhere |
@@ -138,6 +138,7 @@ pub(super) fn save(layers: &[Layer]) -> Result<(BTreeMap<String, Tensor>, Meta)>
     if !rows.is_empty() {
         tensors = BTreeMap::from([
             ("quant_scale", column(&|_, row| row.quant_scale)?),
+            ("dequant_scale", column(&|_, row| row.dequant_scale)?),
             (
                 "amax_history",
                 Tensor::from_vec(histories, (rows.len(), len), &Device::Cpu)?,
@@ -192,6 +193,7 @@ pub(super) fn take(
     let len = meta.rows.iter().map(|row| row.history_len).max();
     let len = len.unwrap_or(0);
     let quant_scale = column("quant_scale", DType::F32, &[count])?.to_vec1::<f32>()?;
+    let dequant_scale = column("dequant_scale", DType::F32, &[count])?.to_vec1::<f32>()?;
     let calibrated = column("calibrated_amax", DType::F32, &[count])?.to_vec1::<f32>()?;
     let kept_scales = column("kept_quant_scale", DType::F32, &[count])?.to_vec1::<f32>()?;
     let non_finite = column("non_finite", DType::U32, &[count])?.to_vec1::<u32>()?;
@@ -201,6 +203,7 @@ pub(super) fn take(
     for (i, row) in meta.rows.into_iter().enumerate() {
         let saved = SavedRow {
             quant_scale: quant_scale[i],
+            dequant_scale: dequant_scale[i],
             amax_history: histories.get(i)?.narrow(0, 0, row.history_len)?.to_vec1()?,
             non_finite: non_finite[i],
             calibrated_amax: row.calibrated.then_some(calibrated[i]),
@@ -212,6 +215,7 @@ pub(super) fn take(
         if kept_scales[i] != 0. {
             let with_kept = SavedRow {
                 quant_scale: kept_scales[i],
+                dequant_scale: fp8_core::reciprocal(kept_scales[i]),
                 ..saved.clone()
             };
             check(&with_kept, &format!("{}.kept", row.name))?;

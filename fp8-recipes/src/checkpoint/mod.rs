@@ -3,7 +3,7 @@
 //! | tensors | names |
 //! |---|---|
 //! | variables | their names in the VarMap |
-//! | FP8 state | `fp8/` + the columns of the model's table: quant_scale, amax_history, calibrated_amax, kept_quant_scale, non_finite |
+//! | FP8 state | `fp8/` + the columns of the model's table: quant_scale, dequant_scale, amax_history, calibrated_amax, kept_quant_scale, non_finite |
 //! | optimizer | `optimizer/` + the optimizer's own names |
 //!
 //! Recipe, step, random state, the names of the table's rows and the caller's own values are JSON in the metadata. Save after

@@ -60,7 +60,7 @@ pub enum InitialScale {
     #[default]
     One,
     /// Casts before the first update take the scale of their own amax, and the first update that of
-    /// all of them.
+    /// all of them, over all ranks: in the first step each rank casts with its own.
     FirstBatch,
 }
 

@@ -169,10 +169,11 @@ impl Linear {
         x: &Tensor,
         weight: &Tensor,
     ) -> Result<()> {
-        if x.elem_count() == 0 {
-            return Ok(());
-        }
-        for (role, tensor) in [(Role::Input, x), (Role::Weight, weight)] {
+        state.note_calibrated_weight(fingerprint(weight)?);
+        // An empty batch says nothing of the inputs; another rank's may.
+        let seen = |tensor: &Tensor| tensor.elem_count() > 0;
+        let tensors = [(Role::Input, x), (Role::Weight, weight)];
+        for (role, tensor) in tensors.into_iter().filter(|(_, tensor)| seen(tensor)) {
             let cols = tensor.dims().last().copied().unwrap_or(1);
             let grid = ScaleGrid::tensorwise(tensor.elem_count() / cols.max(1), cols);
             let values = tensor.detach().contiguous()?;
@@ -181,7 +182,6 @@ impl Linear {
                 step.record(slot.row(), &amax, true)?;
             }
         }
-        state.note_calibrated_weight(fingerprint(weight)?);
         Ok(())
     }
 

@@ -12,7 +12,7 @@ kernels! { STATE_KERNELS in STATE;
     RECORD_AMAX = one "fp8_record_amax"("plppi");
     TAKE_CELLS = one "fp8_take_cells"("pppppl");
     MERGE_CELLS = one "fp8_merge_cells"("ppppl");
-    UPDATE_COLUMNS = one "fp8_update_columns"("ppppppppppppl");
+    UPDATE_COLUMNS = one "fp8_update_columns"("pppppppppppppl");
 }
 
 /// Running amaxes in device memory.
@@ -197,6 +197,7 @@ pub(super) fn update_columns(
     let history = columns.amax_history.contiguous()?;
     let inputs = [
         &columns.quant_scale,
+        &columns.dequant_scale,
         &history,
         &columns.non_finite,
         &amax,
