@@ -50,9 +50,9 @@ impl Codes {
 pub enum GemmCodes<'a> {
     /// U8, `[rows, cols]`, contiguous.
     RowMajor(&'a Tensor),
-    /// U8, `[cols, rows]`, contiguous; only on devices whose [`Backend::orientation`] asks for it.
+    /// U8, `[cols, rows]`, contiguous; only on devices whose [`crate::device::Backend::orientation`] asks for it.
     Transposed(&'a Tensor),
-    /// U8, as [`Backend::pack`] of this device has made them; for operand B only.
+    /// U8, as [`crate::device::Backend::pack`] of this device has made them; for operand B only.
     Packed(&'a Tensor),
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The outermost training guard is a step, see [the steps](AutocastGuard#steps).
 ///
 /// # Errors
-/// If the recipe is inconsistent, or the thread is a worker of a rayon pool ([`AutocastHandle::run`] works there).
+/// If the recipe is inconsistent, or the thread is a worker of a rayon pool ([`super::AutocastHandle::run`] works there).
 pub fn fp8_autocast(autocast: impl Into<Autocast>) -> Result<AutocastGuard> {
     check_thread()?;
     let autocast = autocast.into();
