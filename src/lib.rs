@@ -7,6 +7,9 @@ mod memory;
 pub use fp8_candle as candle;
 pub use fp8_core as core;
 pub use fp8_recipes as recipes;
+// The derive beside the trait of the same name; its code names this crate.
+pub use fp8_derive::Fp8ModuleOfFacade as Fp8Module;
+pub use fp8_recipes::*;
 pub use memory::keep_freed_memory;
 
 #[cfg(doctest)]

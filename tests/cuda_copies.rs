@@ -9,7 +9,7 @@ use candle_nn::{Optimizer, VarBuilder, VarMap};
 use fp8::candle::ops::cross_entropy;
 use fp8::recipes::nn::{LayerNorm, Linear, layer_norm, linear};
 use fp8::recipes::optim::{AdamW, AdamWConfig};
-use fp8::recipes::{fp8_autocast, fp8_module, prepare_fp8};
+use fp8::recipes::{Fp8Module, fp8_autocast, prepare_fp8};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -57,12 +57,12 @@ counted!(WAITS, cuStreamSynchronize(stream: *mut c_void));
 counted!(WAITS, cuCtxSynchronize());
 counted!(WAITS, cuEventSynchronize(event: *mut c_void));
 
+#[derive(Fp8Module)]
 struct Net {
     up: Linear,
     norm: LayerNorm,
     down: Linear,
 }
-fp8_module!(Net { up, norm, down });
 
 impl Net {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -93,7 +93,7 @@ fn a_step_copies_nothing_to_the_host() -> Result<()> {
                 norm: layer_norm(64, 1e-5, vb.pp("norm"))?,
                 down: linear(64, 16, vb.pp("down"))?,
             };
-            prepare_fp8(&mut net, &Default::default())?;
+            prepare_fp8(&net, &Default::default())?;
             let config = AdamWConfig {
                 max_grad_norm: Some(1.),
                 ..Default::default()

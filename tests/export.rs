@@ -10,7 +10,7 @@ use fp8::recipes::config::{DelayedFormat, Fp8LinearConfig, LayerFilter, Recipe, 
 use fp8::recipes::load::{Checkpoint, var_builder};
 use fp8::recipes::nn::{self, InputScaling, Linear, Parameter};
 use fp8::recipes::optim::{AdamW, AdamWConfig};
-use fp8::recipes::{Autocast, Error, Role, fp8_autocast, fp8_module, prepare_fp8, save_calibrated};
+use fp8::recipes::{Autocast, Error, Fp8Module, Role, fp8_autocast, prepare_fp8, save_calibrated};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -30,12 +30,13 @@ const VOCAB: usize = 24;
 const WIDTH: usize = 16;
 const HIDDEN: usize = 40;
 
+#[derive(Fp8Module)]
 struct Block {
     fc1: Linear,
     fc2: Linear,
 }
-fp8_module!(Block { fc1, fc2 });
 
+#[derive(Fp8Module)]
 struct Net {
     embed: nn::Embedding,
     blocks: Vec<Block>,
@@ -43,13 +44,6 @@ struct Net {
     scale: Parameter,
     head: Linear,
 }
-fp8_module!(Net {
-    embed,
-    blocks,
-    norm,
-    scale,
-    head
-});
 
 impl Net {
     fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self> {
@@ -92,9 +86,9 @@ impl Module for Net {
 /// A net whose layers, except the head, are prepared.
 fn prepared() -> (VarMap, Net) {
     let vars = VarMap::new();
-    let mut net = Net::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();
+    let net = Net::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();
     fill(&vars, 7);
-    let report = prepare_fp8(&mut net, &LayerFilter::new().skip_paths(["head"]).into()).unwrap();
+    let report = prepare_fp8(&net, &LayerFilter::new().skip_paths(["head"]).into()).unwrap();
     assert_eq!(report.converted(), 4, "{report}");
     (vars, net)
 }
@@ -389,7 +383,7 @@ fn the_scales_are_amax_over_448_and_other_tensors_are_unchanged() {
     let vars = vars.data().lock().unwrap();
     let amax = |x: &Tensor| flat(x).into_iter().fold(0f32, |max, x| max.max(x.abs()));
     for layer in net.linears() {
-        let path = layer.path();
+        let path = layer.path().unwrap();
         let scale = flat(
             &file
                 .tensor(&format!("{path}.weight_scale"), &device())
@@ -400,8 +394,8 @@ fn the_scales_are_amax_over_448_and_other_tensors_are_unchanged() {
             amax(&layer.weight().unwrap()) / 448.,
             "{path}.weight_scale"
         );
-        let state = layer.fp8_state().unwrap().slot(Role::Input).unwrap();
-        let state = state.tensors().unwrap();
+        let state = layer.fp8_state().unwrap();
+        let state = state.slot(Role::Input).unwrap().tensors().unwrap();
         let input = file
             .tensor(&format!("{path}.input_scale"), &device())
             .unwrap();
@@ -600,12 +594,12 @@ fn several_files_make_one_checkpoint_unless_they_share_a_name() {
 
 // ---- tied weights ----------------------------------------------------------------------------
 
+#[derive(Fp8Module)]
 struct Tied {
     embed: nn::Embedding,
     fc: Linear,
     head: Linear,
 }
-fp8_module!(Tied { embed, fc, head });
 
 #[test]
 fn a_weight_tied_to_an_embedding_stays_in_high_precision() {

@@ -6,7 +6,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::recipes::config::RecipeName;
 use fp8::recipes::load::Checkpoint;
 use fp8::recipes::nn::{self, Linear, Parameter};
-use fp8::recipes::{Error, ExportOptions, fp8_module, save_calibrated, save_calibrated_with};
+use fp8::recipes::{Error, ExportOptions, Fp8Module, save_calibrated, save_calibrated_with};
 use serde_json::json;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -19,12 +19,12 @@ use common::{HIDDEN, IN, Net, calibrate, eval, fresh, quantization, x};
 
 // ---- tied weights ----------------------------------------------------------------------------
 
+#[derive(Fp8Module)]
 struct Tied {
     embed: nn::Embedding,
     fc: Linear,
     head: Linear,
 }
-fp8_module!(Tied { embed, fc, head });
 
 impl Tied {
     fn new(vb: VarBuilder<'_>, ties: bool) -> Self {
@@ -75,12 +75,14 @@ fn a_tied_head_is_reported_exported_and_served_in_high_precision() {
 
 // ---- parameters that are not shown -----------------------------------------------------------
 
+#[derive(Fp8Module)]
 struct Hiding {
     fc: Linear,
+    #[fp8(skip)]
     gain: Parameter,
+    #[fp8(skip)]
     gate: Linear,
 }
-fp8_module!(Hiding { fc; skip gain, gate });
 
 struct Showing(Hiding);
 impl fp8::recipes::Fp8Module for Showing {
@@ -89,7 +91,6 @@ impl fp8::recipes::Fp8Module for Showing {
         self.0.gain.visit(visitor);
         self.0.gate.visit(visitor);
     }
-    fn visit_mut(&mut self, _: &mut dyn fp8::recipes::VisitorMut) {}
 }
 
 fn hiding(vb: VarBuilder<'_>) -> Hiding {

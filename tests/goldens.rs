@@ -483,7 +483,7 @@ fn check_static_layer(
     weight: &[f64],
 ) -> Result<()> {
     let (n, k) = l.features();
-    assert_eq!(l.path(), path, "{what}");
+    assert_eq!(l.path(), Some(path), "{what}");
     let held = l
         .static_weight()
         .unwrap_or_else(|| panic!("{what}: high precision"));

@@ -826,8 +826,8 @@ fn assert_error(result: Result<Tensor>, parts: &[&str]) {
 #[test]
 fn bad_input_is_named() -> Result<()> {
     let weight = Var::from_tensor(&normal(2, (12, 16)))?;
-    let mut l = Linear::new(weight.as_tensor().clone(), None).with_path("blocks.3.fc");
-    fp8::recipes::prepare_fp8(&mut l, &Default::default())?;
+    let l = Linear::new(weight.as_tensor().clone(), None).with_path("blocks.3.fc");
+    fp8::recipes::prepare_fp8(&l, &Default::default())?;
     let device = &device();
     for guarded in [false, true] {
         let _guard = match guarded {

@@ -4,21 +4,21 @@ use crate::upstream::GradientFrom;
 use anyhow::{Context, Result};
 use candle_core::{DType, Module, Tensor, Var};
 use fp8::recipes::nn::Linear;
-use fp8::recipes::{PrepareOptions, Recipe, RecipeName, fp8_autocast, fp8_module, prepare_fp8};
+use fp8::recipes::{Fp8Module, PrepareOptions, Recipe, RecipeName, fp8_autocast, prepare_fp8};
 use std::cell::Cell;
 
 /// A model of one layer.
+#[derive(Fp8Module)]
 pub struct Layer {
     pub l: Linear,
 }
-fp8_module!(Layer { l });
 
 impl Layer {
     /// With FP8 state.
     pub fn prepared(weight: &Tensor, bias: &Tensor) -> Result<Self> {
         let l = Linear::new(weight.clone(), Some(bias.clone())).with_path("l");
-        let mut layer = Self { l };
-        prepare_fp8(&mut layer, &PrepareOptions::default())?;
+        let layer = Self { l };
+        prepare_fp8(&layer, &PrepareOptions::default())?;
         Ok(layer)
     }
 }

@@ -9,7 +9,7 @@ use fp8::candle::ops::{AttentionOptions, attention_tokens_first};
 use fp8::recipes::nn::{LayerNorm, Linear, layer_norm, linear, ops};
 use fp8::recipes::optim::{AdamW, AdamWConfig};
 use fp8::recipes::{
-    PrepareOptions, Recipe, RecipeName, check_gradients, fp8_autocast, fp8_module, prepare_fp8,
+    Fp8Module, PrepareOptions, Recipe, RecipeName, check_gradients, fp8_autocast, prepare_fp8,
 };
 
 /// Sizes of the layer and of what goes through it.
@@ -56,6 +56,7 @@ impl LayerConfig {
 }
 
 /// LayerNorm, attention, residual, LayerNorm, MLP with GELU, residual.
+#[derive(Fp8Module)]
 pub struct EncoderLayer {
     norm_attention: LayerNorm,
     query: Linear,
@@ -65,11 +66,9 @@ pub struct EncoderLayer {
     norm_mlp: LayerNorm,
     up: Linear,
     down: Linear,
+    #[fp8(skip)]
     config: LayerConfig,
 }
-fp8_module!(EncoderLayer {
-    norm_attention, query, key, value, proj, norm_mlp, up, down; skip config
-});
 
 impl EncoderLayer {
     pub fn new(config: LayerConfig, vb: VarBuilder<'_>) -> Result<Self> {
@@ -141,9 +140,9 @@ impl LayerStep {
     ) -> Result<Self> {
         let vars = VarMap::new();
         let vb = VarBuilder::from_varmap(&vars, dtype, device);
-        let mut layer = EncoderLayer::new(config, vb)?;
+        let layer = EncoderLayer::new(config, vb)?;
         if recipe.is_some() {
-            prepare_fp8(&mut layer, &PrepareOptions::default())?;
+            prepare_fp8(&layer, &PrepareOptions::default())?;
         }
         let shape = (config.batch, config.sequence, config.hidden);
         let normal = || Tensor::randn(0f32, 1., shape, device)?.to_dtype(dtype);

@@ -6,7 +6,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::recipes::nn::{
     Embedding, LayerNorm, Linear, embedding, layer_norm, linear, linear_no_bias, ops,
 };
-use fp8::recipes::{Fp8Layer, Fp8Module, Visitor, fp8_module};
+use fp8::recipes::{Fp8Layer, Fp8Module, Visitor};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution, Normal};
@@ -41,6 +41,7 @@ impl GptConfig {
     }
 }
 
+#[derive(Fp8Module)]
 struct Attention {
     query: Linear,
     key: Linear,
@@ -49,7 +50,6 @@ struct Attention {
     num_heads: usize,
     context: usize,
 }
-fp8_module!(Attention { query, key, value, proj; skip num_heads, context });
 
 /// Keys and values of the tokens seen so far, `[batch, heads, tokens, head_size]`.
 #[derive(Default)]
@@ -115,6 +115,7 @@ impl Attention {
     }
 }
 
+#[derive(Fp8Module)]
 struct Block {
     norm_attention: LayerNorm,
     attention: Attention,
@@ -122,13 +123,6 @@ struct Block {
     up: Linear,
     down: Linear,
 }
-fp8_module!(Block {
-    norm_attention,
-    attention,
-    norm_mlp,
-    up,
-    down
-});
 
 impl Block {
     fn new(config: &GptConfig, vb: VarBuilder<'_>) -> Result<Self> {
@@ -157,15 +151,16 @@ impl Block {
 }
 
 /// The model. Input: bytes as U32 `[batch, tokens]`; output: logits `[batch, tokens, vocab_size]`.
+#[derive(Fp8Module)]
 pub struct Gpt {
     embed: Embedding,
     blocks: Vec<Block>,
     norm: LayerNorm,
     lm_head: Linear,
+    #[fp8(skip)]
     config: GptConfig,
     dtype: DType,
 }
-fp8_module!(Gpt { embed, blocks, norm, lm_head; skip config, dtype });
 
 impl Gpt {
     pub fn new(config: &GptConfig, vb: VarBuilder<'_>) -> Result<Self> {
@@ -246,7 +241,7 @@ impl Gpt {
                 let (out_features, in_features) = linear.features();
                 self.1 += 4 * out_features * in_features;
             }
-            fn tensor(&mut self, _: &str, _: &Tensor) {}
+            fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
         }
         let mut bytes = Bytes(0, 0);
         self.visit(&mut bytes);

@@ -86,11 +86,11 @@ impl Run {
         };
         let vars = VarMap::new();
         let vb = VarBuilder::from_varmap(&vars, dtype, device);
-        let mut model = Gpt::new(&settings.model, vb)?;
+        let model = Gpt::new(&settings.model, vb)?;
         initialize(&vars, &settings.model, settings.seed)?;
         let report = match &recipe {
             None => None,
-            Some(_) => Some(prepare_fp8(&mut model, &PrepareOptions::default())?),
+            Some(_) => Some(prepare_fp8(&model, &PrepareOptions::default())?),
         };
         let config = AdamWConfig {
             lr: settings.learning_rate,
@@ -256,7 +256,7 @@ impl Run {
                     Some(_) => out_features * in_features + 4,
                 };
             }
-            fn tensor(&mut self, _: &str, _: &Tensor) {}
+            fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
         }
         let config = self.recipe.as_ref().map(Recipe::resolve).transpose()?;
         let per_channel = config.is_some_and(|c| c.weight.granularity == Granularity::Rowwise);

@@ -240,7 +240,7 @@ pub enum Error {
     /// Export of a model that does not show all of its parameters.
     #[error(
         "the model has parameters that it does not show, so that they would be missing in the file: {}. \
-        Fields after `skip` in `fp8_module!` must hold none", .names.join(", ")
+        Fields with `#[fp8(skip)]` must hold none", .names.join(", ")
     )]
     MissedParameters {
         /// Names of the parameters.
@@ -250,7 +250,10 @@ pub enum Error {
     #[error("no layer of the model is prepared for FP8: nothing to export")]
     NothingToExport,
     /// Export of a tensor that has no name.
-    #[error("a tensor of shape {shape:?} has no path: build it from a VarBuilder or name it")]
+    #[error(
+        "a tensor of shape {shape:?} has no path: give the export the VarMap that it comes from (ExportOptions::with_vars), \
+         name it (nn::Parameter, with_path), or put `#[fp8(skip)]` on a field that is no parameter"
+    )]
     Unnamed {
         /// Shape of the tensor.
         shape: Vec<usize>,

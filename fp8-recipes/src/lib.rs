@@ -39,7 +39,8 @@ pub use config::{DelayedScaling, Fp8LinearConfig, LayerFilter, Recipe, RecipeNam
 pub use error::{Error, Result};
 pub use export::{ExportOptions, ExportReport, save_calibrated, save_calibrated_with};
 pub use fp8_candle::{Role, Slot, StateTable};
+pub use fp8_derive::Fp8Module;
 pub use gradients::check_gradients;
-pub use module::{Fp8Layer, Fp8Module, Visitor, VisitorMut};
+pub use module::{Fp8Layer, Fp8Module, Visitor};
 pub use prepare::{LayerReport, Outcome, PrepareOptions, PrepareReport, prepare_fp8};
 pub use state::{Calibration, Fp8State};

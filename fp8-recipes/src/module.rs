@@ -6,19 +6,23 @@ use candle_core::Tensor;
 use fp8_candle::Role;
 use std::sync::Arc;
 
+mod containers;
+mod leaves;
+
 /// A layer whose computation can run in FP8. A new kind of layer is a file in `nn/` that implements this.
 pub trait Fp8Layer {
-    /// Path in the checkpoint, empty if unknown.
-    fn path(&self) -> &str;
+    /// Path in the checkpoint: empty at its root, None where the layer does not know it.
+    fn path(&self) -> Option<&str>;
 
     /// The tensors whose scales are kept between steps, each a row of the model's table.
     fn roles(&self) -> &'static [Role];
 
     /// FP8 state, if the layer is prepared.
-    fn fp8_state(&self) -> Option<&Arc<Fp8State>>;
+    fn fp8_state(&self) -> Option<Arc<Fp8State>>;
 
-    /// Gives or takes away FP8 state. [`crate::prepare_fp8`] does this for a whole model.
-    fn set_fp8_state(&mut self, state: Option<Arc<Fp8State>>);
+    /// Gives or takes away FP8 state, for this layer and all clones of it. [`crate::prepare_fp8`] does this for a whole
+    /// model.
+    fn set_fp8_state(&self, state: Option<Arc<Fp8State>>);
 
     /// The weight as it is held: values in high precision, or the codes of [`Fp8Layer::static_weight`] in the form that the
     /// device streams. What tied layers share.
@@ -50,118 +54,51 @@ pub trait Visitor {
     /// A layer that can run in FP8; its tensors are not shown again by [`Visitor::tensor`]. By default they are handed to it:
     /// `{path}.weight` as it is held, and `{path}.bias`.
     fn layer(&mut self, layer: &dyn Fp8Layer) {
-        let path = layer.path();
-        self.tensor(&join(path, "weight"), layer.held_weight());
+        let name = |own| layer.path().map(|path| join(path, own));
+        self.tensor(name("weight").as_deref(), layer.held_weight());
         if let Some(bias) = layer.bias() {
-            self.tensor(&join(path, "bias"), bias);
+            self.tensor(name("bias").as_deref(), bias);
         }
     }
 
-    /// A parameter that belongs to no such layer. `path` is its full name in the checkpoint.
-    fn tensor(&mut self, path: &str, tensor: &Tensor);
-}
-
-/// Changes the layers of a model.
-pub trait VisitorMut {
-    /// A layer that can run in FP8.
-    fn layer(&mut self, layer: &mut dyn Fp8Layer);
+    /// A tensor that belongs to no such layer.
+    ///
+    /// `path` is its full name in the checkpoint. None where the model does not know it: a bare `Tensor` field or a layer of
+    /// `candle_nn`. It may then be a parameter, whose name the VarMap knows
+    /// ([`ExportOptions::with_vars`](crate::ExportOptions::with_vars)), or a buffer, such as a mask or a table of sines.
+    fn tensor(&mut self, path: Option<&str>, tensor: &Tensor);
 }
 
 /// A model, or a part of one, that can be visited.
 ///
-/// [`fp8_module!`](crate::fp8_module) implements it in one line. Paths come from the layers themselves, which know
-/// them from `VarBuilder::prefix`.
-pub trait Fp8Module {
-    /// Shows every layer and tensor, in the order of the fields.
-    fn visit(&self, visitor: &mut dyn Visitor);
-
-    /// Shows every linear layer for a change.
-    fn visit_mut(&mut self, visitor: &mut dyn VisitorMut);
-}
-
-impl<T: Fp8Module> Fp8Module for Vec<T> {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.iter().for_each(|module| module.visit(visitor));
-    }
-
-    fn visit_mut(&mut self, visitor: &mut dyn VisitorMut) {
-        self.iter_mut().for_each(|module| module.visit_mut(visitor));
-    }
-}
-
-impl<T: Fp8Module, const N: usize> Fp8Module for [T; N] {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.iter().for_each(|module| module.visit(visitor));
-    }
-
-    fn visit_mut(&mut self, visitor: &mut dyn VisitorMut) {
-        self.iter_mut().for_each(|module| module.visit_mut(visitor));
-    }
-}
-
-impl<T: Fp8Module> Fp8Module for Option<T> {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.iter().for_each(|module| module.visit(visitor));
-    }
-
-    fn visit_mut(&mut self, visitor: &mut dyn VisitorMut) {
-        self.iter_mut().for_each(|module| module.visit_mut(visitor));
-    }
-}
-
-impl<T: Fp8Module + ?Sized> Fp8Module for Box<T> {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        (**self).visit(visitor);
-    }
-
-    fn visit_mut(&mut self, visitor: &mut dyn VisitorMut) {
-        (**self).visit_mut(visitor);
-    }
-}
-
-impl<A: Fp8Module, B: Fp8Module> Fp8Module for (A, B) {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.0.visit(visitor);
-        self.1.visit(visitor);
-    }
-
-    fn visit_mut(&mut self, visitor: &mut dyn VisitorMut) {
-        self.0.visit_mut(visitor);
-        self.1.visit_mut(visitor);
-    }
-}
-
-/// Implements [`Fp8Module`] for a struct by naming its fields; those after `skip` hold no parameters.
+/// `#[derive(Fp8Module)]` implements it by visiting every field. It is implemented for the layers of [`nn`](crate::nn) and of
+/// `candle_nn`, for tensors, containers (`Vec`, `Option`, `Box`, `Arc`, maps, tuples, locks, ..) and for what holds no
+/// parameters (numbers, strings, `Activation`, `Dropout`, `Device`, ..). What a closure captures cannot be seen:
+/// `candle_nn::Func` shows nothing, and a field that is a closure takes `#[fp8(skip)]`.
 ///
-/// Every field must be named, so that a field added later is not forgotten in an export: leaving one out does not
-/// compile. A field that holds parameters in spite of its place after `skip` would be missed;
-/// [`ExportOptions`](crate::ExportOptions) finds it.
+/// Paths come from the layers themselves, which know them from `VarBuilder::prefix`.
 ///
 /// ```
-/// use fp8_recipes::{fp8_module, nn};
+/// use fp8_recipes::{Fp8Module, nn};
 ///
+/// #[derive(Fp8Module)]
 /// struct Mlp {
 ///     up: nn::Linear,
 ///     down: nn::Linear,
 ///     dropout: f32,
+///     #[fp8(skip)] // Holds no parameters, and its type has no `Fp8Module`.
+///     activation: fn(&candle_core::Tensor) -> candle_core::Result<candle_core::Tensor>,
 /// }
-/// fp8_module!(Mlp { up, down; skip dropout });
 /// ```
-#[macro_export]
-macro_rules! fp8_module {
-    ($type:ty { $($field:ident),* $(,)? $(; skip $($skip:ident),+ $(,)?)? }) => {
-        impl $crate::Fp8Module for $type {
-            fn visit(&self, visitor: &mut dyn $crate::Visitor) {
-                let Self { $($field,)* $($($skip: _,)+)? } = self;
-                let _ = &visitor;
-                $($crate::Fp8Module::visit($field, visitor);)*
-            }
-
-            fn visit_mut(&mut self, visitor: &mut dyn $crate::VisitorMut) {
-                let Self { $($field,)* $($($skip: _,)+)? } = self;
-                let _ = &visitor;
-                $($crate::Fp8Module::visit_mut($field, visitor);)*
-            }
-        }
-    };
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not show its layers and parameters to FP8",
+    label = "`Fp8Module` is not implemented for `{Self}`",
+    note = "a struct or enum of your own: put `#[derive(Fp8Module)]` on it",
+    note = "a field without parameters (a closure, a cache, a configuration): put `#[fp8(skip)]` on it",
+    note = "a type of another crate that does hold parameters: wrap it, and show each tensor as an `nn::Parameter`"
+)]
+pub trait Fp8Module {
+    /// Shows every layer and tensor, in the order of the fields. A layer's FP8 state lies behind a lock shared by its
+    /// clones, so that a visitor can change it.
+    fn visit(&self, visitor: &mut dyn Visitor);
 }

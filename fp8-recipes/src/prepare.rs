@@ -2,7 +2,7 @@
 
 use crate::config::{FilterDecision, LayerFilter, check_history_len};
 use crate::error::Result;
-use crate::module::{Fp8Layer, Fp8Module, Visitor, VisitorMut};
+use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::nn::join;
 use crate::state::Fp8State;
 use candle_core::{DType, Device, Tensor, TensorId};
@@ -127,7 +127,7 @@ impl fmt::Display for PrepareReport {
 /// # Errors
 /// If the length of histories is out of range, or a tensor operation fails. Layers that cannot be converted are no error: the report says why.
 pub fn prepare_fp8<M: Fp8Module + ?Sized>(
-    model: &mut M,
+    model: &M,
     options: &PrepareOptions,
 ) -> Result<PrepareReport> {
     check_history_len(options.amax_history_len)?;
@@ -142,7 +142,7 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
         report: PrepareReport::default(),
         error: None,
     };
-    model.visit_mut(&mut preparer);
+    model.visit(&mut preparer);
     match preparer.error {
         Some(error) => Err(error.into()),
         None => Ok(preparer.report),
@@ -154,12 +154,13 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
 #[derive(Default)]
 struct Owners {
     names: HashMap<TensorId, Vec<String>>,
-    others: HashMap<TensorId, String>,
+    others: HashMap<TensorId, Option<String>>,
     tables: Vec<Arc<StateTable>>,
 }
 
 impl Owners {
-    fn note(&mut self, path: &str, tensor: &Tensor) {
+    fn note(&mut self, path: Option<&str>, tensor: &Tensor) {
+        let Some(path) = path else { return };
         let names = self.names.entry(tensor.id()).or_default();
         if !names.iter().any(|name| name == path) {
             names.push(path.to_string());
@@ -169,7 +170,8 @@ impl Owners {
 
 impl Visitor for Owners {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
-        self.note(&join(layer.path(), "weight"), layer.held_weight());
+        let name = layer.path().map(|path| join(path, "weight"));
+        self.note(name.as_deref(), layer.held_weight());
         if let Some(state) = layer.fp8_state()
             && !(self.tables.iter()).any(|table| Arc::ptr_eq(table, state.table()))
         {
@@ -177,10 +179,10 @@ impl Visitor for Owners {
         }
     }
 
-    fn tensor(&mut self, path: &str, tensor: &Tensor) {
+    fn tensor(&mut self, path: Option<&str>, tensor: &Tensor) {
         self.note(path, tensor);
-        let first = self.others.entry(tensor.id());
-        first.or_insert_with(|| path.to_string());
+        let first = self.others.entry(tensor.id()).or_default();
+        *first = first.take().or(path.map(str::to_string));
     }
 }
 
@@ -189,8 +191,8 @@ struct Preparer<'a> {
     owners: HashMap<TensorId, Vec<String>>,
     /// One for each device.
     tables: Vec<Arc<StateTable>>,
-    /// Tensors that something else than a linear layer uses.
-    others: HashMap<TensorId, String>,
+    /// Tensors that something else than a linear layer uses, with a name there.
+    others: HashMap<TensorId, Option<String>>,
     by_path: HashMap<String, (TensorId, Arc<Fp8State>)>,
     report: PrepareReport,
     error: Option<candle_core::Error>,
@@ -208,28 +210,34 @@ impl Preparer<'_> {
         Ok(table)
     }
 
-    fn outcome(&mut self, linear: &mut dyn Fp8Layer) -> candle_core::Result<Outcome> {
+    fn outcome(&mut self, linear: &dyn Fp8Layer) -> candle_core::Result<Outcome> {
         let (out_features, in_features) = linear.features();
         if linear.static_weight().is_some() {
             return Ok(Outcome::Skipped(
                 "the weight is FP8 already (static inference)".into(),
             ));
         }
-        if linear.path().is_empty() {
-            let reason = "it has no path: build it from a VarBuilder or call with_path";
-            return Ok(Outcome::Skipped(reason.into()));
-        }
-        let decision = self
-            .options
-            .filter
-            .decide(linear.path(), out_features, in_features);
+        let path = match linear.path() {
+            Some("") => Err("it is at the root of the checkpoint: build it from `vb.pp(..)`"),
+            Some(path) => Ok(path),
+            None => Err("it has no path: build it from a VarBuilder or call with_path"),
+        };
+        let path = match path {
+            Ok(path) => path,
+            Err(reason) => return Ok(Outcome::Skipped(reason.into())),
+        };
+        let decision = self.options.filter.decide(path, out_features, in_features);
         if let FilterDecision::Skip(reason) = decision {
             return Ok(Outcome::Skipped(reason));
         }
         let weight = linear.held_weight();
         if let Some(other) = self.others.get(&weight.id()) {
+            let other = match other {
+                Some(name) => format!("`{name}`"),
+                None => "a tensor without a name".to_string(),
+            };
             return Ok(Outcome::Skipped(format!(
-                "its weight is `{other}` too, which stays in high precision"
+                "its weight is {other} too, which stays in high precision"
             )));
         }
         if !matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16) {
@@ -243,7 +251,7 @@ impl Preparer<'_> {
         }
         let id = weight.id();
         let mut notes: Vec<String> = vec![];
-        let own_name = format!("{}.weight", linear.path());
+        let own_name = join(path, "weight");
         if let Some(names) = self.owners.get(&id) {
             let others: Vec<_> = names
                 .iter()
@@ -254,7 +262,7 @@ impl Preparer<'_> {
                 notes.push(format!("weight tied with {}", others.join(", ")));
             }
         }
-        let state = match (self.by_path.get(linear.path()), linear.fp8_state()) {
+        let state = match (self.by_path.get(path), linear.fp8_state()) {
             (Some((other, _)), _) if *other != id => {
                 return Ok(Outcome::Skipped("another layer has the same path".into()));
             }
@@ -269,12 +277,10 @@ impl Preparer<'_> {
             (None, None) => {
                 let len = self.options.amax_history_len;
                 let table = self.table(weight.device())?;
-                let path = linear.path().into();
-                Arc::new(Fp8State::new(path, linear.roles(), len, &table)?)
+                Arc::new(Fp8State::new(path.into(), linear.roles(), len, &table)?)
             }
         };
-        self.by_path
-            .insert(linear.path().to_string(), (id, state.clone()));
+        self.by_path.insert(path.to_string(), (id, state.clone()));
         linear.set_fp8_state(Some(state));
         Ok(Outcome::Converted(
             (!notes.is_empty()).then(|| notes.join("; ")),
@@ -282,8 +288,8 @@ impl Preparer<'_> {
     }
 }
 
-impl VisitorMut for Preparer<'_> {
-    fn layer(&mut self, linear: &mut dyn Fp8Layer) {
+impl Visitor for Preparer<'_> {
+    fn layer(&mut self, linear: &dyn Fp8Layer) {
         let (out_features, in_features) = linear.features();
         match self.outcome(linear) {
             Ok(outcome) => {
@@ -291,7 +297,7 @@ impl VisitorMut for Preparer<'_> {
                     linear.set_fp8_state(None);
                 }
                 self.report.layers.push(LayerReport {
-                    path: linear.path().to_string(),
+                    path: linear.path().unwrap_or_default().to_string(),
                     out_features,
                     in_features,
                     outcome,
@@ -300,6 +306,8 @@ impl VisitorMut for Preparer<'_> {
             Err(error) => self.error = self.error.take().or(Some(error)),
         }
     }
+
+    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
 }
 
 /// What is wrong with the values of a weight, if anything.

@@ -491,15 +491,15 @@ proptest! {
 fn a_model_is_not_prepared_with_histories_that_no_memory_holds() {
     use candle_core::{DType, Device, Tensor};
     use fp8_recipes::nn::Linear;
-    use fp8_recipes::{PrepareOptions, fp8_module, prepare_fp8};
+    use fp8_recipes::{Fp8Module, PrepareOptions, prepare_fp8};
 
+    #[derive(Fp8Module)]
     struct Model {
         l: Linear,
     }
-    fp8_module!(Model { l });
 
     let weight = Tensor::ones((2, 2), DType::F32, &Device::Cpu).unwrap();
-    let mut model = Model {
+    let model = Model {
         l: Linear::new(weight, None).with_path("l"),
     };
     for amax_history_len in [0, (1 << 20) + 1, 100_000_000_000] {
@@ -507,7 +507,7 @@ fn a_model_is_not_prepared_with_histories_that_no_memory_holds() {
             amax_history_len,
             ..Default::default()
         };
-        let error = prepare_fp8(&mut model, &options).unwrap_err().to_string();
+        let error = prepare_fp8(&model, &options).unwrap_err().to_string();
         assert!(error.contains(&amax_history_len.to_string()), "{error}");
         assert!(model.l.fp8_state().is_none());
     }

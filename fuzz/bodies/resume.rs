@@ -22,8 +22,8 @@ impl Run {
         let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
         let hint = candle_nn::Init::Const(0.5);
         vb.get_with_hints((2, 3), "fc.weight", hint).unwrap();
-        let mut model = nn::linear_no_bias(3, 2, vb.pp("fc")).unwrap();
-        prepare_fp8(&mut model, &Default::default()).unwrap();
+        let model = nn::linear_no_bias(3, 2, vb.pp("fc")).unwrap();
+        prepare_fp8(&model, &Default::default()).unwrap();
         let optimizer = AdamW::from_varmap(&vars, AdamWConfig::default()).unwrap();
         Self {
             vars,

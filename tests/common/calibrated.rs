@@ -9,7 +9,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::recipes::config::{CastConfig, Fp8LinearConfig, Recipe};
 use fp8::recipes::load::var_builder;
 use fp8::recipes::nn::{self, Linear};
-use fp8::recipes::{Autocast, fp8_autocast, fp8_module};
+use fp8::recipes::{Autocast, Fp8Module, fp8_autocast};
 use recipes::{device, fill, prepare, tensor};
 use serde_json::Value;
 use std::fs;
@@ -18,11 +18,11 @@ use std::path::Path;
 pub const IN: usize = 64;
 pub const HIDDEN: usize = 96;
 
+#[derive(Fp8Module)]
 pub struct Net {
     pub up: Linear,
     pub down: Linear,
 }
-fp8_module!(Net { up, down });
 
 impl Net {
     pub fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self> {

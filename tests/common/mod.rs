@@ -15,7 +15,7 @@ pub use device::{device, on_cuda, skipped_on_cuda};
 
 use candle_core::{DType, Module, Result, Tensor};
 use fp8::recipes::nn::Linear;
-use fp8::recipes::{Autocast, end_step, fp8_autocast, fp8_module, prepare_fp8};
+use fp8::recipes::{Autocast, Fp8Module, end_step, fp8_autocast, prepare_fp8};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::path::PathBuf;
 
@@ -27,17 +27,17 @@ pub fn golden(name: &str) -> PathBuf {
 }
 
 /// A model of one linear layer, `l`.
+#[derive(Fp8Module)]
 pub struct Model {
     pub l: Linear,
 }
-fp8_module!(Model { l });
 
 impl Model {
     /// The layer with FP8 state.
     pub fn prepared(weight: &Tensor, bias: Option<&Tensor>) -> Self {
         let l = Linear::new(weight.clone(), bias.cloned()).with_path("l");
-        let mut model = Self { l };
-        let report = prepare_fp8(&mut model, &Default::default()).unwrap();
+        let model = Self { l };
+        let report = prepare_fp8(&model, &Default::default()).unwrap();
         assert_eq!(report.converted(), 1, "{report}");
         model
     }

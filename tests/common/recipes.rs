@@ -11,7 +11,7 @@ use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::recipes::config::{DelayedScaling, InitialScale, Recipe};
 use fp8::recipes::nn::{self, Linear};
-use fp8::recipes::{PrepareOptions, PrepareReport, fp8_module, prepare_fp8};
+use fp8::recipes::{Fp8Module, PrepareOptions, PrepareReport, prepare_fp8};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 /// Values in -1..1, the same for the same seed and shape.
@@ -194,13 +194,12 @@ pub fn recipes() -> Vec<(&'static str, Recipe)> {
 }
 
 /// Two layers with a norm and a GELU between them.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Fp8Module)]
 pub struct Mlp {
     pub up: Linear,
     pub norm: nn::LayerNorm,
     pub down: Linear,
 }
-fp8_module!(Mlp { up, norm, down });
 
 impl Mlp {
     pub const IN: usize = 12;

@@ -268,16 +268,16 @@ fn layers<M: Fp8Module + ?Sized>(model: &M) -> Vec<Layer> {
     impl Visitor for Layers {
         fn layer(&mut self, layer: &dyn Fp8Layer) {
             if let Some(state) = layer.fp8_state()
-                && !self.0.iter().any(|other| Arc::ptr_eq(&other.state, state))
+                && !self.0.iter().any(|other| Arc::ptr_eq(&other.state, &state))
             {
                 self.0.push(Layer {
                     weight: layer.held_weight().clone(),
-                    state: state.clone(),
+                    state,
                 });
             }
         }
 
-        fn tensor(&mut self, _: &str, _: &Tensor) {}
+        fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
     }
     let mut all = Layers::default();
     model.visit(&mut all);

@@ -1,6 +1,6 @@
 //! Walks a model and gathers what its file will hold.
 
-use super::options::Shown;
+use super::options::{ExportOptions, Name, Shown};
 use super::scheme::Scheme;
 use crate::error::{Error, Result};
 use crate::load::InputScheme;
@@ -30,12 +30,19 @@ impl Collected {
     }
 }
 
-/// Everything that `model` shows.
-pub(super) fn collect<M: Fp8Module + ?Sized>(model: &M) -> Result<Collected> {
-    let mut others = OtherTensors::default();
+/// Everything that `model` shows. Tensors that it does not name are looked up in `options`.
+pub(super) fn collect<M: Fp8Module + ?Sized>(
+    model: &M,
+    options: &ExportOptions,
+) -> Result<Collected> {
+    let mut others = OtherTensors {
+        options,
+        names: HashMap::new(),
+    };
     model.visit(&mut others);
     let mut collector = Collector {
-        others: others.0,
+        options,
+        others: others.names,
         sources: HashMap::new(),
         out: Collected::default(),
         error: None,
@@ -49,20 +56,27 @@ pub(super) fn collect<M: Fp8Module + ?Sized>(model: &M) -> Result<Collected> {
 }
 
 /// Tensors that belong to no linear layer, with the first name of each.
-#[derive(Default)]
-struct OtherTensors(HashMap<TensorId, String>);
+struct OtherTensors<'a> {
+    options: &'a ExportOptions,
+    names: HashMap<TensorId, String>,
+}
 
-impl Visitor for OtherTensors {
+impl Visitor for OtherTensors<'_> {
     fn layer(&mut self, _: &dyn Fp8Layer) {}
 
-    fn tensor(&mut self, path: &str, tensor: &Tensor) {
-        self.0
+    fn tensor(&mut self, path: Option<&str>, tensor: &Tensor) {
+        let path = match (path, self.options.name_of(tensor)) {
+            (Some(path), _) | (None, Name::Variable(path)) => path,
+            (None, Name::Buffer | Name::Unknown) => return,
+        };
+        self.names
             .entry(tensor.id())
             .or_insert_with(|| path.to_string());
     }
 }
 
-struct Collector {
+struct Collector<'a> {
+    options: &'a ExportOptions,
     others: HashMap<TensorId, String>,
     /// Which tensor a name was taken from.
     sources: HashMap<String, TensorId>,
@@ -70,14 +84,9 @@ struct Collector {
     error: Option<Error>,
 }
 
-impl Collector {
+impl Collector<'_> {
     /// Files `tensor` under `name`; false if the same tensor is there already.
     fn claim(&mut self, name: &str, source: &Tensor) -> Result<bool> {
-        if name.is_empty() || name == "weight" && self.sources.contains_key(name) {
-            return Err(Error::Unnamed {
-                shape: source.dims().to_vec(),
-            });
-        }
         self.out.shown.names.insert(name.to_string());
         self.out.shown.tensors.insert(source.id());
         match self.sources.get(name) {
@@ -100,14 +109,21 @@ impl Collector {
     }
 
     fn add_linear(&mut self, linear: &dyn Fp8Layer) -> Result<()> {
-        let path = linear.path();
         let sizes = linear.features();
-        if path.is_empty() {
-            return Err(Error::Unnamed {
-                shape: vec![sizes.0, sizes.1],
-            });
-        }
         let weight = linear.held_weight();
+        let known = match (linear.path(), self.options.name_of(weight)) {
+            (Some(path), _) => Some(path),
+            (None, Name::Variable(name)) => name.strip_suffix(".weight"),
+            (None, Name::Buffer | Name::Unknown) => None,
+        };
+        let path = match known {
+            Some(path) if !path.is_empty() => path,
+            // Stored by what else uses it.
+            None if linear.bias().is_none() && self.others.contains_key(&weight.id()) => {
+                return Ok(());
+            }
+            _ => return Err(unnamed(weight)),
+        };
         let name = format!("{path}.weight");
         if let Some(bias) = linear.bias() {
             self.keep(&format!("{path}.bias"), bias)?;
@@ -198,22 +214,35 @@ impl Collector {
     }
 }
 
+fn unnamed(tensor: &Tensor) -> Error {
+    Error::Unnamed {
+        shape: tensor.dims().to_vec(),
+    }
+}
+
 fn not_calibrated(path: &str) -> Error {
     Error::NotCalibrated {
         path: path.to_string(),
     }
 }
 
-impl Visitor for Collector {
+impl Visitor for Collector<'_> {
     fn layer(&mut self, linear: &dyn Fp8Layer) {
         if self.error.is_none() {
             self.error = self.add_linear(linear).err();
         }
     }
 
-    fn tensor(&mut self, path: &str, tensor: &Tensor) {
-        if self.error.is_none() {
-            self.error = self.keep(path, tensor).err();
+    fn tensor(&mut self, path: Option<&str>, tensor: &Tensor) {
+        if self.error.is_some() {
+            return;
         }
+        let options = self.options;
+        let name = match (path, options.name_of(tensor)) {
+            (Some(path), _) | (None, Name::Variable(path)) => Ok(path),
+            (None, Name::Buffer) => return,
+            (None, Name::Unknown) => Err(unnamed(tensor)),
+        };
+        self.error = name.and_then(|name| self.keep(name, tensor)).err();
     }
 }

@@ -87,7 +87,7 @@ pub fn save_calibrated_with<M: Fp8Module + ?Sized>(
     options: &ExportOptions,
 ) -> Result<ExportReport> {
     let place = Place::new(path.as_ref())?;
-    let collected = collect(model)?;
+    let collected = collect(model, options)?;
     options.check(&collected.shown)?;
     let (model, config) = (place.model_path(), place.config_path());
     let made = place.make_directory()?;

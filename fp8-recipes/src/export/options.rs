@@ -2,10 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::load::LoadedNames;
-use candle_core::TensorId;
+use candle_core::{Tensor, TensorId};
 use candle_nn::VarMap;
 use serde_json::{Map, Value};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::PoisonError;
 
 /// What the model has shown.
@@ -15,17 +15,32 @@ pub(super) struct Shown {
     pub(super) tensors: HashSet<TensorId>,
 }
 
+/// What is known of a tensor that the model shows without a name.
+pub(super) enum Name<'a> {
+    /// Its name in the VarMap.
+    Variable(&'a str),
+    /// It is not in the VarMap: no parameter.
+    Buffer,
+    /// There is no VarMap.
+    Unknown,
+}
+
 /// Options of [`save_calibrated_with`](crate::save_calibrated_with): what the model must have in it.
 ///
-/// An export holds what the model shows ([`Fp8Module::visit`](crate::Fp8Module::visit)). A field after `skip` in
-/// [`fp8_module!`](crate::fp8_module) is not shown; where it holds parameters, they would be missing in the file
-/// without a word. Given the parameters that there are, the export fails and names those that are missing.
+/// An export holds what the model shows ([`Fp8Module::visit`](crate::Fp8Module::visit)). A field with
+/// `#[fp8(skip)]` is not shown; where it holds parameters, they would be missing in the file without a word. Given the parameters that there are, the export fails and names those that are missing.
+///
+/// The VarMap of [`ExportOptions::with_vars`] also names the tensors whose name the model does not know: bare `Tensor` fields
+/// and the layers of `candle_nn`. Those that are not in it are buffers (masks, tables of sines) and are not written. Without a
+/// VarMap a tensor without a name is an error.
 ///
 /// It may also be given the model's configuration, which then comes into sight together with the model.
 #[derive(Debug, Clone, Default)]
 pub struct ExportOptions {
     /// Names, and tensors where they are known: a tied tensor counts under any of its names.
     expected: BTreeMap<String, Option<TensorId>>,
+    /// The name of each variable, where there is a VarMap; the first one of a tied variable.
+    names: Option<HashMap<TensorId, String>>,
     pub(super) config: Option<Map<String, Value>>,
 }
 
@@ -35,7 +50,7 @@ impl ExportOptions {
         Self::default()
     }
 
-    /// Every variable must be in the file.
+    /// Every variable must be in the file, and tensors without a name take theirs from here.
     #[must_use]
     pub fn with_vars(mut self, vars: &VarMap) -> Self {
         let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,6 +58,13 @@ impl ExportOptions {
             .iter()
             .map(|(name, var)| (name.clone(), Some(var.as_tensor().id())));
         self.expected.extend(named);
+        let names = self.names.get_or_insert_default();
+        for (name, var) in vars.iter() {
+            let known = names.entry(var.as_tensor().id()).or_insert(name.clone());
+            if name < known {
+                known.clone_from(name);
+            }
+        }
         drop(vars);
         self
     }
@@ -66,6 +88,17 @@ impl ExportOptions {
     pub fn with_config(mut self, entries: Map<String, Value>) -> Self {
         self.config = Some(entries);
         self
+    }
+
+    /// What the VarMap calls a tensor.
+    pub(super) fn name_of(&self, tensor: &Tensor) -> Name<'_> {
+        match &self.names {
+            None => Name::Unknown,
+            Some(names) => match names.get(&tensor.id()) {
+                Some(name) => Name::Variable(name),
+                None => Name::Buffer,
+            },
+        }
     }
 
     pub(super) fn check(&self, shown: &Shown) -> Result<()> {

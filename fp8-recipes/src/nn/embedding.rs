@@ -1,7 +1,7 @@
 //! Embedding with a path.
 
 use super::join;
-use crate::{Fp8Module, Visitor, VisitorMut};
+use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
@@ -9,7 +9,7 @@ use candle_nn::VarBuilder;
 #[derive(Debug, Clone)]
 pub struct Embedding {
     inner: candle_nn::Embedding,
-    path: String,
+    path: Option<String>,
 }
 
 impl Embedding {
@@ -17,13 +17,13 @@ impl Embedding {
     pub fn new(embeddings: Tensor, hidden_size: usize) -> Self {
         Self {
             inner: candle_nn::Embedding::new(embeddings, hidden_size),
-            path: String::new(),
+            path: None,
         }
     }
 
     /// Sets the checkpoint path.
     pub fn with_path(mut self, path: impl Into<String>) -> Self {
-        self.path = path.into();
+        self.path = Some(path.into());
         self
     }
 
@@ -37,9 +37,9 @@ impl Embedding {
         self.inner.hidden_size()
     }
 
-    /// Path in the checkpoint, empty if unknown.
-    pub fn path(&self) -> &str {
-        &self.path
+    /// Path in the checkpoint: empty at its root, None if unknown.
+    pub fn path(&self) -> Option<&str> {
+        self.path.as_deref()
     }
 }
 
@@ -52,15 +52,14 @@ impl Module for Embedding {
 
 impl Fp8Module for Embedding {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.tensor(&join(&self.path, "weight"), self.embeddings());
+        let name = self.path().map(|path| join(path, "weight"));
+        visitor.tensor(name.as_deref(), self.embeddings());
     }
-
-    fn visit_mut(&mut self, _: &mut dyn VisitorMut) {}
 }
 
 /// Creates or loads an embedding, with candle-nn's initialization.
 pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder<'_>) -> Result<Embedding> {
-    let path = vb.prefix();
+    let path = Some(vb.prefix());
     Ok(Embedding {
         inner: candle_nn::embedding(in_size, out_size, vb)?,
         path,

@@ -1,5 +1,6 @@
 //! The linear layer: candle-nn's outside a guard, FP8 inside one.
 
+use super::shared_state::SharedState;
 use super::static_weight::is_unscaled_fp8;
 use super::{StaticWeight, join};
 use crate::autocast::{Context, Mode, current};
@@ -7,7 +8,7 @@ use crate::error::Error;
 use crate::module::Fp8Layer;
 use crate::plan::linear_plan;
 use crate::state::Fp8State;
-use crate::{Fp8Module, Visitor, VisitorMut};
+use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::state::StepCells;
@@ -35,8 +36,8 @@ enum Weight {
 pub struct Linear {
     weight: Weight,
     bias: Option<Tensor>,
-    path: Arc<str>,
-    state: Option<Arc<Fp8State>>,
+    path: Option<Arc<str>>,
+    state: SharedState,
 }
 
 impl Linear {
@@ -45,8 +46,8 @@ impl Linear {
         Self {
             weight: Weight::HighPrecision(weight),
             bias,
-            path: "".into(),
-            state: None,
+            path: None,
+            state: SharedState::default(),
         }
     }
 
@@ -59,14 +60,17 @@ impl Linear {
         Self {
             weight: Weight::Fp8(weight.into()),
             bias,
-            path: path.into(),
-            state: None,
+            path: Some(path.into()),
+            state: SharedState::default(),
         }
     }
 
     /// Names the layer as in a checkpoint. Layers built from a VarBuilder know their name.
+    ///
+    /// It is another layer then than those that it was cloned from: it has no FP8 state and shares none.
     pub fn with_path(mut self, path: impl Into<Arc<str>>) -> Self {
-        self.path = path.into();
+        self.path = Some(path.into());
+        self.state = SharedState::default();
         self
     }
 
@@ -97,14 +101,14 @@ impl Linear {
         self.bias.as_ref()
     }
 
-    /// Path in the checkpoint, empty if unknown.
-    pub fn path(&self) -> &str {
-        &self.path
+    /// Path in the checkpoint: empty at its root, None if unknown.
+    pub fn path(&self) -> Option<&str> {
+        self.path.as_deref()
     }
 
     /// FP8 state, if the layer is prepared.
-    pub fn fp8_state(&self) -> Option<&Arc<Fp8State>> {
-        self.state.as_ref()
+    pub fn fp8_state(&self) -> Option<Arc<Fp8State>> {
+        self.state.get()
     }
 
     /// (out_features, in_features).
@@ -124,12 +128,17 @@ impl Linear {
         Fp8Layer::weight_bytes(self)
     }
 
+    /// The path in messages.
+    fn shown_path(&self) -> &str {
+        self.path().unwrap_or("without a path")
+    }
+
     fn check_input(&self, x: &Tensor) -> Result<()> {
         let (_, in_features) = self.features();
         let got = x.dims().last().copied().unwrap_or(0);
         if got != in_features {
             return Err(fp8_candle::Error::InFeatures {
-                path: self.path.to_string(),
+                path: self.shown_path().to_string(),
                 expected: in_features,
                 got,
                 shape: x.dims().to_vec(),
@@ -138,7 +147,7 @@ impl Linear {
         }
         if !x.dtype().is_float() || x.dtype() == DType::F8E4M3 {
             return Err(Error::TensorDType {
-                tensor: join(&self.path, "input"),
+                tensor: join(self.shown_path(), "input"),
                 got: x.dtype().as_str().into(),
                 expected: "f32, bf16, f16 or f64".into(),
             }
@@ -196,18 +205,18 @@ impl Linear {
                 return weight.forward(x, self.bias.as_ref());
             }
         };
-        let signed_in = match &self.state {
-            Some(state) => context.sign_in(state)?.map(|step| (state, step)),
+        let signed_in = match self.state.get() {
+            Some(state) => context.sign_in(&state)?.map(|step| (state, step)),
             None => None,
         };
         let Some((state, step)) = signed_in else {
             return self.plain(x, weight);
         };
         if context.settings.mode == Mode::Calibrate {
-            self.calibrate(state, &step, x, weight)?;
+            self.calibrate(&state, &step, x, weight)?;
             return self.plain(x, weight);
         }
-        let plan = linear_plan(state, context, &step)?;
+        let plan = linear_plan(&state, context, &step)?;
         let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));
         fp8_linear(x, weight, self.bias.as_ref(), &plan)
     }
@@ -231,20 +240,20 @@ impl Module for Linear {
 }
 
 impl Fp8Layer for Linear {
-    fn path(&self) -> &str {
-        &self.path
+    fn path(&self) -> Option<&str> {
+        Linear::path(self)
     }
 
     fn roles(&self) -> &'static [Role] {
         &[Role::Input, Role::Weight, Role::GradOutput]
     }
 
-    fn fp8_state(&self) -> Option<&Arc<Fp8State>> {
-        self.state.as_ref()
+    fn fp8_state(&self) -> Option<Arc<Fp8State>> {
+        self.state.get()
     }
 
-    fn set_fp8_state(&mut self, state: Option<Arc<Fp8State>>) {
-        self.state = state;
+    fn set_fp8_state(&self, state: Option<Arc<Fp8State>>) {
+        self.state.set(state);
     }
 
     fn held_weight(&self) -> &Tensor {
@@ -269,10 +278,6 @@ impl Fp8Layer for Linear {
 
 impl Fp8Module for Linear {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.layer(self);
-    }
-
-    fn visit_mut(&mut self, visitor: &mut dyn VisitorMut) {
         visitor.layer(self);
     }
 }

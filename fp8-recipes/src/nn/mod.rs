@@ -6,6 +6,7 @@
 mod embedding;
 mod linear;
 mod norm;
+mod shared_state;
 mod static_weight;
 
 pub use embedding::{Embedding, embedding};
@@ -41,10 +42,8 @@ impl Parameter {
 
 impl crate::Fp8Module for Parameter {
     fn visit(&self, visitor: &mut dyn crate::Visitor) {
-        visitor.tensor(&self.path, &self.tensor);
+        visitor.tensor(Some(&self.path), &self.tensor);
     }
-
-    fn visit_mut(&mut self, _: &mut dyn crate::VisitorMut) {}
 }
 
 /// `prefix.name`, or `name` at the root.

@@ -1,7 +1,7 @@
 //! LayerNorm and RmsNorm whose gradients reach everything before them.
 
 use super::join;
-use crate::{Fp8Module, Visitor, VisitorMut};
+use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{LayerNormConfig, VarBuilder};
 use fp8_candle::ops;
@@ -15,7 +15,7 @@ pub struct LayerNorm {
     bias: Option<Tensor>,
     remove_mean: bool,
     eps: f64,
-    path: String,
+    path: Option<String>,
 }
 
 impl LayerNorm {
@@ -26,7 +26,7 @@ impl LayerNorm {
             bias: Some(bias),
             remove_mean: true,
             eps,
-            path: String::new(),
+            path: None,
         }
     }
 
@@ -37,7 +37,7 @@ impl LayerNorm {
             bias: None,
             remove_mean: true,
             eps,
-            path: String::new(),
+            path: None,
         }
     }
 
@@ -48,13 +48,13 @@ impl LayerNorm {
             bias: None,
             remove_mean: false,
             eps,
-            path: String::new(),
+            path: None,
         }
     }
 
     /// Sets the checkpoint path.
     pub fn with_path(mut self, path: impl Into<String>) -> Self {
-        self.path = path.into();
+        self.path = Some(path.into());
         self
     }
 
@@ -85,13 +85,12 @@ impl Module for LayerNorm {
 
 impl Fp8Module for LayerNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.tensor(&join(&self.path, "weight"), &self.weight);
+        let name = |own| self.path.as_deref().map(|path| join(path, own));
+        visitor.tensor(name("weight").as_deref(), &self.weight);
         if let Some(bias) = &self.bias {
-            visitor.tensor(&join(&self.path, "bias"), bias);
+            visitor.tensor(name("bias").as_deref(), bias);
         }
     }
-
-    fn visit_mut(&mut self, _: &mut dyn VisitorMut) {}
 }
 
 /// Creates or loads a layer norm, with candle-nn's initialization and configuration.
@@ -112,7 +111,7 @@ pub fn layer_norm<C: Into<LayerNormConfig>>(
         bias,
         remove_mean: config.remove_mean,
         eps: config.eps,
-        path: vb.prefix(),
+        path: Some(vb.prefix()),
     })
 }
 
@@ -160,8 +159,6 @@ impl Fp8Module for RmsNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
         self.0.visit(visitor);
     }
-
-    fn visit_mut(&mut self, _: &mut dyn VisitorMut) {}
 }
 
 /// Creates or loads an RMS norm, with candle-nn's initialization.

@@ -1,0 +1,126 @@
+//! Tensors, layers of candle_nn, and types that hold no parameters.
+
+use super::{Fp8Module, Visitor};
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use std::marker::PhantomData;
+
+/// Shown without a name; [`nn::Parameter`](crate::nn::Parameter) gives it one.
+impl Fp8Module for Tensor {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.tensor(None, self);
+    }
+}
+
+/// Shown without a name; [`nn::Parameter`](crate::nn::Parameter) gives it one.
+impl Fp8Module for Var {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.tensor(None, self.as_tensor());
+    }
+}
+
+/// Layers that keep their tensors readable and know no names.
+macro_rules! weight_and_bias {
+    ($($type:ident),*) => {
+        $(impl Fp8Module for candle_nn::$type {
+            fn visit(&self, visitor: &mut dyn Visitor) {
+                visitor.tensor(None, self.weight());
+                if let Some(bias) = self.bias() {
+                    visitor.tensor(None, bias);
+                }
+            }
+        })*
+    };
+}
+
+weight_and_bias!(
+    Linear,
+    LayerNorm,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d
+);
+
+macro_rules! one_tensor {
+    ($($type:ident: $tensor:ident),*) => {
+        $(impl Fp8Module for candle_nn::$type {
+            fn visit(&self, visitor: &mut dyn Visitor) {
+                visitor.tensor(None, self.$tensor());
+            }
+        })*
+    };
+}
+
+one_tensor!(RmsNorm: weight, Embedding: embeddings, PReLU: weight);
+
+/// Weight, bias and the running statistics, which a checkpoint holds too.
+impl Fp8Module for candle_nn::BatchNorm {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.tensor(None, self.running_mean());
+        visitor.tensor(None, self.running_var());
+        if let Some((weight, bias)) = self.weight_and_bias() {
+            visitor.tensor(None, weight);
+            visitor.tensor(None, bias);
+        }
+    }
+}
+
+macro_rules! nothing {
+    ($($type:ty),* $(,)?) => {
+        $(impl Fp8Module for $type {
+            fn visit(&self, _: &mut dyn Visitor) {}
+        })*
+    };
+}
+
+nothing!(
+    (),
+    bool,
+    char,
+    u8,
+    u16,
+    u32,
+    u64,
+    u128,
+    usize,
+    i8,
+    i16,
+    i32,
+    i64,
+    i128,
+    isize,
+    f32,
+    f64,
+    half::bf16,
+    half::f16,
+    str,
+    String,
+    DType,
+    Device,
+    Shape,
+    tracing::Span,
+    candle_nn::Activation,
+    candle_nn::Dropout,
+    candle_nn::BatchNormConfig,
+    candle_nn::Conv1dConfig,
+    candle_nn::Conv2dConfig,
+    candle_nn::ConvTranspose1dConfig,
+    candle_nn::ConvTranspose2dConfig,
+    candle_nn::LayerNormConfig,
+    candle_nn::Init,
+    candle_nn::ops::Identity,
+);
+
+impl<T: ?Sized> Fp8Module for PhantomData<T> {
+    fn visit(&self, _: &mut dyn Visitor) {}
+}
+
+/// A closure: the tensors that it captures cannot be seen, so they are missing in an export.
+impl Fp8Module for candle_nn::Func<'_> {
+    fn visit(&self, _: &mut dyn Visitor) {}
+}
+
+/// A closure: the tensors that it captures cannot be seen, so they are missing in an export.
+impl Fp8Module for candle_nn::FuncT<'_> {
+    fn visit(&self, _: &mut dyn Visitor) {}
+}
