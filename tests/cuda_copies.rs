@@ -6,15 +6,13 @@
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{Optimizer, VarBuilder, VarMap};
-use fp8::candle::ops::cross_entropy;
-use fp8::recipes::nn::{LayerNorm, Linear, layer_norm, linear};
-use fp8::recipes::optim::{AdamW, AdamWConfig};
-use fp8::recipes::{Fp8Module, fp8_autocast, prepare_fp8};
+use fp8::fp8_candle::ops::cross_entropy;
+use fp8::nn::{LayerNorm, Linear, layer_norm, linear};
+use fp8::optim::{AdamW, AdamWConfig};
+use fp8::{Fp8Module, fp8_autocast, prepare_fp8};
+use fp8_test_support::device;
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-
-#[path = "../fp8-candle/tests/common/device.rs"]
-mod device;
 
 static COPIES: AtomicUsize = AtomicUsize::new(0);
 static WAITS: AtomicUsize = AtomicUsize::new(0);
@@ -67,13 +65,13 @@ struct Net {
 impl Net {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = self.norm.forward(&self.up.forward(x)?)?;
-        self.down.forward(&fp8::candle::ops::gelu(&x)?)
+        self.down.forward(&fp8::fp8_candle::ops::gelu(&x)?)
     }
 }
 
 #[test]
 fn a_step_copies_nothing_to_the_host() -> Result<()> {
-    let device = device::device();
+    let device = device();
     if !device.is_cuda() {
         println!("skipped: no CUDA device");
         return Ok(());
@@ -109,8 +107,7 @@ fn a_step_copies_nothing_to_the_host() -> Result<()> {
             let targets: Vec<u32> = (0..48).map(|i| i % 16).collect();
             let targets = Tensor::from_vec(targets, 48, &device)?;
             let mut step = || -> Result<Tensor> {
-                let _guard =
-                    fp8_autocast(recipe.parse::<fp8::recipes::Recipe>().expect("a recipe"))?;
+                let _guard = fp8_autocast(recipe.parse::<fp8::Recipe>().expect("a recipe"))?;
                 let loss = cross_entropy(&net.forward(&x)?, &targets)?;
                 optimizer.step(&loss.backward()?)?;
                 Ok(loss)

@@ -1,11 +1,8 @@
 //! One guard around a whole training loop. A file of its own: it watches the memory of its process.
 
-#[path = "common/recipes.rs"]
-mod common;
-
 use candle_core::{Module, Result, Tensor};
-use common::{Layer, delayed, of, skipped_on_cuda};
-use fp8::recipes::{end_step, fp8_autocast};
+use fp8::{end_step, fp8_autocast};
+use fp8_test_support::{Layer, delayed, flat, of, skipped_on_cuda};
 
 /// Resident memory in KiB, where the system tells it.
 fn resident() -> Option<u64> {
@@ -45,7 +42,7 @@ fn ten_thousand_steps_under_one_guard() -> Result<()> {
         }
     }
     let y = layer.linear.forward(&x)?;
-    assert!(common::flat(&y).iter().all(|&y| y != 0.));
+    assert!(flat(&y).iter().all(|&y| y != 0.));
     guard.close()?;
     if let (Some(early), Some(late)) = (early, resident()) {
         let grown = late.saturating_sub(early);

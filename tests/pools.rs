@@ -1,11 +1,10 @@
 //! Guards and rayon pools: a worker that waits runs other tasks of its pool on the same stack.
 
-#[path = "common/recipes.rs"]
-mod common;
-
 use candle_core::{Device, Module, Tensor};
-use common::{Layer, assert_text, delayed, skipped_on_cuda, slots, tensor};
-use fp8::recipes::{Autocast, AutocastHandle, Error, end_step, fp8_autocast, is_fp8_enabled};
+use fp8::{Autocast, AutocastHandle, Error, end_step, fp8_autocast, is_fp8_enabled};
+use fp8_test_support::{
+    Layer, assert_same, assert_text, bits, delayed, flat, skipped_on_cuda, slots, tensor,
+};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -48,13 +47,13 @@ fn tasks_of_one_pool_see_no_guard_but_their_own() {
     }
     let x = tensor(1, &[32, SIZE]);
     let plain = Layer::new("plain", 2, SIZE, SIZE);
-    let expected = common::bits(&plain.linear.forward(&x).unwrap());
+    let expected = bits(&plain.linear.forward(&x).unwrap());
     let control = Layer::prepared("fc", 3, SIZE, SIZE);
     let models: Vec<Layer> = (0..8)
         .map(|_| Layer::prepared("fc", 3, SIZE, SIZE))
         .collect();
     let watched = Layer::prepared("watched", 4, SIZE, SIZE);
-    let watched_plain = common::bits(&watched.linear.forward(&x).unwrap());
+    let watched_plain = bits(&watched.linear.forward(&x).unwrap());
     let (wrong, plain_tasks) = (AtomicUsize::new(0), AtomicUsize::new(0));
     for pool in [pool(2), pool(4)] {
         for round in 0..6 {
@@ -78,7 +77,7 @@ fn tasks_of_one_pool_see_no_guard_but_their_own() {
                             _ => (watched.linear.forward(&x).unwrap(), &watched_plain),
                         };
                         plain_tasks.fetch_add(1, Ordering::Relaxed);
-                        let seen = is_fp8_enabled() || common::bits(&y) != *want;
+                        let seen = is_fp8_enabled() || bits(&y) != *want;
                         wrong.fetch_add(seen.into(), Ordering::Relaxed);
                     }
                 });
@@ -105,7 +104,7 @@ fn tasks_of_a_pool_of_one_thread_see_no_guard_but_their_own() {
     }
     let x = tensor(1, &[32, SIZE]);
     let layer = Layer::prepared("fc", 3, SIZE, SIZE);
-    let plain = common::bits(&layer.linear.forward(&x).unwrap());
+    let plain = bits(&layer.linear.forward(&x).unwrap());
     let seen = AtomicUsize::new(0);
     pool(1).install(|| {
         (0..400).into_par_iter().for_each(|task| {
@@ -119,7 +118,7 @@ fn tasks_of_a_pool_of_one_thread_see_no_guard_but_their_own() {
                 guard.close().unwrap();
             } else {
                 let y = layer.linear.forward(&x).unwrap();
-                let wrong = is_fp8_enabled() || common::bits(&y) != plain;
+                let wrong = is_fp8_enabled() || bits(&y) != plain;
                 seen.fetch_add(wrong.into(), Ordering::Relaxed);
             }
         });
@@ -152,15 +151,15 @@ fn a_handle_carries_one_guard_into_many_tasks() {
     let global: Vec<Tensor> = (1..=16).into_par_iter().map(run).collect();
     let candles = Device::Cpu.with_context(|| run(16));
     for (a, b) in outputs.iter().zip(&global) {
-        common::assert_same("another pool", a, b);
+        assert_same("another pool", a, b);
     }
-    common::assert_same("candle's pool", &candles, &outputs[15]);
+    assert_same("candle's pool", &candles, &outputs[15]);
     let summary = guard.close().unwrap();
     assert_eq!(summary.layers(), 1);
     // The weight is cast by as many tasks as meet it before one has.
     assert!(summary.casts() > 33, "{}", summary.casts());
     let amax = 16.
-        * common::flat(&tensor(6, &[32, SIZE]))
+        * flat(&tensor(6, &[32, SIZE]))
             .iter()
             .fold(0f32, |m, x| m.max(x.abs()));
     assert_eq!(layer.slot("input").history, [amax, 0., 0., 0.]);

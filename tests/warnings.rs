@@ -1,11 +1,8 @@
 //! An enabled guard under which nothing is cast says so, once. A file of its own: the warning is one for the process.
 
-#[path = "common/recipes.rs"]
-mod common;
-
 use candle_core::Module;
-use common::{Layer, delayed, tensor};
-use fp8::recipes::{Autocast, fp8_autocast};
+use fp8::{Autocast, fp8_autocast};
+use fp8_test_support::{Layer, delayed, tensor};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tracing::span::{Attributes, Id, Record};

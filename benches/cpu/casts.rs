@@ -6,7 +6,7 @@ use crate::session::{Field, Session};
 use crate::timing::Contestant;
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Storage, Tensor, WithDType};
-use fp8::core::{
+use fp8::fp8_core::{
     Cast, Format, HighPrecision, amax, decode, dynamic_quant_scale, encode_with_amax, reciprocal,
 };
 use half::bf16;

@@ -6,9 +6,9 @@ use crate::session::{Field, Session};
 use crate::timing::Contestant;
 use anyhow::Result;
 use candle_core::{DType, Device, Storage, Tensor};
-use fp8::candle::device::{Backend, GemmOutput, backend};
-use fp8::candle::{Fp8Tensor, Quantizer};
-use fp8::core::{Contraction, Format, Granularity};
+use fp8::fp8_candle::device::{Backend, GemmOutput, backend};
+use fp8::fp8_candle::{Fp8Tensor, Quantizer};
+use fp8::fp8_core::{Contraction, Format, Granularity};
 use std::hint::black_box;
 
 /// E4M3 times E4M3, cubes.

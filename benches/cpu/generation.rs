@@ -9,7 +9,7 @@ use crate::timing::median;
 use crate::training::{settings, text};
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
-use fp8::recipes::{atomic, load, save_calibrated};
+use fp8::{atomic, load, save_calibrated};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;

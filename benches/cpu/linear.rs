@@ -7,7 +7,7 @@ use crate::step::{Inputs, Layer, NAMES, Step};
 use crate::timing::{Contestant, race};
 use anyhow::Result;
 use candle_core::{DType, Module, Tensor};
-use fp8::recipes::{Autocast, RecipeName, fp8_autocast};
+use fp8::{Autocast, RecipeName, fp8_autocast};
 use std::hint::black_box;
 
 /// (tokens, in_features, out_features).

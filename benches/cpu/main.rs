@@ -47,7 +47,7 @@ use session::Session;
 fn main() -> Result<()> {
     // For every contestant: or each large output pays for fresh pages, which take longer than the product itself.
     fp8::keep_freed_memory();
-    fp8::core::Isa::from_env()?;
+    fp8::fp8_core::Isa::from_env()?;
     let Some(args) = Args::parse(std::env::args().skip(1))? else {
         print!("{}", args::HELP);
         return Ok(());

@@ -6,7 +6,7 @@ use crate::json::{check_target, write_json};
 use crate::peaks::Peaks;
 use crate::rows::{Measured, Row, print_header, print_row};
 use anyhow::{Context, Result, ensure};
-use fp8::core::Isa;
+use fp8::fp8_core::Isa;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;

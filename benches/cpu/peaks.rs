@@ -3,7 +3,7 @@
 use crate::inputs::last_level_cache;
 use crate::rows::Work;
 use crate::timing::thread_cpu;
-use fp8::core::Isa;
+use fp8::fp8_core::Isa;
 use std::fmt;
 use std::hint::black_box;
 use std::time::Instant;
@@ -35,7 +35,7 @@ impl Peaks {
         };
         #[cfg(target_arch = "x86_64")]
         {
-            use fp8::core::IsaLevel;
+            use fp8::fp8_core::IsaLevel;
             let best = Isa::best().level();
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 // SAFETY: avx2 and fma are there.

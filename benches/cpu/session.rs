@@ -4,7 +4,7 @@ use crate::args::Args;
 use crate::rows::{Measured, Metric, Row, Work};
 use crate::timing::{Clock, Contestant, Pace, race};
 use anyhow::Result;
-use fp8::core::Isa;
+use fp8::fp8_core::Isa;
 use std::time::Duration;
 
 /// A child process at work.

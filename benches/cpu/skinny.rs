@@ -8,9 +8,9 @@ use crate::timing::Contestant;
 use anyhow::Result;
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{DType, Device, Module, Tensor};
-use fp8::candle::{Fp8Tensor, Quantizer};
-use fp8::core::{Contraction, Format, Granularity};
-use fp8::recipes::nn::{InputScaling, Linear, StaticWeight};
+use fp8::fp8_candle::{Fp8Tensor, Quantizer};
+use fp8::fp8_core::{Contraction, Format, Granularity};
+use fp8::nn::{InputScaling, Linear, StaticWeight};
 use std::hint::black_box;
 
 /// Weights that stay in cache.
@@ -78,7 +78,13 @@ impl Weights {
                 Contraction::Cols,
                 codes.dequant_scale().clone(),
             )?;
-            let weight = StaticWeight::new(&copy, InputScaling::DynamicPerToken, "weight")?;
+            let weight = StaticWeight::new(
+                &copy,
+                InputScaling::DynamicPerToken {
+                    power_of_two: false,
+                },
+                "weight",
+            )?;
             Ok(Linear::from_static(weight, None, "weight"))
         });
         let plain = |weight: &Tensor| Ok(candle_nn::Linear::new(weight.copy()?, None));

@@ -5,9 +5,9 @@ use crate::rows::Metric;
 use crate::session::{Measured, Session, check};
 use anyhow::Result;
 use candle_core::{DType, Tensor};
-use fp8::candle::Quantizer;
-use fp8::candle::device::{Backend, CurrentScale, Orientation, ScalePolicy, backend};
-use fp8::core::{Cast, Contraction, Format, Granularity, ScaleGrid};
+use fp8::fp8_candle::Quantizer;
+use fp8::fp8_candle::device::{Backend, CurrentScale, Orientation, ScalePolicy, backend};
+use fp8::fp8_core::{Cast, Contraction, Format, Granularity, ScaleGrid};
 
 /// A 1 GiB tensor of bf16.
 const SHAPE: (usize, usize) = (16384, 32768);

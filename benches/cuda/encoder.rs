@@ -6,7 +6,7 @@ use crate::rows::Metric;
 use crate::session::{Measured, Session};
 use anyhow::Result;
 use candle_core::DType;
-use fp8::recipes::RecipeName;
+use fp8::RecipeName;
 
 /// f32, bf16, and bf16 with every recipe, in one race.
 pub fn run(session: &Session) -> Result<()> {

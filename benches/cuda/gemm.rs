@@ -6,9 +6,9 @@ use crate::session::{Measured, Session, check};
 use anyhow::Result;
 use candle_core::op::BackpropOp;
 use candle_core::{DType, Tensor};
-use fp8::candle::device::{GemmOutput, backend};
-use fp8::candle::{Fp8Tensor, Quantizer};
-use fp8::core::{Contraction, Format, Granularity};
+use fp8::fp8_candle::device::{GemmOutput, backend};
+use fp8::fp8_candle::{Fp8Tensor, Quantizer};
+use fp8::fp8_core::{Contraction, Format, Granularity};
 
 /// Scales, whether sums may be fast, and the name.
 const KINDS: [(Granularity, bool, &str); 4] = [

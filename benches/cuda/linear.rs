@@ -7,7 +7,7 @@ use crate::step::{Inputs, NAMES, Step};
 use crate::upstream::GradientFrom;
 use anyhow::Result;
 use candle_core::{DType, Var};
-use fp8::recipes::RecipeName;
+use fp8::RecipeName;
 
 /// (tokens, in_features, out_features).
 const SHAPE: (usize, usize, usize) = (16384, 4096, 16384);

@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
-use fp8::candle::ops;
-use fp8::recipes::optim::{AdamW, AdamWConfig};
+use fp8::fp8_candle::ops;
+use fp8::optim::{AdamW, AdamWConfig};
 
 type Op<'a> = &'a dyn Fn(&Tensor) -> candle_core::Result<Tensor>;
 

@@ -5,7 +5,7 @@ use crate::race::{Contestant, Pace, Track};
 use crate::rows::{Metric, Row, print_row};
 use anyhow::{Context, Result};
 use candle_core::{DType, Device, Shape, Tensor};
-use fp8::candle::device::cuda_info;
+use fp8::fp8_candle::device::cuda_info;
 use std::cell::RefCell;
 
 /// Caches hold less than this.

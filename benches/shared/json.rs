@@ -1,7 +1,7 @@
 //! The file of `--json`.
 
 use anyhow::{Result, ensure};
-use fp8::recipes::atomic::write_atomic;
+use fp8::atomic::write_atomic;
 use serde::Serialize;
 use std::path::Path;
 

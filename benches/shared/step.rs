@@ -3,8 +3,8 @@
 use crate::upstream::GradientFrom;
 use anyhow::{Context, Result};
 use candle_core::{DType, Module, Tensor, Var};
-use fp8::recipes::nn::Linear;
-use fp8::recipes::{Fp8Module, PrepareOptions, Recipe, RecipeName, fp8_autocast, prepare_fp8};
+use fp8::nn::Linear;
+use fp8::{Fp8Module, PrepareOptions, Recipe, RecipeName, fp8_autocast, prepare_fp8};
 use std::cell::Cell;
 
 /// A model of one layer.

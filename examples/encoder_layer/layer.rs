@@ -5,10 +5,10 @@ use anyhow::{Context, Result, ensure};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use fp8::candle::ops::{AttentionOptions, attention_tokens_first};
-use fp8::recipes::nn::{LayerNorm, Linear, layer_norm, linear, ops};
-use fp8::recipes::optim::{AdamW, AdamWConfig};
-use fp8::recipes::{
+use fp8::fp8_candle::ops::{AttentionOptions, attention_tokens_first};
+use fp8::nn::{LayerNorm, Linear, layer_norm, linear, ops};
+use fp8::optim::{AdamW, AdamWConfig};
+use fp8::{
     Fp8Module, PrepareOptions, Recipe, RecipeName, check_gradients, fp8_autocast, prepare_fp8,
 };
 

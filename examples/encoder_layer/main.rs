@@ -22,7 +22,7 @@ use clap::{Parser, ValueEnum};
 use clock::Clock;
 use device::DeviceName;
 use end::end;
-use fp8::recipes::RecipeName;
+use fp8::RecipeName;
 use layer::{LayerConfig, LayerStep};
 use spread::Spread;
 use std::process::ExitCode;

@@ -18,7 +18,7 @@ use candle_core::DType;
 use clap::Parser;
 use device::DeviceName;
 use end::end;
-use fp8::recipes::load;
+use fp8::load;
 use gpt::{Gpt, GptConfig};
 use std::io::Write;
 use std::path::{Path, PathBuf};

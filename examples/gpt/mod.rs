@@ -3,10 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use candle_core::{D, DType, Device, IndexOp, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use fp8::recipes::nn::{
-    Embedding, LayerNorm, Linear, embedding, layer_norm, linear, linear_no_bias, ops,
-};
-use fp8::recipes::{Fp8Layer, Fp8Module, Visitor};
+use fp8::nn::{Embedding, LayerNorm, Linear, embedding, layer_norm, linear, linear_no_bias, ops};
+use fp8::{Fp8Layer, Fp8Module, Visitor};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution, Normal};

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --example isa`
 
-use fp8::core::Isa;
+use fp8::fp8_core::Isa;
 
 fn main() {
     for isa in Isa::available() {

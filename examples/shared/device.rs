@@ -23,7 +23,7 @@ impl DeviceName {
                 let device = Device::new_cuda(0).context(
                     "--device cuda takes an NVIDIA GPU and a build with `--features cuda`",
                 )?;
-                fp8::candle::device::backend(&device)?;
+                fp8::fp8_candle::device::backend(&device)?;
                 Ok(device)
             }
         }

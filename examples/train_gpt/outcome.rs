@@ -7,7 +7,7 @@ use crate::record::{Line, Metrics, Summary, write_json, write_summary};
 use crate::run::{Run, Settings};
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
-use fp8::recipes::{atomic, load, save_calibrated};
+use fp8::{atomic, load, save_calibrated};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;

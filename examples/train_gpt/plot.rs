@@ -2,7 +2,7 @@
 
 use crate::record::Metrics;
 use anyhow::{Result, anyhow};
-use fp8::recipes::atomic::write_atomic;
+use fp8::atomic::write_atomic;
 use plotters::prelude::*;
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use crate::runs::ensure_regular;
 use anyhow::{Context, Result};
-use fp8::recipes::atomic::write_atomic;
+use fp8::atomic::write_atomic;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};

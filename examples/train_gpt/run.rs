@@ -7,13 +7,13 @@ use crate::runs::checkpoints;
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use fp8::core::Granularity;
-use fp8::recipes::checkpoint::{
+use fp8::checkpoint::{
     TrainingMeta, quantized_tensors, resume_training, save_training, training_meta,
 };
-use fp8::recipes::nn::ops;
-use fp8::recipes::optim::{AdamW, AdamWConfig, LrSchedule, StepReport};
-use fp8::recipes::{
+use fp8::fp8_core::Granularity;
+use fp8::nn::ops;
+use fp8::optim::{AdamW, AdamWConfig, LrSchedule, StepReport};
+use fp8::{
     Autocast, Fp8Layer, Fp8Module, PrepareOptions, PrepareReport, Recipe, RecipeName, Visitor,
     check_gradients, fp8_autocast, prepare_fp8,
 };
@@ -199,7 +199,7 @@ impl Run {
     }
 
     /// The guard of validation and generation; None for a high-precision run.
-    pub fn evaluation_guard(&self) -> Result<Option<fp8::recipes::AutocastGuard>> {
+    pub fn evaluation_guard(&self) -> Result<Option<fp8::AutocastGuard>> {
         let autocast = self
             .recipe
             .clone()

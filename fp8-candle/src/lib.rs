@@ -24,7 +24,7 @@ pub use error::Error;
 pub use fake_quant::{cast_values_and_gradient, fake_quantize, grad_cast};
 pub use linear::{GemmPlan, LinearPlan, LinearWeight, WeightCache, fp8_linear};
 pub use packed::PackedWeight;
-pub use quantize::{CastCounter, FirstScale, Quantized, Quantizer, ScaleSource};
+pub use quantize::{CastCounter, CastHook, FirstScale, Quantized, Quantizer, ScaleSource};
 pub use state::{Observer, Role, Slot, StateTable};
 pub use tensor::Fp8Tensor;
 

@@ -50,6 +50,15 @@ pub enum FirstScale {
 /// Counts the tensors that were really cast.
 pub type CastCounter = Arc<AtomicU64>;
 
+/// Sees every cast of a [`Quantizer`], for statistics.
+pub trait CastHook: std::fmt::Debug + Send + Sync {
+    /// `x` in high precision was cast to `quantized`, in a forward or a backward pass, on any thread.
+    ///
+    /// # Errors
+    /// An error fails the pass.
+    fn on_cast(&self, x: &Tensor, quantized: &Quantized) -> Result<()>;
+}
+
 /// One cast from high precision to FP8.
 #[derive(Debug, Clone)]
 pub struct Quantizer {
@@ -63,6 +72,8 @@ pub struct Quantizer {
     pub counter: Option<CastCounter>,
     /// Is told of every cast, and records amaxes.
     pub observer: Option<Observer>,
+    /// Sees every cast; None costs nothing.
+    pub hook: Option<Arc<dyn CastHook>>,
 }
 
 /// A quantized tensor and what was measured on the way.
@@ -88,6 +99,7 @@ impl Quantizer {
             },
             counter: None,
             observer: None,
+            hook: None,
         }
     }
 
@@ -228,11 +240,15 @@ impl Quantizer {
             (self.granularity, contraction),
             dequant_scale,
         )?;
-        Ok(Quantized {
+        let quantized = Quantized {
             tensor,
             quant_scale,
             amax,
-        })
+        };
+        if let Some(hook) = &self.hook {
+            hook.on_cast(&x, &quantized)?;
+        }
+        Ok(quantized)
     }
 }
 

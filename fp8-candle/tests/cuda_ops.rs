@@ -1,15 +1,12 @@
 //! The CUDA kernels of the differentiable building blocks against the CPU: results and gradients of the same arguments.
 #![cfg(feature = "cuda")]
 
-#[path = "common/device.rs"]
-mod device;
-
 use candle_core::{DType, Device, Result, Tensor, Var};
-use device::{device, on_cuda};
 use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy_with, gelu, layer_norm, rms_norm, rope,
     rope_i, softmax_last_dim,
 };
+use fp8_test_support::{device, on_cuda};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 /// Shorter than a chunk, odd, the longest row of a warp, longer, and odd in a block.

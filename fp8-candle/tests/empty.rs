@@ -1,18 +1,13 @@
 //! Linear layers without tokens, without inputs or without outputs: what candle's own layer gives for them.
 
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/levels.rs"]
-mod levels;
-
 use candle_core::{DType, Result, Tensor, Var};
-use device::{device, on_cuda};
 use fp8_candle::device::{GemmOutput, backend};
 use fp8_candle::{
     Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer, WeightCache, fp8_linear,
 };
 use fp8_core::Contraction::Cols;
 use fp8_core::{Format, Granularity};
+use fp8_test_support::{device, isa, on_cuda};
 
 const GRANULARITIES: [Granularity; 5] = [
     Granularity::Tensorwise,
@@ -63,7 +58,7 @@ fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {
 #[test]
 fn every_instruction_set_passes() {
     if !on_cuda() {
-        levels::run_again_on_each();
+        isa::run_again_on_each(&[]);
     }
 }
 

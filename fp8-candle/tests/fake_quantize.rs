@@ -1,18 +1,16 @@
 //! Quantize and dequantize as differentiable ops.
 
 #[path = "common/row.rs"]
-mod common_row;
-#[path = "common/device.rs"]
-mod device;
+mod row;
 
 use candle_core::{DType, Result, Tensor, Var};
-use common_row::{Row, flat, tensor};
-use device::device;
 use fp8_candle::{
     CastCounter, Quantizer, Role, cast_values_and_gradient, fake_quantize, grad_cast,
 };
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Format, Granularity};
+use fp8_test_support::device;
+use row::{Row, flat, tensor};
 use std::sync::atomic::Ordering;
 
 #[test]

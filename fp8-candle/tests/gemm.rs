@@ -1,19 +1,12 @@
 //! The FP8 GEMM of a backend against products in f64 of values decoded here, code by code.
 
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/levels.rs"]
-mod levels;
-#[path = "common/rounding.rs"]
-mod rounding;
-
 use candle_core::op::BackpropOp;
 use candle_core::{DType, Result, Tensor};
-use device::{device, on_cuda};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::device::{GemmCodes, GemmOutput, backend};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::{Cast, Format, Granularity};
+use fp8_test_support::{device, isa, on_cuda, rounding};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 const BLOCK_1X128: Granularity = Granularity::Blockwise { rows: 1, cols: 128 };
@@ -203,7 +196,7 @@ fn check(what: &str, a: &Operand, b: &Operand) -> Result<()> {
 #[test]
 fn every_instruction_set_passes() {
     if !on_cuda() {
-        levels::run_again_on_each();
+        isa::run_again_on_each(&[]);
     }
 }
 

@@ -1,16 +1,11 @@
 //! Values of the differentiable building blocks: against candle-nn, in every dtype, and on bad input.
 
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/levels.rs"]
-mod levels;
-
 use candle_core::{DType, Device, Result, Tensor};
-use device::device;
 use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy, cross_entropy_with, gelu, layer_norm,
     rms_norm, rope, rope_i, softmax_last_dim,
 };
+use fp8_test_support::{device, isa, on_cuda};
 
 /// Values in (-2, 2) without a pattern.
 fn wave(shape: &[usize], seed: usize, dtype: DType) -> Result<Tensor> {
@@ -50,8 +45,8 @@ fn cpu(t: &Tensor) -> Result<Tensor> {
 
 #[test]
 fn every_instruction_set_passes() {
-    if !device::on_cuda() {
-        levels::run_again_on_each();
+    if !on_cuda() {
+        isa::run_again_on_each(&[]);
     }
 }
 

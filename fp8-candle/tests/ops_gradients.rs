@@ -1,16 +1,11 @@
 //! Gradients of the differentiable building blocks: values, dtypes, reach and reproducibility.
 
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/levels.rs"]
-mod levels;
-
 use candle_core::{D, DType, Result, Tensor, Var};
-use device::{device, skipped_on_cuda};
 use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy, cross_entropy_with, gelu, layer_norm,
     rms_norm, rope, rope_i, softmax_last_dim,
 };
+use fp8_test_support::{device, isa, on_cuda, skipped_on_cuda};
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 
@@ -136,8 +131,8 @@ fn tensors(vars: &[Var]) -> Vec<Tensor> {
 
 #[test]
 fn every_instruction_set_passes() {
-    if !device::on_cuda() {
-        levels::run_again_on_each();
+    if !on_cuda() {
+        isa::run_again_on_each(&[]);
     }
 }
 

@@ -1,18 +1,13 @@
 //! Weights as their device streams them.
 
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/levels.rs"]
-mod levels;
-
 use candle_core::{DType, Result, Tensor};
-use device::{device, on_cuda};
 use fp8_candle::state::StepCells;
 use fp8_candle::{
     FirstScale, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Observer, PackedWeight, Quantizer,
     Role, ScaleSource, Slot, WeightCache, fp8_linear,
 };
 use fp8_core::{Contraction, DelayedRule, Format, Granularity};
+use fp8_test_support::{device, isa, on_cuda};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 fn random(seed: u64, rows: usize, cols: usize) -> Result<Tensor> {
@@ -41,7 +36,7 @@ fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {
 #[test]
 fn every_instruction_set_passes() {
     if !on_cuda() {
-        levels::run_again_on_each();
+        isa::run_again_on_each(&[]);
     }
 }
 

@@ -1,21 +1,17 @@
 //! Where scales come from: current, delayed, static and fixed; fake quantization.
 
 #[path = "common/row.rs"]
-mod common_row;
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/levels.rs"]
-mod levels;
+mod row;
 
 use candle_core::{DType, Result, Tensor};
-use common_row::{Row, codes, flat, quantizer, tensor};
-use device::{device, on_cuda};
 use fp8_candle::state::{CalibrationRow, StepCells};
 use fp8_candle::{CastCounter, Quantized, Quantizer, Role, ScalePolicy, ScaleSource};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{
     Cast, Format, Granularity, delayed_quant_scale, dynamic_quant_scale, floor_to_power_of_two,
 };
+use fp8_test_support::{device, isa, on_cuda};
+use row::{Row, codes, flat, quantizer, tensor};
 use std::sync::atomic::Ordering;
 
 /// The scales belong together and the codes follow from them.
@@ -33,8 +29,8 @@ fn check_quantized(q: &Quantized, x: &Tensor, quant_scale: f32) {
 
 #[test]
 fn every_instruction_set_passes() {
-    if !device::on_cuda() {
-        levels::run_again_on_each();
+    if !on_cuda() {
+        isa::run_again_on_each(&[]);
     }
 }
 
@@ -264,7 +260,7 @@ fn static_scales() -> Result<()> {
     assert!(calibrate(&[7.], false)?.is_empty());
     check_quantized(&quantizer.quantize(&x, Cols)?, &x, 64.);
     // Another format than the calibrated one has its own scale from the same amax.
-    let e5m2 = common_row::quantizer(Format::E5M2, ScaleSource::Static(row.slot.clone()));
+    let e5m2 = row::quantizer(Format::E5M2, ScaleSource::Static(row.slot.clone()));
     check_quantized(&e5m2.quantize(&x, Cols)?, &x, 8192.);
     row.slot.reset_calibration();
     assert!(quantizer.quantize(&x, Cols).is_err());

@@ -1,12 +1,9 @@
 //! No change of a weight may leave its cached codes in use.
 
-#[path = "common/device.rs"]
-mod device;
-
 use candle_core::{Result, Tensor, Var};
-use device::{device, skipped_on_cuda};
 use fp8_candle::{CastCounter, Quantizer, WeightCache};
 use fp8_core::{Contraction, Format, Granularity};
+use fp8_test_support::{device, skipped_on_cuda};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::sync::atomic::Ordering;

@@ -1,17 +1,15 @@
 //! The scaling-state table: updates, ranks, steps that fail, changes of the rule.
 
 #[path = "common/row.rs"]
-mod common_row;
-#[path = "common/device.rs"]
-mod device;
+mod row;
 
 use candle_core::{Result, Tensor};
-use common_row::{Row, flat, tensor};
-use device::{device, on_cuda};
 use fp8_candle::state::{ReductionGroup, RowRule, SavedRow, StepCells};
 use fp8_candle::{Role, Slot, StateTable};
 use fp8_core::Contraction::Cols;
 use fp8_core::{AmaxCompute, DelayedRule, Format, ScaleRounding};
+use fp8_test_support::{device, on_cuda};
+use row::{Row, flat, tensor};
 use std::sync::{Arc, Mutex};
 
 #[test]

@@ -1,15 +1,10 @@
 //! FP8 tensors: values, scales, shapes, conversion from and to candle's F8E4M3, and what does not fit.
 
-#[path = "common/device.rs"]
-mod device;
-#[path = "common/levels.rs"]
-mod levels;
-
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use device::device;
 use fp8_candle::{Fp8Tensor, Quantizer};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Cast, Format, Granularity, dynamic_quant_scale, mx_dequant_scale_rceil};
+use fp8_test_support::{device, isa, on_cuda};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 const FORMATS: [Format; 4] = [
@@ -62,8 +57,8 @@ fn assert_error<T>(result: Result<T>, parts: &[&str]) {
 
 #[test]
 fn every_instruction_set_passes() {
-    if !device::on_cuda() {
-        levels::run_again_on_each();
+    if !on_cuda() {
+        isa::run_again_on_each(&[]);
     }
 }
 

@@ -1,17 +1,15 @@
 //! The quantized weight, kept until the weight changes.
 
 #[path = "common/row.rs"]
-mod common_row;
-#[path = "common/device.rs"]
-mod device;
+mod row;
 
 use candle_core::{DType, Result, Tensor, Var};
-use common_row::{Row, codes, flat};
-use device::{device, skipped_on_cuda};
 use fp8_candle::weight_version::announce_change;
 use fp8_candle::{CastCounter, Quantizer, Role, ScalePolicy, ScaleSource, WeightCache};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Format, Granularity};
+use fp8_test_support::{device, skipped_on_cuda};
+use row::{Row, codes, flat};
 use std::sync::atomic::Ordering;
 
 const NO_CACHE: &str = "a change of the weight is not known without a copy to the host";

@@ -275,5 +275,11 @@ impl From<Error> for candle_core::Error {
     }
 }
 
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
 /// Result of this crate's own operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -30,6 +30,7 @@ mod prepare;
 pub mod read;
 mod safetensors_file;
 mod state;
+mod stats;
 
 pub use autocast::{
     Autocast, AutocastGuard, AutocastHandle, NonFinite, ReductionGroup, SingleProcess, StepSummary,
@@ -42,5 +43,8 @@ pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
 pub use gradients::check_gradients;
 pub use module::{Fp8Layer, Fp8Module, Visitor};
-pub use prepare::{LayerReport, Outcome, PrepareOptions, PrepareReport, prepare_fp8};
+pub use prepare::{
+    LayerChoice, LayerReport, Note, Outcome, PrepareOptions, PrepareReport, Unmatched, prepare_fp8,
+};
 pub use state::{Calibration, Fp8State};
+pub use stats::{CastStats, StatsReport, StatsRow};

@@ -1,55 +1,40 @@
 //! From a recipe and a layer's state to the casts of one call.
 
-use crate::autocast::Context;
-use crate::config::{CastConfig, GemmConfig, InitialScale, ResolvedConfig, ScalingType};
+use crate::autocast::LayerStep;
+use crate::config::{Gemm, InitialScale, Operand, ResolvedConfig, ScalingType};
 use crate::error::{Error, Result};
 use crate::state::Fp8State;
-use fp8_candle::state::StepCells;
+use crate::stats::CastStats;
 use fp8_candle::{
     FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, Role, ScalePolicy, ScaleSource,
 };
 use fp8_core::{Cast, DelayedRule};
 use std::sync::Arc;
 
-/// The casts of one call of a layer under `context`, which record into `step`. Everything is captured here: the backward pass
-/// does not look at the guard.
-pub(crate) fn linear_plan(
-    state: &Fp8State,
-    context: &Context,
-    step: &Arc<StepCells>,
-) -> Result<LinearPlan> {
-    let config = &*context.settings.config;
+/// The casts of one call of a layer in `step`. Everything is captured here: the backward pass does not look at the guard.
+pub(crate) fn linear_plan(state: &Fp8State, step: &LayerStep) -> Result<LinearPlan> {
+    let LayerStep { settings, cells } = step;
+    let config = &*settings.config;
     let delayed = config.delayed.as_ref();
     // Evaluation changes nothing, so a scale that no step has made is not 1 but the one that a step would make.
     let one = delayed.is_some_and(|delayed| delayed.initial == InitialScale::One);
     let maker = Maker {
         state,
         config,
-        step,
-        training: context.settings.training,
+        cells,
+        training: settings.training,
         rule: delayed.map(|delayed| delayed.rule()).unwrap_or_default(),
-        first: match one && context.settings.training {
+        first: match one && settings.training {
             true => FirstScale::One,
             false => FirstScale::OwnAmax,
         },
+        stats: settings.stats.as_ref(),
     };
     Ok(LinearPlan {
         path: state.path().into(),
-        output: maker.gemm(
-            (&config.input, Role::Input),
-            (&config.weight, Role::Weight),
-            config.gemm_output,
-        )?,
-        grad_input: maker.gemm(
-            (&config.grad_output, Role::GradOutput),
-            (&config.weight_for_grad_input, Role::Weight),
-            config.gemm_grad_input,
-        )?,
-        grad_weight: maker.gemm(
-            (&config.grad_output_for_grad_weight, Role::GradOutput),
-            (&config.input_for_grad_weight, Role::Input),
-            config.gemm_grad_weight,
-        )?,
+        output: maker.gemm(Gemm::Output)?,
+        grad_input: maker.gemm(Gemm::GradInput)?,
+        grad_weight: maker.gemm(Gemm::GradWeight)?,
         emulate: config.emulate,
     })
 }
@@ -57,29 +42,37 @@ pub(crate) fn linear_plan(
 struct Maker<'a> {
     state: &'a Fp8State,
     config: &'a ResolvedConfig,
-    step: &'a Arc<StepCells>,
+    cells: &'a Arc<fp8_candle::state::StepCells>,
     training: bool,
     rule: DelayedRule,
     first: FirstScale,
+    stats: Option<&'a CastStats>,
+}
+
+/// The tensor role whose state the casts of an operand use.
+fn role_of(operand: Operand) -> Role {
+    match operand {
+        Operand::Input | Operand::InputForGradWeight => Role::Input,
+        Operand::Weight | Operand::WeightForGradInput => Role::Weight,
+        Operand::GradOutput | Operand::GradOutputForGradWeight => Role::GradOutput,
+    }
 }
 
 impl Maker<'_> {
-    fn gemm(
-        &self,
-        (a, a_role): (&CastConfig, Role),
-        (b, b_role): (&CastConfig, Role),
-        gemm: GemmConfig,
-    ) -> Result<Option<GemmPlan>> {
-        let (a, b) = (self.quantizer(a, a_role)?, self.quantizer(b, b_role)?);
+    fn gemm(&self, gemm: Gemm) -> Result<Option<GemmPlan>> {
+        let [a, b] = gemm.operands();
+        let (a, b) = (self.quantizer(a)?, self.quantizer(b)?);
         Ok(a.zip(b).map(|(a, b)| GemmPlan {
             a,
             b,
-            use_fast_accum: gemm.use_fast_accum,
+            use_fast_accum: self.config.gemm(gemm).use_fast_accum,
         }))
     }
 
     /// None where the operand stays in high precision.
-    fn quantizer(&self, cast: &CastConfig, role: Role) -> Result<Option<Quantizer>> {
+    fn quantizer(&self, operand: Operand) -> Result<Option<Quantizer>> {
+        let cast = self.config.cast(operand);
+        let role = role_of(operand);
         let slot = self.state.slot(role).ok_or_else(|| Error::NoRole {
             path: self.state.path().to_string(),
             role: role.name(),
@@ -88,6 +81,12 @@ impl Maker<'_> {
             ScalingType::Disabled => return Ok(None),
             ScalingType::Dynamic => ScaleSource::Current {
                 policy: ScalePolicy::dynamic(cast.granularity),
+                power_of_two: self.config.round_scales_to_power_of_two,
+            },
+            ScalingType::Current => ScaleSource::Current {
+                policy: ScalePolicy::Current {
+                    eps: self.config.amax_epsilon,
+                },
                 power_of_two: self.config.round_scales_to_power_of_two,
             },
             ScalingType::Delayed => ScaleSource::Delayed {
@@ -106,10 +105,11 @@ impl Maker<'_> {
             source,
             counter: Some(self.state.counter().clone()),
             observer: Some(Observer {
-                step: self.step.clone(),
+                step: self.cells.clone(),
                 row: slot.row(),
                 record: self.training,
             }),
+            hook: (self.stats).map(|stats| stats.hook(self.state.shared_path(), operand)),
         }))
     }
 }

@@ -1,19 +1,29 @@
 //! FP8 state of one layer.
 
-use crate::config::CastConfig;
+use crate::config::{CastConfig, Recipe, ResolvedConfig};
 use fp8_candle::{CastCounter, Role, Slot, StateTable, WeightCache};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How a layer was calibrated.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct Calibration {
     /// Cast of the inputs: format, granularity, whether its scale is static.
     pub input: CastConfig,
     /// Cast of the weight.
     pub weight: CastConfig,
+    /// Whether scales that are not static are rounded down to powers of two.
+    pub round_scales_to_power_of_two: bool,
     /// Fingerprint of the weight that the batches went through.
     pub weight_fingerprint: u64,
+}
+
+/// A recipe that holds for one layer, whatever the guard's is.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerRecipe {
+    pub(crate) recipe: Recipe,
+    pub(crate) config: Arc<ResolvedConfig>,
 }
 
 /// What [`crate::prepare_fp8`] gives to a layer: its rows in the model's table, its cached FP8 weight and
@@ -25,6 +35,7 @@ pub struct Fp8State {
     slots: Vec<(Role, Slot)>,
     pub(crate) cache: WeightCache,
     casts: CastCounter,
+    own_recipe: Mutex<Option<LayerRecipe>>,
     calibration: Mutex<Calibrated>,
 }
 
@@ -54,12 +65,17 @@ impl Fp8State {
             table: table.clone(),
             cache: WeightCache::default(),
             casts: Arc::new(AtomicU64::new(0)),
+            own_recipe: Mutex::default(),
             calibration: Mutex::default(),
         })
     }
 
     /// Path of the layer.
     pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    pub(crate) fn shared_path(&self) -> &Arc<str> {
         &self.path
     }
 
@@ -98,6 +114,24 @@ impl Fp8State {
         self.calibration
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_recipe(&self) -> MutexGuard<'_, Option<LayerRecipe>> {
+        let recipe = self.own_recipe.lock();
+        recipe.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The recipe that this layer follows inside of every guard; None where it follows the guard's.
+    pub fn own_recipe(&self) -> Option<Recipe> {
+        self.lock_recipe().as_ref().map(|own| own.recipe.clone())
+    }
+
+    pub(crate) fn own_config(&self) -> Option<Arc<ResolvedConfig>> {
+        self.lock_recipe().as_ref().map(|own| own.config.clone())
+    }
+
+    pub(crate) fn set_own_recipe(&self, recipe: Option<LayerRecipe>) {
+        *self.lock_recipe() = recipe;
     }
 
     /// How the layer was calibrated, if it was and has not been trained in FP8 since.

@@ -1,8 +1,8 @@
 //! A safetensors file with a configuration beside it.
 
 use candle_core::{DType, Device, Module, Tensor};
-use fp8::recipes::load::Checkpoint;
-use fp8::recipes::nn;
+use fp8::load::Checkpoint;
+use fp8::nn;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! A recipe in JSON.
 
-use fp8::recipes::config::Recipe;
+use fp8::config::Recipe;
 
 pub fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
@@ -20,9 +20,9 @@ pub fn run(data: &[u8]) {
 }
 
 pub fn seeds() -> Vec<Vec<u8>> {
-    use fp8::core::{AmaxCompute, Format, FormatPair, ScaleRounding};
-    use fp8::recipes::config::{CastConfig, DelayedFormat, Fp8LinearConfig, InitialScale};
-    use fp8::recipes::{DelayedScaling, RecipeName};
+    use fp8::config::{CastConfig, DelayedFormat, Fp8LinearConfig, InitialScale};
+    use fp8::fp8_core::{AmaxCompute, Format, FormatPair, ScaleRounding};
+    use fp8::{DelayedScaling, RecipeName};
     let delayed = DelayedScaling::default()
         .with_margin(-3)
         .with_format(DelayedFormat::E5m2)

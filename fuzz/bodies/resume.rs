@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use fp8::recipes::checkpoint::{TrainingMeta, fp8_state, resume_training, save_training};
-use fp8::recipes::config::Recipe;
-use fp8::recipes::nn::{self, Linear};
-use fp8::recipes::optim::{AdamW, AdamWConfig};
-use fp8::recipes::{DelayedScaling, fp8_autocast, prepare_fp8};
+use fp8::checkpoint::{TrainingMeta, fp8_state, resume_training, save_training};
+use fp8::config::Recipe;
+use fp8::nn::{self, Linear};
+use fp8::optim::{AdamW, AdamWConfig};
+use fp8::{DelayedScaling, fp8_autocast, prepare_fp8};
 use std::collections::BTreeMap;
 
 struct Run {

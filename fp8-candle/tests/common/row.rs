@@ -2,11 +2,11 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use super::device::device;
 use candle_core::{DType, Tensor};
 use fp8_candle::state::{RowRule, StepCells};
 use fp8_candle::{FirstScale, Observer, Quantizer, Role, ScaleSource, Slot};
 use fp8_core::{DelayedRule, Format, Granularity};
+use fp8_test_support::device;
 use std::cell::RefCell;
 use std::sync::Arc;
 

@@ -1,11 +1,24 @@
 //! What a guard switches on.
 
-use crate::config::Recipe;
+use crate::config::{ConfigError, Recipe};
+use crate::stats::CastStats;
 use fp8_candle::state::ReductionGroup;
 use std::sync::Arc;
 
 /// What a guard switches on.
+///
+/// [`crate::fp8_autocast`] and [`crate::with_fp8`] take one, or what it is made from: the name of a recipe, a recipe, a
+/// configuration.
+///
+/// ```
+/// # use fp8_recipes::{Autocast, RecipeName, fp8_autocast};
+/// fp8_autocast("delayed")?.close()?;
+/// fp8_autocast(Autocast::new(RecipeName::Rowwise).training(false))?.close()?;
+/// assert!(fp8_autocast("delay").is_err());
+/// # Ok::<(), fp8_recipes::Error>(())
+/// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Autocast {
     /// Compute in FP8. False gives true high precision, also inside an enabled guard.
     pub enabled: bool,
@@ -18,6 +31,8 @@ pub struct Autocast {
     pub recipe: Recipe,
     /// Ranks over which amaxes are reduced, if the recipe reduces them.
     pub reduction_group: Option<Arc<dyn ReductionGroup>>,
+    /// Where every cast of the layers inside is measured; None costs nothing.
+    pub stats: Option<CastStats>,
 }
 
 impl Default for Autocast {
@@ -28,6 +43,7 @@ impl Default for Autocast {
             training: true,
             recipe: Recipe::default(),
             reduction_group: None,
+            stats: None,
         }
     }
 }
@@ -67,10 +83,26 @@ impl Autocast {
         self
     }
 
+    /// Measures every cast of the layers inside, also those of backward passes that run after the guard has closed. Copies
+    /// each cast tensor to the host: for a look now and then, not for every step.
+    pub fn with_stats(mut self, stats: &CastStats) -> Self {
+        self.stats = Some(stats.clone());
+        self
+    }
+
     /// Sets the reduction group.
     pub fn reduction_group(mut self, group: Arc<dyn ReductionGroup>) -> Self {
         self.reduction_group = Some(group);
         self
+    }
+}
+
+impl TryFrom<&str> for Autocast {
+    type Error = ConfigError;
+
+    /// Training with the recipe of this name.
+    fn try_from(recipe: &str) -> Result<Self, ConfigError> {
+        recipe.parse::<Recipe>().map(Self::new)
     }
 }
 

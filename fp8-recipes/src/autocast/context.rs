@@ -18,15 +18,23 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Notes a use of a layer; gives the cells that its casts record into. None in high precision.
+    /// Notes a use of a layer; says how it computes. None in high precision.
     ///
     /// # Errors
     /// If the guard that this context comes from is closed, or a pending update of the model's gradient scales fails.
-    pub(crate) fn sign_in(&self, state: &Arc<Fp8State>) -> Result<Option<Arc<StepCells>>> {
-        match &self.session {
-            None => Ok(None),
-            Some(session) => session.sign_in(state, &self.settings).map(Some),
-        }
+    pub(crate) fn sign_in(&self, state: &Arc<Fp8State>) -> Result<Option<LayerStep>> {
+        let Some(session) = &self.session else {
+            return Ok(None);
+        };
+        let settings = match state.own_config() {
+            None => self.settings.clone(),
+            Some(config) => Settings {
+                config,
+                ..self.settings.clone()
+            },
+        };
+        let cells = session.sign_in(state, &settings)?;
+        Ok(Some(LayerStep { settings, cells }))
     }
 
     /// Counts a cast of a layer that has no state of its own.
@@ -42,6 +50,15 @@ impl Context {
             session.note_failure();
         }
     }
+}
+
+/// How one layer computes in the step that it has signed in with.
+#[derive(Debug)]
+pub(crate) struct LayerStep {
+    /// The guard's, with the layer's own recipe where it has one.
+    pub(crate) settings: Settings,
+    /// What its casts record into.
+    pub(crate) cells: Arc<StepCells>,
 }
 
 pub(super) struct Frame {

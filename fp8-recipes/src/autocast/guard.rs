@@ -5,7 +5,7 @@ use super::context::{Context, Frame, THREAD, check_thread};
 use super::session::{Kind, Session};
 use super::settings::{Mode, Settings};
 use super::summary::StepSummary;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -14,10 +14,14 @@ use std::sync::Arc;
 /// The outermost training guard is a step, see [the steps](AutocastGuard#steps).
 ///
 /// # Errors
-/// If the recipe is inconsistent, or the thread is a worker of a rayon pool ([`super::AutocastHandle::run`] works there).
-pub fn fp8_autocast(autocast: impl Into<Autocast>) -> Result<AutocastGuard> {
+/// If the recipe is unknown or inconsistent, or the thread is a worker of a rayon pool ([`super::AutocastHandle::run`] works there).
+pub fn fp8_autocast<A>(autocast: A) -> Result<AutocastGuard>
+where
+    A: TryInto<Autocast>,
+    Error: From<A::Error>,
+{
     check_thread()?;
-    let autocast = autocast.into();
+    let autocast = autocast.try_into()?;
     let config = Arc::new(autocast.recipe.resolve()?);
     let mode = match (autocast.calibrating, autocast.enabled) {
         (true, _) => Mode::Calibrate,
@@ -38,6 +42,7 @@ pub fn fp8_autocast(autocast: impl Into<Autocast>) -> Result<AutocastGuard> {
         training: autocast.training,
         config,
         group: autocast.reduction_group,
+        stats: autocast.stats,
     };
     let context = Context { settings, session };
     Ok(AutocastGuard::push(Some(context), owner))

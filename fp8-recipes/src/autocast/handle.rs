@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// it is closed, the handle opens nothing.
 ///
 /// ```
-/// # use fp8_recipes::{Recipe, fp8_autocast};
+/// # use fp8_recipes::fp8_autocast;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let guard = fp8_autocast("tensorwise".parse::<Recipe>()?)?;
+/// let guard = fp8_autocast("tensorwise")?;
 /// let handle = guard.handle();
 /// std::thread::scope(|scope| {
 ///     scope.spawn(|| -> fp8_recipes::Result<()> {

@@ -1,9 +1,9 @@
 //! The autocast guard: inside it, prepared layers compute in FP8.
 //!
 //! ```no_run
-//! # use fp8_recipes::{Autocast, fp8_autocast, Recipe};
+//! # use fp8_recipes::fp8_autocast;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let guard = fp8_autocast(Autocast::new("tensorwise".parse::<Recipe>()?))?;
+//! let guard = fp8_autocast("tensorwise")?;
 //! // forward pass
 //! let summary = guard.close()?;
 //! # Ok(()) }
@@ -36,7 +36,7 @@ mod summary;
 
 pub use config::Autocast;
 pub use context::is_fp8_enabled;
-pub(crate) use context::{Context, current};
+pub(crate) use context::{Context, LayerStep, current};
 pub use fp8_candle::state::{ReductionGroup, SingleProcess};
 pub use guard::{AutocastGuard, fp8_autocast};
 pub use handle::AutocastHandle;

@@ -275,6 +275,7 @@ impl Ended {
             let calibration = Calibration {
                 input: used.config.input,
                 weight: used.config.weight,
+                round_scales_to_power_of_two: used.config.round_scales_to_power_of_two,
                 weight_fingerprint: used.state.calibrated_weight(),
             };
             used.state.set_calibration(complete.then_some(calibration));

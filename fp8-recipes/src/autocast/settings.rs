@@ -1,6 +1,7 @@
 //! What a guard says, resolved.
 
 use crate::config::ResolvedConfig;
+use crate::stats::CastStats;
 use fp8_candle::state::ReductionGroup;
 use std::sync::Arc;
 
@@ -19,4 +20,5 @@ pub(crate) struct Settings {
     pub(crate) training: bool,
     pub(crate) config: Arc<ResolvedConfig>,
     pub(super) group: Option<Arc<dyn ReductionGroup>>,
+    pub(crate) stats: Option<CastStats>,
 }

@@ -14,9 +14,9 @@ use std::sync::Weak;
 /// loop:
 ///
 /// ```no_run
-/// # use fp8_recipes::{Recipe, end_step, fp8_autocast};
+/// # use fp8_recipes::{end_step, fp8_autocast};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let guard = fp8_autocast("delayed".parse::<Recipe>()?)?;
+/// let guard = fp8_autocast("delayed")?;
 /// for batch in 0..1000 {
 ///     // forward, backward, optimizer
 ///     end_step()?;
@@ -73,21 +73,23 @@ pub fn end_step() -> Result<StepSummary> {
 ///
 /// ```
 /// # use candle_core::{Device, Module, Tensor};
-/// # use fp8_recipes::{Recipe, nn, with_fp8};
+/// # use fp8_recipes::{nn, with_fp8};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let (layer, x) = (nn::Linear::new(Tensor::zeros((2, 3), candle_core::DType::F32, &Device::Cpu)?, None),
 /// #     Tensor::zeros((4, 3), candle_core::DType::F32, &Device::Cpu)?);
-/// let y = with_fp8("delayed".parse::<Recipe>()?, || layer.forward(&x))?;
+/// let y = with_fp8("delayed", || layer.forward(&x))?;
 /// # assert_eq!(y.dims(), [4, 2]);
 /// # Ok(()) }
 /// ```
 ///
 /// # Errors
 /// That of `f`, or why the guard could not be opened or closed.
-pub fn with_fp8<T, E: From<Error>>(
-    autocast: impl Into<Autocast>,
-    f: impl FnOnce() -> Result<T, E>,
-) -> Result<T, E> {
+pub fn with_fp8<A, T, E>(autocast: A, f: impl FnOnce() -> Result<T, E>) -> Result<T, E>
+where
+    A: TryInto<Autocast>,
+    Error: From<A::Error>,
+    E: From<Error>,
+{
     let guard = fp8_autocast(autocast)?;
     match f() {
         Ok(value) => {

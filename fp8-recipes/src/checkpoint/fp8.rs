@@ -11,7 +11,7 @@
 //! What is no number of a tensor stands in the metadata, in the same order.
 
 use super::{Layer, PREFIX, mismatch};
-use crate::config::CastConfig;
+use crate::config::{CastConfig, Recipe};
 use crate::error::{Error, Result};
 use crate::state::{Calibration, Fp8State};
 use candle_core::{DType, Device, Tensor};
@@ -44,6 +44,8 @@ struct RowMeta {
 struct CalibrationMeta {
     input: CastConfig,
     weight: CastConfig,
+    #[serde(default)]
+    round_scales_to_power_of_two: bool,
     weight_fingerprint: u64,
 }
 
@@ -53,6 +55,9 @@ struct CalibrationMeta {
 pub(super) struct Meta {
     rows: Vec<RowMeta>,
     calibrated_layers: BTreeMap<String, CalibrationMeta>,
+    /// Recipes of layers that do not follow the guard's.
+    #[serde(default)]
+    layer_recipes: BTreeMap<String, Recipe>,
 }
 
 /// The state that a checkpoint holds.
@@ -61,6 +66,7 @@ pub(super) struct Stored {
     rows: Fp8Rows,
     kept: BTreeMap<String, f32>,
     calibrations: BTreeMap<String, Calibration>,
+    layer_recipes: BTreeMap<String, Recipe>,
 }
 
 /// Every row of the prepared layers.
@@ -108,9 +114,13 @@ pub(super) fn save(layers: &[Layer]) -> Result<(BTreeMap<String, Tensor>, Meta)>
             let entry = CalibrationMeta {
                 input: calibration.input,
                 weight: calibration.weight,
+                round_scales_to_power_of_two: calibration.round_scales_to_power_of_two,
                 weight_fingerprint: calibration.weight_fingerprint,
             };
             meta.calibrated_layers.insert(state.path().into(), entry);
+        }
+        if let Some(recipe) = state.own_recipe() {
+            meta.layer_recipes.insert(state.path().into(), recipe);
         }
     }
     let len = rows.values().map(|row| row.amax_history.len()).max();
@@ -230,6 +240,7 @@ pub(super) fn take(
         let calibration = Calibration {
             input: entry.input,
             weight: entry.weight,
+            round_scales_to_power_of_two: entry.round_scales_to_power_of_two,
             weight_fingerprint: entry.weight_fingerprint,
         };
         (path, calibration)
@@ -238,6 +249,7 @@ pub(super) fn take(
         rows,
         kept,
         calibrations: calibrations.collect(),
+        layer_recipes: meta.layer_recipes,
     })
 }
 
@@ -261,7 +273,7 @@ fn check(row: &SavedRow, name: &str) -> Result<()> {
 }
 
 impl Stored {
-    /// Checks that the model has the same rows.
+    /// Checks that the model has the same rows and the same layers with recipes of their own.
     pub(super) fn check(&self, path: &Path, layers: &[Layer]) -> Result<()> {
         let here = rows(layers)?;
         let missing = (here.keys()).find(|name| !self.rows.contains_key(*name));
@@ -272,6 +284,17 @@ impl Stored {
         if let Some(name) = self.rows.keys().find(|name| !here.contains_key(*name)) {
             let what = format!("FP8 state `{name}`");
             return Err(mismatch(path, &what, "a row".into(), "missing".into()));
+        }
+        for Layer { state, .. } in layers {
+            let (here, there) = (state.own_recipe(), self.layer_recipes.get(state.path()));
+            if here.as_ref() != there {
+                let what = format!("the recipe of layer `{}`", state.path());
+                let text = |recipe: Option<&Recipe>| match recipe {
+                    None => "the guard's".to_string(),
+                    Some(recipe) => recipe.to_string(),
+                };
+                return Err(mismatch(path, &what, text(there), text(here.as_ref())));
+            }
         }
         Ok(())
     }

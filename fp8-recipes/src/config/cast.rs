@@ -12,10 +12,15 @@ use super::text;
 /// Where the scale of a cast comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ScalingType {
-    /// From the amax of the tensor itself, at each cast.
+    /// From the amax of the tensor itself, at each cast, as torchao does it: `MAX / max(amax, 1e-12)`.
     #[default]
     Dynamic,
+    /// From the amax of the tensor itself, at each cast, as Transformer Engine's current scaling does it: `MAX / amax`, where
+    /// an amax below [`Fp8LinearConfig::amax_epsilon`](super::Fp8LinearConfig) counts as that, and 1 where the amax is 0,
+    /// infinite or NaN.
+    Current,
     /// From the amaxes of earlier steps; see [`DelayedScaling`](super::DelayedScaling).
     Delayed,
     /// Fixed beforehand, by calibration.
@@ -25,10 +30,16 @@ pub enum ScalingType {
 }
 
 impl ScalingType {
-    /// The first three letters, as torchao abbreviates: `dyn`, `del`, `sta`, `dis`.
+    /// Whether the scale comes from the tensor that is cast, with no state.
+    pub const fn is_from_tensor(self) -> bool {
+        matches!(self, ScalingType::Dynamic | ScalingType::Current)
+    }
+
+    /// The first three letters, as torchao abbreviates: `dyn`, `cur`, `del`, `sta`, `dis`.
     pub fn short(self) -> &'static str {
         match self {
             ScalingType::Dynamic => "dyn",
+            ScalingType::Current => "cur",
             ScalingType::Delayed => "del",
             ScalingType::Static => "sta",
             ScalingType::Disabled => "dis",
@@ -40,6 +51,7 @@ impl fmt::Display for ScalingType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             ScalingType::Dynamic => "dynamic",
+            ScalingType::Current => "current",
             ScalingType::Delayed => "delayed",
             ScalingType::Static => "static",
             ScalingType::Disabled => "disabled",
@@ -53,13 +65,14 @@ impl FromStr for ScalingType {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         match text {
             "dynamic" => Ok(ScalingType::Dynamic),
+            "current" => Ok(ScalingType::Current),
             "delayed" => Ok(ScalingType::Delayed),
             "static" => Ok(ScalingType::Static),
             "disabled" => Ok(ScalingType::Disabled),
             _ => Err(ConfigError::UnknownName(ParseNameError {
                 what: "scaling",
                 name: text.to_string(),
-                expected: "dynamic, delayed, static or disabled",
+                expected: "dynamic, current, delayed, static or disabled",
             })),
         }
     }
@@ -69,6 +82,7 @@ impl FromStr for ScalingType {
 /// default format.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
 pub struct CastConfig {
     /// Where the scale comes from.
     pub scaling: ScalingType,
@@ -106,6 +120,11 @@ impl CastConfig {
     /// One power-of-two scale per 32 elements along the axis that the GEMM sums over.
     pub const fn dynamic_mx() -> Self {
         Self::new(ScalingType::Dynamic, Granularity::Mx)
+    }
+
+    /// One scale for the tensor, from its own amax by Transformer Engine's rule.
+    pub const fn current_tensorwise() -> Self {
+        Self::new(ScalingType::Current, Granularity::Tensorwise)
     }
 
     /// One scale for the tensor, from the amaxes of earlier steps.
@@ -175,6 +194,7 @@ impl CastConfig {
 
 /// One of the six casts of a linear layer: an operand in one of the two GEMMs that use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Operand {
     /// x in `output = x w^T`.
     Input,

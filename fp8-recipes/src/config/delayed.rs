@@ -14,6 +14,7 @@ const MARGIN_LIMIT: i32 = 64;
 /// The formats of the forward and the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum DelayedFormat {
     /// E4M3 forward (more precision), E5M2 backward (more range).
     #[default]
@@ -55,6 +56,7 @@ impl fmt::Display for DelayedFormat {
 /// The scale of a tensor before anything was recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum InitialScale {
     /// The first step casts with `quant_scale` 1, as Transformer Engine does.
     #[default]
@@ -64,17 +66,20 @@ pub enum InitialScale {
     FirstBatch,
 }
 
-/// Delayed scaling: every tensor is cast with a tensorwise scale made from the amaxes of earlier
-/// steps, so that a cast needs one pass over the data.
+/// Delayed scaling: a tensor is cast with a tensorwise scale made from the amaxes of earlier steps, so that a cast needs
+/// one pass over the data.
 ///
-/// A plain value with the defaults of Transformer Engine; setters return a changed copy.
+/// A plain value with the defaults of Transformer Engine; setters return a changed copy. As a [`super::Recipe`] it stands for
+/// six delayed casts; [`Fp8LinearConfig::with_delayed`](super::Fp8LinearConfig::with_delayed) gives its rule to the delayed
+/// casts of any configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
 pub struct DelayedScaling {
     /// Headroom in powers of two: `quant_scale = max * 2^-margin / amax`. Default 0, at most 64
     /// either way.
     pub margin: i32,
-    /// Formats of the two passes. In JSON `hybrid` (default), `e4m3`, `e5m2`.
+    /// Formats of delayed casts that do not set their own. In JSON `hybrid` (default), `e4m3`, `e5m2`.
     pub format: DelayedFormat,
     /// Steps that the history remembers. Default 1024, at least 1, at most [`fp8_core::MAX_HISTORY_LEN`].
     pub amax_history_len: usize,

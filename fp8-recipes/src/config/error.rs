@@ -17,15 +17,15 @@ pub enum ConfigError {
         valid: String,
     },
 
-    /// A text that names no granularity, scaling, pair of formats, ..
+    /// The name of a granularity, a kind of scaling or a pair of formats is unknown.
     #[error(transparent)]
     UnknownName(#[from] ParseNameError),
 
-    /// A text that names no 8-bit format.
+    /// The name of an 8-bit format is unknown.
     #[error(transparent)]
     UnknownFormat(#[from] ParseFormatError),
 
-    /// A granularity finer than tensorwise works with dynamic scaling only.
+    /// Scales finer than one per tensor come from the tensor itself, and microscaling has a rule of its own.
     #[error("{operand}: {granularity} scaling must be dynamic, got {scaling}")]
     NotDynamic {
         /// The cast at fault.
@@ -103,6 +103,31 @@ pub enum ConfigError {
         got: usize,
         /// The largest length allowed.
         limit: usize,
+    },
+
+    /// A pattern of layer paths is malformed.
+    #[error("the path pattern `{pattern}` is not valid: {reason}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// The recipe of the layers that a pattern names is inconsistent.
+    #[error("the recipe for the layers `{pattern}`: {source}")]
+    LayerRecipe {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong with the recipe.
+        source: Box<ConfigError>,
+    },
+
+    /// An epsilon that no amax can be compared with.
+    #[error("amax_epsilon = {got:e} is not allowed: it must be finite and not negative")]
+    AmaxEpsilon {
+        /// The epsilon that was given.
+        got: f32,
     },
 
     /// A margin beyond the range where `max * 2^-margin` is of any use.

@@ -4,14 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::RecipeName;
+use super::skip::{SkipReason, WeightDim};
 
 /// What a filter says about a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FilterDecision {
     /// The layer is converted.
     Take,
     /// The layer stays in high precision, for this reason.
-    Skip(String),
+    Skip(SkipReason),
 }
 
 impl FilterDecision {
@@ -21,7 +23,7 @@ impl FilterDecision {
     }
 
     /// The reason why not, if so.
-    pub fn reason(&self) -> Option<&str> {
+    pub fn reason(&self) -> Option<&SkipReason> {
         match self {
             FilterDecision::Take => None,
             FilterDecision::Skip(reason) => Some(reason),
@@ -42,7 +44,7 @@ type Predicate = dyn Fn(&str, usize, usize) -> bool + Send + Sync;
 /// assert!(filter.decide("blocks.0.mlp.up", 3072, 768).is_take());
 /// assert!(!filter.decide("lm_head", 3072, 768).is_take());
 /// let decision = filter.decide("blocks.0.gate", 10, 768);
-/// assert_eq!(decision.reason(), Some("N = 10 is not a multiple of 16"));
+/// assert_eq!(decision.reason().unwrap().to_string(), "N = 10 is not a multiple of 16");
 /// ```
 #[derive(Clone, Default)]
 pub struct LayerFilter {
@@ -60,8 +62,8 @@ impl LayerFilter {
         Self::default()
     }
 
-    /// Skips layers whose path contains one of these strings, beside those given before. Empty
-    /// strings are ignored.
+    /// Skips layers whose path contains one of these strings (torchao's rule), beside those given before. Empty
+    /// strings are ignored; [`crate::PrepareReport::unmatched`] names those that are part of no path.
     #[must_use]
     pub fn skip_paths<S: Into<String>>(mut self, parts: impl IntoIterator<Item = S>) -> Self {
         self.skip_paths.extend(
@@ -105,6 +107,11 @@ impl LayerFilter {
         self
     }
 
+    /// The strings that [`LayerFilter::skip_paths`] was given.
+    pub fn skipped_parts(&self) -> &[String] {
+        &self.skip_paths
+    }
+
     /// What happens to the layer with this path and a weight of `[out_features, in_features]`. The
     /// first condition that skips gives the reason.
     pub fn decide(&self, path: &str, out_features: usize, in_features: usize) -> FilterDecision {
@@ -114,13 +121,15 @@ impl LayerFilter {
             .iter()
             .find(|part| path.contains(part.as_str()))
         {
-            return FilterDecision::Skip(format!("path contains `{part}`"));
+            return FilterDecision::Skip(SkipReason::PathContains { part: part.clone() });
         }
-        if n < self.min_out {
-            return FilterDecision::Skip(format!("N = {n} is below {}", self.min_out));
-        }
-        if k < self.min_in {
-            return FilterDecision::Skip(format!("K = {k} is below {}", self.min_in));
+        for (dim, got, least) in [
+            (WeightDim::N, n, self.min_out),
+            (WeightDim::K, k, self.min_in),
+        ] {
+            if got < least {
+                return FilterDecision::Skip(SkipReason::TooFew { dim, got, least });
+            }
         }
         if let Some(reason) = self.multiple_of.and_then(|of| not_multiple(n, k, of)) {
             return FilterDecision::Skip(reason);
@@ -132,7 +141,7 @@ impl LayerFilter {
             }
         }
         match &self.custom {
-            Some(take) if !take(path, n, k) => FilterDecision::Skip("custom filter".to_string()),
+            Some(take) if !take(path, n, k) => FilterDecision::Skip(SkipReason::Custom),
             _ => FilterDecision::Take,
         }
     }
@@ -154,34 +163,39 @@ impl fmt::Debug for LayerFilter {
 /// torchao's rule for layers that gain from FP8 on an accelerator, by shape. N = out_features, K =
 /// in_features.
 ///
-/// Skipped are N or K not a multiple of 16, and for one scale per tensor (`tensorwise`, `delayed`)
-/// `K <= 4096 and N <= 1024`; for one scale per row (`rowwise`, `rowwise_with_gw_hp`) `N <= 2048`,
+/// Skipped are N or K not a multiple of 16, and for one scale per tensor (`tensorwise`, `delayed`, `current`)
+/// `K <= 4096 and N <= 1024`; for finer scales (`rowwise`, `rowwise_with_gw_hp`, `blockwise`, `mxfp8`) `N <= 2048`,
 /// or `K <= 1024`, or `N <= 4096 and K <= 2048`. torchao has the rule for `tensorwise` and
-/// `rowwise` only; the other two follow their next of kin.
+/// `rowwise` only; the others follow the one that is nearest to them.
 pub fn auto_filter(recipe: RecipeName, n: usize, k: usize) -> FilterDecision {
     if let Some(reason) = not_multiple(n, k, 16) {
         return FilterDecision::Skip(reason);
     }
     let slower = match recipe {
-        RecipeName::Tensorwise | RecipeName::Delayed => k <= 4096 && n <= 1024,
-        RecipeName::Rowwise | RecipeName::RowwiseWithGwHp => {
-            n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048)
+        RecipeName::Tensorwise | RecipeName::Delayed | RecipeName::Current => {
+            k <= 4096 && n <= 1024
         }
+        RecipeName::Rowwise
+        | RecipeName::RowwiseWithGwHp
+        | RecipeName::Blockwise
+        | RecipeName::Mxfp8 => n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048),
     };
     if slower {
-        FilterDecision::Skip(format!(
-            "N = {n}, K = {k} is too small to gain from `{recipe}`"
-        ))
+        FilterDecision::Skip(SkipReason::TooSmall {
+            recipe,
+            out_features: n,
+            in_features: k,
+        })
     } else {
         FilterDecision::Take
     }
 }
 
-fn not_multiple(n: usize, k: usize, of: usize) -> Option<String> {
-    let (name, value) = match (n % of, k % of) {
+fn not_multiple(n: usize, k: usize, of: usize) -> Option<SkipReason> {
+    let (dim, got) = match (n % of, k % of) {
         (0, 0) => return None,
-        (0, _) => ("K", k),
-        _ => ("N", n),
+        (0, _) => (WeightDim::K, k),
+        _ => (WeightDim::N, n),
     };
-    Some(format!("{name} = {value} is not a multiple of {of}"))
+    Some(SkipReason::NotMultiple { dim, got, of })
 }

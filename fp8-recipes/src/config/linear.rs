@@ -3,11 +3,16 @@
 use fp8_core::{Format, FormatPair};
 use serde::{Deserialize, Serialize};
 
-use super::{CastConfig, RecipeName};
+use super::{CastConfig, DelayedScaling, RecipeName};
+
+/// Rows and columns of a block of a weight, and inputs of a token that share a scale, as DeepSeek-V3 and Transformer Engine
+/// have them.
+const BLOCK: usize = 128;
 
 /// How one GEMM runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
 pub struct GemmConfig {
     /// Lets an accelerator add up with less precision than f32. No effect on the CPU.
     pub use_fast_accum: bool,
@@ -35,6 +40,7 @@ impl GemmConfig {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
 pub struct Fp8LinearConfig {
     /// Cast of x in `output = x w^T`.
     pub input: CastConfig,
@@ -54,6 +60,10 @@ pub struct Fp8LinearConfig {
     pub gemm_grad_input: GemmConfig,
     /// How `grad_weight` is computed.
     pub gemm_grad_weight: GemmConfig,
+    /// The rule of the delayed casts, with the formats of those that set none. Without delayed casts it has no effect.
+    pub delayed: DelayedScaling,
+    /// The least amax of casts with [`ScalingType::Current`](super::ScalingType::Current). Default 0.
+    pub amax_epsilon: f32,
     /// Rounds every `quant_scale` down to a power of two, so that scaling is exact.
     pub round_scales_to_power_of_two: bool,
     /// Accepted for compatibility: the inner dimension is always padded where a GEMM needs it,
@@ -79,6 +89,8 @@ impl Default for Fp8LinearConfig {
             gemm_output: GemmConfig::new(true),
             gemm_grad_input: GemmConfig::new(false),
             gemm_grad_weight: GemmConfig::new(false),
+            delayed: DelayedScaling::default(),
+            amax_epsilon: 0.,
             round_scales_to_power_of_two: false,
             pad_inner_dim: false,
             emulate: false,
@@ -104,23 +116,36 @@ impl Fp8LinearConfig {
                 .with_weight_for_grad_input(Some(CastConfig::dynamic_tensorwise()))
                 .with_input_for_grad_weight(Some(CastConfig::disabled()))
                 .with_grad_output_for_grad_weight(Some(CastConfig::disabled())),
-            RecipeName::Delayed => {
-                let delayed = CastConfig::delayed_tensorwise();
-                tensorwise
-                    .with_input(delayed)
-                    .with_weight(delayed)
-                    .with_grad_output(delayed)
-            }
+            RecipeName::Delayed => tensorwise.with_casts(CastConfig::delayed_tensorwise()),
+            RecipeName::Current => tensorwise.with_casts(CastConfig::current_tensorwise()),
+            RecipeName::Blockwise => tensorwise
+                .with_casts(CastConfig::dynamic_blockwise(1, BLOCK).with_format(Format::E4M3))
+                .with_weight(CastConfig::dynamic_blockwise(BLOCK, BLOCK))
+                .with_gemm_output(GemmConfig::new(false))
+                .with_round_scales_to_power_of_two(true),
+            RecipeName::Mxfp8 => tensorwise
+                .with_casts(CastConfig::dynamic_mx().with_format(Format::E4M3))
+                .with_gemm_output(GemmConfig::new(false)),
         }
     }
 
     /// All six casts disabled: every GEMM in high precision.
     pub fn disabled() -> Self {
-        let disabled = CastConfig::disabled();
-        Self::default()
-            .with_input(disabled)
-            .with_weight(disabled)
-            .with_grad_output(disabled)
+        Self::default().with_casts(CastConfig::disabled())
+    }
+
+    /// A copy in which every operand is cast so, in both of its GEMMs.
+    #[must_use]
+    pub fn with_casts(self, cast: CastConfig) -> Self {
+        Self {
+            input: cast,
+            input_for_grad_weight: None,
+            weight: cast,
+            weight_for_grad_input: None,
+            grad_output: cast,
+            grad_output_for_grad_weight: None,
+            ..self
+        }
     }
 }
 
@@ -160,6 +185,10 @@ setters! {
     with_gemm_grad_input, gemm_grad_input: GemmConfig;
     /// A copy that computes the weight's gradient so.
     with_gemm_grad_weight, gemm_grad_weight: GemmConfig;
+    /// A copy whose delayed casts follow this rule.
+    with_delayed, delayed: DelayedScaling;
+    /// A copy in which casts with current scales take a smaller amax for this one.
+    with_amax_epsilon, amax_epsilon: f32;
     /// A copy that rounds scales to powers of two, or not.
     with_round_scales_to_power_of_two, round_scales_to_power_of_two: bool;
     /// A copy with this flag, which changes nothing here.

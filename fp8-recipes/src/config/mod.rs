@@ -12,7 +12,8 @@
 //! | `delayed.rs` | [`DelayedScaling`] |
 //! | `recipe.rs` | [`RecipeName`], [`Recipe`] |
 //! | `resolve.rs` | filling in and checking; [`ResolvedConfig`] |
-//! | `filter.rs` | [`LayerFilter`]: which layers are converted |
+//! | `filter.rs`, `skip.rs` | [`LayerFilter`]: which layers are converted, and why the others are not |
+//! | `pattern.rs` | [`PathPattern`]: naming layers by path |
 //! | `text.rs` | spellings that fp8-core does not have |
 //! | `error.rs` | [`ConfigError`] |
 //!
@@ -35,8 +36,10 @@ mod delayed;
 mod error;
 mod filter;
 mod linear;
+mod pattern;
 mod recipe;
 mod resolve;
+mod skip;
 mod text;
 
 pub use cast::{CastConfig, Gemm, Operand, ScalingType};
@@ -45,5 +48,8 @@ pub use delayed::{DelayedFormat, DelayedScaling, InitialScale};
 pub use error::ConfigError;
 pub use filter::{FilterDecision, LayerFilter, auto_filter};
 pub use linear::{Fp8LinearConfig, GemmConfig};
+pub use pattern::PathPattern;
+pub(crate) use pattern::near;
 pub use recipe::{Recipe, RecipeName};
 pub use resolve::ResolvedConfig;
+pub use skip::{SkipReason, WeightDim};

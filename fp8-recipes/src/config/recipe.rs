@@ -18,8 +18,15 @@ use super::{ConfigError, DelayedScaling, Fp8LinearConfig, ResolvedConfig};
 /// | `rowwise` | dynamic rowwise E4M3 | dynamic rowwise E4M3 | power-of-two scales |
 /// | `rowwise_with_gw_hp` | rowwise E4M3; w for grad_input tensorwise | rowwise E4M3 | grad_weight in high precision; power-of-two scales |
 /// | `delayed` | delayed tensorwise E4M3 | delayed tensorwise E5M2 | [`DelayedScaling`]'s defaults |
+/// | `current` | current tensorwise E4M3 | current tensorwise E5M2 | Transformer Engine's `Float8CurrentScaling` |
+/// | `blockwise` | E4M3; x by 1x128, w by 128x128 | E4M3 by 1x128 | power-of-two scales: Transformer Engine's `Float8BlockScaling`, DeepSeek's layout |
+/// | `mxfp8` | E4M3 by 32 with E8M0 scales | E4M3 by 32 | OCP microscaling, scales by RCEIL: torchao's `mxfp8`, Transformer Engine's `MXFP8BlockScaling` |
+///
+/// Blocks and groups of 32 run along the dimension that a GEMM sums over, so `blockwise` and `mxfp8` cast inputs and gradients
+/// once for each of their two GEMMs, as `rowwise` does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum RecipeName {
     /// The fastest: one scale per tensor, from the tensor itself.
     Tensorwise,
@@ -29,15 +36,24 @@ pub enum RecipeName {
     RowwiseWithGwHp,
     /// One scale per tensor, from earlier steps.
     Delayed,
+    /// One scale per tensor, from the tensor itself by Transformer Engine's rule.
+    Current,
+    /// One scale per 128 elements of inputs and gradients, one per 128x128 of weights.
+    Blockwise,
+    /// One power-of-two scale per 32 elements.
+    Mxfp8,
 }
 
 impl RecipeName {
     /// Every name.
-    pub const ALL: [RecipeName; 4] = [
+    pub const ALL: [RecipeName; 7] = [
         RecipeName::Tensorwise,
         RecipeName::Rowwise,
         RecipeName::RowwiseWithGwHp,
         RecipeName::Delayed,
+        RecipeName::Current,
+        RecipeName::Blockwise,
+        RecipeName::Mxfp8,
     ];
 
     /// The name as it is written.
@@ -47,6 +63,9 @@ impl RecipeName {
             RecipeName::Rowwise => "rowwise",
             RecipeName::RowwiseWithGwHp => "rowwise_with_gw_hp",
             RecipeName::Delayed => "delayed",
+            RecipeName::Current => "current",
+            RecipeName::Blockwise => "blockwise",
+            RecipeName::Mxfp8 => "mxfp8",
         }
     }
 }
@@ -74,22 +93,22 @@ impl FromStr for RecipeName {
     }
 }
 
-/// A recipe: how the linear layers under a guard use FP8.
+/// A recipe: how the layers under a guard use FP8.
 ///
-/// In JSON `{"delayed": {..}}` or `{"linear": {..}}`, where fields may be left out; the bare name
-/// of a recipe, such as `"rowwise"`, is read too.
+/// Made from a name (`"rowwise".parse()`, [`RecipeName`]), from [`DelayedScaling`] or from an [`Fp8LinearConfig`]. In JSON
+/// `{"linear": {..}}`, where fields may be left out; `{"delayed": {..}}` and the bare name of a recipe, such as `"rowwise"`,
+/// are read too.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Recipe {
-    /// Scales from earlier steps.
-    Delayed(DelayedScaling),
-    /// Casts set one by one, usually with scales from the tensors themselves.
+    /// The casts and GEMMs of linear layers.
     Linear(Fp8LinearConfig),
 }
 
 impl Default for Recipe {
     fn default() -> Self {
-        Recipe::Delayed(DelayedScaling::default())
+        RecipeName::Delayed.into()
     }
 }
 
@@ -100,7 +119,6 @@ impl Recipe {
     /// A [`ConfigError`] that names the value at fault.
     pub fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
         match self {
-            Recipe::Delayed(delayed) => delayed.resolve(),
             Recipe::Linear(config) => config.resolve(),
         }
     }
@@ -111,20 +129,17 @@ impl Recipe {
     /// # Errors
     /// [`ConfigError::OtherAmax`] if the recipe does not reduce histories by a function of this name.
     pub fn bind_amax_compute(self, function: &CustomAmax) -> Result<Self, ConfigError> {
-        let wanted = match self {
-            Recipe::Delayed(delayed) => match &delayed.amax_compute {
-                AmaxCompute::Custom(custom) if custom.name() == function.name() => {
-                    let bound = AmaxCompute::Custom(function.clone());
-                    return Ok(delayed.with_amax_compute(bound).into());
-                }
-                other => other.to_string(),
-            },
-            Recipe::Linear(_) => "no history".to_string(),
-        };
-        Err(ConfigError::OtherAmax {
-            wanted,
-            given: function.name().to_string(),
-        })
+        let Recipe::Linear(mut config) = self;
+        match &config.delayed.amax_compute {
+            AmaxCompute::Custom(custom) if custom.name() == function.name() => {
+                config.delayed.amax_compute = AmaxCompute::Custom(function.clone());
+                Ok(config.into())
+            }
+            other => Err(ConfigError::OtherAmax {
+                wanted: other.to_string(),
+                given: function.name().to_string(),
+            }),
+        }
     }
 
     /// The name, if this is a named recipe unchanged.
@@ -135,9 +150,15 @@ impl Recipe {
     }
 }
 
+impl From<DelayedScaling> for Fp8LinearConfig {
+    fn from(delayed: DelayedScaling) -> Self {
+        Self::from_recipe_name(RecipeName::Delayed).with_delayed(delayed)
+    }
+}
+
 impl From<DelayedScaling> for Recipe {
     fn from(delayed: DelayedScaling) -> Self {
-        Recipe::Delayed(delayed)
+        Recipe::Linear(delayed.into())
     }
 }
 
@@ -149,10 +170,7 @@ impl From<Fp8LinearConfig> for Recipe {
 
 impl From<RecipeName> for Recipe {
     fn from(name: RecipeName) -> Self {
-        match name {
-            RecipeName::Delayed => Recipe::default(),
-            other => Recipe::Linear(Fp8LinearConfig::from_recipe_name(other)),
-        }
+        Recipe::Linear(Fp8LinearConfig::from_recipe_name(name))
     }
 }
 
@@ -173,16 +191,24 @@ impl TryFrom<&str> for Recipe {
     }
 }
 
-/// The name of a named recipe; `delayed(..)` with what differs from the defaults; else `linear(..)`
-/// with the short description of the casts.
+/// The name of a named recipe; `delayed(..)` with what differs from the defaults; else `linear(..)` with the short
+/// description of the casts, and of the rule of delayed ones where it is not the default.
 impl fmt::Display for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.name(), self) {
-            (Some(name), _) => name.fmt(f),
-            (None, Recipe::Delayed(delayed)) => delayed.fmt(f),
-            (None, Recipe::Linear(config)) => match config.resolve() {
-                Ok(resolved) => write!(f, "linear({resolved})"),
-                Err(error) => write!(f, "linear(invalid: {error})"),
+        let Recipe::Linear(config) = self;
+        if let Some(name) = self.name() {
+            return name.fmt(f);
+        }
+        if *config == Fp8LinearConfig::from(config.delayed.clone()) {
+            return config.delayed.fmt(f);
+        }
+        match config.resolve() {
+            Err(error) => write!(f, "linear(invalid: {error})"),
+            Ok(resolved) => match &resolved.delayed {
+                Some(delayed) if *delayed != DelayedScaling::default() => {
+                    write!(f, "linear({resolved}; {delayed})")
+                }
+                _ => write!(f, "linear({resolved})"),
             },
         }
     }
@@ -205,13 +231,13 @@ impl<'de> Deserialize<'de> for Recipe {
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Recipe, A::Error> {
                 match Tagged::deserialize(MapAccessDeserializer::new(map))? {
-                    Tagged::Delayed(delayed) => Ok(Recipe::Delayed(delayed)),
+                    Tagged::Delayed(delayed) => Ok(delayed.into()),
                     Tagged::Linear(config) => Ok(Recipe::Linear(config)),
                 }
             }
         }
 
-        /// The form that is written, which serde can derive.
+        /// The forms that serde can derive.
         #[derive(Deserialize)]
         #[serde(rename_all = "snake_case")]
         enum Tagged {

@@ -38,6 +38,8 @@ pub struct ResolvedConfig {
     pub gemm_grad_input: GemmConfig,
     /// How `grad_weight` is computed.
     pub gemm_grad_weight: GemmConfig,
+    /// The least amax of casts with current scales.
+    pub amax_epsilon: f32,
     /// Whether every `quant_scale` is rounded down to a power of two.
     pub round_scales_to_power_of_two: bool,
     /// Accepted for compatibility, without effect.
@@ -90,6 +92,14 @@ impl ResolvedConfig {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
+        if !(self.amax_epsilon >= 0. && self.amax_epsilon.is_finite()) {
+            return Err(ConfigError::AmaxEpsilon {
+                got: self.amax_epsilon,
+            });
+        }
+        if let Some(delayed) = &self.delayed {
+            delayed.validate()?;
+        }
         for (operand, cast) in self.casts() {
             check_cast(operand, cast)?;
         }
@@ -145,10 +155,7 @@ impl ResolvedConfig {
 
 impl Default for ResolvedConfig {
     fn default() -> Self {
-        ResolvedConfig {
-            delayed: Some(DelayedScaling::default()),
-            ..Fp8LinearConfig::from_recipe_name(RecipeName::Delayed).filled_in()
-        }
+        Fp8LinearConfig::from_recipe_name(RecipeName::Delayed).filled_in()
     }
 }
 
@@ -181,27 +188,15 @@ impl Fp8LinearConfig {
     /// Fills in what was left open and checks the whole.
     ///
     /// - An unset second use copies the first.
-    /// - An unset format is E4M3 for input and weight, E5M2 for the output's gradient; that of a
-    ///   second use is the format of the first.
+    /// - An unset format is E4M3 for input and weight, E5M2 for the output's gradient; of a delayed cast, what
+    ///   [`DelayedScaling::format`] says. That of a second use is the format of the first.
     /// - [`FormatPair::Fnuz`] turns E4M3 and E5M2 into their FNUZ forms, set or unset.
-    /// - Delayed casts follow [`DelayedScaling`]'s defaults, with power-of-two scales if this
-    ///   configuration asks for them; other settings need
-    ///   [`Recipe::Delayed`](super::Recipe::Delayed).
+    /// - Delayed casts follow `delayed`, with power-of-two scales if it or this configuration asks for them.
     ///
     /// # Errors
     /// A [`ConfigError`] that names the value at fault.
     pub fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
-        let mut resolved = self.filled_in();
-        if resolved
-            .casts()
-            .any(|(_, cast)| cast.scaling == ScalingType::Delayed)
-        {
-            let rounding = match self.round_scales_to_power_of_two {
-                true => ScaleRounding::PowerOfTwo,
-                false => ScaleRounding::Exact,
-            };
-            resolved.delayed = Some(DelayedScaling::default().with_scale_rounding(rounding));
-        }
+        let resolved = self.filled_in();
         resolved.check()?;
         Ok(resolved)
     }
@@ -209,25 +204,27 @@ impl Fp8LinearConfig {
     /// Nothing left open, nothing checked.
     fn filled_in(&self) -> ResolvedConfig {
         let pair = self.format_pair;
+        let format = self.delayed.format;
+        let (forward, backward) = (format.forward(), format.backward());
         let (input, input_for_grad_weight) = fill(
             &self.input,
             self.input_for_grad_weight.as_ref(),
-            Format::E4M3,
+            (Format::E4M3, forward),
             pair,
         );
         let (weight, weight_for_grad_input) = fill(
             &self.weight,
             self.weight_for_grad_input.as_ref(),
-            Format::E4M3,
+            (Format::E4M3, forward),
             pair,
         );
         let (grad_output, grad_output_for_grad_weight) = fill(
             &self.grad_output,
             self.grad_output_for_grad_weight.as_ref(),
-            Format::E5M2,
+            (Format::E5M2, backward),
             pair,
         );
-        ResolvedConfig {
+        let mut resolved = ResolvedConfig {
             input,
             input_for_grad_weight,
             weight,
@@ -237,13 +234,23 @@ impl Fp8LinearConfig {
             gemm_output: self.gemm_output,
             gemm_grad_input: self.gemm_grad_input,
             gemm_grad_weight: self.gemm_grad_weight,
+            amax_epsilon: self.amax_epsilon,
             round_scales_to_power_of_two: self.round_scales_to_power_of_two,
             pad_inner_dim: self.pad_inner_dim,
             emulate: self.emulate,
             enable_fp8_all_gather: self.enable_fp8_all_gather,
             format_pair: pair,
             delayed: None,
+        };
+        let is_delayed = |cast: &CastConfig| cast.scaling == ScalingType::Delayed;
+        if resolved.casts().any(|(_, cast)| is_delayed(cast)) {
+            let mut delayed = self.delayed.clone();
+            if self.round_scales_to_power_of_two {
+                delayed.scale_rounding = ScaleRounding::PowerOfTwo;
+            }
+            resolved.delayed = Some(delayed);
         }
+        resolved
     }
 }
 
@@ -253,29 +260,21 @@ impl DelayedScaling {
     /// # Errors
     /// As [`DelayedScaling::validate`].
     pub fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
-        self.validate()?;
-        let forward = CastConfig::delayed_tensorwise().with_format(self.format.forward());
-        let backward = CastConfig::delayed_tensorwise().with_format(self.format.backward());
-        let resolved = Fp8LinearConfig::default()
-            .with_input(forward)
-            .with_weight(forward)
-            .with_grad_output(backward)
-            .with_round_scales_to_power_of_two(self.scale_rounding == ScaleRounding::PowerOfTwo)
-            .resolve()?;
-        Ok(ResolvedConfig {
-            delayed: Some(self.clone()),
-            ..resolved
-        })
+        Fp8LinearConfig::from(self.clone()).resolve()
     }
 }
 
-/// Both uses of an operand with their formats.
+/// Both uses of an operand with their formats; `defaults`: of casts in general, and of delayed ones.
 fn fill(
     first: &CastConfig,
     second: Option<&CastConfig>,
-    default: Format,
+    defaults: (Format, Format),
     pair: FormatPair,
 ) -> (CastConfig, CastConfig) {
+    let default = match first.scaling {
+        ScalingType::Delayed => defaults.1,
+        _ => defaults.0,
+    };
     let concrete = |cast: &CastConfig, default: Format| {
         cast.with_format(in_pair(cast.format.unwrap_or(default), pair))
     };
@@ -312,7 +311,8 @@ fn check_cast(operand: Operand, cast: &CastConfig) -> Result<(), ConfigError> {
     if cast.is_disabled() {
         return Ok(());
     }
-    if granularity != Granularity::Tensorwise && scaling != ScalingType::Dynamic {
+    let own_rule = granularity == Granularity::Mx && scaling == ScalingType::Current;
+    if granularity != Granularity::Tensorwise && !scaling.is_from_tensor() || own_rule {
         return Err(ConfigError::NotDynamic {
             operand,
             granularity,

@@ -24,6 +24,13 @@ pub(super) struct Collected {
 }
 
 impl Collected {
+    /// Layers whose input scales are to be powers of two wherever the file is loaded.
+    pub(super) fn power_of_two_inputs(&self) -> Vec<String> {
+        let layers = self.quantized.iter();
+        let layers = layers.filter(|(_, scheme)| scheme.has_power_of_two_inputs());
+        layers.map(|(path, _)| path.clone()).collect()
+    }
+
     pub(super) fn quantized_paths(&self) -> Vec<String> {
         let paths = self.quantized.iter().map(|(path, _)| path.clone());
         paths.collect()

@@ -44,7 +44,10 @@ fn quantization(collected: &Collected) -> Value {
     // In the order of their first layers.
     let mut groups: Vec<(Scheme, Vec<&str>)> = vec![];
     for (path, scheme) in &collected.quantized {
-        match groups.iter_mut().find(|(other, _)| other == scheme) {
+        match groups
+            .iter_mut()
+            .find(|(other, _)| other.group() == scheme.group())
+        {
             Some((_, paths)) => paths.push(path),
             None => groups.push((*scheme, vec![path])),
         }

@@ -28,6 +28,7 @@ pub use options::ExportOptions;
 
 use crate::atomic::{Part, replace_together, write_safetensors};
 use crate::error::Result;
+use crate::load::POWER_OF_TWO_INPUTS;
 use crate::module::Fp8Module;
 use collect::collect;
 use std::collections::{BTreeMap, HashMap};
@@ -73,9 +74,9 @@ pub fn save_calibrated<M: Fp8Module + ?Sized>(
 /// has one of each too; the loader of this library compares them. A symbolic link at one of the two names is replaced,
 /// not followed. There is one writer per directory at a time.
 ///
-/// Scales are made of the calibrated amaxes (inputs) and of the weights as they are now; they are exact also where the
-/// recipe rounds to powers of two, as are those that a loader of this format makes for inputs. MX scales are powers of
-/// two by definition.
+/// Scales are made of the calibrated amaxes (static inputs) and of the weights as they are now. Where a recipe rounds scales to
+/// powers of two, so are those of rows and blocks here, and the file's metadata names the layers whose inputs this library then
+/// scales so too; other loaders, which know no such entry, make exact ones. Static scales and those of whole weights are exact.
 ///
 /// # Errors
 /// If no layer is prepared, a prepared layer was not calibrated or cannot be stored as it was calibrated, a tensor has
@@ -95,6 +96,11 @@ pub fn save_calibrated_with<M: Fp8Module + ?Sized>(
 
     let mut metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     metadata.extend(collected.tied.clone());
+    let power_of_two = collected.power_of_two_inputs();
+    if !power_of_two.is_empty() {
+        let layers = serde_json::Value::from(power_of_two).to_string();
+        metadata.insert(POWER_OF_TWO_INPUTS.to_string(), layers);
+    }
     replace_together(
         &place.directory,
         vec![

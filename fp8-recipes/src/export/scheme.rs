@@ -13,6 +13,8 @@ use fp8_core::{Cast, Contraction, E8M0, Format, Granularity, MX_BLOCK, static_de
 pub(super) struct Scheme {
     pub(super) weight: Granularity,
     pub(super) input: InputScheme,
+    /// Whether scales that are not static are powers of two.
+    pub(super) power_of_two: bool,
 }
 
 impl Scheme {
@@ -48,6 +50,7 @@ impl Scheme {
         let scheme = Self {
             weight: weight.granularity,
             input,
+            power_of_two: calibration.round_scales_to_power_of_two,
         };
         scheme.check(sizes, path)?;
         Ok(Some(scheme))
@@ -60,17 +63,36 @@ impl Scheme {
         sizes: (usize, usize),
         path: &str,
     ) -> Result<Self> {
-        let input = match input {
+        let power_of_two_inputs = input.has_power_of_two_scales();
+        let input = match *input {
             InputScaling::None => InputScheme::None,
             InputScaling::Static(_) => InputScheme::Static,
-            InputScaling::DynamicPerToken => InputScheme::PerToken,
-            InputScaling::DynamicPerTensor => InputScheme::PerTensor,
-            InputScaling::DynamicPerGroup(size) => InputScheme::PerGroup(*size),
+            InputScaling::DynamicPerToken { .. } => InputScheme::PerToken,
+            InputScaling::DynamicPerTensor { .. } => InputScheme::PerTensor,
+            InputScaling::DynamicPerGroup { size, .. } => InputScheme::PerGroup(size),
             InputScaling::DynamicMx => InputScheme::Mx,
         };
-        let scheme = Self { weight, input };
+        let scheme = Self {
+            weight,
+            input,
+            power_of_two: power_of_two_inputs,
+        };
         scheme.check(sizes, path)?;
         Ok(scheme)
+    }
+
+    /// Whether loaders have to be told that input scales are powers of two.
+    pub(super) fn has_power_of_two_inputs(&self) -> bool {
+        let made_while_running = matches!(
+            self.input,
+            InputScheme::PerToken | InputScheme::PerTensor | InputScheme::PerGroup(_)
+        );
+        self.power_of_two && made_while_running
+    }
+
+    /// What the configuration says of it.
+    pub(super) fn group(&self) -> (Granularity, InputScheme) {
+        (self.weight, self.input)
     }
 
     fn check(&self, (_, k): (usize, usize), path: &str) -> Result<()> {
@@ -107,9 +129,10 @@ impl Scheme {
                     source: ScaleSource::Fixed { dequant_scale },
                     counter: None,
                     observer: None,
+                    hook: None,
                 }
             }
-            other => Quantizer::dynamic(Format::E4M3, other),
+            other => Quantizer::dynamic(Format::E4M3, other).with_power_of_two(self.power_of_two),
         };
         Ok(Fp8Tensor::quantize(weight, &quantizer, Contraction::Cols)?)
     }

@@ -15,6 +15,7 @@ impl Family for ByShape {
         Ok(Some(LayerScheme {
             weight: None,
             input: None,
+            power_of_two_inputs: false,
         }))
     }
 

@@ -50,6 +50,7 @@ impl CompressedTensors {
                 scheme: LayerScheme {
                     weight: Some(weight_granularity(&weights)?),
                     input: Some(input_scheme(&group.get("input_activations"))?),
+                    power_of_two_inputs: false,
                 },
             });
         }

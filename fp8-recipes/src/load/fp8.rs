@@ -27,14 +27,17 @@ impl Fp8 {
             (None, "static") => LayerScheme {
                 weight: None,
                 input: Some(InputScheme::Static),
+                power_of_two_inputs: false,
             },
             (None, "dynamic") => LayerScheme {
                 weight: None,
                 input: Some(InputScheme::PerToken),
+                power_of_two_inputs: false,
             },
             (Some((rows, cols)), "dynamic") => LayerScheme {
                 weight: Some(Granularity::Blockwise { rows, cols }),
                 input: Some(InputScheme::PerGroup(cols)),
+                power_of_two_inputs: false,
             },
             (None, _) => return Err(activation.unsupported("\"static\" or \"dynamic\"")),
             (Some(_), _) => return Err(activation.unsupported("\"dynamic\" for blocks")),

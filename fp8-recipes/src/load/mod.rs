@@ -25,7 +25,9 @@ mod targets;
 
 pub use backend::LoadedNames;
 pub(crate) use backend::{holds, is_checked, scheme};
-pub(crate) use scheme::{InputScheme, LayerScheme, granularity_by_shape, shapes_text};
+pub(crate) use scheme::{
+    InputScheme, LayerScheme, POWER_OF_TWO_INPUTS, granularity_by_shape, shapes_text,
+};
 
 use crate::check::is_float;
 use crate::error::{Error, Result};
@@ -34,7 +36,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use family::Family;
 use safetensors::Dtype;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -49,6 +51,8 @@ pub struct Checkpoint {
     index: HashMap<String, usize>,
     /// Names under which a tensor is known beside its own: tied weights are stored once.
     tied: HashMap<String, String>,
+    /// Layers whose dynamic input scales are powers of two.
+    power_of_two_inputs: HashSet<String>,
     loaded: LoadedNames,
 }
 
@@ -67,6 +71,7 @@ impl Checkpoint {
             families: vec![],
             index: HashMap::new(),
             tied: HashMap::new(),
+            power_of_two_inputs: HashSet::new(),
             loaded: LoadedNames::default(),
         };
         let mut families: HashMap<PathBuf, Arc<dyn Family>> = HashMap::new();
@@ -99,6 +104,14 @@ impl Checkpoint {
             if file.dtype(value).is_some() && file.dtype(name).is_none() {
                 self.tied.insert(name.clone(), value.clone());
             }
+        }
+        if let Some(json) = file.metadata(POWER_OF_TWO_INPUTS) {
+            let layers: Vec<String> = serde_json::from_str(json).map_err(|error| Error::Json {
+                path: file.path().to_path_buf(),
+                what: "the metadata entry fp8_power_of_two_inputs",
+                reason: error.to_string(),
+            })?;
+            self.power_of_two_inputs.extend(layers);
         }
         self.files.push(file);
         self.families.push(family);

@@ -6,6 +6,10 @@
 use candle_core::{Device, Result, Tensor};
 use fp8_core::Granularity;
 
+/// Metadata entry of a file: a JSON list of the layers whose dynamic input scales are powers of two, which no configuration
+/// can say.
+pub(crate) const POWER_OF_TWO_INPUTS: &str = "fp8_power_of_two_inputs";
+
 /// What becomes of the inputs of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InputScheme {
@@ -30,6 +34,8 @@ pub(crate) struct LayerScheme {
     pub(crate) weight: Option<Granularity>,
     /// What becomes of the inputs; None where the presence of an `input_scale` decides.
     pub(crate) input: Option<InputScheme>,
+    /// Whether scales that are made of the inputs are powers of two.
+    pub(crate) power_of_two_inputs: bool,
 }
 
 impl LayerScheme {
@@ -51,15 +57,16 @@ impl LayerScheme {
             Some(InputScheme::PerGroup(group)) => (5, group),
             Some(InputScheme::Mx) => (6, 0),
         };
-        let numbers = [weight, rows, cols, input, group].map(|n| n as i64);
+        let power_of_two = usize::from(self.power_of_two_inputs);
+        let numbers = [weight, rows, cols, input, group, power_of_two].map(|n| n as i64);
         Tensor::new(&numbers, &Device::Cpu)
     }
 
     /// The inverse of [`LayerScheme::to_tensor`].
     pub(super) fn from_tensor(tensor: &Tensor) -> Result<Self> {
         let numbers = tensor.to_vec1::<i64>()?;
-        let &[weight, rows, cols, input, group] = numbers.as_slice() else {
-            candle_core::bail!("a layer's scheme is {numbers:?}, expected five numbers");
+        let &[weight, rows, cols, input, group, power_of_two] = numbers.as_slice() else {
+            candle_core::bail!("a layer's scheme is {numbers:?}, expected six numbers");
         };
         let weight = match weight {
             0 => None,
@@ -80,7 +87,11 @@ impl LayerScheme {
             5 => Some(InputScheme::PerGroup(group as usize)),
             _ => Some(InputScheme::Mx),
         };
-        Ok(Self { weight, input })
+        Ok(Self {
+            weight,
+            input,
+            power_of_two_inputs: power_of_two != 0,
+        })
     }
 }
 

@@ -24,10 +24,14 @@ impl Checkpoint {
 
     /// How the layer at `path` is stored; None if it is not in FP8.
     pub(super) fn layer(&self, path: &str) -> Result<Option<LayerScheme>> {
-        match self.family(&weight_name(path)) {
-            Some(family) => family.layer(path),
-            None => Ok(None),
+        let Some(family) = self.family(&weight_name(path)) else {
+            return Ok(None);
+        };
+        let mut scheme = family.layer(path)?;
+        if let Some(scheme) = &mut scheme {
+            scheme.power_of_two_inputs |= self.power_of_two_inputs.contains(path);
         }
+        Ok(scheme)
     }
 
     /// The stored name behind a canonical one: `X.weight`, `X.weight_scale`, `X.input_scale`, or any other.

@@ -213,10 +213,10 @@ impl Linear {
             return self.plain(x, weight);
         };
         if context.settings.mode == Mode::Calibrate {
-            self.calibrate(&state, &step, x, weight)?;
+            self.calibrate(&state, &step.cells, x, weight)?;
             return self.plain(x, weight);
         }
-        let plan = linear_plan(&state, context, &step)?;
+        let plan = linear_plan(&state, &step)?;
         let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));
         fp8_linear(x, weight, self.bias.as_ref(), &plan)
     }

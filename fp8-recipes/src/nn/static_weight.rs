@@ -21,11 +21,22 @@ pub enum InputScaling {
     /// Cast with a scale from the checkpoint: dequant_scale, f32 `[1]`.
     Static(Tensor),
     /// Cast with a scale from each token's own amax.
-    DynamicPerToken,
+    DynamicPerToken {
+        /// Whether scales are powers of two.
+        power_of_two: bool,
+    },
     /// Cast with a scale from the tensor's own amax.
-    DynamicPerTensor,
-    /// Cast with a scale from the amax of each group of so many inputs of a token.
-    DynamicPerGroup(usize),
+    DynamicPerTensor {
+        /// Whether the scale is a power of two.
+        power_of_two: bool,
+    },
+    /// Cast with a scale from the amax of each group of inputs of a token.
+    DynamicPerGroup {
+        /// Inputs in a group.
+        size: usize,
+        /// Whether scales are powers of two.
+        power_of_two: bool,
+    },
     /// Cast with a power of two from the amax of each 32 inputs of a token (OCP microscaling).
     DynamicMx,
 }
@@ -33,25 +44,39 @@ pub enum InputScaling {
 impl InputScaling {
     /// The cast; None where there is none.
     fn quantizer(&self) -> Option<Quantizer> {
-        let dynamic = |granularity| Some(Quantizer::dynamic(Format::E4M3, granularity));
-        match self {
-            InputScaling::None => None,
-            InputScaling::Static(dequant_scale) => Some(Quantizer {
-                cast: Cast::new(Format::E4M3),
-                granularity: Granularity::Tensorwise,
-                source: ScaleSource::Fixed {
-                    dequant_scale: dequant_scale.clone(),
-                },
-                counter: None,
-                observer: None,
-            }),
-            InputScaling::DynamicPerToken => dynamic(Granularity::Rowwise),
-            InputScaling::DynamicPerTensor => dynamic(Granularity::Tensorwise),
-            InputScaling::DynamicPerGroup(size) => dynamic(Granularity::Blockwise {
+        let granularity = match self {
+            InputScaling::None => return None,
+            InputScaling::Static(dequant_scale) => {
+                return Some(Quantizer {
+                    cast: Cast::new(Format::E4M3),
+                    granularity: Granularity::Tensorwise,
+                    source: ScaleSource::Fixed {
+                        dequant_scale: dequant_scale.clone(),
+                    },
+                    counter: None,
+                    observer: None,
+                    hook: None,
+                });
+            }
+            InputScaling::DynamicPerToken { .. } => Granularity::Rowwise,
+            InputScaling::DynamicPerTensor { .. } => Granularity::Tensorwise,
+            InputScaling::DynamicPerGroup { size, .. } => Granularity::Blockwise {
                 rows: 1,
                 cols: (*size).max(1),
-            }),
-            InputScaling::DynamicMx => dynamic(Granularity::Mx),
+            },
+            InputScaling::DynamicMx => Granularity::Mx,
+        };
+        let quantizer = Quantizer::dynamic(Format::E4M3, granularity);
+        Some(quantizer.with_power_of_two(self.has_power_of_two_scales()))
+    }
+
+    /// Whether scales that are made of the inputs are rounded down to powers of two; microscaling has its own rule.
+    pub(crate) fn has_power_of_two_scales(&self) -> bool {
+        match *self {
+            InputScaling::None | InputScaling::Static(_) | InputScaling::DynamicMx => false,
+            InputScaling::DynamicPerToken { power_of_two }
+            | InputScaling::DynamicPerTensor { power_of_two }
+            | InputScaling::DynamicPerGroup { power_of_two, .. } => power_of_two,
         }
     }
 }
@@ -79,6 +104,7 @@ impl StaticWeight {
             },
             counter: None,
             observer: None,
+            hook: None,
         };
         let output = input.quantizer().map(|a| GemmPlan {
             a,
@@ -158,17 +184,20 @@ impl StaticWeight {
             })?;
         let codes =
             Fp8Tensor::from_f8e4m3(&weight, granularity, Contraction::Cols, scale.contiguous()?)?;
+        let power_of_two = scheme.is_some_and(|scheme| scheme.power_of_two_inputs);
         let input = match scheme.and_then(|scheme| scheme.input) {
             Some(InputScheme::None) => InputScaling::None,
             Some(InputScheme::Static) => InputScaling::Static(input_scale(vb, &path)?),
-            Some(InputScheme::PerToken) => InputScaling::DynamicPerToken,
-            Some(InputScheme::PerTensor) => InputScaling::DynamicPerTensor,
-            Some(InputScheme::PerGroup(size)) => InputScaling::DynamicPerGroup(size),
+            Some(InputScheme::PerToken) => InputScaling::DynamicPerToken { power_of_two },
+            Some(InputScheme::PerTensor) => InputScaling::DynamicPerTensor { power_of_two },
+            Some(InputScheme::PerGroup(size)) => {
+                InputScaling::DynamicPerGroup { size, power_of_two }
+            }
             Some(InputScheme::Mx) => InputScaling::DynamicMx,
             None if vb.contains_tensor("input_scale") => {
                 InputScaling::Static(input_scale(vb, &path)?)
             }
-            None => InputScaling::DynamicPerToken,
+            None => InputScaling::DynamicPerToken { power_of_two },
         };
         Self::new(&codes, input, &path).map(Some)
     }

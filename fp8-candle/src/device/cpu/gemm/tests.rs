@@ -1,13 +1,11 @@
 //! Every GEMM on every instruction set of the machine against sums in f64 of the values of the codes.
 
-#[path = "../../../../tests/common/rounding.rs"]
-mod rounding;
-
 use super::layout::{self, PANEL, ROWS, SLICE, pack_codes};
 use super::side::{Codes, Side};
 use super::{multiply, packed_order};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::{Format, Granularity, Isa};
+use fp8_test_support::rounding;
 use half::{bf16, f16};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -128,7 +126,7 @@ fn products(a: &Operand, b: &Operand) -> Vec<Sum> {
 /// Sums from which on their norm says something.
 const MANY: usize = 200;
 
-/// Fails where one of these sums of `k` terms is farther off than its roundings explain (`rounding.rs`), or all together.
+/// Fails where one of these sums of `k` terms is farther off than its roundings explain ([`rounding`]), or all together.
 #[track_caller]
 fn assert_close(got: &[f32], expected: &[Sum], k: usize, what: &str) {
     assert_eq!(got.len(), expected.len(), "{what}");

@@ -1,0 +1,134 @@
+//! Why a layer stays in high precision.
+
+use super::{PathPattern, RecipeName};
+use candle_core::DType;
+use std::fmt;
+
+/// Why a layer stays in high precision. Prints as a sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SkipReason {
+    /// A pattern of [`crate::PrepareOptions::with_off`] names it.
+    Off {
+        /// The pattern.
+        pattern: PathPattern,
+    },
+    /// A string of [`super::LayerFilter::skip_paths`] is part of its path.
+    PathContains {
+        /// The string.
+        part: String,
+    },
+    /// It has fewer outputs (N) or inputs (K) than the filter takes.
+    TooFew {
+        /// Which of the two.
+        dim: WeightDim,
+        /// Its size.
+        got: usize,
+        /// The least that is taken.
+        least: usize,
+    },
+    /// Its outputs (N) or inputs (K) are not a multiple of what the filter asks for.
+    NotMultiple {
+        /// Which of the two.
+        dim: WeightDim,
+        /// Its size.
+        got: usize,
+        /// What it would have to be a multiple of.
+        of: usize,
+    },
+    /// It is too small to gain from the recipe on an accelerator: see [`super::auto_filter`].
+    TooSmall {
+        /// The recipe.
+        recipe: RecipeName,
+        /// Outputs.
+        out_features: usize,
+        /// Inputs.
+        in_features: usize,
+    },
+    /// The filter's own function refuses it.
+    Custom,
+    /// It was loaded from an FP8 checkpoint.
+    AlreadyFp8,
+    /// It does not know its path.
+    NoPath,
+    /// It stands at the root of the checkpoint: its weight is called `weight` and nothing else.
+    AtRoot,
+    /// A layer before it has the same path and another weight.
+    SamePath,
+    /// Something that is no such layer uses its weight too, such as an embedding tied to it.
+    Tied {
+        /// The first other name of the weight; None where its other owner knows none.
+        with: Option<String>,
+    },
+    /// Its weight is not f32, bf16 or f16.
+    WeightDType(DType),
+    /// Its weight holds Inf or NaN.
+    NonFinite {
+        /// How many NaN.
+        nan: usize,
+        /// How many Inf.
+        inf: usize,
+        /// Of how many values.
+        of: usize,
+    },
+}
+
+/// A dimension of a weight `[out_features, in_features]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightDim {
+    /// out_features.
+    N,
+    /// in_features.
+    K,
+}
+
+impl fmt::Display for WeightDim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WeightDim::N => "N",
+            WeightDim::K => "K",
+        })
+    }
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SkipReason::Off { pattern } => write!(f, "`{pattern}` is off"),
+            SkipReason::PathContains { part } => write!(f, "path contains `{part}`"),
+            SkipReason::TooFew { dim, got, least } => write!(f, "{dim} = {got} is below {least}"),
+            SkipReason::NotMultiple { dim, got, of } => {
+                write!(f, "{dim} = {got} is not a multiple of {of}")
+            }
+            SkipReason::TooSmall {
+                recipe,
+                out_features: n,
+                in_features: k,
+            } => write!(f, "N = {n}, K = {k} is too small to gain from `{recipe}`"),
+            SkipReason::Custom => f.write_str("custom filter"),
+            SkipReason::AlreadyFp8 => f.write_str("the weight is FP8 already (static inference)"),
+            SkipReason::NoPath => {
+                f.write_str("it has no path: build it from a VarBuilder or call with_path")
+            }
+            SkipReason::AtRoot => {
+                f.write_str("it is at the root of the checkpoint: build it from `vb.pp(..)`")
+            }
+            SkipReason::SamePath => f.write_str("another layer has the same path"),
+            SkipReason::Tied { with: Some(with) } => {
+                write!(
+                    f,
+                    "its weight is `{with}` too, which stays in high precision"
+                )
+            }
+            SkipReason::Tied { with: None } => f.write_str(
+                "its weight is a tensor without a name too, which stays in high precision",
+            ),
+            SkipReason::WeightDType(dtype) => {
+                write!(f, "the weight is {}, not f32, bf16 or f16", dtype.as_str())
+            }
+            SkipReason::NonFinite { nan, inf, of } => {
+                write!(f, "the weight holds {nan} NaN and {inf} Inf of {of} values")
+            }
+        }
+    }
+}

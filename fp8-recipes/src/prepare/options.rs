@@ -1,0 +1,115 @@
+//! What `prepare_fp8` is told.
+
+use crate::config::{ConfigError, LayerFilter, PathPattern, Recipe, check_history_len};
+
+/// What [`crate::prepare_fp8`] converts, and layers with recipes of their own.
+///
+/// ```
+/// # use fp8_recipes::{PrepareOptions, RecipeName};
+/// let options = PrepareOptions::default()
+///     .with_recipe("blocks.0.*", RecipeName::Rowwise)?
+///     .with_off("lm_head")?;
+/// # let _ = options;
+/// # Ok::<(), fp8_recipes::config::ConfigError>(())
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PrepareOptions {
+    /// Which layers to take; the default takes all.
+    pub filter: LayerFilter,
+    /// Length of fresh amax histories; a delayed recipe of another length adapts them, keeping the newest entries.
+    pub amax_history_len: usize,
+    pub(super) layers: Vec<(PathPattern, LayerChoice)>,
+}
+
+/// What a pattern says of the layers that it names.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum LayerChoice {
+    /// They follow this recipe inside of every guard that computes in FP8 or calibrates, whatever the guard's own is.
+    Recipe(Recipe),
+    /// They stay in high precision.
+    Off,
+}
+
+impl Default for PrepareOptions {
+    fn default() -> Self {
+        Self {
+            filter: LayerFilter::default(),
+            amax_history_len: 1024,
+            layers: vec![],
+        }
+    }
+}
+
+impl PrepareOptions {
+    /// Sets the filter.
+    #[must_use]
+    pub fn with_filter(mut self, filter: LayerFilter) -> Self {
+        self.filter = filter;
+        self
+    }
+
+    /// Sets the length of fresh amax histories.
+    #[must_use]
+    pub fn with_amax_history_len(mut self, amax_history_len: usize) -> Self {
+        self.amax_history_len = amax_history_len;
+        self
+    }
+
+    /// Gives a recipe of their own to the layers that `pattern` names: a path, or a glob ([`PathPattern`]). Where several patterns
+    /// name a layer, the last one counts.
+    ///
+    /// # Errors
+    /// If the pattern is malformed or the recipe inconsistent.
+    pub fn with_recipe(
+        self,
+        pattern: &str,
+        recipe: impl Into<Recipe>,
+    ) -> Result<Self, ConfigError> {
+        let recipe = recipe.into();
+        recipe
+            .resolve()
+            .map_err(|source| ConfigError::LayerRecipe {
+                pattern: pattern.to_string(),
+                source: source.into(),
+            })?;
+        self.with_layer(pattern, LayerChoice::Recipe(recipe))
+    }
+
+    /// Leaves the layers that `pattern` names in high precision: a path, or a glob ([`PathPattern`]). Where several patterns name
+    /// a layer, the last one counts.
+    ///
+    /// # Errors
+    /// If the pattern is malformed.
+    pub fn with_off(self, pattern: &str) -> Result<Self, ConfigError> {
+        self.with_layer(pattern, LayerChoice::Off)
+    }
+
+    fn with_layer(mut self, pattern: &str, choice: LayerChoice) -> Result<Self, ConfigError> {
+        self.layers.push((pattern.parse()?, choice));
+        Ok(self)
+    }
+
+    /// The patterns in the order in which they were given, with what each says.
+    pub fn layers(&self) -> &[(PathPattern, LayerChoice)] {
+        &self.layers
+    }
+
+    /// What is said of the layer at `path`, and by which pattern.
+    pub(super) fn choice(&self, path: &str) -> Option<(&PathPattern, &LayerChoice)> {
+        let mut last_first = self.layers.iter().rev();
+        let found = last_first.find(|(pattern, _)| pattern.matches(path));
+        found.map(|(pattern, choice)| (pattern, choice))
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        check_history_len(self.amax_history_len)
+    }
+}
+
+impl From<LayerFilter> for PrepareOptions {
+    fn from(filter: LayerFilter) -> Self {
+        Self::default().with_filter(filter)
+    }
+}

@@ -1,0 +1,128 @@
+//! What `prepare_fp8` says.
+
+use crate::config::{Recipe, SkipReason};
+use std::fmt;
+
+/// What became of one layer.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It has FP8 state; what is special about it, if anything.
+    Converted(Vec<Note>),
+    /// It stays in high precision, and why.
+    Skipped(SkipReason),
+}
+
+/// What is special about a converted layer. Prints as a few words.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Note {
+    /// It follows a recipe of its own.
+    OwnRecipe(Recipe),
+    /// Other layers use its weight too; their names for it.
+    Tied(Vec<String>),
+    /// The same layer occurs before, and both have one state.
+    SharedState,
+    /// It had state already, which stays.
+    PreparedBefore,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Note::OwnRecipe(recipe) => write!(f, "always {recipe}"),
+            Note::Tied(names) => write!(f, "weight tied with {}", names.join(", ")),
+            Note::SharedState => f.write_str("shares its state with the same layer used before"),
+            Note::PreparedBefore => f.write_str("was prepared before"),
+        }
+    }
+}
+
+/// One linear layer of the model.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct LayerReport {
+    /// Path in the checkpoint; None if the layer does not know it.
+    pub path: Option<String>,
+    /// Rows of the weight.
+    pub out_features: usize,
+    /// Columns of the weight.
+    pub in_features: usize,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// A pattern that names no layer of the model: most likely a typo.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unmatched {
+    /// The pattern of [`crate::PrepareOptions`], or the string of its filter.
+    pub pattern: String,
+    /// Paths of the model that it may have meant.
+    pub near: Vec<String>,
+}
+
+impl fmt::Display for Unmatched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` names no layer", self.pattern)?;
+        match self.near.as_slice() {
+            [] => Ok(()),
+            near => write!(f, "; did you mean {}?", near.join(", ")),
+        }
+    }
+}
+
+/// Every linear layer of a model, in the order of its fields. Prints as a table.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct PrepareReport {
+    /// The layers.
+    pub layers: Vec<LayerReport>,
+    /// Patterns that name none of them.
+    pub unmatched: Vec<Unmatched>,
+}
+
+impl PrepareReport {
+    /// Number of layers with FP8 state.
+    pub fn converted(&self) -> usize {
+        let converted = |layer: &&LayerReport| matches!(layer.outcome, Outcome::Converted(_));
+        self.layers.iter().filter(converted).count()
+    }
+
+    /// Number of layers left in high precision.
+    pub fn skipped(&self) -> usize {
+        self.layers.len() - self.converted()
+    }
+
+    /// The entry of a path.
+    pub fn get(&self, path: &str) -> Option<&LayerReport> {
+        let mut layers = self.layers.iter();
+        layers.find(|layer| layer.path.as_deref() == Some(path))
+    }
+}
+
+impl fmt::Display for PrepareReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |layer: &LayerReport| layer.path.clone().unwrap_or_else(|| "(no path)".into());
+        let widths = self.layers.iter().map(|layer| name(layer).len());
+        let width = widths.max().unwrap_or(0).max("layer".len());
+        writeln!(f, "{:width$}  {:>13}  result", "layer", "[out, in]")?;
+        for layer in &self.layers {
+            let shape = format!("[{}, {}]", layer.out_features, layer.in_features);
+            write!(f, "{:width$}  {shape:>13}  ", name(layer))?;
+            match &layer.outcome {
+                Outcome::Converted(notes) if notes.is_empty() => writeln!(f, "fp8")?,
+                Outcome::Converted(notes) => {
+                    let notes: Vec<_> = notes.iter().map(Note::to_string).collect();
+                    writeln!(f, "fp8 ({})", notes.join("; "))?;
+                }
+                Outcome::Skipped(reason) => writeln!(f, "high precision: {reason}")?,
+            }
+        }
+        for unmatched in &self.unmatched {
+            writeln!(f, "warning: {unmatched}")?;
+        }
+        let (converted, skipped) = (self.converted(), self.skipped());
+        write!(f, "{converted} converted, {skipped} left in high precision")
+    }
+}

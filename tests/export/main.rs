@@ -1,0 +1,11 @@
+//! Calibration, the FP8 inference file, and loading it again.
+
+mod bad_files;
+mod calibration;
+mod failing_writes;
+mod files;
+mod net;
+mod schemes;
+mod served;
+mod tied;
+mod written;

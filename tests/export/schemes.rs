@@ -1,0 +1,188 @@
+//! Exports as what was calibrated: blocks, microscaling, several strategies in one file, and what is refused.
+
+use candle_core::Module;
+use fp8::config::{CastConfig, RecipeName};
+use fp8::fp8_core::Granularity;
+use fp8::load::Checkpoint;
+use fp8::{Error, save_calibrated};
+use fp8_test_support::calibrated::{
+    HIDDEN, Net, blocks, calibrate, casts, eval, fresh, quantization, x,
+};
+use fp8_test_support::{assert_same, assert_text, tensor};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn every_granularity_is_exported_as_what_it_is_and_served_to_the_bit() {
+    let (tensorwise, row) = (
+        CastConfig::dynamic_tensorwise(),
+        CastConfig::dynamic_rowwise(),
+    );
+    let mx = CastConfig::dynamic_mx();
+    let token = json!({"strategy": "token", "dynamic": true, "group_size": null});
+    let fixed = json!({"strategy": "tensor", "dynamic": false, "group_size": null});
+    let group = |size: usize| json!({"strategy": "group", "dynamic": true, "group_size": size});
+    let bytes = json!({"strategy": "group", "dynamic": true, "group_size": 32,
+                       "scale_dtype": "torch.uint8"});
+    let cases = [
+        (
+            blocks(32, 32),
+            blocks(1, 32),
+            "block",
+            &[3, 2][..],
+            group(32),
+        ),
+        (blocks(40, 24), row, "block", &[3, 3], token.clone()),
+        (blocks(1, 16), tensorwise, "block", &[96, 4], fixed.clone()),
+        (row, tensorwise, "channel", &[96, 1], fixed),
+        (tensorwise, row, "tensor", &[1], token),
+        (tensorwise, blocks(1, 16), "tensor", &[1], group(16)),
+        (mx, mx, "group", &[96, 2], bytes),
+    ];
+    for (weight, input, strategy, shape, inputs) in cases {
+        let case = format!("{} by {}", weight.short(), input.short());
+        let (net, dir) = (fresh(5), tempfile::tempdir().unwrap());
+        calibrate(&net, casts(weight, input), &x());
+        save_calibrated(&net, dir.path()).unwrap();
+        // One scale for all is that of the calibration, which the static cast takes.
+        let as_served = |cast: CastConfig| match cast.granularity {
+            Granularity::Tensorwise => CastConfig::static_tensorwise(),
+            _ => cast,
+        };
+        let served_as = casts(as_served(weight), as_served(input));
+        let expected = eval(&net, served_as, &x());
+        let loaded = Net::load(dir.path());
+        assert_same(&case, &loaded.forward(&x()).unwrap(), &expected);
+
+        let file = Checkpoint::open(&[dir.path().join("model.safetensors")]).unwrap();
+        assert_eq!(file.shape("up.weight_scale").unwrap(), shape, "{case}");
+        let dtype = match weight.granularity {
+            Granularity::Mx => Dtype::U8,
+            _ => Dtype::F32,
+        };
+        assert_eq!(file.dtype("up.weight_scale").unwrap(), dtype, "{case}");
+        let is_static = input.granularity == Granularity::Tensorwise;
+        assert_eq!(file.dtype("up.input_scale").is_some(), is_static, "{case}");
+        let quantization = quantization(dir.path());
+        let group = &quantization["config_groups"]["group_0"];
+        assert_eq!(group["targets"], json!(["Linear"]), "{case}");
+        assert_eq!(group["weights"]["strategy"], strategy, "{case}");
+        if let Granularity::Blockwise { rows, cols } = weight.granularity {
+            let structure = json!([rows, cols]);
+            assert_eq!(group["weights"]["block_structure"], structure, "{case}");
+        }
+        for (key, value) in inputs.as_object().unwrap() {
+            assert_eq!(&group["input_activations"][key], value, "{case}: {key}");
+        }
+        let format = match weight.granularity {
+            Granularity::Mx => "mxfp8-quantized",
+            _ => "float-quantized",
+        };
+        assert_eq!(quantization["format"], format, "{case}");
+
+        // And once more from what was loaded.
+        let again = tempfile::tempdir().unwrap();
+        save_calibrated(&loaded, again.path()).unwrap();
+        for name in ["model.safetensors", "config.json"] {
+            let read = |dir: &Path| fs::read(dir.join(name)).unwrap();
+            assert_eq!(read(dir.path()), read(again.path()), "{case}: {name} again");
+        }
+    }
+}
+
+#[test]
+fn layers_of_several_strategies_go_into_several_groups() {
+    let (net, dir) = (fresh(6), tempfile::tempdir().unwrap());
+    let hidden = net.up.forward(&x()).unwrap().relu().unwrap();
+    calibrate(&net.up, RecipeName::Tensorwise, &x());
+    calibrate(
+        &net.down,
+        casts(CastConfig::dynamic_mx(), CastConfig::dynamic_mx()),
+        &hidden,
+    );
+    let report = save_calibrated(&net, dir.path()).unwrap();
+    assert_eq!(report.quantized, ["up", "down"]);
+    let quantization = quantization(dir.path());
+    assert_eq!(quantization["format"], "mixed-precision");
+    let groups = &quantization["config_groups"];
+    assert_eq!(groups.as_object().unwrap().len(), 2);
+    for (group, target, format, strategy) in [
+        ("group_0", "up", "float-quantized", "tensor"),
+        ("group_1", "down", "mxfp8-quantized", "group"),
+    ] {
+        assert_eq!(groups[group]["targets"], json!([target]));
+        assert_eq!(groups[group]["format"], format);
+        assert_eq!(groups[group]["weights"]["strategy"], strategy);
+    }
+    let loaded = Net::load(dir.path());
+    let static_cast = CastConfig::static_tensorwise();
+    let up = eval(&net.up, casts(static_cast, static_cast), &x());
+    assert_same("up", &loaded.up.forward(&x()).unwrap(), &up);
+    let mx = casts(CastConfig::dynamic_mx(), CastConfig::dynamic_mx());
+    let down = eval(&net.down, mx, &hidden);
+    assert_same("down", &loaded.down.forward(&hidden).unwrap(), &down);
+}
+
+#[test]
+fn what_the_file_cannot_hold_is_refused() {
+    let row = CastConfig::dynamic_rowwise();
+    let mx = CastConfig::dynamic_mx();
+    let cases: [(CastConfig, CastConfig, &[&str]); 5] = [
+        (row, blocks(2, 32), &["`up`", "blockwise:2x32", "one token"]),
+        (row, blocks(1, 48), &["`up`", "64", "48"]),
+        (mx, row, &["`up`", "microscaled"]),
+        (row, mx, &["`up`", "microscaled"]),
+        (
+            row.with_format(fp8::fp8_core::Format::E5M2),
+            row,
+            &["`up`", "weight", "e5m2", "e4m3"],
+        ),
+    ];
+    for (weight, input, parts) in cases {
+        let (net, dir) = (fresh(5), tempfile::tempdir().unwrap());
+        calibrate(&net, casts(weight, input), &x());
+        let error = save_calibrated(&net, dir.path().join("out")).unwrap_err();
+        assert!(matches!(&error, Error::NotExportable { .. }), "{error:?}");
+        assert_text("refused", error, parts);
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            0,
+            "nothing is made"
+        );
+    }
+}
+
+#[test]
+fn a_product_that_the_recipe_leaves_in_high_precision_stays_so() {
+    let (net, dir) = (fresh(5), tempfile::tempdir().unwrap());
+    calibrate(&net.up, RecipeName::Rowwise, &x());
+    let off = CastConfig::disabled();
+    let hidden = tensor(1, &[3, HIDDEN]);
+    let config = casts(off, off)
+        .with_weight_for_grad_input(Some(CastConfig::dynamic_tensorwise()))
+        .with_input_for_grad_weight(Some(CastConfig::dynamic_tensorwise()));
+    calibrate(&net.down, config, &hidden);
+    let report = save_calibrated(&net, dir.path()).unwrap();
+    assert_eq!(
+        (report.quantized, report.ignored),
+        (vec!["up".into()], vec!["down".into()])
+    );
+}
+
+#[test]
+fn a_weight_only_checkpoint_is_exported_weight_only() {
+    let (net, dir) = (fresh(7), tempfile::tempdir().unwrap());
+    calibrate(&net, RecipeName::Rowwise, &x());
+    save_calibrated(&net, dir.path()).unwrap();
+    let path = dir.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = Value::Null;
+    fs::write(&path, config.to_string()).unwrap();
+    let (loaded, again) = (Net::load(dir.path()), tempfile::tempdir().unwrap());
+    save_calibrated(&loaded, again.path()).unwrap();
+    assert_eq!(quantization(again.path())["format"], "naive-quantized");
+    let served = Net::load(again.path()).forward(&x()).unwrap();
+    assert_same("served", &served, &loaded.forward(&x()).unwrap());
+}

@@ -1,0 +1,191 @@
+//! The reduction group: what it gets, when it is asked, and what its errors do.
+
+use crate::helpers::*;
+use candle_core::{Module, Result, Tensor};
+use fp8::config::Recipe;
+use fp8::{Autocast, ReductionGroup, SingleProcess, end_step, is_fp8_enabled};
+use fp8_test_support::{Layer, assert_text, delayed, of, prepare};
+use std::sync::{Arc, Mutex};
+
+/// Two ranks: the other one always reports `other`, shortened or repeated to the length asked for.
+#[derive(Debug)]
+struct TwoRanks {
+    other: Vec<f32>,
+    calls: Mutex<Vec<Vec<f32>>>,
+}
+
+impl TwoRanks {
+    fn new(other: &[f32]) -> Arc<Self> {
+        Arc::new(Self {
+            other: other.to_vec(),
+            calls: Mutex::default(),
+        })
+    }
+
+    fn calls(&self) -> Vec<Vec<f32>> {
+        std::mem::take(&mut *self.calls.lock().unwrap())
+    }
+}
+
+impl ReductionGroup for TwoRanks {
+    fn ranks(&self) -> usize {
+        2
+    }
+
+    fn all_reduce_max(&self, amaxes: &Tensor) -> Result<Tensor> {
+        let mine = amaxes.to_vec1::<f32>()?;
+        self.calls.lock().unwrap().push(mine.clone());
+        let max: Vec<f32> = mine
+            .iter()
+            .zip(self.other.iter().cycle())
+            .map(|(a, b)| a.max(*b))
+            .collect();
+        Tensor::from_vec(max, mine.len(), amaxes.device())
+    }
+}
+
+#[test]
+fn the_reduction_group_gets_the_amaxes_of_the_whole_model() {
+    let (mut a, mut b) = (Layer::new("a", 200, 1, 2), Layer::new("b", 202, 1, 2));
+    let mut model = (a.linear.clone(), b.linear.clone());
+    prepare(&mut model);
+    (a.linear, b.linear) = model;
+    a.weight.set(&of(&[0.5, 0.], &[1, 2])).unwrap();
+    b.weight.set(&of(&[0.25, 0.], &[1, 2])).unwrap();
+    let group = TwoRanks::new(&[1., 0.125, 1., 16., 0., 0.]);
+    let guard = open(Autocast::new(delayed(2)).reduction_group(group.clone()));
+    // Used in another order than named.
+    let y = b.linear.forward(&of(&[4., 0.], &[1, 2])).unwrap();
+    let z = a.linear.forward(&of(&[2., 0.], &[1, 2])).unwrap();
+    assert!(group.calls().is_empty(), "no call while the guard is open");
+    guard.close().unwrap();
+    assert_eq!(
+        group.calls(),
+        [[2., 0.5, 0., 4., 0.25, 0.]],
+        "input, weight, grad_output of a, then of b"
+    );
+    backward(&y, &of(&[32.], &[1, 1]));
+    backward(&z, &of(&[0.5], &[1, 1]));
+    assert!(group.calls().is_empty(), "gradients wait");
+    end_step().unwrap();
+    assert_eq!(group.calls(), [[0., 0., 0.5, 0., 0., 32.]], "gradients");
+    let history = |layer: &Layer, role: &str| layer.slot(role).history[0];
+    assert_eq!(
+        (history(&a, "input"), history(&a, "weight")),
+        (2., 0.5),
+        "mine are larger"
+    );
+    assert_eq!(
+        (history(&b, "input"), history(&b, "weight")),
+        (16., 0.25),
+        "b.input of the other"
+    );
+    assert_eq!(
+        (history(&a, "grad_output"), history(&b, "grad_output")),
+        (1., 32.)
+    );
+    assert_eq!(
+        b.slot("input").quant_scale,
+        28.,
+        "the scale is made of the maximum"
+    );
+}
+
+#[test]
+fn the_reduction_group_is_left_alone_where_nothing_is_to_be_reduced() {
+    let x = of(&[2., 1.], &[1, 2]);
+    let go = of(&[1., 1.], &[1, 2]);
+    let cases: [(&str, Recipe, bool, bool); 5] = [
+        ("delayed", delayed(2).into(), true, true),
+        (
+            "delayed, reduce_amax off",
+            delayed(2).with_reduce_amax(false).into(),
+            true,
+            false,
+        ),
+        ("delayed, evaluation", delayed(2).into(), false, false),
+        ("tensorwise", recipe("tensorwise"), true, false),
+        ("rowwise", recipe("rowwise"), true, false),
+    ];
+    for (case, recipe, training, called) in cases {
+        let layer = Layer::prepared("fc", 205, 2, 2);
+        let group = TwoRanks::new(&[64.]);
+        let autocast = Autocast::new(recipe)
+            .training(training)
+            .reduction_group(group.clone());
+        train(&layer, autocast, &x, &go);
+        end_step().unwrap();
+        assert_eq!(!group.calls().is_empty(), called, "{case}: called");
+        let stored = layer.slot("input").history.contains(&64.);
+        assert_eq!(stored, called, "{case}: the other rank's amax");
+    }
+    let layer = Layer::prepared("fc", 205, 2, 2);
+    let autocast = Autocast::new(delayed(2)).reduction_group(Arc::new(SingleProcess));
+    train(&layer, autocast, &x, &go);
+    assert_eq!(
+        layer.slot("input").history,
+        [2., 0.],
+        "a job of one process"
+    );
+}
+
+#[test]
+fn the_group_of_the_innermost_guard_counts() {
+    let (outer, inner) = (TwoRanks::new(&[8.]), TwoRanks::new(&[16.]));
+    let with = |group: &Arc<TwoRanks>| Autocast::new(delayed(2)).reduction_group(group.clone());
+    for (case, guards, expected) in [
+        ("two groups", vec![with(&outer), with(&inner)], 16.),
+        ("none outside", vec![delayed(2).into(), with(&inner)], 16.),
+        ("none inside", vec![with(&outer), delayed(2).into()], 2.),
+    ] {
+        let layer = Layer::prepared("fc", 207, 2, 2);
+        {
+            let _nest = Nest::open(&guards);
+            layer.linear.forward(&of(&[2., 0.], &[1, 2])).unwrap();
+        }
+        assert_eq!(layer.slot("input").history[0], expected, "{case}");
+    }
+}
+
+#[derive(Debug)]
+struct Broken;
+
+impl ReductionGroup for Broken {
+    fn ranks(&self) -> usize {
+        2
+    }
+
+    fn all_reduce_max(&self, _: &Tensor) -> Result<Tensor> {
+        candle_core::bail!("rank 1 does not answer")
+    }
+}
+
+#[test]
+fn close_reports_what_drop_only_logs() {
+    let layer = Layer::prepared("fc", 208, 2, 2);
+    let x = of(&[2., 0.], &[1, 2]);
+    let autocast = || Autocast::new(delayed(2)).reduction_group(Arc::new(Broken));
+    let guard = open(autocast());
+    layer.linear.forward(&x).unwrap();
+    assert_text(
+        "close",
+        guard.close().unwrap_err(),
+        &["rank 1 does not answer"],
+    );
+    // The gradients of that step are reduced at the next use: a layer says so.
+    let guard = open(autocast());
+    let error = layer.linear.forward(&x).unwrap_err();
+    assert_text("forward", error, &["rank 1 does not answer"]);
+    guard.abort();
+    let other = Layer::prepared("other", 208, 2, 2);
+    {
+        let _guard = open(autocast());
+        other.linear.forward(&x).unwrap();
+    }
+    assert!(!is_fp8_enabled(), "and the guard is gone either way");
+    assert_eq!(
+        layer.slot("input").quant_scale,
+        1.,
+        "no update without the other rank"
+    );
+}

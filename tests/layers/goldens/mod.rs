@@ -1,0 +1,29 @@
+//! Linear layers and checkpoints against what torchao, flax and compressed-tensors computed themselves.
+
+mod compressed;
+mod flax;
+mod torchao;
+
+use candle_core::Tensor;
+use fp8_test_support::{device, golden, isa, on_cuda};
+use serde_json::Value;
+use std::collections::HashMap;
+
+pub type Tensors = HashMap<String, Tensor>;
+
+pub fn load_tensors(name: &str) -> Tensors {
+    candle_core::safetensors::load(golden(name), &device()).unwrap()
+}
+
+pub fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key]
+        .as_str()
+        .unwrap_or_else(|| panic!("no {key} in {value}"))
+}
+
+#[test]
+pub fn every_instruction_set_passes() {
+    if !on_cuda() {
+        isa::run_again_on_each(&["goldens::"]);
+    }
+}

@@ -1,0 +1,182 @@
+//! How exact results are, for every dtype and on the way through emulation.
+
+use super::*;
+use candle_core::{DType, Module, Result, Tensor, Var};
+use fp8::{Recipe, RecipeName, fp8_autocast};
+use fp8_test_support::{
+    Model, assert_same_bits, assert_within, device, flat64, largest, normal, rounding, sqnr, ulp,
+};
+
+#[test]
+fn fidelity_on_normal_data() -> Result<()> {
+    let (m, k, n) = (512, 1024, 512);
+    let (x, weight, g) = operands(m, k, n);
+    let exact = [
+        ("output", x.matmul(&weight.t()?)?, 28.),
+        ("grad_input", g.matmul(&weight)?, 0.),
+        ("grad_weight", g.t()?.matmul(&x)?, 0.),
+    ];
+    for name in RecipeName::ALL {
+        // The gradients of the recipes with E5M2.
+        let gradients = match name {
+            RecipeName::Tensorwise | RecipeName::Delayed | RecipeName::Current => 24.,
+            _ => 28.,
+        };
+        let (x, weight) = (Var::from_tensor(&x)?, Var::from_tensor(&weight)?);
+        let model = Model::prepared(&weight, None);
+        let mut step = model.step(&x, &g, Recipe::from(name))?;
+        if name == RecipeName::Delayed {
+            // The first step casts with scale 1.
+            step = model.step(&x, &g, Recipe::from(name))?;
+        }
+        let ours = [&step.y, step.grad_x(), step.grad_weight()];
+        for ((gemm, exact, floor), ours) in exact.iter().zip(ours) {
+            let floor = if *gemm == "output" { *floor } else { gradients };
+            let got = sqnr(exact, ours);
+            println!("{name} {gemm}: {got:.2} dB");
+            assert!(got >= floor, "{name} {gemm}: {got:.2} dB, at least {floor}");
+            // Accuracy alone does not show that FP8 was on.
+            let is_exact = name == RecipeName::RowwiseWithGwHp && *gemm == "grad_weight";
+            assert_eq!(got > 60., is_exact, "{name} {gemm}: {got:.2} dB");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_pair_of_dtypes() -> Result<()> {
+    let (m, k, n) = (19, 48, 21);
+    let (x, weight, g) = operands(m, k, n);
+    for name in DYNAMIC {
+        for x_dtype in FLOATS {
+            for w_dtype in FLOATS {
+                let what = format!("{name} x {x_dtype:?} w {w_dtype:?}");
+                let x = var(&x, x_dtype)?;
+                let weight = var(&weight, w_dtype)?;
+                let bias = var(&Tensor::zeros(n, DType::F32, &device())?, w_dtype)?;
+                let g = g.to_dtype(x_dtype)?;
+                let step =
+                    Model::prepared(&weight, Some(&bias)).step(&x, &g, exact_config(name))?;
+                let expected = [x_dtype, x_dtype, w_dtype, w_dtype];
+                for ((name, ours), dtype) in step.named().into_iter().zip(expected) {
+                    assert_eq!(ours.dtype(), dtype, "{what}: {name}");
+                }
+                if name == RecipeName::RowwiseWithGwHp {
+                    continue;
+                }
+                check_against_oracle(&what, &exact_config(name), (&x, &weight, &g), &step)?;
+                // Each operand is cast from its own dtype: a weight rounded to x's dtype first would give others.
+                let sums = flat64(&g.to_dtype(DType::F64)?.sum(0)?);
+                let bounds = bias_bounds(&g)?;
+                for ((got, sum), bound) in
+                    flat64(step.grad_bias()).into_iter().zip(sums).zip(bounds)
+                {
+                    let bound = bound + ulp(w_dtype, sum);
+                    assert!(
+                        (got - sum).abs() <= bound,
+                        "{what}: grad_bias {got}, expected {sum}"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn bias_is_added_in_the_output_dtype() -> Result<()> {
+    let (m, k, n) = (9, 32, 12);
+    let (x, weight, _) = operands(m, k, n);
+    // Large beside the product, with bits that 16-bit dtypes do not hold.
+    let bias = ((normal(4, n) * 100.)? + 0.123)?;
+    for x_dtype in FLOATS {
+        for b_dtype in FLOATS {
+            for emulate in [false, true] {
+                let what = format!("x {x_dtype:?} bias {b_dtype:?} emulate={emulate}");
+                let x = x.to_dtype(x_dtype)?;
+                let bias = bias.to_dtype(b_dtype)?;
+                let recipe = config(RecipeName::Tensorwise).with_emulate(emulate);
+                let _guard = fp8_autocast(recipe)?;
+                let with = Model::prepared(&weight, Some(&bias)).l.forward(&x)?;
+                let without = Model::prepared(&weight, None).l.forward(&x)?;
+                let expected = without.broadcast_add(&bias.to_dtype(x_dtype)?)?;
+                assert_same_bits(&what, &with, &expected);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn emulation_agrees_with_the_fast_path() -> Result<()> {
+    for name in RecipeName::ALL {
+        let base = config(name);
+        for (m, k, n) in [(5, 7, 3), (64, 96, 48), (33, 257, 130)] {
+            let run = |emulate: bool| trainable(m, k, n, base.clone().with_emulate(emulate));
+            let (fast, emulated) = (run(false)?, run(true)?);
+            let mut differing = 0;
+            for ((gemm, fast), (_, emulated)) in fast.named().into_iter().zip(emulated.named()) {
+                // Each path is off by some standard deviations of its own; those of the sums themselves are no more than
+                // their largest.
+                let len = match gemm {
+                    "y" => k,
+                    "grad_x" => n,
+                    _ => m,
+                };
+                let roundings = rounding::roundings(len) as f64;
+                let share = 2. * rounding::LAMBDA * rounding::UNIT * roundings.sqrt();
+                let bound = share * largest(emulated);
+                assert_within(
+                    &format!("{name} {m} {k} {n}: {gemm}"),
+                    fast,
+                    emulated,
+                    |_, _| bound,
+                );
+                differing += flat64(fast)
+                    .iter()
+                    .zip(flat64(emulated))
+                    .filter(|(a, b)| *a != b)
+                    .count();
+            }
+            // Where scales are powers of two, the order of scaling and summing changes nothing.
+            let exact = name != RecipeName::Tensorwise;
+            assert!(
+                m < 10 || exact || differing > 0,
+                "{name}: the two paths are one"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn high_precision_grad_weight_is_the_plain_one() -> Result<()> {
+    for dims in [vec![37], vec![4, 11], vec![512]] {
+        for (x_dtype, w_dtype) in [
+            (DType::F32, DType::F32),
+            (DType::BF16, DType::BF16),
+            (DType::F16, DType::F16),
+            (DType::BF16, DType::F32),
+        ] {
+            let (k, n) = (96, 72);
+            let what = format!("{dims:?} x {x_dtype:?} w {w_dtype:?}");
+            let weight = var(&normal(2, (n, k)), w_dtype)?;
+            let x = var(&normal(1, [&dims[..], &[k]].concat()), x_dtype)?;
+            let g = normal(3, [&dims[..], &[n]].concat()).to_dtype(x_dtype)?;
+            let model = Model::prepared(&weight, None);
+            let step = model.step(&x, &g, config(RecipeName::RowwiseWithGwHp))?;
+
+            let plain = candle_nn::Linear::new(weight.to_dtype(x_dtype)?, None).forward(&x)?;
+            let grads = (&plain * &g)?.sum_all()?.backward()?;
+            let expected = grads.get(&weight).unwrap();
+            assert_same_bits(&what, step.grad_weight(), expected);
+            assert!(sqnr(&plain, &step.y) < 60., "{what}: the output is not FP8");
+
+            // And by hand: the matmul that candle's backward does.
+            let (x2, g2) = (x.reshape(((), k))?, g.reshape(((), n))?);
+            let by_hand = x2.t()?.matmul(&g2)?.t()?.to_dtype(w_dtype)?;
+            assert_same_bits(&what, step.grad_weight(), &by_hand);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! The number of threads changes no bit.
+
+use super::*;
+use candle_core::{DType, Result, Var};
+use fp8::{Recipe, RecipeName};
+use fp8_test_support::{Model, normal, skipped_on_cuda};
+
+const CHILD: &str = "FP8_TEST_THREADS_CHILD";
+
+/// Runs itself with several sizes of the thread pool: a guard belongs to a thread outside of a pool, so the global one is what
+/// its layers compute with.
+#[test]
+fn same_bits_for_any_number_of_threads() -> Result<()> {
+    if skipped_on_cuda("the threads share what lives on the device of one of them") {
+        return Ok(());
+    }
+    if std::env::var_os(CHILD).is_some() {
+        return print_bits();
+    }
+    let bits = ["1", "2", "3"].map(|threads| {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "linear::threads::same_bits_for_any_number_of_threads",
+                "--exact",
+                "--nocapture",
+            ])
+            .env(CHILD, "1")
+            .env("RAYON_NUM_THREADS", threads)
+            .output()
+            .unwrap();
+        assert!(child.status.success(), "{threads} threads: {child:?}");
+        let text = String::from_utf8(child.stdout).unwrap();
+        let lines = text.lines().filter_map(|line| line.split_once("bits of "));
+        lines.map(|(_, line)| line.to_string()).collect::<Vec<_>>()
+    });
+    assert!(bits[0].len() > 50, "{bits:?}");
+    assert_eq!(bits[0], bits[1], "one thread and two");
+    assert_eq!(bits[0], bits[2], "one thread and three");
+    Ok(())
+}
+
+/// Fingerprints of everything that training steps of many sizes compute.
+fn print_bits() -> Result<()> {
+    // Some of these are larger than one slab of the GEMM or one task of a cast.
+    for (m, k, n) in [
+        (200, 1536, 1030),
+        (384, 513, 640),
+        (2000, 96, 700),
+        (1, 2048, 1024),
+    ] {
+        for name in RecipeName::ALL {
+            for dtype in [DType::F32, DType::BF16] {
+                // One recipe and shape each is enough for the second dtype.
+                if dtype == DType::BF16 && (m != 384 || name == RecipeName::Delayed) {
+                    continue;
+                }
+                let (x, weight, g) = operands(m, k, n);
+                let weight = Var::from_tensor(&weight)?;
+                let bias = Var::from_tensor(&normal(4, n))?;
+                let model = Model::prepared(&weight, Some(&bias));
+                let x = var(&x, dtype)?;
+                let g = g.to_dtype(dtype)?;
+                let mut step = model.step(&x, &g, Recipe::from(name))?;
+                if name == RecipeName::Delayed {
+                    step = model.step(&x, &g, Recipe::from(name))?;
+                }
+                for (gemm, values) in step.named() {
+                    let hash = fp8::fp8_candle::fingerprint(values)?;
+                    println!("bits of {name} {dtype:?} {m} {k} {n} {gemm}: {hash:x}");
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! The device that tests run on. Shared by the tests of all packages.
+
+use candle_core::Device;
+use std::cell::OnceCell;
+
+thread_local! {
+    /// One per thread: candle's CUDA streams are per thread too.
+    static DEVICE: OnceCell<Device> = const { OnceCell::new() };
+}
+
+/// `FP8_TEST_DEVICE` says `cpu` or `cuda`; without it, CUDA where the feature is on and there is a GPU, else the CPU.
+///
+/// # Panics
+/// If CUDA is asked for and cannot be had, or the variable says something else.
+pub fn device() -> Device {
+    DEVICE.with(|device| device.get_or_init(choose).clone())
+}
+
+fn choose() -> Device {
+    match std::env::var("FP8_TEST_DEVICE").as_deref() {
+        Ok("cpu") => Device::Cpu,
+        Ok("cuda") => Device::new_cuda(0)
+            .unwrap_or_else(|error| panic!("FP8_TEST_DEVICE=cuda, but there is none: {error}")),
+        Ok(other) => panic!("FP8_TEST_DEVICE={other}: expected cpu or cuda"),
+        Err(_) if candle_core::utils::cuda_is_available() => {
+            Device::new_cuda(0).unwrap_or_else(|error| {
+                println!("no CUDA device, so tests run on the CPU: {error}");
+                Device::Cpu
+            })
+        }
+        Err(_) => Device::Cpu,
+    }
+}
+
+/// Whether tests run on a GPU.
+pub fn on_cuda() -> bool {
+    device().is_cuda()
+}
+
+/// Says that a test does not run on a GPU, and why; true where it shall not.
+pub fn skipped_on_cuda(why: &str) -> bool {
+    if on_cuda() {
+        println!("skipped on CUDA: {why}");
+    }
+    on_cuda()
+}

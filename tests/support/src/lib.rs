@@ -1,0 +1,32 @@
+//! What the tests of the workspace share: the device, data, comparisons, small models and hand-made files.
+//!
+//! Helpers panic where a test should fail.
+
+mod compare;
+mod device;
+pub mod isa;
+pub mod rounding;
+mod tensors;
+
+#[cfg(feature = "recipes")]
+pub mod calibrated;
+#[cfg(feature = "recipes")]
+pub mod configured;
+#[cfg(feature = "recipes")]
+pub mod files;
+#[cfg(feature = "recipes")]
+mod layer;
+#[cfg(feature = "recipes")]
+mod mlp;
+#[cfg(feature = "recipes")]
+mod step;
+
+pub use compare::*;
+pub use device::*;
+#[cfg(feature = "recipes")]
+pub use layer::*;
+#[cfg(feature = "recipes")]
+pub use mlp::*;
+#[cfg(feature = "recipes")]
+pub use step::*;
+pub use tensors::*;
