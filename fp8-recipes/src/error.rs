@@ -149,6 +149,17 @@ pub enum Error {
         /// Where it was looked for.
         place: String,
     },
+    /// Variables and tensors of a checkpoint that have no counterpart on the other side.
+    #[error(
+        "the names of variables and checkpoint do not match: {}",
+        unmatched(missing, unused)
+    )]
+    UnmatchedNames {
+        /// Variables of which the checkpoint has no tensor; empty if they are allowed.
+        missing: Vec<String>,
+        /// Tensors of the checkpoint that belong to no variable; empty if they are allowed.
+        unused: Vec<String>,
+    },
     /// The header of one file has the same name twice, so that it is open which entry counts.
     #[error("{path} names `{name}` twice in its header")]
     RepeatedName {
@@ -178,6 +189,15 @@ pub enum Error {
         found: String,
         /// Value of this run.
         expected: String,
+    },
+    /// Gradients were asked for before a micro-batch was added.
+    #[error("no micro-batch was added since the last step: there are no gradients to take")]
+    NothingAccumulated,
+    /// A micro-batch cannot count by this number.
+    #[error("a micro-batch cannot weigh {weight}: expected a positive finite number")]
+    MicroBatchWeight {
+        /// The weight given.
+        weight: f64,
     },
     /// A guard was to open on a worker of a rayon pool.
     #[error(
@@ -264,6 +284,26 @@ pub enum Error {
         /// The name.
         tensor: String,
     },
+}
+
+/// The first few names of each side.
+fn unmatched(missing: &[String], unused: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let list = |names: &[String], what: &str| {
+        let mut shown = names.iter().take(SHOWN).map(|name| format!("`{name}`"));
+        let first = shown.next()?;
+        let mut text = shown.fold(first, |text, name| format!("{text}, {name}"));
+        if names.len() > SHOWN {
+            text = format!("{text} and {} more", names.len() - SHOWN);
+        }
+        Some(format!("{text} {what}"))
+    };
+    let sides = [
+        list(missing, "not in the checkpoint"),
+        list(unused, "in no variable"),
+    ];
+    let sides: Vec<String> = sides.into_iter().flatten().collect();
+    sides.join("; ")
 }
 
 impl From<Error> for candle_core::Error {

@@ -1,4 +1,8 @@
-//! Finding variables that the backward pass did not reach.
+//! Gradients between the backward pass and the optimizer: variables that it did not reach, sums over micro-batches.
+
+mod accumulator;
+
+pub use accumulator::GradAccumulator;
 
 use candle_core::backprop::GradStore;
 use candle_nn::VarMap;

@@ -8,6 +8,7 @@
 //! | compute in FP8 | [`fp8_autocast`] |
 //! | choose how | [`config::Recipe`] |
 //! | find cut gradients | [`check_gradients`] |
+//! | take a step from several micro-batches | [`GradAccumulator`] |
 //! | optimize, save, resume | [`optim`], [`checkpoint`] |
 //! | export for inference | [`save_calibrated`] after a calibrating guard |
 //! | load FP8 checkpoints | [`load::var_builder`] |
@@ -41,7 +42,7 @@ pub use error::{Error, Result};
 pub use export::{ExportOptions, ExportReport, save_calibrated, save_calibrated_with};
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
-pub use gradients::check_gradients;
+pub use gradients::{GradAccumulator, check_gradients};
 pub use module::{Fp8Layer, Fp8Module, Visitor};
 pub use prepare::{
     LayerChoice, LayerReport, Note, Outcome, PrepareOptions, PrepareReport, Unmatched, prepare_fp8,

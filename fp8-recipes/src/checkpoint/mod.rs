@@ -6,26 +6,76 @@
 //! | FP8 state | `fp8/` + the columns of the model's table: quant_scale, dequant_scale, amax_history, calibrated_amax, kept_quant_scale, non_finite |
 //! | optimizer | `optimizer/` + the optimizer's own names |
 //!
-//! Recipe, step, random state, the names of the table's rows and the caller's own values are JSON in the metadata. Save after
-//! an optimizer step: amaxes of a backward pass that is not finished are not part of a checkpoint.
+//! Recipe, step, random state, the names of the table's rows, the optimizer's name and hyperparameters, and the caller's own
+//! values are JSON in the metadata. Save after an optimizer step: amaxes of a backward pass that is not finished are not part of
+//! a checkpoint.
+//!
+//! ```
+//! use candle_core::{DType, Device, Module, Tensor};
+//! use candle_nn::{VarBuilder, VarMap};
+//! use fp8_recipes::checkpoint::{TrainingMeta, resume_training, save_training};
+//! use fp8_recipes::optim::{AdamW, AdamWConfig};
+//! use fp8_recipes::{PrepareOptions, Recipe, nn, prepare_fp8, with_fp8};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("run.safetensors");
+//! let recipe: Recipe = "delayed".parse()?;
+//! let make = || -> Result<_, Box<dyn std::error::Error>> {
+//!     let vars = VarMap::new();
+//!     let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+//!     let mut model = nn::linear(16, 8, vb.pp("fc"))?;
+//!     prepare_fp8(&model, &PrepareOptions::default())?;
+//!     let optimizer = AdamW::from_varmap(&vars, AdamWConfig::default())?;
+//!     Ok((vars, model, optimizer))
+//! };
+//! let (vars, model, mut optimizer) = make()?;
+//! let x = Tensor::ones((4, 16), DType::F32, &Device::Cpu)?;
+//! let loss = with_fp8(recipe.clone(), || model.forward(&x))?.sqr()?.mean_all()?;
+//! optimizer.apply(&loss.backward()?)?;
+//! let meta = TrainingMeta {
+//!     step: 1,
+//!     recipe: Some(recipe.clone()),
+//!     random: serde_json::json!({ "seed": 17 }),
+//!     extra: serde_json::Value::Null,
+//! };
+//! save_training(&path, &model, &vars, &optimizer, &meta)?;
+//!
+//! // In the next process:
+//! let (vars, model, mut optimizer) = make()?;
+//! let meta = resume_training(&path, &model, &vars, &mut optimizer, Some(&recipe))?;
+//! assert_eq!((meta.step, optimizer.steps()?), (1, 1));
+//! # Ok(()) }
+//! ```
+//!
+//! Beginnings from other files:
+//!
+//! | you have | call |
+//! |---|---|
+//! | a checkpoint of an f32 run, to go on in FP8, or the other way, or with another recipe or optimizer | [`resume_training_with`] |
+//! | weights alone (`VarMap::save`, a model from elsewhere), to train in FP8 | [`load::dequantize_into`](crate::load::dequantize_into), then a new optimizer |
+//! | an FP8 checkpoint, to train all of its weights | the same, which dequantizes them |
+//! | an FP8 checkpoint, to train adapters on top of it | [`load::var_builder`](crate::load::var_builder), and the adapters in a VarMap of their own |
 
 mod fp8;
+mod options;
+mod resume;
 
 pub use fp8::Fp8Rows;
+pub use options::{Restored, ResumeOptions, ResumeReport};
+pub use resume::{resume_training, resume_training_with};
 
 use crate::atomic::write_safetensors_atomic;
 use crate::autocast::end_step;
 use crate::config::Recipe;
 use crate::error::{Error, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
-use crate::optim::AdamW;
+use crate::optim::CheckpointOptimizer;
 use crate::safetensors_file::SafetensorsFile;
 use crate::state::Fp8State;
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use candle_nn::VarMap;
-use fp8_candle::weight_version::announce_change;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
@@ -35,6 +85,8 @@ const PREFIX: &str = "fp8/";
 const KEY: &str = "fp8_training";
 /// Metadata of the FP8 state's rows.
 const ROWS_KEY: &str = "fp8_state";
+/// Metadata of the optimizer.
+const OPTIMIZER_KEY: &str = "fp8_optimizer";
 
 /// What a checkpoint holds beside tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -50,17 +102,28 @@ pub struct TrainingMeta {
     pub extra: serde_json::Value,
 }
 
+/// What the metadata says of the optimizer.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OptimizerMeta {
+    kind: String,
+    hyperparameters: serde_json::Value,
+}
+
 /// Saves variables, optimizer and FP8 state, atomically: a crash leaves the old file or the new one.
+///
+/// `optimizer` is any [`CheckpointOptimizer`]: this library's, candle-nn's, your own, or
+/// [`NoOptimizer`](crate::optim::NoOptimizer).
 ///
 /// Ends the step first (see [`crate::end_step`]), which does not change what later steps compute.
 ///
 /// # Errors
 /// If a tensor cannot be read or the file not written; the old file survives.
-pub fn save_training<M: Fp8Module + ?Sized>(
+pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
     vars: &VarMap,
-    optimizer: &AdamW,
+    optimizer: &O,
     meta: &TrainingMeta,
 ) -> Result<()> {
     end_step()?;
@@ -72,10 +135,13 @@ pub fn save_training<M: Fp8Module + ?Sized>(
     let path = path.as_ref();
     let mut tensors: BTreeMap<String, Tensor> = variables(vars);
     let (state, rows) = fp8::save(&layers)?;
-    let optimizer = optimizer.state()?;
-    let optimizer = optimizer
-        .into_iter()
-        .map(|(name, t)| (format!("{OPTIMIZER}{name}"), t));
+    let optimizer = optimizer.optimizer_state()?;
+    let optimizer_meta = OptimizerMeta {
+        kind: optimizer.kind().to_string(),
+        hyperparameters: optimizer.hyperparameters_json().clone(),
+    };
+    let optimizer = optimizer.tensors().iter();
+    let optimizer = optimizer.map(|(name, t)| (format!("{OPTIMIZER}{name}"), t.clone()));
     for (name, tensor) in state.into_iter().chain(optimizer) {
         if tensors.insert(name.clone(), tensor).is_some() {
             return Err(Error::NameClash { tensor: name });
@@ -96,6 +162,10 @@ pub fn save_training<M: Fp8Module + ?Sized>(
         (
             ROWS_KEY.to_string(),
             json("the FP8 state", serde_json::to_string(&rows))?,
+        ),
+        (
+            OPTIMIZER_KEY.to_string(),
+            json("the optimizer", serde_json::to_string(&optimizer_meta))?,
         ),
     ]);
     Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
@@ -121,107 +191,6 @@ fn meta_of(file: &SafetensorsFile) -> Result<TrainingMeta> {
         ))
     })?;
     serde_json::from_str(json).map_err(|error| invalid(error.to_string()))
-}
-
-fn rows_of(file: &SafetensorsFile) -> Result<fp8::Meta> {
-    let Some(json) = file.metadata(ROWS_KEY) else {
-        return Ok(fp8::Meta::default());
-    };
-    serde_json::from_str(json).map_err(|error| Error::Json {
-        path: file.path().to_path_buf(),
-        what: "the FP8 state",
-        reason: error.to_string(),
-    })
-}
-
-/// Puts a checkpoint back into a model built and prepared as the saved one was. Nothing is changed unless the whole
-/// checkpoint fits.
-///
-/// # Errors
-/// If the recipe differs from `recipe`, or a variable, an FP8 state or an optimizer moment is missing, left over, or
-/// of another shape or dtype, or holds a number that it cannot hold (a scale of 0, a history with NaN). The message
-/// names it.
-pub fn resume_training<M: Fp8Module + ?Sized>(
-    path: impl AsRef<Path>,
-    model: &M,
-    vars: &VarMap,
-    optimizer: &mut AdamW,
-    recipe: Option<&Recipe>,
-) -> Result<TrainingMeta> {
-    let path = path.as_ref();
-    let file = SafetensorsFile::open(path)?;
-    let meta = meta_of(&file)?;
-    if meta.recipe.as_ref() != recipe {
-        return Err(mismatch(
-            path,
-            "the recipe",
-            recipe_text(meta.recipe.as_ref()),
-            recipe_text(recipe),
-        ));
-    }
-    let mut stored: BTreeMap<String, Tensor> = BTreeMap::new();
-    for name in file.names() {
-        let tensor = file.tensor(&name, &Device::Cpu)?;
-        stored.insert(name, tensor);
-    }
-    let (optimizer_state, mut stored): (BTreeMap<_, _>, BTreeMap<_, _>) = stored
-        .into_iter()
-        .partition(|(name, _)| name.starts_with(OPTIMIZER));
-    let layers = layers(model);
-    let state = fp8::take(path, &mut stored, rows_of(&file)?)?;
-    state.check(path, &layers)?;
-    check_same(path, &variables(vars), &stored)?;
-
-    let optimizer_state: HashMap<String, Tensor> = optimizer_state
-        .into_iter()
-        .map(|(name, tensor)| (name[OPTIMIZER.len()..].to_string(), tensor))
-        .collect();
-    optimizer.load_state(&optimizer_state)?;
-    {
-        let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, var) in vars.iter() {
-            var.set(&stored[name].to_device(var.device())?)?;
-        }
-    }
-    for weight in layers.iter().map(|layer| &layer.weight) {
-        announce_change(weight);
-    }
-    state.restore(&layers)?;
-    Ok(meta)
-}
-
-/// The same names, shapes and dtypes on both sides.
-fn check_same(
-    path: &Path,
-    expected: &BTreeMap<String, Tensor>,
-    stored: &BTreeMap<String, Tensor>,
-) -> Result<()> {
-    let names: BTreeSet<&String> = expected.keys().chain(stored.keys()).collect();
-    for name in names {
-        let (here, there) = (expected.get(name), stored.get(name));
-        let fits = match (here, there) {
-            (Some(here), Some(there)) => {
-                here.dtype() == there.dtype() && here.dims() == there.dims()
-            }
-            _ => false,
-        };
-        if !fits {
-            return Err(mismatch(
-                path,
-                &format!("tensor `{name}`"),
-                describe(there),
-                describe(here),
-            ));
-        }
-    }
-    Ok(())
-}
-
-fn describe(tensor: Option<&Tensor>) -> String {
-    match tensor {
-        None => "missing".to_string(),
-        Some(tensor) => format!("{} {:?}", tensor.dtype().as_str(), tensor.dims()),
-    }
 }
 
 fn mismatch(path: &Path, what: &str, found: String, expected: String) -> Error {

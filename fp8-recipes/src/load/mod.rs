@@ -4,6 +4,9 @@
 //! dequantized value, so stock models run too (without FP8). candle's own VarBuilders also work with
 //! [`crate::nn`], but know no configuration, and hand the codes to stock layers unscaled, with no error.
 //!
+//! To train all weights of an FP8 checkpoint, [`dequantize_into`] sets the variables of a VarMap to its values; to train adapters
+//! on top of it, build the base from [`var_builder`] and the adapters from a VarMap of their own.
+//!
 //! The `config.json` beside the files says how layers are stored and what becomes of their inputs; without one the
 //! shapes of the scales decide. Every family of checkpoints has a file of its own here and is brought into one form:
 //!
@@ -17,6 +20,7 @@ mod backend;
 mod by_shape;
 mod compressed_tensors;
 mod config;
+mod dequantize;
 mod family;
 mod fp8;
 mod scheme;
@@ -25,6 +29,7 @@ mod targets;
 
 pub use backend::LoadedNames;
 pub(crate) use backend::{holds, is_checked, scheme};
+pub use dequantize::{DequantizeOptions, DequantizeReport, dequantize_into, dequantize_into_with};
 pub(crate) use scheme::{
     InputScheme, LayerScheme, POWER_OF_TWO_INPUTS, granularity_by_shape, shapes_text,
 };

@@ -138,7 +138,7 @@ impl Checkpoint {
     }
 
     /// Stored name of the scale of an FP8 weight.
-    fn scale_of(&self, weight: &str) -> Result<String> {
+    pub(super) fn scale_of(&self, weight: &str) -> Result<String> {
         let canonical = format!("{weight}_scale");
         self.stored_name(&canonical)
             .ok_or_else(|| Error::MissingScale {
@@ -270,11 +270,11 @@ fn wrong_dtype(name: &str, got: Option<Dtype>, expected: &str) -> Error {
 }
 
 /// The path of a layer and the tensor's own name.
-fn split(name: &str) -> (&str, &str) {
+pub(super) fn split(name: &str) -> (&str, &str) {
     name.rsplit_once('.').unwrap_or(("", name))
 }
 
-fn join(path: &str, own: &str) -> String {
+pub(super) fn join(path: &str, own: &str) -> String {
     crate::nn::join(path, own)
 }
 

@@ -304,10 +304,15 @@ impl AdamW {
         for slot in &mut self.slots {
             slot.decays = config.decay_scope.includes(slot.var.rank());
         }
+        self.put_config(config);
+        Ok(())
+    }
+
+    /// Takes a valid configuration over; decay flags and master copies are the caller's concern.
+    pub(super) fn put_config(&mut self, config: AdamWConfig) {
         self.config = config;
         self.refused_lr = None;
         self.slots_changed();
-        Ok(())
     }
 
     /// Steps taken, skipped ones not counted. With all variables on one CUDA device, the device

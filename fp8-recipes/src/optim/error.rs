@@ -85,6 +85,28 @@ pub enum OptimError {
         got: i64,
     },
 
+    /// The state belongs to another optimizer.
+    #[error("the optimizer state is that of `{got}`, expected `{expected}`")]
+    StateKind {
+        /// The optimizer that was to load it.
+        expected: String,
+        /// The optimizer that saved it.
+        got: String,
+    },
+
+    /// The hyperparameters of a state are not those of its optimizer.
+    #[error("the hyperparameters of the optimizer state `{kind}` are not valid: {reason}")]
+    StateHyperparameters {
+        /// The optimizer that saved them.
+        kind: String,
+        /// What does not fit.
+        reason: String,
+    },
+
+    /// Whatever else goes wrong in an optimizer of your own.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
+
     /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -16,6 +16,8 @@
 //! | `cuda.rs` | the variables of a CUDA device, updated together |
 //! | `norm.rs` | the global gradient norm |
 //! | `state.rs` | saving and loading |
+//! | `checkpoint.rs` | [`CheckpointOptimizer`]: what a training checkpoint asks of any optimizer |
+//! | `candle.rs` | candle-nn's optimizers in a checkpoint |
 //! | `schedule.rs` | [`LrSchedule`] |
 //!
 //! ```
@@ -41,6 +43,8 @@
 //! ```
 
 mod adamw;
+mod candle;
+mod checkpoint;
 mod counter;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -54,8 +58,10 @@ mod slot;
 mod state;
 
 pub use adamw::AdamW;
+pub use checkpoint::{CheckpointOptimizer, NoOptimizer, OptimizerState};
 pub use error::OptimError;
 pub use params::{AdamWConfig, DecayScope};
 pub use report::StepReport;
 pub use schedule::LrSchedule;
+pub(crate) use state::KIND as ADAMW_KIND;
 pub use state::STEP_NAME;

@@ -1,12 +1,15 @@
 //! Saving and loading the optimizer's state as named tensors.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Shape, Tensor};
 
+use serde::{Deserialize, Serialize};
+
+use super::checkpoint::{CheckpointOptimizer, OptimizerState};
 use super::fused::State;
 use super::slot::Slot;
-use super::{AdamW, OptimError};
+use super::{AdamW, AdamWConfig, OptimError};
 use crate::check::first_outside;
 
 /// Name of the step counter in the state: i64, shape `[]`. No other tensor can have it, since those
@@ -70,7 +73,7 @@ impl AdamW {
         let mut loaded = Vec::with_capacity(self.slots.len());
         for slot in &self.slots {
             let mut take = |name: String, dtype| {
-                let tensor = checked(state, &name, slot, dtype);
+                let tensor = checked(state, &name, dtype, slot.shape());
                 known.insert(name);
                 tensor
             };
@@ -89,14 +92,7 @@ impl AdamW {
             }
             loaded.push(slot.moments_from(&found)?);
         }
-        let mut unexpected: Vec<&String> =
-            state.keys().filter(|name| !known.contains(*name)).collect();
-        unexpected.sort();
-        if let Some(name) = unexpected.first() {
-            return Err(OptimError::UnexpectedState {
-                name: (*name).clone(),
-            });
-        }
+        check_names(state, &known)?;
         let step = step_count(state)?;
         self.counter.set(step)?;
         for (slot, moments) in self.slots.iter_mut().zip(loaded) {
@@ -107,21 +103,79 @@ impl AdamW {
     }
 }
 
+/// What kind of state a checkpoint from before kinds were written holds.
+pub(crate) const KIND: &str = "fp8.AdamW";
+
+/// The hyperparameters in a checkpoint.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Hyperparameters {
+    config: AdamWConfig,
+    /// Names of the variables that do not decay.
+    no_decay: BTreeSet<String>,
+}
+
+/// Complete: steps after loading give the bits that the saved optimizer's would have given. The hyperparameters come back too,
+/// the learning rate of the next step among them: change them after loading, with [`AdamW::set_lr`] or
+/// [`AdamW::set_config`], or keep your own with
+/// [`ResumeOptions::keep_hyperparameters`](crate::checkpoint::ResumeOptions::keep_hyperparameters).
+impl CheckpointOptimizer for AdamW {
+    fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
+        let still = self.slots.iter().filter(|slot| !slot.decays);
+        let hyperparameters = Hyperparameters {
+            config: self.config().clone(),
+            no_decay: still.map(|slot| slot.name.clone()).collect(),
+        };
+        OptimizerState::new(KIND)
+            .with_tensors(self.state()?)
+            .with_hyperparameters(hyperparameters)
+    }
+
+    fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<(), OptimError> {
+        state.check_kind(KIND)?;
+        let hyperparameters = state.hyperparameters::<Hyperparameters>()?;
+        if let Some(Hyperparameters { config, no_decay }) = &hyperparameters {
+            config.validate()?;
+            let here: HashSet<&String> = self.slots.iter().map(|slot| &slot.name).collect();
+            if let Some(name) = no_decay.iter().find(|name| !here.contains(name)) {
+                return Err(OptimError::UnexpectedState { name: name.clone() });
+            }
+        }
+        self.load_state(state.tensors())?;
+        if let Some(Hyperparameters { config, no_decay }) = hyperparameters {
+            for slot in &mut self.slots {
+                slot.decays = !no_decay.contains(&slot.name);
+            }
+            // The tensors have decided about master weights.
+            self.put_config(AdamWConfig {
+                master_weights: self.config().master_weights,
+                ..config
+            });
+        }
+        Ok(())
+    }
+
+    fn announces_changes(&self) -> bool {
+        true
+    }
+}
+
 fn find<'a>(state: &'a HashMap<String, Tensor>, name: &str) -> Result<&'a Tensor, OptimError> {
     state.get(name).ok_or_else(|| OptimError::MissingState {
         name: name.to_string(),
     })
 }
 
-fn checked<'a>(
+/// The tensor `name`, which has this dtype and shape.
+pub(super) fn checked<'a>(
     state: &'a HashMap<String, Tensor>,
     name: &str,
-    slot: &Slot,
     dtype: DType,
+    shape: &Shape,
 ) -> Result<&'a Tensor, OptimError> {
     let tensor = find(state, name)?;
-    if tensor.shape() != slot.shape() {
-        let (expected, got) = (slot.shape().clone(), tensor.shape().clone());
+    if tensor.shape() != shape {
+        let (expected, got) = (shape.clone(), tensor.shape().clone());
         return Err(OptimError::StateShape {
             name: name.to_string(),
             expected,
@@ -130,6 +184,18 @@ fn checked<'a>(
     }
     check_dtype(name, dtype, tensor)?;
     Ok(tensor)
+}
+
+/// Fails with the first name that is not known.
+pub(super) fn check_names(
+    state: &HashMap<String, Tensor>,
+    known: &HashSet<String>,
+) -> Result<(), OptimError> {
+    let unexpected = state.keys().filter(|name| !known.contains(*name));
+    match unexpected.min() {
+        None => Ok(()),
+        Some(name) => Err(OptimError::UnexpectedState { name: name.clone() }),
+    }
 }
 
 fn check_dtype(name: &str, expected: DType, tensor: &Tensor) -> Result<(), OptimError> {

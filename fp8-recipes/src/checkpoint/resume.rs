@@ -1,0 +1,288 @@
+//! Putting a training checkpoint back.
+
+use super::fp8::{self, Stored};
+use super::{
+    Layer, OPTIMIZER, OPTIMIZER_KEY, OptimizerMeta, ROWS_KEY, TrainingMeta, layers, meta_of,
+    mismatch, recipe_text, variables,
+};
+use super::{Restored, ResumeOptions, ResumeReport};
+use crate::config::Recipe;
+use crate::error::{Error, Result};
+use crate::module::Fp8Module;
+use crate::optim::{ADAMW_KIND, CheckpointOptimizer, OptimizerState};
+use crate::safetensors_file::SafetensorsFile;
+use candle_core::{Device, Tensor};
+use candle_nn::VarMap;
+use fp8_candle::StateTable;
+use fp8_candle::state::SavedRow;
+use fp8_candle::weight_version::WeightVersion;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
+
+/// Puts a checkpoint back into a model built and prepared as the saved one was, so that the run goes on bit for bit. Nothing is
+/// changed unless the whole checkpoint fits. [`resume_training_with`] goes on with another recipe or another optimizer.
+///
+/// # Errors
+/// If the recipe differs from `recipe`, the checkpoint is that of another kind of optimizer, or a variable, an FP8 state or a
+/// tensor of the optimizer is missing, left over, or of another shape or dtype, or holds a number that it cannot hold (a scale
+/// of 0, a history with NaN). The message names it.
+pub fn resume_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
+    path: impl AsRef<Path>,
+    model: &M,
+    vars: &VarMap,
+    optimizer: &mut O,
+    recipe: Option<&Recipe>,
+) -> Result<TrainingMeta> {
+    let options = ResumeOptions::default();
+    let report = resume_training_with(path, model, vars, optimizer, recipe, &options)?;
+    Ok(report.meta)
+}
+
+/// As [`resume_training`], with what `options` allow to differ: an f32 run goes on in FP8, an FP8 run in f32 or with another recipe,
+/// and any run with another optimizer. The report says what came back and what begins anew.
+///
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use fp8_recipes::checkpoint::{
+///     Restored, ResumeOptions, TrainingMeta, resume_training_with, save_training,
+/// };
+/// use fp8_recipes::optim::{AdamW, AdamWConfig};
+/// use fp8_recipes::{Recipe, nn, prepare_fp8};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("f32.safetensors");
+/// // A run in f32 ..
+/// let vars = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// let mut model = nn::linear(16, 8, vb.pp("fc"))?;
+/// let mut optimizer = AdamW::from_varmap(&vars, AdamWConfig::default())?;
+/// # let meta = TrainingMeta {
+/// #     step: 100, recipe: None, random: Default::default(), extra: Default::default(),
+/// # };
+/// save_training(&path, &model, &vars, &optimizer, &meta)?;
+///
+/// // .. goes on in FP8.
+/// let recipe: Recipe = "delayed".parse()?;
+/// prepare_fp8(&model, &Default::default())?;
+/// let options = ResumeOptions::new().allow_recipe_change(true);
+/// let report =
+///     resume_training_with(&path, &model, &vars, &mut optimizer, Some(&recipe), &options)?;
+/// println!("{report}");
+/// assert_eq!(report.meta.step, 100);
+/// assert_eq!(report.optimizer, Restored::FromCheckpoint);
+/// assert_eq!(report.fp8_state, Restored::Fresh);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// As [`resume_training`], for everything that `options` do not allow.
+pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
+    path: impl AsRef<Path>,
+    model: &M,
+    vars: &VarMap,
+    optimizer: &mut O,
+    recipe: Option<&Recipe>,
+    options: &ResumeOptions,
+) -> Result<ResumeReport> {
+    let path = path.as_ref();
+    let file = SafetensorsFile::open(path)?;
+    let meta = meta_of(&file)?;
+    let other_recipe = meta.recipe.as_ref() != recipe;
+    if other_recipe && !options.allow_recipe_change {
+        return Err(mismatch(
+            path,
+            "the recipe",
+            recipe_text(meta.recipe.as_ref()),
+            recipe_text(recipe),
+        ));
+    }
+    let mut stored: BTreeMap<String, Tensor> = BTreeMap::new();
+    let mut optimizer_tensors = vec![];
+    for name in file.names() {
+        match name.strip_prefix(OPTIMIZER) {
+            None => {
+                let tensor = file.tensor(&name, &Device::Cpu)?;
+                stored.insert(name, tensor);
+            }
+            Some(_) if options.fresh_optimizer => {}
+            Some(own) => {
+                optimizer_tensors.push((own.to_string(), file.tensor(&name, &Device::Cpu)?));
+            }
+        }
+    }
+    let layers = layers(model);
+    let state = fp8::take(path, &mut stored, rows_of(&file)?)?;
+    // Scales that another rule has made would be this recipe's for a step or more.
+    let state = match other_recipe || options.fresh_fp8_state {
+        true => NextState::Fresh(fresh_rows(&layers)?),
+        false => {
+            state.check(path, &layers)?;
+            NextState::FromCheckpoint(state)
+        }
+    };
+    let here = variables(vars);
+    check_same(path, &here, &stored)?;
+
+    if !options.fresh_optimizer {
+        let mut state = optimizer_state(&file)?.with_tensors(optimizer_tensors);
+        if options.keep_hyperparameters {
+            state = state.with_hyperparameters(Value::Null)?;
+        }
+        optimizer.load_optimizer_state(&state)?;
+    }
+    {
+        let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, var) in vars.iter() {
+            var.set(&stored[name].to_device(var.device())?)?;
+        }
+    }
+    for weight in layers.iter().map(|layer| &layer.weight) {
+        let version = WeightVersion::of(weight);
+        // The first announcement promises that all later changes will be announced too.
+        if optimizer.announces_changes() || version.get() > 0 {
+            version.announce_change();
+        }
+    }
+    let fp8_state = state.restore(&layers)?;
+    Ok(ResumeReport {
+        path: path.to_path_buf(),
+        recipe: recipe.cloned(),
+        variables: here.into_keys().collect(),
+        fp8_state,
+        fp8_layers: layers.len(),
+        optimizer: match options.fresh_optimizer {
+            true => Restored::Fresh,
+            false => Restored::FromCheckpoint,
+        },
+        meta,
+    })
+}
+
+/// Rows to be put into a table.
+struct TableRows {
+    table: Arc<StateTable>,
+    rows: Vec<(usize, SavedRow)>,
+}
+
+/// What becomes of the FP8 state.
+enum NextState {
+    FromCheckpoint(Stored),
+    Fresh(Vec<TableRows>),
+}
+
+impl NextState {
+    fn restore(self, layers: &[Layer]) -> Result<Restored> {
+        let tables = match self {
+            NextState::FromCheckpoint(state) => {
+                state.restore(layers)?;
+                return Ok(Restored::FromCheckpoint);
+            }
+            NextState::Fresh(tables) => tables,
+        };
+        for TableRows { table, rows } in tables {
+            table.restore(&rows)?;
+        }
+        for layer in layers {
+            layer.state.cache.clear();
+            layer.state.set_calibration(None);
+        }
+        Ok(Restored::Fresh)
+    }
+}
+
+/// The rows of `layers` as [`prepare_fp8`](crate::prepare_fp8) makes them, by table.
+fn fresh_rows(layers: &[Layer]) -> Result<Vec<TableRows>> {
+    let mut tables: Vec<TableRows> = vec![];
+    let mut saved = vec![];
+    for Layer { state, .. } in layers {
+        let at = (tables.iter()).position(|known| Arc::ptr_eq(&known.table, state.table()));
+        let at = match at {
+            Some(at) => at,
+            None => {
+                saved.push(state.table().save()?);
+                tables.push(TableRows {
+                    table: state.table().clone(),
+                    rows: vec![],
+                });
+                tables.len() - 1
+            }
+        };
+        for (_, slot) in state.slots() {
+            let (_, now) = &saved[at][slot.row()];
+            let fresh = SavedRow {
+                quant_scale: 1.,
+                dequant_scale: 1.,
+                amax_history: vec![0.; now.amax_history.len()],
+                non_finite: 0,
+                calibrated_amax: None,
+                format: None,
+                draws: 0,
+                id: now.id,
+            };
+            tables[at].rows.push((slot.row(), fresh));
+        }
+    }
+    Ok(tables)
+}
+
+fn rows_of(file: &SafetensorsFile) -> Result<fp8::Meta> {
+    let Some(json) = file.metadata(ROWS_KEY) else {
+        return Ok(fp8::Meta::default());
+    };
+    serde_json::from_str(json).map_err(|error| Error::Json {
+        path: file.path().to_path_buf(),
+        what: "the FP8 state",
+        reason: error.to_string(),
+    })
+}
+
+/// The optimizer's state without its tensors.
+fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
+    let Some(json) = file.metadata(OPTIMIZER_KEY) else {
+        // From before other optimizers than ours could be saved.
+        return Ok(OptimizerState::new(ADAMW_KIND));
+    };
+    let meta: OptimizerMeta = serde_json::from_str(json).map_err(|error| Error::Json {
+        path: file.path().to_path_buf(),
+        what: "the optimizer",
+        reason: error.to_string(),
+    })?;
+    Ok(OptimizerState::new(meta.kind).with_hyperparameters(meta.hyperparameters)?)
+}
+
+/// The same names, shapes and dtypes on both sides.
+fn check_same(
+    path: &Path,
+    expected: &BTreeMap<String, Tensor>,
+    stored: &BTreeMap<String, Tensor>,
+) -> Result<()> {
+    let names: BTreeSet<&String> = expected.keys().chain(stored.keys()).collect();
+    for name in names {
+        let (here, there) = (expected.get(name), stored.get(name));
+        let fits = match (here, there) {
+            (Some(here), Some(there)) => {
+                here.dtype() == there.dtype() && here.dims() == there.dims()
+            }
+            _ => false,
+        };
+        if !fits {
+            return Err(mismatch(
+                path,
+                &format!("tensor `{name}`"),
+                describe(there),
+                describe(here),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn describe(tensor: Option<&Tensor>) -> String {
+    match tensor {
+        None => "missing".to_string(),
+        Some(tensor) => format!("{} {:?}", tensor.dtype().as_str(), tensor.dims()),
+    }
+}

@@ -1,0 +1,234 @@
+//! The values of a checkpoint into variables, to train all of them.
+
+use super::Checkpoint;
+use super::stored::{join, split};
+use crate::error::{Error, Result};
+use candle_core::{Tensor, Var};
+use candle_nn::VarMap;
+use fp8_candle::weight_version::WeightVersion;
+use safetensors::Dtype;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::path::Path;
+use std::sync::PoisonError;
+
+/// Sets every variable of `vars` to its value in a checkpoint of any family that [`Checkpoint`] reads, in the variable's dtype and on
+/// its device: FP8 weights times their scales, everything else as stored. So a model can be fine-tuned from an FP8 file, and in FP8
+/// from plain weights, such as a file of `VarMap::save`.
+///
+/// Nothing is changed unless everything fits: every variable has a tensor of its shape, and every tensor but the scales a variable.
+/// [`dequantize_into_with`] lets names be missing. All values are read before the first is set, which for a moment takes as much
+/// memory as the variables; gradients and moments will take more. A prepared model
+/// may have run before: whoever keeps FP8 copies of its weights hears of the change
+/// ([`weight_version`](fp8_candle::weight_version)), and its FP8 state stays.
+///
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use fp8_recipes::{
+///     Autocast, Recipe, fp8_autocast, load, nn, prepare_fp8, save_calibrated, with_fp8,
+/// };
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("model.safetensors");
+/// let recipe: Recipe = "delayed".parse()?;
+/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// # let mut model = nn::linear(16, 8, vb.pp("fc"))?;
+/// # prepare_fp8(&model, &Default::default())?;
+/// # let guard = fp8_autocast(Autocast::new(recipe.clone()).calibrating(true))?;
+/// # model.forward(&Tensor::ones((1, 16), DType::F32, &Device::Cpu)?)?;
+/// # guard.close()?;
+/// # save_calibrated(&model, &path)?;
+/// // A model as for training from scratch ..
+/// let vars = VarMap::new();
+/// let mut model = nn::linear(16, 8, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+/// // .. begins with the values of an FP8 file.
+/// let report = load::dequantize_into(&vars, &[&path])?;
+/// assert_eq!(report.dequantized, ["fc.weight"]);
+/// assert_eq!(report.copied, ["fc.bias"]);
+/// prepare_fp8(&model, &Default::default())?;
+/// let x = Tensor::ones((4, 16), DType::F32, &Device::Cpu)?;
+/// let loss = with_fp8(recipe, || model.forward(&x))?.sqr()?.mean_all()?;
+/// # assert!(loss.to_scalar::<f32>()?.is_finite());
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// As [`Checkpoint::open`]; [`Error::UnmatchedNames`] naming every variable without a tensor and every tensor without a variable,
+/// [`Error::TensorShape`], and [`Error::TensorDType`] or [`Error::BuilderDType`] for values that a variable cannot hold.
+pub fn dequantize_into<P: AsRef<Path>>(vars: &VarMap, paths: &[P]) -> Result<DequantizeReport> {
+    dequantize_into_with(vars, paths, &DequantizeOptions::default())
+}
+
+/// As [`dequantize_into`], with names missing where `options` allow it.
+///
+/// ```no_run
+/// use fp8_recipes::load::{DequantizeOptions, dequantize_into_with};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let vars = candle_nn::VarMap::new();
+/// // A classifier on a language model: its head is new, the old one is left out.
+/// let options = DequantizeOptions::new().allow_missing(true).allow_unused(true);
+/// let report = dequantize_into_with(&vars, &["model.safetensors"], &options)?;
+/// assert_eq!(report.missing, ["classifier.weight"]);
+/// assert_eq!(report.unused, ["lm_head.weight"]);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// As [`dequantize_into`].
+pub fn dequantize_into_with<P: AsRef<Path>>(
+    vars: &VarMap,
+    paths: &[P],
+    options: &DequantizeOptions,
+) -> Result<DequantizeReport> {
+    let checkpoint = Checkpoint::open(paths)?;
+    let vars = sorted(vars);
+    let mut report = DequantizeReport::default();
+    let mut used = HashSet::new();
+    let mut found: Vec<(&String, &Var)> = vec![];
+    for (name, var) in &vars {
+        let Some(stored) = checkpoint.stored_name(name) else {
+            report.missing.push(name.clone());
+            continue;
+        };
+        let shape = checkpoint.shape(&stored).unwrap_or_default();
+        if shape != var.dims() {
+            return Err(Error::TensorShape {
+                tensor: name.clone(),
+                got: shape.to_vec(),
+                expected: format!("{:?}, the shape of the variable", var.dims()),
+            });
+        }
+        match checkpoint.is_fp8(&stored) {
+            true => report.dequantized.push(name.clone()),
+            false => report.copied.push(name.clone()),
+        }
+        used.insert(stored);
+        found.push((name, var));
+    }
+    // A tied variable has two names, and the file may have one of them.
+    let set: HashSet<_> = found.iter().map(|(_, var)| var.id()).collect();
+    report
+        .missing
+        .retain(|name| !set.contains(&vars[name].id()));
+    let scales = checkpoint.scale_names()?;
+    let names = checkpoint.names().into_iter();
+    report.unused = names
+        .filter(|name| !used.contains(*name) && !scales.contains(*name))
+        .map(String::from)
+        .collect();
+    let refused = |names: &[String], allowed: bool| match allowed {
+        true => vec![],
+        false => names.to_vec(),
+    };
+    let missing = refused(&report.missing, options.allow_missing);
+    let unused = refused(&report.unused, options.allow_unused);
+    if !missing.is_empty() || !unused.is_empty() {
+        return Err(Error::UnmatchedNames { missing, unused });
+    }
+    let values: Vec<Tensor> = found
+        .iter()
+        .map(|(name, var)| checkpoint.value(name, var.dtype(), var.device()))
+        .collect::<Result<_>>()?;
+    for ((_, var), value) in found.iter().zip(values) {
+        var.set(&value)?;
+        let version = WeightVersion::of(var);
+        // The first announcement would promise that an optimizer announces all later changes too; before it nobody keeps copies.
+        if version.get() > 0 {
+            version.announce_change();
+        }
+    }
+    Ok(report)
+}
+
+fn sorted(vars: &VarMap) -> BTreeMap<String, Var> {
+    let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
+    vars.iter()
+        .map(|(name, var)| (name.clone(), var.clone()))
+        .collect()
+}
+
+impl Checkpoint {
+    fn is_fp8(&self, name: &str) -> bool {
+        matches!(self.dtype(name), Some(Dtype::F8_E4M3 | Dtype::F8_E5M2))
+    }
+
+    /// The tensors that belong to FP8 weights and have no value of their own.
+    fn scale_names(&self) -> Result<HashSet<String>> {
+        let mut scales = HashSet::new();
+        for weight in self.names().into_iter().filter(|name| self.is_fp8(name)) {
+            scales.insert(self.scale_of(weight)?);
+            if let (path, "weight") = split(weight) {
+                scales.extend(self.stored_name(&join(path, "input_scale")));
+            }
+        }
+        Ok(scales)
+    }
+}
+
+/// What [`dequantize_into_with`] lets be missing. By default nothing.
+///
+/// ```
+/// use fp8_recipes::load::DequantizeOptions;
+/// let options = DequantizeOptions::new().allow_unused(true);
+/// assert!(options.allow_unused && !options.allow_missing);
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DequantizeOptions {
+    /// See [`DequantizeOptions::allow_missing`].
+    pub allow_missing: bool,
+    /// See [`DequantizeOptions::allow_unused`].
+    pub allow_unused: bool,
+}
+
+impl DequantizeOptions {
+    /// Nothing may be missing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether variables of which the checkpoint has no tensor keep their values.
+    pub fn allow_missing(mut self, allow: bool) -> Self {
+        self.allow_missing = allow;
+        self
+    }
+
+    /// Whether tensors that belong to no variable are left out.
+    pub fn allow_unused(mut self, allow: bool) -> Self {
+        self.allow_unused = allow;
+        self
+    }
+}
+
+/// What [`dequantize_into`] has done, all names sorted. Prints as a line, and one for each name that has no counterpart.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DequantizeReport {
+    /// Variables set from FP8 codes times their scales.
+    pub dequantized: Vec<String>,
+    /// Variables set from tensors in high precision.
+    pub copied: Vec<String>,
+    /// Variables without a tensor, which keep their values.
+    pub missing: Vec<String>,
+    /// Tensors without a variable.
+    pub unused: Vec<String>,
+}
+
+impl fmt::Display for DequantizeReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (dequantized, copied) = (self.dequantized.len(), self.copied.len());
+        write!(
+            f,
+            "variables set: {}, of which {dequantized} from FP8",
+            dequantized + copied
+        )?;
+        for name in &self.missing {
+            write!(f, "\n  not in the checkpoint: {name}")?;
+        }
+        for name in &self.unused {
+            write!(f, "\n  no variable: {name}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! Data and models.
+
+use candle_core::{DType, Module, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
+use fp8_recipes::load::var_builder;
+use fp8_recipes::nn::{self, Linear};
+use fp8_recipes::{
+    Autocast, ExportOptions, Recipe, fp8_autocast, prepare_fp8, save_calibrated_with,
+};
+pub use fp8_test_support::{device, on_cuda};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use std::path::{Path, PathBuf};
+
+pub type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+pub const IN: usize = 64;
+pub const HIDDEN: usize = 96;
+
+pub fn tensor(seed: u64, dims: &[usize]) -> Tensor {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let len = dims.iter().product();
+    let values: Vec<f32> = (0..len).map(|_| rng.random::<f32>() * 2. - 1.).collect();
+    Tensor::from_vec(values, dims, &device()).unwrap()
+}
+
+pub fn flat(x: &Tensor) -> Vec<f32> {
+    let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
+    x.to_vec1().unwrap()
+}
+
+/// Every element within `tolerance` of the largest expected magnitude.
+#[track_caller]
+pub fn assert_close(case: &str, got: &Tensor, expected: &Tensor, tolerance: f32) {
+    assert_eq!(got.dims(), expected.dims(), "{case}: shape");
+    let (got, expected) = (flat(got), flat(expected));
+    let largest = expected.iter().fold(0f32, |max, x| max.max(x.abs()));
+    for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
+        assert!(
+            (g - e).abs() <= tolerance * largest,
+            "{case}: element {i}: got {g}, expected {e}"
+        );
+    }
+}
+
+pub fn named(vars: &VarMap) -> Vec<(String, Var)> {
+    let data = vars.data().lock().unwrap();
+    let mut all: Vec<_> = data.iter().map(|(n, v)| (n.clone(), v.clone())).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+pub fn bits(vars: &VarMap) -> Vec<Vec<u32>> {
+    let of = |(_, var): &(String, Var)| flat(var).into_iter().map(f32::to_bits).collect();
+    named(vars).iter().map(of).collect()
+}
+
+/// Two layers, `up` and `down`, with a ReLU between them.
+pub type Net = [Linear; 2];
+
+pub fn net(vb: VarBuilder<'_>) -> candle_core::Result<Net> {
+    Ok([
+        nn::linear(IN, HIDDEN, vb.pp("up"))?,
+        nn::linear_no_bias(HIDDEN, IN, vb.pp("down"))?,
+    ])
+}
+
+pub fn forward([up, down]: &Net, x: &Tensor) -> Tensor {
+    let x = up.forward(x).unwrap().relu().unwrap();
+    down.forward(&x).unwrap()
+}
+
+/// The net over variables of its own, of values that the seed gives.
+pub fn fresh(seed: u64, dtype: DType) -> (VarMap, Net) {
+    let vars = VarMap::new();
+    let net = net(VarBuilder::from_varmap(&vars, dtype, &device())).unwrap();
+    for (i, (_, var)) in named(&vars).iter().enumerate() {
+        let values = (tensor(seed + i as u64, var.dims()) * 0.2).unwrap();
+        var.set(&values.to_dtype(dtype).unwrap()).unwrap();
+    }
+    (vars, net)
+}
+
+pub fn delayed() -> Recipe {
+    "delayed".parse().unwrap()
+}
+
+/// An FP8 file of a calibrated net.
+pub fn fp8_file(dir: &Path, seed: u64) -> PathBuf {
+    let (_vars, net) = fresh(seed, DType::F32);
+    prepare_fp8(&net, &Default::default()).unwrap();
+    let guard = fp8_autocast(Autocast::new(delayed()).calibrating(true)).unwrap();
+    forward(&net, &tensor(seed + 50, &[32, IN]));
+    guard.close().unwrap();
+    let path = dir.join("model.safetensors");
+    save_calibrated_with(&net, &path, &ExportOptions::default()).unwrap();
+    path
+}
+
+pub fn load(path: &Path) -> Net {
+    net(var_builder(&[path], DType::F32, &device()).unwrap()).unwrap()
+}
