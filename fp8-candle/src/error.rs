@@ -1,12 +1,29 @@
-//! Errors of this crate. Functions return [`candle_core::Result`]; these values travel inside it and give it
-//! its text.
+//! The errors of this crate.
 
 use candle_core::{DType, DeviceLocation};
 use fp8_core::Format;
 
-/// What can be wrong with the input of an FP8 operation.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+/// Result of the functions of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Returns [`Error::Internal`] with a formatted message.
+macro_rules! internal {
+    ($($arg:tt)*) => {
+        return Err($crate::error::Error::Internal(format!($($arg)*)))
+    };
+}
+pub(crate) use internal;
+
+/// What can go wrong in an FP8 operation.
+///
+/// An error of candle stays one ([`Error::Candle`]). The other way round, candle's `Result` can only carry the message of
+/// the other variants, so match on them before converting.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
+    /// An operation of candle failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
     /// A tensor has a dtype the operation does not take.
     #[error("{op}: unsupported dtype {got:?} of {what}, expected {expected}")]
     DType {
@@ -170,10 +187,71 @@ pub enum Error {
         /// What is wrong with the amax.
         source: fp8_core::ScaleError,
     },
+    /// A state table has no such row.
+    #[error("a table of {rows} rows has no row {row} to restore")]
+    NoRow {
+        /// The row asked for.
+        row: usize,
+        /// Rows of the table.
+        rows: usize,
+    },
+    /// The cells of a step were made before the table got this row.
+    #[error("no cell {row} among {cells} to record an amax in")]
+    NoCell {
+        /// The row asked for.
+        row: usize,
+        /// Cells there are.
+        cells: usize,
+    },
+    /// An optimizer was given nothing to update.
+    #[error("{op} on a CUDA device: no tensors")]
+    NoTensors {
+        /// Operation.
+        op: &'static str,
+    },
+    /// An optimizer was given another number of gradients than of tensors.
+    #[error("{op} on a CUDA device: {got} gradients for {expected} tensors")]
+    GradientCount {
+        /// Operation.
+        op: &'static str,
+        /// Gradients given.
+        got: usize,
+        /// Tensors of the optimizer.
+        expected: usize,
+    },
+    /// A call of the CUDA driver failed.
+    #[error("{call}: {status}")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// What the driver said.
+        status: String,
+    },
+    /// A target of cross entropy is not a class.
+    #[error("{op}: target {target} at position {position} is not one of {classes} classes")]
+    Target {
+        /// Operation.
+        op: &'static str,
+        /// The target.
+        target: i64,
+        /// Its index in the flattened targets.
+        position: usize,
+        /// Number of classes.
+        classes: usize,
+    },
+    /// A failure of a [`crate::state::ReductionGroup`], for its implementors.
+    #[error(transparent)]
+    Group(Box<dyn std::error::Error + Send + Sync>),
+    /// A condition inside this library did not hold. Please report it.
+    #[error("{0}")]
+    Internal(String),
 }
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
-        candle_core::Error::wrap(error)
+        match error {
+            Error::Candle(error) => error,
+            other => candle_core::Error::wrap(other),
+        }
     }
 }

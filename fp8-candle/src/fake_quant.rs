@@ -1,8 +1,9 @@
 //! Quantize and dequantize as a differentiable op, forward or backward only.
 
+use crate::error::Result;
 use crate::quantize::Quantizer;
 use crate::ready::{Ready, owned_storage};
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Shape, Tensor};
 use fp8_core::Contraction;
 
 /// `dequantize(quantize(x))` in x's dtype; the gradient passes straight through.
@@ -43,7 +44,7 @@ pub fn cast_values_and_gradient(
         return ready.into_tensor();
     }
     let backward = backward.map(|(quantizer, contraction)| (quantizer.clone(), contraction));
-    x.apply_op1(CastOp { ready, backward })
+    Ok(x.apply_op1(CastOp { ready, backward })?)
 }
 
 struct CastOp {
@@ -56,15 +57,15 @@ impl CustomOp1 for CastOp {
         "fp8_cast"
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         self.ready.take_cpu()
     }
 
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
         self.ready.take_cuda()
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
         match &self.backward {
             None => Ok(Some(grad.clone())),
             Some((quantizer, contraction)) => {

@@ -20,7 +20,7 @@ mod tensor;
 pub mod weight_version;
 
 pub use device::ScalePolicy;
-pub use error::Error;
+pub use error::{Error, Result};
 pub use fake_quant::{cast_values_and_gradient, fake_quantize, grad_cast};
 pub use linear::{GemmPlan, LinearPlan, LinearWeight, WeightCache, fp8_linear};
 pub use packed::PackedWeight;
@@ -28,7 +28,7 @@ pub use quantize::{CastCounter, CastHook, FirstScale, Quantized, Quantizer, Scal
 pub use state::{Observer, Role, Slot, StateTable};
 pub use tensor::Fp8Tensor;
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Device, Tensor};
 
 /// A 64-bit hash of every bit of `x`, on whatever device. Of a tensor on a GPU it is taken of a copy on the host.
 pub fn fingerprint(x: &Tensor) -> Result<u64> {
@@ -38,6 +38,6 @@ pub fn fingerprint(x: &Tensor) -> Result<u64> {
     };
     match device::backend(&Device::Cpu)?.fingerprint(&here)? {
         Some(fingerprint) => Ok(fingerprint),
-        None => Err(Error::Device(here.device().location()).into()),
+        None => Err(Error::Device(here.device().location())),
     }
 }

@@ -1,9 +1,9 @@
 //! A frozen FP8 weight in the form that its device streams.
 
 use crate::device::{GemmCodes, GemmOperand, backend};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::tensor::Fp8Tensor;
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Tensor};
 use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
 use std::sync::OnceLock;
 
@@ -35,8 +35,7 @@ impl PackedWeight {
                 what: "weight",
                 expected: "[out_features, in_features]".to_string(),
                 got: weight.dims().to_vec(),
-            }
-            .into());
+            });
         };
         let packed = backend(weight.device())?.pack(weight.codes())?;
         let codes = OnceLock::new();

@@ -2,10 +2,10 @@
 
 use crate::data::matrix_dims;
 use crate::device::{Codes, CurrentScale, ScalePolicy, backend};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::state::{Observer, Slot};
 use crate::tensor::Fp8Tensor;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Tensor};
 use fp8_core::{Cast, Contraction, DelayedRule, Granularity, ScaleGrid};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -146,8 +146,7 @@ impl Quantizer {
                 what: "the tensor",
                 expected: "f32, bf16, f16 or f64",
                 got: x.dtype(),
-            }
-            .into());
+            });
         }
         let backend = backend(x.device())?;
         let (rows, cols) = matrix_dims(x.dims());

@@ -3,9 +3,9 @@
 //! candle's custom ops compute inside `cpu_fwd` or `cuda_fwd`, on raw storages. Here results come from code that
 //! works on tensors of any device; the node's forward pass only hands them over.
 
-use crate::error::Error;
+use crate::error::{Error, Result, internal};
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CudaStorage, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, Shape, Storage, Tensor};
 use std::sync::{Mutex, PoisonError};
 
 /// One result, taken once.
@@ -33,17 +33,19 @@ impl Ready {
             .take()
     }
 
-    pub(crate) fn take_cpu(&self) -> Result<(CpuStorage, Shape)> {
+    pub(crate) fn take_cpu(&self) -> candle_core::Result<(CpuStorage, Shape)> {
         match self.take() {
             Some(Storage::Cpu(storage)) => Ok((storage, self.shape.clone())),
-            _ => bail!("the result of this node is not on the CPU or was taken before"),
+            _ => {
+                candle_core::bail!("the result of this node is not on the CPU or was taken before")
+            }
         }
     }
 
-    pub(crate) fn take_cuda(&self) -> Result<(CudaStorage, Shape)> {
+    pub(crate) fn take_cuda(&self) -> candle_core::Result<(CudaStorage, Shape)> {
         match self.take() {
             Some(Storage::Cuda(storage)) => Ok((storage, self.shape.clone())),
-            _ => bail!("the result of this node is not on CUDA or was taken before"),
+            _ => candle_core::bail!("the result of this node is not on CUDA or was taken before"),
         }
     }
 
@@ -51,7 +53,7 @@ impl Ready {
     pub(crate) fn into_tensor(self) -> Result<Tensor> {
         match self.take() {
             Some(storage) => tensor_of(storage, self.shape),
-            None => bail!("the result of this node was taken before"),
+            None => internal!("the result of this node was taken before"),
         }
     }
 }
@@ -82,8 +84,7 @@ fn check_len(storage: &Storage, shape: &Shape) -> Result<()> {
         Some(len) if !fits(len) => Err(Error::Elements {
             shape: shape.dims().to_vec(),
             got: len,
-        }
-        .into()),
+        }),
         _ => Ok(()),
     }
 }
@@ -128,7 +129,7 @@ pub(crate) fn owned_storage(x: &Tensor) -> Result<Storage> {
         x.force_contiguous()?
     };
     let (storage, layout) = x.storage_and_layout();
-    storage.try_clone(layout)
+    Ok(storage.try_clone(layout)?)
 }
 
 fn cpu_len(storage: &CpuStorage) -> Option<usize> {

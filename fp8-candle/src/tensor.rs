@@ -2,8 +2,8 @@
 
 use crate::data::matrix_dims;
 use crate::device::{Codes, GemmCodes, GemmOperand, backend};
-use crate::error::Error;
-use candle_core::{DType, Device, Result, Tensor};
+use crate::error::{Error, Result, internal};
+use candle_core::{DType, Device, Tensor};
 use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
 use std::sync::OnceLock;
 
@@ -46,8 +46,7 @@ impl Fp8Tensor {
                 what: "codes",
                 expected: "u8",
                 got: codes.dtype(),
-            }
-            .into());
+            });
         }
         if dequant_scale.dtype() != DType::F32 {
             let got = dequant_scale.dtype();
@@ -56,8 +55,7 @@ impl Fp8Tensor {
                 what: "dequant_scale",
                 expected: "f32",
                 got,
-            }
-            .into());
+            });
         }
         if !codes.device().same_device(dequant_scale.device()) {
             return Err(Error::DeviceMismatch {
@@ -65,8 +63,7 @@ impl Fp8Tensor {
                 what: "dequant_scale",
                 expected: codes.device().location(),
                 got: dequant_scale.device().location(),
-            }
-            .into());
+            });
         }
         let (rows, cols) = matrix_dims(codes.dims());
         let grid = granularity.grid(rows, cols, contraction);
@@ -82,8 +79,7 @@ impl Fp8Tensor {
                     codes.dims(),
                 ),
                 got: dequant_scale.dims().to_vec(),
-            }
-            .into());
+            });
         }
         let dims = codes.dims().to_vec();
         let codes = Codes::row_major(codes.detach().contiguous()?);
@@ -106,7 +102,7 @@ impl Fp8Tensor {
             .contiguous()?
             .reshape((grid.scale_rows(), grid.scale_cols()))?;
         if codes.row_major.is_none() && codes.transposed.is_none() {
-            candle_core::bail!("a cast of {dims:?} values has written no codes");
+            internal!("a cast of {dims:?} values has written no codes");
         }
         Ok(Self {
             dims: dims.to_vec(),
@@ -135,8 +131,7 @@ impl Fp8Tensor {
                 what: "the tensor",
                 expected: "f8e4m3",
                 got: x.dtype(),
-            }
-            .into());
+            });
         }
         let codes = backend(x.device())?.f8e4m3_to_codes(x)?;
         Self::from_parts(codes, Format::E4M3, granularity, contraction, dequant_scale)
@@ -151,8 +146,7 @@ impl Fp8Tensor {
             return Err(Error::NoDType {
                 op: "Fp8Tensor::to_f8e4m3",
                 got: self.format,
-            }
-            .into());
+            });
         }
         backend(self.device())?.codes_to_f8e4m3(self.codes())
     }
@@ -190,10 +184,10 @@ impl Fp8Tensor {
 
     fn row_major(&self) -> Result<Tensor> {
         match &self.transposed {
-            Some(transposed) => backend(self.device())?
+            Some(transposed) => Ok(backend(self.device())?
                 .transpose(transposed)?
-                .reshape(self.dims.as_slice()),
-            None => candle_core::bail!("an FP8 tensor without codes"),
+                .reshape(self.dims.as_slice())?),
+            None => internal!("an FP8 tensor without codes"),
         }
     }
 

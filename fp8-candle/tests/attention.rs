@@ -1,7 +1,8 @@
 //! Attention against a composed reference in f64: results and gradients, on the device that FP8_TEST_DEVICE names (`cpu`,
 //! the default, or `cuda`).
 
-use candle_core::{D, DType, Device, Result, Tensor, Var};
+use candle_core::{D, DType, Device, Tensor, Var};
+use fp8_candle::Result;
 use fp8_candle::ops::{AttentionOptions, attention, attention_tokens_first};
 
 fn device() -> Device {
@@ -118,8 +119,8 @@ impl Case {
         let e = logits
             .broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?
             .exp()?;
-        e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?
-            .matmul(&repeat(v)?)
+        Ok(e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?
+            .matmul(&repeat(v)?)?)
     }
 
     /// Result and gradients of q, k and v, in f64 on the CPU, heads first.
@@ -334,7 +335,7 @@ fn strided_views() -> Result<()> {
         let first = |x: &Tensor| x.transpose(1, 2);
         let y = attention(&first(&q1)?, &first(&k1)?, &first(&v1)?, case.options())?;
         let got = results(&y, &here, &[&joint])?;
-        let split = |grad: &Tensor| -> Result<Vec<Tensor>> {
+        let split = |grad: &Tensor| -> candle_core::Result<Vec<Tensor>> {
             (0..3)
                 .map(|i| grad.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2))
                 .collect()

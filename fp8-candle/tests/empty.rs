@@ -1,9 +1,10 @@
 //! Linear layers without tokens, without inputs or without outputs: what candle's own layer gives for them.
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use fp8_candle::device::{GemmOutput, backend};
 use fp8_candle::{
-    Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer, WeightCache, fp8_linear,
+    Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer, Result, WeightCache,
+    fp8_linear,
 };
 use fp8_core::Contraction::Cols;
 use fp8_core::{Format, Granularity};
@@ -29,12 +30,12 @@ fn empty_sizes() -> impl Iterator<Item = (usize, usize, usize)> {
 fn values(dims: &[usize]) -> Result<Tensor> {
     let count = dims.iter().product::<usize>();
     let values: Vec<f32> = (0..count).map(|i| [1., -2., 0.5, 4.][i % 4]).collect();
-    Tensor::from_vec(values, dims, &device())
+    Ok(Tensor::from_vec(values, dims, &device())?)
 }
 
 /// The values, read so that a tensor over too short a storage is caught.
 fn flat(x: &Tensor) -> Result<Vec<f32>> {
-    x.force_contiguous()?.flatten_all()?.to_vec1()
+    Ok(x.force_contiguous()?.flatten_all()?.to_vec1()?)
 }
 
 fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {

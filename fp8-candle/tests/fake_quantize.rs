@@ -3,9 +3,9 @@
 #[path = "common/row.rs"]
 mod row;
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use fp8_candle::{
-    CastCounter, Quantizer, Role, cast_values_and_gradient, fake_quantize, grad_cast,
+    CastCounter, Quantizer, Result, Role, cast_values_and_gradient, fake_quantize, grad_cast,
 };
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Format, Granularity};

@@ -1,9 +1,9 @@
 //! The FP8 GEMM of a backend against products in f64 of values decoded here, code by code.
 
 use candle_core::op::BackpropOp;
-use candle_core::{DType, Result, Tensor};
-use fp8_candle::Fp8Tensor;
+use candle_core::{DType, Tensor};
 use fp8_candle::device::{GemmCodes, GemmOutput, backend};
+use fp8_candle::{Fp8Tensor, Result};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::{Cast, Format, Granularity};
 use fp8_test_support::{device, isa, on_cuda, rounding};

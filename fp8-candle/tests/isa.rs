@@ -1,9 +1,9 @@
 //! An `FP8_ISA` that cannot be followed.
 
-use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::device::backend;
 use fp8_candle::ops::{AttentionOptions, attention, gelu, layer_norm};
-use fp8_candle::{Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Quantizer, fp8_linear};
+use fp8_candle::{Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Quantizer, Result, fp8_linear};
 use fp8_core::{Contraction, Format, Granularity};
 use std::process::Command;
 

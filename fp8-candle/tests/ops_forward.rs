@@ -1,6 +1,7 @@
 //! Values of the differentiable building blocks: against candle-nn, in every dtype, and on bad input.
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Tensor};
+use fp8_candle::Result;
 use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy, cross_entropy_with, gelu, layer_norm,
     rms_norm, rope, rope_i, softmax_last_dim,
@@ -13,7 +14,7 @@ fn wave(shape: &[usize], seed: usize, dtype: DType) -> Result<Tensor> {
     let values: Vec<f64> = (0..n)
         .map(|i| 2.0 * (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin())
         .collect();
-    Tensor::from_vec(values, shape, &device())?.to_dtype(dtype)
+    Ok(Tensor::from_vec(values, shape, &device())?.to_dtype(dtype)?)
 }
 
 fn flat(t: &Tensor) -> Vec<f64> {
@@ -40,7 +41,7 @@ fn assert_close(got: &Tensor, expected: &Tensor, bound: f64) {
 
 /// The same values on the CPU, for candle-nn's versions.
 fn cpu(t: &Tensor) -> Result<Tensor> {
-    t.to_device(&Device::Cpu)
+    Ok(t.to_device(&Device::Cpu)?)
 }
 
 #[test]
@@ -123,7 +124,7 @@ fn sixteen_bit_results_are_f32_results_rounded_once() -> Result<()> {
         let wide = args
             .iter()
             .map(|a| a.to_dtype(DType::F32))
-            .collect::<Result<Vec<_>>>()?;
+            .collect::<candle_core::Result<Vec<_>>>()?;
         for (name, op) in ops {
             let (got, expected) = (op(&args)?, op(&wide)?.to_dtype(dtype)?);
             assert_eq!(got.dtype(), dtype, "{name}");

@@ -1,6 +1,7 @@
 //! Gradients of the differentiable building blocks: values, dtypes, reach and reproducibility.
 
-use candle_core::{D, DType, Result, Tensor, Var};
+use candle_core::{D, DType, Tensor, Var};
+use fp8_candle::Result;
 use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy, cross_entropy_with, gelu, layer_norm,
     rms_norm, rope, rope_i, softmax_last_dim,
@@ -107,7 +108,7 @@ fn weighted_sum(y: &Tensor) -> Result<Tensor> {
     let weights = (wave(y.dims(), 11) * 32.0)?
         .round()?
         .affine(1.0 / 32.0, 0.0)?;
-    (y * weights.to_dtype(y.dtype())?)?.sum_all()
+    Ok((y * weights.to_dtype(y.dtype())?)?.sum_all()?)
 }
 
 fn flat(t: &Tensor) -> Vec<f64> {
@@ -157,7 +158,7 @@ fn gradients_equal_finite_differences() -> Result<()> {
                     values[element] += delta;
                     let mut args = args.clone();
                     args[which] = Tensor::from_vec(values, var.shape(), &device())?;
-                    weighted_sum(&op(&args)?)?.to_scalar()
+                    Ok(weighted_sum(&op(&args)?)?.to_scalar()?)
                 };
                 let numeric = (at(STEP)? - at(-STEP)?) / (2.0 * STEP);
                 let error = (grad[element] - numeric).abs() / numeric.abs().max(1.0);
@@ -178,7 +179,7 @@ fn gradients_have_their_arguments_dtype_and_value() -> Result<()> {
         let reference: Vec<Tensor> = args
             .iter()
             .map(|a| a.to_dtype(DType::F16)?.to_dtype(DType::BF16))
-            .collect::<Result<_>>()?;
+            .collect::<candle_core::Result<_>>()?;
         let exact = vars(&reference, DType::F64);
         let exact_grads = weighted_sum(&op(&tensors(&exact))?)?.backward()?;
         for dtype in DTYPES {
@@ -251,7 +252,7 @@ fn gradients_reach_every_variable_upstream() -> Result<()> {
         let args = vars
             .iter()
             .map(|v| v.affine(0.5, 0.1)?.tanh())
-            .collect::<Result<Vec<_>>>()?;
+            .collect::<candle_core::Result<Vec<_>>>()?;
         let grads = weighted_sum(&op(&args)?)?.backward()?;
         for (which, var) in vars.iter().enumerate() {
             let grad = grads
@@ -302,11 +303,11 @@ fn strided_arguments_and_gradients() -> Result<()> {
         let strided = args
             .iter()
             .map(|a| Var::from_tensor(&swap(a)?.contiguous()?))
-            .collect::<Result<Vec<_>>>()?;
+            .collect::<candle_core::Result<Vec<_>>>()?;
         let strided_args = strided
             .iter()
             .map(|v| swap(v))
-            .collect::<Result<Vec<_>>>()?;
+            .collect::<candle_core::Result<Vec<_>>>()?;
         let (y, y_strided) = (op(&tensors(&plain))?, op(&strided_args)?);
         assert_eq!(flat(&y), flat(&y_strided), "{name}");
         // Transposing the results makes the gradients that come back strided too.

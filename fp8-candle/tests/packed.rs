@@ -1,10 +1,10 @@
 //! Weights as their device streams them.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Tensor};
 use fp8_candle::state::StepCells;
 use fp8_candle::{
     FirstScale, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Observer, PackedWeight, Quantizer,
-    Role, ScaleSource, Slot, WeightCache, fp8_linear,
+    Result, Role, ScaleSource, Slot, WeightCache, fp8_linear,
 };
 use fp8_core::{Contraction, DelayedRule, Format, Granularity};
 use fp8_test_support::{device, isa, on_cuda};
@@ -15,7 +15,7 @@ fn random(seed: u64, rows: usize, cols: usize) -> Result<Tensor> {
     let values: Vec<f32> = (0..rows * cols)
         .map(|_| rng.random_range(-2.0..2.0))
         .collect();
-    Tensor::from_vec(values, (rows, cols), &device())
+    Ok(Tensor::from_vec(values, (rows, cols), &device())?)
 }
 
 fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {
@@ -96,7 +96,7 @@ fn every_form_of_a_weight_gives_the_same_bits() -> Result<()> {
         for m in [1, 2, 3, 7, 12, 13, 16, 17, 32, 33, 200] {
             let x = random(3, m, k)?;
             let run = |weight: LinearWeight<'_>| -> Result<Vec<Vec<f32>>> {
-                fp8_linear(&x, weight, None, &plan)?.to_vec2()
+                Ok(fp8_linear(&x, weight, None, &plan)?.to_vec2()?)
             };
             let expected = run(LinearWeight::Fp8(&codes))?;
             assert_eq!(
@@ -126,7 +126,7 @@ fn a_changed_weight_is_packed_anew() -> Result<()> {
         let value = random(10 + version, n, k)?;
         w.set(&value)?;
         let run = |weight: LinearWeight<'_>| -> Result<Vec<Vec<f32>>> {
-            fp8_linear(&x, weight, None, &plan)?.to_vec2()
+            Ok(fp8_linear(&x, weight, None, &plan)?.to_vec2()?)
         };
         let expected = run(LinearWeight::HighPrecision(&value, None))?;
         for call in 0..12 {
@@ -163,13 +163,13 @@ fn evaluation_never_gets_the_packed_codes_of_an_older_scale() -> Result<()> {
         plan
     };
     let run = |record, cache| -> Result<Vec<Vec<f32>>> {
-        fp8_linear(
+        Ok(fp8_linear(
             &x,
             LinearWeight::HighPrecision(&w, cache),
             None,
             &plan(record),
         )?
-        .to_vec2()
+        .to_vec2()?)
     };
     let cache = WeightCache::default();
     for call in 0..12 {

@@ -3,9 +3,9 @@
 #[path = "common/row.rs"]
 mod row;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Tensor};
 use fp8_candle::state::{CalibrationRow, StepCells};
-use fp8_candle::{CastCounter, Quantized, Quantizer, Role, ScalePolicy, ScaleSource};
+use fp8_candle::{CastCounter, Quantized, Quantizer, Result, Role, ScalePolicy, ScaleSource};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{
     Cast, Format, Granularity, delayed_quant_scale, dynamic_quant_scale, floor_to_power_of_two,

@@ -1,7 +1,7 @@
 //! No change of a weight may leave its cached codes in use.
 
-use candle_core::{Result, Tensor, Var};
-use fp8_candle::{CastCounter, Quantizer, WeightCache};
+use candle_core::{Tensor, Var};
+use fp8_candle::{CastCounter, Quantizer, Result, WeightCache};
 use fp8_core::{Contraction, Format, Granularity};
 use fp8_test_support::{device, skipped_on_cuda};
 use rand::seq::SliceRandom;

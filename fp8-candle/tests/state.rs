@@ -3,9 +3,9 @@
 #[path = "common/row.rs"]
 mod row;
 
-use candle_core::{Result, Tensor};
+use candle_core::Tensor;
 use fp8_candle::state::{ReductionGroup, RowRule, SavedRow, StepCells};
-use fp8_candle::{Role, Slot, StateTable};
+use fp8_candle::{Error, Result, Role, Slot, StateTable};
 use fp8_core::Contraction::Cols;
 use fp8_core::{AmaxCompute, DelayedRule, Format, ScaleRounding};
 use fp8_test_support::{device, on_cuda};
@@ -95,11 +95,11 @@ impl ReductionGroup for Rank {
     fn all_reduce_max(&self, amaxes: &Tensor) -> Result<Tensor> {
         self.sent.lock().unwrap().push(flat(amaxes));
         match *self.fails.lock().unwrap() {
-            Some("short") => amaxes.narrow(0, 0, 1),
-            Some(reason) => candle_core::bail!("{reason}"),
+            Some("short") => Ok(amaxes.narrow(0, 0, 1)?),
+            Some(reason) => Err(Error::Group(reason.into())),
             None => {
                 let others = Tensor::from_slice(&self.others, self.others.len(), &device())?;
-                amaxes.maximum(&others)
+                Ok(amaxes.maximum(&others)?)
             }
         }
     }

@@ -1,7 +1,7 @@
 //! FP8 tensors: values, scales, shapes, conversion from and to candle's F8E4M3, and what does not fit.
 
-use candle_core::{D, DType, Device, Result, Tensor, Var};
-use fp8_candle::{Fp8Tensor, Quantizer};
+use candle_core::{D, DType, Device, Tensor, Var};
+use fp8_candle::{Fp8Tensor, Quantizer, Result};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Cast, Format, Granularity, dynamic_quant_scale, mx_dequant_scale_rceil};
 use fp8_test_support::{device, isa, on_cuda};

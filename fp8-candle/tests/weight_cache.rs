@@ -3,9 +3,9 @@
 #[path = "common/row.rs"]
 mod row;
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use fp8_candle::weight_version::announce_change;
-use fp8_candle::{CastCounter, Quantizer, Role, ScalePolicy, ScaleSource, WeightCache};
+use fp8_candle::{CastCounter, Quantizer, Result, Role, ScalePolicy, ScaleSource, WeightCache};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Format, Granularity};
 use fp8_test_support::{device, skipped_on_cuda};

@@ -1,6 +1,9 @@
 //! Errors of recipes, conversion and checkpoints.
 
 use crate::config::ConfigError;
+use crate::optim::OptimError;
+use crate::read::FileKind;
+use fp8_candle::Role;
 use std::path::PathBuf;
 
 /// What can go wrong outside a tensor operation.
@@ -10,12 +13,16 @@ pub enum Error {
     /// A recipe or configuration is unknown or inconsistent.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A tensor operation failed.
+    /// An operation of candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
-    /// The optimizer was given something that does not fit.
+    /// An FP8 operation failed. Never [`fp8_candle::Error::Candle`], which becomes [`Error::Candle`].
     #[error(transparent)]
-    Optim(#[from] crate::optim::OptimError),
+    Fp8(fp8_candle::Error),
+    /// The optimizer was given something that does not fit. Never an error of candle or of an FP8 operation, which become
+    /// [`Error::Candle`] and [`Error::Fp8`].
+    #[error(transparent)]
+    Optim(OptimError),
     /// A file could not be written.
     #[error(transparent)]
     Write(#[from] crate::atomic::FileError),
@@ -32,8 +39,8 @@ pub enum Error {
     NotARegularFile {
         /// The path.
         path: PathBuf,
-        /// What is there: `directory`, `named pipe`, `socket` or `device`.
-        kind: &'static str,
+        /// What is there.
+        kind: FileKind,
     },
     /// A file is larger than anything of its kind.
     #[error("cannot read {path}: it is longer than {limit} bytes")]
@@ -223,7 +230,7 @@ pub enum Error {
         /// Path of the layer.
         path: String,
         /// The tensor role.
-        role: &'static str,
+        role: Role,
     },
     /// Export of a layer whose weight is another one than at its calibration.
     #[error(
@@ -306,10 +313,31 @@ fn unmatched(missing: &[String], unused: &[String]) -> String {
     sides.join("; ")
 }
 
+impl From<fp8_candle::Error> for Error {
+    fn from(error: fp8_candle::Error) -> Self {
+        match error {
+            fp8_candle::Error::Candle(error) => Self::Candle(error),
+            other => Self::Fp8(other),
+        }
+    }
+}
+
+impl From<OptimError> for Error {
+    fn from(error: OptimError) -> Self {
+        match error {
+            OptimError::Candle(error) => Self::Candle(error),
+            OptimError::Fp8(error) => error.into(),
+            other => Self::Optim(other),
+        }
+    }
+}
+
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Candle(error) => error,
+            Error::Fp8(error) => error.into(),
+            Error::Optim(error) => error.into(),
             other => candle_core::Error::wrap(other),
         }
     }
@@ -323,3 +351,47 @@ impl From<std::convert::Infallible> for Error {
 
 /// Result of this crate's own operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candle() -> candle_core::Error {
+        candle_core::Error::Msg("from candle".into())
+    }
+
+    /// However an error of candle arrives, it is seen in one way.
+    #[test]
+    fn errors_of_candle_are_flattened() {
+        let sources = [
+            Error::from(candle()),
+            fp8_candle::Error::from(candle()).into(),
+            OptimError::from(candle()).into(),
+            OptimError::from(fp8_candle::Error::from(candle())).into(),
+        ];
+        for error in sources {
+            assert!(matches!(error, Error::Candle(_)), "{error:?}");
+            assert!(matches!(error.into(), candle_core::Error::Msg(_)));
+        }
+    }
+
+    #[test]
+    fn errors_of_operations_keep_their_kind() {
+        let operation = || fp8_candle::Error::NoRow { row: 4, rows: 2 };
+        let sources = [
+            Error::from(operation()),
+            OptimError::from(operation()).into(),
+        ];
+        for error in sources {
+            let text = operation().to_string();
+            assert_eq!(error.to_string(), text);
+            assert!(matches!(
+                error,
+                Error::Fp8(fp8_candle::Error::NoRow { row: 4, .. })
+            ));
+            // A backtrace may follow.
+            let theirs = candle_core::Error::from(error).to_string();
+            assert!(theirs.starts_with(&text), "{theirs}");
+        }
+    }
+}

@@ -75,7 +75,7 @@ impl Maker<'_> {
         let role = role_of(operand);
         let slot = self.state.slot(role).ok_or_else(|| Error::NoRole {
             path: self.state.path().to_string(),
-            role: role.name(),
+            role,
         })?;
         let source = match cast.scaling {
             ScalingType::Disabled => return Ok(None),

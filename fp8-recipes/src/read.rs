@@ -4,9 +4,35 @@
 //! program or fill its memory. Their kind is looked at before they are opened.
 
 use crate::error::{Error, Result};
+use std::fmt;
 use std::fs::{File, Metadata};
 use std::io::Read;
 use std::path::Path;
+
+/// What a path leads to that is no regular file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A directory.
+    Directory,
+    /// A named pipe.
+    NamedPipe,
+    /// A Unix socket.
+    Socket,
+    /// A block or character device.
+    Device,
+}
+
+impl fmt::Display for FileKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Directory => "directory",
+            Self::NamedPipe => "named pipe",
+            Self::Socket => "socket",
+            Self::Device => "device",
+        })
+    }
+}
 
 /// Opens a regular file for reading.
 ///
@@ -62,25 +88,25 @@ fn check_regular(path: &Path, metadata: &Metadata) -> Result<()> {
 }
 
 #[cfg(unix)]
-fn kind(metadata: &Metadata) -> &'static str {
+fn kind(metadata: &Metadata) -> FileKind {
     use std::os::unix::fs::FileTypeExt;
     let file_type = metadata.file_type();
     if file_type.is_dir() {
-        "directory"
+        FileKind::Directory
     } else if file_type.is_fifo() {
-        "named pipe"
+        FileKind::NamedPipe
     } else if file_type.is_socket() {
-        "socket"
+        FileKind::Socket
     } else {
-        "device"
+        FileKind::Device
     }
 }
 
 #[cfg(not(unix))]
-fn kind(metadata: &Metadata) -> &'static str {
+fn kind(metadata: &Metadata) -> FileKind {
     if metadata.is_dir() {
-        "directory"
+        FileKind::Directory
     } else {
-        "device"
+        FileKind::Device
     }
 }

@@ -53,7 +53,7 @@ impl Fp8State {
         roles: &[Role],
         amax_history_len: usize,
         table: &Arc<StateTable>,
-    ) -> candle_core::Result<Self> {
+    ) -> fp8_candle::Result<Self> {
         let rows: Vec<_> = roles.iter().map(|&role| (&*path, role)).collect();
         let first = table.add_rows(&rows, amax_history_len)?;
         let slots = roles.iter().enumerate();

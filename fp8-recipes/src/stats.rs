@@ -91,7 +91,7 @@ struct OperandHook {
 }
 
 impl CastHook for OperandHook {
-    fn on_cast(&self, x: &Tensor, quantized: &Quantized) -> candle_core::Result<()> {
+    fn on_cast(&self, x: &Tensor, quantized: &Quantized) -> fp8_candle::Result<()> {
         let values = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         let scales = quantized.quant_scale.flatten_all()?.to_vec1::<f32>()?;
         let codes = &quantized.tensor;

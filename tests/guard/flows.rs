@@ -1,7 +1,7 @@
 //! Flows in which the state of delayed scaling and of calibration has to be right: changes of the recipe, evaluation before
 //! training, threads, ranks.
 
-use candle_core::{DType, Module, Result, Tensor};
+use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::config::{DelayedFormat, DelayedScaling, InitialScale};
 use fp8::{Autocast, ReductionGroup, end_step, fp8_autocast, save_calibrated};
@@ -173,7 +173,7 @@ impl ReductionGroup for Job {
         2
     }
 
-    fn all_reduce_max(&self, amaxes: &Tensor) -> Result<Tensor> {
+    fn all_reduce_max(&self, amaxes: &Tensor) -> fp8::fp8_candle::Result<Tensor> {
         self.sent.lock().unwrap().push(flat(amaxes));
         self.barrier.wait();
         let sent = self.sent.lock().unwrap().clone();
@@ -187,7 +187,7 @@ impl ReductionGroup for Job {
             self.sent.lock().unwrap().clear();
         }
         self.barrier.wait();
-        Tensor::from_vec(reduced, amaxes.dims(), amaxes.device())
+        Ok(Tensor::from_vec(reduced, amaxes.dims(), amaxes.device())?)
     }
 }
 
@@ -253,12 +253,12 @@ impl ReductionGroup for Unreliable {
         2
     }
 
-    fn all_reduce_max(&self, amaxes: &Tensor) -> Result<Tensor> {
+    fn all_reduce_max(&self, amaxes: &Tensor) -> fp8::fp8_candle::Result<Tensor> {
         let mut call = self.0.lock().unwrap();
         *call += 1;
         match *call {
-            1 => candle_core::bail!("connection reset"),
-            2 => amaxes.narrow(0, 0, 1),
+            1 => Err(fp8::fp8_candle::Error::Group("connection reset".into())),
+            2 => Ok(amaxes.narrow(0, 0, 1)?),
             _ => Ok(amaxes.clone()),
         }
     }
@@ -327,7 +327,7 @@ impl ReductionGroup for PanicsOnce {
         2
     }
 
-    fn all_reduce_max(&self, amaxes: &Tensor) -> Result<Tensor> {
+    fn all_reduce_max(&self, amaxes: &Tensor) -> fp8::fp8_candle::Result<Tensor> {
         let first = {
             let mut called = self.0.lock().unwrap();
             !std::mem::replace(&mut *called, true)

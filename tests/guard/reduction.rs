@@ -1,7 +1,7 @@
 //! The reduction group: what it gets, when it is asked, and what its errors do.
 
 use crate::helpers::*;
-use candle_core::{Module, Result, Tensor};
+use candle_core::{Module, Tensor};
 use fp8::config::Recipe;
 use fp8::{Autocast, ReductionGroup, SingleProcess, end_step, is_fp8_enabled};
 use fp8_test_support::{Layer, assert_text, delayed, of, prepare};
@@ -32,7 +32,7 @@ impl ReductionGroup for TwoRanks {
         2
     }
 
-    fn all_reduce_max(&self, amaxes: &Tensor) -> Result<Tensor> {
+    fn all_reduce_max(&self, amaxes: &Tensor) -> fp8::fp8_candle::Result<Tensor> {
         let mine = amaxes.to_vec1::<f32>()?;
         self.calls.lock().unwrap().push(mine.clone());
         let max: Vec<f32> = mine
@@ -40,7 +40,7 @@ impl ReductionGroup for TwoRanks {
             .zip(self.other.iter().cycle())
             .map(|(a, b)| a.max(*b))
             .collect();
-        Tensor::from_vec(max, mine.len(), amaxes.device())
+        Ok(Tensor::from_vec(max, mine.len(), amaxes.device())?)
     }
 }
 
@@ -155,8 +155,10 @@ impl ReductionGroup for Broken {
         2
     }
 
-    fn all_reduce_max(&self, _: &Tensor) -> Result<Tensor> {
-        candle_core::bail!("rank 1 does not answer")
+    fn all_reduce_max(&self, _: &Tensor) -> fp8::fp8_candle::Result<Tensor> {
+        Err(fp8::fp8_candle::Error::Group(
+            "rank 1 does not answer".into(),
+        ))
     }
 }
 

@@ -4,7 +4,8 @@ use crate::data::attention::Attention;
 use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
-use candle_core::{DType, Device, Result, Storage, Tensor};
+use crate::error::Result;
+use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, ScaleGrid};
 
 /// The operations every device supplies. Matrices are contiguous; sizes are checked by the callers.

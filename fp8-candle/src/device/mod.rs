@@ -14,7 +14,8 @@ pub use backend::{AmaxCells, Backend};
 #[cfg(feature = "cuda")]
 pub use cuda::info::{CudaInfo, cuda_info};
 
-use candle_core::{DType, Device, Result};
+use crate::error::{Error, Result};
+use candle_core::{DType, Device};
 
 /// The backend of a device.
 ///
@@ -28,7 +29,7 @@ pub fn backend(device: &Device) -> Result<&'static dyn Backend> {
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => Ok(&cuda::CudaBackend),
-        other => Err(crate::Error::Device(other.location()).into()),
+        other => Err(Error::Device(other.location())),
     }
 }
 

@@ -2,12 +2,13 @@
 
 use super::same::same_cast;
 use crate::device::backend;
+use crate::error::Result;
 use crate::packed::PackedWeight;
 use crate::quantize::{FirstScale, Quantizer, ScaleSource};
 use crate::state::{Role, Slot, StepCells};
 use crate::tensor::Fp8Tensor;
 use crate::weight_version::WeightVersion;
-use candle_core::{DType, Result, Tensor, TensorId};
+use candle_core::{DType, Tensor, TensorId};
 use fp8_core::{Contraction, DelayedRule};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -6,11 +6,11 @@ use super::product::{add_bias, multiply};
 use super::same::serves_both;
 use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::packed::PackedWeight;
 use crate::ready::{Ready, owned_storage};
 use crate::tensor::Fp8Tensor;
-use candle_core::{DType, Result, Storage, Tensor};
+use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction;
 
 /// Up to so many tokens a weight that stays is kept packed beside its codes.
@@ -126,8 +126,7 @@ fn check(
             what: "weight",
             expected,
             got: dims.to_vec(),
-        }
-        .into());
+        });
     };
     let mut tensors = vec![("x", x)];
     if let LinearWeight::HighPrecision(weight, _) = weight {
@@ -142,8 +141,7 @@ fn check(
                 what,
                 expected: "f32, bf16 or f16",
                 got,
-            }
-            .into());
+            });
         }
         if !tensor.device().same_device(device) {
             return Err(Error::DeviceMismatch {
@@ -151,8 +149,7 @@ fn check(
                 what,
                 expected: device.location(),
                 got: tensor.device().location(),
-            }
-            .into());
+            });
         }
     }
     let features = x.dims().last().copied();
@@ -162,8 +159,7 @@ fn check(
             expected: k,
             got: features.unwrap_or(0),
             shape: x.dims().to_vec(),
-        }
-        .into());
+        });
     }
     if let Some(bias) = bias.filter(|bias| bias.dims() != [n]) {
         let expected = format!("[{n}]");
@@ -172,8 +168,7 @@ fn check(
             what: "bias",
             expected,
             got: bias.dims().to_vec(),
-        }
-        .into());
+        });
     }
     Ok((n, k))
 }
@@ -201,9 +196,9 @@ fn attach(
     }
     let op = op::LinearOp::new(Ready::new(storage, out_dims)?, plan.clone(), saved);
     match (weight, bias) {
-        (Some(weight), Some(bias)) => x.apply_op3(weight, bias, op::WeightAndBias(op)),
-        (Some(weight), None) => x.apply_op2(weight, op::Weight(op)),
-        (None, Some(bias)) => x.apply_op2(bias, op::Bias(op)),
-        (None, None) => x.apply_op1(op),
+        (Some(weight), Some(bias)) => Ok(x.apply_op3(weight, bias, op::WeightAndBias(op))?),
+        (Some(weight), None) => Ok(x.apply_op2(weight, op::Weight(op))?),
+        (None, Some(bias)) => Ok(x.apply_op2(bias, op::Bias(op))?),
+        (None, None) => Ok(x.apply_op1(op)?),
     }
 }

@@ -5,11 +5,12 @@ use super::product::multiply;
 use super::same::serves_both;
 use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
+use crate::error::{Result, internal};
 use crate::packed::PackedWeight;
 use crate::ready::Ready;
 use crate::tensor::Fp8Tensor;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Shape, Tensor,
 };
 use fp8_core::Contraction::{Cols, Rows};
 
@@ -113,12 +114,12 @@ impl LinearOp {
     ) -> Result<Tensor> {
         let (weight, gemm) = match (weight, &self.plan.grad_input) {
             (Some(weight), Some(gemm)) => (weight, gemm),
-            (Some(weight), None) => return go.matmul(&weight.detach().to_dtype(go.dtype())?),
+            (Some(weight), None) => return Ok(go.matmul(&weight.detach().to_dtype(go.dtype())?)?),
             // A frozen FP8 weight has no state for gradients: they pass through its dequantized value.
             (None, _) => match &self.saved.frozen {
-                Some(Frozen::Codes(w8)) => return go.matmul(&w8.dequantize(go.dtype())?),
-                Some(Frozen::Packed(w8)) => return go.matmul(&w8.dequantize(go.dtype())?),
-                None => bail!(
+                Some(Frozen::Codes(w8)) => return Ok(go.matmul(&w8.dequantize(go.dtype())?)?),
+                Some(Frozen::Packed(w8)) => return Ok(go.matmul(&w8.dequantize(go.dtype())?)?),
+                None => internal!(
                     "fp8_linear `{}`: no weight to make grad_input from",
                     self.plan.path
                 ),
@@ -150,7 +151,7 @@ impl LinearOp {
         let x = x.detach().contiguous()?.reshape((go.dim(0)?, k))?;
         let Some(gemm) = &self.plan.grad_weight else {
             // In the order of candle's own matmul backward, so that the bits are the plain layer's.
-            return x.t()?.matmul(go)?.t()?.to_dtype(weight.dtype());
+            return Ok(x.t()?.matmul(go)?.t()?.to_dtype(weight.dtype())?);
         };
         let a = match go8 {
             Some(go8) => go8,
@@ -190,15 +191,15 @@ impl CustomOp1 for LinearOp {
         NAME
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         self.ready.take_cpu()
     }
 
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
         self.ready.take_cuda()
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
         Ok(self.backward(x, None, None, grad)?.0)
     }
 }
@@ -223,7 +224,7 @@ impl CustomOp2 for Weight {
         _: &Layout,
         _: &CpuStorage,
         _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
         self.0.ready.take_cpu()
     }
 
@@ -233,7 +234,7 @@ impl CustomOp2 for Weight {
         _: &Layout,
         _: &CudaStorage,
         _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
         self.0.ready.take_cuda()
     }
 
@@ -243,7 +244,7 @@ impl CustomOp2 for Weight {
         weight: &Tensor,
         _: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
         let (x, weight, _) = self.0.backward(x, Some(weight), None, grad)?;
         Ok((x, weight))
     }
@@ -260,7 +261,7 @@ impl CustomOp2 for Bias {
         _: &Layout,
         _: &CpuStorage,
         _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
         self.0.ready.take_cpu()
     }
 
@@ -270,7 +271,7 @@ impl CustomOp2 for Bias {
         _: &Layout,
         _: &CudaStorage,
         _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
         self.0.ready.take_cuda()
     }
 
@@ -280,7 +281,7 @@ impl CustomOp2 for Bias {
         bias: &Tensor,
         _: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
         let (x, _, bias) = self.0.backward(x, None, Some(bias), grad)?;
         Ok((x, bias))
     }
@@ -299,7 +300,7 @@ impl CustomOp3 for WeightAndBias {
         _: &Layout,
         _: &CpuStorage,
         _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
         self.0.ready.take_cpu()
     }
 
@@ -311,7 +312,7 @@ impl CustomOp3 for WeightAndBias {
         _: &Layout,
         _: &CudaStorage,
         _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
         self.0.ready.take_cuda()
     }
 
@@ -322,7 +323,7 @@ impl CustomOp3 for WeightAndBias {
         bias: &Tensor,
         _: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        self.0.backward(x, Some(weight), Some(bias), grad)
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        Ok(self.0.backward(x, Some(weight), Some(bias), grad)?)
     }
 }

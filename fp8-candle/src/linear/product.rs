@@ -1,9 +1,10 @@
 //! One GEMM of the layer.
 
 use crate::device::{GemmOutput, backend};
+use crate::error::Result;
 use crate::ready::owned_storage;
 use crate::tensor::Fp8Tensor;
-use candle_core::{DType, Result, Storage, Tensor};
+use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction;
 
 /// One GEMM of the layer, by the backend or, emulated, by dequantizing and multiplying in f32.
@@ -38,6 +39,6 @@ pub(super) fn multiply(
 pub(super) fn add_bias(y: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     match bias {
         None => Ok(y),
-        Some(bias) => y.broadcast_add(bias),
+        Some(bias) => Ok(y.broadcast_add(bias)?),
     }
 }

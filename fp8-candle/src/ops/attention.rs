@@ -4,8 +4,9 @@ use super::data::compute_dtype;
 use super::{causal_softmax, check_float, check_like, shape_error, softmax_last_dim};
 use crate::data::attention::Attention;
 use crate::device::{FusedAttention, fused_attention};
+use crate::error::Result;
 use crate::ready::Ready;
-use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Shape, Tensor};
 
 const OP: &str = "attention";
 
@@ -122,11 +123,11 @@ impl Attention {
                     lse,
                     ready: Ready::new(storage, q.shape())?,
                 };
-                q.apply_op3(k, v, node)
+                Ok(q.apply_op3(k, v, node)?)
             }
             _ if self.tokens_first => {
                 let [q, k, v] = [q.transpose(1, 2)?, k.transpose(1, 2)?, v.transpose(1, 2)?];
-                self.composed(&q, &k, &v)?.transpose(1, 2)?.contiguous()
+                Ok(self.composed(&q, &k, &v)?.transpose(1, 2)?.contiguous()?)
             }
             _ => self.composed(q, k, v),
         }
@@ -155,10 +156,10 @@ impl Attention {
         } else {
             softmax_last_dim(&(logits * self.logit_multiplier)?)?
         };
-        p.reshape((batch, kv_heads, rows, keys))?
+        Ok(p.reshape((batch, kv_heads, rows, keys))?
             .matmul(&wide(v)?)?
             .reshape((batch, heads, queries, head_dim))?
-            .to_dtype(dtype)
+            .to_dtype(dtype)?)
     }
 }
 
@@ -184,7 +185,7 @@ impl CustomOp3 for Node {
         _: &Layout,
         _: &CpuStorage,
         _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
         self.ready.take_cpu()
     }
 
@@ -196,7 +197,7 @@ impl CustomOp3 for Node {
         _: &Layout,
         _: &CudaStorage,
         _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
         self.ready.take_cuda()
     }
 
@@ -207,7 +208,7 @@ impl CustomOp3 for Node {
         v: &Tensor,
         y: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let wanted = [q, k, v].map(Tensor::track_op);
         let results = (y, &self.lse);
         let [dq, dk, dv] =

@@ -1,9 +1,10 @@
 //! Between tensors and kernels: dtypes, slices, and the partition of rows over threads.
 
 use super::math::Real;
+use crate::error::{Result, internal};
 use crate::ready::tensor_of;
 use crate::simd::simd;
-use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
+use candle_core::{CpuStorage, DType, Layout, Shape, Storage, Tensor, WithDType};
 use fp8_core::HighPrecision;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -129,7 +130,7 @@ pub(super) fn compute_dtype(dtype: DType) -> DType {
 fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
-        None => candle_core::bail!(
+        None => internal!(
             "a fused op takes contiguous tensors, got strides {:?}",
             layout.stride()
         ),
@@ -144,13 +145,13 @@ pub(super) fn with_slices<T: WithDType, const N: usize, Out>(
     let tensors = tensors
         .iter()
         .map(|t| t.contiguous())
-        .collect::<Result<Vec<_>>>()?;
+        .collect::<candle_core::Result<Vec<_>>>()?;
     let storages: Vec<_> = tensors.iter().map(|t| t.storage_and_layout()).collect();
     let mut slices: [&[T]; N] = [&[]; N];
     for (out, (storage, layout)) in slices.iter_mut().zip(&storages) {
         *out = match &**storage {
             Storage::Cpu(storage) => slice(storage, layout)?,
-            _ => candle_core::bail!("a fused op takes CPU tensors"),
+            _ => internal!("a fused op takes CPU tensors"),
         };
     }
     Ok(f(slices))

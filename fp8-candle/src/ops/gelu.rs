@@ -6,8 +6,9 @@ use super::node::{Fused, apply1};
 use super::{check_float, fused};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::gelu as cuda;
+use crate::error::Result;
 use crate::simd::simd;
-use candle_core::{Result, Storage, Tensor};
+use candle_core::{Storage, Tensor};
 
 /// Gaussian error linear unit, tanh approximation, elementwise: the function of [`Tensor::gelu`].
 ///
@@ -40,7 +41,7 @@ fn composed(x: &Tensor) -> Result<Tensor> {
     let u = ((x.sqr()? * CUBIC)? + 1.0)?
         .mul(&x)?
         .affine(SQRT_2_OVER_PI, 0.0)?;
-    (x * u.tanh()?.affine(0.5, 0.5)?)?.to_dtype(dtype)
+    Ok((x * u.tanh()?.affine(0.5, 0.5)?)?.to_dtype(dtype)?)
 }
 
 struct Gelu;

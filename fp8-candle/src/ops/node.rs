@@ -1,9 +1,9 @@
 //! The autograd nodes of fused ops.
 
+use crate::error::Result;
 use crate::ready::Ready;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage,
-    Tensor,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Shape, Storage, Tensor,
 };
 
 /// A fused op of `N` tensors. Everything gets contiguous arguments, and nothing here sees the graph: [`apply1`] and its
@@ -46,21 +46,21 @@ pub(super) trait Fused<const N: usize>: Send + Sync + 'static {
 pub(super) fn apply1(op: impl Fused<1>, x: &Tensor) -> Result<Tensor> {
     let x = x.contiguous()?;
     let node = Node::new(op, [&x])?;
-    x.apply_op1(node)
+    Ok(x.apply_op1(node)?)
 }
 
 /// `op` of two tensors.
 pub(super) fn apply2(op: impl Fused<2>, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     let (x, y) = (x.contiguous()?, y.contiguous()?);
     let node = Node::new(op, [&x, &y])?;
-    x.apply_op2(&y, node)
+    Ok(x.apply_op2(&y, node)?)
 }
 
 /// `op` of three tensors.
 pub(super) fn apply3(op: impl Fused<3>, x: &Tensor, y: &Tensor, z: &Tensor) -> Result<Tensor> {
     let (x, y, z) = (x.contiguous()?, y.contiguous()?, z.contiguous()?);
     let node = Node::new(op, [&x, &y, &z])?;
-    x.apply_op3(&y, &z, node)
+    Ok(x.apply_op3(&y, &z, node)?)
 }
 
 /// An op whose result is there and waits for its node.
@@ -110,15 +110,15 @@ impl<O: Fused<1>> CustomOp1 for Node<O> {
         self.op.name()
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         self.result.take_cpu()
     }
 
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
         self.result.take_cuda()
     }
 
-    fn bwd(&self, x: &Tensor, res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, x: &Tensor, res: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
         let [dx] = self.backward([x], res, grad)?;
         Ok(dx)
     }
@@ -135,7 +135,7 @@ impl<O: Fused<2>> CustomOp2 for Node<O> {
         _: &Layout,
         _: &CpuStorage,
         _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
         self.result.take_cpu()
     }
 
@@ -145,7 +145,7 @@ impl<O: Fused<2>> CustomOp2 for Node<O> {
         _: &Layout,
         _: &CudaStorage,
         _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
         self.result.take_cuda()
     }
 
@@ -155,7 +155,7 @@ impl<O: Fused<2>> CustomOp2 for Node<O> {
         y: &Tensor,
         res: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
         let [dx, dy] = self.backward([x, y], res, grad)?;
         Ok((dx, dy))
     }
@@ -174,7 +174,7 @@ impl<O: Fused<3>> CustomOp3 for Node<O> {
         _: &Layout,
         _: &CpuStorage,
         _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
         self.result.take_cpu()
     }
 
@@ -186,7 +186,7 @@ impl<O: Fused<3>> CustomOp3 for Node<O> {
         _: &Layout,
         _: &CudaStorage,
         _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
         self.result.take_cuda()
     }
 
@@ -197,7 +197,7 @@ impl<O: Fused<3>> CustomOp3 for Node<O> {
         z: &Tensor,
         res: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let [dx, dy, dz] = self.backward([x, y, z], res, grad)?;
         Ok((dx, dy, dz))
     }

@@ -6,8 +6,9 @@ use super::node::{Fused, apply3};
 use super::{check_float, check_like, fused, shape_error};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::rope as cuda;
+use crate::error::Result;
 use crate::simd::simd;
-use candle_core::{D, Result, Shape, Storage, Tensor};
+use candle_core::{D, Shape, Storage, Tensor};
 
 /// Rotary position embedding, half-split: rotates the pair `(x[j], x[j + d/2])` by the angle of its position.
 ///
@@ -98,7 +99,7 @@ impl Rope {
         } else {
             Tensor::cat(&[y0, y1], D::Minus1)?
         };
-        y.to_dtype(x.dtype())
+        Ok(y.to_dtype(x.dtype())?)
     }
 
     /// First and second members of the pairs, each `[b, h, t, d/2]`.

@@ -6,8 +6,9 @@ use super::node::{Fused, apply1};
 use super::{check_float, fused, last_dim, shape_error};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::softmax as cuda;
+use crate::error::Result;
 use crate::simd::simd;
-use candle_core::{D, Result, Storage, Tensor};
+use candle_core::{D, Storage, Tensor};
 
 /// Softmax over the last dimension.
 ///
@@ -118,7 +119,7 @@ impl Softmax {
             // Nor does one come from hidden results, even if it is NaN.
             y = visible.where_cond(&y, &constant(0.0, &y)?)?;
         }
-        y.to_dtype(dtype)
+        Ok(y.to_dtype(dtype)?)
     }
 
     /// How many columns row `row` of the flat `[rows, cols]` matrix sees.

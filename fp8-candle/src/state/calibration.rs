@@ -4,8 +4,8 @@ use super::group::ReductionGroup;
 use super::step::StepCells;
 use super::table::{Initial, StateTable};
 use super::update::all_reduce_max;
-use crate::error::Error;
-use candle_core::{Result, Tensor};
+use crate::error::{Error, Result};
+use candle_core::Tensor;
 use fp8_core::{Format, ScaleError, reciprocal, static_dequant_scale};
 
 /// What calibration is to make of one row.

@@ -1,6 +1,7 @@
 //! Maximum of amaxes over the ranks of a job.
 
-use candle_core::{Result, Tensor};
+use crate::error::Result;
+use candle_core::Tensor;
 
 /// The ranks that train one model together and must use the same scales.
 ///

@@ -2,8 +2,8 @@
 
 use super::slot::Slot;
 use super::table::{Initial, StateTable};
-use crate::error::Error;
-use candle_core::{DType, Device, Result, Tensor};
+use crate::error::{Error, Result};
+use candle_core::{DType, Device, Tensor};
 use fp8_core::Format;
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl SavedRow {
     ///
     /// # Errors
     /// Naming column, row and value.
-    pub fn check(&self, name: &str) -> std::result::Result<(), Error> {
+    pub fn check(&self, name: &str) -> Result<()> {
         let fault = |column: &str, index, value, expected| Error::StateValue {
             tensor: format!("{name}.{column}"),
             index,
@@ -101,7 +101,10 @@ impl StateTable {
         let count = inner.rows.len();
         for (index, saved) in rows {
             let Some(row) = inner.rows.get(*index) else {
-                candle_core::bail!("a table of {count} rows has no row {index} to restore");
+                return Err(Error::NoRow {
+                    row: *index,
+                    rows: count,
+                });
             };
             saved.check(&row.name)?;
         }
@@ -162,8 +165,7 @@ impl Slot {
                     what,
                     expected: "f32",
                     got: tensor.dtype(),
-                }
-                .into());
+                });
             }
             if !rank_one {
                 return Err(Error::Shape {
@@ -171,8 +173,7 @@ impl Slot {
                     what,
                     expected: "one dimension (quant_scale: [1])".into(),
                     got: tensor.dims().to_vec(),
-                }
-                .into());
+                });
             }
         }
         let (_, now) = self.table().save()?.swap_remove(self.row());

@@ -4,8 +4,8 @@ use super::role::Role;
 use super::table::{Initial, Row, StateTable};
 use crate::data::columns::{Columns, Recorded, RowUpdate};
 use crate::device::backend;
-use crate::error::Error;
-use candle_core::{DType, Device, Result, Tensor};
+use crate::error::{Error, Result};
+use candle_core::{DType, Device, Tensor};
 use fp8_core::{DelayedRule, Format, StochasticKey, reciprocal, static_dequant_scale};
 use std::sync::Arc;
 
@@ -210,7 +210,7 @@ impl Slot {
     /// If the row is not calibrated.
     pub(crate) fn static_scale(&self, format: Format) -> Result<Scales> {
         match self.with(|row, _| (row.calibrated_amax, row.format)) {
-            (None, _) => Err(Error::NotCalibrated(self.name().to_string()).into()),
+            (None, _) => Err(Error::NotCalibrated(self.name().to_string())),
             (Some(_), Some(made_for)) if made_for == format => self.scales(),
             (Some(amax), _) => self.static_from(amax, format),
         }

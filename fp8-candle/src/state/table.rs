@@ -4,8 +4,8 @@ use super::group::ReductionGroup;
 use super::role::Role;
 use crate::data::columns::Columns;
 use crate::device::{AmaxCells, backend};
-use crate::error::Error;
-use candle_core::{DType, Device, Result, Tensor};
+use crate::error::{Error, Result};
+use candle_core::{DType, Device, Tensor};
 use fp8_core::{DelayedRule, Format};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
@@ -159,7 +159,7 @@ impl StateTable {
     pub fn non_finite_counts(&self) -> Result<Tensor> {
         let counted = self.lock().columns.non_finite.clone();
         let running = self.running().read()?.non_finite;
-        counted.broadcast_add(&running)
+        Ok(counted.broadcast_add(&running)?)
     }
 
     /// [`StateTable::non_finite_counts`] when this was last called, and now.
@@ -222,8 +222,7 @@ pub(super) fn check_history_len(len: usize) -> Result<()> {
     Err(Error::HistoryLength {
         got: len,
         limit: fp8_core::MAX_HISTORY_LEN,
-    }
-    .into())
+    })
 }
 
 /// Histories with at least `len` entries, zeros beyond the oldest.
@@ -232,5 +231,5 @@ pub(super) fn longer(histories: &Tensor, len: usize) -> Result<Tensor> {
     if have >= len {
         return Ok(histories.clone());
     }
-    histories.pad_with_zeros(1, 0, len - have)?.contiguous()
+    Ok(histories.pad_with_zeros(1, 0, len - have)?.contiguous()?)
 }

@@ -6,8 +6,8 @@ use super::step::{Notes, StepCells};
 use super::table::{Initial, Inner, RowRule, StateTable, check_history_len, longer};
 use crate::data::columns::{Recorded, RowUpdate};
 use crate::device::backend;
-use crate::error::Error;
-use candle_core::{DType, Result, Tensor};
+use crate::error::{Error, Result};
+use candle_core::{DType, Tensor};
 use std::sync::Arc;
 
 impl StateTable {
@@ -217,8 +217,7 @@ pub(super) fn all_reduce_max(group: &dyn ReductionGroup, amaxes: &Tensor) -> Res
             sent: amaxes.elem_count(),
             got: reduced.dims().to_vec(),
             dtype: reduced.dtype(),
-        }
-        .into());
+        });
     }
-    reduced.to_device(amaxes.device())?.contiguous()
+    Ok(reduced.to_device(amaxes.device())?.contiguous()?)
 }

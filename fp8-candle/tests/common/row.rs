@@ -103,7 +103,7 @@ impl Row {
     }
 
     /// Ends the step; what casts of it still record goes to the table.
-    pub fn end(&self) -> candle_core::Result<()> {
+    pub fn end(&self) -> fp8_candle::Result<()> {
         let step = self.step.replace(StepCells::new(self.slot.table())?);
         step.note_rule(self.slot.row(), self.role, self.rule.clone());
         self.slot.table().commit(&step)?;

@@ -263,7 +263,7 @@ impl Ended {
                 .table()
                 .finish_calibration(step, &rows, group.as_deref())?;
             if let (Some(error), Ok(())) = (errors.into_iter().next(), &first) {
-                first = Err(candle_core::Error::from(error).into());
+                first = Err(error.into());
             }
         }
         for used in &self.used {

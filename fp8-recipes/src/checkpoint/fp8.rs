@@ -268,7 +268,7 @@ fn check(row: &SavedRow, name: &str) -> Result<()> {
             value: value.into(),
             expected,
         },
-        other => candle_core::Error::from(other).into(),
+        other => other.into(),
     })
 }
 

@@ -163,7 +163,7 @@ impl Scheme {
 fn static_scale(amax: f32, device: &Device, path: &str, role: &str) -> Result<Tensor> {
     let scale = static_dequant_scale(amax, Format::E4M3).map_err(|source| {
         let slot = format!("{path}.{role}");
-        candle_core::Error::from(fp8_candle::Error::Calibration { slot, source })
+        fp8_candle::Error::Calibration { slot, source }
     })?;
     Ok(Tensor::from_slice(&[scale], 1, device)?)
 }

@@ -4,12 +4,12 @@ use super::shared_state::SharedState;
 use super::static_weight::is_unscaled_fp8;
 use super::{StaticWeight, join};
 use crate::autocast::{Context, Mode, current};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::module::Fp8Layer;
 use crate::plan::linear_plan;
 use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
-use candle_core::{DType, Module, Result, Tensor};
+use candle_core::{DType, Module, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::state::StepCells;
 use fp8_candle::{LinearWeight, Role, device, fingerprint, fp8_linear};
@@ -84,7 +84,7 @@ impl Linear {
     pub fn weight(&self) -> Result<Tensor> {
         match &self.weight {
             Weight::HighPrecision(weight) => Ok(weight.clone()),
-            Weight::Fp8(weight) => weight.weight().dequantize(DType::F32),
+            Weight::Fp8(weight) => Ok(weight.weight().dequantize(DType::F32)?),
         }
     }
 
@@ -150,8 +150,7 @@ impl Linear {
                 tensor: join(self.shown_path(), "input"),
                 got: x.dtype().as_str().into(),
                 expected: "f32, bf16, f16 or f64".into(),
-            }
-            .into());
+            });
         }
         Ok(())
     }
@@ -166,9 +165,9 @@ impl Linear {
             .transpose()?;
         let inner = candle_nn::Linear::new(weight, bias);
         if x.rank() == 1 {
-            return inner.forward(&x.unsqueeze(0)?)?.squeeze(0);
+            return Ok(inner.forward(&x.unsqueeze(0)?)?.squeeze(0)?);
         }
-        inner.forward(x)
+        Ok(inner.forward(x)?)
     }
 
     fn calibrate(
@@ -218,12 +217,15 @@ impl Linear {
         }
         let plan = linear_plan(&state, &step)?;
         let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));
-        fp8_linear(x, weight, self.bias.as_ref(), &plan)
+        Ok(fp8_linear(x, weight, self.bias.as_ref(), &plan)?)
     }
-}
 
-impl Module for Linear {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
+    ///
+    /// # Errors
+    /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is another one, [`Error::TensorDType`] if `x` is not of
+    /// a floating point dtype, and what the guard's recipe finds wrong.
+    pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
         let context = current();
         let y = self
             .check_input(x)
@@ -236,6 +238,12 @@ impl Module for Linear {
             context.note_failure();
         }
         y
+    }
+}
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        Ok(self.try_forward(x)?)
     }
 }
 
@@ -287,17 +295,26 @@ impl Fp8Module for Linear {
 ///
 /// # Errors
 /// If a tensor is missing or has another shape, or holds FP8 values without their scale.
-pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder<'_>) -> Result<Linear> {
+pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder<'_>) -> candle_core::Result<Linear> {
     linear_b(in_dim, out_dim, true, vb)
 }
 
 /// [`linear`] without a bias.
-pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder<'_>) -> Result<Linear> {
+pub fn linear_no_bias(
+    in_dim: usize,
+    out_dim: usize,
+    vb: VarBuilder<'_>,
+) -> candle_core::Result<Linear> {
     linear_b(in_dim, out_dim, false, vb)
 }
 
 /// [`linear`] with or without a bias.
-pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder<'_>) -> Result<Linear> {
+pub fn linear_b(
+    in_dim: usize,
+    out_dim: usize,
+    bias: bool,
+    vb: VarBuilder<'_>,
+) -> candle_core::Result<Linear> {
     let path: Arc<str> = vb.prefix().into();
     if let Some(weight) = StaticWeight::load(out_dim, in_dim, &vb)? {
         let bias = if bias {

@@ -73,7 +73,12 @@ impl Module for LayerNorm {
     /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         if self.remove_mean {
-            return ops::layer_norm(x, &self.weight, self.bias.as_ref(), self.eps);
+            return Ok(ops::layer_norm(
+                x,
+                &self.weight,
+                self.bias.as_ref(),
+                self.eps,
+            )?);
         }
         let y = ops::rms_norm(x, &self.weight, self.eps)?;
         match &self.bias {

@@ -2,9 +2,9 @@
 
 use super::join;
 use crate::check::check_scale_values;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::load::{InputScheme, LayerScheme};
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::{
     Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer, ScaleSource, fp8_linear,
@@ -142,7 +142,12 @@ impl StaticWeight {
     }
 
     pub(super) fn forward(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        fp8_linear(x, LinearWeight::Packed(&self.weight), bias, &self.plan)
+        Ok(fp8_linear(
+            x,
+            LinearWeight::Packed(&self.weight),
+            bias,
+            &self.plan,
+        )?)
     }
 
     /// Loads `weight` with `weight_scale` and, if there, `input_scale` from `vb`; None where `vb` has no
@@ -212,11 +217,10 @@ fn input_scale(vb: &VarBuilder<'_>, path: &str) -> Result<Tensor> {
             tensor: name,
             got: scale.dims().to_vec(),
             expected: "one element".into(),
-        }
-        .into());
+        });
     }
     check_scale_values(&name, &scale)?;
-    scale.reshape(1)
+    Ok(scale.reshape(1)?)
 }
 
 /// A stock VarBuilder casts whatever it holds to the dtype asked for; codes that do not give back the stored values
@@ -255,8 +259,7 @@ fn check_payload(
             tensor: name.to_string(),
             got: "another dtype than FP8, beside a weight_scale".into(),
             expected: "F8_E4M3".into(),
-        }
-        .into());
+        });
     }
     Ok(())
 }

@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Result, Storage, Tensor, Var};
+use candle_core::{DType, Storage, Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 
 use super::counter::{Counter, correction};
 #[cfg(feature = "cuda")]
 use super::cuda;
+use super::error::Result;
 use super::fused::Coefficients;
 use super::norm::SumOfSquares;
 use super::params::check_lr;
@@ -54,10 +55,7 @@ impl AdamW {
     /// # Errors
     /// [`OptimError::DuplicateName`], [`OptimError::InvalidHyperparameter`], or candle's when
     /// memory for the moments cannot be had.
-    pub fn from_named(
-        mut vars: Vec<(String, Var)>,
-        config: AdamWConfig,
-    ) -> std::result::Result<Self, OptimError> {
+    pub fn from_named(mut vars: Vec<(String, Var)>, config: AdamWConfig) -> Result<Self> {
         config.validate()?;
         vars.sort_by(|a, b| a.0.cmp(&b.0));
         if let Some(pair) = vars.windows(2).find(|pair| pair[0].0 == pair[1].0) {
@@ -73,7 +71,7 @@ impl AdamW {
                 let decays = config.decay_scope.includes(var.rank());
                 Slot::new(name, var, decays, config.master_weights)
             })
-            .collect::<Result<Vec<_>>>()?;
+            .collect::<candle_core::Result<Vec<_>>>()?;
         #[cfg(feature = "cuda")]
         let counter = cuda::counter(&slots)?;
         #[cfg(not(feature = "cuda"))]
@@ -93,10 +91,7 @@ impl AdamW {
     ///
     /// # Errors
     /// As [`AdamW::from_named`].
-    pub fn from_varmap(
-        varmap: &VarMap,
-        config: AdamWConfig,
-    ) -> std::result::Result<Self, OptimError> {
+    pub fn from_varmap(varmap: &VarMap, config: AdamWConfig) -> Result<Self> {
         let data = varmap
             .data()
             .lock()
@@ -274,7 +269,7 @@ impl AdamW {
     ///
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`] if `lr` is NaN, infinite or negative; the old one stays.
-    pub fn set_lr(&mut self, lr: f64) -> std::result::Result<(), OptimError> {
+    pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         check_lr(lr)?;
         self.config.lr = lr;
         self.refused_lr = None;
@@ -288,7 +283,7 @@ impl AdamW {
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`], or candle's when there is no memory for the copies;
     /// the old ones stay.
-    pub fn set_config(&mut self, config: AdamWConfig) -> std::result::Result<(), OptimError> {
+    pub fn set_config(&mut self, config: AdamWConfig) -> Result<()> {
         config.validate()?;
         let mut changed = Vec::new();
         for (i, slot) in self.slots.iter().enumerate() {
@@ -321,7 +316,7 @@ impl AdamW {
     /// # Errors
     /// candle's, when the count cannot be copied from the device.
     pub fn steps(&self) -> Result<u64> {
-        self.counter.get()
+        Ok(self.counter.get()?)
     }
 
     /// The variables with their names, in the order of the updates.
@@ -351,7 +346,7 @@ impl std::fmt::Debug for AdamW {
 impl Optimizer for AdamW {
     type Config = AdamWConfig;
 
-    fn new(vars: Vec<Var>, config: AdamWConfig) -> Result<Self> {
+    fn new(vars: Vec<Var>, config: AdamWConfig) -> candle_core::Result<Self> {
         let named = vars
             .into_iter()
             .enumerate()
@@ -361,8 +356,9 @@ impl Optimizer for AdamW {
     }
 
     /// As [`AdamW::apply`], without the report.
-    fn step(&mut self, grads: &GradStore) -> Result<()> {
-        self.apply(grads).map(|_| ())
+    fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
+        let _ = self.apply(grads)?;
+        Ok(())
     }
 
     fn learning_rate(&self) -> f64 {
@@ -393,22 +389,20 @@ fn address(tensor: &Tensor) -> usize {
 
 fn check_gradient(slot: &Slot, grad: &Tensor) -> Result<()> {
     if !grad.device().same_device(slot.var.device()) {
-        candle_core::bail!(
-            "gradient of variable `{}`: expected it on {:?}, got it on {:?}",
-            slot.name,
-            slot.var.device().location(),
-            grad.device().location()
-        )
+        return Err(OptimError::GradientDevice {
+            name: slot.name.clone(),
+            expected: slot.var.device().location(),
+            got: grad.device().location(),
+        });
     }
     if grad.shape() != slot.shape() || grad.dtype() != slot.var.dtype() {
-        candle_core::bail!(
-            "gradient of variable `{}`: expected {:?} {:?}, got {:?} {:?}",
-            slot.name,
-            slot.var.dtype(),
-            slot.shape(),
-            grad.dtype(),
-            grad.shape()
-        )
+        return Err(OptimError::Gradient {
+            name: slot.name.clone(),
+            expected_dtype: slot.var.dtype(),
+            expected_shape: slot.shape().clone(),
+            got_dtype: grad.dtype(),
+            got_shape: grad.shape().clone(),
+        });
     }
     Ok(())
 }

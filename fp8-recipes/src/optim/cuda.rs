@@ -1,6 +1,7 @@
 //! The variables of a CUDA device, updated together by kernels.
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Device, Tensor};
+use fp8_candle::Result;
 use fp8_candle::optim::{AdamWDecision, AdamWHyperparameters, AdamWTensors, MultiTensorAdamW};
 
 use super::AdamWConfig;
@@ -21,7 +22,7 @@ fn is_grouped(slot: &Slot) -> bool {
 
 /// The counter for these variables: on the device if all are on one CUDA device, which then decides
 /// about its steps by itself.
-pub(super) fn counter(slots: &[Slot]) -> Result<Counter> {
+pub(super) fn counter(slots: &[Slot]) -> candle_core::Result<Counter> {
     match slots.split_first() {
         Some((first, rest))
             if is_grouped(first)
@@ -53,7 +54,7 @@ pub(super) fn groups(slots: &[Slot]) -> Result<Vec<Group>> {
     let group = |indices: Vec<usize>| {
         let tensors = indices.iter().map(|&i| tensors(&slots[i]));
         Ok(Group {
-            kernels: MultiTensorAdamW::new(tensors.collect::<Result<_>>()?)?,
+            kernels: MultiTensorAdamW::new(tensors.collect::<candle_core::Result<_>>()?)?,
             slots: indices,
         })
     };
@@ -63,7 +64,7 @@ pub(super) fn groups(slots: &[Slot]) -> Result<Vec<Group>> {
         .collect()
 }
 
-fn tensors(slot: &Slot) -> Result<AdamWTensors> {
+fn tensors(slot: &Slot) -> candle_core::Result<AdamWTensors> {
     let Moments::Tensors(state) = &slot.moments else {
         candle_core::bail!("variable `{}`: its moments are on the host", slot.name)
     };
@@ -89,7 +90,7 @@ pub(super) fn hyperparameters(config: &AdamWConfig) -> AdamWHyperparameters {
 
 impl Group {
     /// The group's gradients out of those of all slots, contiguous.
-    fn pick(&self, grads: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> {
+    fn pick(&self, grads: &[Option<Tensor>]) -> candle_core::Result<Vec<Option<Tensor>>> {
         self.slots
             .iter()
             .map(|&i| grads[i].as_ref().map(Tensor::contiguous).transpose())

@@ -1,6 +1,9 @@
 //! What can go wrong with an optimizer.
 
-use candle_core::{DType, Shape};
+use candle_core::{DType, DeviceLocation, Shape};
+
+/// Result of the functions of this module.
+pub(super) type Result<T, E = OptimError> = std::result::Result<T, E>;
 
 /// An error of the optimizer or of a learning rate schedule. Every message names the value at
 /// fault.
@@ -107,15 +110,57 @@ pub enum OptimError {
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
 
+    /// A gradient is on another device than its variable.
+    #[error("gradient of variable `{name}`: expected it on {expected:?}, got it on {got:?}")]
+    GradientDevice {
+        /// The variable.
+        name: String,
+        /// Where the variable is.
+        expected: DeviceLocation,
+        /// Where the gradient is.
+        got: DeviceLocation,
+    },
+
+    /// A gradient has another shape or dtype than its variable.
+    #[error(
+        "gradient of variable `{name}`: expected {expected_dtype:?} {expected_shape:?}, got {got_dtype:?} {got_shape:?}"
+    )]
+    Gradient {
+        /// The variable.
+        name: String,
+        /// Dtype of the variable.
+        expected_dtype: DType,
+        /// Shape of the variable.
+        expected_shape: Shape,
+        /// Dtype of the gradient.
+        got_dtype: DType,
+        /// Shape of the gradient.
+        got_shape: Shape,
+    },
+
     /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+
+    /// An error of an FP8 operation. Never [`fp8_candle::Error::Candle`], which becomes [`OptimError::Candle`].
+    #[error(transparent)]
+    Fp8(fp8_candle::Error),
+}
+
+impl From<fp8_candle::Error> for OptimError {
+    fn from(error: fp8_candle::Error) -> Self {
+        match error {
+            fp8_candle::Error::Candle(error) => Self::Candle(error),
+            other => Self::Fp8(other),
+        }
+    }
 }
 
 impl From<OptimError> for candle_core::Error {
     fn from(error: OptimError) -> Self {
         match error {
             OptimError::Candle(error) => error,
+            OptimError::Fp8(error) => error.into(),
             other => candle_core::Error::wrap(other),
         }
     }

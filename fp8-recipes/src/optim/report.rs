@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 use std::sync::{Arc, OnceLock};
 
-use candle_core::Result;
+use super::error::Result;
 #[cfg(feature = "cuda")]
 use candle_core::Tensor;
 
@@ -95,7 +95,8 @@ impl StepReport {
                 }
                 let all = device.tensor.to_vec1::<f64>()?;
                 let &[grad_norm, clip_coefficient, skipped, step] = all.as_slice() else {
-                    candle_core::bail!("a step report has 4 values, got {}", all.len())
+                    let error = format!("a step report has 4 values, got {}", all.len());
+                    return Err(candle_core::Error::msg(error).into());
                 };
                 let values = Values {
                     grad_norm,

@@ -103,7 +103,7 @@ impl Side {
 
     fn step(&mut self, step: u64, bad: Option<f32>) -> Result<StepReport> {
         let grads = self.grads(step, bad)?;
-        self.optimizer.apply(&grads)
+        Ok(self.optimizer.apply(&grads)?)
     }
 
     fn everything(&self) -> Result<Vec<(String, Vec<u64>)>> {

@@ -58,11 +58,11 @@ pub fn cast_as(
     if cast.is_disabled() {
         return x.detach().to_dtype(DType::F64);
     }
-    Quantizer::dynamic(cast.format.unwrap(), cast.granularity)
+    Ok(Quantizer::dynamic(cast.format.unwrap(), cast.granularity)
         .with_power_of_two(config.round_scales_to_power_of_two)
         .quantize(x, contraction)?
         .tensor
-        .dequantize(DType::F64)
+        .dequantize(DType::F64)?)
 }
 
 /// A product in f64, and for the bound of its errors (`rounding.rs`) the length of its sums, and the sums of |a||b| and of (a b)^2.

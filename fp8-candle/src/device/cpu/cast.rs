@@ -3,7 +3,8 @@
 
 use super::data::{Floats, for_floats};
 use super::tasks;
-use candle_core::{CpuStorage, DType, Result};
+use crate::error::{Error, Result};
+use candle_core::{CpuStorage, DType};
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -131,13 +132,12 @@ pub(super) fn decode(
         DType::F64 => CpuStorage::F64(run(format, codes, grid, dequant_scales)),
         got => {
             let expected = "f32, bf16, f16 or f64";
-            return Err(crate::Error::DType {
+            return Err(Error::DType {
                 op: "dequantize",
                 what: "the output",
                 expected,
                 got,
-            }
-            .into());
+            });
         }
     })
 }

@@ -1,8 +1,8 @@
 //! Slices out of CPU tensors and tensors out of vectors: the one place that matches on dtypes.
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::ready::tensor_of;
-use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Shape, Storage, Tensor};
 use half::{bf16, f16};
 
 /// The values of a contiguous floating-point tensor.
@@ -48,8 +48,7 @@ pub(super) fn with_floats<R>(
                 what: "the tensor",
                 expected: "f32, bf16, f16 or f64",
                 got,
-            }
-            .into());
+            });
         }
     };
     f(floats)
@@ -68,8 +67,7 @@ pub(super) fn with_f32<R>(
             what: "a scale",
             expected: "f32",
             got: x.dtype(),
-        }
-        .into()),
+        }),
     })
 }
 
@@ -90,8 +88,7 @@ pub(super) fn with_codes<R>(
             what: "codes",
             expected: "u8",
             got: x.dtype(),
-        }
-        .into()),
+        }),
     }
 }
 
@@ -112,8 +109,7 @@ pub(super) fn with_u32<R>(
             what: "counts",
             expected: "u32",
             got: x.dtype(),
-        }
-        .into()),
+        }),
     }
 }
 
@@ -150,8 +146,7 @@ pub(super) fn narrow(op: &'static str, values: Vec<f32>, dtype: DType) -> Result
                 what: "the output",
                 expected,
                 got,
-            }
-            .into());
+            });
         }
     })
 }

@@ -13,8 +13,9 @@ use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::data::matrix_dims;
 use crate::data::scales::ScalePolicy;
+use crate::error::{Error, Result};
 use crate::simd::simd;
-use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use data::{for_floats, tensor, with_codes, with_f32, with_floats};
 use fp8_core::{Cast, Contraction, Format, Isa, ScaleGrid};
 use rayon::prelude::*;
@@ -101,7 +102,7 @@ impl Backend for CpuBackend {
     }
 
     fn transpose(&self, codes: &Tensor) -> Result<Tensor> {
-        codes.t()?.contiguous()
+        Ok(codes.t()?.contiguous()?)
     }
 
     fn dequantize(
@@ -178,13 +179,12 @@ impl Backend for CpuBackend {
                 .collect(),
             _ => {
                 let got = x.dtype();
-                return Err(crate::Error::DType {
+                return Err(Error::DType {
                     op: "f8e4m3_to_codes",
                     what: "the tensor",
                     expected: "f8e4m3",
                     got,
-                }
-                .into());
+                });
             }
         };
         tensor(CpuStorage::U8(codes), x.shape())

@@ -3,7 +3,8 @@
 use super::data::{tensor, with_f32, with_u32};
 use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::device::backend::AmaxCells;
-use candle_core::{CpuStorage, Result, Tensor};
+use crate::error::{Error, Result};
+use candle_core::{CpuStorage, Tensor};
 use fp8_core::{SlotUpdate, reciprocal, remake_scale, update_slot};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -43,10 +44,8 @@ fn count(cell: &AtomicU32, more: u32) {
 impl AmaxCells for CpuCells {
     fn record(&self, row: usize, amax: &Tensor, keep: bool) -> Result<()> {
         let (Some(cell), Some(non_finite)) = (self.amax.get(row), self.non_finite.get(row)) else {
-            candle_core::bail!(
-                "no cell {row} among {} to record an amax in",
-                self.amax.len()
-            );
+            let cells = self.amax.len();
+            return Err(Error::NoCell { row, cells });
         };
         with_f32("record_amax", amax, |values| {
             let (mut largest, mut seen) = (0f32, 0);

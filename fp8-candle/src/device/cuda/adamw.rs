@@ -2,9 +2,9 @@
 
 use super::gpu::{Buffer, Gpu, with_pointer_list, with_pointers};
 use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels, launch};
-use crate::Error;
+use crate::error::{Error, Result};
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Tensor};
 
 kernels! { ADAMW_KERNELS in ADAMW;
     NORM = floats "fp8_adamw_norm"("pppp");
@@ -119,7 +119,7 @@ impl MultiTensorAdamW {
     /// If there are none, a dtype, shape or device does not fit, a tensor is strided, or memory is short.
     pub fn new(tensors: Vec<AdamWTensors>) -> Result<Self> {
         let Some(first) = tensors.first() else {
-            bail!("AdamW on a CUDA device: no tensors")
+            return Err(Error::NoTensors { op: "AdamW" });
         };
         let gpu = Gpu::of(&first.var)?;
         for tensors in &tensors {
@@ -265,11 +265,11 @@ impl MultiTensorAdamW {
         f: impl FnOnce(&Self, [u64; 2]) -> Result<()>,
     ) -> Result<()> {
         if grads.len() != self.tensors.len() {
-            bail!(
-                "AdamW on a CUDA device: {} gradients for {} tensors",
-                grads.len(),
-                self.tensors.len()
-            );
+            return Err(Error::GradientCount {
+                op: "AdamW",
+                got: grads.len(),
+                expected: self.tensors.len(),
+            });
         }
         for (tensors, grad) in self.tensors.iter().zip(grads) {
             if let Some(grad) = grad {
@@ -393,8 +393,7 @@ fn of(
 
 /// An index as the tables hold it.
 fn index(i: usize) -> Result<u32> {
-    u32::try_from(i)
-        .map_err(|_| candle_core::Error::msg(format!("AdamW: {i} is too large for an index")))
+    u32::try_from(i).map_err(|_| Error::Internal(format!("AdamW: {i} is too large for an index")))
 }
 
 fn check(tensors: &AdamWTensors) -> Result<()> {
@@ -441,33 +440,21 @@ fn check_like(
     Ok(())
 }
 
-fn dtype_error(
-    op: &'static str,
-    what: &'static str,
-    expected: &'static str,
-    x: &Tensor,
-) -> candle_core::Error {
+fn dtype_error(op: &'static str, what: &'static str, expected: &'static str, x: &Tensor) -> Error {
     let got = x.dtype();
-    let error = Error::DType {
+    Error::DType {
         op,
         what,
         expected,
         got,
-    };
-    error.into()
+    }
 }
 
-fn shape_error(
-    op: &'static str,
-    what: &'static str,
-    expected: &str,
-    x: &Tensor,
-) -> candle_core::Error {
-    let error = Error::Shape {
+fn shape_error(op: &'static str, what: &'static str, expected: &str, x: &Tensor) -> Error {
+    Error::Shape {
         op,
         what,
         expected: expected.to_string(),
         got: x.dims().to_vec(),
-    };
-    error.into()
+    }
 }

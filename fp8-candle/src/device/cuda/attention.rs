@@ -4,7 +4,8 @@ use super::gpu::{Buffer, Gpu, with_view_pointers};
 use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels, launch};
 use crate::data::attention::Attention;
 use crate::device::backend::FusedAttention;
-use candle_core::{DType, Layout, Result, Storage, Tensor};
+use crate::error::Result;
+use candle_core::{DType, Layout, Storage, Tensor};
 
 kernels! { ATTENTION_FORWARD_KERNELS in ATTENTION_FORWARD;
     FORWARD_64 = floats "fp8_attention_forward_d64"("ppppplllllllllllliiiiiif");
@@ -250,7 +251,7 @@ fn readable(x: &Tensor) -> Result<Tensor> {
     if last == [1] && aligned(x.layout().start_offset()) && outer.iter().all(|&s| aligned(s)) {
         Ok(x)
     } else {
-        x.force_contiguous()
+        Ok(x.force_contiguous()?)
     }
 }
 

@@ -5,7 +5,8 @@ use super::kernels::{Arg, Shape, format_id, kernels, launch};
 use super::scales::{Scales, amax, in_f32, policy_args, row_threads, scales};
 use crate::data::codes::{Codes, Orientation};
 use crate::data::scales::{CurrentCast, CurrentScale};
-use candle_core::{DType, Result, Tensor};
+use crate::error::Result;
+use candle_core::{DType, Tensor};
 use fp8_core::{Cast, Format, Overflow, Rounding, ScaleGrid};
 
 kernels! { CAST_KERNELS in CAST;

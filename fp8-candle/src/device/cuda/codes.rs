@@ -3,11 +3,12 @@
 use super::gpu::{Gpu, with_pointers};
 use super::kernels::{Arg, Shape, format_id, kernels, launch};
 use crate::device::backend::Backend;
+use crate::error::{Error, Result, internal};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use candle_core::op::BackpropOp;
-use candle_core::{CudaStorage, DType, Device, Result, Storage, Tensor};
+use candle_core::{CudaStorage, DType, Device, Storage, Tensor};
 use fp8_core::{Format, ScaleGrid};
 
 kernels! { CODE_KERNELS in DECODE;
@@ -25,13 +26,13 @@ pub(super) fn dequantize(
     dtype: DType,
 ) -> Result<Tensor> {
     if dtype == DType::F64 {
-        return dequantize(codes, format, grid, dequant_scale, DType::F32)?.to_dtype(dtype);
+        return Ok(dequantize(codes, format, grid, dequant_scale, DType::F32)?.to_dtype(dtype)?);
     }
     let kernel = DEQUANTIZE.of("dequantize", dtype)?;
     let (codes, dequant_scale) = (codes.contiguous()?, dequant_scale.contiguous()?);
     let n = codes.elem_count();
     if n == 0 {
-        return Tensor::zeros(codes.shape(), dtype, codes.device());
+        return Ok(Tensor::zeros(codes.shape(), dtype, codes.device())?);
     }
     let gpu = Gpu::of(&codes)?;
     let out = gpu.alloc(dtype, n)?;
@@ -59,7 +60,7 @@ pub(super) fn transpose(codes: &Tensor, out_rows: usize) -> Result<Tensor> {
     let codes = codes.contiguous()?;
     let gpu = Gpu::of(&codes)?;
     if cols * out_rows == 0 {
-        return Tensor::zeros((cols, out_rows), DType::U8, codes.device());
+        return Ok(Tensor::zeros((cols, out_rows), DType::U8, codes.device())?);
     }
     let out = gpu.alloc(DType::U8, cols * out_rows)?;
     with_pointers(&gpu, [&codes], |[from]| {
@@ -105,7 +106,7 @@ pub(super) fn to_f8e4m3(codes: &Tensor) -> Result<Tensor> {
     let gpu = Gpu::of(&codes)?;
     let (storage, layout) = codes.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else {
-        candle_core::bail!("codes_to_f8e4m3: the codes are not on a CUDA device");
+        internal!("codes_to_f8e4m3: the codes are not on a CUDA device");
     };
     let from = storage.as_cuda_slice::<u8>()?;
     let n = codes.elem_count();
@@ -114,7 +115,7 @@ pub(super) fn to_f8e4m3(codes: &Tensor) -> Result<Tensor> {
     // SAFETY: F8E4M3 is one byte, and every byte is a value of it.
     let view = unsafe { from.transmute::<float8::F8E4M3>(n) };
     let Some(view) = view.filter(|view| view.len() == n) else {
-        candle_core::bail!("codes_to_f8e4m3: {n} codes are no {n} values");
+        internal!("codes_to_f8e4m3: {n} codes are no {n} values");
     };
     gpu.device().memcpy_dtod(&view, &mut out)?;
     wrap(CudaStorageSlice::F8E4M3(out), &gpu, &codes)
@@ -125,24 +126,23 @@ pub(super) fn from_f8e4m3(x: &Tensor) -> Result<Tensor> {
     if !x.is_contiguous() {
         // candle cannot copy a strided FP8 tensor on a GPU; on the host it can.
         let here = x.to_device(&Device::Cpu)?;
-        return crate::device::cpu::CpuBackend
+        return Ok(crate::device::cpu::CpuBackend
             .f8e4m3_to_codes(&here)?
-            .to_device(x.device());
+            .to_device(x.device())?);
     }
     let gpu = Gpu::of(x)?;
     let (storage, layout) = x.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else {
-        candle_core::bail!("f8e4m3_to_codes: the tensor is not on a CUDA device");
+        internal!("f8e4m3_to_codes: the tensor is not on a CUDA device");
     };
     if storage.dtype() != DType::F8E4M3 {
         let got = storage.dtype();
-        return Err(crate::Error::DType {
+        return Err(Error::DType {
             op: "f8e4m3_to_codes",
             what: "the tensor",
             expected: "f8e4m3",
             got,
-        }
-        .into());
+        });
     }
     let from = storage.as_cuda_slice::<float8::F8E4M3>()?;
     let n = x.elem_count();
@@ -151,7 +151,7 @@ pub(super) fn from_f8e4m3(x: &Tensor) -> Result<Tensor> {
     // SAFETY: F8E4M3 is one byte, and so is u8.
     let view = unsafe { from.transmute::<u8>(n) };
     let Some(view) = view.filter(|view| view.len() == n) else {
-        candle_core::bail!("f8e4m3_to_codes: {n} values are no {n} codes");
+        internal!("f8e4m3_to_codes: {n} values are no {n} codes");
     };
     gpu.device().memcpy_dtod(&view, &mut out)?;
     wrap(CudaStorageSlice::U8(out), &gpu, x)

@@ -4,7 +4,8 @@ use super::gpu::{Buffer, Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels, launch};
 use super::scales::{column_shape, in_f32, rows_per_block};
 use crate::data::codes::GemmOutput;
-use candle_core::{DType, Result, Storage, Tensor};
+use crate::error::Result;
+use candle_core::{DType, Storage, Tensor};
 
 kernels! { EPILOGUE_KERNELS in EPILOGUE;
     SCALE_PRODUCT = floats "fp8_scale_product"("ppppplllii");
@@ -81,7 +82,7 @@ pub(super) fn sum_rows(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let x = in_f32(&x.contiguous()?)?;
     let gpu = Gpu::of(&x)?;
     if rows * cols == 0 {
-        return Tensor::zeros(cols, dtype, x.device());
+        return Ok(Tensor::zeros(cols, dtype, x.device())?);
     }
     let run = rows_per_block(rows);
     let parts = rows.div_ceil(run as usize);
@@ -119,5 +120,5 @@ pub(super) fn sum_rows(x: &Tensor, dtype: DType) -> Result<Tensor> {
             &args,
         )?
     };
-    out.into_tensor(cols)?.to_dtype(dtype)
+    Ok(out.into_tensor(cols)?.to_dtype(dtype)?)
 }

@@ -13,10 +13,10 @@ use super::epilogue::{add_bias, scale_product};
 use super::gpu::{Buffer, Gpu, with_pointers};
 use super::lt::{self, Operand, Product, ScaleMode};
 use super::scales::Scales;
-use crate::Error;
 use crate::data::codes::{GemmCodes, GemmOperand, GemmOutput};
+use crate::error::{Error, Result};
 use crate::ready::owned_storage;
-use candle_core::{DType, Device, Result, Storage, Tensor};
+use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Contraction, Format, ScaleGrid};
 
 const OP: &str = "fp8 gemm";
@@ -67,8 +67,7 @@ pub(super) fn gemm(
             what: "operand B",
             expected: format!("{k} values to sum over, as operand A has"),
             got: vec![b.grid.rows(), b.grid.cols()],
-        }
-        .into());
+        });
     }
     let gpu = Gpu::of(a.dequant_scale)?;
     if !matches!(out.dtype, DType::F32 | DType::BF16 | DType::F16) {
@@ -77,8 +76,7 @@ pub(super) fn gemm(
             what: "the output",
             expected: "f32, bf16 or f16",
             got: out.dtype,
-        }
-        .into());
+        });
     }
     if gpu.capability() < (8, 9) {
         return Err(Error::Chip {
@@ -86,8 +84,7 @@ pub(super) fn gemm(
             needed: "compute capability 8.9",
             chip: gpu.chip_name().to_string(),
             capability: gpu.capability(),
-        }
-        .into());
+        });
     }
     let bias = out.bias.map(|bias| bias.to_dtype(out.dtype)).transpose()?;
     let out = &GemmOutput {
@@ -173,12 +170,11 @@ fn along_sum(operand: &GemmOperand<'_>, kept: usize, contracted: usize) -> Resul
                 what: "packed codes, which this device does not make,",
                 expected: "row-major or transposed codes".into(),
                 got: codes.dims().to_vec(),
-            }
-            .into());
+            });
         }
     };
     if codes.dims() == [kept, contracted] {
-        codes.contiguous()
+        Ok(codes.contiguous()?)
     } else {
         pad(&codes, kept, contracted)
     }
@@ -230,29 +226,29 @@ fn scales(operand: &GemmOperand<'_>, mode: ScaleMode, kept: usize) -> Result<Ten
         Contraction::Rows => scales.t(),
     };
     match mode {
-        ScaleMode::Scalar => scales.contiguous(),
+        ScaleMode::Scalar => Ok(scales.contiguous()?),
         ScaleMode::OuterVector => {
             let flat = scales.flatten_all()?;
             if flat.elem_count() == 1 {
-                return flat.broadcast_as(kept)?.contiguous();
+                return Ok(flat.broadcast_as(kept)?.contiguous()?);
             }
             match kept - operand.kept() {
-                0 => flat.contiguous(),
-                missing => flat.pad_with_zeros(0, 0, missing)?.contiguous(),
+                0 => Ok(flat.contiguous()?),
+                missing => Ok(flat.pad_with_zeros(0, 0, missing)?.contiguous()?),
             }
         }
         // The kept dimension contiguous, as the cuBLAS documentation lays 1x128 scales out.
         ScaleMode::Vector128 => {
             let scales = by_kept(scales)?;
             let missing = kept - operand.kept();
-            scales.pad_with_zeros(0, 0, missing)?.t()?.contiguous()
+            Ok(scales.pad_with_zeros(0, 0, missing)?.t()?.contiguous()?)
         }
         // The dimension of the sum contiguous, its stride a multiple of 4.
         ScaleMode::Block128 => {
             let scales = by_kept(scales)?;
             let along = scales.dim(1)?;
             let missing = along.next_multiple_of(4) - along;
-            scales.pad_with_zeros(1, 0, missing)?.contiguous()
+            Ok(scales.pad_with_zeros(1, 0, missing)?.contiguous()?)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A CUDA device as the kernels see it: its chip, its memory, pointers to tensors.
 
-use crate::Error;
+use crate::error::{Error, Result, internal};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, SyncOnDrop,
@@ -8,7 +8,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
 use candle_core::op::BackpropOp;
-use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CudaDevice, CudaStorage, DType, Device, Shape, Storage, Tensor};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -40,7 +40,7 @@ impl Gpu {
     /// The GPU of `device`.
     pub(crate) fn new(device: &Device) -> Result<Self> {
         let Device::Cuda(cuda) = device else {
-            return Err(Error::Device(device.location()).into());
+            return Err(Error::Device(device.location()));
         };
         let stream = cuda.cuda_stream();
         let context = stream.context();
@@ -115,7 +115,12 @@ impl Gpu {
         self.buffer(storage, dtype, len)
     }
 
-    fn buffer(&self, storage: Result<CudaStorage>, dtype: DType, len: usize) -> Result<Buffer> {
+    fn buffer(
+        &self,
+        storage: candle_core::Result<CudaStorage>,
+        dtype: DType,
+        len: usize,
+    ) -> Result<Buffer> {
         match storage {
             Ok(storage) => {
                 let ptr = pointer(&storage, 0, &self.stream)?.0;
@@ -133,15 +138,18 @@ impl Gpu {
                     free,
                     chip: self.chip.name.clone(),
                     source_text: source.to_string(),
-                }
-                .into())
+                })
             }
         }
     }
 
     /// A tensor on this device from values on the host.
     pub(crate) fn upload<T: candle_core::WithDType>(&self, values: &[T]) -> Result<Tensor> {
-        Tensor::from_slice(values, values.len(), &Device::Cuda(self.device.clone()))
+        Ok(Tensor::from_slice(
+            values,
+            values.len(),
+            &Device::Cuda(self.device.clone()),
+        )?)
     }
 }
 
@@ -168,7 +176,7 @@ impl Buffer {
     pub(crate) fn into_tensor(self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.elem_count() != self.len {
-            bail!(
+            internal!(
                 "{} elements do not make a tensor of shape {shape:?}",
                 self.len
             );
@@ -207,7 +215,7 @@ pub(crate) fn with_pointer_list<R>(
 ) -> Result<R> {
     for tensor in tensors {
         if !tensor.is_contiguous() {
-            bail!(
+            internal!(
                 "a CUDA kernel takes contiguous tensors, got strides {:?}",
                 tensor.stride()
             );
@@ -227,7 +235,7 @@ pub(crate) fn with_view_pointers<R>(
     let mut guards = Vec::with_capacity(tensors.len());
     for (storage, layout) in &storages {
         let Storage::Cuda(storage) = &**storage else {
-            bail!("a CUDA kernel takes tensors on a CUDA device");
+            internal!("a CUDA kernel takes tensors on a CUDA device");
         };
         if !storage.device().same_device(&gpu.device) {
             return Err(Error::DeviceMismatch {
@@ -235,8 +243,7 @@ pub(crate) fn with_view_pointers<R>(
                 what: "a tensor",
                 expected: gpu.device.location(),
                 got: storage.device().location(),
-            }
-            .into());
+            });
         }
         let (pointer, guard) = pointer(storage, layout.start_offset(), &gpu.stream)?;
         pointers.push(pointer);
@@ -270,6 +277,6 @@ fn pointer<'a>(
         CudaStorageSlice::F32(slice) => at(slice, offset, stream),
         CudaStorageSlice::F64(slice) => at(slice, offset, stream),
         CudaStorageSlice::F8E4M3(slice) => at(slice, offset, stream),
-        _ => bail!("no kernel takes {:?}", storage.dtype()),
+        _ => internal!("no kernel takes {:?}", storage.dtype()),
     })
 }

@@ -2,7 +2,8 @@
 
 use super::gpu::Gpu;
 use super::lt;
-use candle_core::{Device, Result, bail};
+use crate::error::{Error, Result};
+use candle_core::Device;
 use cudarc::driver::sys::{CUresult, cuDriverGetVersion};
 
 /// A CUDA device and the libraries that serve it.
@@ -32,7 +33,11 @@ pub fn cuda_info(device: &Device) -> Result<CudaInfo> {
     // SAFETY: `driver` is a valid place for the result.
     let status = unsafe { cuDriverGetVersion(&raw mut driver) };
     if status != CUresult::CUDA_SUCCESS {
-        bail!("cuDriverGetVersion: {status:?}");
+        let status = format!("{status:?}");
+        return Err(Error::Driver {
+            call: "cuDriverGetVersion",
+            status,
+        });
     }
     let memory = gpu.stream().context().total_mem();
     Ok(CudaInfo {

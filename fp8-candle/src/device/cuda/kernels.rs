@@ -1,8 +1,9 @@
 //! The kernels of `kernels/*.cu`: their names, their parameters, and the one place that launches them.
 
 use super::gpu::Gpu;
+use crate::error::{Error, Result, internal};
+use candle_core::DType;
 use candle_core::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
-use candle_core::{DType, Result, bail};
 use fp8_core::Format;
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
@@ -45,13 +46,12 @@ impl FloatKernels {
             DType::F32 => Ok(&self.0[0]),
             DType::BF16 => Ok(&self.0[1]),
             DType::F16 => Ok(&self.0[2]),
-            got => Err(crate::Error::DType {
+            got => Err(Error::DType {
                 op,
                 what: "a tensor on a CUDA device",
                 expected: "f32, bf16, f16 or f64",
                 got,
-            }
-            .into()),
+            }),
         }
     }
 }
@@ -177,7 +177,7 @@ pub(crate) unsafe fn launch(gpu: &Gpu, kernel: &Kernel, shape: Shape, args: &[Ar
         .map(|arg| arg.letter())
         .eq(kernel.parameters.chars())
     {
-        bail!(
+        internal!(
             "kernel {} takes parameters {:?}, got {args:?}",
             kernel.name,
             kernel.parameters
@@ -209,7 +209,10 @@ pub(crate) unsafe fn launch(gpu: &Gpu, kernel: &Kernel, shape: Shape, args: &[Ar
     };
     // SAFETY: number and types of the arguments were compared with the declaration, which a test holds against the PTX;
     // the caller answers for the pointers.
-    unsafe { builder.launch(config) }
-        .map(|_| ())
-        .map_err(|error| candle_core::Error::wrap(error).context(format!("kernel {}", kernel.name)))
+    match unsafe { builder.launch(config) } {
+        Ok(_) => Ok(()),
+        Err(error) => Err(candle_core::Error::wrap(error)
+            .context(format!("kernel {}", kernel.name))
+            .into()),
+    }
 }

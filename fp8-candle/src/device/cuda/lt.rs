@@ -5,8 +5,8 @@
 //! candle's stream is one per thread, and a workspace that lay beside the handle would be shared between streams.
 
 use super::gpu::Gpu;
-use crate::Error;
-use candle_core::{DType, Result};
+use crate::error::{Error, Result};
+use candle_core::DType;
 use cudarc::cublas::sys::cublasOperation_t;
 use cudarc::cublaslt::result as lt;
 use cudarc::cublaslt::sys::{
@@ -121,14 +121,13 @@ type LtResult<T> = std::result::Result<T, lt::CublasError>;
 /// # Safety
 /// The addresses are of memory on `gpu` as [`Product`] describes it, alive until the stream has run the product.
 pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
-    let failed = |status: lt::CublasError| -> candle_core::Error {
+    let failed = |status: lt::CublasError| -> Error {
         Error::Gemm {
             version: version(),
             problem: describe(product),
             chip: gpu.chip_name().to_string(),
             status: status.to_string(),
         }
-        .into()
     };
     let descriptors = Descriptors::new(product).map_err(failed)?;
     let key = Key::new(gpu, product);

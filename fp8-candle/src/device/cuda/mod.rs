@@ -22,7 +22,8 @@ use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::data::matrix_dims;
 use crate::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
-use candle_core::{DType, Device, Result, Storage, Tensor};
+use crate::error::{Result, internal};
+use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, ScaleGrid};
 
 /// FP8 on NVIDIA GPUs.
@@ -84,7 +85,7 @@ impl Backend for CudaBackend {
         let x = x.contiguous()?;
         match cast::quantize(&x, &grid, quant_scale, cast, orientation, true)? {
             (codes, Some(amax)) => Ok((codes, amax)),
-            (_, None) => candle_core::bail!("the cast has measured no amax"),
+            (_, None) => internal!("the cast has measured no amax"),
         }
     }
 
@@ -129,7 +130,7 @@ impl Backend for CudaBackend {
     }
 
     fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor> {
-        packed.reshape((n, k))
+        Ok(packed.reshape((n, k))?)
     }
 
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {

@@ -3,7 +3,8 @@
 use super::gpu::{Buffer, Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels, launch};
 use crate::data::scales::{CurrentScale, ScalePolicy};
-use candle_core::{DType, Result, Tensor};
+use crate::error::Result;
+use candle_core::{DType, Tensor};
 use fp8_core::{Format, ScaleGrid};
 
 kernels! { AMAX_KERNELS in AMAX;
@@ -24,7 +25,7 @@ pub(super) const ROWS_PER_BLOCK: usize = 256;
 /// f64 values are rounded to f32 first, as everywhere.
 pub(super) fn in_f32(x: &Tensor) -> Result<Tensor> {
     match x.dtype() {
-        DType::F64 => x.to_dtype(DType::F32),
+        DType::F64 => Ok(x.to_dtype(DType::F32)?),
         _ => Ok(x.clone()),
     }
 }
@@ -165,7 +166,7 @@ pub(super) fn scales(
 /// A buffer of at least one element as a tensor of `n`.
 fn sized(buffer: Buffer, n: usize, shape: &candle_core::Shape) -> Result<Tensor> {
     if n == 0 {
-        return buffer.into_tensor(1)?.narrow(0, 0, 0)?.reshape(shape);
+        return Ok(buffer.into_tensor(1)?.narrow(0, 0, 0)?.reshape(shape)?);
     }
     buffer.into_tensor(shape)
 }

@@ -4,7 +4,8 @@ use super::gpu::{Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels, launch};
 use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::device::backend::{AmaxCells, Backend};
-use candle_core::{DType, Device, Result, Tensor};
+use crate::error::{Error, Result, internal};
+use candle_core::{DType, Device, Tensor};
 use fp8_core::{AmaxCompute, Format, ScaleRounding};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -50,7 +51,7 @@ impl CudaCells {
         }
         match cells {
             Some(cells) => Ok(cells),
-            None => candle_core::bail!("amax cells that were just made are gone"),
+            None => internal!("amax cells that were just made are gone"),
         }
     }
 }
@@ -58,7 +59,8 @@ impl CudaCells {
 impl AmaxCells for CudaCells {
     fn record(&self, row: usize, amax: &Tensor, keep: bool) -> Result<()> {
         if row >= self.rows {
-            candle_core::bail!("no cell {row} among {} to record an amax in", self.rows);
+            let cells = self.rows;
+            return Err(Error::NoCell { row, cells });
         }
         let gpu = Gpu::of(amax)?;
         let mut cells = self.lock();
@@ -123,7 +125,7 @@ impl AmaxCells for CudaCells {
             return Ok(());
         }
         if rows > self.rows {
-            candle_core::bail!("{rows} amaxes do not fit {} cells", self.rows);
+            internal!("{rows} amaxes do not fit {} cells", self.rows);
         }
         let gpu = Gpu::new(&self.device)?;
         let mut cells = self.lock();

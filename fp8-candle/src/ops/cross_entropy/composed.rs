@@ -3,8 +3,9 @@
 use super::CrossEntropyOptions;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::cross_entropy as cuda;
+use crate::error::Result;
 use crate::ops::data::compute_dtype;
-use candle_core::{D, DType, Result, Tensor};
+use candle_core::{D, DType, Tensor};
 
 /// Contiguous I64 targets. candle casts not every integer on every device.
 pub(super) fn to_i64(targets: &Tensor) -> Result<Tensor> {
@@ -13,7 +14,7 @@ pub(super) fn to_i64(targets: &Tensor) -> Result<Tensor> {
     if targets.device().is_cuda() {
         return cuda::to_i64(&targets);
     }
-    targets.to_dtype(DType::I64)
+    Ok(targets.to_dtype(DType::I64)?)
 }
 
 /// The loss of candle's primitives, for I64 targets of any device; a target that is no class makes it NaN.
@@ -25,7 +26,7 @@ pub(super) fn composed(
     let (rows, classes) = (targets.elem_count(), logits.dim(D::Minus1)?);
     let dtype = compute_dtype(logits.dtype());
     if rows == 0 || classes == 0 {
-        return Tensor::new(f64::NAN, logits.device())?.to_dtype(dtype);
+        return Ok(Tensor::new(f64::NAN, logits.device())?.to_dtype(dtype)?);
     }
     let targets = targets.reshape((rows, 1))?;
     let constant = |value: f64| {
@@ -51,7 +52,7 @@ pub(super) fn composed(
     let log_sum = x.exp()?.sum_keepdim(D::Minus1)?.log()?;
     let losses = (log_sum - x.gather(&class, 1)?)?;
     let losses = counts.where_cond(&losses, &losses.zeros_like()?)?;
-    losses.sum_all()? / counts.to_dtype(dtype)?.sum_all()?
+    Ok((losses.sum_all()? / counts.to_dtype(dtype)?.sum_all()?)?)
 }
 
 #[cfg(test)]

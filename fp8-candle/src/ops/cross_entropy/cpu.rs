@@ -1,11 +1,12 @@
 //! Cross entropy on the CPU, its targets checked.
 
 use super::{CrossEntropyOptions, OP};
+use crate::error::{Error, Result};
 use crate::ops::data::{Element, block_rows, par_blocks};
 use crate::ops::math::{Real, max, sum};
 use crate::ops::softmax::softmax_row;
 use crate::simd::simd;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Tensor};
 
 /// Targets on the host.
 pub(super) struct CheckedTargets {
@@ -32,9 +33,12 @@ impl CheckedTargets {
             }
             match usize::try_from(target) {
                 Ok(class) if class < classes => Ok(Some(class)),
-                _ => candle_core::bail!(
-                    "{OP}: target {target} at position {position} is not one of {classes} classes"
-                ),
+                _ => Err(Error::Target {
+                    op: OP,
+                    target,
+                    position,
+                    classes,
+                }),
             }
         });
         let targets: Vec<_> = targets.collect::<Result<_>>()?;

@@ -8,8 +8,8 @@ use super::node::{Fused, apply1};
 use super::{check_device, check_float, fused, last_dim, shape_error};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::cross_entropy as cuda;
-use crate::error::Error;
-use candle_core::{DType, Result, Shape, Storage, Tensor};
+use crate::error::{Error, Result};
+use candle_core::{DType, Shape, Storage, Tensor};
 use composed::{composed, to_i64};
 use cpu::CheckedTargets;
 
@@ -72,8 +72,7 @@ pub fn cross_entropy_with(
             what: "targets",
             expected: "an integer dtype",
             got: targets.dtype(),
-        }
-        .into());
+        });
     }
     if !fused(logits) {
         return composed(logits, &to_i64(targets)?, options);
@@ -111,7 +110,7 @@ impl CrossEntropy {
             Self::Checked(targets) => Ok(targets),
             #[cfg(feature = "cuda")]
             Self::OnDevice { .. } => {
-                candle_core::bail!("{OP}: logits and targets are on two devices")
+                crate::error::internal!("{OP}: logits and targets are on two devices")
             }
         }
     }
@@ -159,7 +158,7 @@ impl Fused<1> for CrossEntropy {
             saved,
         } = self
         else {
-            candle_core::bail!("{OP}: logits and targets are on two devices");
+            crate::error::internal!("{OP}: logits and targets are on two devices");
         };
         let targets = cuda::Targets {
             values: targets,
@@ -183,7 +182,7 @@ impl Fused<1> for CrossEntropy {
             saved: Some(saved),
         } = self
         else {
-            candle_core::bail!("{OP}: the forward pass did not run on this device");
+            crate::error::internal!("{OP}: the forward pass did not run on this device");
         };
         let targets = cuda::Targets {
             values: targets,

@@ -5,7 +5,8 @@ mod cpu;
 use super::data::{compute_dtype, for_dtype, storage, tensor, with_slices};
 use super::node::{Fused, apply2, apply3};
 use super::{check_float, check_like, fused, last_dim, shape_error};
-use candle_core::{D, Result, Storage, Tensor};
+use crate::error::Result;
+use candle_core::{D, Storage, Tensor};
 
 /// Layer normalization over the last dimension.
 ///
@@ -103,7 +104,7 @@ impl Norm {
         if let Some(bias) = bias {
             y = y.broadcast_add(&bias.to_dtype(compute)?)?;
         }
-        y.to_dtype(dtype)
+        Ok(y.to_dtype(dtype)?)
     }
 }
 
@@ -170,7 +171,7 @@ impl NormNode {
     ) -> Result<[Option<Tensor>; 3]> {
         let (norm, mut gradients) = (self.on_cuda(), [const { None }; 3]);
         let Some(statistics) = &self.statistics else {
-            candle_core::bail!("{}: the forward pass kept nothing for a gradient", norm.op);
+            crate::error::internal!("{}: the forward pass kept nothing for a gradient", norm.op);
         };
         if x.track_op() {
             gradients[0] = Some(norm.backward(x, weight, grad, statistics)?);

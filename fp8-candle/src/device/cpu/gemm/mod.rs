@@ -36,8 +36,8 @@ mod tile_f32;
 mod tests;
 
 use crate::data::codes::{GemmCodes, GemmOperand, GemmOutput};
-use crate::error::Error;
-use candle_core::{CpuStorage, DType, Result};
+use crate::error::{Error, Result};
+use candle_core::{CpuStorage, DType};
 use fp8_core::{HighPrecision, Isa};
 use side::{Side, with_side};
 use std::mem::MaybeUninit;
@@ -76,11 +76,11 @@ pub(super) fn gemm(
     };
     if a.contracted() != b.contracted() {
         let expected = format!("[_, {}], the length of operand A's sums", a.contracted());
-        return Err(wrong("operand B [kept, contracted]", expected, b).into());
+        return Err(wrong("operand B [kept, contracted]", expected, b));
     }
     if matches!(a.codes, GemmCodes::Packed(_)) {
         let expected = "row-major codes: only B may be packed".to_string();
-        return Err(wrong("operand A [kept, contracted]", expected, a).into());
+        return Err(wrong("operand A [kept, contracted]", expected, a));
     }
     if let Some(bias) = out.bias.filter(|bias| bias.dims() != [b.kept()]) {
         return Err(Error::Shape {
@@ -88,8 +88,7 @@ pub(super) fn gemm(
             what: "bias",
             expected: format!("[{}]", b.kept()),
             got: bias.dims().to_vec(),
-        }
-        .into());
+        });
     }
     let bias = match out.bias {
         None => None,
@@ -115,8 +114,7 @@ pub(super) fn gemm(
                         what: "the output",
                         expected: "f32, bf16, f16 or f64",
                         got,
-                    }
-                    .into());
+                    });
                 }
             })
         })

@@ -3,7 +3,8 @@
 use super::super::data::{with_codes, with_f32};
 use super::layout::{Order, PANEL, b_len};
 use crate::data::codes::{GemmCodes, GemmOperand};
-use candle_core::{Result, Tensor};
+use crate::error::{Error, Result};
+use candle_core::Tensor;
 use fp8_core::{Contraction, Format, ScaleGrid};
 
 /// The codes of an operand as they lie in memory.
@@ -34,13 +35,12 @@ pub(super) fn with_side<R>(
     let codes = match operand.codes {
         GemmCodes::RowMajor(codes) | GemmCodes::Packed(codes) => codes,
         GemmCodes::Transposed(codes) => {
-            return Err(crate::Error::Shape {
+            return Err(Error::Shape {
                 op: OP,
                 what: "transposed codes, which this device does not read,",
                 expected: "row-major codes".into(),
                 got: codes.dims().to_vec(),
-            }
-            .into());
+            });
         }
     };
     let grid = operand.grid;
@@ -52,7 +52,7 @@ pub(super) fn with_side<R>(
         if tensor.elem_count() == expected {
             return Ok(());
         }
-        Err(crate::Error::Shape {
+        Err(Error::Shape {
             op: OP,
             what,
             expected: format!(

@@ -3,7 +3,8 @@
 use super::by_rows;
 use crate::device::cuda::gpu::{Gpu, with_pointers};
 use crate::device::cuda::kernels::{Arg, Shape, kernels, launch};
-use candle_core::{D, DType, Result, Storage, Tensor, bail};
+use crate::error::{Result, internal};
+use candle_core::{D, DType, Storage, Tensor};
 
 kernels! { KERNELS in CROSS_ENTROPY;
     FORWARD = floats "fp8_cross_entropy"("ppppllilii");
@@ -50,7 +51,7 @@ fn dtype_index(dtype: DType) -> Result<u32> {
         DType::I16 => 2,
         DType::I32 => 3,
         DType::I64 => 4,
-        got => bail!("{OP}: targets are integers, got {got:?}"),
+        got => internal!("{OP}: targets are integers, got {got:?}"),
     })
 }
 

@@ -2,7 +2,8 @@
 
 use crate::device::cuda::gpu::{Gpu, with_pointers};
 use crate::device::cuda::kernels::{Arg, Shape, kernels, launch};
-use candle_core::{Result, Storage, Tensor};
+use crate::error::Result;
+use candle_core::{Storage, Tensor};
 
 kernels! { KERNELS in GELU;
     FORWARD = floats "fp8_gelu"("ppl");

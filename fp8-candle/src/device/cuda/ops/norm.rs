@@ -3,7 +3,8 @@
 use super::by_rows;
 use crate::device::cuda::gpu::{Buffer, Gpu, with_pointer_list, with_pointers};
 use crate::device::cuda::kernels::{Arg, Shape, kernels, launch};
-use candle_core::{DType, Result, Storage, Tensor};
+use crate::error::Result;
+use candle_core::{DType, Storage, Tensor};
 
 kernels! { KERNELS in NORM;
     FORWARD = floats "fp8_norm"("pppppllfii");

@@ -2,7 +2,8 @@
 
 use crate::device::cuda::gpu::{Buffer, Gpu, with_pointers};
 use crate::device::cuda::kernels::{Arg, Shape, kernels, launch};
-use candle_core::{Result, Tensor};
+use crate::error::Result;
+use candle_core::Tensor;
 
 kernels! { KERNELS in ROPE;
     ROTATE = floats "fp8_rope"("pppplllfi");

@@ -3,7 +3,8 @@
 use super::by_rows;
 use crate::device::cuda::gpu::{Gpu, with_pointers};
 use crate::device::cuda::kernels::{Arg, kernels, launch};
-use candle_core::{D, Result, Storage, Tensor};
+use crate::error::Result;
+use candle_core::{D, Storage, Tensor};
 
 kernels! { KERNELS in SOFTMAX;
     FORWARD = floats "fp8_softmax"("pplllfi");
