@@ -232,6 +232,15 @@ pub enum Error {
         /// The tensor role.
         role: Role,
     },
+    /// An operation that has no backward pass was applied to a tensor that tracks a gradient.
+    #[error(
+        "`{op}` has no backward pass: what lies before it would get no gradient. For inference load the model from a file or \
+         detach its inputs"
+    )]
+    NoBackward {
+        /// The operation.
+        op: &'static str,
+    },
     /// Export of a layer whose weight is another one than at its calibration.
     #[error(
         "layer `{path}`: the weight has changed since calibration, which its scales no longer describe: calibrate again"

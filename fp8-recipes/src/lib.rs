@@ -32,6 +32,7 @@ pub mod read;
 mod safetensors_file;
 mod state;
 mod stats;
+pub mod with_tracing;
 
 pub use autocast::{
     Autocast, AutocastGuard, AutocastHandle, NonFinite, ReductionGroup, SingleProcess, StepSummary,

@@ -95,6 +95,7 @@ pub trait Visitor {
     label = "`Fp8Module` is not implemented for `{Self}`",
     note = "a struct or enum of your own: put `#[derive(Fp8Module)]` on it",
     note = "a field without parameters (a closure, a cache, a configuration): put `#[fp8(skip)]` on it",
+    note = "a layer of `candle_nn` that keeps its tensors to itself (GroupNorm, LSTM, GRU, Sequential): take the one of `nn`",
     note = "a type of another crate that does hold parameters: wrap it, and show each tensor as an `nn::Parameter`"
 )]
 pub trait Fp8Module {

@@ -4,7 +4,7 @@ use super::{Fp8Module, Visitor};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 macro_rules! iterated {
     ($([$($generics:tt)*] $type:ty;)*) => {
@@ -83,6 +83,13 @@ impl<T: Fp8Module + ?Sized> Fp8Module for RwLock<T> {
         self.read()
             .unwrap_or_else(PoisonError::into_inner)
             .visit(visitor);
+    }
+}
+
+/// Shows nothing before the value is there.
+impl<T: Fp8Module> Fp8Module for OnceLock<T> {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        self.get().visit(visitor);
     }
 }
 

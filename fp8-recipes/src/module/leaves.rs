@@ -1,6 +1,7 @@
 //! Tensors, layers of candle_nn, and types that hold no parameters.
 
 use super::{Fp8Module, Visitor};
+use crate::nn::kv_cache;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use std::marker::PhantomData;
 
@@ -108,7 +109,35 @@ nothing!(
     candle_nn::ConvTranspose2dConfig,
     candle_nn::LayerNormConfig,
     candle_nn::Init,
+    candle_nn::LSTMConfig,
+    candle_nn::GRUConfig,
     candle_nn::ops::Identity,
+    std::sync::atomic::AtomicBool,
+    std::sync::atomic::AtomicU32,
+    std::sync::atomic::AtomicU64,
+    std::sync::atomic::AtomicUsize,
+    std::time::Duration,
+);
+
+// Keys and values of earlier tokens are no parameters.
+nothing!(
+    candle_nn::kv_cache::Cache,
+    candle_nn::kv_cache::KvCache,
+    candle_nn::kv_cache::RotatingCache,
+    candle_nn::kv_cache::RotatingKvCache,
+    candle_nn::kv_cache::ConcatKvCache,
+    candle_nn::kv_cache::InterleavedKvCache,
+    candle_nn::kv_cache::RawInterleavedKvCache,
+    candle_nn::kv_cache::ScatteredKvCache,
+    candle_nn::kv_cache::ScatteredCacheBuilder,
+    kv_cache::Cache,
+    kv_cache::KvCache,
+    kv_cache::RotatingCache,
+    kv_cache::RotatingKvCache,
+    kv_cache::ConcatKvCache,
+    kv_cache::InterleavedKvCache,
+    kv_cache::ScatteredKvCache,
+    kv_cache::ScatteredCacheBuilder,
 );
 
 impl<T: ?Sized> Fp8Module for PhantomData<T> {

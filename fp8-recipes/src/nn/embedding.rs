@@ -1,6 +1,6 @@
-//! Embedding with a path.
+//! `candle_nn::embedding`: an embedding with a path.
 
-use super::join;
+use super::show;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -46,14 +46,14 @@ impl Embedding {
 impl Module for Embedding {
     /// Integer indexes of any shape `[..]` to `[.., hidden_size]`.
     fn forward(&self, indexes: &Tensor) -> Result<Tensor> {
+        let _span = tracing::trace_span!("embedding", path = self.path()).entered();
         self.inner.forward(indexes)
     }
 }
 
 impl Fp8Module for Embedding {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        let name = self.path().map(|path| join(path, "weight"));
-        visitor.tensor(name.as_deref(), self.embeddings());
+        show(visitor, self.path(), "weight", self.embeddings());
     }
 }
 

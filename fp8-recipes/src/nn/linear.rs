@@ -1,4 +1,4 @@
-//! The linear layer: candle-nn's outside a guard, FP8 inside one.
+//! `candle_nn::linear`: the linear layer, candle-nn's outside a guard, FP8 inside one.
 
 use super::shared_state::SharedState;
 use super::static_weight::is_unscaled_fp8;
@@ -49,6 +49,11 @@ impl Linear {
             path: None,
             state: SharedState::default(),
         }
+    }
+
+    /// [`Linear::new`] under the name that `with_tracing::Linear` gives it.
+    pub fn from_weights(weights: Tensor, bias: Option<Tensor>) -> Self {
+        Self::new(weights, bias)
     }
 
     /// A layer whose weight is FP8 codes.
@@ -226,6 +231,7 @@ impl Linear {
     /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is another one, [`Error::TensorDType`] if `x` is not of
     /// a floating point dtype, and what the guard's recipe finds wrong.
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _span = tracing::trace_span!("linear", path = self.path()).entered();
         let context = current();
         let y = self
             .check_input(x)

@@ -1,50 +1,63 @@
-//! Layers with the names, constructors and signatures of `candle_nn`, so that the swap is one `use` line.
+//! A twin of `candle_nn`: everything that it exports, under the same names and with the same signatures, with what FP8 and
+//! training need in place of some of it.
 //!
-//! [`Linear`] computes in FP8 inside a guard once it is prepared. The norms are differentiable, which candle-nn's
-//! are not (their gradients are silently cut). Every layer knows its checkpoint path from `VarBuilder::prefix`.
+//! In a file written for candle, `use fp8_recipes::nn as candle_nn;` is the whole swap. It changes this:
+//!
+//! | item | here |
+//! |---|---|
+//! | [`Linear`], [`linear()`], .. | computes in FP8 inside a guard once it is prepared; candle-nn's layer otherwise |
+//! | [`LayerNorm`], [`RmsNorm`] | differentiable |
+//! | [`ops`]: `softmax_last_dim`, `rms_norm`, `layer_norm`, `sdpa` | differentiable |
+//! | [`rotary_emb`]: `rope`, `rope_i`, `rope_thd` | differentiable |
+//! | [`attention`], [`cpu_flash_attention`], [`varlen_attention`] | differentiable where a gradient is tracked |
+//! | [`kv_cache`] | gradients reach the keys and values, or an error says that they would not |
+//! | [`moe`] | an error where a gradient would be lost |
+//! | [`loss::cross_entropy`] | in one pass |
+//! | [`Embedding`], [`Conv1d`], [`Conv2d`], [`GroupNorm`], [`LSTM`], [`Sequential`], .. | show their parameters by name |
+//!
+//! candle-nn's own versions of the rows that say "differentiable" are applied without a backward pass: whatever lies before
+//! them receives no gradient, with no error, and the loss still falls. [`check_gradients`](crate::check_gradients) finds such
+//! a cut.
+//!
+//! One signature differs: [`Linear::weight`] returns a `Result`, since the weight of a layer loaded in FP8 is computed when
+//! asked for.
 
-mod embedding;
-mod linear;
-mod norm;
+pub mod attention;
+pub mod conv;
+pub mod cpu_flash_attention;
+pub mod embedding;
+pub mod group_norm;
+pub mod kv_cache;
+pub mod layer_norm;
+pub mod linear;
+pub mod loss;
+pub mod moe;
+pub mod ops;
+mod parameter;
+pub mod rnn;
+pub mod rotary_emb;
+pub mod sequential;
 mod shared_state;
 mod static_weight;
+pub mod varlen_attention;
 
+pub use candle_nn::*;
+
+pub use conv::{
+    Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, conv_transpose1d, conv_transpose1d_no_bias,
+    conv_transpose2d, conv_transpose2d_no_bias, conv1d, conv1d_no_bias, conv2d, conv2d_no_bias,
+};
 pub use embedding::{Embedding, embedding};
+pub use group_norm::{GroupNorm, group_norm};
+pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
-pub use norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
+pub use parameter::Parameter;
+pub use rnn::{GRU, LSTM, gru, lstm};
+pub use sequential::{Sequential, seq};
 pub use static_weight::{InputScaling, StaticWeight};
 
-pub use fp8_candle::ops;
-
+use crate::Visitor;
 use candle_core::Tensor;
-
-/// A parameter that is not part of a layer of this module, with its checkpoint name.
-#[derive(Debug, Clone)]
-pub struct Parameter {
-    path: String,
-    tensor: Tensor,
-}
-
-impl Parameter {
-    /// Names `tensor`; `path` is its full name in the checkpoint.
-    pub fn new(path: impl Into<String>, tensor: Tensor) -> Self {
-        Self {
-            path: path.into(),
-            tensor,
-        }
-    }
-
-    /// The value.
-    pub fn tensor(&self) -> &Tensor {
-        &self.tensor
-    }
-}
-
-impl crate::Fp8Module for Parameter {
-    fn visit(&self, visitor: &mut dyn crate::Visitor) {
-        visitor.tensor(Some(&self.path), &self.tensor);
-    }
-}
 
 /// `prefix.name`, or `name` at the root.
 pub(crate) fn join(prefix: &str, name: &str) -> String {
@@ -52,5 +65,19 @@ pub(crate) fn join(prefix: &str, name: &str) -> String {
         name.to_string()
     } else {
         format!("{prefix}.{name}")
+    }
+}
+
+/// Shows a tensor as `{path}.{name}`, or without a name where the path is unknown.
+fn show(visitor: &mut dyn Visitor, path: Option<&str>, name: &str, tensor: &Tensor) {
+    let name = path.map(|path| join(path, name));
+    visitor.tensor(name.as_deref(), tensor);
+}
+
+/// An error if a gradient is tracked in one of `tensors`, which `op` would lose.
+fn no_gradient_through(op: &'static str, tensors: &[&Tensor]) -> candle_core::Result<()> {
+    match tensors.iter().any(|tensor| tensor.track_op()) {
+        true => Err(crate::Error::NoBackward { op }.into()),
+        false => Ok(()),
     }
 }

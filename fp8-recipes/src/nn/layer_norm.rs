@@ -1,9 +1,11 @@
-//! LayerNorm and RmsNorm whose gradients reach everything before them.
+//! `candle_nn::layer_norm`: norms whose gradients reach everything before them.
 
-use super::join;
+pub use candle_nn::layer_norm::LayerNormConfig;
+
+use super::show;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
-use candle_nn::{LayerNormConfig, VarBuilder};
+use candle_nn::{Init, VarBuilder};
 use fp8_candle::ops;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.
@@ -16,7 +18,11 @@ pub struct LayerNorm {
     remove_mean: bool,
     eps: f64,
     path: Option<String>,
+    /// Old checkpoints of transformers call them `gamma` and `beta`.
+    names: [&'static str; 2],
 }
+
+const NAMES: [&str; 2] = ["weight", "bias"];
 
 impl LayerNorm {
     /// `weight`, `bias`: `[size]`.
@@ -27,6 +33,7 @@ impl LayerNorm {
             remove_mean: true,
             eps,
             path: None,
+            names: NAMES,
         }
     }
 
@@ -38,6 +45,7 @@ impl LayerNorm {
             remove_mean: true,
             eps,
             path: None,
+            names: NAMES,
         }
     }
 
@@ -49,6 +57,7 @@ impl LayerNorm {
             remove_mean: false,
             eps,
             path: None,
+            names: NAMES,
         }
     }
 
@@ -67,11 +76,32 @@ impl LayerNorm {
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
+
+    /// What is added to the variance.
+    pub fn eps(&self) -> f64 {
+        self.eps
+    }
+
+    /// Whether the mean is subtracted.
+    pub fn remove_mean(&self) -> bool {
+        self.remove_mean
+    }
+
+    /// Path in the checkpoint: empty at its root, None if unknown.
+    pub fn path(&self) -> Option<&str> {
+        self.path.as_deref()
+    }
 }
 
 impl Module for LayerNorm {
     /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let kind = if self.remove_mean {
+            "layer-norm"
+        } else {
+            "rms-norm"
+        };
+        let _span = tracing::trace_span!("norm", kind, path = self.path()).entered();
         if self.remove_mean {
             return Ok(ops::layer_norm(
                 x,
@@ -90,10 +120,9 @@ impl Module for LayerNorm {
 
 impl Fp8Module for LayerNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        let name = |own| self.path.as_deref().map(|path| join(path, own));
-        visitor.tensor(name("weight").as_deref(), &self.weight);
+        show(visitor, self.path(), self.names[0], &self.weight);
         if let Some(bias) = &self.bias {
-            visitor.tensor(name("bias").as_deref(), bias);
+            show(visitor, self.path(), self.names[1], bias);
         }
     }
 }
@@ -105,9 +134,16 @@ pub fn layer_norm<C: Into<LayerNormConfig>>(
     vb: VarBuilder<'_>,
 ) -> Result<LayerNorm> {
     let config = config.into();
-    let weight = vb.get_with_hints(size, "weight", candle_nn::Init::Const(1.))?;
+    let name = |own: &'static str, old: &'static str| {
+        let only_old = !vb.contains_tensor(own) && vb.contains_tensor(old);
+        if only_old { old } else { own }
+    };
+    let mut names = NAMES;
+    names[0] = name("weight", "gamma");
+    let weight = vb.get_with_hints(size, names[0], Init::Const(1.))?;
     let bias = if config.affine {
-        Some(vb.get_with_hints(size, "bias", candle_nn::Init::Const(0.))?)
+        names[1] = name("bias", "beta");
+        Some(vb.get_with_hints(size, names[1], Init::Const(0.))?)
     } else {
         None
     };
@@ -117,6 +153,7 @@ pub fn layer_norm<C: Into<LayerNormConfig>>(
         remove_mean: config.remove_mean,
         eps: config.eps,
         path: Some(vb.prefix()),
+        names,
     })
 }
 
@@ -143,13 +180,37 @@ impl RmsNorm {
     }
 
     /// Sets the checkpoint path.
+    #[must_use]
     pub fn with_path(self, path: impl Into<String>) -> Self {
         Self(self.0.with_path(path))
+    }
+
+    /// The same as a [`LayerNorm`] that keeps the mean.
+    pub fn into_inner(self) -> LayerNorm {
+        self.0
     }
 
     /// `[size]`.
     pub fn weight(&self) -> &Tensor {
         self.0.weight()
+    }
+
+    /// What is added to the mean square.
+    pub fn eps(&self) -> f64 {
+        self.0.eps()
+    }
+
+    /// Path in the checkpoint: empty at its root, None if unknown.
+    pub fn path(&self) -> Option<&str> {
+        self.0.path()
+    }
+
+    /// The forward pass; candle-nn's other one is not differentiable, here both are.
+    ///
+    /// # Errors
+    /// If `xs` does not fit the weight.
+    pub fn forward_diff(&self, xs: &Tensor) -> Result<Tensor> {
+        self.0.forward(xs)
     }
 }
 

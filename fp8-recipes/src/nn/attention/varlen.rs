@@ -1,0 +1,147 @@
+//! Attention over packed sequences of different lengths.
+
+use super::scores::{Scores, bias};
+use super::tracked;
+use candle_core::{Result, Tensor};
+
+/// What attention over packed sequences looks at.
+pub(super) struct Packed<'a> {
+    pub(super) slopes: Option<&'a Tensor>,
+    pub(super) lengths: [&'a Tensor; 2],
+    pub(super) scale: f32,
+    pub(super) causal: bool,
+    /// Keys to the left and to the right of a query that it sees.
+    pub(super) window: (Option<usize>, Option<usize>),
+}
+
+impl Packed<'_> {
+    /// `q` `[total_q, h, d]`, `k` and `v` `[total_k, h_kv, d]` to `[total_q, h, d]`.
+    pub(super) fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let heads = q.dim(1)?;
+        let [q_lengths, k_lengths] = self.lengths;
+        let (q_lengths, k_lengths) = (q_lengths.to_vec1::<u32>()?, k_lengths.to_vec1::<u32>()?);
+        let total = |lengths: &[u32]| lengths.iter().map(|&len| len as usize).sum::<usize>();
+        if (total(&q_lengths), total(&k_lengths)) != (q.dim(0)?, k.dim(0)?)
+            || q_lengths.len() != k_lengths.len()
+        {
+            candle_core::bail!(
+                "sequences of {q_lengths:?} queries and {k_lengths:?} keys do not fit {:?} and {:?}",
+                q.dims(),
+                k.dims()
+            );
+        }
+        let slopes = match self.slopes {
+            None => None,
+            Some(slopes) => Some(slopes.to_vec1::<f32>()?),
+        };
+        if let Some(slopes) = &slopes
+            && slopes.len() != heads
+        {
+            candle_core::bail!("{} ALiBi slopes for {heads} heads", slopes.len());
+        }
+        let (mut at_q, mut at_k) = (0, 0);
+        let mut outputs = vec![];
+        for (tq, tk) in q_lengths.into_iter().zip(k_lengths) {
+            let (tq, tk) = (tq as usize, tk as usize);
+            if self.causal && tk < tq {
+                candle_core::bail!("causal attention of {tq} queries over {tk} keys");
+            }
+            let part = |x: &Tensor, at, len| x.narrow(0, at, len)?.transpose(0, 1)?.unsqueeze(0);
+            let (q, k, v) = (part(q, at_q, tq)?, part(k, at_k, tk)?, part(v, at_k, tk)?);
+            (at_q, at_k) = (at_q + tq, at_k + tk);
+            if tq == 0 {
+                continue;
+            }
+            if tk == 0 {
+                outputs.push(q.zeros_like()?.squeeze(0)?.transpose(0, 1)?);
+                continue;
+            }
+            let scores = Scores {
+                scale: self.scale.into(),
+                softcap: None,
+                bias: vec![self.bias((heads, tq, tk), slopes.as_deref(), &q)?],
+            };
+            let y = scores.attend(&q, &k, &v)?.to_dtype(q.dtype())?;
+            outputs.push(y.squeeze(0)?.transpose(0, 1)?);
+        }
+        match outputs.is_empty() {
+            true => q.zeros_like(),
+            false => Tensor::cat(&outputs, 0),
+        }
+    }
+
+    fn bias(
+        &self,
+        (heads, tq, tk): (usize, usize, usize),
+        slopes: Option<&[f32]>,
+        like: &Tensor,
+    ) -> Result<Tensor> {
+        let (left, right) = match self.window {
+            (None, None) => (i64::MAX, i64::MAX),
+            (Some(left), right) => (left as i64, right.unwrap_or(0) as i64),
+            (None, Some(_)) => candle_core::bail!("a window to the right without one to the left"),
+        };
+        let right = if self.causal { 0 } else { right };
+        let heads = slopes.map_or(1, |_| heads);
+        let first = tk as i64 - tq as i64;
+        bias((heads, tq, tk), like.device(), |head, i, j| {
+            let behind = i + first - j;
+            if behind > left || -behind > right {
+                return f32::NEG_INFINITY;
+            }
+            slopes.map_or(0., |slopes| -slopes[head] * behind.abs() as f32)
+        })
+    }
+}
+
+/// Attention over packed sequences: `candle_nn::attention::flash_attn_varlen_unfused`, differentiable in `q`, `k` and `v`.
+///
+/// Sequence `n` has `seqlens_q[n]` queries and `seqlens_k[n]` keys. With `causal`, or a window, query `i` stands at key
+/// `i + seqlens_k[n] - seqlens_q[n]`. `alibi_slopes` `[h]` multiply the distance to a key, which is subtracted.
+///
+/// # Shapes
+/// `q` `[total_q, h, d]`, `k` and `v` `[total_k, h_kv, d]` with `h` a multiple of `h_kv`, `seqlens_q` and `seqlens_k` u32
+/// `[n]`. Result `[total_q, h, d]`.
+///
+/// # Errors
+/// If the shapes or lengths do not fit each other, or there is a window to the right without one to the left.
+#[allow(clippy::too_many_arguments)]
+pub fn flash_attn_varlen_unfused(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    alibi_slopes: Option<&Tensor>,
+    seqlens_q: &Tensor,
+    seqlens_k: &Tensor,
+    max_seqlen_q: usize,
+    max_seqlen_k: usize,
+    softmax_scale: f32,
+    causal: bool,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+) -> Result<Tensor> {
+    if !tracked(&[q, k, v]) {
+        return candle_nn::attention::flash_attn_varlen_unfused(
+            q,
+            k,
+            v,
+            alibi_slopes,
+            seqlens_q,
+            seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            softmax_scale,
+            causal,
+            window_size_left,
+            window_size_right,
+        );
+    }
+    let packed = Packed {
+        slopes: alibi_slopes,
+        lengths: [seqlens_q, seqlens_k],
+        scale: softmax_scale,
+        causal,
+        window: (window_size_left, window_size_right),
+    };
+    packed.attend(q, k, v)
+}

@@ -1,0 +1,165 @@
+//! `candle_nn::kv_cache`, with gradients.
+//!
+//! candle-nn's caches write keys and values in place or detach them, so that the projections before a cache receive no
+//! gradient, with no error. Here the keys and values that come out of a cache are connected with all that went in. That
+//! includes what earlier calls put there, as with a cache made by `Tensor::cat`: a model that generates text from variables
+//! keeps their graph. Where nothing tracks a gradient, as in a model loaded for inference, candle-nn's in-place form is used.
+
+mod concat;
+mod rotating;
+mod scattered;
+
+pub use candle_nn::kv_cache::*;
+pub use concat::{ConcatKvCache, InterleavedKvCache};
+pub use rotating::{RotatingCache, RotatingKvCache};
+pub use scattered::{ScatteredCacheBuilder, ScatteredKvCache};
+
+use candle_core::{Result, Tensor};
+use std::ops::Deref;
+
+/// `candle_nn::kv_cache::Cache`, differentiable; its other methods are candle-nn's.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    inner: candle_nn::kv_cache::Cache,
+    /// What the cache holds, as part of a graph; None while nothing has tracked a gradient.
+    traced: Option<Tensor>,
+}
+
+impl Cache {
+    /// Values are appended along `dim`.
+    pub fn new(dim: usize, max_seq_len: usize) -> Self {
+        Self {
+            inner: candle_nn::kv_cache::Cache::new(dim, max_seq_len),
+            traced: None,
+        }
+    }
+
+    /// All that was appended.
+    ///
+    /// # Errors
+    /// If a tensor operation fails.
+    pub fn current_data(&self) -> Result<Option<Tensor>> {
+        match &self.traced {
+            Some(traced) => Ok(Some(traced.clone())),
+            None => self.inner.current_data(),
+        }
+    }
+
+    /// Empties the cache.
+    pub fn reset(&mut self) {
+        self.inner.reset();
+        self.traced = None;
+    }
+
+    /// Appends `src`.
+    ///
+    /// # Errors
+    /// If its shape does not fit what the cache holds.
+    pub fn append(&mut self, src: &Tensor) -> Result<()> {
+        let traced = match self.traced.is_some() || src.track_op() {
+            false => None,
+            true => Some(match self.current_data()? {
+                Some(before) => Tensor::cat(&[&before, src], self.dim())?,
+                None => src.clone(),
+            }),
+        };
+        self.inner.append(&src.detach())?;
+        self.traced = traced;
+        Ok(())
+    }
+}
+
+impl Deref for Cache {
+    type Target = candle_nn::kv_cache::Cache;
+
+    fn deref(&self) -> &Self::Target {
+        &self.inner
+    }
+}
+
+/// What the caches of keys and values have in common.
+macro_rules! key_value_cache {
+    ($type:ident, $cache:ident) => {
+        #[doc = concat!("`candle_nn::kv_cache::", stringify!($type), "`, differentiable.")]
+        #[derive(Debug, Clone)]
+        pub struct $type {
+            k: $cache,
+            v: $cache,
+        }
+
+        impl $type {
+            /// Keys and values are appended along `dim`.
+            pub fn new(dim: usize, max_seq_len: usize) -> Self {
+                Self {
+                    k: $cache::new(dim, max_seq_len),
+                    v: $cache::new(dim, max_seq_len),
+                }
+            }
+
+            /// The cache of the keys.
+            pub fn k_cache(&self) -> &$cache {
+                &self.k
+            }
+
+            /// The cache of the values.
+            pub fn v_cache(&self) -> &$cache {
+                &self.v
+            }
+
+            /// The cache of the keys.
+            pub fn k_cache_mut(&mut self) -> &mut $cache {
+                &mut self.k
+            }
+
+            /// The cache of the values.
+            pub fn v_cache_mut(&mut self) -> &mut $cache {
+                &mut self.v
+            }
+
+            /// The keys held.
+            ///
+            /// # Errors
+            /// If a tensor operation fails.
+            pub fn k(&self) -> Result<Option<Tensor>> {
+                self.k.current_data()
+            }
+
+            /// The values held.
+            ///
+            /// # Errors
+            /// If a tensor operation fails.
+            pub fn v(&self) -> Result<Option<Tensor>> {
+                self.v.current_data()
+            }
+
+            /// How many positions were appended.
+            pub fn current_seq_len(&self) -> usize {
+                self.k.current_seq_len()
+            }
+
+            /// Empties the cache.
+            pub fn reset(&mut self) {
+                self.k.reset();
+                self.v.reset();
+            }
+        }
+    };
+}
+
+use key_value_cache;
+
+key_value_cache!(KvCache, Cache);
+
+impl KvCache {
+    /// Appends keys and values. Returns all of both.
+    ///
+    /// # Errors
+    /// If a shape does not fit what the cache holds.
+    pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.k.append(k)?;
+        self.v.append(v)?;
+        // A cache that was appended to holds something.
+        let (all_k, all_v) = (self.k.current_data()?, self.v.current_data()?);
+        Ok((all_k.unwrap_or(k.clone()), all_v.unwrap_or(v.clone())))
+    }
+}

@@ -1,0 +1,117 @@
+//! A cache that keeps the newest positions.
+
+use super::key_value_cache;
+use candle_core::{Device, Result, Tensor};
+use std::ops::Deref;
+
+/// `candle_nn::kv_cache::RotatingCache`, differentiable; its other methods are candle-nn's.
+#[derive(Debug, Clone)]
+pub struct RotatingCache {
+    inner: candle_nn::kv_cache::RotatingCache,
+    traced: Option<Tensor>,
+}
+
+impl RotatingCache {
+    /// Values are appended along `dim`; the newest `max_seq_len` stay.
+    pub fn new(dim: usize, max_seq_len: usize) -> Self {
+        Self {
+            inner: candle_nn::kv_cache::RotatingCache::new(dim, max_seq_len),
+            traced: None,
+        }
+    }
+
+    /// What the cache holds, in the order of its buffer.
+    ///
+    /// # Errors
+    /// If a tensor operation fails.
+    pub fn current_data(&self) -> Result<Option<Tensor>> {
+        match &self.traced {
+            Some(traced) => Ok(Some(traced.clone())),
+            None => self.inner.current_data(),
+        }
+    }
+
+    /// Empties the cache.
+    pub fn reset(&mut self) {
+        self.inner.reset();
+        self.traced = None;
+    }
+
+    /// Appends `src`. Returns the buffer, or `src` where that is longer than the buffer.
+    ///
+    /// # Errors
+    /// If its shape does not fit what the cache holds.
+    pub fn append(&mut self, src: &Tensor) -> Result<Tensor> {
+        if self.traced.is_none() && !src.track_op() {
+            return self.inner.append(src);
+        }
+        let traced = self.written(src)?;
+        let whole = src.dim(self.dim())? >= self.max_seq_len();
+        self.inner.append(&src.detach())?;
+        self.traced = Some(traced.clone());
+        Ok(if whole { src.clone() } else { traced })
+    }
+
+    /// The buffer after `src` was written where the next value goes.
+    fn written(&self, src: &Tensor) -> Result<Tensor> {
+        let (dim, size, at) = (self.dim(), self.max_seq_len(), self.offset());
+        let len = src.dim(dim)?;
+        if len >= size {
+            return src.narrow(dim, len - size, size);
+        }
+        let before = self.current_data()?;
+        let held = before.as_ref().map_or(Ok(0), |before| before.dim(dim))?;
+        let before = before.as_ref().unwrap_or(src);
+        let to_end = size - at;
+        let parts = match len <= to_end {
+            true => [(before, 0, at), (src, 0, len), (before, at + len, held)],
+            // The end of `src` goes to the start of the buffer.
+            false => [
+                (src, to_end, len),
+                (before, len - to_end, at),
+                (src, 0, to_end),
+            ],
+        };
+        let parts = parts.into_iter().filter(|(_, from, to)| from < to);
+        let parts = parts.map(|(tensor, from, to)| tensor.narrow(dim, from, to - from));
+        Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, dim)
+    }
+}
+
+impl Deref for RotatingCache {
+    type Target = candle_nn::kv_cache::RotatingCache;
+
+    fn deref(&self) -> &Self::Target {
+        &self.inner
+    }
+}
+
+key_value_cache!(RotatingKvCache, RotatingCache);
+
+impl RotatingKvCache {
+    /// Appends keys and values. Returns what attention looks at.
+    ///
+    /// # Errors
+    /// If a shape does not fit what the cache holds.
+    pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        Ok((self.k.append(k)?, self.v.append(v)?))
+    }
+
+    /// Where the next value goes.
+    pub fn offset(&self) -> usize {
+        self.k.offset()
+    }
+
+    /// The mask to apply after `seq_len` positions were appended.
+    ///
+    /// # Errors
+    /// If a tensor operation fails.
+    pub fn attn_mask(&self, seq_len: usize, device: &Device) -> Result<Option<Tensor>> {
+        self.k.attn_mask(seq_len, device)
+    }
+
+    /// The positions of all elements after `seq_len` were appended.
+    pub fn positions(&self, seq_len: usize) -> Vec<usize> {
+        self.k.positions(seq_len)
+    }
+}

@@ -1,0 +1,3 @@
+//! The name that `candle_nn` keeps for [`attention::varlen`](super::attention::varlen).
+
+pub use super::attention::varlen::*;
