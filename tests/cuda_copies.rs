@@ -1,7 +1,7 @@
-//! A training step on a GPU copies nothing to the host and waits for nothing, until a number is asked for.
+//! A training step on a GPU copies nothing to the host and waits for nothing until a number is asked for.
 //!
-//! The driver's functions that copy to the host or wait are replaced in this binary by ones that count and call the
-//! driver's own.
+//! In this program the functions of the driver that copy to the host or wait are replaced by ones that count and then call
+//! the driver's own.
 #![cfg(feature = "cuda")]
 
 use candle_core::{DType, Device, Module, Result, Tensor};
@@ -34,7 +34,7 @@ fn driver(name: &CStr) -> *mut c_void {
     }
 }
 
-/// Replaces a function of the driver by one that counts.
+/// Replaces a function of the driver with one that counts its calls.
 macro_rules! counted {
     ($counter:ident, $name:ident($($argument:ident: $type:ty),*)) => {
         #[unsafe(no_mangle)]
@@ -77,7 +77,7 @@ fn a_step_copies_nothing_to_the_host() -> Result<()> {
         return Ok(());
     }
     let counts = || (COPIES.load(SeqCst), WAITS.load(SeqCst));
-    // The counters count.
+    // The counters do count.
     let before = counts();
     Tensor::ones(4, DType::F32, &device)?.to_vec1::<f32>()?;
     assert!(counts().0 > before.0, "a copy that was not counted");

@@ -21,7 +21,7 @@ use std::path::Path;
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// What a finished run leaves.
+/// Writes what a finished run leaves.
 fn finish(dir: &Path) -> Outcome {
     for name in ["metrics.jsonl", "config.json", "model.safetensors"] {
         fs::write(dir.join(name), "old")?;
@@ -42,7 +42,7 @@ fn runs_without_a_named_folder_go_to_fresh_ones() -> Outcome {
     }
     let first = default.join("checkpoint/f32.safetensors");
     assert_eq!(fs::read_to_string(first)?, "old");
-    // A run that stopped before it wrote anything leaves its folder to the next one.
+    // The folder of a run that stopped before it wrote anything is used again.
     let fourth = runs::begin(None, &default, false)?;
     assert_eq!(runs::begin(None, &default, false)?, fourth);
     assert_eq!(
@@ -53,7 +53,7 @@ fn runs_without_a_named_folder_go_to_fresh_ones() -> Outcome {
 }
 
 #[test]
-fn an_earlier_run_goes_only_by_overwrite() -> Outcome {
+fn an_earlier_run_is_removed_only_with_overwrite() -> Outcome {
     let root = tempfile::tempdir()?;
     let (out, default) = (root.path().join("out"), root.path().join("default"));
     let begin = |overwrite| runs::begin(Some(&out), &default, overwrite);
@@ -92,7 +92,7 @@ fn metrics_are_a_regular_file() -> Outcome {
 }
 
 #[test]
-fn candles_sources_are_found_without_cargo() -> Outcome {
+fn the_sources_of_candle_are_found_without_cargo() -> Outcome {
     let folder = candle_sources::candle_sources()?;
     assert!(folder.join("tensor.rs").is_file(), "{}", folder.display());
     Ok(())

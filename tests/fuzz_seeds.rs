@@ -1,9 +1,10 @@
-//! What the fuzz targets demand, of their seeds and of every one of them with a byte changed or its end cut off.
+//! The fuzz targets on their seeds, and on the seeds with one byte changed or the end cut off.
 
 #[path = "../fuzz/bodies/mod.rs"]
 mod bodies;
 
-/// Runs `body` over seeds and their mutations, spread over the bytes so that a test takes a second or two.
+/// Runs `body` on seeds and mutations of them. Only some bytes of a long seed are changed, so that a test takes a
+/// second or two.
 fn check(seeds: Vec<Vec<u8>>, body: fn(&[u8])) {
     for seed in seeds {
         body(&seed);
@@ -32,7 +33,7 @@ fn loading_gives_values_or_errors() {
 }
 
 #[test]
-fn resuming_fits_or_changes_nothing() {
+fn resuming_succeeds_or_changes_nothing() {
     check(bodies::resume::seeds(), bodies::resume::run);
 }
 
@@ -42,7 +43,7 @@ fn recipes_come_back_the_same() {
 }
 
 #[test]
-fn there_are_seeds_of_every_target() {
+fn every_target_has_seeds() {
     for (target, seeds) in bodies::all_seeds() {
         assert!(seeds.len() >= 3, "{target}");
     }

@@ -1,10 +1,10 @@
-//! One guard around a whole training loop. A file of its own: it watches the memory of its process.
+//! One guard around a whole training loop. This is a program of its own because it watches the memory of its process.
 
 use candle_core::{Module, Result, Tensor};
 use fp8::{end_step, fp8_autocast};
 use fp8_test_support::{Layer, delayed, flat, of, skipped_on_cuda};
 
-/// Resident memory in KiB, where the system tells it.
+/// Resident memory in KiB, on systems that report it.
 fn resident() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
@@ -33,7 +33,7 @@ fn ten_thousand_steps_under_one_guard() -> Result<()> {
         let summary = end_step()?;
         assert_eq!(summary.layers(), 1, "step {step}");
         if step == 0 {
-            // x of 1e-4 is 0 in E4M3 without a scale: it takes effect in the very next step.
+            // Without a scale 1e-4 is 0 in E4M3, so the new scale must take effect in the very next step.
             assert_eq!(layer.slot("input").quant_scale, 448. / 1e-4);
             assert_eq!(layer.slot("grad_output").quant_scale, 57344. / 1e-3);
         }

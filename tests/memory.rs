@@ -1,5 +1,5 @@
-//! Freed memory is kept: blocks made and dropped again and again cost page faults once. A program of its own rather
-//! than tests in threads, as only a process with one thread can ask for it.
+//! Freed memory is kept: blocks that are allocated and freed repeatedly cost page faults only once. This is a program
+//! of its own and not a test on a thread, because only a process with a single thread can ask for it.
 
 fn main() {
     let glibc = cfg!(all(target_os = "linux", target_env = "gnu"));
@@ -48,7 +48,7 @@ mod faults {
             step();
         }
         let after = count();
-        // Given back, each step's 139 MB would take 35,000 faults of 4 KB, or 2,000 of 64 KB.
+        // If the 139 MB of each step were given back, they would cost 35,000 faults of 4 KB, or 2,000 of 64 KB.
         assert!(after - before < 200, "{} page faults", after - before);
     }
 }

@@ -1,4 +1,5 @@
-//! Guards and rayon pools: a worker that waits runs other tasks of its pool on the same stack.
+//! Guards and rayon pools. A worker that waits runs other tasks of its pool on the same stack, inside of whatever guard
+//! is open.
 
 use candle_core::{Device, Module, Tensor};
 use fp8::{Autocast, AutocastHandle, Error, end_step, fp8_autocast, is_fp8_enabled};
@@ -30,16 +31,16 @@ fn no_guard_opens_on_a_worker() {
         });
     }
     Device::Cpu.with_context(|| assert!(handle.open().is_err()));
-    // Threads of the system are no workers.
+    // Threads that belong to no pool may open guards.
     std::thread::scope(|scope| {
         scope.spawn(|| handle.open().unwrap().close().unwrap());
     });
 }
 
-/// Large enough that GEMMs and candle's own products are shared out and wait.
+/// Large enough for GEMMs, candle's too, to use several threads and wait for them.
 const SIZE: usize = 256;
 
-/// Many models and plain tasks in one pool: a plain task never computes in FP8, and every model gets its updates.
+/// Many models and plain tasks in one pool. Plain tasks never compute in FP8, and every model gets its updates.
 #[test]
 fn tasks_of_one_pool_see_no_guard_but_their_own() {
     if skipped_on_cuda(THREADS) {
@@ -60,7 +61,7 @@ fn tasks_of_one_pool_see_no_guard_but_their_own() {
             pool.install(|| {
                 (0..models.len() * 8).into_par_iter().for_each(|task| {
                     if task % 8 == 0 {
-                        // A model of its own, with a guard of its own: on a thread of its own.
+                        // A model with a guard, on a thread of its own.
                         let model = &models[task / 8];
                         AutocastHandle::current()
                             .run(|| {
@@ -71,7 +72,7 @@ fn tasks_of_one_pool_see_no_guard_but_their_own() {
                             })
                             .unwrap();
                     } else {
-                        // A prepared layer too: only a guard would make it compute in FP8.
+                        // A prepared layer as well: it would compute in FP8 under any guard.
                         let (y, want) = match task % 2 {
                             0 => (plain.linear.forward(&x).unwrap(), &expected),
                             _ => (watched.linear.forward(&x).unwrap(), &watched_plain),
@@ -96,7 +97,7 @@ fn tasks_of_one_pool_see_no_guard_but_their_own() {
     }
 }
 
-/// A lone worker runs its tasks one after the other: guards open there, and end before the next task begins.
+/// A pool with one worker runs its tasks one after the other. A guard opened there closes before the next task begins.
 #[test]
 fn tasks_of_a_pool_of_one_thread_see_no_guard_but_their_own() {
     if skipped_on_cuda(THREADS) {
@@ -126,7 +127,7 @@ fn tasks_of_a_pool_of_one_thread_see_no_guard_but_their_own() {
     assert_eq!(seen.load(Ordering::Relaxed), 0);
 }
 
-/// One guard, its model used by many tasks at once.
+/// Many tasks use the model of one guard at once.
 #[test]
 fn a_handle_carries_one_guard_into_many_tasks() {
     if skipped_on_cuda(THREADS) {
@@ -138,7 +139,7 @@ fn a_handle_carries_one_guard_into_many_tasks() {
     let run = |i: usize| {
         let x = (tensor(6, &[32, SIZE]) * i as f64).unwrap();
         let forward = || {
-            // Guards inside work there as on any thread.
+            // Inner guards work there as on any thread.
             let inner = fp8_autocast(Autocast::disabled()).unwrap();
             assert!(!is_fp8_enabled());
             inner.close().unwrap();
@@ -156,7 +157,7 @@ fn a_handle_carries_one_guard_into_many_tasks() {
     assert_same("candle's pool", &candles, &outputs[15]);
     let summary = guard.close().unwrap();
     assert_eq!(summary.layers(), 1);
-    // The weight is cast by as many tasks as meet it before one has.
+    // Every task that needs the weight before another has cast it casts it itself.
     assert!(summary.casts() > 33, "{}", summary.casts());
     let amax = 16.
         * flat(&tensor(6, &[32, SIZE]))

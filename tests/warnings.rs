@@ -1,4 +1,5 @@
-//! An enabled guard under which nothing is cast says so, once. A file of its own: the warning is one for the process.
+//! An enabled guard under which nothing is cast warns about it once. This is a program of its own because the warning
+//! comes once in a process.
 
 use candle_core::Module;
 use fp8::{Autocast, fp8_autocast};
@@ -11,7 +12,7 @@ use tracing::{Event, Metadata, Subscriber, field::Visit};
 static TEXTS: Mutex<Vec<String>> = Mutex::new(vec![]);
 static IDS: AtomicUsize = AtomicUsize::new(1);
 
-/// Keeps the messages of warnings.
+/// A subscriber that keeps the messages of warnings.
 struct Keep;
 
 impl Subscriber for Keep {
@@ -44,7 +45,7 @@ impl Subscriber for Keep {
 }
 
 #[test]
-fn a_guard_for_nothing_warns_once() {
+fn a_guard_under_which_nothing_is_cast_warns_once() {
     tracing::subscriber::set_global_default(Keep).unwrap();
     let said = || {
         let texts = std::mem::take(&mut *TEXTS.lock().unwrap());
@@ -55,7 +56,7 @@ fn a_guard_for_nothing_warns_once() {
     };
     let x = tensor(1, &[2, 8]);
 
-    // All is well: FP8 was computed, or was not asked for.
+    // No warning: something was cast, or nothing was meant to be.
     let layer = Layer::prepared("fc", 1, 4, 8);
     let guard = fp8_autocast(delayed(4)).unwrap();
     layer.linear.forward(&x).unwrap();
@@ -65,7 +66,7 @@ fn a_guard_for_nothing_warns_once() {
     drop(fp8_autocast(calibrating).unwrap());
     assert_eq!(said(), 0);
 
-    // A model that is not prepared.
+    // A warning: the model is not prepared.
     let plain = Layer::new("plain", 1, 4, 8);
     let guard = fp8_autocast(delayed(4)).unwrap();
     plain.linear.forward(&x).unwrap();
@@ -73,7 +74,7 @@ fn a_guard_for_nothing_warns_once() {
     assert_eq!((summary.casts(), summary.layers()), (0, 0));
     assert_eq!(said(), 1);
 
-    // A guard that is gone at once, a forward pass on another thread: one warning is enough.
+    // No second warning for a guard that closes at once, or for a forward pass on another thread.
     let _ = fp8_autocast(delayed(4)).unwrap();
     layer.linear.forward(&x).unwrap();
     let guard = fp8_autocast(delayed(4)).unwrap();

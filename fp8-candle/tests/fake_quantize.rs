@@ -9,8 +9,8 @@ use fp8_candle::{
 };
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Format, Granularity};
-use fp8_test_support::device;
-use row::{Row, flat, tensor};
+use fp8_test_support::{device, flat};
+use row::{Row, tensor};
 use std::sync::atomic::Ordering;
 
 #[test]

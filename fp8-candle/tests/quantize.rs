@@ -10,8 +10,8 @@ use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{
     Cast, Format, Granularity, delayed_quant_scale, dynamic_quant_scale, floor_to_power_of_two,
 };
-use fp8_test_support::{device, isa, on_cuda};
-use row::{Row, codes, flat, quantizer, tensor};
+use fp8_test_support::{device, flat, isa, on_cuda};
+use row::{Row, codes, quantizer, tensor};
 use std::sync::atomic::Ordering;
 
 /// The scales belong together and the codes follow from them.

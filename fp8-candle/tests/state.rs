@@ -8,8 +8,8 @@ use fp8_candle::state::{ReductionGroup, RowRule, SavedRow, StepCells};
 use fp8_candle::{Error, Result, Role, Slot, StateTable};
 use fp8_core::Contraction::Cols;
 use fp8_core::{AmaxCompute, DelayedRule, Format, ScaleRounding};
-use fp8_test_support::{device, on_cuda};
-use row::{Row, flat, tensor};
+use fp8_test_support::{device, flat, on_cuda};
+use row::{Row, tensor};
 use std::sync::{Arc, Mutex};
 
 #[test]

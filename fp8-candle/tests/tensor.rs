@@ -4,7 +4,7 @@ use candle_core::{D, DType, Device, Tensor, Var};
 use fp8_candle::{Fp8Tensor, Quantizer, Result};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Cast, Format, Granularity, dynamic_quant_scale, mx_dequant_scale_rceil};
-use fp8_test_support::{device, isa, on_cuda};
+use fp8_test_support::{device, flat, isa, on_cuda};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 const FORMATS: [Format; 4] = [
@@ -32,15 +32,6 @@ fn values(seed: u64, dims: &[usize]) -> Tensor {
         .map(|at: usize| rng.random_range(-1f32..1.) * 2f32.powi((at / cols % 9) as i32 - 4))
         .collect();
     Tensor::from_vec(values, dims, &device()).unwrap()
-}
-
-fn flat(x: &Tensor) -> Vec<f32> {
-    x.to_dtype(DType::F32)
-        .unwrap()
-        .flatten_all()
-        .unwrap()
-        .to_vec1()
-        .unwrap()
 }
 
 fn codes(x: &Fp8Tensor) -> Vec<u8> {

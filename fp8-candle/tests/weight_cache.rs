@@ -8,8 +8,8 @@ use fp8_candle::weight_version::announce_change;
 use fp8_candle::{CastCounter, Quantizer, Result, Role, ScalePolicy, ScaleSource, WeightCache};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Format, Granularity};
-use fp8_test_support::{device, skipped_on_cuda};
-use row::{Row, codes, flat};
+use fp8_test_support::{device, flat, skipped_on_cuda};
+use row::{Row, codes};
 use std::sync::atomic::Ordering;
 
 const NO_CACHE: &str = "a change of the weight is not known without a copy to the host";

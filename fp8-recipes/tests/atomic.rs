@@ -1,4 +1,4 @@
-//! Atomic writes: what stands on disk after success, after an error, and after a kill at any point.
+//! Atomic writes: what is on disk after success, after an error, and after the process is killed at any point.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -24,7 +24,7 @@ fn writes_and_replaces() {
     let path = dir.path().join("a.json");
     write_atomic(&path, |file| file.write_all(b"one")).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"one");
-    // Larger than any buffer on the way.
+    // Larger than any buffer.
     let large = vec![7u8; 3 << 20];
     write_atomic(&path, |file| file.write_all(&large)).unwrap();
     assert_eq!(fs::read(&path).unwrap(), large);
@@ -83,14 +83,14 @@ fn bad_places_are_named() {
     fs::write(&file, "").unwrap();
     let error = write_atomic(file.join("below"), |_| Ok(())).unwrap_err();
     assert!(error.to_string().contains("file"), "{error}");
-    // The closure did not run in vain: nothing was created.
+    // Nothing was created.
     assert_eq!(names(dir.path()), ["file"]);
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn a_directory_that_cannot_be_written() {
-    // Not even root creates files here.
+    // Not even root can create files here.
     let error = write_atomic("/proc/self/a.json", |_| Ok(())).unwrap_err();
     assert!(matches!(
         error,
@@ -106,7 +106,7 @@ fn a_directory_that_cannot_be_written() {
     let mut permissions = fs::metadata(dir.path()).unwrap().permissions();
     permissions.set_readonly(true);
     fs::set_permissions(dir.path(), permissions).unwrap();
-    // Root may write all the same; then there is nothing to see.
+    // Root can write anyway; then there is nothing to test.
     if write_atomic(&path, |file| file.write_all(b"new")).is_err() {
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(names(dir.path()), ["a.json"]);
@@ -119,7 +119,7 @@ fn a_full_disk() {
     let dir = tempdir().unwrap();
     let path = dir.path().join("a.json");
     fs::write(&path, "old").unwrap();
-    // The device that is always full, reached as a writer that hits the end of a disk would.
+    // `/dev/full` fails every write as a full disk does.
     let error = write_atomic(&path, |_| {
         let mut full = fs::OpenOptions::new().write(true).open("/dev/full")?;
         full.write_all(b"x")
@@ -128,7 +128,7 @@ fn a_full_disk() {
     assert!(matches!(&error, FileError::Io { source, .. }
         if source.kind() == io::ErrorKind::StorageFull));
     assert_eq!(fs::read(&path).unwrap(), b"old");
-    // A device is never replaced by a file, not even through a link.
+    // A device is never replaced with a file, not even through a link.
     let link = dir.path().join("link");
     std::os::unix::fs::symlink("/dev/full", &link).unwrap();
     let error = write_atomic(&link, |file| file.write_all(b"x")).unwrap_err();
@@ -253,7 +253,7 @@ fn safetensors_are_read_back_by_the_safetensors_crate() {
         assert_eq!(bits(got), bits(expected), "{name}");
     }
 
-    // The same content gives the same bytes, whatever order the metadata came in.
+    // The same content gives the same bytes, whatever the order of the metadata.
     let again = dir.path().join("n.safetensors");
     for _ in 0..4 {
         let shuffled: HashMap<String, String> = metadata.clone().into_iter().collect();
@@ -263,7 +263,7 @@ fn safetensors_are_read_back_by_the_safetensors_crate() {
     let mut streamed = Vec::new();
     write_safetensors(&mut streamed, &path, &tensors, Some(&metadata)).unwrap();
     assert_eq!(streamed, bytes);
-    // No tensors at all is a valid file too.
+    // A file without tensors is valid.
     write_safetensors_atomic(&again, &BTreeMap::new(), None).unwrap();
     assert!(
         candle_core::safetensors::load(&again, &Device::Cpu)
@@ -300,10 +300,10 @@ fn save(path: &Path, content: &str) -> Result<(), FileError> {
     write_atomic(path, |file| file.write_all(content.as_bytes()))
 }
 
-/// The environment variable by which the kill test starts itself as the process to be killed.
+/// Set by the kill test for the process that it starts.
 const VICTIM: &str = "FP8_ATOMIC_TEST_VICTIM";
 
-/// Not a test of its own: the process that [`killed_for_real`] kills. It saves for ever.
+/// The process that [`a_killed_process_leaves_a_whole_file`] starts and kills. It saves forever.
 #[test]
 fn victim() {
     let Some(path) = std::env::var_os(VICTIM) else {
@@ -316,7 +316,7 @@ fn victim() {
 
 #[cfg(unix)]
 #[test]
-fn killed_for_real() {
+fn a_killed_process_leaves_a_whole_file() {
     use std::os::unix::fs::MetadataExt;
     use std::time::{Duration, Instant};
     let dir = tempdir().unwrap();
@@ -331,7 +331,7 @@ fn killed_for_real() {
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        // Once it has saved something, some moment within the next few saves.
+        // Killed once it has saved something, at some moment within the next few saves.
         let deadline = Instant::now() + Duration::from_secs(30);
         while identity() == before && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(200));

@@ -1,11 +1,11 @@
-//! A resumed run goes on bit for bit.
+//! A resumed run continues bit for bit.
 
 use crate::run::*;
 use fp8::config::{InitialScale, Recipe};
 use fp8::load::Checkpoint;
 use fp8_test_support::{delayed, device, flat, slot, slots};
 
-/// Losses after the checkpoint of an uninterrupted run, of one that saves and goes on, and of one that resumes.
+/// Compares three runs after the checkpoint: an uninterrupted one, one that saves and goes on, and one that resumes.
 #[track_caller]
 fn assert_resumes(name: &str, recipe: Option<Recipe>, style: Style) {
     let case = format!("{name}, {style:?}");
@@ -22,7 +22,7 @@ fn assert_resumes(name: &str, recipe: Option<Recipe>, style: Style) {
     }
     saving.save(&file(&dir));
     let mut resumed = Run::new(99, recipe, style);
-    // A fresh run that has gone its own way for a while.
+    // A run with other values that has trained for a while before it resumes.
     resumed.train();
     let meta = resumed.resume(&file(&dir)).unwrap();
     assert_eq!(meta, saving.meta(), "{case}: meta");
@@ -68,14 +68,14 @@ fn every_recipe_resumes_bit_for_bit() {
 }
 
 #[test]
-fn also_with_validation_in_between() {
+fn runs_with_validation_resume_bit_for_bit() {
     for (name, recipe) in all_recipes() {
         assert_resumes(&name, recipe, Style::Validation);
     }
 }
 
 #[test]
-fn also_with_gradient_accumulation() {
+fn runs_with_gradient_accumulation_resume_bit_for_bit() {
     for (name, recipe) in all_recipes() {
         assert_resumes(&name, recipe.clone(), Style::OneGuard);
         assert_resumes(&name, recipe, Style::GuardEach);
@@ -83,14 +83,14 @@ fn also_with_gradient_accumulation() {
 }
 
 #[test]
-fn also_with_a_frozen_weight() {
+fn runs_with_a_frozen_weight_resume_bit_for_bit() {
     for (name, recipe) in all_recipes() {
         assert_resumes(&name, recipe, Style::Frozen);
     }
 }
 
 #[test]
-fn also_after_a_step_that_changed_no_weight() {
+fn runs_whose_last_step_changed_no_weight_resume_bit_for_bit() {
     for (name, recipe) in all_recipes() {
         assert_resumes(&name, recipe.clone(), Style::Skipped);
         assert_resumes(&name, recipe, Style::Standstill);
@@ -98,7 +98,7 @@ fn also_after_a_step_that_changed_no_weight() {
 }
 
 #[test]
-fn a_checkpoint_of_the_very_beginning_resumes_too() {
+fn a_checkpoint_from_before_the_first_step_resumes() {
     for initial in [InitialScale::One, InitialScale::FirstBatch] {
         let recipe: Recipe = delayed(4).with_initial(initial).into();
         let dir = tempfile::tempdir().unwrap();
@@ -129,11 +129,11 @@ fn saving_does_not_wait_for_the_next_guard() {
 }
 
 #[test]
-fn a_longer_history_in_the_checkpoint_than_here_is_no_obstacle() {
+fn a_checkpoint_with_histories_of_another_length_resumes() {
     let dir = tempfile::tempdir().unwrap();
     let recipe: Recipe = delayed(4).into();
     let mut first = Run::new(1, Some(recipe.clone()), Style::Plain);
-    // Fresh state has 1024 entries until the first update; the checkpoint 4.
+    // Until its first update fresh state has histories of 1024; those of the checkpoint have 4.
     first.train();
     first.save(&file(&dir));
     let mut resumed = Run::new(2, Some(recipe), Style::Plain);

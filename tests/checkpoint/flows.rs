@@ -1,5 +1,6 @@
-//! What a checkpoint brings back beside variables and scales: calibration, counts, custom reductions, steps of other threads.
+//! What else a checkpoint brings back: calibration, counts, custom reductions, steps on other threads.
 
+use crate::run::file;
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::{TrainingMeta, fp8_state, resume_training, save_training, training_meta};
@@ -78,10 +79,6 @@ impl Run {
     }
 }
 
-fn file(dir: &tempfile::TempDir) -> std::path::PathBuf {
-    dir.path().join("checkpoint.safetensors")
-}
-
 fn calibrate(run: &Run) {
     let guard = fp8_autocast(Autocast::new(run.recipe.clone()).calibrating(true)).unwrap();
     run.mlp.forward(&run.input()).unwrap();
@@ -110,7 +107,7 @@ fn a_calibration_comes_back() {
             std::fs::read(report.model).unwrap()
         });
         assert!(written[0] == written[1], "the same file from both");
-        // Training makes it void in the resumed run as well.
+        // Training ends the calibration in the resumed run as well.
         resumed.train();
         let error = save_calibrated(&resumed.mlp, dir.path()).unwrap_err();
         assert_text("trained", error, &["`up`", "calibrat"]);
@@ -133,7 +130,7 @@ fn counts_of_inf_and_nan_come_back() {
         let mut resumed = Run::new(2, recipe.clone());
         resumed.resume(&file(&dir)).unwrap();
         assert_eq!(slots(&resumed.mlp.up), slots(&run.mlp.up));
-        // They are not reported as if they were of the next step.
+        // The next step does not report them as its own.
         let guard = fp8_autocast(recipe).unwrap();
         resumed.mlp.forward(&resumed.input()).unwrap();
         assert_eq!(guard.close().unwrap().non_finite().unwrap(), []);
@@ -149,7 +146,7 @@ fn second_largest(name: &str) -> CustomAmax {
 }
 
 #[test]
-fn a_custom_reduction_is_bound_again_by_its_name() {
+fn a_custom_reduction_is_found_again_by_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let function = second_largest("second_largest");
     let recipe = delayed(4).with_amax_compute(AmaxCompute::Custom(function));
@@ -160,7 +157,7 @@ fn a_custom_reduction_is_bound_again_by_its_name() {
     run.save(&file(&dir));
     let expected: Vec<Tensor> = (0..4).map(|_| run.train()).collect();
 
-    // Another process has another function object, of the same name.
+    // Another process would have another function object with the same name.
     let stored = training_meta(file(&dir)).unwrap().recipe.unwrap();
     assert_text(
         "unbound",
@@ -173,7 +170,7 @@ fn a_custom_reduction_is_bound_again_by_its_name() {
     for y in &expected {
         assert_same("after resuming", &resumed.train(), y);
     }
-    // A function of another name is another recipe.
+    // A function with another name makes another recipe.
     let other = delayed(4).with_amax_compute(AmaxCompute::Custom(second_largest("other")));
     let error = Run::new(2, other).resume(&file(&dir)).unwrap_err();
     assert_text(
@@ -184,7 +181,7 @@ fn a_custom_reduction_is_bound_again_by_its_name() {
     assert!(matches!(error, Error::ResumeMismatch { .. }));
 }
 
-/// Guards and backward passes on other threads than the one that saves, in every order that threads can end in.
+/// Guards and backward passes run on other threads than the one that saves, which may end in any order.
 #[test]
 fn steps_of_other_threads_are_in_the_checkpoint() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Training checkpoints: a resumed run goes on bit for bit, and a checkpoint that does not fit changes nothing.
+//! Training checkpoints: a resumed run continues bit for bit, and a checkpoint that does not fit changes nothing.
 
 mod bit_for_bit;
 mod file;

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Fails to resume, with these parts in the message, and changes nothing.
+/// Fails unless resuming is refused, with these parts in the message, and changes nothing.
 #[track_caller]
 fn assert_refused(case: &str, run: &mut Run, path: &Path, parts: &[&str]) -> Error {
     let before = run.everything();
@@ -26,7 +26,7 @@ fn assert_refused(case: &str, run: &mut Run, path: &Path, parts: &[&str]) -> Err
     error
 }
 
-/// A checkpoint of a delayed run after two steps.
+/// A delayed run after two steps, saved.
 fn saved(dir: &tempfile::TempDir) -> Run {
     let mut run = Run::new(1, Some(delayed(4).into()), Style::Plain);
     run.train();
@@ -36,7 +36,7 @@ fn saved(dir: &tempfile::TempDir) -> Run {
 }
 
 #[test]
-fn another_recipe_is_refused() {
+fn a_checkpoint_of_another_recipe_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     saved(&dir);
     let mut here: Vec<(Option<Recipe>, &str)> = vec![
@@ -74,7 +74,7 @@ fn another_recipe_is_refused() {
     assert_refused("f32 file", &mut run, &path, &parts);
 }
 
-/// The saved file with some tensors changed.
+/// A copy of the saved file in which `edit` has changed some tensors.
 fn edited(dir: &tempfile::TempDir, edit: impl FnOnce(&mut BTreeMap<String, Tensor>)) -> PathBuf {
     let stored = Checkpoint::open(&[file(dir)]).unwrap();
     let mut tensors: BTreeMap<String, Tensor> = stored
@@ -93,7 +93,7 @@ fn edited(dir: &tempfile::TempDir, edit: impl FnOnce(&mut BTreeMap<String, Tenso
 }
 
 #[test]
-fn another_model_is_refused_and_the_tensor_named() {
+fn a_checkpoint_of_another_model_is_refused_and_names_the_tensor() {
     let dir = tempfile::tempdir().unwrap();
     saved(&dir);
     type Edit = fn(&mut BTreeMap<String, Tensor>);
@@ -182,7 +182,7 @@ fn another_model_is_refused_and_the_tensor_named() {
             ),
         }
     }
-    // The unchanged copy does resume.
+    // An unchanged copy resumes.
     let path = edited(&dir, |_| ());
     Run::new(2, Some(delayed(4).into()), Style::Plain)
         .resume(&path)
@@ -190,11 +190,11 @@ fn another_model_is_refused_and_the_tensor_named() {
 }
 
 #[test]
-fn a_model_built_otherwise_is_refused() {
+fn a_model_prepared_or_optimized_differently_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     saved(&dir);
     let recipe: Recipe = delayed(4).into();
-    // One layer more.
+    // One more layer.
     let mut run = Run::new(2, Some(recipe.clone()), Style::Plain);
     nn::linear(
         3,
@@ -208,7 +208,7 @@ fn a_model_built_otherwise_is_refused() {
         &file(&dir),
         &["`side.bias`", "missing there"],
     );
-    // One layer less prepared.
+    // One prepared layer fewer.
     let mut run = Run::new(2, Some(recipe.clone()), Style::Plain);
     prepare_fp8(
         &mut run.mlp,
@@ -217,7 +217,7 @@ fn a_model_built_otherwise_is_refused() {
     .unwrap();
     let parts = ["`down.grad_output`", "missing here"];
     assert_refused("one layer less prepared", &mut run, &file(&dir), &parts);
-    // Nothing prepared.
+    // No prepared layer.
     let mut run = Run::new(2, None, Style::Plain);
     run.recipe = Some(recipe.clone());
     assert_refused(
@@ -241,7 +241,7 @@ fn a_model_built_otherwise_is_refused() {
 }
 
 #[test]
-fn files_that_are_no_checkpoints_are_refused() {
+fn files_that_are_not_checkpoints_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let saved = saved(&dir);
     let bytes = fs::read(file(&dir)).unwrap();
@@ -303,7 +303,7 @@ fn files_that_are_no_checkpoints_are_refused() {
         let error = assert_refused(case, &mut run, &path, &["the training metadata", part]);
         assert!(matches!(&error, Error::Json { .. }), "{case}: {error:?}");
     }
-    // After all that it still resumes.
+    // After all these the run still resumes.
     run.resume(&file(&dir)).unwrap();
     assert_everything("resumed after all", &run, &saved);
 }
@@ -313,7 +313,7 @@ fn two_states_under_one_name_are_not_saved() {
     let dir = tempfile::tempdir().unwrap();
     let run = Run::new(1, Some(delayed(4).into()), Style::Plain);
     let vb = VarBuilder::from_varmap(&run.vars, DType::F32, &device());
-    // A variable where the state of a layer goes.
+    // A variable with the name under which a layer's state is saved.
     vb.get(1, "fp8/quant_scale").unwrap();
     let error =
         save_training(file(&dir), &run.mlp, &run.vars, &run.optimizer, &run.meta()).unwrap_err();

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub const STEPS: u64 = 12;
 pub const SAVED_AT: u64 = 5;
 
-/// How a run differs from the plainest one.
+/// What is special about a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Style {
     Plain,
@@ -22,9 +22,9 @@ pub enum Style {
     Validation,
     /// Two micro-batches per step under one guard.
     OneGuard,
-    /// Two micro-batches per step under a guard each.
+    /// Two micro-batches per step, each under its own guard.
     GuardEach,
-    /// The first layer's weight is a variable that the optimizer does not have.
+    /// The optimizer does not have the weight of the first layer.
     Frozen,
     /// A gradient that is not finite makes the optimizer skip the step before the checkpoint.
     Skipped,
@@ -32,7 +32,7 @@ pub enum Style {
     Standstill,
 }
 
-/// All that a training program holds.
+/// Everything that a training program holds.
 pub struct Run {
     pub vars: VarMap,
     pub mlp: Mlp,
@@ -82,7 +82,7 @@ impl Run {
     }
 
     pub fn loss(&self, batch: u64) -> Tensor {
-        // Amaxes that rise and fall, so that histories matter.
+        // The amaxes rise and fall, so that histories matter.
         let size = 1. + (batch % 5) as f64;
         let x = (tensor(1000 + batch, &[8, Mlp::IN]) * size).unwrap();
         let y = tensor(2000 + batch, &[8, Mlp::OUT]);
@@ -94,7 +94,7 @@ impl Run {
             .unwrap()
     }
 
-    /// One optimizer step; the bits of its losses, training then validation.
+    /// Takes one optimizer step and returns the bits of its losses: those of training, then that of validation.
     pub fn train(&mut self) -> Vec<u32> {
         let schedule = LrSchedule::cosine(2e-2, 3, STEPS);
         let still = self.style == Style::Standstill && (3..8).contains(&self.step);

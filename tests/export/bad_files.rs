@@ -8,37 +8,15 @@ use fp8::fp8_core::{Contraction, Granularity};
 use fp8::load::{Checkpoint, var_builder};
 use fp8::nn::{self, InputScaling, Linear};
 use fp8::{Error, save_calibrated};
+use fp8_test_support::files::{codes, f32s, write};
 use fp8_test_support::{
     assert_same, assert_text, delayed, device, flat, of, skipped_on_cuda, values,
 };
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
 use std::fs;
 use std::path::Path;
 
-/// A safetensors file of these tensors.
-fn write(path: &Path, tensors: &[(&str, Dtype, &[usize], &[u8])]) {
-    let views = tensors.iter().map(|(name, dtype, shape, data)| {
-        (
-            *name,
-            TensorView::new(*dtype, shape.to_vec(), data).unwrap(),
-        )
-    });
-    fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
-}
-
-/// The codes 0, 1, .. with the largest magnitude 448 among them.
-fn codes(len: usize) -> Vec<u8> {
-    (0..len)
-        .map(|i| if i == 1 { 0x7E } else { (i * 5 % 120) as u8 })
-        .collect()
-}
-
-fn f32s(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|x| x.to_le_bytes()).collect()
-}
-
-/// Builds `fc`, `[4, 6]`, from a file through both VarBuilders; the errors' texts.
+/// The layer `fc` of shape `[4, 6]` as our VarBuilder and as candle's loads it from a file, or the text of the error.
 fn build(path: &Path) -> [Result<Linear, String>; 2] {
     let layer = |vb: VarBuilder<'_>| {
         nn::linear_no_bias(6, 4, vb.pp("fc")).map_err(|error| error.to_string())
@@ -150,7 +128,7 @@ fn fp8_tensors_that_do_not_fit_together_are_typed_errors() {
             assert_text(&format!("{case}, {name}"), error, parts);
         }
     }
-    // What our VarBuilder refuses at once.
+    // Our VarBuilder refuses these as soon as the file is opened.
     write(&path, &[weight]);
     let error = Checkpoint::open(&[&path]).unwrap_err();
     assert!(
@@ -200,7 +178,7 @@ fn missing_tensors_and_other_shapes_are_named() {
 }
 
 #[test]
-fn files_that_are_no_whole_safetensors_files_are_refused() {
+fn files_that_are_not_whole_safetensors_files_are_refused() {
     let (_vars, net) = calibrated(delayed(16));
     let dir = dir();
     let good = save_calibrated(&net, dir.path().join("good.safetensors"))
@@ -259,7 +237,7 @@ fn files_that_are_no_whole_safetensors_files_are_refused() {
             &["bad.safetensors", "not a valid safetensors file", reason],
         );
     }
-    // A header of the right length that is no JSON.
+    // A header of the right length that is not JSON.
     let mut scrambled = bytes.clone();
     scrambled[8..8 + header].fill(b'x');
     let path = dir.path().join("bad.safetensors");

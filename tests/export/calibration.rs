@@ -22,7 +22,7 @@ fn saving_without_calibration_names_the_layer() {
     );
     assert_text("no guard", error, &["`blocks.0.fc1`", "calibrating guard"]);
 
-    // A guard without a batch.
+    // A guard under which no batch ran.
     fp8_autocast(Autocast::new(delayed(4)).calibrating(true))
         .unwrap()
         .close()
@@ -33,7 +33,7 @@ fn saving_without_calibration_names_the_layer() {
         &["`blocks.0.fc1`", "at least one batch"],
     );
 
-    // An empty batch is no batch.
+    // An empty batch does not count.
     {
         let _guard = fp8_autocast(Autocast::new(delayed(4)).calibrating(true)).unwrap();
         fresh.blocks[0]
@@ -43,7 +43,7 @@ fn saving_without_calibration_names_the_layer() {
     }
     assert_text("empty batch", save(&fresh), &["`blocks.0.fc1`"]);
 
-    // Only some layers saw it.
+    // The batch reached only some of the layers.
     {
         let _guard = fp8_autocast(Autocast::new(delayed(4)).calibrating(true)).unwrap();
         for layer in [&fresh.blocks[0].fc1, &fresh.blocks[1].fc1] {
@@ -52,7 +52,7 @@ fn saving_without_calibration_names_the_layer() {
     }
     assert_text("a branch not run", save(&fresh), &["`blocks.0.fc2`"]);
 
-    // Training is no calibration.
+    // Training does not calibrate.
     let (_vars, trained) = prepared();
     drop(eval(&trained, delayed(4), &ids(0)));
     {
@@ -95,7 +95,7 @@ fn nan_activations_while_calibrating_are_an_error_that_names_the_layer() {
             error,
             &["`blocks.1.fc1`", "not calibrated"],
         );
-        // A good calibration afterwards is as if it had not been.
+        // A good calibration afterwards gives what it would have given without the bad one.
         calibrate(&net, delayed(4));
         let (_vars, control) = calibrated(delayed(4));
         save_calibrated(&net, dir.path()).unwrap();
@@ -109,7 +109,7 @@ fn nan_activations_while_calibrating_are_an_error_that_names_the_layer() {
 }
 
 #[test]
-fn training_after_a_calibration_asks_for_another() {
+fn after_training_a_new_calibration_is_needed() {
     let (vars, net) = calibrated(delayed(4));
     let dir = dir();
     {
@@ -122,7 +122,7 @@ fn training_after_a_calibration_asks_for_another() {
         error,
         &["`blocks.0.fc1`", "not calibrated"],
     );
-    // What the earlier calibration saw is forgotten: here, larger weights and inputs.
+    // The earlier calibration saw larger weights and inputs; they are forgotten.
     for var in vars.all_vars() {
         var.set(&(var.as_tensor() * 0.5).unwrap()).unwrap();
     }
@@ -137,7 +137,7 @@ fn training_after_a_calibration_asks_for_another() {
 }
 
 #[test]
-fn tensors_without_a_name_or_with_one_name_are_refused() {
+fn tensors_without_a_name_or_with_the_same_name_are_refused() {
     let dir = dir();
     let mut layer = Linear::new(tensor(1, &[3, 4]), None).with_path("fc");
     prepare(&mut layer);

@@ -1,4 +1,4 @@
-//! Saving that fails keeps the old files.
+//! When saving fails, the old files stay as they were.
 
 use crate::net::*;
 use candle_core::{DType, Module, Tensor};
@@ -35,7 +35,7 @@ fn assert_unchanged(case: &str, dir: &Path, before: &BTreeMap<String, Vec<u8>>) 
 }
 
 #[test]
-fn a_config_that_cannot_be_merged_leaves_everything_as_it_was() {
+fn a_configuration_that_cannot_be_merged_leaves_everything_as_it_was() {
     let (_vars, net) = calibrated(delayed(16));
     for content in ["[1, 2]", "\"text\"", "{\"open\": ", "", "null"] {
         let dir = dir();
@@ -55,7 +55,7 @@ fn a_config_that_cannot_be_merged_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn what_stands_in_the_way_of_a_directory_is_named() {
+fn a_file_where_a_directory_is_needed_is_named() {
     let (_vars, net) = calibrated(delayed(16));
     let dir = dir();
     fs::write(dir.path().join("taken"), "").unwrap();
@@ -66,12 +66,12 @@ fn what_stands_in_the_way_of_a_directory_is_named() {
     );
     assert_text("taken", error, &["taken", "make the directory"]);
     assert_eq!(names_in(dir.path()), ["taken"], "nothing was made");
-    // Not a file either.
+    // The configuration cannot be a directory either.
     let error = save_calibrated(&net, "/dev/full").unwrap_err();
     assert_text("a device", error, &["/dev/full", "not a directory"]);
 }
 
-/// A tensor in the middle of the file that cannot be written.
+/// The layer that fails stands in the middle of the file.
 #[test]
 fn an_error_in_the_middle_of_the_file_keeps_the_old_one() {
     let (vars, net) = calibrated(delayed(16));
@@ -93,7 +93,7 @@ fn an_error_in_the_middle_of_the_file_keeps_the_old_one() {
     assert_unchanged("strange", dir.path(), &before);
 }
 
-/// Saves a larger model over the files in `dir` and expects an error of the system.
+/// Saves a larger model over the files in `dir` and expects the system to refuse.
 fn save_and_fail(case: &str, dir: &Path) {
     let before = snapshot(dir);
     let mut big = Linear::new(tensor(2, &[512, 512]), None).with_path("big");
@@ -131,7 +131,7 @@ fn save_and_fail(case: &str, dir: &Path) {
 
 const LIMITED: &str = "FP8_TEST_LIMITED_DIRECTORY";
 
-/// Run by [`a_write_that_the_system_cuts_off_keeps_the_old_file`] in a process of its own.
+/// [`a_write_cut_off_by_the_system_keeps_the_old_file`] runs this in a process of its own.
 #[test]
 fn child_under_a_file_size_limit() {
     if let Ok(dir) = std::env::var(LIMITED) {
@@ -140,7 +140,7 @@ fn child_under_a_file_size_limit() {
 }
 
 #[test]
-fn a_write_that_the_system_cuts_off_keeps_the_old_file() {
+fn a_write_cut_off_by_the_system_keeps_the_old_file() {
     if !cfg!(unix) {
         println!("skipped: needs a Unix shell to set a file size limit");
         return;
@@ -149,7 +149,7 @@ fn a_write_that_the_system_cuts_off_keeps_the_old_file() {
     let dir = dir();
     save_calibrated(&net, dir.path()).unwrap();
     let before = snapshot(dir.path());
-    // 64 blocks of 512 or 1024 bytes; without the trap the system would kill the process.
+    // The limit is 64 blocks of 512 or 1024 bytes. Without the trap the system would kill the process.
     let script = "trap '' XFSZ; ulimit -f 64 && exec \"$0\" \"$@\"";
     let output = Command::new("sh")
         .args(["-c", script])
@@ -174,7 +174,7 @@ fn a_write_that_the_system_cuts_off_keeps_the_old_file() {
     assert_unchanged("seen from outside", dir.path(), &before);
 }
 
-/// A small file system in memory, if this process may mount one.
+/// A small file system in memory, mounted where this process may do so.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {

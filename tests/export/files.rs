@@ -1,72 +1,17 @@
-//! Exports of tied weights and of parameters that a model does not show; where the files go, and that both of them
-//! come into sight together.
+//! Parameters that a model does not show, where the files go, and that both of them change together.
 
-use candle_core::{DType, Module, Tensor};
+use candle_core::{DType, Module};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::config::RecipeName;
 use fp8::load::Checkpoint;
 use fp8::nn::{self, Linear, Parameter};
 use fp8::{Error, ExportOptions, Fp8Module, save_calibrated, save_calibrated_with};
-use fp8_test_support::calibrated::{HIDDEN, IN, Net, calibrate, eval, fresh, quantization, x};
-use fp8_test_support::{assert_same, assert_text, delayed, device, fill, prepare};
+use fp8_test_support::calibrated::{HIDDEN, IN, Net, calibrate, fresh, quantization, x};
+use fp8_test_support::{assert_text, delayed, device, fill, prepare};
 use serde_json::json;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-
-#[derive(Fp8Module)]
-struct Tied {
-    embed: nn::Embedding,
-    fc: Linear,
-    head: Linear,
-}
-
-impl Tied {
-    fn new(vb: VarBuilder<'_>, ties: bool) -> Self {
-        let embed = nn::embedding(24, IN, vb.pp("embed")).unwrap();
-        let head = match ties {
-            true => Linear::new(embed.embeddings().clone(), None).with_path("head"),
-            false => nn::linear_no_bias(IN, 24, vb.pp("head")).unwrap(),
-        };
-        let fc = nn::linear_no_bias(IN, IN, vb.pp("fc")).unwrap();
-        Self { embed, fc, head }
-    }
-}
-
-impl Module for Tied {
-    fn forward(&self, ids: &Tensor) -> candle_core::Result<Tensor> {
-        self.head
-            .forward(&self.fc.forward(&self.embed.forward(ids)?)?)
-    }
-}
-
-#[test]
-fn a_tied_head_is_reported_exported_and_served_in_high_precision() {
-    let (vars, dir) = (VarMap::new(), tempfile::tempdir().unwrap());
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
-    let mut model = Tied::new(vb, true);
-    fill(&vars, 9);
-    let report = prepare(&mut model);
-    assert_eq!((report.converted(), report.skipped()), (1, 1), "{report}");
-    assert!(report.to_string().contains("`embed.weight`"), "{report}");
-    let ids = Tensor::arange(0u32, 24, &device()).unwrap();
-    calibrate(&model, delayed(4), &ids);
-    let report = save_calibrated(&model, dir.path()).unwrap();
-    assert_eq!(report.quantized, ["fc"]);
-    assert_eq!(report.ignored, ["head"]);
-    assert_eq!(report.tied["head.weight"], "embed.weight");
-    let open = || Checkpoint::open(&[&report.model]).unwrap();
-    assert!(open().dtype("head.weight").is_none(), "stored once");
-    assert_eq!(open().metadata("head.weight"), Some("embed.weight"));
-    assert_eq!(quantization(dir.path())["ignore"], json!(["head"]));
-
-    let expected = eval(&model, delayed(4), &ids);
-    for ties in [true, false] {
-        let vb = open().var_builder(DType::F32, &device()).unwrap();
-        let served = Tied::new(vb, ties).forward(&ids).unwrap();
-        assert_same(&format!("served, ties itself: {ties}"), &served, &expected);
-    }
-}
 
 #[derive(Fp8Module)]
 struct Hiding {
@@ -116,7 +61,7 @@ fn parameters_that_are_not_shown_are_named() {
     let options = ExportOptions::new().with_vars(&vars);
     let report = save_calibrated_with(&model, dir.path(), &options).unwrap();
 
-    // What is loaded knows the names itself.
+    // A loaded model knows the names of its tensors.
     let checkpoint = Checkpoint::open(&[report.model]).unwrap();
     let loaded = checkpoint.loaded_names();
     let model = hiding(checkpoint.var_builder(DType::F32, &device()).unwrap());
@@ -136,7 +81,7 @@ fn parameters_that_are_not_shown_are_named() {
 }
 
 #[test]
-fn missing_directories_are_made_and_other_names_refused() {
+fn missing_directories_are_created_and_other_file_names_refused() {
     let (net, dir) = (fresh(2), tempfile::tempdir().unwrap());
     calibrate(&net, delayed(4), &x());
     let at = |path: &str| dir.path().join(path);
@@ -167,7 +112,7 @@ fn missing_directories_are_made_and_other_names_refused() {
 }
 
 #[test]
-fn a_given_configuration_takes_the_place_of_the_old_entries() {
+fn a_given_configuration_replaces_the_old_one() {
     let (net, dir) = (fresh(2), tempfile::tempdir().unwrap());
     calibrate(&net, delayed(4), &x());
     fs::write(dir.path().join("config.json"), "{\"old\": 1}").unwrap();
@@ -182,7 +127,7 @@ fn a_given_configuration_takes_the_place_of_the_old_entries() {
 }
 
 #[test]
-fn what_is_no_file_is_not_replaced() {
+fn paths_that_are_not_regular_files_are_not_replaced() {
     let net = fresh(2);
     calibrate(&net, delayed(4), &x());
     for name in ["model.safetensors", "config.json"] {
@@ -206,9 +151,9 @@ fn what_is_no_file_is_not_replaced() {
 
 const CHILD: &str = "FP8_TEST_EXPORT_DIRECTORY";
 
-/// Saves two models of different strategies over each other until it is killed.
+/// Saves two models with different strategies over each other until the process is killed.
 #[test]
-fn child_that_saves_for_ever() {
+fn child_that_saves_forever() {
     let Ok(dir) = std::env::var(CHILD) else {
         return;
     };
@@ -226,11 +171,11 @@ fn child_that_saves_for_ever() {
 }
 
 #[test]
-fn a_kill_leaves_a_model_and_the_configuration_that_belongs_to_it() {
+fn after_a_kill_the_model_and_its_configuration_belong_together() {
     let dir = tempfile::tempdir().unwrap();
     for kills in 0..20 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "files::child_that_saves_for_ever", "--nocapture"])
+            .args(["--exact", "files::child_that_saves_forever", "--nocapture"])
             .env(CHILD, dir.path())
             .stdout(Stdio::piped())
             .spawn()
@@ -241,7 +186,7 @@ fn a_kill_leaves_a_model_and_the_configuration_that_belongs_to_it() {
             .map_while(Result::ok)
             .filter(|line| line.contains("saved"));
         assert!(saves.nth(kills % 3).is_some(), "the child saves");
-        // The next save is under way, somewhere.
+        // By now the next save is somewhere on its way.
         std::thread::sleep(std::time::Duration::from_micros(kills as u64 * 150));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -70,7 +70,7 @@ impl Module for Net {
     }
 }
 
-/// A net whose layers, except the head, are prepared.
+/// A net of which all layers but the head are prepared.
 pub fn prepared() -> (VarMap, Net) {
     let vars = VarMap::new();
     let net = Net::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();

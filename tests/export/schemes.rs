@@ -1,4 +1,4 @@
-//! Exports as what was calibrated: blocks, microscaling, several strategies in one file, and what is refused.
+//! Each granularity is exported as itself: blocks, microscaling, several strategies in one file. And what is refused.
 
 use candle_core::Module;
 use fp8::config::{CastConfig, RecipeName};
@@ -15,7 +15,7 @@ use std::fs;
 use std::path::Path;
 
 #[test]
-fn every_granularity_is_exported_as_what_it_is_and_served_to_the_bit() {
+fn every_granularity_is_exported_as_itself_and_loads_to_the_same_bits() {
     let (tensorwise, row) = (
         CastConfig::dynamic_tensorwise(),
         CastConfig::dynamic_rowwise(),
@@ -46,7 +46,7 @@ fn every_granularity_is_exported_as_what_it_is_and_served_to_the_bit() {
         let (net, dir) = (fresh(5), tempfile::tempdir().unwrap());
         calibrate(&net, casts(weight, input), &x());
         save_calibrated(&net, dir.path()).unwrap();
-        // One scale for all is that of the calibration, which the static cast takes.
+        // A single scale comes from the calibration and is that of the static cast.
         let as_served = |cast: CastConfig| match cast.granularity {
             Granularity::Tensorwise => CastConfig::static_tensorwise(),
             _ => cast,
@@ -82,7 +82,7 @@ fn every_granularity_is_exported_as_what_it_is_and_served_to_the_bit() {
         };
         assert_eq!(quantization["format"], format, "{case}");
 
-        // And once more from what was loaded.
+        // Exported once more, from the loaded model.
         let again = tempfile::tempdir().unwrap();
         save_calibrated(&loaded, again.path()).unwrap();
         for name in ["model.safetensors", "config.json"] {
@@ -93,7 +93,7 @@ fn every_granularity_is_exported_as_what_it_is_and_served_to_the_bit() {
 }
 
 #[test]
-fn layers_of_several_strategies_go_into_several_groups() {
+fn layers_with_different_strategies_go_into_different_groups() {
     let (net, dir) = (fresh(6), tempfile::tempdir().unwrap());
     let hidden = net.up.forward(&x()).unwrap().relu().unwrap();
     calibrate(&net.up, RecipeName::Tensorwise, &x());
@@ -126,7 +126,7 @@ fn layers_of_several_strategies_go_into_several_groups() {
 }
 
 #[test]
-fn what_the_file_cannot_hold_is_refused() {
+fn recipes_that_the_format_cannot_express_are_refused() {
     let row = CastConfig::dynamic_rowwise();
     let mx = CastConfig::dynamic_mx();
     let cases: [(CastConfig, CastConfig, &[&str]); 5] = [
@@ -155,7 +155,7 @@ fn what_the_file_cannot_hold_is_refused() {
 }
 
 #[test]
-fn a_product_that_the_recipe_leaves_in_high_precision_stays_so() {
+fn a_layer_that_the_recipe_leaves_in_high_precision_is_exported_so() {
     let (net, dir) = (fresh(5), tempfile::tempdir().unwrap());
     calibrate(&net.up, RecipeName::Rowwise, &x());
     let off = CastConfig::disabled();

@@ -33,7 +33,7 @@ fn the_loaded_model_computes_what_the_calibrated_one_does() {
         for (name, loaded) in [("our VarBuilder", &ours), ("candle's VarBuilder", &candles)] {
             let case = format!("{name}, batch {seed}");
             assert_same(&case, &loaded.forward(&ids).unwrap(), &expected);
-            // What is loaded in FP8 computes in FP8 whatever the recipe of a guard.
+            // A weight loaded in FP8 computes in FP8 whatever the recipe of the guard.
             for (recipe_name, recipe) in recipes() {
                 assert_same(
                     &format!("{case}, {recipe_name}"),
@@ -84,7 +84,7 @@ fn a_static_recipe_and_a_dynamic_one_export_static_scales_too() {
         let report = save_calibrated(&net, dir.path()).unwrap();
         let loaded =
             Net::new(var_builder(&[&report.model], DType::F32, &device()).unwrap()).unwrap();
-        // The scales of the calibration, in memory and loaded.
+        // The scales of the calibration, in the model and in the loaded one.
         let expected = eval(&net, static_config.clone(), &ids(1));
         assert_same(name, &loaded.forward(&ids(1)).unwrap(), &expected);
     }

@@ -1,41 +1,30 @@
 //! Weights that two layers share.
 
 use crate::net::*;
-use candle_core::{DType, Module};
+use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::load::Checkpoint;
-use fp8::nn::{self, Linear};
-use fp8::{Autocast, Fp8Module, fp8_autocast, save_calibrated};
-use fp8_test_support::{delayed, device, fill, flat, prepare, skipped_on_cuda, tensor, var};
+use fp8::nn::Linear;
+use fp8::{Autocast, fp8_autocast, save_calibrated};
+use fp8_test_support::calibrated::{IN, Tied, calibrate, eval, quantization};
+use fp8_test_support::{
+    assert_same, delayed, device, fill, flat, prepare, skipped_on_cuda, tensor, var,
+};
 use safetensors::Dtype;
 use serde_json::json;
-
-#[derive(Fp8Module)]
-struct Tied {
-    embed: nn::Embedding,
-    fc: Linear,
-    head: Linear,
-}
 
 #[test]
 fn a_weight_tied_to_an_embedding_stays_in_high_precision() {
     let vars = VarMap::new();
     let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
-    let embed = nn::embedding(VOCAB, WIDTH, vb.pp("embed")).unwrap();
-    let head = Linear::new(embed.embeddings().clone(), None).with_path("head");
-    let fc = nn::linear_no_bias(WIDTH, WIDTH, vb.pp("fc")).unwrap();
+    let mut model = Tied::new(vb, true);
     fill(&vars, 9);
-    let mut model = Tied { embed, fc, head };
     let report = prepare(&mut model);
     assert_eq!((report.converted(), report.skipped()), (1, 1), "{report}");
     let reason = "its weight is `embed.weight` too, which stays in high precision";
     assert!(report.to_string().contains(reason), "{report}");
     let guard = fp8_autocast(Autocast::new(delayed(4)).calibrating(true)).unwrap();
-    let h = model
-        .fc
-        .forward(&model.embed.forward(&ids(0)).unwrap())
-        .unwrap();
-    model.head.forward(&h).unwrap();
+    model.forward(&ids(0)).unwrap();
     guard.close().unwrap();
     let dir = dir();
     let report = save_calibrated(&model, dir.path()).unwrap();
@@ -44,7 +33,7 @@ fn a_weight_tied_to_an_embedding_stays_in_high_precision() {
         (vec!["fc".into()], vec!["head".into()])
     );
     let tensors = contents(&report.model);
-    let high_precision = (Dtype::F32, vec![VOCAB, WIDTH]);
+    let high_precision = (Dtype::F32, vec![VOCAB, IN]);
     assert_eq!(tensors["embed.weight"], high_precision);
     let head: Vec<_> = tensors.keys().filter(|n| n.starts_with("head")).collect();
     assert_eq!(head, Vec::<&String>::new(), "stored once");
@@ -88,4 +77,32 @@ fn two_linears_with_one_weight_are_both_exported() {
         value("b.input_scale")[0],
         "inputs of their own"
     );
+}
+
+#[test]
+fn a_tied_head_is_reported_exported_and_served_in_high_precision() {
+    let (vars, dir) = (VarMap::new(), tempfile::tempdir().unwrap());
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
+    let mut model = Tied::new(vb, true);
+    fill(&vars, 9);
+    let report = prepare(&mut model);
+    assert_eq!((report.converted(), report.skipped()), (1, 1), "{report}");
+    assert!(report.to_string().contains("`embed.weight`"), "{report}");
+    let ids = Tensor::arange(0u32, 24, &device()).unwrap();
+    calibrate(&model, delayed(4), &ids);
+    let report = save_calibrated(&model, dir.path()).unwrap();
+    assert_eq!(report.quantized, ["fc"]);
+    assert_eq!(report.ignored, ["head"]);
+    assert_eq!(report.tied["head.weight"], "embed.weight");
+    let open = || Checkpoint::open(&[&report.model]).unwrap();
+    assert!(open().dtype("head.weight").is_none(), "stored once");
+    assert_eq!(open().metadata("head.weight"), Some("embed.weight"));
+    assert_eq!(quantization(dir.path())["ignore"], json!(["head"]));
+
+    let expected = eval(&model, delayed(4), &ids);
+    for ties in [true, false] {
+        let vb = open().var_builder(DType::F32, &device()).unwrap();
+        let served = Tied::new(vb, ties).forward(&ids).unwrap();
+        assert_same(&format!("served, ties itself: {ties}"), &served, &expected);
+    }
 }

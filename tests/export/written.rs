@@ -1,4 +1,4 @@
-//! What stands in the file, and how much memory it takes when loaded.
+//! What the file contains, and how much memory it takes when loaded.
 
 use crate::net::*;
 use candle_core::{DType, Module, Tensor};
@@ -138,7 +138,7 @@ fn the_scales_are_amax_over_448_and_other_tensors_are_unchanged() {
         let largest = amax(&codes.to_dtype(DType::F32).unwrap());
         assert_eq!(largest, 448., "{path}: the largest code");
     }
-    // The input of the first layer by hand: embedding times scale over the calibration batches.
+    // The input of the first layer, computed by hand: embedding times scale over the calibration batches.
     let mut first = 0f32;
     for seed in 0..3 {
         let x = net
@@ -178,7 +178,7 @@ fn a_loaded_layer_holds_one_byte_per_weight() {
         ] {
             let mut loaded = Net::new(vb).unwrap();
             let layer = &loaded.blocks[0].fc1;
-            // The form that kernels stream has its sizes padded to multiples of 32.
+            // The packed form of the kernels pads both sizes to multiples of 32.
             let padded = HIDDEN.next_multiple_of(32) * WIDTH.next_multiple_of(32);
             let bytes = HIDDEN * WIDTH + 4 * scales..=padded + 4 * scales;
             assert!(bytes.contains(&layer.weight_bytes()), "{recipe}");

@@ -1,4 +1,4 @@
-//! Backward passes use what their forward pass captured.
+//! A backward pass uses what its forward pass captured.
 
 use crate::helpers::*;
 use candle_core::{Module, Var};
@@ -10,7 +10,7 @@ use fp8_test_support::{
 };
 
 #[test]
-fn backward_uses_what_forward_captured_whatever_guard_is_alive() {
+fn backward_uses_what_forward_captured_whatever_guard_is_open() {
     if skipped_on_cuda("the threads share what lives on the device of one of them") {
         return;
     }
@@ -75,7 +75,7 @@ fn backward_uses_what_forward_captured_whatever_guard_is_alive() {
             }
             assert_eq!(got_state, state, "{name}, backward {place}: state");
         }
-        // The gradients are those of FP8, not of the plain layer.
+        // These are the gradients of FP8, not those of the plain layer.
         let layer = Layer::new("fc", 210, 4, 8);
         let plain = run(&layer, &layer.stock(), &x, &go, &[]);
         assert_differ(&format!("{name}, grad_x"), &expected[0], &plain[1]);
@@ -95,7 +95,7 @@ fn backward_uses_what_forward_captured_whatever_guard_is_alive() {
     }
 }
 
-/// A recipe of another step does not reach back into a graph made before.
+/// The recipe of a later step has no effect on a graph that was made before it.
 #[test]
 fn backward_of_an_older_step_keeps_its_operands() {
     let layer = Layer::prepared("fc", 220, 4, 8);

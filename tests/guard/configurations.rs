@@ -38,7 +38,7 @@ fn delayed_casts_of_a_custom_configuration_are_updated() {
     for (case, config, updated) in cases {
         let layer = Layer::prepared("fc", 230, 2, 2);
         let (x, go) = (of(&[2., 1.], &[1, 2]), of(&[8., 1.], &[1, 2]));
-        // Twice: a cast of the backward pass is updated one step later.
+        // Two steps, because the cast of a backward pass is updated one step later.
         for _ in 0..2 {
             train(&layer, config.clone(), &x, &go);
         }
@@ -59,7 +59,7 @@ fn delayed_casts_of_a_custom_configuration_are_updated() {
             }
         }
     }
-    // Power-of-two scales of the configuration hold for its delayed casts.
+    // The configuration asks for power-of-two scales; its delayed casts have them too.
     let layer = Layer::prepared("fc", 230, 2, 2);
     let config = Fp8LinearConfig::default()
         .with_input(delayed_cast())
@@ -78,7 +78,7 @@ fn delayed_casts_of_a_custom_configuration_are_updated() {
 }
 
 #[test]
-fn a_static_recipe_needs_a_calibration_and_then_uses_its_scales() {
+fn a_static_recipe_needs_a_calibration_and_uses_its_scales() {
     let static_cast = CastConfig::static_tensorwise();
     let config = Fp8LinearConfig::default()
         .with_input(static_cast)
@@ -156,7 +156,7 @@ fn an_input_of_the_wrong_width_or_kind_names_the_layer() {
 }
 
 #[test]
-fn a_step_on_a_new_thread_settles_the_gradients_of_the_one_before() {
+fn a_step_on_a_new_thread_counts_the_gradients_of_the_previous_step() {
     let (x, go) = (tensor(1, &[4, 8]), tensor(2, &[4, 6]));
     let layer = Layer::prepared("l", 3, 6, 8);
     let control = Layer::prepared("l", 3, 6, 8);
@@ -167,7 +167,7 @@ fn a_step_on_a_new_thread_settles_the_gradients_of_the_one_before() {
         train(&control, delayed(4), &x, &go);
     }
     end_step().unwrap();
-    // The last backward pass of the threads waits for a next step.
+    // The gradients of the last backward pass are only counted when a next step begins.
     std::thread::scope(|scope| {
         scope.spawn(|| train(&layer, delayed(4), &x, &go));
     });
@@ -208,7 +208,7 @@ fn calibrating_again_keeps_the_inputs_seen_but_not_the_old_weight() {
 }
 
 #[test]
-fn an_inner_recipe_without_delayed_casts_keeps_the_update_of_the_outer_one() {
+fn an_inner_recipe_without_delayed_casts_does_not_stop_the_update_of_the_outer_one() {
     let (x, go) = (tensor(1, &[4, 8]), tensor(2, &[4, 6]));
     let layer = Layer::prepared("l", 3, 6, 8);
     let guard = open(delayed(4));

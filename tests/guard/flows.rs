@@ -1,28 +1,16 @@
-//! Flows in which the state of delayed scaling and of calibration has to be right: changes of the recipe, evaluation before
-//! training, threads, ranks.
+//! Longer runs, after which the state of delayed scaling and of calibration must be right: a recipe that changes, evaluation
+//! before training, several threads and several ranks.
 
+use crate::helpers::{amax, backward};
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::config::{DelayedFormat, DelayedScaling, InitialScale};
 use fp8::{Autocast, ReductionGroup, end_step, fp8_autocast, save_calibrated};
 use fp8_test_support::{
-    Layer, Mlp, assert_text, delayed, device, fill, flat, of, prepare, recipes, slots, tensor, var,
+    Layer, Mlp, assert_text, delayed, device, fill, flat, of, prepare, recipes, slots, sqnr,
+    tensor, var,
 };
 use std::sync::{Arc, Barrier, Mutex};
-
-fn backward(y: &Tensor, go: &Tensor) -> candle_core::backprop::GradStore {
-    (y * go).unwrap().sum_all().unwrap().backward().unwrap()
-}
-
-/// Signal to noise in dB.
-fn sqnr(reference: &Tensor, x: &Tensor) -> f64 {
-    let (mut signal, mut noise) = (0f64, 0f64);
-    for (r, x) in flat(reference).iter().zip(flat(x)) {
-        signal += f64::from(r * r);
-        noise += f64::from((r - x).powi(2));
-    }
-    10. * (signal / noise).log10()
-}
 
 #[test]
 fn a_format_changed_between_steps_has_its_own_scales() {
@@ -68,7 +56,7 @@ fn a_format_changed_between_steps_has_its_own_scales() {
 }
 
 #[test]
-fn a_model_that_was_never_trained_evaluates_well() {
+fn a_model_that_was_never_trained_evaluates_accurately() {
     for recipe in [
         delayed(4),
         delayed(4).with_initial(InitialScale::FirstBatch),
@@ -107,9 +95,9 @@ fn calibrate(mlp: &Mlp, x: &Tensor, group: Option<Arc<dyn ReductionGroup>>) -> f
     Ok(())
 }
 
-/// Scales of a calibration describe the model that was calibrated, whatever it was trained with afterwards.
+/// A calibration describes the weights at that time. Training under any recipe makes it out of date.
 #[test]
-fn training_after_a_calibration_asks_for_another_under_every_recipe() {
+fn after_training_under_any_recipe_a_new_calibration_is_needed() {
     let mut all: Vec<(String, Option<Autocast>)> = recipes()
         .into_iter()
         .map(|(name, recipe)| (name.to_string(), Some(recipe.into())))
@@ -147,12 +135,12 @@ fn a_calibration_of_zeros_is_refused_and_names_the_layer() {
     let dir = tempfile::tempdir().unwrap();
     let error = save_calibrated(&mlp, dir.path().join("model.safetensors")).unwrap_err();
     assert_text("save", error, &["`up`", "not calibrated"]);
-    // A batch that reaches the layer beside it is enough.
+    // One more batch, with other values, is enough.
     calibrate(&mlp, &tensor(2, &[6, Mlp::IN]), None).unwrap();
     save_calibrated(&mlp, dir.path().join("model.safetensors")).unwrap();
 }
 
-/// Ranks of a job on threads: every rank sends a vector of the same length at the same time, or the test fails.
+/// The ranks of a job, each on a thread. All of them must send vectors of the same length, at the same time.
 #[derive(Debug)]
 struct Job {
     barrier: Barrier,
@@ -191,7 +179,7 @@ impl ReductionGroup for Job {
     }
 }
 
-/// The second layer is an expert that gets tokens on one rank only, another one in each step.
+/// The second layer is an expert that gets tokens on one rank only, on a different one in each step.
 #[test]
 fn ranks_without_tokens_keep_the_same_scales() {
     for initial in [InitialScale::One, InitialScale::FirstBatch] {
@@ -280,7 +268,7 @@ fn a_frozen_weight_recovers_from_a_reduction_that_failed() {
     assert_text("first", run().unwrap_err(), &["connection reset"]);
     assert_eq!(layer.slot("weight").quant_scale, 1.);
     assert_text("second", run().unwrap_err(), &["expected f32 [3]"]);
-    // The weight never changes, and recorded its amax in the first step only.
+    // The weight never changes, so its amax was recorded in the first step only.
     run().unwrap();
     let weight = flat(&layer.weight);
     let amax = weight.iter().fold(0f32, |m, x| m.max(x.abs()));
@@ -289,7 +277,7 @@ fn a_frozen_weight_recovers_from_a_reduction_that_failed() {
     assert!(db > 26., "{db:.1} dB");
 }
 
-/// With micro-batches in one guard, or in a guard each, a weight is cast once and its amax enters the history once.
+/// Whether micro-batches share a guard or have one each, a weight is cast once and its amax enters the history once.
 #[test]
 fn micro_batches_cast_a_weight_once() {
     for one_guard in [true, false] {
@@ -318,7 +306,7 @@ fn micro_batches_cast_a_weight_once() {
     }
 }
 
-/// A reduction that panics takes no amaxes with it.
+/// Panics in its first reduction.
 #[derive(Debug, Default)]
 struct PanicsOnce(Mutex<bool>);
 
@@ -351,15 +339,14 @@ fn a_reduction_that_panics_loses_nothing() {
     };
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err());
     run();
-    let amax = |x: &Tensor| flat(x).iter().fold(0f32, |m, x| m.max(x.abs()));
-    // The weight did not change between the two, and recorded in the first only.
+    // The weight did not change between the two steps, so it was recorded in the first only.
     assert_eq!(layer.slot("weight").quant_scale, 448. / amax(&layer.weight));
     assert_eq!(layer.slot("input").quant_scale, 448. / amax(&x));
 }
 
-/// Evaluation inside a training step changes nothing of a calibration; training does, whatever comes after it in the step.
+/// A calibration survives evaluation inside a training step. Training ends it, whatever follows in the step.
 #[test]
-fn only_training_makes_a_calibration_void() {
+fn only_training_ends_a_calibration() {
     let x = tensor(2, &[6, Mlp::IN]);
     for trained in [false, true] {
         let (_vars, mlp) = mlp(5);

@@ -14,7 +14,7 @@ pub fn open(autocast: impl Into<Autocast>) -> AutocastGuard {
     fp8_autocast(autocast).unwrap()
 }
 
-/// Opens guards one inside the other; they close in the reverse order.
+/// Guards opened one inside the other. They close in the reverse order.
 pub struct Nest(pub Vec<AutocastGuard>);
 
 impl Nest {

@@ -1,4 +1,4 @@
-//! What a layer computes where no enabled guard is open: the values of candle-nn.
+//! Without an open and enabled guard a layer computes what candle-nn does.
 
 use crate::helpers::*;
 use candle_core::{DType, Module, Var};
@@ -7,7 +7,7 @@ use fp8::{Autocast, Role};
 use fp8_test_support::{Layer, assert_differ, delayed, prepare, recipes, tensor, var};
 
 #[test]
-fn without_fp8_the_layer_is_candle_nns_to_the_bit() {
+fn without_fp8_the_layer_equals_candle_nns_to_the_bit() {
     let (n, k) = (7, 9);
     let layer = Layer::new("fc", 1, n, k);
     // Another layer over the same variables: a clone would share its state.
@@ -65,7 +65,7 @@ fn without_fp8_the_layer_is_candle_nns_to_the_bit() {
             );
             let expected = run(&layer, &stock, &x, &go, &[]);
             let case = |what: &str| format!("{what}, {dtype:?} {dims:?}");
-            // The second round has calibrated and trained behind it.
+            // The second round comes after calibration and training.
             for round in ["fresh", "used"] {
                 for (name, guards) in &plain_contexts {
                     let got = run(&layer, &prepared.linear, &x, &go, guards);
@@ -79,7 +79,7 @@ fn without_fp8_the_layer_is_candle_nns_to_the_bit() {
                     let got = run(&layer, &layer.linear, &x, &go, guards);
                     assert_all_same(&case(&format!("not prepared, {name}")), &got, &expected);
                 }
-                // The same comparison does see FP8.
+                // The comparison is able to notice FP8.
                 for (name, guards) in &fp8_contexts {
                     let got = run(&layer, &prepared.linear, &x, &go, guards);
                     assert_differ(&case(name), &got[0], &expected[0]);
@@ -102,7 +102,7 @@ fn without_fp8_the_layer_is_candle_nns_to_the_bit() {
 }
 
 #[test]
-fn calibration_alone_changes_no_later_high_precision_result() {
+fn calibration_does_not_change_later_high_precision_results() {
     let mut layer = Layer::new("fc", 10, 4, 6);
     let x = var(11, &[3, 6]);
     let go = tensor(12, &[3, 4]);

@@ -1,4 +1,4 @@
-//! Delayed scaling: what enters a history and what stays out of it.
+//! Delayed scaling: what enters a history and what does not.
 
 use crate::helpers::*;
 use candle_core::Module;
@@ -6,7 +6,7 @@ use fp8::end_step;
 use fp8_test_support::{Layer, assert_same, delayed, of, skipped_on_cuda, slot, slots, tensor};
 
 #[test]
-fn a_layer_used_twice_and_micro_batches_merge_by_maximum() {
+fn several_uses_in_a_step_and_micro_batches_are_merged_by_maximum() {
     let xs = [
         of(&[2., 1.], &[1, 2]),
         of(&[3., -1.], &[1, 2]),
@@ -61,7 +61,7 @@ fn a_layer_used_twice_and_micro_batches_merge_by_maximum() {
     }
 }
 
-/// Clones of a layer (a model that uses one layer in two places) are one layer.
+/// Clones of a layer, as in a model that uses it in two places, have one state.
 #[test]
 fn clones_share_their_state() {
     let layer = Layer::prepared("fc", 165, 2, 2);
@@ -121,7 +121,7 @@ fn the_weight_history_rolls_once_per_change_of_the_weight() {
     );
 }
 
-/// Micro-batches under guards of their own multiply with the same codes.
+/// Micro-batches with a guard each use the same codes of the weight.
 #[test]
 fn the_quantized_weight_stays_until_the_weight_changes() {
     if skipped_on_cuda("a GPU casts the weight in each forward pass: its change is not known there")
@@ -177,7 +177,7 @@ fn a_non_finite_activation_or_gradient_is_counted_and_never_stored() {
         let mut expected = before.clone();
         (expected[0].non_finite, expected[2].non_finite) = (1, 1);
         assert_eq!(slots(&layer.linear), expected, "{case}");
-        // Beside a finite micro-batch the finite amax counts.
+        // With a second micro-batch that is finite, the finite amax counts.
         {
             let _guard = open(delayed(4));
             layer.linear.forward(&bad_x).unwrap();

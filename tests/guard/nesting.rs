@@ -51,9 +51,9 @@ fn an_inner_guard_overrides_the_outer_one_fully() {
     assert!(!is_fp8_enabled(), "after the last guard");
 }
 
-/// An inner guard's `training` counts, not the outer one's.
+/// The `training` flag of the innermost guard counts.
 #[test]
-fn training_of_the_innermost_guard_decides_what_is_recorded() {
+fn the_training_flag_of_the_innermost_guard_decides_what_is_recorded() {
     let x = tensor(31, &[2, 4]);
     for (outer, inner, records) in [
         (true, false, false),
@@ -80,7 +80,7 @@ fn scales_change_only_when_the_outermost_enabled_guard_closes() {
     let x = tensor(41, &[2, 4]);
     let fp8 = || Autocast::new(delayed(4));
     let off = Autocast::disabled;
-    // Guards from the outside in; the layer runs in the innermost; `at` is the one whose close updates.
+    // The guards from the outermost to the innermost, and the index of the one whose close updates the scales.
     let cases: [(&str, Vec<Autocast>, usize); 6] = [
         ("one guard", vec![fp8()], 0),
         ("two enabled", vec![fp8(), fp8()], 0),
@@ -112,7 +112,7 @@ fn scales_change_only_when_the_outermost_enabled_guard_closes() {
 }
 
 #[test]
-fn the_recipe_of_an_inner_guard_makes_the_update_of_its_layers() {
+fn layers_are_updated_by_the_recipe_of_their_inner_guard() {
     let (a, b) = (
         Layer::prepared("a", 50, 2, 2),
         Layer::prepared("b", 51, 2, 2),

@@ -7,7 +7,7 @@ use fp8::{Autocast, ReductionGroup, SingleProcess, end_step, is_fp8_enabled};
 use fp8_test_support::{Layer, assert_text, delayed, of, prepare};
 use std::sync::{Arc, Mutex};
 
-/// Two ranks: the other one always reports `other`, shortened or repeated to the length asked for.
+/// A group of two ranks. The other one always reports `other`, cut or repeated to the length that is needed.
 #[derive(Debug)]
 struct TwoRanks {
     other: Vec<f32>,
@@ -54,7 +54,7 @@ fn the_reduction_group_gets_the_amaxes_of_the_whole_model() {
     b.weight.set(&of(&[0.25, 0.], &[1, 2])).unwrap();
     let group = TwoRanks::new(&[1., 0.125, 1., 16., 0., 0.]);
     let guard = open(Autocast::new(delayed(2)).reduction_group(group.clone()));
-    // Used in another order than named.
+    // The layers are used in another order than that of their names.
     let y = b.linear.forward(&of(&[4., 0.], &[1, 2])).unwrap();
     let z = a.linear.forward(&of(&[2., 0.], &[1, 2])).unwrap();
     assert!(group.calls().is_empty(), "no call while the guard is open");
@@ -92,7 +92,7 @@ fn the_reduction_group_gets_the_amaxes_of_the_whole_model() {
 }
 
 #[test]
-fn the_reduction_group_is_left_alone_where_nothing_is_to_be_reduced() {
+fn the_reduction_group_is_not_called_if_there_is_nothing_to_reduce() {
     let x = of(&[2., 1.], &[1, 2]);
     let go = of(&[1., 1.], &[1, 2]);
     let cases: [(&str, Recipe, bool, bool); 5] = [
@@ -130,7 +130,7 @@ fn the_reduction_group_is_left_alone_where_nothing_is_to_be_reduced() {
 }
 
 #[test]
-fn the_group_of_the_innermost_guard_counts() {
+fn the_reduction_group_of_the_innermost_guard_counts() {
     let (outer, inner) = (TwoRanks::new(&[8.]), TwoRanks::new(&[16.]));
     let with = |group: &Arc<TwoRanks>| Autocast::new(delayed(2)).reduction_group(group.clone());
     for (case, guards, expected) in [
@@ -174,7 +174,7 @@ fn close_reports_what_drop_only_logs() {
         guard.close().unwrap_err(),
         &["rank 1 does not answer"],
     );
-    // The gradients of that step are reduced at the next use: a layer says so.
+    // The gradients of that step are reduced when the layer is used next, which then reports the error.
     let guard = open(autocast());
     let error = layer.linear.forward(&x).unwrap_err();
     assert_text("forward", error, &["rank 1 does not answer"]);

@@ -1,4 +1,4 @@
-//! Delayed scaling: the scales of each step, against numbers worked out by hand.
+//! Delayed scaling: the scales of each step against numbers computed by hand.
 
 use crate::helpers::*;
 use fp8::config::{DelayedFormat, DelayedScaling, InitialScale};
@@ -6,7 +6,7 @@ use fp8::end_step;
 use fp8::fp8_core::{AmaxCompute, ScaleRounding};
 use fp8_test_support::{Layer, delayed, flat, of, skipped_on_cuda, slots, tensor};
 
-/// One step: x, weight and output gradient have these amaxes.
+/// The amaxes of x, weight and output gradient in each step.
 const TRACE: [[f32; 3]; 6] = [
     [2., 0.5, 8.],
     [4., 0.25, 2.],
@@ -16,11 +16,11 @@ const TRACE: [[f32; 3]; 6] = [
     [0.125, 0.03125, 0.5],
 ];
 
-/// The quant_scales after each step, worked out by hand from `max * 2^-margin / amax(history)`.
+/// The quant_scales after each step, computed by hand from `max * 2^-margin / amax(history)`.
 type Expected = [[f32; 3]; 6];
 
 #[test]
-fn the_trace_of_a_layer_equals_hand_computed_scales() {
+fn the_scales_of_a_layer_equal_those_computed_by_hand() {
     let cases: [(&str, DelayedScaling, Expected); 5] = [
         (
             "max over 3",
@@ -121,7 +121,7 @@ fn the_trace_of_a_layer_equals_hand_computed_scales() {
     }
 }
 
-/// 0.3 is 0.3125 in E4M3, but 448 after the scale 448 / 0.3; 1000 saturates at 448 under the scale 1.
+/// In E4M3, 0.3 becomes 0.3125 with scale 1, and 448 with scale 448 / 0.3; 1000 saturates at 448 with scale 1.
 #[test]
 fn the_scale_of_a_step_comes_from_the_steps_before() {
     use InitialScale::{FirstBatch, One};
@@ -156,7 +156,7 @@ fn the_scale_of_a_step_comes_from_the_steps_before() {
 }
 
 #[test]
-fn the_first_batch_is_the_first_that_makes_a_scale() {
+fn the_first_batch_with_a_usable_amax_sets_the_initial_scale() {
     let recipe = || delayed(4).with_initial(InitialScale::FirstBatch);
     let (x, go) = (of(&[0.3], &[1, 1]), of(&[1.], &[1, 1]));
     for (case, nothing) in [("zeros", 0.), ("Inf", f32::INFINITY), ("NaN", f32::NAN)] {
@@ -183,7 +183,7 @@ fn the_first_batch_is_the_first_that_makes_a_scale() {
 }
 
 #[test]
-fn an_unused_layer_and_a_zero_amax_keep_history_and_scale() {
+fn unused_layers_and_zero_amaxes_change_no_history_and_no_scale() {
     if skipped_on_cuda("a GPU casts the weight in each forward pass: its change is not known there")
     {
         return;

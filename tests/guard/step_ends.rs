@@ -1,14 +1,11 @@
-//! How steps end: closed, aborted, left by an error, outlived.
+//! How steps end: closed, aborted, left by an error, or while something still uses them.
 
+use crate::helpers::{amax, backward};
 use candle_core::{Module, Tensor};
 use fp8::{Autocast, AutocastHandle, Error, Recipe, end_step, fp8_autocast, with_fp8};
-use fp8_test_support::{Layer, assert_text, delayed, flat, of, recipes, slots, tensor, values};
+use fp8_test_support::{Layer, assert_text, delayed, of, recipes, slots, tensor, values};
 
-fn backward(y: &Tensor, go: &Tensor) {
-    (y * go).unwrap().sum_all().unwrap().backward().unwrap();
-}
-
-/// A layer with some steps behind it, and inputs.
+/// A layer after two training steps, with its input and its output gradient.
 fn trained() -> (Layer, Tensor, Tensor) {
     let layer = Layer::prepared("fc", 1, 4, 8);
     let (x, go) = (tensor(2, &[5, 8]), tensor(3, &[5, 4]));
@@ -34,11 +31,11 @@ fn an_aborted_step_leaves_no_trace() {
     let y = layer.linear.forward(&louder(&x)).unwrap();
     backward(&y, &louder(&go));
     guard.abort();
-    // A backward pass of the aborted step that comes late counts as little.
+    // Nor does a late backward pass of the aborted step count.
     backward(&y, &louder(&go));
     end_step().unwrap();
     assert_eq!(slots(&layer.linear), before);
-    // The next one goes on from there, as if nothing had been between.
+    // The next step goes on as if the aborted one had not been.
     let (control, ..) = trained();
     for layer in [&layer, &control] {
         let guard = fp8_autocast(delayed(4)).unwrap();
@@ -54,7 +51,7 @@ fn an_aborted_step_leaves_no_trace() {
 fn a_closure_that_fails_leaves_no_trace() {
     let (layer, x, _) = trained();
     let before = slots(&layer.linear);
-    // An error of somebody else's, after a layer has recorded.
+    // The error comes from candle, after a layer has recorded.
     let error = with_fp8(delayed(4), || -> Result<Tensor, Error> {
         layer.linear.forward(&louder(&x))?;
         Ok(x.matmul(&x)?)
@@ -62,14 +59,14 @@ fn a_closure_that_fails_leaves_no_trace() {
     assert!(error.is_err());
     end_step().unwrap();
     assert_eq!(slots(&layer.linear), before);
-    // Any error type that takes ours.
+    // Every error type that can be made from ours will do.
     let error = with_fp8(delayed(4), || -> Result<(), Box<dyn std::error::Error>> {
         layer.linear.forward(&louder(&x))?;
         Err("the loss is not finite".into())
     });
     assert_text("text", error.unwrap_err(), &["the loss is not finite"]);
     assert_eq!(slots(&layer.linear), before);
-    // One that succeeds counts.
+    // A closure that succeeds counts.
     with_fp8(delayed(4), || {
         layer.linear.forward(&louder(&x)).map_err(Error::from)
     })
@@ -78,7 +75,7 @@ fn a_closure_that_fails_leaves_no_trace() {
 }
 
 #[test]
-fn a_guard_dropped_by_the_error_of_a_layer_leaves_no_trace() {
+fn a_guard_dropped_because_of_an_error_leaves_no_trace() {
     let (layer, x, _) = trained();
     let before = slots(&layer.linear);
     let wrong_width = tensor(9, &[2, 7]);
@@ -91,7 +88,7 @@ fn a_guard_dropped_by_the_error_of_a_layer_leaves_no_trace() {
     assert_text("forward", fails().unwrap_err(), &["`fc`", "7 features"]);
     end_step().unwrap();
     assert_eq!(slots(&layer.linear), before);
-    // Who handles the error and closes the guard has a step.
+    // If the error is handled and the guard closed, the step counts.
     let guard = fp8_autocast(delayed(4)).unwrap();
     layer.linear.forward(&louder(&x)).unwrap();
     assert!(layer.linear.forward(&wrong_width).is_err());
@@ -100,7 +97,7 @@ fn a_guard_dropped_by_the_error_of_a_layer_leaves_no_trace() {
 }
 
 #[test]
-fn nothing_outlives_the_guard_that_it_comes_from() {
+fn inner_guards_and_handles_fail_after_their_guard_has_closed() {
     let (layer, x, _) = trained();
     let guard = fp8_autocast(delayed(4)).unwrap();
     let handle = guard.handle();
@@ -109,14 +106,14 @@ fn nothing_outlives_the_guard_that_it_comes_from() {
     guard.close().unwrap();
     let before = slots(&layer.linear);
 
-    // The inner guard is still on the thread, and says so to whoever computes in it.
+    // The inner guard is still open: whoever computes in it learns that the outer one is closed.
     let error = layer.linear.forward(&louder(&x)).unwrap_err();
     assert_text("inner guard", error, &["is closed"]);
     inner.close().unwrap();
     assert!(matches!(handle.open(), Err(Error::GuardClosed)));
     assert!(matches!(handle.run(|| ()), Err(Error::GuardClosed)));
 
-    // Nothing of it is left in the next step.
+    // The handle stays closed in the next step.
     let guard = fp8_autocast(delayed(4)).unwrap();
     let late = std::thread::scope(|scope| {
         let run = scope.spawn(|| handle.open().is_err());
@@ -128,7 +125,7 @@ fn nothing_outlives_the_guard_that_it_comes_from() {
 }
 
 #[test]
-fn a_guard_of_another_thread_that_outlives_its_owner_computes_nothing() {
+fn a_guard_on_another_thread_fails_after_its_owner_has_closed() {
     let (layer, x, _) = trained();
     let guard = fp8_autocast(delayed(4)).unwrap();
     let handle = guard.handle();
@@ -162,12 +159,7 @@ fn end_step_in_an_inner_guard_ends_the_step_of_the_outer_one() {
         assert_eq!(end_step().unwrap().layers(), 1);
     }
     let after = slots(&layer.linear);
-    assert_eq!(
-        after[0].history[0],
-        flat(&louder(&x))
-            .iter()
-            .fold(0., |m: f32, x| m.max(x.abs()))
-    );
+    assert_eq!(after[0].history[0], amax(&louder(&x)));
     outer.close().unwrap();
     assert_eq!(
         slots(&layer.linear),
@@ -189,7 +181,7 @@ fn the_summary_says_what_was_cast() {
     }
 }
 
-/// Inf and NaN are told of under every recipe, with the tensor that held them.
+/// Inf and NaN are reported under every recipe, with the tensor that held them.
 #[test]
 fn inf_and_nan_are_reported_under_every_recipe() {
     for (name, recipe) in recipes() {
@@ -203,7 +195,7 @@ fn inf_and_nan_are_reported_under_every_recipe() {
             let forward = guard.close().unwrap().non_finite().unwrap();
             let slots: Vec<&str> = forward.iter().map(|found| found.slot.as_str()).collect();
             assert_eq!(slots, ["fc.input"], "{name} {bad}");
-            // The gradient's are told of at the end of the step; the forward's are not told of again.
+            // Those of gradients are reported at the end of the step, those of the forward pass not again.
             let mut go = values(3, 20);
             go[3] = bad;
             backward(&y, &of(&go, &[5, 4]));
@@ -215,7 +207,7 @@ fn inf_and_nan_are_reported_under_every_recipe() {
 }
 
 #[test]
-fn evaluation_reports_what_it_measures() {
+fn evaluation_reports_inf_and_nan() {
     let layer = Layer::prepared("fc", 1, 4, 8);
     let recipe: Recipe = "tensorwise".parse().unwrap();
     let guard = fp8_autocast(Autocast::new(recipe).training(false)).unwrap();
@@ -231,7 +223,7 @@ fn evaluation_reports_what_it_measures() {
 }
 
 #[test]
-fn a_handle_of_no_guard_opens_high_precision() {
+fn a_handle_without_a_guard_opens_high_precision() {
     let handle = AutocastHandle::current();
     let guard = fp8_autocast(delayed(4)).unwrap();
     let inner = handle.open().unwrap();

@@ -7,7 +7,7 @@ use fp8::{Autocast, AutocastGuard, AutocastHandle, end_step, is_fp8_enabled};
 use fp8_test_support::{Layer, assert_same, bits, delayed, of, skipped_on_cuda, slots, tensor};
 use std::sync::Barrier;
 
-/// `IS_SEND` and `IS_SYNC` are the inherent constants where the bound holds, the trait's otherwise.
+/// Tells at compile time whether a type is `Send` or `Sync`: where it is, the inherent constant hides that of the trait.
 struct Probe<T: ?Sized>(std::marker::PhantomData<T>);
 trait Fallback {
     const IS_SEND: bool = false;
@@ -22,7 +22,7 @@ impl<T: ?Sized + Sync> Probe<T> {
 }
 
 #[test]
-fn the_guard_stays_on_its_thread_and_the_rest_may_travel() {
+fn guards_are_not_send_and_handles_and_recipes_are() {
     let guard = (
         <Probe<AutocastGuard>>::IS_SEND,
         <Probe<AutocastGuard>>::IS_SYNC,
@@ -47,7 +47,7 @@ fn two_threads_train_with_two_recipes_at_once() {
     let x = tensor(81, &[6, 8]);
     let go = tensor(82, &[6, 4]);
     let names = ["tensorwise", "rowwise", "delayed"];
-    // Three steps; gives the outputs and the last state.
+    // Three steps: their outputs, and the state after them.
     let steps = |name: &str, wait: &dyn Fn()| {
         let layer = Layer::prepared("fc", 80, 4, 8);
         let ys: Vec<_> = (0..3)
@@ -76,7 +76,7 @@ fn two_threads_train_with_two_recipes_at_once() {
                 })
             })
         });
-        // This thread has no guard while the others have theirs open.
+        // This thread has no guard, although the other threads have open ones.
         for _ in 0..6 {
             barrier.wait();
             assert!(!is_fp8_enabled(), "a guard of another thread");
@@ -150,7 +150,7 @@ fn a_handle_carries_the_context_into_other_pools() {
 }
 
 #[test]
-fn many_threads_under_one_guard_merge_by_maximum() {
+fn the_amaxes_of_many_threads_under_one_guard_are_merged_by_maximum() {
     if skipped_on_cuda("the threads share what lives on the device of one of them") {
         return;
     }
@@ -162,7 +162,7 @@ fn many_threads_under_one_guard_merge_by_maximum() {
             let (handle, layer) = (&handle, &layer);
             scope.spawn(move || {
                 let _guard = handle.open().unwrap();
-                // Guards of its own, too: the owner stays the first one.
+                // The threads open guards too; the step still belongs to the first one.
                 let _inner = open(delayed(4));
                 layer.linear.forward(&of(&[i as f32; 8], &[1, 8])).unwrap();
             });
@@ -179,7 +179,7 @@ fn many_threads_under_one_guard_merge_by_maximum() {
 }
 
 #[test]
-fn a_handle_taken_without_a_guard_means_high_precision() {
+fn a_handle_taken_without_a_guard_gives_high_precision() {
     let layer = Layer::prepared("fc", 97, 4, 8);
     let x = tensor(98, &[5, 8]);
     let handle = AutocastHandle::current();

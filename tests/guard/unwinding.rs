@@ -1,4 +1,4 @@
-//! Guards that are left by a panic, and guards that close in odd orders.
+//! Guards left by a panic, and guards closed out of order.
 
 use crate::helpers::*;
 use candle_core::{Module, Tensor};
@@ -44,7 +44,7 @@ fn a_panic_restores_what_was_there_and_updates_nothing() {
         );
         if warm {
             assert_eq!(after, before, "{initial:?}: scales");
-            // The next step is as if the panic had not been, its amaxes included.
+            // The next step, including its amaxes, is as if there had been no panic.
             for layer in [&panicked, &control] {
                 train(layer, recipe(), &x, &go);
             }
@@ -144,7 +144,7 @@ fn guards_may_close_in_any_order() {
     assert_text("its step has ended", error, &["is closed"]);
     drop(inner);
     assert!(!is_fp8_enabled(), "all closed");
-    // The thread is as new: the next guard is an outermost one again.
+    // Nothing is left on the thread: the next guard is an outermost one again.
     {
         let _guard = open(delayed(4));
         layer.linear.forward(&larger).unwrap();

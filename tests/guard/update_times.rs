@@ -9,11 +9,11 @@ use fp8_test_support::{
 };
 
 #[test]
-fn forward_slots_update_at_close_and_gradients_at_the_next_use_or_end_of_step() {
+fn forward_scales_update_at_close_and_gradient_scales_at_the_next_use_or_end_of_step() {
     let x = of(&[2., -1.], &[1, 2]);
     let go = of(&[8., 4.], &[1, 2]);
     type Ending = (&'static str, fn(&Layer), bool);
-    // Uses in a step of another model, or outside of training, leave the gradients to what may still come.
+    // Opens a guard, uses the layer in it and aborts. Unless that is training of this very layer, its gradients stay open.
     fn used_in(layer: &Layer, autocast: impl Into<Autocast>) {
         let guard = open(autocast);
         layer.linear.forward(&of(&[0.; 2], &[1, 2])).unwrap();
@@ -130,7 +130,7 @@ fn evaluation_casts_with_the_frozen_scales_and_changes_nothing() {
     let big = (&x * 100.).unwrap();
     let y = eval(&x);
     assert_differ("evaluation is FP8", &y, &layer.stock().forward(&x).unwrap());
-    // Under the frozen scale a hundred times larger input saturates.
+    // With the frozen scale, an input a hundred times larger saturates.
     let largest = 448. / before[0].quant_scale;
     let clamped = layer
         .stock()
@@ -157,7 +157,7 @@ fn evaluation_between_the_steps_leaves_no_trace() {
                 let _guard = open(Autocast::new(delayed(2)).training(false));
                 layer.linear.forward(&(&x * 3.).unwrap()).unwrap();
             }
-            // Every other step leaves the weight as it is.
+            // The weight changes in every second step only.
             if step % 2 == 1 {
                 layer
                     .weight
@@ -173,7 +173,7 @@ fn evaluation_between_the_steps_leaves_no_trace() {
     assert!(with.0 == without.0, "outputs of the training steps");
 }
 
-/// 0.3 is cast to 256 / 896 under the scale of the weight 0.5 before it, to 448 under its own.
+/// The weight 0.3 is cast to 256 / 896 with the scale of the weight 0.5 before it, and to 448 with its own scale.
 #[test]
 fn evaluation_takes_the_newest_scale_and_leaves_the_codes_of_the_step() {
     if skipped_on_cuda("a GPU casts the weight in each forward pass: its change is not known there")

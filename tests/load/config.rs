@@ -11,7 +11,7 @@ use fp8_test_support::{assert_close, assert_differ, assert_same, device, flat, o
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
-/// The weight of [`file`], by hand.
+/// The weight of [`file`], dequantized by hand.
 fn weight(granularity: Granularity, len: usize) -> Tensor {
     Fp8Tensor::from_parts(
         Tensor::from_vec(codes(N * K), (N, K), &device()).unwrap(),
@@ -25,7 +25,7 @@ fn weight(granularity: Granularity, len: usize) -> Tensor {
     .unwrap()
 }
 
-/// `x` after a cast whose scale comes from the amax of each `group` neighbours, by hand.
+/// `x` after a cast by hand, in which every `group` neighbours have a scale from their amax.
 fn cast_in_groups(x: &Tensor, group: usize, scale: impl Fn(f32) -> f32) -> Tensor {
     let cast = Cast::new(Format::E4M3);
     let values = flat(x);
@@ -43,7 +43,7 @@ fn cast_in_groups(x: &Tensor, group: usize, scale: impl Fn(f32) -> f32) -> Tenso
     of(&values, x.dims())
 }
 
-/// Inputs whose groups and rows differ in size.
+/// Inputs whose groups and rows differ in magnitude.
 fn input() -> Tensor {
     let x = tensor(3, &[5, K]);
     let sizes: Vec<f32> = (0..5 * K).map(|i| 1. + (i / 64 * 7 % 11) as f32).collect();
@@ -97,7 +97,7 @@ fn weight_only_checkpoints_run_weight_only() {
 #[test]
 fn inputs_are_cast_as_the_configuration_says() {
     let exact = |amax: f32| amax / 448.;
-    // The same file of one scale with each kind of inputs.
+    // The same file, with one scale, for each kind of input cast.
     let dynamic = json!({"dynamic": true});
     let group = |size: usize| json!({"dynamic": true, "group_size": size});
     let cases: [(&str, Value, usize); 4] = [
@@ -120,7 +120,7 @@ fn inputs_are_cast_as_the_configuration_says() {
         let expected = product(&cast_in_groups(&input(), size, exact), &weight);
         let case = format!("{strategy} of {size}");
         let y = layer.forward(&input()).unwrap();
-        // Sums in another order; some codes move by the rounding of a reciprocal.
+        // The order of sums differs, and the rounding of a reciprocal moves some codes.
         assert_close(&case, &y, &expected, 2e-3);
         let scaling = layer.static_weight().unwrap().input_scaling();
         let right = match scaling {
@@ -178,7 +178,7 @@ fn block_checkpoints_of_deepseek_and_qwen_run_in_groups_of_128() {
 }
 
 #[test]
-fn microscaled_checkpoints_take_their_bytes_for_powers_of_two() {
+fn the_scale_bytes_of_microscaled_checkpoints_are_powers_of_two() {
     let dir = tempfile::tempdir().unwrap();
     let codes = codes(N * K);
     let bytes: Vec<u8> = (0..N * K / 32).map(|i| 118 + (i % 7) as u8).collect();
@@ -214,7 +214,7 @@ fn microscaled_checkpoints_take_their_bytes_for_powers_of_two() {
 }
 
 #[test]
-fn the_most_exact_target_counts() {
+fn the_most_specific_target_counts() {
     let dir = tempfile::tempdir().unwrap();
     file(dir.path(), &[N, 1], None);
     let group = |target: &str, strategy: &str| json!({"targets": [target], "weights": args(strategy, json!({})), "input_activations": null});
@@ -225,7 +225,7 @@ fn the_most_exact_target_counts() {
         (["re:.*", "Linear", "fc"], true),
         (["Linear", "other", "re:^(?!other)f"], true),
     ] {
-        // Only the last group's strategy is that of the file.
+        // Only the strategy of the last group fits the file.
         config["quantization_config"]["config_groups"] = json!({
             "a": group(targets[0], "tensor"), "b": group(targets[1], "tensor"),
             "c": group(targets[2], "channel")});

@@ -1,5 +1,5 @@
-//! Files that were damaged or made to do harm: numbers that no scale can be, ambiguous headers, sizes that overflow,
-//! and things that are no files.
+//! Damaged and malicious files: impossible scales, ambiguous headers, sizes that overflow, and paths that are not
+//! regular files.
 
 use candle_core::{DType, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -23,7 +23,7 @@ fn dir() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// Numbers that cannot be a scale, with what the message says of them.
+/// Numbers that cannot be a scale, and what the message calls them.
 const BAD_SCALES: [(f32, &str); 7] = [
     (f32::NAN, "NaN"),
     (f32::INFINITY, "inf"),
@@ -35,7 +35,7 @@ const BAD_SCALES: [(f32, &str); 7] = [
 ];
 
 #[test]
-fn scales_that_are_none_are_refused_with_their_name_and_value() {
+fn invalid_scales_are_refused_with_their_name_and_value() {
     let dir = dir();
     let path = dir.path().join("model.safetensors");
     let codes = codes(24);
@@ -61,7 +61,7 @@ fn scales_that_are_none_are_refused_with_their_name_and_value() {
             }
         }
     }
-    // A stock layer does not get the value of such a weight either.
+    // Stock layers cannot load such a weight either.
     let rows = f32s(&[0.1, 0.1, f32::NAN, 0.1]);
     write(
         &path,
@@ -149,14 +149,14 @@ fn sizes_whose_product_overflows_are_an_error() {
         );
         assert_text(&shape, error, &["`x`", "memory"]);
     }
-    // Empty tensors of ordinary sizes are none of that.
+    // Empty tensors of ordinary sizes are accepted.
     write(&path, &[("x", Dtype::F32, &[0, 4096, 3], &[])]);
     let file = Checkpoint::open(&[&path]).unwrap();
     assert_eq!(file.tensor("x", &device()).unwrap().dims(), [0, 4096, 3]);
 }
 
 #[test]
-fn metadata_that_names_no_tensor_ties_nothing() {
+fn metadata_about_missing_tensors_ties_nothing() {
     let dir = dir();
     let path = dir.path().join("model.safetensors");
     let one = f32s(&[1.]);
@@ -171,7 +171,7 @@ fn metadata_that_names_no_tensor_ties_nothing() {
     }
 }
 
-/// Everything that reads a file by its path.
+/// The errors of everything that reads the file at `path`.
 fn read(path: &Path) -> Vec<Error> {
     let vars = VarMap::new();
     let model = Mlp::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();
@@ -268,7 +268,7 @@ fn trained() -> (VarMap, Mlp, AdamW) {
 }
 
 #[test]
-fn state_that_no_step_can_have_made_is_not_resumed() {
+fn impossible_state_is_not_resumed() {
     let dir = dir();
     let path = dir.path().join("checkpoint.safetensors");
     let (vars, model, mut optimizer) = trained();
@@ -292,7 +292,7 @@ fn state_that_no_step_can_have_made_is_not_resumed() {
         .collect();
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let scale = [nan, inf, 0., -1., 1e-40];
-    // The last row of the table is that of up.weight; the index is that within the row.
+    // The last row of the table is that of `up.weight`; the index counts within the row.
     let cases: [(&str, &str, usize, &[f32]); 5] = [
         ("fp8/quant_scale", "up.weight.quant_scale", 0, &scale),
         (
@@ -347,7 +347,7 @@ fn state_that_no_step_can_have_made_is_not_resumed() {
 }
 
 #[test]
-fn a_learning_rate_that_is_none_is_refused() {
+fn invalid_learning_rates_are_refused() {
     let vars = VarMap::new();
     let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     let w = vb
@@ -374,7 +374,7 @@ fn a_learning_rate_that_is_none_is_refused() {
         assert_eq!(optimizer.lr(), 1e-3, "the old one stays");
         assert!(!optimizer.apply(&grads()).unwrap().skipped().unwrap());
 
-        // candle's interface cannot refuse: the step does.
+        // candle's interface has no way to refuse a learning rate, so the step does.
         candle_nn::Optimizer::set_learning_rate(&mut optimizer, bad);
         let before = flat(&w);
         let error = optimizer.apply(&grads()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Configurations that are not read, that contradict their files, and dtypes that hold no values.
+//! Configurations that are not supported or contradict their files, and dtypes that weights cannot have.
 
 use candle_core::DType;
 use fp8::Error;
@@ -10,7 +10,7 @@ use fp8_test_support::{assert_text, device};
 use serde_json::{Value, json};
 
 #[test]
-fn what_is_not_read_is_refused_by_name() {
+fn unsupported_configurations_are_refused_by_name() {
     let tensor = || args("tensor", json!({}));
     let with = |key: &str, value: Value| {
         let mut config = compressed("float-quantized", tensor(), Value::Null);
@@ -182,7 +182,7 @@ fn a_configuration_that_contradicts_the_file_is_refused() {
         let error = layer(dir.path()).unwrap_err();
         assert_text(&config.to_string(), error, parts);
     }
-    // What is no JSON is no configuration.
+    // A file that is not JSON.
     let dir = tempfile::tempdir().unwrap();
     file(dir.path(), &[1], None);
     std::fs::write(dir.path().join("config.json"), "{").unwrap();
@@ -191,7 +191,7 @@ fn a_configuration_that_contradicts_the_file_is_refused() {
         layer(dir.path()).unwrap_err(),
         &["config.json", "not valid"],
     );
-    // One without a word on quantization leaves it to the shapes.
+    // A configuration that says nothing about quantization leaves it to the shapes.
     write_config(dir.path(), &json!({"model_type": "llama"}));
     let scaling = layer(dir.path()).unwrap();
     assert!(matches!(
@@ -203,7 +203,7 @@ fn a_configuration_that_contradicts_the_file_is_refused() {
 }
 
 #[test]
-fn patterns_made_to_take_for_ever_do_not() {
+fn patterns_that_would_take_forever_are_given_up() {
     let dir = tempfile::tempdir().unwrap();
     file(dir.path(), &[1], None);
     let deep = "(".repeat(100_000);
@@ -221,14 +221,14 @@ fn patterns_made_to_take_for_ever_do_not() {
         let mut config = compressed("float-quantized", Value::Null, Value::Null);
         config["quantization_config"]["config_groups"] = json!({"a": group});
         write_config(dir.path(), &config);
-        // None of them means this layer, whether it can be matched or not.
+        // None of them matches this layer, whether matching gives up or not.
         let error = layer(dir.path()).unwrap_err();
         assert!(error.len() < 2_000, "{} bytes of text", error.len());
     }
 }
 
 #[test]
-fn values_are_held_in_floating_point_only() {
+fn weights_are_loaded_in_floating_point_dtypes_only() {
     let dir = tempfile::tempdir().unwrap();
     file(dir.path(), &[1], None);
     let path = dir.path().join("model.safetensors");

@@ -14,13 +14,7 @@ use syn::{
 
 /// The lines of an item with this path. Methods and impls of a type are not among them.
 pub fn item(item: &Item, path: &str, cfg: &str) -> Vec<Entry> {
-    let marks = marks(attributes(item));
-    let entry = |kind: Option<Kind>, line: String| Entry {
-        path: path.to_string(),
-        line: format!("{cfg}{marks}{line}"),
-        kind: kind.filter(|_| !marks.contains("doc(hidden)")),
-        example: has_example(attributes(item)),
-    };
+    let entry = |kind, line: String| member(attributes(item), path, kind, cfg, &line);
     let own_type = |keyword: &str, generics: &Generics, rest: &str| {
         let line = format!("pub {keyword} {path}{}{rest}", generics_text(generics));
         entry(Some(Kind::Type), line)
@@ -109,6 +103,23 @@ pub fn item(item: &Item, path: &str, cfg: &str) -> Vec<Entry> {
     entries
 }
 
+/// A line with its attributes. What is hidden from the documentation needs no example.
+fn member(
+    attributes: &[Attribute],
+    path: &str,
+    kind: Option<Kind>,
+    cfg: &str,
+    line: &str,
+) -> Entry {
+    let marks = marks(attributes);
+    Entry {
+        path: path.to_string(),
+        line: format!("{cfg}{marks}{line}"),
+        kind: kind.filter(|_| !marks.contains("doc(hidden)")),
+        example: has_example(attributes),
+    }
+}
+
 /// The public items of an inherent impl.
 pub fn methods(block: &ItemImpl, path: &str, outer: &str) -> Vec<Entry> {
     let mut entries = vec![];
@@ -130,13 +141,13 @@ pub fn methods(block: &ItemImpl, path: &str, outer: &str) -> Vec<Entry> {
         let (true, Some(own)) = (is_public(visibility), cfg(attributes)) else {
             continue;
         };
-        let marks = marks(attributes);
-        entries.push(Entry {
-            line: format!("{outer}{own}{marks}{generics}pub {line}"),
-            kind: kind.filter(|_| !marks.contains("doc(hidden)")),
-            example: has_example(attributes),
-            path: name,
-        });
+        entries.push(member(
+            attributes,
+            &name,
+            kind,
+            &format!("{outer}{own}"),
+            &format!("{generics}pub {line}"),
+        ));
     }
     entries
 }
@@ -188,13 +199,7 @@ fn trait_items(item: &ItemTrait, path: &str, outer: &str) -> Vec<Entry> {
             }
             _ => continue,
         };
-        let marks = marks(attributes);
-        entries.push(Entry {
-            line: format!("{outer}{marks}{line}"),
-            kind: kind.filter(|_| !marks.contains("doc(hidden)")),
-            example: has_example(attributes),
-            path: name,
-        });
+        entries.push(member(attributes, &name, kind, outer, &line));
     }
     entries
 }

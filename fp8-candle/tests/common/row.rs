@@ -2,25 +2,16 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use fp8_candle::state::{RowRule, StepCells};
 use fp8_candle::{FirstScale, Observer, Quantizer, Role, ScaleSource, Slot};
 use fp8_core::{DelayedRule, Format, Granularity};
-use fp8_test_support::device;
+use fp8_test_support::{device, flat};
 use std::cell::RefCell;
 use std::sync::Arc;
 
 pub fn tensor(values: &[f32]) -> Tensor {
     Tensor::from_slice(values, (1, values.len()), &device()).unwrap()
-}
-
-pub fn flat(x: &Tensor) -> Vec<f32> {
-    x.to_dtype(DType::F32)
-        .unwrap()
-        .flatten_all()
-        .unwrap()
-        .to_vec1()
-        .unwrap()
 }
 
 pub fn codes(q: &fp8_candle::Fp8Tensor) -> Vec<u8> {

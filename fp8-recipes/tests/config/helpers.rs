@@ -1,4 +1,4 @@
-//! Short ways to resolve and to read JSON.
+//! Shorthands for resolving configurations and reading JSON.
 
 use fp8_recipes::config::*;
 

@@ -58,7 +58,7 @@ fn json_errors_name_the_field_or_value() {
 }
 
 #[test]
-fn a_custom_amax_is_written_by_name_and_bound_again() {
+fn a_custom_amax_is_saved_by_name_and_found_again() {
     let last = CustomAmax::new("last", |history: &[f32]| history[0]);
     let custom = AmaxCompute::Custom(last.clone());
     let delayed = DelayedScaling::default().with_amax_compute(custom);
@@ -168,7 +168,7 @@ proptest! {
         prop_assert_eq!(round_trip(&recipe), recipe);
     }
 
-    /// Whatever is accepted keeps the promises of a resolved configuration.
+    /// Every accepted configuration keeps the promises of a resolved one.
     #[test]
     fn resolved_configs_are_consistent(config in linear()) {
         let Ok(resolved) = config.resolve() else { return Ok(()) };

@@ -35,7 +35,7 @@ fn named_recipes_print_as_torchao() {
 }
 
 #[test]
-fn named_recipes_have_the_extras_of_the_contract() {
+fn named_recipes_have_the_settings_of_the_contract() {
     let tensorwise = resolved("tensorwise");
     assert!(!tensorwise.round_scales_to_power_of_two);
     assert!(tensorwise.delayed.is_none());
@@ -103,7 +103,7 @@ fn delayed_casts_follow_one_rule_beside_other_casts() {
 }
 
 #[test]
-fn unset_second_uses_copy_the_first() {
+fn a_second_use_that_is_not_set_copies_the_first() {
     let config = Fp8LinearConfig::default()
         .with_input(CastConfig::dynamic_rowwise())
         .with_grad_output(DYN.with_format(Format::E4M3));
@@ -112,14 +112,14 @@ fn unset_second_uses_copy_the_first() {
     assert_eq!(resolved.weight_for_grad_input, resolved.weight);
     assert_eq!(resolved.grad_output_for_grad_weight, resolved.grad_output);
     assert_eq!(resolved.grad_output.format, Some(Format::E4M3));
-    // A second use that says nothing about the format has that of the first.
+    // A second use without a format has that of the first.
     let second = config.with_grad_output_for_grad_weight(Some(DYN));
     let second = second.resolve().unwrap().grad_output_for_grad_weight;
     assert_eq!(second.format, Some(Format::E4M3));
 }
 
 #[test]
-fn the_pair_swaps_all_formats() {
+fn a_pair_of_formats_replaces_all_formats() {
     let name = RecipeName::Rowwise;
     let config = Fp8LinearConfig::from_recipe_name(name).with_format_pair(FormatPair::Fnuz);
     let short = "i:dyn_axs_e4m3fnuz,w:dyn_axs_e4m3fnuz,go:dyn_axs_e4m3fnuz";

@@ -15,7 +15,7 @@ fn construction() {
     let error = AdamW::from_named(twice, AdamWConfig::default()).unwrap_err();
     assert!(matches!(error, OptimError::DuplicateName { name } if name == "a"));
 
-    // Tied weights are stepped once; integers are left out.
+    // A tied weight is updated once; integers are left out.
     let shared = var(DType::F32);
     let named = [("b", &shared), ("a", &shared), ("c", &var(DType::U32))]
         .map(|(name, var)| (name.to_string(), var.clone()));

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 const CPU: Device = Device::Cpu;
 const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
 
-/// No elements, fewer than an access, a whole number of chunks of the kernels and one more or less.
+/// Empty, shorter than one access, and a whole number of the kernels' chunks with one element more or fewer.
 const SHAPES: [&[usize]; 10] = [
     &[],
     &[1],
@@ -26,7 +26,7 @@ const SHAPES: [&[usize]; 10] = [
     &[65537],
 ];
 
-/// Values whose squares need more bits than an f64 has, where the dtype is f64.
+/// Random values. In f64 their squares need more bits than an f64 has.
 fn random(seed: u64, shape: &[usize], dtype: DType) -> Result<Tensor> {
     let mut rng = StdRng::seed_from_u64(seed);
     let values: Vec<f64> = (0..shape.iter().product())
@@ -44,7 +44,7 @@ fn no_grads() -> Result<GradStore> {
 }
 
 fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
-    // -0 and 0 are told apart in f64 by composition and by the kernels.
+    // Composed operations and the kernels may differ in the sign of a zero in f64.
     let zero = |x: f64| if x == 0.0 { 0.0 } else { x };
     let flat = tensor
         .to_device(&CPU)?
@@ -61,7 +61,7 @@ struct Side {
 }
 
 impl Side {
-    /// Variables of all `dtypes` in every shape; `place` says where variable number i lives.
+    /// Variables of all `dtypes` and shapes; `place` gives the device of variable number i.
     fn new(
         dtypes: &[DType],
         config: &AdamWConfig,
@@ -80,7 +80,7 @@ impl Side {
         Ok(Self { vars, optimizer })
     }
 
-    /// Gradients that depend on the step and the variable's number only; `bad` is put into one of them.
+    /// Gradients that depend only on the step and on the variable's number. One of them contains `bad`.
     fn grads(&self, step: u64, bad: Option<f32>) -> Result<GradStore> {
         let mut grads = no_grads()?;
         let last = self.vars.len() - 1;
@@ -137,7 +137,7 @@ fn assert_same(what: &str, a: &Side, b: &Side) -> Result<()> {
 
 fn values(report: &StepReport) -> Result<(u64, u64, bool, usize)> {
     let norm = report.grad_norm()?;
-    // One NaN is as good as another.
+    // All NaNs count as equal.
     let norm = if norm.is_nan() { f64::NAN } else { norm };
     let clip = report.clip_coefficient()?;
     Ok((
@@ -213,7 +213,7 @@ fn clips_when_the_norm_is_above_the_limit() -> Result<()> {
     Ok(())
 }
 
-/// Gradients at odd offsets, transposed, shared by two variables, and the memory of a variable.
+/// Gradients at odd offsets, transposed, shared by two variables, and in the memory of another variable.
 #[test]
 fn gradients_that_are_views() -> Result<()> {
     for dtype in DTYPES {
@@ -242,7 +242,7 @@ fn gradients_that_are_views() -> Result<()> {
                 grads.insert(&side.vars[0].1, view.clone());
                 grads.insert(&side.vars[1].1, view);
                 grads.insert(&side.vars[2].1, matrix.t()?);
-                // d is updated before e, whose gradient it is.
+                // d is the gradient of e and is updated before it.
                 grads.insert(&side.vars[3].1, side.vars[3].1.as_detached_tensor());
                 grads.insert(&side.vars[4].1, side.vars[3].1.as_detached_tensor());
                 assert!(!side.optimizer.apply(&grads)?.skipped()?);
@@ -278,11 +278,11 @@ fn states_go_from_device_to_device() -> Result<()> {
         let _ = (on_device.step(step, None)?, on_cpu.step(step, None)?);
     }
     assert_same("continued", &on_cpu, &on_device)?;
-    // Later steps did not touch the snapshot.
+    // Later steps did not change the saved state.
     for (name, tensor) in &saved {
         assert_eq!(bits(tensor)?, before[name], "{name}");
     }
-    // And back, into an optimizer that has run.
+    // And back, into an optimizer that has already run.
     let mut other = Side::new(&DTYPES, &config, |_| device())?;
     let _ = other.step(9, None)?;
     other.optimizer.load_state(&on_cpu.optimizer.state()?)?;
@@ -307,13 +307,13 @@ fn reports_keep_the_values_of_their_step() -> Result<()> {
     }
     for (report, expected) in reports.iter().zip(expected) {
         assert_eq!(values(report)?, expected);
-        // Read twice, and through a copy.
+        // A report can be read twice, and through a copy.
         assert_eq!(values(&report.clone())?, expected);
     }
     Ok(())
 }
 
-/// Variables on two devices share a norm and its consequences.
+/// Variables on two devices are clipped by one norm and skip steps together.
 #[test]
 fn variables_on_several_devices() -> Result<()> {
     let place = |i: usize| {
@@ -323,7 +323,7 @@ fn variables_on_several_devices() -> Result<()> {
     let mut ours = Side::new(&DTYPES, &config, place)?;
     let mut reference = Side::new(&DTYPES, &config, |_| CPU)?;
     for step in 0..4 {
-        // In the last variable, which is on the CPU; its skip holds for all.
+        // The bad value is in the last variable, on the CPU; all variables skip the step.
         let bad = (step == 2).then_some(f32::NAN);
         let report = ours.step(step, bad)?;
         let expected = reference.step(step, bad)?;
@@ -336,7 +336,7 @@ fn variables_on_several_devices() -> Result<()> {
     Ok(())
 }
 
-/// New moments, flags and copies reach the device after steps have been taken.
+/// Moments, flags and master copies that change after the first steps reach the device.
 #[test]
 fn changes_between_steps() -> Result<()> {
     let plain = config(Some(0.5), false);
@@ -350,7 +350,7 @@ fn changes_between_steps() -> Result<()> {
         assert_same(&format!("step {step}"), &ours, &reference)
     };
     both(0, &|_| Ok(()))?;
-    // Copies from now on; weight decay of matrices alone.
+    // From now on with master copies, and with weight decay for matrices only.
     both(1, &|side| {
         let config = AdamWConfig {
             decay_scope: DecayScope::Matrices,
@@ -359,7 +359,7 @@ fn changes_between_steps() -> Result<()> {
         };
         Ok(side.optimizer.set_config(config)?)
     })?;
-    // Variables written to from outside win over their copies.
+    // A variable that was set from outside wins over its copy.
     both(2, &|side| {
         for (i, (_, var)) in side.vars.iter().enumerate() {
             let value = random(77 + i as u64, var.dims(), var.dtype())?;
@@ -368,7 +368,7 @@ fn changes_between_steps() -> Result<()> {
         Ok(())
     })?;
     both(3, &|side| Ok(side.optimizer.set_config(plain.clone())?))?;
-    // So many steps that both corrections are 1.
+    // After so many steps both bias corrections are 1.
     both(4, &|side| {
         let mut state = side.optimizer.state()?;
         state.insert(STEP_NAME.to_string(), Tensor::new(1i64 << 40, &CPU)?);
@@ -379,7 +379,7 @@ fn changes_between_steps() -> Result<()> {
 }
 
 #[test]
-fn a_gradient_elsewhere_is_refused() -> Result<()> {
+fn a_gradient_on_another_device_is_refused() -> Result<()> {
     if device().is_cpu() {
         return Ok(());
     }

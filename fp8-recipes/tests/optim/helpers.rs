@@ -14,7 +14,7 @@ pub fn random(rng: &mut StdRng, shape: &[usize]) -> Tensor {
     Tensor::from_vec(values, shape, &device()).unwrap()
 }
 
-/// Variables of several sizes: smaller than a block, not a multiple of a vector, several blocks.
+/// Variables of several sizes: less than a block, not a multiple of a vector, several blocks.
 pub fn vars(dtype: DType) -> Vec<(String, Var)> {
     let mut rng = StdRng::seed_from_u64(7);
     [
@@ -75,7 +75,7 @@ pub fn state_bits(optimizer: &AdamW) -> Vec<(String, Vec<u64>)> {
 }
 
 pub fn close(a: &Tensor, b: &Tensor, tolerance: f64) {
-    // candle's kernels fuse products and sums, which shows where a variable comes close to 0.
+    // candle's kernels fuse multiplications and additions, which shows when a variable comes close to 0.
     let floor = if device().is_cpu() { 1e-6 } else { 0.1 };
     for (i, (a, b)) in values(a).into_iter().zip(values(b)).enumerate() {
         assert!(

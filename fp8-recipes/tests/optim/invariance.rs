@@ -1,4 +1,4 @@
-//! What changes nothing: the number of threads, the order of variables, gradients that are missing or not finite.
+//! What makes no difference: the number of threads and the order of variables. And gradients that are missing or not finite.
 
 use crate::helpers::*;
 use candle_core::{DType, Tensor, Var};
@@ -76,13 +76,13 @@ fn gradients_that_are_not_finite_skip_the_step() {
             step.insert(&all[3].1, poison);
             let report = optimizer.apply(&step).unwrap();
             assert!(report.skipped().unwrap() && !report.grad_norm().unwrap().is_finite());
-            // All had a gradient.
+            // Every variable had a gradient.
             let outcome = (report.updated, report.clip_coefficient().unwrap());
             assert_eq!(outcome, (all.len(), 0.0));
             assert_eq!((all_bits(&all), state_bits(&optimizer)), before);
         }
     }
-    // The largest finite gradients are no reason to skip.
+    // Gradients as large as possible, but finite, are no reason to skip the step.
     let var = Var::from_tensor(&Tensor::zeros(3, DType::F32, &device()).unwrap()).unwrap();
     let all = vec![("v".to_string(), var.clone())];
     let mut optimizer = AdamW::from_named(all.clone(), AdamWConfig::default()).unwrap();
@@ -106,11 +106,11 @@ fn variables_without_a_gradient_are_left_alone() {
 }
 
 #[test]
-fn odd_gradients() {
+fn gradients_of_other_shapes_and_strides() {
     let all = vars(DType::F32);
     let mut optimizer = AdamW::from_named(all.clone(), AdamWConfig::default()).unwrap();
     let before = all_bits(&all);
-    // Another shape: refused by name, before anything is changed.
+    // A gradient of another shape is refused with its name, before anything is changed.
     let mut step = grads(&all, 0, 1.0);
     step.insert(&all[1].1, Tensor::zeros(12, DType::F32, &device()).unwrap());
     let error = optimizer.apply(&step).unwrap_err().to_string();
@@ -119,7 +119,7 @@ fn odd_gradients() {
         "{error}"
     );
     assert_eq!(all_bits(&all), before);
-    // Strided, and the variable's own memory.
+    // A strided gradient, and one that shares the memory of the variable.
     let plain = copies(&all);
     let mut reference = AdamW::from_named(plain.clone(), AdamWConfig::default()).unwrap();
     let (mut step, mut same) = (grads(&all, 0, 1.0), grads(&plain, 0, 1.0));

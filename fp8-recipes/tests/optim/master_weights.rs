@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor, Var};
 use fp8_recipes::optim::*;
 use fp8_test_support::device;
 
-/// Steps below half a unit in the last place of bf16 and f16 are lost without a copy and add up with one.
+/// Without a master copy, updates below half a unit in the last place are lost in bf16 and f16; with one they add up.
 #[test]
 fn master_weights_keep_what_rounding_drops() {
     for dtype in [DType::BF16, DType::F16] {
@@ -68,7 +68,7 @@ fn master_weights_resume_follow_their_variables_and_can_be_turned_on_and_off() {
         assert_eq!(all_bits(&straight), all_bits(&resumed));
         assert_eq!(state_bits(&optimizer), state_bits(&other));
 
-        // With and without copies do not fit each other.
+        // State with copies does not fit an optimizer without them, nor the other way round.
         let plain = AdamWConfig {
             master_weights: false,
             ..config.clone()
@@ -84,8 +84,7 @@ fn master_weights_resume_follow_their_variables_and_can_be_turned_on_and_off() {
             "{error}"
         );
 
-        // A variable that somebody has set: its value counts, as in an optimizer made then. In part: the rest
-        // keeps its copy.
+        // If some values of a variable are set from outside, these count and the rest keeps its copy.
         let big = &straight[3].1;
         let half = big.narrow(0, 0, 20_000).unwrap().copy().unwrap();
         let ones = Tensor::ones(20_000, dtype, &device()).unwrap();
@@ -96,7 +95,7 @@ fn master_weights_resume_follow_their_variables_and_can_be_turned_on_and_off() {
         assert!(master[..20_000].iter().all(|x| (x - 1.0).abs() < 0.01));
         assert!(master[..20_000].iter().any(|x| *x != 1.0));
 
-        // Turned off, dropped; turned on again, taken from the variables.
+        // Turned off, the copies are dropped; turned on again, they are taken from the variables.
         other.set_config(plain).unwrap();
         assert!(!other.state().unwrap().contains_key("w.master_param"));
         other.set_config(config).unwrap();

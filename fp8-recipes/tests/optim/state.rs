@@ -24,7 +24,7 @@ fn a_loaded_state_continues_bit_for_bit() {
         for step in 5..9 {
             let _ = optimizer.apply(&grads(&straight, step, 1.0)).unwrap();
         }
-        // Later steps did not touch the snapshot.
+        // Later steps did not change the saved state.
         let mut other = AdamW::from_named(resumed.clone(), config).unwrap();
         other.load_state(&saved).unwrap();
         assert_eq!(state_bits(&other), expected_snapshot);

@@ -112,8 +112,8 @@ fn clips_by_the_global_norm() {
     assert!((report.grad_norm().unwrap() / norm - 1.0).abs() < 1e-12);
     assert!((report.clip_coefficient().unwrap() - 1.0 / (norm + 1e-6)).abs() < 1e-15);
 
-    // The same as a step without clipping on gradients scaled by hand. The first moment shows it:
-    // the update itself hardly depends on the size of a gradient.
+    // Equal to a step without clipping on gradients scaled by hand. This is checked on the first moment, because the update
+    // itself hardly depends on the size of a gradient.
     let scaled = copies(&all);
     let mut plain = AdamW::from_named(scaled.clone(), AdamWConfig::default()).unwrap();
     let mut by_hand = grads(&scaled, 0, 5.0);
@@ -128,7 +128,7 @@ fn clips_by_the_global_norm() {
     assert_eq!(state_bits(&optimizer), state_bits(&plain));
     assert_eq!(all_bits(&clipped), all_bits(&scaled));
 
-    // Below the limit nothing changes, to the bit.
+    // Below the limit clipping changes no bit.
     let free = copies(&all);
     let config = AdamWConfig {
         max_grad_norm: Some(1e9),

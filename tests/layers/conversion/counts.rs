@@ -16,7 +16,7 @@ fn the_counter_tells_how_many_tensors_were_cast() {
     {
         return;
     }
-    // Per step: with a gradient for x, without one (a first layer), forward only.
+    // Casts per step: with a gradient for x, without one as in a first layer, and forward only.
     for (name, counts) in [
         ("tensorwise", [3, 3, 2]),
         ("rowwise", [6, 4, 2]),
@@ -53,7 +53,7 @@ fn the_counter_tells_how_many_tensors_were_cast() {
             for steps in 1..=4 {
                 step(Some(recipe.clone().into()));
                 assert_eq!(counted(), steps * count, "{case}: after {steps} steps");
-                // As an optimizer would.
+                // The weight changes as an optimizer would change it.
                 layer
                     .weight
                     .set(&(layer.weight.as_tensor() * 0.9).unwrap())
@@ -63,7 +63,7 @@ fn the_counter_tells_how_many_tensors_were_cast() {
             step(Some(recipe.clone().into()));
             step(Some(recipe.clone().into()));
             let expected = 2 * count - 1;
-            // The weight did not change in between: its forward cast is counted once.
+            // The weight did not change in between, so its forward cast is counted once.
             assert_eq!(counted() - before, expected, "{case}: two micro-batches");
         }
     }
@@ -84,7 +84,7 @@ fn the_counter_of_a_model_sums_its_layers_and_counts_a_shared_one_once() {
 }
 
 #[test]
-fn check_gradients_names_what_candles_norm_cuts_off_and_nothing_of_ours() {
+fn check_gradients_names_what_candles_norm_cuts_off_and_our_norm_does_not() {
     if skipped_on_cuda("candle-nn has no such operation there without its own cuda feature") {
         return;
     }

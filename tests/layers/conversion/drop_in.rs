@@ -1,4 +1,4 @@
-//! The drop-in layers give the values of candle-nn.
+//! The drop-in layers compute what those of candle-nn do.
 
 use super::*;
 use candle_core::{DType, Module, Tensor};
@@ -9,7 +9,7 @@ use fp8_test_support::{
 };
 
 #[test]
-fn norms_and_embedding_give_candle_nns_values() {
+fn norms_and_embedding_equal_candle_nns() {
     if skipped_on_cuda("candle-nn has no such operation there without its own cuda feature") {
         return;
     }
@@ -31,14 +31,14 @@ fn norms_and_embedding_give_candle_nns_values() {
     ];
     assert_eq!(names, expected, "candle-nn's names");
     fill(&vars, 41);
-    // The same variables, by candle-nn's own constructors.
+    // candle-nn's layers over the same variables.
     let stock = candle_nn::layer_norm(size, eps, vb.pp("layer_norm")).unwrap();
     let stock_no_bias = candle_nn::layer_norm_no_bias(size, eps, vb.pp("no_bias")).unwrap();
     let stock_rms = candle_nn::rms_norm(size, eps, vb.pp("rms")).unwrap();
     let stock_embed = candle_nn::embedding(11, size, vb.pp("embed")).unwrap();
     for dims in [vec![size], vec![4, size], vec![2, 3, size]] {
         let x = ((tensor(42, &dims) * 5.).unwrap() + 2.).unwrap();
-        // candle-nn's norms take no 1-D input.
+        // candle-nn's norms refuse 1-D input.
         let stock_x = if dims.len() == 1 {
             x.unsqueeze(0).unwrap()
         } else {
@@ -84,7 +84,7 @@ fn norms_and_embedding_give_candle_nns_values() {
 }
 
 #[test]
-fn the_constructors_of_linear_are_candle_nns() {
+fn the_constructors_of_linear_equal_candle_nns() {
     let (vars, stock_vars) = (VarMap::new(), VarMap::new());
     for (map, ours) in [(&vars, true), (&stock_vars, false)] {
         let vb = VarBuilder::from_varmap(map, DType::F32, &device());
@@ -114,7 +114,7 @@ fn the_constructors_of_linear_are_candle_nns() {
         all
     };
     assert_eq!(shapes(&vars), shapes(&stock_vars));
-    // The bounds of candle-nn's initialization.
+    // The values lie within the bounds of candle-nn's initialization.
     let vars = vars.data().lock().unwrap();
     assert!(
         flat(vars["a.bias"].as_tensor())
@@ -128,7 +128,7 @@ fn the_constructors_of_linear_are_candle_nns() {
     );
 }
 
-/// `VarBuilder::zeros` says that it holds every name.
+/// `VarBuilder::zeros` claims to have a tensor of every name, those of FP8 scales included.
 #[test]
 fn a_layer_can_be_built_from_zeros() {
     for (in_dim, out_dim, bias) in [(4, 3, true), (4, 3, false)] {
@@ -142,7 +142,7 @@ fn a_layer_can_be_built_from_zeros() {
 }
 
 #[test]
-fn a_weight_that_happens_to_be_exact_in_fp8_is_no_fp8_weight() {
+fn a_weight_that_happens_to_be_exact_in_fp8_is_not_taken_for_an_fp8_weight() {
     let vars = VarMap::new();
     let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
     nn::linear_no_bias(4, 4, vb.pp("identity")).unwrap();

@@ -11,7 +11,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::{Outcome, PrepareReport};
 use fp8_test_support::{Mlp, device, fill};
 
-/// Path and what became of it, `fp8` or the reason.
+/// The path of each layer and what became of it: `fp8`, or the reason why not.
 pub fn outcomes(report: &PrepareReport) -> Vec<(String, String)> {
     let text = |outcome: &Outcome| match outcome {
         Outcome::Converted(notes) => {

@@ -1,4 +1,4 @@
-//! How models of every shape show their layers.
+//! Models of every shape, and how they show their layers.
 
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};

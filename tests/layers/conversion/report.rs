@@ -96,7 +96,7 @@ fn layers_not_prepared_stay_in_high_precision_inside_a_guard() {
 }
 
 #[test]
-fn a_layer_skipped_later_gives_its_state_back() {
+fn a_layer_that_is_skipped_later_loses_its_state() {
     let (_vars, mut mlp) = new_mlp(6);
     assert_eq!(prepare(&mut mlp).converted(), 2);
     let filter = LayerFilter::new().skip_paths(["down"]);
@@ -220,7 +220,7 @@ fn one_path_for_two_weights_converts_the_first_only() {
     let expected = [("fc", "fp8"), ("fc", "another layer has the same path")];
     assert_outcomes("two weights", &report, &expected);
     assert!(model.1.fp8_state().is_none());
-    // The very same layer twice is one layer.
+    // The same layer twice counts as one layer.
     let mut model = (layer(18), None::<Linear>);
     model.1 = Some(model.0.clone());
     let report = prepare(&mut model);

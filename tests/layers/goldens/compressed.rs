@@ -28,7 +28,7 @@ fn e4m3_value(code: u8) -> f64 {
     }
 }
 
-/// The nearest E4M3 value, by search; of two equally near the one with the even code.
+/// The nearest E4M3 value, found by search; of two equally near ones, that with the even code.
 fn nearest_e4m3(x: f64) -> f64 {
     let distance = |code: u8| (e4m3_value(code) - x.abs()).abs();
     let nearest = (0..0x7F).min_by(|&a, &b| {
@@ -39,7 +39,7 @@ fn nearest_e4m3(x: f64) -> f64 {
     e4m3_value(nearest.unwrap()).copysign(x)
 }
 
-/// The raw weight of a layer, decoded and scaled in f64, with its shape.
+/// The weight of a layer from the bytes of the file, decoded and scaled in f64, with its shape.
 fn raw_weight(file: &SafeTensors<'_>, path: &str) -> (Vec<f64>, usize, usize) {
     let weight = file.tensor(&format!("{path}.weight")).unwrap();
     assert_eq!(weight.dtype(), safetensors::Dtype::F8_E4M3, "{path}");
@@ -124,7 +124,7 @@ fn check_static_layer(
     let held = l
         .static_weight()
         .unwrap_or_else(|| panic!("{what}: high precision"));
-    // Before anything asks for the codes in their own order, of which a packed weight makes a copy.
+    // Checked first: a packed weight makes a copy once its codes are asked for in their own order.
     let scales = if is_static { 1 } else { n };
     assert_eq!(l.weight_bytes(), n * k + 4 * scales, "{what}: bytes held");
     let raw = file.tensor(&format!("{path}.weight")).unwrap();
@@ -141,7 +141,7 @@ fn check_static_layer(
         other => panic!("{what}: {other:?}"),
     };
 
-    // Some values lie beyond what the static scale covers.
+    // Some values lie outside the range of the static scale.
     let m = 15;
     let x = (normal(7, (3, 5, k)) * 3.)?;
     let mut x_values = flat64(&x);
@@ -263,7 +263,7 @@ impl Llama {
     }
 }
 
-/// Two query heads share each key and value head.
+/// Repeats each key or value head for the two query heads that share it.
 fn twice(x: &Tensor) -> Result<Tensor> {
     let (batch, heads, time, size) = x.dims4()?;
     let x = x.unsqueeze(2)?.expand((batch, heads, 2, time, size))?;
@@ -292,7 +292,7 @@ fn compressed_tensors_llama() -> Result<()> {
     Ok(())
 }
 
-/// The values that a stock model gets from our VarBuilder are the dequantized ones.
+/// A stock model gets the dequantized values from our VarBuilder.
 #[test]
 fn stock_layers_get_dequantized_weights() -> Result<()> {
     for name in CHECKPOINTS {
@@ -317,7 +317,7 @@ fn stock_layers_get_dequantized_weights() -> Result<()> {
     }
     let cast = Cast::new(Format::E4M3);
     for value in [0., 0.3, 1.0625, 17., 450., -3.3e-3] {
-        // The oracle of these tests agrees with the definition of the cast.
+        // The search by which these tests round agrees with the cast itself.
         assert_eq!(
             nearest_e4m3(value),
             f64::from(Format::E4M3.decode(cast.encode(value as f32, 0)))

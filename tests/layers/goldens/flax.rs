@@ -5,12 +5,10 @@ use candle_core::{DType, Result, Tensor, Var};
 use fp8::fp8_candle::{Quantizer, ScaleSource, fake_quantize};
 use fp8::fp8_core::{Contraction, Format, Granularity};
 use fp8::{DelayedScaling, Role};
-use fp8_test_support::{
-    Model, assert_same_bits, assert_within, device, flat64, largest, sqnr, ulp,
-};
+use fp8_test_support::{Model, assert_same, assert_within, device, flat64, largest, sqnr, ulp};
 
-/// flax divides by a scale rounded to the compute dtype, in that dtype, and clips before the cast. In f32, and with
-/// a power of two in bf16, that is our cast to the bit; another scale in bf16 moves a value by up to one code.
+/// flax divides by a scale rounded to the compute dtype, in that dtype, and clips before the cast. In f32 this equals our
+/// cast to the bit, and in bf16 too if the scale is a power of two. Other scales in bf16 move a value by up to one code.
 #[test]
 fn flax_quantize_dequantize() -> Result<()> {
     let tensors = load_tensors("flax_fp8dense.safetensors");
@@ -30,10 +28,10 @@ fn flax_quantize_dequantize() -> Result<()> {
                 let ours = fake_quantize(&x, &quantizer, Contraction::Cols)?;
                 let theirs = tensors[&key].to_dtype(dtype)?;
                 if dtype == DType::F32 || scale == "0.125" || scale == "1.0" {
-                    assert_same_bits(&key, &ours, &theirs);
+                    assert_same(&key, &ours, &theirs);
                     continue;
                 }
-                // One step of the format, and what rounding to bf16 does to equal codes.
+                // At most one step of the format, and the rounding to bf16 of equal codes.
                 let bits = if format == Format::E4M3 { 3 } else { 2 };
                 let subnormal = f64::from(dequant_scale) * f64::from(format.decode(1));
                 let rounding = |value: f64| 2. * ulp(dtype, value);
@@ -56,10 +54,10 @@ fn flax_quantize_dequantize() -> Result<()> {
     Ok(())
 }
 
-/// flax keeps `dequant_scale` and makes it at the start of a step, from the history before it; here a `quant_scale`
-/// is made at the end, from the history that the step has just extended. So flax's `*_scale` after step t is the
-/// reciprocal of ours before step t, and `*_amax_history` after step t is ours after step t. Its kernel is
-/// `[in, out]`, its gradient likewise. The kernel stays the same over the six steps.
+/// flax stores dequantization scales and computes them at the start of a step, from the history before it. We store
+/// quantization scales and compute them at the end, from the history that now includes the step. So flax's `*_scale`
+/// after step t is the reciprocal of ours before step t, while `*_amax_history` after step t is ours after step t.
+/// flax's kernel and its gradient have shape `[in, out]`. The kernel stays the same over the six steps.
 #[test]
 fn flax_delayed_dense() -> Result<()> {
     let tensors = load_tensors("flax_fp8dense.safetensors");
@@ -83,14 +81,14 @@ fn flax_delayed_dense() -> Result<()> {
                 for (name, slot) in slots {
                     let what = format!("{case} {name} scale of step {t}");
                     let theirs = stored(&format!("{name}_scale"));
-                    assert_same_bits(&what, &slot.tensors()?.dequant_scale, theirs);
+                    assert_same(&what, &slot.tensors()?.dequant_scale, theirs);
                 }
                 let x = Var::from_tensor(&get(&format!("t{t}.x"))?)?;
                 let step = model.step(&x, &get(&format!("t{t}.g"))?, recipe.clone())?;
                 for (name, slot) in slots {
                     let what = format!("{case} {name} history after step {t}");
                     let theirs = stored(&format!("{name}_amax_history"));
-                    assert_same_bits(&what, &slot.tensors()?.amax_history, theirs);
+                    assert_same(&what, &slot.tensors()?.amax_history, theirs);
                 }
                 for (name, ours) in [
                     ("y", step.y.clone()),
@@ -104,8 +102,8 @@ fn flax_delayed_dense() -> Result<()> {
                         let bound = 1e-6 * largest(&theirs);
                         assert_within(&what, &ours, &theirs, |_, _| bound);
                     } else {
-                        // In bf16 flax rounds the scales, the scaled values and the products to bf16.
-                        // Its bias gradient is a sum in bf16.
+                        // In bf16, flax rounds scales, scaled values and products to bf16.
+                        // flax sums up the bias gradient in bf16.
                         let floor = match (name, t) {
                             ("gb", _) => 40.,
                             (_, 0) => 60.,

@@ -1,4 +1,4 @@
-//! Linear layers and checkpoints against what torchao, flax and compressed-tensors computed themselves.
+//! Linear layers and checkpoints against the results of torchao, flax and compressed-tensors.
 
 mod compressed;
 mod flax;

@@ -7,11 +7,11 @@ use fp8::fp8_candle::Quantizer;
 use fp8::fp8_core::{Contraction, Format, Granularity};
 use fp8::{Fp8LinearConfig, RecipeName};
 use fp8_test_support::{
-    Model, Step, assert_same_bits, assert_within, flat64, golden, largest, sqnr, ulp,
+    Model, Step, assert_same, assert_within, flat64, golden, largest, sqnr, ulp,
 };
 use serde_json::Value;
 
-/// One of torchao's casts: which of ours it is, the name of its tensor and the dimension of the GEMM.
+/// Each of torchao's casts: its name, which of our operands it is, its tensor, and the dimension that the GEMM contracts.
 const TORCHAO_CASTS: [(&str, Operand, &str, Contraction); 6] = [
     ("x_fwd", Operand::Input, "x", Contraction::Cols),
     ("w_fwd", Operand::Weight, "w", Contraction::Cols),
@@ -64,9 +64,9 @@ impl<'a> TorchaoCase<'a> {
         &self.tensors[&format!("{}.{name}", self.key)]
     }
 
-    /// The step of a layer of ours.
+    /// One step of our layer.
     fn run(&self, emulate: bool) -> Result<Step> {
-        // Prepared with zeros: a weight with NaN or Inf in it would be left alone.
+        // Prepared with zeros, because a weight that contains NaN or Inf would be skipped.
         let (w, b) = (self.input("w"), self.input("b"));
         let (weight, bias) = (Var::from_tensor(&w.zeros_like()?)?, Var::from_tensor(b)?);
         let model = Model::prepared(&weight, Some(&bias));
@@ -98,13 +98,13 @@ impl<'a> TorchaoCase<'a> {
             let summation = 1e-6 * largest(theirs);
             let what = format!("{} emulate={emulate} {name}", self.key);
             assert_within(&what, ours, theirs, |at, value| {
-                // The output is rounded before the bias is added and after.
+                // The output is rounded twice, before and after the bias is added.
                 let before = if name == "y" {
                     bias[at % bias.len()].abs()
                 } else {
                     0.
                 };
-                // Instructions on bf16 flush subnormals: torch's in its matmul, candle's where it adds gradients up.
+                // bf16 instructions flush subnormals: torch uses them in its matmul, candle where it adds up gradients.
                 let flushed = if ours.dtype() == DType::BF16 {
                     f32::MIN_POSITIVE.into()
                 } else {
@@ -158,7 +158,7 @@ impl<'a> TorchaoCase<'a> {
             let quantizer = Quantizer::dynamic(format, granularity)
                 .with_power_of_two(self.config.round_scales_to_power_of_two);
             let ours = quantizer.quantize(self.input(tensor), contraction)?;
-            // Theirs is the cast of the transposed weight; x and g may have two leading dims.
+            // torchao casts the transposed weight; x and g may have two leading dimensions.
             let as_theirs = |ours: &Tensor, theirs: &Tensor| {
                 let ours = if tensor == "w" {
                     ours.t()?
@@ -169,7 +169,7 @@ impl<'a> TorchaoCase<'a> {
             };
             let theirs = self.output(&format!("scale.{name}"));
             let scale = as_theirs(&ours.quant_scale, theirs)?;
-            assert_same_bits(&format!("scale of {what}"), &scale, theirs);
+            assert_same(&format!("scale of {what}"), &scale, theirs);
             if let Some(theirs) = self.tensors.get(&format!("{}.codes.{name}", self.key)) {
                 let ours = as_theirs(ours.tensor.codes(), theirs)?
                     .flatten_all()?

@@ -1,10 +1,10 @@
-//! How exact results are, for every dtype and on the way through emulation.
+//! How accurate results are, for every dtype, and with emulation.
 
 use super::*;
 use candle_core::{DType, Module, Result, Tensor, Var};
 use fp8::{Recipe, RecipeName, fp8_autocast};
 use fp8_test_support::{
-    Model, assert_same_bits, assert_within, device, flat64, largest, normal, rounding, sqnr, ulp,
+    Model, assert_same, assert_within, device, flat64, largest, normal, rounding, sqnr, ulp,
 };
 
 #[test]
@@ -17,7 +17,7 @@ fn fidelity_on_normal_data() -> Result<()> {
         ("grad_weight", g.t()?.matmul(&x)?, 0.),
     ];
     for name in RecipeName::ALL {
-        // The gradients of the recipes with E5M2.
+        // Gradients in E5M2 are less accurate.
         let gradients = match name {
             RecipeName::Tensorwise | RecipeName::Delayed | RecipeName::Current => 24.,
             _ => 28.,
@@ -35,7 +35,7 @@ fn fidelity_on_normal_data() -> Result<()> {
             let got = sqnr(exact, ours);
             println!("{name} {gemm}: {got:.2} dB");
             assert!(got >= floor, "{name} {gemm}: {got:.2} dB, at least {floor}");
-            // Accuracy alone does not show that FP8 was on.
+            // A good result alone does not prove that FP8 was used.
             let is_exact = name == RecipeName::RowwiseWithGwHp && *gemm == "grad_weight";
             assert_eq!(got > 60., is_exact, "{name} {gemm}: {got:.2} dB");
         }
@@ -65,7 +65,7 @@ fn every_pair_of_dtypes() -> Result<()> {
                     continue;
                 }
                 check_against_oracle(&what, &exact_config(name), (&x, &weight, &g), &step)?;
-                // Each operand is cast from its own dtype: a weight rounded to x's dtype first would give others.
+                // Each operand is cast from its own dtype. A weight rounded to the dtype of x first would give other codes.
                 let sums = flat64(&g.to_dtype(DType::F64)?.sum(0)?);
                 let bounds = bias_bounds(&g)?;
                 for ((got, sum), bound) in
@@ -87,7 +87,7 @@ fn every_pair_of_dtypes() -> Result<()> {
 fn bias_is_added_in_the_output_dtype() -> Result<()> {
     let (m, k, n) = (9, 32, 12);
     let (x, weight, _) = operands(m, k, n);
-    // Large beside the product, with bits that 16-bit dtypes do not hold.
+    // Large compared to the product, with more bits than 16-bit dtypes have.
     let bias = ((normal(4, n) * 100.)? + 0.123)?;
     for x_dtype in FLOATS {
         for b_dtype in FLOATS {
@@ -100,7 +100,7 @@ fn bias_is_added_in_the_output_dtype() -> Result<()> {
                 let with = Model::prepared(&weight, Some(&bias)).l.forward(&x)?;
                 let without = Model::prepared(&weight, None).l.forward(&x)?;
                 let expected = without.broadcast_add(&bias.to_dtype(x_dtype)?)?;
-                assert_same_bits(&what, &with, &expected);
+                assert_same(&what, &with, &expected);
             }
         }
     }
@@ -116,8 +116,7 @@ fn emulation_agrees_with_the_fast_path() -> Result<()> {
             let (fast, emulated) = (run(false)?, run(true)?);
             let mut differing = 0;
             for ((gemm, fast), (_, emulated)) in fast.named().into_iter().zip(emulated.named()) {
-                // Each path is off by some standard deviations of its own; those of the sums themselves are no more than
-                // their largest.
+                // Both paths are off by some standard deviations, each at most that of the largest sum.
                 let len = match gemm {
                     "y" => k,
                     "grad_x" => n,
@@ -138,7 +137,8 @@ fn emulation_agrees_with_the_fast_path() -> Result<()> {
                     .filter(|(a, b)| *a != b)
                     .count();
             }
-            // Where scales are powers of two, the order of scaling and summing changes nothing.
+            // If scales are powers of two, it makes no difference whether products are scaled before or after they are
+            // summed up.
             let exact = name != RecipeName::Tensorwise;
             assert!(
                 m < 10 || exact || differing > 0,
@@ -150,7 +150,7 @@ fn emulation_agrees_with_the_fast_path() -> Result<()> {
 }
 
 #[test]
-fn high_precision_grad_weight_is_the_plain_one() -> Result<()> {
+fn a_high_precision_grad_weight_equals_the_plain_one() -> Result<()> {
     for dims in [vec![37], vec![4, 11], vec![512]] {
         for (x_dtype, w_dtype) in [
             (DType::F32, DType::F32),
@@ -169,13 +169,13 @@ fn high_precision_grad_weight_is_the_plain_one() -> Result<()> {
             let plain = candle_nn::Linear::new(weight.to_dtype(x_dtype)?, None).forward(&x)?;
             let grads = (&plain * &g)?.sum_all()?.backward()?;
             let expected = grads.get(&weight).unwrap();
-            assert_same_bits(&what, step.grad_weight(), expected);
+            assert_same(&what, step.grad_weight(), expected);
             assert!(sqnr(&plain, &step.y) < 60., "{what}: the output is not FP8");
 
-            // And by hand: the matmul that candle's backward does.
+            // Computed by hand, by the matmul of candle's backward pass.
             let (x2, g2) = (x.reshape(((), k))?, g.reshape(((), n))?);
             let by_hand = x2.t()?.matmul(&g2)?.t()?.to_dtype(w_dtype)?;
-            assert_same_bits(&what, step.grad_weight(), &by_hand);
+            assert_same(&what, step.grad_weight(), &by_hand);
         }
     }
     Ok(())

@@ -1,12 +1,14 @@
-//! Which gradients there are, and which recipe and scales a backward pass uses.
+//! Which tensors get gradients, and which recipe and scales a backward pass uses.
 
 use super::*;
 use candle_core::{DType, Module, Result, Var};
-use fp8::{Autocast, DelayedScaling, Fp8LinearConfig, Recipe, RecipeName, end_step, fp8_autocast};
-use fp8_test_support::{Model, assert_same_bits, assert_within, normal, rounding};
+use fp8::{
+    Autocast, DelayedScaling, Fp8LinearConfig, Recipe, RecipeName, end_step, fp8_autocast,
+};
+use fp8_test_support::{Model, assert_same, assert_within, normal, rounding};
 
 #[test]
-fn disabled_casts_are_the_plain_layer() -> Result<()> {
+fn a_layer_with_disabled_casts_equals_the_plain_one() -> Result<()> {
     for (x_dtype, w_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32)] {
         for dims in [vec![37], vec![4, 11]] {
             let (k, n) = (96, 72);
@@ -21,7 +23,7 @@ fn disabled_casts_are_the_plain_layer() -> Result<()> {
             for ((gemm, ours), (_, plain)) in step.named().into_iter().zip(plain.named()) {
                 let what = format!("{dims:?} x {x_dtype:?} w {w_dtype:?}: {gemm}");
                 if gemm == "grad_bias" {
-                    // Ours is a sum in f32, candle's one in the dtype, in another order: each has its own roundings.
+                    // We sum in f32, candle in the dtype and in another order, so both round differently.
                     let wider = match x_dtype {
                         DType::F32 => 1.,
                         _ => 2f64.powi(-9) / rounding::UNIT,
@@ -29,7 +31,7 @@ fn disabled_casts_are_the_plain_layer() -> Result<()> {
                     let bounds = bias_bounds(&g)?;
                     assert_within(&what, ours, plain, |at, _| (1. + wider) * bounds[at]);
                 } else {
-                    assert_same_bits(&what, ours, plain);
+                    assert_same(&what, ours, plain);
                 }
             }
         }
@@ -75,7 +77,7 @@ fn frozen_tensors_get_no_gradient_and_cost_no_cast() -> Result<()> {
             assert_eq!(step.y.track_op(), what != "both frozen", "{what}");
         }
     }
-    // A trainable bias alone.
+    // Only the bias is trainable.
     let bias = Var::from_tensor(&normal(4, n))?;
     let model = Model::prepared(&weight, Some(&bias));
     let step = model.step(&x, &g, config(RecipeName::Rowwise))?;
@@ -111,7 +113,7 @@ fn backward_uses_the_recipe_of_the_forward() -> Result<()> {
             let step = model.backward(&x, y, &g)?;
             drop(guard);
             for ((gemm, ours), (_, expected)) in step.named().into_iter().zip(expected.named()) {
-                assert_same_bits(
+                assert_same(
                     &format!("{name}, backward under {other}: {gemm}"),
                     ours,
                     expected,
@@ -119,13 +121,13 @@ fn backward_uses_the_recipe_of_the_forward() -> Result<()> {
             }
         }
     }
-    // And the other way round: a plain forward has a plain backward.
+    // The other way round: a plain forward pass has a plain backward pass.
     let model = Model::prepared(&weight, None);
     let y = model.l.forward(&x)?;
     let guard = fp8_autocast(config(RecipeName::Tensorwise))?;
     let step = model.backward(&x, y, &g)?;
     guard.close()?;
-    assert_same_bits("plain grad_x", step.grad_x(), &g.matmul(&weight)?);
+    assert_same("plain grad_x", step.grad_x(), &g.matmul(&weight)?);
     assert_eq!(model.casts(), 0);
     Ok(())
 }
@@ -139,14 +141,14 @@ fn delayed_backward_uses_the_scales_of_its_own_step() -> Result<()> {
     let recipe = || Recipe::from(DelayedScaling::default().with_amax_history_len(4));
     model.step(&x, &g, recipe())?;
     let expected = model.step(&x, &g, recipe())?;
-    // The forward slots are updated between forward and backward here, to the same scales' successors.
+    // Here the guard closes between forward and backward, which already updates the forward scales.
     let guard = fp8_autocast(recipe())?;
     let y = model.l.forward(&x)?;
     guard.close()?;
     let step = model.backward(&x, y, &g)?;
     end_step()?;
     for ((gemm, ours), (_, expected)) in step.named().into_iter().zip(expected.named()) {
-        assert_same_bits(gemm, ours, expected);
+        assert_same(gemm, ours, expected);
     }
     Ok(())
 }

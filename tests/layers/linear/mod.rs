@@ -25,7 +25,7 @@ pub fn config(name: RecipeName) -> Fp8LinearConfig {
     Fp8LinearConfig::from_recipe_name(name)
 }
 
-/// With scales that are no powers of two: between those, the axis of a scale hardly shows.
+/// The recipe with exact scales. With powers of two a scale along the wrong axis would hardly show.
 pub fn exact_config(name: RecipeName) -> Fp8LinearConfig {
     config(name).with_round_scales_to_power_of_two(false)
 }
@@ -39,7 +39,7 @@ pub fn var(x: &Tensor, dtype: DType) -> Result<Var> {
     Var::from_tensor(&x.to_dtype(dtype)?)
 }
 
-/// `[M, K] -> [M, N]` under `autocast`, all three trainable, with a bias.
+/// One step of a layer `[M, K] -> [M, N]` under `autocast`; input, weight and bias are trainable.
 pub fn trainable(m: usize, k: usize, n: usize, autocast: impl Into<Autocast>) -> Result<Step> {
     let (x, weight, g) = operands(m, k, n);
     let (x, weight) = (Var::from_tensor(&x)?, Var::from_tensor(&weight)?);
@@ -47,7 +47,7 @@ pub fn trainable(m: usize, k: usize, n: usize, autocast: impl Into<Autocast>) ->
     Model::prepared(&weight, Some(&bias)).step(&x, &g, autocast)
 }
 
-/// The operand of a GEMM as FP8 would hold it, in f64.
+/// The operand of a GEMM after its FP8 cast, in f64.
 pub fn cast_as(
     config: &ResolvedConfig,
     operand: Operand,
@@ -65,7 +65,8 @@ pub fn cast_as(
         .dequantize(DType::F64)?)
 }
 
-/// A product in f64, and for the bound of its errors (`rounding.rs`) the length of its sums, and the sums of |a||b| and of (a b)^2.
+/// A product in f64 with what [`rounding::bound`] needs to know of each sum: its length, and the sums of |a||b| and of
+/// (a b)^2.
 pub struct Oracle {
     pub product: Tensor,
     pub len: usize,
@@ -83,7 +84,7 @@ impl Oracle {
         })
     }
 
-    /// output, grad_input and grad_weight of a dynamic recipe.
+    /// The output, grad_input and grad_weight of a dynamic recipe.
     pub fn gemms(config: &ResolvedConfig, x: &Tensor, w: &Tensor, g: &Tensor) -> Result<[Self; 3]> {
         let cast = |operand, x, contraction| cast_as(config, operand, x, contraction);
         Ok([
@@ -102,7 +103,7 @@ impl Oracle {
         ])
     }
 
-    /// Sums in f32 and one rounding to the dtype of `ours`.
+    /// Fails where `ours` is off by more than sums in f32 and one rounding to its dtype explain.
     pub fn check(&self, what: &str, ours: &Tensor) {
         let dtype = ours.dtype();
         let ours = ours.to_dtype(DType::F64).unwrap();
@@ -112,7 +113,7 @@ impl Oracle {
     }
 }
 
-/// The errors that f32 sums over the rows of `g` may have.
+/// How far f32 sums over the rows of `g` may be off.
 pub fn bias_bounds(g: &Tensor) -> Result<Vec<f64>> {
     let g = g.to_dtype(DType::F64)?.flatten_to(g.rank() - 2)?;
     let (magnitudes, squares) = (flat64(&g.abs()?.sum(0)?), flat64(&g.sqr()?.sum(0)?));

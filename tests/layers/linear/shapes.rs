@@ -3,7 +3,7 @@
 use super::*;
 use candle_core::{DType, Module, Result, Tensor, Var};
 use fp8::{Recipe, RecipeName, Role, end_step, fp8_autocast};
-use fp8_test_support::{Model, assert_same_bits, device, flat64, normal};
+use fp8_test_support::{Model, assert_same, device, flat64, normal};
 
 #[test]
 fn any_rank_of_x() -> Result<()> {
@@ -21,14 +21,14 @@ fn any_rank_of_x() -> Result<()> {
             let flat = model.step(&flat_x, &g, config(name))?;
             let x = Var::from_tensor(&shaped(&x, k)?)?;
             let step = model.step(&x, &shaped(&g, n)?, config(name))?;
-            assert_same_bits(&format!("{what}: y"), &step.y, &shaped(&flat.y, n)?);
-            assert_same_bits(
+            assert_same(&format!("{what}: y"), &step.y, &shaped(&flat.y, n)?);
+            assert_same(
                 &format!("{what}: grad_x"),
                 step.grad_x(),
                 &shaped(flat.grad_x(), k)?,
             );
             let same = |name: &str, ours, theirs| {
-                assert_same_bits(&format!("{what}: {name}"), ours, theirs);
+                assert_same(&format!("{what}: {name}"), ours, theirs);
             };
             same("grad_weight", step.grad_weight(), flat.grad_weight());
             same("grad_bias", step.grad_bias(), flat.grad_bias());
@@ -61,10 +61,10 @@ fn strided_x_and_grad_output() -> Result<()> {
             let (strided, contiguous) = (run(x)?, run(&x.force_contiguous()?)?);
             for ((gemm, ours), (_, expected)) in strided.named().into_iter().zip(contiguous.named())
             {
-                assert_same_bits(&format!("{name} {view}: {gemm}"), ours, expected);
+                assert_same(&format!("{name} {view}: {gemm}"), ours, expected);
             }
         }
-        // A transposed variable, and a transposed result, whose gradient is then a view.
+        // A transposed variable, and a transposed result, so that its gradient is a view.
         let (x, weight, g) = operands(m, k, n);
         let weight = Var::from_tensor(&weight)?;
         let base = Var::from_tensor(&x.t()?.contiguous()?)?;
@@ -77,13 +77,13 @@ fn strided_x_and_grad_output() -> Result<()> {
         let x = Var::from_tensor(&x)?;
         let contiguous = Model::prepared(&weight, None).step(&x, &g, Recipe::from(name))?;
         let grad = grads.get(&base).expect("a gradient through the view").t()?;
-        assert_same_bits(
+        assert_same(
             &format!("{name} transposed: grad_x"),
             &grad,
             contiguous.grad_x(),
         );
         let grad = grads.get(&weight).expect("a gradient of the weight");
-        assert_same_bits(
+        assert_same(
             &format!("{name} transposed: grad_weight"),
             grad,
             contiguous.grad_weight(),

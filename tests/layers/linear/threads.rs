@@ -7,8 +7,8 @@ use fp8_test_support::{Model, normal, skipped_on_cuda};
 
 const CHILD: &str = "FP8_TEST_THREADS_CHILD";
 
-/// Runs itself with several sizes of the thread pool: a guard belongs to a thread outside of a pool, so the global one is what
-/// its layers compute with.
+/// Runs itself again with other sizes of the global thread pool. A pool made here would not do: guards do not open on
+/// its workers.
 #[test]
 fn same_bits_for_any_number_of_threads() -> Result<()> {
     if skipped_on_cuda("the threads share what lives on the device of one of them") {
@@ -39,9 +39,9 @@ fn same_bits_for_any_number_of_threads() -> Result<()> {
     Ok(())
 }
 
-/// Fingerprints of everything that training steps of many sizes compute.
+/// Prints fingerprints of everything that training steps of several sizes compute.
 fn print_bits() -> Result<()> {
-    // Some of these are larger than one slab of the GEMM or one task of a cast.
+    // Some of these need several slabs of the GEMM or several tasks of a cast.
     for (m, k, n) in [
         (200, 1536, 1030),
         (384, 513, 640),
@@ -50,7 +50,7 @@ fn print_bits() -> Result<()> {
     ] {
         for name in RecipeName::ALL {
             for dtype in [DType::F32, DType::BF16] {
-                // One recipe and shape each is enough for the second dtype.
+                // For bf16 one shape is enough.
                 if dtype == DType::BF16 && (m != 384 || name == RecipeName::Delayed) {
                     continue;
                 }

@@ -1,4 +1,5 @@
 //! A small model to calibrate and export.
+
 use crate::{device, fill, prepare, tensor};
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -12,6 +13,8 @@ use std::path::Path;
 
 /// Width of input and result.
 pub const IN: usize = 64;
+/// Rows of the embedding of [`Tied`].
+pub const VOCAB: usize = 24;
 /// Width between the layers.
 pub const HIDDEN: usize = 96;
 
@@ -43,6 +46,37 @@ impl Net {
 impl Module for Net {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         self.down.forward(&self.up.forward(x)?.relu()?)
+    }
+}
+
+/// A model whose last layer can share its weight with the embedding.
+#[derive(Fp8Module)]
+pub struct Tied {
+    /// [`VOCAB`] rows of width [`IN`].
+    pub embed: nn::Embedding,
+    /// Between embedding and head.
+    pub fc: Linear,
+    /// Its weight is that of the embedding, or one of its own.
+    pub head: Linear,
+}
+
+impl Tied {
+    /// Variables from `vb`; without one for the head if it `ties` its weight to the embedding.
+    pub fn new(vb: VarBuilder<'_>, ties: bool) -> Self {
+        let embed = nn::embedding(VOCAB, IN, vb.pp("embed")).unwrap();
+        let head = match ties {
+            true => Linear::new(embed.embeddings().clone(), None).with_path("head"),
+            false => nn::linear_no_bias(IN, VOCAB, vb.pp("head")).unwrap(),
+        };
+        let fc = nn::linear_no_bias(IN, IN, vb.pp("fc")).unwrap();
+        Self { embed, fc, head }
+    }
+}
+
+impl Module for Tied {
+    fn forward(&self, ids: &Tensor) -> candle_core::Result<Tensor> {
+        self.head
+            .forward(&self.fc.forward(&self.embed.forward(ids)?)?)
     }
 }
 

@@ -3,32 +3,27 @@
 use crate::{bits, flat, flat64};
 use candle_core::Tensor;
 
-/// Same dtype, shape and bits, or a panic that names the case and the first difference.
+/// The dtypes, shapes and bits are the same. Any NaN equals any other.
 #[track_caller]
 pub fn assert_same(case: &str, got: &Tensor, expected: &Tensor) {
-    assert_eq!(
-        (got.dtype(), got.dims()),
-        (expected.dtype(), expected.dims()),
-        "{case}: dtype and shape"
-    );
-    let (got, expected) = (flat(got), flat(expected));
-    for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
-        assert_eq!(
-            g.to_bits(),
-            e.to_bits(),
-            "{case}: element {i}: got {g}, expected {e}"
+    assert_eq!(got.dtype(), expected.dtype(), "{case}: dtype");
+    assert_eq!(got.dims(), expected.dims(), "{case}: shape");
+    for (at, (got, expected)) in flat64(got).into_iter().zip(flat64(expected)).enumerate() {
+        assert!(
+            got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(),
+            "{case}: element {at}: got {got:e}, expected {expected:e}"
         );
     }
 }
 
-/// The opposite of [`assert_same`], for the same shapes.
+/// The shapes are the same, but not the bits.
 #[track_caller]
 pub fn assert_differ(case: &str, got: &Tensor, other: &Tensor) {
     assert_eq!(got.dims(), other.dims(), "{case}: shape");
     assert_ne!(bits(got), bits(other), "{case}: the same bits");
 }
 
-/// Every element within `tolerance` of the largest expected magnitude; gives the largest deviation so measured.
+/// Every element is within `tolerance` times the largest expected magnitude. Returns the largest deviation, in that unit.
 #[track_caller]
 pub fn assert_close(case: &str, got: &Tensor, expected: &Tensor, tolerance: f32) -> f32 {
     assert_eq!(got.dims(), expected.dims(), "{case}: shape");
@@ -46,40 +41,26 @@ pub fn assert_close(case: &str, got: &Tensor, expected: &Tensor, tolerance: f32)
     worst
 }
 
-/// Fails unless the two tensors have one dtype and shape and the same bits (any NaN equals any other).
-#[track_caller]
-pub fn assert_same_bits(what: &str, ours: &Tensor, theirs: &Tensor) {
-    assert_eq!(ours.dtype(), theirs.dtype(), "dtype of {what}");
-    assert_eq!(ours.dims(), theirs.dims(), "shape of {what}");
-    for (at, (ours, theirs)) in flat64(ours).into_iter().zip(flat64(theirs)).enumerate() {
-        assert!(
-            ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(),
-            "{what} at {at}: {ours:e}, expected {theirs:e}"
-        );
-    }
-}
-
-/// Fails unless each element is within `bound(index, expected)` of the expected one. NaN equals NaN only, an infinity
-/// the same infinity only.
+/// Every element is within `bound(index, expected)` of the expected one. NaN matches only NaN, and an infinity only itself.
 #[track_caller]
 pub fn assert_within(
-    what: &str,
-    ours: &Tensor,
-    theirs: &Tensor,
+    case: &str,
+    got: &Tensor,
+    expected: &Tensor,
     bound: impl Fn(usize, f64) -> f64,
 ) {
-    assert_eq!(ours.dtype(), theirs.dtype(), "dtype of {what}");
-    assert_eq!(ours.dims(), theirs.dims(), "shape of {what}");
-    for (at, (ours, theirs)) in flat64(ours).into_iter().zip(flat64(theirs)).enumerate() {
-        let close = if theirs.is_finite() {
-            (ours - theirs).abs() <= bound(at, theirs)
+    assert_eq!(got.dtype(), expected.dtype(), "{case}: dtype");
+    assert_eq!(got.dims(), expected.dims(), "{case}: shape");
+    for (at, (got, expected)) in flat64(got).into_iter().zip(flat64(expected)).enumerate() {
+        let close = if expected.is_finite() {
+            (got - expected).abs() <= bound(at, expected)
         } else {
-            ours == theirs || ours.is_nan() && theirs.is_nan()
+            got == expected || got.is_nan() && expected.is_nan()
         };
         assert!(
             close,
-            "{what} at {at}: {ours:e}, expected {theirs:e} +- {:e}",
-            bound(at, theirs)
+            "{case}: element {at}: got {got:e}, expected {expected:e} +- {:e}",
+            bound(at, expected)
         );
     }
 }
@@ -93,7 +74,7 @@ pub fn sqnr(reference: &Tensor, x: &Tensor) -> f64 {
     10. * (signal / noise).log10()
 }
 
-/// The text of the error, which must contain every part.
+/// The message of the error contains every part. Returns the message.
 #[track_caller]
 pub fn assert_text<E: std::fmt::Display>(case: &str, error: E, parts: &[&str]) -> String {
     let text = error.to_string();

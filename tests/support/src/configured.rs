@@ -1,4 +1,5 @@
 //! A checkpoint of one layer, and configurations for it.
+
 use crate::device;
 use crate::files::{Entry, codes, f32s, write};
 use candle_core::DType;

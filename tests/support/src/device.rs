@@ -37,7 +37,7 @@ pub fn on_cuda() -> bool {
     device().is_cuda()
 }
 
-/// Says that a test does not run on a GPU, and why; true where it shall not.
+/// On a GPU, prints why a test is skipped and returns true.
 pub fn skipped_on_cuda(why: &str) -> bool {
     if on_cuda() {
         println!("skipped on CUDA: {why}");

@@ -1,4 +1,5 @@
 //! Hand-made checkpoints.
+
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
@@ -25,7 +26,7 @@ pub fn write_with(path: &Path, tensors: &[Entry<'_>], metadata: Option<HashMap<S
     fs::write(path, safetensors::serialize(views, metadata).unwrap()).unwrap();
 }
 
-/// A file with this header and this much data, whatever they say.
+/// A file of this header and these bytes, whether they fit each other or not.
 pub fn raw(path: &Path, header: &str, data: &[u8]) {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.bytes());
@@ -33,7 +34,7 @@ pub fn raw(path: &Path, header: &str, data: &[u8]) {
     fs::write(path, bytes).unwrap();
 }
 
-/// The codes 0, 1, .. with the largest magnitude 448 among them.
+/// E4M3 codes of both signs and many magnitudes; the second is that of the largest, 448.
 pub fn codes(len: usize) -> Vec<u8> {
     let code = |i: usize| match i {
         1 => 0x7E,

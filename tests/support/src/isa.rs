@@ -1,16 +1,15 @@
-//! Tests that depend on the instruction set, on every one that the machine has.
+//! Runs tests on every instruction set of the machine.
 
 use fp8_core::Isa;
 use std::process::Command;
 
-/// Runs this test program again for each instruction set below the one that is used, named by `FP8_ISA`: the tests whose
-/// names contain one of `tests`, or all of them where it is empty.
+/// Runs this test program again for each instruction set below the best one, chosen with `FP8_ISA`: the tests whose names
+/// contain one of `tests`, or all of them if it is empty.
 ///
-/// The choice holds for a whole process. Under an `FP8_ISA` that was given from outside nothing is run again: that one
-/// was asked for.
+/// A new process is needed because the choice holds for a whole process. If `FP8_ISA` is already set, nothing is run again.
 ///
 /// # Panics
-/// Where a test fails on one of them.
+/// If a test fails on one of them.
 pub fn run_again_on_each(tests: &[&str]) {
     const VARIABLE: &str = "FP8_ISA";
     if std::env::var_os(VARIABLE).is_some() {

@@ -6,7 +6,7 @@ use fp8_recipes::config::{DelayedScaling, InitialScale, Recipe};
 use fp8_recipes::nn::Linear;
 use fp8_recipes::{Fp8Module, PrepareOptions, PrepareReport, prepare_fp8};
 
-/// A linear layer over variables, with the path `path`, not prepared.
+/// A linear layer and its variables.
 pub struct Layer {
     /// Shape `[out, in]`.
     pub weight: Var,
@@ -91,7 +91,7 @@ pub fn delayed(len: usize) -> DelayedScaling {
     DelayedScaling::default().with_amax_history_len(len)
 }
 
-/// Every named recipe and two more delayed ones.
+/// Every named recipe, and two more with delayed scaling.
 pub fn recipes() -> Vec<(&'static str, Recipe)> {
     let named = ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"];
     let mut all: Vec<_> = named.map(|name| (name, name.parse().unwrap())).into();

@@ -1,45 +1,47 @@
-//! How far a sum of products in f32 may be from the exact one: from the length of the sum, whatever machine made it.
+//! How far a sum of products in f32 may be from the exact one. The bounds depend on the length of the sum, not on the
+//! machine.
 //!
-//! Every rounding is an error of at most `u = 2^-24` of the value it makes. Products of two FP8 values are exact in f32.
-//! So what is left is one rounding for each addition, of which a term meets at most as many as the sum has terms, in
-//! whatever order, tiles or lanes they are added, and a few for the scales.
+//! Every rounding changes a value by at most `u = 2^-24` of it. Products of two FP8 values are exact in f32. What remains is
+//! one rounding for each addition and a few for the scales. Whatever the order, tiles or lanes of the additions, a term goes
+//! through at most as many of them as the sum has terms.
 //!
-//! - Always: with `n` roundings in the way of each term, `|error| <= gamma(n) * sum |a||b|`, `gamma(n) = n u / (1 - n u)`
-//!   (Higham, Accuracy and Stability of Numerical Algorithms, chapter 3). That is all there is to say about a short sum.
-//! - Where the signs of the terms are independent and even, as in these tests, every partial sum has a standard deviation
-//!   of at most `q = sqrt(sum (a b)^2)`, in every order, and its rounding errors are as likely up as down. `n` of them
-//!   then have a standard deviation of at most `u q sqrt(n)` (Higham and Mary, A new approach to probabilistic rounding
-//!   error analysis). [`LAMBDA`] of these are allowed.
+//! - If each term goes through `n` roundings, then always `|error| <= gamma(n) * sum |a||b|` with `gamma(n) = n u / (1 - n u)`
+//!   (Higham, Accuracy and Stability of Numerical Algorithms, chapter 3). For short sums this is the bound.
+//! - If the signs of the terms are random, as in these tests, every partial sum has a standard deviation of at most
+//!   `q = sqrt(sum (a b)^2)`, in any order, and roundings go up as often as down. The errors of `n` of them have a standard
+//!   deviation of at most `u q sqrt(n)` (Higham and Mary, A new approach to probabilistic rounding error analysis). For long
+//!   sums [`LAMBDA`] times that is allowed.
 
-/// The largest relative error of one rounding to f32.
+/// The largest relative error of rounding to f32.
 pub const UNIT: f64 = 1. / (1u32 << 24) as f64;
 
-/// Standard deviations that an element may be off: by chance none of the millions of elements of all tests is farther off.
+/// How many standard deviations an element may be off: so many that none of the millions of elements in all tests is
+/// farther off by chance.
 pub const LAMBDA: f64 = 8.;
 
-/// Roundings in the way of a term of a sum of `len`, scales included: the additions; one more addition for each stretch with
-/// scales of its own, which has at least 16 terms; two multiplications for the scales of each operand, and a product that
-/// these made inexact.
+/// How many roundings a term of a sum of `len` terms goes through: one per addition; one more addition for each stretch
+/// of at least 16 terms that has its own scales; two multiplications by the scales of each operand, and the product,
+/// which is then inexact.
 pub fn roundings(len: usize) -> usize {
     len + len / 16 + 5
 }
 
-/// The bound that needs nothing of the terms, as a share of their `sum |a||b|`.
+/// The bound that holds for any terms, as a share of `sum |a||b|`.
 pub fn gamma(roundings: usize) -> f64 {
     let share = roundings as f64 * UNIT;
     share / (1. - share)
 }
 
-/// The error that one sum of `len` products may have: `magnitude` is their `sum |a||b|`, `square` their `sum (a b)^2`. The signs
-/// of the terms are random.
+/// The largest error of a sum of `len` products with random signs: `magnitude` is their `sum |a||b|`, `square` their
+/// `sum (a b)^2`.
 pub fn bound(len: usize, magnitude: f64, square: f64) -> f64 {
     let n = roundings(len);
     let always = gamma(n) * magnitude;
     always.min(LAMBDA * UNIT * (n as f64 * square).sqrt())
 }
 
-/// The Euclidean norm of the errors of many such sums, as a share of the norm of the exact ones: their standard deviations,
-/// since a norm is a mean. Half of it is room for the exact sums' own chance.
+/// The largest Euclidean norm of the errors of many such sums, as a share of the norm of the exact sums. A norm
+/// averages, so it is close to the standard deviation; a factor of 1.5 leaves room for the chance in the exact sums.
 pub fn norm_share(len: usize) -> f64 {
     1.5 * UNIT * (roundings(len) as f64).sqrt()
 }

@@ -21,12 +21,12 @@ impl Model {
         model
     }
 
-    /// How many tensors the layer has cast so far.
+    /// How many tensors the layer has cast.
     pub fn casts(&self) -> u64 {
         self.l.fp8_state().unwrap().quantized_tensors()
     }
 
-    /// Forward and backward under a guard, with `grad_output` as the gradient of the result, and the end of the step.
+    /// Forward and backward pass under a guard, with `grad_output` as the gradient of the result; then the step ends.
     pub fn step(
         &self,
         x: &Tensor,
@@ -67,7 +67,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Result and gradients with their names; those that must be there.
+    /// The result and those gradients that there are, with their names.
     pub fn named(&self) -> Vec<(&'static str, &Tensor)> {
         [
             ("y", Some(&self.y)),

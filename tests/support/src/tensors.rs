@@ -81,7 +81,7 @@ pub fn largest(x: &Tensor) -> f64 {
     finite.fold(0., |max, x| x.abs().max(max))
 }
 
-/// A file of peers' outputs.
+/// A file in `tests/golden`, with results of other libraries.
 pub fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("../golden")
