@@ -130,7 +130,7 @@ fn run(args: &Args) -> Result<()> {
 fn make_base(folder: &Path, rng: &mut StdRng, device: &Device) -> Result<PathBuf> {
     const STEPS: usize = 400;
     let vars = VarMap::new();
-    let mut net = Net::new(VarBuilder::from_varmap(&vars, DType::F32, device))?;
+    let net = Net::new(VarBuilder::from_varmap(&vars, DType::F32, device))?;
     initialize(&vars, rng)?;
     prepare_fp8(&net, &Default::default())?;
     let recipe: Recipe = "delayed".parse()?;

@@ -48,7 +48,7 @@ fn derive(input: TokenStream, default_crate: &str) -> TokenStream {
 /// }
 /// ```
 #[proc_macro_derive(Fp8Module, attributes(fp8))]
-pub fn Fp8Module(input: TokenStream) -> TokenStream {
+pub fn fp8_module(input: TokenStream) -> TokenStream {
     derive(input, "::fp8_recipes")
 }
 

@@ -2,9 +2,7 @@
 
 use super::*;
 use candle_core::{DType, Module, Result, Var};
-use fp8::{
-    Autocast, DelayedScaling, Fp8LinearConfig, Recipe, RecipeName, end_step, fp8_autocast,
-};
+use fp8::{Autocast, DelayedScaling, Fp8LinearConfig, Recipe, RecipeName, end_step, fp8_autocast};
 use fp8_test_support::{Model, assert_same, assert_within, normal, rounding};
 
 #[test]
