@@ -38,7 +38,7 @@ use std::process::ExitCode;
 /// Train a small GPT with FP8 recipes and in f32 side by side.
 #[derive(Parser)]
 struct Args {
-    /// What to train, separated by commas: f32, bf16, tensorwise, rowwise, rowwise_with_gw_hp, delayed
+    /// What to train, separated by commas: f32, bf16, tensorwise, rowwise, rowwise_with_gw_hp, delayed, current, blockwise, mxfp8
     /// [default: f32,delayed]
     #[arg(long, value_delimiter = ',')]
     recipe: Option<Vec<String>>,
@@ -69,6 +69,9 @@ struct Args {
     /// Steps between checkpoints
     #[arg(long, default_value_t = 100)]
     checkpoint_every: u64,
+    /// Measure every cast of each Nth step: a table, and lines in stats.jsonl. Such steps take longer
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    stats: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -123,7 +126,9 @@ fn example(args: &Args) -> Result<()> {
             runs.iter().all(|run: &Run| run.name != *name),
             "--recipe names {name} twice"
         );
-        runs.push(Run::new(name, &settings, &device)?);
+        let mut run = Run::new(name, &settings, &device)?;
+        run.measure_every(args.stats);
+        runs.push(run);
     }
     ensure!(!runs.is_empty(), "--recipe names nothing to train");
     let dir = match &args.resume {

@@ -7,7 +7,7 @@ use crate::record::{Line, Metrics, Summary, write_json, write_summary};
 use crate::run::{Run, Settings};
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
-use fp8::{atomic, load, save_calibrated};
+use fp8::{ExportOptions, atomic, load, save_calibrated_with};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
@@ -91,8 +91,12 @@ pub fn serve_fp8(
     device: &Device,
 ) -> Result<()> {
     run.calibrate(data, CALIBRATION_BATCHES)?;
-    write_json(&dir.join("config.json"), &settings.model)?;
-    let report = save_calibrated(&run.model, dir.join("model.safetensors"))?;
+    let config = serde_json::to_value(&settings.model)?;
+    let config = config.as_object().cloned().unwrap_or_default();
+    let options = ExportOptions::new()
+        .with_vars(run.vars())
+        .with_config(config);
+    let report = save_calibrated_with(&run.model, dir.join("model.safetensors"), &options)?;
     let vb = load::var_builder(&[&report.model], DType::F32, device)?;
     let served = Gpt::new(&settings.model, vb)?;
 

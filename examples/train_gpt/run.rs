@@ -10,12 +10,12 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::{
     TrainingMeta, quantized_tensors, resume_training, save_training, training_meta,
 };
-use fp8::fp8_core::Granularity;
+use fp8::fp8_core::{Contraction, Granularity};
 use fp8::nn::ops;
 use fp8::optim::{AdamW, AdamWConfig, LrSchedule, StepReport};
 use fp8::{
-    Autocast, Fp8Layer, Fp8Module, PrepareOptions, PrepareReport, Recipe, RecipeName, Visitor,
-    check_gradients, fp8_autocast, prepare_fp8,
+    Autocast, CastStats, Fp8Layer, Fp8Module, PrepareOptions, PrepareReport, Recipe, RecipeName,
+    StatsReport, Visitor, check_gradients, fp8_autocast, prepare_fp8,
 };
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -69,6 +69,8 @@ pub struct Run {
     gradients_checked: bool,
     /// Casts up to the checkpoint that the run was resumed from.
     casts_before: u64,
+    stats_every: Option<u64>,
+    stats: CastStats,
 }
 
 impl Run {
@@ -117,7 +119,19 @@ impl Run {
             unread: vec![],
             gradients_checked: false,
             casts_before: 0,
+            stats_every: None,
+            stats: CastStats::default(),
         })
+    }
+
+    /// Measures the casts of each step whose number is a multiple of this.
+    pub fn measure_every(&mut self, steps: Option<u64>) {
+        self.stats_every = steps;
+    }
+
+    /// What was measured in the last step; None if nothing was.
+    pub fn take_stats(&self) -> Option<StatsReport> {
+        Some(self.stats.take()).filter(|report| !report.rows.is_empty())
     }
 
     /// One optimizer step, whose results stay on the device until they are read.
@@ -130,7 +144,15 @@ impl Run {
         } = self.settings;
         let (inputs, targets) = data.train_batch(seed, self.step, batch, model.context)?;
         let begin = self.clock.mark()?;
-        let guard = self.recipe.clone().map(fp8_autocast).transpose()?;
+        let measures = (self.stats_every).is_some_and(|n| (self.step + 1).is_multiple_of(n));
+        let guard = self.recipe.clone().map(|recipe| {
+            let autocast = Autocast::new(recipe);
+            fp8_autocast(match measures {
+                true => autocast.with_stats(&self.stats),
+                false => autocast,
+            })
+        });
+        let guard = guard.transpose()?;
         let loss = ops::cross_entropy(&self.model.forward(&inputs)?, &targets)?;
         if let Some(guard) = guard {
             guard.close()?;
@@ -245,24 +267,27 @@ impl Run {
     pub fn served_weight_bytes(&self) -> Result<usize> {
         struct Bytes {
             total: usize,
-            per_channel: bool,
+            weight: Option<Granularity>,
         }
         impl Visitor for Bytes {
             fn layer(&mut self, linear: &dyn Fp8Layer) {
                 let (out_features, in_features) = linear.features();
-                self.total += match linear.fp8_state() {
-                    None => linear.weight_bytes(),
-                    Some(_) if self.per_channel => out_features * (in_features + 4),
-                    Some(_) => out_features * in_features + 4,
+                self.total += match (linear.fp8_state(), self.weight) {
+                    (Some(_), Some(granularity)) => {
+                        let grid = granularity.grid(out_features, in_features, Contraction::Cols);
+                        // Scales of 32 elements are bytes.
+                        let scale = if granularity == Granularity::Mx { 1 } else { 4 };
+                        out_features * in_features + grid.len() * scale
+                    }
+                    _ => linear.weight_bytes(),
                 };
             }
             fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
         }
         let config = self.recipe.as_ref().map(Recipe::resolve).transpose()?;
-        let per_channel = config.is_some_and(|c| c.weight.granularity == Granularity::Rowwise);
         let mut bytes = Bytes {
             total: 0,
-            per_channel,
+            weight: config.map(|config| config.weight.granularity),
         };
         self.model.visit(&mut bytes);
         Ok(bytes.total)

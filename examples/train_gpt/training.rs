@@ -3,8 +3,11 @@
 use crate::data::Data;
 use crate::record::{Line, Metrics};
 use crate::run::{Run, Settings, Step};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use fp8::StatsReport;
 use indicatif::{ProgressBar, ProgressStyle};
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,6 +54,10 @@ pub fn train(
         for run in runs.iter_mut().filter(|run| run.step == step) {
             run.train_step(data)?;
             bar.inc(1);
+            if let Some(stats) = run.take_stats() {
+                append_stats(dir, run, &stats)?;
+                say(&bar, &format!("step {}  {}\n{stats}", run.step, run.name));
+            }
             let validates = run.step % validate_every == 0 && run.step < settings.steps;
             let saves = run.step % checkpoint_every == 0;
             let reads = validates || saves || run.step.is_multiple_of(READ_EVERY);
@@ -79,11 +86,7 @@ pub fn train(
                     "step {:>5}  {:<20} train {:.4}  validation {val_loss:.4}  {:.0} ms",
                     run.step, run.name, done.loss, done.ms
                 );
-                if bar.is_hidden() {
-                    println!("{text}")
-                } else {
-                    bar.println(text)
-                }
+                say(&bar, &text);
             }
             if saves {
                 run.save(dir)?;
@@ -102,6 +105,30 @@ pub fn train(
     }
     bar.finish_and_clear();
     Ok(true)
+}
+
+/// A line above the bar.
+fn say(bar: &ProgressBar, text: &str) {
+    match bar.is_hidden() {
+        true => println!("{text}"),
+        false => bar.println(text),
+    }
+}
+
+/// One JSON line for each layer and operand that the step has cast.
+fn append_stats(dir: &Path, run: &Run, stats: &StatsReport) -> Result<()> {
+    let path = dir.join("stats.jsonl");
+    let mut lines = String::new();
+    for row in &stats.rows {
+        let mut line = serde_json::to_value(row)?;
+        line["recipe"] = run.name.clone().into();
+        line["step"] = run.step.into();
+        lines.push_str(&format!("{line}\n"));
+    }
+    let mut options = OpenOptions::new();
+    let file = options.create(true).append(true).open(&path);
+    file.and_then(|mut file| file.write_all(lines.as_bytes()))
+        .with_context(|| format!("writing {}", path.display()))
 }
 
 /// Writes the steps that were not read yet; the last of them.
