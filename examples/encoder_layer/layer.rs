@@ -105,10 +105,7 @@ impl Module for EncoderLayer {
             let y = projection.forward(&normed)?;
             y.reshape((batch, tokens, heads, hidden / heads))
         };
-        let options = AttentionOptions {
-            causal: self.config.causal,
-            ..AttentionOptions::default()
-        };
+        let options = AttentionOptions::default().with_causal(self.config.causal);
         let (q, k, v) = (
             project(&self.query)?,
             project(&self.key)?,

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where the quant_scale of a cast comes from.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum ScaleSource {
     /// The amax of the tensor itself.
     Current {
@@ -40,6 +41,7 @@ pub enum ScaleSource {
 
 /// The scale of delayed casts that come before the first update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FirstScale {
     /// 1, as peers have it.
     One,
@@ -61,6 +63,7 @@ pub trait CastHook: std::fmt::Debug + Send + Sync {
 
 /// One cast from high precision to FP8.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Quantizer {
     /// Format, rounding and overflow.
     pub cast: Cast,
@@ -78,6 +81,7 @@ pub struct Quantizer {
 
 /// A quantized tensor and what was measured on the way.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Quantized {
     /// Codes and dequant_scale.
     pub tensor: Fp8Tensor,
@@ -88,18 +92,66 @@ pub struct Quantized {
 }
 
 impl Quantizer {
-    /// Dynamic scaling as torchao does it: nearest-even, saturating, exact scales.
-    pub fn dynamic(format: fp8_core::Format, granularity: Granularity) -> Self {
+    /// A cast without counter and observer.
+    pub fn new(cast: Cast, granularity: Granularity, source: ScaleSource) -> Self {
         Self {
-            cast: Cast::new(format),
+            cast,
             granularity,
-            source: ScaleSource::Current {
-                policy: ScalePolicy::dynamic(granularity),
-                power_of_two: false,
-            },
+            source,
             counter: None,
             observer: None,
             hook: None,
+        }
+    }
+
+    /// Dynamic scaling as torchao does it: nearest-even, saturating, exact scales.
+    pub fn dynamic(format: fp8_core::Format, granularity: Granularity) -> Self {
+        let source = ScaleSource::Current {
+            policy: ScalePolicy::dynamic(granularity),
+            power_of_two: false,
+        };
+        Self::new(Cast::new(format), granularity, source)
+    }
+
+    /// The same cast with another format, rounding or overflow.
+    pub fn with_cast(self, cast: Cast) -> Self {
+        Self { cast, ..self }
+    }
+
+    /// The same cast with other elements sharing a scale.
+    pub fn with_granularity(self, granularity: Granularity) -> Self {
+        Self {
+            granularity,
+            ..self
+        }
+    }
+
+    /// The same cast with its scale from elsewhere.
+    pub fn with_source(self, source: ScaleSource) -> Self {
+        Self { source, ..self }
+    }
+
+    /// The same cast with another counter.
+    pub fn with_counter(self, counter: impl Into<Option<CastCounter>>) -> Self {
+        Self {
+            counter: counter.into(),
+            ..self
+        }
+    }
+
+    /// The same cast seen by another hook.
+    pub fn with_hook(self, hook: impl Into<Option<Arc<dyn CastHook>>>) -> Self {
+        Self {
+            hook: hook.into(),
+            ..self
+        }
+    }
+
+    /// The same cast with another observer.
+    pub fn with_observer(self, observer: impl Into<Option<Observer>>) -> Self {
+        Self {
+            observer: observer.into(),
+            ..self
         }
     }
 

@@ -66,10 +66,9 @@ impl Case {
     }
 
     fn options(&self) -> AttentionOptions {
-        AttentionOptions {
-            causal: self.causal,
-            logit_multiplier: self.multiplier,
-        }
+        AttentionOptions::default()
+            .with_causal(self.causal)
+            .with_logit_multiplier(self.multiplier)
     }
 
     /// q, k, v and the gradient of the result, heads first.
@@ -467,10 +466,7 @@ fn empty_results() -> Result<()> {
 fn wrong_arguments_are_named() -> Result<()> {
     let device = device();
     let x = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device).unwrap();
-    let causal = AttentionOptions {
-        causal: true,
-        ..Default::default()
-    };
+    let causal = AttentionOptions::default().with_causal(true);
     let plain = AttentionOptions::default();
     let q = x(&[1, 4, 5, 8]);
     let kv = x(&[1, 4, 5, 8]);

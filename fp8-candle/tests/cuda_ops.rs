@@ -146,7 +146,7 @@ fn rows_of_every_length() -> Result<()> {
         let targets: Vec<i64> = (0..6).map(|i| (i * 29 % d) as i64).collect();
         let targets = Tensor::from_vec(targets, (2, 3), &Device::Cpu)?;
         for ignore_index in [None, Some(0)] {
-            let options = CrossEntropyOptions { ignore_index };
+            let options = CrossEntropyOptions::default().with_ignore_index(ignore_index);
             if d == 1 && ignore_index.is_some() {
                 continue; // All would be ignored.
             }
@@ -178,9 +178,7 @@ fn many_rows() -> Result<()> {
         )?;
         let targets = Tensor::arange(0u32, rows as u32, &Device::Cpu)?;
         let targets = (targets.to_dtype(DType::F64)? * (1.0 / 7.0))?.to_dtype(DType::U8)?;
-        let options = CrossEntropyOptions {
-            ignore_index: Some(1),
-        };
+        let options = CrossEntropyOptions::default().with_ignore_index(1);
         let targets = targets.minimum(&Tensor::full(d as u8 - 1, rows, &Device::Cpu)?)?;
         assert_like_cpu(
             &format!("cross_entropy of {rows} rows"),
@@ -384,7 +382,7 @@ fn loss_and_gradient(
     factor: f64,
 ) -> Result<(f64, Vec<Vec<f64>>)> {
     let logits = Var::from_tensor(&logits.to_device(&device())?)?;
-    let options = CrossEntropyOptions { ignore_index };
+    let options = CrossEntropyOptions::default().with_ignore_index(ignore_index);
     let loss = cross_entropy_with(&logits, &targets.to_device(&device())?, options)?;
     let grads = (&loss * factor)?.backward()?;
     let Some(grad) = grads.get(&logits) else {

@@ -41,19 +41,13 @@ fn flat(x: &Tensor) -> Result<Vec<f32>> {
 fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {
     let gemm = || {
         let quantizer = Quantizer::dynamic(Format::E4M3, granularity);
-        Some(GemmPlan {
-            a: quantizer.clone(),
-            b: quantizer,
-            use_fast_accum: false,
-        })
+        GemmPlan::new(quantizer.clone(), quantizer)
     };
-    LinearPlan {
-        path: "layer".into(),
-        output: gemm(),
-        grad_input: gemm(),
-        grad_weight: gemm(),
-        emulate,
-    }
+    LinearPlan::new("layer")
+        .with_output(gemm())
+        .with_grad_input(gemm())
+        .with_grad_weight(gemm())
+        .with_emulate(emulate)
 }
 
 #[test]

@@ -42,10 +42,7 @@ fn fake_quantization_passes_gradients_straight_through() -> Result<()> {
 
             // The other direction: values untouched, the gradient cast.
             let counter = CastCounter::default();
-            let counting = Quantizer {
-                counter: Some(counter.clone()),
-                ..quantizer.clone()
-            };
+            let counting = quantizer.clone().with_counter(counter.clone());
             let y = grad_cast(&x, &counting, Cols)?;
             assert_eq!(flat(&y), flat(&x), "{dtype:?} {granularity}");
             assert_eq!(counter.load(Ordering::Relaxed), 0);

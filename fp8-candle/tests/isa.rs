@@ -43,24 +43,19 @@ fn under_a_wrong_instruction_set() -> Result<()> {
     let x = Var::zeros((4, 4), DType::F32, &Device::Cpu)?;
     let one = Tensor::ones(4, DType::F32, &Device::Cpu)?;
     let quantizer = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
-    let plan = |output| LinearPlan {
-        path: "layer".into(),
-        output,
-        grad_input: None,
-        grad_weight: None,
-        emulate: false,
-    };
-    let gemm = GemmPlan {
-        a: quantizer.clone(),
-        b: quantizer.clone(),
-        use_fast_accum: false,
-    };
+    let gemm = GemmPlan::new(quantizer.clone(), quantizer.clone());
+    let plan = LinearPlan::new("layer");
     let weight = LinearWeight::HighPrecision(x.as_tensor(), None);
     let qkv = Tensor::zeros((1, 1, 4, 4), DType::F32, &Device::Cpu)?;
     let messages = [
         message(backend(&Device::Cpu)),
         message(Fp8Tensor::quantize(&x, &quantizer, Contraction::Cols)),
-        message(fp8_linear(&x, weight, None, &plan(Some(gemm)))),
+        message(fp8_linear(
+            &x,
+            weight,
+            None,
+            &plan.clone().with_output(gemm),
+        )),
         message(layer_norm(&x, &one, None, 1e-5)),
         message(gelu(&x)),
         message(attention(&qkv, &qkv, &qkv, AttentionOptions::default())),
@@ -75,6 +70,6 @@ fn under_a_wrong_instruction_set() -> Result<()> {
         assert_eq!(message.lines().count(), 1, "{message}");
     }
     // Without FP8 nothing depends on it.
-    fp8_linear(&x, weight, None, &plan(None))?;
+    fp8_linear(&x, weight, None, &plan)?;
     Ok(())
 }

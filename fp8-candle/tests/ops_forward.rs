@@ -302,9 +302,7 @@ fn ignored_targets() -> Result<()> {
     let logits = wave(&[4, 6], 1, DType::F64)?;
     for ignored in [-100i64, 6, 5] {
         let targets = Tensor::new(&[3, ignored, 0, ignored], device)?;
-        let options = CrossEntropyOptions {
-            ignore_index: Some(ignored),
-        };
+        let options = CrossEntropyOptions::default().with_ignore_index(ignored);
         let loss = cross_entropy_with(&logits, &targets, options)?.to_scalar::<f64>()?;
         let kept = Tensor::stack(&[logits.get(0)?, logits.get(2)?], 0)?;
         let expected =

@@ -94,9 +94,7 @@ fn cases(rows: usize) -> Vec<Case> {
                 cross_entropy_with(
                     &a[0],
                     &ignoring,
-                    CrossEntropyOptions {
-                        ignore_index: Some(5),
-                    },
+                    CrossEntropyOptions::default().with_ignore_index(5),
                 )
             },
         ),
@@ -354,9 +352,7 @@ fn hidden_logits_get_no_gradient_from_nan() -> Result<()> {
 
 #[test]
 fn ignored_positions_get_no_gradient() -> Result<()> {
-    let options = CrossEntropyOptions {
-        ignore_index: Some(-1),
-    };
+    let options = CrossEntropyOptions::default().with_ignore_index(-1);
     let logits = Var::from_tensor(&wave(&[3, 4], 1))?;
     let targets = Tensor::new(&[2i64, -1, 0], &device())?;
     let grads = cross_entropy_with(&logits, &targets, options)?.backward()?;

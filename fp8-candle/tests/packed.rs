@@ -20,17 +20,9 @@ fn random(seed: u64, rows: usize, cols: usize) -> Result<Tensor> {
 
 fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {
     let quantizer = Quantizer::dynamic(Format::E4M3, granularity);
-    LinearPlan {
-        path: "layer".into(),
-        output: Some(GemmPlan {
-            a: quantizer.clone(),
-            b: quantizer,
-            use_fast_accum: false,
-        }),
-        grad_input: None,
-        grad_weight: None,
-        emulate,
-    }
+    LinearPlan::new("layer")
+        .with_output(GemmPlan::new(quantizer.clone(), quantizer))
+        .with_emulate(emulate)
 }
 
 #[test]
@@ -154,11 +146,7 @@ fn evaluation_never_gets_the_packed_codes_of_an_older_scale() -> Result<()> {
                 rule: DelayedRule::default(),
                 first: FirstScale::One,
             };
-            gemm.b.observer = Some(Observer {
-                step: step.clone(),
-                row: 0,
-                record,
-            });
+            gemm.b.observer = Some(Observer::new(step.clone(), 0, record));
         }
         plan
     };
@@ -206,10 +194,7 @@ fn gradients_and_emulation_see_the_same_values() -> Result<()> {
             let grad = grads.get(&x).expect("x has a gradient").to_vec2::<f32>()?;
             results.push((y.to_vec2::<f32>()?, grad));
         }
-        let high_precision = LinearPlan {
-            output: None,
-            ..plan(Granularity::Rowwise, false)
-        };
+        let high_precision = plan(Granularity::Rowwise, false).with_output(None);
         let y = fp8_linear(&x, weight, None, &high_precision)?;
         let grads = y.backward()?;
         assert_eq!(

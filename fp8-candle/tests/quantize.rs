@@ -228,12 +228,7 @@ fn static_scales() -> Result<()> {
         for &amax in amaxes {
             step.record(0, &Tensor::from_slice(&[amax], 1, &device())?, true)?;
         }
-        let wanted = CalibrationRow {
-            row: 0,
-            format: Format::E4M3,
-            with_earlier,
-            allow_zero: false,
-        };
+        let wanted = CalibrationRow::new(0, Format::E4M3).with_earlier(with_earlier);
         row.slot.table().finish_calibration(&step, &[wanted], None)
     };
     assert!(calibrate(&[], true)?.is_empty());
@@ -278,10 +273,8 @@ fn fixed_scales() -> Result<()> {
         &x,
         4.,
     );
-    let rowwise = |scales| Quantizer {
-        granularity: Granularity::Rowwise,
-        ..quantizer(Format::E4M3, source(scales))
-    };
+    let rowwise =
+        |scales| quantizer(Format::E4M3, source(scales)).with_granularity(Granularity::Rowwise);
     let q = rowwise(&[0.5, 0.25]).quantize(&x, Cols)?;
     assert_eq!(flat(&q.tensor.dequantize(DType::F32)?), flat(&x));
     assert_eq!(flat(q.tensor.dequant_scale()), [0.5, 0.25]);
@@ -291,14 +284,12 @@ fn fixed_scales() -> Result<()> {
     // Too few scales are an error, not a panic.
     for quantizer in [
         rowwise(&[1., 2.]),
-        Quantizer {
-            granularity: Granularity::Rowwise,
-            ..Row::new("l", Role::Input, 1).eval()
-        },
-        Quantizer {
-            granularity: Granularity::Rowwise,
-            ..Row::new("l", Role::Input, 1).train()
-        },
+        Row::new("l", Role::Input, 1)
+            .eval()
+            .with_granularity(Granularity::Rowwise),
+        Row::new("l", Role::Input, 1)
+            .train()
+            .with_granularity(Granularity::Rowwise),
     ] {
         let error = quantizer
             .quantize(&x, Rows)
@@ -325,10 +316,7 @@ fn casts_are_counted() -> Result<()> {
         (uncalibrated, 0),
     ] {
         let before = counter.load(Ordering::Relaxed);
-        let quantizer = Quantizer {
-            counter: Some(counter.clone()),
-            ..source
-        };
+        let quantizer = source.with_counter(counter.clone());
         let result = quantizer.quantize(&tensor(&[1., 2.]), Cols);
         assert_eq!(
             counter.load(Ordering::Relaxed) - before,

@@ -117,10 +117,8 @@ fn no_change_goes_unseen() -> Result<()> {
                 let weight = Var::from_tensor(&Tensor::from_slice(&values, (n, k), &device())?)?;
                 let cache = WeightCache::default();
                 let counter = CastCounter::default();
-                let quantizer = Quantizer {
-                    counter: Some(counter.clone()),
-                    ..Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise)
-                };
+                let quantizer = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise)
+                    .with_counter(counter.clone());
                 cache.quantize(&weight, &quantizer, Contraction::Cols)?;
                 let mut now = values;
                 for kind in kinds {

@@ -4,7 +4,7 @@
 mod row;
 
 use candle_core::Tensor;
-use fp8_candle::state::{ReductionGroup, RowRule, SavedRow, StepCells};
+use fp8_candle::state::{CalibrationRow, ReductionGroup, RowRule, SavedRow, StepCells};
 use fp8_candle::{Error, Result, Role, Slot, StateTable};
 use fp8_core::Contraction::Cols;
 use fp8_core::{AmaxCompute, DelayedRule, Format, ScaleRounding};
@@ -106,12 +106,8 @@ impl ReductionGroup for Rank {
 }
 
 fn rule(rank: &Arc<Rank>) -> RowRule {
-    RowRule {
-        rule: DelayedRule::default(),
-        format: Format::E4M3,
-        window: 2,
-        group: Some(rank.clone()),
-    }
+    let group: Arc<dyn ReductionGroup> = rank.clone();
+    RowRule::new(DelayedRule::default(), Format::E4M3, 2).with_group(group)
 }
 
 fn record(step: &StepCells, row: usize, amax: f32) {
@@ -175,22 +171,15 @@ fn a_failed_or_short_reduction_loses_nothing() -> Result<()> {
 fn updates_follow_each_rows_own_rule() -> Result<()> {
     let (table, slots) = three();
     let rules = [
-        RowRule {
-            rule: DelayedRule {
-                margin: 1,
-                amax_compute: AmaxCompute::MostRecent,
-                scale_rounding: ScaleRounding::PowerOfTwo,
-            },
-            format: Format::E4M3,
-            window: 2,
-            group: None,
-        },
-        RowRule {
-            rule: DelayedRule::default(),
-            format: Format::E5M2,
-            window: 4,
-            group: None,
-        },
+        RowRule::new(
+            DelayedRule::default()
+                .with_margin(1)
+                .with_amax_compute(AmaxCompute::MostRecent)
+                .with_scale_rounding(ScaleRounding::PowerOfTwo),
+            Format::E4M3,
+            2,
+        ),
+        RowRule::new(DelayedRule::default(), Format::E5M2, 4),
     ];
     let run = |amaxes: [f32; 2]| -> Result<()> {
         let step = StepCells::new(&table)?;
@@ -286,10 +275,7 @@ fn rows_added_later_keep_what_the_others_hold() -> Result<()> {
     let (table, slots) = three();
     let step = StepCells::new(&table)?;
     let rank = Arc::new(Rank::default());
-    let alone = RowRule {
-        group: None,
-        ..rule(&rank)
-    };
+    let alone = rule(&rank).with_group(None);
     step.note_rule(0, Role::Input, alone);
     record(&step, 0, 3.5);
     assert_eq!(table.add_rows(&[("d", Role::Weight)], 5)?, 3);
@@ -433,17 +419,11 @@ fn both_directions_of_a_calibrated_scale_come_back() -> Result<()> {
         let amax = 0.37 + i as f32 * 0.0173;
         let step = StepCells::new(&table)?;
         record(&step, 1, amax);
-        let wanted = fp8_candle::state::CalibrationRow {
-            row: 1,
-            format: Format::E4M3,
-            with_earlier: false,
-            allow_zero: false,
-        };
+        let wanted = |row| CalibrationRow::new(row, Format::E4M3);
         // A row that the table does not have is passed over.
-        let beyond = fp8_candle::state::CalibrationRow { row: 9, ..wanted };
         assert!(
             table
-                .finish_calibration(&step, &[wanted, beyond], None)?
+                .finish_calibration(&step, &[wanted(1), wanted(9)], None)?
                 .is_empty()
         );
         let before = flat(&slots[1].tensors()?.dequant_scale);

@@ -1,7 +1,7 @@
 //! FP8 tensors: values, scales, shapes, conversion from and to candle's F8E4M3, and what does not fit.
 
 use candle_core::{D, DType, Device, Tensor, Var};
-use fp8_candle::{Fp8Tensor, Quantizer, Result};
+use fp8_candle::{Fp8Tensor, Quantizer, Result, ScaleSource};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Cast, Format, Granularity, dynamic_quant_scale, mx_dequant_scale_rceil};
 use fp8_test_support::{device, flat, isa, on_cuda};
@@ -124,12 +124,9 @@ fn round_trips_are_stable() -> Result<()> {
             let quantizer = Quantizer::dynamic(format, granularity).with_power_of_two(true);
             let first = Fp8Tensor::quantize(&x, &quantizer, Cols)?;
             let value = first.dequantize(DType::F32)?;
-            let fixed = Quantizer {
-                source: fp8_candle::ScaleSource::Fixed {
-                    dequant_scale: first.dequant_scale().clone(),
-                },
-                ..quantizer
-            };
+            let fixed = quantizer.with_source(ScaleSource::Fixed {
+                dequant_scale: first.dequant_scale().clone(),
+            });
             let second = Fp8Tensor::quantize(&value, &fixed, Cols)?;
             assert_eq!(codes(&first), codes(&second), "{format} {granularity}");
             // Half a step of the mantissa, and half the distance of the subnormals.

@@ -53,10 +53,7 @@ impl Cached {
         made: bool,
     ) -> fp8_candle::Fp8Tensor {
         let before = self.counter.load(Ordering::Relaxed);
-        let quantizer = Quantizer {
-            counter: Some(self.counter.clone()),
-            ..quantizer.clone()
-        };
+        let quantizer = quantizer.clone().with_counter(self.counter.clone());
         let q = self
             .cache
             .quantize(&self.weight, &quantizer, contraction)
@@ -104,13 +101,10 @@ fn the_cache_is_for_one_cast() {
         Quantizer::dynamic(Format::E5M2, Granularity::Rowwise),
         Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise),
         base.clone().with_power_of_two(true),
-        Quantizer {
-            source: ScaleSource::Current {
-                policy: ScalePolicy::Current { eps: 0. },
-                power_of_two: false,
-            },
-            ..base.clone()
-        },
+        base.clone().with_source(ScaleSource::Current {
+            policy: ScalePolicy::Current { eps: 0. },
+            power_of_two: false,
+        }),
     ];
     for other in &others {
         let cached = Cached::new();
@@ -127,10 +121,7 @@ fn the_cache_is_for_one_cast() {
     // Another weight with the same values is another weight.
     let twin = Var::from_tensor(&cached.weight.copy().unwrap()).unwrap();
     cached.get_for(&base, Rows, false);
-    let counted = Quantizer {
-        counter: Some(cached.counter.clone()),
-        ..base
-    };
+    let counted = base.with_counter(cached.counter.clone());
     let before = cached.counter.load(Ordering::Relaxed);
     cached.cache.quantize(&twin, &counted, Rows).unwrap();
     assert_eq!(cached.counter.load(Ordering::Relaxed), before + 1);

@@ -14,6 +14,7 @@ use crate::{
 /// How a value between two codes is rounded. Every mode rounds once, straight from f32, subnormals included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Rounding {
     /// To the nearest code, ties to the even one.
     #[default]
@@ -70,6 +71,7 @@ impl StochasticKey {
 /// largest finite value under either choice, as in IEEE 754.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Overflow {
     /// The largest finite value of the same sign: torchao's and Transformer Engine's cast.
     #[default]
@@ -89,6 +91,7 @@ pub enum Overflow {
 /// assert_eq!(cast.with_overflow(Overflow::NonFinite).encode(1e6, 0), 0x7F); // NaN
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Cast {
     /// The format cast to.
     pub format: Format,

@@ -5,6 +5,7 @@ use thiserror::Error;
 /// A text that names no [`Format`](crate::Format).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("unknown 8-bit format {name:?}; the formats are e4m3, e5m2, e4m3fnuz, e5m2fnuz")]
+#[non_exhaustive]
 pub struct ParseFormatError {
     /// The text as given.
     pub name: String,
@@ -24,6 +25,7 @@ pub struct ParseNameError {
 
 /// An amax from which no static scale can be made.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[non_exhaustive]
 pub enum ScaleError {
     /// The calibrated amax is infinite or NaN.
     #[error("amax {amax} is not finite: the calibration data holds an infinity or a NaN")]
@@ -41,6 +43,7 @@ pub enum ScaleError {
 
 /// Sizes that make no [`ScaleGrid`](crate::ScaleGrid).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum GridError {
     /// A block without rows or columns covers nothing.
     #[error("a scale block of {block_rows}x{block_cols} covers no element")]

@@ -15,6 +15,7 @@ pub const MAX_HISTORY_LEN: usize = 1 << 20;
 
 /// How a history is reduced to the one amax that makes the scale.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub enum AmaxCompute {
     /// The largest amax of the window.
     #[default]
@@ -150,6 +151,7 @@ impl<'de> Deserialize<'de> for AmaxCompute {
 /// Whether a quant_scale is used as computed or floored to a power of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ScaleRounding {
     /// As computed.
     #[default]
@@ -196,6 +198,7 @@ impl FromStr for ScaleRounding {
 /// The numbers of a delayed-scaling recipe that one update needs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct DelayedRule {
     /// Binary orders of magnitude to keep free above the amax: the quant_scale is divided by `2^margin`.
     pub margin: i32,
@@ -205,8 +208,32 @@ pub struct DelayedRule {
     pub scale_rounding: ScaleRounding,
 }
 
+impl DelayedRule {
+    /// The same rule with another margin.
+    pub fn with_margin(self, margin: i32) -> Self {
+        Self { margin, ..self }
+    }
+
+    /// The same rule with another reduction of the history.
+    pub fn with_amax_compute(self, amax_compute: AmaxCompute) -> Self {
+        Self {
+            amax_compute,
+            ..self
+        }
+    }
+
+    /// The same rule with another rounding of the quant_scale.
+    pub fn with_scale_rounding(self, scale_rounding: ScaleRounding) -> Self {
+        Self {
+            scale_rounding,
+            ..self
+        }
+    }
+}
+
 /// What [`update_slot`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum SlotUpdate {
     /// Nothing was recorded (amax 0): history and quant_scale are as they were.
     Unused,

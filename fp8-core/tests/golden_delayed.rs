@@ -30,15 +30,10 @@ fn traces_equal_transformer_engine() {
         } else {
             Format::E5M2
         };
-        let rule = DelayedRule {
-            margin: trace["margin"].as_i64().unwrap() as i32,
-            amax_compute: trace["algo"]
-                .as_str()
-                .unwrap()
-                .parse::<AmaxCompute>()
-                .unwrap(),
-            ..Default::default()
-        };
+        let algo = trace["algo"].as_str().unwrap();
+        let rule = DelayedRule::default()
+            .with_margin(trace["margin"].as_i64().unwrap() as i32)
+            .with_amax_compute(algo.parse::<AmaxCompute>().unwrap());
         let name = format!("{} {} {len} {format}", trace["seq"], trace["algo"]);
         let (mut history, mut quant_scale) = (vec![0.0; len], 1.0);
         let mut diverged = false;

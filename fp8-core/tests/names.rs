@@ -126,11 +126,9 @@ fn delayed_rules() {
     text(AmaxCompute::MostRecent, "most_recent");
     text(ScaleRounding::Exact, "exact");
     text(ScaleRounding::PowerOfTwo, "power_of_two");
-    let rule = DelayedRule {
-        margin: 1,
-        amax_compute: AmaxCompute::MostRecent,
-        ..Default::default()
-    };
+    let rule = DelayedRule::default()
+        .with_margin(1)
+        .with_amax_compute(AmaxCompute::MostRecent);
     json_round_trip(
         &rule,
         json!({"margin": 1, "amax_compute": "most_recent", "scale_rounding": "exact"}),

@@ -86,11 +86,10 @@ fn delayed_scales_stay_finite_both_ways() {
     for format in Format::ALL {
         for margin in (-140..=140).chain([i32::MIN, -2000, 2000, i32::MAX]) {
             for scale_rounding in [ScaleRounding::Exact, ScaleRounding::PowerOfTwo] {
-                let rule = DelayedRule {
-                    margin,
-                    amax_compute: AmaxCompute::MostRecent,
-                    scale_rounding,
-                };
+                let rule = DelayedRule::default()
+                    .with_margin(margin)
+                    .with_amax_compute(AmaxCompute::MostRecent)
+                    .with_scale_rounding(scale_rounding);
                 for amax in amaxes {
                     let (mut history, mut quant_scale) = ([0.0; 2], 1.0);
                     update_slot(&rule, format, amax, &mut history, &mut quant_scale);
@@ -187,10 +186,7 @@ fn mx_scales_fit_their_block() {
 }
 
 fn rule(amax_compute: AmaxCompute) -> DelayedRule {
-    DelayedRule {
-        amax_compute,
-        ..Default::default()
-    }
+    DelayedRule::default().with_amax_compute(amax_compute)
 }
 
 proptest! {
@@ -230,7 +226,7 @@ proptest! {
             (f32::NAN, SlotUpdate::NonFinite),
         ] {
             let (mut history, mut quant_scale) = (start.clone(), scale);
-            let rule = DelayedRule { scale_rounding: ScaleRounding::PowerOfTwo, ..Default::default() };
+            let rule = DelayedRule::default().with_scale_rounding(ScaleRounding::PowerOfTwo);
             prop_assert_eq!(update_slot(&rule, Format::E4M3, amax, &mut history, &mut quant_scale), expected);
             prop_assert_eq!((&history, quant_scale), (&start, scale));
         }
@@ -241,11 +237,9 @@ proptest! {
 fn a_rule_shapes_the_scale() {
     let mut history = vec![0.0; 3];
     let mut quant_scale = 1.0;
-    let powers = DelayedRule {
-        margin: 1,
-        scale_rounding: ScaleRounding::PowerOfTwo,
-        ..Default::default()
-    };
+    let powers = DelayedRule::default()
+        .with_margin(1)
+        .with_scale_rounding(ScaleRounding::PowerOfTwo);
     update_slot(&powers, Format::E4M3, 1.0, &mut history, &mut quant_scale);
     assert_eq!(quant_scale, 128.0);
 

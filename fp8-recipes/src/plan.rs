@@ -30,13 +30,11 @@ pub(crate) fn linear_plan(state: &Fp8State, step: &LayerStep) -> Result<LinearPl
         },
         stats: settings.stats.as_ref(),
     };
-    Ok(LinearPlan {
-        path: state.path().into(),
-        output: maker.gemm(Gemm::Output)?,
-        grad_input: maker.gemm(Gemm::GradInput)?,
-        grad_weight: maker.gemm(Gemm::GradWeight)?,
-        emulate: config.emulate,
-    })
+    Ok(LinearPlan::new(state.path())
+        .with_output(maker.gemm(Gemm::Output)?)
+        .with_grad_input(maker.gemm(Gemm::GradInput)?)
+        .with_grad_weight(maker.gemm(Gemm::GradWeight)?)
+        .with_emulate(config.emulate))
 }
 
 struct Maker<'a> {
@@ -62,11 +60,9 @@ impl Maker<'_> {
     fn gemm(&self, gemm: Gemm) -> Result<Option<GemmPlan>> {
         let [a, b] = gemm.operands();
         let (a, b) = (self.quantizer(a)?, self.quantizer(b)?);
-        Ok(a.zip(b).map(|(a, b)| GemmPlan {
-            a,
-            b,
-            use_fast_accum: self.config.gemm(gemm).use_fast_accum,
-        }))
+        let fast = self.config.gemm(gemm).use_fast_accum;
+        Ok(a.zip(b)
+            .map(|(a, b)| GemmPlan::new(a, b).with_fast_accum(fast)))
     }
 
     /// None where the operand stays in high precision.
@@ -99,17 +95,13 @@ impl Maker<'_> {
         let Some(format) = cast.format else {
             return Ok(None);
         };
-        Ok(Some(Quantizer {
-            cast: Cast::new(format),
-            granularity: cast.granularity,
-            source,
-            counter: Some(self.state.counter().clone()),
-            observer: Some(Observer {
-                step: self.cells.clone(),
-                row: slot.row(),
-                record: self.training,
-            }),
-            hook: (self.stats).map(|stats| stats.hook(self.state.shared_path(), operand)),
+        let observer = Observer::new(self.cells.clone(), slot.row(), self.training);
+        let quantizer = Quantizer::new(Cast::new(format), cast.granularity, source)
+            .with_counter(self.state.counter().clone())
+            .with_observer(observer);
+        Ok(Some(match self.stats {
+            Some(stats) => quantizer.with_hook(stats.hook(self.state.shared_path(), operand)),
+            None => quantizer,
         }))
     }
 }

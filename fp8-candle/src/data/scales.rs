@@ -6,6 +6,7 @@ use fp8_core::Granularity;
 
 /// How an amax becomes a quant_scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub enum ScalePolicy {
     /// torchao: `MAX / max(amax, 1e-12)`; Inf gives 0, NaN gives NaN.
     Dynamic,

@@ -367,6 +367,7 @@ impl WeightCache {
             quantizer: Quantizer {
                 counter: None,
                 observer: None,
+                hook: None,
                 ..quantizer.clone()
             },
             contraction,

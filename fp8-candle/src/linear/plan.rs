@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 /// The casts of one GEMM's operands and its options.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct GemmPlan {
     /// Operand A of the table above (x, grad_output, grad_output).
     pub a: Quantizer,
@@ -18,8 +19,28 @@ pub struct GemmPlan {
     pub use_fast_accum: bool,
 }
 
+impl GemmPlan {
+    /// A GEMM of operands cast by `a` and `b`, accumulated in f32.
+    pub fn new(a: Quantizer, b: Quantizer) -> Self {
+        Self {
+            a,
+            b,
+            use_fast_accum: false,
+        }
+    }
+
+    /// The same GEMM with or without [`GemmPlan::use_fast_accum`].
+    pub fn with_fast_accum(self, use_fast_accum: bool) -> Self {
+        Self {
+            use_fast_accum,
+            ..self
+        }
+    }
+}
+
 /// How one call of a linear layer computes. A GEMM without a plan runs in high precision.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct LinearPlan {
     /// Path of the layer, for messages.
     pub path: Arc<str>,
@@ -33,8 +54,51 @@ pub struct LinearPlan {
     pub emulate: bool,
 }
 
+impl LinearPlan {
+    /// All three GEMMs in high precision.
+    pub fn new(path: impl Into<Arc<str>>) -> Self {
+        Self {
+            path: path.into(),
+            output: None,
+            grad_input: None,
+            grad_weight: None,
+            emulate: false,
+        }
+    }
+
+    /// The same plan with another GEMM for the output.
+    pub fn with_output(self, gemm: impl Into<Option<GemmPlan>>) -> Self {
+        Self {
+            output: gemm.into(),
+            ..self
+        }
+    }
+
+    /// The same plan with another GEMM for the gradient of the input.
+    pub fn with_grad_input(self, gemm: impl Into<Option<GemmPlan>>) -> Self {
+        Self {
+            grad_input: gemm.into(),
+            ..self
+        }
+    }
+
+    /// The same plan with another GEMM for the gradient of the weight.
+    pub fn with_grad_weight(self, gemm: impl Into<Option<GemmPlan>>) -> Self {
+        Self {
+            grad_weight: gemm.into(),
+            ..self
+        }
+    }
+
+    /// The same plan with or without [`LinearPlan::emulate`].
+    pub fn with_emulate(self, emulate: bool) -> Self {
+        Self { emulate, ..self }
+    }
+}
+
 /// The weight of a linear layer.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub enum LinearWeight<'a> {
     /// High precision `[N, K]`: quantized on the way, with a cache that holds the codes until the weight changes.
     HighPrecision(&'a Tensor, Option<&'a WeightCache>),

@@ -12,12 +12,28 @@ const OP: &str = "attention";
 
 /// Options of [`attention`].
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[non_exhaustive]
 pub struct AttentionOptions {
     /// Hides the keys that lie after each query: query i sees keys up to `i + tk - tq`, so the last query sees every key, and
     /// `tk > tq` is a query block behind `tk - tq` cached keys.
     pub causal: bool,
     /// What the dot products are multiplied by before the softmax; `1 / sqrt(d)` by default.
     pub logit_multiplier: Option<f64>,
+}
+
+impl AttentionOptions {
+    /// The same options with or without a causal mask.
+    pub fn with_causal(self, causal: bool) -> Self {
+        Self { causal, ..self }
+    }
+
+    /// The same options with another factor before the softmax; None for `1 / sqrt(d)`.
+    pub fn with_logit_multiplier(self, logit_multiplier: impl Into<Option<f64>>) -> Self {
+        Self {
+            logit_multiplier: logit_multiplier.into(),
+            ..self
+        }
+    }
 }
 
 /// Attention of every query over the keys of its head.

@@ -10,6 +10,7 @@ use fp8_core::{Format, ScaleError, reciprocal, static_dequant_scale};
 
 /// What calibration is to make of one row.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct CalibrationRow {
     /// The row.
     pub row: usize,
@@ -19,6 +20,31 @@ pub struct CalibrationRow {
     pub with_earlier: bool,
     /// Whether a tensor of zeros has a scale. An input of zeros would leave a scale under which every real input saturates.
     pub allow_zero: bool,
+}
+
+impl CalibrationRow {
+    /// A static scale for `format`, from this calibration alone; an amax of 0 is an error.
+    pub fn new(row: usize, format: Format) -> Self {
+        Self {
+            row,
+            format,
+            with_earlier: false,
+            allow_zero: false,
+        }
+    }
+
+    /// The same row with or without [`CalibrationRow::with_earlier`].
+    pub fn with_earlier(self, with_earlier: bool) -> Self {
+        Self {
+            with_earlier,
+            ..self
+        }
+    }
+
+    /// The same row with or without [`CalibrationRow::allow_zero`].
+    pub fn allow_zero(self, allow_zero: bool) -> Self {
+        Self { allow_zero, ..self }
+    }
 }
 
 impl StateTable {

@@ -18,6 +18,7 @@ pub struct Slot {
 
 /// The numbers of one row, as views of the columns.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct SlotTensors {
     /// f32 `[1]`, multiplies before the cast.
     pub quant_scale: Tensor,

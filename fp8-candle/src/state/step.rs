@@ -156,6 +156,7 @@ impl StepCells {
 
 /// Where a cast notes what it saw.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Observer {
     /// The step that the cast belongs to; backward passes outlive it.
     pub step: Arc<StepCells>,
@@ -166,6 +167,11 @@ pub struct Observer {
 }
 
 impl Observer {
+    /// Notes casts of `row` in `step`; `record`: see [`Observer::record`].
+    pub fn new(step: Arc<StepCells>, row: usize, record: bool) -> Self {
+        Self { step, row, record }
+    }
+
     /// Notes a cast that measured `amax`; `makes_scales`: delayed scales are made of it.
     pub(crate) fn note(&self, amax: Option<&Tensor>, makes_scales: bool) -> Result<()> {
         self.step.count_cast();

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 /// How delayed scaling updates a row: set by the last recipe with a delayed cast of it.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct RowRule {
     /// From the history to the scale.
     pub rule: DelayedRule,
@@ -20,6 +21,26 @@ pub struct RowRule {
     pub window: usize,
     /// Ranks over which the amaxes are reduced.
     pub group: Option<Arc<dyn ReductionGroup>>,
+}
+
+impl RowRule {
+    /// A rule for casts to `format` with a history of `window` entries, not reduced over ranks.
+    pub fn new(rule: DelayedRule, format: Format, window: usize) -> Self {
+        Self {
+            rule,
+            format,
+            window,
+            group: None,
+        }
+    }
+
+    /// The same rule with other ranks to reduce over.
+    pub fn with_group(self, group: impl Into<Option<Arc<dyn ReductionGroup>>>) -> Self {
+        Self {
+            group: group.into(),
+            ..self
+        }
+    }
 }
 
 /// What the host knows of a row.

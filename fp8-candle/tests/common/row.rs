@@ -5,7 +5,7 @@
 use candle_core::Tensor;
 use fp8_candle::state::{RowRule, StepCells};
 use fp8_candle::{FirstScale, Observer, Quantizer, Role, ScaleSource, Slot};
-use fp8_core::{DelayedRule, Format, Granularity};
+use fp8_core::{Cast, DelayedRule, Format, Granularity};
 use fp8_test_support::{device, flat};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -19,10 +19,7 @@ pub fn codes(q: &fp8_candle::Fp8Tensor) -> Vec<u8> {
 }
 
 pub fn quantizer(format: Format, source: ScaleSource) -> Quantizer {
-    Quantizer {
-        source,
-        ..Quantizer::dynamic(format, Granularity::Tensorwise)
-    }
+    Quantizer::new(Cast::new(format), Granularity::Tensorwise, source)
 }
 
 /// A table of one row, updated by the default rule.
@@ -38,12 +35,7 @@ impl Row {
     pub fn new(path: &str, role: Role, len: usize) -> Self {
         let slot = Slot::alone(path, role, len, &device()).unwrap();
         let step = RefCell::new(StepCells::new(slot.table()).unwrap());
-        let rule = RowRule {
-            rule: DelayedRule::default(),
-            format: Format::E4M3,
-            window: len,
-            group: None,
-        };
+        let rule = RowRule::new(DelayedRule::default(), Format::E4M3, len);
         Self {
             slot,
             rule,
@@ -62,15 +54,8 @@ impl Row {
             rule: self.rule.rule.clone(),
             first,
         };
-        let observer = Observer {
-            step: self.step(),
-            row: self.slot.row(),
-            record,
-        };
-        Quantizer {
-            observer: Some(observer),
-            ..quantizer(self.rule.format, source)
-        }
+        let observer = Observer::new(self.step(), self.slot.row(), record);
+        quantizer(self.rule.format, source).with_observer(observer)
     }
 
     /// The delayed cast of training.

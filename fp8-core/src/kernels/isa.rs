@@ -27,6 +27,7 @@ pub enum IsaLevel {
 
 /// A value of `FP8_ISA` that cannot be followed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum IsaError {
     /// No instruction set has this name.
     #[error(

@@ -293,12 +293,12 @@ fn calibration_rows(used: &Use) -> Vec<CalibrationRow> {
             Role::Weight => false,
             _ => return None,
         };
-        Some(CalibrationRow {
-            row: slot.row(),
-            format: casts_of(&used.config, *role)[0].format?,
-            with_earlier: is_input,
-            allow_zero: !is_input,
-        })
+        let format = casts_of(&used.config, *role)[0].format?;
+        Some(
+            CalibrationRow::new(slot.row(), format)
+                .with_earlier(is_input)
+                .allow_zero(!is_input),
+        )
     });
     rows.collect()
 }
@@ -341,12 +341,8 @@ fn note_rules(step: &StepCells, layer: &Fp8State, settings: &Settings) {
         let (Some(delayed), Some(format)) = (&config.delayed, format) else {
             continue;
         };
-        let rule = RowRule {
-            rule: delayed.rule(),
-            format,
-            window: delayed.amax_history_len,
-            group: settings.group.clone().filter(|_| delayed.reduce_amax),
-        };
+        let rule = RowRule::new(delayed.rule(), format, delayed.amax_history_len)
+            .with_group(settings.group.clone().filter(|_| delayed.reduce_amax));
         step.note_rule(slot.row(), *role, rule);
     }
 }

@@ -188,11 +188,10 @@ impl DelayedScaling {
 
     /// The rule by which one update turns a history into a scale.
     pub fn rule(&self) -> DelayedRule {
-        DelayedRule {
-            margin: self.margin,
-            amax_compute: self.amax_compute.clone(),
-            scale_rounding: self.scale_rounding,
-        }
+        DelayedRule::default()
+            .with_margin(self.margin)
+            .with_amax_compute(self.amax_compute.clone())
+            .with_scale_rounding(self.scale_rounding)
     }
 }
 

@@ -123,14 +123,8 @@ impl Scheme {
                 let amax = weight.abs()?.flatten_all()?.max(0)?;
                 let amax = amax.to_dtype(DType::F32)?.to_scalar()?;
                 let dequant_scale = static_scale(amax, weight.device(), path, "weight")?;
-                Quantizer {
-                    cast: Cast::new(Format::E4M3),
-                    granularity: Granularity::Tensorwise,
-                    source: ScaleSource::Fixed { dequant_scale },
-                    counter: None,
-                    observer: None,
-                    hook: None,
-                }
+                let source = ScaleSource::Fixed { dequant_scale };
+                Quantizer::new(Cast::new(Format::E4M3), Granularity::Tensorwise, source)
             }
             other => Quantizer::dynamic(Format::E4M3, other).with_power_of_two(self.power_of_two),
         };

@@ -88,10 +88,9 @@ pub fn sdpa(
 ) -> Result<Tensor> {
     let (tq, tk) = (q.dim(2)?, k.dim(2)?);
     if mask.is_none() && softcapping == 1. && v.dims() == k.dims() && (!do_causal || tk >= tq) {
-        let options = AttentionOptions {
-            causal: do_causal,
-            logit_multiplier: Some(scale.into()),
-        };
+        let options = AttentionOptions::default()
+            .with_causal(do_causal)
+            .with_logit_multiplier(f64::from(scale));
         return attention(q, k, v, options);
     }
     let mut bias: Vec<Tensor> = mask.cloned().into_iter().collect();

@@ -47,16 +47,10 @@ impl InputScaling {
         let granularity = match self {
             InputScaling::None => return None,
             InputScaling::Static(dequant_scale) => {
-                return Some(Quantizer {
-                    cast: Cast::new(Format::E4M3),
-                    granularity: Granularity::Tensorwise,
-                    source: ScaleSource::Fixed {
-                        dequant_scale: dequant_scale.clone(),
-                    },
-                    counter: None,
-                    observer: None,
-                    hook: None,
-                });
+                let dequant_scale = dequant_scale.clone();
+                let source = ScaleSource::Fixed { dequant_scale };
+                let cast = Cast::new(Format::E4M3);
+                return Some(Quantizer::new(cast, Granularity::Tensorwise, source));
             }
             InputScaling::DynamicPerToken { .. } => Granularity::Rowwise,
             InputScaling::DynamicPerTensor { .. } => Granularity::Tensorwise,
@@ -96,28 +90,13 @@ impl StaticWeight {
     /// If `codes` is not a matrix.
     pub fn new(codes: &Fp8Tensor, input: InputScaling, path: &str) -> Result<Self> {
         // The weight is codes already; its quantizer is never asked.
-        let b = Quantizer {
-            cast: Cast::new(codes.format()),
-            granularity: codes.granularity(),
-            source: ScaleSource::Fixed {
-                dequant_scale: codes.dequant_scale().clone(),
-            },
-            counter: None,
-            observer: None,
-            hook: None,
-        };
-        let output = input.quantizer().map(|a| GemmPlan {
-            a,
-            b,
-            use_fast_accum: true,
-        });
-        let plan = LinearPlan {
-            path: path.into(),
-            output,
-            grad_input: None,
-            grad_weight: None,
-            emulate: false,
-        };
+        let dequant_scale = codes.dequant_scale().clone();
+        let source = ScaleSource::Fixed { dequant_scale };
+        let b = Quantizer::new(Cast::new(codes.format()), codes.granularity(), source);
+        let output = input
+            .quantizer()
+            .map(|a| GemmPlan::new(a, b).with_fast_accum(true));
+        let plan = LinearPlan::new(path).with_output(output);
         Ok(Self {
             weight: PackedWeight::new(codes)?,
             input,

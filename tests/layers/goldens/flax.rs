@@ -21,10 +21,8 @@ fn flax_quantize_dequantize() -> Result<()> {
                 let source = ScaleSource::Fixed {
                     dequant_scale: Tensor::from_slice(&[dequant_scale], 1, &device())?,
                 };
-                let quantizer = Quantizer {
-                    source,
-                    ..Quantizer::dynamic(format, Granularity::Tensorwise)
-                };
+                let quantizer =
+                    Quantizer::dynamic(format, Granularity::Tensorwise).with_source(source);
                 let ours = fake_quantize(&x, &quantizer, Contraction::Cols)?;
                 let theirs = tensors[&key].to_dtype(dtype)?;
                 if dtype == DType::F32 || scale == "0.125" || scale == "1.0" {

@@ -8,6 +8,7 @@ use cudarc::driver::sys::{CUresult, cuDriverGetVersion};
 
 /// A CUDA device and the libraries that serve it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CudaInfo {
     /// Name of the chip.
     pub chip: String,

@@ -15,10 +15,20 @@ use cpu::CheckedTargets;
 
 /// Settings of [`cross_entropy_with`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CrossEntropyOptions {
     /// Positions whose target is this value count neither in the sum nor in the mean, and get no gradient. It
     /// may lie outside the classes; negative values need signed targets.
     pub ignore_index: Option<i64>,
+}
+
+impl CrossEntropyOptions {
+    /// The same options with another [`CrossEntropyOptions::ignore_index`].
+    pub fn with_ignore_index(self, ignore_index: impl Into<Option<i64>>) -> Self {
+        Self {
+            ignore_index: ignore_index.into(),
+        }
+    }
 }
 
 /// Mean negative log likelihood of integer targets under the softmax of `logits`.
