@@ -13,7 +13,8 @@
 //! | [`kv_cache`] | gradients reach the keys and values, or an error says that they would not |
 //! | [`moe`] | an error where a gradient would be lost |
 //! | [`loss::cross_entropy`] | in one pass |
-//! | [`Embedding`], [`Conv1d`], [`Conv2d`], [`GroupNorm`], [`LSTM`], [`Sequential`], .. | show their parameters by name |
+//! | [`Conv1d`], [`ConvTranspose1d`] | right gradients, which candle 0.11.1 does not compute for batches |
+//! | [`Embedding`], [`Conv2d`], [`GroupNorm`], [`LSTM`], [`Sequential`], .. | show their parameters by name |
 //!
 //! candle-nn's own versions of the rows that say "differentiable" are applied without a backward pass: whatever lies before
 //! them receives no gradient, with no error, and the loss still falls. [`check_gradients`](crate::check_gradients) finds such

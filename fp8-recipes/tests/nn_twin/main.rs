@@ -4,6 +4,7 @@
 //! gradients checked against finite differences of the form that tracks no gradient.
 
 mod scan;
+mod sweep;
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};

@@ -26,25 +26,25 @@ pub fn candle_nn() -> PathBuf {
             .args(arguments)
             .current_dir(env!("CARGO_MANIFEST_DIR"));
         let output = command.output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
+        let text = String::from_utf8(output.stdout).unwrap();
+        output.status.success().then_some(text)
     };
-    let version = run("rustc", &["-vV"]);
-    let host = version
-        .lines()
-        .find_map(|line| line.strip_prefix("host: "))
-        .unwrap();
+    let version = run("rustc", &["-vV"]).unwrap();
+    let mut lines = version.lines();
+    let host = lines.find_map(|line| line.strip_prefix("host: ")).unwrap();
     let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
     // Packages of other platforms need not be there.
     let arguments = [
         "metadata",
-        "--offline",
         "--format-version",
         "1",
         "--filter-platform",
         host,
     ];
-    let metadata: serde_json::Value = serde_json::from_str(&run(&cargo, &arguments)).unwrap();
+    let offline = [&arguments[..], &["--offline"]].concat();
+    let metadata = run(&cargo, &offline).or_else(|| run(&cargo, &arguments));
+    let metadata: serde_json::Value =
+        serde_json::from_str(&metadata.expect("cargo metadata")).unwrap();
     let packages = metadata["packages"].as_array().unwrap();
     let package = packages.iter().find(|p| p["name"] == "candle-nn").unwrap();
     let manifest = Path::new(package["manifest_path"].as_str().unwrap());

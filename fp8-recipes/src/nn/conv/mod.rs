@@ -1,4 +1,8 @@
-//! `candle_nn::conv`: convolutions that know their checkpoint path. They compute as candle-nn's do, in high precision.
+//! `candle_nn::conv`: convolutions that know their checkpoint path. They compute what candle-nn's do, in high precision.
+//!
+//! Those over one dimension have right gradients; candle 0.11.1 computes wrong ones for batches of more than one row.
+
+mod one_dim;
 
 pub use candle_nn::conv::*;
 
@@ -9,7 +13,7 @@ use candle_nn::{BatchNorm, VarBuilder};
 use std::ops::Deref;
 
 macro_rules! convolutions {
-    ($($type:ident, $config:ident, $create:ident, $create_no_bias:ident;)*) => {
+    ($($type:ident, $config:ident, $forward:expr, $create:ident, $create_no_bias:ident;)*) => {
         $(
             #[doc = concat!("`candle_nn::", stringify!($type), "` that knows its checkpoint path; its other methods are \
                              candle-nn's.")]
@@ -54,7 +58,7 @@ macro_rules! convolutions {
 
             impl Module for $type {
                 fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                    self.inner.forward(x)
+                    $forward(&self.inner, x)
                 }
             }
 
@@ -104,10 +108,10 @@ macro_rules! convolutions {
 }
 
 convolutions! {
-    Conv1d, Conv1dConfig, conv1d, conv1d_no_bias;
-    Conv2d, Conv2dConfig, conv2d, conv2d_no_bias;
-    ConvTranspose1d, ConvTranspose1dConfig, conv_transpose1d, conv_transpose1d_no_bias;
-    ConvTranspose2d, ConvTranspose2dConfig, conv_transpose2d, conv_transpose2d_no_bias;
+    Conv1d, Conv1dConfig, one_dim::conv1d, conv1d, conv1d_no_bias;
+    Conv2d, Conv2dConfig, Module::forward, conv2d, conv2d_no_bias;
+    ConvTranspose1d, ConvTranspose1dConfig, one_dim::conv_transpose1d, conv_transpose1d, conv_transpose1d_no_bias;
+    ConvTranspose2d, ConvTranspose2dConfig, Module::forward, conv_transpose2d, conv_transpose2d_no_bias;
 }
 
 impl Conv2d {
