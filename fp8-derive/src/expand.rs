@@ -83,11 +83,11 @@ fn arm<'a>(
         }
         visited.push(&field.ty);
         let member = member(field, index);
-        // A name that no field can have.
-        let binding = format_ident!("__fp8_{index}");
-        bindings.push(quote! { #member: #binding });
         // At the type, so that one without `Fp8Module` is reported there.
         let span = field.ty.span().resolved_at(Span::call_site());
+        let binding = format_ident!("__fp8_{index}", span = span);
+        bindings.push(quote! { #member: #binding });
+        let krate = at(span, krate.to_token_stream());
         calls.push(quote_spanned! { span => #krate::Fp8Module::visit(#binding, visitor); });
     }
     Ok(quote! { #constructor { #(#bindings,)* .. } => { #(#calls)* } })
@@ -121,6 +121,15 @@ fn is_phantom(ty: &Type) -> bool {
     let Type::Path(path) = ty else { return false };
     let last = path.path.segments.last();
     last.is_some_and(|segment| segment.ident == "PhantomData")
+}
+
+/// The same tokens, standing elsewhere.
+fn at(span: Span, tokens: TokenStream) -> TokenStream {
+    let token = |mut token: TokenTree| {
+        token.set_span(span);
+        token
+    };
+    tokens.into_iter().map(token).collect()
 }
 
 fn idents(tokens: TokenStream, into: &mut HashSet<Ident>) {
