@@ -1,14 +1,43 @@
 //! The guide: how to do things, each page with code that is compiled and run as a test.
+//!
+//! | you want to | page |
+//! |---|---|
+//! | add the library to a project, train a first model | [`start`] |
+//! | know when a step begins and ends, and when scales change | [`steps`] |
+//! | choose a recipe | [`choosing`] |
+//! | give some layers, or some GEMMs, another recipe | [`mixed_recipes`] |
+//! | validate while training | [`evaluation`] |
+//! | train with batches larger than memory | [`micro_batches`] |
+//! | stop and go on, or continue an f32 run in FP8 | [`checkpoints`] |
+//! | make an FP8 file, serve it, fine-tune from it | [`calibration`] |
+//! | train adapters on an FP8 model | [`lora`] |
+//! | see what casts do to your tensors | [`statistics`] |
+//! | use several threads | [`threads`] |
+//! | handle errors | [`errors`] |
+//! | translate from torchao, Transformer Engine, IPEX, fp8layers or flax | [`coming_from`] |
 
 macro_rules! pages {
     ($($name:ident $file:literal;)*) => {
         $(
-            #[doc = include_str!(concat!("../docs/guide/", $file))]
+            #[doc = include_str!(concat!("../docs/", $file))]
             pub mod $name {}
         )*
     };
 }
 
 pages! {
-    start "start.md";
+    start "guide/start.md";
+    steps "guide/steps.md";
+    choosing "guide/choosing.md";
+    mixed_recipes "guide/mixed_recipes.md";
+    evaluation "guide/evaluation.md";
+    micro_batches "guide/micro_batches.md";
+    checkpoints "guide/checkpoints.md";
+    calibration "guide/calibration.md";
+    lora "guide/lora.md";
+    statistics "guide/statistics.md";
+    threads "guide/threads.md";
+    errors "guide/errors.md";
+    // migration "migration.md";
+    coming_from "coming_from.md";
 }
