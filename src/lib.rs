@@ -1,9 +1,23 @@
 #![doc = include_str!("../README.md")]
-#![doc = ""]
-#![doc = "# Where things are"]
-#![doc = ""]
-#![doc = "Everything of [`fp8_recipes`] stands at the root of this crate. [`guide`] explains it by task. [`fp8_core`] has formats and"]
-#![doc = "the maths of scales, [`fp8_candle`] FP8 tensors and differentiable operations."]
+//!
+//! # Where things are
+//!
+//! **[`guide`]** explains the library by task; begin with [`guide::start`]. Everything of [`fp8_recipes`] stands at the root of this
+//! crate:
+//!
+//! | you want | items |
+//! |---|---|
+//! | a model that can run in FP8 | [`nn`], [`macro@Fp8Module`], [`prepare_fp8`], [`PrepareOptions`], [`LayerFilter`] |
+//! | to compute in FP8 | [`fp8_autocast`], [`with_fp8`], [`end_step`], [`Autocast`], [`AutocastHandle`] |
+//! | to choose how | [`Recipe`], [`RecipeName`], [`Fp8LinearConfig`], [`DelayedScaling`], [`config`] |
+//! | to train | [`optim`], [`GradAccumulator`], [`check_gradients`], [`checkpoint`] |
+//! | to see what casts do | [`CastStats`], [`StepSummary`] |
+//! | an FP8 file | [`save_calibrated`], [`save_calibrated_with`], [`ExportOptions`] |
+//! | to read one | [`load::var_builder`], [`load::dequantize_into`] |
+//! | to handle errors | [`Error`], [`Result`] |
+//! | freed memory kept for the next step | [`keep_freed_memory`] |
+//! | formats, casts of slices and the maths of scales, without candle | [`fp8_core`] |
+//! | FP8 tensors, casts, products and differentiable operations | [`fp8_candle`] |
 
 pub mod guide;
 mod memory;
