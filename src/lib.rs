@@ -2,12 +2,12 @@
 //!
 //! # Where things are
 //!
-//! **[`guide`]** explains the library by task; begin with [`guide::start`]. Everything of [`fp8_recipes`] stands at the root of this
-//! crate:
+//! **[`guide`]** explains the library by task; begin with [`guide::start`]. (Links to files in the text above lead into the
+//! repository; the guide's pages are here too.) Everything of [`fp8_recipes`] stands at the root of this crate:
 //!
 //! | you want | items |
 //! |---|---|
-//! | a model that can run in FP8 | [`nn`], [`macro@Fp8Module`], [`prepare_fp8`], [`PrepareOptions`], [`LayerFilter`] |
+//! | a model that can run in FP8 | [`nn`], [`with_tracing`], [`macro@Fp8Module`], [`prepare_fp8`], [`PrepareOptions`], [`LayerFilter`] |
 //! | to compute in FP8 | [`fp8_autocast`], [`with_fp8`], [`end_step`], [`Autocast`], [`AutocastHandle`] |
 //! | to choose how | [`Recipe`], [`RecipeName`], [`Fp8LinearConfig`], [`DelayedScaling`], [`config`] |
 //! | to train | [`optim`], [`GradAccumulator`], [`check_gradients`], [`checkpoint`] |
