@@ -14,6 +14,7 @@
 //! | see what casts do to your tensors | [`statistics`] |
 //! | use several threads | [`threads`] |
 //! | handle errors | [`errors`] |
+//! | carry a model written for candle over | [`migration`] |
 //! | translate from torchao, Transformer Engine, IPEX, fp8layers or flax | [`coming_from`] |
 
 macro_rules! pages {
@@ -38,6 +39,6 @@ pages! {
     statistics "guide/statistics.md";
     threads "guide/threads.md";
     errors "guide/errors.md";
-    // migration "migration.md";
+    migration "migration.md";
     coming_from "coming_from.md";
 }
