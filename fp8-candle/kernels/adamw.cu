@@ -1,10 +1,10 @@
-// AdamW over all tensors of a device at once: a table of chunks says which piece of which tensor a block works on.
+// AdamW over all tensors of a device at once: a table of chunks gives the tensor and the piece that a block works on.
 //
 // 1. fp8_adamw_norm_*: the sum of squares of each chunk, in f64.  2. fp8_adamw_decide: their sum, and from it whether the
 // step is taken, the clip coefficient and the bias corrections.  3. fp8_adamw_update_*: the update.
 //
 // Sums and updates have the same bits as those of the CPU (fp8-recipes/src/optim): the same order of operations, each
-// rounded by itself. The _rn intrinsics keep the compiler from contracting them.
+// rounded separately. The _rn intrinsics keep the compiler from contracting them.
 #include "common.cuh"
 
 constexpr uint32_t CHUNK = 1 << 14;
@@ -64,7 +64,7 @@ __device__ __forceinline__ double sum_lanes(double (&lane)[OWN_LANES]) {
   __shared__ double upper[OWN_LANES][NORM_THREADS / 2];
   const int t = threadIdx.x;
   for (int half = NORM_THREADS / 2; half >= 32; half /= 2) {
-    // The values of the round before have been read.
+    // The values of the previous round have been read.
     __syncthreads();
     if (t >= half && t < 2 * half) {
 #pragma unroll
@@ -168,9 +168,9 @@ __device__ __forceinline__ void permit(Control* control, const Coefficients<doub
   control->proceed = 1;
 }
 
-// One block. From `count` sums of squares: takes the step unless their root is not finite. `counter`: steps taken.
+// One block. From `count` sums of squares, decides to take the step unless their root is not finite. `counter`: steps taken.
 // `report`: norm, clip coefficient, 1 if skipped, steps taken. The last arguments are the bits of f64s; `limit` is
-// infinite where nothing is clipped.
+// infinite if nothing is clipped.
 extern "C" __global__ void fp8_adamw_decide(const double* partials, uint64_t count, Control* control,
                                             long long* counter, double* report, uint64_t limit, uint64_t lr,
                                             uint64_t beta1, uint64_t beta2, uint64_t eps, uint64_t decay) {
@@ -196,7 +196,7 @@ extern "C" __global__ void fp8_adamw_decide(const double* partials, uint64_t cou
   report[3] = (double)step;
 }
 
-// One block: the sum alone, where the host decides.
+// One block: only the sum, if the host decides.
 extern "C" __global__ void fp8_adamw_sum(const double* partials, uint64_t count, double* out) {
   const double sum = sum_partials(partials, count);
   if (threadIdx.x == 0) *out = sum;
@@ -252,7 +252,7 @@ __device__ __forceinline__ bool same_bits(__nv_bfloat16 a, __nv_bfloat16 b) {
 }
 __device__ __forceinline__ bool same_bits(__half a, __half b) { return __half_as_ushort(a) == __half_as_ushort(b); }
 
-// The new theta; moments in place.
+// Returns the new theta; updates the moments in place.
 template <class C> __device__ __forceinline__ C step(const Coefficients<C>& c, C theta, C grad, C& m, C& v) {
   const C g = mul(grad, c.clip);
   m = add(mul(m, c.beta1), mul(g, c.one_minus_beta1));
@@ -269,7 +269,7 @@ template <class T, class C> struct Arrays {
   float* master;
 };
 
-// N elements from `at` on; accesses of N elements each, which are aligned for them.
+// N elements from `at` on, accessed N at a time, which they are aligned for.
 template <int N, class T, class C>
 __device__ __forceinline__ void update_pack(const Arrays<T, C>& a, uint32_t at, const Coefficients<C>& c) {
   using K = Kind<T>;
@@ -283,7 +283,7 @@ __device__ __forceinline__ void update_pack(const Arrays<T, C>& a, uint32_t at, 
   if constexpr (K::HAS_MASTER) {
     if (a.master != nullptr) {
       const Pack<float, N> master = *reinterpret_cast<const Pack<float, N>*>(a.master + at);
-      // Where somebody has written to the variable, its value counts.
+      // If the variable has been written to, its value is used.
 #pragma unroll
       for (int i = 0; i < N; i++) {
         if (same_bits(K::narrow(master.v[i]), var.v[i])) theta[i] = master.v[i];
@@ -308,7 +308,7 @@ __device__ __forceinline__ void update_pack(const Arrays<T, C>& a, uint32_t at, 
   *reinterpret_cast<Pack<C, N>*>(a.v + at) = v;
 }
 
-// Blocks: chunks times PARTS. Tensors without gradient are left alone, and all of them where the step is not taken.
+// Blocks: chunks times PARTS. Tensors without a gradient are not changed, nor is any if the step is not taken.
 template <class T>
 __device__ __forceinline__ void update(const Chunk* chunks, const Params* params, const uint64_t* grads,
                                        const Control* control) {

@@ -1,10 +1,10 @@
 // Building blocks of the attention kernels: tiles in shared memory, fragments of tensor core products, products of tiles.
 //
 // A block has 4 warps. Each warp owns rows of the result of every product, so that the softmax of a row and the second
-// product that it enters stay in the registers of one warp.
+// product, which uses it, stay in the registers of one warp.
 //
-// f32 is multiplied as three products of tf32 (x = hi + lo of 11 bits each; lo * lo is below an ulp). Tensor cores cut sums
-// off instead of rounding them, so each 16 terms are summed from 0 and added outside.
+// f32 is multiplied as three products of tf32 (x = hi + lo of 11 bits each; lo * lo is below an ulp). Tensor cores truncate
+// sums instead of rounding them, so groups of 16 terms are summed from 0 and added outside.
 //
 // Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", arXiv:2307.08691;
 // Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", arXiv:2203.03341.
@@ -29,11 +29,11 @@ template <class T> struct Heads {
 // Length of a row of per-query statistics, filled with 0: every row begins at a multiple of 16 bytes.
 __device__ __forceinline__ int statistics_row(int queries) { return (queries + 3) & ~3; }
 
-// Chunk `even` + `odd` of a row whose chunks are permuted by `key`; even, and 0 or 1. What does not depend on the lane stays
-// apart, and most of it becomes an immediate offset.
+// Chunk `even` + `odd` of a row whose chunks are permuted by `key`; `even` is even, `odd` is 0 or 1. What does not depend on
+// the lane is kept separate, and most of it becomes an immediate offset.
 __device__ __forceinline__ int swizzled(int key, int odd, int even) { return ((key ^ odd) ^ (even & 7)) + (even & ~7); }
 
-// What all attention kernels are told.
+// The sizes that all attention kernels get.
 struct Problem {
   int heads, group, queries, keys, head_dim, causal;
 
@@ -44,7 +44,7 @@ struct Problem {
 };
 
 // Products of one element type. A: [16, 16], B: [16, 8] of two neighbours at a time. Tiles lie in shared memory with rows of
-// D elements, whose 16-byte chunks are permuted by row so that no access of a warp meets a bank twice.
+// D elements, whose 16-byte chunks are permuted by row so that no access of a warp has bank conflicts.
 template <class T> struct Fragments {
   static_assert(sizeof(T) == 2, "bf16 or f16");
   struct A {
@@ -113,7 +113,7 @@ template <> __device__ __forceinline__ void Fragments<__half>::mma(float (&d)[4]
 }
 
 // The order of the summed elements is free: position t of a product of 8 holds element 2t, position t + 4 element 2t + 1.
-// So operands are read in pairs, and a result is the A of the next product as it stands.
+// So operands are read in pairs, and a result can be used directly as the A of the next product.
 template <> struct Fragments<float> {
   struct A {
     uint32_t hi[2][4], lo[2][4];
@@ -122,7 +122,7 @@ template <> struct Fragments<float> {
     uint32_t hi[2][2], lo[2][2];
   };
 
-  // Apart for rows 0 to 3 and 4 to 7 (pairs), and for rows 0, 2, 4, 6 and 1, 3, 5, 7 (transposed).
+  // Different banks for rows 0 to 3 and 4 to 7 (pairs), and for rows 0, 2, 4, 6 and 1, 3, 5, 7 (transposed).
   static __device__ __forceinline__ int key(int row) { return ((row ^ (row >> 1)) & 3) << 1; }
 
   // Element (row0 + row, col0 + col) of a tile; row0 and col0 are multiples of 8, row and col less.
@@ -177,7 +177,7 @@ template <> struct Fragments<float> {
     A a;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-      // Rows before columns in A, columns before rows in a result.
+      // A has rows before columns, a result has columns before rows.
       const int position = (e & 1) << 1 | e >> 1;
       split(left[e], a.hi[0][position], a.lo[0][position]);
       split(right[e], a.hi[1][position], a.lo[1][position]);
@@ -199,7 +199,7 @@ template <> struct Fragments<float> {
   }
 };
 
-// Starts copying rows `first`.. of `x` into a tile of ROWS rows of D; what lies beyond `rows` and `head_dim` becomes 0.
+// Starts copying rows `first`.. of `x` into a tile of ROWS rows of D; elements beyond `rows` and `head_dim` become 0.
 template <int D, int ROWS, class T>
 __device__ __forceinline__ void copy_tile(T* tile, const Heads<const T>& x, int first, int rows, int head_dim) {
   constexpr int PER_CHUNK = 16 / sizeof(T), CHUNKS = D / PER_CHUNK, STRIDE = ATTENTION_THREADS / CHUNKS;
@@ -224,8 +224,8 @@ template <int M, int N> __device__ __forceinline__ void clear(float (&d)[M][N][4
       for (int e = 0; e < 4; e++) d[m][n][e] = 0.0f;
 }
 
-// d = a b^T: rows `row`.. (16 M of them) of tile `a`, all 8 N rows of tile `b`, summed over D columns. UNROLL:
-// as many steps of the sum as the caller's registers allow.
+// d = a b^T: rows `row`.. (16 M of them) of tile `a`, all 8 N rows of tile `b`, summed over D columns. UNROLL: as
+// many steps of the sum as the registers of the caller allow.
 template <int D, int UNROLL, class T, int M, int N>
 __device__ __forceinline__ void multiply_rows(float (&d)[M][N][4], const T* a, int row, const T* b) {
   using F = Fragments<T>;
@@ -248,7 +248,7 @@ __device__ __forceinline__ void multiply_rows(float (&d)[M][N][4], const T* a, i
   }
 }
 
-// d += p b: p [16 M, 8 K] as results of products lie, rounded to T; b a tile of 8 K rows of D.
+// d += p b: p [16 M, 8 K] in the layout of results of products, rounded to T; b a tile of 8 K rows of D.
 template <int D, class T, int M, int K>
 __device__ __forceinline__ void multiply_results(float (&d)[M][D / 8][4], const float (&p)[M][K][4], const T* b) {
   using F = Fragments<T>;

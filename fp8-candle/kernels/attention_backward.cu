@@ -1,11 +1,12 @@
 // Gradients of attention from the saved log-sum-exps. With P the probabilities and dP = dout v^T:
-//   delta = rowsum(dout * out),  dS = P * (dP - delta),  dv = P^T dout,  dq = multiplier * dS k,  dk = multiplier * dS^T q
+//   delta = rowsum(dout * out),  dS = P * (dP - delta),  dv = P^T dout,
+//   dq = softmax_scale * dS k,  dk = softmax_scale * dS^T q
 //
 // P and dP are computed twice: a block per tile of keys sums dk and dv over all queries, a block per tile of queries sums dq
 // over all keys. No sum depends on scheduling, and there is no f32 copy of dq in memory.
 #include "attention.cuh"
 
-// One tile stays, tiles of the other side come in two stages.
+// One tile stays, and tiles of the other side are loaded in two stages.
 template <class T> struct BackwardTiles {
   // dk, dv: [16, ..] per warp. Keys per block, queries per step.
   static constexpr int KEYS = 16 * ATTENTION_WARPS, QUERY_STEP = sizeof(T) == 2 ? 64 : 16;
@@ -35,13 +36,13 @@ __device__ __forceinline__ void attention_delta(const Heads<const T>& out, const
   if (index < rows && lane == 0) delta[index] = sum;
 }
 
-// A block per tile of keys and key head. Products have keys as rows: P^T and dS^T are operands as they come.
+// A block per tile of keys and key head. Products have keys as rows, so P^T and dS^T are operands as they are.
 template <class T, int D>
 __device__ __forceinline__ void attention_backward_kv(const Heads<const T>& all_q, const Heads<const T>& all_k,
                                                       const Heads<const T>& all_v, const Heads<const T>& all_dout,
                                                       const float* __restrict__ lse, const float* __restrict__ delta,
                                                       const Heads<T>& all_dk, const Heads<T>& all_dv,
-                                                      const Problem& problem, float log2_multiplier, float multiplier) {
+                                                      const Problem& problem, float softmax_scale_log2, float softmax_scale) {
   constexpr int KEYS = BackwardTiles<T>::KEYS, STEP = BackwardTiles<T>::QUERY_STEP, N = STEP / 8;
   extern __shared__ uint8_t shared[];
   T* const k_tile = reinterpret_cast<T*>(shared);
@@ -63,7 +64,7 @@ __device__ __forceinline__ void attention_backward_kv(const Heads<const T>& all_
     T* const q = stages + stage * 2 * STEP * D;
     copy_tile<D, STEP>(q, all_q.at(batch, head), query, problem.queries, problem.head_dim);
     copy_tile<D, STEP>(q + STEP * D, all_dout.at(batch, head), query, problem.queries, problem.head_dim);
-    // Rows beyond the last query, all zeros, add nothing: their P meets a dout of 0, and their dS is 0.
+    // Rows beyond the last query are zeros and add nothing: their P is multiplied by a dout of 0, and their dS is 0.
     if (threadIdx.x < STEP / 2) {
       const int row = query + threadIdx.x % (STEP / 4) * 4, stride = statistics_row(problem.queries);
       const float* const source = (threadIdx.x < STEP / 4 ? lse : delta) + ((uint64_t)batch * problem.heads + head) * stride;
@@ -95,14 +96,14 @@ __device__ __forceinline__ void attention_backward_kv(const Heads<const T>& all_
 
     float p[1][N][4];
     multiply_rows<D, 4>(p, k_tile, row, q);
-    // Keys after a query; what keys beyond the last one give is not stored.
+    // Keys after a query; results of keys beyond the last one are not stored.
     const int distance = query + problem.keys - problem.queries - first - row;
     const bool masked = problem.causal && distance < 15;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        p[0][n][e] = exp2_approximate(p[0][n][e] * log2_multiplier - step_lse[8 * n + 2 * t + (e & 1)]);
+        p[0][n][e] = exp2_approximate(p[0][n][e] * softmax_scale_log2 - step_lse[8 * n + 2 * t + (e & 1)]);
         if (masked && distance + 8 * n + 2 * t + (e & 1) < g + 8 * (e >> 1)) p[0][n][e] = 0.0f;
       }
     multiply_results<D>(dv, p, dout);
@@ -117,7 +118,7 @@ __device__ __forceinline__ void attention_backward_kv(const Heads<const T>& all_
     head = next_head, query = next_query;
   }
 
-  const float k_factor[1][2] = {{multiplier, multiplier}}, v_factor[1][2] = {{1.0f, 1.0f}};
+  const float k_factor[1][2] = {{softmax_scale, softmax_scale}}, v_factor[1][2] = {{1.0f, 1.0f}};
   store_rows<D>(all_dk.at(batch, kv_head), first + row, problem.keys, problem.head_dim, dk, k_factor);
   store_rows<D>(all_dv.at(batch, kv_head), first + row, problem.keys, problem.head_dim, dv, v_factor);
 }
@@ -128,7 +129,7 @@ __device__ __forceinline__ void attention_backward_q(const Heads<const T>& all_q
                                                      const Heads<const T>& all_v, const Heads<const T>& all_dout,
                                                      const float* __restrict__ lse, const float* __restrict__ delta,
                                                      const Heads<T>& all_dq, const Problem& problem,
-                                                     float log2_multiplier, float multiplier) {
+                                                     float softmax_scale_log2, float softmax_scale) {
   constexpr int M = BackwardTiles<T>::M, QUERIES = BackwardTiles<T>::QUERIES, STEP = BackwardTiles<T>::KEY_STEP;
   constexpr int N = STEP / 8;
   extern __shared__ uint8_t shared[];
@@ -166,7 +167,7 @@ __device__ __forceinline__ void attention_backward_q(const Heads<const T>& all_q
       const uint64_t index = (uint64_t)pair * statistics_row(problem.queries) + query;
       row_lse[m][half] = query < problem.queries ? lse[index] : INFINITY;
       row_delta[m][half] = query < problem.queries ? delta[index] : 0.0f;
-      factor[m][half] = multiplier;
+      factor[m][half] = softmax_scale;
     }
 
   for (int step = 0; step < steps; step++) {
@@ -190,7 +191,7 @@ __device__ __forceinline__ void attention_backward_q(const Heads<const T>& all_q
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             float& x = p[m][n][2 * half + e];
-            x = exp2_approximate(x * log2_multiplier - row_lse[m][half]);
+            x = exp2_approximate(x * softmax_scale_log2 - row_lse[m][half]);
             x *= dp[m][n][2 * half + e] - row_delta[m][half];
             if (masked && 8 * n + e >= visible) x = 0.0f;
           }
@@ -209,12 +210,12 @@ __device__ __forceinline__ void attention_backward_q(const Heads<const T>& all_q
   }
 FP8_FOR_FLOATS(DELTA)
 
-// What the two kernels of a backward pass have in common.
+// What the two kernels of the backward pass have in common.
 #define SHARED_PARAMETERS(T)                                                                                              \
   const T *q, const T *k, const T *v, const T *dout, const float *lse, const float *delta, uint64_t q_batch,              \
       uint64_t q_head, uint64_t q_row, uint64_t k_batch, uint64_t k_head, uint64_t k_row, uint64_t v_batch,               \
       uint64_t v_head, uint64_t v_row, uint64_t dout_batch, uint64_t dout_head, uint64_t dout_row, int heads, int group,  \
-      int queries, int keys, int head_dim, int causal, float log2_multiplier, float multiplier
+      int queries, int keys, int head_dim, int causal, float softmax_scale_log2, float softmax_scale
 #define SHARED_ARGUMENTS                                                                                                  \
   {q, q_batch, q_head, q_row}, {k, k_batch, k_head, k_row}, {v, v_batch, v_head, v_row},                                  \
       {dout, dout_batch, dout_head, dout_row}, lse, delta
@@ -224,12 +225,12 @@ FP8_FOR_FLOATS(DELTA)
   extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 2) fp8_attention_backward_kv_d##D##_##suffix(           \
       SHARED_PARAMETERS(T), T* dk, T* dv, uint64_t d_batch, uint64_t d_head, uint64_t d_row) {                            \
     attention_backward_kv<T, D>(SHARED_ARGUMENTS, {dk, d_batch, d_head, d_row}, {dv, d_batch, d_head, d_row},             \
-                                {heads, group, queries, keys, head_dim, causal}, log2_multiplier, multiplier);            \
+                                {heads, group, queries, keys, head_dim, causal}, softmax_scale_log2, softmax_scale);      \
   }                                                                                                                       \
   extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 2) fp8_attention_backward_q_d##D##_##suffix(            \
       SHARED_PARAMETERS(T), T* dq, uint64_t d_batch, uint64_t d_head, uint64_t d_row) {                                   \
     attention_backward_q<T, D>(SHARED_ARGUMENTS, {dq, d_batch, d_head, d_row},                                            \
-                               {heads, group, queries, keys, head_dim, causal}, log2_multiplier, multiplier);             \
+                               {heads, group, queries, keys, head_dim, causal}, softmax_scale_log2, softmax_scale);       \
   }
 #define BACKWARD_64(T, suffix) BACKWARD(T, suffix, 64)
 #define BACKWARD_128(T, suffix) BACKWARD(T, suffix, 128)

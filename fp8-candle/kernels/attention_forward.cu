@@ -1,4 +1,4 @@
-// softmax(multiplier * q k^T) v with a running softmax; the probabilities never leave the registers.
+// softmax(softmax_scale * q k^T) v with a running softmax; the probabilities never leave the registers.
 #include "attention.cuh"
 
 // Shared memory: a tile of queries, two stages of a tile of keys and a tile of values.
@@ -7,13 +7,13 @@ template <class T> struct ForwardTiles {
   static constexpr int M = sizeof(T) == 2 ? 2 : 1, QUERIES = 16 * M * ATTENTION_WARPS, KEYS = sizeof(T) == 2 ? 64 : 32;
 };
 
-// A block per tile of queries and head. `log2_multiplier`: logit multiplier * log2(e). `lse` [batch, heads, statistics_row]:
-// log2 of the sum of 2^(log2_multiplier * logit).
+// A block per tile of queries and head. `softmax_scale_log2`: softmax_scale * log2(e). `lse` [batch, heads,
+// statistics_row]: log2 of the sum of 2^(softmax_scale_log2 * logit).
 template <class T, int D>
 __device__ __forceinline__ void attention_forward(const Heads<const T>& all_q, const Heads<const T>& all_k,
                                                   const Heads<const T>& all_v, const Heads<T>& all_out,
                                                   float* __restrict__ all_lse, const Problem& problem,
-                                                  float log2_multiplier) {
+                                                  float softmax_scale_log2) {
   constexpr int M = ForwardTiles<T>::M, QUERIES = ForwardTiles<T>::QUERIES, KEYS = ForwardTiles<T>::KEYS, N = KEYS / 8;
   extern __shared__ uint8_t shared[];
   T* const q_tile = reinterpret_cast<T*>(shared);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void attention_forward(const Heads<const T>& all_q, c
 
   for (int step = 0; step < steps; step++) {
     cp_async_wait<0>();
-    // This stage is there, and nobody reads the other any more.
+    // This stage is loaded, and nothing reads the other one any more.
     __syncthreads();
     if (step + 1 < steps) copy_stage(step + 1);
     const T* const stage = stages + (step & 1) * 2 * KEYS * D;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void attention_forward(const Heads<const T>& all_q, c
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) p[m][n][e] *= log2_multiplier;
+        for (int e = 0; e < 4; e++) p[m][n][e] *= softmax_scale_log2;
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         if (masked) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void attention_forward(const Heads<const T>& all_q, c
         for (int n = 0; n < N; n++) maximum = fmaxf(maximum, fmaxf(p[m][n][2 * half], p[m][n][2 * half + 1]));
         maximum = fmaxf(maximum, __shfl_xor_sync(ALL_LANES, maximum, 1));
         maximum = fmaxf(maximum, __shfl_xor_sync(ALL_LANES, maximum, 2));
-        // Nothing but -inf so far: no -inf - -inf.
+        // Only -inf so far: avoid -inf - -inf.
         const float offset = maximum == -INFINITY ? 0.0f : maximum;
         const float factor = exp2_approximate(largest[m][half] - offset);
         largest[m][half] = maximum;
@@ -115,10 +115,10 @@ __device__ __forceinline__ void attention_forward(const Heads<const T>& all_q, c
       const T* q, const T* k, const T* v, T* out, float* lse, uint64_t q_batch, uint64_t q_head, uint64_t q_row,          \
       uint64_t k_batch, uint64_t k_head, uint64_t k_row, uint64_t v_batch, uint64_t v_head, uint64_t v_row,               \
       uint64_t out_batch, uint64_t out_head, uint64_t out_row, int heads, int group, int queries, int keys, int head_dim, \
-      int causal, float log2_multiplier) {                                                                               \
+      int causal, float softmax_scale_log2) {                                                                            \
     attention_forward<T, D>({q, q_batch, q_head, q_row}, {k, k_batch, k_head, k_row}, {v, v_batch, v_head, v_row},        \
                             {out, out_batch, out_head, out_row}, lse, {heads, group, queries, keys, head_dim, causal},   \
-                            log2_multiplier);                                                                            \
+                            softmax_scale_log2);                                                                         \
   }
 #define FORWARD_64(T, suffix) FORWARD(T, suffix, 64)
 #define FORWARD_128(T, suffix) FORWARD(T, suffix, 128)

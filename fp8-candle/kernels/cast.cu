@@ -2,7 +2,7 @@
 #include "encode.cuh"
 #include "scales.cuh"
 
-// Sixteen codes from sixteen values, each with its scale; `largest` takes the largest magnitude.
+// Sixteen codes from sixteen values, each with its scale; `largest` gets the largest magnitude.
 template <bool IS_E5M2, class T>
 __device__ __forceinline__ uint4 encode16(const T* x, const float (&quant_scale)[16], uint32_t& largest) {
   float v[16];
@@ -27,7 +27,7 @@ template <bool IS_E5M2> __device__ __forceinline__ uint8_t encode1(float x, floa
   return (uint8_t)encode4<IS_E5M2>(v, s);
 }
 
-// One scale for all; `amax`, where not null, takes the largest magnitude. x and codes are aligned to 16 bytes.
+// One scale for all; `amax`, if not null, gets the largest magnitude. x and codes are aligned to 16 bytes.
 template <bool IS_E5M2, class T>
 __device__ void cast_flat(const T* x, const float* quant_scale, uint8_t* codes, uint32_t* amax, uint64_t n) {
   const float scale = *quant_scale;
@@ -50,7 +50,7 @@ __device__ void cast_flat(const T* x, const float* quant_scale, uint8_t* codes, 
   }
 }
 
-// A scale for each row from the row's own amax, which stays in the caches between the two reads. A block per row.
+// A scale for each row from its own amax; the row stays in the caches between the two reads. A block per row.
 template <bool IS_E5M2, class T>
 __device__ void cast_rows(const T* x, uint8_t* codes, float* amax, float* quant_scale, float* dequant_scale,
                           uint64_t rows, uint64_t cols, float max_value, uint32_t policy, float eps,
@@ -93,7 +93,7 @@ constexpr int TILE = 128;
 template <bool IS_E5M2, class T>
 __device__ void cast_transpose(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed,
                                uint32_t* amax, uint64_t rows, uint64_t cols, bool per_col, uint32_t* tile) {
-  // In `tile`: word (column, four rows); the rows are rotated by column, so that neither writes nor reads meet in a bank.
+  // In `tile`: word (column, four rows); rows are rotated by column, so that neither writes nor reads have bank conflicts.
   const int group_col = threadIdx.x % 8, group_row = threadIdx.x / 8;
   const uint64_t col_tiles = (cols + TILE - 1) / TILE, tiles = col_tiles * ((rows + TILE - 1) / TILE);
   uint32_t largest = 0;
@@ -154,7 +154,7 @@ __device__ void cast_transpose(const T* x, const float* quant_scale, uint8_t* co
   }
 }
 
-// Every format, rounding, overflow and grid of scales, one value after the other.
+// Every format, rounding, overflow and grid of scales, value by value.
 template <class T>
 __device__ void cast_general(const T* x, const float* quant_scales, uint8_t* codes, uint32_t* amax, uint64_t n,
                              uint64_t cols, uint64_t block_rows, uint64_t block_cols, uint64_t scale_cols,

@@ -1,6 +1,6 @@
 // What all kernels share: element types, 16-byte accesses, reductions over a warp and a block.
 //
-// Naming: extern "C" kernels are `fp8_<what>` or `fp8_<what>_<f32|bf16|f16>`; FP8_FOR_FLOATS makes the three.
+// Naming: extern "C" kernels are `fp8_<what>` or `fp8_<what>_<f32|bf16|f16>`; FP8_FOR_FLOATS defines the three.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -48,7 +48,7 @@ template <int N, class T> __device__ __forceinline__ void store_f32(T* dst, cons
 // Whether pointers may be read and written 16 bytes at a time.
 __device__ __forceinline__ bool aligned16(const void* a) { return (reinterpret_cast<uint64_t>(a) & 15) == 0; }
 
-// |x| as bits, which order as the magnitudes do, NaN above infinity.
+// |x| as bits, in the order of the magnitudes, with NaN above infinity.
 __device__ __forceinline__ uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
 __device__ __forceinline__ uint64_t global_thread() { return blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; }
@@ -59,7 +59,7 @@ struct Sum {
 };
 struct Max {
   static __device__ __forceinline__ uint32_t apply(uint32_t a, uint32_t b) { return a > b ? a : b; }
-  // NaN wins.
+  // NaN is the largest.
   static __device__ __forceinline__ float apply(float a, float b) { return (a != a || a > b) ? a : b; }
 };
 

@@ -1,8 +1,8 @@
-// Mean cross entropy over integer targets, and its gradient. Nothing leaves the device: a target that is no class gives
-// a NaN loss, and NaN gradients in its row.
+// Mean cross entropy over integer targets, and its gradient. Nothing leaves the device: a target that is not a class
+// gives a NaN loss, and NaN gradients in its row.
 #include "softmax.cuh"
 
-// Integer targets of any dtype, some of which may say that their position is ignored.
+// Integer targets of any dtype; one value may mark ignored positions.
 struct Targets {
   const void* values;
   uint32_t kind;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void cross_entropy(const T* __restrict__ x, Targets t
   const bool vec = aligned16(x) && rows_aligned16<T>(classes);
   for_rows(rows, by_warp, [&](auto group, uint64_t row) {
     const int64_t target = targets[row];
-    // The whole group takes the same way.
+    // The whole group takes the same branch.
     if (targets.ignores(target)) {
       if (group.thread() == 0) {
         losses[row] = 0.0f;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void cross_entropy(const T* __restrict__ x, Targets t
     const SoftmaxSums s = softmax_sums(group, x_row, classes, 1.0f, vec);
     if (group.thread() == 0) {
       const bool is_class = target >= 0 && (uint64_t)target < classes;
-      // In this order large logits cancel before a small logarithm is added.
+      // In this order, large logits cancel before the small logarithm is added.
       losses[row] = is_class ? logf(s.total) + (s.largest - to_f32(x_row[target])) : NAN;
       sums[row] = make_float2(s.largest, __fdiv_rn(1.0f, s.total));
     }
@@ -97,8 +97,8 @@ __device__ __forceinline__ void cross_entropy_backward(const T* __restrict__ x, 
   }
 FP8_FOR_FLOATS(DEFINE)
 
-// loss = sum(losses) / counted, where counted (as f32) is how many positions are not ignored: NaN for none. One block,
-// sums in f64 and in an order that depends on the number of positions alone.
+// loss = sum(losses) / counted, where counted (as f32) is the number of positions that are not ignored; NaN if there are
+// none. One block; sums are in f64, in an order that depends only on the number of positions.
 extern "C" __global__ void __launch_bounds__(1024)
     fp8_cross_entropy_mean(const float* losses, const void* targets, float* loss, float* counted, uint64_t rows,
                            uint32_t kind, uint64_t ignored, uint32_t some_ignored) {

@@ -1,14 +1,14 @@
-// Codes back to values, and codes moved about: transposed, padded.
+// Codes decoded, transposed and padded.
 #include "encode.cuh"
 
-// The value of a code: exact in f32. Inf and NaN of E5M2, NaN of the others.
+// The value of a code, exact in f32; Inf and NaN for E5M2, NaN for the others.
 __device__ __forceinline__ float decode(uint32_t code, uint32_t format) {
   const bool fnuz = format >= E4M3_FNUZ, e5m2 = (format & 1) != 0;
   const uint32_t mag = code & 0x7F, sign = (code & 0x80) << 24;
   if (fnuz ? code == 0x80 : (e5m2 ? mag > 0x7C : mag == 0x7F)) return __uint_as_float(sign | 0x7FC00000u);
   if (!fnuz && e5m2 && mag == 0x7C) return __uint_as_float(sign | 0x7F800000u);
   const int mantissa_bits = e5m2 ? 2 : 3, bias = (e5m2 ? 15 : 7) + (fnuz ? 1 : 0);
-  // The bits as those of a small f32, whose exponent a product then moves; both factors are exact.
+  // The bits as those of a small f32, whose exponent a multiplication then shifts; both factors are exact.
   const float small = __uint_as_float(mag << (23 - mantissa_bits));
   const float value = __fmul_rn(small, __uint_as_float((uint32_t)(254 - bias) << 23));
   return __uint_as_float(__float_as_uint(value) | sign);

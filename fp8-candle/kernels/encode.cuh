@@ -1,8 +1,8 @@
 // Casts of one value to FP8.
 //
 // `Encoder` is the definition, the same integer arithmetic as fp8-core's scalar cast: every format, rounding and overflow.
-// `encode4` is its fast form for nearest-even, saturating casts to the two OCP formats: the chip's own conversion from
-// compute capability 8.9 on.
+// `encode4` is its fast form for nearest-even, saturating casts to the two OCP formats: the hardware conversion, from compute
+// capability 8.9 on.
 #pragma once
 #include "common.cuh"
 #include <cuda_fp8.h>
@@ -17,7 +17,7 @@ enum Rounding : uint32_t {
   TOWARD_NEGATIVE = 5
 };
 
-// The bits of x * quant_scale; a NaN has the sign of x, whatever made it so.
+// The bits of x * quant_scale; a NaN has the sign of x, whatever made it NaN.
 __device__ __forceinline__ uint32_t scaled_bits(float x, float quant_scale) {
   const uint32_t magnitude = magnitude_bits(__fmul_rn(x, quant_scale));
   const uint32_t flip = magnitude > 0x7F800000u ? 0u : __float_as_uint(quant_scale);
@@ -90,7 +90,7 @@ struct Encoder {
     const uint32_t shift = (uint32_t)max(23 - mantissa_bits, 151 - bias - mantissa_bits - exponent);
     const uint32_t binade = (uint32_t)max(exponent - 128 + bias, 0) << mantissa_bits;
 
-    // A shift of 31 already leaves nothing of 24 bits, and less than half a step over.
+    // A shift of 31 already leaves none of the 24 bits, and a remainder below half a step.
     const uint32_t capped = min(shift, 31u);
     const uint32_t floor_ = significand >> capped;
     const uint32_t rest = significand & ((1u << capped) - 1), half = 1u << (capped - 1);
@@ -117,7 +117,7 @@ struct Encoder {
   }
 
  private:
-  // Rounded to f16 and back, a NaN with its sign.
+  // Rounded to f16 and back; a NaN keeps its sign.
   static __device__ __forceinline__ float via_half(uint32_t bits) {
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return __uint_as_float(bits);
     return __half2float(__float2half_rn(__uint_as_float(bits)));

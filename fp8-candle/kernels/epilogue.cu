@@ -1,7 +1,7 @@
-// What comes after a product: scales of rows and columns, bias, rounding; and sums over rows for the gradient of a bias.
+// After a product: scales of rows and columns, bias, rounding; and sums over rows for the gradient of a bias.
 #include "common.cuh"
 
-// In f64, where neither the product of two scales nor one of them with the sum overflows or vanishes on the way.
+// In f64, where neither the product of two scales nor that of one scale and the sum can overflow or underflow.
 __device__ __forceinline__ float scaled(float sum, float row_scale, float col_scale) {
   return __double2float_rn((double)sum * ((double)row_scale * (double)col_scale));
 }
@@ -68,7 +68,7 @@ __device__ __forceinline__ void sum_columns(const T* x, float* out, uint64_t col
   for (int i = 0; i < N; i++) out[col + i] = sums[i];
 }
 
-// partial [gridDim.y, cols]: sums over runs of rows; the order of a sum depends on the shape alone.
+// partial [gridDim.y, cols]: sums over runs of rows; the order of a sum depends only on the shape.
 template <class T>
 __device__ void sum_rows(const T* x, float* partial, uint64_t rows, uint64_t cols, uint32_t rows_per_block) {
   constexpr int N = 16 / sizeof(T);

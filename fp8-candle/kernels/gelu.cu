@@ -4,7 +4,7 @@
 constexpr double SQRT_2_OVER_PI = 0.7978845608028654;
 constexpr double CUBIC = 0.044715;
 
-// sigmoid(2 u) and its derivative with respect to 2 u, by an exponential that cannot overflow.
+// sigmoid(2 u) and its derivative with respect to 2 u, with an exponential that cannot overflow.
 struct Sigmoid {
   float value, slope;
 };
@@ -24,7 +24,7 @@ __device__ __forceinline__ float gelu_derivative(float x) {
   constexpr float LIMIT = 32.0f;
   constexpr float LINEAR_TERM = (float)(2.0 * SQRT_2_OVER_PI);
   constexpr float CUBIC_TERM = (float)(6.0 * SQRT_2_OVER_PI * CUBIC);
-  // The derivative is 0 or 1 far inside the limits, beyond which it would be Inf * 0. NaN passes the comparisons.
+  // The derivative reaches 0 and 1 well within the limits; beyond them it would be Inf * 0. NaN passes the comparisons.
   x = x > LIMIT ? LIMIT : x;
   x = x < -LIMIT ? -LIMIT : x;
   const Sigmoid sigmoid = sigmoid_of_2u(x);
@@ -32,7 +32,7 @@ __device__ __forceinline__ float gelu_derivative(float x) {
   return fmaf(sigmoid.slope, du, sigmoid.value);
 }
 
-// Every thread of the grid, as the group of one row that holds all elements.
+// All threads of the grid, as the group of one row with all elements.
 struct Grid {
   static __device__ __forceinline__ uint64_t thread() { return global_thread(); }
   static __device__ __forceinline__ uint64_t threads() { return global_threads(); }

@@ -4,11 +4,11 @@
 // of each row for the backward pass:
 //   dx      = (g - mean(g) - n * mean(g * n)) / std    with g = grad * weight; RMSNorm has no mean(g)
 //   dweight = sum over rows of grad * n                dbias = sum over rows of grad
-// The sums over rows are made in two steps without atomics: slabs of rows, then the slabs, in an order that depends on
-// the shape alone.
+// The sums over rows are computed in two steps without atomics: slabs of rows, then the slabs, in an order that depends
+// only on the shape.
 #include "rows.cuh"
 
-// Two passes over the row, the second from cache: the variance of differences does not cancel.
+// Two passes over the row, the second from cache: a variance from differences does not cancel.
 template <class Group, class T>
 __device__ __forceinline__ float2 moments(Group group, const T* x, uint64_t cols, bool center, float eps, bool vec) {
   const float n = (float)cols;

@@ -1,5 +1,5 @@
-// Instructions that CUDA C++ has no functions for: products on tensor cores, matrix loads from shared memory, copies that
-// do not wait. The only inline PTX of these kernels; a build with FP8_ON_CPU brings its own versions.
+// Instructions that CUDA C++ has no functions for: products on tensor cores, matrix loads from shared memory, asynchronous
+// copies. The only inline PTX of these kernels; a build with FP8_ON_CPU brings its own versions.
 //
 // Source: PTX ISA, sections "Matrix multiply-accumulate operation using mma instruction", "ldmatrix" and "cp.async".
 #pragma once
@@ -40,8 +40,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 8x8 matrices of 16-bit elements: lanes 8i to 8i + 7 name the rows of matrix i (16 bytes each, aligned); lane gets elements
-// (lane / 4, 2 * (lane % 4)) and the next of each. `trans`: of each matrix transposed.
+// 8x8 matrices of 16-bit elements: lanes 8i to 8i + 7 hold the addresses of the rows of matrix i (16 bytes each, aligned); a
+// lane gets elements (lane / 4, 2 * (lane % 4)) and the next of each. `trans`: of each matrix transposed.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* smem_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -54,7 +54,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* 
                : "r"(shared_address(smem_row)));
 }
 
-// Two matrices, named by lanes 0 to 15; the other lanes hold any valid address.
+// Two matrices, with addresses from lanes 0 to 15; the other lanes hold any valid address.
 __device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* smem_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
@@ -76,7 +76,7 @@ __device__ __forceinline__ void cp_async_16(void* smem, const void* gmem, bool v
 // Ends a group of copies.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most the N latest groups of this thread are under way.
+// Waits until at most the latest N groups of this thread are pending.
 template <int N> __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }

@@ -1,7 +1,7 @@
-// Rotary position embedding: pairs of a row turned by the angles of its position.
+// Rotary position embedding: pairs of a row are rotated by the angles of its position.
 #include "common.cuh"
 
-// y0 = x0 cos - x1 sin, y1 = x0 sin + x1 cos; `sign` -1 turns back.
+// y0 = x0 cos - x1 sin, y1 = x0 sin + x1 cos; `sign` -1 rotates back.
 __device__ __forceinline__ void rotate(float& x0, float& x1, float cos, float sin) {
   const float y0 = fmaf(x0, cos, -__fmul_rn(x1, sin)), y1 = fmaf(x0, sin, __fmul_rn(x1, cos));
   x0 = y0;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void rope_parts(const T* __restrict__ x, const T* __r
                                            const T* __restrict__ sin_table, T* __restrict__ y, uint64_t rows,
                                            uint64_t positions, uint64_t half, float sign) {
   const uint64_t parts = half / N, items = rows * parts;
-  // Divisions of 64 bits are slow.
+  // 64-bit divisions are slow.
   const bool narrow = items <= 0xFFFFFFFFu;
   for (uint64_t item = global_thread(); item < items; item += global_threads()) {
     const uint64_t row = narrow ? (uint32_t)item / (uint32_t)parts : item / parts;

@@ -1,13 +1,13 @@
-// Rows of a matrix: which threads work on one, and how its elements are shared out among them.
+// Rows of a matrix: which threads work on one, and how its elements are divided among them.
 //
-// In a reduction a thread takes chunks of eight consecutive elements, whatever their type and alignment. So sums are
-// added in an order that depends on the row's length alone: rows of 16-bit elements give what the same rows give in f32,
-// unaligned views what aligned copies give.
+// In a reduction a thread takes chunks of eight consecutive elements, whatever their type and alignment. So the order of
+// sums depends only on the length of the row: rows of 16-bit elements give the same as these rows in f32, and unaligned
+// views the same as aligned copies.
 #pragma once
 #include "common.cuh"
 
 constexpr int CHUNK = 8;
-// Most threads of a block that works on rows.
+// The most threads of a block that works on rows.
 constexpr int ROW_THREADS = 512;
 
 template <int N> struct Count {
@@ -32,7 +32,7 @@ struct BlockOfRow {
   }
 };
 
-// Calls body(group, row) for every row, by whole groups: a warp each with `by_warp`, else a block each.
+// Calls body(group, row) for every row with a whole group: a warp if `by_warp`, otherwise a block.
 template <class Body> __device__ __forceinline__ void for_rows(uint64_t rows, bool by_warp, Body body) {
   if (by_warp) {
     const uint64_t warps = blockDim.x >> 5;
@@ -44,12 +44,13 @@ template <class Body> __device__ __forceinline__ void for_rows(uint64_t rows, bo
   }
 }
 
-// Whether every row of `cols` elements starts at 16 bytes if the first does.
+// Whether every row of `cols` elements is aligned to 16 bytes if the first is.
 template <class T> __device__ __forceinline__ bool rows_aligned16(uint64_t cols) {
   return cols * sizeof(T) % 16 == 0;
 }
 
-// The chunk at `first`, 0 behind the end of the row; how many elements of it exist. `vec`: the row lies at 16 bytes.
+// The chunk at `first`, with 0 after the end of the row, and how many elements of it exist. `vec`: the row is aligned to 16
+// bytes.
 template <class T>
 __device__ __forceinline__ int load_chunk(const T* row, uint64_t first, uint64_t cols, bool vec, float (&v)[CHUNK]) {
   if (vec && first + CHUNK <= cols) {
@@ -69,8 +70,8 @@ template <class Group, class F> __device__ __forceinline__ void for_chunks(Group
   }
 }
 
-// Calls f(first, Count<n>) for parts of a row that are independent of each other: whole chunks where the row lies at 16
-// bytes, else single elements, neighbours in neighbouring threads.
+// Calls f(first, Count<n>) for parts of a row that are independent of each other: whole chunks if the row is aligned to 16
+// bytes, otherwise single elements, neighbours in neighbouring threads.
 template <class Group, class F> __device__ __forceinline__ void for_parts(Group group, uint64_t cols, bool vec, F f) {
   const uint64_t whole = vec ? cols / CHUNK * CHUNK : 0;
   for (uint64_t first = (uint64_t)group.thread() * CHUNK; first < whole; first += (uint64_t)group.threads() * CHUNK) {

@@ -8,7 +8,7 @@ __device__ __forceinline__ float floor_to_power_of_two(float quant_scale) {
   return quant_scale != quant_scale ? quant_scale : __uint_as_float(__float_as_uint(quant_scale) & 0xFF800000u);
 }
 
-// max / amax, at most the largest f32; `otherwise` where amax is 0 or not finite.
+// max / amax, at most the largest f32; `otherwise` if amax is 0 or not finite.
 __device__ __forceinline__ float finite_quotient(float max, float amax, float otherwise) {
   const bool defined = amax > 0.0f && magnitude_bits(amax) < 0x7F800000u;
   return defined ? fminf(__fdiv_rn(max, amax), 3.402823466e38f) : otherwise;
@@ -19,7 +19,7 @@ __device__ __forceinline__ float mx_quant_scale(float amax, float max) {
   if (magnitude_bits(amax) >= 0x7F800000u) return __uint_as_float(0x7FC00000u);
   const uint32_t bits = __float_as_uint(__fdiv_rn(amax, max));
   const uint32_t fraction = bits & 0x007FFFFFu;
-  // 2^-127 lies among the f32 subnormals, as the fraction 0x400000.
+  // 2^-127 is an f32 subnormal, with the fraction 0x400000.
   const uint32_t up = (bits >> 23) == 0 ? fraction > 0x00400000u : fraction != 0;
   const uint32_t exponent = (bits >> 23) + up;
   return __uint_as_float(exponent < 254u ? (254u - exponent) << 23 : 0x00400000u);

@@ -9,10 +9,10 @@ struct SoftmaxSums {
   float total;
 };
 
-// Of multiplier * x[..cols], in every thread of the group, from one read. NaN is passed over by `largest` and shows in
-// `total`; a row of nothing but -Inf has a total of 0, and its softmax is NaN as -Inf - -Inf is.
+// Of softmax_scale * x[..cols], in every thread of the group, from one read. `largest` ignores NaN, which shows
+// in `total`; a row with only -Inf has a total of 0, and its softmax is NaN because -Inf - -Inf is.
 template <class Group, class T>
-__device__ __forceinline__ SoftmaxSums softmax_sums(Group group, const T* x, uint64_t cols, float multiplier, bool vec) {
+__device__ __forceinline__ SoftmaxSums softmax_sums(Group group, const T* x, uint64_t cols, float softmax_scale, bool vec) {
   float largest = LOWEST, total = 0.0f;
   for_chunks(group, cols, [&](uint64_t first) {
     float v[CHUNK];
@@ -20,10 +20,10 @@ __device__ __forceinline__ SoftmaxSums softmax_sums(Group group, const T* x, uin
     float most = largest;
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) {
-      v[i] = i < count ? __fmul_rn(v[i], multiplier) : LOWEST;
+      v[i] = i < count ? __fmul_rn(v[i], softmax_scale) : LOWEST;
       most = v[i] > most ? v[i] : most;
     }
-    // Exponentials relative to the largest element so far; the sum follows when that grows. A sum over nothing but -Inf
+    // Exponentials are relative to the largest element so far; the sum is rescaled when that grows. A sum over only -Inf
     // is 0 (or NaN, which stays).
     if (most > largest) {
       total *= expf(largest - most);
@@ -34,7 +34,7 @@ __device__ __forceinline__ SoftmaxSums softmax_sums(Group group, const T* x, uin
     for (int i = 0; i < CHUNK; i++) total += expf(v[i] - base);
   });
   const float row_largest = group.template reduce<Max>(largest, LOWEST);
-  // Inf - Inf must not make a NaN of a part that is in order.
+  // Inf - Inf must not turn a valid part into NaN.
   if (largest != row_largest) total *= expf(largest - row_largest);
   return {row_largest, group.template reduce<Sum>(total, 0.0f)};
 }

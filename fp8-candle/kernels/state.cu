@@ -1,8 +1,8 @@
 // The scaling-state table: cells that casts record into, and the update of all rows in one launch.
 #include "scales.cuh"
 
-// Takes the amaxes of one cast into the cell of its row: the largest finite one if `keep`, and one count if any is not finite.
-// One block. Magnitudes order like their bits, so the maximum of integers is that of the floats.
+// Merges the amaxes of one cast into the cell of its row: the largest finite one if `keep`, and one count if any is not
+// finite. One block. Magnitudes have the order of their bits, so the maximum of integers is that of the floats.
 extern "C" __global__ void fp8_record_amax(const float* amaxes, uint64_t len, float* cell, uint32_t* count,
                                            uint32_t keep) {
   float largest = 0.0f;
@@ -22,7 +22,7 @@ extern "C" __global__ void fp8_record_amax(const float* amaxes, uint64_t len, fl
   }
 }
 
-// Moves the cells of the rows that `which` names out; the others give 0 and stay.
+// Moves out the cells of the rows selected by `which`; the others give 0 and stay.
 extern "C" __global__ void fp8_take_cells(float* cells, uint32_t* counts, const uint8_t* which, float* amaxes,
                                           uint32_t* taken, uint64_t rows) {
   for (uint64_t row = global_thread(); row < rows; row += global_threads()) {
@@ -36,7 +36,7 @@ extern "C" __global__ void fp8_take_cells(float* cells, uint32_t* counts, const 
   }
 }
 
-// Puts amaxes and counts into cells that may hold some already.
+// Merges amaxes and counts into cells that may already hold some.
 extern "C" __global__ void fp8_merge_cells(const float* amaxes, const uint32_t* more, float* cells, uint32_t* counts,
                                            uint64_t rows) {
   for (uint64_t row = global_thread(); row < rows; row += global_threads()) {
@@ -47,8 +47,8 @@ extern "C" __global__ void fp8_merge_cells(const float* amaxes, const uint32_t* 
 
 enum RowFlags : uint32_t { UPDATE = 1, MOST_RECENT = 2, POWER_OF_TWO = 4, REMAKE = 8 };
 
-// A block per row of histories [rows, len]. An amax of 0 or one that is not finite leaves history and scale as they are,
-// unless the scale is to be made for another format. `max_values` are those of the formats times 2^-margin.
+// A block per row of histories [rows, len]. An amax of 0 or one that is not finite leaves history and scale unchanged,
+// unless the scale has to be made for another format. `max_values` are those of the formats times 2^-margin.
 extern "C" __global__ void fp8_update_columns(const float* old_scales, const float* old_dequant_scales,
                                               const float* old_histories,
                                               const uint32_t* old_counts, const float* amaxes, const uint32_t* more,
@@ -76,14 +76,14 @@ extern "C" __global__ void fp8_update_columns(const float* old_scales, const flo
     const float reduced = (flag & MOST_RECENT) ? newest : largest;
     float scale = previous;
     if ((used || (flag & REMAKE)) && reduced > 0.0f && magnitude_bits(reduced) < 0x7F800000u) {
-      // A scale below the normal numbers would have no finite reciprocal.
+      // A subnormal scale might have no finite reciprocal.
       scale = fmaxf(finite_quotient(max_values[row], reduced, previous), 1.175494351e-38f);
       if (flag & POWER_OF_TWO) scale = floor_to_power_of_two(scale);
     } else if ((flag & REMAKE) && largest == 0.0f) {
       scale = 1.0f;
     }
     quant_scales[row] = scale;
-    // A scale that stays keeps its other direction, which calibration may have made first.
+    // A scale that stays keeps its reciprocal, of which it may be the rounded one after calibration.
     dequant_scales[row] = __float_as_uint(scale) == __float_as_uint(previous) ? old_dequant_scales[row]
                                                                                : __fdiv_rn(1.0f, scale);
     counts[row] = old_counts[row] > 0xFFFFFFFFu - more[row] ? 0xFFFFFFFFu : old_counts[row] + more[row];

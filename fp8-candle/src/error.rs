@@ -16,15 +16,15 @@ pub(crate) use internal;
 
 /// What can go wrong in an FP8 operation.
 ///
-/// An error of candle stays one ([`Error::Candle`]). The other way round, candle's `Result` can only carry the message of
-/// the other variants, so match on them before converting.
+/// An error of candle stays what it is ([`Error::Candle`]). Of the other variants candle's `Result` can only carry the
+/// message, so match on them before converting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operation of candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
-    /// A tensor has a dtype the operation does not take.
+    /// The operation does not support the dtype of a tensor.
     #[error("{op}: unsupported dtype {got:?} of {what}, expected {expected}")]
     DType {
         /// Operation.
@@ -36,7 +36,7 @@ pub enum Error {
         /// Dtype found.
         got: DType,
     },
-    /// A tensor has a shape the operation does not take.
+    /// A tensor has the wrong shape for the operation.
     #[error("{op}: shape {got:?} of {what}, expected {expected}")]
     Shape {
         /// Operation.
@@ -48,7 +48,7 @@ pub enum Error {
         /// Shape found.
         got: Vec<usize>,
     },
-    /// A storage holds another number of values than the shape it should have.
+    /// A storage does not hold as many values as its shape needs.
     #[error("a storage of {got} values does not make a tensor of shape {shape:?}")]
     Elements {
         /// The shape.
@@ -108,14 +108,14 @@ pub enum Error {
         /// Its compute capability.
         capability: (i32, i32),
     },
-    /// A GPU has not enough memory left.
+    /// A GPU does not have enough memory left.
     #[error(
         "no {bytes} bytes ({what}) to be had on {chip}, of which {free} are free: {source_text}"
     )]
     DeviceMemory {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
-        /// What for.
+        /// What they are for.
         what: String,
         /// Bytes that the driver says are free.
         free: usize,
@@ -136,26 +136,26 @@ pub enum Error {
         /// What the library said.
         status: String,
     },
-    /// The environment variable `FP8_ISA` names no instruction set of this processor.
+    /// The environment variable `FP8_ISA` does not name an instruction set of this processor.
     #[error(transparent)]
     Isa(#[from] fp8_core::IsaError),
-    /// A history of amaxes that is too long to be meant.
+    /// The length of an amax history is over the limit.
     #[error("amax_history_len = {got} is not allowed: it must be at most {limit}")]
     HistoryLength {
-        /// The length asked for.
+        /// The length requested.
         got: usize,
         /// The largest length allowed.
         limit: usize,
     },
-    /// A static scale was asked of a slot that was never calibrated.
+    /// A static scale was requested from a slot that was never calibrated.
     #[error("`{0}` has no static scale: calibrate the model first")]
     NotCalibrated(String),
-    /// Every tensor that calibration has seen in a slot was zero.
+    /// Every tensor that calibration saw in a slot was zero.
     #[error(
         "`{0}`: every calibration batch was zero here, which makes no scale: calibrate with batches that reach the layer"
     )]
     ZeroCalibration(String),
-    /// A reduction over ranks gave something else than it was sent.
+    /// A reduction over ranks did not return a vector like the one it was given.
     #[error(
         "the reduction over ranks was sent {sent} f32 amaxes and gave {dtype:?} of shape {got:?}, expected f32 [{sent}]"
     )]
@@ -167,14 +167,14 @@ pub enum Error {
         /// Dtype that came back.
         dtype: DType,
     },
-    /// Saved state that no step can have left behind.
+    /// Saved state has a value that no step can produce.
     #[error("`{tensor}` holds {value:e} at index {index}, expected it to be {expected}")]
     StateValue {
-        /// Row and column.
+        /// Row and column of the table.
         tensor: String,
-        /// Which number of that row.
+        /// Index within that row.
         index: usize,
-        /// The value at fault.
+        /// The value found.
         value: f32,
         /// Values that work.
         expected: &'static str,
@@ -182,25 +182,25 @@ pub enum Error {
     /// An amax from which no static scale can be made.
     #[error("`{slot}`: {source}")]
     Calibration {
-        /// Path of the layer and name of the slot.
+        /// Path of the layer and name of the role.
         slot: String,
-        /// What is wrong with the amax.
+        /// What is wrong with it.
         source: fp8_core::ScaleError,
     },
-    /// A state table has no such row.
+    /// A state table does not have the row to restore.
     #[error("a table of {rows} rows has no row {row} to restore")]
     NoRow {
-        /// The row asked for.
+        /// The row.
         row: usize,
         /// Rows of the table.
         rows: usize,
     },
-    /// The cells of a step were made before the table got this row.
+    /// The cells of a step have no cell for a row; they may be older than the row.
     #[error("no cell {row} among {cells} to record an amax in")]
     NoCell {
-        /// The row asked for.
+        /// The row.
         row: usize,
-        /// Cells there are.
+        /// Number of cells.
         cells: usize,
     },
     /// An optimizer was given nothing to update.
@@ -209,7 +209,7 @@ pub enum Error {
         /// Operation.
         op: &'static str,
     },
-    /// An optimizer was given another number of gradients than of tensors.
+    /// An optimizer was not given one gradient (or `None`) per tensor.
     #[error("{op} on a CUDA device: {got} gradients for {expected} tensors")]
     GradientCount {
         /// Operation.
@@ -239,7 +239,7 @@ pub enum Error {
         /// Number of classes.
         classes: usize,
     },
-    /// A failure of a [`crate::state::ReductionGroup`], for its implementors.
+    /// An error of your own from a [`crate::state::ReductionGroup`].
     #[error(transparent)]
     Group(Box<dyn std::error::Error + Send + Sync>),
     /// A condition inside this library did not hold. Please report it.

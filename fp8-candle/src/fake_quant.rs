@@ -1,4 +1,4 @@
-//! Quantize and dequantize as a differentiable op, forward or backward only.
+//! Quantizing and dequantizing as a differentiable op, in the forward or the backward direction.
 
 use crate::error::Result;
 use crate::quantize::Quantizer;
@@ -10,6 +10,21 @@ use fp8_core::Contraction;
 ///
 /// # Errors
 /// If `x` is not f32, bf16, f16 or f64, or the quantizer's static scale is missing.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Var};
+/// use fp8_candle::{Quantizer, fake_quantize};
+/// use fp8_core::{Contraction, Format, Granularity};
+///
+/// let x = Var::new(&[448f32, 17.0], &Device::Cpu)?; // amax 448, so the scale is 1
+/// let quantizer = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
+/// let y = fake_quantize(&x, &quantizer, Contraction::Cols)?;
+/// assert_eq!(y.to_vec1::<f32>()?, [448.0, 16.0]); // a tie between 16 and 18
+/// let grads = y.sum_all()?.backward()?;
+/// assert_eq!(grads.get(&x).unwrap().to_vec1::<f32>()?, [1.0, 1.0]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub fn fake_quantize(
     x: &Tensor,
     quantizer: &Quantizer,
@@ -18,7 +33,7 @@ pub fn fake_quantize(
     cast_values_and_gradient(x, Some((quantizer, contraction)), None)
 }
 
-/// Identity; the gradient is quantized and dequantized in its own dtype on its way back.
+/// The identity; the gradient is quantized and dequantized, in its own dtype, in the backward pass.
 ///
 /// # Errors
 /// In `backward`, as [`fake_quantize`].
@@ -26,7 +41,7 @@ pub fn grad_cast(x: &Tensor, quantizer: &Quantizer, contraction: Contraction) ->
     cast_values_and_gradient(x, None, Some((quantizer, contraction)))
 }
 
-/// [`fake_quantize`] with `forward`, [`grad_cast`] with `backward`, in one node; None leaves that direction alone.
+/// [`fake_quantize`] with `forward` and [`grad_cast`] with `backward`, in one node; `None` leaves that direction as it is.
 pub fn cast_values_and_gradient(
     x: &Tensor,
     forward: Option<(&Quantizer, Contraction)>,

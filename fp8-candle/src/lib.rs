@@ -1,7 +1,8 @@
-//! FP8 for candle: tensors in 8-bit floating point, the linear layer whose three GEMMs run in FP8, and the
-//! differentiable building blocks that candle-nn cuts from the autograd graph.
+//! FP8 for candle: tensors in 8-bit floating point, a linear layer whose three GEMMs run in FP8, and differentiable
+//! versions of the operations that candle-nn cuts from the autograd graph.
 //!
-//! This crate knows tensors and scales, not recipes or names: `fp8-recipes` decides which cast happens where.
+//! This crate knows tensors and scales, but not recipes or parameter names: `fp8-recipes` decides which cast happens
+//! where.
 
 mod data;
 pub mod device;
@@ -30,7 +31,7 @@ pub use tensor::Fp8Tensor;
 
 use candle_core::{Device, Tensor};
 
-/// A 64-bit hash of every bit of `x`, on whatever device. Of a tensor on a GPU it is taken of a copy on the host.
+/// A 64-bit hash of all bits of `x`, on any device. A tensor on a GPU is copied to the host first.
 pub fn fingerprint(x: &Tensor) -> Result<u64> {
     let here = match device::backend(x.device())?.fingerprint(x)? {
         Some(fingerprint) => return Ok(fingerprint),

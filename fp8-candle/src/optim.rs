@@ -1,4 +1,4 @@
-//! The optimizer's operations on a CUDA device. The optimizer itself, with its names, state and CPU update, is
+//! The optimizer's operations on a CUDA device. The optimizer itself, with names, state and the CPU update, is in
 //! `fp8_recipes::optim`.
 
 pub use crate::device::cuda::adamw::{

@@ -1,4 +1,4 @@
-//! A frozen FP8 weight in the form that its device streams.
+//! A frozen FP8 weight in the layout that its device reads fastest.
 
 use crate::device::{GemmCodes, GemmOperand, backend};
 use crate::error::{Error, Result};
@@ -7,14 +7,14 @@ use candle_core::{DType, Device, Tensor};
 use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
 use std::sync::OnceLock;
 
-/// An FP8 weight `[N, K]` for GEMMs that sum over K, laid out once for the kernels of its device.
+/// An FP8 weight `[N, K]` for GEMMs that sum over K, packed once for the kernels of its device.
 ///
-/// It holds one copy of the codes: the packed one where the device has such a form (x86-64 CPUs with AVX2 do), else the
-/// row-major one.
+/// It holds one copy of the codes: packed if the device has a packed layout (x86-64 CPUs with AVX2 do), otherwise
+/// row-major.
 #[derive(Debug, Clone)]
 pub struct PackedWeight {
     packed: Option<Tensor>,
-    /// Row-major codes: given where nothing is packed, else made when asked for.
+    /// Row-major codes: the given ones if nothing is packed, otherwise made when first needed.
     codes: OnceLock<Fp8Tensor>,
     format: Format,
     granularity: Granularity,
@@ -53,7 +53,7 @@ impl PackedWeight {
         })
     }
 
-    /// The weight with row-major codes. Where they are packed, the first call makes a copy, which stays.
+    /// The weight with row-major codes. If they are packed, the first call makes a copy and keeps it.
     pub fn codes(&self) -> &Fp8Tensor {
         self.codes.get_or_init(|| {
             self.unpack()
@@ -61,7 +61,7 @@ impl PackedWeight {
         })
     }
 
-    /// The weight with row-major codes; nothing is kept.
+    /// The weight with row-major codes; a copy is not kept.
     ///
     /// # Errors
     /// If the device fails to copy.
@@ -85,12 +85,12 @@ impl PackedWeight {
     /// `decode(code) * dequant_scale` in f32, then rounded to `dtype` (f32, bf16, f16 or f64): `[N, K]`.
     ///
     /// # Errors
-    /// If `dtype` is another one, or the device fails to copy.
+    /// If `dtype` is not one of these, or the device fails to copy.
     pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
         self.unpack()?.dequantize(dtype)
     }
 
-    /// The codes as they are held, packed or not: the same tensor as long as the weight lives.
+    /// The codes as they are stored, packed or not: the same tensor as long as the weight lives.
     pub fn held(&self) -> &Tensor {
         match &self.packed {
             Some(packed) => packed,
@@ -108,7 +108,7 @@ impl PackedWeight {
         self.granularity
     }
 
-    /// f32 `[scale_rows, scale_cols]`, multiplies after the decode.
+    /// f32 `[scale_rows, scale_cols]`, multiplied in after decoding.
     pub fn dequant_scale(&self) -> &Tensor {
         &self.dequant_scale
     }
@@ -123,7 +123,7 @@ impl PackedWeight {
         self.dequant_scale.device()
     }
 
-    /// Bytes held by codes, in one form or both, and scales.
+    /// Bytes of the codes, in one layout or both, and of the scales.
     pub fn size_in_bytes(&self) -> usize {
         let packed = self.packed.as_ref().map_or(0, Tensor::elem_count);
         let codes = self.codes.get().map_or(0, |c| c.codes().elem_count());

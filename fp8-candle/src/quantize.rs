@@ -21,35 +21,35 @@ pub enum ScaleSource {
         /// Floor the quant_scale to a power of two.
         power_of_two: bool,
     },
-    /// The slot's scale, made in earlier steps.
+    /// The scale of the slot, made in earlier steps.
     Delayed {
         /// State of this tensor role.
         slot: Slot,
-        /// What makes the scale where the slot has none for this format.
+        /// How to make the scale if the slot has none for this format.
         rule: DelayedRule,
-        /// The scale as long as no step has made one.
+        /// The scale to use before a step has made one.
         first: FirstScale,
     },
-    /// The slot's scale, set by calibration.
+    /// The scale of the slot, set by calibration.
     Static(Slot),
     /// A fixed dequant_scale, f32 with one element or one per scale of the grid.
     Fixed {
-        /// Multiplies after the decode.
+        /// The factor after decoding.
         dequant_scale: Tensor,
     },
 }
 
-/// The scale of delayed casts that come before the first update.
+/// The scale of delayed casts before the first update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FirstScale {
-    /// 1, as peers have it.
+    /// 1, as in Transformer Engine.
     One,
-    /// Made from the amax of the tensor itself, as the first update will do.
+    /// Made from the amax of the tensor itself, as the first update will.
     OwnAmax,
 }
 
-/// Counts the tensors that were really cast.
+/// Counts the tensors that were cast; a cached weight is not cast again.
 pub type CastCounter = Arc<AtomicU64>;
 
 /// Sees every cast of a [`Quantizer`], for statistics.
@@ -71,28 +71,28 @@ pub struct Quantizer {
     pub granularity: Granularity,
     /// Where the scale comes from.
     pub source: ScaleSource,
-    /// Goes up by one at every cast.
+    /// Incremented by every cast.
     pub counter: Option<CastCounter>,
-    /// Is told of every cast, and records amaxes.
+    /// Notified of every cast; records amaxes.
     pub observer: Option<Observer>,
     /// Sees every cast; None costs nothing.
     pub hook: Option<Arc<dyn CastHook>>,
 }
 
-/// A quantized tensor and what was measured on the way.
+/// A quantized tensor and what the cast measured.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Quantized {
     /// Codes and dequant_scale.
     pub tensor: Fp8Tensor,
-    /// f32 `[scale_rows, scale_cols]`, what the values were multiplied by before the cast.
+    /// f32 `[scale_rows, scale_cols]`, the factors before the cast.
     pub quant_scale: Tensor,
-    /// f32 amax per scale, where the cast measured it.
+    /// f32 amax per scale, if the cast measured it.
     pub amax: Option<Tensor>,
 }
 
 impl Quantizer {
-    /// A cast without counter and observer.
+    /// A cast without a counter or an observer.
     pub fn new(cast: Cast, granularity: Granularity, source: ScaleSource) -> Self {
         Self {
             cast,
@@ -104,7 +104,19 @@ impl Quantizer {
         }
     }
 
-    /// Dynamic scaling as torchao does it: nearest-even, saturating, exact scales.
+    /// Dynamic scaling as in torchao: nearest-even, saturating, exact scales.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::Quantizer;
+    /// use fp8_core::{Contraction, Format, Granularity};
+    ///
+    /// let x = Tensor::new(&[[1f32, -2.0, 0.5]], &Device::Cpu)?;
+    /// let quantizer = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
+    /// let quantized = quantizer.quantize(&x, Contraction::Cols)?;
+    /// assert_eq!(quantized.quant_scale.to_vec2::<f32>()?, [[448.0 / 2.0]]); // MAX / amax
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn dynamic(format: fp8_core::Format, granularity: Granularity) -> Self {
         let source = ScaleSource::Current {
             policy: ScalePolicy::dynamic(granularity),
@@ -118,7 +130,7 @@ impl Quantizer {
         Self { cast, ..self }
     }
 
-    /// The same cast with other elements sharing a scale.
+    /// The same cast with another granularity.
     pub fn with_granularity(self, granularity: Granularity) -> Self {
         Self {
             granularity,
@@ -126,7 +138,7 @@ impl Quantizer {
         }
     }
 
-    /// The same cast with its scale from elsewhere.
+    /// The same cast with its scale from another source.
     pub fn with_source(self, source: ScaleSource) -> Self {
         Self { source, ..self }
     }
@@ -155,7 +167,7 @@ impl Quantizer {
         }
     }
 
-    /// Floors the quant_scale of a current-scaled cast to a power of two.
+    /// Whether to floor the quant_scale to a power of two; only for [`ScaleSource::Current`].
     pub fn with_power_of_two(mut self, on: bool) -> Self {
         if let ScaleSource::Current { power_of_two, .. } = &mut self.source {
             *power_of_two = on;
@@ -163,7 +175,7 @@ impl Quantizer {
         self
     }
 
-    /// Whether one quantized copy serves GEMMs that sum over either dimension.
+    /// Whether one quantized copy serves GEMMs over either dimension.
     pub fn is_symmetric(&self) -> bool {
         match self.granularity {
             Granularity::Tensorwise => true,
@@ -176,13 +188,13 @@ impl Quantizer {
     /// `contraction`.
     ///
     /// # Errors
-    /// If `x` is not f32, bf16, f16 or f64, a static scale is missing, or a given scale does not fit the granularity.
+    /// If `x` is not f32, bf16, f16 or f64, a static scale is missing, or a fixed scale does not fit the granularity.
     pub fn quantize(&self, x: &Tensor, contraction: Contraction) -> Result<Quantized> {
         self.quantize_for(x, contraction, false)
     }
 
-    /// [`Quantizer::quantize`]; `both`: the codes will also be used by a GEMM that sums over the other dimension, so a
-    /// device that wants another copy of them for it makes both from one read.
+    /// [`Quantizer::quantize`]. With `both`, the codes will also be used by a GEMM over the other dimension, so a device
+    /// that needs another copy for it writes both from one read.
     pub(crate) fn quantize_for(
         &self,
         x: &Tensor,
@@ -224,7 +236,7 @@ impl Quantizer {
             check_count(quant_scale)?;
             backend.quantize(&x, &grid, quant_scale, &self.cast, orientation)
         };
-        // The amax costs nothing beside the cast, and tells of Inf and NaN.
+        // The amax is free beside the cast, and shows Inf and NaN.
         let measures = self.observer.as_ref().is_some_and(|o| o.record) && grid.len() == 1;
         let measured = |quant_scale: &Tensor| -> Result<(Codes, Option<Tensor>)> {
             if !measures {

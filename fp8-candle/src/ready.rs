@@ -1,14 +1,14 @@
-//! A forward result that exists before its autograd node.
+//! A forward result that is computed before its autograd node exists.
 //!
-//! candle's custom ops compute inside `cpu_fwd` or `cuda_fwd`, on raw storages. Here results come from code that
-//! works on tensors of any device; the node's forward pass only hands them over.
+//! candle's custom ops compute inside `cpu_fwd` or `cuda_fwd`, on raw storages. Here results come from code that works on
+//! tensors of any device, and the node's forward pass only hands them over.
 
 use crate::error::{Error, Result, internal};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaStorage, Shape, Storage, Tensor};
 use std::sync::{Mutex, PoisonError};
 
-/// One result, taken once.
+/// One result, to be taken once.
 pub(crate) struct Ready {
     storage: Mutex<Option<Storage>>,
     shape: Shape,
@@ -58,11 +58,10 @@ impl Ready {
     }
 }
 
-/// A detached tensor that takes over `storage`.
+/// A detached tensor that owns `storage`.
 ///
 /// # Errors
-/// If `storage` does not hold the values of `shape`: candle takes the two as they come, and its kernels read what the
-/// shape says.
+/// If `storage` does not hold the values of `shape`: candle does not check, and its kernels read what the shape says.
 pub(crate) fn tensor_of(storage: Storage, shape: impl Into<Shape>) -> Result<Tensor> {
     let shape = shape.into();
     check_len(&storage, &shape)?;
@@ -77,7 +76,7 @@ pub(crate) fn tensor_of(storage: Storage, shape: impl Into<Shape>) -> Result<Ten
 fn check_len(storage: &Storage, shape: &Shape) -> Result<()> {
     let fits = |len: usize| match storage {
         Storage::Cpu(_) => len == shape.elem_count(),
-        // An allocation on a device may be longer.
+        // A device allocation may be longer.
         _ => len >= shape.elem_count(),
     };
     match len(storage) {
@@ -89,7 +88,7 @@ fn check_len(storage: &Storage, shape: &Shape) -> Result<()> {
     }
 }
 
-/// Values in a storage, where that can be known.
+/// Values in a storage, if that is known.
 fn len(storage: &Storage) -> Option<usize> {
     match storage {
         Storage::Cpu(storage) => cpu_len(storage),

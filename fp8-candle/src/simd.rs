@@ -1,12 +1,12 @@
-//! Loops compiled for several instruction sets, picked at run time.
+//! Loops compiled for several instruction sets, chosen at run time.
 
 use crate::error::Error;
 use fp8_core::Isa;
 #[cfg(target_arch = "x86_64")]
 use fp8_core::IsaLevel;
 
-/// Whether there is an instruction set to run on: `FP8_ISA` may name one that is not there. Everything on the CPU begins
-/// with this; what follows may use [`Isa::best`], which then cannot fail.
+/// Checks that there is an instruction set to run on: `FP8_ISA` may name one that is not available. Everything on the CPU
+/// begins with this check; what follows may use [`Isa::best`], which then cannot fail.
 pub(crate) fn check() -> Result<(), Error> {
     Isa::from_env()?;
     Ok(())
@@ -14,9 +14,9 @@ pub(crate) fn check() -> Result<(), Error> {
 
 /// Runs `kernel` compiled for the widest vectors of this CPU.
 ///
-/// `kernel` must be an `#[inline(always)]` closure, and so must be what it calls: only code inlined into the
-/// instantiations below is compiled for their instruction sets. Every instantiation gives the same bits, since
-/// kernels say where operations fuse (`mul_add`) and in which order they sum.
+/// `kernel` must be an `#[inline(always)]` closure that calls only `#[inline(always)]` functions: only code inlined into the
+/// instantiations below is compiled for their instruction sets. Every instantiation gives the same bits, since kernels
+/// say where operations fuse (`mul_add`) and in which order they sum.
 #[inline]
 pub(crate) fn simd<Out>(kernel: impl FnOnce() -> Out) -> Out {
     run(Isa::best(), kernel)

@@ -11,12 +11,29 @@ use std::sync::OnceLock;
 ///
 /// The codes are a U8 tensor because candle has no dtype for three of the four formats and few operations for the
 /// fourth. The tensor is never part of an autograd graph.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8_candle::{Fp8Tensor, Quantizer};
+/// use fp8_core::{Contraction, Format, Granularity};
+///
+/// let x = Tensor::new(&[[0.5f32, -3.0], [7.0, 0.25]], &Device::Cpu)?;
+/// let rowwise = Quantizer::dynamic(Format::E4M3, Granularity::Rowwise);
+/// let x8 = Fp8Tensor::quantize(&x, &rowwise, Contraction::Cols)?;
+/// assert_eq!(x8.codes().dtype(), DType::U8);
+/// assert_eq!(x8.dequant_scale().dims(), [2, 1]); // one scale per row
+///
+/// let back = x8.dequantize(DType::F32)?;
+/// let error = (back - &x)?.abs()?.max_all()?.to_scalar::<f32>()?;
+/// assert!(error <= 7.0 / 16.0); // half a step of a 3-bit mantissa
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Fp8Tensor {
     dims: Vec<usize>,
-    /// In the shape `dims`; made from the transposed codes when asked for, where a cast has written only those.
+    /// In the shape `dims`. If a cast wrote only the transposed codes, made from them when first needed.
     codes: OnceLock<Tensor>,
-    /// `[cols, rows]`, where the device's GEMM reads them so.
+    /// `[cols, rows]`, if the device's GEMM reads this layout.
     transposed: Option<Tensor>,
     format: Format,
     granularity: Granularity,
@@ -25,7 +42,7 @@ pub struct Fp8Tensor {
 }
 
 impl Fp8Tensor {
-    /// Puts existing codes and scales together.
+    /// Combines existing codes and scales.
     ///
     /// `codes` is U8 of any shape; `dequant_scale` is f32 with as many elements as the granularity has scales,
     /// in row-major order of the grid, on the same device.
@@ -87,7 +104,7 @@ impl Fp8Tensor {
         Self::from_codes(codes, &dims, format, scheme, dequant_scale)
     }
 
-    /// What a cast of values of shape `dims` has made.
+    /// The result of a cast of values of shape `dims`.
     pub(crate) fn from_codes(
         codes: Codes,
         dims: &[usize],
@@ -115,7 +132,7 @@ impl Fp8Tensor {
         })
     }
 
-    /// Takes candle's own FP8 tensor, bits unchanged, as E4M3 codes.
+    /// Reads candle's own FP8 tensor as E4M3 codes, bits unchanged.
     ///
     /// # Errors
     /// If `x` is not F8E4M3 or the scales do not fit.
@@ -137,7 +154,7 @@ impl Fp8Tensor {
         Self::from_parts(codes, Format::E4M3, granularity, contraction, dequant_scale)
     }
 
-    /// The codes as candle's F8E4M3, bits unchanged and scales left out.
+    /// The codes as candle's F8E4M3, bits unchanged, without the scales.
     ///
     /// # Errors
     /// If the format is not E4M3.
@@ -173,8 +190,8 @@ impl Fp8Tensor {
         })
     }
 
-    /// U8 codes in the logical shape. Where a cast has written only their transpose, for a GEMM that reads it, the first
-    /// call makes a copy, which stays.
+    /// U8 codes in the logical shape. If the cast wrote only their transpose, for a GEMM that reads it, the first call
+    /// makes a copy and keeps it.
     pub fn codes(&self) -> &Tensor {
         self.codes.get_or_init(|| {
             self.row_major()
@@ -206,7 +223,7 @@ impl Fp8Tensor {
         self.contraction
     }
 
-    /// f32 `[scale_rows, scale_cols]`, multiplies after the decode.
+    /// f32 `[scale_rows, scale_cols]`, multiplied in after decoding.
     pub fn dequant_scale(&self) -> &Tensor {
         &self.dequant_scale
     }
@@ -221,7 +238,7 @@ impl Fp8Tensor {
         self.dequant_scale.device()
     }
 
-    /// Bytes held by codes and scales.
+    /// Bytes of codes and scales.
     pub fn size_in_bytes(&self) -> usize {
         let copies = [self.codes.get(), self.transposed.as_ref()];
         let codes: usize = copies.into_iter().flatten().map(Tensor::elem_count).sum();

@@ -1,9 +1,10 @@
-//! Telling that a weight has changed.
+//! Announcing that a weight has changed.
 //!
-//! On the CPU a cached FP8 weight is compared with its source by a fingerprint of all its bits, so every change is seen and
-//! nobody has to say anything. A GPU's weight cannot be looked at without a copy to the host: there, codes are kept only for
-//! weights whose owner announces changes. This project's optimizer does, and `resume_training`; code that changes such a weight
-//! on its own (`Var::set`, `VarMap::load`, another optimizer) has to call [`announce_change`] afterwards, or old codes stay in use.
+//! On the CPU a cached FP8 weight is compared with its source by a fingerprint of all its bits, so every change is noticed
+//! and nothing has to be announced. On a GPU that would need a copy to the host: there, codes are kept only for weights
+//! whose owner announces changes. The optimizer of `fp8-recipes` and `resume_training` do. Code that changes such a weight
+//! in another way (`Var::set`, `VarMap::load`, another optimizer) has to call [`announce_change`] afterwards, or old codes
+//! stay in use.
 
 use candle_core::{Tensor, TensorId};
 use std::collections::HashMap;
@@ -12,12 +13,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 static VERSIONS: Mutex<Option<HashMap<TensorId, Weak<AtomicU64>>>> = Mutex::new(None);
 
-/// The version of one tensor's values, shared by all who hold it.
+/// The version of one tensor's values, shared by its clones.
 #[derive(Debug, Clone)]
 pub struct WeightVersion(Arc<AtomicU64>);
 
 impl WeightVersion {
-    /// The version of `weight`; 0 until a first change is announced.
+    /// The version of `weight`; 0 until the first change is announced.
     pub fn of(weight: &Tensor) -> Self {
         let mut versions = VERSIONS.lock().unwrap_or_else(PoisonError::into_inner);
         let versions = versions.get_or_insert_default();
@@ -25,7 +26,7 @@ impl WeightVersion {
             return Self(version);
         }
         if versions.len() == versions.capacity() {
-            // Growing is the time to forget tensors that are gone.
+            // Forget tensors that are gone before the table grows.
             versions.retain(|_, version| version.strong_count() > 0);
         }
         let version = Arc::new(AtomicU64::new(0));
@@ -33,21 +34,22 @@ impl WeightVersion {
         Self(version)
     }
 
-    /// How many changes were announced.
+    /// How many changes have been announced.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Announces a change, and with the first one that all later ones will be announced too.
+    /// Announces a change. The first announcement is also a promise to announce all later ones.
     pub fn announce_change(&self) {
         self.0.fetch_add(1, Ordering::AcqRel);
     }
 }
 
-/// Announces that the values of `weight` (a variable's tensor, or a clone of it) have changed: FP8 copies of it are made anew.
+/// Announces that the values of `weight` (a variable's tensor, or a clone of it) have changed, so that FP8 copies are made
+/// again.
 ///
-/// Needed on a GPU only. It is heard by layers that have computed with the weight before; with the first announcement they begin
-/// to keep its codes, and rely on hearing of every change.
+/// Needed on a GPU only. It reaches layers that have computed with the weight before; from the first announcement they keep
+/// its codes, and rely on every later change being announced.
 pub fn announce_change(weight: &Tensor) {
     WeightVersion::of(weight).announce_change();
 }

@@ -1,5 +1,4 @@
-//! Attention against a composed reference in f64: results and gradients, on the device that FP8_TEST_DEVICE names (`cpu`,
-//! the default, or `cuda`).
+//! Attention against a composed reference in f64: results and gradients, on the device named by `FP8_TEST_DEVICE`.
 
 use candle_core::{D, DType, Device, Tensor, Var};
 use fp8_candle::Result;
@@ -13,7 +12,7 @@ fn device() -> Device {
     }
 }
 
-/// Values in [-2, 2) as `dtype` rounds them, in f64 on the CPU.
+/// Values in [-2, 2), rounded to `dtype`, in f64 on the CPU.
 fn noise(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     let n = shape.iter().product::<usize>() as u64;
     let values: Vec<f64> = (0..n)
@@ -39,7 +38,7 @@ struct Case {
     tk: usize,
     d: usize,
     causal: bool,
-    multiplier: Option<f64>,
+    softmax_scale: Option<f64>,
 }
 
 impl Case {
@@ -52,7 +51,7 @@ impl Case {
             tk,
             d,
             causal,
-            multiplier: None,
+            softmax_scale: None,
         }
     }
 
@@ -68,7 +67,7 @@ impl Case {
     fn options(&self) -> AttentionOptions {
         AttentionOptions::default()
             .with_causal(self.causal)
-            .with_logit_multiplier(self.multiplier)
+            .with_softmax_scale(self.softmax_scale)
     }
 
     /// q, k, v and the gradient of the result, heads first.
@@ -90,7 +89,7 @@ impl Case {
         ]
     }
 
-    /// The formula, from candle's own ops in f64.
+    /// The formula, with candle's own ops in f64.
     fn reference(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let (batch, group) = (self.batch, self.heads / self.kv_heads);
         let repeat = |x: &Tensor| {
@@ -99,8 +98,8 @@ impl Case {
                 .contiguous()?
                 .reshape((batch, self.heads, self.tk, self.d))
         };
-        let multiplier = self.multiplier.unwrap_or(1.0 / (self.d as f64).sqrt());
-        let mut logits = (q.matmul(&repeat(k)?.t()?)? * multiplier)?;
+        let softmax_scale = self.softmax_scale.unwrap_or(1.0 / (self.d as f64).sqrt());
+        let mut logits = (q.matmul(&repeat(k)?.t()?)? * softmax_scale)?;
         if self.causal {
             let mask: Vec<f64> = (0..self.tq)
                 .flat_map(|i| (0..self.tk).map(move |j| (i, j)))
@@ -169,7 +168,7 @@ fn assert_close(got: &[Tensor], expected: &[Tensor], tolerance: f64, case: &str)
         assert_eq!(got.dims(), expected.dims(), "{case}: {name}");
         let (got, expected) = (flat(got), flat(expected));
         let largest = expected.iter().fold(1e-30, |a: f64, b| a.max(b.abs()));
-        // Where one key is seen, gradients of q and k are 0: terms that cancel.
+        // Where only one key is visible, gradients of q and k are 0: their terms cancel.
         let unit = if largest < 1e-9 { 1.0 } else { largest };
         for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
             let error = (got - expected).abs();
@@ -272,9 +271,9 @@ fn grouped_heads() -> Result<()> {
 
 #[test]
 fn multipliers() -> Result<()> {
-    for multiplier in [0.01, -0.4, 0.9] {
+    for softmax_scale in [0.01, -0.4, 0.9] {
         let case = Case {
-            multiplier: Some(multiplier),
+            softmax_scale: Some(softmax_scale),
             ..Case::new(40, 70, 32, true)
         };
         check(case, &[DType::F32, DType::F16])?;
@@ -282,7 +281,7 @@ fn multipliers() -> Result<()> {
     Ok(())
 }
 
-/// Logits whose powers overflow without the running maximum, growing and shrinking along the keys.
+/// Logits whose exponentials overflow without the running maximum, increasing and decreasing along the keys.
 #[test]
 fn large_logits() -> Result<()> {
     let device = device();
@@ -401,7 +400,7 @@ fn strided_views() -> Result<()> {
     Ok(())
 }
 
-/// Only arguments in the graph get gradients, and the others cost nothing.
+/// Only arguments in the graph get gradients.
 #[test]
 fn gradients_of_some_arguments() -> Result<()> {
     let device = device();

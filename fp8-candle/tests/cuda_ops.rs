@@ -1,4 +1,4 @@
-//! The CUDA kernels of the differentiable building blocks against the CPU: results and gradients of the same arguments.
+//! The CUDA kernels of the differentiable building blocks against the CPU: results and gradients for the same arguments.
 #![cfg(feature = "cuda")]
 
 use candle_core::{DType, Device, Tensor, Var};
@@ -10,10 +10,10 @@ use fp8_candle::ops::{
 use fp8_test_support::{device, on_cuda};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
-/// Shorter than a chunk, odd, the longest row of a warp, longer, and odd in a block.
+/// Row lengths: shorter than a chunk, odd, the longest for a warp, longer, and odd for a block.
 const LENGTHS: [usize; 8] = [1, 3, 67, 1000, 1024, 1032, 4096 + 3, 9001];
 
-/// Whether there is no GPU to compare with; says so.
+/// Whether there is no GPU to compare with; prints that.
 fn no_gpu() -> bool {
     if !on_cuda() {
         println!("skipped: no CUDA device");
@@ -36,7 +36,7 @@ fn flat(t: &Tensor) -> Vec<f64> {
     t.to_vec1().unwrap()
 }
 
-/// How much each element of `y` counts, in its dtype, which represents it exactly.
+/// A weight for each element of `y`, exact in its dtype.
 fn weights(y: &Tensor) -> Result<Tensor> {
     let weights = (wave(y.dims(), 11) * 32.0)?.round()?;
     Ok(weights
@@ -47,7 +47,7 @@ fn weights(y: &Tensor) -> Result<Tensor> {
 
 type Op<'a> = &'a dyn Fn(&[Tensor]) -> Result<Tensor>;
 
-/// The result and the gradient of every argument, where each result counts differently.
+/// The result and the gradient of every argument, with a different weight for each element of the result.
 fn run(op: Op<'_>, args: &[Tensor], device: &Device) -> Result<Vec<Tensor>> {
     let vars = args
         .iter()
@@ -67,8 +67,8 @@ fn run(op: Op<'_>, args: &[Tensor], device: &Device) -> Result<Vec<Tensor>> {
     Ok(out)
 }
 
-/// Compares f32 on the GPU with f64 on the CPU, to a few roundings of the largest value; 16-bit dtypes to their roundings
-/// of values up to 1, since some gradients are made of rounded results. NaN and Inf are in the same places.
+/// Compares f32 on the GPU with f64 on the CPU, to a few roundings of the largest value; 16-bit dtypes to their roundings of
+/// values up to 1, since some gradients are made from rounded results. NaN and Inf must be in the same places.
 #[track_caller]
 fn assert_like_cpu(name: &str, op: Op<'_>, args: &[Tensor]) -> Result<()> {
     assert_near_cpu(name, op, args, 4e-6)
@@ -122,7 +122,7 @@ fn rows_of_every_length() -> Result<()> {
         return Ok(());
     }
     for d in LENGTHS {
-        // A mean that would cancel in a variance of squares.
+        // A mean that would cancel in a variance computed from squares.
         let x = (wave(&[2, 3, d], 1) + 5.0)?;
         let args = [x, wave(&[d], 2), wave(&[d], 3)];
         let name = |op: &str| format!("{op} of rows of {d}");
@@ -136,7 +136,7 @@ fn rows_of_every_length() -> Result<()> {
             &|a| layer_norm(&a[0], &a[1], None, 1e-2),
             &args[..2],
         )?;
-        // The gradient of the shortest rows would be nothing but rounding errors with a small eps.
+        // With a small eps, the gradients of the shortest rows would be rounding errors only.
         let eps = if d < 4 { 0.5 } else { 1e-5 };
         let rms = |a: &[Tensor]| rms_norm(&a[0], &a[1], eps);
         assert_like_cpu(&name("rms_norm"), &rms, &args[..2])?;
@@ -148,7 +148,7 @@ fn rows_of_every_length() -> Result<()> {
         for ignore_index in [None, Some(0)] {
             let options = CrossEntropyOptions::default().with_ignore_index(ignore_index);
             if d == 1 && ignore_index.is_some() {
-                continue; // All would be ignored.
+                continue; // All positions would be ignored.
             }
             assert_like_cpu(
                 &name("cross_entropy"),
@@ -368,7 +368,7 @@ fn nan_and_inf_as_on_the_cpu() -> Result<()> {
             )?;
         }
     }
-    // Rows of nothing but -Inf have no softmax.
+    // Rows with only -Inf have no softmax.
     let lowest = Tensor::full(f64::NEG_INFINITY, (2, 40), &Device::Cpu)?;
     assert_like_cpu("softmax of -Inf", &|a| softmax_last_dim(&a[0]), &[lowest])?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Linear layers without tokens, without inputs or without outputs: what candle's own layer gives for them.
+//! Linear layers without tokens, without inputs or without outputs give what candle's own layer gives.
 
 use candle_core::{DType, Tensor, Var};
 use fp8_candle::device::{GemmOutput, backend};
@@ -26,14 +26,14 @@ fn empty_sizes() -> impl Iterator<Item = (usize, usize, usize)> {
     all.filter(|&(m, k, n)| m * k * n == 0)
 }
 
-/// Values of powers of two, which every cast keeps.
+/// Powers of two, which every cast keeps.
 fn values(dims: &[usize]) -> Result<Tensor> {
     let count = dims.iter().product::<usize>();
     let values: Vec<f32> = (0..count).map(|i| [1., -2., 0.5, 4.][i % 4]).collect();
     Ok(Tensor::from_vec(values, dims, &device())?)
 }
 
-/// The values, read so that a tensor over too short a storage is caught.
+/// The values, read in a way that catches a tensor whose storage is too short.
 fn flat(x: &Tensor) -> Result<Vec<f32>> {
     Ok(x.force_contiguous()?.flatten_all()?.to_vec1()?)
 }
@@ -74,7 +74,7 @@ fn every_gradient_is_that_of_the_plain_layer() -> Result<()> {
                         let w = LinearWeight::HighPrecision(&weight, cache);
                         let y = fp8_linear(&x, w, Some(&bias), &plan)?;
                         assert_eq!(y.dims(), [&leading[..], &[n]].concat(), "{what}");
-                        // No terms but the bias; where there is no element, nothing.
+                        // The bias alone, and nothing if there are no elements.
                         let expected = flat(&bias)?.repeat(tokens);
                         let sums = k == 0 || tokens * n == 0;
                         assert!(sums && flat(&y)? == expected, "{what}: {y}");
@@ -90,7 +90,7 @@ fn every_gradient_is_that_of_the_plain_layer() -> Result<()> {
                             );
                         }
                     }
-                    // Shapes go on into candle's own kernels.
+                    // The shapes are used by candle's own kernels.
                     let y =
                         fp8_linear(&x, LinearWeight::HighPrecision(&weight, None), None, &plan)?;
                     let y = y.reshape((tokens, n))?;
@@ -132,7 +132,7 @@ fn frozen_and_packed_weights() -> Result<()> {
     Ok(())
 }
 
-/// The seam to a device takes operands from outside: what does not fit together is refused.
+/// The device interface is public, so operands that do not fit together are refused.
 #[test]
 fn operands_that_are_shorter_than_their_grid_are_errors() -> Result<()> {
     if on_cuda() {

@@ -40,7 +40,7 @@ fn fake_quantization_passes_gradients_straight_through() -> Result<()> {
                 "{dtype:?} {granularity}"
             );
 
-            // The other direction: values untouched, the gradient cast.
+            // The other direction: values unchanged, the gradient cast.
             let counter = CastCounter::default();
             let counting = quantizer.clone().with_counter(counter.clone());
             let y = grad_cast(&x, &counting, Cols)?;

@@ -24,7 +24,7 @@ const FORMATS: [(Format, Format); 3] = [
     (Format::E5M2, Format::E4M3),
 ];
 
-/// Value of a finite or NaN code, from its bits.
+/// The value of a finite or NaN code, from its bits.
 fn value(format: Format, code: u8) -> f64 {
     let (mantissa_bits, bias) = match format {
         Format::E4M3 => (3, 7),
@@ -45,7 +45,7 @@ fn value(format: Format, code: u8) -> f64 {
     }
 }
 
-/// Any finite code. Large magnitudes would drown the rest of a sum, so E5M2 stays below 2^6.
+/// Any finite code. Large magnitudes would dominate the sums, so E5M2 stays below 2^6.
 fn code(rng: &mut StdRng, format: Format) -> u8 {
     let top = if format == Format::E4M3 { 0x7F } else { 0x55 };
     rng.random_range(0..top) | rng.random::<u8>() & 0x80
@@ -64,7 +64,7 @@ impl Operand {
         (kept, contracted): (usize, usize),
         (format, granularity, contraction): (Format, Granularity, Contraction),
     ) -> Result<Self> {
-        // The scales run as the GEMM wants them.
+        // The scales run in the direction that the GEMM needs.
         Self::with_scales_along(
             seed,
             (kept, contracted),
@@ -154,7 +154,7 @@ fn multiply(a: &Operand, b: &Operand, dtype: DType, bias: Option<&Tensor>) -> Re
 
 fn flat(x: &Tensor) -> Vec<f64> {
     if x.elem_count() == 0 {
-        return vec![]; // candle has no conversion of nothing on a GPU
+        return vec![]; // candle cannot convert empty tensors on a GPU
     }
     x.to_dtype(DType::F64)
         .unwrap()
@@ -164,7 +164,7 @@ fn flat(x: &Tensor) -> Vec<f64> {
         .unwrap()
 }
 
-/// Fails where the error is more than the roundings of a sum of k terms explain, see `rounding.rs`.
+/// Fails if the error is larger than the roundings of a sum of k terms explain, see `rounding.rs`.
 #[track_caller]
 fn check(what: &str, a: &Operand, b: &Operand) -> Result<()> {
     let got = flat(&multiply(a, b, DType::F32, None)?);
@@ -177,7 +177,7 @@ fn check(what: &str, a: &Operand, b: &Operand) -> Result<()> {
     for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
         let (error, magnitude) = ((got - expected).abs(), magnitude[at]);
         let bound = rounding::bound(k, magnitude, square[at]);
-        // Tensor cores add products of FP8 values in fewer bits than f32 has.
+        // Tensor cores add products of FP8 values with fewer bits than f32 has.
         let bound = if on_cuda() {
             bound.max(3e-3 * magnitude)
         } else {
@@ -245,7 +245,7 @@ fn every_combination_at_slab_edges() -> Result<()> {
     let sizes = [
         // Both operands have one row more than a slab of rows of k, and more rows of m or n than a slab has.
         (131, 130, 8070),
-        // Rows so long that the minimum of 64 counts.
+        // Rows so long that the minimum of 64 applies.
         (65, 66, 17_000),
         (1025, 3, 1024),
         (2, 1030, 1024),
@@ -279,7 +279,7 @@ fn normal_data() -> Result<()> {
                         (k, kept)
                     };
                     let mut rng = StdRng::seed_from_u64(seed);
-                    // A sum of twelve uniform values is as good as normal.
+                    // A sum of twelve uniform values is close to normal.
                     let mut normal = || (0..12).map(|_| rng.random::<f32>()).sum::<f32>() - 6.;
                     let cast = Cast::new(format);
                     let codes = (0..rows * cols)
@@ -304,7 +304,7 @@ fn normal_data() -> Result<()> {
     Ok(())
 }
 
-/// Scales made for one GEMM serve another, where they vary along the sum.
+/// Scales made for one GEMM are used in another, where they vary along the sum.
 #[test]
 fn scales_across_the_contraction() -> Result<()> {
     for (a_contraction, b_contraction) in COMBINATIONS {
@@ -425,7 +425,7 @@ fn infinities_of_e5m2_come_out_as_infinities() -> Result<()> {
     Ok(())
 }
 
-/// A zero quant_scale (an Inf under dynamic scaling) has the dequant_scale Inf: nothing of it may look like a number.
+/// A quant_scale of 0 (from an Inf under dynamic scaling) has the dequant_scale Inf: its results must not look like numbers.
 #[test]
 fn infinite_scales_give_nan() -> Result<()> {
     let (m, n, k) = (4, 5, 6);
@@ -448,7 +448,7 @@ fn infinite_scales_give_nan() -> Result<()> {
     Ok(())
 }
 
-/// The product of two scales may leave the range of f32 where the scaled sum does not.
+/// The product of two scales may leave the range of f32 although the scaled sum does not.
 #[test]
 fn extreme_scales_do_not_overflow_on_the_way() -> Result<()> {
     let k = 300;
@@ -466,7 +466,7 @@ fn extreme_scales_do_not_overflow_on_the_way() -> Result<()> {
         (1e-34, 1e34),
     ] {
         for granularity in [Granularity::Tensorwise, Granularity::Rowwise, BLOCK_1X128] {
-            // Scales that vary along the sum may come before it: then the values themselves have to fit f32.
+            // Scales that vary along the sum may be applied before it: then the values themselves have to fit f32.
             if granularity == BLOCK_1X128 && 448. * a_scale.max(b_scale) > f32::MAX {
                 continue;
             }
@@ -486,7 +486,7 @@ fn extreme_scales_do_not_overflow_on_the_way() -> Result<()> {
     Ok(())
 }
 
-/// The same bits; on a GPU, where each product may pick another algorithm, within its tolerance of the largest value.
+/// The same bits; on a GPU, where each product may use another algorithm, within a tolerance of the largest value.
 #[track_caller]
 fn assert_same(what: &str, got: &Tensor, expected: &Tensor) {
     let tolerance = match (on_cuda(), got.dtype()) {

@@ -1,4 +1,4 @@
-//! An `FP8_ISA` that cannot be followed.
+//! An `FP8_ISA` that cannot be used.
 
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::device::backend;
@@ -17,13 +17,13 @@ fn message<T>(result: Result<T>) -> String {
     }
 }
 
-/// The variable is read once in a process, so this one is asked in processes of its own.
+/// The variable is read once per process, so this test starts processes of its own.
 #[test]
 fn a_wrong_instruction_set_is_an_error_and_no_panic() {
     let program = std::env::current_exe().unwrap();
     let output = Command::new(program)
         .env(VARIABLE, WRONG)
-        // candle's errors would show where they were made.
+        // With a backtrace, candle's errors have more than one line.
         .env("RUST_BACKTRACE", "0")
         .args(["--exact", "under_a_wrong_instruction_set", "--nocapture"])
         .output()
@@ -34,7 +34,7 @@ fn a_wrong_instruction_set_is_an_error_and_no_panic() {
     assert!(text.contains("1 passed"), "{text}");
 }
 
-/// What the test above runs; nothing where the variable is right.
+/// What the test above runs; does nothing if the variable is right.
 #[test]
 fn under_a_wrong_instruction_set() -> Result<()> {
     if std::env::var(VARIABLE).as_deref() != Ok(WRONG) {

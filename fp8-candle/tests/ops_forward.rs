@@ -281,7 +281,7 @@ fn targets_of_every_integer_dtype_and_shape() -> Result<()> {
     let targets = Tensor::new(&[[0i64, 9, 4], [3, 3, 8]], &device())?;
     let expected = cross_entropy(&logits, &targets)?.to_scalar::<f32>()?;
     for dtype in [DType::U8, DType::U32, DType::I16, DType::I32, DType::I64] {
-        // Converted on the CPU: candle has no such casts of all integers elsewhere.
+        // Converted on the CPU: elsewhere candle cannot cast all integers.
         let targets = cpu(&targets)?.to_dtype(dtype)?.to_device(&device())?;
         let loss = cross_entropy(&logits, &targets)?.to_scalar::<f32>()?;
         assert_eq!(loss, expected, "{dtype:?}");

@@ -101,7 +101,7 @@ fn cases(rows: usize) -> Vec<Case> {
     ]
 }
 
-/// A scalar that weights every element of the result differently, by weights that every dtype represents.
+/// A scalar with a different weight for every element of the result; every dtype represents the weights.
 fn weighted_sum(y: &Tensor) -> Result<Tensor> {
     let weights = (wave(y.dims(), 11) * 32.0)?
         .round()?
@@ -181,7 +181,7 @@ fn gradients_have_their_arguments_dtype_and_value() -> Result<()> {
         let exact = vars(&reference, DType::F64);
         let exact_grads = weighted_sum(&op(&tensors(&exact))?)?.backward()?;
         for dtype in DTYPES {
-            // Roundings of the argument's gradient, the result's and the weights of the sum.
+            // Roundings of the argument's gradient, of the result's, and of the weights of the sum.
             let bound = match dtype {
                 DType::F64 => 1e-14,
                 DType::F32 => 2e-6,
@@ -214,7 +214,7 @@ fn results_do_not_depend_on_the_number_of_threads() -> Result<()> {
     if skipped_on_cuda("it is about the threads of the CPU") {
         return Ok(());
     }
-    // 6000 rows are several blocks for every op.
+    // 6000 rows make several blocks in every op.
     for dtype in [DType::F32, DType::BF16, DType::F64] {
         for Case { name, args, op } in cases(6000) {
             let vars = vars(&args, dtype);
@@ -359,7 +359,7 @@ fn ignored_positions_get_no_gradient() -> Result<()> {
     let ignored = grads.get(&logits).unwrap().to_vec2::<f64>()?;
     assert_eq!(ignored[1], [0.0; 4]);
 
-    // The other rows as if the ignored one were not there.
+    // The other rows are as if the ignored one were not there.
     let kept = Var::from_tensor(&Tensor::cat(
         &[logits.narrow(0, 0, 1)?, logits.narrow(0, 2, 1)?],
         0,

@@ -1,4 +1,4 @@
-//! Weights as their device streams them.
+//! Weights packed for their device.
 
 use candle_core::{DType, Tensor};
 use fp8_candle::state::StepCells;
@@ -106,7 +106,7 @@ fn every_form_of_a_weight_gives_the_same_bits() -> Result<()> {
     Ok(())
 }
 
-/// After many uses of the same weight a change of it counts at once.
+/// After many uses of a weight, a change of it takes effect at once.
 #[test]
 fn a_changed_weight_is_packed_anew() -> Result<()> {
     let (m, n, k) = (3, 40, 64);
@@ -168,7 +168,7 @@ fn evaluation_never_gets_the_packed_codes_of_an_older_scale() -> Result<()> {
         );
     }
     let before = run(false, None)?;
-    // Every value of this scale saturates sooner.
+    // Under this scale, values saturate sooner.
     slot.restore(&scale(3.)?, &scale(2.)?)?;
     let after = run(false, None)?;
     assert_ne!(before, after);

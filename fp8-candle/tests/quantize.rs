@@ -14,7 +14,7 @@ use fp8_test_support::{device, flat, isa, on_cuda};
 use row::{Row, codes, quantizer, tensor};
 use std::sync::atomic::Ordering;
 
-/// The scales belong together and the codes follow from them.
+/// The two scales fit together, and the codes follow from them.
 #[track_caller]
 fn check_quantized(q: &Quantized, x: &Tensor, quant_scale: f32) {
     assert_eq!(flat(&q.quant_scale), [quant_scale]);
@@ -165,7 +165,7 @@ fn the_first_batches_make_their_own_scales() -> Result<()> {
     let x = tensor(&[3.5, -1.]);
     check_quantized(&row.first_batch().quantize(&x, Cols)?, &x, 128.);
     assert_eq!(row.history(), [0.; 3], "the history waits for the update");
-    // A second micro-batch of the step has its own, so the order of the two does not matter.
+    // A second micro-batch of the step has its own scale, so the order of the two does not matter.
     let large = tensor(&[100.]);
     check_quantized(&row.first_batch().quantize(&large, Cols)?, &large, 4.48);
     row.update();
@@ -175,7 +175,7 @@ fn the_first_batches_make_their_own_scales() -> Result<()> {
     Ok(())
 }
 
-/// Evaluation before any training does not cast with a scale of 1 that no tensor has made.
+/// Evaluation before any training does not use the initial scale of 1.
 #[test]
 fn evaluation_before_the_first_step_scales_by_what_it_sees() -> Result<()> {
     let row = Row::new("l", Role::Input, 3);
@@ -187,7 +187,7 @@ fn evaluation_before_the_first_step_scales_by_what_it_sees() -> Result<()> {
     Ok(())
 }
 
-/// Nothing usable in the first batches: the first amax that makes a scale counts.
+/// If the first batches have no usable amax, the first usable one sets the scale.
 #[test]
 fn the_first_batch_is_the_first_with_an_amax() -> Result<()> {
     for useless in [0., f32::INFINITY, f32::NAN] {
@@ -201,7 +201,7 @@ fn the_first_batch_is_the_first_with_an_amax() -> Result<()> {
         row.update();
         assert_eq!((row.scale(), row.history()), (1., vec![0.; 3]), "{useless}");
         if !on_cuda() {
-            // A GPU counts every update: which ones set the scale stays with it.
+            // On a GPU every update counts, since only the device knows which ones set the scale.
             assert_eq!(row.slot.version(), (0, 0), "{useless}");
         }
         let x = tensor(&[3.5]);
@@ -239,7 +239,7 @@ fn static_scales() -> Result<()> {
     let q = quantizer.quantize(&x, Cols)?;
     check_quantized(&q, &x, 64.);
     assert!(q.amax.is_none());
-    // More batches extend it; a bad one is an error and leaves it.
+    // More batches extend it; a bad one is an error and changes nothing.
     assert!(calibrate(&[14.], true)?.is_empty());
     check_quantized(&quantizer.quantize(&x, Cols)?, &x, 32.);
     for bad in [&[f32::INFINITY][..], &[1., f32::NAN], &[0.]] {
@@ -249,7 +249,7 @@ fn static_scales() -> Result<()> {
         assert!(error.contains("blocks.0.fc.input"), "{error}");
         check_quantized(&quantizer.quantize(&x, Cols)?, &x, 32.);
     }
-    // A smaller one counts where earlier ones do not.
+    // A smaller amax is used if earlier ones are not included.
     assert!(calibrate(&[7.], true)?.is_empty());
     check_quantized(&quantizer.quantize(&x, Cols)?, &x, 32.);
     assert!(calibrate(&[7.], false)?.is_empty());
@@ -328,7 +328,7 @@ fn casts_are_counted() -> Result<()> {
     Ok(())
 }
 
-/// Microscaling has one rule, RCEIL, also right beside the powers of two, where dividing the other way round rounds over them.
+/// Microscaling uses RCEIL, also right next to powers of two, where dividing the other way round would round past them.
 #[test]
 fn mx_scales_are_those_of_rceil() -> Result<()> {
     let mut amaxes = vec![0f32, f32::MAX, f32::MIN_POSITIVE, 1e-45, 3.];

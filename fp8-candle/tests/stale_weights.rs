@@ -8,7 +8,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::sync::atomic::Ordering;
 
-/// Weights with little structure to tell changes by.
+/// Weights with little structure, which makes changes hard to tell apart.
 fn weights(rng: &mut StdRng, n: usize, k: usize) -> [(&'static str, Vec<f32>); 4] {
     let len = n * k;
     [
@@ -27,7 +27,7 @@ fn weights(rng: &mut StdRng, n: usize, k: usize) -> [(&'static str, Vec<f32>); 4
     ]
 }
 
-/// A change, by name; None where it leaves these values as they are.
+/// A change, by name; `None` if it does not change these values.
 fn changed(kind: &str, w: &[f32], k: usize, rng: &mut StdRng) -> Option<Vec<f32>> {
     let n = w.len() / k;
     let mut new = w.to_vec();

@@ -35,7 +35,7 @@ fn zero_and_non_finite_amaxes_keep_history_and_scale() -> Result<()> {
             assert_eq!(row.slot.version(), (1, 0), "{recorded:?}");
         }
     }
-    // A finite amax beside a bad one counts.
+    // A finite amax next to a bad one counts.
     row.record(f32::INFINITY);
     row.record(7.);
     row.update();
@@ -60,7 +60,7 @@ fn amaxes_merge_by_maximum_and_roll_once() {
     row.update();
     assert_eq!((row.history(), row.scale()), (vec![3.5, 0., 0.], 128.));
     assert_eq!(row.slot.version(), (1, 0));
-    // Nothing new: nothing happens.
+    // Without anything new, nothing happens.
     row.update();
     assert_eq!(row.history(), [3.5, 0., 0.]);
 }
@@ -79,7 +79,7 @@ fn state(slot: &Slot) -> (f32, Vec<f32>) {
     (flat(&tensors.quant_scale)[0], flat(&tensors.amax_history))
 }
 
-/// A rank that adds `others` by maximum, or fails, and remembers what it was sent.
+/// A rank that takes the maximum with `others`, or fails, and remembers what it was sent.
 #[derive(Debug, Default)]
 struct Rank {
     others: Vec<f32>,
@@ -155,7 +155,7 @@ fn a_failed_or_short_reduction_loses_nothing() -> Result<()> {
         };
         assert!(error.contains(part), "{error}");
         assert_eq!(state(&slots[0]), (1., vec![0., 0.]), "{fault}");
-        // The next step recovers, though nothing is recorded in `a` now.
+        // The next step recovers, although nothing is recorded in `a` now.
         *rank.fails.lock().unwrap() = None;
         let step = StepCells::new(&table)?;
         step.note_rule(2, Role::Input, rule(&rank));
@@ -218,7 +218,7 @@ fn another_length_keeps_the_newest_amaxes() {
     }
 }
 
-/// The scale is for one format: casts to another one make theirs from the history, and the next update keeps it.
+/// The scale is for one format: casts to another format make theirs from the history, and the next update keeps it.
 #[test]
 fn a_change_of_the_format_makes_the_scale_anew() -> Result<()> {
     for recorded_again in [true, false] {
@@ -260,7 +260,7 @@ fn no_two_roundings_draw_the_same_bits() -> Result<()> {
     let mut keys: Vec<_> = (0..30)
         .map(|i| slots[i % 3].next_stochastic_key(7))
         .collect();
-    // A step that fails does not give its bits back, and a loaded table goes on where it was.
+    // A failed step does not return its random bits, and a loaded table continues where it was.
     let rows = table.save()?.into_iter().map(|(_, row)| row).enumerate();
     table.restore(&rows.collect::<Vec<_>>())?;
     keys.extend((0..30).map(|i| slots[i % 3].next_stochastic_key(7)));
@@ -337,7 +337,7 @@ fn histories_have_a_longest_length() -> Result<()> {
     Ok(())
 }
 
-/// What delayed scaling can leave behind can be read back.
+/// Everything that delayed scaling can produce can be read back.
 #[test]
 fn the_largest_scale_is_restored() -> Result<()> {
     let row = Row::new("l", Role::Input, 2);
@@ -350,7 +350,7 @@ fn the_largest_scale_is_restored() -> Result<()> {
     Ok(())
 }
 
-/// A row that this rank does not use follows the rule and the group of the step, whatever it had before.
+/// A row that this rank does not use follows the rule and the group of the step, not those it had before.
 #[test]
 fn idle_rows_follow_the_rule_of_the_step() -> Result<()> {
     let (table, slots) = three();
@@ -387,7 +387,7 @@ fn idle_rows_follow_the_rule_of_the_step() -> Result<()> {
     Ok(())
 }
 
-/// Rows that come in the middle of a step have cells of their own; the step is one update all the same.
+/// Rows added in the middle of a step have cells of their own; the step is still one update.
 #[test]
 fn the_parts_of_a_step_are_one_update() -> Result<()> {
     let (table, slots) = three();
@@ -420,7 +420,7 @@ fn both_directions_of_a_calibrated_scale_come_back() -> Result<()> {
         let step = StepCells::new(&table)?;
         record(&step, 1, amax);
         let wanted = |row| CalibrationRow::new(row, Format::E4M3);
-        // A row that the table does not have is passed over.
+        // A row that the table does not have is ignored.
         assert!(
             table
                 .finish_calibration(&step, &[wanted(1), wanted(9)], None)?

@@ -1,4 +1,4 @@
-//! FP8 tensors: values, scales, shapes, conversion from and to candle's F8E4M3, and what does not fit.
+//! FP8 tensors: values, scales, shapes, conversion from and to candle's F8E4M3, and bad input.
 
 use candle_core::{D, DType, Device, Tensor, Var};
 use fp8_candle::{Fp8Tensor, Quantizer, Result, ScaleSource};
@@ -53,7 +53,7 @@ fn every_instruction_set_passes() {
     }
 }
 
-/// Element by element from the definitions of the cast, the grid and the scale.
+/// Element by element, from the definitions of the cast, the grid and the scale.
 #[test]
 fn every_element_has_the_code_and_value_of_the_definition() -> Result<()> {
     let dims = [2, 13, 150];
@@ -115,7 +115,7 @@ fn every_element_has_the_code_and_value_of_the_definition() -> Result<()> {
     Ok(())
 }
 
-/// A value that has a code keeps it: with the scale fixed, a second round trip changes nothing.
+/// A value that has a code keeps it: with a fixed scale, a second round trip changes nothing.
 #[test]
 fn round_trips_are_stable() -> Result<()> {
     let x = values(2, &[40, 130]);
@@ -129,7 +129,7 @@ fn round_trips_are_stable() -> Result<()> {
             });
             let second = Fp8Tensor::quantize(&value, &fixed, Cols)?;
             assert_eq!(codes(&first), codes(&second), "{format} {granularity}");
-            // Half a step of the mantissa, and half the distance of the subnormals.
+            // Half a step of the mantissa, or half the distance between subnormals.
             let bits = if matches!(format, Format::E4M3 | Format::E4M3Fnuz) {
                 4
             } else {
@@ -248,7 +248,7 @@ fn candles_f8e4m3_keeps_every_bit() -> Result<()> {
     let back = Fp8Tensor::from_f8e4m3(&candles, tensorwise, Cols, one())?;
     assert_eq!(codes(&back), (0..=255).collect::<Vec<u8>>());
     assert_eq!(back.format(), Format::E4M3);
-    // Strided, too.
+    // Strided as well.
     let columns = candles.narrow(D::Minus1, 3, 20)?;
     let back = Fp8Tensor::from_f8e4m3(&columns, tensorwise, Cols, one())?;
     let expected = codes_in

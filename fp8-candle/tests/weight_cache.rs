@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 const NO_CACHE: &str = "a change of the weight is not known without a copy to the host";
 
-/// A cache with its counter and the weight it is asked for.
+/// A cache with its counter and its weight.
 struct Cached {
     cache: WeightCache,
     weight: Var,
@@ -32,14 +32,14 @@ impl Cached {
         }
     }
 
-    /// Multiplies the weight, as an optimizer step would.
+    /// Scales the weight, as an optimizer step might.
     fn step(&self, factor: f64) {
         self.weight
             .set(&(self.weight.as_tensor() * factor).unwrap())
             .unwrap();
     }
 
-    /// The cached codes, and whether they had to be made.
+    /// The codes; `made`: whether they have to be made.
     #[track_caller]
     fn get(&self, quantizer: &Quantizer, made: bool) -> fp8_candle::Fp8Tensor {
         self.get_for(quantizer, Cols, made)
@@ -147,7 +147,7 @@ fn a_delayed_weight_records_once_per_change() {
     cached.get(&train, false);
     row.update();
     assert_eq!(row.history(), [first, 0., 0., 0.]);
-    // Still the same weight: codes made with the initial scale are renewed, nothing is recorded again.
+    // Still the same weight: codes made with the initial scale are replaced, and nothing is recorded again.
     let real = 448. / first;
     assert_eq!(flat(cached.get(&train, true).dequant_scale()), [1. / real]);
     cached.get(&train, false);
@@ -162,13 +162,13 @@ fn a_delayed_weight_records_once_per_change() {
     row.update();
     assert_eq!(row.history(), [2. * first, first, 0., 0.]);
     assert_eq!(row.scale(), 448. / (2. * first));
-    // Gradient accumulation goes on over the update: the codes and their scale stay.
+    // Gradient accumulation continues over the update: the codes and their scale stay.
     for _ in 0..3 {
         assert_eq!(flat(cached.get(&train, false).dequant_scale()), [1. / real]);
         row.update();
     }
     assert_eq!(row.history(), [2. * first, first, 0., 0.]);
-    // The next change takes the new scale.
+    // The next change uses the new scale.
     cached.step(0.5);
     assert_eq!(
         flat(cached.get(&train, true).dequant_scale()),
@@ -189,7 +189,7 @@ fn evaluation_does_not_disturb_the_cache() {
     cached.get(&eval, false);
     row.update();
     assert_eq!(row.slot.version(), (0, 0));
-    // Training then records, although the codes are there.
+    // Training then records, although the codes exist.
     cached.get(&train, true);
     row.update();
     assert_ne!(row.history()[0], 0.);
@@ -197,7 +197,7 @@ fn evaluation_does_not_disturb_the_cache() {
     let in_step = cached.get(&train, true);
     cached.get(&eval, false);
     row.update();
-    // The scale has moved on: evaluation uses the new one, the step in progress keeps its codes.
+    // The scale has changed: evaluation uses the new one, the step in progress keeps its codes.
     let fresh = cached.get(&eval, true);
     assert_eq!(flat(fresh.dequant_scale()), [1. / row.scale()]);
     assert_ne!(flat(fresh.dequant_scale()), flat(in_step.dequant_scale()));
@@ -272,7 +272,7 @@ fn a_kept_scale_goes_on_elsewhere() -> Result<()> {
         flat(other.get(&train, true).dequant_scale()),
         [1. / row.scale()]
     );
-    // Nor has a dynamic cast one.
+    // A dynamic cast has none either.
     let dynamic = Cached::new();
     dynamic.get(
         &Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise),
@@ -327,7 +327,7 @@ fn restored_scales_renew_the_cache() -> Result<()> {
     Ok(())
 }
 
-/// Evaluation under another recipe leaves the codes of training in place, and has its own.
+/// Evaluation under another recipe does not replace the codes of training, and has its own.
 #[test]
 fn every_cast_has_an_entry_of_its_own() {
     if skipped_on_cuda(NO_CACHE) {
@@ -350,7 +350,7 @@ fn every_cast_has_an_entry_of_its_own() {
     }
 }
 
-/// An amax that an aborted step has recorded is recorded again, with codes that are still there.
+/// An amax recorded by an aborted step is recorded again, although the codes are still there.
 #[test]
 fn an_aborted_step_did_not_record() {
     if skipped_on_cuda(NO_CACHE) {
@@ -367,8 +367,8 @@ fn an_aborted_step_did_not_record() {
     assert_ne!(row.history()[0], 0.);
 }
 
-/// On a device without fingerprints codes are kept for weights whose changes are announced; on any, an announced change of a
-/// weight is seen.
+/// On a device without fingerprints, codes are kept for weights whose changes are announced. On every device, an announced
+/// change is noticed.
 #[test]
 fn announced_changes_are_seen() {
     let cached = Cached::new();
@@ -383,7 +383,7 @@ fn announced_changes_are_seen() {
     assert_ne!(codes(&cached.get(&tensorwise, true)), codes(&first));
 }
 
-/// What a checkpoint keeps is the scale of training, not that of an evaluation in another format.
+/// A checkpoint keeps the scale of training, not that of an evaluation in another format.
 #[test]
 fn the_kept_scale_is_that_of_training() -> Result<()> {
     if skipped_on_cuda(NO_CACHE) {

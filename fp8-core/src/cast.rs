@@ -65,7 +65,7 @@ impl StochasticKey {
     }
 }
 
-/// What becomes of a value beyond the largest finite one, decided after rounding.
+/// What a value beyond the largest finite one becomes, decided after rounding.
 ///
 /// Infinite inputs are treated as overflow. A directed mode that rounds a finite value toward zero stops at the
 /// largest finite value under either choice, as in IEEE 754.
@@ -98,7 +98,7 @@ pub struct Cast {
     /// How values between two codes are rounded.
     #[serde(default)]
     pub rounding: Rounding,
-    /// What becomes of values too large.
+    /// What values beyond the largest finite one become.
     #[serde(default)]
     pub overflow: Overflow,
     /// Round to f16 (nearest-even) first, as the FP8 Emulation Toolkit (mpemu) does: two roundings instead of one.
@@ -142,7 +142,7 @@ impl Cast {
             Rounding::Stochastic(key) => key.word(element),
             _ => 0,
         };
-        // A NaN has nothing to round, and the conversion promises nothing of its sign.
+        // A NaN has nothing to round, and the conversion does not promise to keep its sign.
         let x = if self.via_f16 && !x.is_nan() {
             f16::from_f32(x).to_f32()
         } else {
@@ -201,7 +201,7 @@ impl From<Rounding> for Mode {
     }
 }
 
-/// One cast, ready for one element after the other. Integers only, and free of branches once `mode` is known.
+/// One cast, prepared for many elements. It uses integers only, and no branches once `mode` is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rounder {
     spec: CodeSpec,
@@ -227,7 +227,7 @@ impl Rounder {
         self.mode
     }
 
-    /// The same cast with another mode: a constant one makes `code` a loop body that vectorizes.
+    /// The same cast with another mode: with a constant one, loops over `code` vectorize.
     #[inline(always)]
     pub(crate) fn with_mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
@@ -256,7 +256,7 @@ impl Rounder {
         let shift = (23 - m).max(151 - bias - m - exponent) as u32;
         let binade = ((exponent - 128 + bias).max(0) as u32) << mantissa_bits;
 
-        // A shift of 31 already leaves nothing of 24 bits, and less than half a step over.
+        // A shift of 31 already leaves none of the 24 bits, and a remainder below half a step.
         let capped = shift.min(31);
         let floor = significand >> capped;
         let rest = significand & ((1 << capped) - 1);

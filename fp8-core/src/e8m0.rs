@@ -20,8 +20,8 @@ impl E8M0 {
     /// NaN, the scale of a block that holds an infinity or a NaN.
     pub const NAN: Self = Self(0xFF);
 
-    /// The power of two next to `value`, a tie going up; NaN for what has none: zero, negative numbers, infinity, NaN
-    /// and numbers from 1.5 * 2^127.
+    /// The power of two nearest to `value`, ties going up; NaN where there is none: for zero, negative numbers, infinity,
+    /// NaN, and numbers from 1.5 * 2^127.
     ///
     /// This is ml_dtypes' cast, where f32 subnormals above 2^-127 go up to 2^-126. PyTorch's differs in dropping the
     /// sign and in giving 2^-127 for zero. To make a scale from an amax, use
@@ -61,7 +61,7 @@ impl E8M0 {
         self.0 == 0xFF
     }
 
-    /// The exponent of the power of two, none for NaN.
+    /// The exponent of the power of two, `None` for NaN.
     pub const fn exponent(self) -> Option<i32> {
         if self.is_nan() {
             None

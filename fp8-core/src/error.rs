@@ -1,25 +1,25 @@
-//! Typed errors; every message carries the value that was refused.
+//! Typed errors. Every message names the value that was refused.
 
 use thiserror::Error;
 
-/// A text that names no [`Format`](crate::Format).
+/// A string that is not the name of a [`Format`](crate::Format).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("unknown 8-bit format {name:?}; the formats are e4m3, e5m2, e4m3fnuz, e5m2fnuz")]
 #[non_exhaustive]
 pub struct ParseFormatError {
-    /// The text as given.
+    /// The string as given.
     pub name: String,
 }
 
-/// A text that names no value of one of the small enums of this crate.
+/// A string that is not the name of a variant of one of the enums of this crate.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("unknown {what} {name:?}; expected {expected}")]
 pub struct ParseNameError {
-    /// What was to be named, for example `rounding`.
+    /// What the string should name, for example `rounding`.
     pub what: &'static str,
-    /// The text as given.
+    /// The string as given.
     pub name: String,
-    /// The accepted texts.
+    /// The accepted names.
     pub expected: &'static str,
 }
 
@@ -41,20 +41,25 @@ pub enum ScaleError {
     },
 }
 
-/// Sizes that make no [`ScaleGrid`](crate::ScaleGrid).
+/// Sizes that do not make a [`ScaleGrid`](crate::ScaleGrid).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum GridError {
     /// A block without rows or columns covers nothing.
-    #[error("a scale block of {block_rows}x{block_cols} covers no element")]
+    #[error(
+        "a scale block of {block_rows}x{block_cols} covers no element: it must have at least one row and one column"
+    )]
     EmptyBlock {
         /// Rows of one block.
         block_rows: usize,
         /// Columns of one block.
         block_cols: usize,
     },
-    /// The matrix has more elements than a `usize` counts.
-    #[error("a matrix of {rows}x{cols} has more elements than can be indexed")]
+    /// The matrix has more elements than a `usize` can count.
+    #[error(
+        "a matrix of {rows}x{cols} has more elements than can be indexed: at most {} are allowed",
+        usize::MAX
+    )]
     TooLarge {
         /// Rows of the matrix.
         rows: usize,

@@ -20,6 +20,14 @@ use crate::error::{ParseFormatError, ParseNameError};
 /// | `E5M2Fnuz` | 57344 | 2^-15 | 2^-17 | 16 | none | 0x80 |
 ///
 /// Every finite value of every format is exact in bf16 and in f16.
+///
+/// ```
+/// use fp8_core::Format;
+///
+/// assert_eq!(Format::E4M3.max(), 448.0);
+/// assert_eq!(Format::E4M3.decode(0x38), 1.0);
+/// assert_eq!("float8_e5m2".parse(), Ok(Format::E5M2)); // PyTorch's name
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Format {
     /// OCP E4M3 ("fn"): no infinity, one NaN per sign.
@@ -36,26 +44,26 @@ pub enum Format {
     E5M2Fnuz,
 }
 
-/// Which pair of formats a device computes with: torchao's type config, swapped as a whole.
+/// Which pair of formats a device computes with, as torchao's type config chooses it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FormatPair {
-    /// [`Format::E4M3`] and [`Format::E5M2`]: NVIDIA, Intel, and the rest of the world.
+    /// [`Format::E4M3`] and [`Format::E5M2`]: NVIDIA, Intel and others.
     #[default]
     Ocp,
     /// [`Format::E4M3Fnuz`] and [`Format::E5M2Fnuz`]: AMD MI300.
     Fnuz,
 }
 
-/// A format as numbers, for code that treats all formats alike. Magnitudes are codes without their sign bit.
+/// A format as numbers, for code that treats all formats alike. A magnitude is a code without its sign bit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CodeSpec {
     pub(crate) mantissa_bits: u32,
     pub(crate) bias: u32,
     pub(crate) max_mag: u32,
-    /// What a value too large becomes where overflow is not saturated.
+    /// What a value that is too large becomes where overflow does not saturate.
     pub(crate) inf_mag: u32,
-    /// 0x80 in the fnuz formats, where a sign bit set upon it changes nothing.
+    /// 0x80 in the fnuz formats, where adding the sign bit changes nothing.
     pub(crate) nan_mag: u32,
     pub(crate) has_negative_zero: bool,
 }

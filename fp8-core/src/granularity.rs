@@ -49,8 +49,8 @@ impl Granularity {
     /// The scales of a `rows x cols` matrix that a GEMM sums over `contraction`.
     ///
     /// The sizes of [`Granularity::Blockwise`] and [`Granularity::Mx`] follow the contraction, as a transposed view
-    /// of the matrix would: 1x128 is 128x1 where the sum runs down the columns. A block size of 0, which only code
-    /// can write, counts as 1.
+    /// of the matrix would: 1x128 is 128x1 where the sum runs down the columns. A block size of 0 counts as 1; it can
+    /// only come from code, not from a file.
     pub fn grid(self, rows: usize, cols: usize, contraction: Contraction) -> ScaleGrid {
         let (kept, contracted) = match self {
             Self::Tensorwise => return ScaleGrid::tensorwise(rows, cols),
@@ -108,10 +108,23 @@ impl FromStr for Granularity {
     }
 }
 
-/// The scales of a row-major matrix: a row-major `[scale_rows, scale_cols]` matrix, each entry for one block.
+/// How the scales of a row-major matrix are laid out: a row-major `[scale_rows, scale_cols]` matrix, one entry per block.
 ///
-/// Blocks at the lower and right edge may be partial. A dimension covered as a whole has one scale even where the
-/// dimension is empty, so that the shapes `[1]`, `[rows, 1]` and `[1, cols]` hold for every matrix.
+/// Blocks at the lower and right edge may be partial. A dimension that one scale covers has that scale even where it is
+/// empty, so that the shapes `[1]`, `[rows, 1]` and `[1, cols]` hold for every matrix.
+///
+/// ```
+/// use fp8_core::{Contraction, Granularity, ScaleGrid};
+///
+/// let blocks = ScaleGrid::new(256, 300, 128, 128)?;
+/// assert_eq!((blocks.scale_rows(), blocks.scale_cols()), (2, 3));
+/// assert_eq!(blocks.index(130, 299), 5); // the last block
+///
+/// // One scale per row, for a GEMM that sums along the rows.
+/// let rowwise = Granularity::Rowwise.grid(256, 300, Contraction::Cols);
+/// assert_eq!(rowwise, ScaleGrid::per_row(256, 300));
+/// # Ok::<(), fp8_core::GridError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScaleGrid {
     rows: usize,
@@ -126,7 +139,7 @@ impl ScaleGrid {
     /// A `rows x cols` matrix with one scale for each `block_rows x block_cols` block.
     ///
     /// # Errors
-    /// A block without elements, and a matrix with more elements than a `usize` counts.
+    /// If a block has no elements, or the matrix more elements than a `usize` can count.
     pub fn new(
         rows: usize,
         cols: usize,

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use crate::kernels::convert;
 
 pub(crate) mod sealed {
-    /// Which type it is: a constant that code for one of them is chosen by.
+    /// Which type it is: a constant by which code for one of them is chosen.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Kind {
         F32,
@@ -17,7 +17,7 @@ pub(crate) mod sealed {
     pub trait Sealed {
         const KIND: Kind;
 
-        /// |x| as an integer that orders as its value does, NaN above infinity.
+        /// |x| as an integer in the order of the values, with NaN above infinity.
         type Magnitude: Copy + Default + Ord;
 
         fn magnitude(self) -> Self::Magnitude;
@@ -36,7 +36,7 @@ use sealed::Kind;
 ///
 /// All arithmetic is in f32. bf16 and f16 are exact in it; an f64 is first rounded to the nearest f32.
 pub trait HighPrecision: Copy + Default + Send + Sync + 'static + sealed::Sealed {
-    /// The value in f32, on which everything is computed.
+    /// The value in f32, in which everything is computed.
     fn to_f32(self) -> f32;
 
     /// The value nearest to `value`, ties to even.
@@ -76,7 +76,7 @@ impl HighPrecision for f32 {
 
 impl sealed::Sealed for bf16 {
     const KIND: Kind = Kind::Bf16;
-    // Signed: the baseline of x86-64 has the maximum of signed words only.
+    // Signed: baseline x86-64 has a maximum for signed words only.
     type Magnitude = i16;
 
     #[inline(always)]
@@ -108,7 +108,7 @@ impl HighPrecision for bf16 {
 
 impl sealed::Sealed for f16 {
     const KIND: Kind = Kind::F16;
-    // Signed: the baseline of x86-64 has the maximum of signed words only.
+    // Signed: baseline x86-64 has a maximum for signed words only.
     type Magnitude = i16;
 
     #[inline(always)]
@@ -160,7 +160,7 @@ impl sealed::Sealed for f64 {
 impl HighPrecision for f64 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        // Also of a NaN, whose sign the conversion leaves open.
+        // For NaN too, whose sign the conversion leaves open.
         (self as f32).copysign(if self.is_sign_negative() { -1.0 } else { 1.0 })
     }
 

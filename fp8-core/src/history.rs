@@ -10,10 +10,10 @@ use crate::{
     scaling::{delayed_quant_scale, floor_to_power_of_two},
 };
 
-/// The longest history that makes sense to ask for: a million steps, four megabytes for each tensor that has one.
+/// The longest history allowed: a million steps, four megabytes for each tensor that has one.
 pub const MAX_HISTORY_LEN: usize = 1 << 20;
 
-/// How a history is reduced to the one amax that makes the scale.
+/// How a history is reduced to the one amax from which the scale is made.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum AmaxCompute {
@@ -22,16 +22,16 @@ pub enum AmaxCompute {
     Max,
     /// The newest amax.
     MostRecent,
-    /// A function of the caller's; it cannot be serialized.
+    /// A function of your own. It cannot be serialized.
     Custom(CustomAmax),
 }
 
 type AmaxFn = dyn Fn(&[f32]) -> f32 + Send + Sync;
 
-/// A named function from a history, newest amax first, to the amax that makes the scale.
+/// A named function from a history, newest amax first, to the amax from which the scale is made.
 ///
-/// A result that is zero, infinite or NaN leaves the scale as it is. One that was read from text has a name only: recipes
-/// refuse it until it is bound to its function.
+/// A result that is zero, infinite or NaN leaves the scale as it is. A value that was read from a file has only a name:
+/// recipes refuse it until it is bound to its function.
 #[derive(Clone)]
 pub struct CustomAmax {
     name: Arc<str>,
@@ -39,7 +39,7 @@ pub struct CustomAmax {
 }
 
 impl CustomAmax {
-    /// A reduction that is shown as `name`.
+    /// A reduction displayed as `name`.
     pub fn new(
         name: impl Into<Arc<str>>,
         reduce: impl Fn(&[f32]) -> f32 + Send + Sync + 'static,
@@ -50,7 +50,7 @@ impl CustomAmax {
         }
     }
 
-    /// The name of a reduction whose function is elsewhere, as a file has it.
+    /// A name without its function, as it comes from a file.
     pub fn unbound(name: impl Into<Arc<str>>) -> Self {
         Self {
             name: name.into(),
@@ -58,7 +58,7 @@ impl CustomAmax {
         }
     }
 
-    /// Whether there is a function behind the name.
+    /// Whether the name has a function.
     pub fn is_bound(&self) -> bool {
         self.reduce.is_some()
     }
@@ -68,7 +68,7 @@ impl CustomAmax {
         &self.name
     }
 
-    /// The amax of `history`, whose first entry is the newest; 0, which leaves the scale as it is, without a function.
+    /// The amax of `history`, whose first entry is the newest. Without a function 0, which leaves the scale as it is.
     pub fn call(&self, history: &[f32]) -> f32 {
         self.reduce.as_ref().map_or(0., |reduce| reduce(history))
     }
@@ -81,7 +81,7 @@ impl fmt::Debug for CustomAmax {
 }
 
 impl PartialEq for CustomAmax {
-    /// Equal names and the very same function, as far as both have one.
+    /// Equal names and, where both have a function, the very same one.
     fn eq(&self, other: &Self) -> bool {
         let same = match (&self.reduce, &other.reduce) {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
@@ -195,12 +195,12 @@ impl FromStr for ScaleRounding {
     }
 }
 
-/// The numbers of a delayed-scaling recipe that one update needs.
+/// The part of a delayed-scaling recipe that one update needs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct DelayedRule {
-    /// Binary orders of magnitude to keep free above the amax: the quant_scale is divided by `2^margin`.
+    /// Powers of two to keep free above the amax: the quant_scale is divided by `2^margin`.
     pub margin: i32,
     /// How the history is reduced.
     pub amax_compute: AmaxCompute,
@@ -237,17 +237,18 @@ impl DelayedRule {
 pub enum SlotUpdate {
     /// Nothing was recorded (amax 0): history and quant_scale are as they were.
     Unused,
-    /// The history was rolled and the quant_scale made anew.
+    /// The history was rolled and the quant_scale recomputed.
     Updated,
     /// The amax was infinite or NaN: history and quant_scale are as they were. The caller counts and reports it.
     NonFinite,
 }
 
-/// One delayed-scaling update at the end of a step, `amax` being the one recorded in it.
+/// One delayed-scaling update at the end of a step that recorded `amax`.
 ///
-/// The amax becomes `history[0]`, the oldest entry goes, and the quant_scale of the next step is made from the
-/// history by [`delayed_quant_scale`] and [`ScaleRounding`]; it and its reciprocal are finite and not 0. Transformer Engine also stores a non-finite amax, which
-/// then freezes the scale for as long as it stays in the window; here it is only reported.
+/// The amax becomes `history[0]`, the oldest entry is dropped, and the quant_scale of the next step is made from the
+/// history by [`delayed_quant_scale`] and [`ScaleRounding`]; it and its reciprocal are finite and not 0. Transformer
+/// Engine also stores a non-finite amax, which then freezes the scale for as long as it stays in the window; here it is
+/// only reported.
 pub fn update_slot(
     rule: &DelayedRule,
     format: Format,
@@ -268,7 +269,7 @@ pub fn update_slot(
         history[0] = amax;
         rule.amax_compute.reduce(history)
     };
-    // A reduced amax without a scale keeps the previous one bit for bit, not rounded once more.
+    // Where the reduced amax has no scale, the previous one stays bit for bit, without being rounded again.
     if reduced > 0.0 && reduced.is_finite() {
         let exact = delayed_quant_scale(reduced, format, rule.margin, *quant_scale);
         *quant_scale = rule.scale_rounding.apply(exact);
@@ -276,10 +277,10 @@ pub fn update_slot(
     SlotUpdate::Updated
 }
 
-/// The quant_scale that `history` makes for `format`, with nothing new recorded: what a change of the format needs.
+/// The quant_scale for `format` from `history` with nothing new recorded: needed when the format changes.
 ///
-/// A history that makes no scale (all 0) gives 1, the initial one: `previous` was for another format. `previous` stays
-/// where the reduction itself says nothing (0, infinite or NaN of a history that is not empty).
+/// An empty history (all 0) gives 1, the initial scale, since `previous` was for another format. If the history is not
+/// empty but reduces to 0, infinity or NaN, `previous` stays.
 pub fn remake_scale(rule: &DelayedRule, format: Format, history: &[f32], previous: f32) -> f32 {
     if history.iter().all(|&amax| amax == 0.0) {
         return 1.0;
@@ -293,7 +294,7 @@ pub fn remake_scale(rule: &DelayedRule, format: Format, history: &[f32], previou
     }
 }
 
-/// `history` with `len` entries: the newest stay, room beyond the oldest is filled with 0.
+/// `history` with `len` entries: the newest are kept, and new entries after the oldest are 0.
 pub fn resize_history(history: &[f32], len: usize) -> Vec<f32> {
     let mut resized = history[..len.min(history.len())].to_vec();
     resized.resize(len, 0.0);

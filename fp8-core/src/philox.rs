@@ -1,7 +1,7 @@
 //! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), as in Random123 and cuRAND.
 //!
-//! A counter-based generator: the bits of an element depend on its index and the key alone, hence on no thread, no
-//! device and no order of work.
+//! A counter-based generator: the bits of an element depend only on its index and the key, not on threads, devices or the
+//! order of work.
 
 pub(crate) const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 pub(crate) const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

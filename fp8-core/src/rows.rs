@@ -23,10 +23,10 @@ struct Piece {
     layout: Layout,
 }
 
-/// How the scales of a [`Piece`] lie over its elements.
+/// Which elements of a [`Piece`] share a scale.
 #[derive(Clone, Copy)]
 enum Layout {
-    /// One scale for each so many elements; the last ones may be fewer.
+    /// One scale for every run of this many elements; the last run may be shorter.
     Segments(usize),
     /// One scale for each element.
     PerElement,
@@ -38,7 +38,7 @@ enum Layout {
 /// of a matrix may come in any order and any split.
 ///
 /// # Panics
-/// Where `src` is no whole number of rows, its rows go beyond those of the grid, or `out` has another length.
+/// If `src` is not a whole number of rows, its rows go beyond those of the grid, or `out` has another length.
 pub fn amax_rows<T: HighPrecision>(src: &[T], first_row: usize, grid: &ScaleGrid, out: &mut [f32]) {
     let run = row_run(src.len(), first_row, grid, out.len());
     let isa = Isa::best();
@@ -51,13 +51,13 @@ pub fn amax_rows<T: HighPrecision>(src: &[T], first_row: usize, grid: &ScaleGrid
     });
 }
 
-/// The codes of `x * quant_scale` for each `x` of `src`, the scale being the one of its block.
+/// The codes of `x * quant_scale` for each `x` of `src`, with the scale of its block.
 ///
 /// Stochastic rounding numbers the elements of the whole matrix in row-major order.
 ///
 /// # Panics
-/// Where `src` is no whole number of rows, its rows go beyond those of the grid, `quant_scales` has not
-/// [`ScaleGrid::len`] entries, or `dst` has not the length of `src`.
+/// If `src` is not a whole number of rows, its rows go beyond those of the grid, `quant_scales` does not have
+/// [`ScaleGrid::len`] entries, or `dst` does not have the length of `src`.
 pub fn encode_rows<T: HighPrecision>(
     cast: &Cast,
     src: &[T],
@@ -86,11 +86,11 @@ pub fn encode_rows_with_amax<T: HighPrecision>(
 
 /// [`encode_rows_with_amax`], with the codes of the transposed matrix from the same pass.
 ///
-/// `transposed` has [`ScaleGrid::cols`] rows of [`ScaleGrid::rows`] codes, those of the whole matrix; the columns of the
-/// rows of `src` are written, and no others. The codes are those of `dst`, also of stochastic rounding.
+/// `transposed` has [`ScaleGrid::cols`] rows of [`ScaleGrid::rows`] codes, for the whole matrix; only the columns that
+/// belong to the rows of `src` are written. The codes equal those of `dst`, with stochastic rounding too.
 ///
 /// # Panics
-/// As [`encode_rows`], and where `transposed` has not one code for each element of the grid.
+/// As [`encode_rows`], and if `transposed` does not have one code for each element of the grid.
 pub fn encode_rows_transposed<T: HighPrecision>(
     cast: &Cast,
     src: &[T],
@@ -162,11 +162,11 @@ fn encode_run<T: HighPrecision, const AMAX: bool>(
     amax.value()
 }
 
-/// `value * dequant_scale` for each code, in f32, then rounded to `T`; the scale is the one of the code's block.
+/// `value * dequant_scale` for each code, in f32, then rounded to `T`, with the scale of the code's block.
 ///
 /// # Panics
-/// Where `codes` is no whole number of rows, its rows go beyond those of the grid, `dequant_scales` has not
-/// [`ScaleGrid::len`] entries, or `dst` has not the length of `codes`.
+/// If `codes` is not a whole number of rows, its rows go beyond those of the grid, `dequant_scales` does not have
+/// [`ScaleGrid::len`] entries, or `dst` does not have the length of `codes`.
 pub fn decode_rows<T: HighPrecision>(
     format: Format,
     codes: &[u8],
@@ -195,7 +195,7 @@ pub fn decode_rows<T: HighPrecision>(
     });
 }
 
-/// The rows that `len` elements from `first_row` make.
+/// The rows that `len` elements, starting at `first_row`, make up.
 fn row_run(len: usize, first_row: usize, grid: &ScaleGrid, scales: usize) -> Range<usize> {
     assert_eq!(scales, grid.len(), "number of scales does not fit the grid");
     let rows = match grid.cols() {
@@ -240,7 +240,7 @@ fn for_each_piece(grid: &ScaleGrid, run: Range<usize>, mut work: impl FnMut(Piec
     while row < run.end {
         let scale_row = row / grid.block_rows();
         let scales = scale_row * scale_cols..(scale_row + 1) * scale_cols;
-        // Where one scale spans the row, it spans all rows of its block at once.
+        // A scale that spans the row spans all rows of its block.
         let end = if scale_cols == 1 {
             run.end.min((scale_row + 1) * grid.block_rows())
         } else {

@@ -11,8 +11,8 @@ pub const AMAX_EPSILON: f32 = 1e-12;
 
 /// The quant_scale of dynamic scaling, torchao's `amax_to_scale`: `MAX / max(amax, 1e-12)`.
 ///
-/// An amax of 0 gives a large finite scale, an infinite one 0 (every value then dequantizes to NaN: it fails loudly),
-/// a NaN one NaN.
+/// An amax of 0 gives a large finite scale; an infinite one gives 0, under which every value dequantizes to NaN, so that
+/// the failure shows; NaN gives NaN.
 pub fn dynamic_quant_scale(amax: f32, format: Format) -> f32 {
     // Not f32::max, which would drop a NaN.
     let amax = if amax < AMAX_EPSILON {
@@ -23,7 +23,7 @@ pub fn dynamic_quant_scale(amax: f32, format: Format) -> f32 {
     format.max() / amax
 }
 
-/// The quant_scale of Transformer Engine's current scaling: `MAX / amax`, an amax below `eps` counting as `eps`.
+/// The quant_scale of Transformer Engine's current scaling: `MAX / amax`, where an amax below `eps` counts as `eps`.
 ///
 /// Where that is undefined (amax zero with `eps` 0, infinite or NaN) the scale is 1. A quotient beyond f32 gives
 /// `f32::MAX`.
@@ -36,9 +36,9 @@ pub fn current_quant_scale(amax: f32, format: Format, eps: f32) -> f32 {
 ///
 /// Where that is undefined (amax zero, infinite or NaN) the `previous` quant_scale stays.
 ///
-/// The scale outlives the step that made it, so whatever the amax and the margin, it and its [`reciprocal`] are finite and
-/// not 0: a quotient beyond f32 gives `f32::MAX`, as in Transformer Engine, and one below the normal numbers, whose
-/// reciprocal would be infinite, gives `f32::MIN_POSITIVE`. The latter takes an amax near 1e38 and a margin.
+/// The scale outlives the step that made it, so for every amax and margin it and its [`reciprocal`] are finite and not 0: a
+/// quotient beyond f32 gives `f32::MAX`, as in Transformer Engine, and one below the normal numbers, whose reciprocal would
+/// be infinite, gives `f32::MIN_POSITIVE`. The latter takes an amax near 1e38 and a margin.
 pub fn delayed_quant_scale(amax: f32, format: Format, margin: i32, previous: f32) -> f32 {
     let max = (f64::from(format.max()) / 2f64.powi(margin)) as f32;
     finite_quotient(max, amax).map_or(previous, |scale| scale.max(f32::MIN_POSITIVE))
@@ -47,7 +47,7 @@ pub fn delayed_quant_scale(amax: f32, format: Format, margin: i32, previous: f32
 /// The dequant_scale of a calibrated tensor: `max(amax, 1e-12) / MAX`, never 0.
 ///
 /// # Errors
-/// An amax that is infinite, NaN or negative: the calibration went wrong.
+/// If the amax is infinite, NaN or negative: the calibration went wrong.
 pub fn static_dequant_scale(amax: f32, format: Format) -> Result<f32, ScaleError> {
     if !amax.is_finite() {
         return Err(ScaleError::NonFinite { amax });
@@ -59,12 +59,12 @@ pub fn static_dequant_scale(amax: f32, format: Format) -> Result<f32, ScaleError
 }
 
 fn finite_quotient(max: f32, amax: f32) -> Option<f32> {
-    // No amax is negative; a sign that a caller lets through must not turn the scale around.
+    // No amax is negative; a stray sign must not turn the scale negative.
     let defined = amax > 0.0 && amax.is_finite();
     defined.then(|| (max / amax).min(f32::MAX))
 }
 
-/// `quant_scale` with its mantissa cleared: the power of two next below it, as torchao's `_round_scale_down_to_power_of_2`.
+/// `quant_scale` with its mantissa cleared: the largest power of two not above it, as torchao's `_round_scale_down_to_power_of_2`.
 ///
 /// NaN and infinities stay as they are; zero and f32 subnormals give zero.
 pub fn floor_to_power_of_two(quant_scale: f32) -> f32 {
@@ -89,7 +89,7 @@ pub fn mx_dequant_scale_rceil(amax: f32, format: Format) -> E8M0 {
     }
     let bits = (amax.abs() / format.max()).to_bits();
     let (exponent, fraction) = (bits >> 23, bits & 0x007F_FFFF);
-    // 2^-127 lies among the f32 subnormals, as the fraction 0x400000.
+    // 2^-127 is an f32 subnormal, with the fraction 0x400000.
     let up = if exponent == 0 {
         fraction > 0x0040_0000
     } else {

@@ -2,7 +2,7 @@
 
 use crate::{Cast, Format, ScaleGrid, high_precision::HighPrecision, rows};
 
-/// max |x| over `src` in f32, 0 where it is empty. A NaN anywhere gives NaN, else an infinity gives infinity.
+/// max |x| over `src` in f32, 0 if it is empty. A NaN anywhere gives NaN, otherwise an infinity gives infinity.
 pub fn amax<T: HighPrecision>(src: &[T]) -> f32 {
     let mut out = [0.0];
     rows::amax_rows(src, 0, &row(src.len()), &mut out);
@@ -12,7 +12,7 @@ pub fn amax<T: HighPrecision>(src: &[T]) -> f32 {
 /// The codes of `x * quant_scale` for each `x` of `src`; elements are numbered from 0 for stochastic rounding.
 ///
 /// # Panics
-/// Where `src` and `dst` differ in length.
+/// If `src` and `dst` differ in length.
 pub fn encode<T: HighPrecision>(cast: &Cast, src: &[T], quant_scale: f32, dst: &mut [u8]) {
     rows::encode_rows(cast, src, 0, &row(src.len()), &[quant_scale], dst);
 }
@@ -20,7 +20,7 @@ pub fn encode<T: HighPrecision>(cast: &Cast, src: &[T], quant_scale: f32, dst: &
 /// [`encode`], and the [`amax`] of `src` (without the scale) from the same pass.
 ///
 /// # Panics
-/// Where `src` and `dst` differ in length.
+/// If `src` and `dst` differ in length.
 pub fn encode_with_amax<T: HighPrecision>(
     cast: &Cast,
     src: &[T],
@@ -33,7 +33,7 @@ pub fn encode_with_amax<T: HighPrecision>(
 /// `value * dequant_scale` for each code, in f32, then rounded to `T`.
 ///
 /// # Panics
-/// Where `codes` and `dst` differ in length.
+/// If `codes` and `dst` differ in length.
 pub fn decode<T: HighPrecision>(format: Format, codes: &[u8], dequant_scale: f32, dst: &mut [T]) {
     rows::decode_rows(format, codes, 0, &row(codes.len()), &[dequant_scale], dst);
 }

@@ -35,7 +35,7 @@ macro_rules! element_type {
             /// A NaN.
             pub const NAN: Self = Self($format.nan_code());
 
-            /// The nearest value, ties to even; beyond the largest finite value, that one. See [`Cast`] for others.
+            /// The nearest value, ties to even, saturating at the largest finite one. See [`Cast`] for other roundings.
             pub fn from_f32(value: f32) -> Self {
                 Self(Cast::new($format).encode(value, 0))
             }
@@ -60,7 +60,7 @@ macro_rules! element_type {
                 $format.is_nan(self.0)
             }
 
-            /// Whether this is an infinity; only [`E5M2`] has any.
+            /// Whether this is an infinity; only [`E5M2`] has one.
             pub const fn is_infinite(self) -> bool {
                 $format.is_infinite(self.0)
             }
@@ -70,7 +70,7 @@ macro_rules! element_type {
                 $format.is_finite(self.0)
             }
 
-            /// Whether the sign bit says minus: true of -0, and of NaN where the format has one for each sign.
+            /// Whether the sign bit is set: also for -0, and for NaN where the format has one of each sign.
             pub const fn is_sign_negative(self) -> bool {
                 self.0 & 0x80 != 0 && ($format.has_negative_zero() || self.0 != 0x80)
             }

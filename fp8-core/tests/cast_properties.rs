@@ -1,4 +1,4 @@
-//! What every cast must hold, on any input.
+//! Properties of every cast, on any input.
 
 use fp8_core::{
     Cast, E4M3, E4M3Fnuz, E5M2, E5M2Fnuz, E8M0, Format, Overflow, Rounding, StochasticKey,
@@ -17,7 +17,7 @@ fn formats() -> impl Strategy<Value = Format> {
     prop::sample::select(Format::ALL.to_vec())
 }
 
-/// A value within the range of the format or just beyond, of any order of magnitude, ties among them.
+/// A value within the range of the format or just beyond, of any order of magnitude, including ties.
 fn near(format: Format) -> impl Strategy<Value = f32> {
     let codes = (0..=format.max_code(), any::<bool>(), 0..=16u32).prop_map(
         move |(code, negative, sixteenths)| {
@@ -137,7 +137,7 @@ proptest! {
         prop_assert!(!round(Rounding::TowardNegative, -x).is_finite());
     }
 
-    /// The code away from zero is taken exactly where the word of the element is below the fraction.
+    /// The code away from zero is taken exactly if the word of the element is below the fraction.
     #[test]
     fn stochastic_takes_the_exact_fraction((format, x) in with_value(), seed: u64, step: u32, tensor: u32, element: u64) {
         let key = StochasticKey { seed, step, tensor };

@@ -5,7 +5,7 @@ mod common;
 use fp8_core::{AmaxCompute, DelayedRule, Format, SlotUpdate, update_slot};
 use serde_json::Value;
 
-/// Numbers are stored as text, to keep infinities and NaN.
+/// Numbers are stored as strings, to keep infinities and NaN.
 fn number(value: &Value) -> f32 {
     value.as_str().unwrap().parse().unwrap()
 }
@@ -42,8 +42,8 @@ fn traces_equal_transformer_engine() {
             let before = (history.clone(), quant_scale);
             let update = update_slot(&rule, format, amax, &mut history, &mut quant_scale);
             if !amax.is_finite() {
-                // The deliberate difference: theirs stores it, which freezes or bends the scale until it has left the
-                // window; ours reports it and keeps everything.
+                // The deliberate difference: theirs stores it, which freezes or distorts the scale until it has left
+                // the window; ours reports it and keeps everything.
                 assert_eq!(update, SlotUpdate::NonFinite, "{name} step {step}");
                 assert_eq!((history.clone(), quant_scale), before, "{name} step {step}");
                 assert_eq!(
@@ -74,7 +74,7 @@ fn traces_equal_transformer_engine() {
                 );
                 assert_eq!(their_history(&history), theirs, "{name} step {step}");
             } else {
-                // From here on the contract decides: the scale of the amaxes that were finite.
+                // From here on the expected scale is that of the finite amaxes.
                 let reduced = rule.amax_compute.reduce(&history);
                 assert_eq!(
                     quant_scale,

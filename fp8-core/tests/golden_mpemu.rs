@@ -1,14 +1,14 @@
 //! E5M2 casts against the FP8 Emulation Toolkit (mpemu), which rounds to f16 first.
 //!
-//! Its inputs are not in the file, but their greater part is known: all finite values of E4M3 in order, the midpoints
+//! Its inputs are not in the file, but most of them are known: all finite values of E4M3 in order, the midpoints
 //! between them, those midpoints one f32 step up and down, then (after other values) the same for E5M2. The step is
 //! lost in f16, which is what `via_f16` is for.
 //!
-//! Compared are the `chunks31` columns, of 31 values a call. In longer calls mpemu takes a vector path that rounds to
+//! The `chunks31` columns, of 31 values per call, are compared. In longer calls mpemu takes a vector path that rounds to
 //! nearest-even whatever the mode; with its nearest-even columns all inputs are compared.
 //! mpemu's names: RNAZ ties away from zero, RTZ toward zero. RNTZ (ties toward zero) has no counterpart here. RNINF is
-//! no directed mode: it truncates positive values, which is toward negative infinity, but takes negative ones to the
-//! nearest, only their ties downward; positive values are compared.
+//! not a directed mode: it truncates positive values, which is toward negative infinity, but rounds negative ones to the
+//! nearest, with ties downward; only positive values are compared.
 
 mod common;
 

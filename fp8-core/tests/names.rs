@@ -1,4 +1,4 @@
-//! The texts by which users and files name things.
+//! The names that users and files write.
 
 use fp8_core::{
     AmaxCompute, Cast, CustomAmax, DelayedRule, Format, FormatPair, Granularity, Overflow,

@@ -70,7 +70,7 @@ proptest! {
         prop_assert_eq!(grid.transpose().transpose(), grid);
     }
 
-    /// Every function gives what the definition gives element by element.
+    /// Every function equals the definition, element by element.
     #[test]
     fn rows_equal_the_definition(grid in grids(), seed: u32) {
         let (src, scales) = (matrix(&grid, seed), scales(&grid, seed ^ 1));

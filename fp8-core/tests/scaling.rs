@@ -78,8 +78,8 @@ fn special_amaxes_give_what_each_policy_says() {
     );
 }
 
-/// Values near the ends of f32 under every margin: neither the scale nor what undoes it is 0 or infinite, and the slot
-/// follows the next amax as if nothing had been.
+/// Values near the ends of f32 under every margin: neither the scale nor its reciprocal is 0 or infinite, and the slot
+/// follows the next amax as if nothing had happened.
 #[test]
 fn delayed_scales_stay_finite_both_ways() {
     let amaxes = [1e-45, 1e-38, 1.0, 1e38, f32::MAX];

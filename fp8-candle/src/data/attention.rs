@@ -10,8 +10,8 @@ pub(crate) struct Attention {
     pub(crate) keys: usize,
     pub(crate) head_dim: usize,
     pub(crate) causal: bool,
-    pub(crate) logit_multiplier: f64,
-    /// Dimensions are batch, token, head, feature; otherwise batch, head, token, feature.
+    pub(crate) softmax_scale: f64,
+    /// Whether the dimensions are batch, token, head, feature instead of batch, head, token, feature.
     pub(crate) tokens_first: bool,
 }
 

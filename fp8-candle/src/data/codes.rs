@@ -26,7 +26,7 @@ impl Orientation {
     }
 }
 
-/// The codes that a cast has written, at least one of the two.
+/// The codes written by a cast, in at least one of the two layouts.
 #[derive(Debug, Clone)]
 pub struct Codes {
     /// U8 in the shape of the values.
@@ -50,13 +50,13 @@ impl Codes {
 pub enum GemmCodes<'a> {
     /// U8, `[rows, cols]`, contiguous.
     RowMajor(&'a Tensor),
-    /// U8, `[cols, rows]`, contiguous; only on devices whose [`crate::device::Backend::orientation`] asks for it.
+    /// U8, `[cols, rows]`, contiguous; only on devices whose [`crate::device::Backend::orientation`] requests it.
     Transposed(&'a Tensor),
-    /// U8, as [`crate::device::Backend::pack`] of this device has made them; for operand B only.
+    /// U8, from [`crate::device::Backend::pack`] of this device; for operand B only.
     Packed(&'a Tensor),
 }
 
-/// One operand of an FP8 GEMM: codes, the dimension that is summed over, and what to multiply by.
+/// One operand of an FP8 GEMM: codes, scales, and the dimension that is summed over.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmOperand<'a> {
     /// The codes.
@@ -65,7 +65,7 @@ pub struct GemmOperand<'a> {
     pub format: Format,
     /// Which scale belongs to which element.
     pub grid: ScaleGrid,
-    /// f32 `[scale_rows, scale_cols]`, multiplies after the decode.
+    /// f32 `[scale_rows, scale_cols]`, multiplied in after decoding.
     pub dequant_scale: &'a Tensor,
     /// The dimension that the product sums over.
     pub contraction: Contraction,
@@ -89,7 +89,7 @@ impl GemmOperand<'_> {
     }
 }
 
-/// What comes after the products of a GEMM.
+/// What a GEMM does with its sums of products.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmOutput<'a> {
     /// Dtype of the result: f32, bf16, f16 or, on the CPU, f64 (summed in f32).

@@ -3,14 +3,14 @@
 use candle_core::Tensor;
 use fp8_core::{DelayedRule, Format};
 
-/// The numbers of a table that live on its device. Row `i` of every column belongs to one tensor role of one layer.
+/// The numbers of a table that are stored on its device. Row `i` of every column belongs to one tensor role of one layer.
 ///
-/// Columns are replaced, never changed in place: who holds a scale of an earlier step keeps its value.
+/// Columns are replaced, never changed in place, so a scale taken from an earlier step keeps its value.
 #[derive(Debug, Clone)]
 pub struct Columns {
-    /// f32 `[rows]`, multiplies before the cast.
+    /// f32 `[rows]`, the factor before the cast.
     pub quant_scale: Tensor,
-    /// f32 `[rows]`, multiplies after the decode.
+    /// f32 `[rows]`, the factor after decoding.
     pub dequant_scale: Tensor,
     /// f32 `[rows, len]`, newest first.
     pub amax_history: Tensor,
@@ -25,18 +25,18 @@ pub struct RowUpdate {
     pub rule: DelayedRule,
     /// The format that the scale is for.
     pub format: Format,
-    /// Entries of the history that count; those beyond become 0.
+    /// Entries of the history in use; those after them become 0.
     pub window: usize,
-    /// Make the scale anew from the history even if nothing was recorded: it was made for another format.
+    /// Recompute the scale from the history even if nothing was recorded, because it was made for another format.
     pub remake: bool,
 }
 
-/// What an update has made.
+/// The result of an update.
 #[derive(Debug, Clone)]
 pub struct Updated {
     /// The new columns.
     pub columns: Columns,
-    /// Which rows have another history or scale than before; None where that is known to the device only.
+    /// Which rows have a new history or scale; `None` if only the device knows.
     pub changed: Option<Vec<bool>>,
 }
 

@@ -1,4 +1,4 @@
-//! How scales are made from what is cast.
+//! How scales are made from the tensor that is cast.
 
 use super::codes::Codes;
 use candle_core::Tensor;
@@ -20,7 +20,7 @@ pub enum ScalePolicy {
 }
 
 impl ScalePolicy {
-    /// The policy of dynamic scaling for a granularity: microscaling has its own.
+    /// The policy of dynamic scaling for a granularity; microscaling has its own.
     pub fn dynamic(granularity: Granularity) -> Self {
         match granularity {
             Granularity::Mx => Self::Mx,
@@ -29,7 +29,7 @@ impl ScalePolicy {
     }
 }
 
-/// How a current scale is made from the amax of what is cast.
+/// How a current scale is made from the amax of the tensor that is cast.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CurrentScale {
     /// From amax to quant_scale.
@@ -43,7 +43,7 @@ pub struct CurrentScale {
 pub struct CurrentCast {
     /// The codes.
     pub codes: Codes,
-    /// f32 `[scale_rows, scale_cols]`, what the values were multiplied by.
+    /// f32 `[scale_rows, scale_cols]`, the factors before the cast.
     pub quant_scale: Tensor,
     /// Its reciprocal.
     pub dequant_scale: Tensor,

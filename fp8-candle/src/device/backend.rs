@@ -1,4 +1,4 @@
-//! What a device supplies.
+//! What a device has to provide.
 
 use crate::data::attention::Attention;
 use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
@@ -8,9 +8,9 @@ use crate::error::Result;
 use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, ScaleGrid};
 
-/// The operations every device supplies. Matrices are contiguous; sizes are checked by the callers.
+/// The operations that every device provides. Matrices are contiguous; sizes are checked by the callers.
 pub trait Backend: Send + Sync {
-    /// Largest magnitude per scale of `grid`: f32 `[scale_rows, scale_cols]`. NaN wins over everything.
+    /// Largest magnitude per scale of `grid`: f32 `[scale_rows, scale_cols]`. NaN counts as the largest.
     fn amax(&self, x: &Tensor, grid: &ScaleGrid) -> Result<Tensor>;
 
     /// quant_scale of each amax, same shape.
@@ -25,8 +25,8 @@ pub trait Backend: Send + Sync {
     /// IEEE reciprocal of each f32 scale: quant_scale to dequant_scale and back.
     fn reciprocal(&self, scale: &Tensor) -> Result<Tensor>;
 
-    /// What this device's GEMM reads of an operand that it sums over `contraction` of; `both`: one copy of the codes serves
-    /// a GEMM along either dimension, and there will be one of each.
+    /// The layout in which this device's GEMM reads an operand that it sums over `contraction`. With `both`, there will be
+    /// a GEMM over either dimension, and one copy of the codes is valid for both.
     fn orientation(&self, contraction: Contraction, both: bool) -> Orientation;
 
     /// Codes of `x * quant_scale`.
@@ -39,7 +39,7 @@ pub trait Backend: Send + Sync {
         orientation: Orientation,
     ) -> Result<Codes>;
 
-    /// [`Backend::quantize`] with one scale for all, and the amax of `x` (f32 `[1]`) from the same read.
+    /// [`Backend::quantize`] with one scale, and the amax of `x` (f32 `[1]`) from the same read.
     fn quantize_with_amax(
         &self,
         x: &Tensor,
@@ -48,7 +48,7 @@ pub trait Backend: Send + Sync {
         orientation: Orientation,
     ) -> Result<(Codes, Tensor)>;
 
-    /// Codes of `x` under the scales that its own amaxes make.
+    /// Codes of `x` with scales from its own amaxes.
     fn quantize_current(
         &self,
         x: &Tensor,
@@ -71,7 +71,7 @@ pub trait Backend: Send + Sync {
     /// The transpose of U8 codes `[rows, cols]`.
     fn transpose(&self, codes: &Tensor) -> Result<Tensor>;
 
-    /// `decode(codes) * dequant_scale` in f32, then `dtype`.
+    /// `decode(codes) * dequant_scale` in f32, then rounded to `dtype`.
     fn dequantize(
         &self,
         codes: &Tensor,
@@ -89,8 +89,8 @@ pub trait Backend: Send + Sync {
         out: &GemmOutput<'_>,
     ) -> Result<Storage>;
 
-    /// Row-major codes, U8 `[n, k]`, of a weight that a GEMM sums over k, in the form that this device reads best: U8 of one
-    /// dimension, padding included. None where that form is row-major.
+    /// Packs row-major codes, U8 `[n, k]`, of a weight that a GEMM sums over k, in the layout that this device reads fastest:
+    /// one-dimensional U8, padding included. `None` if that layout is row-major.
     fn pack(&self, codes: &Tensor) -> Result<Option<Tensor>>;
 
     /// The row-major codes `[n, k]` that [`Backend::pack`] was given.
@@ -99,7 +99,7 @@ pub trait Backend: Send + Sync {
     /// Sum over the rows of `[rows, cols]`, accumulated in f32, as `dtype` `[cols]`.
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor>;
 
-    /// The same bits as candle's F8E4M3.
+    /// The bits of U8 codes as candle's F8E4M3.
     fn codes_to_f8e4m3(&self, codes: &Tensor) -> Result<Tensor>;
 
     /// The bits of candle's F8E4M3 as U8.
@@ -108,8 +108,8 @@ pub trait Backend: Send + Sync {
     /// Cells for the amaxes of `rows` rows, all 0.
     fn amax_cells(&self, device: &Device, rows: usize) -> Result<Box<dyn AmaxCells>>;
 
-    /// One delayed-scaling update of all rows: `rows[i]` says how, None leaves history and scale of row i alone.
-    /// `recorded.amax` of 0 leaves a row as it is unless its scale has to be remade; `recorded.non_finite` is added to
+    /// One delayed-scaling update of all rows. `rows[i]` says how; `None` leaves history and scale of row i unchanged.
+    /// A `recorded.amax` of 0 leaves a row unchanged unless its scale has to be remade. `recorded.non_finite` is added to
     /// the counts of every row.
     fn update_columns(
         &self,
@@ -118,37 +118,37 @@ pub trait Backend: Send + Sync {
         recorded: &Recorded,
     ) -> Result<Updated>;
 
-    /// A hash of every bit of `x`, or None where it would need a copy to the host.
+    /// A hash of all bits of `x`, or `None` if it would need a copy to the host.
     fn fingerprint(&self, x: &Tensor) -> Result<Option<u64>>;
 }
 
-/// Running amaxes of a table's rows on its device: recording is a maximum into a cell.
+/// Running amaxes of a table's rows on its device: recording takes a maximum in a cell.
 ///
-/// Any thread may record; nothing is copied to the host.
+/// Any thread may record. Nothing is copied to the host.
 pub trait AmaxCells: std::fmt::Debug + Send + Sync {
-    /// Takes the maximum of the finite values of `amax` (f32, any shape) into the cell of `row` if `keep`, and counts one
-    /// cast with Inf or NaN if there is any.
+    /// With `keep`, merges the maximum of the finite values of `amax` (f32, any shape) into the cell of `row`. Counts one
+    /// cast with Inf or NaN if there is such a value.
     fn record(&self, row: usize, amax: &Tensor, keep: bool) -> Result<()>;
 
-    /// What was recorded, left where it is.
+    /// What was recorded; the cells keep it.
     fn read(&self) -> Result<Recorded>;
 
-    /// What was recorded in the rows that `which` says, 0 for the others; those cells are 0 again.
+    /// What was recorded in the rows selected by `which`, 0 for the others. The selected cells are reset to 0.
     fn take(&self, which: &[bool]) -> Result<Recorded>;
 
-    /// Puts amaxes of the first `recorded` rows back: maximum of amaxes, sum of counts.
+    /// Merges amaxes of the first rows: maximum of amaxes, sum of counts.
     fn merge(&self, recorded: &Recorded) -> Result<()>;
 }
 
-/// Attention whose probabilities never reach memory.
+/// Attention that never stores its probabilities.
 pub(crate) trait FusedAttention: Send + Sync {
-    /// Whether there are kernels for these sizes and this dtype; nothing is asked of the others.
+    /// Whether there are kernels for these sizes and this dtype; the other methods are not called otherwise.
     fn supports(&self, attention: &Attention, dtype: DType) -> bool;
 
-    /// The result, contiguous in q's shape, and what the backward pass needs besides: log-sum-exps.
+    /// The result, contiguous in q's shape, and the log-sum-exps, which the backward pass needs as well.
     fn forward(&self, attention: &Attention, qkv: [&Tensor; 3]) -> Result<(Storage, Tensor)>;
 
-    /// Those gradients of q, k and v that are wanted, contiguous, from both results of the forward pass and the gradient of
+    /// The gradients of q, k and v that are `wanted`, contiguous, from both results of the forward pass and the gradient of
     /// the first.
     fn backward(
         &self,

@@ -1,5 +1,5 @@
-//! The one place that knows one device from another. A new backend is a folder beside `cpu/` that implements
-//! [`Backend`], and one arm in [`backend`].
+//! The one place that tells devices apart. A new backend is a folder beside `cpu/` that implements [`Backend`], and one
+//! arm in [`backend`].
 
 mod backend;
 pub(crate) mod cpu;
@@ -20,7 +20,7 @@ use candle_core::{DType, Device};
 /// The backend of a device.
 ///
 /// # Errors
-/// If the device has none, or on the CPU if `FP8_ISA` names no instruction set that it has.
+/// If the device has none, or on the CPU if `FP8_ISA` does not name an instruction set that it has.
 pub fn backend(device: &Device) -> Result<&'static dyn Backend> {
     match device {
         Device::Cpu => {

@@ -12,37 +12,36 @@ use candle_core::{DType, Tensor, TensorId};
 use fp8_core::{Contraction, DelayedRule};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Casts of one weight that are kept at the same time; the one not used for longest goes first.
+/// How many casts of one weight are kept at the same time. The least recently used one is dropped first.
 const ENTRIES: usize = 4;
 
 /// Holds the FP8 copies of one layer's weight over micro-batches and evaluation, one for each cast and contraction.
 ///
-/// A change is seen by a fingerprint of the weight's bits, so any optimizer and any `Var::set` is noticed. On a device where
-/// a fingerprint would need a copy to the host, codes are kept only for weights whose changes are announced, see
-/// [`crate::weight_version`].
+/// A fingerprint of the weight's bits shows any change, by any optimizer or `Var::set`. On a device where a fingerprint would
+/// need a copy to the host, codes are kept only for weights whose changes are announced, see [`crate::weight_version`].
 ///
-/// Under delayed scaling a change of the weight records its amax once. The codes then stay, with the scale they
-/// were made with, until the weight changes again; only codes made with the initial scale are renewed as soon as
-/// a real one is known, or a frozen weight would keep them for ever.
+/// Under delayed scaling the amax is recorded once per change of the weight. The codes then stay, with the scale they were
+/// made with, until the weight changes again. Only codes made with the initial scale are replaced as soon as a real one is
+/// known; otherwise a frozen weight would keep them forever.
 #[derive(Debug, Default)]
 pub struct WeightCache {
     cached: Mutex<Cached>,
-    /// Of the weight, where changes have to be announced: held from the first sight of it, so that they are heard.
+    /// The weight's version, where changes have to be announced; held from its first use on, so that none is missed.
     version: Mutex<Option<(TensorId, WeightVersion)>>,
 }
 
 #[derive(Debug, Default)]
 struct Cached {
-    /// The values that the entries were made of.
+    /// The values that the entries were made from.
     seen: Option<Seen>,
-    /// Whether these values have recorded their amax.
+    /// Whether the amax of these values was recorded.
     recorded: Option<Recorded>,
-    /// The last used is the last.
+    /// The most recently used one is the last.
     entries: Vec<Entry>,
     kept: Option<Kept>,
 }
 
-/// What tells the values of a weight from others.
+/// What identifies the values of a weight.
 #[derive(Debug, Clone)]
 struct Seen {
     id: TensorId,
@@ -64,9 +63,9 @@ impl Seen {
 /// When the amax of the weight was recorded.
 #[derive(Debug, Clone)]
 struct Recorded {
-    /// None: before the state was loaded.
+    /// `None`: before the state was loaded.
     step: Option<Arc<StepCells>>,
-    /// Of the slot; a scale set from outside starts anew.
+    /// The epoch of the slot: a scale set from outside starts a new one.
     epoch: u64,
 }
 
@@ -76,7 +75,7 @@ impl Recorded {
     }
 }
 
-/// The scale of codes that are still to be made, see [`WeightCache::restore`].
+/// The scale of codes to be made later, see [`WeightCache::restore`].
 #[derive(Debug)]
 struct Kept {
     values: Values,
@@ -87,7 +86,7 @@ struct Kept {
 struct Entry {
     quantizer: Quantizer,
     contraction: Contraction,
-    /// Whether the codes were made for GEMMs along both dimensions.
+    /// Whether the codes were made for GEMMs over both dimensions.
     both: bool,
     /// Whether a training cast made them.
     trained: bool,
@@ -95,18 +94,18 @@ struct Entry {
     version: (u64, u64),
     quant_scale: Tensor,
     quantized: Fp8Tensor,
-    /// How often the codes have been used again.
+    /// How often the codes have been reused.
     reuses: u32,
-    /// The codes once more, as the device streams them.
+    /// The codes again, packed for the device.
     packed: Option<PackedWeight>,
 }
 
 /// How to get the codes.
 enum Step {
     Use(Fp8Tensor),
-    /// Make them, and keep the cached ones.
+    /// Make them without replacing the cached ones.
     MakeAside,
-    /// Make and keep them; `record`: their amax was not recorded before.
+    /// Make and keep them; `record` if their amax was not recorded before.
     Make {
         record: bool,
     },
@@ -119,7 +118,7 @@ struct Request<'a> {
     quantizer: &'a Quantizer,
     contraction: Contraction,
     both: bool,
-    /// Version of the slot now.
+    /// Current version of the slot.
     now: (u64, u64),
 }
 
@@ -135,7 +134,7 @@ impl Request<'_> {
     fn fits(&self, entry: &Entry) -> bool {
         let same_first = match (&self.quantizer.source, &entry.quantizer.source) {
             (ScaleSource::Delayed { first: a, .. }, ScaleSource::Delayed { first: b, .. }) => {
-                // What an initial scale is differs; one made by an update does not.
+                // Initial scales differ between the two; scales made by an update do not.
                 a == b || entry.version.0 > 0
             }
             _ => true,
@@ -178,7 +177,7 @@ impl Cached {
         if usable {
             entry.reuses = entry.reuses.saturating_add(1);
             let codes = entry.quantized.clone();
-            // The last used is the last.
+            // The most recently used one is the last.
             self.entries[at..].rotate_left(1);
             return Step::Use(codes);
         }
@@ -189,7 +188,7 @@ impl Cached {
         }
     }
 
-    /// The codes that a training cast of these values would use again.
+    /// The codes that a training cast of these values would reuse.
     fn delayed_entry(&self) -> Option<(&Entry, &Slot)> {
         let mut trained = self.entries.iter().rev().filter(|entry| entry.trained);
         trained.find_map(|entry| match &entry.quantizer.source {
@@ -204,7 +203,7 @@ impl WeightCache {
         self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The values of `weight` now; None where a change could not be seen.
+    /// The current values of `weight`; `None` if a change could not be noticed.
     fn see(&self, weight: &Tensor) -> Result<Option<Seen>> {
         let values = match backend(weight.device())?.fingerprint(weight)? {
             Some(fingerprint) => Values::Fingerprint(fingerprint),
@@ -227,15 +226,15 @@ impl WeightCache {
         }))
     }
 
-    /// Forgets the codes.
+    /// Drops the codes.
     pub fn clear(&self) {
         *self.lock() = Cached::default();
     }
 
     /// The quant_scale, f32 `[1]`, that the next training cast of `weight` will use instead of its slot's, because
-    /// `weight` has not changed since its amax was recorded. None where that cast will make and record anew.
+    /// `weight` has not changed since its amax was recorded. `None` if that cast will use the slot's and record.
     ///
-    /// A checkpoint needs it to go on bit-exactly: see [`WeightCache::restore`].
+    /// A checkpoint needs it to continue bit-exactly, see [`WeightCache::restore`].
     pub fn kept_quant_scale(&self, weight: &Tensor) -> Result<Option<Tensor>> {
         let Some(now) = self.see(weight)? else {
             return Ok(None);
@@ -252,13 +251,13 @@ impl WeightCache {
             return Ok(None);
         }
         Ok(Some(match entry.version.0 {
-            // Codes made with the initial scale are renewed.
+            // Codes made with the initial scale are replaced.
             0 => slot.tensors()?.quant_scale,
             _ => entry.quant_scale.clone(),
         }))
     }
 
-    /// Forgets the codes; until `weight` changes its delayed casts use `quant_scale` (f32 `[1]`) and record nothing.
+    /// Drops the codes. Until `weight` changes, its delayed casts use `quant_scale` (f32 `[1]`) and record nothing.
     pub fn restore(&self, weight: &Tensor, quant_scale: Tensor) -> Result<()> {
         let kept = self.see(weight)?.map(|seen| Kept {
             values: seen.values,
@@ -271,10 +270,10 @@ impl WeightCache {
         Ok(())
     }
 
-    /// `codes` of this cache as the device streams them, for GEMMs of few rows; None where they may change before that
-    /// pays. Kept as long as the codes.
+    /// `codes` of this cache, packed for GEMMs of few rows; `None` if they may change before packing pays off. Kept as long
+    /// as the codes.
     pub(super) fn packed(&self, codes: &Fp8Tensor) -> Result<Option<PackedWeight>> {
-        // More often than micro-batches use a weight between two steps.
+        // More than the usual number of micro-batches between two steps.
         const REUSES: u32 = 8;
         fn entry_of<'a>(cached: &'a mut Cached, codes: &Fp8Tensor) -> Option<&'a mut Entry> {
             let mut entries = cached.entries.iter_mut();
@@ -288,7 +287,7 @@ impl WeightCache {
             }
             _ => return Ok(None),
         }
-        // As casts, without the lock.
+        // Without the lock, as for casts.
         let packed = PackedWeight::new(codes)?;
         if let Some(entry) = entry_of(&mut self.lock(), codes) {
             entry.packed = Some(packed.clone());
@@ -296,7 +295,7 @@ impl WeightCache {
         Ok(Some(packed))
     }
 
-    /// The FP8 copy of `weight` under `quantizer`, from the cache where it still holds.
+    /// The FP8 copy of `weight` under `quantizer`, from the cache if it is still valid.
     pub fn quantize(
         &self,
         weight: &Tensor,
@@ -327,8 +326,8 @@ impl WeightCache {
             both,
             now: slot.map_or((1, 0), Slot::version),
         };
-        // The casts below run on the thread pool, whose threads may take up another use of this layer while they
-        // wait: the lock must not be held then.
+        // The casts below run on the thread pool, whose threads may start another call of this layer while they wait, so
+        // the lock must not be held.
         let step = self.lock().decide(&seen, &request);
         let observed = match step {
             Step::Use(codes) => return Ok(codes),
@@ -343,12 +342,12 @@ impl WeightCache {
                 let step = quantizer.observer.as_ref().map(|o| o.step.clone());
                 (request.now, record.then_some(step))
             }
-            // Made in an earlier step, though with a real scale.
+            // Counts as made in an earlier step, with a real scale.
             Step::MakeKept(_) => ((u64::MAX, request.now.1), Some(None)),
         };
         let mut cached = self.lock();
         if !cached.seen.as_ref().is_some_and(|now| now.is(&seen)) {
-            // Another thread has seen other values meanwhile.
+            // In the meantime another thread has seen other values.
             return Ok(made.tensor);
         }
         if let Some(step) = recorded {
@@ -381,14 +380,14 @@ impl WeightCache {
         });
         drop(cached);
         match step {
-            // Evaluation has a scale of its own.
+            // Evaluation uses a scale of its own.
             Step::MakeKept(_) => self.quantize_for(weight, quantizer, contraction, both),
             _ => Ok(made.tensor),
         }
     }
 }
 
-/// The cast without an amax for later scales.
+/// The same cast, without recording an amax for later scales.
 fn without_record(quantizer: &Quantizer) -> Quantizer {
     let mut quantizer = quantizer.clone();
     if let Some(observer) = &mut quantizer.observer {
@@ -397,7 +396,7 @@ fn without_record(quantizer: &Quantizer) -> Quantizer {
     quantizer
 }
 
-/// The cast with a scale of its own in place of its slot's.
+/// The same cast, with this scale in place of its slot's.
 fn with_scale(quantizer: &Quantizer, quant_scale: &Tensor) -> Result<Quantizer> {
     let device = quant_scale.device();
     let slot = Slot::alone("kept", Role::Weight, 1, device)?;

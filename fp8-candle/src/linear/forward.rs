@@ -13,13 +13,13 @@ use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction;
 
-/// Up to so many tokens a weight that stays is kept packed beside its codes.
+/// For calls with at most this many tokens, a weight that does not change is packed, in addition to its codes.
 const FEW_ROWS: usize = 32;
 
 /// `y = x weight^T + bias` with FP8 GEMMs.
 ///
 /// # Shapes
-/// `x`: `[.., K]` with any number of leading dims, none included; weight `[N, K]`; bias `[N]`; result `[.., N]`.
+/// `x` `[.., K]` with any number of leading dims, including none; weight `[N, K]`; bias `[N]`; result `[.., N]`.
 ///
 /// # Dtypes
 /// x, weight and bias are each f32, bf16 or f16; the result and grad_x have x's dtype, the other gradients that of
@@ -27,6 +27,25 @@ const FEW_ROWS: usize = 32;
 ///
 /// # Errors
 /// If a dtype, a device or the number of features does not fit.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use fp8_candle::{GemmPlan, LinearPlan, LinearWeight, Quantizer, fp8_linear};
+/// use fp8_core::{Format, Granularity};
+///
+/// let x = Tensor::randn(0f32, 1.0, (4, 8), &Device::Cpu)?;
+/// let weight = Var::randn(0f32, 1.0, (16, 8), &Device::Cpu)?;
+///
+/// // The output in FP8; the gradients in high precision.
+/// let cast = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
+/// let plan = LinearPlan::new("fc").with_output(GemmPlan::new(cast.clone(), cast));
+/// let y = fp8_linear(&x, LinearWeight::HighPrecision(&weight, None), None, &plan)?;
+/// assert_eq!(y.dims(), [4, 16]);
+/// let grads = y.sum_all()?.backward()?;
+/// assert!(grads.get(&weight).is_some());
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub fn fp8_linear(
     x: &Tensor,
     weight: LinearWeight<'_>,
@@ -35,7 +54,7 @@ pub fn fp8_linear(
 ) -> Result<Tensor> {
     let (n, k) = check(x, weight, bias, plan)?;
     let out_dims = [&x.dims()[..x.rank() - 1], &[n]].concat();
-    // Not from the number of elements, which is 0 where K is.
+    // Not from the number of elements, which is 0 if K is.
     let (m, _) = matrix_dims(x.dims());
     let x2 = x.detach().contiguous()?.reshape((m, k))?;
     let bias_data = bias
@@ -53,7 +72,7 @@ pub fn fp8_linear(
             owned_storage(&add_bias(x2.matmul(&weight.t()?)?, bias_data.as_ref())?)?
         }
         Some(gemm) => {
-            // Whether a backward GEMM takes the same codes, summing over the other dimension.
+            // Whether a backward GEMM uses the same codes, summing over the other dimension.
             let again = |first, gemm: &Option<GemmPlan>| {
                 gemm.as_ref()
                     .is_some_and(|gemm| serves_both(first, &gemm.b))
@@ -84,7 +103,7 @@ pub fn fp8_linear(
                         Some(cache) => cache.quantize_for(w, &gemm.b, Contraction::Cols, both)?,
                         None => gemm.b.quantize_for(w, Contraction::Cols, both)?.tensor,
                     };
-                    // Few rows are bound by reading the weight.
+                    // With few rows, reading the weight takes most of the time.
                     let packed = match cache {
                         Some(cache) if m <= FEW_ROWS && !plan.emulate => cache.packed(&w8)?,
                         _ => None,
@@ -106,7 +125,7 @@ pub fn fp8_linear(
     attach(storage, out_dims, x, weight, bias, plan, saved)
 }
 
-/// Checks dtypes, devices and sizes; gives (N, K).
+/// Checks dtypes, devices and sizes; returns (N, K).
 fn check(
     x: &Tensor,
     weight: LinearWeight<'_>,

@@ -6,8 +6,8 @@
 //! | grad_input `[M, K]` | grad_output `[M, N]` | weight |
 //! | grad_weight `[N, K]` | grad_output | x |
 //!
-//! Scales run along the dimension that a GEMM keeps, so rowwise operands are quantized again from high precision for
-//! their second GEMM; a tensorwise copy serves both. The gradient of a cast is straight-through.
+//! Scales run along the dimension that a GEMM keeps, so a rowwise operand is quantized again from high precision for its
+//! second GEMM; a tensorwise copy serves both. The gradient of a cast is straight-through.
 //!
 //! Source: torchao's `matmul_with_hp_or_float8_args`, Transformer Engine's `Linear`.
 

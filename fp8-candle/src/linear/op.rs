@@ -14,7 +14,7 @@ use candle_core::{
 };
 use fp8_core::Contraction::{Cols, Rows};
 
-/// FP8 copies from the forward pass that the backward pass can use as they are.
+/// FP8 copies from the forward pass that the backward pass can reuse.
 #[derive(Debug, Default)]
 pub(super) struct Saved {
     x: Option<Fp8Tensor>,
@@ -22,7 +22,7 @@ pub(super) struct Saved {
     frozen: Option<Frozen>,
 }
 
-/// A layer's weight when it is FP8 only.
+/// The weight of a layer that has only FP8 codes.
 #[derive(Debug)]
 enum Frozen {
     Codes(Fp8Tensor),
@@ -30,7 +30,7 @@ enum Frozen {
 }
 
 impl Saved {
-    /// Keeps what some gradient will need; each operand comes with whether it is in the graph.
+    /// Keeps what the gradients will need. Each operand comes with whether it is in the graph.
     pub(super) fn keep(
         &mut self,
         plan: &LinearPlan,
@@ -50,7 +50,7 @@ impl Saved {
         }
     }
 
-    /// Keeps a weight that is FP8 only.
+    /// Keeps a weight that has only FP8 codes.
     pub(super) fn keep_frozen(&mut self, x_tracks: bool, weight: LinearWeight<'_>) {
         self.frozen = match weight {
             LinearWeight::Fp8(w8) if x_tracks => Some(Frozen::Codes(w8.clone())),
@@ -87,7 +87,7 @@ impl LinearOp {
             }
             _ => None,
         };
-        // Kept for the second GEMM when one copy serves both.
+        // Kept for the second GEMM if one copy serves both.
         let mut go8 = None;
         let grad_x = if x.track_op() {
             Some(
@@ -115,7 +115,7 @@ impl LinearOp {
         let (weight, gemm) = match (weight, &self.plan.grad_input) {
             (Some(weight), Some(gemm)) => (weight, gemm),
             (Some(weight), None) => return Ok(go.matmul(&weight.detach().to_dtype(go.dtype())?)?),
-            // A frozen FP8 weight has no state for gradients: they pass through its dequantized value.
+            // A frozen FP8 weight has no state for gradients, so they are computed from its dequantized value.
             (None, _) => match &self.saved.frozen {
                 Some(Frozen::Codes(w8)) => return Ok(go.matmul(&w8.dequantize(go.dtype())?)?),
                 Some(Frozen::Packed(w8)) => return Ok(go.matmul(&w8.dequantize(go.dtype())?)?),
@@ -150,7 +150,7 @@ impl LinearOp {
         let k = weight.dim(1)?;
         let x = x.detach().contiguous()?.reshape((go.dim(0)?, k))?;
         let Some(gemm) = &self.plan.grad_weight else {
-            // In the order of candle's own matmul backward, so that the bits are the plain layer's.
+            // In the order of candle's own matmul backward, so that the bits equal the plain layer's.
             return Ok(x.t()?.matmul(go)?.t()?.to_dtype(weight.dtype())?);
         };
         let a = match go8 {
@@ -164,7 +164,7 @@ impl LinearOp {
         self.product((&a, Rows), (&b, Rows), weight, gemm)
     }
 
-    /// A backward GEMM as a detached tensor in the dtype of `like`.
+    /// The result of a backward GEMM, detached, in the dtype of `like`.
     fn product(
         &self,
         a: (&Fp8Tensor, fp8_core::Contraction),

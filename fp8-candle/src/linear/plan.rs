@@ -7,15 +7,15 @@ use crate::tensor::Fp8Tensor;
 use candle_core::Tensor;
 use std::sync::Arc;
 
-/// The casts of one GEMM's operands and its options.
+/// The casts of the operands of one GEMM, and its options.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct GemmPlan {
-    /// Operand A of the table above (x, grad_output, grad_output).
+    /// Operand A: x, grad_output or grad_output, see [`crate::linear`].
     pub a: Quantizer,
-    /// Operand B (weight, weight, x).
+    /// Operand B: weight, weight or x.
     pub b: Quantizer,
-    /// Let a device accumulate with fewer bits than f32.
+    /// Whether a device may accumulate with fewer bits than f32.
     pub use_fast_accum: bool,
 }
 
@@ -38,7 +38,7 @@ impl GemmPlan {
     }
 }
 
-/// How one call of a linear layer computes. A GEMM without a plan runs in high precision.
+/// How one call of a linear layer is computed. A GEMM without a plan runs in high precision.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LinearPlan {
@@ -50,12 +50,12 @@ pub struct LinearPlan {
     pub grad_input: Option<GemmPlan>,
     /// `grad_output^T x`.
     pub grad_weight: Option<GemmPlan>,
-    /// Dequantize and multiply in f32 instead of calling the FP8 GEMM: the reference path.
+    /// Whether to dequantize and multiply in f32 instead of calling the FP8 GEMM: the reference path.
     pub emulate: bool,
 }
 
 impl LinearPlan {
-    /// All three GEMMs in high precision.
+    /// A plan with all three GEMMs in high precision.
     pub fn new(path: impl Into<Arc<str>>) -> Self {
         Self {
             path: path.into(),
@@ -100,10 +100,10 @@ impl LinearPlan {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum LinearWeight<'a> {
-    /// High precision `[N, K]`: quantized on the way, with a cache that holds the codes until the weight changes.
+    /// High precision `[N, K]`, quantized in the call. A cache keeps the codes until the weight changes.
     HighPrecision(&'a Tensor, Option<&'a WeightCache>),
-    /// Frozen FP8 `[N, K]`: used as it is.
+    /// Frozen FP8 `[N, K]`.
     Fp8(&'a Fp8Tensor),
-    /// Frozen FP8 `[N, K]`, laid out for its device.
+    /// Frozen FP8 `[N, K]`, packed for its device.
     Packed(&'a PackedWeight),
 }

@@ -14,11 +14,11 @@ const OP: &str = "attention";
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub struct AttentionOptions {
-    /// Hides the keys that lie after each query: query i sees keys up to `i + tk - tq`, so the last query sees every key, and
-    /// `tk > tq` is a query block behind `tk - tq` cached keys.
+    /// Whether to hide the keys after each query: query i sees keys up to `i + tk - tq`, so the last query sees every key,
+    /// and `tk > tq` means that `tk - tq` cached keys come before the queries.
     pub causal: bool,
-    /// What the dot products are multiplied by before the softmax; `1 / sqrt(d)` by default.
-    pub logit_multiplier: Option<f64>,
+    /// The factor on the dot products before the softmax; `1 / sqrt(d)` by default.
+    pub softmax_scale: Option<f64>,
 }
 
 impl AttentionOptions {
@@ -27,10 +27,10 @@ impl AttentionOptions {
         Self { causal, ..self }
     }
 
-    /// The same options with another factor before the softmax; None for `1 / sqrt(d)`.
-    pub fn with_logit_multiplier(self, logit_multiplier: impl Into<Option<f64>>) -> Self {
+    /// The same options with another factor before the softmax; `None` for `1 / sqrt(d)`.
+    pub fn with_softmax_scale(self, softmax_scale: impl Into<Option<f64>>) -> Self {
         Self {
-            logit_multiplier: logit_multiplier.into(),
+            softmax_scale: softmax_scale.into(),
             ..self
         }
     }
@@ -39,20 +39,20 @@ impl AttentionOptions {
 /// Attention of every query over the keys of its head.
 ///
 /// ```text
-/// p[i, j] = softmax_j(logit_multiplier * q_i . k_j)    over the keys that query i sees
+/// p[i, j] = softmax_j(softmax_scale * q_i . k_j)    over the keys that query i sees
 /// y_i     = sum_j p[i, j] v_j
 /// ```
 ///
-/// Differentiable in `q`, `k` and `v`. With fewer heads of keys than of queries, `h / h_kv` neighbouring heads of queries
-/// share one of keys and values.
+/// Differentiable in `q`, `k` and `v`. If there are fewer heads of keys than of queries, `h / h_kv` neighbouring heads of
+/// queries share one head of keys and values.
 ///
-/// On CUDA, f32, bf16 and f16 with `d` at most 128 and a multiple of 8 run in kernels that never hold the `[tq, tk]`
-/// probabilities in memory: products on tensor cores, f32 (in three tf32 products) or 16-bit inputs, sums and softmax in f32,
-/// 16-bit probabilities rounded to the dtype of the inputs before the second product. Gradients need the result and one f32
-/// per query, no sum depends on scheduling. Strided inputs are read in place if the last dimension is contiguous and rows
-/// start at multiples of 16 bytes, so that the transposed view of `[b, t, h, d]` and parts of a joint projection need no
-/// copies. Elsewhere the op is composed of products and softmax, which compute 16-bit inputs in f32 and keep the probabilities
-/// for the backward pass.
+/// On CUDA, f32, bf16 and f16 with `d` at most 128 and a multiple of 8 run in kernels that never store the `[tq, tk]`
+/// probabilities. Products run on tensor cores (f32 as three tf32 products), sums and softmax in f32; with 16-bit inputs the
+/// probabilities are rounded to their dtype before the second product. The backward pass keeps the result and one f32 per
+/// query, and no sum depends on scheduling. Strided inputs are read in place if the last dimension is contiguous and rows
+/// start at multiples of 16 bytes, so the transposed view of `[b, t, h, d]` and parts of a joint projection are not copied.
+/// Elsewhere the op is composed of products and softmax, which compute 16-bit inputs in f32 and keep the probabilities for
+/// the backward pass.
 ///
 /// # Shapes
 /// `q` `[b, h, tq, d]`, `k` and `v` `[b, h_kv, tk, d]`, `h` a multiple of `h_kv`; `tk >= tq` if causal. Result
@@ -64,11 +64,24 @@ impl AttentionOptions {
 /// # Source
 /// Vaswani et al., "Attention Is All You Need", arXiv:1706.03762; Dao, "FlashAttention-2", arXiv:2307.08691; grouped heads:
 /// Ainslie et al., "GQA", arXiv:2305.13245.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use fp8_candle::ops::{AttentionOptions, attention};
+///
+/// let q = Tensor::randn(0f32, 1.0, (1, 8, 5, 16), &Device::Cpu)?;
+/// let k = Tensor::randn(0f32, 1.0, (1, 2, 5, 16), &Device::Cpu)?; // 4 heads of q share one
+/// let causal = AttentionOptions::default().with_causal(true);
+/// let y = attention(&q, &k, &k, causal)?;
+/// assert_eq!(y.dims(), [1, 8, 5, 16]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: AttentionOptions) -> Result<Tensor> {
     Attention::new([q, k, v], options, false)?.apply(q, k, v)
 }
 
-/// [`attention`] for tensors that have tokens before heads, as projections give them: no transposed copies in either pass.
+/// [`attention`] for tensors with tokens before heads, as projections give them, without transposed copies in either pass.
 ///
 /// # Shapes
 /// `q` `[b, tq, h, d]`, `k` and `v` `[b, tk, h_kv, d]`, result `[b, tq, h, d]`, contiguous.
@@ -119,8 +132,8 @@ impl Attention {
             keys,
             head_dim,
             causal: options.causal,
-            logit_multiplier: options
-                .logit_multiplier
+            softmax_scale: options
+                .softmax_scale
                 .unwrap_or(1.0 / (head_dim as f64).sqrt()),
             tokens_first,
         })
@@ -149,7 +162,7 @@ impl Attention {
         }
     }
 
-    /// Heads first, through candle's products. Queries of one group are rows of one matrix: keys are not repeated.
+    /// Heads first, with candle's products. The queries of one group are rows of one matrix, so keys are not repeated.
     fn composed(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let dtype = q.dtype();
         let wide = |x: &Tensor| x.to_dtype(compute_dtype(dtype))?.contiguous();
@@ -168,9 +181,9 @@ impl Attention {
             .matmul(&wide(k)?.t()?)?;
         let p = if self.causal {
             let logits = logits.reshape((batch, heads, queries, keys))?;
-            causal_softmax(&logits, self.logit_multiplier)?
+            causal_softmax(&logits, self.softmax_scale)?
         } else {
-            softmax_last_dim(&(logits * self.logit_multiplier)?)?
+            softmax_last_dim(&(logits * self.softmax_scale)?)?
         };
         Ok(p.reshape((batch, kv_heads, rows, keys))?
             .matmul(&wide(v)?)?
@@ -179,11 +192,11 @@ impl Attention {
     }
 }
 
-/// Attention in kernels.
+/// Attention by kernels.
 struct Node {
     attention: Attention,
     kernels: &'static dyn FusedAttention,
-    /// What the forward pass left for the backward pass.
+    /// Log-sum-exps, which the forward pass keeps for the backward pass.
     lse: Tensor,
     ready: Ready,
 }

@@ -1,4 +1,4 @@
-//! Between tensors and kernels: dtypes, slices, and the partition of rows over threads.
+//! What lies between tensors and kernels: dtypes, slices, and the division of rows among threads.
 
 use super::math::Real;
 use crate::error::{Result, internal};
@@ -10,12 +10,12 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// A dtype of a tensor, and the type that its kernels compute in.
+/// The type of a tensor's elements, and the type in which its kernels compute.
 pub(super) trait Element: WithDType {
     type Real: Real;
     const ZERO: Self;
 
-    /// The values of `src`, in `buffer` where they have to be widened.
+    /// The values of `src`, in `buffer` if they have to be widened.
     fn load<'a>(src: &'a [Self], buffer: &'a mut Vec<Self::Real>) -> &'a [Self::Real];
 
     /// Writes what `fill` computes, rounded once.
@@ -68,7 +68,7 @@ narrow!(
     HalfFloatSliceExt::convert_from_f32_slice
 );
 
-// `half` converts f16 slices with vector instructions, but bf16 one by one.
+// `half` converts f16 slices with vector instructions, but bf16 element by element.
 fn widen_bf16(src: &[bf16], dst: &mut [f32]) {
     simd(
         #[inline(always)]
@@ -117,7 +117,7 @@ macro_rules! for_dtype {
 }
 pub(super) use for_dtype;
 
-/// The dtype that kernels of `dtype` compute in.
+/// The dtype in which kernels for `dtype` compute.
 pub(super) fn compute_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 {
         DType::F64
@@ -157,18 +157,18 @@ pub(super) fn with_slices<T: WithDType, const N: usize, Out>(
     Ok(f(slices))
 }
 
-/// A CPU storage that takes over `values`.
+/// A CPU storage that owns `values`.
 pub(super) fn storage<T: WithDType>(values: Vec<T>) -> Storage {
     Storage::Cpu(T::to_cpu_storage_owned(values))
 }
 
-/// A detached CPU tensor that takes over `values`, which are those of `shape`.
+/// A detached CPU tensor that owns `values`, as many as `shape` needs.
 pub(super) fn tensor<T: WithDType>(values: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
     tensor_of(storage(values), shape)
 }
 
-/// Rows per block of a `[rows, cols]` matrix: at most 64 blocks, of 8192 elements or more. Nothing but the
-/// shape decides, so that partial sums per block are the same on any number of threads.
+/// Rows per block of a `[rows, cols]` matrix: at most 64 blocks, of 8192 elements or more. It depends only on the shape, so
+/// that partial sums per block are the same on any number of threads.
 pub(super) fn block_rows(rows: usize, cols: usize) -> usize {
     const MAX_BLOCKS: usize = 64;
     const MIN_BLOCK: usize = 8192;
@@ -194,8 +194,8 @@ pub(super) fn par_blocks<T: Send, Out: Send>(
     }
 }
 
-/// `out[i] = f(inputs[..][i])` for whole rows of `cols` elements: allocates the result, widens the inputs'
-/// blocks and hands them to `f(first_row, blocks, out_block)`.
+/// `out[i] = f(inputs[..][i])` for whole rows of `cols` elements: allocates the result, widens the blocks of the inputs
+/// and passes them to `f(first_row, blocks, out_block)`.
 pub(super) fn map_rows<T: Element, const N: usize>(
     inputs: [&[T]; N],
     cols: usize,
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn bf16_rounding_is_that_of_half() {
-        // Every upper half, with the lower halves where rounding changes.
+        // Every upper half, with the lower halves around which rounding changes.
         let lower = [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
         for upper in 0..=u16::MAX {
             let src =

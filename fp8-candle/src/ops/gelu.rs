@@ -1,4 +1,4 @@
-//! GELU in its tanh approximation.
+//! GELU, tanh approximation.
 
 use super::data::{compute_dtype, for_dtype, map_rows, storage, tensor, with_slices};
 use super::math::Real;
@@ -16,16 +16,27 @@ use candle_core::{Storage, Tensor};
 /// gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 u)    u = sqrt(2 / pi) * (x + 0.044715 x^3)
 /// ```
 ///
-/// The sigmoid is what is computed: unlike `1 + tanh(u)` it keeps its relative accuracy for negative `x`.
+/// The sigmoid form is computed: unlike `1 + tanh(u)` it stays relatively accurate for negative `x`.
 ///
 /// # Shapes
-/// Any, kept.
+/// Any; the result has the shape of `x`.
 ///
 /// # Errors
 /// If `x` is not f32, bf16, f16 or f64.
 ///
 /// # Source
 /// Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", arXiv:1606.08415.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// let x = Tensor::new(&[-10f32, 0.0, 10.0], &Device::Cpu)?;
+/// let y = fp8_candle::ops::gelu(&x)?.to_vec1::<f32>()?;
+/// assert!(y[0].abs() < 1e-6);
+/// assert_eq!(y[1..], [0.0, 10.0]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     check_float("gelu", "x", x)?;
     if !fused(x) {
@@ -34,7 +45,7 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
     apply1(Gelu, x)
 }
 
-/// Not [`Tensor::gelu`], the gradient of which has constants of seven digits.
+/// Not [`Tensor::gelu`], whose gradient has constants with seven digits.
 fn composed(x: &Tensor) -> Result<Tensor> {
     let dtype = x.dtype();
     let x = x.contiguous()?.to_dtype(compute_dtype(dtype))?;
@@ -115,7 +126,7 @@ fn backward<R: Real>(x: &[R], grad: &[R], dx: &mut [R]) {
         #[inline(always)]
         || {
             for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
-                // The derivative is 0 or 1 far inside the limits, beyond which it would be Inf * 0.
+                // The derivative reaches 0 and 1 well within the limits; beyond them it would be Inf * 0.
                 let x = if x > limit { limit } else { x };
                 let x = if x < -limit { -limit } else { x };
                 let (sigmoid, slope) = sigmoid_of_2u(x);
@@ -126,7 +137,7 @@ fn backward<R: Real>(x: &[R], grad: &[R], dx: &mut [R]) {
     );
 }
 
-/// sigmoid(2u) and its derivative with respect to 2u, by an exponential that cannot overflow.
+/// sigmoid(2u) and its derivative with respect to 2u, with an exponential that cannot overflow.
 #[inline(always)]
 fn sigmoid_of_2u<R: Real>(x: R) -> (R, R) {
     let (linear, cubic) = (

@@ -1,10 +1,10 @@
-//! Scalar functions and reductions of the fused CPU kernels, in shapes that LLVM turns into vector code: no
-//! branches, no calls, sums in independent lanes.
+//! Scalar functions and reductions of the fused CPU kernels, written so that LLVM vectorizes them: no branches, no calls,
+//! sums in independent lanes.
 
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
-/// A type that kernels compute in: f32, or f64 where the tensor is f64.
+/// A type in which kernels compute: f32, or f64 for f64 tensors.
 pub(crate) trait Real:
     Copy
     + Debug
@@ -81,8 +81,8 @@ macro_rules! real {
 real!(f32, exp);
 real!(f64, f64::exp);
 
-/// e^x within 1.01 ulp, for any x. Results below the smallest normal number are 0, since arithmetic on subnormal
-/// numbers is slow; NaN gives NaN.
+/// e^x within 1.01 ulp, for any x. Results below the smallest normal number are 0, since arithmetic on subnormals is slow;
+/// NaN gives NaN.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r is the polynomial of Cephes' `expf` (S. L. Moshier).
 #[inline(always)]
@@ -91,9 +91,9 @@ fn exp(x: f32) -> f32 {
     const MAX: f32 = 90.0; // e^x is Inf from 88.73 on
     const LN_2_HIGH: f32 = 0.693_359_4; // 355 / 512, so that n * LN_2_HIGH is exact
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: the sum's low bits are the nearest integer
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: the low bits of a sum with it are the nearest integer
 
-    // Comparisons with NaN are false, so that NaN passes.
+    // Comparisons with NaN are false, so NaN passes.
     let bounded = if x > MAX { MAX } else { x };
     let bounded = if bounded < MIN_NORMAL {
         MIN_NORMAL
@@ -112,15 +112,15 @@ fn exp(x: f32) -> f32 {
     let p = p.mul_add(r, 0.5);
     let p = p.mul_add(r * r, r) + 1.0;
 
-    // Two factors, since 2^128 alone is Inf where p < 1.
+    // Two factors, since 2^128 alone would be Inf, though p < 1.
     let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
     let result = p * power(n >> 1) * power(n - (n >> 1));
     if x < MIN_NORMAL { 0.0 } else { result }
 }
 
-/// Independent sums of a reduction: enough for two vectors of any instruction set. Fixed, so that the order of
-/// additions, and with it every bit of a sum, depends on nothing but the length.
+/// Independent sums of a reduction: enough for two vectors of any instruction set. Fixed, so that the order of additions,
+/// and with it every bit of a sum, depends only on the length.
 const LANES: usize = 32;
 
 /// Sum of `term(x)`.
@@ -139,7 +139,7 @@ pub(crate) fn sum<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
     merge(lanes, |a, b| a + b)
 }
 
-/// Sum of `term(x, y)` over two slices of one length.
+/// Sum of `term(x, y)` over two slices of the same length.
 #[inline(always)]
 pub(crate) fn sum2<R: Real>(x: &[R], y: &[R], term: impl Fn(R, R) -> R) -> R {
     let mut lanes = [R::ZERO; LANES];
@@ -156,7 +156,7 @@ pub(crate) fn sum2<R: Real>(x: &[R], y: &[R], term: impl Fn(R, R) -> R) -> R {
     merge(lanes, |a, b| a + b)
 }
 
-/// Largest `term(x)`; -Inf where there is none. NaN is passed over.
+/// Largest `term(x)`; -Inf if there is none. NaN is ignored.
 #[inline(always)]
 pub(crate) fn max<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
     let larger = |a: R, b: R| if b > a { b } else { a };
@@ -173,7 +173,7 @@ pub(crate) fn max<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
     merge(lanes, larger)
 }
 
-// Out of line, or LLVM would arrange the loops above for the shuffles of this tree.
+// Not inlined, or LLVM would arrange the loops above for the shuffles of this tree.
 #[inline(never)]
 fn merge<R: Real>(mut lanes: [R; LANES], merge: impl Fn(R, R) -> R) -> R {
     let mut width = LANES / 2;

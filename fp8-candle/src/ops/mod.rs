@@ -1,15 +1,15 @@
 //! Differentiable building blocks of transformers.
 //!
-//! candle-nn's versions of most of these are applied without a backward pass: whatever lies upstream of them
-//! receives no gradient, with no error. These are differentiable in every tensor argument.
+//! Most of candle-nn's versions have no backward pass: everything upstream of them gets no gradient, without an error. These
+//! are differentiable in every tensor argument.
 //!
 //! Common rules:
-//! - Dtypes f32, bf16, f16 and f64. 16-bit tensors are computed in f32 and rounded once, at the end; a gradient
-//!   has the dtype of its argument.
-//! - Strided inputs are made contiguous. Empty tensors give empty results. NaN and Inf spread as the formula
-//!   says; none of them panics.
-//! - Each op is fused on the CPU, and, but for f64, on CUDA devices with the feature `cuda`; its bits depend neither on
-//!   the number of threads nor on alignment. Elsewhere it is composed of candle's primitives.
+//! - The dtypes are f32, bf16, f16 and f64. 16-bit tensors are computed in f32 and rounded once, at the end; a gradient has
+//!   the dtype of its argument.
+//! - Strided inputs are made contiguous. Empty tensors give empty results. NaN and Inf spread as the formula says. Nothing
+//!   panics.
+//! - Each op is fused on the CPU and, except for f64, on CUDA devices with the feature `cuda`; its bits depend neither on the
+//!   number of threads nor on alignment. Elsewhere it is composed of candle's primitives.
 //! - Nothing is copied from a device to the host.
 
 pub(crate) mod attention;
@@ -32,7 +32,7 @@ pub use softmax::{causal_softmax, softmax_last_dim};
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 
-/// Whether `x` has a fused form where it is.
+/// Whether there is a fused form for the dtype and device of `x`.
 pub(crate) fn fused(x: &Tensor) -> bool {
     crate::device::has_fused_ops(x.device(), x.dtype())
 }
@@ -118,7 +118,7 @@ mod test_support {
         Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
     }
 
-    /// Compares results and gradients of every argument, in `dtype`, to a few roundings of the largest value.
+    /// Compares results and the gradients of all arguments in `dtype`, to a few roundings of the largest value.
     pub(super) fn assert_same_as_composed(
         dtype: DType,
         args: &[Tensor],

@@ -6,8 +6,8 @@ use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Shape, Storage, Tensor,
 };
 
-/// A fused op of `N` tensors. Everything gets contiguous arguments, and nothing here sees the graph: [`apply1`] and its
-/// like put the op into it.
+/// A fused op of `N` tensors. All methods get contiguous arguments and do not see the graph; [`apply1`], [`apply2`] and
+/// [`apply3`] put the op into it.
 pub(super) trait Fused<const N: usize>: Send + Sync + 'static {
     fn name(&self) -> &'static str;
 
@@ -63,7 +63,7 @@ pub(super) fn apply3(op: impl Fused<3>, x: &Tensor, y: &Tensor, z: &Tensor) -> R
     Ok(x.apply_op3(&y, &z, node)?)
 }
 
-/// An op whose result is there and waits for its node.
+/// An op with its result, which the node hands over.
 struct Node<O> {
     op: O,
     result: Ready,

@@ -22,12 +22,26 @@ use candle_core::{D, Shape, Storage, Tensor};
 /// All have one dtype. `cos` and `sin` receive gradients if they are part of the graph.
 ///
 /// # Errors
-/// If a shape is none of these, if `x` is not f32, bf16, f16 or f64, or if `cos` or `sin` differ from it in
-/// dtype or device.
+/// If a shape is not one of these, if `x` is not f32, bf16, f16 or f64, or if `cos` or `sin` differ from it in dtype or
+/// device.
 ///
 /// # Source
 /// Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864, in the layout
 /// of GPT-NeoX and Llama.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use fp8_candle::ops::rope;
+///
+/// // Two positions; the second one rotates by a quarter turn.
+/// let cos = Tensor::new(&[[1f32], [0.0]], &Device::Cpu)?;
+/// let sin = Tensor::new(&[[0f32], [1.0]], &Device::Cpu)?;
+/// let x = Tensor::new(&[[[[1f32, 2.0], [1.0, 2.0]]]], &Device::Cpu)?;
+/// let y = rope(&x, &cos, &sin)?;
+/// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [1.0, 2.0, -2.0, 1.0]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     Rope {
         op: "rope",
@@ -116,7 +130,7 @@ impl Rope {
         }
     }
 
-    /// Rotates forward, or back for the gradient, as the transpose of a rotation is its inverse.
+    /// Rotates forward, or back for the gradient, since the transpose of a rotation is its inverse.
     fn rotate<T: Element>(
         &self,
         x: &[T],
@@ -148,8 +162,8 @@ impl Rope {
         }))
     }
 
-    /// Gradients of cos and sin, where they are part of a graph: sums over batch and heads, of candle's primitives, since
-    /// tables of angles are constants but in rare models.
+    /// Gradients of cos and sin, if they are part of a graph: sums over batch and heads. They use candle's primitives, since
+    /// tables of angles are constants in nearly all models.
     fn angle_gradients(
         self,
         x: &Tensor,

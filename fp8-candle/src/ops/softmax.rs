@@ -24,26 +24,36 @@ use candle_core::{D, Storage, Tensor};
 ///
 /// # Source
 /// Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs", 1990. The gradient
-/// `y * (g - sum(g * y))` needs the result only.
+/// `y * (g - sum(g * y))` needs only the result.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// let x = Tensor::new(&[[1f32, 1.0], [0.0, f32::NEG_INFINITY]], &Device::Cpu)?;
+/// let y = fp8_candle::ops::softmax_last_dim(&x)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[0.5, 0.5], [1.0, 0.0]]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
     Softmax {
         op: "softmax_last_dim",
         causal: None,
-        logit_multiplier: 1.0,
+        softmax_scale: 1.0,
     }
     .apply(x)
 }
 
-/// The probabilities of causal attention: multiplies logits by `logit_multiplier`, hides the keys that lie
-/// after each query, and takes the softmax over the keys, in one pass.
+/// The probabilities of causal attention: multiplies logits by `softmax_scale`, hides the keys after each query, and takes
+/// the softmax over the keys, in one pass.
 ///
 /// ```text
-/// y[.., i, j] = softmax_j(logit_multiplier * x[.., i, j])    where j <= i + tk - tq
+/// y[.., i, j] = softmax_j(softmax_scale * x[.., i, j])    where j <= i + tk - tq
 /// y[.., i, j] = 0                                            elsewhere
 /// ```
 ///
-/// So the last query sees every key, and `tk > tq` is a query block behind `tk - tq` cached keys. Hidden logits
-/// are never read: NaN among them stays hidden, and their gradient is 0. `logit_multiplier` is usually
+/// So the last query sees every key, and `tk > tq` means that `tk - tq` cached keys come before the queries. Hidden logits
+/// are never read: a NaN among them has no effect, and their gradient is 0. `softmax_scale` is usually
 /// `1 / sqrt(head_dim)`.
 ///
 /// # Shapes
@@ -54,13 +64,23 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
 ///
 /// # Source
 /// Vaswani et al., "Attention Is All You Need", section 3.2, arXiv:1706.03762.
-pub fn causal_softmax(x: &Tensor, logit_multiplier: f64) -> Result<Tensor> {
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let logits = Tensor::zeros((2, 2), DType::F32, &Device::Cpu)?;
+/// let y = fp8_candle::ops::causal_softmax(&logits, 0.125)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[1.0, 0.0], [0.5, 0.5]]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+pub fn causal_softmax(x: &Tensor, softmax_scale: f64) -> Result<Tensor> {
     let op = "causal_softmax";
     match x.dims() {
         [.., tq, tk] if tk >= tq => Softmax {
             op,
             causal: Some((*tq, *tk)),
-            logit_multiplier,
+            softmax_scale,
         }
         .apply(x),
         _ => Err(shape_error(
@@ -77,7 +97,7 @@ struct Softmax {
     op: &'static str,
     /// Queries and keys of each matrix.
     causal: Option<(usize, usize)>,
-    logit_multiplier: f64,
+    softmax_scale: f64,
 }
 
 impl Softmax {
@@ -96,7 +116,7 @@ impl Softmax {
         }
         let dtype = x.dtype();
         let x = x.contiguous()?.to_dtype(compute_dtype(dtype))?;
-        let mut x = (x * self.logit_multiplier)?;
+        let mut x = (x * self.softmax_scale)?;
         let constant = |value: f64, like: &Tensor| {
             let value = Tensor::new(value, like.device())?.to_dtype(like.dtype())?;
             value.broadcast_as(like.shape())
@@ -110,19 +130,19 @@ impl Softmax {
             x = mask.where_cond(&x, &constant(f64::NEG_INFINITY, &x)?)?;
             visible = Some(mask);
         }
-        // The maximum cancels out: no gradient goes through it.
+        // The maximum cancels, so no gradient goes through it.
         let e = x
             .broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?
             .exp()?;
         let mut y = e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?;
         if let Some(visible) = visible {
-            // Nor does one come from hidden results, even if it is NaN.
+            // Nor through hidden results, even if they are NaN.
             y = visible.where_cond(&y, &constant(0.0, &y)?)?;
         }
         Ok(y.to_dtype(dtype)?)
     }
 
-    /// How many columns row `row` of the flat `[rows, cols]` matrix sees.
+    /// How many columns are visible to row `row` of the flat `[rows, cols]` matrix.
     #[inline(always)]
     fn visible(&self, row: usize, cols: usize) -> usize {
         match self.causal {
@@ -132,7 +152,7 @@ impl Softmax {
     }
 
     fn forward<R: Real>(&self, first_row: usize, cols: usize, x: &[R], y: &mut [R]) {
-        let multiplier = R::from_f64(self.logit_multiplier);
+        let softmax_scale = R::from_f64(self.softmax_scale);
         simd(
             #[inline(always)]
             || {
@@ -143,7 +163,7 @@ impl Softmax {
                 {
                     let visible = self.visible(first_row + row, cols);
                     let (y, hidden) = y.split_at_mut(visible);
-                    softmax_row(&x[..visible], multiplier, y);
+                    softmax_row(&x[..visible], softmax_scale, y);
                     hidden.fill(R::ZERO);
                 }
             },
@@ -151,7 +171,7 @@ impl Softmax {
     }
 
     fn backward<R: Real>(&self, first_row: usize, y: &[R], grad: &[R], dx: &mut [R], cols: usize) {
-        let multiplier = R::from_f64(self.logit_multiplier);
+        let softmax_scale = R::from_f64(self.softmax_scale);
         simd(
             #[inline(always)]
             || {
@@ -162,7 +182,7 @@ impl Softmax {
                     let (y, grad) = (&y[..visible], &grad[..visible]);
                     let dot = sum2(y, grad, |y, grad| y * grad);
                     for ((dx, &y), &grad) in dx.iter_mut().zip(y).zip(grad) {
-                        *dx = y * (grad - dot) * multiplier;
+                        *dx = y * (grad - dot) * softmax_scale;
                     }
                     hidden.fill(R::ZERO);
                 }
@@ -171,12 +191,12 @@ impl Softmax {
     }
 }
 
-/// `y = softmax(multiplier * x)`.
+/// `y = softmax(softmax_scale * x)`.
 #[inline(always)]
-pub(super) fn softmax_row<R: Real>(x: &[R], multiplier: R, y: &mut [R]) {
-    let largest = max(x, |x| x * multiplier);
+pub(super) fn softmax_row<R: Real>(x: &[R], softmax_scale: R, y: &mut [R]) {
+    let largest = max(x, |x| x * softmax_scale);
     for (y, &x) in y.iter_mut().zip(x) {
-        *y = (x * multiplier - largest).exp();
+        *y = (x * softmax_scale - largest).exp();
     }
     let factor = R::ONE / sum(y, |y| y);
     for y in y.iter_mut() {
@@ -221,7 +241,7 @@ impl Fused<1> for Softmax {
     #[cfg(feature = "cuda")]
     fn cuda_forward(&mut self, [x]: [&Tensor; 1]) -> Result<Storage> {
         let queries = self.causal.map(|(queries, _)| queries);
-        cuda::forward(x, queries, self.logit_multiplier)
+        cuda::forward(x, queries, self.softmax_scale)
     }
 
     #[cfg(feature = "cuda")]
@@ -232,7 +252,7 @@ impl Fused<1> for Softmax {
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; 1]> {
         let queries = self.causal.map(|(queries, _)| queries);
-        let dx = || cuda::backward(y, grad, queries, self.logit_multiplier);
+        let dx = || cuda::backward(y, grad, queries, self.softmax_scale);
         Ok([x.track_op().then(dx).transpose()?])
     }
 }
@@ -248,7 +268,7 @@ mod tests {
             let plain = Softmax {
                 op: "softmax",
                 causal: None,
-                logit_multiplier: 1.0,
+                softmax_scale: 1.0,
             };
             let x = (wave(&[2, 131, 77], 1)? * 6.0)?;
             assert_same_as_composed(
@@ -261,7 +281,7 @@ mod tests {
                 let causal = Softmax {
                     op: "softmax",
                     causal: Some((tq, tk)),
-                    logit_multiplier: 0.35,
+                    softmax_scale: 0.35,
                 };
                 let x = (wave(&[2, 3, tq, tk], 1)? * 9.0)?;
                 assert_same_as_composed(

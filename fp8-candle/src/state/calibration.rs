@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_core::{Format, ScaleError, reciprocal, static_dequant_scale};
 
-/// What calibration is to make of one row.
+/// How calibration sets one row.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct CalibrationRow {
@@ -16,9 +16,9 @@ pub struct CalibrationRow {
     pub row: usize,
     /// The format that the scale is for.
     pub format: Format,
-    /// Take the amaxes of earlier calibrations into account too (inputs; a weight is known whole).
+    /// Include the amaxes of earlier calibrations (for inputs; a weight is seen whole every time).
     pub with_earlier: bool,
-    /// Whether a tensor of zeros has a scale. An input of zeros would leave a scale under which every real input saturates.
+    /// Whether a tensor of zeros gets a scale. For inputs it should not: every real input would saturate under it.
     pub allow_zero: bool,
 }
 
@@ -49,11 +49,11 @@ impl CalibrationRow {
 
 impl StateTable {
     /// Sets static scales, `dequant_scale = amax / MAX`, from what `step` has recorded, reduced over the ranks of `group`.
-    /// A row in which nothing was recorded stays as it is. Gives the error of each row that cannot be calibrated, whose
-    /// state stays too.
+    /// A row in which nothing was recorded stays as it is. Returns an error for each row that cannot be calibrated; its
+    /// state stays as well.
     ///
     /// # Errors
-    /// If the reduction fails; nothing has changed then.
+    /// If the reduction fails; nothing is changed then.
     pub fn finish_calibration(
         &self,
         step: &StepCells,
@@ -61,7 +61,7 @@ impl StateTable {
         group: Option<&dyn ReductionGroup>,
     ) -> Result<Vec<Error>> {
         step.abort_after(|recorded| {
-            // What is not finite is so for every rank.
+            // An amax that is not finite on one rank must be so on all.
             let mut amaxes = recorded.amax.to_vec1::<f32>()?;
             for (amax, count) in amaxes.iter_mut().zip(recorded.non_finite.to_vec1::<u32>()?) {
                 *amax = if count > 0 { f32::INFINITY } else { *amax };
@@ -87,7 +87,7 @@ impl StateTable {
         let mut errors = vec![];
         for wanted in rows {
             let index = wanted.row;
-            // Rows that came after the step began have no cell in it.
+            // Rows added after the step began have no cell in it.
             let (Some(&amax), Some(row)) = (amaxes.get(index), inner.rows.get_mut(index)) else {
                 continue;
             };
@@ -128,7 +128,7 @@ impl StateTable {
 }
 
 impl StepCells {
-    /// Ends the step without a trace in the running amaxes, after `f` has seen what it recorded.
+    /// Ends the step without merging it into the running amaxes, and passes what it recorded to `f`.
     fn abort_after<R>(
         &self,
         f: impl FnOnce(&crate::data::columns::Recorded) -> Result<R>,

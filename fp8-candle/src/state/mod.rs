@@ -4,13 +4,14 @@
 //! |---|---|
 //! | running amax | the largest finite amax recorded since the last update |
 //! | amax history, quant_scale, dequant_scale | delayed scaling, after "FP8 Formats for Deep Learning" (arXiv:2209.05433) and Transformer Engine's `DelayedScaling` |
-//! | non-finite count | how many casts saw Inf or NaN; such an amax is counted, never stored (a deliberate difference) |
+//! | non-finite count | how many casts saw Inf or NaN; such an amax is counted but not stored, unlike in Transformer Engine |
 //! | calibrated amax, format of the scale | on the host |
 //!
-//! Columns are contiguous tensors on the table's device. Recording is a maximum into a cell, an update makes new columns for
-//! all rows at once, and the amaxes of all rows are one vector of fixed length for a reduction over ranks.
+//! Columns are contiguous tensors on the table's device. Recording takes a maximum in a cell, an update makes new columns
+//! for all rows at once, and for a reduction over ranks the amaxes of all rows are one vector of fixed length.
 //!
-//! A step records into cells of its own ([`StepCells`]): committing it merges them into the table, dropping it leaves no trace.
+//! A step records into cells of its own ([`StepCells`]): committing the step merges them into the table, aborting it drops
+//! them.
 
 mod calibration;
 mod group;

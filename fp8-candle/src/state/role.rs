@@ -1,4 +1,4 @@
-//! What a tensor is to its layer.
+//! The role of a tensor in its layer.
 
 use std::fmt;
 
@@ -6,11 +6,11 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Role {
-    /// What the layer is called with.
+    /// The input of the layer.
     Input,
-    /// The parameter that it multiplies by.
+    /// The weight it multiplies by.
     Weight,
-    /// The gradient that arrives at its output.
+    /// The gradient of its output.
     GradOutput,
 }
 
@@ -24,7 +24,7 @@ impl Role {
         }
     }
 
-    /// Whether the tensor arises in the backward pass, after the forward pass of its step has ended.
+    /// Whether the tensor appears in the backward pass, after the forward pass of its step has ended.
     pub const fn is_gradient(self) -> bool {
         matches!(self, Self::GradOutput)
     }

@@ -1,4 +1,4 @@
-//! The state of a row as checkpoints hold it.
+//! The state of a row as stored in checkpoints.
 
 use super::slot::Slot;
 use super::table::{Initial, StateTable};
@@ -7,12 +7,12 @@ use candle_core::{DType, Device, Tensor};
 use fp8_core::Format;
 use std::sync::Arc;
 
-/// Everything of one row that a later run needs to go on bit-exactly; amaxes that wait for an update are not in it.
+/// Everything about one row that a later run needs to continue bit-exactly. Amaxes waiting for an update are not included.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SavedRow {
-    /// Multiplies before the cast.
+    /// The factor before the cast.
     pub quant_scale: f32,
-    /// Multiplies after the decode: its reciprocal, or what it is the reciprocal of where calibration has made it.
+    /// The factor after decoding. One of the two is the rounded reciprocal of the other: this one, unless calibration made it.
     pub dequant_scale: f32,
     /// Newest first.
     pub amax_history: Vec<f32>,
@@ -20,19 +20,19 @@ pub struct SavedRow {
     pub non_finite: u32,
     /// The amax that calibration found, if it still describes the layer.
     pub calibrated_amax: Option<f32>,
-    /// The format that the scale was made for; None while it is the initial one.
+    /// The format that the scale was made for; `None` for the initial scale.
     pub format: Option<Format>,
     /// Stochastic roundings so far.
     pub draws: u32,
-    /// What stochastic rounding knows the row by.
+    /// The row's tensor id in stochastic rounding.
     pub id: u32,
 }
 
 impl SavedRow {
-    /// Checks that a step can have left this behind.
+    /// Checks that these are values that a step can produce.
     ///
     /// # Errors
-    /// Naming column, row and value.
+    /// [`Error::StateValue`] with the first value that is not.
     pub fn check(&self, name: &str) -> Result<()> {
         let fault = |column: &str, index, value, expected| Error::StateValue {
             tensor: format!("{name}.{column}"),
@@ -41,7 +41,7 @@ impl SavedRow {
             expected,
         };
         let scale = self.quant_scale;
-        // The largest f32, which delayed scaling stops at, has a reciprocal below the normal numbers.
+        // Its reciprocal may be subnormal: that of the largest f32 is, and delayed scaling saturates there.
         if !(scale > 0. && scale.is_normal()) {
             let expected = "positive, finite and not subnormal, as a quant_scale has to be";
             return Err(fault("quant_scale", 0, scale, expected));
@@ -92,10 +92,10 @@ impl StateTable {
         inner.rows.iter().enumerate().map(row).collect()
     }
 
-    /// Puts rows back; amaxes that wait for an update are dropped, gradients due are no longer.
+    /// Puts rows back. Amaxes waiting for an update are dropped, and no gradients are due.
     ///
     /// # Errors
-    /// If a row does not pass [`SavedRow::check`] or the table has none of its index; nothing has changed then.
+    /// If a row does not pass [`SavedRow::check`] or the table has no row of that index; nothing is changed then.
     pub fn restore(&self, rows: &[(usize, SavedRow)]) -> Result<()> {
         let mut inner = self.lock();
         let count = inner.rows.len();
@@ -116,7 +116,7 @@ impl StateTable {
         let mut non_finite = inner.columns.non_finite.to_vec1::<u32>()?;
         let histories = super::table::longer(&inner.columns.amax_history, len)?;
         let mut histories = histories.flatten_all()?.to_vec1::<f32>()?;
-        // Amaxes of an unfinished step belong to what was here before.
+        // Amaxes of an unfinished step belong to the old state.
         self.running().take(&vec![true; count])?;
         for (index, saved) in rows {
             quant_scale[*index] = saved.quant_scale;
@@ -149,7 +149,7 @@ impl StateTable {
 }
 
 impl Slot {
-    /// Puts a scale and a history in place, as [`StateTable::restore`] does for a whole table: quant_scale f32 `[1]`,
+    /// Sets the scale and the history, as [`StateTable::restore`] does for a whole table: quant_scale f32 `[1]`,
     /// amax_history f32 `[len]`.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! One row, as layers and casts hold it.
+//! One row, as layers and casts refer to it.
 
 use super::role::Role;
 use super::table::{Initial, Row, StateTable};
@@ -20,9 +20,9 @@ pub struct Slot {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SlotTensors {
-    /// f32 `[1]`, multiplies before the cast.
+    /// f32 `[1]`, the factor before the cast.
     pub quant_scale: Tensor,
-    /// f32 `[1]`, multiplies after the decode.
+    /// f32 `[1]`, the factor after decoding.
     pub dequant_scale: Tensor,
     /// f32 `[amax_history_len]`, newest first.
     pub amax_history: Tensor,
@@ -42,7 +42,7 @@ impl Slot {
         }
     }
 
-    /// A table with this row alone, for casts outside of a model.
+    /// A row in a table of its own, for casts outside of a model.
     pub fn alone(path: &str, role: Role, amax_history_len: usize, device: &Device) -> Result<Self> {
         let table = StateTable::new(device)?;
         let row = table.add_rows(&[(path, role)], amax_history_len)?;
@@ -98,7 +98,7 @@ impl Slot {
         self.with(|row, _| (row.generation, row.epoch))
     }
 
-    /// The amax that calibration found, if it still describes the layer.
+    /// The amax from calibration, if it still describes the layer.
     pub fn calibrated_amax(&self) -> Option<f32> {
         self.with(|row, _| row.calibrated_amax)
     }
@@ -108,7 +108,7 @@ impl Slot {
         self.calibrated_amax().is_some()
     }
 
-    /// Forgets the amaxes of earlier calibrations; the scale stays until the next one ends.
+    /// Forgets the amaxes of earlier calibrations. The scale stays until the next calibration ends.
     pub fn reset_calibration(&self) {
         self.with(|row, _| row.calibrated_amax = None);
     }
@@ -118,8 +118,8 @@ impl Slot {
         Ok(self.tensors()?.non_finite.to_vec1::<u32>()?.iter().sum())
     }
 
-    /// The key of the next stochastic rounding of this tensor: no two have the same bits, in whatever step, since the count of
-    /// roundings is part of the table and of its checkpoints. `seed` is that of the run.
+    /// The key for the next stochastic rounding of this tensor. No two roundings use the same bits, in any step, because the
+    /// number of roundings is part of the table and of its checkpoints. `seed` is that of the run.
     pub fn next_stochastic_key(&self, seed: u64) -> StochasticKey {
         self.with(|row, _| {
             let step = row.draws;
@@ -132,13 +132,13 @@ impl Slot {
         })
     }
 
-    /// Whether no scale was set yet: neither by an update nor from outside.
+    /// Whether no scale has been set yet, by an update or from outside.
     pub(crate) fn is_initial(&self) -> Result<bool> {
         match self.with(|row, _| row.initial) {
             Initial::Yes => Ok(true),
             Initial::No => Ok(false),
             Initial::Unknown => {
-                // One number to the host, until the first amax has come.
+                // One number to the host, until the first amax has been recorded.
                 let history = self.tensors()?.amax_history;
                 let made =
                     history.elem_count() == 0 || history.narrow(0, 0, 1)?.to_vec1::<f32>()? != [0.];
@@ -150,13 +150,13 @@ impl Slot {
         }
     }
 
-    /// Whether the row's scale was made for `format`, or for none yet.
+    /// Whether the row's scale was made for `format`, or is the initial one.
     pub(crate) fn is_made_for(&self, format: Format) -> bool {
         self.with(|row, _| row.format.is_none_or(|made_for| made_for == format))
     }
 
-    /// The scale of a delayed cast to `format`: the row's own, or one made from its history where that is for another
-    /// format. The row is left as it is; an update will make its scale anew.
+    /// The scale of a delayed cast to `format`: the row's own or, if that was made for another format, one made from its
+    /// history. The row is not changed; the next update makes its scale for the new format.
     pub(crate) fn delayed_scale(&self, format: Format, rule: &DelayedRule) -> Result<Scales> {
         let (made_for, calibrated) = self.with(|row, _| (row.format, row.calibrated_amax));
         match (made_for, calibrated) {
@@ -169,14 +169,14 @@ impl Slot {
         }
     }
 
-    /// The row's scales as they are.
+    /// The row's current scales.
     fn scales(&self) -> Result<Scales> {
         let columns = self.table.columns();
         let one = |column: &Tensor| column.narrow(0, self.row, 1);
         Ok((one(&columns.quant_scale)?, one(&columns.dequant_scale)?))
     }
 
-    /// The scale that this row would have after an update with `amax`, f32 `[1]`; 0 remakes it from the history alone.
+    /// The scale that this row would have after an update with `amax`, f32 `[1]`. With 0 it is made from the history alone.
     pub(crate) fn made_scale(
         &self,
         amax: &Tensor,
@@ -205,7 +205,7 @@ impl Slot {
         Ok((made.columns.quant_scale, made.columns.dequant_scale))
     }
 
-    /// The scale that calibration has found, for `format`.
+    /// The scale from calibration, for `format`.
     ///
     /// # Errors
     /// If the row is not calibrated.

@@ -1,4 +1,4 @@
-//! What one step records, kept apart from the table until the step is committed.
+//! What one step records, separate from the table until the step is committed.
 
 use super::role::Role;
 use super::table::{RowRule, StateTable};
@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Where the casts of one step record: cells for every row of a table.
 ///
-/// A commit merges them into the table; what backward passes record afterwards goes to the table itself. After an abort,
-/// what was recorded is forgotten and what still comes is dropped.
+/// A commit merges them into the table; backward passes after it record into the table itself. An abort drops what was
+/// recorded and everything that is recorded later.
 #[derive(Debug)]
 pub struct StepCells {
     table: Arc<StateTable>,
     cells: Box<dyn AmaxCells>,
-    /// Rows in which something was recorded, whatever it was.
+    /// Rows in which something was recorded, even an amax of 0.
     touched: Vec<AtomicBool>,
     status: RwLock<Status>,
     notes: Mutex<Notes>,
@@ -36,14 +36,14 @@ enum Status {
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     pub(super) rules: HashMap<usize, RowRule>,
-    /// For rows that the step has not used: other ranks may have.
+    /// For rows that the step has not used, but other ranks may have.
     pub(super) defaults: HashMap<Role, RowRule>,
-    /// Rows that were trained with scales other than calibrated ones.
+    /// Rows that were trained with scales that are not calibrated.
     pub(super) trained: Vec<usize>,
 }
 
 impl StepCells {
-    /// Cells for a step of `table`, all empty.
+    /// Empty cells for a step of `table`.
     pub fn new(table: &Arc<StateTable>) -> Result<Arc<Self>> {
         let rows = table.rows();
         Ok(Arc::new(Self {
@@ -61,19 +61,19 @@ impl StepCells {
         &self.table
     }
 
-    /// Number of rows that the table had when the step began.
+    /// Number of rows of the table when the step began.
     pub fn rows(&self) -> usize {
         self.touched.len()
     }
 
-    /// Notes that a row is cast with delayed scales in this step; the last rule counts.
+    /// Notes that a row is cast with delayed scales in this step. The last rule applies.
     pub fn note_rule(&self, row: usize, role: Role, rule: RowRule) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         notes.defaults.insert(role, rule.clone());
         notes.rules.insert(row, rule);
     }
 
-    /// Notes that a row is trained with other scales than calibrated ones, which then describe it no longer.
+    /// Notes that a row is trained with scales that are not calibrated: the calibrated one no longer describes it.
     pub fn note_trained(&self, row: usize) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         if !notes.trained.contains(&row) {
@@ -85,9 +85,9 @@ impl StepCells {
         std::mem::take(&mut self.notes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes an amax (f32, any shape) of `row` in; with `keep` it will make scales, else only Inf and NaN are counted.
+    /// Records an amax (f32, any shape) of `row`. With `keep` it is used for scales, otherwise only Inf and NaN are counted.
     pub fn record(&self, row: usize, amax: &Tensor, keep: bool) -> Result<()> {
-        // Held over the recording: a commit between the two would lose it.
+        // Held while recording: a commit in between would lose the amax.
         let status = self.status.read().unwrap_or_else(PoisonError::into_inner);
         match *status {
             Status::Open => {
@@ -116,7 +116,7 @@ impl StepCells {
         self.casts.load(Ordering::Relaxed)
     }
 
-    /// Whether the step was aborted: what it recorded counts for nothing.
+    /// Whether the step was aborted, so that what it recorded is dropped.
     pub fn is_aborted(&self) -> bool {
         *self.status.read().unwrap_or_else(PoisonError::into_inner) == Status::Aborted
     }
@@ -131,7 +131,7 @@ impl StepCells {
         self.cells.read()
     }
 
-    /// Forgets the step.
+    /// Drops the step.
     pub fn abort(&self) {
         let mut status = self.status.write().unwrap_or_else(PoisonError::into_inner);
         if *status == Status::Open {
@@ -139,7 +139,7 @@ impl StepCells {
         }
     }
 
-    /// Merges the cells into the table; true if the step was open until now.
+    /// Merges the cells into the table. Returns whether the step was still open.
     pub(super) fn merge_into_table(&self) -> Result<bool> {
         let mut status = self.status.write().unwrap_or_else(PoisonError::into_inner);
         if *status != Status::Open {
@@ -154,25 +154,25 @@ impl StepCells {
     }
 }
 
-/// Where a cast notes what it saw.
+/// Where a cast records what it saw.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Observer {
-    /// The step that the cast belongs to; backward passes outlive it.
+    /// The step that the cast belongs to. A backward pass may come after its end.
     pub step: Arc<StepCells>,
     /// The row of the cast tensor.
     pub row: usize,
-    /// Record amaxes for delayed scales (training), or leave them alone (evaluation).
+    /// Whether to record amaxes for delayed scales: yes in training, no in evaluation.
     pub record: bool,
 }
 
 impl Observer {
-    /// Notes casts of `row` in `step`; `record`: see [`Observer::record`].
+    /// Observes casts of `row` in `step`; for `record` see [`Observer::record`].
     pub fn new(step: Arc<StepCells>, row: usize, record: bool) -> Self {
         Self { step, row, record }
     }
 
-    /// Notes a cast that measured `amax`; `makes_scales`: delayed scales are made of it.
+    /// Notes a cast that measured `amax`. `makes_scales`: delayed scales are made from it.
     pub(crate) fn note(&self, amax: Option<&Tensor>, makes_scales: bool) -> Result<()> {
         self.step.count_cast();
         match amax {

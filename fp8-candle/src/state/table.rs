@@ -1,4 +1,4 @@
-//! The table itself: rows, columns, and the cells that a step is committed to.
+//! The table itself: rows, columns, and the cells into which steps are committed.
 
 use super::group::ReductionGroup;
 use super::role::Role;
@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor};
 use fp8_core::{DelayedRule, Format};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
-/// How delayed scaling updates a row: set by the last recipe with a delayed cast of it.
+/// How delayed scaling updates a row, from the last recipe with a delayed cast of it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RowRule {
@@ -19,7 +19,7 @@ pub struct RowRule {
     pub format: Format,
     /// Length of the history.
     pub window: usize,
-    /// Ranks over which the amaxes are reduced.
+    /// The ranks to reduce the amaxes over.
     pub group: Option<Arc<dyn ReductionGroup>>,
 }
 
@@ -34,7 +34,7 @@ impl RowRule {
         }
     }
 
-    /// The same rule with other ranks to reduce over.
+    /// The same rule with another [`RowRule::group`].
     pub fn with_group(self, group: impl Into<Option<Arc<dyn ReductionGroup>>>) -> Self {
         Self {
             group: group.into(),
@@ -43,29 +43,29 @@ impl RowRule {
     }
 }
 
-/// What the host knows of a row.
+/// What the host knows about a row.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
     /// Path of the layer, a dot, the role.
     pub(super) name: Arc<str>,
     pub(super) role: Role,
     pub(super) rule: Option<RowRule>,
-    /// The format that the scale was made for; None while it is the initial one.
+    /// The format that the scale was made for; `None` for the initial scale.
     pub(super) format: Option<Format>,
-    /// Entries of the history that count.
+    /// Entries of the history in use.
     pub(super) window: usize,
-    /// Updates that changed the scale; 0 while it is the initial one.
+    /// Number of updates that changed the scale; 0 for the initial scale.
     pub(super) generation: u64,
     /// How often the scale was set from outside (calibration, loading).
     pub(super) epoch: u64,
     pub(super) initial: Initial,
-    /// The amax that calibration found, until training goes on.
+    /// The amax from calibration, until training continues.
     pub(super) calibrated_amax: Option<f32>,
     /// Stochastic roundings so far.
     pub(super) draws: u32,
-    /// What stochastic rounding knows the row by.
+    /// The row's tensor id in stochastic rounding.
     pub(super) id: u32,
-    /// An amax was recorded since the last update, whatever it was.
+    /// An amax was recorded since the last update, even 0.
     pub(super) touched: bool,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Row {
 pub(super) enum Initial {
     Yes,
     No,
-    /// It was updated on a device that does not tell whether there was an amax.
+    /// It was updated on a device, and the host does not know whether there was an amax.
     Unknown,
 }
 
@@ -84,20 +84,41 @@ pub(super) struct Inner {
     pub(super) columns: Columns,
     /// A training step was committed since gradients were last updated.
     pub(super) gradients_due: bool,
-    /// What [`StateTable::report`] last said.
+    /// What [`StateTable::report`] last returned.
     pub(super) reported: Tensor,
 }
 
 /// The scaling state of one model on one device.
 ///
-/// Layers hold [`super::Slot`]s, which are rows of it. `fp8_recipes::prepare_fp8` makes it.
+/// Layers hold [`super::Slot`]s, which refer to its rows. `fp8_recipes::prepare_fp8` creates it.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use fp8_candle::state::{RowRule, StepCells};
+/// use fp8_candle::{Role, Slot, StateTable};
+/// use fp8_core::{DelayedRule, Format};
+///
+/// let table = StateTable::new(&Device::Cpu)?;
+/// let row = table.add_rows(&[("fc", Role::Input)], 16)?;
+///
+/// // One training step that casts the input of `fc`.
+/// let step = StepCells::new(&table)?;
+/// let rule = RowRule::new(DelayedRule::default(), Format::E4M3, 16);
+/// step.note_rule(row, Role::Input, rule);
+/// step.record(row, &Tensor::new(&[3.5f32], &Device::Cpu)?, true)?;
+/// table.commit(&step)?;
+///
+/// let scale = Slot::new(&table, row).tensors()?.quant_scale;
+/// assert_eq!(scale.to_vec1::<f32>()?, [448.0 / 3.5]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct StateTable {
     device: Device,
     inner: Mutex<Inner>,
-    /// Amaxes of committed steps that wait for an update.
+    /// Amaxes of committed steps, waiting for an update.
     running: RwLock<Box<dyn AmaxCells>>,
-    /// Held while an update runs, its reduction included: whoever comes second finds it done.
+    /// Held during an update, its reduction included: a second caller finds it done.
     updating: Mutex<()>,
 }
 
@@ -117,7 +138,7 @@ impl StateTable {
         }))
     }
 
-    /// Adds rows with quant_scale 1 and histories of `amax_history_len` zeros; gives the index of the first.
+    /// Adds rows with quant_scale 1 and histories of `amax_history_len` zeros, and returns the index of the first.
     ///
     /// `rows`: path of the layer and role, for example `blocks.0.fc` and [`Role::Input`].
     ///
@@ -171,19 +192,20 @@ impl StateTable {
         inner.rows.iter().map(|row| row.name.clone()).collect()
     }
 
-    /// The columns as they are now.
+    /// The current columns.
     pub fn columns(&self) -> Columns {
         self.lock().columns.clone()
     }
 
-    /// How many casts of each row have seen Inf or NaN so far, U32 `[rows]`, on the device; steps not committed are not in it.
+    /// How many casts of each row have seen Inf or NaN, U32 `[rows]`, on the device. Steps that are not committed do not
+    /// count.
     pub fn non_finite_counts(&self) -> Result<Tensor> {
         let counted = self.lock().columns.non_finite.clone();
         let running = self.running().read()?.non_finite;
         Ok(counted.broadcast_add(&running)?)
     }
 
-    /// [`StateTable::non_finite_counts`] when this was last called, and now.
+    /// [`StateTable::non_finite_counts`] at the last call of this function, and now.
     pub fn report(&self) -> Result<(Tensor, Tensor)> {
         let now = self.non_finite_counts()?;
         let before = std::mem::replace(&mut self.lock().reported, now.clone());
@@ -195,8 +217,8 @@ impl StateTable {
         self.lock().gradients_due
     }
 
-    // A panic while the lock is held leaves whole values behind (columns are replaced at once), so a poisoned lock is
-    // still good.
+    // A panic while the lock is held leaves the values whole, since columns are replaced at once: a poisoned lock is still
+    // usable.
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -210,7 +232,7 @@ impl StateTable {
     }
 }
 
-/// Scales of 1, histories of zeros.
+/// Scales of 1 and histories of zeros.
 fn initial_columns(rows: usize, len: usize, device: &Device) -> Result<Columns> {
     let one = Tensor::ones(rows, DType::F32, device)?;
     Ok(Columns {
@@ -235,7 +257,7 @@ fn append(columns: &Columns, more: &Columns, len: usize) -> Result<Columns> {
     })
 }
 
-/// A length that no memory holds must not get as far as the allocator, which ends the process.
+/// A length beyond all memory must not reach the allocator, which would abort the process.
 pub(super) fn check_history_len(len: usize) -> Result<()> {
     if len <= fp8_core::MAX_HISTORY_LEN {
         return Ok(());
@@ -246,7 +268,7 @@ pub(super) fn check_history_len(len: usize) -> Result<()> {
     })
 }
 
-/// Histories with at least `len` entries, zeros beyond the oldest.
+/// Histories with at least `len` entries, with zeros after the oldest.
 pub(super) fn longer(histories: &Tensor, len: usize) -> Result<Tensor> {
     let have = histories.dim(1)?;
     if have >= len {

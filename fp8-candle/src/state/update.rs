@@ -1,4 +1,4 @@
-//! Ending a step: its amaxes into the table, and new scales for all rows at once.
+//! Ending a step: merging its amaxes into the table, and new scales for all rows at once.
 
 use super::group::ReductionGroup;
 use super::role::Role;
@@ -11,17 +11,17 @@ use candle_core::{DType, Tensor};
 use std::sync::Arc;
 
 impl StateTable {
-    /// Takes a training step in: merges what it recorded, adopts the rules of its casts, and updates the rows of inputs and
-    /// weights. Gradients wait for [`StateTable::update_gradients`]: their backward pass may still come.
+    /// Commits a training step: merges what it recorded, adopts the rules of its casts, and updates the rows of inputs and
+    /// weights. Gradients wait for [`StateTable::update_gradients`], since their backward pass may come later.
     ///
     /// # Errors
-    /// If the reduction over ranks fails or gives something else than a vector of this table; nothing is lost then: the next
-    /// update makes up for this one.
+    /// If the reduction over ranks fails or does not return a vector that fits this table. Nothing is lost then: the next
+    /// update includes this one.
     pub fn commit(&self, step: &StepCells) -> Result<()> {
         self.commit_all(&[step])
     }
 
-    /// [`StateTable::commit`] for the parts of one step: rows that came in the middle of it have cells of their own.
+    /// [`StateTable::commit`] for the parts of one step: rows added in the middle of it have cells of their own.
     ///
     /// # Errors
     /// As [`StateTable::commit`].
@@ -42,7 +42,7 @@ impl StateTable {
         self.update(|role| !role.is_gradient())
     }
 
-    /// Updates the rows of gradients, if a training step was committed since it was last done.
+    /// Updates the rows of gradients if a training step was committed since the last time.
     ///
     /// # Errors
     /// As [`StateTable::commit`].
@@ -56,7 +56,7 @@ impl StateTable {
         Ok(())
     }
 
-    /// Updates the rows of some roles from the running amaxes, which start from 0 again.
+    /// Updates the rows of some roles from the running amaxes, and resets those to 0.
     fn update(&self, roles: impl Fn(Role) -> bool) -> Result<()> {
         let (which, rules): (Vec<bool>, Vec<Option<RowRule>>) = {
             let inner = self.lock();
@@ -78,8 +78,8 @@ impl StateTable {
         Ok(())
     }
 
-    /// The maximum over the ranks. Each group is sent the amaxes of all rows in one vector, 0 for rows that are not its own,
-    /// so that every rank sends as much, whatever its layers have seen.
+    /// The maximum over the ranks. Each group gets the amaxes of all rows in one vector, 0 for rows that are not its own, so
+    /// that every rank sends the same number, whatever its layers saw.
     fn reduced(&self, recorded: &Recorded, rules: &[Option<RowRule>]) -> Result<Recorded> {
         let group_of = |rule: &Option<RowRule>| rule.as_ref().and_then(|rule| rule.group.clone());
         let mut groups: Vec<Arc<dyn ReductionGroup>> = vec![];
@@ -128,7 +128,7 @@ impl StateTable {
                 })
             })
             .collect();
-        // Rows may have come meanwhile.
+        // Rows may have been added in the meantime.
         updates.resize(inner.rows.len(), None);
         let recorded = recorded.padded(inner.rows.len() - have)?;
         let longest = updates.iter().flatten().map(|update| update.window).max();
@@ -141,13 +141,14 @@ impl StateTable {
             let Some(update) = update else { continue };
             row.window = update.window;
             let changed = updated.changed.as_ref().map(|changed| changed[index]);
-            // A device that does not tell changes what something was recorded for, here or on another rank.
+            // If only the device knows, every row counts as changed for which something was recorded, here or on
+            // another rank.
             let reduced = row.rule.as_ref().is_some_and(|rule| rule.group.is_some());
             let may_have = std::mem::take(&mut row.touched) || reduced || update.remake;
             if changed.unwrap_or(may_have) {
                 row.generation += 1;
                 row.format = Some(update.format);
-                // The scale is no longer the one that calibration has set.
+                // The scale is no longer the one from calibration.
                 row.calibrated_amax = None;
             }
             row.initial = match (row.initial, changed) {
@@ -160,8 +161,8 @@ impl StateTable {
     }
 }
 
-/// Running amaxes that an update has taken. Where it does not come to its end, by an error or a panic of the reduction, the
-/// next one takes them again.
+/// Running amaxes that an update has taken. If the update does not complete, because the reduction fails or panics, they
+/// go back for the next one.
 struct Taken<'a> {
     table: &'a StateTable,
     recorded: Option<Recorded>,
@@ -186,7 +187,7 @@ impl Inner {
             } else if let Some(default) = notes.defaults.get(&row.role)
                 && index < step.rows()
             {
-                // Other ranks have used it, and update it by this step's rule.
+                // Other ranks have used it, and update it by the rule of this step.
                 row.rule = Some(default.clone());
             }
             if notes.trained.contains(&index) {
@@ -197,7 +198,7 @@ impl Inner {
 }
 
 impl Recorded {
-    /// The same with more rows, in which nothing was recorded.
+    /// The same, with more rows in which nothing was recorded.
     fn padded(&self, more: usize) -> Result<Self> {
         if more == 0 {
             return Ok(self.clone());
@@ -209,7 +210,7 @@ impl Recorded {
     }
 }
 
-/// The group's maximum, checked: as many f32 as were sent.
+/// The group's maximum, checked to be as many f32 as were sent.
 pub(super) fn all_reduce_max(group: &dyn ReductionGroup, amaxes: &Tensor) -> Result<Tensor> {
     let reduced = group.all_reduce_max(amaxes)?;
     if reduced.dims() != amaxes.dims() || reduced.dtype() != DType::F32 {

@@ -68,7 +68,7 @@ impl Row {
         self.delayed(FirstScale::OwnAmax, false)
     }
 
-    /// The delayed cast of training that starts with the tensor's own amax.
+    /// The delayed cast of training that starts from the tensor's own amax.
     pub fn first_batch(&self) -> Quantizer {
         self.delayed(FirstScale::OwnAmax, true)
     }
@@ -78,7 +78,7 @@ impl Row {
         self.step().record(self.slot.row(), &amax, true).unwrap();
     }
 
-    /// Ends the step; what casts of it still record goes to the table.
+    /// Ends the step; later records of its casts go to the table.
     pub fn end(&self) -> fp8_candle::Result<()> {
         let step = self.step.replace(StepCells::new(self.slot.table())?);
         step.note_rule(self.slot.row(), self.role, self.rule.clone());

@@ -1,5 +1,5 @@
-//! max |x|, as a maximum over integers: the bits of a magnitude order as its value does, infinity above all numbers
-//! and NaN above infinity.
+//! max |x|, as a maximum over integers: the bits of magnitudes have the order of their values, with infinity above all
+//! numbers and NaN above infinity.
 
 use super::{LANES, dispatch};
 use crate::{HighPrecision, high_precision::sealed::Sealed};
@@ -9,7 +9,7 @@ use crate::{HighPrecision, high_precision::sealed::Sealed};
 pub(crate) struct Amax(u32);
 
 impl Amax {
-    /// Takes in the bits of another maximum.
+    /// Merges the bits of another maximum.
     pub(crate) fn merge(&mut self, bits: u32) {
         self.0 = self.0.max(bits);
     }
@@ -23,7 +23,7 @@ impl Amax {
     }
 }
 
-/// The largest magnitude of a chunk so far, in each lane. Types of 16 bits stay such.
+/// The largest magnitude so far, in each lane of a chunk. 16-bit types stay 16 bits wide.
 pub(super) type LaneMax<T> = [<T as Sealed>::Magnitude; LANES];
 
 /// Merges the magnitudes of a chunk into a maximum for each lane.
@@ -40,7 +40,7 @@ pub(super) fn max_bits<T: HighPrecision>(max: LaneMax<T>) -> u32 {
     T::magnitude_bits(max.into_iter().fold(T::Magnitude::default(), Ord::max))
 }
 
-/// Elements from which a plain loop over the segment is faster than chunks.
+/// The length from which a plain loop over a segment is faster than chunks.
 const LONG: usize = 128;
 
 dispatch! {
@@ -70,7 +70,7 @@ fn segments_body<T: HighPrecision>(src: &[T], len: usize, out: &mut [f32]) {
     }
 }
 
-/// The largest magnitude of a slice, in a loop that compilers know.
+/// The largest magnitude of a slice, in a loop that compilers recognize.
 #[inline(always)]
 fn max_of<T: HighPrecision>(src: &[T]) -> T::Magnitude {
     src.iter()

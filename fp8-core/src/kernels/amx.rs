@@ -1,6 +1,7 @@
-//! Whether AMX may be used: the processor has it, and the operating system has given its registers to this process.
+//! Whether AMX may be used: the processor must have it, and the operating system must grant its registers to this
+//! process.
 
-/// Asks once; Linux gives the tile registers only to a process that asks for them.
+/// Asks once. Linux grants the tile registers only to a process that asks for them.
 pub(super) fn is_granted() -> bool {
     #[cfg(target_os = "linux")]
     {

@@ -1,6 +1,6 @@
-//! bf16 and f16 to f32 and back, free of branches so that loops around them vectorize.
+//! bf16 and f16 to f32 and back without branches, so that loops around them vectorize.
 //!
-//! The `half` crate has the same values, but picks an instruction for each element at run time.
+//! The `half` crate gives the same values, but chooses the instruction for each element at run time.
 
 use half::{bf16, f16};
 
@@ -26,7 +26,7 @@ pub(crate) fn f16_to_f32(value: f16) -> f32 {
     let bits = u32::from(value.to_bits());
     let magnitude = (bits & 0x7FFF) << 13;
     let normal = magnitude + ((127 - 15) << 23);
-    // A subnormal read with a leading one at the exponent of the smallest normal, which is then taken off.
+    // A subnormal is read with a leading one at the exponent of the smallest normal, which is then subtracted.
     let min_normal = f32::from_bits((127 - 14) << 23);
     let subnormal = (f32::from_bits(normal + (1 << 23)) - min_normal).to_bits();
     let special = magnitude | 0x7F80_0000;
@@ -43,7 +43,7 @@ pub(crate) fn f16_to_f32(value: f16) -> f32 {
     f32::from_bits(magnitude | (bits & 0x8000) << 16)
 }
 
-/// Nearest-even; values too large become infinity.
+/// Nearest-even; values that are too large become infinity.
 #[inline(always)]
 pub(crate) fn f32_to_f16(value: f32) -> f16 {
     let bits = value.to_bits();

@@ -1,4 +1,4 @@
-//! Codes to values.
+//! From codes to values.
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512::{self, decode::Wide};
@@ -9,7 +9,7 @@ use crate::{Format, high_precision::HighPrecision};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decoder {
     widening: Widening,
-    /// The same for the code of AVX-512.
+    /// The same for the AVX-512 code.
     #[cfg(target_arch = "x86_64")]
     wide: Wide,
 }
@@ -44,7 +44,7 @@ pub(crate) fn segments<T: HighPrecision>(
     );
 }
 
-/// [`segments`], with VBMI or without.
+/// [`segments`], with or without VBMI.
 pub(super) fn segments_with<T: HighPrecision>(
     isa: Isa,
     vbmi: bool,
@@ -66,7 +66,7 @@ pub(super) fn segments_with<T: HighPrecision>(
     narrow_segments(isa, decoder.widening, codes, len, dequant_scales, dst);
 }
 
-/// Decodes codes that have a scale each.
+/// Decodes codes with a scale of their own each.
 pub(crate) fn columns<T: HighPrecision>(
     isa: Isa,
     decoder: Decoder,

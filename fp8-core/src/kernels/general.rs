@@ -1,4 +1,4 @@
-//! Casts with the other roundings, or through f16: products first, then random bits, then codes, a chunk at a time.
+//! Casts with the other roundings, or through f16. A chunk at a time: products first, then random bits, then codes.
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
@@ -14,7 +14,7 @@ use crate::{
 
 const CHUNK: usize = 256;
 
-/// Random words of a chunk that begins anywhere within a block of four.
+/// The random words of a chunk, which may begin anywhere within a block of four.
 type Words = [u32; CHUNK + 4];
 
 /// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
@@ -68,7 +68,7 @@ pub(crate) fn segments<T: HighPrecision, const AMAX: bool>(
     max.bits()
 }
 
-/// Casts elements that have a scale each; max |x| as bits where `AMAX`.
+/// Casts elements with a scale of their own each; max |x| as bits where `AMAX`.
 ///
 /// `element` is the index of the first element for stochastic rounding.
 pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
@@ -122,7 +122,7 @@ pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
     max.to_bits()
 }
 
-/// What the stochastic kernel of AVX-512 takes, where it has this cast.
+/// The arguments of the stochastic AVX-512 kernel, where it has this cast.
 #[cfg(target_arch = "x86_64")]
 fn wide_of(
     isa: super::Isa,
@@ -177,7 +177,7 @@ fn random_words_body(key: StochasticKey, first: u64, words: &mut Words) {
 
 #[inline(always)]
 fn encode_bits_body(rounder: Rounder, products: &[u32], words: &[u32], dst: &mut [u8]) {
-    // One loop for each mode, within which the mode is a constant.
+    // One loop per mode, in which the mode is a constant.
     macro_rules! with_mode {
         ($($mode:ident)+) => {
             match rounder.mode() {

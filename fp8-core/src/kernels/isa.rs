@@ -1,10 +1,10 @@
-//! The instruction sets that have code of their own, and the one choice among them that all packages share.
+//! The instruction sets with code of their own, and the one choice among them that all packages share.
 
 use std::{fmt, sync::OnceLock};
 
 use thiserror::Error;
 
-/// An instruction set that has code of its own. Each level includes those before it.
+/// An instruction set with code of its own. Each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum IsaLevel {
@@ -25,7 +25,7 @@ pub enum IsaLevel {
     Amx,
 }
 
-/// A value of `FP8_ISA` that cannot be followed.
+/// A value of `FP8_ISA` that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum IsaError {
@@ -36,17 +36,17 @@ pub enum IsaError {
     Unknown {
         /// The name as given.
         name: String,
-        /// The names that there are.
+        /// All names.
         levels: Levels,
-        /// Those that may be asked for here.
+        /// Those that this machine has.
         available: Levels,
     },
-    /// The processor or the operating system does not have it.
+    /// The processor or the operating system does not support it.
     #[error("FP8_ISA={}: this processor has only {available}", level.name())]
     Unavailable {
         /// The level asked for.
         level: IsaLevel,
-        /// Those that may be asked for here.
+        /// Those that this machine has.
         available: Levels,
     },
 }
@@ -86,7 +86,7 @@ impl IsaLevel {
         Self::Amx,
     ];
 
-    /// The name that `FP8_ISA` knows.
+    /// The name to give in `FP8_ISA`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -102,7 +102,7 @@ impl IsaLevel {
     }
 
     fn is_present(self) -> bool {
-        // Miri interprets few of the vector instructions.
+        // Miri supports few of the vector instructions.
         if cfg!(miri) {
             return self == Self::Portable;
         }
@@ -133,7 +133,7 @@ impl IsaLevel {
     }
 }
 
-/// An instruction set that this processor has: owning one is the proof that its code may run.
+/// An instruction set that this processor has: holding one is proof that its code may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Isa(IsaLevel);
 
@@ -146,8 +146,8 @@ impl Isa {
     /// The instruction set to use, chosen once: the fastest, or the one that the environment variable `FP8_ISA` names.
     ///
     /// # Errors
-    /// A name that is unknown, or that of an instruction set that the processor does not have. Whoever asked for one
-    /// level must not be given another without a word.
+    /// If the name is unknown, or the processor does not have that instruction set. A program that asks for one level
+    /// must not silently get another.
     pub fn from_env() -> Result<Self, IsaError> {
         chosen().clone()
     }
@@ -155,7 +155,7 @@ impl Isa {
     /// [`Isa::from_env`], for code that cannot fail.
     ///
     /// # Panics
-    /// With the text of the error where `FP8_ISA` is wrong. Call [`Isa::from_env`] first to report that as an error, as
+    /// If `FP8_ISA` is wrong, with the message of the error. Call [`Isa::from_env`] first to get an error instead, as the
     /// fallible functions built on this crate do.
     pub fn best() -> Self {
         match chosen() {
@@ -167,7 +167,7 @@ impl Isa {
     /// The instruction set of this name, as [`IsaLevel::name`] gives it.
     ///
     /// # Errors
-    /// A name that is unknown, or that of an instruction set that the processor does not have.
+    /// If the name is unknown, or the processor does not have that instruction set.
     pub fn named(name: &str) -> Result<Self, IsaError> {
         let Some(index) = IsaLevel::ALL.iter().position(|level| level.name() == name) else {
             return Err(IsaError::Unknown {
@@ -176,7 +176,7 @@ impl Isa {
                 available: Levels(available()),
             });
         };
-        // Levels above the named one are not even asked for: the system grants AMX to the whole process.
+        // Levels above the named one are not queried: asking for AMX would grant it to the whole process.
         if IsaLevel::ALL[..=index]
             .iter()
             .all(|level| level.is_present())
@@ -190,7 +190,7 @@ impl Isa {
         }
     }
 
-    /// Which one it is.
+    /// Its level.
     pub fn level(self) -> IsaLevel {
         self.0
     }
@@ -214,8 +214,8 @@ fn available() -> &'static [IsaLevel] {
     &IsaLevel::ALL[..*count]
 }
 
-/// The choice of this process. The variable is read once: half of a program on one level and half on another would give
-/// results that no run reproduces.
+/// The choice of this process. The variable is read once: a program that ran half on one level and half on another would
+/// give results that no run reproduces.
 fn chosen() -> &'static Result<Isa, IsaError> {
     static CHOSEN: OnceLock<Result<Isa, IsaError>> = OnceLock::new();
     CHOSEN.get_or_init(|| match std::env::var_os("FP8_ISA") {

@@ -1,4 +1,4 @@
-//! Vector code: branch-free bodies written once and compiled for each instruction set, and the hot ones once more by
+//! Vector code: branch-free bodies, written once and compiled for each instruction set; the hot ones are also written by
 //! hand for AVX-512.
 //!
 //! A body is an `#[inline(always)]` loop over chunks of fixed length; the `dispatch!` macro puts it into functions with

@@ -1,18 +1,18 @@
-//! f32 to fewer bits, nearest-even, one value after the other: casts to 8 bits, and to f16.
+//! Scalar nearest-even casts from f32 to 8 bits and to f16.
 
 use crate::cast::{Cast, Overflow, Rounding};
 
 /// A nearest-even cast from f32 to a narrower format, as the constants of one branch-free body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Narrowing {
-    /// Mantissa bits that f32 has more.
+    /// How many more mantissa bits f32 has.
     shift: u32,
     /// Bits of the smallest normal value of the target.
     min_normal: u32,
-    /// Bits of the magnitude at which values are cut: what is larger has the same code.
+    /// Bits of the magnitude at which values are clamped: anything larger has the same code.
     cap: u32,
     nan_mag: u32,
-    /// The sign bits that a zero keeps.
+    /// The sign bits that zero keeps.
     zero_sign: u32,
 }
 
@@ -31,14 +31,14 @@ impl Narrowing {
         Self {
             shift,
             min_normal: (127 + 1 - bias) << 23,
-            // The code of overflow is the largest finite one, or that which follows it and so has the next value.
+            // Overflow gives the code of the largest finite value, or the one after it, which stands for the next value.
             cap: (overflow_mag << shift) + ((127 - bias) << 23),
             nan_mag,
             zero_sign,
         }
     }
 
-    /// The constants of `cast`, where it is of the kind.
+    /// The constants of `cast`, if it is such a cast.
     pub(crate) fn new(cast: &Cast) -> Option<Self> {
         if cast.rounding != Rounding::NearestEven || cast.via_f16 {
             return None;
@@ -58,14 +58,14 @@ impl Narrowing {
         ))
     }
 
-    /// The code of the f32 with these `bits`; `sign` is its sign at the place the target has it.
+    /// The code of the f32 with these `bits`; `sign` is its sign bit, where the target has it.
     #[inline(always)]
     pub(crate) fn round(self, bits: u32, sign: u32) -> u32 {
         let magnitude = bits & 0x7FFF_FFFF;
         let capped = magnitude.min(self.cap);
         let binade = capped.max(self.min_normal) & 0x7F80_0000;
         // A power of two whose last place is that of the target in this binade: adding it rounds there, and leaves the
-        // number of places in its low bits.
+        // rounded value in its low bits, counted in last places.
         let magic = binade.wrapping_add(self.shift << 23);
         let sum = (f32::from_bits(capped) + f32::from_bits(magic)).to_bits();
         let codes_below = (binade - self.min_normal).wrapping_shr(self.shift);

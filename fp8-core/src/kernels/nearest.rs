@@ -17,13 +17,13 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nearest {
     narrowing: Narrowing,
-    /// The same for the code of AVX-512, where that has it.
+    /// The same for the AVX-512 code, where it has this cast.
     #[cfg(target_arch = "x86_64")]
     wide: Option<Wide>,
 }
 
 impl Nearest {
-    /// `cast`, where it is of the kind.
+    /// `cast`, if it is such a cast.
     pub(crate) fn new(cast: &Cast) -> Option<Self> {
         Some(Self {
             narrowing: Narrowing::new(cast)?,
@@ -33,7 +33,7 @@ impl Nearest {
     }
 }
 
-/// The code of one product. A scale that is not `SIGNED`, so has no sign bit, leaves each value its sign, NaN or not.
+/// The code of one product. A scale without a sign bit (not `SIGNED`) leaves each value its sign, NaN included.
 #[inline(always)]
 fn code<T: HighPrecision, const SIGNED: bool>(narrowing: Narrowing, x: T, quant_scale: f32) -> u8 {
     let x = x.to_f32();
@@ -62,7 +62,7 @@ pub(crate) fn segments<T: HighPrecision, const AMAX: bool>(
     narrow_segments::<T, AMAX>(isa, nearest.narrowing, src, len, quant_scales, dst)
 }
 
-/// Casts elements that have a scale each; max |x| as bits where `AMAX`.
+/// Casts elements with a scale of their own each; max |x| as bits where `AMAX`.
 pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
     isa: Isa,
     nearest: Nearest,

@@ -1,12 +1,12 @@
 //! Transposed copies of codes.
 
-/// Rows and columns of a tile: bytes of the vectors that every x86-64 has.
+/// Rows and columns of a tile: the bytes of an SSE2 vector, which every x86-64 has.
 const TILE: usize = 16;
 
-/// Rows of a panel worth transposing at once: a cache line of the result.
+/// Rows to transpose at once: a cache line of the result.
 pub(crate) const PANEL: usize = 64;
 
-/// Writes the transpose of `codes`, rows of `cols` each, to `dst`, whose rows are `stride` long, from column `start`.
+/// Writes the transpose of `codes`, whose rows have `cols` codes, to `dst`, whose rows have `stride`, from column `start`.
 pub(crate) fn transpose(codes: &[u8], cols: usize, dst: &mut [u8], stride: usize, start: usize) {
     let rows = codes.len() / cols;
     let (tile_rows, tile_cols) = (rows - rows % TILE, cols - cols % TILE);
@@ -41,8 +41,8 @@ fn transposed(tile: [[u8; TILE]; TILE]) -> [[u8; TILE]; TILE] {
     use std::arch::x86_64::*;
     // SAFETY: a vector is sixteen bytes of any pattern, as an array is.
     let mut rows: [__m128i; TILE] = unsafe { std::mem::transmute(tile) };
-    // Interleaving the two halves moves the first bit of an index behind its last. Four times, and those of the row are
-    // behind those of the column.
+    // Interleaving the two halves moves the first bit of an index to its end. After four times, the bits of the row come
+    // after those of the column.
     for _ in 0..4 {
         let (low, high) = rows.split_at(TILE / 2);
         rows = std::array::from_fn(|i| {

@@ -1,20 +1,20 @@
-//! The values of codes, one after the other.
+//! Scalar decoding: the value of a code.
 
 use crate::{Format, high_precision::HighPrecision};
 
 /// The decoding of one format, as the constants of one branch-free body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Widening {
-    /// Mantissa bits that f32 has more.
+    /// How many more mantissa bits f32 has.
     shift: u32,
-    /// The difference of the exponent biases, at the place of f32's exponent.
+    /// The difference of the exponent biases, shifted to f32's exponent field.
     rebias: u32,
     /// The smallest normal code, and its value.
     min_normal_mag: u32,
     min_normal: f32,
     max_mag: u32,
     inf_mag: u32,
-    /// The code of an only NaN, beyond all codes where there are more.
+    /// The code of NaN if the format has just one; otherwise beyond all codes.
     only_nan: u32,
 }
 
@@ -41,8 +41,8 @@ impl Widening {
         let code = u32::from(code);
         let mag = code & 0x7F;
         let normal = mag.wrapping_shl(self.shift).wrapping_add(self.rebias);
-        // A subnormal read with a leading one at the exponent of the smallest normal, which is then taken off: f32
-        // subnormals on the way would be slow.
+        // A subnormal is read with a leading one at the exponent of the smallest normal, which is then subtracted:
+        // going through f32 subnormals would be slow.
         let subnormal = (f32::from_bits(normal.wrapping_add(1 << 23)) - self.min_normal).to_bits();
         let bits = if mag < self.min_normal_mag {
             subnormal

@@ -1,11 +1,11 @@
-//! What several tests share: the peers' outputs, and a reproducible source of numbers.
+//! Shared by several tests: the outputs of other libraries, and a reproducible source of numbers.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use fp8_core::{Format, philox4x32_10};
 use safetensors::{Dtype, SafeTensors};
 
-/// A file of peers' outputs.
+/// A file with outputs of other libraries.
 pub fn golden(name: &str) -> Vec<u8> {
     let path = format!(
         concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/{}"),

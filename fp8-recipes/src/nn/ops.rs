@@ -23,8 +23,8 @@ macro_rules! with_candles_result {
 with_candles_result! {
     /// Softmax over the last dimension of `[.., n]`, differentiable: [`fp8_candle::ops::softmax_last_dim`].
     softmax_last_dim(xs: &Tensor);
-    /// Causal softmax of attention scores `[.., t, s]` times `logit_multiplier`: [`fp8_candle::ops::causal_softmax`].
-    causal_softmax(scores: &Tensor, logit_multiplier: f64);
+    /// Causal softmax of attention scores `[.., t, s]` times `softmax_scale`: [`fp8_candle::ops::causal_softmax`].
+    causal_softmax(scores: &Tensor, softmax_scale: f64);
     /// Rotary position embedding, half-split: [`fp8_candle::ops::rope`].
     rope(xs: &Tensor, cos: &Tensor, sin: &Tensor);
     /// Rotary position embedding, interleaved: [`fp8_candle::ops::rope_i`].
@@ -90,7 +90,7 @@ pub fn sdpa(
     if mask.is_none() && softcapping == 1. && v.dims() == k.dims() && (!do_causal || tk >= tq) {
         let options = AttentionOptions::default()
             .with_causal(do_causal)
-            .with_logit_multiplier(f64::from(scale));
+            .with_softmax_scale(f64::from(scale));
         return attention(q, k, v, options);
     }
     let mut bias: Vec<Tensor> = mask.cloned().into_iter().collect();

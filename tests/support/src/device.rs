@@ -8,10 +8,10 @@ thread_local! {
     static DEVICE: OnceCell<Device> = const { OnceCell::new() };
 }
 
-/// `FP8_TEST_DEVICE` says `cpu` or `cuda`; without it, CUDA where the feature is on and there is a GPU, else the CPU.
+/// `FP8_TEST_DEVICE` is `cpu` or `cuda`. Without it: CUDA if the feature is on and there is a GPU, otherwise the CPU.
 ///
 /// # Panics
-/// If CUDA is asked for and cannot be had, or the variable says something else.
+/// If CUDA is requested and not available, or the variable has another value.
 pub fn device() -> Device {
     DEVICE.with(|device| device.get_or_init(choose).clone())
 }

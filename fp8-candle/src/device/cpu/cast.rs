@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Elements per task: large enough to hide the hand-over, small enough to share out.
+/// Elements per task: large enough to hide the cost of starting it, small enough to balance the load.
 const TASK: usize = 1 << 15;
 
 /// Elements of the whole rows that make one task.
@@ -18,7 +18,7 @@ fn task_len(cols: usize) -> usize {
     cols.max(1) * (TASK / cols.max(1)).max(1)
 }
 
-/// The larger of two amaxes. Magnitudes order like their bits, with NaN on top.
+/// The larger of two amaxes. Magnitudes have the order of their bits, with NaN on top.
 fn larger(a: f32, b: f32) -> f32 {
     f32::from_bits(a.to_bits().max(b.to_bits()))
 }
@@ -79,7 +79,7 @@ pub(super) fn encode(
     ) -> (Vec<u8>, f32) {
         let mut codes = vec![0u8; src.len()];
         let len = task_len(grid.cols());
-        // Bits of magnitudes order as their values do, NaN on top.
+        // The bits of magnitudes have the order of their values, with NaN on top.
         let amax = AtomicU32::new(0);
         tasks::for_each_chunk(src, &mut codes, len, |index, src, codes| {
             let first_row = index * len / grid.cols();

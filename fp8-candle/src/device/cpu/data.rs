@@ -1,4 +1,4 @@
-//! Slices out of CPU tensors and tensors out of vectors: the one place that matches on dtypes.
+//! From CPU tensors to slices, and from vectors to tensors: the one place that matches on dtypes.
 
 use crate::error::{Error, Result};
 use crate::ready::tensor_of;
@@ -113,7 +113,7 @@ pub(super) fn with_u32<R>(
     }
 }
 
-/// A detached CPU tensor that takes over `storage`, which holds the values of `shape`.
+/// A detached CPU tensor that owns `storage`, which holds the values of `shape`.
 pub(super) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Result<Tensor> {
     tensor_of(Storage::Cpu(storage), shape)
 }

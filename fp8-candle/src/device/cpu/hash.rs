@@ -1,9 +1,9 @@
 //! A fingerprint of a tensor's bits, to see whether a weight has changed since it was quantized.
 //!
-//! What changes a weight is not random: an optimizer negates, doubles, swaps or zeroes whole rows as soon as not. So the
-//! hash must have no algebra in common with arithmetic on the values, as sums of multiplied words do, which do not see
-//! `w -> -w`. Rapidhash multiplies words of 64 bits that depend on all before them, and folds the 128 bits of each
-//! product; it is scalar code, so the same on every instruction set, and waits for memory only.
+//! Changes of a weight are not random: some negate, double, swap or zero whole rows. So the hash must not share an algebraic
+//! structure with arithmetic on the values. Sums of multiplied words do, and miss `w -> -w`, for example. Rapidhash
+//! multiplies 64-bit words that depend on all words before them, and folds the 128 bits of each product. It is scalar code,
+//! so it gives the same on every instruction set, and it is as fast as memory.
 
 use super::data::Floats;
 use bytemuck::cast_slice;
@@ -11,7 +11,7 @@ use half::slice::HalfFloatSliceExt;
 use rapidhash::v3::rapidhash_v3 as hash;
 use rayon::prelude::*;
 
-/// Bytes that one task hashes; the split depends on the size alone, as the result must.
+/// Bytes that one task hashes. The split depends only on the size, as the result must.
 const CHUNK: usize = 1 << 18;
 
 /// 64-bit hash of every bit of `values`.
@@ -68,7 +68,7 @@ mod tests {
         }
     }
 
-    /// Random, of +-1, and constant, in shapes of whole and of odd numbers of words, up to some chunks.
+    /// Random weights, weights of +-1, and constant ones, in shapes with even and odd numbers of words, up to some chunks.
     fn weights() -> impl Strategy<Value = Weight> {
         let shapes = prop_oneof![
             Just((64, 64)),
@@ -95,7 +95,7 @@ mod tests {
         })
     }
 
-    /// What may become of `w`; `at` and `other` say where.
+    /// Changes of `w`, in rows `at` and `other`.
     fn changes(w: &Weight, at: usize, other: usize) -> Vec<(&'static str, Vec<f32>)> {
         let (len, cols, rows) = (w.values.len(), w.cols, w.rows());
         let (at, other) = (at % len, other % len);
@@ -157,7 +157,7 @@ mod tests {
         values.iter().map(|x| x.to_bits()).collect()
     }
 
-    /// No change of a weight goes unseen, and no two of them look the same.
+    /// Every change of a weight is noticed, and no two of them look the same.
     #[test]
     fn every_change_of_a_weight_is_seen() {
         let cases = if cfg!(miri) { 2 } else { 250 };
@@ -173,7 +173,7 @@ mod tests {
             let mut hashes = HashSet::from([base]);
             for (what, changed) in changes(&w, at, other) {
                 count.set(count.get() + 1);
-                // Some changes of a small or regular weight give the same one.
+                // For a small or regular weight, some changes give the same result.
                 if seen.insert(bits(&changed)) {
                     prop_assert!(hashes.insert(of(&changed)), "{}", what);
                 }

@@ -60,7 +60,7 @@ impl Backend for CpuBackend {
         map_f32("reciprocal", scale, fp8_core::reciprocal)
     }
 
-    /// A packing that transposes needs no copy beside the row-major one.
+    /// Packing transposes, so no copy is needed besides the row-major one.
     fn orientation(&self, _: Contraction, _: bool) -> Orientation {
         Orientation::RowMajor
     }
@@ -227,7 +227,7 @@ fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(f32) -> f32) -> Result<Tenso
     tensor(CpuStorage::F32(values), x.shape())
 }
 
-/// Column sums. Threads share out columns, so the order of each sum is that of the rows.
+/// Column sums. Threads take different columns, so each sum is in the order of the rows.
 fn sum_rows<T: fp8_core::HighPrecision>(x: &[T], cols: usize) -> Vec<f32> {
     const COLS: usize = 128;
     const PARALLEL: usize = 1 << 15;

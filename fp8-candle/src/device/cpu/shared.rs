@@ -1,4 +1,4 @@
-//! A slice that tasks write different parts of.
+//! A slice of which tasks write different parts.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,7 +11,7 @@ pub(super) struct Shared<'a, T> {
     slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is no more than the `&mut [T]` it was made of; who takes parts answers for their being disjoint.
+// SAFETY: it is no more than the `&mut [T]` it was made from; callers of `part` guarantee that parts are disjoint.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
@@ -29,10 +29,10 @@ impl<'a, T> Shared<'a, T> {
     /// Parts that are borrowed at the same time must not overlap.
     ///
     /// # Panics
-    /// Where the part does not lie within the slice.
+    /// If the part does not lie within the slice.
     pub(super) unsafe fn part(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: within the slice by the assertion; the caller lets no other part of it overlap.
+        // SAFETY: within the slice by the assertion; the caller guarantees that no other part overlaps it.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }

@@ -1,4 +1,4 @@
-//! The scaling-state table on the host: cells that any thread records into, and the update of all rows.
+//! The scaling-state table on the host: cells that any thread may record into, and the update of all rows.
 
 use super::data::{tensor, with_f32, with_u32};
 use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
@@ -8,7 +8,7 @@ use candle_core::{CpuStorage, Tensor};
 use fp8_core::{SlotUpdate, reciprocal, remake_scale, update_slot};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Running amaxes. Magnitudes of f32 order like their bits, so a maximum needs no lock.
+/// Running amaxes. Magnitudes of f32 have the order of their bits, so a maximum needs no lock.
 #[derive(Debug)]
 pub(super) struct CpuCells {
     amax: Vec<AtomicU32>,
@@ -36,7 +36,7 @@ fn recorded(amax: Vec<f32>, non_finite: Vec<u32>) -> Result<Recorded> {
 fn count(cell: &AtomicU32, more: u32) {
     if more > 0 {
         let add = |count: u32| Some(count.saturating_add(more));
-        // Never fails: the closure always gives a value.
+        // Never fails: the closure always returns a value.
         let _ = cell.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 }

@@ -1,12 +1,12 @@
-//! Tasks over the rayon pool that the caller belongs to, or else the global one.
+//! Tasks on the rayon pool of the caller, or else the global one.
 //!
-//! The caller works at once, while the others wake. Tasks are taken one by one from a counter, so a thread that is held
-//! up leaves them to the others. A single task stays on its thread.
+//! The caller starts at once, while the other threads wake up. Tasks are taken one by one from a counter, so a thread that
+//! is delayed leaves them to the others. A single task stays on its thread.
 
 use super::shared::Shared;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs `task` for each of `count`.
+/// Runs `task` for each index below `count`.
 pub(super) fn for_each(count: usize, task: impl Fn(usize) + Sync) {
     let threads = rayon::current_num_threads().min(count);
     if threads <= 1 {
@@ -70,7 +70,7 @@ mod tests {
                 };
                 let expected: Vec<usize> = (1..=len).collect();
                 assert_eq!(pool.install(run), expected);
-                // From outside of any pool.
+                // From outside any pool.
                 assert_eq!(run(), expected);
             }
         }

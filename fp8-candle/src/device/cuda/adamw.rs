@@ -29,7 +29,7 @@ const PARAM_WORDS: usize = 6;
 const CONTROL_BYTES: usize = 128;
 const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
 
-/// One variable with its optimizer state, all contiguous, of one shape and on one CUDA device. The kernels write to the
+/// One variable with its optimizer state. All are contiguous, of one shape and on one CUDA device. The kernels write to the
 /// memory of these tensors.
 #[derive(Debug, Clone)]
 pub struct AdamWTensors {
@@ -39,10 +39,10 @@ pub struct AdamWTensors {
     pub exp_avg: Tensor,
     /// Running mean of the squared gradient, of the same dtype.
     pub exp_avg_sq: Tensor,
-    /// f32 copy of a bf16 or f16 variable, which the update works on before it rounds to the variable. An element that
-    /// no longer rounds to the variable's value is taken from the variable first.
+    /// f32 copy of a bf16 or f16 variable: the update changes it and rounds it to the variable. An element that no longer
+    /// rounds to the variable's value is read from the variable first.
     pub master: Option<Tensor>,
-    /// Whether weight decay acts on the variable.
+    /// Whether weight decay applies to the variable.
     pub decays: bool,
 }
 
@@ -63,27 +63,27 @@ pub struct AdamWHyperparameters {
     pub max_grad_norm: Option<f64>,
 }
 
-/// What a host that knows the norm has decided for one step.
+/// What the host has decided for one step, if it knows the norm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWDecision {
     /// `1 / (1 - beta1^step)`.
     pub correction1: f64,
     /// `1 / (1 - beta2^step)`.
     pub correction2: f64,
-    /// What gradients are multiplied by.
+    /// The factor on the gradients.
     pub clip: f64,
 }
 
-/// AdamW over many tensors of one CUDA device: a step takes one launch for the norm and one for the update per dtype,
-/// and one for what lies between. Nothing is copied to the host, and nothing waits for the device.
+/// AdamW over many tensors of one CUDA device: a step takes one launch per dtype for the norm, one per dtype for the update,
+/// and one in between. Nothing is copied to the host, and nothing waits for the device.
 ///
 /// Per tensor and step `t`, with g the gradient times the clip coefficient:
 /// `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g^2`,
 /// `theta = decay theta - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)`, in f32 (f64 for f64 variables),
-/// each operation rounded to nearest by itself, and once more to the dtype of the variable.
+/// with each operation rounded to nearest, and the result rounded once more to the dtype of the variable.
 ///
-/// The norm is summed in f64: squares of 16384 elements at a time in 1024 lanes (element i in lane i % 1024), the lanes
-/// added by halves, then the sums of all tensors' pieces in the same way. A tensor without gradient counts as zeros.
+/// The norm is summed in f64: the squares of 16384 elements at a time in 1024 lanes (element i in lane i % 1024), then the
+/// lanes in halves, then the sums of all pieces of all tensors in the same way. A tensor without a gradient counts as zeros.
 #[derive(Debug)]
 pub struct MultiTensorAdamW {
     gpu: Gpu,
@@ -105,7 +105,7 @@ struct Class {
     count: usize,
 }
 
-/// Words that were uploaded and are uploaded again when they differ.
+/// Words on the device, uploaded again when they change.
 #[derive(Debug, Default)]
 struct Table {
     host: Vec<u64>,
@@ -113,10 +113,10 @@ struct Table {
 }
 
 impl MultiTensorAdamW {
-    /// Tables for these tensors, in the order in which every step's gradients come.
+    /// Tables for these tensors, in the order of the gradients in every step.
     ///
     /// # Errors
-    /// If there are none, a dtype, shape or device does not fit, a tensor is strided, or memory is short.
+    /// If there are none, a dtype, shape or device does not fit, a tensor is strided, or there is not enough memory.
     pub fn new(tensors: Vec<AdamWTensors>) -> Result<Self> {
         let Some(first) = tensors.first() else {
             return Err(Error::NoTensors { op: "AdamW" });
@@ -159,13 +159,13 @@ impl MultiTensorAdamW {
         })
     }
 
-    /// One step with a gradient per tensor, contiguous, of the tensor's dtype and shape and in memory of its own, or
-    /// None. A norm that is not finite changes nothing.
+    /// One step. Each tensor has a gradient, contiguous, of the tensor's dtype and shape and in memory of its own, or `None`.
+    /// If the norm is not finite, nothing is changed.
     ///
-    /// `counter`: i64 `[1]` on this device, the number of steps taken, which the step adds 1 to unless it is skipped.
+    /// `counter`: i64 `[1]` on this device, the number of steps taken; the step adds 1 unless it is skipped.
     ///
     /// # Returns
-    /// f64 `[4]` on the device: the norm, the clip coefficient (0 if skipped), 1 if skipped or else 0, and the steps
+    /// f64 `[4]` on the device: the norm, the clip coefficient (0 if skipped), 1 if skipped and 0 otherwise, and the steps
     /// taken.
     ///
     /// # Errors
@@ -201,8 +201,8 @@ impl MultiTensorAdamW {
                     Arg::Len(hyper.eps.to_bits()),
                     Arg::Len(hyper.decay.to_bits()),
                 ];
-                // SAFETY: `partial_count` f64s that the launches before have written, the control block, one i64 and
-                // four f64s, all of this device and used by its stream alone.
+                // SAFETY: `partial_count` f64s written by the launches before, the control block, one i64 and four f64s,
+                // all on this device and used only by its stream.
                 unsafe { launch(&this.gpu, &DECIDE, ONE_BLOCK, &args) }
             })?;
             this.launch_updates(tables)
@@ -223,7 +223,7 @@ impl MultiTensorAdamW {
                 Arg::Len(this.partial_count as u64),
                 Arg::Ptr(sum.ptr()),
             ];
-            // SAFETY: `partial_count` f64s that the launches before have written, and one f64.
+            // SAFETY: `partial_count` f64s written by the launches before, and one f64.
             unsafe { launch(&this.gpu, &SUM, ONE_BLOCK, &args) }
         })?;
         sum.into_tensor(1)
@@ -251,14 +251,14 @@ impl MultiTensorAdamW {
                 Arg::Len(decision.correction2.to_bits()),
                 Arg::Len(decision.clip.to_bits()),
             ];
-            // SAFETY: the control block, which the stream's other launches use before or after.
+            // SAFETY: the control block, which the other launches of the stream use before or after this one.
             unsafe { launch(&this.gpu, &COEFFICIENTS, Shape::blocks(1, 32), &args)? };
             this.launch_updates(tables)
         })
     }
 
-    /// Checks the gradients, brings both tables up to date, and calls `f` with their addresses while the memory of all
-    /// tensors is held.
+    /// Checks the gradients, updates both tables, and calls `f` with their addresses while holding the memory of all
+    /// tensors.
     fn with_tables(
         &mut self,
         grads: &[Option<Tensor>],
@@ -282,7 +282,7 @@ impl MultiTensorAdamW {
                 )?;
             }
         }
-        // Handles of their own, so that `self` is free for the tables.
+        // Cloned handles, so that `self` is free for the tables.
         let tensors = self.tensors.clone();
         let mut all: Vec<&Tensor> = Vec::with_capacity(5 * tensors.len());
         for (tensors, grad) in tensors.iter().zip(grads) {
@@ -321,7 +321,7 @@ impl MultiTensorAdamW {
             let shape = Shape::blocks(class.count, NORM_THREADS);
             let kernel = of("AdamW norm", &NORM, &NORM_F64, class.dtype)?;
             // SAFETY: a block per chunk; the tables hold the addresses of tensors that `with_tables` has checked and
-            // keeps, and each chunk writes the partial of its own.
+            // keeps alive, and each chunk writes its own partial.
             unsafe { launch(&self.gpu, kernel, shape, &args)? };
         }
         Ok(())
@@ -337,8 +337,8 @@ impl MultiTensorAdamW {
             ];
             let shape = Shape::grid(class.count, PARTS, UPDATE_THREADS);
             let kernel = of("AdamW update", &UPDATE, &UPDATE_F64, class.dtype)?;
-            // SAFETY: as for the norm; the tensors written to are only ever used by this stream, the host has no
-            // reference into their memory, and no two chunks overlap.
+            // SAFETY: as for the norm; the tensors written to are used only by this stream, the host has no reference
+            // into their memory, and no two chunks overlap.
             unsafe { launch(&self.gpu, kernel, shape, &args)? };
         }
         Ok(())
@@ -356,7 +356,7 @@ impl Table {
     fn update(&mut self, gpu: &Gpu, words: Vec<u64>) -> Result<u64> {
         match &mut self.device {
             Some(device) if self.host == words => return Ok(address(gpu, device)),
-            // Launches that read the old words come before the copy on the stream.
+            // On the stream, launches that read the old words come before the copy.
             Some(device) if self.host.len() == words.len() => {
                 self.host.clear();
                 gpu.device().memcpy_htod(&words, device)?;

@@ -20,7 +20,7 @@ kernels! { ATTENTION_BACKWARD_KERNELS in ATTENTION_BACKWARD;
     BACKWARD_Q_128 = floats "fp8_attention_backward_q_d128"("pppppplllllllllllliiiiiiffplll");
 }
 
-/// Every module of this file with its kernels.
+/// All modules of this file with their kernels.
 #[cfg(test)]
 pub(crate) const ATTENTION: [&[&[Kernel]]; 2] =
     [ATTENTION_FORWARD_KERNELS, ATTENTION_BACKWARD_KERNELS];
@@ -29,14 +29,14 @@ const NAME: &str = "attention";
 
 /// Threads of every block.
 const THREADS: usize = 128;
-/// Rows of queries or keys that four warps own, with one and with two fragments of 16 rows per warp.
+/// Rows of queries or keys of four warps, with one and with two fragments of 16 rows per warp.
 const ROWS: (usize, usize) = (64, 128);
 
 /// The kernels of `kernels/attention_forward.cu` and `kernels/attention_backward.cu`.
 pub(crate) struct CudaAttention;
 
 impl FusedAttention for CudaAttention {
-    /// f32, bf16 and f16, heads of at most 128 features, a multiple of 8, and as many blocks as a launch can have.
+    /// f32, bf16 and f16, heads of at most 128 features and a multiple of 8, and no more blocks than a launch can have.
     fn supports(&self, attention: &Attention, dtype: DType) -> bool {
         let a = attention;
         let fits = |n: usize| n <= (i32::MAX / 2) as usize;
@@ -73,10 +73,10 @@ impl FusedAttention for CudaAttention {
             }
             args.extend(strides(attention, Layout::contiguous(q.shape()).stride()));
             args.extend(sizes(attention));
-            args.push(Arg::Float(log2_multiplier(attention)));
+            args.push(Arg::Float(softmax_scale_log2(attention)));
             // SAFETY: q, k and v have the shapes of `attention`, unit stride in the last dimension and 16-byte aligned rows;
             // `out` is as large as q, `lse` has a padded row per batch and head. The kernel bounds rows and columns by the
-            // sizes it is told.
+            // sizes it is given.
             unsafe { launch(&gpu, &kernel.kernel, shape, &args) }
         })?;
         Ok((out.into_storage(), lse.into_tensor(statistics)?))
@@ -161,7 +161,7 @@ impl Backward<'_> {
         let blocks = a.batch * a.kv_heads * a.keys.div_ceil(ROWS.0);
         // Tiles of keys and values, two stages of q, its gradient and two statistics.
         let shape = kernel.shape(blocks, 2 * ROWS.0 + 4 * queries, 4 * queries);
-        // SAFETY: k and v have one shape, and so have these.
+        // SAFETY: k and v have the same shape, and so do these.
         unsafe { self.launch(&kernel, shape, &[&dk, &dv], k) }?;
         Ok([dk.into_tensor(k.shape())?, dv.into_tensor(v.shape())?])
     }
@@ -183,7 +183,7 @@ impl Backward<'_> {
     }
 
     /// # Safety
-    /// `results` are what `kernel` writes, of the shape and dtype of `like`.
+    /// `results` are the outputs of `kernel`, with the shape and dtype of `like`.
     unsafe fn launch(
         &self,
         kernel: &ForHeads,
@@ -199,21 +199,21 @@ impl Backward<'_> {
                 args.extend(strides(self.attention, x.stride()));
             }
             args.extend(sizes(self.attention));
-            args.push(Arg::Float(log2_multiplier(self.attention)));
-            args.push(Arg::Float(self.attention.logit_multiplier as f32));
+            args.push(Arg::Float(softmax_scale_log2(self.attention)));
+            args.push(Arg::Float(self.attention.softmax_scale as f32));
             args.extend(results.iter().map(|result| Arg::Ptr(result.ptr())));
             args.extend(strides(
                 self.attention,
                 Layout::contiguous(like.shape()).stride(),
             ));
             // SAFETY: the inputs have the shapes of `attention`, unit stride in the last dimension and 16-byte aligned rows;
-            // the statistics have a padded row per batch and head; the caller answers for the results.
+            // the statistics have a padded row per batch and head; the caller guarantees the results.
             unsafe { launch(&self.gpu, &kernel.kernel, shape, &args) }
         })
     }
 }
 
-/// The kernel that is compiled for the next size of heads.
+/// The kernel compiled for the next larger head size.
 struct ForHeads {
     kernel: Kernel,
     head_dim: usize,
@@ -234,7 +234,7 @@ impl ForHeads {
         })
     }
 
-    /// Blocks with shared memory for so many rows of elements and so many f32.
+    /// Blocks with shared memory for `rows` rows of elements and `floats` f32.
     fn shape(&self, blocks: usize, rows: usize, floats: usize) -> Shape {
         Shape {
             shared: (rows * self.head_dim * self.element + floats * size_of::<f32>()) as u32,
@@ -243,7 +243,7 @@ impl ForHeads {
     }
 }
 
-/// `x` if kernels can read it where it lies, 16 bytes at a time; otherwise a copy.
+/// `x` if kernels can read it in place, 16 bytes at a time; otherwise a copy.
 fn readable(x: &Tensor) -> Result<Tensor> {
     let aligned = |elements: usize| (elements * x.dtype().size_in_bytes()).is_multiple_of(16);
     let (outer, last) = x.stride().split_at(x.rank() - 1);
@@ -279,14 +279,14 @@ fn sizes(attention: &Attention) -> [Arg; 6] {
     .map(int)
 }
 
-/// [`FusedAttention::supports`] has looked at the sizes.
+/// [`FusedAttention::supports`] has checked the sizes.
 fn int(n: usize) -> Arg {
     Arg::Int(n as u32)
 }
 
-/// Softmax in powers of 2.
-fn log2_multiplier(attention: &Attention) -> f32 {
-    (attention.logit_multiplier * std::f64::consts::LOG2_E) as f32
+/// The factor of a softmax in powers of 2.
+fn softmax_scale_log2(attention: &Attention) -> f32 {
+    (attention.softmax_scale * std::f64::consts::LOG2_E) as f32
 }
 
 /// Length of a row of statistics: rows begin at multiples of 16 bytes.

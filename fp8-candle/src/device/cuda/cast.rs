@@ -1,11 +1,11 @@
-//! Casts: which kernel serves which matrix.
+//! Casts: which kernel is used for which matrix.
 
 use super::gpu::{Buffer, Gpu, with_pointers};
 use super::kernels::{Arg, Shape, format_id, kernels, launch};
 use super::scales::{Scales, amax, in_f32, policy_args, row_threads, scales};
 use crate::data::codes::{Codes, Orientation};
 use crate::data::scales::{CurrentCast, CurrentScale};
-use crate::error::Result;
+use crate::error::{Result, internal};
 use candle_core::{DType, Tensor};
 use fp8_core::{Cast, Format, Overflow, Rounding, ScaleGrid};
 
@@ -16,7 +16,7 @@ kernels! { CAST_KERNELS in CAST;
     CAST_GENERAL = floats "fp8_cast_general"("ppppllllliiiilii");
 }
 
-/// Whether the chip's own conversion computes `cast`: the OCP formats, nearest-even, saturating, rounded once.
+/// Whether the hardware conversion computes `cast`: the OCP formats, nearest-even, saturating, rounded once.
 fn is_plain(cast: &Cast) -> bool {
     matches!(cast.format, Format::E4M3 | Format::E5M2)
         && cast.rounding == Rounding::NearestEven
@@ -24,12 +24,12 @@ fn is_plain(cast: &Cast) -> bool {
         && !cast.via_f16
 }
 
-/// Whether tiles of 16x16 fill a matrix, as the transposing cast wants it.
+/// Whether tiles of 16x16 fill the matrix, as the transposing cast needs.
 fn has_tiles(rows: usize, cols: usize, x_ptr: u64) -> bool {
     rows.is_multiple_of(16) && cols.is_multiple_of(16) && x_ptr.is_multiple_of(16)
 }
 
-/// Codes of `x * quant_scale`, and max |x| where `measure` says so.
+/// Codes of `x * quant_scale`, and with `measure` also max |x|.
 pub(super) fn quantize(
     x: &Tensor,
     grid: &ScaleGrid,
@@ -83,10 +83,10 @@ pub(super) fn quantize(
                 Arg::Int((scales == Scales::PerCol).into()),
                 e5m2,
             ];
-            // Four blocks fit on a multiprocessor; more take turns.
+            // Four blocks fit on a multiprocessor; more of them take turns.
             let shape_ = Shape::blocks(tiles.min(gpu.multiprocessors() * 16), 256);
             // SAFETY: x and the codes have rows * cols elements, both dimensions are multiples of 16 and x is aligned, as
-            // the kernel asks; the scales are one or one per column.
+            // the kernel requires; there is one scale, or one per column.
             unsafe { launch(&gpu, CAST_TRANSPOSE.of(OP, dtype)?, shape_, &args)? };
             return Ok(Codes {
                 row_major: row_major
@@ -103,7 +103,7 @@ pub(super) fn quantize(
             // SAFETY: n values, n codes, one scale.
             unsafe { launch(&gpu, CAST_FLAT.of(OP, dtype)?, shape, &args)? };
         } else {
-            let (rounding, key) = rounding_args(cast.rounding);
+            let (rounding, key) = rounding_args(cast.rounding)?;
             let args = [
                 from,
                 by,
@@ -136,7 +136,7 @@ pub(super) fn quantize(
         let transposed = (orientation.transposed())
             .then(|| super::codes::transpose(&row_major.reshape((rows, cols))?, rows))
             .transpose()?;
-        // A transposed copy made from it leaves the row-major one of use to nobody.
+        // Once the transposed copy is made from it, nothing needs the row-major one.
         let keep = orientation.row_major() || transposed.is_none();
         Ok(Codes {
             row_major: keep.then_some(row_major),
@@ -146,19 +146,20 @@ pub(super) fn quantize(
     Ok((codes, amax.map(|amax| amax.into_tensor(1)).transpose()?))
 }
 
-fn rounding_args(rounding: Rounding) -> (u32, fp8_core::StochasticKey) {
+fn rounding_args(rounding: Rounding) -> Result<(u32, fp8_core::StochasticKey)> {
     let none = fp8_core::StochasticKey::default();
-    match rounding {
+    Ok(match rounding {
         Rounding::NearestEven => (0, none),
         Rounding::Stochastic(key) => (1, key),
         Rounding::TowardZero => (2, none),
         Rounding::NearestAway => (3, none),
         Rounding::TowardPositive => (4, none),
         Rounding::TowardNegative => (5, none),
-    }
+        other => internal!("no CUDA kernel rounds {other}"),
+    })
 }
 
-/// A cast with scales of its own amaxes: rows in one pass, everything else in two.
+/// A cast with scales from its own amaxes: in one pass for rows, otherwise in two.
 pub(super) fn quantize_current(
     x: &Tensor,
     grid: &ScaleGrid,

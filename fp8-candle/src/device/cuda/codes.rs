@@ -1,4 +1,4 @@
-//! Codes decoded, transposed and padded; candle's F8E4M3.
+//! Decoding, transposing and padding codes; candle's F8E4M3.
 
 use super::gpu::{Gpu, with_pointers};
 use super::kernels::{Arg, Shape, format_id, kernels, launch};
@@ -54,7 +54,7 @@ pub(super) fn dequantize(
     out.into_tensor(codes.shape())
 }
 
-/// `[cols, out_rows]`: the transpose of `[rows, cols]`, with zeros up to `out_rows` at the end of its rows.
+/// `[cols, out_rows]`: the transpose of `[rows, cols]`, its rows padded with zeros to `out_rows`.
 pub(super) fn transpose(codes: &Tensor, out_rows: usize) -> Result<Tensor> {
     let (rows, cols) = codes.dims2()?;
     let codes = codes.contiguous()?;
@@ -94,7 +94,7 @@ pub(super) fn pad(codes: &Tensor, out_rows: usize, out_cols: usize) -> Result<Te
             Arg::Len(out_cols as u64),
         ];
         let shape = Shape::stride(&gpu, out_rows * out_cols);
-        // SAFETY: rows * cols codes in, out_rows * out_cols out, of which none lies outside.
+        // SAFETY: rows * cols codes in, out_rows * out_cols out.
         unsafe { launch(&gpu, &PAD_CODES, shape, &args) }
     })?;
     out.into_tensor((out_rows, out_cols))
@@ -124,7 +124,7 @@ pub(super) fn to_f8e4m3(codes: &Tensor) -> Result<Tensor> {
 /// The bits of candle's F8E4M3 as U8.
 pub(super) fn from_f8e4m3(x: &Tensor) -> Result<Tensor> {
     if !x.is_contiguous() {
-        // candle cannot copy a strided FP8 tensor on a GPU; on the host it can.
+        // candle can copy a strided FP8 tensor on the host, but not on a GPU.
         let here = x.to_device(&Device::Cpu)?;
         return Ok(crate::device::cpu::CpuBackend
             .f8e4m3_to_codes(&here)?

@@ -1,4 +1,4 @@
-//! What comes after a product: scales, bias, rounding; and the sums over rows for the gradient of a bias.
+//! After a product: scales, bias, rounding; and the sums over rows for the gradient of a bias.
 
 use super::gpu::{Buffer, Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels, launch};
@@ -32,12 +32,12 @@ pub(super) fn add_bias(
             Arg::Len(bias.elem_count() as u64),
         ];
         let shape = Shape::stride(gpu, len.div_ceil(8));
-        // SAFETY: y has len values, rows of as many as the bias has.
+        // SAFETY: y has len values, in rows as long as the bias.
         unsafe { launch(gpu, ADD_BIAS.of(OP, dtype)?, shape, &args) }
     })
 }
 
-/// `round(sums * row_scale * col_scale)`, then the bias. `sums` has `m` rows of `pitch` values, of which `n` count.
+/// `round(sums * row_scale * col_scale)`, then the bias. `sums` has `m` rows of `pitch` values, of which `n` are used.
 pub(super) fn scale_product(
     gpu: &Gpu,
     sums: &Tensor,
@@ -47,7 +47,7 @@ pub(super) fn scale_product(
     out: &GemmOutput<'_>,
 ) -> Result<Storage> {
     let y = gpu.alloc(out.dtype, m * n)?;
-    // Any tensor stands for an absent bias; its address is not passed on.
+    // Without a bias any tensor will do; its address is not passed on.
     let bias = match out.bias {
         Some(bias) => bias.contiguous()?,
         None => by_row.clone(),
@@ -76,7 +76,7 @@ pub(super) fn scale_product(
     Ok(y.into_storage())
 }
 
-/// Sum over the rows of `[rows, cols]` in f32, as `dtype`; the order of the sums depends on the shape alone.
+/// Sum over the rows of `[rows, cols]` in f32, as `dtype`. The order of the sums depends only on the shape.
 pub(super) fn sum_rows(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let (rows, cols) = x.dims2()?;
     let x = in_f32(&x.contiguous()?)?;

@@ -1,4 +1,4 @@
-//! FP8 products: which way through cuBLASLt, with which scales, and what is left when it has none.
+//! FP8 products: the way through cuBLASLt for each kind of scales, and the fallback if it has none.
 //!
 //! | scales | chip, library | way |
 //! |---|---|---|
@@ -6,7 +6,7 @@
 //! | one per kept index of an operand | 9.0, CUDA 12.9 | cuBLASLt, outer vectors |
 //! | the same | 8.9 | cuBLASLt to f32 without scales, then a kernel that scales, adds the bias and rounds |
 //! | 1x128, 128x128 | 9.0, CUDA 12.9 | cuBLASLt, block scales |
-//! | any other, and format pairs that the chip does not multiply | any | dequantized, candle's f32 product |
+//! | any other, and format pairs that the chip cannot multiply | any | dequantized, then candle's f32 product |
 
 use super::codes::{pad, transpose};
 use super::epilogue::{add_bias, scale_product};
@@ -21,13 +21,13 @@ use fp8_core::{Contraction, Format, ScaleGrid};
 
 const OP: &str = "fp8 gemm";
 
-/// What cuBLASLt asks of the dimension that is summed over, and of the rows of its column-major result.
+/// cuBLASLt needs multiples of this for the dimension that is summed over and for the rows of its column-major result.
 const MULTIPLE: usize = 16;
 
-/// Outer-vector and block scales.
+/// The version with outer-vector and block scales.
 const VECTOR_SCALES_VERSION: usize = 120_900;
 
-/// How the scales of an operand lie, seen from the product.
+/// How the scales of an operand are laid out in the product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     One,
@@ -126,7 +126,7 @@ pub(super) fn gemm(
     }
 }
 
-/// The tensor cores have no product of two E5M2 matrices, and no fnuz formats.
+/// Tensor cores cannot multiply two E5M2 matrices, and have no fnuz formats.
 fn multiplies(a: Format, b: Format) -> bool {
     matches!(
         (a, b),
@@ -142,7 +142,7 @@ fn block_mode(kind: Kind) -> Option<ScaleMode> {
     }
 }
 
-/// Nothing to sum: zeros, and the bias.
+/// The result if there is nothing to sum: zeros, plus the bias.
 fn empty(gpu: &Gpu, m: usize, n: usize, out: &GemmOutput<'_>) -> Result<Storage> {
     let device = Device::Cuda(gpu.device().clone());
     let zeros = Tensor::zeros((m, n), out.dtype, &device)?;
@@ -152,7 +152,7 @@ fn empty(gpu: &Gpu, m: usize, n: usize, out: &GemmOutput<'_>) -> Result<Storage>
     }
 }
 
-/// Codes `[kept, contracted]` with the sum contiguous, both sizes padded with zero codes to what cuBLASLt takes.
+/// Codes `[kept, contracted]` with the sum contiguous, padded with zero codes in both directions as cuBLASLt requires.
 fn along_sum(operand: &GemmOperand<'_>, kept: usize, contracted: usize) -> Result<Tensor> {
     let (rows, cols) = (operand.grid.rows(), operand.grid.cols());
     let codes = match (operand.codes, operand.contraction) {
@@ -180,7 +180,7 @@ fn along_sum(operand: &GemmOperand<'_>, kept: usize, contracted: usize) -> Resul
     }
 }
 
-/// An operand ready for cuBLASLt, and what keeps its memory.
+/// An operand ready for cuBLASLt, with the tensors that own its memory.
 struct Ready {
     codes: Tensor,
     scales: Tensor,
@@ -217,7 +217,7 @@ impl Ready {
     }
 }
 
-/// dequant_scales in the order that `mode` wants.
+/// dequant_scales in the order that `mode` requires.
 fn scales(operand: &GemmOperand<'_>, mode: ScaleMode, kept: usize) -> Result<Tensor> {
     let scales = operand.dequant_scale;
     // Scale rows along the kept dimension.
@@ -237,13 +237,13 @@ fn scales(operand: &GemmOperand<'_>, mode: ScaleMode, kept: usize) -> Result<Ten
                 missing => Ok(flat.pad_with_zeros(0, 0, missing)?.contiguous()?),
             }
         }
-        // The kept dimension contiguous, as the cuBLAS documentation lays 1x128 scales out.
+        // The kept dimension is contiguous, as the cuBLAS documentation requires for 1x128 scales.
         ScaleMode::Vector128 => {
             let scales = by_kept(scales)?;
             let missing = kept - operand.kept();
             Ok(scales.pad_with_zeros(0, 0, missing)?.t()?.contiguous()?)
         }
-        // The dimension of the sum contiguous, its stride a multiple of 4.
+        // The dimension of the sum is contiguous, with a stride that is a multiple of 4.
         ScaleMode::Block128 => {
             let scales = by_kept(scales)?;
             let along = scales.dim(1)?;
@@ -253,7 +253,7 @@ fn scales(operand: &GemmOperand<'_>, mode: ScaleMode, kept: usize) -> Result<Ten
     }
 }
 
-/// Through cuBLASLt with its own scales. None where it has no algorithm.
+/// Through cuBLASLt, which applies the scales. `None` if it has no algorithm.
 fn direct(
     gpu: &Gpu,
     (a, a_mode): (&GemmOperand<'_>, ScaleMode),
@@ -262,7 +262,7 @@ fn direct(
 ) -> Result<Option<Storage>> {
     let (m, n) = (a.kept(), b.kept());
     let k = a.contracted().next_multiple_of(MULTIPLE);
-    // Rows of 1x128 scales are read 16 bytes at a time, as Transformer Engine lays them out.
+    // Rows of 1x128 scales are read 16 bytes at a time, in the layout of Transformer Engine.
     let rows = match a_mode {
         ScaleMode::Vector128 => m.next_multiple_of(4),
         _ => m,
@@ -271,7 +271,7 @@ fn direct(
     let b = Ready::new(b, b_mode, n.next_multiple_of(MULTIPLE), k)?;
     let whole = (rows, b.kept) == (m, n);
     let bias = out.bias.map(Tensor::contiguous).transpose()?;
-    // In the library's epilogue where it takes a bias of the output's dtype and no padding follows.
+    // In the library's epilogue, if it supports a bias of the output's dtype and there is no padding.
     let fused = bias.is_some() && out.dtype != DType::F32 && whole;
     let attempt = |fuse: bool| {
         let y = gpu.alloc(out.dtype, rows * b.kept)?;
@@ -329,7 +329,7 @@ fn product(
             bias,
             fast_accum: out.use_fast_accum,
         };
-        // SAFETY: codes are [kept, contracted], scales as their mode wants them, y has a.kept * b.kept values of the dtype,
+        // SAFETY: codes are [kept, contracted], scales as their mode requires, y has a.kept * b.kept values of the dtype,
         // the bias b.kept of the same; all are on this device and live beyond the launch in stream order.
         unsafe { lt::multiply(gpu, &product) }
     };
@@ -340,7 +340,7 @@ fn product(
     })
 }
 
-/// The sums in f32 without scales, then one kernel for scales, bias and rounding. None where the library has no algorithm.
+/// The sums in f32 without scales, then one kernel for scales, bias and rounding. `None` if the library has no algorithm.
 fn scaled_after(
     gpu: &Gpu,
     (a, a_kind): (&GemmOperand<'_>, Kind),
@@ -377,8 +377,8 @@ fn scaled_after(
     scale_product(gpu, &sums, per_row, per_col, sizes, out).map(Some)
 }
 
-/// Decoded, multiplied by candle in f32: what no tensor core computes. Scales of whole operands and of kept indices come
-/// after the product, the others before it.
+/// Decoded and multiplied by candle in f32, for what tensor cores cannot compute. Scales of whole operands and of kept
+/// indices are applied after the product, the others before it.
 fn dequantized(
     gpu: &Gpu,
     (a, a_kind): (&GemmOperand<'_>, Kind),

@@ -1,4 +1,4 @@
-//! A CUDA device as the kernels see it: its chip, its memory, pointers to tensors.
+//! A CUDA device as kernels need it: its chip, its memory, pointers to tensors.
 
 use crate::error::{Error, Result, internal};
 use candle_core::backend::{BackendDevice, BackendStorage};
@@ -12,7 +12,7 @@ use candle_core::{CudaDevice, CudaStorage, DType, Device, Shape, Storage, Tensor
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What does not change about a chip.
+/// Constant properties of a chip.
 #[derive(Debug, Clone)]
 struct Chip {
     name: String,
@@ -20,7 +20,7 @@ struct Chip {
     multiprocessors: usize,
 }
 
-/// Chips by ordinal: asking the driver costs more than a launch.
+/// Chips by ordinal, since asking the driver takes longer than a launch.
 static CHIPS: Mutex<Option<HashMap<usize, Arc<Chip>>>> = Mutex::new(None);
 
 /// A CUDA device of candle.
@@ -32,7 +32,7 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// The GPU that `x` lives on.
+    /// The GPU of `x`.
     pub(crate) fn of(x: &Tensor) -> Result<Self> {
         Self::new(x.device())
     }
@@ -44,7 +44,7 @@ impl Gpu {
         };
         let stream = cuda.cuda_stream();
         let context = stream.context();
-        // Another thread than the one that opened the device may work on it.
+        // This thread may not be the one that opened the device.
         context.bind_to_thread().map_err(candle_core::Error::wrap)?;
         let mut chips = CHIPS.lock().unwrap_or_else(PoisonError::into_inner);
         let chips = chips.get_or_insert_default();
@@ -81,7 +81,7 @@ impl Gpu {
         &self.stream
     }
 
-    /// Name of the chip, as the driver gives it.
+    /// Name of the chip, from the driver.
     pub(crate) fn chip_name(&self) -> &str {
         &self.chip.name
     }
@@ -99,7 +99,7 @@ impl Gpu {
     /// Memory for `len` elements of `dtype`, with no defined values.
     ///
     /// # Errors
-    /// If there is not enough, naming the size.
+    /// [`Error::DeviceMemory`] if there is not enough.
     pub(crate) fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
         // SAFETY: kernels write every element before anything reads it.
         let storage = unsafe { self.device.alloc_uninit(&Shape::from(len), dtype) };
@@ -190,11 +190,11 @@ impl Buffer {
     }
 }
 
-/// Calls `f` with the addresses of the first elements of contiguous tensors on `gpu`. Their memory stays alive, and is
-/// known to be in use, until `f` returns: `f` launches what reads them.
+/// Calls `f` with the addresses of the first elements of contiguous tensors on `gpu`. Until `f` returns, their memory stays
+/// alive and is known to be in use: `f` launches the kernels that use it.
 ///
 /// # Errors
-/// If a tensor is strided or lives elsewhere, or those of `f`.
+/// If a tensor is strided or on another device, or if `f` fails.
 pub(crate) fn with_pointers<const N: usize, R>(
     gpu: &Gpu,
     tensors: [&Tensor; N],
@@ -224,7 +224,7 @@ pub(crate) fn with_pointer_list<R>(
     with_view_pointers(gpu, tensors, f)
 }
 
-/// [`with_pointers`] for tensors of any strides, which the kernel is told.
+/// [`with_pointers`] for tensors of any strides, which are passed to the kernel.
 pub(crate) fn with_view_pointers<R>(
     gpu: &Gpu,
     tensors: &[&Tensor],
@@ -252,7 +252,7 @@ pub(crate) fn with_view_pointers<R>(
     f(&pointers)
 }
 
-/// Address of element `offset` of `storage`, with what tells the memory's owner of the use.
+/// Address of element `offset` of `storage`, with a guard that records the use of the memory.
 fn pointer<'a>(
     storage: &'a CudaStorage,
     offset: usize,

@@ -1,4 +1,4 @@
-//! What a program may want to print about a CUDA device.
+//! A description of a CUDA device for programs to print.
 
 use super::gpu::Gpu;
 use super::lt;
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use candle_core::Device;
 use cudarc::driver::sys::{CUresult, cuDriverGetVersion};
 
-/// A CUDA device and the libraries that serve it.
+/// A CUDA device and the libraries for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaInfo {
@@ -18,7 +18,7 @@ pub struct CudaInfo {
     pub multiprocessors: usize,
     /// Bytes of memory.
     pub memory: usize,
-    /// Newest CUDA that the driver serves: 12090 is 12.9.
+    /// Newest CUDA version that the driver supports: 12090 is 12.9.
     pub driver: i32,
     /// Version of cuBLASLt: 120900 is 12.9.
     pub cublas_lt: usize,

@@ -8,7 +8,7 @@ use fp8_core::Format;
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
-/// A file of kernels.
+/// A file with kernels.
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(super) name: &'static str,
@@ -57,7 +57,7 @@ impl FloatKernels {
 }
 
 /// Declares the kernels of one module: `NAME = one "fp8_name"("ppl");`, or `floats` for `fp8_name_f32`, `_bf16` and `_f16`.
-/// The list of all of them is what tests hold against the PTX.
+/// A test compares the list of all of them with the PTX.
 macro_rules! kernels {
     ($list:ident in $module:ident; $($name:ident = $kind:ident $function:literal($parameters:literal);)*) => {
         $(pub(crate) const $name: kernels!(@type $kind) = kernels!(@value $kind $module $function $parameters);)*
@@ -97,7 +97,7 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// The number that kernels know a format by.
+/// The number of a format in the kernels.
 pub(super) fn format_id(format: Format) -> u32 {
     match format {
         Format::E4M3 => 0,
@@ -155,7 +155,7 @@ impl Shape {
         }
     }
 
-    /// Enough blocks of 256 threads for `items`, or so many that the chip is full and each thread takes several: for
+    /// Enough blocks of 256 threads for `items`, or as many as fill the chip, where each thread takes several items: for
     /// kernels with a grid-stride loop.
     pub(crate) fn stride(gpu: &Gpu, items: usize) -> Self {
         const THREADS: usize = 256;
@@ -168,8 +168,8 @@ impl Shape {
 /// Launches `kernel` on `gpu`'s stream.
 ///
 /// # Safety
-/// The pointers in `args` are as the kernel expects them: of its element types, in bounds for the sizes that are passed,
-/// alive until the stream has run the kernel, and not written by anything else meanwhile.
+/// The pointers in `args` must be what the kernel expects: to its element types, in bounds for the sizes that are passed,
+/// alive until the stream has run the kernel, and not written by anything else until then.
 pub(crate) unsafe fn launch(gpu: &Gpu, kernel: &Kernel, shape: Shape, args: &[Arg]) -> Result<()> {
     use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MAX_SHARED;
     if !args
@@ -207,8 +207,8 @@ pub(crate) unsafe fn launch(gpu: &Gpu, kernel: &Kernel, shape: Shape, args: &[Ar
         block_dim: (shape.threads, 1, 1),
         shared_mem_bytes: shape.shared,
     };
-    // SAFETY: number and types of the arguments were compared with the declaration, which a test holds against the PTX;
-    // the caller answers for the pointers.
+    // SAFETY: number and types of the arguments were compared with the declaration, which a test compares with the PTX; the
+    // caller guarantees the pointers.
     match unsafe { builder.launch(config) } {
         Ok(_) => Ok(()),
         Err(error) => Err(candle_core::Error::wrap(error)

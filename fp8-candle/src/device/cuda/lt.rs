@@ -1,8 +1,8 @@
-//! cuBLASLt: descriptors that free themselves, the choice of an algorithm, one FP8 product.
+//! cuBLASLt: descriptors that free themselves, the choice of an algorithm, and an FP8 product.
 //!
-//! candle owns a cuBLAS handle per device, and a cuBLAS handle serves as a cuBLASLt handle (cuBLAS documentation,
-//! "cublasLtHandle_t"), so there is none to own here. The workspace comes from the stream's memory pool for each product:
-//! candle's stream is one per thread, and a workspace that lay beside the handle would be shared between streams.
+//! candle owns a cuBLAS handle per device, and a cuBLAS handle is valid as a cuBLASLt handle (cuBLAS documentation,
+//! "cublasLtHandle_t"), so none is created here. The workspace of each product comes from the stream's memory pool: candle
+//! has a stream per thread, and a workspace kept with the handle would be shared between streams.
 
 use super::gpu::Gpu;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
-/// How the scales of an operand lie, by cuBLASLt's numbers (some are newer than the headers that cudarc may have seen).
+/// How the scales of an operand are laid out, with cuBLASLt's numbers (some are newer than cudarc's headers).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub(super) enum ScaleMode {
@@ -27,9 +27,9 @@ pub(super) enum ScaleMode {
     Scalar = 0,
     /// One f32 for each kept index.
     OuterVector = 3,
-    /// One f32 for 1x128 values along the sum.
+    /// One f32 per 1x128 values along the sum.
     Vector128 = 4,
-    /// One f32 for 128x128 values.
+    /// One f32 per 128x128 values.
     Block128 = 5,
 }
 
@@ -69,19 +69,19 @@ struct Key {
     alignments: [u32; 3],
 }
 
-/// An algorithm and the bytes of workspace it wants, or why there is none.
+/// An algorithm and the bytes of workspace it needs, or why there is none.
 #[derive(Clone)]
 struct Choice(std::result::Result<(cublasLtMatmulAlgo_t, usize), String>);
 
-// SAFETY: an algorithm is plain data, good on any thread.
+// SAFETY: an algorithm is plain data, valid on any thread.
 unsafe impl Send for Choice {}
 
 static CHOICES: Mutex<Option<HashMap<Key, Choice>>> = Mutex::new(None);
 
-/// Shapes remembered; a program with more of them than that changes them all the time.
+/// The most shapes to remember; a program with more of them changes them all the time.
 const MOST_CHOICES: usize = 8192;
 
-/// Workspace that an algorithm may ask for, as NVIDIA recommends.
+/// The most workspace that an algorithm may use, as recommended by NVIDIA.
 fn most_workspace(gpu: &Gpu) -> usize {
     if gpu.capability().0 >= 9 {
         32 << 20
@@ -96,12 +96,12 @@ pub(super) fn version() -> usize {
     unsafe { sys::cublasLtGetVersion() }
 }
 
-/// A descriptor of cuBLASLt and what frees it.
+/// A cuBLASLt descriptor and the function that frees it.
 struct Owned<T: Copy>(T, unsafe fn(T) -> std::result::Result<(), lt::CublasError>);
 
 impl<T: Copy> Drop for Owned<T> {
     fn drop(&mut self) {
-        // SAFETY: made by the function that belongs to the destroyer, and freed here only.
+        // SAFETY: made by the counterpart of this destroyer, and freed only here.
         let _ = unsafe { (self.1)(self.0) };
     }
 }
@@ -116,10 +116,10 @@ struct Descriptors {
 
 type LtResult<T> = std::result::Result<T, lt::CublasError>;
 
-/// Runs `product` on `gpu`'s stream; `Ok(false)` where the library has no algorithm for it.
+/// Runs `product` on `gpu`'s stream; `Ok(false)` if the library has no algorithm for it.
 ///
 /// # Safety
-/// The addresses are of memory on `gpu` as [`Product`] describes it, alive until the stream has run the product.
+/// The addresses must be of memory on `gpu` as [`Product`] describes it, alive until the stream has run the product.
 pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
     let failed = |status: lt::CublasError| -> Error {
         Error::Gemm {
@@ -165,7 +165,7 @@ pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
     };
     let workspace_ptr = workspace.as_ref().map_or(0, super::gpu::Buffer::ptr);
     let (alpha, beta) = (1f32, 0f32);
-    // SAFETY: handle and descriptors live; the operands' addresses are the caller's promise; alpha and beta are read before
+    // SAFETY: handle and descriptors are alive; the caller guarantees the operands' addresses; alpha and beta are read before
     // the call returns (host pointer mode); the workspace is freed in stream order, after the product.
     unsafe {
         lt::matmul(
@@ -254,7 +254,7 @@ impl Descriptors {
     }
 
     fn set<T: Copy>(&self, attribute: Attribute, value: T) -> LtResult<()> {
-        // SAFETY: the descriptor lives; the library copies size_of::<T>() bytes, the size of this attribute.
+        // SAFETY: the descriptor is alive; the library copies size_of::<T>() bytes, the size of this attribute.
         unsafe {
             lt::set_matmul_desc_attribute(
                 self.product.0,
@@ -273,7 +273,7 @@ impl Descriptors {
     ) -> LtResult<(cublasLtMatmulAlgo_t, usize)> {
         let preference = Owned(lt::create_matmul_pref()?, lt::destroy_matmul_pref);
         let set = |attribute, value: *const c_void, len| {
-            // SAFETY: the preference lives; the library copies `len` bytes from a value that does.
+            // SAFETY: the preference is alive; the library copies `len` bytes from a value that is too.
             unsafe { lt::set_matmul_pref_attribute(preference.0, attribute, value, len) }
         };
         let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
@@ -291,7 +291,7 @@ impl Descriptors {
                 size_of::<u32>(),
             )?;
         }
-        // SAFETY: all of them live.
+        // SAFETY: all of them are alive.
         let found = unsafe {
             lt::get_matmul_algo_heuristic(
                 handle,
@@ -322,7 +322,7 @@ fn float_type(dtype: DType) -> cudaDataType_t {
     }
 }
 
-/// A product in words, for messages.
+/// A description of a product, for messages.
 pub(super) fn describe(product: &Product) -> String {
     format!(
         "[{}, {}] {} x [{}, {}] {} -> {}, scales {:?} x {:?}",

@@ -1,5 +1,5 @@
-//! The CUDA backend: own kernels for casts, cuBLASLt for the FP8 products. Everything runs on candle's stream; no scale,
-//! amax or history comes to the host.
+//! The CUDA backend: our own kernels for casts, cuBLASLt for FP8 products. Everything runs on candle's stream; no scale,
+//! amax or history is copied to the host.
 
 pub(crate) mod adamw;
 pub(crate) mod attention;
@@ -52,7 +52,7 @@ impl Backend for CudaBackend {
         scales::reciprocal(scale)
     }
 
-    /// cuBLASLt takes both operands with the sum contiguous.
+    /// cuBLASLt needs the sum contiguous in both operands.
     fn orientation(&self, contraction: Contraction, both: bool) -> Orientation {
         match contraction {
             _ if both => Orientation::Both,

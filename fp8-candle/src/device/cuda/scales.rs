@@ -1,4 +1,4 @@
-//! Amaxes and the scales that they make.
+//! Amaxes and the scales made from them.
 
 use super::gpu::{Buffer, Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels, launch};
@@ -19,10 +19,10 @@ kernels! { SCALE_KERNELS in SCALES;
     QUANT_SCALE = one "fp8_quant_scale"("ppplfifi");
 }
 
-/// Rows that one block of a column reduction takes.
+/// Rows per block of a column reduction.
 pub(super) const ROWS_PER_BLOCK: usize = 256;
 
-/// f64 values are rounded to f32 first, as everywhere.
+/// f64 values are rounded to f32 first, as on the CPU.
 pub(super) fn in_f32(x: &Tensor) -> Result<Tensor> {
     match x.dtype() {
         DType::F64 => Ok(x.to_dtype(DType::F32)?),
@@ -30,7 +30,7 @@ pub(super) fn in_f32(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// How the scales of a grid lie over its matrix.
+/// How the scales of a grid cover its matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scales {
     One,
@@ -110,12 +110,12 @@ pub(super) fn amax(x: &Tensor, grid: &ScaleGrid) -> Result<Tensor> {
     out.into_tensor(shape)
 }
 
-/// Threads of a block that takes a row of `cols` values, 16 at a time.
+/// Threads of a block that handles a row of `cols` values, 16 at a time.
 pub(super) fn row_threads(cols: usize) -> u32 {
     (cols.div_ceil(16).next_multiple_of(32)).clamp(32, 256) as u32
 }
 
-/// Blocks of a column reduction: threads take a pack of columns each, `y` counts runs of rows.
+/// Blocks of a column reduction: each thread takes a pack of columns, and `y` is the run of rows.
 pub(super) fn column_shape(rows: usize, cols: usize, dtype: DType) -> Shape {
     const THREADS: usize = 64;
     let pack = 16 / dtype.size_in_bytes().max(1);
@@ -124,7 +124,7 @@ pub(super) fn column_shape(rows: usize, cols: usize, dtype: DType) -> Shape {
     Shape::grid(packs.div_ceil(THREADS), runs, THREADS as u32)
 }
 
-/// Rows per run, so that there are at most 65535 runs; nothing but the shape decides.
+/// Rows per run, so that there are at most 65535 runs; it depends only on the shape.
 pub(super) fn rows_per_block(rows: usize) -> u32 {
     ROWS_PER_BLOCK.max(rows.div_ceil(65535)) as u32
 }
@@ -171,7 +171,7 @@ fn sized(buffer: Buffer, n: usize, shape: &candle_core::Shape) -> Result<Tensor>
     buffer.into_tensor(shape)
 }
 
-/// The number of a policy and the smallest amax that it takes.
+/// The number of a policy in the kernels, and its lower bound of the amax.
 pub(super) fn policy_args(policy: ScalePolicy) -> (u32, f32) {
     match policy {
         ScalePolicy::Dynamic => (0, fp8_core::AMAX_EPSILON),

@@ -1,4 +1,4 @@
-//! The scaling-state table on a GPU: no amax and no scale comes to the host.
+//! The scaling-state table on a GPU. No amax and no scale is copied to the host.
 
 use super::gpu::{Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels, launch};
@@ -21,7 +21,7 @@ kernels! { STATE_KERNELS in STATE;
 pub(super) struct CudaCells {
     rows: usize,
     device: Device,
-    /// f32 and U32 `[rows]`, changed in place by kernels. Made when something is first recorded.
+    /// f32 and U32 `[rows]`, changed in place by kernels. Allocated when something is first recorded.
     cells: Mutex<Option<(Tensor, Tensor)>>,
 }
 
@@ -75,7 +75,7 @@ impl AmaxCells for CudaCells {
                 Arg::Ptr(counts + offset),
                 Arg::Int(keep.into()),
             ];
-            // SAFETY: one block; `amax` has as many f32 as are told, and cells and counts have more than `row` entries.
+            // SAFETY: one block; `amax` has as many f32 as passed, and cells and counts have more than `row` entries.
             unsafe { launch(&gpu, &RECORD_AMAX, Shape::blocks(1, 128), &args) }
         })
     }
@@ -150,7 +150,7 @@ const MOST_RECENT: u32 = 2;
 const POWER_OF_TWO: u32 = 4;
 const REMAKE: u32 = 8;
 
-/// One update of all rows in one launch. A reduction that is code of the user runs on the host, at the price of copies.
+/// One update of all rows in one launch. A custom reduction is the user's code and runs on the host, which needs copies.
 pub(super) fn update_columns(
     columns: &Columns,
     rows: &[Option<RowUpdate>],

@@ -1,4 +1,4 @@
-//! What can be checked of the kernels without a GPU: that the launches and the PTX agree.
+//! What can be checked without a GPU: that the launches and the PTX agree.
 
 use super::kernels::Kernel;
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,7 +68,7 @@ fn launches_and_ptx_agree() {
             assert_eq!(parameters, &expected, "{}", kernel.name);
         }
     }
-    // And nothing is compiled that nobody launches.
+    // And every compiled kernel is launched.
     let modules: BTreeMap<_, _> = kernels.iter().map(|k| (k.module.name, k.module)).collect();
     for module in modules.values() {
         for name in entries(module.ptx[0]).keys() {
@@ -77,7 +77,7 @@ fn launches_and_ptx_agree() {
     }
 }
 
-/// The instructions that the fast paths are written for are there.
+/// The PTX has the instructions that the fast paths rely on.
 #[test]
 fn ptx_has_the_chips_own_conversions() {
     let ptx = super::kernels::CAST.ptx;

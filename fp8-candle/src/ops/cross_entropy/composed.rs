@@ -1,4 +1,4 @@
-//! Cross entropy of candle's primitives, with its targets on the device.
+//! Cross entropy composed of candle's primitives, with targets on the device.
 
 use super::CrossEntropyOptions;
 #[cfg(feature = "cuda")]
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::ops::data::compute_dtype;
 use candle_core::{D, DType, Tensor};
 
-/// Contiguous I64 targets. candle casts not every integer on every device.
+/// Contiguous I64 targets. candle does not cast every integer dtype on every device.
 pub(super) fn to_i64(targets: &Tensor) -> Result<Tensor> {
     let targets = targets.contiguous()?;
     #[cfg(feature = "cuda")]
@@ -17,7 +17,7 @@ pub(super) fn to_i64(targets: &Tensor) -> Result<Tensor> {
     Ok(targets.to_dtype(DType::I64)?)
 }
 
-/// The loss of candle's primitives, for I64 targets of any device; a target that is no class makes it NaN.
+/// The loss from candle's primitives, for I64 targets on any device; a target that is not a class makes it NaN.
 pub(super) fn composed(
     logits: &Tensor,
     targets: &Tensor,
@@ -40,7 +40,7 @@ pub(super) fn composed(
     };
     let x = logits.contiguous()?.reshape((rows, classes))?;
     let x = x.to_dtype(dtype)?;
-    // A row that does not count is replaced, not multiplied by 0: neither its NaN nor 0 / 0 may reach a gradient.
+    // A row that does not count is replaced rather than multiplied by 0: neither its NaN nor 0 / 0 may reach a gradient.
     let x = counts
         .broadcast_as(x.shape())?
         .where_cond(&x, &x.zeros_like()?)?;

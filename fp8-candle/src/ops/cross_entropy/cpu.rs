@@ -1,4 +1,4 @@
-//! Cross entropy on the CPU, its targets checked.
+//! Cross entropy on the CPU, with checked targets.
 
 use super::{CrossEntropyOptions, OP};
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use candle_core::{DType, Tensor};
 
 /// Targets on the host.
 pub(super) struct CheckedTargets {
-    /// Class of each position, None where it is ignored.
+    /// The class of each position, `None` for ignored ones.
     targets: Vec<Option<usize>>,
     classes: usize,
     /// How many positions are not ignored.
@@ -51,7 +51,7 @@ impl CheckedTargets {
     }
 
     pub(super) fn forward<T: Element>(&self, logits: &[T]) -> T::Real {
-        // Losses per position, added up in their order.
+        // Losses per position, added in order.
         let mut losses = vec![0.0; self.targets.len()];
         par_blocks(
             &mut losses,
@@ -111,7 +111,7 @@ fn nll<R: Real>(x: &[R], class: usize) -> R {
         || {
             let largest = max(x, |x| x);
             let total = sum(x, |x| (x - largest).exp());
-            // In this order large logits cancel before a small logarithm is added.
+            // In this order, large logits cancel before the small logarithm is added.
             total.ln() + (largest - x[class])
         },
     )

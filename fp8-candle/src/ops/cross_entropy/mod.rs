@@ -17,8 +17,8 @@ use cpu::CheckedTargets;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CrossEntropyOptions {
-    /// Positions whose target is this value count neither in the sum nor in the mean, and get no gradient. It
-    /// may lie outside the classes; negative values need signed targets.
+    /// Positions with this target are left out of the sum and of the mean, and get no gradient. It need not be a class;
+    /// negative values need signed targets.
     pub ignore_index: Option<i64>,
 }
 
@@ -39,18 +39,29 @@ impl CrossEntropyOptions {
 ///
 /// # Shapes
 /// `logits` `[.., classes]` f32, bf16, f16 or f64; `targets` `[..]` of any integer dtype. The loss is a scalar,
-/// f64 for f64 logits and f32 otherwise, and NaN for no position at all.
+/// f64 for f64 logits and f32 otherwise, and NaN if there are no positions.
 ///
-/// # Targets that are no class
+/// # Targets that are not classes
 /// On the CPU a target outside `0..classes` is an error. On other devices targets are not checked, since that would copy
-/// them to the host and wait for the device: there the loss is NaN, and so are the gradients in the row of that target.
+/// them to the host and wait for the device: there the loss is NaN, and so are the gradients in the row of the target.
 ///
 /// # Errors
-/// On the CPU if a target is not in `0..classes`, naming it and the number of classes; if shapes, dtypes or devices do
-/// not fit.
+/// [`Error::Target`] on the CPU if a target is not in `0..classes`; or if shapes, dtypes or devices do not fit.
 ///
 /// # Source
 /// Bishop, "Pattern Recognition and Machine Learning", section 4.3.4, 2006.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+///
+/// // Two positions and four equal logits: the loss is ln 4.
+/// let logits = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
+/// let targets = Tensor::new(&[0u32, 3], &Device::Cpu)?;
+/// let loss = fp8_candle::ops::cross_entropy(&logits, &targets)?;
+/// assert!((loss.to_scalar::<f32>()? - 4f32.ln()).abs() < 1e-6);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     cross_entropy_with(logits, targets, CrossEntropyOptions::default())
 }
@@ -59,6 +70,19 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 /// As [`cross_entropy`].
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8_candle::ops::{CrossEntropyOptions, cross_entropy_with};
+///
+/// let logits = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
+/// let targets = Tensor::new(&[0i64, -100], &Device::Cpu)?; // -100: padding
+/// let options = CrossEntropyOptions::default().with_ignore_index(-100);
+/// let loss = cross_entropy_with(&logits, &targets, options)?;
+/// assert!((loss.to_scalar::<f32>()? - 4f32.ln()).abs() < 1e-6);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub fn cross_entropy_with(
     logits: &Tensor,
     targets: &Tensor,
@@ -101,7 +125,7 @@ pub fn cross_entropy_with(
 
 const OP: &str = "cross_entropy";
 
-/// The op in a graph.
+/// The op as a node of the graph.
 enum CrossEntropy {
     Checked(CheckedTargets),
     #[cfg(feature = "cuda")]

@@ -54,8 +54,8 @@ impl Norm {
         (mean, R::ONE / (variance + R::from_f64(self.eps)).sqrt())
     }
 
-    /// Gradients of x, weight and bias, flat. The statistics are computed again: from rows in cache that is
-    /// cheaper than keeping them.
+    /// Gradients of x, weight and bias, flat. The statistics are recomputed: from rows in cache that is cheaper than keeping
+    /// them.
     pub(super) fn backward<T: Element>(&self, x: &[T], weight: &[T], grad: &[T]) -> [Vec<T>; 3] {
         let cols = weight.len();
         let mut weight_buffer = Vec::new();

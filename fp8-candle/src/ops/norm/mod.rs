@@ -25,6 +25,17 @@ use candle_core::{D, Storage, Tensor};
 ///
 /// # Source
 /// Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let x = Tensor::new(&[[1f32, 3.0]], &Device::Cpu)?;
+/// let weight = Tensor::ones(2, DType::F32, &Device::Cpu)?;
+/// let y = fp8_candle::ops::layer_norm(&x, &weight, None, 0.0)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[-1.0, 1.0]]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
     Norm {
         op: "layer_norm",
@@ -49,6 +60,17 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) 
 ///
 /// # Source
 /// Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// let x = Tensor::new(&[[2f32, -2.0]], &Device::Cpu)?;
+/// let weight = Tensor::new(&[1f32, 3.0], &Device::Cpu)?;
+/// let y = fp8_candle::ops::rms_norm(&x, &weight, 0.0)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[1.0, -3.0]]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     Norm {
         op: "rms_norm",
@@ -108,10 +130,10 @@ impl Norm {
     }
 }
 
-/// The op in a graph.
+/// The op as a node of the graph.
 struct NormNode {
     norm: Norm,
-    /// Of each row, for the backward pass on CUDA.
+    /// The statistics of each row, for the backward pass on CUDA.
     #[cfg(feature = "cuda")]
     statistics: Option<Tensor>,
 }
@@ -161,7 +183,7 @@ impl NormNode {
         Ok(y)
     }
 
-    /// Gradients of x, weight and bias, where they are part of a graph.
+    /// Gradients of x, weight and bias, if they are part of a graph.
     fn cuda_backward(
         &self,
         x: &Tensor,
@@ -269,7 +291,7 @@ mod tests {
     #[test]
     fn fused_equals_composed() -> Result<()> {
         for dtype in DTYPES {
-            // More than one block of rows, and a row length that fills no vector.
+            // More than one block of rows, and a row length that does not fill whole vectors.
             let args = [wave(&[3, 97, 101], 1)?, wave(&[101], 2)?, wave(&[101], 3)?];
             for center in [true, false] {
                 let norm = Norm {

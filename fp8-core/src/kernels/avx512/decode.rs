@@ -1,10 +1,10 @@
-//! Codes to values.
+//! From codes to values.
 //!
-//! f16 has the exponents of all formats but `E5M2Fnuz`: the bits of a code, put where f16 has them, are its value times
-//! a power of two, subnormals included, and the processor turns f16 into f32 at once. Blocks with codes of NaN, which
-//! those bits are not, are decoded one by one.
+//! f16 has the exponents of all formats but `E5M2Fnuz`: the bits of a code, moved to where f16 has them, are its value
+//! times a power of two, subnormals included, and one instruction turns f16 into f32. This does not hold for NaN codes;
+//! blocks that contain one are decoded element by element.
 //!
-//! A long segment has one scale and so but 256 results; see `table.rs` for those of 16 bits.
+//! A long segment has one scale, so there are only 256 results; see `table.rs` for 16-bit ones.
 
 use std::arch::x86_64::*;
 
@@ -18,16 +18,16 @@ use crate::{
     kernels::{Isa, widening::Widening},
 };
 
-/// How the codes of a format become f16, and where they do not.
+/// How the codes of a format become f16, and which ones do not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wide {
-    /// The places between the last bits of the two.
+    /// The distance between the last bits of the two formats.
     shift: u16,
-    /// The bits of f16 that a code sets.
+    /// The bits of the f16 that a code sets.
     keep: u16,
-    /// What the f16 are to be multiplied with.
+    /// The factor for the resulting f16.
     factor: f32,
-    /// A code that is no such f16: one above `special_above` after `special_flip` and `special_keep`.
+    /// A code that does not become an f16: above `special_above` after `special_flip` and `special_keep`.
     special_flip: u8,
     special_keep: u8,
     special_above: u8,
@@ -44,7 +44,7 @@ impl Wide {
             keep: 0x8000 | 0x7F << (10 - spec.mantissa_bits),
             // The difference of the biases.
             factor: f32::from_bits((127 + 15 - spec.bias) << 23),
-            // Codes from NaN on, or 0x80 alone, which becomes 0xFF.
+            // NaN and the codes after it, or only 0x80, which becomes 0xFF.
             special_flip: if ocp { 0 } else { 0x7F },
             special_keep: if ocp { 0x7F } else { 0xFF },
             special_above: match format {
@@ -57,14 +57,14 @@ impl Wide {
         }
     }
 
-    /// Whether this module decodes elements with a scale each.
+    /// Whether this module decodes elements with a scale of their own each.
     pub(crate) fn has_columns(&self) -> bool {
         self.has_f16
     }
 }
 
-/// Decodes segments of `len` codes, each with its scale, with tables where `vbmi` and segments are long. `false`, and
-/// nothing done, where this module has no code for it.
+/// Decodes segments of `len` codes, each with its scale, with tables if `vbmi` and the segments are long. Returns `false`
+/// and does nothing if this module has no code for the case.
 pub(crate) fn segments<T: HighPrecision>(
     isa: Isa,
     vbmi: bool,
@@ -76,7 +76,7 @@ pub(crate) fn segments<T: HighPrecision>(
 ) -> bool {
     assert!(super::is_in(isa) && (!vbmi || isa.has_vbmi()));
     let words = matches!(<T as Sealed>::KIND, Kind::Bf16 | Kind::F16);
-    // 0 and what is not finite would give NaN a sign that no table has.
+    // A scale of 0, infinity or NaN would give NaN a sign that no table has.
     let regular = |scale: &f32| *scale != 0.0 && scale.is_finite();
     if vbmi && words && len >= table::MIN_LEN && dequant_scales.iter().all(regular) {
         let has_negative_zero = wide.has_negative_zero;
@@ -91,7 +91,7 @@ pub(crate) fn segments<T: HighPrecision>(
     wide.has_f16
 }
 
-/// Decodes codes that have a scale each. For formats where [`Wide::has_columns`].
+/// Decodes codes with a scale of their own each. For formats where [`Wide::has_columns`].
 pub(crate) fn columns<T: HighPrecision>(
     isa: Isa,
     (widening, wide): (Widening, &Wide),
@@ -104,7 +104,7 @@ pub(crate) fn columns<T: HighPrecision>(
     unsafe { columns_of(widening, wide, codes, dequant_scales, dst) };
 }
 
-/// [`Wide`] in vectors.
+/// [`Wide`] as vectors.
 struct Bits {
     shift: __m512i,
     keep: __m512i,
@@ -127,7 +127,7 @@ impl Bits {
         }
     }
 
-    /// The f16 of codes, in f32, and whether some are not the values of their codes.
+    /// The f16 of codes, as f32, and whether some differ from the values of their codes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn values(&self, codes: __m512i) -> (Block, bool) {
@@ -139,7 +139,7 @@ impl Bits {
             _mm512_extracti64x4_epi64::<1>(codes),
         ];
         let [[a, b], [c, d]] = halves.map(|codes| {
-            // The sign is in every bit above the code, hence also at its place in f16.
+            // Every bit above the code holds the sign, so the sign bit of f16 does too.
             let bits = _mm512_sllv_epi16(_mm512_cvtepi8_epi16(codes), self.shift);
             let bits = _mm512_and_si512(bits, self.keep);
             [
@@ -151,9 +151,9 @@ impl Bits {
     }
 }
 
-/// Decodes up to a block under one scale, `scaled` being that times the factor of the format.
+/// Decodes up to a block under one scale; `scaled` is that scale times the factor of the format.
 ///
-/// Each caller has a `CALLER` of its own: only what is called once is sure to be inlined at this length.
+/// Each caller passes a `CALLER` of its own: a function of this length is only sure to be inlined if it has one caller.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn decode<T: HighPrecision, const CALLER: u8>(
@@ -171,7 +171,7 @@ fn decode<T: HighPrecision, const CALLER: u8>(
     }
 }
 
-/// Decodes up to a block of elements that have a scale each.
+/// Decodes up to a block of elements with a scale of their own each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn decode_each<T: HighPrecision, const CALLER: u8>(
@@ -185,7 +185,7 @@ fn decode_each<T: HighPrecision, const CALLER: u8>(
     for v in 0..VECTORS {
         values[v] = _mm512_mul_ps(_mm512_mul_ps(values[v], factor), scales[v]);
     }
-    // NaN has bits of its own in each type.
+    // Each type has its own bits for NaN.
     if special || any_nan(values) {
         let scales = scales.map(|scales| to_words(_mm512_castps_si512(scales)));
         for ((&code, dst), &scale) in codes.iter().zip(dst).zip(scales.as_flattened()) {
@@ -196,7 +196,7 @@ fn decode_each<T: HighPrecision, const CALLER: u8>(
     }
 }
 
-/// The definition, in a loop.
+/// The scalar definition, in a loop.
 #[cold]
 #[inline(never)]
 fn one_by_one<T: HighPrecision>(widening: Widening, codes: &[u8], scale: f32, dst: &mut [T]) {
@@ -239,7 +239,7 @@ fn segments_of<T: HighPrecision>(
         .zip(dst.chunks_mut(len))
         .zip(dequant_scales)
     {
-        // A power of two: nothing is lost but by overflow. 0 and infinity would make NaN of each other.
+        // A power of two: exact unless it overflows. 0 times infinity would give NaN.
         let scaled = dequant_scale * wide.factor;
         if !scaled.is_finite() || dequant_scale == 0.0 {
             one_by_one(widening, codes, dequant_scale, dst);

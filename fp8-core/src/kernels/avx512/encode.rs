@@ -44,7 +44,7 @@ pub(crate) fn segments<T: HighPrecision, const AMAX: bool>(
     }
 }
 
-/// Casts elements that have a scale each; max |x| as bits where `AMAX`.
+/// Casts elements with a scale of their own each; max |x| as bits where `AMAX`.
 ///
 /// Stochastic where there is `random`, else to nearest even.
 pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
@@ -71,13 +71,13 @@ pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
     }
 }
 
-/// A cast on its way over a slice.
+/// A cast in progress over a slice.
 struct Encoder<const AMAX: bool, const STOCHASTIC: bool> {
     rounder: Rounder,
     generator: Generator,
     /// The next element.
     element: u64,
-    /// The largest magnitude of the blocks with NaN products, as bits; the vectors know nothing of NaN.
+    /// The largest magnitude of the blocks with NaN products, as bits; the vectors do not handle NaN.
     nan_max: u32,
 }
 
@@ -97,10 +97,10 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
         }
     }
 
-    /// Casts up to a block of elements; gives `max` with their magnitudes merged.
+    /// Casts up to a block of elements; returns `max` with their magnitudes merged.
     ///
-    /// What is passed by value stays in registers. Each caller has a `CALLER` of its own: only what is called once is sure
-    /// to be inlined at this length.
+    /// Arguments passed by value stay in registers. Each caller passes a `CALLER` of its own: a function of this length is
+    /// only sure to be inlined if it has one caller.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn encode<T: HighPrecision, const CALLER: u8>(
@@ -136,7 +136,7 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
         max
     }
 
-    /// [`Encoder::encode`] out of the loop.
+    /// [`Encoder::encode`], outside the loop.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn encode_rest<T: HighPrecision>(
@@ -161,7 +161,7 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
     }
 }
 
-/// The sign bits of the values of a block, from memory: those of a converted NaN are not defined.
+/// The sign bits of the values of a block, from memory: converting a NaN does not define its sign.
 #[cold]
 #[inline(never)]
 fn signs<T: HighPrecision>(src: &[T]) -> u64 {
@@ -177,7 +177,7 @@ fn max_of<T: HighPrecision>(src: &[T]) -> u32 {
     T::magnitude_bits(max.unwrap_or_default())
 }
 
-/// For `_mm512_range_ps`: the larger magnitude, without its sign. A quiet NaN gives way, a signaling one becomes quiet.
+/// For `_mm512_range_ps`: the larger magnitude, without its sign. A quiet NaN loses to the other operand, a signaling one becomes quiet.
 const MAX_MAGNITUDE: i32 = 0b1011;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
@@ -204,7 +204,7 @@ fn segments_of<T: HighPrecision, const AMAX: bool, const STOCHASTIC: bool>(
     } else {
         for ((src, dst), &scale) in src.chunks(len).zip(dst.chunks_mut(len)).zip(quant_scales) {
             let scales = [_mm512_set1_ps(scale); VECTORS];
-            // Up to the next counter of the generator first, from where on its words need no shifts.
+            // First up to the next counter of the generator: from there on its words need no shifts.
             let head = if STOCHASTIC {
                 src.len().min((encoder.element.wrapping_neg() % 4) as usize)
             } else {

@@ -1,7 +1,7 @@
-//! The hot kernels by hand for AVX-512, 64 elements at a time as four vectors of f32.
+//! The hot kernels, by hand for AVX-512: 64 elements at a time, as four vectors of f32.
 //!
-//! Only the loads and stores of this file touch memory; everything else computes on values. A slice shorter than what
-//! is asked of it is completed by masks, so tails need no code of their own.
+//! Only the loads and stores of this file touch memory; everything else computes on values. They mask what lies beyond
+//! the end of a slice, so tails need no code of their own.
 
 pub(super) mod decode;
 pub(super) mod encode;
@@ -25,7 +25,7 @@ const LANES: usize = 16;
 /// Vectors of f32 in a block.
 const VECTORS: usize = BLOCK / LANES;
 
-/// The f32 of a block.
+/// A block in f32.
 type Block = [__m512; VECTORS];
 
 /// Whether the functions of this module may be called.
@@ -33,7 +33,7 @@ pub(super) fn is_in(isa: Isa) -> bool {
     isa.level() >= IsaLevel::Avx512
 }
 
-/// A mask of the first `len` lanes, all of 64 where `len` is more.
+/// A mask of the first `len` lanes; all 64 if `len` is larger.
 #[inline(always)]
 fn first_lanes(len: usize) -> u64 {
     if len >= 64 { u64::MAX } else { (1 << len) - 1 }
@@ -65,11 +65,11 @@ fn load<T: HighPrecision>(src: &[T], start: usize) -> __m512 {
     }
 }
 
-/// Bytes from an element to the memory that is asked for when it is cast. The processor's own prefetch stops at each
-/// page; with this, casts out of memory take a quarter less time.
+/// How many bytes ahead of the element being cast to prefetch. The processor's own prefetch stops at each page; with
+/// this one, casts from memory take a quarter less time.
 const PREFETCH: usize = 2048;
 
-/// Asks for the memory some blocks after `src`, which may be anywhere.
+/// Prefetches the memory some blocks after `src`; the address need not be valid.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn prefetch<T: HighPrecision>(src: &[T]) {
@@ -107,7 +107,7 @@ fn store_bytes(dst: &mut [u8], bytes: __m512i) {
     unsafe { _mm512_mask_storeu_epi8(dst.as_mut_ptr().cast(), mask, bytes) }
 }
 
-/// Writes `values` to the elements of `dst` from `start` on, those past its end nowhere; none may be NaN.
+/// Writes `values` to `dst` from `start` on and drops those past its end; none may be NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn store<T: HighPrecision>(dst: &mut [T], start: usize, values: __m512) {
@@ -149,7 +149,7 @@ fn store_block<T: HighPrecision>(dst: &mut [T], values: Block) {
     }
 }
 
-/// Two vectors as bf16; none may be NaN.
+/// Two vectors as bf16; no element may be NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pair_of_bf16(a: __m512, b: __m512) -> __m512i {
@@ -164,18 +164,18 @@ fn pair_of_bf16(a: __m512, b: __m512) -> __m512i {
     _mm512_permutexvar_epi64(order, _mm512_packus_epi32(a, b))
 }
 
-/// The bits of up to 32 elements of 16 bits, and 0 past the end of `src`.
+/// The bits of up to 32 16-bit elements, and 0 past the end of `src`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn load_words<T: HighPrecision>(src: &[T]) -> __m512i {
     assert_eq!(size_of::<T>(), 2);
     let lanes = first_lanes(src.len()) as u32;
-    // SAFETY: the elements are of 16 bits, and a masked load reads none outside of its mask, which has none past the
+    // SAFETY: the elements have 16 bits, and a masked load reads none outside of its mask, which has none past the
     // end of `src`.
     unsafe { _mm512_maskz_loadu_epi16(lanes, src.as_ptr().cast()) }
 }
 
-/// Writes 32 elements of 16 bits, given by their bits, to `dst` from `start` on, those past its end nowhere.
+/// Writes 32 16-bit elements, given by their bits, to `dst` from `start` on and drops those past its end.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn store_words<T: HighPrecision>(dst: &mut [T], start: usize, bits: __m512i) {
@@ -183,7 +183,7 @@ fn store_words<T: HighPrecision>(dst: &mut [T], start: usize, bits: __m512i) {
     let start = start.min(dst.len());
     let dst = &mut dst[start..];
     let lanes = first_lanes(dst.len()) as u32;
-    // SAFETY: the elements are of 16 bits, all patterns of which are values of bf16 and of f16, and a masked store
+    // SAFETY: the elements have 16 bits, every pattern of which is a value of bf16 and of f16, and a masked store
     // writes none outside of its mask, which has none past the end of `dst`.
     unsafe { _mm512_mask_storeu_epi16(dst.as_mut_ptr().cast(), lanes, bits) }
 }

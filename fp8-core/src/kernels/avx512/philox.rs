@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::{BLOCK, LANES, VECTORS, to_words, words};
 use crate::{StochasticKey, philox};
 
-/// A key, with that of each round.
+/// The keys of all rounds.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Generator {
     key: StochasticKey,
@@ -36,7 +36,7 @@ impl Generator {
         }
     }
 
-    /// [`Generator::block`] within a counter's four words.
+    /// [`Generator::block`], starting within the four words of a counter.
     #[cold]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn unaligned(&self, element: u64) -> [__m512i; VECTORS] {
@@ -57,13 +57,13 @@ impl Generator {
 
     /// The words of sixteen counters from `first` on.
     ///
-    /// Each counter has 64 bits of a vector for each of its words, which lie in the lower halves: a product then is
-    /// two words of the next round at once. The upper halves are whatever they come to. Two sets of eight counters,
-    /// as one alone would wait for its products.
+    /// Each word of a counter takes the lower half of 64 bits of a vector, so one product gives two words of the next
+    /// round; the upper halves are arbitrary. There are two sets of eight counters because one alone would wait for its
+    /// products.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn sixteen(&self, first: u64) -> [__m512i; VECTORS] {
-        // In the order that puts counters 0 to 3 into the lower halves of the 128-bit lanes.
+        // This order puts counters 0 to 3 into the lower halves of the 128-bit lanes.
         let offsets = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
         let splat = |word: u32| _mm512_set1_epi64(i64::from(word));
         let multipliers = philox::MULTIPLIERS.map(splat);
@@ -83,7 +83,7 @@ impl Generator {
             }
         }
         let [[a, b], [c, d]] = sets.map(|[c0, c1, c2, c3]| {
-            // The second word of a pair into the upper half.
+            // The second word of a pair goes into the upper half.
             let low = _mm512_mask_shuffle_epi32::<0xA0>(c0, 0xAAAA, c1);
             let high = _mm512_mask_shuffle_epi32::<0xA0>(c2, 0xAAAA, c3);
             [

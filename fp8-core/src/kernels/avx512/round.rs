@@ -1,4 +1,4 @@
-//! f32 products to the codes of a block: nearest-even and stochastic.
+//! From f32 products to the codes of a block: nearest-even and stochastic rounding.
 
 use std::arch::x86_64::*;
 
@@ -12,12 +12,12 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wide {
     format: Format,
-    /// The magnitude at which products are cut: what is larger has the same code.
+    /// The magnitude at which products are clamped: anything larger has the same code.
     cap: f32,
 }
 
 impl Wide {
-    /// The constants of `cast`, where it is of a kind that this module has.
+    /// The constants of `cast`, if this module can do it.
     pub(crate) const fn new(cast: &Cast) -> Option<Self> {
         if cast.via_f16
             || !matches!(
@@ -30,11 +30,11 @@ impl Wide {
         let spec = cast.format.spec();
         let overflow_mag = match cast.overflow {
             Overflow::Saturate => spec.max_mag,
-            // There it has the sign bit, which this module keeps apart.
+            // There NaN has the sign bit set, which this module keeps separate.
             Overflow::NonFinite if !spec.has_negative_zero => return None,
             Overflow::NonFinite => spec.inf_mag,
         };
-        // The code of overflow is the largest finite one, or that which follows it and so has the next value.
+        // Overflow gives the code of the largest finite value, or the one after it, which stands for the next value.
         let cap = (overflow_mag << (23 - spec.mantissa_bits)) + ((127 - spec.bias) << 23);
         let cap = f32::from_bits(cap);
         Some(Self {
@@ -44,10 +44,11 @@ impl Wide {
     }
 }
 
-/// Values to add to a magnitude, by the low five bits of its biased exponent (at least that of the smallest normal).
+/// Values to add to a magnitude, indexed by the low five bits of its biased exponent (at least that of the smallest
+/// normal).
 ///
-/// The last place of such a value is that of the code, so the sum is rounded there, and its low bits are the code:
-/// those of the value count the codes below the binade.
+/// The last place of such a value is that of the code, so the sum is rounded there, and its low bits are the code: the low
+/// bits of the value itself count the codes below the binade.
 type Magic = [u32; 32];
 
 const fn magic(format: Format) -> Magic {
@@ -77,13 +78,13 @@ const fn magic_of(format: Format) -> &'static Magic {
     }
 }
 
-/// [`Wide`] in vectors.
+/// [`Wide`] as vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Rounder {
     cap: __m512,
     min_normal: __m512,
     magic: [__m512; 2],
-    /// Of stochastic rounding: mantissa bits, and those that f32 has more.
+    /// For stochastic rounding: mantissa bits, and how many more f32 has.
     mantissa_bits: __m512i,
     shift: __m512i,
     min_exponent: __m512i,
@@ -113,7 +114,7 @@ impl Rounder {
         }
     }
 
-    /// The codes of products, `random` deciding where it is given; NaN has any code.
+    /// The codes of products, rounded by `random` if it is given. The code of NaN is arbitrary.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) fn codes<const STOCHASTIC: bool>(
@@ -129,7 +130,7 @@ impl Rounder {
                 self.nearest(products[v])
             };
             let signs = _mm512_srli_epi32::<24>(_mm512_castps_si512(products[v]));
-            // Seven bits of the magnitude; all others of the sign, which has none beyond the byte.
+            // Seven bits from the magnitude, the others from the sign, which has only the one bit.
             signed[v] =
                 _mm512_ternarylogic_epi32::<0xE4>(magnitudes, signs, _mm512_set1_epi32(0x7F));
         }
@@ -141,7 +142,7 @@ impl Rounder {
         _mm512_maskz_mov_epi8(_mm512_cmpneq_epi8_mask(codes, negative_zero), codes)
     }
 
-    /// Magnitudes nearest to those of the products, in the low seven bits.
+    /// The magnitudes nearest to those of the products, in the low seven bits.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn nearest(&self, product: __m512) -> __m512i {
@@ -152,9 +153,10 @@ impl Rounder {
         _mm512_castps_si512(_mm512_add_ps(magnitude, magic))
     }
 
-    /// Magnitudes below those of the products or one more, in the low seven bits.
+    /// The magnitudes just below those of the products, or one more, in the low seven bits.
     ///
-    /// As `Rounder::code` of `cast.rs`; a subnormal f32, here with a leading one, is far below a first code's chance.
+    /// As `Rounder::code` of `cast.rs`, except that a subnormal f32 has a leading one here: it is far too small to be
+    /// rounded up.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn stochastic(&self, product: __m512, random: __m512i) -> __m512i {
@@ -167,7 +169,7 @@ impl Rounder {
             _mm512_set1_epi32(0x007F_FFFF),
             _mm512_set1_epi32(0x0080_0000),
         );
-        // One of the two counts is out of range and gives 0, or both are 0 and give the same.
+        // Either one of the two shift counts is out of range and gives 0, or both are 0 and give the same.
         let word = _mm512_set1_epi32(32);
         let threshold = _mm512_or_si512(
             _mm512_sllv_epi32(significand, _mm512_sub_epi32(word, shift)),
@@ -183,7 +185,7 @@ impl Rounder {
         _mm512_mask_add_epi32(code, away, code, _mm512_set1_epi32(1))
     }
 
-    /// `codes` with those of NaN products set right; `signs` has the signs that they get.
+    /// `codes` with those of NaN products corrected; `signs` has their signs.
     #[cold]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) fn with_nan(&self, codes: __m512i, products: Block, signs: u64) -> __m512i {
@@ -194,7 +196,7 @@ impl Rounder {
     }
 }
 
-/// For `_mm512_range_ps`: the smaller magnitude, without its sign. A NaN gives way.
+/// For `_mm512_range_ps`: the smaller magnitude, without its sign. NaN loses to the other operand.
 const MIN_MAGNITUDE: i32 = 0b1010;
 
 /// Whether a product is NaN.
@@ -204,7 +206,7 @@ pub(super) fn any_nan([a, b, c, d]: Block) -> bool {
     _mm512_cmpunord_ps_mask(a, b) | _mm512_cmpunord_ps_mask(c, d) != 0
 }
 
-/// The masks of four vectors as that of a block.
+/// The masks of four vectors as one for the block.
 fn lane_mask(masks: [u16; VECTORS]) -> u64 {
     masks
         .into_iter()
@@ -212,7 +214,7 @@ fn lane_mask(masks: [u16; VECTORS]) -> u64 {
         .fold(0, |all, mask| all << 16 | u64::from(mask))
 }
 
-/// The low bytes of words that have no others, in order.
+/// The low bytes of words whose other bytes are 0, in order.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pack([a, b, c, d]: [__m512i; VECTORS]) -> __m512i {

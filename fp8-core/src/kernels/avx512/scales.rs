@@ -4,16 +4,16 @@ use std::arch::x86_64::*;
 
 use super::{BLOCK, Block, LANES, VECTORS};
 
-/// The scales of one block after the other, where each belongs to some whole vectors: short segments share blocks.
+/// The scales of block after block, where each scale covers whole vectors and short segments share a block.
 pub(super) struct VectorScales<'a> {
     scales: &'a [f32],
-    /// Elements of each scale, and those that the first one still has.
+    /// Elements per scale, and how many the first one has left.
     len: usize,
     left: usize,
 }
 
 impl<'a> VectorScales<'a> {
-    /// Whether segments of this length are best handled so.
+    /// Whether this is the best way to handle segments of this length.
     pub(super) fn are_for(len: usize) -> bool {
         len.is_multiple_of(LANES) && !len.is_multiple_of(BLOCK) && len < 8 * BLOCK
     }
@@ -26,7 +26,7 @@ impl<'a> VectorScales<'a> {
         }
     }
 
-    /// Those of the next block, 0 past the last.
+    /// The scales of the next block, 0 past the last.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(super) fn next(&mut self) -> Block {

@@ -1,4 +1,4 @@
-//! Codes to values of 16 bits under one scale, by looking up their two bytes (AVX-512 VBMI).
+//! From codes to 16-bit values under one scale, by looking up their two bytes (AVX-512 VBMI).
 
 use std::arch::x86_64::*;
 
@@ -8,11 +8,11 @@ use crate::{HighPrecision, kernels::widening::Widening};
 /// The shortest segment that is worth a table.
 pub(super) const MIN_LEN: usize = 1024;
 
-/// The low and the high bytes of the values of the codes without sign.
+/// The low and the high bytes of the values of the non-negative codes.
 struct Table {
     low: [__m512i; 2],
     high: [__m512i; 2],
-    /// The bytes of the value of 0x80, where that is not the value of 0 with a sign.
+    /// The bytes of the value of 0x80, if that is not -0.
     nan: Option<[__m512i; 2]>,
 }
 
@@ -46,7 +46,7 @@ impl Table {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
     fn decode<T: HighPrecision, const CALLER: u8>(&self, codes: &[u8], dst: &mut [T]) {
-        // Bytes are interleaved within lanes of 128 bits: in this order the results come out in theirs.
+        // Bytes are interleaved within 128-bit lanes: this order makes the results come out in theirs.
         let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
         let codes = _mm512_permutexvar_epi64(order, load_bytes(codes));
         let mut low = _mm512_permutex2var_epi8(self.low[0], codes, self.low[1]);
@@ -64,7 +64,7 @@ impl Table {
     }
 }
 
-/// Decodes segments of `len` codes, each with its scale, which is finite and not 0. For types of 16 bits.
+/// Decodes segments of `len` codes, each with its scale, which is finite and not 0. For 16-bit types.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub(super) fn segments<T: HighPrecision>(
     widening: Widening,

@@ -1,4 +1,4 @@
-//! Casts from codes.
+//! Decoding.
 
 use half::{bf16, f16};
 
@@ -67,7 +67,7 @@ fn check_decode<T: HighPrecision>(round: impl Fn(f32) -> T) {
     }
 }
 
-/// Every length up to some blocks, in a buffer that goes on: nothing beyond is written.
+/// Every length up to some blocks, in a longer buffer: nothing beyond the end is written.
 #[test]
 fn decoding_keeps_to_its_length() {
     fn check<T: HighPrecision + PartialEq + std::fmt::Debug>() {

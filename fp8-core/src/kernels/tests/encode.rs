@@ -1,4 +1,4 @@
-//! Casts to codes.
+//! Encoding.
 
 use half::{bf16, f16};
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 const SCALES: [f32; 4] = [1.0, 1.7, -0.003, 3.0e38];
-/// Scales that make NaN, subnormals or nothing but infinities.
+/// Scales that give NaN, subnormals or only infinities.
 const ODD_SCALES: [f32; 5] = [0.0, -0.0, f32::INFINITY, f32::NAN, 1.0e-40];
 
 fn plain_casts() -> impl Iterator<Item = Cast> {
@@ -200,7 +200,7 @@ fn the_sign_of_a_nan_code_is_that_of_the_value() {
         for cast in plain_casts().chain(other_casts()).step_by(step) {
             for &(value, negative) in values {
                 for (scale, is_nan) in scales {
-                    // Infinities times what is neither 0 nor NaN have the sign of the product.
+                    // An infinity times anything but 0 and NaN has the sign of the product.
                     if !value.to_f32().is_nan() && !is_nan && scale != 0.0 {
                         continue;
                     }
@@ -246,7 +246,7 @@ fn the_sign_of_a_nan_code_is_that_of_the_value() {
     ]);
     check(&f32s.map(|(bits, negative)| (f32::from_bits(bits), negative)));
     check(&f32s.map(|(bits, negative)| {
-        // The payload where an f64 has it, with a bit that no f32 holds.
+        // The payload, shifted to where f64 has it, and one more bit than f32 can hold.
         let payload = u64::from(bits & 0x007F_FFFF);
         let bits = u64::from(bits >> 31) << 63 | 0x7FF << 52 | payload << 29 | payload & 1;
         (f64::from_bits(bits), negative)
@@ -257,8 +257,8 @@ fn the_sign_of_a_nan_code_is_that_of_the_value() {
     check(&f16s.map(|bits| (f16::from_bits(bits), bits >> 15 == 1)));
 }
 
-/// Every length up to some blocks and every short segment, from every place within four random words, NaN and
-/// infinities among the values, in a buffer that goes on.
+/// Every length up to some blocks and every short segment, starting at every place within four random words, with NaN
+/// and infinities among the values, in a longer buffer.
 #[test]
 fn casts_keep_to_their_length_and_place() {
     fn check<T: HighPrecision>() {
@@ -323,7 +323,7 @@ fn casts_keep_to_their_length_and_place() {
     check::<f64>();
 }
 
-/// The types of 16 bits under stochastic rounding, every pattern.
+/// Every pattern of the 16-bit types, under stochastic rounding.
 #[test]
 fn stochastic_rounding_of_all_bf16_and_f16_equals_the_definition() {
     fn check<T: HighPrecision>(src: Vec<T>) {

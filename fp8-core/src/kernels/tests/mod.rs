@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::{Isa, amax, convert};
 use crate::{HighPrecision, StochasticKey};
 
-/// Under Miri, which takes a thousand times as long, one of so many.
+/// Under Miri, which takes a thousand times as long, only every 509th value is tested.
 const MIRI_STEP: usize = if cfg!(miri) { 509 } else { 1 };
 
 /// Every bf16 or every f16.
@@ -16,7 +16,7 @@ fn all<T>(from_bits: impl Fn(u16) -> T) -> Vec<T> {
     (0..=u16::MAX).step_by(MIRI_STEP).map(from_bits).collect()
 }
 
-/// Random bit patterns, and as many with exponents where the formats have their values.
+/// Random bit patterns, and as many with exponents in the range of the formats.
 fn random_f32(len: usize) -> Vec<f32> {
     let key = StochasticKey {
         seed: 7,

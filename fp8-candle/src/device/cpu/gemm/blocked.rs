@@ -1,7 +1,7 @@
 //! FP8 GEMM in tiles: codes are decoded into panels, multiplied tile by tile with f32 sums, scaled at the end.
 //!
-//! Every FP8 value is exact in bf16 and f32, every product of two of them in f32. The order of each sum depends on the sizes
-//! alone: slices of the sum in order, whatever the tiles and threads are.
+//! Every FP8 value is exact in bf16 and f32, and every product of two of them in f32. The order of each sum depends only on
+//! the sizes: slices of the sum are added in order, whatever the tiles and threads.
 
 use super::super::shared::Shared;
 use super::super::tasks;
@@ -14,37 +14,37 @@ use fp8_core::HighPrecision;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Bytes of values that one operand takes at a time; a larger one is packed and multiplied in parts.
+/// Bytes of packed values of one operand at a time; a larger operand is packed and multiplied in parts.
 const PACKED_BYTES: usize = 32 << 20;
 
-/// Rows up to which every panel is packed by the task that needs it.
+/// Up to this many rows, every panel is packed by the task that needs it.
 const NARROW_ROWS: usize = 192;
 
-/// Rows of a task are a multiple of this, and with it of the height of every tile.
+/// Rows of a task are a multiple of this, hence of the height of every tile.
 const ROWS_STEP: usize = 96;
 
-/// Multiply-adds that are worth a second thread.
+/// Multiply-adds from which a second thread pays off.
 const PARALLEL_WORK: usize = 1 << 20;
 
-/// Codes whose packing is worth waking a second thread.
+/// Codes from which a second thread pays off for packing.
 const PARALLEL_CODES: usize = 1 << 19;
 
-/// Codes that are worth a task of their own.
+/// Codes from which a separate task pays off.
 const TASK_CODES: usize = 1 << 15;
 
-/// One product on its way.
+/// One product in progress.
 struct Product<'a, T, E> {
     engine: E,
     a: &'a Side<'a>,
     b: &'a Side<'a>,
-    /// Length of the stretches of the sum with scales of their own.
+    /// Length of the segments of the sum that have scales of their own.
     segment: Option<usize>,
     epilogue: Epilogue<'a>,
     out: Shared<'a, MaybeUninit<T>>,
     threads: usize,
 }
 
-/// Kept indices from `first` on in A's form.
+/// Kept indices from `first` on, packed as A.
 struct PackedA<'a, V> {
     values: &'a [V],
     first: usize,
@@ -54,22 +54,22 @@ struct PackedA<'a, V> {
 /// Where panels of B come from.
 #[derive(Clone, Copy)]
 enum Panels<'a, V> {
-    /// B's form, from panel `first` on.
+    /// Packed as B, from panel `first` on.
     Values { values: &'a [V], first: usize },
-    /// Packed codes of all panels, decoded within the kernel.
+    /// Packed codes of all panels, decoded in the kernel.
     Packed(&'a [u8]),
-    /// One panel, packed slice by slice, which then stay in the first-level cache.
+    /// One panel, packed slice by slice, so that each slice stays in the first-level cache.
     OneByOne,
 }
 
-/// Whether the scales of these operands can be applied between stretches of the sum, or at its end.
+/// Whether the scales of these operands can be applied between segments of the sum, or at its end.
 pub(super) fn handles(a: &Side<'_>, b: &Side<'_>) -> bool {
     [a, b]
         .iter()
         .all(|side| side.segment().is_none_or(|len| len.is_multiple_of(DEPTH)))
 }
 
-/// `[a.kept, b.kept]` into `out`, of which every element is written.
+/// `[a.kept, b.kept]` into `out`; every element is written.
 pub(super) fn gemm<T: HighPrecision, E: Engine>(
     engine: E,
     a: &Side<'_>,
@@ -128,7 +128,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         b_len(1, self.k())
     }
 
-    /// Packs with `task`, on this thread alone where there are few codes.
+    /// Packs with `task`, on this thread only if there are few codes.
     fn pack_each(&self, codes: usize, count: usize, task: impl Fn(usize) + Sync) {
         if codes >= PARALLEL_CODES {
             self.for_each(count, task);
@@ -145,7 +145,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         }
     }
 
-    /// Few rows: every panel is packed by the task that needs it, and stays in its cache.
+    /// Few rows: every panel is packed by the task that needs it, and stays in that core's cache.
     fn narrow(&self) {
         let m = self.a.kept();
         let mut values = Scratch::new(a_len(m, self.k()));
@@ -196,7 +196,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             };
             for first in (0..m).step_by(rows_at_once) {
                 let rows = first..m.min(first + rows_at_once);
-                // One part of A serves all parts of B.
+                // One part of A is used for all parts of B.
                 if m > rows_at_once || panels.start == 0 {
                     self.pack_a(rows.clone(), &mut a_values);
                 }
@@ -217,7 +217,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         }
     }
 
-    /// Rows and panels of a task: small enough for each thread to get several.
+    /// Rows and panels of a task: small enough that each thread gets several.
     fn task_size(&self, rows: usize, panels: usize) -> (usize, usize) {
         let (mut task_rows, mut task_panels) = self.engine.task_size();
         let enough = |task_rows: usize, task_panels: usize| {
@@ -253,7 +253,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         self.pack_each(codes, rows.len().div_ceil(per_task), |task| {
             let start = rows.start + task * per_task;
             let part = start..rows.end.min(start + per_task);
-            // SAFETY: each task has rows of its own, `per_task` is a multiple of 32.
+            // SAFETY: each task has its own rows, and `per_task` is a multiple of 32.
             unsafe {
                 let format = self.a.format;
                 self.engine
@@ -270,14 +270,14 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let codes = panels.len() * len;
         self.pack_each(codes, panels.len().div_ceil(per_task), |task| {
             for panel in task * per_task..panels.len().min((task + 1) * per_task) {
-                // SAFETY: each task has panels of its own.
+                // SAFETY: each task has its own panels.
                 let values = unsafe { values.part(panel * len..(panel + 1) * len) };
                 self.pack_b(panels.start + panel, 0..padded(self.k()), values);
             }
         });
     }
 
-    /// Packs `range` of the sum of a panel of B.
+    /// Packs a panel of B for `range` of the sum.
     fn pack_b(&self, panel: usize, range: Range<usize>, values: &mut [E::Value]) {
         match self.b.codes {
             Codes::RowMajor(codes) => {
@@ -331,7 +331,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let n = self.b.kept();
         let cols = panels.start * PANEL..n.min(panels.end * PANEL);
         for (row, sums) in rows.zip(sums.chunks_exact(stride)) {
-            // SAFETY: each task has rows and columns of its own.
+            // SAFETY: each task has its own rows and columns.
             let out = unsafe { self.out.part(row * n + cols.start..row * n + cols.end) };
             self.epilogue.finish_row(row, cols.start, sums, out);
         }
@@ -348,7 +348,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         sums: &mut [f32],
     ) {
         let few = self.a.kept() <= self.engine.few_rows();
-        // SAFETY: this is the only place that makes one, and packing and multiplying run no other tasks.
+        // SAFETY: sessions are made only here, and packing and multiplying run no other tasks.
         let session = unsafe { self.engine.session(self.b.format, few) };
         let (stride, len) = (panels.len() * PANEL, self.panel_len());
         let a_rows = a.rows.next_multiple_of(ROWS);

@@ -1,4 +1,4 @@
-//! The engine of processors with bf16 units: AVX-512 BF16, and AMX where there is.
+//! The engine of processors with bf16 units: AVX-512 BF16, and AMX if available.
 
 use super::super::shared::Shared;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
@@ -15,11 +15,11 @@ pub(super) struct Bf16Engine {
     amx: bool,
 }
 
-/// Rows for which `vdpbf16ps` on decoded registers is faster than AMX, whose operands go through memory.
+/// Up to this many rows, `vdpbf16ps` on decoded registers is faster than AMX, whose operands go through memory.
 const FEW_ROWS_OF_AMX: usize = 2;
 
 impl Bf16Engine {
-    /// The engine of an instruction set that has one.
+    /// The engine for `isa`, if there is one.
     pub(super) fn of(isa: Isa) -> Option<Self> {
         match isa.level() {
             IsaLevel::Avx512Bf16 => Some(Self { amx: false }),
@@ -29,7 +29,7 @@ impl Bf16Engine {
     }
 }
 
-/// A [`Bf16Engine`] made ready on a thread.
+/// A [`Bf16Engine`] set up on a thread.
 pub(super) struct Session {
     decoder: Decoder,
     tiles: Option<Tiles>,
@@ -42,7 +42,7 @@ impl Engine for Bf16Engine {
     const ORDER: Order = Order::Pairs;
 
     fn task_size(self) -> (usize, usize) {
-        // Larger where the tiles outrun the third-level cache; processors with AMX have 2 MiB of second-level cache.
+        // Larger for AMX, whose tiles are faster than the third-level cache; its processors have 2 MiB of second-level cache.
         if self.amx { (384, 16) } else { (192, 8) }
     }
 
@@ -67,7 +67,7 @@ impl Engine for Bf16Engine {
         padded_rows: usize,
         dst: Shared<'_, u16>,
     ) {
-        // SAFETY: an engine exists only where these instructions do; the rest is the caller's promise.
+        // SAFETY: an engine exists only where these instructions do; the caller guarantees the rest.
         unsafe {
             let decoder = Decoder::new(format);
             pack_bf16::pack_a(&decoder, matrix, rows, first, padded_rows, dst);
@@ -119,7 +119,7 @@ impl Engine for Bf16Engine {
             let tiles = session.tiles.as_ref();
             let height = tiles.map_or(tile_bf16::ROWS, |_| 2 * ROWS);
             let steps = rows.div_ceil(height);
-            // A panel stays in the first-level cache while the rows pass by.
+            // A panel stays in the first-level cache for all rows.
             for (step, row) in (0..rows).step_by(height).enumerate() {
                 prefetch_part(next, step, steps);
                 if index == 0 {

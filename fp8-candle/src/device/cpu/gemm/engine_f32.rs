@@ -1,6 +1,6 @@
 //! The engine of processors without bf16 units: f32 multiply-adds of AVX2 or AVX-512.
 //!
-//! Codes are decoded straight into the panels that the tiles read, so nothing is packed twice.
+//! Codes are decoded directly into the panels that the tiles read, so nothing is packed twice.
 
 use super::super::shared::Shared;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
@@ -16,7 +16,7 @@ pub(super) struct F32Engine {
 }
 
 impl F32Engine {
-    /// The engine of an instruction set that has one.
+    /// The engine for `isa`, if there is one.
     pub(super) fn of(isa: Isa) -> Option<Self> {
         match isa.level() {
             IsaLevel::Avx2 => Some(Self { avx512: false }),
@@ -26,7 +26,7 @@ impl F32Engine {
     }
 }
 
-/// The values of the codes of each format.
+/// The values of all codes of each format.
 static VALUES: [[f32; 256]; Format::ALL.len()] = {
     let mut values = [[0.; 256]; Format::ALL.len()];
     let mut index = 0;
@@ -65,7 +65,7 @@ impl Engine for F32Engine {
         let k = matrix.contracted;
         let row_of = |slice: usize, row: usize| {
             let start = (slice * padded_rows + row - first) * SLICE_STRIDE;
-            // SAFETY: the caller leaves these rows to this call, which uses one at a time.
+            // SAFETY: the caller guarantees that only this call uses these rows; it uses one at a time.
             unsafe { dst.part(start..start + SLICE_STRIDE) }
         };
         let values = &VALUES[format as usize];
@@ -119,12 +119,12 @@ impl Engine for F32Engine {
             }
             Contraction::Cols => {
                 let codes = |col: usize| {
-                    // Any codes will do for columns that are thrown away.
+                    // Columns that are dropped later may have any codes.
                     let col = if col < cols { col } else { 0 };
                     let start = matrix.place(first + col, range.start);
                     matrix.codes[start..start + rows].as_chunks::<8>()
                 };
-                // Eight codes of two columns at once: one load for each eight, stores to one line follow each other.
+                // Eight codes of two columns at once: one load per eight codes, and consecutive stores to one cache line.
                 for col in (0..PANEL).step_by(2) {
                     let [(left, left_rest), (right, right_rest)] = [codes(col), codes(col + 1)];
                     let (chunks, rest) = dst.as_chunks_mut::<{ 8 * PANEL }>();
@@ -179,7 +179,7 @@ impl Engine for F32Engine {
                 Some(Panel::Values(next)) => next,
                 _ => &[],
             };
-            // The part of the panel stays in the first-level cache while the rows pass by.
+            // The part of the panel stays in the first-level cache for all rows.
             for part in 0..parts {
                 for (tile, row) in (0..rows).step_by(height).enumerate() {
                     prefetch_part(next, part * tiles / parts + tile, tiles);

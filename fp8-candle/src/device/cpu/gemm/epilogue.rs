@@ -1,11 +1,11 @@
-//! What comes after the sums: scales, rounding to the output dtype, bias.
+//! After the sums: scales, rounding to the output dtype, bias.
 
 use super::side::Side;
 use crate::simd::simd;
 use fp8_core::HighPrecision;
 use std::mem::MaybeUninit;
 
-/// Scales that waited for the end of the sums, and the bias.
+/// The scales to apply after the sums, and the bias.
 pub(super) struct Epilogue<'a> {
     rows: Scales,
     cols: Scales,
@@ -34,7 +34,7 @@ impl Scales {
 }
 
 impl<'a> Epilogue<'a> {
-    /// The operands, each with whether the sums have its scales already.
+    /// From the operands, each with whether the sums already include its scales.
     pub(super) fn new(
         (a, a_applied): (&Side<'_>, bool),
         (b, b_applied): (&Side<'_>, bool),
@@ -47,7 +47,7 @@ impl<'a> Epilogue<'a> {
         }
     }
 
-    /// Columns from `first` on of row `row`: `sums` scaled, rounded, and the bias added in the output dtype.
+    /// Columns of row `row` from `first` on: `sums` scaled and rounded, with the bias added in the output dtype.
     pub(super) fn finish_row<T: HighPrecision>(
         &self,
         row: usize,
@@ -123,7 +123,7 @@ fn finish<T: HighPrecision>(
     );
 }
 
-/// `sums += part * row_scales * col_scales`: the end of one segment of sums whose scales vary along them.
+/// `sums += part * row_scales * col_scales`, at the end of one segment of sums with scales that vary along the sum.
 pub(super) fn merge_segment(
     part: &[f32],
     row_scales: &[f32],
@@ -153,8 +153,8 @@ pub(super) fn merge_segment(
     }
 }
 
-/// The product of two scales can leave the range of f32 where the scaled sum does not, so they are applied one after the
-/// other. With an extreme first one even that leaves it.
+/// The product of two scales can leave the range of f32 although the scaled sum does not, so they are applied one after the
+/// other. If the first one is extreme, even that can leave it.
 fn is_extreme(row_scale: f32) -> bool {
     row_scale.is_finite() && row_scale.abs() > 1e12 || row_scale.abs() < 1e-12
 }

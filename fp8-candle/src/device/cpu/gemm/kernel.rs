@@ -1,4 +1,4 @@
-//! What the blocked GEMM asks of the kernels of a processor.
+//! What the blocked GEMM needs from the kernels of a processor.
 
 use super::super::shared::Shared;
 use super::layout::Order;
@@ -16,7 +16,7 @@ pub(super) struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// Where the code of a kept and a contracted index lies.
+    /// The position of the code for a kept and a contracted index.
     pub(super) fn place(&self, kept: usize, contracted: usize) -> usize {
         match self.contraction {
             Contraction::Cols => kept * self.contracted + contracted,
@@ -25,60 +25,60 @@ impl Matrix<'_> {
     }
 }
 
-/// One panel of B from some sum index on.
+/// One panel of B, from some index of the sum on.
 #[derive(Clone, Copy)]
 pub(super) enum Panel<'a, V> {
-    /// B's form.
+    /// Packed as B.
     Values(&'a [V]),
-    /// Packed codes, which the kernel decodes itself.
+    /// Packed codes, decoded by the kernel.
     Packed(&'a [u8]),
 }
 
-/// Sums of a block, `stride` apart from row to row.
+/// Sums of a block; rows are `stride` apart.
 pub(super) struct Sums<'a> {
     pub(super) values: &'a mut [f32],
     pub(super) stride: usize,
 }
 
-/// How sums are made.
+/// How to compute sums.
 #[derive(Clone, Copy)]
 pub(super) struct Mode {
     /// The whole product has no more rows than [`Engine::few_rows`].
     pub(super) few: bool,
-    /// Add to what is there, instead of beginning with zero.
+    /// Add to the existing values instead of starting with zero.
     pub(super) accumulate: bool,
 }
 
-/// Kernels that decode codes to values of one type, in the forms of `layout.rs`, and sum their products in f32. Owning an
-/// engine is the proof that the processor has its instructions.
+/// Kernels that decode codes to values of one type, in the layouts of `layout.rs`, and sum their products in f32. Holding an
+/// engine is proof that the processor has its instructions.
 pub(super) trait Engine: Copy + Send + Sync {
     /// bf16 bits or f32.
     type Value: Plain + Send + Sync + 'static;
 
-    /// The engine made ready on a thread, for a B of one format.
+    /// The engine set up on a thread, for a B of one format.
     type Session;
 
     /// The order of packed codes that [`Engine::decode_panel`] reads.
     const ORDER: Order;
 
-    /// Rows (a multiple of the heights of all tiles, so of 96) and panels of a task at most: one slice of A and B and the
-    /// sums of the task then lie in the second-level cache.
+    /// The most rows (a multiple of the heights of all tiles, so of 96) and panels of a task: one slice of A and B and the sums
+    /// of the task then fit into the second-level cache.
     fn task_size(self) -> (usize, usize) {
         (192, 8)
     }
 
-    /// Up to so many rows of a whole product, packed codes are better decoded within the kernel than before it.
+    /// For products of up to this many rows, decoding packed codes in the kernel is faster than before it.
     fn packed_rows(self) -> usize;
 
-    /// Up to so many rows of a whole product, each element is summed in several parts.
+    /// For products of up to this many rows, each element is summed in several parts.
     fn few_rows(self) -> usize {
         0
     }
 
-    /// Packs kept indices `rows` of `matrix` into A's form, `first` being the kept index of the form's first row.
+    /// Packs kept indices `rows` of `matrix` as A; `first` is the kept index of the first packed row.
     ///
     /// # Safety
-    /// No other task may use these rows of `dst`, up to the next multiple of 16, meanwhile. `rows.start - first` is a
+    /// No other task may use these rows of `dst`, up to the next multiple of 16, at the same time. `rows.start - first` is a
     /// multiple of 32.
     unsafe fn pack_a(
         self,
@@ -90,8 +90,8 @@ pub(super) trait Engine: Copy + Send + Sync {
         dst: Shared<'_, Self::Value>,
     );
 
-    /// Packs the panel of kept indices from `first` on into B's form, `range` of its sum, which begins and ends at
-    /// multiples of the depth of a tile.
+    /// Packs the panel of kept indices from `first` on as B, for `range` of the sum, which begins and ends at multiples of
+    /// the depth of a tile.
     fn pack_b(
         self,
         format: Format,
@@ -101,19 +101,19 @@ pub(super) trait Engine: Copy + Send + Sync {
         dst: &mut [Self::Value],
     );
 
-    /// Decodes packed codes into B's form.
+    /// Decodes packed codes into values packed as B.
     fn decode_panel(self, format: Format, packed: &[u8], dst: &mut [Self::Value]);
 
-    /// Makes the engine ready, for a product of no more than [`Engine::few_rows`] rows where `few`.
+    /// Sets the engine up; with `few`, for a product of no more than [`Engine::few_rows`] rows.
     ///
     /// # Safety
-    /// There is one session at a time on a thread: nothing that may run other tasks happens while it lives.
+    /// A thread must have only one session at a time: while it lives, nothing may run that could start other tasks.
     unsafe fn session(self, format: Format, few: bool) -> Self::Session;
 
-    /// Adds to (or begins with zero) the sums of `rows` rows by `panels` panels; the rows of `a` and `sums` go on up to a
+    /// Computes the sums of `rows` rows by `panels` panels, or adds to them. The rows of `a` and `sums` are padded to a
     /// multiple of 16.
     ///
-    /// `a`: rows of one slice in A's form, from the sum's first index on.
+    /// `a`: rows of one slice packed as A, from the first index of the sum on.
     fn multiply<'b>(
         session: &Self::Session,
         a: &[Self::Value],
@@ -125,7 +125,7 @@ pub(super) trait Engine: Copy + Send + Sync {
     );
 }
 
-/// Brings part `part` of `parts` of `values` into the second-level cache.
+/// Prefetches part `part` of `parts` of `values` into the second-level cache.
 #[inline(always)]
 pub(super) fn prefetch_part<V>(values: &[V], part: usize, parts: usize) {
     use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -138,7 +138,7 @@ pub(super) fn prefetch_part<V>(values: &[V], part: usize, parts: usize) {
     }
 }
 
-/// Brings the rows of A that follow a tile into the second-level cache.
+/// Prefetches the rows of A after a tile into the second-level cache.
 #[inline(always)]
 pub(super) fn prefetch_rows<V>(a: &[V], rows: Range<usize>, len: usize) {
     use super::layout::SLICE_STRIDE;

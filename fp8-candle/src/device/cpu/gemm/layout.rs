@@ -1,12 +1,12 @@
-//! How codes lie in memory for the kernels, and the scalar definition of each packing.
+//! The memory layouts that the kernels read, and the scalar definition of each packing.
 //!
 //! Sums are padded with zeros to a multiple of [`DEPTH`].
 //!
-//! - A: rows of bf16 or f32, cut into slices of [`SLICE`] elements along the sum: `[slices][rows][SLICE_STRIDE]`. A
-//!   constant stride keeps the addresses of a tile's rows constants too, and spreads them over the cache.
-//! - B: panels of [`PANEL`] columns: of f32 `[panels][sum][PANEL]`, of bf16 `[panels][pairs][PANEL][2]`, since `vdpbf16ps`
+//! - A: rows of bf16 or f32, cut into slices of [`SLICE`] elements along the sum: `[slices][rows][SLICE_STRIDE]`. With a
+//!   constant stride, the offsets of a tile's rows are constants, and the rows spread over the cache.
+//! - B: panels of [`PANEL`] columns: `[panels][sum][PANEL]` for f32, `[panels][pairs][PANEL][2]` for bf16, since `vdpbf16ps`
 //!   and AMX sum over pairs of neighbours.
-//! - packed codes: panels like those of B, of bytes, in an [`Order`] for either.
+//! - packed codes: panels like those of B, but of bytes, in an [`Order`] for either.
 
 use super::super::shared::Shared;
 use super::super::tasks;
@@ -17,7 +17,7 @@ pub(super) const PANEL: usize = 32;
 /// Sums are padded to a multiple of this: the depth of an AMX tile.
 pub(super) const DEPTH: usize = 32;
 
-/// Elements of a slice of A along the sum: a slice of some rows stays in the first-level cache.
+/// Elements of a slice of A along the sum: a slice of a few rows stays in the first-level cache.
 pub(super) const SLICE: usize = 256;
 
 /// Elements from one row of a slice to the next.
@@ -31,12 +31,12 @@ pub(super) fn padded(k: usize) -> usize {
     k.next_multiple_of(DEPTH)
 }
 
-/// Elements of A's form for `rows` rows.
+/// Elements of `rows` rows packed as A.
 pub(super) fn a_len(rows: usize, k: usize) -> usize {
     k.div_ceil(SLICE) * rows.next_multiple_of(ROWS) * SLICE_STRIDE
 }
 
-/// Elements of B's form, or packed codes, for `panels` panels.
+/// Elements of `panels` panels packed as B, or of packed codes.
 pub(super) fn b_len(panels: usize, k: usize) -> usize {
     panels * padded(k) * PANEL
 }
@@ -46,13 +46,13 @@ pub(super) fn b_len(panels: usize, k: usize) -> usize {
 pub(in super::super) enum Order {
     /// `[sum][PANEL]`, for f32.
     Rows,
-    /// For bf16: each pair of sum indices has 64 bytes, a vector of four lanes, whose low halves hold columns 0 to 15 and
-    /// high halves 16 to 31, so that decoding to bytes and interleaving them gives two vectors of columns in order.
+    /// For bf16: each pair of sum indices has 64 bytes, a vector of four lanes. Their low halves hold columns 0 to 15 and
+    /// their high halves 16 to 31, so that decoding to bytes and interleaving gives two vectors of columns in order.
     Pairs,
 }
 
 impl Order {
-    /// Where the code of column `col` (below [`PANEL`]) and sum index `k` lies in its panel.
+    /// The position of the code of column `col` (below [`PANEL`]) and sum index `k` in its panel.
     pub(super) const fn place(self, col: usize, k: usize) -> usize {
         match self {
             Self::Rows => k * PANEL + col,
@@ -64,13 +64,13 @@ impl Order {
     }
 }
 
-/// Row-major codes `[n, k]` to packed panels.
+/// Packs row-major codes `[n, k]` into panels.
 pub(in super::super) fn pack_codes(order: Order, codes: &[u8], n: usize, k: usize) -> Vec<u8> {
     let mut packed = vec![0; b_len(n.div_ceil(PANEL), k)];
     let len = b_len(1, k);
     let panels = Shared::new(&mut packed);
     tasks::for_each(n.div_ceil(PANEL), |panel| {
-        // SAFETY: each task has a panel of its own.
+        // SAFETY: each task has its own panel.
         let dst = unsafe { panels.part(panel * len..(panel + 1) * len) };
         let cols = PANEL.min(n - panel * PANEL);
         let codes = &codes[panel * PANEL * k..][..cols * k];
@@ -101,13 +101,13 @@ pub(in super::super) fn unpack_codes(order: Order, packed: &[u8], n: usize, k: u
 
 #[cfg(test)]
 pub(super) mod reference {
-    //! What packing to bf16 computes, element by element.
+    //! Packing to bf16, element by element.
 
     use super::*;
     use fp8_core::Format;
     use half::bf16;
 
-    /// `code(row, k)` in A's form; `rows x k` elements, padding where the sum is padded.
+    /// `code(row, k)` packed as A: `rows x k` elements and the padding of the sum.
     pub(in super::super) fn pack_a(
         format: Format,
         rows: usize,
@@ -125,7 +125,7 @@ pub(super) mod reference {
         packed
     }
 
-    /// `code(col, k)` in B's form.
+    /// `code(col, k)` packed as B.
     pub(in super::super) fn pack_b(
         format: Format,
         cols: usize,

@@ -1,4 +1,4 @@
-//! FP8 GEMM on the host: in tiles where there are kernels for the processor (`blocked.rs`), else, and for scales that change
+//! FP8 GEMM on the host: in tiles if there are kernels for the processor (`blocked.rs`); otherwise, and for scales that change
 //! within a tile, on decoded slabs (`slab.rs`).
 
 #[cfg_attr(
@@ -47,7 +47,7 @@ use {engine_bf16::Bf16Engine, engine_f32::F32Engine, kernel::Engine};
 
 pub(super) use layout::{Order, pack_codes, unpack_codes};
 
-/// The order of packed codes that the kernels of this processor read, where it has any.
+/// The order of packed codes that the kernels of this processor read, if it has any.
 pub(super) fn packed_order(isa: Isa) -> Option<Order> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -99,7 +99,7 @@ pub(super) fn gemm(
         ),
     };
     let bias = bias.as_deref();
-    // Nothing is packed where there is no order.
+    // Without an order, nothing is packed.
     let order = packed_order(isa).unwrap_or(Order::Rows);
     with_side(order, a, |a| {
         with_side(order, b, |b| {
@@ -138,7 +138,7 @@ fn multiply<T: HighPrecision>(
     values
 }
 
-/// Multiplies in tiles, where there are any for this processor and these scales.
+/// Multiplies in tiles, if there are any for this processor and these scales.
 #[cfg(target_arch = "x86_64")]
 fn tiled<T: HighPrecision>(
     isa: Isa,

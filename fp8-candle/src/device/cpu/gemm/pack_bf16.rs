@@ -1,4 +1,4 @@
-//! Codes to panels of bf16, with AVX-512 VBMI. Every FP8 value is exact in bf16; the forms are those of `layout.rs`.
+//! From codes to panels of bf16, with AVX-512 VBMI. Every FP8 value is exact in bf16; the layouts are those of `layout.rs`.
 
 use super::super::shared::Shared;
 use super::kernel::Matrix;
@@ -7,21 +7,21 @@ use fp8_core::{Contraction, Format};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// How 64 codes become bf16 values at once.
+/// How to turn 64 codes into bf16 values at once.
 ///
-/// The two bytes of a normal OCP value are affine functions of the code's bits, carries included: adding the
-/// difference of the biases to an exponent flips some bits with its highest one. Where a code among the 64 is zero,
-/// subnormal, infinite or NaN, and for the fnuz formats, the bytes come from decoder.
+/// For normal OCP values, both bytes are affine functions of the bits of the code, carries included: adding the difference
+/// of the biases to an exponent flips some bits together with its highest one. If one of the 64 codes is zero, subnormal,
+/// infinite or NaN, and for the fnuz formats, the bytes are looked up.
 #[derive(Clone, Copy)]
 pub(super) struct Decoder {
-    /// Bit matrices, and what to flip in the high byte.
+    /// Bit matrices, and the bits to flip in the high byte.
     affine: [i64; 2],
     flip: i8,
-    /// Normal magnitudes: the first, and how many.
+    /// Normal magnitudes: the first, and their number.
     normals: [i8; 2],
     low: [__m512i; 2],
     high: [__m512i; 2],
-    /// Whether code 0x80 is NaN, not -0.
+    /// Whether code 0x80 is NaN instead of -0.
     fnuz: bool,
 }
 
@@ -49,7 +49,7 @@ impl Decoder {
     pub(super) fn new(format: Format) -> Self {
         let [low, high] = &BYTES[format as usize];
         let halves = |table: &'static [u8; 128]| [load(&table[..64]), load(&table[64..])];
-        // Which bits of the code make each bit of the result, from the highest.
+        // The bits of the code that make up each bit of the result, from the highest.
         let (affine, flip, normals) = match format {
             Format::E4M3 => (
                 [
@@ -79,7 +79,7 @@ impl Decoder {
         }
     }
 
-    /// The values of 64 codes: those of the low halves of the four lanes, and those of the high halves.
+    /// The values of 64 codes: of the low halves of the four lanes, and of the high halves.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
     pub(super) fn decode(&self, codes: __m512i) -> (__m512i, __m512i) {
@@ -100,7 +100,7 @@ impl Decoder {
         )
     }
 
-    /// Low and high bytes of the values of any codes.
+    /// Low and high bytes of the values of arbitrary codes.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
     fn look_up(&self, codes: __m512i) -> (__m512i, __m512i) {
         let sign = _mm512_set1_epi8(i8::MIN);
@@ -181,10 +181,10 @@ fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
     out
 }
 
-/// Packs kept indices `rows` of `matrix` into A's form, `first` being the kept index of the form's first row.
+/// Packs kept indices `rows` of `matrix` as A; `first` is the kept index of the first packed row.
 ///
 /// # Safety
-/// No other task may use these rows of `dst` meanwhile. `rows.start - first` is a multiple of 32.
+/// No other task may use these rows of `dst` at the same time. `rows.start - first` is a multiple of 32.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) unsafe fn pack_a(
     decoder: &Decoder,
@@ -197,7 +197,7 @@ pub(super) unsafe fn pack_a(
     let k = matrix.contracted;
     let row_of = |slice: usize, row: usize| {
         let start = (slice * padded_rows + row - first) * SLICE_STRIDE;
-        // SAFETY: the caller leaves these rows to this call, which uses one at a time.
+        // SAFETY: the caller guarantees that only this call uses these rows; it uses one at a time.
         unsafe { dst.part(start..start + SLICE_STRIDE) }
     };
     match matrix.contraction {
@@ -264,8 +264,8 @@ fn pair_of_rows(matrix: Matrix<'_>, k: usize, col: usize) -> __m512i {
     _mm512_permutexvar_epi8(load(&ORDER), both)
 }
 
-/// Packs the panel of kept indices from `first` on into B's form, `range` of its sum, which begins and ends at multiples
-/// of [`DEPTH`].
+/// Packs the panel of kept indices from `first` on as B, for `range` of the sum, which begins and ends at multiples of
+/// [`DEPTH`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) fn pack_b(
     decoder: &Decoder,
@@ -315,7 +315,7 @@ pub(super) fn pack_b(
     }
 }
 
-/// Decodes packed codes into B's form.
+/// Decodes packed codes into values packed as B.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) fn decode_panel(decoder: &Decoder, packed: &[u8], dst: &mut [u16]) {
     for (codes, dst) in packed.chunks_exact(64).zip(dst.chunks_exact_mut(64)) {
@@ -326,7 +326,7 @@ pub(super) fn decode_panel(decoder: &Decoder, packed: &[u8], dst: &mut [u16]) {
     }
 }
 
-/// Asks for what lies `ahead` bytes after `start`.
+/// Prefetches `ahead` bytes after `start`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) fn prefetch(start: *const u8, ahead: usize) {

@@ -1,4 +1,4 @@
-//! Buffers that GEMMs use again: fresh memory would cost a page fault for every 4 KiB.
+//! Buffers that GEMMs reuse: new memory would cost a page fault for every 4 KiB.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
@@ -11,19 +11,19 @@ struct Line([u8; LINE]);
 
 const LINE: usize = 64;
 
-/// Bytes from which on a buffer belongs to all threads.
+/// Bytes from which a buffer belongs to all threads.
 const LARGE: usize = 2 << 20;
 
-/// Bytes that a thread keeps at most, and that are kept for all.
+/// The most bytes kept by each thread, and for all of them together.
 const KEPT: usize = 8 << 20;
 const KEPT_FOR_ALL: usize = 128 << 20;
 
-/// A type that any bytes are a value of.
+/// A type for which any bytes are a valid value.
 pub(super) trait Plain: Copy {}
 impl Plain for u16 {}
 impl Plain for f32 {}
 
-/// Buffers that nobody uses, the smallest first.
+/// Unused buffers, the smallest first.
 struct Pool(Vec<Vec<Line>>);
 
 thread_local! {
@@ -37,7 +37,7 @@ fn shared() -> MutexGuard<'static, Pool> {
 }
 
 impl Pool {
-    /// The smallest that is large enough, else the largest, to grow.
+    /// The smallest buffer that is large enough, or else the largest, to be grown.
     fn take(&mut self, needed: usize) -> Vec<Line> {
         let at = self
             .0
@@ -56,7 +56,7 @@ impl Pool {
     }
 }
 
-/// Elements aligned to a cache line, with whatever they held last; returned to a pool when dropped.
+/// Elements aligned to a cache line, with arbitrary values; returned to a pool when dropped.
 pub(super) struct Scratch<T> {
     lines: Vec<Line>,
     len: usize,
@@ -89,7 +89,7 @@ impl<T> Drop for Scratch<T> {
         if lines.len() * LINE >= LARGE {
             shared().give(lines, KEPT_FOR_ALL);
         } else {
-            // Without the pool, at the end of a thread, the memory is simply freed.
+            // At the end of a thread the pool is gone and the memory is simply freed.
             let _ = OWN.try_with(|pool| pool.borrow_mut().give(lines, KEPT));
         }
     }
@@ -100,7 +100,7 @@ impl<T: Plain> Deref for Scratch<T> {
 
     fn deref(&self) -> &[T] {
         // SAFETY: the lines are initialized, hold at least `len` elements, are aligned to more than any `Plain` type
-        // needs, and any bytes are a value of one.
+        // needs, and any bytes are a valid value of one.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
     }
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_core::{Contraction, Format, ScaleGrid};
 
-/// The codes of an operand as they lie in memory.
+/// The codes of an operand in memory.
 #[derive(Clone, Copy)]
 pub(super) enum Codes<'a> {
     /// `[rows, cols]` of the grid.
@@ -106,8 +106,8 @@ impl Side<'_> {
         }]
     }
 
-    /// Length of the stretches of the sum that have one scale each, where there is more than one: those cannot wait
-    /// for the end of the sum.
+    /// Length of the segments of the sum with one scale each, if there is more than one: these scales cannot wait for the
+    /// end of the sum.
     pub(super) fn segment(&self) -> Option<usize> {
         let (scales, len) = match self.contraction {
             Contraction::Cols => (self.grid.scale_cols(), self.grid.block_cols()),

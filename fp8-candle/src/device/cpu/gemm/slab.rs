@@ -1,7 +1,7 @@
 //! FP8 GEMM on f32 units: codes are decoded to f32 in slabs, multiplied by the `gemm` crate, scaled at the end.
 //!
-//! Every FP8 value is exact in f32, so the slabs lose nothing. The order of every sum depends on the sizes alone,
-//! not on the number of threads.
+//! Every FP8 value is exact in f32, so the slabs lose nothing. The order of every sum depends only on the sizes, not on the
+//! number of threads.
 
 use super::super::cast::decode_unscaled;
 use super::epilogue::Epilogue;
@@ -23,7 +23,7 @@ struct Slabs<'a> {
     format: Format,
     grid: ScaleGrid,
     contraction: Contraction,
-    /// Scales that vary along the contraction cannot wait for the epilogue.
+    /// Whether to scale while decoding: scales that vary along the contraction cannot wait for the epilogue.
     scale_in_decode: bool,
 }
 
@@ -48,7 +48,7 @@ impl<'a> Slabs<'a> {
     fn decode(&self, rows: std::ops::Range<usize>, slab: &mut Vec<f32>) {
         let cols = self.grid.cols();
         let codes = &self.codes[rows.start * cols..rows.end * cols];
-        // Old contents are overwritten; only growth needs zeros.
+        // Old contents are overwritten; only new elements need a value.
         slab.resize(codes.len(), 0.);
         if self.scale_in_decode {
             let per_task = (SLAB / 32 / cols.max(1)).max(1) * cols.max(1);
@@ -73,7 +73,7 @@ impl<'a> Slabs<'a> {
     }
 }
 
-/// `[a.kept, b.kept]` into `out`, of which every element is written.
+/// `[a.kept, b.kept]` into `out`; every element is written.
 pub(super) fn gemm<T: HighPrecision>(
     a: &Side<'_>,
     b: &Side<'_>,
@@ -93,7 +93,7 @@ pub(super) fn gemm<T: HighPrecision>(
     finish(a, b, &sums, bias, out);
 }
 
-/// Products into `y`, `[m, n]`, with the scales that vary along their sums.
+/// Products into `y`, `[m, n]`, including the scales that vary along the sums.
 fn products(a: &Slabs<'_>, b: &Slabs<'_>, m: usize, n: usize, y: &mut [f32]) {
     let k = match a.contraction {
         Contraction::Cols => a.grid.cols(),
@@ -233,7 +233,7 @@ fn f32_gemm(
     }
 }
 
-/// Scales those operands that the slabs have not scaled, rounds, adds the bias.
+/// Applies the scales that the slabs do not include, rounds, and adds the bias.
 fn finish<T: HighPrecision>(
     a: &Side<'_>,
     b: &Side<'_>,

@@ -1,4 +1,4 @@
-//! Every GEMM on every instruction set of the machine against sums in f64 of the values of the codes.
+//! Every GEMM, on every instruction set of the machine, against f64 sums of the values of the codes.
 
 use super::layout::{self, PANEL, ROWS, SLICE, pack_codes};
 use super::side::{Codes, Side};
@@ -26,7 +26,7 @@ impl Operand {
         (format, granularity, contraction): (Format, Granularity, Contraction),
     ) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
-        // All finite codes of E4M3 with its subnormals; E5M2 below 2^6, or its largest would drown the rest.
+        // All finite codes of E4M3 with its subnormals; E5M2 below 2^6, or its largest values would dominate the sums.
         let top = if format == Format::E4M3 { 0x7F } else { 0x55 };
         let mut code = || match rng.random_range(0..top) | rng.random::<u8>() & 0x80 {
             // The NaN of the fnuz formats.
@@ -88,13 +88,13 @@ impl Operand {
     }
 }
 
-/// What a sum of products is, and what its error depends on.
+/// A sum of products, and what its error depends on.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     value: f64,
-    /// Of |a||b|.
+    /// The sum of |a||b|.
     magnitude: f64,
-    /// Of (a b)^2.
+    /// The sum of (a b)^2.
     square: f64,
 }
 
@@ -123,7 +123,7 @@ fn products(a: &Operand, b: &Operand) -> Vec<Sum> {
     out
 }
 
-/// Sums from which on their norm says something.
+/// How many sums it takes for their norm to be meaningful.
 const MANY: usize = 200;
 
 /// Fails where one of these sums of `k` terms is farther off than its roundings explain ([`rounding`]), or all together.
@@ -229,7 +229,7 @@ fn every_format_contraction_and_granularity() {
         (Granularity::Rowwise, block(128, 128)),
         (block(1, 64), block(1, 96)),
         (Granularity::Mx, Granularity::Mx),
-        // Their scales change within the smallest stretch that the bf16 units sum.
+        // Their scales change within the shortest run that the bf16 units sum.
         (block(1, 20), Granularity::Tensorwise),
     ];
     for (m, n, k) in [(5, 40, 300), (210, 33, 600)] {
@@ -427,7 +427,7 @@ fn packing_equals_its_definition() {
     }
 }
 
-/// Every NaN as one; its bits mean nothing.
+/// Every NaN as one, since its bits mean nothing.
 #[cfg(target_arch = "x86_64")]
 fn bits(values: &[u16]) -> Vec<u16> {
     let of = |&bits: &u16| {

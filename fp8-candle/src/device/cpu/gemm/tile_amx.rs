@@ -1,7 +1,7 @@
-//! Tiles of sums by AMX: 16 or 32 rows by one panel of 32 columns, in the processor's tile registers.
+//! Tiles of sums with AMX: 16 or 32 rows by one panel of 32 columns, in the processor's tile registers.
 //!
 //! Rust has no stable intrinsics for them, so this is assembly. Registers 0 to 3 keep the sums from one statement to the
-//! next: the compiler never uses these registers of its own accord.
+//! next; the compiler itself never uses these registers.
 
 use super::kernel::Sums;
 use super::layout::{DEPTH, PANEL, SLICE_STRIDE};
@@ -22,8 +22,8 @@ struct Config {
 
 impl Tiles {
     /// # Safety
-    /// The processor has AMX with bf16 and this process may use it: `Isa::available` lists `IsaLevel::Amx`. There is
-    /// one at a time on a thread.
+    /// The processor must have AMX with bf16 and this process may use it: `Isa::available` lists `IsaLevel::Amx`. A thread
+    /// must have only one at a time.
     pub(super) unsafe fn new() -> Self {
         static CONFIG: Config = {
             let (mut bytes_per_row, mut rows) = ([0; 16], [0; 16]);
@@ -46,10 +46,9 @@ impl Tiles {
         Self(PhantomData)
     }
 
-    /// Adds to (or begins with zero) the `32 x 32` sums in `sums`, or `16 x 32` where `short`, whose rows are `stride`
-    /// apart.
+    /// Computes the `32 x 32` sums in `sums`, or `16 x 32` if `short`, or adds to them. Rows are `stride` apart.
     ///
-    /// `a`: rows of a slice in A's form, from the sum's first index on; `b`: one panel in B's form from that index on,
+    /// `a`: rows of a slice packed as A, from the first index of the sum on; `b`: one panel packed as B from that index on,
     /// whose length, a multiple of 32, is that of the sum.
     pub(super) fn multiply(
         &self,
@@ -66,9 +65,9 @@ impl Tiles {
         self.finish(short, sums);
     }
 
-    /// [`Tiles::multiply`] of `steps` pieces of B's panel, each made by `piece` just before it is multiplied.
+    /// [`Tiles::multiply`] with `steps` pieces of B's panel, each made by `piece` just before it is multiplied.
     ///
-    /// The next piece is made while the tiles work on the last one.
+    /// The next piece is made while the tiles work on the previous one.
     pub(super) fn multiply_pieces(
         &self,
         short: bool,
@@ -203,7 +202,7 @@ impl Sums<'_> {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: the instruction exists where the value was made; it only gives the registers back.
+        // SAFETY: the instruction exists where the value was made; it only releases the registers.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }

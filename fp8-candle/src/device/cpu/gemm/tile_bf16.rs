@@ -1,4 +1,4 @@
-//! Tiles of sums by `vdpbf16ps`: up to [`ROWS`] rows by one panel of 32 columns, in 24 registers.
+//! Tiles of sums with `vdpbf16ps`: up to [`ROWS`] rows by one panel of 32 columns, in 24 registers.
 
 use super::kernel::Sums;
 use super::layout::{PANEL, SLICE_STRIDE};
@@ -11,17 +11,17 @@ pub(super) const ROWS: usize = 12;
 /// One panel, and how its columns are summed.
 #[derive(Clone, Copy)]
 pub(super) enum Columns<'a> {
-    /// B's form.
+    /// Packed as B.
     Values(&'a [u16]),
-    /// B's form, for a product of no more rows than a tile: several sums for each element, as for packed codes.
+    /// Packed as B, for a product of no more rows than a tile: several sums for each element, as for packed codes.
     FewValues(&'a [u16]),
-    /// Packed codes, decoded on the way: for so few rows that no one else needs the values.
+    /// Packed codes, decoded here: for so few rows that the values are needed only once.
     FewPacked(&'a [u8]),
 }
 
-/// Adds to (or begins with zero) the `rows x 32` sums.
+/// Computes the `rows x 32` sums, or adds to them.
 ///
-/// `a`: rows of a slice in A's form, from the sum's first index on; `columns`: one panel from that index on, whose
+/// `a`: rows of a slice packed as A, from the first index of the sum on; `columns`: one panel from that index on, whose
 /// length is that of the sum.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 pub(super) fn multiply(
@@ -81,7 +81,7 @@ fn of_rows<const R: usize>(
 
 /// The bytes of values in memory.
 fn bytes(values: &[u16]) -> &[u8] {
-    // SAFETY: any memory of u16 is one of bytes, twice as many.
+    // SAFETY: memory of u16 is memory of twice as many bytes.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), 2 * values.len()) }
 }
 
@@ -103,11 +103,11 @@ fn broadcast<const R: usize>(a: &[u16], pair: usize, row: usize) -> __m512bh {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn as_bf16(bits: __m512i) -> __m512bh {
-    // SAFETY: both are 64 bytes that any bits are a value of.
+    // SAFETY: both have 64 bytes, and any bits are a valid value.
     unsafe { std::mem::transmute(bits) }
 }
 
-/// Panics where `a` does not hold `R` rows of `pairs` pairs.
+/// Panics if `a` does not hold `R` rows of `pairs` pairs.
 fn check_rows<const R: usize>(a: &[u16], pairs: usize) {
     assert!(R > 0 && a.len() >= (R - 1) * SLICE_STRIDE + 2 * pairs);
 }
@@ -130,7 +130,7 @@ fn tile<const R: usize, const U: usize, const PACKED: bool>(
     for group in 0..pairs / U {
         for (unrolled, tile) in tiles.iter_mut().enumerate() {
             let pair = group * U + unrolled;
-            // SAFETY: `pair` is below the number of pairs that `b` holds, of one vector where packed, else of two.
+            // SAFETY: `pair` is below the number of pairs that `b` holds, each of one vector if packed, otherwise of two.
             let (left, right) = unsafe {
                 let b = b.as_ptr().add(pair * pair_bytes);
                 if PACKED {

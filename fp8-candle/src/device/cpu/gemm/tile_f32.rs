@@ -1,4 +1,4 @@
-//! Tiles of sums by f32 multiply-adds: twelve rows by one panel of 32 columns for AVX-512, six by half a panel for AVX2.
+//! Tiles of sums with f32 multiply-adds: twelve rows by one panel of 32 columns for AVX-512, six by half a panel for AVX2.
 
 use super::kernel::Sums;
 use super::layout::{PANEL, SLICE_STRIDE};
@@ -19,9 +19,9 @@ macro_rules! tiles {
     };
 }
 
-/// Adds to (or begins with zero) the `rows x 32` sums.
+/// Computes the `rows x 32` sums, or adds to them.
 ///
-/// `a`: rows of a slice in A's form, from the sum's first index on; `b`: one panel from that index on, whose length is
+/// `a`: rows of a slice packed as A, from the first index of the sum on; `b`: one panel from that index on, whose length is
 /// that of the sum.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn avx512(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
@@ -41,7 +41,7 @@ pub(super) fn avx2(
     tiles!(rows, tile_avx2, (a, b, half, sums, accumulate), 1 2 3 4 5 6)
 }
 
-/// Panics where the slices do not hold a tile of `R` rows; gives the rows of `b`.
+/// Panics if the slices do not hold a tile of `R` rows; returns the rows of `b`.
 fn check<'b, const R: usize>(a: &[f32], b: &'b [f32], sums: &Sums<'_>) -> &'b [[f32; PANEL]] {
     let (b, _) = b.as_chunks::<PANEL>();
     assert!(R > 0 && a.len() >= (R - 1) * SLICE_STRIDE + b.len());

@@ -1,4 +1,4 @@
-//! Cross entropy with its targets on the device.
+//! Cross entropy with targets on the device.
 
 use super::by_rows;
 use crate::device::cuda::gpu::{Gpu, with_pointers};
@@ -15,7 +15,7 @@ kernels! { KERNELS in CROSS_ENTROPY;
 
 const OP: &str = "cross_entropy";
 
-/// Contiguous targets of any integer dtype, and the one that says that a position is ignored.
+/// Contiguous targets of any integer dtype, and the value that marks ignored positions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Targets<'a> {
     pub(crate) values: &'a Tensor,
@@ -32,7 +32,7 @@ pub(crate) struct Saved {
 }
 
 impl Targets<'_> {
-    /// Dtype, ignored value, and whether there is one, as the kernels take them.
+    /// Dtype, ignored value, and whether there is one, as kernel arguments.
     fn args(&self) -> Result<[Arg; 3]> {
         Ok([
             Arg::Int(dtype_index(self.values.dtype())?),
@@ -43,7 +43,7 @@ impl Targets<'_> {
     }
 }
 
-/// The number that the kernels know an integer dtype by.
+/// The number of an integer dtype in the kernels.
 fn dtype_index(dtype: DType) -> Result<u32> {
     Ok(match dtype {
         DType::U8 => 0,
@@ -80,7 +80,7 @@ pub(crate) fn forward(logits: &Tensor, targets: Targets<'_>) -> Result<(Storage,
                 by_warp,
             ];
             // SAFETY: logits are `[rows, classes]` of the kernel's dtype, targets `[rows]` of the dtype that `kind`
-            // names, losses `[rows]` and sums `[rows, 2]` of f32. A target is an index only where it is a class.
+            // names, losses `[rows]` and sums `[rows, 2]` of f32. A target is used as an index only if it is a class.
             unsafe { launch(&gpu, kernel, shape, &args) }?;
         }
         let args = [
@@ -141,7 +141,7 @@ pub(crate) fn backward(
     dx.into_tensor(logits.shape())
 }
 
-/// Contiguous targets of any integer dtype as i64: candle has no such cast of i16 and i32 here.
+/// Contiguous targets of any integer dtype as i64; on CUDA candle cannot cast i16 and i32.
 pub(crate) fn to_i64(targets: &Tensor) -> Result<Tensor> {
     let (gpu, n) = (Gpu::of(targets)?, targets.elem_count());
     let out = gpu.alloc(DType::I64, n)?;

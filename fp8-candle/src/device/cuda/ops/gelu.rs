@@ -1,4 +1,4 @@
-//! GELU in its tanh approximation.
+//! GELU, tanh approximation.
 
 use crate::device::cuda::gpu::{Gpu, with_pointers};
 use crate::device::cuda::kernels::{Arg, Shape, kernels, launch};
@@ -10,7 +10,7 @@ kernels! { KERNELS in GELU;
     BACKWARD = floats "fp8_gelu_backward"("pppl");
 }
 
-/// Elements of a thread.
+/// Elements per thread.
 const CHUNK: usize = 8;
 
 /// `gelu(x)`.

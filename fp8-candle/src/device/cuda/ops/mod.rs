@@ -10,7 +10,7 @@ pub(crate) mod softmax;
 
 use super::kernels::{Arg, Shape};
 
-/// The kernels of each file, for the test that holds declarations against the PTX.
+/// The kernels of each file, for the test that compares declarations with the PTX.
 #[cfg(test)]
 pub(crate) const KERNELS: &[&[&[super::kernels::Kernel]]] = &[
     cross_entropy::KERNELS,
@@ -20,9 +20,9 @@ pub(crate) const KERNELS: &[&[&[super::kernels::Kernel]]] = &[
     softmax::KERNELS,
 ];
 
-/// The launch of a kernel that works by rows: its blocks, and its last argument, whether each warp takes a row.
+/// The launch of a kernel that works by rows: its blocks, and its last argument, which says whether each warp takes a row.
 ///
-/// Only the length of a row decides how many threads add it up, so its result is the same in any matrix.
+/// How many threads sum a row depends only on its length, so a row has the same result in any matrix.
 fn by_rows(rows: usize, cols: usize) -> (Shape, Arg) {
     const LONGEST_OF_A_WARP: usize = 1024;
     const WARPS: usize = 4;

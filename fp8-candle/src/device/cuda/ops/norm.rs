@@ -152,21 +152,21 @@ impl Norm {
             Arg::Len(slabs as u64),
             Arg::Len(cols as u64),
         ];
-        // SAFETY: partial is `[outputs, slabs, cols]` of f32 and alive until this returns, its memory given back in the
-        // order of the stream; the outputs are `[cols]` of the kernel's dtype, dbias is there if outputs is 2.
+        // SAFETY: partial is `[outputs, slabs, cols]` of f32, alive until this returns and freed in stream order; the
+        // outputs are `[cols]` of the kernel's dtype, dbias is there if outputs is 2.
         unsafe { launch(&gpu, kernel, shape, &args) }?;
         let dbias = dbias.map(|dbias| dbias.into_tensor(cols));
         Ok((dweight.into_tensor(cols)?, dbias.transpose()?))
     }
 }
 
-/// Rows and columns of `x` as a matrix; no rows where a row has no elements.
+/// Rows and columns of `x` as a matrix; no rows if a row has no elements.
 fn matrix(x: &Tensor, weight: &Tensor) -> (usize, usize) {
     let cols = weight.elem_count();
     (x.elem_count().checked_div(cols).unwrap_or(0), cols)
 }
 
-/// Rows whose sums a block makes: at most 256 slabs of 64 rows or more, by the shape alone.
+/// Rows that one block sums: at most 256 slabs of 64 rows or more, depending only on the shape.
 fn slab_rows(rows: usize) -> usize {
     const MAX_SLABS: usize = 256;
     const MIN_ROWS: usize = 64;

@@ -9,8 +9,8 @@ kernels! { KERNELS in ROPE;
     ROTATE = floats "fp8_rope"("pppplllfi");
 }
 
-/// Turns the pairs of `x` `[b, h, t, d]` by the angles of `cos` and `sin` `[t, d / 2]`; `back` by their negatives, which
-/// is the gradient.
+/// Rotates the pairs of `x` `[b, h, t, d]` by the angles of `cos` and `sin` `[t, d / 2]`; with `back` by their negatives,
+/// which is the gradient.
 pub(crate) fn rotate(
     x: &Tensor,
     cos: &Tensor,

@@ -11,9 +11,9 @@ kernels! { KERNELS in SOFTMAX;
     BACKWARD = floats "fp8_softmax_backward"("ppplllfi");
 }
 
-/// `softmax(multiplier * x)` over the columns that each row sees; with `queries` the rows are those of causal matrices
+/// `softmax(softmax_scale * x)` over the columns that each row sees; with `queries` the rows are those of causal matrices
 /// `[queries, cols]`.
-pub(crate) fn forward(x: &Tensor, queries: Option<usize>, multiplier: f64) -> Result<Storage> {
+pub(crate) fn forward(x: &Tensor, queries: Option<usize>, softmax_scale: f64) -> Result<Storage> {
     let gpu = Gpu::of(x)?;
     let y = gpu.alloc(x.dtype(), x.elem_count())?;
     if x.elem_count() > 0 {
@@ -28,7 +28,7 @@ pub(crate) fn forward(x: &Tensor, queries: Option<usize>, multiplier: f64) -> Re
                 Arg::Len(rows as u64),
                 Arg::Len(cols as u64),
                 Arg::Len(queries.unwrap_or(0) as u64),
-                Arg::Float(multiplier as f32),
+                Arg::Float(softmax_scale as f32),
                 by_warp,
             ];
             // SAFETY: x and y are `[rows, cols]` of the kernel's dtype; rows come in whole matrices of `queries` rows,
@@ -39,12 +39,12 @@ pub(crate) fn forward(x: &Tensor, queries: Option<usize>, multiplier: f64) -> Re
     Ok(y.into_storage())
 }
 
-/// `multiplier * y * (grad - sum(y * grad))` over the columns that each row sees.
+/// `softmax_scale * y * (grad - sum(y * grad))` over the columns that each row sees.
 pub(crate) fn backward(
     y: &Tensor,
     grad: &Tensor,
     queries: Option<usize>,
-    multiplier: f64,
+    softmax_scale: f64,
 ) -> Result<Tensor> {
     let gpu = Gpu::of(y)?;
     let dx = gpu.alloc(y.dtype(), y.elem_count())?;
@@ -61,7 +61,7 @@ pub(crate) fn backward(
                 Arg::Len(rows as u64),
                 Arg::Len(cols as u64),
                 Arg::Len(queries.unwrap_or(0) as u64),
-                Arg::Float(multiplier as f32),
+                Arg::Float(softmax_scale as f32),
                 by_warp,
             ];
             // SAFETY: y, its gradient and dx are `[rows, cols]` of the kernel's dtype; rows come in whole matrices of
