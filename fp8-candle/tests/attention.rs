@@ -1,16 +1,18 @@
-//! Attention against a composed reference in f64: results and gradients, on the device named by `FP8_TEST_DEVICE`.
+//! Attention against a reference in f64: results and gradients, on the device named by `FP8_TEST_DEVICE`.
 
-use candle_core::{D, DType, Device, Tensor, Var};
+#[path = "common/approx.rs"]
+mod approx;
+#[path = "common/attention_model.rs"]
+mod attention_model;
+#[path = "common/models.rs"]
+mod models;
+
+use approx::{Approx, assert_within};
+use attention_model::Attention;
+use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::Result;
 use fp8_candle::ops::{AttentionOptions, attention, attention_tokens_first};
-
-fn device() -> Device {
-    match std::env::var("FP8_TEST_DEVICE").as_deref() {
-        Err(_) | Ok("cpu") => Device::Cpu,
-        Ok("cuda") => Device::new_cuda(0).expect("FP8_TEST_DEVICE=cuda needs CUDA device 0"),
-        Ok(other) => panic!("FP8_TEST_DEVICE={other}: cpu or cuda"),
-    }
-}
+use fp8_test_support::device;
 
 /// Values in [-2, 2), rounded to `dtype`, in f64 on the CPU.
 fn noise(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
@@ -89,48 +91,22 @@ impl Case {
         ]
     }
 
-    /// The formula, with candle's own ops in f64.
-    fn reference(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let (batch, group) = (self.batch, self.heads / self.kv_heads);
-        let repeat = |x: &Tensor| {
-            x.unsqueeze(2)?
-                .broadcast_as((batch, self.kv_heads, group, self.tk, self.d))?
-                .contiguous()?
-                .reshape((batch, self.heads, self.tk, self.d))
-        };
-        let softmax_scale = self.softmax_scale.unwrap_or(1.0 / (self.d as f64).sqrt());
-        let mut logits = (q.matmul(&repeat(k)?.t()?)? * softmax_scale)?;
-        if self.causal {
-            let mask: Vec<f64> = (0..self.tq)
-                .flat_map(|i| (0..self.tk).map(move |j| (i, j)))
-                .map(|(i, j)| {
-                    if j + self.tq <= i + self.tk {
-                        0.0
-                    } else {
-                        -1e300
-                    }
-                })
-                .collect();
-            let mask = Tensor::from_vec(mask, (self.tq, self.tk), &Device::Cpu)?;
-            logits = logits.broadcast_add(&mask)?;
-        }
-        let e = logits
-            .broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?
-            .exp()?;
-        Ok(e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?
-            .matmul(&repeat(v)?)?)
+    /// Result and gradients of q, k and v, heads first, with their bounds.
+    fn expected(&self, dtype: DType) -> [Vec<Approx>; 4] {
+        let values = self.values(dtype);
+        self.model(dtype).run(values.each_ref().map(flat))
     }
 
-    /// Result and gradients of q, k and v, in f64 on the CPU, heads first.
-    fn expected(&self, dtype: DType) -> Result<Vec<Tensor>> {
-        let [q, k, v, weights] = self.values(dtype);
-        let [q, k, v] = [
-            Var::from_tensor(&q)?,
-            Var::from_tensor(&k)?,
-            Var::from_tensor(&v)?,
-        ];
-        let y = self.reference(&q, &k, &v)?;
-        results(&y, &weights, &[&q, &k, &v])
+    fn model(&self, dtype: DType) -> Attention {
+        let &Self { tq, tk, d, .. } = self;
+        Attention {
+            sizes: [tq, tk, d],
+            group: self.heads / self.kv_heads,
+            causal: self.causal,
+            softmax_scale: self.softmax_scale.unwrap_or(1.0 / (d as f64).sqrt()),
+            dtype,
+            random: true,
+        }
     }
 }
 
@@ -146,15 +122,6 @@ fn results(y: &Tensor, weights: &Tensor, vars: &[&Var]) -> Result<Vec<Tensor>> {
     Ok(out)
 }
 
-fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => 1e-12,
-        DType::F32 => 2e-5,
-        DType::F16 => 4e-3,
-        _ => 2e-2,
-    }
-}
-
 fn flat(x: &Tensor) -> Vec<f64> {
     x.to_device(&Device::Cpu)
         .and_then(|x| x.to_dtype(DType::F64)?.flatten_all()?.to_vec1())
@@ -162,21 +129,11 @@ fn flat(x: &Tensor) -> Vec<f64> {
 }
 
 #[track_caller]
-fn assert_close(got: &[Tensor], expected: &[Tensor], tolerance: f64, case: &str) {
-    let names = ["result", "dq", "dk", "dv"];
-    for ((got, expected), name) in got.iter().zip(expected).zip(names) {
-        assert_eq!(got.dims(), expected.dims(), "{case}: {name}");
-        let (got, expected) = (flat(got), flat(expected));
-        let largest = expected.iter().fold(1e-30, |a: f64, b| a.max(b.abs()));
-        // Where only one key is visible, gradients of q and k are 0: their terms cancel.
-        let unit = if largest < 1e-9 { 1.0 } else { largest };
-        for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            let error = (got - expected).abs();
-            assert!(
-                error <= tolerance * unit,
-                "{case}: {name}[{i}]: got {got}, expected {expected}, largest {largest}"
-            );
-        }
+fn assert_close(got: &[Tensor], expected: &[Vec<Approx>], dtype: DType, case: &str) {
+    assert_eq!(got.len(), expected.len(), "{case}");
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        // The result, dq, dk, dv.
+        assert_within(&flat(got), expected, dtype, &format!("{case}, {i}"));
     }
 }
 
@@ -190,7 +147,7 @@ fn run(case: &Case, dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
         Var::from_tensor(&here(&v)?)?,
     ];
     let y = attention(&q, &k, &v, case.options())?;
-    assert_eq!(y.dtype(), dtype);
+    assert_eq!((y.dtype(), y.dims()), (dtype, q.dims()));
     results(&y, &here(&weights)?, &[&q, &k, &v])
 }
 
@@ -198,13 +155,7 @@ fn check(case: Case, dtypes: &[DType]) -> Result<()> {
     let device = device();
     for &dtype in dtypes {
         let got = run(&case, dtype, &device)?;
-        let expected = case.expected(dtype)?;
-        assert_close(
-            &got,
-            &expected,
-            tolerance(dtype),
-            &format!("{case:?} {dtype:?}"),
-        );
+        assert_close(&got, &case.expected(dtype), dtype, &format!("{case:?}"));
     }
     Ok(())
 }
@@ -294,18 +245,15 @@ fn large_logits() -> Result<()> {
             let q = Tensor::full(4f64, (1, 1, t, d), &Device::Cpu)?.to_dtype(dtype)?;
             let v = noise(&[1, 1, t, d], 3, dtype).to_dtype(dtype)?;
             let case = Case::new(t, t, d, false).heads(1, 1, 1);
-            let wide = |x: &Tensor| x.to_dtype(DType::F64);
-            let expected = case.reference(&wide(&q)?, &wide(&k)?, &wide(&v)?)?;
             let here = |x: &Tensor| x.to_device(&device);
             let got = attention(&here(&q)?, &here(&k)?, &here(&v)?, case.options())?;
-            // Logits near 2500: their f32 rounding alone is 1e-4.
-            let tolerance = tolerance(dtype).max(1e-3);
-            assert_close(
-                &[got],
-                &[expected],
-                tolerance,
-                &format!("{dtype:?} {direction}"),
-            );
+            // The terms of a logit have one sign.
+            let model = Attention {
+                random: false,
+                ..case.model(dtype)
+            };
+            let [expected, ..] = model.run([&q, &k, &v, &v].map(flat));
+            assert_close(&[got], &[expected], dtype, &format!("{direction}"));
         }
     }
     Ok(())
@@ -318,9 +266,8 @@ fn strided_views() -> Result<()> {
     let (b, h, t, d) = (2, 3, 37, 32);
     let case = Case::new(t, t, d, true).heads(b, h, h);
     for dtype in [DType::F32, DType::BF16] {
-        let tolerance = tolerance(dtype);
         let [q, k, v, weights] = case.values(dtype);
-        let expected = case.expected(dtype)?;
+        let expected = case.expected(dtype);
         let joint = Tensor::stack(&[&q, &k, &v], 0)?
             .permute((1, 3, 0, 2, 4))?
             .contiguous()?;
@@ -340,24 +287,14 @@ fn strided_views() -> Result<()> {
         };
         let mut heads_first = vec![got[0].clone()];
         heads_first.extend(split(&got[1])?);
-        assert_close(
-            &heads_first,
-            &expected,
-            tolerance,
-            &format!("transposed, {dtype:?}"),
-        );
+        assert_close(&heads_first, &expected, dtype, "transposed");
 
         let y = attention_tokens_first(&q1, &k1, &v1, case.options())?;
         assert_eq!(y.dims(), [b, t, h, d]);
         let got = results(&y, &here.transpose(1, 2)?, &[&joint])?;
         let mut tokens_first = vec![got[0].transpose(1, 2)?];
         tokens_first.extend(split(&got[1])?);
-        assert_close(
-            &tokens_first,
-            &expected,
-            tolerance,
-            &format!("tokens first, {dtype:?}"),
-        );
+        assert_close(&tokens_first, &expected, dtype, "tokens first");
 
         // A view from feature 3 on.
         let odd = |x: &Tensor| {
@@ -368,12 +305,7 @@ fn strided_views() -> Result<()> {
             x.narrow(3, 3, d)
         };
         let y = attention(&odd(&q)?, &odd(&k)?, &odd(&v)?, case.options())?;
-        assert_close(
-            &[y],
-            &expected[..1],
-            tolerance,
-            &format!("unaligned, {dtype:?}"),
-        );
+        assert_close(&[y], &expected[..1], dtype, "unaligned");
 
         // The gradient of a sum has strides 0.
         let var = Var::from_tensor(&q.to_dtype(dtype)?.to_device(&device)?)?;
@@ -385,17 +317,9 @@ fn strided_views() -> Result<()> {
             .sum_all()?
             .backward()?;
         let ones = weights.ones_like()?;
-        let wide = Var::from_tensor(&q)?;
-        let wide_k = k.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
-        let wide_v = v.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
-        let expected = results(&case.reference(&wide, &wide_k, &wide_v)?, &ones, &[&wide])?;
+        let [_, expected, ..] = case.model(dtype).run([&q, &k, &v, &ones].map(flat));
         let got = grads.get(&var).expect("q has a gradient").clone();
-        assert_close(
-            &[got],
-            &expected[1..],
-            tolerance,
-            &format!("sum, {dtype:?}"),
-        );
+        assert_close(&[got], &[expected], dtype, "sum");
     }
     Ok(())
 }
@@ -407,7 +331,7 @@ fn gradients_of_some_arguments() -> Result<()> {
     let case = Case::new(20, 20, 32, true);
     let [q, k, v, weights] = case.values(DType::F32);
     let here = |x: &Tensor| x.to_dtype(DType::F32)?.to_device(&device);
-    let expected = case.expected(DType::F32)?;
+    let expected = case.expected(DType::F32);
     let args = [here(&q)?, here(&k)?, here(&v)?];
     for i in 0..3 {
         let var = Var::from_tensor(&args[i])?;
@@ -416,12 +340,7 @@ fn gradients_of_some_arguments() -> Result<()> {
         let y = attention(&args[0], &args[1], &args[2], case.options())?;
         let got = results(&y, &here(&weights)?, &[&var])?;
         let expected = &expected[i + 1..i + 2];
-        assert_close(
-            &got[1..],
-            expected,
-            tolerance(DType::F32),
-            &format!("argument {i}"),
-        );
+        assert_close(&got[1..], expected, DType::F32, &format!("argument {i}"));
     }
     Ok(())
 }

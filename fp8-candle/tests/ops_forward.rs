@@ -1,12 +1,19 @@
 //! Values of the differentiable building blocks: against candle-nn, in every dtype, and on bad input.
 
-use candle_core::{DType, Device, Tensor};
+#[path = "common/approx.rs"]
+mod approx;
+#[path = "common/models.rs"]
+mod models;
+
+use approx::{Approx, assert_within};
+use candle_core::{D, DType, Device, Tensor};
 use fp8_candle::Result;
 use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy, cross_entropy_with, gelu, layer_norm,
     rms_norm, rope, rope_i, softmax_last_dim,
 };
 use fp8_test_support::{device, isa, on_cuda};
+use models::{Model, Norm, Rope};
 
 /// Values in (-2, 2) without a pattern.
 fn wave(shape: &[usize], seed: usize, dtype: DType) -> Result<Tensor> {
@@ -26,22 +33,27 @@ fn flat(t: &Tensor) -> Vec<f64> {
         .unwrap()
 }
 
+/// Compares with candle-nn's result in f64, within the bounds of `model` for f32.
 #[track_caller]
-fn assert_close(got: &Tensor, expected: &Tensor, bound: f64) {
-    assert_eq!(got.dtype(), expected.dtype());
-    assert_eq!(got.dims(), expected.dims());
-    for (i, (got, expected)) in flat(got).iter().zip(flat(expected)).enumerate() {
-        let error = (got - expected).abs() / expected.abs().max(1.0);
-        assert!(
-            error <= bound,
-            "element {i}: got {got}, expected {expected}"
-        );
-    }
+fn assert_like_candle_nn(got: &Tensor, theirs: &Tensor, model: &Model, args: &[&Tensor]) {
+    assert_eq!((got.dtype(), theirs.dtype()), (DType::F32, DType::F64));
+    assert_eq!(got.dims(), theirs.dims());
+    let args: Vec<Vec<f64>> = args.iter().map(|arg| flat(arg)).collect();
+    let bounds = model.forward(&args).into_iter().zip(flat(theirs));
+    // candle-nn rounds to f64, where terms of up to 16 may cancel.
+    let theirs = 16.0 * 2f64.powi(24 - 53);
+    let expected = bounds.map(|(bound, value)| Approx { value, ..bound }.off_by(theirs));
+    let expected: Vec<Approx> = expected.collect();
+    assert_within(&flat(got), &expected, DType::F32, "candle-nn");
 }
 
-/// The same values on the CPU, for candle-nn's versions.
 fn cpu(t: &Tensor) -> Result<Tensor> {
     Ok(t.to_device(&Device::Cpu)?)
+}
+
+/// The same values in f64 on the CPU, for candle-nn's versions.
+fn wide(t: &Tensor) -> Result<Tensor> {
+    Ok(cpu(t)?.to_dtype(DType::F64)?)
 }
 
 #[test]
@@ -53,24 +65,34 @@ fn every_instruction_set_passes() {
 
 #[test]
 fn same_values_as_candle_nn() -> Result<()> {
-    const BOUND: f64 = 2e-6;
     let x = wave(&[3, 50, 129], 1, DType::F32)?;
     let (weight, bias) = (wave(&[129], 2, DType::F32)?, wave(&[129], 3, DType::F32)?);
-    let expected = candle_nn::ops::layer_norm(&cpu(&x)?, &cpu(&weight)?, &cpu(&bias)?, 1e-5)?;
-    assert_close(
+    let norm = |center| Model::Norm(Norm { center, eps: 1e-5 });
+    assert_like_candle_nn(
         &layer_norm(&x, &weight, Some(&bias), 1e-5)?,
-        &expected,
-        BOUND,
+        &candle_nn::ops::layer_norm_slow(&wide(&x)?, &wide(&weight)?, &wide(&bias)?, 1e-5)?,
+        &norm(true),
+        &[&x, &weight, &bias],
     );
-    let expected = candle_nn::ops::rms_norm(&cpu(&x)?, &cpu(&weight)?, 1e-5)?;
-    assert_close(&rms_norm(&x, &weight, 1e-5)?, &expected, BOUND);
-    assert_close(
+    assert_like_candle_nn(
+        &rms_norm(&x, &weight, 1e-5)?,
+        &candle_nn::ops::rms_norm_slow(&wide(&x)?, &wide(&weight)?, 1e-5)?,
+        &norm(false),
+        &[&x, &weight],
+    );
+    assert_like_candle_nn(
         &softmax_last_dim(&x)?,
-        &candle_nn::ops::softmax_last_dim(&cpu(&x)?)?,
-        BOUND,
+        &candle_nn::ops::softmax(&wide(&x)?, D::Minus1)?,
+        &Model::Softmax(129),
+        &[&x],
     );
-    let wide = (&x * 4.0)?;
-    assert_close(&gelu(&wide)?, &cpu(&wide)?.gelu()?, BOUND);
+    let large = (&x * 4.0)?;
+    assert_like_candle_nn(
+        &gelu(&large)?,
+        &wide(&large)?.gelu()?,
+        &Model::Gelu,
+        &[&large],
+    );
 
     let x = wave(&[2, 3, 11, 64], 1, DType::F32)?;
     // candle-nn takes tables of more positions than x has; so do we.
@@ -78,22 +100,36 @@ fn same_values_as_candle_nn() -> Result<()> {
         wave(&[20, 32], 2, DType::F32)?,
         wave(&[20, 32], 3, DType::F32)?,
     );
-    assert_close(
+    let rotation = |interleaved| {
+        Model::Rope(Rope {
+            d: 64,
+            t: 11,
+            interleaved,
+        })
+    };
+    assert_like_candle_nn(
         &rope(&x, &cos, &sin)?,
-        &candle_nn::rotary_emb::rope(&cpu(&x)?, &cpu(&cos)?, &cpu(&sin)?)?,
-        BOUND,
+        &candle_nn::rotary_emb::rope(&wide(&x)?, &wide(&cos)?, &wide(&sin)?)?,
+        &rotation(false),
+        &[&x, &cos, &sin],
     );
-    assert_close(
+    assert_like_candle_nn(
         &rope_i(&x, &cos, &sin)?,
-        &candle_nn::rotary_emb::rope_i(&cpu(&x)?, &cpu(&cos)?, &cpu(&sin)?)?,
-        BOUND,
+        &candle_nn::rotary_emb::rope_i(&wide(&x)?, &wide(&cos)?, &wide(&sin)?)?,
+        &rotation(true),
+        &[&x, &cos, &sin],
     );
 
     let logits = (wave(&[70, 97], 1, DType::F32)? * 8.0)?;
-    let targets: Vec<u32> = (0..70).map(|i| i * 31 % 97).collect();
-    let targets = Tensor::new(targets, &device())?;
-    let expected = candle_nn::loss::cross_entropy(&cpu(&logits)?, &cpu(&targets)?)?;
-    assert_close(&cross_entropy(&logits, &targets)?, &expected, BOUND);
+    let classes: Vec<u32> = (0..70).map(|i| i * 31 % 97).collect();
+    let targets = Tensor::new(&classes[..], &device())?;
+    let classes = classes.iter().map(|&class| Some(class as usize));
+    assert_like_candle_nn(
+        &cross_entropy(&logits, &targets)?,
+        &candle_nn::loss::cross_entropy(&wide(&logits)?, &cpu(&targets)?)?,
+        &Model::CrossEntropy(classes.collect()),
+        &[&logits],
+    );
     Ok(())
 }
 
@@ -146,23 +182,11 @@ fn sixteen_bit_results_are_f32_results_rounded_once() -> Result<()> {
 fn causal_mask() -> Result<()> {
     for (tq, tk) in [(1, 1), (1, 5), (4, 4), (3, 7), (60, 300)] {
         let x = wave(&[2, 3, tq, tk], 1, DType::F64)?;
+        let expected = models::causal_softmax(&flat(&x), [tq, tk], 0.25);
         let y = flat(&causal_softmax(&x, 0.25)?);
-        let x = flat(&x);
-        for (row, (x, y)) in x.chunks(tk).zip(y.chunks(tk)).enumerate() {
-            let visible = row % tq + tk - tq + 1;
-            let total: f64 = x[..visible].iter().map(|x| (0.25 * x).exp()).sum();
-            for j in 0..tk {
-                let expected = if j < visible {
-                    (0.25 * x[j]).exp() / total
-                } else {
-                    0.0
-                };
-                assert!(
-                    (y[j] - expected).abs() <= 1e-14,
-                    "{tq} x {tk}, row {row}, key {j}: {}",
-                    y[j]
-                );
-            }
+        assert_within(&y, &expected, DType::F64, &format!("{tq} x {tk}"));
+        for (y, expected) in y.iter().zip(&expected) {
+            assert_eq!(*y == 0.0, expected.value == 0.0, "{tq} x {tk}");
         }
     }
     let too_few_keys = causal_softmax(&wave(&[2, 4, 3], 1, DType::F32)?, 1.0)
@@ -236,8 +260,10 @@ fn large_logits_do_not_overflow() -> Result<()> {
         softmax_last_dim(&x)?.to_vec2::<f32>()?,
         [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     );
-    let loss = cross_entropy(&x, &Tensor::new(&[0u32, 1], &device())?)?.to_scalar::<f32>()?;
-    assert!((loss - 0.5 * 2f32.ln()).abs() < 1e-7, "{loss}");
+    let loss = cross_entropy(&x, &Tensor::new(&[0u32, 1], &device())?)?;
+    let expected = models::cross_entropy(&flat(&x), &[Some(0), Some(1)]);
+    assert!((expected.value - 0.5 * 2f64.ln()).abs() < 1e-15);
+    assert_within(&flat(&loss), &[expected], DType::F32, "loss");
     Ok(())
 }
 
