@@ -34,7 +34,7 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
-    /// Something at the path of a file to read is no regular file. It was not opened.
+    /// The path of a file to read is not a regular file. It was not opened.
     #[error("cannot read {path}: it is a {kind}, not a regular file")]
     NotARegularFile {
         /// The path.
@@ -42,15 +42,15 @@ pub enum Error {
         /// What is there.
         kind: FileKind,
     },
-    /// A file is larger than anything of its kind.
+    /// A file is larger than any valid file of its kind.
     #[error("cannot read {path}: it is longer than {limit} bytes")]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// The most bytes that are read.
+        /// The largest size that is read, in bytes.
         limit: u64,
     },
-    /// A file is not what its name says.
+    /// A file is not a valid safetensors file.
     #[error("{path} is not a valid safetensors file: {reason}")]
     NotSafetensors {
         /// The file.
@@ -68,7 +68,7 @@ pub enum Error {
         /// What the parser said.
         reason: String,
     },
-    /// A configuration describes a way of quantizing that this library does not read.
+    /// A configuration describes a quantization that this library cannot load.
     #[error("{path}: `{key}` is {value}, which cannot be loaded; expected {expected}")]
     UnsupportedScheme {
         /// The configuration.
@@ -80,14 +80,14 @@ pub enum Error {
         /// What can be loaded.
         expected: String,
     },
-    /// A configuration and the file beside it say different things of one layer.
+    /// A configuration and the file beside it disagree about a layer.
     #[error("layer `{layer}`: {path} {says}, but {found}")]
     SchemeMismatch {
         /// Path of the layer.
         layer: String,
         /// The configuration.
         path: PathBuf,
-        /// What it says of the layer.
+        /// What it says about the layer.
         says: String,
         /// What the file holds.
         found: String,
@@ -102,41 +102,41 @@ pub enum Error {
         /// What the matcher said.
         reason: String,
     },
-    /// An FP8 weight without the scale that gives it its value.
+    /// An FP8 weight has no scale.
     #[error("tensor `{tensor}` holds FP8 values but there is no `{missing}` to scale them with")]
     MissingScale {
         /// Name of the weight.
         tensor: String,
-        /// Name of the tensor that should be there.
+        /// Name of the missing tensor.
         missing: String,
     },
-    /// A tensor has another dtype than its place demands.
+    /// A tensor has the wrong dtype.
     #[error("tensor `{tensor}` has dtype {got}, expected {expected}")]
     TensorDType {
         /// Name of the tensor.
         tensor: String,
         /// Dtype found.
         got: String,
-        /// Dtype that works.
+        /// The dtypes that work.
         expected: String,
     },
-    /// A VarBuilder was asked to hold values in a dtype that has none.
+    /// A VarBuilder was requested with a dtype that cannot hold the values.
     #[error("the values of a checkpoint cannot be held as {}: expected f32, bf16, f16 or f64", .got.as_str())]
     BuilderDType {
-        /// The dtype asked for.
+        /// The dtype requested.
         got: candle_core::DType,
     },
-    /// A tensor has another shape than its place demands.
+    /// A tensor has the wrong shape.
     #[error("tensor `{tensor}` has shape {got:?}, expected {expected}")]
     TensorShape {
         /// Name of the tensor.
         tensor: String,
         /// Shape found.
         got: Vec<usize>,
-        /// Shape that works.
+        /// The shapes that work.
         expected: String,
     },
-    /// A tensor holds a number that cannot stand in its place.
+    /// A tensor holds a number that is not allowed.
     #[error("tensor `{tensor}` holds {value:e} at index {index}, expected it to be {expected}")]
     TensorValue {
         /// Name of the tensor.
@@ -148,12 +148,12 @@ pub enum Error {
         /// What the numbers of this tensor have to be.
         expected: &'static str,
     },
-    /// A tensor that must be there is not.
+    /// A required tensor is missing.
     #[error("{place} has no tensor `{tensor}`")]
     MissingTensor {
         /// Name of the tensor.
         tensor: String,
-        /// Where it was looked for.
+        /// Where it was expected.
         place: String,
     },
     /// Variables and tensors of a checkpoint that have no counterpart on the other side.
@@ -167,7 +167,7 @@ pub enum Error {
         /// Tensors of the checkpoint that belong to no variable; empty if they are allowed.
         unused: Vec<String>,
     },
-    /// The header of one file has the same name twice, so that it is open which entry counts.
+    /// The header of a file has the same name twice, so it is ambiguous.
     #[error("{path} names `{name}` twice in its header")]
     RepeatedName {
         /// The file.
@@ -185,7 +185,7 @@ pub enum Error {
         /// Second file.
         second: PathBuf,
     },
-    /// The checkpoint was made by another run than the one that wants to go on.
+    /// The checkpoint does not fit the run that is to be resumed.
     #[error("{path} cannot be resumed: {what} is {found} there, {expected} here")]
     ResumeMismatch {
         /// The checkpoint.
@@ -206,7 +206,7 @@ pub enum Error {
         /// The weight given.
         weight: f64,
     },
-    /// A guard was to open on a worker of a rayon pool.
+    /// A guard was opened on a worker of a rayon pool.
     #[error(
         "no autocast guard opens on worker {worker} of a rayon pool: while it waits it runs other tasks, which would see the \
          guard. Open it outside of the pool and carry it in with AutocastHandle::run, or use std threads"
@@ -215,13 +215,13 @@ pub enum Error {
         /// Index of the worker in its pool.
         worker: usize,
     },
-    /// A handle or an inner guard outlived the guard that it comes from.
+    /// A handle or an inner guard was used after the end of the guard it comes from.
     #[error(
         "the autocast guard that this context comes from is closed: its step has ended, open the handle or the inner guard \
          while it lives"
     )]
     GuardClosed,
-    /// The system gave no thread.
+    /// The system could not start a thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
     /// A layer has no state for a tensor that the recipe casts.
@@ -241,7 +241,7 @@ pub enum Error {
         /// The operation.
         op: &'static str,
     },
-    /// Export of a layer whose weight is another one than at its calibration.
+    /// Export of a layer whose weight has changed since its calibration.
     #[error(
         "layer `{path}`: the weight has changed since calibration, which its scales no longer describe: calibrate again"
     )]
@@ -249,7 +249,7 @@ pub enum Error {
         /// Path of the layer.
         path: String,
     },
-    /// Export of a layer that never saw a calibration batch.
+    /// Export of a layer that was not calibrated.
     #[error(
         "layer `{path}` was not calibrated: run at least one batch through it under a calibrating guard"
     )]
@@ -257,15 +257,15 @@ pub enum Error {
         /// Path of the layer.
         path: String,
     },
-    /// Export of a layer that the file format cannot hold beside the others.
+    /// Export of a layer that the file format cannot store together with the others.
     #[error("layer `{path}` cannot be exported: {reason}")]
     NotExportable {
         /// Path of the layer.
         path: String,
-        /// What does not fit.
+        /// Why not.
         reason: String,
     },
-    /// Export to a path that names neither a directory nor a model.
+    /// Export to a path that is neither a directory nor a safetensors file.
     #[error(
         "{path} cannot take an exported model: expected a directory or a name that ends in .safetensors"
     )]

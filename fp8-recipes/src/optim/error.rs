@@ -10,7 +10,7 @@ pub(super) type Result<T, E = OptimError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptimError {
-    /// Two variables were given the same name, so their states could not be told apart.
+    /// Two variables have the same name, so their states could not be told apart.
     #[error("two variables are named `{name}`")]
     DuplicateName {
         /// The name that occurs twice.
@@ -24,11 +24,11 @@ pub enum OptimError {
         name: &'static str,
         /// The value given.
         value: f64,
-        /// The range that is allowed.
+        /// The allowed range.
         allowed: &'static str,
     },
 
-    /// A tensor that the optimizer needs is not in the loaded state.
+    /// The loaded state lacks a tensor that the optimizer needs.
     #[error("optimizer state has no tensor `{name}`")]
     MissingState {
         /// The tensor that is missing.
@@ -38,11 +38,11 @@ pub enum OptimError {
     /// The loaded state has a tensor that belongs to no variable of this optimizer.
     #[error("optimizer state has a tensor `{name}` that belongs to no variable here")]
     UnexpectedState {
-        /// The tensor that nothing here can take.
+        /// The tensor that belongs to nothing here.
         name: String,
     },
 
-    /// A loaded tensor has another shape than the variable it belongs to.
+    /// A loaded tensor does not have the shape of its variable.
     #[error("optimizer state `{name}`: expected shape {expected:?}, got {got:?}")]
     StateShape {
         /// The tensor at fault.
@@ -53,7 +53,7 @@ pub enum OptimError {
         got: Shape,
     },
 
-    /// A loaded tensor has another dtype than the moments of its variable.
+    /// A loaded tensor does not have the dtype of the moments of its variable.
     #[error("optimizer state `{name}`: expected dtype {expected:?}, got {got:?}")]
     StateDtype {
         /// The tensor at fault.
@@ -64,7 +64,7 @@ pub enum OptimError {
         got: DType,
     },
 
-    /// A loaded tensor holds a number that no step can have made.
+    /// A loaded tensor holds a number that no step can produce.
     #[error(
         "optimizer state `{name}` holds {value:e} at index {index}, expected it to be {expected}"
     )]
