@@ -86,7 +86,7 @@ fn a_step_copies_nothing_to_the_host() -> Result<()> {
         for dtype in [DType::F32, DType::BF16] {
             let vars = VarMap::new();
             let vb = VarBuilder::from_varmap(&vars, dtype, &device);
-            let mut net = Net {
+            let net = Net {
                 up: linear(32, 64, vb.pp("up"))?,
                 norm: layer_norm(64, 1e-5, vb.pp("norm"))?,
                 down: linear(64, 16, vb.pp("down"))?,

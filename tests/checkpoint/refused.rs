@@ -211,7 +211,7 @@ fn a_model_prepared_or_optimized_differently_is_refused() {
     // One prepared layer fewer.
     let mut run = Run::new(2, Some(recipe.clone()), Style::Plain);
     prepare_fp8(
-        &mut run.mlp,
+        &run.mlp,
         &LayerFilter::new().skip_paths(["down"]).into(),
     )
     .unwrap();

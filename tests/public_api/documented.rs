@@ -47,14 +47,22 @@ fn doc_line(attribute: &Attribute) -> Option<String> {
     }
 }
 
-/// The items of each kind that have none.
+/// The items of each kind that have none. Setters (`with_..`) are not counted: the example of their type shows how such are
+/// used.
 pub fn without_example(entries: &[Entry]) -> Vec<(&'static str, Vec<String>)> {
     Kind::ALL
         .iter()
         .map(|&kind| {
             let without = entries
                 .iter()
-                .filter(|e| e.kind == Some(kind) && !e.example);
+                .filter(|e| e.kind == Some(kind) && !e.example)
+                .filter(|e| {
+                    !e.path
+                        .rsplit("::")
+                        .next()
+                        .unwrap_or("")
+                        .starts_with("with_")
+                });
             (kind.name(), without.map(|e| e.path.clone()).collect())
         })
         .collect()

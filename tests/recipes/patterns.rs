@@ -23,7 +23,7 @@ fn the_last_pattern_that_names_a_layer_counts() {
         .unwrap();
     let report = prepare_fp8(&mlp, &options).unwrap();
     let outcome = |path: &str| &report.get(path).unwrap().outcome;
-    let rowwise = Note::OwnRecipe(RecipeName::Rowwise.into());
+    let rowwise = Note::OwnRecipe(Recipe::from(RecipeName::Rowwise).into());
     assert_eq!(*outcome("up"), Outcome::Converted(vec![rowwise]));
     let off = SkipReason::Off {
         pattern: "*".parse().unwrap(),

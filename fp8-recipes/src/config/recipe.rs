@@ -232,7 +232,7 @@ impl<'de> Deserialize<'de> for Recipe {
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Recipe, A::Error> {
                 match Tagged::deserialize(MapAccessDeserializer::new(map))? {
                     Tagged::Delayed(delayed) => Ok(delayed.into()),
-                    Tagged::Linear(config) => Ok(Recipe::Linear(config)),
+                    Tagged::Linear(config) => Ok(Recipe::Linear(*config)),
                 }
             }
         }
@@ -242,7 +242,7 @@ impl<'de> Deserialize<'de> for Recipe {
         #[serde(rename_all = "snake_case")]
         enum Tagged {
             Delayed(DelayedScaling),
-            Linear(Fp8LinearConfig),
+            Linear(Box<Fp8LinearConfig>),
         }
 
         deserializer.deserialize_any(NameOrMap)

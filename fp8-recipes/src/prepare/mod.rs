@@ -175,13 +175,13 @@ impl Preparer<'_> {
         let mut notes = vec![];
         let own = match self.options.choice(path) {
             Some((_, LayerChoice::Recipe(recipe))) => Some(LayerRecipe {
-                recipe: recipe.clone(),
+                recipe: (**recipe).clone(),
                 config: recipe.resolve()?.into(),
             }),
             _ => None,
         };
         if let Some(own) = &own {
-            notes.push(Note::OwnRecipe(own.recipe.clone()));
+            notes.push(Note::OwnRecipe(own.recipe.clone().into()));
         }
         let weight = layer.held_weight();
         let own_name = join(path, "weight");

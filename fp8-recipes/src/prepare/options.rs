@@ -27,7 +27,7 @@ pub struct PrepareOptions {
 #[non_exhaustive]
 pub enum LayerChoice {
     /// They follow this recipe inside of every guard that computes in FP8 or calibrates, whatever the guard's own is.
-    Recipe(Recipe),
+    Recipe(Box<Recipe>),
     /// They stay in high precision.
     Off,
 }
@@ -74,7 +74,7 @@ impl PrepareOptions {
                 pattern: pattern.to_string(),
                 source: source.into(),
             })?;
-        self.with_layer(pattern, LayerChoice::Recipe(recipe))
+        self.with_layer(pattern, LayerChoice::Recipe(recipe.into()))
     }
 
     /// Leaves the layers that `pattern` names in high precision: a path, or a glob ([`PathPattern`]). Where several patterns name

@@ -18,7 +18,7 @@ pub enum Outcome {
 #[non_exhaustive]
 pub enum Note {
     /// It follows a recipe of its own.
-    OwnRecipe(Recipe),
+    OwnRecipe(Box<Recipe>),
     /// Other layers use its weight too; their names for it.
     Tied(Vec<String>),
     /// The same layer occurs before, and both have one state.
