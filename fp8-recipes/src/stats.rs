@@ -3,7 +3,7 @@
 use crate::config::Operand;
 use candle_core::{DType, Tensor};
 use fp8_candle::{CastHook, Quantized};
-use fp8_core::{Format, Granularity};
+use fp8_core::{Cast, Format, Granularity, Overflow};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -101,7 +101,9 @@ impl CastHook for OperandHook {
             .to_vec1::<f32>()?;
         let grid = codes.grid();
         let format = codes.format();
-        let largest = format.max();
+        // What saturates is decided after rounding: a little more than the maximum still rounds to it.
+        let overflows = Cast::new(format).with_overflow(Overflow::NonFinite);
+        let saturates = |value: f32| !format.decode(overflows.encode(value, 0)).is_finite();
         let mut stats = self.stats.lock();
         let key = (self.layer.clone(), self.operand as usize);
         let measure = stats.entry(key).or_insert_with(|| Measure {
@@ -132,7 +134,7 @@ impl CastHook for OperandHook {
             }
             let scale = scales[grid.index(i / grid.cols(), i % grid.cols())];
             measure.amax = measure.amax.max(value.abs());
-            measure.saturated += u64::from((value * scale).abs() > largest);
+            measure.saturated += u64::from(saturates(value * scale));
             measure.underflowed += u64::from(value != 0. && back == 0.);
             measure.signal += f64::from(value).powi(2);
             measure.noise += (f64::from(value) - f64::from(back)).powi(2);
@@ -188,7 +190,7 @@ pub struct StatsRow {
     pub quant_scale_min: f32,
     /// Largest scale that multiplied values before the cast.
     pub quant_scale_max: f32,
-    /// Elements that were larger than the format's maximum once scaled.
+    /// Elements that were beyond the format's range once scaled and rounded, and became its maximum.
     pub saturated: u64,
     /// Their share of all elements.
     pub saturated_share: f64,

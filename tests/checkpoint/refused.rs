@@ -210,11 +210,7 @@ fn a_model_prepared_or_optimized_differently_is_refused() {
     );
     // One prepared layer fewer.
     let mut run = Run::new(2, Some(recipe.clone()), Style::Plain);
-    prepare_fp8(
-        &run.mlp,
-        &LayerFilter::new().skip_paths(["down"]).into(),
-    )
-    .unwrap();
+    prepare_fp8(&run.mlp, &LayerFilter::new().skip_paths(["down"]).into()).unwrap();
     let parts = ["`down.grad_output`", "missing here"];
     assert_refused("one layer less prepared", &mut run, &file(&dir), &parts);
     // No prepared layer.

@@ -64,8 +64,9 @@ fn saturation_underflow_and_noise_are_counted_exactly() {
     let (_weight, model) = model();
     // The first step of delayed scaling casts with scale 1.
     let mut values: Vec<f32> = (0..32).map(|i| 0.25 + i as f32).collect();
-    values[0] = 449.;
+    values[0] = 465.;
     values[1] = -1000.;
+    // A tie, which rounds to the maximum: 448.
     values[2] = 464.;
     values[3] = 2f32.powi(-11);
     values[4] = 0.;
@@ -76,12 +77,12 @@ fn saturation_underflow_and_noise_are_counted_exactly() {
     with_fp8(autocast, || model.l.try_forward(&x)).unwrap();
     let report = stats.report();
     let row = row(&report.rows, "input");
-    assert_eq!((row.saturated, row.underflowed, row.non_finite), (3, 1, 1));
+    assert_eq!((row.saturated, row.underflowed, row.non_finite), (2, 1, 1));
     assert_eq!(
         (row.amax, row.quant_scale_min, row.quant_scale_max),
         (1000., 1., 1.)
     );
-    assert_eq!(row.saturated_share, 3. / 32.);
+    assert_eq!(row.saturated_share, 2. / 32.);
     let cast = Cast::new(Format::E4M3);
     assert_eq!(cast.rounding, Rounding::NearestEven);
     let (mut signal, mut noise) = (0f64, 0f64);
