@@ -1,6 +1,7 @@
 //! FP8 state of one layer.
 
-use crate::config::{CastConfig, Recipe, ResolvedConfig};
+use crate::config::{CastConfig, Recipe, ResolvedConfig, ScalingType};
+use fp8_candle::state::{IdleRule, RowRule};
 use fp8_candle::{CastCounter, Role, Slot, StateTable, WeightCache};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +25,24 @@ pub struct Calibration {
 pub(crate) struct LayerRecipe {
     pub(crate) recipe: Recipe,
     pub(crate) config: Arc<ResolvedConfig>,
+}
+
+/// The casts of a role, in either of its two GEMMs.
+pub(crate) fn casts_of(config: &ResolvedConfig, role: Role) -> [&CastConfig; 2] {
+    match role {
+        Role::Weight => [&config.weight, &config.weight_for_grad_input],
+        Role::GradOutput => [&config.grad_output, &config.grad_output_for_grad_weight],
+        _ => [&config.input, &config.input_for_grad_weight],
+    }
+}
+
+/// The rule that updates a role's row, and whether its amaxes are reduced over ranks; None without delayed casts of it.
+pub(crate) fn delayed_rule(config: &ResolvedConfig, role: Role) -> Option<(RowRule, bool)> {
+    let mut casts = casts_of(config, role).into_iter();
+    let cast = casts.find(|cast| cast.scaling == ScalingType::Delayed)?;
+    let (delayed, format) = (config.delayed.as_ref()?, cast.format?);
+    let rule = RowRule::new(delayed.rule(), format, delayed.amax_history_len);
+    Some((rule, delayed.reduce_amax))
 }
 
 /// What [`crate::prepare_fp8`] gives to a layer: its rows in the model's table, its cached FP8 weight and
@@ -130,8 +149,26 @@ impl Fp8State {
         self.lock_recipe().as_ref().map(|own| own.config.clone())
     }
 
+    /// Another recipe than before also means that an earlier calibration no longer describes the layer.
     pub(crate) fn set_own_recipe(&self, recipe: Option<LayerRecipe>) {
-        *self.lock_recipe() = recipe;
+        for (role, slot) in &self.slots {
+            let idle = match &recipe {
+                None => IdleRule::OfTheStep,
+                Some(own) => match delayed_rule(&own.config, *role) {
+                    Some((rule, reduces)) => IdleRule::Own { rule, reduces },
+                    None => IdleRule::Never,
+                },
+            };
+            self.table.set_idle_rule(slot.row(), idle);
+        }
+        let mut own = self.lock_recipe();
+        let text = |own: &Option<LayerRecipe>| own.as_ref().map(|own| own.recipe.clone());
+        let changed = text(&own) != text(&recipe);
+        *own = recipe;
+        drop(own);
+        if changed {
+            self.set_calibration(None);
+        }
     }
 
     /// How the layer was calibrated, if it was and has not been trained in FP8 since.

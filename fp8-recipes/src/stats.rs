@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Measures every cast of the layers inside a guard that was given it. Clones share what was measured.
+/// Measures every cast of the layers inside a guard that was given it. Clones share what was measured. A weight that has not
+/// changed since it was cast is not cast again, and so has no row.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Module, Tensor};
@@ -57,20 +58,13 @@ impl CastStats {
 
     /// What was measured so far, layer by layer.
     pub fn report(&self) -> StatsReport {
-        let measured = self.lock();
-        let rows = measured
-            .iter()
-            .map(|((layer, _), measure)| measure.row(layer));
-        StatsReport {
-            rows: rows.collect(),
-        }
+        report_of(&self.lock())
     }
 
     /// What was measured so far; forgets it.
     pub fn take(&self) -> StatsReport {
-        let report = self.report();
-        self.lock().clear();
-        report
+        let measured = std::mem::take(&mut *self.lock());
+        report_of(&measured)
     }
 
     /// What measures the casts of one operand of a layer.
@@ -80,6 +74,14 @@ impl CastStats {
             layer: layer.clone(),
             operand,
         })
+    }
+}
+
+fn report_of(measured: &Measured) -> StatsReport {
+    let rows = measured.iter();
+    let rows = rows.map(|((layer, _), measure)| measure.row(layer));
+    StatsReport {
+        rows: rows.collect(),
     }
 }
 

@@ -3,6 +3,7 @@
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::{TrainingMeta, resume_training, save_training};
+use fp8::config::{DelayedFormat, DelayedScaling};
 use fp8::load::{Checkpoint, var_builder};
 use fp8::nn::{Linear, linear};
 use fp8::optim::{AdamW, AdamWConfig};
@@ -242,4 +243,70 @@ fn the_training_checkpoint_holds_the_recipes_and_wants_them_back() {
     for part in ["layer `layers.0`", "rowwise there", "tensorwise here"] {
         assert!(text.contains(part), "{text}");
     }
+}
+
+/// The amaxes that a layer's input has recorded, newest first.
+fn history(layer: &Linear) -> Vec<f32> {
+    let state = layer.fp8_state().unwrap();
+    let (_, slot) = &state.slots()[0];
+    flat(&slot.tensors().unwrap().amax_history)
+}
+
+#[test]
+fn an_evaluation_inside_of_a_training_guard_takes_no_step_from_a_layer_of_its_own_recipe() {
+    let (_vars, model) = mixed(11);
+    let own = DelayedScaling::default().with_amax_history_len(16);
+    let options = PrepareOptions::default()
+        .with_recipe("layers.*", own)
+        .unwrap();
+    prepare_fp8(&model, &options).unwrap();
+    let guard = fp8_autocast(RecipeName::Delayed).unwrap();
+    eval(&model, RecipeName::Delayed, &x(1));
+    model.forward(&x(2)).unwrap();
+    guard.close().unwrap();
+    for layer in &model.layers {
+        assert!(history(layer)[0] > 0., "the training pass has recorded");
+    }
+}
+
+#[test]
+fn layers_that_a_step_does_not_use_keep_their_own_rule() {
+    let (_vars, model) = mixed(12);
+    let own = DelayedScaling::default()
+        .with_amax_history_len(2)
+        .with_format(DelayedFormat::E5m2);
+    let options = PrepareOptions::default()
+        .with_recipe("layers.0", own)
+        .unwrap()
+        .with_recipe("layers.1", RecipeName::Rowwise)
+        .unwrap();
+    prepare_fp8(&model, &options).unwrap();
+    let pass = |layers: &[usize], seed| {
+        let guard = fp8_autocast(RecipeName::Delayed).unwrap();
+        for &i in layers {
+            let layer = &model.layers[i];
+            layer.forward(&tensor(seed, &[4, SIZES[i]])).unwrap();
+        }
+        guard.close().unwrap();
+    };
+    for seed in 0..5 {
+        pass(&[0, 1, 2, 3], seed);
+    }
+    let state = |i: usize| {
+        let layer = model.layers[i].fp8_state().unwrap();
+        let tensors = layer.slots()[0].1.tensors().unwrap();
+        (history(&model.layers[i]), flat(&tensors.quant_scale))
+    };
+    let before = [0, 1, 2, 3].map(state);
+    assert_eq!(before[3].0.iter().filter(|&&amax| amax > 0.).count(), 5);
+    assert!(
+        before[1].0.iter().all(|&amax| amax == 0.),
+        "rowwise keeps none"
+    );
+    // Only the layer with the short window and the other format, then only one that follows the guard.
+    pass(&[0], 9);
+    assert_eq!([1, 2, 3].map(state)[..], before[1..]);
+    let before = [0, 1, 2].map(state);
+    pass(&[3], 10);
+    assert_eq!([0, 1, 2].map(state), before);
 }

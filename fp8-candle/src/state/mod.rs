@@ -28,4 +28,4 @@ pub use role::Role;
 pub use saved::SavedRow;
 pub use slot::{Slot, SlotTensors};
 pub use step::{Observer, StepCells};
-pub use table::{RowRule, StateTable};
+pub use table::{IdleRule, RowRule, StateTable};

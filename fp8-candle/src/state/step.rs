@@ -1,7 +1,7 @@
 //! What one step records, separate from the table until the step is committed.
 
 use super::role::Role;
-use super::table::{RowRule, StateTable};
+use super::table::{IdleRule, RowRule, StateTable};
 use crate::data::columns::Recorded;
 use crate::device::{AmaxCells, backend};
 use crate::error::Result;
@@ -68,8 +68,15 @@ impl StepCells {
 
     /// Notes that a row is cast with delayed scales in this step. The last rule applies.
     pub fn note_rule(&self, row: usize, role: Role, rule: RowRule) {
+        let lends = {
+            let table = self.table.lock();
+            let row = table.rows.get(row);
+            row.is_none_or(|row| matches!(row.idle, IdleRule::OfTheStep))
+        };
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        notes.defaults.insert(role, rule.clone());
+        if lends {
+            notes.defaults.insert(role, rule.clone());
+        }
         notes.rules.insert(row, rule);
     }
 

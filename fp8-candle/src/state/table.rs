@@ -43,6 +43,37 @@ impl RowRule {
     }
 }
 
+/// What updates a row in steps that do not use it: other ranks may have used it, and all have to update it alike.
+///
+/// ```
+/// use candle_core::Device;
+/// use fp8_candle::state::{IdleRule, RowRule};
+/// use fp8_candle::{Role, StateTable};
+/// use fp8_core::{DelayedRule, Format};
+///
+/// let table = StateTable::new(&Device::Cpu)?;
+/// let row = table.add_rows(&[("fc", Role::Input)], 16)?;
+/// let rule = RowRule::new(DelayedRule::default(), Format::E5M2, 16);
+/// table.set_idle_rule(row, IdleRule::Own { rule, reduces: true });
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub enum IdleRule {
+    /// The rule of the step for rows of the same role.
+    #[default]
+    OfTheStep,
+    /// Nothing: its layer has a recipe of its own without delayed casts of this row.
+    Never,
+    /// The rule of its layer's own recipe.
+    Own {
+        /// The rule; the group of the step is put in.
+        rule: RowRule,
+        /// Whether amaxes are reduced over the group of the step.
+        reduces: bool,
+    },
+}
+
 /// What the host knows about a row.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
@@ -50,6 +81,7 @@ pub(super) struct Row {
     pub(super) name: Arc<str>,
     pub(super) role: Role,
     pub(super) rule: Option<RowRule>,
+    pub(super) idle: IdleRule,
     /// The format that the scale was made for; `None` for the initial scale.
     pub(super) format: Option<Format>,
     /// Entries of the history in use.
@@ -162,6 +194,7 @@ impl StateTable {
             name: format!("{path}.{role}").into(),
             role,
             rule: None,
+            idle: IdleRule::OfTheStep,
             format: None,
             window: amax_history_len,
             generation: 0,
@@ -174,6 +207,22 @@ impl StateTable {
         });
         inner.rows.extend(rows);
         Ok(first)
+    }
+
+    /// Sets what updates a row in steps that do not use it. A row with a rule of its own lends it to no other.
+    ///
+    /// ```
+    /// # use candle_core::Device;
+    /// # use fp8_candle::{Role, StateTable, state::IdleRule};
+    /// # let table = StateTable::new(&Device::Cpu)?;
+    /// let row = table.add_rows(&[("fc", Role::Input)], 16)?;
+    /// table.set_idle_rule(row, IdleRule::Never);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn set_idle_rule(&self, row: usize, idle: IdleRule) {
+        if let Some(row) = self.lock().rows.get_mut(row) {
+            row.idle = idle;
+        }
     }
 
     /// Device of the columns.

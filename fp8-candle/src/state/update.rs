@@ -3,7 +3,7 @@
 use super::group::ReductionGroup;
 use super::role::Role;
 use super::step::{Notes, StepCells};
-use super::table::{Initial, Inner, RowRule, StateTable, check_history_len, longer};
+use super::table::{IdleRule, Initial, Inner, RowRule, StateTable, check_history_len, longer};
 use crate::data::columns::{Recorded, RowUpdate};
 use crate::device::backend;
 use crate::error::{Error, Result};
@@ -30,7 +30,7 @@ impl StateTable {
         for step in steps {
             if step.merge_into_table()? {
                 let notes = step.take_notes();
-                delayed |= !notes.defaults.is_empty();
+                delayed |= !notes.rules.is_empty();
                 self.lock().adopt(notes, step);
             }
         }
@@ -181,14 +181,21 @@ impl Drop for Taken<'_> {
 impl Inner {
     /// Rules of a committed step.
     fn adopt(&mut self, notes: Notes, step: &StepCells) {
+        let group = notes.rules.values().find_map(|rule| rule.group.clone());
         for (index, row) in self.rows.iter_mut().enumerate() {
             if let Some(rule) = notes.rules.get(&index) {
                 row.rule = Some(rule.clone());
-            } else if let Some(default) = notes.defaults.get(&row.role)
-                && index < step.rows()
-            {
-                // Other ranks have used it, and update it by the rule of this step.
-                row.rule = Some(default.clone());
+            } else if index < step.rows() {
+                // Other ranks may have used it, and update it by the same rule.
+                match (&row.idle, notes.defaults.get(&row.role)) {
+                    (IdleRule::OfTheStep, Some(default)) => row.rule = Some(default.clone()),
+                    (IdleRule::Own { rule, reduces }, _) => {
+                        let group = group.clone().filter(|_| *reduces);
+                        row.rule = Some(rule.clone().with_group(group));
+                    }
+                    (IdleRule::Never, _) => row.rule = None,
+                    (IdleRule::OfTheStep, None) => {}
+                }
             }
             if notes.trained.contains(&index) {
                 row.calibrated_amax = None;

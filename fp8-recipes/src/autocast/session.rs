@@ -2,11 +2,11 @@
 
 use super::settings::{Mode, Settings};
 use super::summary::StepSummary;
-use crate::config::{CastConfig, ResolvedConfig, ScalingType};
+use crate::config::{ResolvedConfig, ScalingType};
 use crate::error::{Error, Result};
-use crate::state::{Calibration, Fp8State};
+use crate::state::{Calibration, Fp8State, casts_of, delayed_rule};
 use candle_core::Tensor;
-use fp8_candle::state::{CalibrationRow, ReductionGroup, RowRule, StepCells};
+use fp8_candle::state::{CalibrationRow, ReductionGroup, StepCells};
 use fp8_candle::{Role, StateTable};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,6 +42,8 @@ struct Use {
     state: Arc<Fp8State>,
     config: Arc<ResolvedConfig>,
     group: Option<Arc<dyn ReductionGroup>>,
+    /// A training guard has used it, so that its rules are known.
+    noted: bool,
     /// Trained with other scales than calibrated ones, in this use or one before it.
     trained: bool,
 }
@@ -118,20 +120,24 @@ impl Session {
             }
         };
         let key = Arc::as_ptr(layer) as usize;
+        let trains = settings.mode == Mode::Fp8 && settings.training;
         let again = state.used.get(&key).is_some_and(|before| {
             Arc::ptr_eq(&before.config, &settings.config)
                 && same_group(&before.group, &settings.group)
+                && (before.noted || !trains)
         });
         if !again {
-            let trains = settings.mode == Mode::Fp8 && settings.training;
             if trains {
                 note_rules(&step, layer, settings);
             }
-            let before = state.used.get(&key).is_some_and(|before| before.trained);
+            let before = state.used.get(&key);
+            let noted = trains || before.is_some_and(|before| before.noted);
+            let before = before.is_some_and(|before| before.trained);
             let used = Use {
                 state: layer.clone(),
                 config: settings.config.clone(),
                 group: settings.group.clone(),
+                noted,
                 trained: before || trains && !is_static(&settings.config),
             };
             state.used.insert(key, used);
@@ -303,15 +309,6 @@ fn calibration_rows(used: &Use) -> Vec<CalibrationRow> {
     rows.collect()
 }
 
-/// The casts of a role, in either of its two GEMMs.
-fn casts_of(config: &ResolvedConfig, role: Role) -> [&CastConfig; 2] {
-    match role {
-        Role::Weight => [&config.weight, &config.weight_for_grad_input],
-        Role::GradOutput => [&config.grad_output, &config.grad_output_for_grad_weight],
-        _ => [&config.input, &config.input_for_grad_weight],
-    }
-}
-
 /// Whether the forward pass uses calibrated scales only, which training leaves as they are.
 fn is_static(config: &ResolvedConfig) -> bool {
     let forward = [&config.input, &config.weight];
@@ -335,14 +332,10 @@ fn note_rules(step: &StepCells, layer: &Fp8State, settings: &Settings) {
         if !is_static(config) {
             step.note_trained(slot.row());
         }
-        let mut casts = casts_of(config, *role).into_iter();
-        let cast = casts.find(|cast| cast.scaling == ScalingType::Delayed);
-        let format = cast.and_then(|cast| cast.format);
-        let (Some(delayed), Some(format)) = (&config.delayed, format) else {
+        let Some((rule, reduces)) = delayed_rule(config, *role) else {
             continue;
         };
-        let rule = RowRule::new(delayed.rule(), format, delayed.amax_history_len)
-            .with_group(settings.group.clone().filter(|_| delayed.reduce_amax));
+        let rule = rule.with_group(settings.group.clone().filter(|_| reduces));
         step.note_rule(slot.row(), *role, rule);
     }
 }

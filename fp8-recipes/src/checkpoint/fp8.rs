@@ -273,7 +273,7 @@ fn check(row: &SavedRow, name: &str) -> Result<()> {
 }
 
 impl Stored {
-    /// Checks that the model has the same rows and the same layers with recipes of their own.
+    /// Checks that the model has the same rows.
     pub(super) fn check(&self, path: &Path, layers: &[Layer]) -> Result<()> {
         let here = rows(layers)?;
         let missing = (here.keys()).find(|name| !self.rows.contains_key(*name));
@@ -285,18 +285,22 @@ impl Stored {
             let what = format!("FP8 state `{name}`");
             return Err(mismatch(path, &what, "a row".into(), "missing".into()));
         }
-        for Layer { state, .. } in layers {
-            let (here, there) = (state.own_recipe(), self.layer_recipes.get(state.path()));
-            if here.as_ref() != there {
-                let what = format!("the recipe of layer `{}`", state.path());
-                let text = |recipe: Option<&Recipe>| match recipe {
-                    None => "the guard's".to_string(),
-                    Some(recipe) => recipe.to_string(),
-                };
-                return Err(mismatch(path, &what, text(there), text(here.as_ref())));
-            }
-        }
         Ok(())
+    }
+
+    /// The first layer whose own recipe is another one than it was, as an error.
+    pub(super) fn other_recipe(&self, path: &Path, layers: &[Layer]) -> Option<Error> {
+        layers.iter().find_map(|Layer { state, .. }| {
+            let (here, there) = (state.own_recipe(), self.layer_recipes.get(state.path()));
+            let text = |recipe: Option<&Recipe>| match recipe {
+                None => "the guard's".to_string(),
+                Some(recipe) => recipe.to_string(),
+            };
+            (here.as_ref() != there).then(|| {
+                let what = format!("the recipe of layer `{}`", state.path());
+                mismatch(path, &what, text(there), text(here.as_ref()))
+            })
+        })
     }
 
     /// Puts the state into layers that [`Stored::check`] has passed.

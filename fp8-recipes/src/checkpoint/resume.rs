@@ -116,6 +116,11 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Siz
     let layers = layers(model);
     let state = fp8::take(path, &mut stored, rows_of(&file)?)?;
     // Scales that another rule has made would be this recipe's for a step or more.
+    let other_layer_recipe = state.other_recipe(path, &layers);
+    let other_recipe = other_recipe || other_layer_recipe.is_some();
+    if let (Some(error), false) = (other_layer_recipe, options.allow_recipe_change) {
+        return Err(error);
+    }
     let state = match other_recipe || options.fresh_fp8_state {
         true => NextState::Fresh(fresh_rows(&layers)?),
         false => {

@@ -271,7 +271,11 @@ fn fill(
     defaults: (Format, Format),
     pair: FormatPair,
 ) -> (CastConfig, CastConfig) {
-    let default = match first.scaling {
+    let used = match (first.is_disabled(), second) {
+        (true, Some(second)) => second,
+        _ => first,
+    };
+    let default = match used.scaling {
         ScalingType::Delayed => defaults.1,
         _ => defaults.0,
     };

@@ -8,8 +8,8 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use std::ops::Deref;
 
-/// The parameters of a layer with `gates` gates: candle-nn's layers keep theirs to themselves, but a VarBuilder gives the same
-/// ones twice.
+/// The parameters of a layer with `gates` gates: candle-nn's layers keep theirs to themselves, but a VarMap gives the
+/// same ones twice. A VarBuilder over files reads them twice.
 fn parameters(
     sizes: (usize, usize, usize),
     suffix: &str,

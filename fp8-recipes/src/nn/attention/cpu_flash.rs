@@ -172,6 +172,7 @@ pub mod varlen {
     use super::super::tracked;
     use super::super::varlen::Packed;
     use super::{Result, Tensor};
+    use crate::nn::no_gradient_through;
 
     /// `candle_nn::attention::flash_attn_varlen_cpu`, differentiable; see
     /// [`flash_attn_varlen_unfused`](super::super::flash_attn_varlen_unfused).
@@ -193,6 +194,9 @@ pub mod varlen {
         window_left: Option<usize>,
         window_right: Option<usize>,
     ) -> Result<Tensor> {
+        if let Some(slopes) = alibi_slopes {
+            no_gradient_through("flash_attn_varlen_cpu, alibi_slopes", &[slopes])?;
+        }
         if !tracked(&[q, k, v]) {
             return candle_nn::attention::flash_attn_varlen_cpu(
                 q,

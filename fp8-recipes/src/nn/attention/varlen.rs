@@ -2,6 +2,7 @@
 
 use super::scores::{Scores, bias};
 use super::tracked;
+use crate::nn::no_gradient_through;
 use candle_core::{Result, Tensor};
 
 /// What attention over packed sequences looks at.
@@ -120,6 +121,9 @@ pub fn flash_attn_varlen_unfused(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
+    if let Some(slopes) = alibi_slopes {
+        no_gradient_through("flash_attn_varlen_unfused, alibi_slopes", &[slopes])?;
+    }
     if !tracked(&[q, k, v]) {
         return candle_nn::attention::flash_attn_varlen_unfused(
             q,

@@ -3,7 +3,7 @@
 //! candle-nn's caches write keys and values in place or detach them, so that the projections before a cache receive no
 //! gradient, with no error. Here the keys and values that come out of a cache are connected with all that went in. That
 //! includes what earlier calls put there, as with a cache made by `Tensor::cat`: a model that generates text from variables
-//! keeps their graph. Where nothing tracks a gradient, as in a model loaded for inference, candle-nn's in-place form is used.
+//! keeps their graph. `all_data` is candle-nn's buffer, detached. Where nothing tracks a gradient, as in a model loaded for inference, candle-nn's in-place form is used.
 
 mod concat;
 mod rotating;
