@@ -29,7 +29,7 @@ use data::Data;
 use device::DeviceName;
 use end::end;
 use gpt::GptConfig;
-use record::{Line, Metrics};
+use record::{Line, Metrics, trim_stats};
 use run::{Run, Settings, saved_settings};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -157,6 +157,9 @@ fn example(args: &Args) -> Result<()> {
         println!("{report}");
     }
     let done: BTreeMap<String, u64> = runs.iter().map(|r| (r.name.clone(), r.step)).collect();
+    if args.resume.is_some() {
+        trim_stats(&dir, &done)?;
+    }
     let mut metrics = Metrics::open(&dir, |line| {
         // The validation of the last step is the final one, which every finished run repeats.
         let repeated = matches!(line, Line::Validation { .. }) && line.step() == settings.steps;

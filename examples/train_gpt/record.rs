@@ -4,6 +4,7 @@ use crate::runs::ensure_regular;
 use anyhow::{Context, Result};
 use fp8::atomic::write_atomic;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -147,6 +148,29 @@ impl Metrics {
         all.sort_by(f64::total_cmp);
         all.get(all.len() / 2).copied().unwrap_or(0.)
     }
+}
+
+/// What `--stats` writes.
+pub const STATS: &str = "stats.jsonl";
+
+/// Drops the statistics of steps that a resumed run will repeat: those beyond the finished ones of `done`.
+pub fn trim_stats(dir: &Path, done: &BTreeMap<String, u64>) -> Result<()> {
+    let path = dir.join(STATS);
+    if !path.exists() {
+        return Ok(());
+    }
+    ensure_regular(&path)?;
+    let old =
+        std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let kept = old.lines().filter(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+        let last = line["recipe"].as_str().and_then(|name| done.get(name));
+        last.zip(line["step"].as_u64())
+            .is_some_and(|(last, step)| step <= *last)
+    });
+    Ok(write_atomic(&path, |out| {
+        kept.clone().try_for_each(|line| writeln!(out, "{line}"))
+    })?)
 }
 
 pub fn write_summary(dir: &Path, summaries: &[Summary]) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Takes runs to their end, side by side.
 
 use crate::data::Data;
-use crate::record::{Line, Metrics};
+use crate::record::{Line, Metrics, STATS};
 use crate::run::{Run, Settings, Step};
 use anyhow::{Context, Result, ensure};
 use fp8::StatsReport;
@@ -117,7 +117,7 @@ fn say(bar: &ProgressBar, text: &str) {
 
 /// One JSON line for each layer and operand that the step has cast.
 fn append_stats(dir: &Path, run: &Run, stats: &StatsReport) -> Result<()> {
-    let path = dir.join("stats.jsonl");
+    let path = dir.join(STATS);
     let mut lines = String::new();
     for row in &stats.rows {
         let mut line = serde_json::to_value(row)?;

@@ -197,6 +197,17 @@ pub enum Error {
         /// Value of this run.
         expected: String,
     },
+    /// One variable stands for two tensors of a checkpoint that differ.
+    #[error(
+        "`{first}` and `{second}` are one variable, but the checkpoint has different values for them: build the model without \
+         the tie"
+    )]
+    TiedValues {
+        /// One name of the variable.
+        first: String,
+        /// The other.
+        second: String,
+    },
     /// Gradients were asked for before a micro-batch was added.
     #[error("no micro-batch was added since the last step: there are no gradients to take")]
     NothingAccumulated,

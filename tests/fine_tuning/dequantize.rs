@@ -202,3 +202,36 @@ fn a_tied_variable_takes_the_one_tensor_that_is_stored() -> Outcome {
     assert_eq!(flat(&named(&vars)[1].1), [1., 2., 3., 4.]);
     Ok(())
 }
+
+#[test]
+fn a_tied_variable_refuses_two_tensors_that_differ() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("model.safetensors");
+    let untied = |head: &[f32]| {
+        let tensors = [
+            (
+                "embed.weight",
+                Dtype::F32,
+                vec![2, 2],
+                f32s(&[1., 2., 3., 4.]),
+            ),
+            ("lm_head.weight", Dtype::F32, vec![2, 2], f32s(head)),
+        ];
+        write(&path, &tensors, None);
+    };
+    let vars = zeros(DType::F32, &[("embed.weight", &[2, 2])]);
+    let tied = named(&vars)[0].1.clone();
+    let name = "lm_head.weight".to_string();
+    vars.data().lock().unwrap().insert(name, tied);
+    untied(&[1., 2., 3., 5.]);
+    let error = dequantize_into(&vars, &[&path]).unwrap_err();
+    assert!(
+        matches!(&error, Error::TiedValues { first, second } if first == "embed.weight" && second == "lm_head.weight"),
+        "{error}"
+    );
+    assert_eq!(flat(&named(&vars)[0].1), [0.; 4], "nothing was changed");
+    untied(&[1., 2., 3., 4.]);
+    dequantize_into(&vars, &[&path])?;
+    assert_eq!(flat(&named(&vars)[0].1), [1., 2., 3., 4.]);
+    Ok(())
+}

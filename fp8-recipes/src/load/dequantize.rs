@@ -5,9 +5,10 @@ use super::stored::{join, split};
 use crate::error::{Error, Result};
 use candle_core::{Tensor, Var};
 use candle_nn::VarMap;
+use fp8_candle::fingerprint;
 use fp8_candle::weight_version::WeightVersion;
 use safetensors::Dtype;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::PoisonError;
@@ -130,8 +131,20 @@ pub fn dequantize_into_with<P: AsRef<Path>>(
         .iter()
         .map(|(name, var)| checkpoint.value(name, var.dtype(), var.device()))
         .collect::<Result<_>>()?;
-    for ((_, var), value) in found.iter().zip(values) {
-        var.set(&value)?;
+    // A variable with two names in the file takes one value.
+    let mut first = HashMap::new();
+    for ((name, var), value) in found.iter().zip(&values) {
+        if let Some((other, before)) = first.insert(var.id(), (*name, value))
+            && fingerprint(before)? != fingerprint(value)?
+        {
+            return Err(Error::TiedValues {
+                first: other.clone(),
+                second: (*name).clone(),
+            });
+        }
+    }
+    for ((_, var), value) in found.iter().zip(&values) {
+        var.set(value)?;
         let version = WeightVersion::of(var);
         // The first announcement would promise that an optimizer announces all later changes too; before it nobody keeps copies.
         if version.get() > 0 {

@@ -170,9 +170,7 @@ fn one_batch(q: &Tensor) -> Result<()> {
 /// Packed sequences.
 pub mod varlen {
     use super::super::tracked;
-    use super::super::varlen::Packed;
     use super::{Result, Tensor};
-    use crate::nn::no_gradient_through;
 
     /// `candle_nn::attention::flash_attn_varlen_cpu`, differentiable; see
     /// [`flash_attn_varlen_unfused`](super::super::flash_attn_varlen_unfused).
@@ -194,32 +192,23 @@ pub mod varlen {
         window_left: Option<usize>,
         window_right: Option<usize>,
     ) -> Result<Tensor> {
-        if let Some(slopes) = alibi_slopes {
-            no_gradient_through("flash_attn_varlen_cpu, alibi_slopes", &[slopes])?;
-        }
-        if !tracked(&[q, k, v]) {
-            return candle_nn::attention::flash_attn_varlen_cpu(
-                q,
-                k,
-                v,
-                alibi_slopes,
-                seqlens_q,
-                seqlens_k,
-                max_seqlen_q,
-                max_seqlen_k,
-                softmax_scale,
-                causal,
-                window_left,
-                window_right,
-            );
-        }
-        let packed = Packed {
-            slopes: alibi_slopes,
-            lengths: [seqlens_q, seqlens_k],
-            scale: softmax_scale,
-            causal,
-            window: (window_left, window_right),
+        let attend = match tracked(&[q, k, v]) || alibi_slopes.is_some_and(Tensor::track_op) {
+            true => super::super::flash_attn_varlen_unfused,
+            false => candle_nn::attention::flash_attn_varlen_cpu,
         };
-        packed.attend(q, k, v)
+        attend(
+            q,
+            k,
+            v,
+            alibi_slopes,
+            seqlens_q,
+            seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            softmax_scale,
+            causal,
+            window_left,
+            window_right,
+        )
     }
 }
