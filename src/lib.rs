@@ -14,6 +14,7 @@
 //! | to see what casts do | [`CastStats`], [`StepSummary`] |
 //! | an FP8 file | [`save_calibrated`], [`save_calibrated_with`], [`ExportOptions`] |
 //! | to read one | [`load::var_builder`], [`load::dequantize_into`] |
+//! | a Llama, a mixture of experts, a BERT that runs FP8 files | [`models`] |
 //! | to handle errors | [`Error`], [`Result`] |
 //! | freed memory kept for the next step | [`keep_freed_memory`] |
 //! | formats, casts of slices and the maths of scales, without candle | [`fp8_core`] |
@@ -21,6 +22,7 @@
 
 pub mod guide;
 mod memory;
+pub mod models;
 
 pub use fp8_candle;
 pub use fp8_core;

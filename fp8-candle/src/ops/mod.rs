@@ -13,21 +13,27 @@
 //! - Nothing is copied from a device to the host.
 
 pub(crate) mod attention;
+mod cached_attention;
 mod cross_entropy;
 mod data;
+mod few_rows;
 mod gelu;
 pub(crate) mod math;
 mod node;
 mod norm;
 mod rope;
 mod softmax;
+mod swiglu;
 
 pub use attention::{AttentionOptions, attention, attention_tokens_first};
+pub use cached_attention::{CachedTokens, cached_attention};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
+pub use few_rows::few_rows_linear;
 pub use gelu::gelu;
 pub use norm::{layer_norm, rms_norm};
 pub use rope::{rope, rope_i};
 pub use softmax::{causal_softmax, softmax_last_dim};
+pub use swiglu::swiglu;
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};

@@ -225,6 +225,26 @@ impl Linear {
         Ok(fp8_linear(x, weight, self.bias.as_ref(), &plan)?)
     }
 
+    /// The outputs of layers that read the same input, in their order: what each gives alone.
+    ///
+    /// # Errors
+    /// Those of the first layer that fails.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_recipes::nn::Linear;
+    /// # fn main() -> candle_core::Result<()> {
+    /// let weight = |n| Tensor::ones((n, 4), DType::F32, &Device::Cpu);
+    /// let layers = [Linear::new(weight(8)?, None), Linear::new(weight(2)?, None)];
+    /// let x = Tensor::ones((3, 4), DType::F32, &Device::Cpu)?;
+    /// let y = Linear::forward_joint(&layers, &x)?;
+    /// assert_eq!((y[0].dims(), y[1].dims()), ([3, 8].as_slice(), [3, 2].as_slice()));
+    /// # Ok(()) }
+    /// ```
+    pub fn forward_joint(layers: &[Self], x: &Tensor) -> candle_core::Result<Vec<Tensor>> {
+        layers.iter().map(|layer| layer.forward(x)).collect()
+    }
+
     /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
     ///
     /// # Errors

@@ -1,0 +1,125 @@
+//! Products of few rows with a matrix that is read once, in its own dtype.
+
+use super::data::{Element, storage, with_slices};
+use super::math::sum2;
+use super::{check_device, check_float, last_dim, shape_error};
+use crate::data::matrix_dims;
+use crate::error::{Error, Result};
+use crate::ready::tensor_of;
+use crate::simd::simd;
+use candle_core::{DType, Tensor};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+const OP: &str = "few_rows_linear";
+
+/// `x weight^T` for few rows of `x`, for inference: the weight is read once and widened on the way, so a head of 16-bit
+/// numbers costs what its bytes cost. Sums are in f32.
+///
+/// candle widens a whole 16-bit matrix in memory for every product with f32. For many rows, or where a gradient is wanted,
+/// that is the better way: `x.matmul(&weight.to_dtype(x.dtype())?.t()?)`.
+///
+/// # Shapes
+/// `x` `[.., in]` in f32, bf16 or f16, `weight` `[out, in]` in f32, bf16 or f16; result `[.., out]` in x's dtype.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit, or a gradient is tracked, which would be lost.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let x = Tensor::new(&[[1f32, 2.0]], &Device::Cpu)?;
+/// let head = Tensor::new(&[[1f32, 0.5], [0.0, 4.0]], &Device::Cpu)?.to_dtype(DType::BF16)?;
+/// let y = fp8_candle::ops::few_rows_linear(&x, &head)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[2.0, 8.0]]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+pub fn few_rows_linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    check_float(OP, "x", x)?;
+    check_float(OP, "weight", weight)?;
+    check_device(OP, "weight", weight, x)?;
+    if x.track_op() || weight.track_op() {
+        return Err(Error::Candle(candle_core::Error::msg(
+            "few_rows_linear has no backward pass, and a gradient is tracked: use matmul",
+        )));
+    }
+    let inputs = last_dim(OP, "x", x)?;
+    let &[outputs, width] = weight.dims() else {
+        return Err(shape_error(OP, "weight", "[out, in]", weight));
+    };
+    if width != inputs {
+        return Err(shape_error(
+            OP,
+            "weight",
+            format!("[out, {inputs}], as x"),
+            weight,
+        ));
+    }
+    let shape = [&x.dims()[..x.rank() - 1], &[outputs]].concat();
+    if !x.device().is_cpu() {
+        let (rows, _) = matrix_dims(x.dims());
+        let y = x
+            .reshape((rows, inputs))?
+            .matmul(&weight.to_dtype(x.dtype())?.t()?)?;
+        return Ok(y.reshape(shape)?);
+    }
+    crate::simd::check()?;
+    let (rows, _) = matrix_dims(x.dims());
+    let wide = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    let y = match weight.dtype() {
+        DType::BF16 => product::<bf16>(&wide, weight, rows, inputs)?,
+        DType::F16 => product::<f16>(&wide, weight, rows, inputs)?,
+        // Sums are in f32 all the same.
+        _ => product::<f32>(&wide, &weight.to_dtype(DType::F32)?, rows, inputs)?,
+    };
+    Ok(tensor_of(storage(y), shape)?.to_dtype(x.dtype())?)
+}
+
+/// Rows of the weight in a task.
+const TASK: usize = 256;
+
+fn product<T: Element<Real = f32>>(
+    x: &[f32],
+    weight: &Tensor,
+    rows: usize,
+    inputs: usize,
+) -> Result<Vec<f32>> {
+    with_slices([weight], |[weight]: [&[T]; 1]| {
+        let outputs = weight.len().checked_div(inputs).unwrap_or(0);
+        // Outputs first, so that a task writes one stretch; turned at the end, which is nothing for one row.
+        let mut turned = vec![0f32; outputs * rows];
+        if turned.is_empty() {
+            return turned;
+        }
+        turned
+            .par_chunks_mut(TASK * rows)
+            .enumerate()
+            .for_each(|(task, y)| {
+                let mut buffer = Vec::new();
+                let first = task * TASK;
+                for (i, y) in y.chunks_mut(rows).enumerate() {
+                    let row = &weight[(first + i) * inputs..(first + i + 1) * inputs];
+                    let row = T::load(row, &mut buffer);
+                    simd(
+                        #[inline(always)]
+                        || {
+                            for (y, x) in y.iter_mut().zip(x.chunks_exact(inputs)) {
+                                *y = sum2(x, row, |a, b| a * b);
+                            }
+                        },
+                    );
+                }
+            });
+        if rows == 1 {
+            return turned;
+        }
+        let mut y = vec![0f32; turned.len()];
+        for (i, values) in turned.chunks(rows).enumerate() {
+            for (row, value) in values.iter().enumerate() {
+                y[row * outputs + i] = *value;
+            }
+        }
+        y
+    })
+}

@@ -1,0 +1,73 @@
+//! Errors of models.
+
+use std::path::PathBuf;
+
+/// What can go wrong around a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operation of candle failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+    /// A recipe, a layer or a checkpoint.
+    #[error(transparent)]
+    Fp8(#[from] fp8_recipes::Error),
+    /// An entry of a model's configuration is missing or has a value that is not computed here.
+    #[error("{}: {key} is {value}, expected {expected}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// The entry.
+        key: String,
+        /// What stands there; `missing` if nothing does.
+        value: String,
+        /// What could stand there.
+        expected: String,
+    },
+    /// More tokens than a cache has room for.
+    #[error(
+        "the cache holds {len} tokens of at most {capacity}: there is no room for {tokens} more"
+    )]
+    CacheFull {
+        /// Tokens in the cache.
+        len: usize,
+        /// Tokens to come.
+        tokens: usize,
+        /// Room.
+        capacity: usize,
+    },
+    /// A cache belongs to another model or another batch.
+    #[error("the cache is for {what} {got}, expected {expected}")]
+    CacheMismatch {
+        /// What differs.
+        what: &'static str,
+        /// That of the cache.
+        got: String,
+        /// That of the call.
+        expected: String,
+    },
+    /// A token id is not in the vocabulary, or ids are not `[batch, tokens]` of integers.
+    #[error("token ids: {reason}")]
+    TokenIds {
+        /// What is wrong with them.
+        reason: String,
+    },
+}
+
+impl From<fp8_candle::Error> for Error {
+    fn from(error: fp8_candle::Error) -> Self {
+        Self::Fp8(error.into())
+    }
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(error) => error,
+            other => candle_core::Error::wrap(other),
+        }
+    }
+}
+
+/// The result of this module's functions.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,220 @@
+//! Self-attention of a layer.
+
+use super::LlamaConfig;
+use super::joint::Joint;
+use crate::models::error::Result;
+use crate::models::kv_cache::{KvScales, LayerCache};
+use crate::nn::{Linear, RmsNorm, VarBuilder, linear_b, rms_norm};
+use candle_core::{DType, Device, Module, Tensor};
+use fp8_candle::ops;
+use fp8_recipes::Fp8Module;
+
+/// What attention needs to know of a call.
+pub(super) struct Call<'a> {
+    /// Cosines and sines of the new tokens.
+    pub(super) rope: (&'a Tensor, &'a Tensor),
+    /// Tokens seen before.
+    pub(super) seen: usize,
+}
+
+/// New tokens at most that are attended to straight from the cache, without a matrix of scores.
+const FEW_TOKENS: usize = 8;
+
+#[derive(Debug, Fp8Module)]
+pub(super) struct Attention {
+    qkv: Joint,
+    output: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    #[fp8(skip)]
+    scales: Option<KvScales>,
+    #[fp8(skip)]
+    sizes: Sizes,
+}
+
+#[derive(Debug)]
+struct Sizes {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    rotated: usize,
+    window: Option<usize>,
+}
+
+impl Attention {
+    pub(super) fn new(config: &LlamaConfig, vb: VarBuilder<'_>) -> Result<Self> {
+        let d = config.hidden_size;
+        let (q, kv) = (
+            config.num_heads * config.head_dim,
+            config.num_kv_heads * config.head_dim,
+        );
+        let norm = |name: &str| -> Result<Option<RmsNorm>> {
+            match config.qk_norm {
+                true => Ok(Some(rms_norm(
+                    config.head_dim,
+                    config.rms_norm_eps,
+                    vb.pp(name),
+                )?)),
+                false => Ok(None),
+            }
+        };
+        let parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        Ok(Self {
+            qkv: Joint::new(d, &parts, "qkv_proj", config.qkv_bias, &vb)?,
+            output: linear_b(q, d, config.output_bias, vb.pp("o_proj"))?,
+            q_norm: norm("q_norm")?,
+            k_norm: norm("k_norm")?,
+            scales: kv_scales(&vb)?,
+            sizes: Sizes {
+                heads: config.num_heads,
+                kv_heads: config.num_kv_heads,
+                head_dim: config.head_dim,
+                rotated: config.rope.dim,
+                window: config.sliding_window,
+            },
+        })
+    }
+
+    /// dequant_scales of keys and values, where the file has them.
+    pub(super) fn kv_scales(&self) -> Option<&KvScales> {
+        self.scales.as_ref()
+    }
+
+    /// x: `[batch, tokens, hidden]`.
+    pub(super) fn forward(
+        &self,
+        x: &Tensor,
+        call: &Call<'_>,
+        cache: Option<&LayerCache>,
+    ) -> Result<Tensor> {
+        let (batch, tokens, _) = x.dims3()?;
+        let Sizes {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.sizes;
+        let [q, k, v] = self.qkv.forward::<3>(x)?;
+        let q = self.heads(&q, heads, self.q_norm.as_ref(), call)?;
+        let k = self.heads(&k, kv_heads, self.k_norm.as_ref(), call)?;
+        let v = v
+            .reshape((batch, tokens, kv_heads, head_dim))?
+            .transpose(1, 2)?;
+        let scale = 1. / (head_dim as f64).sqrt();
+        let y = match cache {
+            None => self.over(&q, &k, &v, scale)?,
+            Some(cache) => {
+                cache.append(&k, &v, call.seen)?;
+                let keys = call.seen + tokens;
+                let windowed = self.sizes.window.is_some_and(|window| keys > window);
+                if tokens <= FEW_TOKENS && !windowed {
+                    cache.attention(&q, keys, scale)?
+                } else if call.seen == 0 && !cache.is_lossy(k.dtype()) {
+                    self.over(&q, &k, &v, scale)?
+                } else {
+                    let (k, v) = cache.values(keys, q.dtype())?;
+                    self.over(&q, &k, &v, scale)?
+                }
+            }
+        };
+        let y = y
+            .transpose(1, 2)?
+            .reshape((batch, tokens, heads * head_dim))?;
+        Ok(self.output.forward(&y)?)
+    }
+
+    /// `[batch, tokens, heads * head_dim]` to heads, normalized where the model does, and rotated.
+    fn heads(
+        &self,
+        x: &Tensor,
+        heads: usize,
+        norm: Option<&RmsNorm>,
+        call: &Call<'_>,
+    ) -> Result<Tensor> {
+        let (batch, tokens, _) = x.dims3()?;
+        let Sizes {
+            head_dim, rotated, ..
+        } = self.sizes;
+        let mut x = x.reshape((batch, tokens, heads, head_dim))?;
+        if let Some(norm) = norm {
+            x = norm.forward(&x)?;
+        }
+        // One token lies the same either way, and a view costs nothing.
+        let x = match tokens {
+            1 => x.reshape((batch, heads, 1, head_dim))?,
+            _ => x.transpose(1, 2)?,
+        };
+        let (cos, sin) = call.rope;
+        if rotated == head_dim {
+            return Ok(ops::rope(&x, cos, sin)?);
+        }
+        let first = ops::rope(&x.narrow(3, 0, rotated)?.contiguous()?, cos, sin)?;
+        let rest = x.narrow(3, rotated, head_dim - rotated)?;
+        Ok(Tensor::cat(&[first, rest.contiguous()?], 3)?)
+    }
+
+    /// Causal attention of the last tokens over keys and values, `[batch, heads, .., head_dim]`.
+    fn over(&self, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
+        let (tokens, keys) = (q.dim(2)?, k.dim(2)?);
+        match self.sizes.window {
+            Some(window) if keys > window => {
+                let mask = window_mask(tokens, keys, window, q.device())?;
+                masked_attention(q, k, v, &mask, scale)
+            }
+            _ => {
+                let options = ops::AttentionOptions::default().with_causal(true);
+                Ok(ops::attention(q, k, v, options.with_softmax_scale(scale))?)
+            }
+        }
+    }
+}
+
+/// `self_attn.k_scale` and `v_scale`, one number each or one per head.
+fn kv_scales(vb: &VarBuilder<'_>) -> Result<Option<KvScales>> {
+    let read = |name: &str| -> Result<Option<Vec<f32>>> {
+        if !vb.contains_tensor(name) || vb.contains_tensor("__no_such_tensor__") {
+            return Ok(None);
+        }
+        let scales = vb.get_unchecked_dtype(name, DType::F32)?;
+        Ok(Some(scales.flatten_all()?.to_vec1::<f32>()?))
+    };
+    Ok(match (read("k_scale")?, read("v_scale")?) {
+        (Some(k), Some(v)) => Some(KvScales::new(k, v)),
+        _ => None,
+    })
+}
+
+/// 0 where a query sees a key, -Inf elsewhere: `[tokens, keys]` in f32.
+fn window_mask(tokens: usize, keys: usize, window: usize, device: &Device) -> Result<Tensor> {
+    let values: Vec<f32> = (keys - tokens..keys)
+        .flat_map(|query| {
+            (0..keys).map(move |key| match key <= query && key + window > query {
+                true => 0.,
+                false => f32::NEG_INFINITY,
+            })
+        })
+        .collect();
+    Ok(Tensor::from_vec(values, (tokens, keys), device)?)
+}
+
+/// Attention with a mask in f32 that is added to the scores, `[tokens, keys]` or `[batch, 1, 1, keys]`.
+pub(in crate::models) fn masked_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &Tensor,
+    scale: f64,
+) -> Result<Tensor> {
+    let (batch, heads, tokens, d) = q.dims4()?;
+    let (_, kv_heads, keys, _) = k.dims4()?;
+    let rows = heads / kv_heads * tokens;
+    let wide = |x: &Tensor| x.to_dtype(DType::F32)?.contiguous();
+    let scores = wide(q)?
+        .reshape((batch, kv_heads, rows, d))?
+        .matmul(&wide(k)?.t()?)?
+        .reshape((batch, heads, tokens, keys))?;
+    let scores = (scores * scale)?.broadcast_add(mask)?;
+    let p = ops::softmax_last_dim(&scores)?.reshape((batch, kv_heads, rows, keys))?;
+    let y = p.matmul(&wide(v)?)?.reshape((batch, heads, tokens, d))?;
+    Ok(y.to_dtype(q.dtype())?)
+}

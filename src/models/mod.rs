@@ -1,0 +1,76 @@
+//! Models that run FP8 checkpoints, and train: the Llama family, mixtures of experts, BERT encoders.
+//!
+//! | item | what it is |
+//! |---|---|
+//! | [`Llama`] | Llama 2 and 3, Mistral, Qwen2, Qwen3, Phi-3, SmolLM; Mixtral and Qwen3-MoE |
+//! | [`Bert`] | encoders such as MiniLM, with mean pooling |
+//! | [`KvCache`] | keys and values of what was seen, in the model's dtype or in FP8 |
+//! | [`CausalLm`] | what generation asks of a language model |
+//!
+//! They are built on [`crate::nn`], so `prepare_fp8`, guards, calibration and `save_calibrated` work on them as on a model of
+//! your own.
+
+mod bert;
+mod entries;
+mod error;
+mod kv_cache;
+mod llama;
+mod rope;
+
+pub use bert::{Bert, BertActivation, BertConfig};
+pub use error::{Error, Result};
+pub use kv_cache::{KvCache, KvScales};
+pub use llama::{Llama, LlamaConfig, MoeConfig, MoeNames};
+pub use rope::{RopeConfig, RopeScaling};
+
+use candle_core::{DType, Device, Tensor};
+
+/// A language model that goes on from what it has seen.
+pub trait CausalLm {
+    /// Logits of `ids`, u32 `[batch, tokens]`, which follow the tokens in the cache: `[batch, tokens, vocab_size]`. The tokens
+    /// are then in the cache.
+    ///
+    /// # Errors
+    /// If an id is not in the vocabulary, the cache is another model's or has no room; the cache is as before then.
+    fn forward_cached(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor>;
+
+    /// [`CausalLm::forward_cached`] with the logits of the last token only, `[batch, vocab_size]`.
+    ///
+    /// # Errors
+    /// As [`CausalLm::forward_cached`], and if there is no token.
+    fn last_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor>;
+
+    /// An empty cache for `batch` sequences of up to `capacity` tokens, in the model's dtype.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache>;
+
+    /// Tokens in the vocabulary.
+    fn vocab_size(&self) -> usize;
+
+    /// Where the model computes.
+    fn device(&self) -> &Device;
+}
+
+/// Checks that `ids` are `[batch, tokens]` of integers below `vocab_size`; as u32.
+fn token_rows(ids: &Tensor, vocab_size: usize) -> Result<Tensor> {
+    let wrong = |reason: String| Error::TokenIds { reason };
+    if ids.rank() != 2 {
+        let reason = format!("their shape is {:?}, expected [batch, tokens]", ids.dims());
+        return Err(wrong(reason));
+    }
+    if !ids.dtype().is_int() {
+        let reason = format!("they are {}, expected integers", ids.dtype().as_str());
+        return Err(wrong(reason));
+    }
+    let values = ids.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
+    if let Some(id) = values
+        .iter()
+        .find(|id| !(0..vocab_size as i64).contains(id))
+    {
+        let reason = format!("{id} is not in the vocabulary of {vocab_size}");
+        return Err(wrong(reason));
+    }
+    Ok(ids.to_dtype(DType::U32)?)
+}

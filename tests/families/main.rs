@@ -1,0 +1,96 @@
+//! Small models as their libraries write them, run by `fp8::models::Llama`.
+
+use candle_core::{DType, Device, Tensor};
+use fp8::models::{CausalLm, KvCache, Llama, LlamaConfig};
+use std::path::{Path, PathBuf};
+
+type Result<T> = anyhow::Result<T>;
+
+/// What counts as the same logits: other orders of sums stay above, one code that flips falls far below.
+const SAME_DB: f64 = 110.;
+
+fn folder(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("tests/golden/families").join(name)
+}
+
+fn config(dir: &Path) -> Result<LlamaConfig> {
+    let path = dir.join("config.json");
+    let json = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
+    Ok(LlamaConfig::parse(&path, &json)?)
+}
+
+fn model(dir: &Path) -> Result<Llama> {
+    let files = [dir.join("model.safetensors")];
+    let vb = fp8::load::var_builder(&files, DType::F32, &Device::Cpu)?;
+    Ok(Llama::new(&config(dir)?, vb)?)
+}
+
+fn expected(dir: &Path, name: &str) -> Result<Tensor> {
+    let all = candle_core::safetensors::load(dir.join("expected.safetensors"), &Device::Cpu)?;
+    all.get(name)
+        .cloned()
+        .ok_or_else(|| anyhow::anyhow!("{dir:?} has no {name}"))
+}
+
+/// 20 log10 of the norm over that of the difference.
+fn decibels(expected: &Tensor, got: &Tensor) -> Result<f64> {
+    let norm = |x: &Tensor| -> Result<f64> {
+        let squares = x.to_dtype(DType::F64)?.sqr()?.sum_all()?;
+        Ok(squares.to_scalar::<f64>()?.sqrt())
+    };
+    let difference = (expected.to_dtype(DType::F64)? - got.to_dtype(DType::F64)?)?;
+    Ok(20. * (norm(expected)? / norm(&difference)?).log10())
+}
+
+/// The logits of both sequences in prompts of several lengths over a cache.
+fn in_pieces(model: &Llama, ids: &Tensor, mut cache: KvCache, pieces: &[usize]) -> Result<Tensor> {
+    let mut logits = vec![];
+    let mut from = 0;
+    for piece in pieces {
+        logits.push(model.forward_cached(&ids.narrow(1, from, *piece)?, &mut cache)?);
+        from += piece;
+    }
+    assert_eq!(cache.len(), ids.dim(1)?);
+    Ok(Tensor::cat(&logits, 1)?)
+}
+
+fn check(name: &str) -> Result<()> {
+    let dir = folder(name);
+    let (model, ids) = (model(&dir)?, expected(&dir, "input_ids")?);
+    let logits = expected(&dir, "logits_fp8")?;
+    let whole = model.forward(&ids)?;
+    let db = decibels(&logits, &whole)?;
+    println!("{name}: {db:.1} dB");
+    assert!(db >= SAME_DB, "{name}: {db:.1} dB");
+    let tokens = ids.dim(1)?;
+    // One number for the inputs of the whole batch depends on what is in it.
+    if name == "torchao_tensor" {
+        return Ok(());
+    }
+    for pieces in [vec![tokens], vec![1; tokens], vec![10, 5, 1]] {
+        let cache = model.new_cache(2, tokens + 3)?;
+        let db = decibels(&logits, &in_pieces(&model, &ids, cache, &pieces)?)?;
+        println!("{name}: in pieces of {pieces:?} {db:.1} dB");
+        assert!(db >= SAME_DB, "{name}: in pieces of {pieces:?} {db:.1} dB");
+    }
+    Ok(())
+}
+
+macro_rules! families {
+    ($($name:ident)*) => {
+        $(#[test]
+        fn $name() -> Result<()> {
+            check(stringify!($name))
+        })*
+    };
+}
+
+families! {
+    autofp8_static
+    ct_block128
+    ct_channel_token_bf16
+    ct_static_tensor
+    hf_block_f32
+    hf_per_tensor_static
+}
