@@ -1,16 +1,20 @@
 //! One safetensors file, read tensor by tensor.
 
 mod header;
+mod positioned;
 
 use crate::error::{Error, Result};
 use crate::read::open_regular;
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use half::{bf16, f16};
+use positioned::Positioned;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+
+/// Bytes that are read at a time; a multiple of the size of every number.
+const PIECE: usize = 1 << 18;
 
 /// The format's own limit of the header.
 const MAX_HEADER: u64 = 100_000_000;
@@ -19,7 +23,7 @@ const MAX_HEADER: u64 = 100_000_000;
 #[derive(Debug)]
 pub(crate) struct SafetensorsFile {
     path: PathBuf,
-    file: Mutex<File>,
+    file: Positioned,
     header: Metadata,
     /// Where the data begins.
     start: u64,
@@ -71,7 +75,7 @@ impl SafetensorsFile {
         }
         Ok(Self {
             path: path.to_path_buf(),
-            file: Mutex::new(file),
+            file: Positioned::new(file),
             header,
             start,
         })
@@ -108,28 +112,71 @@ impl SafetensorsFile {
             .map(String::as_str)
     }
 
-    /// The stored tensor.
-    pub(crate) fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
-        let info: &TensorInfo = self.header.info(name).ok_or_else(|| Error::MissingTensor {
+    /// Shape and dtype of a tensor, and where its bytes are in the file.
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        self.header.info(name).ok_or_else(|| Error::MissingTensor {
             tensor: name.to_string(),
             place: self.path.display().to_string(),
-        })?;
-        let dtype = DType::try_from(info.dtype).map_err(|_| Error::TensorDType {
-            tensor: name.to_string(),
-            got: format!("{:?}", info.dtype),
-            expected: "a dtype that candle has".into(),
-        })?;
-        let (begin, end) = info.data_offsets;
+        })
+    }
+
+    /// The bytes of a tensor, as stored.
+    pub(crate) fn bytes(&self, name: &str) -> Result<Vec<u8>> {
+        let (begin, end) = self.info(name)?.data_offsets;
         let mut bytes = vec![0; end - begin];
-        {
-            let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-            file.seek(SeekFrom::Start(self.start + begin as u64))
-                .and_then(|_| file.read_exact(&mut bytes))
-                .map_err(|source| Error::Read {
-                    path: self.path.clone(),
-                    source,
+        self.read_at(begin, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The stored tensor. Its numbers are read straight into its own memory, a piece at a time, so a second copy of them
+    /// never exists.
+    pub(crate) fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
+        let info = self.info(name)?;
+        let (shape, at) = (info.shape.as_slice(), info.data_offsets);
+        let tensor = match info.dtype {
+            Dtype::F32 => Tensor::from_vec(self.numbers(at, f32::from_le_bytes)?, shape, device),
+            Dtype::BF16 => Tensor::from_vec(self.numbers(at, bf16::from_le_bytes)?, shape, device),
+            Dtype::F16 => Tensor::from_vec(self.numbers(at, f16::from_le_bytes)?, shape, device),
+            Dtype::F64 => Tensor::from_vec(self.numbers(at, f64::from_le_bytes)?, shape, device),
+            Dtype::U8 => Tensor::from_vec(self.bytes(name)?, shape, device),
+            Dtype::U32 => Tensor::from_vec(self.numbers(at, u32::from_le_bytes)?, shape, device),
+            Dtype::I64 => Tensor::from_vec(self.numbers(at, i64::from_le_bytes)?, shape, device),
+            dtype => {
+                let dtype = DType::try_from(dtype).map_err(|_| Error::TensorDType {
+                    tensor: name.to_string(),
+                    got: format!("{dtype:?}"),
+                    expected: "a dtype that candle has".into(),
                 })?;
+                Tensor::from_raw_buffer(&self.bytes(name)?, dtype, shape, device)
+            }
+        };
+        Ok(tensor?)
+    }
+
+    fn numbers<T, const SIZE: usize>(
+        &self,
+        (begin, end): (usize, usize),
+        number: impl Fn([u8; SIZE]) -> T,
+    ) -> Result<Vec<T>> {
+        let mut numbers = Vec::with_capacity((end - begin) / SIZE);
+        let mut piece = vec![0; PIECE.min(end - begin)];
+        for at in (begin..end).step_by(PIECE) {
+            let piece = &mut piece[..PIECE.min(end - at)];
+            self.read_at(at, piece)?;
+            let (elements, _) = piece.as_chunks::<SIZE>();
+            numbers.extend(elements.iter().map(|bytes| number(*bytes)));
         }
-        Ok(Tensor::from_raw_buffer(&bytes, dtype, &info.shape, device)?)
+        Ok(numbers)
+    }
+
+    /// Fills `bytes` from the data, which begin at `at` of it.
+    fn read_at(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        let at = self.start + at as u64;
+        self.file
+            .read_exact_at(bytes, at)
+            .map_err(|source| Error::Read {
+                path: self.path.clone(),
+                source,
+            })
     }
 }
