@@ -82,6 +82,7 @@ impl Weights {
                 &copy,
                 InputScaling::DynamicPerToken {
                     power_of_two: false,
+                    amax_bound: None,
                 },
                 "weight",
             )?;

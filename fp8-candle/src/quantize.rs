@@ -1,7 +1,7 @@
 //! How one tensor of one GEMM is cast: format, granularity and where its scale comes from.
 
 use crate::data::matrix_dims;
-use crate::device::{Codes, CurrentScale, ScalePolicy, backend};
+use crate::device::{Codes, CurrentCast, CurrentScale, ScalePolicy, backend};
 use crate::error::{Error, Result};
 use crate::state::{Observer, Slot};
 use crate::tensor::Fp8Tensor;
@@ -77,6 +77,8 @@ pub struct Quantizer {
     pub observer: Option<Observer>,
     /// Sees every cast; None costs nothing.
     pub hook: Option<Arc<dyn CastHook>>,
+    /// See [`Quantizer::with_amax_bound`].
+    pub amax_bound: Option<f32>,
 }
 
 /// A quantized tensor and what the cast measured.
@@ -101,6 +103,7 @@ impl Quantizer {
             counter: None,
             observer: None,
             hook: None,
+            amax_bound: None,
         }
     }
 
@@ -173,6 +176,27 @@ impl Quantizer {
             *power_of_two = on;
         }
         self
+    }
+
+    /// An upper bound for the amaxes from which scales are made: a larger one counts as `bound`, and values beyond it saturate.
+    /// Only for [`ScaleSource::Current`].
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::Quantizer;
+    /// use fp8_core::{Contraction, Format, Granularity};
+    ///
+    /// let x = Tensor::new(&[[1f32, -2.0], [3.0, 9000.0]], &Device::Cpu)?;
+    /// let quantizer = Quantizer::dynamic(Format::E4M3, Granularity::Rowwise).with_amax_bound(1200.0);
+    /// let quantized = quantizer.quantize(&x, Contraction::Cols)?;
+    /// assert_eq!(quantized.quant_scale.to_vec2::<f32>()?, [[448.0 / 2.0], [448.0 / 1200.0]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn with_amax_bound(self, bound: impl Into<Option<f32>>) -> Self {
+        Self {
+            amax_bound: bound.into(),
+            ..self
+        }
     }
 
     /// Whether one quantized copy serves GEMMs over either dimension.
@@ -256,7 +280,22 @@ impl Quantizer {
                     policy: *policy,
                     power_of_two: *power_of_two,
                 };
-                let cast = backend.quantize_current(&x, &grid, current, &self.cast, orientation)?;
+                let cast = match self.amax_bound {
+                    None => backend.quantize_current(&x, &grid, current, &self.cast, orientation)?,
+                    Some(bound) => {
+                        let measured = backend.amax(&x, &grid)?;
+                        let amax = measured.minimum(f64::from(bound))?;
+                        let format = self.cast.format;
+                        let quant_scale =
+                            backend.quant_scale(&amax, format, *policy, *power_of_two)?;
+                        CurrentCast {
+                            codes: encode(&quant_scale)?,
+                            dequant_scale: backend.reciprocal(&quant_scale)?,
+                            quant_scale,
+                            amax: measured,
+                        }
+                    }
+                };
                 (
                     cast.codes,
                     cast.quant_scale,

@@ -23,12 +23,6 @@ pub(crate) fn check_scale_values(name: &str, scales: &Tensor) -> Result<()> {
     check_values(name, scales, SCALE, fits)
 }
 
-/// Checks scales of OCP microscaling, which are powers of two: the smallest is subnormal and marks blocks of zeros.
-pub(crate) fn check_mx_scale_values(name: &str, scales: &Tensor) -> Result<()> {
-    let fits = |value: f64| value > 0. && value.is_finite();
-    check_values(name, scales, "a power of two, not the NaN of E8M0", fits)
-}
-
 fn check_values(
     name: &str,
     tensor: &Tensor,

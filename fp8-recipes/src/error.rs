@@ -110,6 +110,44 @@ pub enum Error {
         /// Name of the missing tensor.
         missing: String,
     },
+    /// An FP8 weight has two scales under different names.
+    #[error("`{tensor}` has two scales, `{first}` and `{second}`: expected one")]
+    TwoScales {
+        /// The weight, or the input of a layer.
+        tensor: String,
+        /// Name of one scale.
+        first: String,
+        /// Name of the other.
+        second: String,
+    },
+    /// A tensor belongs to a format that this library does not read.
+    #[error("{path}: `{tensor}` belongs to {format}, which cannot be loaded; expected FP8 (F8_E4M3) weights")]
+    ForeignFormat {
+        /// The file.
+        path: PathBuf,
+        /// Name of the tensor.
+        tensor: String,
+        /// The format.
+        format: String,
+    },
+    /// A directory holds no checkpoint.
+    #[error("{path} holds no checkpoint: {reason}")]
+    NoCheckpoint {
+        /// The directory.
+        path: PathBuf,
+        /// What was looked for.
+        reason: String,
+    },
+    /// The index of a checkpoint of several files does not fit them.
+    #[error("{path}: `{entry}` {reason}")]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// The tensor or file that it names.
+        entry: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A tensor has the wrong dtype.
     #[error("tensor `{tensor}` has dtype {got}, expected {expected}")]
     TensorDType {

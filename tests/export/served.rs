@@ -150,7 +150,7 @@ fn assert_rowwise(net: &Net, powers_of_two: bool) {
     let weight = net.blocks[0].fc1.static_weight().unwrap();
     let scaling = weight.input_scaling();
     assert!(
-        matches!(scaling, InputScaling::DynamicPerToken { power_of_two } if *power_of_two == powers_of_two),
+        matches!(scaling, InputScaling::DynamicPerToken { power_of_two, .. } if *power_of_two == powers_of_two),
         "{scaling:?}"
     );
     assert_eq!(weight.codes().granularity(), Granularity::Rowwise);

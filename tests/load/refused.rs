@@ -5,7 +5,7 @@ use fp8::Error;
 use fp8::load::var_builder;
 use fp8::nn::InputScaling;
 use fp8_test_support::configured::{args, compressed, file, layer};
-use fp8_test_support::files::write_config;
+use fp8_test_support::files::{codes, write_config};
 use fp8_test_support::{assert_text, device};
 use serde_json::{Value, json};
 
@@ -96,7 +96,7 @@ fn unsupported_configurations_are_refused_by_name() {
             "channel",
         ),
         (fp8(json!({"fmt": "e5m2"})), "fmt", "e5m2"),
-        (fp8(json!({"scale_fmt": "ue8m0"})), "scale_fmt", "ue8m0"),
+        (fp8(json!({"scale_fmt": "e4m3"})), "scale_fmt", "e4m3"),
         (
             fp8(json!({"activation_scheme": "none"})),
             "activation_scheme",
@@ -197,7 +197,8 @@ fn a_configuration_that_contradicts_the_file_is_refused() {
     assert!(matches!(
         scaling.static_weight().unwrap().input_scaling(),
         InputScaling::DynamicPerToken {
-            power_of_two: false
+            power_of_two: false,
+            ..
         }
     ));
 }
@@ -243,8 +244,15 @@ fn weights_are_loaded_in_floating_point_dtypes_only() {
         assert_text("dtype", error, &[dtype.as_str(), "f32, bf16, f16 or f64"]);
     }
     let vb = var_builder(&[&path], DType::F32, &device()).unwrap();
-    for name in ["fc.weight", "fc.weight_scale"] {
-        let error = vb.get_unchecked_dtype(name, DType::U8).unwrap_err();
-        assert_text(name, error, &["u8", "f32, bf16, f16 or f64"]);
+    for (name, dtype, text) in [
+        ("fc.weight", DType::U32, "u32"),
+        ("fc.weight_scale", DType::U8, "u8"),
+    ] {
+        let error = vb.get_unchecked_dtype(name, dtype).unwrap_err();
+        assert_text(name, error, &[text, "f32, bf16, f16 or f64"]);
     }
+    // U8 means the codes.
+    let weight = vb.get_unchecked_dtype("fc.weight", DType::U8).unwrap();
+    let stored = weight.flatten_all().unwrap().to_vec1::<u8>().unwrap();
+    assert_eq!(stored, codes(weight.elem_count()));
 }

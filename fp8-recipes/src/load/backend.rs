@@ -100,6 +100,6 @@ impl SimpleBackend for Backend {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        name.ends_with(CHECKED) || self.0.stored_name(name).is_some()
+        name.ends_with(CHECKED) || self.0.resolve(name).is_some()
     }
 }

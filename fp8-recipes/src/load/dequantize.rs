@@ -1,14 +1,13 @@
 //! The values of a checkpoint into variables, to train all of them.
 
 use super::Checkpoint;
-use super::stored::{join, split};
 use crate::error::{Error, Result};
 use candle_core::{Tensor, Var};
 use candle_nn::VarMap;
 use fp8_candle::fingerprint;
 use fp8_candle::weight_version::WeightVersion;
 use safetensors::Dtype;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::PoisonError;
@@ -88,7 +87,7 @@ pub fn dequantize_into_with<P: AsRef<Path>>(
     let mut used = HashSet::new();
     let mut found: Vec<(&String, &Var)> = vec![];
     for (name, var) in &vars {
-        let Some(stored) = checkpoint.stored_name(name) else {
+        let Some(stored) = checkpoint.resolve(name) else {
             report.missing.push(name.clone());
             continue;
         };
@@ -112,12 +111,8 @@ pub fn dequantize_into_with<P: AsRef<Path>>(
     report
         .missing
         .retain(|name| !set.contains(&vars[name].id()));
-    let scales = checkpoint.scale_names()?;
-    let names = checkpoint.names().into_iter();
-    report.unused = names
-        .filter(|name| !used.contains(*name) && !scales.contains(*name))
-        .map(String::from)
-        .collect();
+    let names = checkpoint.value_names().into_iter();
+    report.unused = names.filter(|name| !used.contains(name)).collect();
     let refused = |names: &[String], allowed: bool| match allowed {
         true => vec![],
         false => names.to_vec(),
@@ -166,16 +161,12 @@ impl Checkpoint {
         matches!(self.dtype(name), Some(Dtype::F8_E4M3 | Dtype::F8_E5M2))
     }
 
-    /// The tensors that belong to FP8 weights and have no value of their own.
-    fn scale_names(&self) -> Result<HashSet<String>> {
-        let mut scales = HashSet::new();
-        for weight in self.names().into_iter().filter(|name| self.is_fp8(name)) {
-            scales.insert(self.scale_of(weight)?);
-            if let (path, "weight") = split(weight) {
-                scales.extend(self.stored_name(&join(path, "input_scale")));
-            }
-        }
-        Ok(scales)
+    /// Canonical names of all tensors that have a value of their own, sorted.
+    fn value_names(&self) -> Vec<String> {
+        let catalogue = &self.catalogue;
+        let names = catalogue.weights.keys().chain(catalogue.values.keys());
+        let names: BTreeSet<String> = names.cloned().collect();
+        names.into_iter().collect()
     }
 }
 

@@ -1,28 +1,84 @@
 //! What every family of checkpoints supplies, and values of its configuration with the place where they stand.
 
+use super::family_name::FamilyName;
 use super::scheme::LayerScheme;
 use crate::error::{Error, Result};
 use serde_json::Value;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
-/// What a family of checkpoints says of its layers. One file of this folder for each.
+/// Rows of a tensor in the file and of the tensor that models ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// The same.
+    AsStored,
+    /// The two halves of each head's rotation alternate in the file and follow each other in the model.
+    Rotary {
+        /// Heads that share the rows.
+        heads: usize,
+    },
+}
+
+/// Where a family keeps the elements of a scale tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ScaleLayout {
+    /// Row after row.
+    RowMajor,
+    /// In tiles of 128x4, as cuBLAS reads them.
+    Tiles,
+}
+
+/// What a family of checkpoints says of its names and layers; checks are made by the catalogue, the same for all. One file
+/// of the folder `families` for each.
 pub(super) trait Family: Debug + Send + Sync {
+    /// Which family it is.
+    fn name(&self) -> FamilyName;
+
     /// How the layer at `path` is stored; None if the configuration leaves it in high precision.
     fn layer(&self, path: &str) -> Result<Option<LayerScheme>>;
 
-    /// What the family calls `weight_scale`, in the order of preference.
+    /// The configuration, for messages; None if there is none.
+    fn source(&self) -> Option<&Path>;
+
+    /// What the family calls `weight_scale`.
     fn weight_scale_names(&self) -> &'static [&'static str] {
         &["weight_scale"]
     }
 
-    /// What the family calls `input_scale`, in the order of preference.
+    /// What the family calls `input_scale`.
     fn input_scale_names(&self) -> &'static [&'static str] {
         &["input_scale"]
     }
 
-    /// The configuration, for messages; None if there is none.
-    fn source(&self) -> Option<&Path>;
+    /// The path that models know, for one that stands in the file, and the order of its rows.
+    fn rename(&self, name: &str) -> (String, Order) {
+        (name.to_string(), Order::AsStored)
+    }
+
+    /// How the scales of the layer at `path` are laid out.
+    fn scale_layout(&self, _path: &str) -> ScaleLayout {
+        ScaleLayout::RowMajor
+    }
+
+    /// Whether a stored tensor describes others and has no value of its own.
+    fn is_description(&self, _name: &str) -> bool {
+        false
+    }
+
+    /// Whether U32 weights are words of four codes.
+    fn packs_words(&self) -> bool {
+        false
+    }
+
+    /// Whether FP8 tensors are their own values, so that no scale is missed.
+    fn is_unscaled(&self) -> bool {
+        false
+    }
+
+    /// Whether scales of inputs may stand in the file that nothing uses.
+    fn may_ignore_input_scales(&self) -> bool {
+        false
+    }
 }
 
 /// A value in a configuration file and where it stands.

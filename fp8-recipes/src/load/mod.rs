@@ -7,29 +7,42 @@
 //! To train all weights of an FP8 checkpoint, [`dequantize_into`] sets the variables of a VarMap to its values; to train adapters
 //! on top of it, build the base from [`var_builder`] and the adapters from a VarMap of their own.
 //!
-//! The `config.json` beside the files says how layers are stored and what becomes of their inputs; without one the
-//! shapes of the scales decide. Every family of checkpoints has a file of its own here and is brought into one form:
+//! The configuration beside the files says how layers are stored and what becomes of their inputs; without one names and
+//! shapes decide. Every family of checkpoints has a file of its own in `families/`, which says what it calls things, and all
+//! are brought into one form: canonical names, E4M3 codes `[N, K]`, and a dequant_scale that is multiplied, whatever the
+//! file calls it. The checks are the same for all: every FP8 weight has its scale and every scale its weight, shapes, dtypes
+//! and configuration agree, no scale is NaN, infinite or negative.
 //!
-//! | file | family |
+//! | part | file |
 //! |---|---|
-//! | `compressed_tensors.rs` | `quant_method: "compressed-tensors"`: weights per tensor, channel, block and MX; inputs static, dynamic or not cast (weight-only) |
-//! | `fp8.rs` | `quant_method: "fp8"`: vLLM's and AutoFP8's, DeepSeek's and Qwen's blocks |
-//! | `by_shape.rs` | no configuration |
+//! | which files a directory means | `directory.rs` |
+//! | which family they are | `config.rs` |
+//! | what is in them, checked | `catalogue.rs` |
+//! | values | `read.rs` |
+//! | a VarBuilder | `backend.rs` |
 
 mod backend;
-mod by_shape;
-mod compressed_tensors;
+mod catalogue;
 mod config;
 mod dequantize;
+mod directory;
+mod families;
 mod family;
-mod fp8;
+mod family_name;
+mod kv;
+mod names;
+mod options;
+mod read;
+mod refuse;
 mod scheme;
-mod stored;
 mod targets;
 
 pub use backend::LoadedNames;
 pub(crate) use backend::{holds, is_checked, scheme};
 pub use dequantize::{DequantizeOptions, DequantizeReport, dequantize_into, dequantize_into_with};
+pub use family_name::FamilyName;
+pub use options::{Inputs, OpenOptions};
+pub use read::StoredLayer;
 pub(crate) use scheme::{
     InputScheme, LayerScheme, POWER_OF_TWO_INPUTS, granularity_by_shape, shapes_text,
 };
@@ -37,8 +50,10 @@ pub(crate) use scheme::{
 use crate::check::is_float;
 use crate::error::{Error, Result};
 use crate::safetensors_file::SafetensorsFile;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
+use catalogue::{Catalogue, Source};
+use config::Configuration;
 use family::Family;
 use safetensors::Dtype;
 use std::collections::{HashMap, HashSet};
@@ -47,13 +62,18 @@ use std::sync::Arc;
 
 /// One or more safetensors files whose FP8 weights all have their scales.
 ///
-/// Tensors are read from the files when they are asked for; nothing else is held in memory.
+/// Tensors are read from the files when they are asked for; nothing else is held in memory. Names are canonical, those of
+/// the unquantized model in transformers: `X.weight`, `X.bias`, and `..self_attn.k_scale` and `..self_attn.v_scale` for the scales
+/// of an FP8 cache, whatever the family calls them.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Vec<SafetensorsFile>,
     /// Of each file.
     families: Vec<Arc<dyn Family>>,
+    /// The file of each stored name.
     index: HashMap<String, usize>,
+    catalogue: Catalogue,
+    config: Option<serde_json::Value>,
     /// Names under which a tensor is known beside its own: tied weights are stored once.
     tied: HashMap<String, String>,
     /// Layers whose dynamic input scales are powers of two.
@@ -62,7 +82,48 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the files and the `config.json` beside them, if there is one, and checks them: each file is whole, every
+    /// Opens the model in `dir` and checks it as [`Checkpoint::open`] does: the files that `model.safetensors.index.json` names, or
+    /// `model.safetensors`, or Mistral's `params.json` with `consolidated.safetensors`, or the only safetensors file there. With an
+    /// index only the files that it names count; a weight and its scale may be in different ones.
+    ///
+    /// ```no_run
+    /// use candle_core::Device;
+    /// use fp8_recipes::load::Checkpoint;
+    ///
+    /// let checkpoint = Checkpoint::open_dir("Llama-3.1-8B-Instruct-FP8")?;
+    /// println!("{}", checkpoint.family());
+    /// for path in checkpoint.layer_paths() {
+    ///     let layer = checkpoint.stored_layer(&path, &Device::Cpu)?;
+    ///     println!("{path}: {:?}", layer.codes.dims());
+    /// }
+    /// # Ok::<(), fp8_recipes::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoint`] if there is no such file, [`Error::Index`] for an index that names a missing file, a path out of the
+    /// directory or a tensor that its file lacks; else as [`Checkpoint::open`].
+    pub fn open_dir(dir: impl AsRef<Path>) -> Result<Self> {
+        Self::open_dir_with(dir, &OpenOptions::default())
+    }
+
+    /// As [`Checkpoint::open_dir`], with `options`.
+    ///
+    /// ```no_run
+    /// use fp8_recipes::load::{Checkpoint, Inputs, OpenOptions};
+    /// // Weights in FP8, inputs untouched, whatever the checkpoint says.
+    /// let options = OpenOptions::new().with_inputs(Inputs::WeightOnly);
+    /// let checkpoint = Checkpoint::open_dir_with("Qwen3-8B-FP8", &options)?;
+    /// # Ok::<(), fp8_recipes::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open_dir`].
+    pub fn open_dir_with(dir: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
+        let found = directory::files_of(dir.as_ref())?;
+        Self::of_files(&found.paths, Some(&found), options)
+    }
+
+    /// Opens the files and the configuration beside them, if there is one, and checks them: each file is whole, every
     /// FP8 weight `X.weight` has its scale in the shape that the configuration tells, every scale stands beside an FP8
     /// weight, and the configuration describes nothing that this library does not read.
     ///
@@ -71,69 +132,195 @@ impl Checkpoint {
     /// twice; if an FP8 weight has no scale or a scale no FP8 weight; [`Error::UnsupportedScheme`] for a configuration
     /// of another kind and [`Error::SchemeMismatch`] for one that contradicts the file.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
+        Self::open_with(paths, &OpenOptions::default())
+    }
+
+    /// As [`Checkpoint::open`], with `options`.
+    ///
+    /// ```no_run
+    /// use fp8_recipes::load::{Checkpoint, OpenOptions};
+    /// let options = OpenOptions::new().with_allow_unscaled(true);
+    /// let checkpoint = Checkpoint::open_with(&["t5xxl_fp8_e4m3fn.safetensors"], &options)?;
+    /// # Ok::<(), fp8_recipes::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Self> {
+        let paths: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().into()).collect();
+        Self::of_files(&paths, None, options)
+    }
+
+    fn of_files(
+        paths: &[PathBuf],
+        listed: Option<&directory::Found>,
+        options: &OpenOptions,
+    ) -> Result<Self> {
+        let files: Vec<SafetensorsFile> = paths
+            .iter()
+            .map(|path| SafetensorsFile::open(path))
+            .collect::<Result<_>>()?;
+        let directories: Vec<&Path> = files
+            .iter()
+            .map(|file| file.path().parent().unwrap_or(Path::new("")))
+            .collect();
+        // The files of one directory are one model.
+        let mut known: HashMap<&Path, Configuration> = HashMap::new();
+        for directory in &directories {
+            if !known.contains_key(directory) {
+                let here = |(_, at): &(_, &&Path)| *at == directory;
+                let here = files.iter().zip(&directories).filter(here);
+                let here: Vec<&SafetensorsFile> = here.map(|(file, _)| file).collect();
+                known.insert(directory, config::configuration(directory, &here, options)?);
+            }
+        }
+        let families = directories.iter().map(|dir| known[dir].family.clone());
+        let families: Vec<Arc<dyn Family>> = families.collect();
+        let configs = directories.iter().map(|dir| &known[dir].config);
+        let config = configs.into_iter().flatten().next().cloned();
         let mut checkpoint = Self {
-            files: vec![],
-            families: vec![],
-            index: HashMap::new(),
+            index: listed.map(|found| found.index.clone()).unwrap_or_default(),
+            files,
+            families,
+            catalogue: Catalogue::default(),
+            config,
             tied: HashMap::new(),
             power_of_two_inputs: HashSet::new(),
             loaded: LoadedNames::default(),
         };
-        let mut families: HashMap<PathBuf, Arc<dyn Family>> = HashMap::new();
-        for path in paths {
-            let file = SafetensorsFile::open(path.as_ref())?;
-            let directory = file.path().parent().unwrap_or(Path::new("")).to_path_buf();
-            let family = match families.get(&directory) {
-                Some(family) => family.clone(),
-                None => config::family_of(&directory)?,
-            };
-            families.insert(directory, family.clone());
-            checkpoint.add(file, family)?;
+        if let Some(found) = listed {
+            found.check(&checkpoint.files)?;
         }
-        checkpoint.check()?;
+        checkpoint.index_tensors(listed.is_some_and(|found| !found.index.is_empty()))?;
+        checkpoint.read_metadata()?;
+        let source = Source {
+            files: &checkpoint.files,
+            families: &checkpoint.families,
+            index: &checkpoint.index,
+        };
+        checkpoint.catalogue = source.catalogue(options)?;
+        for (name, weight) in &mut checkpoint.catalogue.weights {
+            let path = names::split(name).0;
+            weight.power_of_two_inputs |= checkpoint.power_of_two_inputs.contains(path);
+        }
         Ok(checkpoint)
     }
 
-    fn add(&mut self, file: SafetensorsFile, family: Arc<dyn Family>) -> Result<()> {
-        for name in file.names() {
-            if let Some(&other) = self.index.get(&name) {
-                return Err(Error::DuplicateTensor {
-                    tensor: name,
-                    first: self.files[other].path().to_path_buf(),
-                    second: file.path().to_path_buf(),
-                });
+    /// Which file holds a name. Where an index says it, that counts.
+    fn index_tensors(&mut self, listed: bool) -> Result<()> {
+        let told = match listed {
+            true => self.index.clone(),
+            false => HashMap::new(),
+        };
+        for (at, file) in self.files.iter().enumerate() {
+            for name in file.names() {
+                if told.contains_key(&name) {
+                    continue;
+                }
+                if let Some(&other) = self.index.get(&name) {
+                    return Err(Error::DuplicateTensor {
+                        tensor: name,
+                        first: self.files[other].path().to_path_buf(),
+                        second: file.path().to_path_buf(),
+                    });
+                }
+                self.index.insert(name, at);
             }
-            self.index.insert(name, self.files.len());
         }
-        for (name, value) in file.all_metadata() {
-            if file.dtype(value).is_some() && file.dtype(name).is_none() {
-                self.tied.insert(name.clone(), value.clone());
-            }
-        }
-        if let Some(json) = file.metadata(POWER_OF_TWO_INPUTS) {
-            let layers: Vec<String> = serde_json::from_str(json).map_err(|error| Error::Json {
-                path: file.path().to_path_buf(),
-                what: "the metadata entry fp8_power_of_two_inputs",
-                reason: error.to_string(),
-            })?;
-            self.power_of_two_inputs.extend(layers);
-        }
-        self.files.push(file);
-        self.families.push(family);
         Ok(())
     }
 
-    /// Dtype of a tensor in its file.
+    /// Ties and layers with powers of two.
+    fn read_metadata(&mut self) -> Result<()> {
+        for file in &self.files {
+            for (name, value) in file.all_metadata() {
+                if file.dtype(value).is_some() && file.dtype(name).is_none() {
+                    self.tied.insert(name.clone(), value.clone());
+                }
+            }
+            if let Some(json) = file.metadata(POWER_OF_TWO_INPUTS) {
+                let layers: Vec<String> =
+                    serde_json::from_str(json).map_err(|error| Error::Json {
+                        path: file.path().to_path_buf(),
+                        what: "the metadata entry fp8_power_of_two_inputs",
+                        reason: error.to_string(),
+                    })?;
+                self.power_of_two_inputs.extend(layers);
+            }
+        }
+        Ok(())
+    }
+
+    /// Which family of checkpoints it is: that of the first file with FP8 in it.
+    pub fn family(&self) -> FamilyName {
+        let fp8 = self.catalogue.weights.values().map(|weight| weight.codes.file);
+        let codes = self.catalogue.values.values().filter_map(|value| match value {
+            catalogue::Value::Codes(stored) => Some(stored.file),
+            _ => None,
+        });
+        let first = fp8.chain(codes).min();
+        first.map_or(FamilyName::HighPrecision, |file| self.families[file].name())
+    }
+
+    /// Canonical paths of the layers whose weight is FP8, sorted.
+    pub fn layer_paths(&self) -> Vec<String> {
+        let names = self.catalogue.weights.keys();
+        let paths = names.filter_map(|name| match names::split(name) {
+            (path, "weight") => Some(path.to_string()),
+            _ => None,
+        });
+        let mut paths: Vec<String> = paths.collect();
+        paths.sort_unstable();
+        paths
+    }
+
+    /// Canonical names of everything that is neither an FP8 weight of a layer nor a scale of one, sorted: biases, norms,
+    /// embeddings, weights in high precision, scales of caches.
+    pub fn other_names(&self) -> Vec<String> {
+        let tables = self.catalogue.weights.keys();
+        let tables = tables.filter(|name| names::split(name).1 != "weight");
+        let mut names: Vec<String> = self.catalogue.values.keys().chain(tables).cloned().collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// The model's `config.json` as it was read; None if there is none.
+    pub fn config(&self) -> Option<&serde_json::Value> {
+        self.config.as_ref()
+    }
+
+    /// Dtype of a tensor, by its canonical name or as stored. Weights of four codes in a word are F8_E4M3, scales of caches F32.
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
-        self.files[*self.index.get(name)?].dtype(name)
+        if self.catalogue.weights.contains_key(name) {
+            return Some(Dtype::F8_E4M3);
+        }
+        match self.catalogue.values.get(name) {
+            Some(catalogue::Value::CacheScale { .. }) => Some(Dtype::F32),
+            Some(value) => self.stored_dtype(value.stored()),
+            None => self.files[*self.index.get(name)?].dtype(name),
+        }
     }
 
-    /// Shape of a tensor in its file.
+    /// Shape of a tensor, by its canonical name or as stored.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.files[*self.index.get(name)?].shape(name)
+        if let Some(weight) = self.catalogue.weights.get(name) {
+            return Some(&weight.shape);
+        }
+        match self.catalogue.values.get(name) {
+            Some(catalogue::Value::CacheScale { shape, .. }) => Some(shape),
+            Some(value) => {
+                let stored = value.stored();
+                self.files[stored.file].shape(&stored.name)
+            }
+            None => self.files[*self.index.get(name)?].shape(name),
+        }
     }
 
-    /// Names of all tensors, sorted.
+    fn stored_dtype(&self, stored: &catalogue::Stored) -> Option<Dtype> {
+        self.files[stored.file].dtype(&stored.name)
+    }
+
+    /// Names of all tensors as they are stored, sorted.
     pub fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.index.keys().map(String::as_str).collect();
         names.sort_unstable();
@@ -143,25 +330,6 @@ impl Checkpoint {
     /// Value of a metadata key in the first file that has it.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.files.iter().find_map(|file| file.metadata(key))
-    }
-
-    /// A tensor as stored.
-    ///
-    /// # Errors
-    /// If there is none of that name, it cannot be read, or candle has no such dtype.
-    pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
-        match self.index.get(name) {
-            Some(&file) => self.files[file].tensor(name, device),
-            None => Err(Error::MissingTensor {
-                tensor: name.to_string(),
-                place: self
-                    .files
-                    .iter()
-                    .map(|file| file.path().display().to_string())
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            }),
-        }
     }
 
     /// The names that models have asked a VarBuilder of this checkpoint for: see
@@ -193,4 +361,25 @@ pub fn var_builder<P: AsRef<Path>>(
     device: &Device,
 ) -> Result<VarBuilder<'static>> {
     Checkpoint::open(paths)?.var_builder(dtype, device)
+}
+
+/// Opens the model in a directory as a VarBuilder: see [`Checkpoint::open_dir`].
+///
+/// ```no_run
+/// use candle_core::{DType, Device};
+/// use fp8_recipes::{load, nn};
+/// let vb = load::open_dir("Qwen3-8B-FP8", DType::F32, &Device::Cpu)?;
+/// let layer = nn::linear_no_bias(4096, 4096, vb.pp("model.layers.0.self_attn.q_proj"))?;
+/// assert!(layer.static_weight().is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`Checkpoint::open_dir`] and [`Checkpoint::var_builder`].
+pub fn open_dir(
+    dir: impl AsRef<Path>,
+    dtype: DType,
+    device: &Device,
+) -> Result<VarBuilder<'static>> {
+    Checkpoint::open_dir(dir)?.var_builder(dtype, device)
 }

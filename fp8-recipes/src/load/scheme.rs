@@ -28,7 +28,7 @@ pub(crate) enum InputScheme {
 }
 
 /// How one layer is stored and computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct LayerScheme {
     /// Which elements of the weight share a scale; None where the shape of the scales decides.
     pub(crate) weight: Option<Granularity>,
@@ -36,9 +36,20 @@ pub(crate) struct LayerScheme {
     pub(crate) input: Option<InputScheme>,
     /// Whether scales that are made of the inputs are powers of two.
     pub(crate) power_of_two_inputs: bool,
+    /// Amaxes of inputs count at most so much.
+    pub(crate) amax_bound: Option<f32>,
 }
 
 impl LayerScheme {
+    /// Scales of the weight as told, and what becomes of the inputs.
+    pub(crate) fn new(weight: Granularity, input: InputScheme) -> Self {
+        Self {
+            weight: Some(weight),
+            input: Some(input),
+            ..Self::default()
+        }
+    }
+
     /// As a tensor: a VarBuilder hands out nothing else.
     pub(super) fn to_tensor(self) -> Result<Tensor> {
         let (weight, rows, cols) = match self.weight {
@@ -58,15 +69,17 @@ impl LayerScheme {
             Some(InputScheme::Mx) => (6, 0),
         };
         let power_of_two = usize::from(self.power_of_two_inputs);
-        let numbers = [weight, rows, cols, input, group, power_of_two].map(|n| n as i64);
+        // No bound is the bit pattern of infinity.
+        let bound = self.amax_bound.unwrap_or(f32::INFINITY).to_bits() as usize;
+        let numbers = [weight, rows, cols, input, group, power_of_two, bound].map(|n| n as i64);
         Tensor::new(&numbers, &Device::Cpu)
     }
 
     /// The inverse of [`LayerScheme::to_tensor`].
     pub(super) fn from_tensor(tensor: &Tensor) -> Result<Self> {
         let numbers = tensor.to_vec1::<i64>()?;
-        let &[weight, rows, cols, input, group, power_of_two] = numbers.as_slice() else {
-            candle_core::bail!("a layer's scheme is {numbers:?}, expected six numbers");
+        let &[weight, rows, cols, input, group, power_of_two, bound] = numbers.as_slice() else {
+            candle_core::bail!("a layer's scheme is {numbers:?}, expected seven numbers");
         };
         let weight = match weight {
             0 => None,
@@ -91,6 +104,7 @@ impl LayerScheme {
             weight,
             input,
             power_of_two_inputs: power_of_two != 0,
+            amax_bound: Some(f32::from_bits(bound as u32)).filter(|bound| bound.is_finite()),
         })
     }
 }
@@ -114,11 +128,27 @@ pub(crate) fn has_shape(scale: &[usize], granularity: Granularity, n: usize, k: 
     match (granularity, scale) {
         (Granularity::Tensorwise, [] | [1] | [1, 1]) => true,
         (Granularity::Rowwise, [rows] | [rows, 1]) => *rows == n,
-        (Granularity::Blockwise { rows, cols }, [r, c]) => {
-            *r == n.div_ceil(rows.max(1)) && *c == k.div_ceil(cols.max(1))
+        // A weight of one block may have its scale as a number.
+        (Granularity::Blockwise { .. }, [] | [1]) => grid(granularity, n, k) == (1, 1),
+        (Granularity::Blockwise { .. } | Granularity::Mx, [r, c])
+        | (Granularity::Blockwise { .. }, [r, 1, c, 1]) => grid(granularity, n, k) == (*r, *c),
+        // Blocks along the rows only.
+        (Granularity::Blockwise { rows: 1, .. }, [r, c, 1]) => {
+            grid(granularity, n, k) == (*r, *c)
         }
-        (Granularity::Mx, [r, c]) => *r == n && *c == k.div_ceil(fp8_core::MX_BLOCK),
         _ => false,
+    }
+}
+
+/// Rows and columns of scales of an `[n, k]` weight.
+pub(super) fn grid(granularity: Granularity, n: usize, k: usize) -> (usize, usize) {
+    match granularity {
+        Granularity::Tensorwise => (1, 1),
+        Granularity::Rowwise => (n, 1),
+        Granularity::Blockwise { rows, cols } => {
+            (n.div_ceil(rows.max(1)), k.div_ceil(cols.max(1)))
+        }
+        Granularity::Mx => (n, k.div_ceil(fp8_core::MX_BLOCK)),
     }
 }
 

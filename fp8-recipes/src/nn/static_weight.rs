@@ -24,11 +24,15 @@ pub enum InputScaling {
     DynamicPerToken {
         /// Whether scales are powers of two.
         power_of_two: bool,
+        /// A larger amax counts as this one, and values beyond it saturate (FBGEMM's `activation_scale_ub`).
+        amax_bound: Option<f32>,
     },
     /// Cast with a scale from the tensor's own amax.
     DynamicPerTensor {
         /// Whether the scale is a power of two.
         power_of_two: bool,
+        /// A larger amax counts as this one, and values beyond it saturate.
+        amax_bound: Option<f32>,
     },
     /// Cast with a scale from the amax of each group of inputs of a token.
     DynamicPerGroup {
@@ -61,15 +65,25 @@ impl InputScaling {
             InputScaling::DynamicMx => Granularity::Mx,
         };
         let quantizer = Quantizer::dynamic(Format::E4M3, granularity);
-        Some(quantizer.with_power_of_two(self.has_power_of_two_scales()))
+        let quantizer = quantizer.with_power_of_two(self.has_power_of_two_scales());
+        Some(quantizer.with_amax_bound(self.amax_bound()))
+    }
+
+    /// The largest amax that counts, where there is a bound.
+    fn amax_bound(&self) -> Option<f32> {
+        match *self {
+            InputScaling::DynamicPerToken { amax_bound, .. }
+            | InputScaling::DynamicPerTensor { amax_bound, .. } => amax_bound,
+            _ => None,
+        }
     }
 
     /// Whether scales that are made of the inputs are rounded down to powers of two; microscaling has its own rule.
     pub(crate) fn has_power_of_two_scales(&self) -> bool {
         match *self {
             InputScaling::None | InputScaling::Static(_) | InputScaling::DynamicMx => false,
-            InputScaling::DynamicPerToken { power_of_two }
-            | InputScaling::DynamicPerTensor { power_of_two }
+            InputScaling::DynamicPerToken { power_of_two, .. }
+            | InputScaling::DynamicPerTensor { power_of_two, .. }
             | InputScaling::DynamicPerGroup { power_of_two, .. } => power_of_two,
         }
     }
@@ -148,10 +162,14 @@ impl StaticWeight {
             }
             return Ok(None);
         }
-        let weight =
-            vb.get_with_hints_dtype((n, k), "weight", Default::default(), DType::F8E4M3)?;
-        check_payload(vb, &weight, &name, (n, k))?;
         let scheme = crate::load::scheme(vb)?;
+        // Our own VarBuilder hands out the bytes of the file, which then are the codes, without a copy.
+        let stored = match scheme {
+            Some(_) => DType::U8,
+            None => DType::F8E4M3,
+        };
+        let weight = vb.get_with_hints_dtype((n, k), "weight", Default::default(), stored)?;
+        check_payload(vb, &weight, &name, (n, k))?;
         let scale_name = join(&path, "weight_scale");
         let scale = vb.get_unchecked_dtype("weight_scale", DType::F32)?;
         // Our own VarBuilder has checked the scales.
@@ -166,14 +184,18 @@ impl StaticWeight {
                 got: scale.dims().to_vec(),
                 expected: crate::load::shapes_text(told, n, k),
             })?;
-        let codes =
-            Fp8Tensor::from_f8e4m3(&weight, granularity, Contraction::Cols, scale.contiguous()?)?;
+        let (scale, along) = (scale.contiguous()?, Contraction::Cols);
+        let codes = match scheme {
+            Some(_) => Fp8Tensor::from_parts(weight, Format::E4M3, granularity, along, scale)?,
+            None => Fp8Tensor::from_f8e4m3(&weight, granularity, along, scale)?,
+        };
+        let amax_bound = scheme.and_then(|scheme| scheme.amax_bound);
         let power_of_two = scheme.is_some_and(|scheme| scheme.power_of_two_inputs);
         let input = match scheme.and_then(|scheme| scheme.input) {
             Some(InputScheme::None) => InputScaling::None,
             Some(InputScheme::Static) => InputScaling::Static(input_scale(vb, &path)?),
-            Some(InputScheme::PerToken) => InputScaling::DynamicPerToken { power_of_two },
-            Some(InputScheme::PerTensor) => InputScaling::DynamicPerTensor { power_of_two },
+            Some(InputScheme::PerToken) => InputScaling::DynamicPerToken { power_of_two, amax_bound },
+            Some(InputScheme::PerTensor) => InputScaling::DynamicPerTensor { power_of_two, amax_bound },
             Some(InputScheme::PerGroup(size)) => {
                 InputScaling::DynamicPerGroup { size, power_of_two }
             }
@@ -181,7 +203,7 @@ impl StaticWeight {
             None if vb.contains_tensor("input_scale") => {
                 InputScaling::Static(input_scale(vb, &path)?)
             }
-            None => InputScaling::DynamicPerToken { power_of_two },
+            None => InputScaling::DynamicPerToken { power_of_two, amax_bound },
         };
         Self::new(&codes, input, &path).map(Some)
     }

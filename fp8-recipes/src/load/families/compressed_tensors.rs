@@ -4,11 +4,12 @@
 //! here are the formats whose weights are E4M3 codes: `float-quantized`, `naive-quantized`, `mxfp8-quantized` and
 //! mixtures of them.
 
-use super::family::{At, Family};
 use super::fp8::{block_sizes, size};
-use super::scheme::{InputScheme, LayerScheme};
-use super::targets::{Rank, Targets};
 use crate::error::Result;
+use crate::load::family::{At, Family};
+use crate::load::family_name::FamilyName;
+use crate::load::scheme::{InputScheme, LayerScheme};
+use crate::load::targets::{Rank, Targets};
 use fp8_core::{Granularity, MX_BLOCK};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 const FORMATS: [&str; 3] = ["float-quantized", "naive-quantized", "mxfp8-quantized"];
 
 #[derive(Debug)]
-pub(super) struct CompressedTensors {
+pub(in crate::load) struct CompressedTensors {
     path: PathBuf,
     groups: Vec<Group>,
     ignored: Targets,
@@ -30,7 +31,7 @@ struct Group {
 }
 
 impl CompressedTensors {
-    pub(super) fn parse(at: &At<'_>) -> Result<Self> {
+    pub(in crate::load) fn parse(at: &At<'_>) -> Result<Self> {
         let formats = FORMATS.map(|format| json!(format));
         let of_group = [&formats[..], &[Value::Null]].concat();
         let of_all = [&of_group[..], &[json!("mixed-precision")]].concat();
@@ -47,11 +48,10 @@ impl CompressedTensors {
             group.get("format").must_be(&of_group)?;
             groups.push(Group {
                 targets: Targets::parse(&group.get("targets"))?,
-                scheme: LayerScheme {
-                    weight: Some(weight_granularity(&weights)?),
-                    input: Some(input_scheme(&group.get("input_activations"))?),
-                    power_of_two_inputs: false,
-                },
+                scheme: LayerScheme::new(
+                    weight_granularity(&weights)?,
+                    input_scheme(&group.get("input_activations"))?,
+                ),
             });
         }
         Ok(Self {
@@ -63,6 +63,10 @@ impl CompressedTensors {
 }
 
 impl Family for CompressedTensors {
+    fn name(&self) -> FamilyName {
+        FamilyName::CompressedTensors
+    }
+
     fn layer(&self, path: &str) -> Result<Option<LayerScheme>> {
         if self.ignored.rank(path)?.is_some() {
             return Ok(None);

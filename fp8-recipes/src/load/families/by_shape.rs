@@ -1,22 +1,23 @@
 //! Files without a configuration: the shapes of the scales and the presence of an `input_scale` decide.
 
-use super::family::Family;
-use super::scheme::LayerScheme;
 use crate::error::Result;
+use crate::load::family::Family;
+use crate::load::family_name::FamilyName;
+use crate::load::scheme::LayerScheme;
 use std::path::Path;
 
 /// Every layer that has a `weight_scale` is FP8. Its inputs have a static scale where there is an `input_scale`, else
 /// one per token.
 #[derive(Debug)]
-pub(super) struct ByShape;
+pub(in crate::load) struct ByShape;
 
 impl Family for ByShape {
+    fn name(&self) -> FamilyName {
+        FamilyName::ByShape
+    }
+
     fn layer(&self, _: &str) -> Result<Option<LayerScheme>> {
-        Ok(Some(LayerScheme {
-            weight: None,
-            input: None,
-            power_of_two_inputs: false,
-        }))
+        Ok(Some(LayerScheme::default()))
     }
 
     fn source(&self) -> Option<&Path> {
