@@ -281,7 +281,9 @@ impl Quantizer {
                     power_of_two: *power_of_two,
                 };
                 let cast = match self.amax_bound {
-                    None => backend.quantize_current(&x, &grid, current, &self.cast, orientation)?,
+                    None => {
+                        backend.quantize_current(&x, &grid, current, &self.cast, orientation)?
+                    }
                     Some(bound) => {
                         let measured = backend.amax(&x, &grid)?;
                         let amax = measured.minimum(f64::from(bound))?;

@@ -121,7 +121,9 @@ pub enum Error {
         second: String,
     },
     /// A tensor belongs to a format that this library does not read.
-    #[error("{path}: `{tensor}` belongs to {format}, which cannot be loaded; expected FP8 (F8_E4M3) weights")]
+    #[error(
+        "{path}: `{tensor}` belongs to {format}, which cannot be loaded; expected FP8 (F8_E4M3) weights"
+    )]
     ForeignFormat {
         /// The file.
         path: PathBuf,

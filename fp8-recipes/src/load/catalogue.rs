@@ -130,7 +130,8 @@ impl Source<'_> {
     /// Sorts all tensors and checks that everything belongs together.
     pub(super) fn catalogue(&self, options: &OpenOptions) -> Result<Catalogue> {
         let mut sorted = Sorted::default();
-        let mut names: Vec<(&String, usize)> = self.index.iter().map(|(name, &at)| (name, at)).collect();
+        let mut names: Vec<(&String, usize)> =
+            self.index.iter().map(|(name, &at)| (name, at)).collect();
         names.sort_unstable();
         for (name, file) in names {
             self.sort(name, file, &mut sorted)?;
@@ -145,7 +146,8 @@ impl Source<'_> {
             // A table beside the linear layers.
             if split(&name).1 != "weight" {
                 for end in ["_scale", "_scale_inv"] {
-                    if let Some(Value::Tensor(scale)) = found.values.remove(&format!("{name}{end}")) {
+                    if let Some(Value::Tensor(scale)) = found.values.remove(&format!("{name}{end}"))
+                    {
                         scales.entry(name.clone()).or_default().push(scale);
                     }
                 }
@@ -214,7 +216,10 @@ impl Source<'_> {
             sorted.found.skipped.push(name.to_string());
             return Ok(());
         }
-        if matches!(own, "weight_zero_point" | "input_zero_point" | "output_zero_point") {
+        if matches!(
+            own,
+            "weight_zero_point" | "input_zero_point" | "output_zero_point"
+        ) {
             return self.check_zero_point(&stored);
         }
         let cache = kv::canonical_names(&canonical);
@@ -227,12 +232,21 @@ impl Source<'_> {
             }
             return Ok(());
         }
-        if family.weight_scale_names().contains(&own) && !(own == "scale" && !self.has_weight(path)) {
-            sorted.scales.entry(weight_name(path)).or_default().push(stored);
+        if family.weight_scale_names().contains(&own) && !(own == "scale" && !self.has_weight(path))
+        {
+            sorted
+                .scales
+                .entry(weight_name(path))
+                .or_default()
+                .push(stored);
             return Ok(());
         }
         if family.input_scale_names().contains(&own) {
-            sorted.inputs.entry(path.to_string()).or_default().push(stored);
+            sorted
+                .inputs
+                .entry(path.to_string())
+                .or_default()
+                .push(stored);
             return Ok(());
         }
         let is_word = || {
@@ -262,7 +276,8 @@ impl Source<'_> {
             None => Ok(()),
             Some(at) => Err(Error::TensorValue {
                 tensor: stored.name.clone(),
-                index: at / (bytes.len() / self.shape(stored).iter().product::<usize>().max(1)).max(1),
+                index: at
+                    / (bytes.len() / self.shape(stored).iter().product::<usize>().max(1)).max(1),
                 value: f64::from(bytes[at]),
                 expected: "0, since FP8 scales are symmetric",
             }),
@@ -314,7 +329,11 @@ impl Source<'_> {
         let (path, own) = split(name);
         let scheme = match own {
             "weight" => family.layer(path)?.ok_or_else(|| {
-                let found = format!("`{}` in {} holds FP8 values", codes.name, self.path(&codes).display());
+                let found = format!(
+                    "`{}` in {} holds FP8 values",
+                    codes.name,
+                    self.path(&codes).display()
+                );
                 mismatch(path, family, "leaves it in high precision", found)
             })?,
             // Not a linear layer's, so no configuration speaks of it.
@@ -361,7 +380,11 @@ impl Source<'_> {
                 if scheme != InputScheme::Static && !family.may_ignore_input_scales() =>
             {
                 let says = "gives its inputs no static scale";
-                let found = format!("there is `{}` in {}", input.name, self.path(input).display());
+                let found = format!(
+                    "there is `{}` in {}",
+                    input.name,
+                    self.path(input).display()
+                );
                 return Err(mismatch(path, family, says, found));
             }
             (Some(scheme), _) => scheme,
@@ -409,7 +432,10 @@ impl Source<'_> {
             return Err(Error::TensorShape {
                 tensor: codes.name.clone(),
                 got: shape.to_vec(),
-                expected: format!("two dimensions for an FP8 weight, in {}", self.path(codes).display()),
+                expected: format!(
+                    "two dimensions for an FP8 weight, in {}",
+                    self.path(codes).display()
+                ),
             });
         };
         let words = self.dtype(codes) == Some(Dtype::U32);
@@ -420,7 +446,10 @@ impl Source<'_> {
             return Err(Error::TensorShape {
                 tensor: codes.name.clone(),
                 got: shape.to_vec(),
-                expected: format!("rows in pairs for {heads} heads, in {}", self.path(codes).display()),
+                expected: format!(
+                    "rows in pairs for {heads} heads, in {}",
+                    self.path(codes).display()
+                ),
             });
         }
         Ok(vec![n, k])
@@ -441,13 +470,26 @@ impl Source<'_> {
         let wrong_shape = || Error::TensorShape {
             tensor: scale.name.clone(),
             got: dims.to_vec(),
-            expected: format!("{} `{}`, in {}", shapes_text(told, n, k), codes.name, self.path(scale).display()),
+            expected: format!(
+                "{} `{}`, in {}",
+                shapes_text(told, n, k),
+                codes.name,
+                self.path(scale).display()
+            ),
         };
         let granularity = match told {
             Some(told) => told,
             // Bytes along rows of 32 are the microscaling of OCP.
             None if bytes && has_shape(dims, Granularity::Mx, n, k) => Granularity::Mx,
-            None => granularity_by_shape(dims, n, k).ok_or_else(wrong_shape)?,
+            None => {
+                let found = granularity_by_shape(dims, n, k);
+                // Where there are blocks a configuration tells their size.
+                let is_told = |found: &Granularity| {
+                    self.family(codes).source().is_none()
+                        || !matches!(found, Granularity::Blockwise { .. })
+                };
+                found.filter(is_told).ok_or_else(wrong_shape)?
+            }
         };
         let fits = match self.family(codes).scale_layout(path) {
             ScaleLayout::RowMajor => {
@@ -464,7 +506,13 @@ impl Source<'_> {
         let (allowed, text): (&[Dtype], _) = match granularity {
             Granularity::Mx => (&[Dtype::U8, Dtype::F8_E8M0], "U8 or F8_E8M0"),
             Granularity::Blockwise { .. } => (
-                &[Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F8_E8M0, Dtype::U8],
+                &[
+                    Dtype::F32,
+                    Dtype::BF16,
+                    Dtype::F16,
+                    Dtype::F8_E8M0,
+                    Dtype::U8,
+                ],
                 "F32, BF16, F16, F8_E8M0 or U8",
             ),
             _ => (
@@ -484,7 +532,9 @@ pub(super) fn is_padded(dims: &[usize], granularity: Granularity, n: usize, k: u
     };
     let (rows, cols) = grid(granularity, n, k);
     let padded = |got: usize, needed: usize| {
-        [1, 2, 4, 8, 16, 128].iter().any(|tile| got == needed.next_multiple_of(*tile))
+        [1, 2, 4, 8, 16, 128]
+            .iter()
+            .any(|tile| got == needed.next_multiple_of(*tile))
     };
     rows > 0 && cols > 0 && padded(r, rows) && padded(c, cols)
 }

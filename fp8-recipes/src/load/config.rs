@@ -1,7 +1,11 @@
 //! The configuration beside the files: which family of checkpoints they are.
 
-use super::families::{ByShape, CompressedTensors, Fp8};
+use super::families::{
+    ByShape, Comfy, CompressedTensors, Fbgemm, Fp8, Mistral, Mlx, ModelOpt, PlainCast, Quark,
+    Torchao, W8a8, is_comfy, is_torchao,
+};
 use super::family::{At, Family};
+use super::names::split;
 use super::options::OpenOptions;
 use crate::error::{Error, Result};
 use crate::read::read_text;
@@ -29,13 +33,80 @@ pub(super) fn configuration(
 ) -> Result<Configuration> {
     let path = directory.join("config.json");
     let config = json(&path)?;
-    let family = match &config {
-        Some(config) => of_config(&path, config, files)?,
+    let family = match native(directory, files)? {
+        Some(family) => family,
+        None => family_of(directory, &path, config.as_ref(), files, options)?,
+    };
+    Ok(Configuration { family, config })
+}
+
+/// The configuration decides, then metadata, then names.
+fn family_of(
+    directory: &Path,
+    path: &Path,
+    config: Option<&Value>,
+    files: &[&SafetensorsFile],
+    options: &OpenOptions,
+) -> Result<Arc<dyn Family>> {
+    let told = match config {
+        Some(config) => of_config(path, config, files)?,
         None => None,
     };
-    let _ = options;
-    let family = family.unwrap_or_else(|| Arc::new(ByShape));
-    Ok(Configuration { family, config })
+    if let Some(family) = told {
+        return Ok(family);
+    }
+    let path = directory.join("hf_quant_config.json");
+    if let Some(config) = json(&path)? {
+        return Ok(Arc::new(ModelOpt::parse(&At::new(&path, "", &config))?));
+    }
+    Ok(if is_torchao(files) {
+        Arc::new(Torchao::parse(None, files)?)
+    } else if is_comfy(files) {
+        Arc::new(Comfy::parse(files)?)
+    } else if options.allow_unscaled && !any_name(files, is_scale) {
+        Arc::new(PlainCast)
+    } else {
+        Arc::new(ByShape)
+    })
+}
+
+fn any_name(files: &[&SafetensorsFile], fits: impl Fn(&str) -> bool) -> bool {
+    files
+        .iter()
+        .any(|file| file.names().any(|name| fits(&name)))
+}
+
+/// Whether a tensor is a scale of something in FP8, whoever has written it. A norm's own `scale` is none.
+fn is_scale(name: &str) -> bool {
+    let own = split(name).1;
+    let ends = [
+        "_scale",
+        "_scale_inv",
+        "scale_weight",
+        "scale_input",
+        "scales",
+        "qscale_act",
+    ];
+    ends.iter().any(|end| own.ends_with(end)) || own.contains("qscale")
+}
+
+/// Mistral's own files, by their names: the `config.json` beside them speaks of other files.
+fn native(directory: &Path, files: &[&SafetensorsFile]) -> Result<Option<Arc<dyn Family>>> {
+    let path = directory.join("params.json");
+    let has_scales = any_name(files, |name| name.ends_with(".qscale_weight"));
+    if !has_scales && !any_name(files, |name| name == "tok_embeddings.weight") {
+        return Ok(None);
+    }
+    match json(&path)? {
+        Some(params) => Ok(Some(Arc::new(Mistral::parse(&At::new(
+            &path, "", &params,
+        ))?))),
+        None if has_scales => Err(Error::NoCheckpoint {
+            path: directory.to_path_buf(),
+            reason: "expected params.json beside the scales named `qscale_weight`".into(),
+        }),
+        None => Ok(None),
+    }
 }
 
 /// A JSON file; None if there is none.
@@ -67,6 +138,7 @@ fn of_config(
             config.pointer("/text_config/quantization_config"),
         ),
         ("compression_config", config.get("compression_config")),
+        ("quantization", config.get("quantization")),
     ];
     let found = places
         .into_iter()
@@ -75,18 +147,37 @@ fn of_config(
         return Ok(None);
     };
     let at = At::new(path, key, value);
-    // Old files of compressed-tensors say so by the key alone.
     let method = at.get("quant_method");
+    // Old files of compressed-tensors say so by the key alone, some of ModelOpt by who made them, MLX by the mode.
     let name = match method.value {
         Value::Null if key == "compression_config" => "compressed-tensors",
+        Value::Null if is_modelopt(&at) => "modelopt",
+        Value::Null if !at.get("mode").is_null() => "mlx",
         _ => method.text(METHODS)?,
     };
-    let ends_with = |end: &str| files.iter().any(|file| file.names().any(|name| name.ends_with(end)));
     Ok(Some(match name {
         "compressed-tensors" => Arc::new(CompressedTensors::parse(&at)?),
-        "fp8" | "mxfp8" => Arc::new(Fp8::parse(&at, ends_with(".weight_scale_inv"))?),
+        "fp8" | "mxfp8" => {
+            let inverse = any_name(files, |name| name.ends_with(".weight_scale_inv"));
+            Arc::new(Fp8::parse(&at, inverse)?)
+        }
+        "modelopt" | "modelopt_fp8" | "modelopt_mxfp8" | "modelopt_mixed" => {
+            Arc::new(ModelOpt::parse(&at)?)
+        }
+        "fbgemm_fp8" => Arc::new(Fbgemm::parse(&at)?),
+        "torchao" => Arc::new(Torchao::parse(Some(&at), files)?),
+        "quark" => Arc::new(Quark::parse(&at)?),
+        "w8a8_fp8" => Arc::new(W8a8::parse(&at)?),
+        "mlx" => Arc::new(Mlx::parse(&at, files)?),
         _ => return Err(method.unsupported(METHODS)),
     }))
 }
 
-const METHODS: &str = "compressed-tensors, fp8, mxfp8";
+fn is_modelopt(at: &At<'_>) -> bool {
+    let has_algo = |at: &At<'_>| !at.get("quant_algo").is_null();
+    at.get("producer").get("name").value == "modelopt"
+        || has_algo(at)
+        || has_algo(&at.get("quantization"))
+}
+
+const METHODS: &str = "compressed-tensors, fp8, mxfp8, modelopt, fbgemm_fp8, torchao, quark, w8a8_fp8 or mode mxfp8 of MLX";

@@ -31,7 +31,8 @@ pub(super) fn files_of(directory: &Path) -> Result<Found> {
         source,
     };
     // Mistral's repositories may hold the model twice; what stands beside config.json is the one for transformers.
-    let is_mistral = is_file(&directory.join("params.json")) && !is_file(&directory.join("config.json"));
+    let is_mistral =
+        is_file(&directory.join("params.json")) && !is_file(&directory.join("config.json"));
     let names = match is_mistral {
         true => &[MISTRAL, MODELS[0], MODELS[1]][..],
         false => &MODELS[..],
@@ -56,7 +57,10 @@ pub(super) fn files_of(directory: &Path) -> Result<Found> {
     match others.as_slice() {
         [file] => Ok(Found::single(file.clone())),
         files => {
-            let tried: Vec<String> = names.iter().map(|name| format!("{name}(.index.json)")).collect();
+            let tried: Vec<String> = names
+                .iter()
+                .map(|name| format!("{name}(.index.json)"))
+                .collect();
             Err(Error::NoCheckpoint {
                 path: directory.to_path_buf(),
                 reason: format!(
@@ -100,7 +104,8 @@ fn read_index(directory: &Path, path: PathBuf) -> Result<Found> {
     let files: BTreeSet<&str> = entries.iter().map(|(_, file)| *file).collect();
     for file in &files {
         let mut parts = Path::new(file).components().peekable();
-        let is_inside = parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)));
+        let is_inside =
+            parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)));
         let reason = match is_inside {
             false => "leads out of the directory",
             true if !is_file(&directory.join(file)) => "is named there but is not in the directory",
@@ -112,7 +117,11 @@ fn read_index(directory: &Path, path: PathBuf) -> Result<Found> {
             reason: reason.into(),
         });
     }
-    let numbers: HashMap<&str, usize> = files.iter().enumerate().map(|(at, file)| (*file, at)).collect();
+    let numbers: HashMap<&str, usize> = files
+        .iter()
+        .enumerate()
+        .map(|(at, file)| (*file, at))
+        .collect();
     let index = entries
         .iter()
         .map(|(tensor, file)| ((*tensor).clone(), numbers[file]))
@@ -147,7 +156,10 @@ impl Found {
             Some((name, at)) => Err(Error::Index {
                 path: self.path.clone(),
                 entry: (*name).clone(),
-                reason: format!("is not in {}, where it should be", files[*at].path().display()),
+                reason: format!(
+                    "is not in {}, where it should be",
+                    files[*at].path().display()
+                ),
             }),
         }
     }

@@ -104,7 +104,10 @@ impl<'a> At<'a> {
         static NULL: Value = Value::Null;
         At {
             path: self.path,
-            key: format!("{}.{key}", self.key),
+            key: match self.key.as_str() {
+                "" => key.to_string(),
+                outer => format!("{outer}.{key}"),
+            },
             value: self.value.get(key).unwrap_or(&NULL),
         }
     }
@@ -115,6 +118,42 @@ impl<'a> At<'a> {
             Value::Null => Ok(vec![]),
             Value::Object(map) => Ok(map.keys().map(|key| self.get(key)).collect()),
             _ => Err(self.unsupported("an object")),
+        }
+    }
+
+    /// All entries of an object and their keys; none of null.
+    pub(super) fn named_entries(&self) -> Result<Vec<(&'a str, At<'a>)>> {
+        match self.value {
+            Value::Null => Ok(vec![]),
+            Value::Object(map) => {
+                let entries = map.keys().map(|key| (key.as_str(), self.get(key)));
+                Ok(entries.collect())
+            }
+            _ => Err(self.unsupported("an object")),
+        }
+    }
+
+    /// A positive number of f32; None of null.
+    pub(super) fn positive(&self) -> Result<Option<f32>> {
+        if self.is_null() {
+            return Ok(None);
+        }
+        let number = self.value.as_f64().map(|number| number as f32);
+        match number.filter(|number| number.is_normal() && *number > 0.) {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.unsupported("null or a positive number")),
+        }
+    }
+
+    /// A positive count.
+    pub(super) fn count(&self) -> Result<usize> {
+        let count = self
+            .value
+            .as_u64()
+            .and_then(|count| u32::try_from(count).ok());
+        match count.filter(|count| *count > 0) {
+            Some(count) => Ok(count as usize),
+            None => Err(self.unsupported("a positive count")),
         }
     }
 

@@ -25,7 +25,10 @@ pub(super) fn canonical_names(name: &str) -> Vec<String> {
         (&["k_fake_quantizer", "qscale_act"], &["k_scale"]),
         (&["v_fake_quantizer", "qscale_act"], &["v_scale"]),
         (&["q_fake_quantizer", "qscale_act"], &["q_scale"]),
-        (&["kv_fake_quantizer", "qscale_act"], &["k_scale", "v_scale"]),
+        (
+            &["kv_fake_quantizer", "qscale_act"],
+            &["k_scale", "v_scale"],
+        ),
         (&["q", "scale"], &["q_scale"]),
         (&["k_cache", "scale"], &["k_scale"]),
         (&["v_cache", "scale"], &["v_scale"]),
@@ -37,7 +40,9 @@ pub(super) fn canonical_names(name: &str) -> Vec<String> {
         let Some((module, outer)) = path.split_last() else {
             continue;
         };
-        if !is_attention(module) || (*module == "attn" && outer.last().is_some_and(|m| is_attention(m))) {
+        if !is_attention(module)
+            || (*module == "attn" && outer.last().is_some_and(|m| is_attention(m)))
+        {
             continue;
         }
         let path = path.join(".");
@@ -68,13 +73,22 @@ mod tests {
         ];
         for key in keys {
             let name = format!("model.layers.3.self_attn.{key}");
-            assert_eq!(canonical_names(&name), ["model.layers.3.self_attn.k_scale"], "{name}");
+            assert_eq!(
+                canonical_names(&name),
+                ["model.layers.3.self_attn.k_scale"],
+                "{name}"
+            );
         }
         assert_eq!(
             canonical_names("m.self_attn.kv_scale"),
             ["m.self_attn.k_scale", "m.self_attn.v_scale"]
         );
-        for other in ["k_scale", "ssm.k_scale", "self_attn.k_proj.weight_scale", "self_attn.o_proj.output_scale"] {
+        for other in [
+            "k_scale",
+            "ssm.k_scale",
+            "self_attn.k_proj.weight_scale",
+            "self_attn.o_proj.output_scale",
+        ] {
             assert!(canonical_names(other).is_empty(), "{other}");
         }
     }

@@ -253,11 +253,19 @@ impl Checkpoint {
 
     /// Which family of checkpoints it is: that of the first file with FP8 in it.
     pub fn family(&self) -> FamilyName {
-        let fp8 = self.catalogue.weights.values().map(|weight| weight.codes.file);
-        let codes = self.catalogue.values.values().filter_map(|value| match value {
-            catalogue::Value::Codes(stored) => Some(stored.file),
-            _ => None,
-        });
+        let fp8 = self
+            .catalogue
+            .weights
+            .values()
+            .map(|weight| weight.codes.file);
+        let codes = self
+            .catalogue
+            .values
+            .values()
+            .filter_map(|value| match value {
+                catalogue::Value::Codes(stored) => Some(stored.file),
+                _ => None,
+            });
         let first = fp8.chain(codes).min();
         first.map_or(FamilyName::HighPrecision, |file| self.families[file].name())
     }
@@ -279,7 +287,13 @@ impl Checkpoint {
     pub fn other_names(&self) -> Vec<String> {
         let tables = self.catalogue.weights.keys();
         let tables = tables.filter(|name| names::split(name).1 != "weight");
-        let mut names: Vec<String> = self.catalogue.values.keys().chain(tables).cloned().collect();
+        let mut names: Vec<String> = self
+            .catalogue
+            .values
+            .keys()
+            .chain(tables)
+            .cloned()
+            .collect();
         names.sort_unstable();
         names
     }

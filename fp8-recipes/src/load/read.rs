@@ -85,7 +85,12 @@ impl Checkpoint {
         if let Some(weight) = self.catalogue.weights.get(name) {
             let codes = self.codes(weight)?;
             let shape = weight.shape.as_slice();
-            return Ok(Tensor::from_raw_buffer(&codes, DType::F8E4M3, shape, device)?);
+            return Ok(Tensor::from_raw_buffer(
+                &codes,
+                DType::F8E4M3,
+                shape,
+                device,
+            )?);
         }
         match (self.catalogue.values.get(name), self.index.get(name)) {
             (Some(Value::CacheScale { .. }), _) => self.value(name, DType::F32, device),
@@ -97,7 +102,10 @@ impl Checkpoint {
 
     fn missing(&self, name: &str) -> Error {
         const SHOWN: usize = 3;
-        let files = self.files.iter().map(|file| file.path().display().to_string());
+        let files = self
+            .files
+            .iter()
+            .map(|file| file.path().display().to_string());
         let mut shown: Vec<String> = files.take(SHOWN).collect();
         if self.files.len() > SHOWN {
             shown.push(format!("{} more files", self.files.len() - SHOWN));
@@ -186,7 +194,9 @@ impl Checkpoint {
             return match dtype {
                 DType::U8 => self.code_tensor(weight, device),
                 DType::F8E4M3 => self.tensor(&name, device),
-                dtype if is_float(dtype) => Ok(self.fp8_tensor(weight, device)?.dequantize(dtype)?),
+                dtype if is_float(dtype) => {
+                    Ok(self.fp8_tensor(weight, device)?.dequantize(dtype)?)
+                }
                 got => Err(Error::BuilderDType { got }),
             };
         }
@@ -202,7 +212,9 @@ impl Checkpoint {
         }
         let tensor = match self.catalogue.values.get(&name) {
             Some(Value::CacheScale { stored, shape }) => {
-                let scale = self.stored_tensor(stored, &Device::Cpu)?.to_dtype(DType::F32)?;
+                let scale = self
+                    .stored_tensor(stored, &Device::Cpu)?
+                    .to_dtype(DType::F32)?;
                 check_scales(&stored.name, &scale.flatten_all()?.to_vec1()?)?;
                 scale.reshape(shape.as_slice())?.to_device(device)?
             }
@@ -246,7 +258,13 @@ impl Checkpoint {
         let codes = self.code_tensor(weight, device)?;
         let scales = self.scales(weight, device)?;
         let (granularity, contraction) = (weight.granularity, Contraction::Cols);
-        Ok(Fp8Tensor::from_parts(codes, Format::E4M3, granularity, contraction, scales)?)
+        Ok(Fp8Tensor::from_parts(
+            codes,
+            Format::E4M3,
+            granularity,
+            contraction,
+            scales,
+        )?)
     }
 
     fn code_tensor(&self, weight: &Weight, device: &Device) -> Result<Tensor> {
@@ -284,7 +302,9 @@ impl Checkpoint {
         values = match weight.layout {
             ScaleLayout::Tiles => untile(&values, rows, cols),
             ScaleLayout::RowMajor => {
-                let dims = self.files[stored.file].shape(&stored.name).unwrap_or_default();
+                let dims = self.files[stored.file]
+                    .shape(&stored.name)
+                    .unwrap_or_default();
                 match *dims {
                     [r, c] if (r, c) != (rows, cols) && r * c > rows * cols => {
                         cropped(&stored.name, &values, c, (rows, cols))?
@@ -293,7 +313,9 @@ impl Checkpoint {
                 }
             }
         };
-        if let (Order::Rotary { heads }, Granularity::Rowwise) = (weight.codes.order, weight.granularity) {
+        if let (Order::Rotary { heads }, Granularity::Rowwise) =
+            (weight.codes.order, weight.granularity)
+        {
             values = take_rows(&values, n, heads, stored)?;
         }
         match weight.granularity {
@@ -313,7 +335,10 @@ impl Checkpoint {
         Ok(match file.dtype(&stored.name) {
             Some(Dtype::U8 | Dtype::F8_E8M0) => {
                 let bytes = file.bytes(&stored.name)?;
-                bytes.iter().map(|byte| E8M0::from_bits(*byte).to_f32()).collect()
+                bytes
+                    .iter()
+                    .map(|byte| E8M0::from_bits(*byte).to_f32())
+                    .collect()
             }
             _ => {
                 let scales = file.tensor(&stored.name, &Device::Cpu)?;
@@ -371,7 +396,12 @@ fn check_powers(name: &str, scales: &[f32]) -> Result<()> {
     check(name, scales, "a power of two, not the NaN of E8M0", fits)
 }
 
-fn check(name: &str, scales: &[f32], expected: &'static str, fits: impl Fn(f32) -> bool) -> Result<()> {
+fn check(
+    name: &str,
+    scales: &[f32],
+    expected: &'static str,
+    fits: impl Fn(f32) -> bool,
+) -> Result<()> {
     match scales.iter().position(|scale| !fits(*scale)) {
         None => Ok(()),
         Some(index) => Err(Error::TensorValue {
@@ -385,7 +415,12 @@ fn check(name: &str, scales: &[f32], expected: &'static str, fits: impl Fn(f32) 
 
 /// The first rows and columns of a grid that was padded. What is left out must be one number: anything else means blocks of
 /// another size.
-fn cropped(name: &str, values: &[f32], width: usize, (rows, cols): (usize, usize)) -> Result<Vec<f32>> {
+fn cropped(
+    name: &str,
+    values: &[f32],
+    width: usize,
+    (rows, cols): (usize, usize),
+) -> Result<Vec<f32>> {
     let (mut kept, mut padding) = (vec![], None);
     for (at, value) in values.iter().enumerate() {
         if at / width < rows && at % width < cols {
@@ -433,6 +468,8 @@ fn rotary_rows(rows: usize, heads: usize, stored: &Stored) -> Result<Vec<usize>>
 fn take_rows<T: Copy>(values: &[T], rows: usize, heads: usize, stored: &Stored) -> Result<Vec<T>> {
     let order = rotary_rows(rows, heads, stored)?;
     let width = values.len() / rows.max(1);
-    let rows = order.into_iter().flat_map(|row| &values[row * width..(row + 1) * width]);
+    let rows = order
+        .into_iter()
+        .flat_map(|row| &values[row * width..(row + 1) * width]);
     Ok(rows.copied().collect())
 }

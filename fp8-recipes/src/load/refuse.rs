@@ -7,7 +7,10 @@ use std::path::Path;
 
 /// What a tensor of that name belongs to.
 const NAMES: [(&str, &str); 9] = [
-    ("weight_packed", "NVFP4, MXFP4 or an integer format (packed weights)"),
+    (
+        "weight_packed",
+        "NVFP4, MXFP4 or an integer format (packed weights)",
+    ),
     ("weight_global_scale", "NVFP4"),
     ("input_global_scale", "NVFP4"),
     ("weight_scale_2", "NVFP4"),

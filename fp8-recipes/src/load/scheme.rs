@@ -133,9 +133,7 @@ pub(crate) fn has_shape(scale: &[usize], granularity: Granularity, n: usize, k: 
         (Granularity::Blockwise { .. } | Granularity::Mx, [r, c])
         | (Granularity::Blockwise { .. }, [r, 1, c, 1]) => grid(granularity, n, k) == (*r, *c),
         // Blocks along the rows only.
-        (Granularity::Blockwise { rows: 1, .. }, [r, c, 1]) => {
-            grid(granularity, n, k) == (*r, *c)
-        }
+        (Granularity::Blockwise { rows: 1, .. }, [r, c, 1]) => grid(granularity, n, k) == (*r, *c),
         _ => false,
     }
 }
@@ -145,9 +143,7 @@ pub(super) fn grid(granularity: Granularity, n: usize, k: usize) -> (usize, usiz
     match granularity {
         Granularity::Tensorwise => (1, 1),
         Granularity::Rowwise => (n, 1),
-        Granularity::Blockwise { rows, cols } => {
-            (n.div_ceil(rows.max(1)), k.div_ceil(cols.max(1)))
-        }
+        Granularity::Blockwise { rows, cols } => (n.div_ceil(rows.max(1)), k.div_ceil(cols.max(1))),
         Granularity::Mx => (n, k.div_ceil(fp8_core::MX_BLOCK)),
     }
 }

@@ -194,8 +194,14 @@ impl StaticWeight {
         let input = match scheme.and_then(|scheme| scheme.input) {
             Some(InputScheme::None) => InputScaling::None,
             Some(InputScheme::Static) => InputScaling::Static(input_scale(vb, &path)?),
-            Some(InputScheme::PerToken) => InputScaling::DynamicPerToken { power_of_two, amax_bound },
-            Some(InputScheme::PerTensor) => InputScaling::DynamicPerTensor { power_of_two, amax_bound },
+            Some(InputScheme::PerToken) => InputScaling::DynamicPerToken {
+                power_of_two,
+                amax_bound,
+            },
+            Some(InputScheme::PerTensor) => InputScaling::DynamicPerTensor {
+                power_of_two,
+                amax_bound,
+            },
             Some(InputScheme::PerGroup(size)) => {
                 InputScaling::DynamicPerGroup { size, power_of_two }
             }
@@ -203,7 +209,10 @@ impl StaticWeight {
             None if vb.contains_tensor("input_scale") => {
                 InputScaling::Static(input_scale(vb, &path)?)
             }
-            None => InputScaling::DynamicPerToken { power_of_two, amax_bound },
+            None => InputScaling::DynamicPerToken {
+                power_of_two,
+                amax_bound,
+            },
         };
         Self::new(&codes, input, &path).map(Some)
     }

@@ -6,10 +6,10 @@ mod positioned;
 use crate::error::{Error, Result};
 use crate::read::open_regular;
 use candle_core::{DType, Device, Tensor};
-use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo};
 use half::{bf16, f16};
 use positioned::Positioned;
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 

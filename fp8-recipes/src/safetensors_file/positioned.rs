@@ -30,7 +30,10 @@ impl Positioned {
     /// Fills `bytes` with what stands at `at`.
     pub(super) fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> Result<()> {
         use std::io::{Read, Seek, SeekFrom};
-        let mut file = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut file = self
+            .0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         file.seek(SeekFrom::Start(at))?;
         file.read_exact(bytes)
     }

@@ -37,17 +37,25 @@ impl CompressedTensors {
         let of_all = [&of_group[..], &[json!("mixed-precision")]].concat();
         at.get("format").must_be(&of_all)?;
         let status = at.get("quantization_status");
-        status.must_be(&[Value::Null, json!("compressed")])?;
+        // Early files of llm-compressor have compressed weights and say "frozen".
+        status.must_be(&[Value::Null, json!("compressed"), json!("frozen")])?;
+        check_cache(&at.get("kv_cache_scheme"))?;
+        check_none(&at.get("transform_config"), "config_groups")?;
+        check_none(&at.get("sparsity_config"), "format")?;
         let mut groups = vec![];
         for group in at.get("config_groups").entries()? {
             // A group for caches or outputs only says nothing of weights.
             let weights = group.get("weights");
-            if weights.is_null() {
+            let targets = group.get("targets");
+            let names = targets.texts()?;
+            let is_attention =
+                !names.is_empty() && names.iter().all(|name| name.ends_with("Attention"));
+            if weights.is_null() || is_attention {
                 continue;
             }
             group.get("format").must_be(&of_group)?;
             groups.push(Group {
-                targets: Targets::parse(&group.get("targets"))?,
+                targets: Targets::parse(&targets)?,
                 scheme: LayerScheme::new(
                     weight_granularity(&weights)?,
                     input_scheme(&group.get("input_activations"))?,
@@ -85,6 +93,30 @@ impl Family for CompressedTensors {
 
     fn source(&self) -> Option<&Path> {
         Some(&self.path)
+    }
+}
+
+/// Scales of caches are told apart by their names; what they stand for must be FP8.
+fn check_cache(at: &At<'_>) -> Result<()> {
+    if at.is_null() {
+        return Ok(());
+    }
+    check_type(at)?;
+    let strategy = at.get("strategy");
+    strategy.must_be(&[Value::Null, json!("tensor"), json!("attn_head")])
+}
+
+/// Sparse weights, or ones that were rotated, need more than codes and scales.
+fn check_none(at: &At<'_>, key: &str) -> Result<()> {
+    let inner = at.get(key);
+    let is_empty = match inner.value {
+        Value::Null => true,
+        Value::Object(map) => map.is_empty(),
+        value => value == "dense",
+    };
+    match is_empty {
+        true => Ok(()),
+        false => Err(inner.unsupported("none")),
     }
 }
 

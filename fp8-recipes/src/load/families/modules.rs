@@ -126,7 +126,9 @@ mod tests {
     fn borders_of_modules_count() {
         let list = json!(["layers.1", "gate", "model.visual", "re*[", "layer.*head"]);
         let mut modules = Modules::default();
-        modules.add_lenient(&At::new(Path::new("c"), "k", &list)).unwrap();
+        modules
+            .add_lenient(&At::new(Path::new("c"), "k", &list))
+            .unwrap();
         for (path, expected) in [
             ("model.layers.1.mlp.up_proj", true),
             ("model.layers.11.mlp.up_proj", false),

@@ -1,0 +1,143 @@
+//! AMD's Quark.
+
+use super::fp8::{block_sizes, size};
+use super::modules::{Modules, matches_glob};
+use crate::error::Result;
+use crate::load::family::{At, Family};
+use crate::load::family_name::FamilyName;
+use crate::load::scheme::{InputScheme, LayerScheme};
+use fp8_core::{Granularity, MX_BLOCK};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug)]
+pub(in crate::load) struct Quark {
+    path: PathBuf,
+    /// Of all layers that nothing else names.
+    all: Option<LayerScheme>,
+    /// By globs.
+    some: Vec<(String, Option<LayerScheme>)>,
+    excluded: Modules,
+}
+
+impl Quark {
+    pub(in crate::load) fn parse(at: &At<'_>) -> Result<Self> {
+        let export = at.get("export");
+        export
+            .get("weight_format")
+            .must_be(&[Value::Null, json!("real_quantized")])?;
+        export
+            .get("pack_method")
+            .must_be(&[Value::Null, json!("reorder"), json!("order")])?;
+        let mut some = vec![];
+        for (glob, entry) in at.get("layer_quant_config").named_entries()? {
+            some.push((glob.to_string(), scheme(&entry)?));
+        }
+        let mut all = scheme(&at.get("global_quant_config"))?;
+        for (class, entry) in at.get("layer_type_quant_config").named_entries()? {
+            // The class that our layers stand for.
+            if class.ends_with("Linear") {
+                all = scheme(&entry)?;
+            }
+        }
+        let mut excluded = Modules::default();
+        excluded.add_globs(&at.get("exclude"))?;
+        Ok(Self {
+            path: at.file(),
+            all,
+            some,
+            excluded,
+        })
+    }
+}
+
+/// What is done to layers; None if their weights stay in high precision.
+fn scheme(at: &At<'_>) -> Result<Option<LayerScheme>> {
+    let weight = at.get("weight");
+    if weight.is_null() {
+        return Ok(None);
+    }
+    Ok(Some(LayerScheme::new(
+        granularity(&weight)?,
+        inputs(&at.get("input_tensors"))?,
+    )))
+}
+
+fn check_type(at: &At<'_>) -> Result<()> {
+    at.get("dtype").must_be(&[json!("fp8_e4m3")])?;
+    at.get("symmetric").must_be(&[json!(true), Value::Null])
+}
+
+/// Whether scales are powers of two.
+fn has_powers(at: &At<'_>) -> bool {
+    at.get("scale_type")
+        .value
+        .as_str()
+        .is_some_and(|name| name.contains("e8m0"))
+        || at
+            .get("scale_format")
+            .value
+            .as_str()
+            .is_some_and(|name| name.contains("e8m0"))
+}
+
+fn granularity(at: &At<'_>) -> Result<Granularity> {
+    const EXPECTED: &str =
+        "per_tensor, per_channel of axis 0, per_block, or per_group of 32 with e8m0 scales";
+    check_type(at)?;
+    at.get("is_dynamic").must_be(&[json!(false), Value::Null])?;
+    let scheme = at.get("qscheme");
+    let group = size(at.get("group_size").value);
+    match scheme.text(EXPECTED)? {
+        "per_tensor" => Ok(Granularity::Tensorwise),
+        "per_channel" => {
+            at.get("ch_axis").must_be(&[json!(0), Value::Null])?;
+            Ok(Granularity::Rowwise)
+        }
+        "per_block" => match block_sizes(&at.get("block_size"))? {
+            Some((rows, cols)) => Ok(Granularity::Blockwise { rows, cols }),
+            None => Err(at.get("block_size").unsupported("[rows, cols]")),
+        },
+        "per_group" if group == Some(MX_BLOCK) && has_powers(at) => Ok(Granularity::Mx),
+        _ => Err(scheme.unsupported(EXPECTED)),
+    }
+}
+
+fn inputs(at: &At<'_>) -> Result<InputScheme> {
+    const EXPECTED: &str = "per_tensor, or dynamic per_token, per_channel or per_group";
+    if at.is_null() {
+        return Ok(InputScheme::None);
+    }
+    check_type(at)?;
+    let scheme = at.get("qscheme");
+    let dynamic = at.get("is_dynamic");
+    dynamic.must_be(&[json!(true), json!(false), Value::Null])?;
+    let is_dynamic = dynamic.value == &json!(true);
+    let group = size(at.get("group_size").value).filter(|size| *size > 0);
+    match (scheme.text(EXPECTED)?, is_dynamic, group) {
+        ("per_tensor", false, _) => Ok(InputScheme::Static),
+        ("per_tensor", true, _) => Ok(InputScheme::PerTensor),
+        ("per_token" | "per_channel", true, _) => Ok(InputScheme::PerToken),
+        ("per_group", true, Some(MX_BLOCK)) if has_powers(at) => Ok(InputScheme::Mx),
+        ("per_group", true, Some(size)) => Ok(InputScheme::PerGroup(size)),
+        _ => Err(scheme.unsupported(EXPECTED)),
+    }
+}
+
+impl Family for Quark {
+    fn name(&self) -> FamilyName {
+        FamilyName::Quark
+    }
+
+    fn layer(&self, path: &str) -> Result<Option<LayerScheme>> {
+        if self.excluded.name(path) {
+            return Ok(None);
+        }
+        let named = self.some.iter().find(|(glob, _)| matches_glob(path, glob));
+        Ok(named.map_or(self.all, |(_, scheme)| *scheme))
+    }
+
+    fn source(&self) -> Option<&Path> {
+        Some(&self.path)
+    }
+}
