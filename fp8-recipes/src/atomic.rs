@@ -18,6 +18,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+pub(crate) use safetensors::write_tensor_data;
 pub use safetensors::{write_safetensors, write_safetensors_atomic};
 pub(crate) use together::{Part, replace_together};
 
@@ -272,7 +273,7 @@ impl Target {
 const TEMPORARY: &str = ".tmp-";
 
 /// Tells this process from every earlier one, also where process numbers repeat (containers).
-fn process_token() -> &'static str {
+pub(crate) fn process_token() -> &'static str {
     static TOKEN: OnceLock<String> = OnceLock::new();
     TOKEN.get_or_init(|| {
         let since_epoch = SystemTime::now()
@@ -303,7 +304,7 @@ impl Drop for RemoveOnDrop {
 }
 
 /// Makes renames and new names in a directory last. Only Unix can open a directory for this.
-fn sync_dir(directory: &Path) -> io::Result<()> {
+pub(crate) fn sync_dir(directory: &Path) -> io::Result<()> {
     if cfg!(unix) {
         File::open(directory)?.sync_all()
     } else {

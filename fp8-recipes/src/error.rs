@@ -345,6 +345,42 @@ pub enum Error {
         /// Shape of the tensor.
         shape: Vec<usize>,
     },
+    /// A layer, or the scales of a cache, that the target's files cannot say. Nothing was written.
+    #[error("layer `{layer}` has {has}, which {spelling} files cannot hold: they take {takes}")]
+    Inexpressible {
+        /// Path of the layer.
+        layer: String,
+        /// Its granularity and input scaling.
+        has: String,
+        /// The target.
+        spelling: crate::rewrite::Spelling,
+        /// What the target takes.
+        takes: &'static str,
+    },
+    /// A rewrite of a model that has no layer for it.
+    #[error(
+        "there is no layer to rewrite: the model has no FP8 weights to convert, or no linear layers to quantize"
+    )]
+    NothingToConvert,
+    /// A rewrite was cancelled by its progress callback. Nothing was written.
+    #[error("cancelled; nothing was written")]
+    Cancelled,
+    /// The target of a rewrite is taken.
+    #[error("{path} {reason}")]
+    TargetExists {
+        /// The target.
+        path: PathBuf,
+        /// Why it cannot be the target, as it reads after the path.
+        reason: &'static str,
+    },
+    /// A static scheme without the amax of a layer's inputs.
+    #[error(
+        "layer `{path}` has no input amax, which static scales are made of: calibrate it or choose a dynamic scheme"
+    )]
+    MissingAmax {
+        /// Path of the layer.
+        path: String,
+    },
     /// Two different tensors with one name.
     #[error("two different tensors are named `{tensor}`")]
     NameClash {

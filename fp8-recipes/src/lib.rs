@@ -12,6 +12,7 @@
 //! | optimize, save, resume | [`optim`], [`checkpoint`] |
 //! | export for inference | [`save_calibrated`] after a calibrating guard |
 //! | load FP8 checkpoints | [`load::var_builder`] |
+//! | rewrite checkpoints: quantize, convert, dequantize | [`rewrite`] |
 //! | open a file that may be none | [`read`] |
 
 pub mod atomic;
@@ -29,6 +30,7 @@ pub mod optim;
 mod plan;
 mod prepare;
 pub mod read;
+pub mod rewrite;
 mod safetensors_file;
 mod state;
 mod stats;

@@ -59,16 +59,26 @@ pub fn write_safetensors(
     write(writer, &(header.len() as u64).to_le_bytes())?;
     write(writer, &header)?;
     for (name, tensor) in order {
-        write_data(writer, tensor).map_err(|error| match error {
-            DataError::Io(source) => FileError::io(path, "write")(source),
-            DataError::Candle(source) => FileError::Tensor {
-                path: path.to_path_buf(),
-                name: name.clone(),
-                source: Box::new(source),
-            },
-        })?;
+        write_tensor_data(writer, path, name, tensor)?;
     }
     Ok(())
+}
+
+/// The elements of one tensor as the format has them; `path` only serves messages.
+pub(crate) fn write_tensor_data(
+    writer: &mut dyn Write,
+    path: &Path,
+    name: &str,
+    tensor: &Tensor,
+) -> Result<(), FileError> {
+    write_data(writer, tensor).map_err(|error| match error {
+        DataError::Io(source) => FileError::io(path, "write")(source),
+        DataError::Candle(source) => FileError::Tensor {
+            path: path.to_path_buf(),
+            name: name.to_string(),
+            source: Box::new(source),
+        },
+    })
 }
 
 /// The JSON header, padded with spaces to a multiple of 8 bytes so that the data begins aligned.

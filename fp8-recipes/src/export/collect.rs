@@ -1,11 +1,11 @@
 //! Walks a model and gathers what its file will hold.
 
 use super::options::{ExportOptions, Name, Shown};
-use super::scheme::Scheme;
 use crate::error::{Error, Result};
-use crate::load::InputScheme;
+use crate::load::{InputScheme, StoredLayer};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::nn::{InputScaling, StaticWeight};
+use crate::rewrite::{Contents, Described, Kind};
 use candle_core::{Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
 use std::collections::{BTreeMap, HashMap};
@@ -14,25 +14,16 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Default)]
 pub(super) struct Collected {
     pub(super) tensors: BTreeMap<String, Tensor>,
-    /// Layers in FP8, in the order of the model.
-    pub(super) quantized: Vec<(String, Scheme)>,
-    /// Linear layers in high precision.
-    pub(super) ignored: Vec<String>,
+    /// The layers in FP8, in the order of the model, and the linear layers in high precision.
+    pub(super) contents: Contents,
     /// Names of weights that are stored under another name.
     pub(super) tied: BTreeMap<String, String>,
     pub(super) shown: Shown,
 }
 
 impl Collected {
-    /// Layers whose input scales are to be powers of two wherever the file is loaded.
-    pub(super) fn power_of_two_inputs(&self) -> Vec<String> {
-        let layers = self.quantized.iter();
-        let layers = layers.filter(|(_, scheme)| scheme.has_power_of_two_inputs());
-        layers.map(|(path, _)| path.clone()).collect()
-    }
-
     pub(super) fn quantized_paths(&self) -> Vec<String> {
-        let paths = self.quantized.iter().map(|(path, _)| path.clone());
+        let paths = self.contents.layers.iter().map(|layer| layer.path.clone());
         paths.collect()
     }
 }
@@ -57,8 +48,11 @@ pub(super) fn collect<M: Fp8Module + ?Sized>(
     model.visit(&mut collector);
     match collector.error {
         Some(error) => Err(error),
-        None if collector.out.quantized.is_empty() => Err(Error::NothingToExport),
-        None => Ok(collector.out),
+        None if collector.out.contents.layers.is_empty() => Err(Error::NothingToExport),
+        None => {
+            options.spelling.check(&collector.out.contents)?;
+            Ok(collector.out)
+        }
     }
 }
 
@@ -144,8 +138,14 @@ impl Collector<'_> {
         }
         if let Some(other) = other {
             // Stored once, by what else uses it.
-            if !self.out.ignored.iter().any(|ignored| ignored == path) {
-                self.out.ignored.push(path.to_string());
+            if !self
+                .out
+                .contents
+                .ignored
+                .iter()
+                .any(|ignored| ignored == path)
+            {
+                self.out.contents.ignored.push(path.to_string());
             }
             if other != name {
                 self.out.tied.insert(name, other);
@@ -161,25 +161,26 @@ impl Collector<'_> {
                         path: path.to_string(),
                     });
                 }
-                Scheme::of(&calibration, sizes, path)?.map(|scheme| (scheme, state))
+                Kind::calibrated(&calibration, sizes, path)?.map(|scheme| (scheme, state))
             }
         };
         let Some((scheme, state)) = scheme else {
-            self.out.ignored.push(path.to_string());
+            self.out.contents.ignored.push(path.to_string());
             self.out.tensors.insert(name, weight.detach());
             return Ok(());
         };
         let codes = scheme.quantize(weight, path)?;
-        let input_scale = match scheme.input {
+        let input = match scheme.input {
             InputScheme::Static => {
                 let slot = state.slot(Role::Input);
                 let amax = slot.and_then(|slot| slot.calibrated_amax());
                 let amax = amax.ok_or_else(|| not_calibrated(path))?;
-                Some(scheme.input_scale(amax, weight.device(), path)?)
+                InputScaling::Static(scheme.input_scale(amax, weight.device(), path)?)
             }
-            _ => None,
+            // What the configuration says; no tensor is made of it.
+            _ => InputScaling::None,
         };
-        self.add_codes(path, scheme, &codes, input_scale)
+        self.add_codes(path, scheme, sizes, codes, input)
     }
 
     /// A layer that was loaded in FP8 is written as it is.
@@ -191,32 +192,36 @@ impl Collector<'_> {
     ) -> Result<()> {
         let codes = weight.weight().unpack()?;
         let input = weight.input_scaling();
-        let scheme = Scheme::of_loaded(codes.granularity(), input, sizes, path)?;
-        let input_scale = match input {
-            InputScaling::Static(scale) => Some(scale.clone()),
-            _ => None,
-        };
-        self.add_codes(path, scheme, &codes, input_scale)
+        let kind = Kind::of_loaded(codes.granularity(), input, sizes, path)?;
+        self.add_codes(path, kind, sizes, codes, input.clone())
     }
 
     fn add_codes(
         &mut self,
         path: &str,
-        scheme: Scheme,
-        codes: &Fp8Tensor,
-        input_scale: Option<Tensor>,
+        kind: Kind,
+        sizes: (usize, usize),
+        codes: Fp8Tensor,
+        input: InputScaling,
     ) -> Result<()> {
-        let mut put = |own: &str, tensor: Tensor| {
-            let name = format!("{path}.{own}");
-            self.out.shown.names.insert(name.clone());
-            self.out.tensors.insert(name, tensor);
+        let described = Described {
+            path: path.to_string(),
+            kind,
+            sizes,
         };
-        put("weight", codes.to_f8e4m3()?);
-        put("weight_scale", scheme.stored_scale(codes, path)?);
-        if let Some(input_scale) = input_scale {
-            put("input_scale", input_scale);
+        let layer = StoredLayer {
+            path: path.to_string(),
+            codes,
+            input,
+        };
+        let spelling = self.options.spelling;
+        // The layer's names are its own in any spelling; `Spelling::check` speaks of the whole model.
+        for layout in spelling.layouts(&described) {
+            let name = format!("{path}.{}", layout.own);
+            self.out.shown.names.insert(name.clone());
+            self.out.tensors.insert(name, layout.tensor(&layer)?);
         }
-        self.out.quantized.push((path.to_string(), scheme));
+        self.out.contents.layers.push(described);
         Ok(())
     }
 }

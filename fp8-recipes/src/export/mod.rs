@@ -1,5 +1,6 @@
-//! The FP8 inference file: compressed-tensors.
+//! The FP8 inference file: compressed-tensors, or another family by [`ExportOptions::with_spelling`].
 //!
+//! In compressed-tensors files:
 //! `X.weight` F8_E4M3 `[out, in]`, `X.weight_scale`, `X.input_scale` f32 `[1]` (static inputs only), every other tensor
 //! unchanged, and `config.json` with `quantization_config` beside the file. In all of them value = code * scale: these
 //! names are the checkpoint convention's, the numbers are dequant_scales.
@@ -26,12 +27,14 @@ mod target;
 
 pub use options::ExportOptions;
 
-use crate::atomic::{Part, replace_together, write_safetensors};
+use crate::atomic::{FileError, Part, replace_together, write_safetensors};
 use crate::error::Result;
 use crate::load::POWER_OF_TWO_INPUTS;
 use crate::module::Fp8Module;
+use crate::rewrite::Spelling;
 use collect::collect;
 use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use target::Place;
 
@@ -92,39 +95,50 @@ pub fn save_calibrated_with<M: Fp8Module + ?Sized>(
     options.check(&collected.shown)?;
     let (model, config) = (place.model_path(), place.config_path());
     let made = place.make_directory()?;
-    let merged = config::merged(&config, options.config.as_ref(), &collected)?;
+    let quantization = options.spelling.quantization(&collected.contents);
+    let merged = config::merged(&config, options.config.as_ref(), quantization)?;
+    let second = options.spelling.second_config(&collected.contents);
 
     let mut metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     metadata.extend(collected.tied.clone());
-    let power_of_two = collected.power_of_two_inputs();
-    if !power_of_two.is_empty() {
+    let power_of_two = collected.contents.power_of_two_inputs();
+    // Others say it in their configuration.
+    if options.spelling == Spelling::CompressedTensors && !power_of_two.is_empty() {
         let layers = serde_json::Value::from(power_of_two).to_string();
         metadata.insert(POWER_OF_TWO_INPUTS.to_string(), layers);
     }
-    replace_together(
-        &place.directory,
-        vec![
-            Part::new(&place.model, |out| {
-                write_safetensors(out, &model, &collected.tensors, Some(&metadata))
-            }),
-            Part::new("config.json", |out| {
-                serde_json::to_writer_pretty(&mut *out, &merged)
-                    .map_err(std::io::Error::from)
-                    .and_then(|()| out.write_all(b"\n"))
-                    .map_err(|source| crate::atomic::FileError::Io {
-                        path: config.clone(),
-                        action: "write",
-                        source,
-                    })
-            }),
-        ],
-    )?;
+    let mut parts = vec![
+        Part::new(&place.model, |out| {
+            write_safetensors(out, &model, &collected.tensors, Some(&metadata))
+        }),
+        Part::new("config.json", |out| write_json(out, &config, &merged)),
+    ];
+    if let Some((name, value)) = &second {
+        let path = place.directory.join(name);
+        parts.push(Part::new(name, move |out| write_json(out, &path, value)));
+    }
+    replace_together(&place.directory, parts)?;
     made.keep();
     Ok(ExportReport {
         quantized: collected.quantized_paths(),
-        ignored: collected.ignored,
+        ignored: collected.contents.ignored,
         tied: collected.tied,
         model,
         config,
     })
+}
+
+fn write_json(
+    out: &mut dyn Write,
+    path: &Path,
+    value: &serde_json::Value,
+) -> Result<(), FileError> {
+    serde_json::to_writer_pretty(&mut *out, value)
+        .map_err(std::io::Error::from)
+        .and_then(|()| out.write_all(b"\n"))
+        .map_err(|source| FileError::Io {
+            path: path.to_path_buf(),
+            action: "write",
+            source,
+        })
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::load::LoadedNames;
+use crate::rewrite::Spelling;
 use candle_core::{Tensor, TensorId};
 use candle_nn::VarMap;
 use serde_json::{Map, Value};
@@ -42,6 +43,7 @@ pub struct ExportOptions {
     /// The name of each variable, where there is a VarMap; the first one of a tied variable.
     names: Option<HashMap<TensorId, String>>,
     pub(super) config: Option<Map<String, Value>>,
+    pub(super) spelling: Spelling,
 }
 
 impl ExportOptions {
@@ -87,6 +89,19 @@ impl ExportOptions {
     #[must_use]
     pub fn with_config(mut self, entries: Map<String, Value>) -> Self {
         self.config = Some(entries);
+        self
+    }
+
+    /// The family of checkpoints whose names and configuration the file has. Default: compressed-tensors, which can say the most; others fail
+    /// with [`Error::Inexpressible`](crate::Error::Inexpressible) for a layer that they cannot hold.
+    ///
+    /// ```
+    /// use fp8_recipes::{ExportOptions, rewrite::Spelling};
+    /// let options = ExportOptions::new().with_spelling(Spelling::ModelOpt);
+    /// ```
+    #[must_use]
+    pub fn with_spelling(mut self, spelling: Spelling) -> Self {
+        self.spelling = spelling;
         self
     }
 

@@ -21,6 +21,7 @@
 //! | values | `read.rs` |
 //! | a VarBuilder | `backend.rs` |
 
+mod access;
 mod backend;
 mod catalogue;
 mod config;

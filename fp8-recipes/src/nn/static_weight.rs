@@ -70,7 +70,7 @@ impl InputScaling {
     }
 
     /// The largest amax that counts, where there is a bound.
-    fn amax_bound(&self) -> Option<f32> {
+    pub(crate) fn amax_bound(&self) -> Option<f32> {
         match *self {
             InputScaling::DynamicPerToken { amax_bound, .. }
             | InputScaling::DynamicPerTensor { amax_bound, .. } => amax_bound,

@@ -1,0 +1,200 @@
+//! The same codes and scales in another spelling.
+
+use super::companions::Changes;
+use super::job::Job;
+use super::kind::{Contents, Described, KvScale};
+use super::options::{WriteOptions, WriteReport};
+use super::progress::OnProgress;
+use super::select::{Role, role};
+use super::shards::{Batch, Entry};
+use super::source::{Source, model_dtype, natural_order, take_kv};
+use super::spelling::{Layout, Spelling};
+use crate::error::{Error, Result};
+use crate::load::Checkpoint;
+use candle_core::{DType, Device, Tensor};
+use std::path::Path;
+
+/// Where a batch of tensors comes from.
+pub(super) enum Origin {
+    /// An FP8 layer, and where its parts go.
+    Layer(Described, Vec<Layout>),
+    /// Scales of a KV cache.
+    Kv(KvScale),
+    /// A tensor that stays as it is.
+    Other(String, DType),
+}
+
+/// Writes an FP8 checkpoint of any family into `target` in another spelling: the same codes, scales of the same value, inputs scaled in
+/// the same way. Nothing is quantized anew.
+///
+/// Scales become f32, which holds BF16 and F16 exactly, and take the target's shape; KV scales take its names. All else stays as it is,
+/// as [`quantize`](super::quantize) says.
+///
+/// ```
+/// use fp8_recipes::load::Checkpoint;
+/// use fp8_recipes::rewrite::{self, Spelling, WriteOptions};
+/// # use candle_core::{DType, Device, Tensor};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let (model, target) = (dir.path().join("model"), dir.path().join("autofp8"));
+/// # std::fs::create_dir(&model)?;
+/// # let w = Tensor::randn(0f32, 1., (32, 64), &Device::Cpu)?;
+/// # candle_core::safetensors::save(&[("fc.weight", w)].into(), dir.path().join("model/model.safetensors"))?;
+/// # let options = rewrite::QuantizeOptions::new("tensor-token".parse()?);
+/// # let fp8 = dir.path().join("fp8");
+/// # rewrite::quantize(&Checkpoint::open_dir(&model)?, &fp8, &options, &mut rewrite::quiet)?;
+/// # let model = fp8;
+/// let checkpoint = Checkpoint::open_dir(&model)?;
+/// let options = WriteOptions::new();
+/// let report = rewrite::convert(&checkpoint, &target, Spelling::AutoFp8, &options, &mut rewrite::quiet)?;
+/// assert_eq!(report.quantized, ["fc"]);
+/// let again = Checkpoint::open_dir(&target)?;
+/// # let (a, b) = (checkpoint.stored_layer("fc", &Device::Cpu)?, again.stored_layer("fc", &Device::Cpu)?);
+/// # assert_eq!(a.codes.codes().to_vec2::<u8>()?, b.codes.codes().to_vec2::<u8>()?);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`Error::Inexpressible`] for the first layer that the target cannot hold, before anything is written;
+/// [`Error::NothingToConvert`] for a checkpoint without FP8 layers; and as [`quantize`](super::quantize).
+pub fn convert(
+    checkpoint: &Checkpoint,
+    target: impl AsRef<Path>,
+    spelling: Spelling,
+    options: &WriteOptions,
+    on_progress: &mut OnProgress<'_>,
+) -> Result<WriteReport> {
+    let mut contents = Contents::default();
+    for path in checkpoint.layer_paths() {
+        contents.layers.extend(checkpoint.described(&path));
+    }
+    if contents.layers.is_empty() {
+        return Err(Error::NothingToConvert);
+    }
+    let order = |layer: &Described| natural_order(&layer.path);
+    contents.layers.sort_by_cached_key(order);
+    let (kv, others) = take_kv(checkpoint, checkpoint.other_names())?;
+    contents.kv = kept(kv, options);
+    name_others(checkpoint, &others, &mut contents);
+    spelling.check(&contents)?;
+
+    let mut batches = vec![];
+    for layer in &contents.layers {
+        batches.push(layer_batch(spelling, layer));
+    }
+    let default_dtype = Some(model_dtype(checkpoint, &others));
+    add_kv(spelling, &contents.kv, &mut batches)?;
+    for name in others {
+        // FP8 tensors that are no layer's weight (tables, convolutions) no target can say.
+        let dtype = Source::dtype(checkpoint, &name).or(default_dtype);
+        batches.push(other_batch(checkpoint, name, dtype.unwrap_or(DType::F32)));
+    }
+    sort(&mut batches);
+    let job = Job {
+        source: checkpoint,
+        target: target.as_ref(),
+        options,
+        batches,
+        contents,
+        spelling: Some(spelling),
+        changes: Changes {
+            default_dtype,
+            ..Changes::default()
+        },
+        unmatched: vec![],
+    };
+    job.run(on_progress, |origin| match origin {
+        Origin::Layer(described, layouts) => {
+            let layer = checkpoint.stored_layer(&described.path, &Device::Cpu)?;
+            layouts.iter().map(|layout| layout.tensor(&layer)).collect()
+        }
+        Origin::Kv(scale) => kv_tensors(spelling, scale),
+        Origin::Other(name, dtype) => Ok(vec![checkpoint.value(name, *dtype)?]),
+    })
+}
+
+/// The scales of KV caches that are written.
+pub(super) fn kept(kv: Vec<KvScale>, options: &WriteOptions) -> Vec<KvScale> {
+    match options.drop_kv_scales {
+        true => vec![],
+        false => kv,
+    }
+}
+
+/// Puts linear layers in high precision into the list of those, and embeddings into theirs.
+pub(super) fn name_others(source: &dyn Source, others: &[String], contents: &mut Contents) {
+    for name in others {
+        match role(source, name) {
+            Some((path, Role::Embedding)) => contents.embeddings.push(path.to_string()),
+            Some((path, _)) => contents.ignored.push(path.to_string()),
+            None => {}
+        }
+    }
+    // A tied head has no tensor, but the model has the layer, which every list of this kind has to name.
+    let heads = contents.layers.iter().map(|layer| &layer.path);
+    let mut heads = heads.chain(&contents.ignored);
+    if !heads.any(|path| super::kind::is_head(path)) {
+        contents.ignored.push("lm_head".to_string());
+    }
+    contents
+        .ignored
+        .sort_by_cached_key(|path| natural_order(path));
+}
+
+pub(super) fn layer_batch(spelling: Spelling, layer: &Described) -> Batch<Origin> {
+    let layouts = spelling.layouts(layer);
+    let entry = |layout: &Layout| Entry {
+        name: crate::nn::join(&layer.path, layout.own),
+        dtype: layout.dtype,
+        dims: layout.dims.clone(),
+    };
+    Batch {
+        entries: layouts.iter().map(entry).collect(),
+        source: Origin::Layer(layer.clone(), layouts),
+    }
+}
+
+pub(super) fn add_kv(
+    spelling: Spelling,
+    kv: &[KvScale],
+    batches: &mut Vec<Batch<Origin>>,
+) -> Result<()> {
+    for scale in kv {
+        let entry = |(name, tensor): (String, Tensor)| Entry {
+            name,
+            dtype: tensor.dtype(),
+            dims: tensor.dims().to_vec(),
+        };
+        let tensors = spelling.kv_tensors(scale)?;
+        batches.push(Batch {
+            source: Origin::Kv(scale.clone()),
+            entries: tensors.into_iter().map(entry).collect(),
+        });
+    }
+    Ok(())
+}
+
+pub(super) fn kv_tensors(spelling: Spelling, scale: &KvScale) -> Result<Vec<Tensor>> {
+    let tensors = spelling.kv_tensors(scale)?.into_iter();
+    Ok(tensors.map(|(_, tensor)| tensor).collect())
+}
+
+pub(super) fn other_batch(source: &dyn Source, name: String, dtype: DType) -> Batch<Origin> {
+    let entry = Entry {
+        dims: source.shape(&name).unwrap_or_default(),
+        name: name.clone(),
+        dtype,
+    };
+    Batch {
+        source: Origin::Other(name, dtype),
+        entries: vec![entry],
+    }
+}
+
+/// The order of the model, so that what belongs together lies in one file.
+pub(super) fn sort(batches: &mut [Batch<Origin>]) {
+    batches.sort_by_cached_key(|batch| {
+        let name = batch.entries.first().map_or("", |entry| &entry.name);
+        natural_order(name)
+    });
+}

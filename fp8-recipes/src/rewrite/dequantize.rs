@@ -1,0 +1,76 @@
+//! A checkpoint back into high precision.
+
+use super::companions::Changes;
+use super::convert::{Origin, other_batch, sort};
+use super::job::Job;
+use super::kind::Contents;
+use super::options::{WriteOptions, WriteReport};
+use super::progress::OnProgress;
+use super::source::{Source, take_kv};
+use crate::check::is_float;
+use crate::error::{Error, Result};
+use candle_core::DType;
+use std::path::Path;
+
+/// Writes a model of any family as an ordinary checkpoint in `dtype`: f32, bf16 or f16.
+///
+/// FP8 weights are code * scale in f32, rounded once to `dtype`; all other floating point tensors are rounded to it, integers stay. Scales of KV
+/// caches and `quantization_config` are left out. All else is as [`quantize`](super::quantize) says.
+///
+/// ```
+/// use candle_core::DType;
+/// use fp8_recipes::load::Checkpoint;
+/// use fp8_recipes::rewrite::{self, WriteOptions};
+/// # use candle_core::{Device, Tensor};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let (model, target) = (dir.path().join("model"), dir.path().join("bf16"));
+/// # std::fs::create_dir(&model)?;
+/// # let w = Tensor::randn(0f32, 1., (32, 64), &Device::Cpu)?;
+/// # candle_core::safetensors::save(&[("fc.weight", w)].into(), dir.path().join("model/model.safetensors"))?;
+/// let checkpoint = Checkpoint::open_dir(&model)?;
+/// rewrite::dequantize(&checkpoint, &target, DType::BF16, &WriteOptions::new(), &mut rewrite::quiet)?;
+/// # let plain = Checkpoint::open_dir(&target)?;
+/// # assert_eq!(plain.tensor("fc.weight", &Device::Cpu)?.dtype(), DType::BF16);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`Error::BuilderDType`] for another dtype; [`Error::TargetExists`]; [`Error::Cancelled`]; and if a file cannot be read or written.
+pub fn dequantize(
+    source: &dyn Source,
+    target: impl AsRef<Path>,
+    dtype: DType,
+    options: &WriteOptions,
+    on_progress: &mut OnProgress<'_>,
+) -> Result<WriteReport> {
+    if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
+        return Err(Error::BuilderDType { got: dtype });
+    }
+    let (_, names) = take_kv(source, source.names())?;
+    let mut batches: Vec<_> = names
+        .into_iter()
+        .map(|name| {
+            let stored = source.dtype(&name).filter(|stored| !is_float(*stored));
+            other_batch(source, name, stored.unwrap_or(dtype))
+        })
+        .collect();
+    sort(&mut batches);
+    let job = Job {
+        source,
+        target: target.as_ref(),
+        options,
+        batches,
+        contents: Contents::default(),
+        spelling: None,
+        changes: Changes {
+            dtype: Some(dtype),
+            ..Changes::default()
+        },
+        unmatched: vec![],
+    };
+    job.run(on_progress, |origin| match origin {
+        Origin::Other(name, dtype) => Ok(vec![source.value(name, *dtype)?]),
+        Origin::Layer(..) | Origin::Kv(_) => Ok(vec![]),
+    })
+}

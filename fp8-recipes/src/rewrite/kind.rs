@@ -1,0 +1,122 @@
+//! How a layer is stored, without its numbers: what a file format can or cannot say.
+
+use crate::load::InputScheme;
+use crate::nn::InputScaling;
+use fp8_core::Granularity;
+use std::fmt;
+
+/// The granularity of a weight and what becomes of its inputs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Kind {
+    pub(crate) weight: Granularity,
+    pub(crate) input: InputScheme,
+    /// Whether scales that are not static are powers of two.
+    pub(crate) power_of_two: bool,
+    /// The largest amax that counts for input scales (FBGEMM).
+    pub(crate) amax_bound: Option<f32>,
+}
+
+impl Kind {
+    pub(crate) fn of(weight: Granularity, input: &InputScaling) -> Self {
+        let power_of_two = input.has_power_of_two_scales();
+        let amax_bound = input.amax_bound();
+        let input = match *input {
+            InputScaling::None => InputScheme::None,
+            InputScaling::Static(_) => InputScheme::Static,
+            InputScaling::DynamicPerToken { .. } => InputScheme::PerToken,
+            InputScaling::DynamicPerTensor { .. } => InputScheme::PerTensor,
+            InputScaling::DynamicPerGroup { size, .. } => InputScheme::PerGroup(size),
+            InputScaling::DynamicMx => InputScheme::Mx,
+        };
+        Self {
+            weight,
+            input,
+            power_of_two,
+            amax_bound,
+        }
+    }
+
+    /// Whether loaders have to be told that input scales are powers of two.
+    pub(crate) fn has_power_of_two_inputs(&self) -> bool {
+        let made_while_running = matches!(
+            self.input,
+            InputScheme::PerToken | InputScheme::PerTensor | InputScheme::PerGroup(_)
+        );
+        self.power_of_two && made_while_running
+    }
+
+    /// What a configuration says of it, powers of two apart.
+    pub(crate) fn group(&self) -> (Granularity, InputScheme) {
+        (self.weight, self.input)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} weights with ", self.weight)?;
+        match self.input {
+            InputScheme::None => f.write_str("inputs in high precision"),
+            InputScheme::Static => f.write_str("static input scales"),
+            InputScheme::PerToken => f.write_str("inputs scaled per token"),
+            InputScheme::PerTensor => f.write_str("inputs scaled per tensor"),
+            InputScheme::PerGroup(size) => write!(f, "inputs scaled per group of {size}"),
+            InputScheme::Mx => f.write_str("microscaled inputs"),
+        }?;
+        if self.has_power_of_two_inputs() {
+            f.write_str(", input scales powers of two")?;
+        }
+        match self.amax_bound {
+            Some(bound) => write!(f, ", whose amax counts up to {bound}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A layer that is to be written.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Described {
+    pub(crate) path: String,
+    pub(crate) kind: Kind,
+    /// Output and input features.
+    pub(crate) sizes: (usize, usize),
+}
+
+/// The scales of one KV cache: canonical path of the attention (`..self_attn`) and how many numbers each has.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct KvScale {
+    pub(crate) attention: String,
+    pub(crate) k: Vec<f32>,
+    pub(crate) v: Vec<f32>,
+}
+
+/// Everything that a configuration is made of.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Contents {
+    /// Layers in FP8, in the order of the model.
+    pub(crate) layers: Vec<Described>,
+    /// Linear layers in high precision.
+    pub(crate) ignored: Vec<String>,
+    /// Embeddings, which are no linear layers but may be named beside them.
+    pub(crate) embeddings: Vec<String>,
+    pub(crate) kv: Vec<KvScale>,
+}
+
+impl Contents {
+    /// Layers whose input scales are to be powers of two wherever the file is loaded.
+    pub(crate) fn power_of_two_inputs(&self) -> Vec<String> {
+        let layers = self.layers.iter();
+        let layers = layers.filter(|layer| layer.kind.has_power_of_two_inputs());
+        layers.map(|layer| layer.path.clone()).collect()
+    }
+}
+
+/// Whether the layer at `path` makes logits or classes: files keep it in high precision as a rule.
+pub(crate) fn is_head(path: &str) -> bool {
+    const HEADS: [&str; 5] = ["lm_head", "embed_out", "output", "score", "classifier"];
+    let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
+    match name {
+        // BERT has modules of that name in each layer.
+        "output" => parent.is_empty() || parent == "model",
+        name => HEADS.contains(&name),
+    }
+}

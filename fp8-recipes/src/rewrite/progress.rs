@@ -1,0 +1,75 @@
+//! How far a rewrite is, told to whoever wants to show or stop it.
+
+use crate::error::{Error, Result};
+use std::ops::ControlFlow;
+
+/// How far a rewrite is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Progress<'a> {
+    /// The layer or tensor that comes next.
+    pub name: &'a str,
+    /// Bytes of tensors written.
+    pub done: u64,
+    /// Bytes of all tensors.
+    pub total: u64,
+}
+
+/// Called before each layer. [`ControlFlow::Break`] cancels: the call then returns [`Error::Cancelled`] and leaves nothing behind.
+pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
+
+/// A progress callback that shows nothing and never cancels.
+///
+/// ```
+/// use fp8_recipes::rewrite::{self, Spelling, WriteOptions};
+/// use fp8_recipes::load::Checkpoint;
+/// # fn main() -> Result<(), fp8_recipes::Error> {
+/// # if false {
+/// let checkpoint = Checkpoint::open_dir("model")?;
+/// rewrite::convert(&checkpoint, "out", Spelling::AutoFp8, &WriteOptions::new(), &mut rewrite::quiet)?;
+/// # }
+/// # Ok(()) }
+/// ```
+pub fn quiet(_: Progress<'_>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+/// Counts the bytes.
+pub(super) struct Meter<'a, 'b> {
+    on_progress: &'a mut OnProgress<'b>,
+    done: u64,
+    total: u64,
+}
+
+impl<'a, 'b> Meter<'a, 'b> {
+    pub(super) fn new(on_progress: &'a mut OnProgress<'b>, total: u64) -> Self {
+        Self {
+            on_progress,
+            done: 0,
+            total,
+        }
+    }
+
+    /// Says what comes next and how much that is.
+    pub(super) fn next(&mut self, name: &str, bytes: u64) -> Result<()> {
+        let progress = self.progress(name);
+        self.done += bytes;
+        match (self.on_progress)(progress) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Cancelled),
+        }
+    }
+
+    /// Says that all is done.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.next("", 0)
+    }
+
+    fn progress<'n>(&self, name: &'n str) -> Progress<'n> {
+        Progress {
+            name,
+            done: self.done,
+            total: self.total,
+        }
+    }
+}
