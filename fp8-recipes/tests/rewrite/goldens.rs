@@ -1,0 +1,182 @@
+//! Files of other libraries, rewritten in each spelling that can say them, and back.
+
+use crate::helpers::*;
+use fp8_core::Granularity;
+use fp8_recipes::Error;
+use fp8_recipes::load::{Checkpoint, Inputs, OpenOptions};
+use fp8_recipes::rewrite::{self, Spelling, WriteOptions};
+use serde_json::json;
+use std::path::Path;
+
+use Spelling::{AutoFp8, CompressedTensors, Fp8Blocks, ModelOpt};
+
+/// Every folder, and the spellings that can say what is in it.
+const FAMILIES: [(&str, &[Spelling]); 10] = [
+    ("ct_static_tensor", &[CompressedTensors, AutoFp8, ModelOpt]),
+    ("ct_channel_token_bf16", &[CompressedTensors, ModelOpt]),
+    ("ct_block128", &[CompressedTensors, Fp8Blocks]),
+    ("hf_block_f32", &[CompressedTensors, Fp8Blocks]),
+    ("hf_per_tensor_static", &[CompressedTensors, AutoFp8, ModelOpt]),
+    ("autofp8_static", &[CompressedTensors, AutoFp8, ModelOpt]),
+    ("modelopt_fp8_kv", &[CompressedTensors, ModelOpt]),
+    ("modelopt_pb_wo", &[CompressedTensors, ModelOpt]),
+    ("torchao_row", &[CompressedTensors, ModelOpt]),
+    ("torchao_tensor", &[CompressedTensors]),
+];
+
+fn convert(checkpoint: &Checkpoint, to: &Path, spelling: Spelling) -> fp8_recipes::Result<()> {
+    let options = WriteOptions::new();
+    rewrite::convert(checkpoint, to, spelling, &options, &mut rewrite::quiet).map(|_| ())
+}
+
+#[test]
+fn every_family_survives_every_spelling_that_can_say_it() {
+    for (family, able) in FAMILIES {
+        let source = open_golden(family);
+        let (layers, rest) = (all_facts(&source), others(&source));
+        assert_eq!(layers.len(), 14, "{family}");
+        for spelling in Spelling::ALL {
+            let dir = dir();
+            let to = dir.path().join("out");
+            let result = convert(&source, &to, spelling);
+            if !able.contains(&spelling) {
+                let error = result.unwrap_err();
+                let Error::Inexpressible { layer, takes, .. } = &error else {
+                    panic!("{family} to {spelling}: {error:?}");
+                };
+                assert!(!layer.is_empty() && !takes.is_empty(), "{error}");
+                assert!(names_in(dir.path()).is_empty(), "{family} to {spelling}");
+                continue;
+            }
+            result.unwrap_or_else(|e| panic!("{family} to {spelling}: {e}"));
+            let again = open(&to);
+            assert!(all_facts(&again) == layers, "{family} to {spelling}: layers");
+            assert!(others(&again) == rest, "{family} to {spelling}: other tensors");
+            // And back through the spelling that can say the most.
+            let back = dir.path().join("back");
+            convert(&again, &back, CompressedTensors).unwrap();
+            assert!(all_facts(&open(&back)) == layers, "{family} by {spelling} and back");
+        }
+    }
+}
+
+#[test]
+fn configurations_keep_the_rest_and_list_what_is_not_quantized() {
+    let source = open_golden("ct_static_tensor");
+    let before = json_file(golden("ct_static_tensor").join("config.json"));
+    for spelling in [CompressedTensors, AutoFp8, ModelOpt] {
+        let dir = dir();
+        let to = dir.path().join("out");
+        convert(&source, &to, spelling).unwrap();
+        let mut config = json_file(to.join("config.json"));
+        let quantization = config["quantization_config"].take();
+        config["quantization_config"] = before["quantization_config"].clone();
+        assert_eq!(config, before, "{spelling}");
+        let key = match spelling {
+            AutoFp8 => "ignored_layers",
+            _ => "ignore",
+        };
+        assert_eq!(quantization[key], json!(["lm_head"]), "{spelling}");
+    }
+}
+
+#[test]
+fn scales_have_the_names_and_shapes_of_the_family() {
+    const PATH: &str = "model.layers.0.self_attn.q_proj";
+    let cases: [(&str, Spelling, &str, &[usize]); 7] = [
+        ("ct_static_tensor", CompressedTensors, "weight_scale", &[1]),
+        ("ct_static_tensor", AutoFp8, "weight_scale", &[]),
+        ("ct_static_tensor", ModelOpt, "input_scale", &[]),
+        ("ct_channel_token_bf16", ModelOpt, "weight_scale", &[192]),
+        ("ct_channel_token_bf16", CompressedTensors, "weight_scale", &[192, 1]),
+        ("ct_block128", Fp8Blocks, "weight_scale_inv", &[2, 2]),
+        ("modelopt_pb_wo", ModelOpt, "weight_scale", &[2, 1, 2, 1]),
+    ];
+    for (family, spelling, own, dims) in cases {
+        let dir = dir();
+        let to = dir.path().join("out");
+        convert(&open_golden(family), &to, spelling).unwrap();
+        let stored = candle_core::safetensors::load(to.join("model.safetensors"), &CPU).unwrap();
+        let scale = &stored[&format!("{PATH}.{own}")];
+        assert_eq!(scale.dims(), dims, "{family} as {spelling}");
+        assert_eq!(scale.dtype(), candle_core::DType::F32);
+    }
+}
+
+/// Weights in blocks without inputs become groups of 128 where one opens them so.
+#[test]
+fn what_engines_do_with_the_inputs_can_be_written_down() {
+    let options = OpenOptions::new().with_inputs(Inputs::Groups(128));
+    let source = Checkpoint::open_dir_with(golden("modelopt_pb_wo"), &options).unwrap();
+    let dir = dir();
+    let to = dir.path().join("out");
+    convert(&source, &to, Fp8Blocks).unwrap();
+    assert!(all_facts(&open(&to)) == all_facts(&source));
+    let quantization = &json_file(to.join("config.json"))["quantization_config"];
+    assert_eq!(quantization["weight_block_size"], json!([128, 128]));
+}
+
+#[test]
+fn scales_of_caches_have_the_names_of_the_family_or_are_dropped_on_demand() {
+    let source = open_golden("modelopt_fp8_kv");
+    let dir = dir();
+    for (spelling, key) in [
+        (CompressedTensors, "model.layers.0.self_attn.k_scale"),
+        (ModelOpt, "model.layers.0.self_attn.k_proj.k_scale"),
+    ] {
+        let to = dir.path().join(spelling.to_string());
+        convert(&source, &to, spelling).unwrap();
+        let stored = candle_core::safetensors::load(to.join("model.safetensors"), &CPU).unwrap();
+        assert!(stored.contains_key(key), "{spelling}");
+    }
+    // Keys and values have scales of their own, and AutoFP8 one for both.
+    let to = dir.path().join("autofp8");
+    let error = convert(&source, &to, AutoFp8).unwrap_err();
+    assert!(error.to_string().contains("one number for keys and values"), "{error}");
+    let options = WriteOptions::new().with_drop_kv_scales(true);
+    rewrite::convert(&source, &to, AutoFp8, &options, &mut rewrite::quiet).unwrap();
+    assert!(all_facts(&open(&to)) == all_facts(&source));
+    let names = open(&to).other_names();
+    assert!(!names.iter().any(|name| name.ends_with("_scale")));
+}
+
+#[test]
+fn dequantized_is_code_times_scale() {
+    for (family, _) in FAMILIES {
+        let source = open_golden(family);
+        let dir = dir();
+        let to = dir.path().join("out");
+        let dtype = candle_core::DType::F32;
+        let options = WriteOptions::new();
+        rewrite::dequantize(&source, &to, dtype, &options, &mut rewrite::quiet).unwrap();
+        let plain = open(&to);
+        assert!(plain.layer_paths().is_empty(), "{family}");
+        assert!(json_file(to.join("config.json")).get("quantization_config").is_none());
+        let expected = golden(family).join("expected.safetensors");
+        let expected = candle_core::safetensors::load(expected, &CPU).unwrap();
+        let mut compared = 0;
+        for (name, rows) in &expected {
+            let Some(path) = name.strip_suffix(".dequant") else {
+                continue;
+            };
+            let value = plain.tensor(&format!("{path}.weight"), &CPU).unwrap();
+            let value = value.narrow(0, 0, rows.dims()[0]).unwrap();
+            assert_eq!(bits(&value), bits(rows), "{family} {path}");
+            compared += 1;
+        }
+        assert_eq!(compared, 14, "{family}");
+    }
+}
+
+#[test]
+fn the_granularity_of_the_goldens_is_what_the_table_supposes() {
+    let layer = open_golden("ct_block128");
+    let layer = layer
+        .stored_layer("model.layers.1.mlp.down_proj", &CPU)
+        .unwrap();
+    let block = Granularity::Blockwise {
+        rows: 128,
+        cols: 128,
+    };
+    assert_eq!(layer.codes.granularity(), block);
+}
