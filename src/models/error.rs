@@ -9,6 +9,12 @@ pub enum Error {
     /// An operation of candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+    /// Generation, or the text around it.
+    #[error(transparent)]
+    Text(#[from] super::TextError),
+    /// A GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] super::gguf::GgufError),
     /// A recipe, a layer or a checkpoint.
     #[error(transparent)]
     Fp8(#[from] fp8_recipes::Error),

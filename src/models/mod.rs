@@ -6,6 +6,9 @@
 //! | [`Bert`] | encoders such as MiniLM, with mean pooling |
 //! | [`KvCache`] | keys and values of what was seen, in the model's dtype or in FP8 |
 //! | [`CausalLm`] | what generation asks of a language model |
+//! | [`generate()`], [`generate_text`] | what follows prompts, for many at once, token by token |
+//! | [`Tokenizer`] | text to tokens and back, chats |
+//! | [`gguf`] | GGUF files as models in high precision |
 //!
 //! They are built on [`crate::nn`], so `prepare_fp8`, guards, calibration and `save_calibrated` work on them as on a model of
 //! your own.
@@ -13,15 +16,27 @@
 mod bert;
 mod entries;
 mod error;
+mod generate;
+pub mod gguf;
 mod kv_cache;
 mod llama;
+mod options;
 mod rope;
+mod sampling;
+mod text;
+mod text_error;
+mod tokenizer;
 
 pub use bert::{Bert, BertActivation, BertConfig};
 pub use error::{Error, Result};
+pub use generate::{FinishReason, Output, Stop, Token, generate};
 pub use kv_cache::{KvCache, KvScales};
 pub use llama::{Llama, LlamaConfig, MoeConfig, MoeNames};
+pub use options::GenerationOptions;
 pub use rope::{RopeConfig, RopeScaling};
+pub use text::{TextOutput, TextPiece, TextStream, generate_text};
+pub use text_error::TextError;
+pub use tokenizer::{ChatMessage, Tokenizer};
 
 use candle_core::{DType, Device, Tensor};
 

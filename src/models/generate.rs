@@ -1,0 +1,232 @@
+//! Generation of tokens, for many prompts at once.
+
+use super::sampling::Sampler;
+use super::{CausalLm, GenerationOptions, Result, TextError};
+use candle_core::{DType, Tensor};
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+/// A token that was just chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Token {
+    /// Position of its prompt among the prompts.
+    pub prompt: usize,
+    /// Its position among the new tokens of the prompt.
+    pub index: usize,
+    /// The token.
+    pub id: u32,
+    /// Why it is the last one, if it is.
+    pub finish: Option<FinishReason>,
+}
+
+/// Why a row ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FinishReason {
+    /// `max_new_tokens` were made.
+    Length,
+    /// The last token is one of the stop tokens.
+    StopToken,
+    /// A text of `stop_strings` came up.
+    StopString,
+    /// The caller ended it.
+    Stopped,
+}
+
+/// What the callback of [`generate`] ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stop {
+    /// The row of this token.
+    Row,
+    /// All rows.
+    All,
+}
+
+/// What followed one prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Output {
+    /// The new tokens, a stop token included.
+    pub tokens: Vec<u32>,
+    /// Why they ended.
+    pub finish: FinishReason,
+}
+
+/// Continues each prompt; the outputs stand in the order of the prompts.
+///
+/// Prompts of equal length run as one batch, one such batch after the other, so that no row ever sees padding: greedily each
+/// prompt gets what it would get alone. (Two things are outside of that: a model whose dynamic scales span all rows of a
+/// batch, and products that round differently for another number of rows.) A row that has ended is not chosen for again and
+/// its tokens are not reported, its batch goes on until all rows have ended.
+///
+/// `on_token` is called for each new token, at once; with `Break` it ends the row of the token or all rows, which then end
+/// with [`FinishReason::Stopped`] and what they have.
+///
+/// # Errors
+/// [`TextError`]: options that mean nothing, an empty prompt, a token that the model does not have, a cache that cannot hold
+/// prompt and new tokens, all before anything is computed; logits that are NaN; and the model's own errors.
+pub fn generate(
+    model: &dyn CausalLm,
+    prompts: &[Vec<u32>],
+    options: &GenerationOptions,
+    on_token: &mut dyn FnMut(Token) -> ControlFlow<Stop>,
+) -> Result<Vec<Output>> {
+    check(model, prompts, options)?;
+    let mut by_length: BTreeMap<usize, Vec<Row<'_>>> = BTreeMap::new();
+    for (prompt, ids) in prompts.iter().enumerate() {
+        let row = Row::new(prompt, ids, options);
+        by_length.entry(ids.len()).or_default().push(row);
+    }
+    let mut outputs: Vec<Option<Output>> = vec![None; prompts.len()];
+    let mut stopped = options.max_new_tokens == 0;
+    for (length, mut rows) in by_length {
+        if !stopped {
+            stopped = run(model, &mut rows, length, options, on_token)?;
+        }
+        for row in rows {
+            let prompt = row.prompt;
+            outputs[prompt] = Some(row.output(options));
+        }
+    }
+    Ok(outputs.into_iter().flatten().collect())
+}
+
+fn check(model: &dyn CausalLm, prompts: &[Vec<u32>], options: &GenerationOptions) -> Result<()> {
+    options.check()?;
+    let vocab_size = model.vocab_size();
+    for (prompt, ids) in prompts.iter().enumerate() {
+        if ids.is_empty() {
+            return Err(TextError::EmptyPrompt { prompt }.into());
+        }
+        if let Some(&token) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+            let error = TextError::UnknownToken {
+                prompt,
+                token,
+                vocab_size,
+            };
+            return Err(error.into());
+        }
+        let capacity = options.cache_capacity.unwrap_or(usize::MAX);
+        if needed(ids.len(), options.max_new_tokens).is_none_or(|needed| needed > capacity) {
+            let error = TextError::CacheTooSmall {
+                prompt,
+                tokens: ids.len(),
+                max_new_tokens: options.max_new_tokens,
+                capacity,
+            };
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+/// Tokens of the prompt and those after it. The very last one never gets into the cache, but who asks for n new tokens
+/// after m expects to need m + n.
+fn needed(prompt: usize, max_new_tokens: usize) -> Option<usize> {
+    prompt.checked_add(max_new_tokens)
+}
+
+/// One prompt and what follows it.
+struct Row<'a> {
+    prompt: usize,
+    /// Prompt and new tokens.
+    ids: Vec<u32>,
+    /// Where the new ones begin.
+    start: usize,
+    sampler: Sampler,
+    stop_tokens: &'a [u32],
+    max_new_tokens: usize,
+    finish: Option<FinishReason>,
+}
+
+impl<'a> Row<'a> {
+    fn new(prompt: usize, ids: &[u32], options: &'a GenerationOptions) -> Self {
+        Self {
+            prompt,
+            ids: ids.to_vec(),
+            start: ids.len(),
+            sampler: Sampler::new(options, prompt),
+            stop_tokens: &options.stop_tokens,
+            max_new_tokens: options.max_new_tokens,
+            finish: None,
+        }
+    }
+
+    /// Chooses a token, and decides whether it is the last one.
+    fn next(&mut self, logits: Vec<f32>) -> Result<Token> {
+        let id = self.sampler.choose(logits, &self.ids, self.prompt)?;
+        let index = self.ids.len() - self.start;
+        self.ids.push(id);
+        if self.stop_tokens.contains(&id) {
+            self.finish = Some(FinishReason::StopToken);
+        } else if index + 1 == self.max_new_tokens {
+            self.finish = Some(FinishReason::Length);
+        }
+        Ok(Token {
+            prompt: self.prompt,
+            index,
+            id,
+            finish: self.finish,
+        })
+    }
+
+    fn output(mut self, options: &GenerationOptions) -> Output {
+        let none_asked = options.max_new_tokens == 0;
+        let otherwise = match none_asked {
+            true => FinishReason::Length,
+            false => FinishReason::Stopped,
+        };
+        Output {
+            tokens: self.ids.split_off(self.start),
+            finish: self.finish.unwrap_or(otherwise),
+        }
+    }
+}
+
+/// Runs rows whose prompts have `length` tokens until all have ended; true if the caller ended everything.
+fn run(
+    model: &dyn CausalLm,
+    rows: &mut [Row<'_>],
+    length: usize,
+    options: &GenerationOptions,
+    on_token: &mut dyn FnMut(Token) -> ControlFlow<Stop>,
+) -> Result<bool> {
+    let capacity = options
+        .cache_capacity
+        .unwrap_or(length + options.max_new_tokens);
+    let mut cache = model.new_cache(rows.len(), capacity)?;
+    let prompts: Vec<u32> = rows.iter().flat_map(|row| row.ids.clone()).collect();
+    let mut ids = Tensor::from_vec(prompts, (rows.len(), length), model.device())?;
+    loop {
+        let logits = model.last_logits(&ids, &mut cache)?;
+        let expected = [rows.len(), model.vocab_size()];
+        if logits.dims() != expected {
+            return Err(TextError::LogitsShape {
+                actual: logits.dims().to_vec(),
+                expected: expected.to_vec(),
+            }
+            .into());
+        }
+        let logits = logits.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+        for (row, logits) in rows.iter_mut().zip(logits) {
+            if row.finish.is_some() {
+                continue;
+            }
+            match on_token(row.next(logits)?) {
+                ControlFlow::Continue(()) => {}
+                ControlFlow::Break(Stop::Row) => {
+                    row.finish.get_or_insert(FinishReason::Stopped);
+                }
+                ControlFlow::Break(Stop::All) => return Ok(true),
+            }
+        }
+        if rows.iter().all(|row| row.finish.is_some()) {
+            return Ok(false);
+        }
+        // Rows that have ended go on with their last token; nobody looks at what follows.
+        let last: Vec<u32> = rows.iter().map(|row| row.ids[row.ids.len() - 1]).collect();
+        ids = Tensor::from_vec(last, (rows.len(), 1), model.device())?;
+    }
+}

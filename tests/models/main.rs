@@ -1,0 +1,7 @@
+//! Models, generation and text.
+
+mod batches;
+mod gguf;
+mod real;
+mod streams;
+mod toy;

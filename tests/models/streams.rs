@@ -1,0 +1,154 @@
+//! Text as it comes.
+
+use crate::toy::Toy;
+use fp8::models::{
+    FinishReason, GenerationOptions, Result, TextPiece, TextStream, Tokenizer, generate_text,
+};
+use serde_json::{Value, json};
+use std::ops::ControlFlow;
+
+/// The letters of byte-level BPE for the bytes of `text`.
+fn letters(text: &str) -> Vec<String> {
+    let encoding = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+    // Printable bytes stand for themselves, the others for letters from U+0100 on.
+    let mut others = 0x100u32..;
+    let mut table = vec![String::new(); 256];
+    for byte in 0..=255u8 {
+        let own = char::from(byte);
+        let letter = match matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
+            true => own,
+            false => others.next().and_then(char::from_u32).unwrap_or(own),
+        };
+        assert!(encoding.contains(&letter));
+        table[byte as usize] = letter.to_string();
+    }
+    text.bytes()
+        .map(|byte| table[byte as usize].clone())
+        .collect()
+}
+
+/// A token for each byte of `alphabet`, in order, and `<end>` as the last one.
+fn byte_tokenizer(alphabet: &str) -> (tempfile::TempDir, Tokenizer) {
+    let mut vocab = serde_json::Map::new();
+    for letter in letters(alphabet) {
+        let id = vocab.len();
+        vocab.entry(letter).or_insert(Value::from(id));
+    }
+    let end = vocab.len();
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [{ "id": end, "content": "<end>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true }],
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, value: Value| std::fs::write(dir.path().join(name), value.to_string());
+    write("tokenizer.json", tokenizer).expect("written");
+    write("tokenizer_config.json", json!({ "eos_token": "<end>" })).expect("written");
+    let tokenizer = Tokenizer::open(dir.path()).expect("a tokenizer");
+    (dir, tokenizer)
+}
+
+/// What each token gave, and what came at the end.
+fn pieces(tokenizer: &Tokenizer, ids: &[u32], stops: &[String]) -> Result<Vec<String>> {
+    let mut stream = TextStream::new(tokenizer, stops);
+    let mut pieces = vec![];
+    for id in ids {
+        pieces.push(stream.push(*id)?);
+    }
+    pieces.push(stream.finish()?);
+    Ok(pieces)
+}
+
+#[test]
+fn no_half_character_ever_comes_out() -> Result<()> {
+    let text = "aé😀 – 你好!";
+    let (_dir, tokenizer) = byte_tokenizer(text);
+    assert_eq!(tokenizer.eos().len(), 1);
+    let ids = tokenizer.encode(text, false)?;
+    assert_eq!(ids.len(), text.len(), "a token for each byte");
+    let pieces = pieces(&tokenizer, &ids, &[])?;
+    assert_eq!(pieces.concat(), text);
+    let whole: Vec<&String> = pieces.iter().filter(|piece| !piece.is_empty()).collect();
+    let characters: Vec<String> = text.chars().map(String::from).collect();
+    assert_eq!(whole, characters.iter().collect::<Vec<_>>());
+    Ok(())
+}
+
+#[test]
+fn bytes_that_are_no_text_come_when_nothing_can_follow() -> Result<()> {
+    let (_dir, tokenizer) = byte_tokenizer("é😀x");
+    let ids = tokenizer.encode("é😀x", false)?;
+    // The first two bytes of the emoji, then an x; then half an é at the very end.
+    let broken = [ids[2], ids[3], ids[6], ids[0]];
+    let pieces = pieces(&tokenizer, &broken, &[])?;
+    assert_eq!(pieces, ["", "", "\u{FFFD}x", "", "\u{FFFD}"]);
+    Ok(())
+}
+
+#[test]
+fn a_stop_text_over_several_tokens_is_never_shown() -> Result<()> {
+    let (_dir, tokenizer) = byte_tokenizer("abc\n#é");
+    let ids = |text: &str| tokenizer.encode(text, false);
+    let stops = ["\n\n##".to_string(), "é".to_string()];
+    let shown = |text| -> Result<String> { Ok(pieces(&tokenizer, &ids(text)?, &stops)?.concat()) };
+    assert_eq!(shown("a\n#b\n\n#c\n\n##abc")?, "a\n#b\n\n#c");
+    assert_eq!(shown("\n\n\n##a")?, "\n");
+    assert_eq!(shown("abéc")?, "ab");
+    // What could have been one comes at the end.
+    assert_eq!(shown("ab\n\n#")?, "ab\n\n#");
+    let steps = pieces(&tokenizer, &ids("a\n\nb")?, &stops)?;
+    assert_eq!(steps, ["a", "", "", "\n\nb", ""]);
+    Ok(())
+}
+
+#[test]
+fn special_tokens_give_no_text() -> Result<()> {
+    let (_dir, tokenizer) = byte_tokenizer("ab");
+    let end = tokenizer.eos()[0];
+    let ids = tokenizer.encode("ab", false)?;
+    let stream = [ids[0], end, ids[1], end];
+    assert_eq!(pieces(&tokenizer, &stream, &[])?.concat(), "ab");
+    Ok(())
+}
+
+/// Fifty tokens, as many as the toy model has: its tokens are letters.
+const LETTERS: &str = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW";
+
+#[test]
+fn generated_text_ends_before_a_stop_text() -> Result<()> {
+    let (_dir, tokenizer) = byte_tokenizer(LETTERS);
+    let prompts = vec![
+        tokenizer.encode("abc", false)?,
+        tokenizer.encode("d", false)?,
+    ];
+    let options = GenerationOptions::default()
+        .with_max_new_tokens(12)
+        .with_stop_tokens([u32::MAX]);
+    let on = &mut |_: TextPiece| ControlFlow::Continue(());
+    let free = generate_text(&Toy::new(), &tokenizer, &prompts, &options, on)?;
+    let text = free[0].text.clone();
+    assert_eq!(text, tokenizer.decode(&free[0].tokens, true)?);
+    let stop: String = text.chars().skip(5).take(2).collect();
+
+    let mut shown = vec![String::new(); 2];
+    let stopping = options.with_stop_strings([stop.clone()]);
+    let on = &mut |piece: TextPiece| {
+        shown[piece.prompt] += &piece.text;
+        ControlFlow::Continue(())
+    };
+    let ended = generate_text(&Toy::new(), &tokenizer, &prompts, &stopping, on)?;
+    assert_eq!(Some(ended[0].text.len()), text.find(&stop));
+    assert_eq!(ended[0].finish, FinishReason::StopString);
+    assert_eq!(ended[0].tokens.len(), ended[0].text.len() + 2);
+    let texts: Vec<&String> = ended.iter().map(|output| &output.text).collect();
+    assert_eq!(shown.iter().collect::<Vec<_>>(), texts);
+    let whole = &free[1].text;
+    assert_eq!(
+        ended[1].text,
+        whole[..whole.find(&stop).unwrap_or(whole.len())]
+    );
+    Ok(())
+}
