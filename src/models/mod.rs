@@ -2,6 +2,7 @@
 //!
 //! | item | what it is |
 //! |---|---|
+//! | [`open()`] | a directory to the model in it, whatever family its FP8 is of |
 //! | [`Llama`] | Llama 2 and 3, Mistral, Qwen2, Qwen3, Phi-3, SmolLM; Mixtral and Qwen3-MoE |
 //! | [`Bert`] | encoders such as MiniLM, with mean pooling |
 //! | [`KvCache`] | keys and values of what was seen, in the model's dtype or in FP8 |
@@ -20,6 +21,7 @@ mod generate;
 pub mod gguf;
 mod kv_cache;
 mod llama;
+mod open;
 mod options;
 mod rope;
 mod sampling;
@@ -32,6 +34,7 @@ pub use error::{Error, Result};
 pub use generate::{FinishReason, Output, Stop, Token, generate};
 pub use kv_cache::{KvCache, KvScales};
 pub use llama::{Llama, LlamaConfig, MoeConfig, MoeNames};
+pub use open::{Model, ModelOptions, of_checkpoint, open};
 pub use options::GenerationOptions;
 pub use rope::{RopeConfig, RopeScaling};
 pub use text::{TextOutput, TextPiece, TextStream, generate_text};

@@ -1,7 +1,8 @@
 //! Small models as their libraries write them, run by `fp8::models::Llama`.
 
 use candle_core::{DType, Device, Tensor};
-use fp8::models::{CausalLm, KvCache, Llama, LlamaConfig};
+use fp8::load::{Inputs, OpenOptions};
+use fp8::models::{CausalLm, KvCache, Llama, Model, ModelOptions, open};
 use std::path::{Path, PathBuf};
 
 type Result<T> = anyhow::Result<T>;
@@ -14,16 +15,16 @@ fn folder(name: &str) -> PathBuf {
     root.join("tests/golden/families").join(name)
 }
 
-fn config(dir: &Path) -> Result<LlamaConfig> {
-    let path = dir.join("config.json");
-    let json = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
-    Ok(LlamaConfig::parse(&path, &json)?)
+fn model(dir: &Path) -> Result<Llama> {
+    with_inputs(dir, Inputs::AsStored)
 }
 
-fn model(dir: &Path) -> Result<Llama> {
-    let files = [dir.join("model.safetensors")];
-    let vb = fp8::load::var_builder(&files, DType::F32, &Device::Cpu)?;
-    Ok(Llama::new(&config(dir)?, vb)?)
+fn with_inputs(dir: &Path, inputs: Inputs) -> Result<Llama> {
+    let checkpoint = OpenOptions::new().with_inputs(inputs);
+    match open(dir, &ModelOptions::new().with_checkpoint(checkpoint))? {
+        Model::Llama(model) => Ok(model),
+        other => anyhow::bail!("a Llama is expected: {other:?}"),
+    }
 }
 
 fn expected(dir: &Path, name: &str) -> Result<Tensor> {
@@ -93,4 +94,62 @@ families! {
     ct_static_tensor
     hf_block_f32
     hf_per_tensor_static
+    modelopt_fp8_kv
+    modelopt_pb_wo
+    torchao_row
+    torchao_tensor
+}
+
+#[test]
+fn fp8_cache() -> Result<()> {
+    let dir = folder("modelopt_fp8_kv");
+    let (model, ids) = (model(&dir)?, expected(&dir, "input_ids")?);
+    let logits = expected(&dir, "logits_fp8_kv")?;
+    let tokens = ids.dim(1)?;
+    for pieces in [vec![tokens], vec![1; tokens], vec![10, 5, 1]] {
+        let Some(cache) = model.new_fp8_cache(2, tokens)? else {
+            anyhow::bail!("the file has scales of keys and values");
+        };
+        assert!(cache.is_fp8());
+        let db = decibels(&logits, &in_pieces(&model, &ids, cache, &pieces)?)?;
+        println!("FP8 cache, pieces of {pieces:?}: {db:.1} dB");
+        assert!(db >= SAME_DB, "pieces of {pieces:?}: {db:.1} dB");
+    }
+    Ok(())
+}
+
+/// With the weights dequantized and inputs untouched, as libraries without an FP8 product run these files.
+#[test]
+fn weight_only() -> Result<()> {
+    for name in [
+        "autofp8_static",
+        "ct_block128",
+        "ct_channel_token_bf16",
+        "ct_static_tensor",
+        "hf_block_f32",
+        "hf_per_tensor_static",
+        "modelopt_fp8_kv",
+        "torchao_row",
+        "torchao_tensor",
+    ] {
+        let dir = folder(name);
+        let model = with_inputs(&dir, Inputs::WeightOnly)?;
+        let logits = model.forward(&expected(&dir, "input_ids")?)?;
+        let db = decibels(&expected(&dir, "logits_weight_only")?, &logits)?;
+        println!("{name}, weight-only: {db:.1} dB");
+        assert!(db >= SAME_DB, "{name}: {db:.1} dB");
+    }
+    Ok(())
+}
+
+/// Serving engines cast the inputs of weight-only blocks in groups.
+#[test]
+fn blocks_as_engines_run_them() -> Result<()> {
+    let dir = folder("modelopt_pb_wo");
+    let model = with_inputs(&dir, Inputs::Groups(128))?;
+    let logits = model.forward(&expected(&dir, "input_ids")?)?;
+    let db = decibels(&expected(&dir, "logits_fp8_g128")?, &logits)?;
+    println!("modelopt_pb_wo in groups: {db:.1} dB");
+    assert!(db >= SAME_DB, "{db:.1} dB");
+    Ok(())
 }

@@ -1,0 +1,176 @@
+//! A directory or a GGUF file to a model.
+
+use super::bert::{Bert, BertConfig};
+use super::error::{Error, Result};
+use super::gguf::GgufFile;
+use super::llama::{Llama, LlamaConfig};
+use crate::load::{Checkpoint, FamilyName, OpenOptions};
+use candle_core::{DType, Device};
+use serde_json::Value;
+use std::path::Path;
+
+/// How [`open()`] makes a model: on the CPU in f32, with inputs treated as the checkpoint says, unless set otherwise.
+///
+/// ```
+/// use candle_core::DType;
+/// use fp8::load::Inputs;
+/// use fp8::models::ModelOptions;
+/// let options = ModelOptions::new()
+///     .with_dtype(DType::BF16)
+///     .with_checkpoint(fp8::load::OpenOptions::new().with_inputs(Inputs::WeightOnly));
+/// # assert_eq!(options.dtype, DType::BF16);
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ModelOptions {
+    /// Dtype of activations and of what is not in FP8: f32, bf16 or f16.
+    pub dtype: DType,
+    /// Where the model computes.
+    pub device: Device,
+    /// How the checkpoint is read.
+    pub checkpoint: OpenOptions,
+}
+
+impl Default for ModelOptions {
+    fn default() -> Self {
+        Self {
+            dtype: DType::F32,
+            device: Device::Cpu,
+            checkpoint: OpenOptions::default(),
+        }
+    }
+}
+
+impl ModelOptions {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Another dtype of activations.
+    pub fn with_dtype(self, dtype: DType) -> Self {
+        Self { dtype, ..self }
+    }
+
+    /// Another device.
+    pub fn with_device(self, device: &Device) -> Self {
+        Self {
+            device: device.clone(),
+            ..self
+        }
+    }
+
+    /// Another way to read the checkpoint.
+    pub fn with_checkpoint(self, checkpoint: OpenOptions) -> Self {
+        Self { checkpoint, ..self }
+    }
+}
+
+/// A model of a kind that [`open()`] knows.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Model {
+    /// A language model.
+    Llama(Llama),
+    /// An encoder.
+    Bert(Bert),
+}
+
+impl Model {
+    /// The language model, if it is one.
+    pub fn llama(&self) -> Option<&Llama> {
+        match self {
+            Self::Llama(model) => Some(model),
+            Self::Bert(_) => None,
+        }
+    }
+
+    /// The encoder, if it is one.
+    pub fn bert(&self) -> Option<&Bert> {
+        match self {
+            Self::Bert(model) => Some(model),
+            Self::Llama(_) => None,
+        }
+    }
+}
+
+impl fp8_recipes::Fp8Module for Model {
+    fn visit(&self, visitor: &mut dyn fp8_recipes::Visitor) {
+        match self {
+            Self::Llama(model) => model.visit(visitor),
+            Self::Bert(model) => model.visit(visitor),
+        }
+    }
+}
+
+/// Opens the model in a directory of safetensors with a `config.json`, FP8 of any family or not, or in a GGUF file.
+///
+/// A 16-bit embedding stays in the dtype of the file, whatever the activations are.
+///
+/// ```no_run
+/// use fp8::models::{ModelOptions, open};
+///
+/// let model = open("Llama-3.2-1B-Instruct-FP8", &ModelOptions::new())?;
+/// println!("{} layers", model.llama().map_or(0, |model| model.config().num_layers));
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`Checkpoint::open_dir`]; [`Error::Config`] for a `config.json` of another kind of model or without what a model needs.
+pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Model> {
+    let path = path.as_ref();
+    if is_gguf(path) {
+        let file = GgufFile::open(path)?;
+        let config = LlamaConfig::parse(path, &file.config()?)?;
+        let vb = file.var_builder(options.dtype, &options.device);
+        return Ok(Model::Llama(Llama::new(&config, vb)?));
+    }
+    let checkpoint = Checkpoint::open_dir_with(path, &options.checkpoint)?;
+    of_checkpoint(checkpoint, path, options)
+}
+
+/// [`open()`] for a checkpoint that is open already; `path` is for messages.
+///
+/// # Errors
+/// As [`open()`].
+pub fn of_checkpoint(
+    checkpoint: Checkpoint,
+    path: impl AsRef<Path>,
+    options: &ModelOptions,
+) -> Result<Model> {
+    let path = path.as_ref().join(match checkpoint.family() {
+        FamilyName::MistralNative => "params.json",
+        _ => "config.json",
+    });
+    let Some(config) = checkpoint.config().cloned() else {
+        return Err(missing(&path));
+    };
+    let is_bert = config.get("model_type").and_then(Value::as_str) == Some("bert");
+    if is_bert {
+        let config = BertConfig::parse(&path, &config)?;
+        let vb = checkpoint.var_builder(options.dtype, &options.device)?;
+        return Ok(Model::Bert(Bert::new(&config, vb)?));
+    }
+    let config = LlamaConfig::parse(&path, &config)?;
+    let embedding = match checkpoint.dtype("model.embed_tokens.weight") {
+        Some(safetensors::Dtype::BF16) => DType::BF16,
+        Some(safetensors::Dtype::F16) => DType::F16,
+        _ => options.dtype,
+    };
+    let vb = checkpoint.var_builder(options.dtype, &options.device)?;
+    Ok(Model::Llama(Llama::with_embedding_dtype(&config, embedding, vb)?))
+}
+
+fn is_gguf(path: &Path) -> bool {
+    let extension = path.extension();
+    extension.is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && path.is_file()
+}
+
+fn missing(path: &Path) -> Error {
+    Error::Config {
+        path: path.to_path_buf(),
+        key: "model_type".into(),
+        value: "missing: there is no such file".into(),
+        expected: "a configuration that says what model this is".into(),
+    }
+}
