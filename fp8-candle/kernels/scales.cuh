@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-enum Policy : uint32_t { DYNAMIC = 0, CURRENT = 1, MX = 2 };
+enum Policy : uint32_t { DYNAMIC = 0, CURRENT = 1, MX = 2, INFERENCE = 3 };
 
 __device__ __forceinline__ float floor_to_power_of_two(float quant_scale) {
   return quant_scale != quant_scale ? quant_scale : __uint_as_float(__float_as_uint(quant_scale) & 0xFF800000u);
@@ -28,6 +28,10 @@ __device__ __forceinline__ float mx_quant_scale(float amax, float max) {
 __device__ __forceinline__ float quant_scale_of(float amax, float max, uint32_t policy, float eps, bool power_of_two) {
   if (policy == MX) return mx_quant_scale(amax, max);
   if (amax < eps) amax = eps;
+  if (policy == INFERENCE) {
+    const float scale = __fdiv_rn(1.0f, __fdiv_rn(amax, max));
+    return power_of_two ? floor_to_power_of_two(scale) : scale;
+  }
   float scale = policy == DYNAMIC ? __fdiv_rn(max, amax) : finite_quotient(max, amax, 1.0f);
   return power_of_two ? floor_to_power_of_two(scale) : scale;
 }

@@ -62,8 +62,8 @@ pub use rows::{
 };
 pub use scaling::{
     AMAX_EPSILON, current_quant_scale, delayed_quant_scale, dynamic_quant_scale,
-    floor_to_power_of_two, mx_dequant_scale_floor, mx_dequant_scale_rceil, reciprocal,
-    static_dequant_scale,
+    floor_to_power_of_two, inference_quant_scale, mx_dequant_scale_floor, mx_dequant_scale_rceil,
+    reciprocal, static_dequant_scale,
 };
 pub use slice::{amax, decode, encode, encode_with_amax};
 pub use types::{E4M3, E4M3Fnuz, E5M2, E5M2Fnuz};

@@ -23,6 +23,20 @@ pub fn dynamic_quant_scale(amax: f32, format: Format) -> f32 {
     format.max() / amax
 }
 
+/// The quant_scale of inputs in inference, as serving engines compute it: the reciprocal of `max(amax, 1e-12) / MAX`.
+///
+/// Both are quotients in f32, so it may be an ulp from [`dynamic_quant_scale`], which trains; values between two codes then
+/// round another way. compressed-tensors, vLLM and torchao's inference make the dequant_scale first and divide by it.
+pub fn inference_quant_scale(amax: f32, format: Format) -> f32 {
+    // Not f32::max, which would drop a NaN.
+    let amax = if amax < AMAX_EPSILON {
+        AMAX_EPSILON
+    } else {
+        amax
+    };
+    reciprocal(amax / format.max())
+}
+
 /// The quant_scale of Transformer Engine's current scaling: `MAX / amax`, where an amax below `eps` counts as `eps`.
 ///
 /// Where that is undefined (amax zero with `eps` 0, infinite or NaN) the scale is 1. A quotient beyond f32 gives

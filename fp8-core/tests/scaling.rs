@@ -18,6 +18,28 @@ fn amaxes(count: u32) -> impl Iterator<Item = f32> {
 
 /// torchao computes in f64 and rounds at the end.
 #[test]
+fn inference_divides_by_the_rounded_dequant_scale() {
+    use fp8_core::inference_quant_scale;
+    let format = Format::E4M3;
+    let mut differing = 0;
+    for i in 1..100_000u32 {
+        let amax = i as f32 * 0.37;
+        let scale = inference_quant_scale(amax, format);
+        assert_eq!(scale.to_bits(), (1.0 / (amax / 448.0)).to_bits());
+        let exact = 448.0 / f64::from(amax);
+        // Two roundings, half an ulp each.
+        assert!(
+            (f64::from(scale) / exact - 1.0).abs() <= 2.0 * f64::from(f32::EPSILON) / 2.0 * 1.01
+        );
+        differing += usize::from(scale != dynamic_quant_scale(amax, format));
+    }
+    assert!(differing > 0, "the two rules would be one");
+    assert_eq!(inference_quant_scale(0.0, format), 1.0 / (1e-12f32 / 448.0));
+    assert_eq!(inference_quant_scale(f32::INFINITY, format), 0.0);
+    assert!(inference_quant_scale(f32::NAN, format).is_nan());
+}
+
+#[test]
 fn plain_division_equals_the_detour_through_f64() {
     let around = (0..1000u32)
         .flat_map(|step| [AMAX_EPSILON.to_bits() - step, AMAX_EPSILON.to_bits() + step]);

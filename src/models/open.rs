@@ -158,7 +158,9 @@ pub fn of_checkpoint(
         _ => options.dtype,
     };
     let vb = checkpoint.var_builder(options.dtype, &options.device)?;
-    Ok(Model::Llama(Llama::with_embedding_dtype(&config, embedding, vb)?))
+    Ok(Model::Llama(Llama::with_embedding_dtype(
+        &config, embedding, vb,
+    )?))
 }
 
 fn is_gguf(path: &Path) -> bool {

@@ -10,6 +10,8 @@ use fp8_core::Granularity;
 pub enum ScalePolicy {
     /// torchao: `MAX / max(amax, 1e-12)`; Inf gives 0, NaN gives NaN.
     Dynamic,
+    /// Serving engines: the reciprocal of `max(amax, 1e-12) / MAX`, both rounded; Inf gives 0, NaN gives NaN.
+    Inference,
     /// Microscaling, torchao's default RCEIL: the reciprocal of the least power of two not below `amax / MAX`.
     Mx,
     /// Transformer Engine's current scaling with its `eps`; zero and non-finite amaxes give 1.

@@ -7,7 +7,8 @@ use crate::load::{InputScheme, LayerScheme};
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::{
-    Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer, ScaleSource, fp8_linear,
+    Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight, Quantizer, ScalePolicy,
+    ScaleSource, fp8_linear,
 };
 use fp8_core::{Cast, Contraction, Format, Granularity};
 use std::sync::Arc;
@@ -64,8 +65,18 @@ impl InputScaling {
             },
             InputScaling::DynamicMx => Granularity::Mx,
         };
-        let quantizer = Quantizer::dynamic(Format::E4M3, granularity);
-        let quantizer = quantizer.with_power_of_two(self.has_power_of_two_scales());
+        let power_of_two = self.has_power_of_two_scales();
+        let policy = match granularity {
+            Granularity::Mx => ScalePolicy::Mx,
+            // Powers of two are rounded from the scale that trains, so that what was trained with them serves to the bit.
+            _ if power_of_two => ScalePolicy::Dynamic,
+            _ => ScalePolicy::Inference,
+        };
+        let source = ScaleSource::Current {
+            policy,
+            power_of_two,
+        };
+        let quantizer = Quantizer::new(Cast::new(Format::E4M3), granularity, source);
         Some(quantizer.with_amax_bound(self.amax_bound()))
     }
 

@@ -16,7 +16,10 @@ const FAMILIES: [(&str, &[Spelling]); 10] = [
     ("ct_channel_token_bf16", &[CompressedTensors, ModelOpt]),
     ("ct_block128", &[CompressedTensors, Fp8Blocks]),
     ("hf_block_f32", &[CompressedTensors, Fp8Blocks]),
-    ("hf_per_tensor_static", &[CompressedTensors, AutoFp8, ModelOpt]),
+    (
+        "hf_per_tensor_static",
+        &[CompressedTensors, AutoFp8, ModelOpt],
+    ),
     ("autofp8_static", &[CompressedTensors, AutoFp8, ModelOpt]),
     ("modelopt_fp8_kv", &[CompressedTensors, ModelOpt]),
     ("modelopt_pb_wo", &[CompressedTensors, ModelOpt]),
@@ -50,12 +53,21 @@ fn every_family_survives_every_spelling_that_can_say_it() {
             }
             result.unwrap_or_else(|e| panic!("{family} to {spelling}: {e}"));
             let again = open(&to);
-            assert!(all_facts(&again) == layers, "{family} to {spelling}: layers");
-            assert!(others(&again) == rest, "{family} to {spelling}: other tensors");
+            assert!(
+                all_facts(&again) == layers,
+                "{family} to {spelling}: layers"
+            );
+            assert!(
+                others(&again) == rest,
+                "{family} to {spelling}: other tensors"
+            );
             // And back through the spelling that can say the most.
             let back = dir.path().join("back");
             convert(&again, &back, CompressedTensors).unwrap();
-            assert!(all_facts(&open(&back)) == layers, "{family} by {spelling} and back");
+            assert!(
+                all_facts(&open(&back)) == layers,
+                "{family} by {spelling} and back"
+            );
         }
     }
 }
@@ -88,7 +100,12 @@ fn scales_have_the_names_and_shapes_of_the_family() {
         ("ct_static_tensor", AutoFp8, "weight_scale", &[]),
         ("ct_static_tensor", ModelOpt, "input_scale", &[]),
         ("ct_channel_token_bf16", ModelOpt, "weight_scale", &[192]),
-        ("ct_channel_token_bf16", CompressedTensors, "weight_scale", &[192, 1]),
+        (
+            "ct_channel_token_bf16",
+            CompressedTensors,
+            "weight_scale",
+            &[192, 1],
+        ),
         ("ct_block128", Fp8Blocks, "weight_scale_inv", &[2, 2]),
         ("modelopt_pb_wo", ModelOpt, "weight_scale", &[2, 1, 2, 1]),
     ];
@@ -132,7 +149,10 @@ fn scales_of_caches_have_the_names_of_the_family_or_are_dropped_on_demand() {
     // Keys and values have scales of their own, and AutoFP8 one for both.
     let to = dir.path().join("autofp8");
     let error = convert(&source, &to, AutoFp8).unwrap_err();
-    assert!(error.to_string().contains("one number for keys and values"), "{error}");
+    assert!(
+        error.to_string().contains("one number for keys and values"),
+        "{error}"
+    );
     let options = WriteOptions::new().with_drop_kv_scales(true);
     rewrite::convert(&source, &to, AutoFp8, &options, &mut rewrite::quiet).unwrap();
     assert!(all_facts(&open(&to)) == all_facts(&source));
@@ -151,7 +171,11 @@ fn dequantized_is_code_times_scale() {
         rewrite::dequantize(&source, &to, dtype, &options, &mut rewrite::quiet).unwrap();
         let plain = open(&to);
         assert!(plain.layer_paths().is_empty(), "{family}");
-        assert!(json_file(to.join("config.json")).get("quantization_config").is_none());
+        assert!(
+            json_file(to.join("config.json"))
+                .get("quantization_config")
+                .is_none()
+        );
         let expected = golden(family).join("expected.safetensors");
         let expected = candle_core::safetensors::load(expected, &CPU).unwrap();
         let mut compared = 0;

@@ -94,7 +94,13 @@ fn only_models_are_overwritten_and_only_on_demand() {
     let source = open_golden("autofp8_static");
     let convert = |to: &Path, overwrite: bool| {
         let options = WriteOptions::new().with_overwrite(overwrite);
-        rewrite::convert(&source, to, Spelling::CompressedTensors, &options, &mut rewrite::quiet)
+        rewrite::convert(
+            &source,
+            to,
+            Spelling::CompressedTensors,
+            &options,
+            &mut rewrite::quiet,
+        )
     };
     let taken = |result: Result<_>| matches!(result, Err(Error::TargetExists { .. }));
     // An empty directory is as good as none.
@@ -130,7 +136,13 @@ fn child_under_a_file_size_limit() {
     let source = open_golden("autofp8_static");
     let to = Path::new(&dir).join("out");
     let options = WriteOptions::new();
-    let result = rewrite::convert(&source, &to, Spelling::ModelOpt, &options, &mut rewrite::quiet);
+    let result = rewrite::convert(
+        &source,
+        &to,
+        Spelling::ModelOpt,
+        &options,
+        &mut rewrite::quiet,
+    );
     println!("file size limit: {}", result.unwrap_err());
 }
 
@@ -146,12 +158,19 @@ fn a_full_disk_leaves_nothing() {
     let output = Command::new("sh")
         .args(["-c", script])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "interrupted::child_under_a_file_size_limit", "--nocapture"])
+        .args([
+            "--exact",
+            "interrupted::child_under_a_file_size_limit",
+            "--nocapture",
+        ])
         .env(LIMITED, dir.path())
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("file size limit: "), "{text}");
+    assert!(
+        output.status.success() && text.contains("file size limit: "),
+        "{text}"
+    );
     assert!(text.contains("cannot"), "{text}");
     assert!(names_in(dir.path()).is_empty());
 }

@@ -29,24 +29,55 @@ fn every_scheme_is_read_back_and_close_to_the_weights() {
     let source = open(&plain);
     let amaxes: BTreeMap<String, f32> = linears().into_iter().map(|path| (path, 3.5)).collect();
     let cases = [
-        (Scheme::StaticTensor, vec![Spelling::CompressedTensors, Spelling::AutoFp8, Spelling::ModelOpt]),
+        (
+            Scheme::StaticTensor,
+            vec![
+                Spelling::CompressedTensors,
+                Spelling::AutoFp8,
+                Spelling::ModelOpt,
+            ],
+        ),
         (Scheme::DynamicTensor, vec![Spelling::CompressedTensors]),
-        (Scheme::TensorToken, vec![Spelling::CompressedTensors, Spelling::AutoFp8]),
-        (Scheme::ChannelToken, vec![Spelling::CompressedTensors, Spelling::ModelOpt]),
-        (Scheme::Block128, vec![Spelling::CompressedTensors, Spelling::Fp8Blocks]),
-        (Scheme::Mxfp8, vec![Spelling::CompressedTensors, Spelling::ModelOpt]),
-        ("weight-only".parse().unwrap(), vec![Spelling::CompressedTensors]),
-        ("weight-only:mx".parse().unwrap(), vec![Spelling::CompressedTensors]),
+        (
+            Scheme::TensorToken,
+            vec![Spelling::CompressedTensors, Spelling::AutoFp8],
+        ),
+        (
+            Scheme::ChannelToken,
+            vec![Spelling::CompressedTensors, Spelling::ModelOpt],
+        ),
+        (
+            Scheme::Block128,
+            vec![Spelling::CompressedTensors, Spelling::Fp8Blocks],
+        ),
+        (
+            Scheme::Mxfp8,
+            vec![Spelling::CompressedTensors, Spelling::ModelOpt],
+        ),
+        (
+            "weight-only".parse().unwrap(),
+            vec![Spelling::CompressedTensors],
+        ),
+        (
+            "weight-only:mx".parse().unwrap(),
+            vec![Spelling::CompressedTensors],
+        ),
     ];
     for (scheme, spellings) in cases {
         for spelling in spellings {
-            let to = dir.path().join(format!("{scheme}-{spelling}").replace(':', "-"));
+            let to = dir
+                .path()
+                .join(format!("{scheme}-{spelling}").replace(':', "-"));
             let options = QuantizeOptions::new(scheme)
                 .with_spelling(spelling)
                 .with_input_amaxes(amaxes.clone());
             let report = quantize(&plain, &to, &options).unwrap();
             assert_eq!(report.quantized, linears(), "{scheme} {spelling}");
-            let ignored = ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"];
+            let ignored = [
+                "lm_head",
+                "model.layers.0.mlp.gate",
+                "model.layers.1.mlp.gate",
+            ];
             assert_eq!(report.ignored, ignored, "{scheme} {spelling}");
             let again = open(&to);
             assert_eq!(again.layer_paths(), linears());
@@ -54,7 +85,14 @@ fn every_scheme_is_read_back_and_close_to_the_weights() {
                 let layer = again.stored_layer(&path, &CPU).unwrap();
                 let weight = source.tensor(&format!("{path}.weight"), &CPU).unwrap();
                 let value = layer.codes.dequantize(DType::F32).unwrap();
-                let sum = |x: &Tensor| x.sqr().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap();
+                let sum = |x: &Tensor| {
+                    x.sqr()
+                        .unwrap()
+                        .sum_all()
+                        .unwrap()
+                        .to_scalar::<f32>()
+                        .unwrap()
+                };
                 let noise = sum(&(value - &weight).unwrap()) / sum(&weight);
                 // Three bits of mantissa: half a step of at most 1/16, mean square 1/12 of a step.
                 assert!(noise < 1.2e-3, "{scheme} {spelling} {path}: {noise}");
@@ -80,7 +118,10 @@ fn a_static_scheme_without_an_amax_names_the_layer() {
     plain_model(&plain, (64, 64), false, DType::F32);
     let options = QuantizeOptions::new(Scheme::StaticTensor);
     let error = quantize(&plain, &dir.path().join("out"), &options).unwrap_err();
-    assert!(matches!(&error, Error::MissingAmax { path } if path.ends_with("proj")), "{error}");
+    assert!(
+        matches!(&error, Error::MissingAmax { path } if path.ends_with("proj")),
+        "{error}"
+    );
     assert_eq!(names_in(dir.path()), ["plain"]);
 }
 
@@ -95,7 +136,13 @@ fn ignored_layers_stay_and_patterns_without_a_layer_are_told() {
         "model.layers.9.mlp.up_proj",
     ]);
     let report = quantize(&plain, &to, &options).unwrap();
-    assert_eq!(report.quantized, ["model.layers.0.mlp.up_proj", "model.layers.0.self_attn.q_proj"]);
+    assert_eq!(
+        report.quantized,
+        [
+            "model.layers.0.mlp.up_proj",
+            "model.layers.0.self_attn.q_proj"
+        ]
+    );
     assert_eq!(report.unmatched, ["model.layers.9.mlp.up_proj"]);
     let config = json_file(to.join("config.json"));
     assert_eq!(config["dtype"], "bfloat16");
@@ -103,9 +150,17 @@ fn ignored_layers_stay_and_patterns_without_a_layer_are_told() {
     assert_eq!(ignored.len(), 7, "{ignored:?}");
     // All of them are listed, so that the file is read back.
     assert_eq!(open(&to).layer_paths(), report.quantized);
-    let again = quantize(&plain, &dir.path().join("x"), &QuantizeOptions::default().with_ignore(["*"]));
+    let again = quantize(
+        &plain,
+        &dir.path().join("x"),
+        &QuantizeOptions::default().with_ignore(["*"]),
+    );
     assert!(matches!(again, Err(Error::NothingToConvert)));
-    let bad = quantize(&plain, &dir.path().join("x"), &QuantizeOptions::default().with_ignore(["re:("]));
+    let bad = quantize(
+        &plain,
+        &dir.path().join("x"),
+        &QuantizeOptions::default().with_ignore(["re:("]),
+    );
     assert!(matches!(bad, Err(Error::Config(_))), "{bad:?}");
 }
 
@@ -129,10 +184,21 @@ fn a_tied_head_gets_a_weight_of_its_own_when_it_is_quantized() {
     let again = open(&to);
     let head = again.stored_layer("lm_head", &CPU).unwrap();
     let embedding = again.tensor("model.embed_tokens.weight", &CPU).unwrap();
-    let before = open(&plain).tensor("model.embed_tokens.weight", &CPU).unwrap();
+    let before = open(&plain)
+        .tensor("model.embed_tokens.weight", &CPU)
+        .unwrap();
     assert_eq!(bits(&embedding), bits(&before));
     let difference = (head.codes.dequantize(DType::F32).unwrap() - embedding).unwrap();
-    assert!(difference.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap() <= 1. / 16.);
+    assert!(
+        difference
+            .abs()
+            .unwrap()
+            .max_all()
+            .unwrap()
+            .to_scalar::<f32>()
+            .unwrap()
+            <= 1. / 16.
+    );
 }
 
 #[test]
@@ -143,7 +209,10 @@ fn ragged_and_empty_blocks_come_back_as_they_were() {
     // 300 rows: two blocks and a part. A block of zeros has a scale that can be divided by.
     let w = tensor(3, &[300, 256]);
     let mask = Tensor::cat(
-        &[Tensor::zeros((128, 256), DType::F32, &CPU).unwrap(), Tensor::ones((172, 256), DType::F32, &CPU).unwrap()],
+        &[
+            Tensor::zeros((128, 256), DType::F32, &CPU).unwrap(),
+            Tensor::ones((172, 256), DType::F32, &CPU).unwrap(),
+        ],
         0,
     );
     let w = (w * mask.unwrap()).unwrap();
@@ -167,8 +236,14 @@ fn ragged_and_empty_blocks_come_back_as_they_were() {
     candle_core::safetensors::save(&tensors, plain.join("model.safetensors")).unwrap();
     let options = QuantizeOptions::new(Scheme::Block128);
     let error = quantize(&plain, &dir.path().join("x"), &options).unwrap_err();
-    assert!(error.to_string().contains("`fc`") && error.to_string().contains("200"), "{error}");
-    let granularity = Granularity::Blockwise { rows: 128, cols: 128 };
+    assert!(
+        error.to_string().contains("`fc`") && error.to_string().contains("200"),
+        "{error}"
+    );
+    let granularity = Granularity::Blockwise {
+        rows: 128,
+        cols: 128,
+    };
     let weight_only = QuantizeOptions::new(Scheme::WeightOnly { granularity });
     quantize(&plain, &dir.path().join("y"), &weight_only).unwrap();
     assert_eq!(open(dir.path().join("y")).layer_paths(), ["fc"]);
@@ -180,9 +255,13 @@ fn a_weight_that_is_not_finite_is_named() {
     let plain = dir.path().join("plain");
     std::fs::create_dir(&plain).unwrap();
     let w = Tensor::new(&[[1f32, 2.], [f32::NAN, 4.]], &Device::Cpu).unwrap();
-    candle_core::safetensors::save(&[("fc.weight", w)].into(), plain.join("model.safetensors")).unwrap();
+    candle_core::safetensors::save(&[("fc.weight", w)].into(), plain.join("model.safetensors"))
+        .unwrap();
     let error = quantize(&plain, &dir.path().join("out"), &QuantizeOptions::default()).unwrap_err();
-    assert!(matches!(&error, Error::TensorValue { index: 2, .. }), "{error}");
+    assert!(
+        matches!(&error, Error::TensorValue { index: 2, .. }),
+        "{error}"
+    );
     assert_eq!(names_in(dir.path()), ["plain"]);
 }
 

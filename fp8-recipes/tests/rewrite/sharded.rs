@@ -10,9 +10,23 @@ fn shards_hold_what_one_file_does() {
     let dir = dir();
     let (whole, parts) = (dir.path().join("whole"), dir.path().join("parts"));
     let one = WriteOptions::new();
-    rewrite::convert(&source, &whole, Spelling::AutoFp8, &one, &mut rewrite::quiet).unwrap();
+    rewrite::convert(
+        &source,
+        &whole,
+        Spelling::AutoFp8,
+        &one,
+        &mut rewrite::quiet,
+    )
+    .unwrap();
     let small = WriteOptions::new().with_shard_bytes(100_000);
-    let report = rewrite::convert(&source, &parts, Spelling::AutoFp8, &small, &mut rewrite::quiet).unwrap();
+    let report = rewrite::convert(
+        &source,
+        &parts,
+        Spelling::AutoFp8,
+        &small,
+        &mut rewrite::quiet,
+    )
+    .unwrap();
     assert_eq!(report.files, names_in(&parts));
     assert!(report.files.len() > 4, "{:?}", report.files);
 

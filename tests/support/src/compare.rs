@@ -86,3 +86,21 @@ pub fn assert_text<E: std::fmt::Display>(case: &str, error: E, parts: &[&str]) -
     }
     text
 }
+
+/// Fails unless the two differ as little as if few values that lie between two codes went to the other one: 30 dB.
+///
+/// For scales of inputs that are not powers of two: a file is served with `1 / (amax / MAX)`, as every engine does, and
+/// trained with `MAX / amax`, which may be an ulp away.
+#[track_caller]
+pub fn assert_served(case: &str, got: &Tensor, expected: &Tensor) {
+    assert_eq!(got.dims(), expected.dims(), "{case}");
+    let (got, expected) = (flat64(got), flat64(expected));
+    let squares = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
+    let error = squares(&mut got.iter().zip(&expected).map(|(a, b)| a - b));
+    let signal = squares(&mut expected.iter().copied());
+    assert!(
+        error <= signal * 1e-3,
+        "{case}: {} dB",
+        10. * (signal / error).log10()
+    );
+}

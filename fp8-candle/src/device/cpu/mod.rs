@@ -42,6 +42,7 @@ impl Backend for CpuBackend {
         map_f32("quant_scale", amax, |amax| {
             let quant_scale = match policy {
                 ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
+                ScalePolicy::Inference => fp8_core::inference_quant_scale(amax, format),
                 ScalePolicy::Mx => {
                     let dequant_scale = fp8_core::mx_dequant_scale_rceil(amax, format);
                     fp8_core::reciprocal(dequant_scale.to_f32())

@@ -177,6 +177,7 @@ pub(super) fn policy_args(policy: ScalePolicy) -> (u32, f32) {
         ScalePolicy::Dynamic => (0, fp8_core::AMAX_EPSILON),
         ScalePolicy::Current { eps } => (1, eps),
         ScalePolicy::Mx => (2, 0.),
+        ScalePolicy::Inference => (3, fp8_core::AMAX_EPSILON),
     }
 }
 
