@@ -1,0 +1,44 @@
+//! `fp8 dequantize`: an ordinary checkpoint.
+
+use crate::output::Target;
+use crate::progress::Bar;
+use crate::source::Opening;
+use anyhow::Result;
+use candle_core::DType;
+use clap::ValueEnum;
+use fp8::rewrite;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The checkpoint
+    dir: PathBuf,
+    /// Dtype of all weights
+    #[arg(long, value_enum, default_value = "bf16")]
+    dtype: Precision,
+    #[command(flatten)]
+    target: Target,
+    #[command(flatten)]
+    opening: Opening,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Precision {
+    F32,
+    Bf16,
+    F16,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let dtype = match args.dtype {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+        Precision::F16 => DType::F16,
+    };
+    let checkpoint = args.opening.open(&args.dir)?;
+    let mut bar = Bar::new("dequantize")?;
+    let (out, options) = (&args.target.out, args.target.options());
+    let report = rewrite::dequantize(&checkpoint, out, dtype, &options, &mut |p| bar.show(p))?;
+    drop(bar);
+    args.target.print(&report)
+}

@@ -1,0 +1,70 @@
+//! The command line tool `fp8`: looks at checkpoints and rewrites them. One file for each command.
+
+mod convert;
+mod dequantize;
+mod diff;
+#[path = "../../../examples/shared/end.rs"]
+mod end;
+mod inspect;
+mod output;
+mod progress;
+mod quantize;
+mod source;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// FP8 checkpoints: look at them, make them, rewrite them.
+#[derive(Parser)]
+#[command(name = "fp8", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Say what is in a checkpoint: its family and each FP8 layer.
+    Inspect(inspect::Args),
+    /// Quantize the linear layers of a model.
+    Quantize(quantize::Args),
+    /// Write an FP8 checkpoint in another family's spelling, the numbers unchanged.
+    Convert(convert::Args),
+    /// Write a checkpoint in high precision.
+    Dequantize(dequantize::Args),
+    /// Compare the weights of two checkpoints.
+    Diff(diff::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
+    let result = match cli.command {
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Convert(args) => convert::run(&args),
+        Command::Dequantize(args) => dequantize::run(&args),
+        Command::Diff(args) => diff::run(&args),
+    };
+    end::end(result)
+}
+
+/// Help and version as clap prints them; anything else in one line.
+fn refuse(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    let what = text.split("\n\n").next().unwrap_or_default();
+    let line: Vec<&str> = what.split_whitespace().collect();
+    let line = line.join(" ");
+    match line.strip_prefix("error: ") {
+        Some(_) => eprintln!("{line}. Try `fp8 --help`"),
+        // Without any argument clap's error is the help itself.
+        None => eprintln!("error: a command is missing. Try `fp8 --help`"),
+    }
+    ExitCode::FAILURE
+}

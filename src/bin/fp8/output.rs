@@ -1,0 +1,112 @@
+//! Where a rewrite goes, and what is said of it.
+
+use anyhow::Result;
+use fp8::rewrite::{WriteOptions, WriteReport};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// Options of every command that writes a model.
+#[derive(clap::Args)]
+pub struct Target {
+    /// Directory to write; it must be missing or empty
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Replace a model that stands there, with all else in the directory
+    #[arg(long)]
+    overwrite: bool,
+    /// Bytes of tensors in one file
+    #[arg(long, value_name = "N", default_value_t = WriteOptions::default().shard_bytes)]
+    shard_bytes: u64,
+    /// Leave out scales of KV caches
+    #[arg(long)]
+    drop_kv_scales: bool,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Target {
+    pub fn options(&self) -> WriteOptions {
+        WriteOptions::new()
+            .with_overwrite(self.overwrite)
+            .with_shard_bytes(self.shard_bytes)
+            .with_drop_kv_scales(self.drop_kv_scales)
+    }
+
+    pub fn print(&self, report: &WriteReport) -> Result<()> {
+        if self.json {
+            let value = json!({
+                "directory": report.directory,
+                "files": report.files,
+                "quantized": report.quantized,
+                "ignored": report.ignored,
+                "unmatched": report.unmatched,
+                "bytes": report.bytes,
+            });
+            return print_json(&value);
+        }
+        let mut text = String::new();
+        for pattern in &report.unmatched {
+            eprintln!("warning: no linear layer is named by `{pattern}`");
+        }
+        let (layers, bytes) = (report.quantized.len(), size(report.bytes));
+        writeln!(text, "{}: {layers} layers in FP8, {bytes}", report.directory.display())?;
+        for file in &report.files {
+            writeln!(text, "  {file}")?;
+        }
+        print(&text)
+    }
+}
+
+/// Prints text; a reader that has gone away, such as `head`, is no error.
+pub fn print(text: &str) -> Result<()> {
+    use std::io::{ErrorKind, Write};
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+pub fn print_json(value: &Value) -> Result<()> {
+    print(&format!("{}\n", serde_json::to_string_pretty(value)?))
+}
+
+/// Bytes as people read them.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["kB", "MB", "GB", "TB"];
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for next in UNITS {
+        if value < 1000. {
+            break;
+        }
+        (value, unit) = (value / 1000., next);
+    }
+    match unit {
+        "B" => format!("{bytes} B"),
+        _ => format!("{value:.1} {unit}"),
+    }
+}
+
+/// Rows under a header, columns aligned; those of numbers to the right.
+pub fn table(header: &[&str], left: usize, rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([header[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let header: Vec<String> = header.iter().map(|cell| cell.to_string()).collect();
+    let mut text = String::new();
+    for row in std::iter::once(&header).chain(rows) {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(column, (cell, width))| match column < left {
+            true => format!("{cell:<width$}"),
+            false => format!("{cell:>width$}"),
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
+        text += line.trim_end();
+        text += "\n";
+    }
+    text
+}

@@ -1,0 +1,51 @@
+//! A progress bar on stderr, and Ctrl-C.
+
+use anyhow::Result;
+use fp8::rewrite::Progress;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether Ctrl-C was pressed.
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// Shows how far a work is. Nothing is shown where stderr is no terminal.
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    /// `what` is done. From now on Ctrl-C stops at the next layer, and a second one at once.
+    pub fn new(what: &'static str) -> Result<Self> {
+        ctrlc::set_handler(|| {
+            if STOPPED.swap(true, Ordering::Relaxed) {
+                std::process::exit(130);
+            }
+        })?;
+        let bar = ProgressBar::new(0);
+        let style = "{prefix} {bar:30} {bytes}/{total_bytes} {eta} {msg}";
+        bar.set_style(ProgressStyle::with_template(style)?);
+        bar.set_prefix(what);
+        Ok(Self(bar))
+    }
+
+    /// As the rewriting functions call it.
+    pub fn show(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
+        self.at(progress.name, progress.done, progress.total)
+    }
+
+    /// `name` is next, with `done` of `total` bytes behind it.
+    pub fn at(&mut self, name: &str, done: u64, total: u64) -> ControlFlow<()> {
+        self.0.set_length(total);
+        self.0.set_position(done);
+        self.0.set_message(name.to_string());
+        match STOPPED.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
