@@ -1,6 +1,7 @@
 //! Text to tokens and back, with what a model's directory says about them.
 
 use super::TextError;
+use super::gguf::{GgufError, GgufFile};
 use super::options::{read_json, token_ids};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Value as Jinja, context};
@@ -90,6 +91,27 @@ impl Tokenizer {
             bos,
             eos,
             chat_template,
+            bos_text: bos_text.unwrap_or_default(),
+            eos_text: eos_text.unwrap_or_default(),
+        })
+    }
+
+    /// The tokenizer in a GGUF file, with its special tokens and chat template.
+    ///
+    /// # Errors
+    /// [`GgufError`], also for kinds of tokenizers that are not read.
+    pub fn from_gguf(file: &GgufFile) -> Result<Self, GgufError> {
+        let inner = file.tokenizer()?;
+        let config = file.tokenizer_config()?;
+        let bos_text = special(&config, "bos_token");
+        let eos_text = special(&config, "eos_token");
+        let id = |text: &Option<String>| text.as_ref().and_then(|text| inner.token_to_id(text));
+        Ok(Self {
+            bos: id(&bos_text),
+            eos: id(&eos_text).into_iter().collect(),
+            inner,
+            dir: file.path().to_path_buf(),
+            chat_template: chat_template(&config),
             bos_text: bos_text.unwrap_or_default(),
             eos_text: eos_text.unwrap_or_default(),
         })

@@ -82,7 +82,9 @@ fn sqnr(a: &Tensor, b: &Tensor) -> Result<f64> {
     let square = |x: f64| x * x;
     let signal: f64 = a.iter().map(|a| square(f64::from(*a))).sum();
     let pairs = a.iter().zip(&b);
-    let noise: f64 = pairs.map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let noise: f64 = pairs
+        .map(|(a, b)| square(f64::from(*a) - f64::from(*b)))
+        .sum();
     Ok(match noise == 0. {
         true => f64::INFINITY,
         false => 10. * (signal / noise).log10(),
@@ -111,7 +113,9 @@ fn as_text(report: &Report, args: &Args) -> Result<String> {
     let equal = |row: &&Row| row.sqnr == f64::INFINITY;
     // Tensors that nobody has touched would only fill the screen.
     let shown = report.rows.iter().filter(|row| row.fp8 || !equal(row));
-    let cells: Vec<Vec<String>> = shown.map(|row| vec![row.name.clone(), verdict(row)]).collect();
+    let cells: Vec<Vec<String>> = shown
+        .map(|row| vec![row.name.clone(), verdict(row)])
+        .collect();
     if !cells.is_empty() {
         text += &table(&["tensor", "SQNR in dB"], 1, &cells);
         text += "\n";
@@ -119,7 +123,11 @@ fn as_text(report: &Report, args: &Args) -> Result<String> {
     let finite = report.rows.iter().filter(|row| row.sqnr.is_finite());
     let worst = finite.min_by(|a, b| a.sqnr.total_cmp(&b.sqnr));
     let equal = report.rows.iter().filter(equal).count();
-    write!(text, "{} tensors in both, {equal} of them equal", report.rows.len())?;
+    write!(
+        text,
+        "{} tensors in both, {equal} of them equal",
+        report.rows.len()
+    )?;
     match worst {
         Some(row) => writeln!(text, "; worst {} at {:.2} dB", row.name, row.sqnr)?,
         None => writeln!(text)?,

@@ -74,10 +74,21 @@ fn row(layer: &StoredLayer) -> Result<Row> {
     // A code without its sign: 448 and 0.
     const LARGEST: u8 = 0x7E;
     let codes = layer.codes.codes().flatten_all()?.to_vec1::<u8>()?;
-    let count = |magnitude: u8| codes.iter().filter(|code| *code & 0x7F == magnitude).count();
-    let scales = layer.codes.dequant_scale().flatten_all()?.to_vec1::<f32>()?;
+    let count = |magnitude: u8| {
+        codes
+            .iter()
+            .filter(|code| *code & 0x7F == magnitude)
+            .count()
+    };
+    let scales = layer
+        .codes
+        .dequant_scale()
+        .flatten_all()?
+        .to_vec1::<f32>()?;
     let bounds = (f32::INFINITY, f32::NEG_INFINITY);
-    let scales = scales.iter().fold(bounds, |(low, high), s| (low.min(*s), high.max(*s)));
+    let scales = scales
+        .iter()
+        .fold(bounds, |(low, high), s| (low.min(*s), high.max(*s)));
     let input_scale = match &layer.input {
         InputScaling::Static(scale) => Some(scale.flatten_all()?.to_vec1::<f32>()?[0]),
         _ => None,

@@ -1,11 +1,17 @@
-//! The command line tool `fp8`: looks at checkpoints and rewrites them. One file for each command.
+//! The command line tool `fp8`: looks at checkpoints, rewrites them and runs them. One file for each command.
 
+mod bench;
 mod convert;
 mod dequantize;
 mod diff;
+mod embed;
 #[path = "../../../examples/shared/end.rs"]
 mod end;
+mod eval;
+mod generate;
 mod inspect;
+mod logits;
+mod model;
 mod output;
 mod progress;
 mod quantize;
@@ -14,7 +20,7 @@ mod source;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// FP8 checkpoints: look at them, make them, rewrite them.
+/// FP8 checkpoints: look at them, make them, rewrite them, run them.
 #[derive(Parser)]
 #[command(name = "fp8", version, about, max_term_width = 100)]
 struct Cli {
@@ -34,6 +40,16 @@ enum Command {
     Dequantize(dequantize::Args),
     /// Compare the weights of two checkpoints.
     Diff(diff::Args),
+    /// Let a language model go on from a text.
+    Generate(generate::Args),
+    /// The perplexity of a language model on a text.
+    Eval(eval::Args),
+    /// The embeddings of texts by an encoder.
+    Embed(embed::Args),
+    /// The logits of token ids, to compare with another framework.
+    Logits(logits::Args),
+    /// How fast a language model reads and writes here.
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +63,11 @@ fn main() -> ExitCode {
         Command::Convert(args) => convert::run(&args),
         Command::Dequantize(args) => dequantize::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Embed(args) => embed::run(&args),
+        Command::Logits(args) => logits::run(&args),
+        Command::Bench(args) => bench::run(&args),
     };
     end::end(result)
 }

@@ -51,7 +51,11 @@ impl Target {
             eprintln!("warning: no linear layer is named by `{pattern}`");
         }
         let (layers, bytes) = (report.quantized.len(), size(report.bytes));
-        writeln!(text, "{}: {layers} layers in FP8, {bytes}", report.directory.display())?;
+        writeln!(
+            text,
+            "{}: {layers} layers in FP8, {bytes}",
+            report.directory.display()
+        )?;
         for file in &report.files {
             writeln!(text, "  {file}")?;
         }

@@ -15,14 +15,23 @@ pub struct Bar(ProgressBar);
 impl Bar {
     /// `what` is done. From now on Ctrl-C stops at the next layer, and a second one at once.
     pub fn new(what: &'static str) -> Result<Self> {
+        Self::with_units(what, "{bytes}/{total_bytes}")
+    }
+
+    /// As [`Bar::new`], for work that is counted in something else than bytes.
+    pub fn counting(what: &'static str) -> Result<Self> {
+        Self::with_units(what, "{pos}/{len}")
+    }
+
+    fn with_units(what: &'static str, units: &str) -> Result<Self> {
         ctrlc::set_handler(|| {
             if STOPPED.swap(true, Ordering::Relaxed) {
                 std::process::exit(130);
             }
         })?;
         let bar = ProgressBar::new(0);
-        let style = "{prefix} {bar:30} {bytes}/{total_bytes} {eta} {msg}";
-        bar.set_style(ProgressStyle::with_template(style)?);
+        let style = format!("{{prefix}} {{bar:30}} {units} {{eta}} {{msg}}");
+        bar.set_style(ProgressStyle::with_template(&style)?);
         bar.set_prefix(what);
         Ok(Self(bar))
     }

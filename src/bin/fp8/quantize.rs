@@ -35,7 +35,10 @@ pub fn run(args: &Args) -> Result<()> {
     let input_amaxes = match &args.amaxes {
         Some(path) => read_amaxes(path)?,
         None if args.scheme.needs_calibration() => {
-            bail!("--scheme {} needs the inputs' amaxes: give --amaxes FILE", args.scheme)
+            bail!(
+                "--scheme {} needs the inputs' amaxes: give --amaxes FILE",
+                args.scheme
+            )
         }
         None => BTreeMap::new(),
     };

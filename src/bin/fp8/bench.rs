@@ -1,0 +1,109 @@
+//! `fp8 bench`: how fast a language model reads and writes here.
+
+use crate::model::Source;
+use crate::output::{print, print_json, size};
+use anyhow::{Result, bail};
+use candle_core::Tensor;
+use fp8::models::{CausalLm, Llama};
+use serde_json::json;
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    source: Source,
+    /// Tokens of the prompt that is read
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    prefill: usize,
+    /// Tokens that are written, one by one, behind a prompt of 16
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    decode: usize,
+    /// Times that each is done; the fastest counts
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    repeats: usize,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    for (name, value) in [
+        ("--prefill", args.prefill),
+        ("--decode", args.decode),
+        ("--repeats", args.repeats),
+    ] {
+        if value == 0 {
+            bail!("{name} is 0, expected at least 1");
+        }
+    }
+    fp8::keep_freed_memory();
+    let (model, linear) = args.source.load_llama()?;
+    let prefill = fastest(args.repeats, || prefill(&model, args.prefill))?;
+    let decode = fastest(args.repeats, || decode(&model, args.decode))?;
+    let prefill = args.prefill as f64 / prefill;
+    let decode = args.decode as f64 / decode;
+    let threads = rayon::current_num_threads();
+    let of_f32 = linear.bytes as f64 / (4 * linear.elements).max(1) as f64;
+    if args.json {
+        return print_json(&json!({
+            "prefill_tokens": args.prefill,
+            "prefill_tokens_per_second": prefill,
+            "decode_tokens": args.decode,
+            "decode_tokens_per_second": decode,
+            "linear_weight_bytes": linear.bytes,
+            "linear_weight_bytes_over_f32": of_f32,
+            "threads": threads,
+        }));
+    }
+    print(&format!(
+        "prefill  {prefill:10.1} tokens/s ({} tokens)\ndecode   {decode:10.1} tokens/s ({} tokens)\n\
+         linear weights {}, {of_f32:.3} of f32's\nthreads  {threads}\n",
+        args.prefill,
+        args.decode,
+        size(linear.bytes),
+    ))
+}
+
+/// Seconds of the fastest run.
+fn fastest(repeats: usize, mut run: impl FnMut() -> Result<f64>) -> Result<f64> {
+    // The first one fills caches and pools.
+    run()?;
+    let mut best = f64::INFINITY;
+    for _ in 0..repeats {
+        best = best.min(run()?);
+    }
+    Ok(best)
+}
+
+fn prompt(model: &Llama, tokens: usize) -> Result<Tensor> {
+    let vocab_size = model.vocab_size();
+    let ids: Vec<u32> = (0..tokens)
+        .map(|i| (i * 7919 % vocab_size) as u32)
+        .collect();
+    Ok(Tensor::from_vec(ids, (1, tokens), model.device())?)
+}
+
+/// Until the logits of the last token are there.
+fn prefill(model: &Llama, tokens: usize) -> Result<f64> {
+    let ids = prompt(model, tokens)?;
+    let mut cache = model.new_cache(1, tokens)?;
+    let start = Instant::now();
+    model
+        .last_logits(&ids, &mut cache)?
+        .to_device(&candle_core::Device::Cpu)?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// The likeliest token each time, as generation does it.
+fn decode(model: &Llama, tokens: usize) -> Result<f64> {
+    const PROMPT: usize = 16;
+    let mut cache = model.new_cache(1, PROMPT + tokens)?;
+    let mut logits = model.last_logits(&prompt(model, PROMPT)?, &mut cache)?;
+    let start = Instant::now();
+    for _ in 0..tokens {
+        let next = logits.argmax(1)?.unsqueeze(1)?;
+        logits = model.last_logits(&next, &mut cache)?;
+    }
+    logits.to_device(&candle_core::Device::Cpu)?;
+    Ok(start.elapsed().as_secs_f64())
+}

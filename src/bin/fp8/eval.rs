@@ -1,0 +1,112 @@
+//! `fp8 eval`: the perplexity of a language model on a text.
+
+use crate::model::Source;
+use crate::output::{print, print_json};
+use crate::progress::Bar;
+use anyhow::{Context, Result, bail};
+use candle_core::{DType, Tensor};
+use fp8::models::{CausalLm, Llama, Tokenizer};
+use rayon::prelude::*;
+use serde_json::json;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    source: Source,
+    /// A text file
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+    /// Read this many tokens of it
+    #[arg(long, value_name = "N")]
+    tokens: Option<usize>,
+    /// Tokens that the model sees at once
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    window: usize,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    if args.window < 2 {
+        bail!("--window is {}, expected at least 2 tokens", args.window);
+    }
+    let bytes = std::fs::read(&args.data).with_context(|| args.data.display().to_string())?;
+    let text = String::from_utf8_lossy(&bytes);
+    let tokenizer = args.source.tokenizer()?;
+    let ids = encode(&tokenizer, &text, args.tokens)?;
+    if ids.len() < 2 {
+        bail!("{} has fewer than two tokens", args.data.display());
+    }
+    let (model, _) = args.source.load_llama()?;
+    let mut bar = Bar::counting("eval")?;
+    let (mut sum, mut counted, mut done) = (0f64, 0usize, 0usize);
+    // A window of one token at the end has nothing to foretell.
+    for window in ids.chunks(args.window).filter(|window| window.len() > 1) {
+        if bar.at("", done as u64, ids.len() as u64).is_break() {
+            bail!("stopped after {done} of {} tokens", ids.len());
+        }
+        sum += window_nll(&model, window)?;
+        counted += window.len() - 1;
+        done += window.len();
+    }
+    drop(bar);
+    let nll = sum / counted as f64;
+    if args.json {
+        return print_json(&json!({
+            "perplexity": nll.exp(),
+            "nll_per_token": nll,
+            "nll": sum,
+            "tokens": counted,
+            "window": args.window,
+        }));
+    }
+    print(&format!(
+        "perplexity {:.4}, {nll:.5} nats per token, {counted} tokens in windows of {}\n",
+        nll.exp(),
+        args.window
+    ))
+}
+
+/// The first tokens of a text. A long text is not cut into tokens further than needed.
+fn encode(tokenizer: &Tokenizer, text: &str, tokens: Option<usize>) -> Result<Vec<u32>> {
+    let Some(tokens) = tokens else {
+        return Ok(tokenizer.encode(text, true)?);
+    };
+    // Tokens have some four bytes; at the end of the part the last ones may differ from those of the whole.
+    let mut part = tokens.saturating_add(16).saturating_mul(16).min(text.len());
+    while !text.is_char_boundary(part) {
+        part += 1;
+    }
+    let mut ids = tokenizer.encode(&text[..part], true)?;
+    if part < text.len() && ids.len() < tokens.saturating_add(16) {
+        ids = tokenizer.encode(text, true)?;
+    }
+    ids.truncate(tokens);
+    Ok(ids)
+}
+
+/// The sum of -ln p over all tokens but the first.
+fn window_nll(model: &Llama, ids: &[u32]) -> Result<f64> {
+    let input = Tensor::from_slice(&ids[..ids.len() - 1], (1, ids.len() - 1), model.device())?;
+    let logits = model.forward(&input)?.to_dtype(DType::F32)?.flatten_all()?;
+    let logits = logits.to_vec1::<f32>()?;
+    let rows: Vec<f64> = logits
+        .par_chunks(model.vocab_size())
+        .zip(&ids[1..])
+        .map(|(logits, target)| nll(logits, *target as usize))
+        .collect();
+    // One after the other, so that threads do not change the sum.
+    let sum: f64 = rows.iter().sum();
+    if !sum.is_finite() {
+        bail!("the logits are not finite");
+    }
+    Ok(sum)
+}
+
+fn nll(logits: &[f32], target: usize) -> f64 {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
+    largest + sum.ln() - f64::from(logits[target])
+}

@@ -1,0 +1,188 @@
+//! `fp8 generate`: text that follows a prompt, as it is made.
+
+use crate::model::Source;
+use crate::output::{print, print_json};
+use anyhow::{Result, bail};
+use fp8::models::{ChatMessage, FinishReason, GenerationOptions, TextOutput, generate_text};
+use serde_json::json;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    source: Source,
+    /// The text to go on from; several are run together and printed when they are done
+    #[arg(long, required = true, value_name = "TEXT")]
+    prompt: Vec<String>,
+    /// Take each prompt for what a user says, in the form of the model's chats
+    #[arg(long)]
+    chat: bool,
+    /// New tokens, at most [default: 128, or the model's setting]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
+    /// 0 takes the likeliest token [default: the model's setting]
+    #[arg(long, value_name = "T")]
+    temperature: Option<f64>,
+    /// Draw from this many of the likeliest tokens
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Draw from the likeliest tokens that have this probability together
+    #[arg(long, value_name = "P")]
+    top_p: Option<f64>,
+    /// Above 1: tokens that were there before become less likely
+    #[arg(long, value_name = "X")]
+    repetition_penalty: Option<f32>,
+    /// The penalty counts this many of the last tokens
+    #[arg(long, value_name = "N")]
+    repetition_window: Option<usize>,
+    /// End before this text
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Of the draws
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print texts, tokens and times as JSON
+    #[arg(long)]
+    json: bool,
+    /// Say on stderr how fast it was
+    #[arg(long)]
+    stats: bool,
+}
+
+impl Args {
+    /// The model's own settings where the arguments say nothing.
+    fn options(&self) -> Result<GenerationOptions> {
+        let own = self.source.generation()?;
+        let penalty = self.repetition_penalty.unwrap_or(own.repetition_penalty);
+        let mut stops = own.stop_strings.clone();
+        stops.extend(self.stop.iter().cloned());
+        Ok(own
+            .clone()
+            .with_max_new_tokens(self.max_tokens.unwrap_or(own.max_new_tokens))
+            .with_temperature(self.temperature.unwrap_or(own.temperature))
+            .with_top_k(self.top_k.or(own.top_k))
+            .with_top_p(self.top_p.or(own.top_p))
+            .with_repetition_penalty(penalty, self.repetition_window)
+            .with_stop_strings(stops)
+            .with_seed(self.seed))
+    }
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let options = args.options()?;
+    options.check()?;
+    let tokenizer = args.source.tokenizer()?;
+    let mut prompts = vec![];
+    for prompt in &args.prompt {
+        let ids = match args.chat {
+            true => {
+                let text = tokenizer.chat(&[ChatMessage::new("user", prompt)])?;
+                tokenizer.encode(&text, false)?
+            }
+            false => tokenizer.encode(prompt, true)?,
+        };
+        if ids.is_empty() {
+            bail!("the prompt {prompt:?} has no tokens");
+        }
+        prompts.push(ids);
+    }
+    let (model, _) = args.source.load_llama()?;
+
+    let streams = prompts.len() == 1 && !args.json;
+    let mut stdout = std::io::stdout().lock();
+    let start = Instant::now();
+    let mut first = None;
+    let mut gone = false;
+    let outputs = generate_text(&model, &tokenizer, &prompts, &options, &mut |piece| {
+        first.get_or_insert_with(|| start.elapsed());
+        if !streams {
+            return ControlFlow::Continue(());
+        }
+        let written = stdout.write_all(piece.text.as_bytes());
+        match written.and_then(|()| stdout.flush()) {
+            Ok(()) => ControlFlow::Continue(()),
+            // A reader that has gone away needs no more.
+            Err(_) => {
+                gone = true;
+                ControlFlow::Break(fp8::models::Stop::All)
+            }
+        }
+    })?;
+    drop(stdout);
+    let times = Times {
+        first: first.unwrap_or_default(),
+        all: start.elapsed(),
+    };
+    if args.json {
+        return print_json(&report(args, &prompts, &outputs, &times));
+    }
+    if streams && !gone {
+        print("\n")?;
+    } else if !streams {
+        for (prompt, output) in args.prompt.iter().zip(&outputs) {
+            print(&format!("> {prompt}\n{}\n", output.text))?;
+        }
+    }
+    if args.stats {
+        let tokens: usize = outputs.iter().map(|output| output.tokens.len()).sum();
+        let read: usize = prompts.iter().map(Vec::len).sum();
+        eprintln!(
+            "{read} tokens read, the first new one after {:.3} s; {tokens} tokens written, {:.1} tokens/s",
+            times.first.as_secs_f64(),
+            times.decode_rate(tokens, outputs.len()),
+        );
+    }
+    Ok(())
+}
+
+struct Times {
+    /// Until the first token.
+    first: Duration,
+    all: Duration,
+}
+
+impl Times {
+    /// Tokens per second behind the first one of each row.
+    fn decode_rate(&self, tokens: usize, rows: usize) -> f64 {
+        let seconds = self.all.saturating_sub(self.first).as_secs_f64();
+        match tokens.saturating_sub(rows) {
+            0 => 0.0,
+            tokens => tokens as f64 / seconds,
+        }
+    }
+}
+
+fn report(
+    args: &Args,
+    prompts: &[Vec<u32>],
+    outputs: &[TextOutput],
+    times: &Times,
+) -> serde_json::Value {
+    let finish = |finish: FinishReason| match finish {
+        FinishReason::Length => "length",
+        FinishReason::StopToken => "stop_token",
+        FinishReason::StopString => "stop_string",
+        _ => "stopped",
+    };
+    let rows = args.prompt.iter().zip(prompts).zip(outputs);
+    let rows: Vec<_> = rows
+        .map(|((prompt, ids), output)| {
+            json!({
+                "prompt": prompt,
+                "prompt_tokens": ids,
+                "text": output.text,
+                "tokens": output.tokens,
+                "finish": finish(output.finish),
+            })
+        })
+        .collect();
+    let tokens: usize = outputs.iter().map(|output| output.tokens.len()).sum();
+    json!({
+        "outputs": rows,
+        "seconds_to_first_token": times.first.as_secs_f64(),
+        "seconds": times.all.as_secs_f64(),
+        "decode_tokens_per_second": times.decode_rate(tokens, outputs.len()),
+    })
+}
