@@ -1,0 +1,272 @@
+//! The tool `fp8`, as a person runs it.
+
+use candle_core::{Device, Tensor};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn fp8(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fp8"));
+    command.args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What a command prints that succeeds.
+#[track_caller]
+fn output(args: &[&str]) -> String {
+    let output = fp8(args);
+    let errors = text(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {errors}");
+    text(&output.stdout)
+}
+
+/// The line on stderr of a command that fails.
+#[track_caller]
+fn failure(args: &[&str]) -> String {
+    let output = fp8(args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}");
+    assert!(output.stdout.is_empty(), "{args:?}");
+    let line = text(&output.stderr);
+    assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+    assert!(line.starts_with("error: "), "{line}");
+    line
+}
+
+fn golden(family: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families");
+    path.join(family).to_str().unwrap().to_string()
+}
+
+/// A directory, and paths in it.
+struct Dir(tempfile::TempDir);
+
+impl Dir {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn join(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_string()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.0.path()).unwrap();
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+        let mut names: Vec<String> = entries.map(|e| name(e).into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+#[test]
+fn a_checkpoint_is_inspected() {
+    let text = output(&["inspect", &golden("modelopt_fp8_kv")]);
+    for part in [
+        "family: modelopt",
+        "model.layers.1.mlp.up_proj",
+        "[320, 192]",
+        "tensorwise",
+        "static",
+        "14 FP8 layers",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let json: Value =
+        serde_json::from_str(&output(&["inspect", "--json", &golden("ct_block128")])).unwrap();
+    assert_eq!(json["family"], "compressed-tensors");
+    assert_eq!(json["layers"].as_array().unwrap().len(), 14);
+    let layer = &json["layers"][0];
+    assert_eq!(layer["granularity"], "blockwise:128x128");
+    // Each of the 6 blocks reaches 448, some share of its 16384 codes.
+    let saturated = layer["saturated"].as_f64().unwrap();
+    assert!(
+        saturated >= 6. / (256. * 384.) && saturated < 0.01,
+        "{saturated}"
+    );
+    assert!(layer["dequant_scale"]["min"].as_f64() < layer["dequant_scale"]["max"].as_f64());
+}
+
+#[test]
+fn weights_survive_conversions_and_come_close_after_quantization() {
+    let dir = Dir::new();
+    let source = golden("ct_static_tensor");
+    let (modelopt, plain, again) = (dir.join("modelopt"), dir.join("plain"), dir.join("again"));
+    output(&["convert", &source, "--to", "modelopt", "--out", &modelopt]);
+    let text = output(&["diff", &source, &modelopt]);
+    assert!(
+        text.contains("21 tensors in both, 21 of them equal"),
+        "{text}"
+    );
+    output(&["dequantize", &modelopt, "--dtype", "f32", "--out", &plain]);
+    let text = output(&["diff", &source, &plain]);
+    assert!(text.contains("21 of them equal"), "{text}");
+    let report = output(&[
+        "quantize",
+        &plain,
+        "--scheme",
+        "mxfp8",
+        "--ignore",
+        "*.down_proj",
+        "--json",
+        "--out",
+        &again,
+    ]);
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["quantized"].as_array().unwrap().len(), 12);
+    assert_eq!(report["ignored"].as_array().unwrap().len(), 3);
+    let diff: Value = serde_json::from_str(&output(&["diff", "--json", &plain, &again])).unwrap();
+    for row in diff["tensors"].as_array().unwrap() {
+        let close = row["sqnr_db"].as_f64().is_some_and(|db| db > 25.);
+        assert!(close || row["equal"] == true, "{row}");
+    }
+    // Layers that one side lacks are named.
+    let text = output(&["diff", &golden("modelopt_fp8_kv"), &plain]);
+    assert!(text.contains("model.layers.0.self_attn.k_scale"), "{text}");
+}
+
+#[test]
+fn static_scales_are_made_of_given_amaxes() {
+    let dir = Dir::new();
+    let (plain, out, file) = (dir.join("plain"), dir.join("out"), dir.join("amaxes.json"));
+    output(&["dequantize", &golden("ct_static_tensor"), "--out", &plain]);
+    let line = failure(&[
+        "quantize",
+        &plain,
+        "--scheme",
+        "static-tensor",
+        "--out",
+        &out,
+    ]);
+    assert!(line.contains("--amaxes"), "{line}");
+    let json: Value =
+        serde_json::from_str(&output(&["inspect", "--json", &golden("ct_static_tensor")])).unwrap();
+    let layers = json["layers"].as_array().unwrap().iter();
+    let amaxes: HashMap<&str, f64> = layers
+        .map(|layer| (layer["path"].as_str().unwrap(), 8.))
+        .collect();
+    std::fs::write(&file, serde_json::to_string(&amaxes).unwrap()).unwrap();
+    output(&[
+        "quantize",
+        &plain,
+        "--scheme",
+        "static-tensor",
+        "--to",
+        "autofp8",
+        "--amaxes",
+        &file,
+        "--out",
+        &out,
+    ]);
+    let json: Value = serde_json::from_str(&output(&["inspect", "--json", &out])).unwrap();
+    let scale = json["layers"][3]["input_dequant_scale"].as_f64().unwrap() as f32;
+    assert_eq!(scale, 8. / 448.);
+}
+
+#[test]
+fn what_cannot_be_done_is_one_line_and_leaves_nothing() {
+    let dir = Dir::new();
+    let out = dir.join("out");
+    let line = failure(&[
+        "convert",
+        &golden("ct_block128"),
+        "--to",
+        "autofp8",
+        "--out",
+        &out,
+    ]);
+    for part in [
+        "model.layers.0.mlp.down_proj",
+        "blockwise:128x128",
+        "per group of 128",
+        "one scale per weight",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    let cases: [(&[&str], &str); 6] = [
+        (&["inspect", "/no/such/model"], "/no/such/model"),
+        (
+            &["inspect", dir.0.path().to_str().unwrap()],
+            "holds no checkpoint",
+        ),
+        (&["convert", "x", "--to", "gptq", "--out", &out], "gptq"),
+        (
+            &["quantize", "x", "--scheme", "int8", "--out", &out],
+            "int8",
+        ),
+        (&["frobnicate"], "frobnicate"),
+        (&[], "command"),
+    ];
+    for (args, part) in cases {
+        let line = failure(args);
+        assert!(line.contains(part), "{args:?}: {line}");
+    }
+    std::fs::create_dir(dir.join("taken")).unwrap();
+    std::fs::write(dir.join("taken/letter.txt"), "mine").unwrap();
+    let taken = dir.join("taken");
+    let line = failure(&[
+        "dequantize",
+        &golden("ct_block128"),
+        "--overwrite",
+        "--out",
+        &taken,
+    ]);
+    assert!(line.contains("config.json"), "{line}");
+    assert_eq!(dir.names(), ["taken"]);
+    assert!(output(&["--help"]).contains("inspect"));
+}
+
+#[test]
+fn ctrl_c_leaves_no_half_files() {
+    if !cfg!(unix) {
+        println!("skipped: sends a signal by kill(1)");
+        return;
+    }
+    let dir = Dir::new();
+    let plain = PathBuf::from(dir.join("plain"));
+    std::fs::create_dir(&plain).unwrap();
+    let weight = |i: usize| {
+        let w = Tensor::full(1. + i as f32, (512, 512), &Device::Cpu).unwrap();
+        (format!("model.layers.{i}.fc.weight"), w)
+    };
+    let tensors: HashMap<String, Tensor> = (0..48).map(weight).collect();
+    candle_core::safetensors::save(&tensors, plain.join("model.safetensors")).unwrap();
+    let out = dir.join("out");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_fp8"))
+        .args([
+            "quantize",
+            plain.to_str().unwrap(),
+            "--scheme",
+            "mxfp8",
+            "--out",
+            &out,
+        ])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // As soon as there is something half done.
+    while dir.names().len() < 2 && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    let _ = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    let output = child.wait_with_output().unwrap();
+    // A fast machine may be done before the signal arrives.
+    match output.status.success() {
+        true => assert_eq!(dir.names(), ["out", "plain"]),
+        false => {
+            assert_eq!(output.status.code(), Some(1));
+            assert!(
+                text(&output.stderr).contains("cancelled"),
+                "{}",
+                text(&output.stderr)
+            );
+            assert_eq!(dir.names(), ["plain"]);
+        }
+    }
+}
