@@ -7,5 +7,6 @@ mod files;
 mod net;
 mod schemes;
 mod served;
+mod spellings;
 mod tied;
 mod written;
