@@ -53,6 +53,10 @@ impl<S> Job<'_, S> {
             shards::write_json(&staging.path().join(name), &value)?;
             files.push(name.to_string());
         }
+        for (name, value) in self.source.files()? {
+            shards::write_json(&staging.path().join(&name), &value)?;
+            files.push(name);
+        }
         if let Some(directory) = self.source.directory() {
             files.extend(companions::copy(&directory, staging.path())?);
         }

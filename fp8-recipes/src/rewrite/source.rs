@@ -36,6 +36,14 @@ pub trait Source {
     /// Where tokenizer files and the like stand, which are copied.
     fn directory(&self) -> Option<PathBuf>;
 
+    /// JSON files that belong beside the weights and stand in no directory, by name.
+    ///
+    /// # Errors
+    /// If they cannot be made.
+    fn files(&self) -> Result<BTreeMap<String, Value>> {
+        Ok(BTreeMap::new())
+    }
+
     /// Names of weights that are stored under another name, with that name.
     fn tied(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
