@@ -39,7 +39,7 @@ struct Report {
 
 pub fn run(args: &Args) -> Result<()> {
     let (a, b) = (source::open(&args.a)?, source::open(&args.b)?);
-    let report = compare(&a, &b)?;
+    let report = compare(&*a, &*b)?;
     match args.json {
         true => print_json(&as_json(&report)),
         false => print(&as_text(&report, args)?),

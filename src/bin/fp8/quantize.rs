@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The model: a directory with safetensors files
+    /// The model: a directory with safetensors files, or a GGUF file
     model: PathBuf,
     /// channel-token, block128, mxfp8, static-tensor, dynamic-tensor, tensor-token, weight-only or weight-only:GRANULARITY
     #[arg(long, default_value_t = Scheme::ChannelToken)]
@@ -50,7 +50,7 @@ pub fn run(args: &Args) -> Result<()> {
         .with_write(args.target.options());
     let model = source::open(&args.model)?;
     let mut bar = Bar::new("quantize")?;
-    let report = rewrite::quantize(&model, &args.target.out, &options, &mut |p| bar.show(p))?;
+    let report = rewrite::quantize(&*model, &args.target.out, &options, &mut |p| bar.show(p))?;
     drop(bar);
     args.target.print(&report)
 }

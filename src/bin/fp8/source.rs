@@ -2,6 +2,8 @@
 
 use anyhow::{Result, bail};
 use fp8::load::{Checkpoint, Inputs, OpenOptions};
+use fp8::models::gguf::{GgufFile, GgufSource, is_gguf};
+use fp8::rewrite::Source;
 use std::path::Path;
 
 /// How an FP8 checkpoint is opened.
@@ -32,9 +34,12 @@ impl Opening {
     }
 }
 
-/// A directory, or a single safetensors file.
-pub fn open(path: &Path) -> Result<Checkpoint> {
-    open_with(path, &OpenOptions::new())
+/// A directory, a single safetensors file, or a GGUF file.
+pub fn open(path: &Path) -> Result<Box<dyn Source>> {
+    Ok(match is_gguf(path) {
+        true => Box::new(GgufSource::new(GgufFile::open(path)?)?),
+        false => Box::new(open_with(path, &OpenOptions::new())?),
+    })
 }
 
 fn open_with(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {

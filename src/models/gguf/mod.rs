@@ -5,7 +5,8 @@
 //!
 //! - [`convert`] writes an ordinary directory: `config.json`, `tokenizer.json`, `model.safetensors` and the small files beside
 //!   them;
-//! - [`var_builder`] reads tensors straight from the file.
+//! - [`var_builder`] reads tensors straight from the file;
+//! - [`GgufSource`] is what [`quantize`](crate::rewrite::quantize) takes.
 //!
 //! Read are the architectures llama (Mistral's models too), qwen2 and qwen3 in all types of tensors that candle knows, and
 //! byte-level BPE tokenizers. Everything else is refused by name.
@@ -15,10 +16,12 @@ mod convert;
 mod error;
 mod names;
 mod scan;
+mod source;
 mod vocabulary;
 
 pub use convert::convert;
 pub use error::GgufError;
+pub use source::{GgufSource, is_gguf};
 
 use candle_core::quantized::gguf_file::Content;
 use candle_core::{DType, Device, Shape, Tensor};
