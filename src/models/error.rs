@@ -15,6 +15,10 @@ pub enum Error {
     /// A GGUF file.
     #[error(transparent)]
     Gguf(#[from] super::gguf::GgufError),
+    /// A model of the hub.
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(#[from] super::hub::HubError),
     /// A recipe, a layer or a checkpoint.
     #[error(transparent)]
     Fp8(#[from] fp8_recipes::Error),

@@ -19,6 +19,8 @@ mod entries;
 mod error;
 mod generate;
 pub mod gguf;
+#[cfg(feature = "hub")]
+pub mod hub;
 mod kv_cache;
 mod llama;
 mod open;
