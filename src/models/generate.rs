@@ -67,6 +67,21 @@ pub struct Output {
 /// # Errors
 /// [`TextError`]: options that mean nothing, an empty prompt, a token that the model does not have, a cache that cannot hold
 /// prompt and new tokens, all before anything is computed; logits that are NaN; and the model's own errors.
+///
+/// ```no_run
+/// use fp8::models::{GenerationOptions, Llama, generate};
+/// use std::ops::ControlFlow;
+///
+/// # fn example(model: &Llama) -> fp8::models::Result<()> {
+/// let prompts = vec![vec![1, 5, 9], vec![1, 7]]; // of any lengths
+/// let options = GenerationOptions::default().with_max_new_tokens(8);
+/// let outputs = generate(model, &prompts, &options, &mut |token| {
+///     println!("prompt {} goes on with {}", token.prompt, token.id);
+///     ControlFlow::Continue(())
+/// })?;
+/// assert!(outputs[0].tokens.len() <= 8);
+/// # Ok(()) }
+/// ```
 pub fn generate(
     model: &dyn CausalLm,
     prompts: &[Vec<u32>],

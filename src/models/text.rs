@@ -12,6 +12,18 @@ const REPLACEMENT: char = '\u{FFFD}';
 ///
 /// Some characters are several tokens, so a token gives no text, or that of several. What could be the beginning of a text
 /// that is to end the row is held back too.
+///
+/// ```no_run
+/// use fp8::models::{TextStream, Tokenizer};
+///
+/// let tokenizer = Tokenizer::open("model")?;
+/// let mut stream = TextStream::new(&tokenizer, &[]);
+/// for id in tokenizer.encode("Hello 😀", false)? {
+///     print!("{}", stream.push(id)?);
+/// }
+/// println!("{}", stream.finish()?);
+/// # Ok::<(), fp8::models::TextError>(())
+/// ```
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
@@ -157,6 +169,21 @@ pub struct TextOutput {
 ///
 /// # Errors
 /// As [`generate`](super::generate()), and those of decoding.
+///
+/// ```no_run
+/// use fp8::models::{GenerationOptions, Llama, Tokenizer, generate_text};
+/// use std::ops::ControlFlow;
+///
+/// # fn example(model: &Llama) -> Result<(), Box<dyn std::error::Error>> {
+/// let tokenizer = Tokenizer::open("model")?;
+/// let prompts = vec![tokenizer.encode("In the beginning", true)?];
+/// let options = GenerationOptions::from_dir("model")?;
+/// generate_text(model, &tokenizer, &prompts, &options, &mut |piece| {
+///     print!("{}", piece.text);
+///     ControlFlow::Continue(())
+/// })?;
+/// # Ok(()) }
+/// ```
 pub fn generate_text(
     model: &dyn CausalLm,
     tokenizer: &Tokenizer,

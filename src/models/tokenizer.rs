@@ -9,6 +9,17 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// `tokenizer.json` of a model's directory, with its special tokens and chat template.
+///
+/// ```no_run
+/// use fp8::models::{ChatMessage, Tokenizer};
+///
+/// let tokenizer = Tokenizer::open("model")?;
+/// let ids = tokenizer.encode("In the beginning", true)?;
+/// println!("{}", tokenizer.decode(&ids, true)?);
+/// let chat = tokenizer.chat(&[ChatMessage::new("user", "Hello!")])?;
+/// let ids = tokenizer.encode(&chat, false)?;
+/// # Ok::<(), fp8::models::TextError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
