@@ -33,6 +33,11 @@ fn loading_gives_values_or_errors() {
 }
 
 #[test]
+fn every_family_gives_values_or_errors() {
+    check(bodies::families::seeds(), bodies::families::run);
+}
+
+#[test]
 fn resuming_succeeds_or_changes_nothing() {
     check(bodies::resume::seeds(), bodies::resume::run);
 }

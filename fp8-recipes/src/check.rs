@@ -42,7 +42,7 @@ fn check_values(
             tensor: name.to_string(),
             index,
             value,
-            expected,
+            expected: expected.into(),
         }),
     }
 }

@@ -103,19 +103,26 @@ pub enum Error {
         reason: String,
     },
     /// An FP8 weight has no scale.
-    #[error("tensor `{tensor}` holds FP8 values but there is no `{missing}` to scale them with")]
+    #[error(
+        "tensor `{tensor}` holds FP8 values but there is no `{missing}` to scale them with{}",
+        in_file(path)
+    )]
     MissingScale {
         /// Name of the weight.
         tensor: String,
         /// Name of the missing tensor.
         missing: String,
+        /// The file that holds the weight, if it is known.
+        path: Option<PathBuf>,
     },
-    /// An FP8 weight has two scales under different names.
-    #[error("`{tensor}` has two scales, `{first}` and `{second}`: expected one")]
-    TwoScales {
-        /// The weight, or the input of a layer.
+    /// Two tensors of a checkpoint stand for the same thing, under different names.
+    #[error("{path}: both `{first}` and `{second}` stand for `{tensor}`, expected one")]
+    Ambiguous {
+        /// The file of the second one.
+        path: PathBuf,
+        /// What they stand for, by its canonical name.
         tensor: String,
-        /// Name of one scale.
+        /// Name of one in its file.
         first: String,
         /// Name of the other.
         second: String,
@@ -186,7 +193,7 @@ pub enum Error {
         /// Its value.
         value: f64,
         /// What the numbers of this tensor have to be.
-        expected: &'static str,
+        expected: String,
     },
     /// A required tensor is missing.
     #[error("{place} has no tensor `{tensor}`")]
@@ -387,6 +394,13 @@ pub enum Error {
         /// The name.
         tensor: String,
     },
+}
+
+/// Where something is, if that is known.
+fn in_file(path: &Option<PathBuf>) -> String {
+    path.as_ref()
+        .map(|path| format!(", in {}", path.display()))
+        .unwrap_or_default()
 }
 
 /// The first few names of each side.

@@ -1,5 +1,6 @@
 //! What the fuzz targets do with their input, and the inputs that they start from. An ordinary test runs both too.
 
+pub mod families;
 pub mod load;
 pub mod recipe;
 pub mod resume;
@@ -7,8 +8,9 @@ pub mod resume;
 use std::path::PathBuf;
 
 /// The seeds of each target.
-pub fn all_seeds() -> [(&'static str, Vec<Vec<u8>>); 3] {
+pub fn all_seeds() -> [(&'static str, Vec<Vec<u8>>); 4] {
     [
+        ("families", families::seeds()),
         ("load", load::seeds()),
         ("resume", resume::seeds()),
         ("recipe", recipe::seeds()),

@@ -132,7 +132,7 @@ fn fp8_tensors_that_do_not_fit_together_are_typed_errors() {
     write(&path, &[weight]);
     let error = Checkpoint::open(&[&path]).unwrap_err();
     assert!(
-        matches!(&error, Error::MissingScale { tensor, missing }
+        matches!(&error, Error::MissingScale { tensor, missing, .. }
             if tensor == "fc.weight" && missing == "fc.weight_scale"),
         "{error:?}"
     );

@@ -266,7 +266,7 @@ fn check(row: &SavedRow, name: &str) -> Result<()> {
             tensor,
             index,
             value: value.into(),
-            expected,
+            expected: expected.to_string(),
         },
         other => other.into(),
     })

@@ -152,9 +152,9 @@ impl Source<'_> {
                     }
                 }
             }
-            let scale = one(&name, scales.remove(&name))?;
+            let scale = self.one(&format!("{name}_scale"), scales.remove(&name))?;
             let input = match split(&name) {
-                (path, "weight") => one(&join(path, "input"), inputs.remove(path))?,
+                (path, "weight") => self.one(&join(path, "input_scale"), inputs.remove(path))?,
                 _ => None,
             };
             if self.family(&codes).is_unscaled() && scale.is_none() {
@@ -165,8 +165,8 @@ impl Source<'_> {
                 }
             }
             let weight = self.weight(&name, codes, scale, input, options)?;
-            if found.values.contains_key(&name) {
-                return Err(Error::NameClash { tensor: name });
+            if let Some(other) = found.values.get(&name) {
+                return Err(self.ambiguous(&name, other.stored(), &weight.codes));
             }
             found.weights.insert(name, weight);
         }
@@ -191,8 +191,9 @@ impl Source<'_> {
     }
 
     fn insert(&self, found: &mut Catalogue, name: String, value: Value) -> Result<()> {
-        if found.weights.contains_key(&name) || found.values.contains_key(&name) {
-            return Err(Error::NameClash { tensor: name });
+        let weight = found.weights.get(&name).map(|weight| &weight.codes);
+        if let Some(other) = found.values.get(&name).map(Value::stored).or(weight) {
+            return Err(self.ambiguous(&name, other, value.stored()));
         }
         found.values.insert(name, value);
         Ok(())
@@ -249,19 +250,15 @@ impl Source<'_> {
                 .push(stored);
             return Ok(());
         }
-        let is_word = || {
-            let scales = family.weight_scale_names();
-            let mut scales = scales.iter().map(|own| join(split(name).0, own));
-            own == "weight" && scales.any(|scale| self.index.contains_key(&scale))
-        };
         match dtype {
             Dtype::F8_E4M3 | Dtype::F8_E5M2 => {}
-            Dtype::U32 if family.packs_words() && is_word() => {}
+            Dtype::U32 if family.packs_words() && own == "weight" => {}
             _ => return self.insert(&mut sorted.found, canonical, Value::Tensor(stored)),
         }
-        if sorted.codes.insert(canonical.clone(), stored).is_some() {
-            return Err(Error::NameClash { tensor: canonical });
+        if let Some(other) = sorted.codes.get(&canonical) {
+            return Err(self.ambiguous(&canonical, other, &stored));
         }
+        sorted.codes.insert(canonical, stored);
         Ok(())
     }
 
@@ -279,7 +276,10 @@ impl Source<'_> {
                 index: at
                     / (bytes.len() / self.shape(stored).iter().product::<usize>().max(1)).max(1),
                 value: f64::from(bytes[at]),
-                expected: "0, since FP8 scales are symmetric",
+                expected: format!(
+                    "0, since FP8 scales are symmetric, in {}",
+                    self.path(stored).display()
+                ),
             }),
         }
     }
@@ -343,6 +343,7 @@ impl Source<'_> {
             return Err(Error::MissingScale {
                 tensor: codes.name.clone(),
                 missing: self.scale_name(&codes, name),
+                path: Some(self.path(&codes).to_path_buf()),
             });
         }
         if !family.packs_words() {
@@ -408,6 +409,24 @@ impl Source<'_> {
             power_of_two_inputs: scheme.power_of_two_inputs,
             amax_bound: scheme.amax_bound,
         })
+    }
+
+    /// The only scale of that canonical name.
+    fn one(&self, name: &str, scales: Option<Vec<Stored>>) -> Result<Option<Stored>> {
+        let mut scales = scales.unwrap_or_default().into_iter();
+        match (scales.next(), scales.next()) {
+            (Some(first), Some(second)) => Err(self.ambiguous(name, &first, &second)),
+            (scale, _) => Ok(scale),
+        }
+    }
+
+    fn ambiguous(&self, name: &str, first: &Stored, second: &Stored) -> Error {
+        Error::Ambiguous {
+            path: self.path(second).to_path_buf(),
+            tensor: name.to_string(),
+            first: first.name.clone(),
+            second: second.name.clone(),
+        }
     }
 
     /// The name under which a family would keep the scale of a weight.
@@ -537,19 +556,6 @@ pub(super) fn is_padded(dims: &[usize], granularity: Granularity, n: usize, k: u
             .any(|tile| got == needed.next_multiple_of(*tile))
     };
     rows > 0 && cols > 0 && padded(r, rows) && padded(c, cols)
-}
-
-/// The only scale of `what`.
-fn one(what: &str, scales: Option<Vec<Stored>>) -> Result<Option<Stored>> {
-    let mut scales = scales.unwrap_or_default().into_iter();
-    match (scales.next(), scales.next()) {
-        (Some(first), Some(second)) => Err(Error::TwoScales {
-            tensor: what.to_string(),
-            first: first.name,
-            second: second.name,
-        }),
-        (scale, _) => Ok(scale),
-    }
 }
 
 fn first(waiting: &Waiting) -> Option<(&str, &Stored)> {

@@ -123,7 +123,8 @@ impl Checkpoint {
             return Ok(tensor);
         };
         let rows = tensor.dims().first().copied().unwrap_or_default();
-        if rows == 1 || tensor.rank() == 0 {
+        // One number for all rows, or nothing.
+        if rows == 1 || tensor.rank() == 0 || tensor.elem_count() == 0 {
             return Ok(tensor);
         }
         let rows: Vec<u32> = rotary_rows(rows, heads, stored)?
@@ -215,7 +216,7 @@ impl Checkpoint {
                 let scale = self
                     .stored_tensor(stored, &Device::Cpu)?
                     .to_dtype(DType::F32)?;
-                check_scales(&stored.name, &scale.flatten_all()?.to_vec1()?)?;
+                self.check_scales(stored, &scale.flatten_all()?.to_vec1()?)?;
                 scale.reshape(shape.as_slice())?.to_device(device)?
             }
             Some(Value::Codes(stored)) => return self.decoded(stored, dtype, device),
@@ -286,7 +287,7 @@ impl Checkpoint {
                 tensor: stored.name.clone(),
                 index,
                 value: f64::NAN,
-                expected: "a finite value, as every weight",
+                expected: format!("a finite value, as every weight, in {}", self.path(stored)),
             }),
         }
     }
@@ -307,7 +308,7 @@ impl Checkpoint {
                     .unwrap_or_default();
                 match *dims {
                     [r, c] if (r, c) != (rows, cols) && r * c > rows * cols => {
-                        cropped(&stored.name, &values, c, (rows, cols))?
+                        self.cropped(stored, &values, c, (rows, cols))?
                     }
                     _ => values,
                 }
@@ -319,7 +320,7 @@ impl Checkpoint {
             values = take_rows(&values, n, heads, stored)?;
         }
         match weight.granularity {
-            Granularity::Mx => check_powers(&stored.name, &values)?,
+            Granularity::Mx => self.check_powers(stored, &values)?,
             _ => self.check_weight_scales(weight, stored, &values, (rows, cols))?,
         }
         let shape: &[usize] = match weight.granularity {
@@ -356,7 +357,7 @@ impl Checkpoint {
         (rows, cols): (usize, usize),
     ) -> Result<()> {
         if !scales.contains(&0.) {
-            return check_scales(&stored.name, scales);
+            return self.check_scales(stored, scales);
         }
         let (n, k) = (weight.shape[0], weight.shape[1]);
         let codes = self.codes(weight)?;
@@ -372,7 +373,70 @@ impl Checkpoint {
         }
         let checked = scales.iter().zip(used);
         let checked = checked.map(|(scale, used)| if used || *scale != 0. { *scale } else { 1. });
-        check_scales(&stored.name, &checked.collect::<Vec<_>>())
+        self.check_scales(stored, &checked.collect::<Vec<_>>())
+    }
+
+    fn path(&self, stored: &Stored) -> std::path::Display<'_> {
+        self.files[stored.file].path().display()
+    }
+
+    fn check_scales(&self, stored: &Stored, scales: &[f32]) -> Result<()> {
+        let fits = |value: f32| value > 0. && value.is_normal() && value.recip().is_normal();
+        self.check_numbers(stored, scales, SCALE, fits)
+    }
+
+    fn check_powers(&self, stored: &Stored, scales: &[f32]) -> Result<()> {
+        let fits = |value: f32| value > 0. && value.is_finite();
+        let expected = "a power of two, not the NaN of E8M0";
+        self.check_numbers(stored, scales, expected, fits)
+    }
+
+    fn check_numbers(
+        &self,
+        stored: &Stored,
+        numbers: &[f32],
+        expected: &str,
+        fits: impl Fn(f32) -> bool,
+    ) -> Result<()> {
+        match numbers.iter().position(|number| !fits(*number)) {
+            None => Ok(()),
+            Some(index) => Err(Error::TensorValue {
+                tensor: stored.name.clone(),
+                index,
+                value: f64::from(numbers[index]),
+                expected: format!("{expected}, in {}", self.path(stored)),
+            }),
+        }
+    }
+
+    /// The first rows and columns of a grid that was padded. What is left out must be one number: anything else means blocks
+    /// of another size.
+    fn cropped(
+        &self,
+        stored: &Stored,
+        values: &[f32],
+        width: usize,
+        (rows, cols): (usize, usize),
+    ) -> Result<Vec<f32>> {
+        let (mut kept, mut padding) = (vec![], None);
+        for (index, value) in values.iter().enumerate() {
+            if index / width < rows && index % width < cols {
+                kept.push(*value);
+                continue;
+            }
+            if value.to_bits() != *padding.get_or_insert(value.to_bits()) {
+                let file = self.path(stored);
+                return Err(Error::TensorValue {
+                    tensor: stored.name.clone(),
+                    index,
+                    value: f64::from(*value),
+                    expected: format!(
+                        "padding of one value beyond the blocks of the weight, in {file}"
+                    ),
+                });
+            }
+        }
+        Ok(kept)
     }
 
     /// The static scale of a layer's inputs, f32 `[1]`.
@@ -381,66 +445,16 @@ impl Checkpoint {
             return Err(self.missing(&join(path, "input_scale")));
         };
         let scale = self.numbers(stored)?;
-        check_scales(&stored.name, &scale)?;
+        self.check_scales(stored, &scale)?;
         Ok(Tensor::from_vec(scale, 1, device)?)
     }
 }
 
-fn check_scales(name: &str, scales: &[f32]) -> Result<()> {
-    let fits = |value: f32| value > 0. && value.is_normal() && value.recip().is_normal();
-    check(name, scales, SCALE, fits)
-}
-
-fn check_powers(name: &str, scales: &[f32]) -> Result<()> {
-    let fits = |value: f32| value > 0. && value.is_finite();
-    check(name, scales, "a power of two, not the NaN of E8M0", fits)
-}
-
-fn check(
-    name: &str,
-    scales: &[f32],
-    expected: &'static str,
-    fits: impl Fn(f32) -> bool,
-) -> Result<()> {
-    match scales.iter().position(|scale| !fits(*scale)) {
-        None => Ok(()),
-        Some(index) => Err(Error::TensorValue {
-            tensor: name.to_string(),
-            index,
-            value: f64::from(scales[index]),
-            expected,
-        }),
-    }
-}
-
-/// The first rows and columns of a grid that was padded. What is left out must be one number: anything else means blocks of
-/// another size.
-fn cropped(
-    name: &str,
-    values: &[f32],
-    width: usize,
-    (rows, cols): (usize, usize),
-) -> Result<Vec<f32>> {
-    let (mut kept, mut padding) = (vec![], None);
-    for (at, value) in values.iter().enumerate() {
-        if at / width < rows && at % width < cols {
-            kept.push(*value);
-            continue;
-        }
-        if value.to_bits() != *padding.get_or_insert(value.to_bits()) {
-            return Err(Error::TensorValue {
-                tensor: name.to_string(),
-                index: at,
-                value: f64::from(*value),
-                expected: "padding of one value, beyond the blocks of the weight",
-            });
-        }
-    }
-    Ok(kept)
-}
-
 /// The elements of scales that stand in tiles of 128x4.
 fn untile(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+    if values.is_empty() {
+        return vec![];
+    }
     let across = cols.div_ceil(4);
     let at = |r: usize, c: usize| {
         let tile = r / 128 * across + c / 4;
@@ -466,6 +480,10 @@ fn rotary_rows(rows: usize, heads: usize, stored: &Stored) -> Result<Vec<usize>>
 }
 
 fn take_rows<T: Copy>(values: &[T], rows: usize, heads: usize, stored: &Stored) -> Result<Vec<T>> {
+    // There may be many rows of nothing.
+    if values.is_empty() {
+        return Ok(vec![]);
+    }
     let order = rotary_rows(rows, heads, stored)?;
     let width = values.len() / rows.max(1);
     let rows = order

@@ -357,6 +357,7 @@ pub fn linear_b(
         return Err(Error::MissingScale {
             tensor: join(&path, "weight"),
             missing: join(&path, "weight_scale"),
+            path: None,
         }
         .into());
     }
