@@ -34,6 +34,13 @@ fn loading_gives_values_or_errors() {
 
 #[test]
 fn every_family_gives_values_or_errors() {
+    for (at, seed) in bodies::families::seeds().iter().enumerate() {
+        let opened = bodies::families::open(seed);
+        assert!(
+            opened.is_some_and(|c| !c.layer_paths().is_empty()),
+            "seed {at}"
+        );
+    }
     check(bodies::families::seeds(), bodies::families::run);
 }
 

@@ -13,12 +13,10 @@ const LARGE: usize = 1 << 16;
 
 const CONFIGS: [&str; 3] = ["config.json", "hf_quant_config.json", "params.json"];
 
-/// A byte that says where the configuration is and whether scales may be missing, two bytes of its length, the configuration, the
-/// file.
-pub fn run(data: &[u8]) {
-    let Some((&[place, low, high], rest)) = data.split_first_chunk::<3>() else {
-        return;
-    };
+/// Opens a byte that says where the configuration is and whether scales may be missing, two bytes of its length, the configuration,
+/// the file.
+pub fn open(data: &[u8]) -> Option<Checkpoint> {
+    let (&[place, low, high], rest) = data.split_first_chunk::<3>()?;
     let length = usize::from(u16::from_le_bytes([low, high])).min(rest.len());
     let (config, file) = rest.split_at(length);
     let dir = super::scratch().join("families");
@@ -32,7 +30,11 @@ pub fn run(data: &[u8]) {
     }
     std::fs::write(dir.join("model.safetensors"), file).unwrap();
     let options = OpenOptions::new().with_allow_unscaled(place & 0x80 != 0);
-    let Ok(checkpoint) = Checkpoint::open_dir_with(&dir, &options) else {
+    Checkpoint::open_dir_with(&dir, &options).ok()
+}
+
+pub fn run(data: &[u8]) {
+    let Some(checkpoint) = open(data) else {
         return;
     };
     let cpu = Device::Cpu;
@@ -71,7 +73,8 @@ pub fn run(data: &[u8]) {
     }
     for (path, n, k, value) in layers {
         // One way to read a layer gives what the other does.
-        let layer = nn::linear_no_bias(k, n, vb.pp(&path)).unwrap();
+        let layer = nn::linear_no_bias(k, n, vb.pp(&path))
+            .unwrap_or_else(|e| panic!("{path} {n} {k}: {e}"));
         let weight = layer.weight().unwrap().flatten_all().unwrap();
         assert_eq!(weight.to_vec1::<f32>().unwrap(), value, "{path}");
     }

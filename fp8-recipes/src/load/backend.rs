@@ -56,7 +56,7 @@ pub(super) struct Backend(pub(super) Checkpoint);
 impl Backend {
     fn layer_scheme(&self, name: &str) -> Option<Result<Tensor>> {
         let path = name.strip_suffix(SCHEME)?;
-        let scheme = self.0.layer(path.trim_end_matches('.'));
+        let scheme = self.0.layer(path.strip_suffix('.').unwrap_or(path));
         Some(match scheme {
             Err(error) => Err(error.into()),
             Ok(Some(scheme)) => scheme.to_tensor(),
