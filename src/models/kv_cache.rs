@@ -36,7 +36,7 @@ pub(super) struct KvSizes {
 ///
 /// Memory for [`KvCache::capacity`] tokens is taken when it is made and never grows; more tokens are an error. Made by
 /// [`CausalLm::new_cache`](super::CausalLm::new_cache). It holds values of the model's dtype, or E4M3 codes with the scales
-/// of the file ([`Llama::new_fp8_cache`](super::Llama::new_fp8_cache)). It is for inference: a tracked gradient is an error.
+/// of the file ([`Llama::new_fp8_cache`](super::Llama::new_fp8_cache)). It is for inference: logits that come from it have no gradient.
 #[derive(Debug)]
 pub struct KvCache {
     pub(super) layers: Vec<LayerCache>,
@@ -177,12 +177,11 @@ impl LayerCache {
             (&self.k, k, self.scales.as_ref().map(|scales| &scales.k)),
             (&self.v, v, self.scales.as_ref().map(|scales| &scales.v)),
         ] {
-            if new.track_op() {
-                return Err(fp8_recipes::Error::NoBackward { op: "KvCache" }.into());
-            }
+            // Only for inference, as the callers say: what is in the cache has no graph.
+            let new = new.detach();
             let new = match scales {
                 None => new.to_dtype(stored.dtype())?,
-                Some(scales) => codes(new, scales)?,
+                Some(scales) => codes(&new, scales)?,
             };
             stored.slice_set(&new.contiguous()?, 2, len)?;
         }
@@ -209,7 +208,7 @@ impl LayerCache {
     /// Attention of `q`, the last tokens of `keys`, over all of them.
     pub(super) fn attention(&self, q: &Tensor, keys: usize, softmax_scale: f64) -> Result<Tensor> {
         let [k, v] = self.sides();
-        Ok(cached_attention(q, k, v, keys, Some(softmax_scale))?)
+        Ok(cached_attention(&q.detach(), k, v, keys, Some(softmax_scale))?)
     }
 
     /// The first `len` keys and values as numbers of `dtype`.

@@ -45,7 +45,7 @@ pub use tokenizer::{ChatMessage, Tokenizer};
 
 use candle_core::{DType, Device, Tensor};
 
-/// A language model that goes on from what it has seen.
+/// A language model that goes on from what it has seen. For inference: logits have no gradient; [`Llama::forward`] has one.
 pub trait CausalLm {
     /// Logits of `ids`, u32 `[batch, tokens]`, which follow the tokens in the cache: `[batch, tokens, vocab_size]`. The tokens
     /// are then in the cache.

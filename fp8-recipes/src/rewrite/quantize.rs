@@ -265,7 +265,7 @@ fn quantized(
             tensor: name.to_string(),
             index,
             value,
-            expected: "finite, as a weight has to be",
+            expected: "finite, as a weight has to be".into(),
         });
     }
     let codes = layer.kind.quantize(&weight, path)?;

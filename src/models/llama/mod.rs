@@ -233,19 +233,20 @@ impl Llama {
 
 impl CausalLm for Llama {
     fn forward_cached(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
-        let x = self.run(ids, Some(cache))?;
-        self.head.forward(&x)
+        let x = self.run(ids, Some(cache))?.detach();
+        Ok(self.head.forward(&x)?.detach())
     }
 
     fn last_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
-        let x = self.run(ids, Some(cache))?;
+        let x = self.run(ids, Some(cache))?.detach();
         let tokens = x.dim(1)?;
         if tokens == 0 {
             return Err(Error::TokenIds {
                 reason: "no token to go on from".into(),
             });
         }
-        self.head.forward(&x.narrow(1, tokens - 1, 1)?.squeeze(1)?)
+        let last = x.narrow(1, tokens - 1, 1)?.squeeze(1)?;
+        Ok(self.head.forward(&last)?.detach())
     }
 
     fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
