@@ -6,20 +6,20 @@
 use super::family::{Family, Order, ScaleLayout};
 use super::kv;
 use super::names::{join, split, weight_name};
-use super::options::{Inputs, OpenOptions};
+use super::options::OpenOptions;
 use super::refuse;
-use super::scheme::{InputScheme, LayerScheme, granularity_by_shape, grid, has_shape, shapes_text};
+use super::scheme::{InputScheme, LayerScheme};
 use crate::error::{Error, Result};
 use crate::safetensors_file::SafetensorsFile;
 use fp8_core::Granularity;
 use safetensors::Dtype;
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Dtypes of scales that are numbers.
 pub(super) const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
-const FLOATS_TEXT: &str = "F32, BF16 or F16";
+pub(super) const FLOATS_TEXT: &str = "F32, BF16 or F16";
 
 /// A tensor in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,23 +107,23 @@ struct Sorted {
 }
 
 impl Source<'_> {
-    fn family(&self, stored: &Stored) -> &dyn Family {
+    pub(super) fn family(&self, stored: &Stored) -> &dyn Family {
         self.families[stored.file].as_ref()
     }
 
-    fn file(&self, stored: &Stored) -> &SafetensorsFile {
+    pub(super) fn file(&self, stored: &Stored) -> &SafetensorsFile {
         &self.files[stored.file]
     }
 
-    fn path(&self, stored: &Stored) -> &Path {
+    pub(super) fn path(&self, stored: &Stored) -> &Path {
         self.file(stored).path()
     }
 
-    fn dtype(&self, stored: &Stored) -> Option<Dtype> {
+    pub(super) fn dtype(&self, stored: &Stored) -> Option<Dtype> {
         self.file(stored).dtype(&stored.name)
     }
 
-    fn shape(&self, stored: &Stored) -> &[usize] {
+    pub(super) fn shape(&self, stored: &Stored) -> &[usize] {
         self.file(stored).shape(&stored.name).unwrap_or_default()
     }
 
@@ -233,8 +233,7 @@ impl Source<'_> {
             }
             return Ok(());
         }
-        if family.weight_scale_names().contains(&own) && !(own == "scale" && !self.has_weight(path))
-        {
+        if family.weight_scale_names().contains(&own) && (own != "scale" || self.has_weight(path)) {
             sorted
                 .scales
                 .entry(weight_name(path))
@@ -299,7 +298,7 @@ impl Source<'_> {
         }
     }
 
-    fn check_dtype(&self, stored: &Stored, allowed: &[Dtype], text: &str) -> Result<()> {
+    pub(super) fn check_dtype(&self, stored: &Stored, allowed: &[Dtype], text: &str) -> Result<()> {
         match self.dtype(stored) {
             Some(dtype) if allowed.contains(&dtype) => Ok(()),
             dtype => Err(wrong_dtype(&stored.name, dtype, text, self.path(stored))),
@@ -314,101 +313,6 @@ impl Source<'_> {
         };
         let expected = format!("F8_E4M3 beside `{}`", scale.name);
         wrong_dtype(weight, dtype, &expected, self.path(scale))
-    }
-
-    /// Brings together what belongs to one weight.
-    fn weight(
-        &self,
-        name: &str,
-        codes: Stored,
-        scale: Option<Stored>,
-        input: Option<Stored>,
-        options: &OpenOptions,
-    ) -> Result<Weight> {
-        let family = self.family(&codes);
-        let (path, own) = split(name);
-        let scheme = match own {
-            "weight" => family.layer(path)?.ok_or_else(|| {
-                let found = format!(
-                    "`{}` in {} holds FP8 values",
-                    codes.name,
-                    self.path(&codes).display()
-                );
-                mismatch(path, family, "leaves it in high precision", found)
-            })?,
-            // Not a linear layer's, so no configuration speaks of it.
-            _ => LayerScheme::default(),
-        };
-        if scale.is_none() && !family.is_unscaled() {
-            return Err(Error::MissingScale {
-                tensor: codes.name.clone(),
-                missing: self.scale_name(&codes, name),
-                path: Some(self.path(&codes).to_path_buf()),
-            });
-        }
-        if !family.packs_words() {
-            self.check_dtype(&codes, &[Dtype::F8_E4M3], "F8_E4M3")?;
-        }
-        let shape = self.code_shape(&codes)?;
-        let granularity = match &scale {
-            None => Granularity::Tensorwise,
-            Some(scale) => self.granularity(&codes, &shape, scale, scheme.weight, path)?,
-        };
-        if let Some(input) = &input {
-            self.check_dtype(input, &FLOATS, FLOATS_TEXT)?;
-            let shape = self.shape(input);
-            if shape.iter().product::<usize>() != 1 {
-                return Err(Error::TensorShape {
-                    tensor: input.name.clone(),
-                    got: shape.to_vec(),
-                    expected: format!("one element, in {}", self.path(input).display()),
-                });
-            }
-        }
-        let input_scheme = match (scheme.input, &input) {
-            (Some(InputScheme::Static), None) => {
-                let config = family.source().map(|path| path.display().to_string());
-                let files = self.path(&codes).display();
-                return Err(Error::MissingTensor {
-                    tensor: join(path, family.input_scale_names()[0]),
-                    place: match config {
-                        Some(config) => format!("{files}, though {config} says static inputs,"),
-                        None => files.to_string(),
-                    },
-                });
-            }
-            (Some(scheme), Some(input))
-                if scheme != InputScheme::Static && !family.may_ignore_input_scales() =>
-            {
-                let says = "gives its inputs no static scale";
-                let found = format!(
-                    "there is `{}` in {}",
-                    input.name,
-                    self.path(input).display()
-                );
-                return Err(mismatch(path, family, says, found));
-            }
-            (Some(scheme), _) => scheme,
-            (None, Some(_)) => InputScheme::Static,
-            (None, None) if scale.is_none() => InputScheme::None,
-            (None, None) => InputScheme::PerToken,
-        };
-        let input_scheme = match options.inputs {
-            Inputs::AsStored => input_scheme,
-            Inputs::WeightOnly => InputScheme::None,
-            Inputs::Groups(size) => InputScheme::PerGroup(size.max(1)),
-        };
-        Ok(Weight {
-            layout: family.scale_layout(path),
-            codes,
-            shape,
-            scale,
-            input,
-            granularity,
-            input_scheme,
-            power_of_two_inputs: scheme.power_of_two_inputs,
-            amax_bound: scheme.amax_bound,
-        })
     }
 
     /// The only scale of that canonical name.
@@ -428,148 +332,11 @@ impl Source<'_> {
             second: second.name.clone(),
         }
     }
-
-    /// The name under which a family would keep the scale of a weight.
-    fn scale_name(&self, codes: &Stored, name: &str) -> String {
-        match split(name) {
-            (_, "weight") => {
-                let own = self.family(codes).weight_scale_names()[0];
-                let (path, stored) = split(&codes.name);
-                match stored {
-                    "weight" => join(path, own),
-                    _ => format!("the {own} of {name}"),
-                }
-            }
-            _ => format!("{name}_scale"),
-        }
-    }
-
-    /// `[N, K]` of a weight.
-    fn code_shape(&self, codes: &Stored) -> Result<Vec<usize>> {
-        let shape = self.shape(codes);
-        let &[n, k] = shape else {
-            return Err(Error::TensorShape {
-                tensor: codes.name.clone(),
-                got: shape.to_vec(),
-                expected: format!(
-                    "two dimensions for an FP8 weight, in {}",
-                    self.path(codes).display()
-                ),
-            });
-        };
-        let words = self.dtype(codes) == Some(Dtype::U32);
-        let k = if words { k.saturating_mul(4) } else { k };
-        if let Order::Rotary { heads } = codes.order
-            && (heads == 0 || !n.is_multiple_of(heads.saturating_mul(2)))
-        {
-            return Err(Error::TensorShape {
-                tensor: codes.name.clone(),
-                got: shape.to_vec(),
-                expected: format!(
-                    "rows in pairs for {heads} heads, in {}",
-                    self.path(codes).display()
-                ),
-            });
-        }
-        Ok(vec![n, k])
-    }
-
-    /// Which elements of an FP8 weight share a scale, held against shape and dtype in the file.
-    fn granularity(
-        &self,
-        codes: &Stored,
-        shape: &[usize],
-        scale: &Stored,
-        told: Option<Granularity>,
-        path: &str,
-    ) -> Result<Granularity> {
-        let (n, k) = (shape[0], shape[1]);
-        let dims = self.shape(scale);
-        let bytes = matches!(self.dtype(scale), Some(Dtype::U8 | Dtype::F8_E8M0));
-        let wrong_shape = || Error::TensorShape {
-            tensor: scale.name.clone(),
-            got: dims.to_vec(),
-            expected: format!(
-                "{} `{}`, in {}",
-                shapes_text(told, n, k),
-                codes.name,
-                self.path(scale).display()
-            ),
-        };
-        let granularity = match told {
-            Some(told) => told,
-            // Bytes along rows of 32 are the microscaling of OCP.
-            None if bytes && has_shape(dims, Granularity::Mx, n, k) => Granularity::Mx,
-            None => {
-                let found = granularity_by_shape(dims, n, k);
-                // Where there are blocks a configuration tells their size.
-                let is_told = |found: &Granularity| {
-                    self.family(codes).source().is_none()
-                        || !matches!(found, Granularity::Blockwise { .. })
-                };
-                found.filter(is_told).ok_or_else(wrong_shape)?
-            }
-        };
-        let fits = match self.family(codes).scale_layout(path) {
-            ScaleLayout::RowMajor => {
-                has_shape(dims, granularity, n, k) || is_padded(dims, granularity, n, k)
-            }
-            ScaleLayout::Tiles => {
-                let (rows, cols) = grid(granularity, n, k);
-                dims == [rows.next_multiple_of(128), cols.next_multiple_of(4)]
-            }
-        };
-        if !fits {
-            return Err(wrong_shape());
-        }
-        let (allowed, text): (&[Dtype], _) = match granularity {
-            Granularity::Mx => (&[Dtype::U8, Dtype::F8_E8M0], "U8 or F8_E8M0"),
-            Granularity::Blockwise { .. } => (
-                &[
-                    Dtype::F32,
-                    Dtype::BF16,
-                    Dtype::F16,
-                    Dtype::F8_E8M0,
-                    Dtype::U8,
-                ],
-                "F32, BF16, F16, F8_E8M0 or U8",
-            ),
-            _ => (
-                &[Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F8_E8M0],
-                "F32, BF16, F16 or F8_E8M0",
-            ),
-        };
-        self.check_dtype(scale, allowed, text)?;
-        Ok(granularity)
-    }
-}
-
-/// Whether a grid of block scales goes beyond the weight by less than a tile of four: some writers pad it.
-pub(super) fn is_padded(dims: &[usize], granularity: Granularity, n: usize, k: usize) -> bool {
-    let (Granularity::Blockwise { .. }, &[r, c]) = (granularity, dims) else {
-        return false;
-    };
-    let (rows, cols) = grid(granularity, n, k);
-    let padded = |got: usize, needed: usize| {
-        [1, 2, 4, 8, 16, 128]
-            .iter()
-            .any(|tile| got == needed.next_multiple_of(*tile))
-    };
-    rows > 0 && cols > 0 && padded(r, rows) && padded(c, cols)
 }
 
 fn first(waiting: &Waiting) -> Option<(&str, &Stored)> {
     let (name, scales) = waiting.iter().next()?;
     Some((name, scales.first()?))
-}
-
-fn mismatch(path: &str, family: &dyn Family, says: &str, found: String) -> Error {
-    Error::SchemeMismatch {
-        layer: path.to_string(),
-        path: family.source().map_or_else(PathBuf::new, Path::to_path_buf),
-        says: says.to_string(),
-        found,
-    }
 }
 
 fn wrong_dtype(name: &str, got: Option<Dtype>, expected: &str, path: &Path) -> Error {

@@ -17,8 +17,8 @@
 //! |---|---|
 //! | which files a directory means | `directory.rs` |
 //! | which family they are | `config.rs` |
-//! | what is in them, checked | `catalogue.rs` |
-//! | values | `read.rs` |
+//! | what is in them, checked | `catalogue.rs`, `pair.rs` |
+//! | values | `read.rs`, `layout.rs` |
 //! | a VarBuilder | `backend.rs` |
 
 mod access;
@@ -31,8 +31,10 @@ mod families;
 mod family;
 mod family_name;
 mod kv;
+mod layout;
 mod names;
 mod options;
+mod pair;
 mod read;
 mod refuse;
 mod scheme;

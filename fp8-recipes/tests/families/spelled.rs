@@ -127,7 +127,16 @@ fn one_layer_of_each() {
     };
     let zero_point = || entry("fc.weight_zero_point", Dtype::F8_E4M3, &[N, 1], vec![0; N]);
     use FamilyName::*;
-    let cases: Vec<(&str, Value, Vec<Entry>, FamilyName, &str, Vec<f32>)> = vec![
+    // Name, configuration, tensors, and what comes of them.
+    type Case = (
+        &'static str,
+        Value,
+        Vec<Entry>,
+        FamilyName,
+        &'static str,
+        Vec<f32>,
+    );
+    let cases: Vec<Case> = vec![
         (
             "AutoFP8 with act_scale",
             json!({"quant_method": "fp8", "activation_scheme": "static"}),
