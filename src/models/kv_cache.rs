@@ -208,7 +208,13 @@ impl LayerCache {
     /// Attention of `q`, the last tokens of `keys`, over all of them.
     pub(super) fn attention(&self, q: &Tensor, keys: usize, softmax_scale: f64) -> Result<Tensor> {
         let [k, v] = self.sides();
-        Ok(cached_attention(&q.detach(), k, v, keys, Some(softmax_scale))?)
+        Ok(cached_attention(
+            &q.detach(),
+            k,
+            v,
+            keys,
+            Some(softmax_scale),
+        )?)
     }
 
     /// The first `len` keys and values as numbers of `dtype`.

@@ -9,6 +9,7 @@
 //! All three read a [`Source`], which a [`Checkpoint`](crate::load::Checkpoint) is, and write a directory that comes into sight whole or
 //! not at all. A callback hears of the [`Progress`] and can cancel.
 
+mod calibrate;
 mod companions;
 mod convert;
 mod dequantize;
@@ -24,6 +25,7 @@ mod shards;
 mod source;
 mod spelling;
 
+pub use calibrate::input_amaxes;
 pub use convert::convert;
 pub use dequantize::dequantize;
 pub(crate) use kind::{Contents, Described, Kind};

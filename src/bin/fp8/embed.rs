@@ -1,10 +1,11 @@
 //! `fp8 embed`: one vector for each text, by an encoder.
 
-use crate::model::{Model, Source};
+use crate::model::Source;
 use crate::output::{print, print_json};
 use anyhow::{Context, Result, anyhow, bail};
 use candle_core::Tensor;
 use fp8::models::Bert;
+use fp8::models::Model;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use tokenizers::{Tokenizer, TruncationParams};

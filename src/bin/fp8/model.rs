@@ -3,11 +3,9 @@
 use crate::source::Opening;
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
-use candle_nn::VarBuilder;
 use fp8::load::Checkpoint;
 use fp8::models::gguf::GgufFile;
-use fp8::models::{Bert, BertConfig, GenerationOptions, Llama, LlamaConfig, Tokenizer};
-use serde_json::Value;
+use fp8::models::{GenerationOptions, Llama, Model, ModelOptions, Tokenizer, of_checkpoint, open};
 use std::path::{Path, PathBuf};
 
 /// Which model, and how it is opened.
@@ -22,14 +20,6 @@ pub struct Source {
     opening: Opening,
 }
 
-/// A model that runs.
-pub enum Model {
-    /// A language model.
-    Llama(Llama),
-    /// An encoder.
-    Bert(Bert),
-}
-
 /// Sizes of the weights of linear layers.
 #[derive(Default)]
 pub struct LinearSize {
@@ -39,6 +29,15 @@ pub struct LinearSize {
 }
 
 impl Source {
+    /// The model at `path`, as its files say.
+    pub fn of(path: &Path) -> Self {
+        Self {
+            model: path.to_path_buf(),
+            dtype: "f32".into(),
+            opening: Opening::default(),
+        }
+    }
+
     pub fn path(&self) -> &Path {
         &self.model
     }
@@ -54,38 +53,27 @@ impl Source {
             "bf16" => DType::BF16,
             _ => DType::F32,
         };
-        let device = Device::Cpu;
+        let options = ModelOptions::new().with_dtype(dtype);
         if self.is_gguf() {
             let file = GgufFile::open(&self.model)?;
-            let config = file.config()?;
             let shapes = file
                 .names()
                 .filter_map(|name| Some((name, file.shape(name)?)));
             let elements = linear(shapes.map(|(name, shape)| (name, elements(shape))));
-            let vb = file.var_builder(dtype, &device);
             let bytes = elements * dtype.size_in_bytes() as u64;
             let size = LinearSize { bytes, elements };
-            return Ok((build(&self.model, &config, vb)?, size));
+            return Ok((open(&self.model, &options)?, size));
         }
         let checkpoint = self.opening.open(&self.model)?;
-        let config = match checkpoint.config() {
-            Some(config) => config.clone(),
-            None => bail!("{} has no config.json", self.model.display()),
-        };
         let size = linear_size(&checkpoint, dtype)?;
-        let vb = checkpoint.var_builder(dtype, &device)?;
-        let path = self.model.join("config.json");
-        Ok((build(&path, &config, vb)?, size))
+        Ok((of_checkpoint(checkpoint, &self.model, &options)?, size))
     }
 
     /// A language model, nothing else.
     pub fn load_llama(&self) -> Result<(Llama, LinearSize)> {
         match self.load()? {
             (Model::Llama(llama), size) => Ok((llama, size)),
-            (Model::Bert(_), _) => bail!(
-                "{} is an encoder, expected a language model",
-                self.model.display()
-            ),
+            _ => bail!("{} is no language model", self.model.display()),
         }
     }
 
@@ -103,15 +91,6 @@ impl Source {
             false => Ok(GenerationOptions::from_dir(&self.model)?),
         }
     }
-}
-
-fn build(path: &Path, config: &Value, vb: VarBuilder<'_>) -> Result<Model> {
-    if config["model_type"] == "bert" {
-        let config = BertConfig::parse(path, config)?;
-        return Ok(Model::Bert(Bert::new(&config, vb)?));
-    }
-    let config = LlamaConfig::parse(path, config)?;
-    Ok(Model::Llama(Llama::new(&config, vb)?))
 }
 
 fn elements(shape: &[usize]) -> u64 {

@@ -4,6 +4,8 @@ use crate::output::Target;
 use crate::progress::Bar;
 use crate::source;
 use anyhow::{Context, Result, bail};
+use candle_core::{Device, Tensor};
+use fp8::models::Model;
 use fp8::rewrite::{self, QuantizeOptions, Scheme, Spelling};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,20 +29,27 @@ pub struct Args {
     /// For static-tensor: a JSON object of the largest absolute input of each layer, by path
     #[arg(long, value_name = "FILE")]
     amaxes: Option<PathBuf>,
+    /// For static-tensor: a text on which the model runs to find them
+    #[arg(long, value_name = "FILE", conflicts_with = "amaxes")]
+    calibrate: Option<PathBuf>,
+    /// Samples of 512 tokens that are taken of the text
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    samples: usize,
     #[command(flatten)]
     target: Target,
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let input_amaxes = match &args.amaxes {
-        Some(path) => read_amaxes(path)?,
-        None if args.scheme.needs_calibration() => {
+    let input_amaxes = match (&args.amaxes, &args.calibrate) {
+        (Some(path), _) => read_amaxes(path)?,
+        (None, Some(text)) => calibrate(&args.model, text, args.samples)?,
+        (None, None) if args.scheme.needs_calibration() => {
             bail!(
-                "--scheme {} needs the inputs' amaxes: give --amaxes FILE",
+                "--scheme {} needs the inputs' amaxes: give --calibrate TEXT or --amaxes FILE",
                 args.scheme
             )
         }
-        None => BTreeMap::new(),
+        (None, None) => BTreeMap::new(),
     };
     let options = QuantizeOptions::new(args.scheme)
         .with_spelling(args.to)
@@ -60,4 +69,40 @@ fn read_amaxes(path: &Path) -> Result<BTreeMap<String, f32>> {
     let text = fp8::read::read_text(path, LIMIT)?;
     serde_json::from_str(&text)
         .with_context(|| format!("{} is no JSON object of numbers by path", path.display()))
+}
+
+/// Tokens of a sample.
+const SAMPLE: usize = 512;
+
+/// The largest inputs of each layer while the model reads a text.
+fn calibrate(model: &Path, text: &Path, samples: usize) -> Result<BTreeMap<String, f32>> {
+    let bytes = std::fs::read(text).with_context(|| text.display().to_string())?;
+    let source = crate::model::Source::of(model);
+    let ids = source
+        .tokenizer()?
+        .encode(&String::from_utf8_lossy(&bytes), true)?;
+    let (loaded, _) = source.load()?;
+    let samples: Vec<&[u32]> = ids.chunks(SAMPLE).take(samples).collect();
+    if samples.is_empty() {
+        bail!("{}: no token to calibrate with", text.display());
+    }
+    let mut bar = Bar::counting("calibrate")?;
+    let count = samples.len() as u64;
+    let amaxes = rewrite::input_amaxes(&loaded, || {
+        for (i, sample) in samples.iter().enumerate() {
+            if bar.at("", i as u64, count).is_break() {
+                return Err(fp8::Error::Cancelled);
+            }
+            let ids = Tensor::from_slice(sample, (1, sample.len()), &Device::Cpu)?;
+            match &loaded {
+                Model::Llama(model) => model.forward(&ids).map(|_| ()),
+                Model::Bert(model) => model.forward(&ids, &ids.ones_like()?).map(|_| ()),
+                _ => Ok(()),
+            }
+            .map_err(candle_core::Error::from)?;
+        }
+        Ok(())
+    })?;
+    drop(bar);
+    Ok(amaxes)
 }

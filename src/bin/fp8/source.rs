@@ -7,7 +7,7 @@ use fp8::rewrite::Source;
 use std::path::Path;
 
 /// How an FP8 checkpoint is opened.
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 pub struct Opening {
     /// Scale inputs in groups of N, whatever the checkpoint says (ModelOpt's fp8_pb_wo runs with 128)
     #[arg(long, value_name = "N", conflicts_with = "weight_only")]
