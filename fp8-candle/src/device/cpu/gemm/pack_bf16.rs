@@ -331,5 +331,5 @@ pub(super) fn decode_panel(decoder: &Decoder, packed: &[u8], dst: &mut [u16]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
 pub(super) fn prefetch(start: *const u8, ahead: usize) {
     // A prefetch reads nothing and cannot fail, whatever the address.
-    _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(ahead).cast());
+    _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(ahead).cast());
 }

@@ -134,7 +134,7 @@ fn tile<const R: usize, const U: usize, const PACKED: bool>(
             let (left, right) = unsafe {
                 let b = b.as_ptr().add(pair * pair_bytes);
                 if PACKED {
-                    prefetch(b, 4096);
+                    prefetch(b, 8192);
                     decoder.decode(_mm512_loadu_si512(b.cast()))
                 } else {
                     (
