@@ -46,6 +46,60 @@ pub enum BertActivation {
     Relu,
 }
 
+/// From the features of a text's tokens to those of the text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// Their mean.
+    #[default]
+    Mean,
+    /// Those of the first token, `[CLS]`.
+    FirstToken,
+}
+
+impl Pooling {
+    /// What `1_Pooling/config.json` of sentence-transformers says, in the directory of a model; the mean if there is no such file.
+    ///
+    /// # Errors
+    /// If the file cannot be read or says something else.
+    pub fn of_dir(dir: impl AsRef<Path>) -> Result<Self> {
+        const LIMIT: u64 = 1 << 20;
+        let path = dir.as_ref().join("1_Pooling").join("config.json");
+        if !path.exists() {
+            return Ok(Self::Mean);
+        }
+        let text = fp8_recipes::read::read_text(&path, LIMIT)?;
+        let config: Value =
+            serde_json::from_str(&text).map_err(|error| fp8_recipes::Error::Json {
+                path: path.clone(),
+                what: "a configuration of pooling",
+                reason: error.to_string(),
+            })?;
+        let entries = Entries::new(&path, &config);
+        let on: Vec<&str> = match &config {
+            Value::Object(map) => {
+                let modes = map.iter().filter(|(key, value)| {
+                    key.starts_with("pooling_mode_") && **value == Value::Bool(true)
+                });
+                modes.map(|(key, _)| key.as_str()).collect()
+            }
+            _ => vec![],
+        };
+        match on.as_slice() {
+            ["pooling_mode_mean_tokens"] => Ok(Self::Mean),
+            ["pooling_mode_cls_token"] => Ok(Self::FirstToken),
+            [] => Err(entries.error(
+                "pooling_mode_mean_tokens",
+                "true, or pooling_mode_cls_token",
+            )),
+            [first, ..] => Err(entries.error(
+                first,
+                "pooling_mode_mean_tokens or pooling_mode_cls_token alone",
+            )),
+        }
+    }
+}
+
 impl BertConfig {
     /// Reads the entries of a `config.json`; `path` is for messages.
     ///
@@ -255,10 +309,23 @@ impl Bert {
     /// # Errors
     /// As [`Bert::forward`].
     pub fn embed(&self, ids: &Tensor, mask: &Tensor) -> Result<Tensor> {
+        self.embed_with(ids, mask, Pooling::Mean)
+    }
+
+    /// [`Bert::embed`] with another way from the features of tokens to that of a text.
+    ///
+    /// # Errors
+    /// As [`Bert::forward`].
+    pub fn embed_with(&self, ids: &Tensor, mask: &Tensor, pooling: Pooling) -> Result<Tensor> {
         let x = self.forward(ids, mask)?.to_dtype(DType::F32)?;
-        let mask = mask.to_dtype(DType::F32)?.unsqueeze(D::Minus1)?;
-        let sum = x.broadcast_mul(&mask)?.sum(1)?;
-        let mean = sum.broadcast_div(&mask.sum(1)?.maximum(1e-9)?)?;
+        let mean = match pooling {
+            Pooling::Mean => {
+                let mask = mask.to_dtype(DType::F32)?.unsqueeze(D::Minus1)?;
+                let sum = x.broadcast_mul(&mask)?.sum(1)?;
+                sum.broadcast_div(&mask.sum(1)?.maximum(1e-9)?)?
+            }
+            Pooling::FirstToken => x.narrow(1, 0, 1)?.squeeze(1)?,
+        };
         let length = mean.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(1e-12)?;
         Ok(mean.broadcast_div(&length)?)
     }

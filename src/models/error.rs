@@ -46,6 +46,14 @@ pub enum Error {
         /// Room.
         capacity: usize,
     },
+    /// There is no memory for a cache.
+    #[error("no memory for a cache of {batch} sequences of {capacity} tokens")]
+    CacheMemory {
+        /// Sequences.
+        batch: usize,
+        /// Tokens of each.
+        capacity: usize,
+    },
     /// A cache belongs to another model or another batch.
     #[error("the cache is for {what} {got}, expected {expected}")]
     CacheMismatch {

@@ -52,6 +52,7 @@ impl KvCache {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
+        check_memory(sizes, scales.len(), dtype)?;
         let layers = scales.into_iter().map(|scales| {
             let dtype = if scales.is_some() { DType::U8 } else { dtype };
             let zeros = || {
@@ -158,6 +159,27 @@ impl KvCache {
     /// Counts tokens that all layers have taken.
     pub(super) fn advance(&mut self, tokens: usize) {
         self.len += tokens;
+    }
+}
+
+/// Fails where sizes overflow or the memory is not there: an allocation that fails later would end the program.
+fn check_memory(sizes: KvSizes, layers: usize, dtype: DType) -> Result<()> {
+    let factors = [
+        sizes.batch,
+        sizes.kv_heads,
+        sizes.capacity,
+        sizes.head_dim,
+        2 * dtype.size_in_bytes(),
+        layers,
+    ];
+    let bytes = factors.into_iter().try_fold(1usize, usize::checked_mul);
+    let fits = bytes.is_some_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+    match fits {
+        true => Ok(()),
+        false => Err(Error::CacheMemory {
+            batch: sizes.batch,
+            capacity: sizes.capacity,
+        }),
     }
 }
 

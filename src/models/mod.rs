@@ -31,7 +31,7 @@ mod text;
 mod text_error;
 mod tokenizer;
 
-pub use bert::{Bert, BertActivation, BertConfig};
+pub use bert::{Bert, BertActivation, BertConfig, Pooling};
 pub use error::{Error, Result};
 pub use generate::{FinishReason, Output, Stop, Token, generate};
 pub use kv_cache::{KvCache, KvScales};

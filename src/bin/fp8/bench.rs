@@ -97,7 +97,7 @@ fn prefill(model: &Llama, tokens: usize) -> Result<f64> {
 /// The likeliest token each time, as generation does it.
 fn decode(model: &Llama, tokens: usize) -> Result<f64> {
     const PROMPT: usize = 16;
-    let mut cache = model.new_cache(1, PROMPT + tokens)?;
+    let mut cache = model.new_cache(1, PROMPT.saturating_add(tokens))?;
     let mut logits = model.last_logits(&prompt(model, PROMPT)?, &mut cache)?;
     let start = Instant::now();
     for _ in 0..tokens {

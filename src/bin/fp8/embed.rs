@@ -4,11 +4,10 @@ use crate::model::Source;
 use crate::output::{print, print_json};
 use anyhow::{Context, Result, anyhow, bail};
 use candle_core::Tensor;
-use fp8::models::Bert;
-use fp8::models::Model;
+use fp8::models::{Bert, Model, Pooling};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use tokenizers::{Tokenizer, TruncationParams};
+use tokenizers::{PostProcessor, Tokenizer, TruncationParams};
 
 /// Texts that run together.
 const BATCH: usize = 32;
@@ -41,6 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("{} is no encoder", args.source.path().display());
     };
     let tokenizer = tokenizer(args, &model)?;
+    let pooling = Pooling::of_dir(args.source.path())?;
     let mut ids = vec![];
     for text in &texts {
         let encoding = tokenizer.encode_fast(text.as_str(), true);
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut vectors = vec![vec![]; ids.len()];
     for batch in order.chunks(BATCH) {
         let rows: Vec<&[u32]> = batch.iter().map(|&text| ids[text].as_slice()).collect();
-        for (&text, vector) in batch.iter().zip(embed(&model, &rows)?) {
+        for (&text, vector) in batch.iter().zip(embed(&model, &rows, pooling)?) {
             vectors[text] = vector;
         }
     }
@@ -88,16 +88,23 @@ fn tokenizer(args: &Args, model: &Bert) -> Result<Tokenizer> {
         Err(_) => None,
     };
     let mut tokenizer = args.source.tokenizer()?.inner().clone();
+    let longest = trained.unwrap_or(positions).min(positions);
+    let added = tokenizer
+        .get_post_processor()
+        .map_or(0, |processor| processor.added_tokens(false));
+    if longest <= added {
+        bail!("texts of {longest} tokens have no room beside the {added} that are always there");
+    }
     tokenizer
         .with_truncation(Some(TruncationParams {
-            max_length: trained.unwrap_or(positions).min(positions),
+            max_length: longest,
             ..TruncationParams::default()
         }))
         .map_err(|error| anyhow!("{error}"))?;
     Ok(tokenizer)
 }
 
-fn embed(model: &Bert, rows: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
+fn embed(model: &Bert, rows: &[&[u32]], pooling: Pooling) -> Result<Vec<Vec<f32>>> {
     let longest = rows.iter().map(|row| row.len()).max().unwrap_or(0);
     let (mut ids, mut mask) = (vec![], vec![]);
     for row in rows {
@@ -109,5 +116,5 @@ fn embed(model: &Bert, rows: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
     let shape = (rows.len(), longest);
     let ids = Tensor::from_vec(ids, shape, model.device())?;
     let mask = Tensor::from_vec(mask, shape, model.device())?;
-    Ok(model.embed(&ids, &mask)?.to_vec2()?)
+    Ok(model.embed_with(&ids, &mask, pooling)?.to_vec2()?)
 }

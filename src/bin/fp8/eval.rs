@@ -40,6 +40,12 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("{} has fewer than two tokens", args.data.display());
     }
     let (model, _) = args.source.load_llama()?;
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocab_size()) {
+        bail!(
+            "the tokenizer gives token {id}, the model has {}: they do not belong together",
+            model.vocab_size()
+        );
+    }
     let mut bar = Bar::counting("eval")?;
     let (mut sum, mut counted, mut done) = (0f64, 0usize, 0usize);
     // A window of one token at the end has nothing to foretell.

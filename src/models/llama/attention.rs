@@ -42,7 +42,7 @@ struct Sizes {
 }
 
 impl Attention {
-    pub(super) fn new(config: &LlamaConfig, vb: VarBuilder<'_>) -> Result<Self> {
+    pub(super) fn new(config: &LlamaConfig, layer: usize, vb: VarBuilder<'_>) -> Result<Self> {
         let d = config.hidden_size;
         let (q, kv) = (
             config.num_heads * config.head_dim,
@@ -70,7 +70,7 @@ impl Attention {
                 kv_heads: config.num_kv_heads,
                 head_dim: config.head_dim,
                 rotated: config.rope.dim,
-                window: config.sliding_window,
+                window: config.sliding_windows.get(layer).copied().flatten(),
             },
         })
     }

@@ -48,8 +48,8 @@ pub struct LlamaConfig {
     pub mlp_bias: bool,
     /// Whether queries and keys of each head are normalized (Qwen3).
     pub qk_norm: bool,
-    /// Tokens that attention looks back on; None for all.
-    pub sliding_window: Option<usize>,
+    /// Tokens that attention looks back on, of each layer; None for all.
+    pub sliding_windows: Vec<Option<usize>>,
     /// Whether the output head is the embedding where the file has no head of its own.
     pub tie_word_embeddings: bool,
     /// Tokens that the model was trained for.
@@ -134,11 +134,14 @@ impl LlamaConfig {
             "qwen2" | "qwen3" | "qwen3_moe" => config.flag("use_sliding_window", false)?,
             _ => true,
         };
-        let sliding_window = match config.get("sliding_window") {
-            Some(_) if window_used => Some(config.size("sliding_window", None)?),
-            _ => None,
-        };
         let num_layers = config.size("num_hidden_layers", None)?;
+        if num_layers > MAX_LAYERS {
+            return Err(config.error("num_hidden_layers", format!("at most {MAX_LAYERS}")));
+        }
+        let sliding_windows = match window_used {
+            true => sliding_windows(&config, &kind, num_layers)?,
+            false => vec![None; num_layers],
+        };
         Ok(Self {
             vocab_size: config.size("vocab_size", None)?,
             hidden_size,
@@ -153,13 +156,51 @@ impl LlamaConfig {
             output_bias: attention_bias && kind != "qwen2",
             mlp_bias: config.flag("mlp_bias", false)?,
             qk_norm: qwen3,
-            sliding_window,
+            sliding_windows,
             tie_word_embeddings: config.flag("tie_word_embeddings", false)?,
             max_position_embeddings: config.size("max_position_embeddings", 2048)?,
             eos_token_ids: config.token_ids("eos_token_id")?,
             moe: MoeConfig::parse(&config, &kind, num_layers)?,
         })
     }
+}
+
+/// More than any model has.
+const MAX_LAYERS: usize = 1 << 16;
+
+/// Which layers look back on a window only: `layer_types` says it, or before that `max_window_layers` of Qwen.
+fn sliding_windows(
+    config: &Entries<'_>,
+    kind: &str,
+    num_layers: usize,
+) -> Result<Vec<Option<usize>>> {
+    if config.get("sliding_window").is_none() {
+        return Ok(vec![None; num_layers]);
+    }
+    let window = config.size("sliding_window", None)?;
+    if let Some(types) = config.get("layer_types") {
+        let of = |value: &Value| match value.as_str() {
+            Some("sliding_attention") => Some(Some(window)),
+            Some("full_attention") => Some(None),
+            _ => None,
+        };
+        let types = types.as_array().filter(|types| types.len() == num_layers);
+        let windows = types.and_then(|types| types.iter().map(of).collect());
+        let expected =
+            format!("sliding_attention or full_attention for each of {num_layers} layers");
+        return windows.ok_or_else(|| config.error("layer_types", expected));
+    }
+    // transformers: the first layers of Qwen look back on all tokens.
+    let first = match kind {
+        "qwen2" | "qwen3" | "qwen3_moe" => match config.get("max_window_layers") {
+            Some(Value::Number(n)) if n.as_u64() == Some(0) => 0,
+            _ => config.size("max_window_layers", 28)?,
+        },
+        _ => 0,
+    };
+    Ok((0..num_layers)
+        .map(|layer| (layer >= first).then_some(window))
+        .collect())
 }
 
 impl MoeConfig {

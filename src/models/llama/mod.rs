@@ -49,7 +49,7 @@ impl Layer {
         };
         Ok(Self {
             input_norm: norm("input_layernorm")?,
-            attention: Attention::new(config, vb.pp("self_attn"))?,
+            attention: Attention::new(config, index, vb.pp("self_attn"))?,
             post_norm: norm("post_attention_layernorm")?,
             feedforward,
         })
