@@ -107,7 +107,7 @@ impl RopeConfig {
             ),
         };
         let dim = (head_dim as f64 * partial) as usize;
-        if dim == 0 || dim % 2 != 0 || dim > head_dim {
+        if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim {
             let expected = format!("a part of the {head_dim} features of a head that is even");
             return Err(config.error("partial_rotary_factor", expected));
         }

@@ -84,7 +84,7 @@ fn a_checkpoint_is_inspected() {
     // Each of the 6 blocks reaches 448, some share of its 16384 codes.
     let saturated = layer["saturated"].as_f64().unwrap();
     assert!(
-        saturated >= 6. / (256. * 384.) && saturated < 0.01,
+        (6. / (256. * 384.)..0.01).contains(&saturated),
         "{saturated}"
     );
     assert!(layer["dequant_scale"]["min"].as_f64() < layer["dequant_scale"]["max"].as_f64());
