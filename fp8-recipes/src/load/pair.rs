@@ -217,7 +217,38 @@ impl Source<'_> {
             ),
         };
         self.check_dtype(scale, allowed, text)?;
+        self.check_heads(codes, n, granularity, scale)?;
         Ok(granularity)
+    }
+
+    /// The rows of a head change places among each other, so a block of several rows has to hold whole heads: otherwise its
+    /// scale would be needed by rows that no block of the model holds together.
+    fn check_heads(
+        &self,
+        codes: &Stored,
+        n: usize,
+        granularity: Granularity,
+        scale: &Stored,
+    ) -> Result<()> {
+        let (Order::Rotary { heads }, Granularity::Blockwise { rows, cols }) =
+            (codes.order, granularity)
+        else {
+            return Ok(());
+        };
+        let head = n.checked_div(heads).unwrap_or_default();
+        if rows == 1 || rows >= n || (head > 0 && rows.is_multiple_of(head)) {
+            return Ok(());
+        }
+        Err(Error::TensorShape {
+            tensor: scale.name.clone(),
+            got: self.shape(scale).to_vec(),
+            expected: format!(
+                "blocks of one row or of whole heads of {head} rows, since the rows of `{}` take another order, \
+                 not blocks of {rows}x{cols}, in {}",
+                codes.name,
+                self.path(scale).display()
+            ),
+        })
     }
 }
 

@@ -315,9 +315,12 @@ impl Checkpoint {
                 }
             }
         };
-        if let (Order::Rotary { heads }, Granularity::Rowwise) =
-            (weight.codes.order, weight.granularity)
-        {
+        // Taller blocks hold whole heads, and within a head all rows share a scale then.
+        let is_per_row = matches!(
+            weight.granularity,
+            Granularity::Rowwise | Granularity::Mx | Granularity::Blockwise { rows: 1, .. }
+        );
+        if let (Order::Rotary { heads }, true) = (weight.codes.order, is_per_row) {
             values = take_rows(&values, n, heads, stored)?;
         }
         match weight.granularity {

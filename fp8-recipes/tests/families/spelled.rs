@@ -1007,3 +1007,63 @@ fn an_index_decides_between_files() {
         [2.]
     );
 }
+
+/// Scales go with the rows they belong to, and a block of rows that would be torn apart is refused.
+#[test]
+fn scales_along_rows_follow_the_rows_of_mistral() {
+    let (heads, head, k) = (4, 8, 64);
+    let rows = heads * head;
+    let open = |format: &str, args: Value, scale: Entry| {
+        let params = json!({"n_heads": heads, "quantization": {"quant_method": "compressed-tensors", "format": format,
+            "config_groups": {"g": {"targets": ["Linear"], "weights": args}}}});
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("params.json"), params.to_string()).unwrap();
+        let tensors = [weight("layers.0.attention.wq.weight", rows, k), scale];
+        write(&dir.path().join("consolidated.safetensors"), &tensors, None);
+        (Checkpoint::open_dir(dir.path()), dir)
+    };
+    let permuted = |native: Vec<f32>| {
+        let from =
+            |row: usize| row / head * head + row % head % (head / 2) * 2 + row % head / (head / 2);
+        let row = |row: usize| native[from(row) * k..][..k].to_vec();
+        (0..rows).flat_map(row).collect::<Vec<f32>>()
+    };
+    const PATH: &str = "model.layers.0.self_attn.q_proj";
+    const SCALE: &str = "layers.0.attention.wq.weight_scale";
+
+    let (bytes, numbers) = powers(rows * 2);
+    let args = json!({"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"});
+    let scale = entry(SCALE, Dtype::U8, &[rows, 2], bytes);
+    let (checkpoint, _dir) = open("mxfp8-quantized", args, scale);
+    let checkpoint = checkpoint.unwrap();
+    let native = expected(rows, k, |row, col| numbers[row * 2 + col / 32]);
+    assert_eq!(value(&checkpoint, PATH), permuted(native));
+
+    // One row, one head, two heads, more rows than there are.
+    for high in [1, head, 2 * head, 4 * rows] {
+        let grid = rows.div_ceil(high);
+        let args = json!({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [high, 32]});
+        let scale = floats(SCALE, &[grid, 2], &scales(grid * 2));
+        let (checkpoint, _dir) = open("float-quantized", args, scale);
+        let checkpoint = checkpoint.unwrap();
+        let native = expected(rows, k, |row, col| {
+            scales(grid * 2)[row / high * 2 + col / 32]
+        });
+        assert_eq!(value(&checkpoint, PATH), permuted(native), "{high}");
+    }
+    for high in [2, head / 2, head + 4] {
+        let grid = rows.div_ceil(high);
+        let args = json!({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [high, 32]});
+        let scale = floats(SCALE, &[grid, 2], &scales(grid * 2));
+        let error = open("float-quantized", args, scale).0.unwrap_err();
+        assert!(
+            matches!(error, fp8_recipes::Error::TensorShape { .. }),
+            "{error}"
+        );
+        let text = error.to_string();
+        assert!(
+            text.contains(SCALE) && text.contains("heads of 8 rows"),
+            "{text}"
+        );
+    }
+}
