@@ -2,12 +2,12 @@
 
 use super::companions::Changes;
 use super::job::Job;
-use super::kind::{Contents, Described, KvScale};
+use super::kind::{AttentionScale, Contents, Described, KvScale};
 use super::options::{WriteOptions, WriteReport};
 use super::progress::OnProgress;
 use super::select::{Role, role};
 use super::shards::{Batch, Entry};
-use super::source::{Source, model_dtype, natural_order, take_kv};
+use super::source::{Parts, Source, model_dtype, natural_order, take_scales};
 use super::spelling::{Layout, Spelling};
 use crate::error::{Error, Result};
 use crate::load::Checkpoint;
@@ -20,6 +20,8 @@ pub(super) enum Origin {
     Layer(Described, Vec<Layout>),
     /// Scales of a KV cache.
     Kv(KvScale),
+    /// A scale of queries or probabilities.
+    Attention(AttentionScale),
     /// A tensor that stays as it is.
     Other(String, DType),
 }
@@ -73,8 +75,8 @@ pub fn convert(
     }
     let order = |layer: &Described| natural_order(&layer.path);
     contents.layers.sort_by_cached_key(order);
-    let (kv, others) = take_kv(checkpoint, checkpoint.other_names())?;
-    contents.kv = kept(kv, options);
+    let parts = take_scales(checkpoint, checkpoint.other_names())?;
+    let others = keep(parts, options, &mut contents);
     name_others(checkpoint, &others, &mut contents);
     spelling.check(&contents)?;
 
@@ -83,7 +85,7 @@ pub fn convert(
         batches.push(layer_batch(spelling, layer));
     }
     let default_dtype = Some(model_dtype(checkpoint, &others));
-    add_kv(spelling, &contents.kv, &mut batches)?;
+    add_scales(spelling, &contents, &mut batches)?;
     for name in others {
         // FP8 tensors that are no layer's weight (tables, convolutions) no target can say.
         let dtype = Source::dtype(checkpoint, &name).or(default_dtype);
@@ -109,16 +111,18 @@ pub fn convert(
             layouts.iter().map(|layout| layout.tensor(&layer)).collect()
         }
         Origin::Kv(scale) => kv_tensors(spelling, scale),
+        Origin::Attention(scale) => Ok(vec![spelling.attention_tensor(scale)?]),
         Origin::Other(name, dtype) => Ok(vec![checkpoint.value(name, *dtype)?]),
     })
 }
 
-/// The scales of KV caches that are written.
-pub(super) fn kept(kv: Vec<KvScale>, options: &WriteOptions) -> Vec<KvScale> {
-    match options.drop_kv_scales {
-        true => vec![],
-        false => kv,
+/// Puts the scales of attention that are written into the contents; names of everything else.
+pub(super) fn keep(parts: Parts, options: &WriteOptions, contents: &mut Contents) -> Vec<String> {
+    if !options.drop_kv_scales {
+        contents.kv = parts.kv;
+        contents.attention = parts.attention;
     }
+    parts.others
 }
 
 /// Puts linear layers in high precision into the list of those, and embeddings into theirs.
@@ -154,21 +158,28 @@ pub(super) fn layer_batch(spelling: Spelling, layer: &Described) -> Batch<Origin
     }
 }
 
-pub(super) fn add_kv(
+pub(super) fn add_scales(
     spelling: Spelling,
-    kv: &[KvScale],
+    contents: &Contents,
     batches: &mut Vec<Batch<Origin>>,
 ) -> Result<()> {
-    for scale in kv {
-        let entry = |(name, tensor): (String, Tensor)| Entry {
-            name,
-            dtype: tensor.dtype(),
-            dims: tensor.dims().to_vec(),
-        };
-        let tensors = spelling.kv_tensors(scale)?;
+    let entry = |name: String, tensor: &Tensor| Entry {
+        name,
+        dtype: tensor.dtype(),
+        dims: tensor.dims().to_vec(),
+    };
+    for scale in &contents.kv {
+        let tensors = spelling.kv_tensors(scale)?.into_iter();
         batches.push(Batch {
             source: Origin::Kv(scale.clone()),
-            entries: tensors.into_iter().map(entry).collect(),
+            entries: tensors.map(|(name, tensor)| entry(name, &tensor)).collect(),
+        });
+    }
+    for scale in &contents.attention {
+        let tensor = spelling.attention_tensor(scale)?;
+        batches.push(Batch {
+            source: Origin::Attention(scale.clone()),
+            entries: vec![entry(scale.name.clone(), &tensor)],
         });
     }
     Ok(())

@@ -6,7 +6,7 @@ use super::job::Job;
 use super::kind::Contents;
 use super::options::{WriteOptions, WriteReport};
 use super::progress::OnProgress;
-use super::source::{Source, take_kv};
+use super::source::{Source, take_scales};
 use crate::check::is_float;
 use crate::error::{Error, Result};
 use candle_core::DType;
@@ -15,7 +15,7 @@ use std::path::Path;
 /// Writes a model of any family as an ordinary checkpoint in `dtype`: f32, bf16 or f16.
 ///
 /// FP8 weights are code * scale in f32, rounded once to `dtype`; all other floating point tensors are rounded to it, integers stay. Scales of KV
-/// caches and `quantization_config` are left out. All else is as [`quantize`](super::quantize) says.
+/// caches and attention and `quantization_config` are left out. All else is as [`quantize`](super::quantize) says.
 ///
 /// ```
 /// use candle_core::DType;
@@ -47,7 +47,7 @@ pub fn dequantize(
     if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
         return Err(Error::BuilderDType { got: dtype });
     }
-    let (_, names) = take_kv(source, source.names())?;
+    let names = take_scales(source, source.names())?.others;
     let mut batches: Vec<_> = names
         .into_iter()
         .map(|name| {
@@ -71,6 +71,6 @@ pub fn dequantize(
     };
     job.run(on_progress, |origin| match origin {
         Origin::Other(name, dtype) => Ok(vec![source.value(name, *dtype)?]),
-        Origin::Layer(..) | Origin::Kv(_) => Ok(vec![]),
+        Origin::Layer(..) | Origin::Kv(_) | Origin::Attention(_) => Ok(vec![]),
     })
 }

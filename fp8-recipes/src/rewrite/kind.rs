@@ -89,6 +89,14 @@ pub(crate) struct KvScale {
     pub(crate) v: Vec<f32>,
 }
 
+/// A scale of attention that is not for cached keys or values: for queries or for probabilities.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct AttentionScale {
+    /// Canonical name: `..self_attn.q_scale` or `..self_attn.prob_output_scale`.
+    pub(crate) name: String,
+    pub(crate) values: Vec<f32>,
+}
+
 /// Everything that a configuration is made of.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Contents {
@@ -99,6 +107,7 @@ pub(crate) struct Contents {
     /// Embeddings, which are no linear layers but may be named beside them.
     pub(crate) embeddings: Vec<String>,
     pub(crate) kv: Vec<KvScale>,
+    pub(crate) attention: Vec<AttentionScale>,
 }
 
 impl Contents {

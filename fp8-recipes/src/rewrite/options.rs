@@ -19,7 +19,8 @@ pub struct WriteOptions {
     pub shard_bytes: u64,
     /// Whether a model that stands in the target directory is replaced, with everything else in that directory. Default no.
     pub overwrite: bool,
-    /// Whether scales of KV caches are left out, which a target may be unable to say. Default no.
+    /// Whether scales of KV caches, and of queries and probabilities in FP8 attention, are left out, which a target may be
+    /// unable to say. Default no.
     pub drop_kv_scales: bool,
 }
 

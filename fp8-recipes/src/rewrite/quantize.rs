@@ -2,7 +2,7 @@
 
 use super::companions::Changes;
 use super::convert::{
-    Origin, add_kv, kept, kv_tensors, layer_batch, name_others, other_batch, sort,
+    Origin, add_scales, keep, kv_tensors, layer_batch, name_others, other_batch, sort,
 };
 use super::job::Job;
 use super::kind::{Contents, Described};
@@ -10,7 +10,7 @@ use super::options::{WriteOptions, WriteReport};
 use super::progress::OnProgress;
 use super::scheme::Scheme;
 use super::select::{Patterns, Role, role};
-use super::source::{Source, model_dtype, take_kv};
+use super::source::{Source, model_dtype, take_scales};
 use super::spelling::Spelling;
 use crate::check::first_outside;
 use crate::error::{Error, Result};
@@ -139,12 +139,10 @@ pub fn quantize(
     let spelling = options.spelling;
     let kind = options.scheme.kind();
     let mut patterns = Patterns::parse(&options.ignore)?;
-    let (kv, names) = take_kv(source, source.names())?;
+    let mut contents = Contents::default();
+    let parts = take_scales(source, source.names())?;
+    let names = keep(parts, &options.write, &mut contents);
     let default = model_dtype(source, &names);
-    let mut contents = Contents {
-        kv: kept(kv, &options.write),
-        ..Contents::default()
-    };
     let mut others = vec![];
     for name in names {
         match role(source, &name) {
@@ -197,7 +195,7 @@ pub fn quantize(
         .iter()
         .map(|layer| layer_batch(spelling, layer))
         .collect();
-    add_kv(spelling, &contents.kv, &mut batches)?;
+    add_scales(spelling, &contents, &mut batches)?;
     for name in others {
         let dtype = source.dtype(&name).unwrap_or(default);
         batches.push(other_batch(source, name, dtype));
@@ -228,6 +226,7 @@ pub fn quantize(
             layouts.iter().map(|layout| layout.tensor(&layer)).collect()
         }
         Origin::Kv(scale) => kv_tensors(spelling, scale),
+        Origin::Attention(scale) => Ok(vec![spelling.attention_tensor(scale)?]),
         Origin::Other(name, dtype) => Ok(vec![source.value(name, *dtype)?]),
     })
 }

@@ -1,6 +1,6 @@
 //! Where weights come from: an FP8 checkpoint, a file in high precision, or another kind of file behind [`Source`].
 
-use super::kind::KvScale;
+use super::kind::{AttentionScale, KvScale};
 use crate::check::is_float;
 use crate::error::{Error, Result};
 use crate::load::Checkpoint;
@@ -89,24 +89,43 @@ impl Source for Checkpoint {
 const K_SCALE: &str = ".k_scale";
 const V_SCALE: &str = ".v_scale";
 
-/// The scales of KV caches among `names`, and the other names.
-pub(super) fn take_kv(
-    source: &dyn Source,
-    names: Vec<String>,
-) -> Result<(Vec<KvScale>, Vec<String>)> {
+/// Ends of the names of scales that attention has beside those.
+const ATTENTION_SCALES: [&str; 2] = [".q_scale", ".prob_output_scale"];
+
+/// Names of a model, scales of attention taken out.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    /// Scales of KV caches.
+    pub(super) kv: Vec<KvScale>,
+    /// Scales of queries and probabilities.
+    pub(super) attention: Vec<AttentionScale>,
+    /// All other names.
+    pub(super) others: Vec<String>,
+}
+
+/// Tells the scales of attention, which only FP8 caches and FP8 attention need, from the other names.
+pub(super) fn take_scales(source: &dyn Source, names: Vec<String>) -> Result<Parts> {
     let mut scales: BTreeMap<String, [Option<Vec<f32>>; 2]> = BTreeMap::new();
-    let mut others = vec![];
+    let mut parts = Parts::default();
+    let values = |name: &str| -> Result<Vec<f32>> {
+        Ok(source.value(name, DType::F32)?.flatten_all()?.to_vec1()?)
+    };
     for name in names {
         let (attention, which) = match (name.strip_suffix(K_SCALE), name.strip_suffix(V_SCALE)) {
             (Some(attention), _) => (attention, 0),
             (_, Some(attention)) => (attention, 1),
+            _ if is_attention_scale(&name) => {
+                let values = values(&name)?;
+                parts.attention.push(AttentionScale { name, values });
+                continue;
+            }
             _ => {
-                others.push(name);
+                parts.others.push(name);
                 continue;
             }
         };
-        let value = source.value(&name, DType::F32)?.flatten_all()?;
-        scales.entry(attention.to_string()).or_default()[which] = Some(value.to_vec1()?);
+        let pair = scales.entry(attention.to_string()).or_default();
+        pair[which] = Some(values(&name)?);
     }
     let scales = scales.into_iter().map(|(attention, pair)| match pair {
         [Some(k), Some(v)] => Ok(KvScale { attention, k, v }),
@@ -118,7 +137,18 @@ pub(super) fn take_kv(
             })
         }
     });
-    Ok((scales.collect::<Result<_>>()?, others))
+    parts.kv = scales.collect::<Result<_>>()?;
+    Ok(parts)
+}
+
+/// Other modules may have tensors of these names too.
+fn is_attention_scale(name: &str) -> bool {
+    let mut ends = ATTENTION_SCALES.iter();
+    let Some(path) = ends.find_map(|end| name.strip_suffix(end)) else {
+        return false;
+    };
+    let path = path.to_ascii_lowercase();
+    path.ends_with("attn") || path.ends_with("attention")
 }
 
 /// The floating point dtype that most tensors of high precision have: that of the model.

@@ -204,3 +204,59 @@ fn the_granularity_of_the_goldens_is_what_the_table_supposes() {
     };
     assert_eq!(layer.codes.granularity(), block);
 }
+
+/// Scales of queries and probabilities are no part of a model in high precision, and few families can say them.
+#[test]
+fn scales_of_attention_are_written_where_they_can_be_said() {
+    const NAMES: [&str; 2] = ["q_scale", "prob_output_scale"];
+    let dir = dir();
+    let from = dir.path().join("from");
+    std::fs::create_dir(&from).unwrap();
+    let golden = golden("ct_static_tensor");
+    let mut tensors =
+        candle_core::safetensors::load(golden.join("model.safetensors"), &CPU).unwrap();
+    let name = |own: &str| format!("model.layers.0.self_attn.{own}");
+    for own in NAMES {
+        let scale = candle_core::Tensor::new(&[0.75f32], &CPU).unwrap();
+        tensors.insert(name(own), scale);
+    }
+    candle_core::safetensors::save(&tensors, from.join("model.safetensors")).unwrap();
+    std::fs::copy(golden.join("config.json"), from.join("config.json")).unwrap();
+    let source = open(&from);
+
+    let to = dir.path().join("kept");
+    convert(&source, &to, CompressedTensors).unwrap();
+    assert_eq!(open(&to).other_names(), source.other_names());
+    for own in NAMES {
+        let kept = open(&to).tensor(&name(own), &CPU).unwrap();
+        assert_eq!(kept.to_vec1::<f32>().unwrap(), [0.75]);
+    }
+    let has_none = |to: &std::path::Path| {
+        let names = open(to).other_names();
+        !names
+            .iter()
+            .any(|other| NAMES.iter().any(|own| *other == name(own)))
+    };
+    let options = WriteOptions::new().with_drop_kv_scales(true);
+    for spelling in [AutoFp8, ModelOpt, CompressedTensors] {
+        let to = dir.path().join(spelling.to_string());
+        if spelling != CompressedTensors {
+            let error = convert(&source, &to, spelling).unwrap_err();
+            assert!(
+                matches!(error, fp8_recipes::Error::Inexpressible { .. }),
+                "{error}"
+            );
+            let text = error.to_string();
+            assert!(
+                text.contains("layers.0.self_attn") && text.contains("_scale`"),
+                "{text}"
+            );
+        }
+        rewrite::convert(&source, &to, spelling, &options, &mut rewrite::quiet).unwrap();
+        assert!(has_none(&to), "{spelling}");
+    }
+    let to = dir.path().join("plain");
+    let (dtype, options) = (candle_core::DType::BF16, WriteOptions::new());
+    rewrite::dequantize(&source, &to, dtype, &options, &mut rewrite::quiet).unwrap();
+    assert!(has_none(&to));
+}

@@ -8,7 +8,7 @@ mod part;
 
 pub(crate) use part::{Layout, Part};
 
-use super::kind::{Contents, Described, KvScale};
+use super::kind::{AttentionScale, Contents, Described, KvScale};
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::ParseNameError;
@@ -91,6 +91,10 @@ impl Spelling {
         if let Some(layer) = layers.find(|layer| layer.kind.amax_bound.is_some()) {
             return Err(self.refuses(layer));
         }
+        if let (false, Some(scale)) = (self == Self::CompressedTensors, contents.attention.first())
+        {
+            return Err(self.refuses_attention(scale));
+        }
         match self {
             Self::CompressedTensors => compressed_tensors::check(contents),
             Self::Fp8Blocks => fp8_blocks::check(contents),
@@ -148,6 +152,25 @@ impl Spelling {
             Self::ModelOpt => both("k_proj.k_scale", "v_proj.v_scale", &|_| vec![]),
             Self::AutoFp8 => Ok(vec![tensor("kv_scale", &scale.k, vec![])?]),
             Self::Fp8Blocks => Ok(vec![]),
+        }
+    }
+
+    /// A scale of queries or probabilities under its canonical name.
+    pub(crate) fn attention_tensor(self, scale: &AttentionScale) -> Result<Tensor> {
+        let dims = match scale.values.len() {
+            1 => vec![1],
+            heads => vec![heads, 1, 1],
+        };
+        Ok(Tensor::from_slice(&scale.values, dims, &Device::Cpu)?)
+    }
+
+    fn refuses_attention(self, scale: &AttentionScale) -> Error {
+        let (layer, own) = scale.name.rsplit_once('.').unwrap_or(("", &scale.name));
+        Error::Inexpressible {
+            layer: layer.to_string(),
+            has: format!("a scale `{own}` of its attention"),
+            spelling: self,
+            takes: "scales of attention for cached keys and values at most",
         }
     }
 
