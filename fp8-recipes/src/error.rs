@@ -364,6 +364,15 @@ pub enum Error {
         /// What the target takes.
         takes: &'static str,
     },
+    /// A rewrite of a model in Mistral's own files, whose `params.json` does not say what a `config.json` has to.
+    #[error(
+        "{path}: there is params.json but no config.json, so `architectures` and `model_type` of the new config.json are \
+         missing; expected a config.json that says them"
+    )]
+    MissingConfig {
+        /// The directory of the model.
+        path: PathBuf,
+    },
     /// A rewrite of a model that has no layer for it.
     #[error(
         "there is no layer to rewrite: the model has no FP8 weights to convert, or no linear layers to quantize"

@@ -58,7 +58,7 @@ pub(super) enum Origin {
 ///
 /// # Errors
 /// [`Error::Inexpressible`] for the first layer that the target cannot hold, before anything is written;
-/// [`Error::NothingToConvert`] for a checkpoint without FP8 layers; and as [`quantize`](super::quantize).
+/// [`Error::MissingConfig`] for Mistral's own files; [`Error::NothingToConvert`] for a checkpoint without FP8 layers; and as [`quantize`](super::quantize).
 pub fn convert(
     checkpoint: &Checkpoint,
     target: impl AsRef<Path>,

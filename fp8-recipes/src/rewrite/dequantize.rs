@@ -36,7 +36,7 @@ use std::path::Path;
 /// ```
 ///
 /// # Errors
-/// [`Error::BuilderDType`] for another dtype; [`Error::TargetExists`]; [`Error::Cancelled`]; and if a file cannot be read or written.
+/// [`Error::BuilderDType`] for another dtype; [`Error::MissingConfig`] for Mistral's own files; [`Error::TargetExists`]; [`Error::Cancelled`]; and if a file cannot be read or written.
 pub fn dequantize(
     source: &dyn Source,
     target: impl AsRef<Path>,

@@ -8,7 +8,7 @@ use super::progress::{Meter, OnProgress};
 use super::shards::{self, Batch};
 use super::source::Source;
 use super::spelling::Spelling;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::load::POWER_OF_TWO_INPUTS;
 use candle_core::Tensor;
 use std::collections::BTreeMap;
@@ -35,6 +35,14 @@ impl<S> Job<'_, S> {
         on_progress: &mut OnProgress<'_>,
         make: impl FnMut(&S) -> Result<Vec<Tensor>>,
     ) -> Result<WriteReport> {
+        let config = self.source.config();
+        let directory = self.source.directory();
+        // A `config.json` of a quantization alone would open nowhere.
+        if let (None, Some(path)) = (config, &directory)
+            && path.join("params.json").is_file()
+        {
+            return Err(Error::MissingConfig { path: path.clone() });
+        }
         let staging = Staging::new(self.target, self.options.overwrite)?;
         let bytes = self.batches.iter().map(Batch::bytes).sum();
         let mut meter = Meter::new(on_progress, bytes);
@@ -46,7 +54,6 @@ impl<S> Job<'_, S> {
             &mut meter,
             make,
         )?;
-        let config = self.source.config();
         for (name, value) in
             companions::configs(config, self.spelling, &self.contents, self.changes)
         {
@@ -57,7 +64,7 @@ impl<S> Job<'_, S> {
             shards::write_json(&staging.path().join(&name), &value)?;
             files.push(name);
         }
-        if let Some(directory) = self.source.directory() {
+        if let Some(directory) = directory {
             files.extend(companions::copy(&directory, staging.path())?);
         }
         meter.end()?;

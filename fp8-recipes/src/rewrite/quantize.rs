@@ -128,7 +128,7 @@ impl QuantizeOptions {
 /// # Errors
 /// [`Error::Inexpressible`] if the spelling cannot say the scheme; [`Error::MissingAmax`] for a static scheme without a layer's amax;
 /// [`Error::NotExportable`] for a layer whose inputs cannot be cut into the scheme's groups; [`Error::TensorValue`] for a weight that is
-/// not finite; [`Error::NothingToConvert`] if there is no linear layer to quantize; [`Error::TargetExists`]; [`Error::Cancelled`]; and if a
+/// not finite; [`Error::MissingConfig`] for Mistral's own files; [`Error::NothingToConvert`] if there is no linear layer to quantize; [`Error::TargetExists`]; [`Error::Cancelled`]; and if a
 /// file cannot be read or written.
 pub fn quantize(
     source: &dyn Source,

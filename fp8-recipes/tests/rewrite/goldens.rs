@@ -260,3 +260,35 @@ fn scales_of_attention_are_written_where_they_can_be_said() {
     rewrite::dequantize(&source, &to, dtype, &options, &mut rewrite::quiet).unwrap();
     assert!(has_none(&to));
 }
+
+/// Nothing in Mistral's own files says which model a `config.json` is to speak of.
+#[test]
+fn mistrals_own_files_lack_a_configuration_to_write() {
+    let dir = dir();
+    let from = dir.path().join("from");
+    std::fs::create_dir(&from).unwrap();
+    let params = json!({"n_heads": 2, "quantization": {"qformat_weight": "fp8_e4m3", "qscheme_act": "NO_SCALES"}});
+    std::fs::write(from.join("params.json"), params.to_string()).unwrap();
+    let one = candle_core::Tensor::ones(1, candle_core::DType::F32, &CPU).unwrap();
+    let codes = candle_core::Tensor::zeros((8, 8), candle_core::DType::F8E4M3, &CPU).unwrap();
+    let tensors = std::collections::HashMap::from([
+        ("layers.0.attention.wq.weight", codes),
+        ("layers.0.attention.wq.qscale_weight", one),
+    ]);
+    candle_core::safetensors::save(&tensors, from.join("consolidated.safetensors")).unwrap();
+    let source = open(&from);
+    let to = dir.path().join("to");
+    let (dtype, options) = (candle_core::DType::BF16, WriteOptions::new());
+    let dequantized = rewrite::dequantize(&source, &to, dtype, &options, &mut rewrite::quiet);
+    for error in [
+        convert(&source, &to, CompressedTensors).unwrap_err(),
+        dequantized.unwrap_err(),
+    ] {
+        assert!(
+            matches!(error, fp8_recipes::Error::MissingConfig { .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("`model_type`"), "{error}");
+        assert!(!to.exists());
+    }
+}
