@@ -268,13 +268,34 @@ impl Source<'_> {
     /// Symmetric scales have a zero point of 0, if they have any.
     fn check_zero_point(&self, stored: &Stored) -> Result<()> {
         let bytes = self.file(stored).bytes(&stored.name)?;
-        match bytes.iter().position(|byte| byte & 0x7F != 0) {
+        let dtype = self.dtype(stored);
+        let is_float = matches!(
+            dtype,
+            Some(
+                Dtype::F8_E4M3
+                    | Dtype::F8_E5M2
+                    | Dtype::F16
+                    | Dtype::BF16
+                    | Dtype::F32
+                    | Dtype::F64
+            )
+        );
+        let width = (bytes.len() / self.shape(stored).iter().product::<usize>().max(1)).max(1);
+        // Only a float has a zero with a sign, which is in the last byte of each number.
+        let is_zero = |at: usize, byte: u8| match is_float && at % width == width - 1 {
+            true => byte & 0x7F == 0,
+            false => byte == 0,
+        };
+        let mut positions = bytes.iter().enumerate();
+        match positions.position(|(at, byte)| !is_zero(at, *byte)) {
             None => Ok(()),
             Some(at) => Err(Error::TensorValue {
                 tensor: stored.name.clone(),
-                index: at
-                    / (bytes.len() / self.shape(stored).iter().product::<usize>().max(1)).max(1),
-                value: f64::from(bytes[at]),
+                index: at / width,
+                value: match dtype {
+                    Some(Dtype::I8) => f64::from(bytes[at] as i8),
+                    _ => f64::from(bytes[at]),
+                },
                 expected: format!(
                     "0, since FP8 scales are symmetric, in {}",
                     self.path(stored).display()

@@ -41,8 +41,11 @@ impl Source<'_> {
                 path: Some(self.path(&codes).to_path_buf()),
             });
         }
-        if !family.packs_words() {
-            self.check_dtype(&codes, &[Dtype::F8_E4M3], "F8_E4M3")?;
+        match family.packs_words() {
+            true => {
+                self.check_dtype(&codes, &[Dtype::U32, Dtype::F8_E4M3], "U32 or F8_E4M3")?;
+            }
+            false => self.check_dtype(&codes, &[Dtype::F8_E4M3], "F8_E4M3")?,
         }
         let shape = self.code_shape(&codes)?;
         let granularity = match &scale {
