@@ -179,6 +179,11 @@ impl<'a> At<'a> {
         self.value.is_null()
     }
 
+    /// Where the value stands in its file.
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
     pub(super) fn file(&self) -> PathBuf {
         self.path.to_path_buf()
     }

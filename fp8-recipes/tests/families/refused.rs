@@ -1056,3 +1056,75 @@ fn a_layer_in_high_precision_is_loaded_as_it_is() {
         assert!(layer.static_weight().is_none());
     }
 }
+
+#[test]
+fn layers_that_two_entries_describe_differently() {
+    let args = |strategy: &str| json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": false});
+    let group =
+        |strategy: &str, target: &str| json!({"targets": [target], "weights": args(strategy)});
+    let groups =
+        |b: Value| compressed(json!({"config_groups": {"a": group("tensor", "re:f.*"), "b": b}}));
+    let quark = |scheme: &str| json!({"weight": {"dtype": "fp8_e4m3", "qscheme": scheme}});
+    let layers = |b: &str| {
+        quantized(
+            json!({"quant_method": "quark", "global_quant_config": quark("per_tensor"),
+            "layer_quant_config": {"*c": quark(b), "f*": quark("per_tensor")}}),
+        )
+    };
+    run(vec![
+        case(
+            "two groups",
+            groups(group("channel", "re:.*c")),
+            vec![fc(), one()],
+            &["`fc`", "config_groups.a`", "config_groups.b`"],
+        ),
+        case(
+            "two globs",
+            layers("per_channel"),
+            vec![fc(), one()],
+            &["`fc`", "layer_quant_config.*c`", "layer_quant_config.f*`"],
+        ),
+    ]);
+    // What says the same, or less exactly, contradicts nothing.
+    for config in [
+        groups(group("tensor", "re:.*c")),
+        groups(group("channel", "Linear")),
+        layers("per_tensor"),
+    ] {
+        let model = Model::new(config, &[fc(), one()]);
+        assert!(error_of(model.open()).is_none());
+    }
+}
+
+#[test]
+fn codes_and_zero_points_of_other_types() {
+    let mlx = quantized(json!({"mode": "mxfp8", "bits": 8, "group_size": 32}));
+    let zero_point = |dtype, data| entry("fc.weight_zero_point", dtype, &[1], data);
+    run(vec![
+        case(
+            "E5M2 of MLX",
+            mlx,
+            vec![
+                entry("fc.weight", Dtype::F8_E5M2, &[N, K], codes(N * K)),
+                entry("fc.scales", Dtype::U8, &[N, K / 32], vec![120; N * K / 32]),
+            ],
+            &["`fc.weight`", "F8_E5M2", "U32 or F8_E4M3"],
+        ),
+        case(
+            "a zero point of -128",
+            compressed(json!({})),
+            vec![fc(), one(), zero_point(Dtype::I8, vec![0x80])],
+            &["`fc.weight_zero_point`", "-1.28e2"],
+        ),
+        case(
+            "a zero point of a small number",
+            compressed(json!({})),
+            vec![fc(), one(), zero_point(Dtype::F32, vec![0, 0, 0x80, 0])],
+            &["`fc.weight_zero_point`"],
+        ),
+    ]);
+    // A float's zero may have a sign.
+    let tensors = [fc(), one(), zero_point(Dtype::F8_E4M3, vec![0x80])];
+    let model = Model::new(compressed(json!({})), &tensors);
+    assert!(error_of(model.open()).is_none());
+}

@@ -1018,7 +1018,11 @@ fn scales_along_rows_follow_the_rows_of_mistral() {
             "config_groups": {"g": {"targets": ["Linear"], "weights": args}}}});
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("params.json"), params.to_string()).unwrap();
-        let tensors = [weight("layers.0.attention.wq.weight", rows, k), scale];
+        let tensors = [
+            weight("layers.0.attention.wq.weight", rows, k),
+            floats("tok_embeddings.weight", &[1], &[1.]),
+            scale,
+        ];
         write(&dir.path().join("consolidated.safetensors"), &tensors, None);
         (Checkpoint::open_dir(dir.path()), dir)
     };
@@ -1065,5 +1069,39 @@ fn scales_along_rows_follow_the_rows_of_mistral() {
             text.contains(SCALE) && text.contains("heads of 8 rows"),
             "{text}"
         );
+    }
+}
+
+/// Scales that are made of the inputs are powers of two where the configuration gives them that type.
+#[test]
+fn scales_of_quarks_inputs_have_the_type_that_is_told() {
+    let args = |more: Value| {
+        let mut args = json!({"dtype": "fp8_e4m3", "symmetric": true});
+        for (key, value) in more.as_object().unwrap() {
+            args[key] = value.clone();
+        }
+        args
+    };
+    for (scheme, input) in [
+        ("per_token", "DynamicPerToken"),
+        ("per_tensor", "DynamicPerTensor"),
+        ("per_group", "DynamicPerGroup"),
+    ] {
+        for (scale_type, powers) in [("float8_e8m0fnu", true), ("float32", false)] {
+            let inputs = args(
+                json!({"qscheme": scheme, "is_dynamic": true, "group_size": 128, "scale_type": scale_type}),
+            );
+            let config = json!({"quant_method": "quark", "global_quant_config": {
+                "weight": args(json!({"qscheme": "per_tensor"})), "input_tensors": inputs}});
+            let tensors = [
+                weight("fc.weight", N, K),
+                floats("fc.weight_scale", &[], &[0.02]),
+            ];
+            let model = Model::new(quantized(config), &tensors);
+            let layer = opened(scheme, &model).stored_layer("fc", &CPU).unwrap();
+            let text = format!("{:?}", layer.input);
+            assert!(text.starts_with(input), "{text}");
+            assert!(text.contains(&format!("power_of_two: {powers}")), "{text}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! mixtures of them.
 
 use super::fp8::{block_sizes, size};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::load::family::{At, Family};
 use crate::load::family_name::FamilyName;
 use crate::load::scheme::{InputScheme, LayerScheme};
@@ -26,6 +26,8 @@ pub(in crate::load) struct CompressedTensors {
 
 #[derive(Debug)]
 struct Group {
+    /// Where it stands.
+    key: String,
     targets: Targets,
     scheme: LayerScheme,
 }
@@ -55,6 +57,7 @@ impl CompressedTensors {
             }
             group.get("format").must_be(&of_group)?;
             groups.push(Group {
+                key: group.key().to_string(),
                 targets: Targets::parse(&targets)?,
                 scheme: LayerScheme::new(
                     weight_granularity(&weights)?,
@@ -79,16 +82,32 @@ impl Family for CompressedTensors {
         if self.ignored.rank(path)?.is_some() {
             return Ok(None);
         }
-        let mut best: Option<(Rank, LayerScheme)> = None;
+        let mut ranked: Vec<(Rank, &Group)> = vec![];
         for group in &self.groups {
-            // Of two groups that name the layer alike the first counts.
-            if let Some(rank) = group.targets.rank(path)?
-                && best.is_none_or(|(other, _)| rank > other)
-            {
-                best = Some((rank, group.scheme));
+            if let Some(rank) = group.targets.rank(path)? {
+                ranked.push((rank, group));
             }
         }
-        Ok(best.map(|(_, scheme)| scheme))
+        let Some(best) = ranked.iter().map(|(rank, _)| *rank).max() else {
+            return Ok(None);
+        };
+        let mut groups = ranked
+            .iter()
+            .filter(|(rank, _)| *rank == best)
+            .map(|(_, group)| group);
+        let Some(first) = groups.next() else {
+            return Ok(None);
+        };
+        // The first in the file would count, but the order of a map is not kept here.
+        match groups.find(|other| other.scheme != first.scheme) {
+            None => Ok(Some(first.scheme)),
+            Some(other) => Err(Error::Ambiguous {
+                path: self.path.clone(),
+                tensor: path.to_string(),
+                first: first.key.clone(),
+                second: other.key.clone(),
+            }),
+        }
     }
 
     fn source(&self) -> Option<&Path> {

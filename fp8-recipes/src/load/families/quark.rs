@@ -2,7 +2,7 @@
 
 use super::fp8::{block_sizes, size};
 use super::modules::{Modules, matches_glob};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::load::family::{At, Family};
 use crate::load::family_name::FamilyName;
 use crate::load::scheme::{InputScheme, LayerScheme};
@@ -16,8 +16,17 @@ pub(in crate::load) struct Quark {
     /// Of all layers that nothing else names.
     all: Option<LayerScheme>,
     /// By globs.
-    some: Vec<(String, Option<LayerScheme>)>,
+    some: Vec<Named>,
     excluded: Modules,
+}
+
+/// An entry of `layer_quant_config`.
+#[derive(Debug)]
+struct Named {
+    glob: String,
+    /// Where it stands.
+    key: String,
+    scheme: Option<LayerScheme>,
 }
 
 impl Quark {
@@ -31,7 +40,11 @@ impl Quark {
             .must_be(&[Value::Null, json!("reorder"), json!("order")])?;
         let mut some = vec![];
         for (glob, entry) in at.get("layer_quant_config").named_entries()? {
-            some.push((glob.to_string(), scheme(&entry)?));
+            some.push(Named {
+                glob: glob.to_string(),
+                key: entry.key().to_string(),
+                scheme: scheme(&entry)?,
+            });
         }
         let mut all = scheme(&at.get("global_quant_config"))?;
         for (class, entry) in at.get("layer_type_quant_config").named_entries()? {
@@ -57,10 +70,13 @@ fn scheme(at: &At<'_>) -> Result<Option<LayerScheme>> {
     if weight.is_null() {
         return Ok(None);
     }
-    Ok(Some(LayerScheme::new(
-        granularity(&weight)?,
-        inputs(&at.get("input_tensors"))?,
-    )))
+    let tensors = at.get("input_tensors");
+    let mut scheme = LayerScheme::new(granularity(&weight)?, inputs(&tensors)?);
+    scheme.power_of_two_inputs = matches!(
+        scheme.input,
+        Some(InputScheme::PerToken | InputScheme::PerTensor | InputScheme::PerGroup(_))
+    ) && has_powers(&tensors);
+    Ok(Some(scheme))
 }
 
 fn check_type(at: &At<'_>) -> Result<()> {
@@ -133,8 +149,23 @@ impl Family for Quark {
         if self.excluded.name(path) {
             return Ok(None);
         }
-        let named = self.some.iter().find(|(glob, _)| matches_glob(path, glob));
-        Ok(named.map_or(self.all, |(_, scheme)| *scheme))
+        let mut named = self
+            .some
+            .iter()
+            .filter(|named| matches_glob(path, &named.glob));
+        let Some(first) = named.next() else {
+            return Ok(self.all);
+        };
+        // The first in the file would count, but the order of a map is not kept here.
+        match named.find(|other| other.scheme != first.scheme) {
+            None => Ok(first.scheme),
+            Some(other) => Err(Error::Ambiguous {
+                path: self.path.clone(),
+                tensor: path.to_string(),
+                first: first.key.clone(),
+                second: other.key.clone(),
+            }),
+        }
     }
 
     fn source(&self) -> Option<&Path> {
