@@ -10,6 +10,7 @@
 //! | train with batches larger than memory | [`micro_batches`] |
 //! | stop and go on, or continue an f32 run in FP8 | [`checkpoints`] |
 //! | make an FP8 file, serve it, fine-tune from it | [`calibration`] |
+//! | run, write and convert FP8 files of any family | [`models`] |
 //! | train adapters on an FP8 model | [`lora`] |
 //! | see what casts do to your tensors | [`statistics`] |
 //! | use several threads | [`threads`] |
@@ -35,6 +36,7 @@ pages! {
     micro_batches "guide/micro_batches.md";
     checkpoints "guide/checkpoints.md";
     calibration "guide/calibration.md";
+    models "guide/models.md";
     lora "guide/lora.md";
     statistics "guide/statistics.md";
     threads "guide/threads.md";

@@ -4,6 +4,7 @@ use anyhow::Result;
 use fp8::rewrite::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ops::ControlFlow;
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether Ctrl-C was pressed.
@@ -24,11 +25,17 @@ impl Bar {
     }
 
     fn with_units(what: &'static str, units: &str) -> Result<Self> {
-        ctrlc::set_handler(|| {
-            if STOPPED.swap(true, Ordering::Relaxed) {
-                std::process::exit(130);
-            }
-        })?;
+        // A command may show several bars; the handler is set once.
+        static HANDLER: Once = Once::new();
+        let mut set = Ok(());
+        HANDLER.call_once(|| {
+            set = ctrlc::set_handler(|| {
+                if STOPPED.swap(true, Ordering::Relaxed) {
+                    std::process::exit(130);
+                }
+            });
+        });
+        set?;
         let bar = ProgressBar::new(0);
         let style = format!("{{prefix}} {{bar:30}} {units} {{eta}} {{msg}}");
         bar.set_style(ProgressStyle::with_template(&style)?);
