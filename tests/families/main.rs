@@ -1,5 +1,7 @@
 //! Small models as their libraries write them, run by `fp8::models::Llama`.
 
+mod stock;
+
 use candle_core::{DType, Device, Tensor};
 use fp8::load::{Inputs, OpenOptions};
 use fp8::models::{CausalLm, KvCache, Llama, Model, ModelOptions, open};
