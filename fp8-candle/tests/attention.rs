@@ -198,6 +198,25 @@ fn queries_behind_a_cache() -> Result<()> {
     Ok(())
 }
 
+/// Without a graph, many queries are attended part by part on the CPU.
+#[test]
+fn long_prompts() -> Result<()> {
+    let device = device();
+    for (tq, tk) in [(256, 256), (257, 257), (300, 331), (384, 384)] {
+        for causal in [true, false] {
+            let case = Case::new(tq, tk, 16, causal).heads(1, 4, 2);
+            for dtype in ALL {
+                let [q, k, v, _] = case.values(dtype);
+                let here = |x: &Tensor| x.to_dtype(dtype)?.to_device(&device);
+                let y = attention(&here(&q)?, &here(&k)?, &here(&v)?, case.options())?;
+                let expected = &case.expected(dtype)[..1];
+                assert_close(&[y], expected, dtype, &format!("{case:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn fewer_keys_than_queries() -> Result<()> {
     for (tq, tk) in [(33, 1), (130, 65)] {

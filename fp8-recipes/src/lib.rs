@@ -38,7 +38,7 @@ pub mod with_tracing;
 
 pub use autocast::{
     Autocast, AutocastGuard, AutocastHandle, NonFinite, ReductionGroup, SingleProcess, StepSummary,
-    end_step, fp8_autocast, is_fp8_enabled, with_fp8,
+    end_step, fp8_autocast, is_fp8_enabled, is_guard_open, with_fp8,
 };
 pub use config::{DelayedScaling, Fp8LinearConfig, LayerFilter, Recipe, RecipeName};
 pub use error::{Error, Result};

@@ -3,6 +3,7 @@
 use super::entries::Entries;
 use super::error::{Error, Result};
 use super::llama::masked_attention;
+use super::pool::in_pool;
 use super::token_rows;
 use crate::nn::{Embedding, LayerNorm, Linear, VarBuilder, embedding, layer_norm, linear};
 use candle_core::{D, DType, Device, Module, Tensor};
@@ -317,7 +318,8 @@ impl Bert {
     /// # Errors
     /// As [`Bert::forward`].
     pub fn embed_with(&self, ids: &Tensor, mask: &Tensor, pooling: Pooling) -> Result<Tensor> {
-        let x = self.forward(ids, mask)?.to_dtype(DType::F32)?;
+        let x = in_pool(&self.device, || self.forward(ids, mask))?;
+        let x = x.to_dtype(DType::F32)?;
         let mean = match pooling {
             Pooling::Mean => {
                 let mask = mask.to_dtype(DType::F32)?.unsqueeze(D::Minus1)?;

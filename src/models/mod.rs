@@ -25,6 +25,7 @@ mod kv_cache;
 mod llama;
 mod open;
 mod options;
+mod pool;
 mod rope;
 mod sampling;
 mod text;

@@ -156,10 +156,32 @@ impl Attention {
             }
             _ if self.tokens_first => {
                 let [q, k, v] = [q.transpose(1, 2)?, k.transpose(1, 2)?, v.transpose(1, 2)?];
-                Ok(self.composed(&q, &k, &v)?.transpose(1, 2)?.contiguous()?)
+                Ok(self.in_parts(&q, &k, &v)?.transpose(1, 2)?.contiguous()?)
             }
-            _ => self.composed(q, k, v),
+            _ => self.in_parts(q, k, v),
         }
+    }
+
+    /// [`Attention::composed`], many causal queries part by part: scores that the mask would hide are not computed, and those of
+    /// a part stay in the cache. A backward pass would pay for every part's copy of the keys.
+    fn in_parts(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        const PART: usize = 128;
+        let tracked = [q, k, v].iter().any(|x| x.track_op());
+        if !self.causal || tracked || self.queries <= 2 * PART {
+            return self.composed(q, k, v);
+        }
+        let parts = (0..self.queries).step_by(PART).map(|from| {
+            let queries = PART.min(self.queries - from);
+            let keys = self.keys - self.queries + from + queries;
+            let part = Self {
+                queries,
+                keys,
+                ..self
+            };
+            let (k, v) = (k.narrow(2, 0, keys)?, v.narrow(2, 0, keys)?);
+            part.composed(&q.narrow(2, from, queries)?, &k, &v)
+        });
+        Ok(Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 2)?)
     }
 
     /// Heads first, with candle's products. The queries of one group are rows of one matrix, so keys are not repeated.

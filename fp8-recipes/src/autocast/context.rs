@@ -102,6 +102,11 @@ pub fn is_fp8_enabled() -> bool {
     current().is_some_and(|context| context.settings.mode == Mode::Fp8)
 }
 
+/// Whether a guard is open on this thread, of whatever mode. Work that moves to another thread leaves it behind.
+pub fn is_guard_open() -> bool {
+    current().is_some()
+}
+
 /// # Errors
 /// On a worker of a rayon pool that has others: see [`super`].
 pub(super) fn check_thread() -> Result<()> {

@@ -35,8 +35,8 @@ mod step;
 mod summary;
 
 pub use config::Autocast;
-pub use context::is_fp8_enabled;
 pub(crate) use context::{Context, LayerStep, current};
+pub use context::{is_fp8_enabled, is_guard_open};
 pub use fp8_candle::state::{ReductionGroup, SingleProcess};
 pub use guard::{AutocastGuard, fp8_autocast};
 pub use handle::AutocastHandle;

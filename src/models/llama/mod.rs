@@ -12,6 +12,7 @@ pub use config::{LlamaConfig, MoeConfig, MoeNames};
 
 use super::error::{Error, Result};
 use super::kv_cache::{KvCache, KvSizes, LayerCache};
+use super::pool::in_pool;
 use super::{CausalLm, token_rows};
 use crate::nn::{Embedding, RmsNorm, VarBuilder, rms_norm};
 use attention::{Attention, Call};
@@ -233,20 +234,24 @@ impl Llama {
 
 impl CausalLm for Llama {
     fn forward_cached(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
-        let x = self.run(ids, Some(cache))?.detach();
-        Ok(self.head.forward(&x)?.detach())
+        in_pool(&self.device, || {
+            let x = self.run(ids, Some(cache))?.detach();
+            Ok(self.head.forward(&x)?.detach())
+        })
     }
 
     fn last_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
-        let x = self.run(ids, Some(cache))?.detach();
-        let tokens = x.dim(1)?;
-        if tokens == 0 {
-            return Err(Error::TokenIds {
-                reason: "no token to go on from".into(),
-            });
-        }
-        let last = x.narrow(1, tokens - 1, 1)?.squeeze(1)?;
-        Ok(self.head.forward(&last)?.detach())
+        in_pool(&self.device, || {
+            let x = self.run(ids, Some(cache))?.detach();
+            let tokens = x.dim(1)?;
+            if tokens == 0 {
+                return Err(Error::TokenIds {
+                    reason: "no token to go on from".into(),
+                });
+            }
+            let last = x.narrow(1, tokens - 1, 1)?.squeeze(1)?;
+            Ok(self.head.forward(&last)?.detach())
+        })
     }
 
     fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
