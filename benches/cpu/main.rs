@@ -7,6 +7,7 @@ mod args;
 #[path = "../../examples/shared/candle_sources.rs"]
 mod candle_sources;
 mod casts;
+mod checkpoint;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/shared/clock.rs"]
 mod clock;
@@ -70,7 +71,8 @@ fn main() -> Result<()> {
         }
         Group::Models => {
             training::run(&session)?;
-            generation::run(&session)
+            generation::run(&session)?;
+            checkpoint::run(&session)
         }
     }
 }

@@ -14,6 +14,8 @@ pub enum Metric {
     GelemPerS,
     /// Tokens per second over those of f32.
     TokensRatio,
+    /// Tokens per second over those of Q8_0.
+    TokensRatioQ80,
     /// Time of an f32 training step over ours.
     StepRatio,
 }
@@ -25,6 +27,7 @@ impl Metric {
             Self::GbPerS => "gb_per_s",
             Self::GelemPerS => "gelem_per_s",
             Self::TokensRatio => "tokens_ratio",
+            Self::TokensRatioQ80 => "tokens_ratio_q8_0",
             Self::StepRatio => "step_ratio",
         }
     }
