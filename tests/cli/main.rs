@@ -1,66 +1,15 @@
 //! The tool `fp8`, as a person runs it.
 
-use candle_core::{Device, Tensor};
+mod embed;
+mod generate;
+mod interrupted;
+mod refused;
+mod run;
+mod support;
+
 use serde_json::Value;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-
-fn fp8(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fp8"));
-    command.args(args).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// What a command prints that succeeds.
-#[track_caller]
-fn output(args: &[&str]) -> String {
-    let output = fp8(args);
-    let errors = text(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {errors}");
-    text(&output.stdout)
-}
-
-/// The line on stderr of a command that fails.
-#[track_caller]
-fn failure(args: &[&str]) -> String {
-    let output = fp8(args);
-    assert_eq!(output.status.code(), Some(1), "{args:?}");
-    assert!(output.stdout.is_empty(), "{args:?}");
-    let line = text(&output.stderr);
-    assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
-    assert!(line.starts_with("error: "), "{line}");
-    line
-}
-
-fn golden(family: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families");
-    path.join(family).to_str().unwrap().to_string()
-}
-
-/// A directory, and paths in it.
-struct Dir(tempfile::TempDir);
-
-impl Dir {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn join(&self, name: &str) -> String {
-        self.0.path().join(name).to_str().unwrap().to_string()
-    }
-
-    fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.0.path()).unwrap();
-        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
-        let mut names: Vec<String> = entries.map(|e| name(e).into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
-}
+use support::{Dir, failure, golden, output};
 
 #[test]
 fn a_checkpoint_is_inspected() {
@@ -188,10 +137,7 @@ fn what_cannot_be_done_is_one_line_and_leaves_nothing() {
     }
     let cases: [(&[&str], &str); 6] = [
         (&["inspect", "/no/such/model"], "/no/such/model"),
-        (
-            &["inspect", dir.0.path().to_str().unwrap()],
-            "holds no checkpoint",
-        ),
+        (&["inspect", &dir.join("")], "holds no checkpoint"),
         (&["convert", "x", "--to", "gptq", "--out", &out], "gptq"),
         (
             &["quantize", "x", "--scheme", "int8", "--out", &out],
@@ -217,56 +163,4 @@ fn what_cannot_be_done_is_one_line_and_leaves_nothing() {
     assert!(line.contains("config.json"), "{line}");
     assert_eq!(dir.names(), ["taken"]);
     assert!(output(&["--help"]).contains("inspect"));
-}
-
-#[test]
-fn ctrl_c_leaves_no_half_files() {
-    if !cfg!(unix) {
-        println!("skipped: sends a signal by kill(1)");
-        return;
-    }
-    let dir = Dir::new();
-    let plain = PathBuf::from(dir.join("plain"));
-    std::fs::create_dir(&plain).unwrap();
-    let weight = |i: usize| {
-        let w = Tensor::full(1. + i as f32, (512, 512), &Device::Cpu).unwrap();
-        (format!("model.layers.{i}.fc.weight"), w)
-    };
-    let tensors: HashMap<String, Tensor> = (0..48).map(weight).collect();
-    candle_core::safetensors::save(&tensors, plain.join("model.safetensors")).unwrap();
-    let out = dir.join("out");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_fp8"))
-        .args([
-            "quantize",
-            plain.to_str().unwrap(),
-            "--scheme",
-            "mxfp8",
-            "--out",
-            &out,
-        ])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    // As soon as there is something half done.
-    while dir.names().len() < 2 && child.try_wait().unwrap().is_none() {
-        std::thread::yield_now();
-    }
-    let _ = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status();
-    let output = child.wait_with_output().unwrap();
-    // A fast machine may be done before the signal arrives.
-    match output.status.success() {
-        true => assert_eq!(dir.names(), ["out", "plain"]),
-        false => {
-            assert_eq!(output.status.code(), Some(1));
-            assert!(
-                text(&output.stderr).contains("cancelled"),
-                "{}",
-                text(&output.stderr)
-            );
-            assert_eq!(dir.names(), ["plain"]);
-        }
-    }
 }

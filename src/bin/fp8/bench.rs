@@ -85,8 +85,9 @@ fn prompt(model: &Llama, tokens: usize) -> Result<Tensor> {
 
 /// Until the logits of the last token are there.
 fn prefill(model: &Llama, tokens: usize) -> Result<f64> {
-    let ids = prompt(model, tokens)?;
+    // First, since it says so where there is no memory.
     let mut cache = model.new_cache(1, tokens)?;
+    let ids = prompt(model, tokens)?;
     let start = Instant::now();
     model
         .last_logits(&ids, &mut cache)?

@@ -36,6 +36,10 @@ pub fn run(args: &Args) -> Result<()> {
             lines.map(str::to_string).collect()
         }
     };
+    if texts.is_empty() {
+        let data = args.data.iter().map(|path| path.display().to_string());
+        bail!("{} has no text", data.collect::<String>());
+    }
     let (Model::Bert(model), _) = args.source.load()? else {
         bail!("{} is no encoder", args.source.path().display());
     };
@@ -44,12 +48,11 @@ pub fn run(args: &Args) -> Result<()> {
     let mut ids = vec![];
     for text in &texts {
         let encoding = tokenizer.encode_fast(text.as_str(), true);
-        ids.push(
-            encoding
-                .map_err(|error| anyhow!("{error}"))?
-                .get_ids()
-                .to_vec(),
-        );
+        let encoding = encoding.map_err(|error| anyhow!("{error}"))?;
+        if encoding.get_ids().is_empty() {
+            bail!("the text {text:?} has no tokens");
+        }
+        ids.push(encoding.get_ids().to_vec());
     }
     // Texts of about one length have little padding.
     let mut order: Vec<usize> = (0..ids.len()).collect();

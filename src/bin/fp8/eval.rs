@@ -32,6 +32,9 @@ pub fn run(args: &Args) -> Result<()> {
     if args.window < 2 {
         bail!("--window is {}, expected at least 2 tokens", args.window);
     }
+    if let Some(tokens @ ..2) = args.tokens {
+        bail!("--tokens is {tokens}, expected at least 2");
+    }
     let bytes = std::fs::read(&args.data).with_context(|| args.data.display().to_string())?;
     let text = String::from_utf8_lossy(&bytes);
     let tokenizer = args.source.tokenizer()?;

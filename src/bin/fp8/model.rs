@@ -77,10 +77,23 @@ impl Source {
         }
     }
 
+    /// Where the files beside the weights are.
+    fn directory(&self) -> Result<&Path> {
+        let path = &self.model;
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => Ok(path),
+            Ok(_) => bail!(
+                "{} is neither the directory of a model nor a GGUF file",
+                path.display()
+            ),
+            Err(error) => Err(error).with_context(|| path.display().to_string()),
+        }
+    }
+
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match self.is_gguf() {
             true => Ok(Tokenizer::from_gguf(&GgufFile::open(&self.model)?)?),
-            false => Ok(Tokenizer::open(&self.model)?),
+            false => Ok(Tokenizer::open(self.directory()?)?),
         }
     }
 
@@ -88,7 +101,7 @@ impl Source {
     pub fn generation(&self) -> Result<GenerationOptions> {
         match self.is_gguf() {
             true => Ok(GenerationOptions::default()),
-            false => Ok(GenerationOptions::from_dir(&self.model)?),
+            false => Ok(GenerationOptions::from_dir(self.directory()?)?),
         }
     }
 }

@@ -76,6 +76,9 @@ const SAMPLE: usize = 512;
 
 /// The largest inputs of each layer while the model reads a text.
 fn calibrate(model: &Path, text: &Path, samples: usize) -> Result<BTreeMap<String, f32>> {
+    if samples == 0 {
+        bail!("--samples is 0, expected at least 1");
+    }
     let bytes = std::fs::read(text).with_context(|| text.display().to_string())?;
     let source = crate::model::Source::of(model);
     let ids = source

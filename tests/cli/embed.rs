@@ -1,0 +1,171 @@
+//! `fp8 embed`.
+
+use crate::support::{Dir, failure, json_output, output, speaking, write_tokenizer};
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+
+/// A small BERT of random weights with a tokenizer of 40 words.
+fn encoder(dir: &Dir) -> String {
+    let path = dir.join("encoder");
+    std::fs::create_dir(&path).unwrap();
+    let config = json!({
+        "model_type": "bert", "vocab_size": 40, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 12,
+    });
+    std::fs::write(format!("{path}/config.json"), config.to_string()).unwrap();
+    write_tokenizer(&path, 0..40);
+    let layer = "encoder.layer.0";
+    let mut tensors = HashMap::new();
+    let mut add = |name: String, shape: &[usize]| {
+        // Some values that repeat nowhere soon.
+        let count: usize = shape.iter().product();
+        let start = tensors.len() as f32;
+        let values: Vec<f32> = (0..count).map(|i| (start + i as f32 * 1.7).sin()).collect();
+        let tensor = Tensor::from_vec(values, shape, &Device::Cpu).unwrap();
+        tensors.insert(name, tensor);
+    };
+    for (name, rows) in [("word", 40), ("position", 12), ("token_type", 2)] {
+        add(format!("embeddings.{name}_embeddings.weight"), &[rows, 32]);
+    }
+    for (name, n, k) in [
+        ("attention.self.query", 32, 32),
+        ("attention.self.key", 32, 32),
+        ("attention.self.value", 32, 32),
+        ("attention.output.dense", 32, 32),
+        ("intermediate.dense", 64, 32),
+        ("output.dense", 32, 64),
+    ] {
+        add(format!("{layer}.{name}.weight"), &[n, k]);
+        add(format!("{layer}.{name}.bias"), &[n]);
+    }
+    for norm in [
+        "embeddings".to_string(),
+        format!("{layer}.attention.output"),
+        format!("{layer}.output"),
+    ] {
+        let ones = Tensor::ones(32, DType::F32, &Device::Cpu).unwrap();
+        let zeros = ones.zeros_like().unwrap();
+        tensors.insert(format!("{norm}.LayerNorm.weight"), ones);
+        tensors.insert(format!("{norm}.LayerNorm.bias"), zeros);
+    }
+    candle_core::safetensors::save(&tensors, format!("{path}/model.safetensors")).unwrap();
+    path
+}
+
+fn vectors(report: &Value) -> Vec<Vec<f64>> {
+    let vector = |row: &Value| {
+        let numbers = row["embedding"].as_array().unwrap();
+        numbers.iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    report.as_array().unwrap().iter().map(vector).collect()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[test]
+fn texts_get_their_vectors_in_order() {
+    let dir = Dir::new();
+    let model = encoder(&dir);
+    let texts = ["w3 w4 w5 w6", "w7", "w8 w9"];
+    let [a, b, c] = texts;
+    let report = json_output(&["embed", &model, "--json", a, b, c]);
+    let all = vectors(&report);
+    for (i, text) in texts.iter().enumerate() {
+        assert_eq!(report[i]["text"], *text);
+        assert_eq!(all[i].len(), 32);
+        // Of length 1, and that of the text alone, whose batch has no padding.
+        assert!((dot(&all[i], &all[i]) - 1.).abs() < 1e-5);
+        let alone = &vectors(&json_output(&["embed", &model, "--json", text]))[0];
+        let cosine = dot(&all[i], alone);
+        assert!((cosine - 1.).abs() < 1e-5, "{text}: {cosine}");
+    }
+    assert!(dot(&all[0], &all[1]) < 0.999);
+    // From a file, as text: a line for each text.
+    let file = dir.join("texts.txt");
+    std::fs::write(&file, format!("{a}\n\n{b}\n  \n{c}\n")).unwrap();
+    let lines = output(&["embed", &model, "--data", &file]);
+    assert_eq!(lines.lines().count(), 3);
+    for (line, vector) in lines.lines().zip(&all) {
+        let numbers: Vec<f64> = line.split(' ').map(|x| x.parse().unwrap()).collect();
+        assert!((dot(&numbers, vector) - 1.).abs() < 1e-5);
+    }
+    // In FP8 it is nearly the same.
+    let fp8 = dir.join("fp8");
+    output(&["quantize", &model, "--out", &fp8]);
+    let rounded = vectors(&json_output(&["embed", &fp8, "--json", a, b, c]));
+    for (rounded, exact) in rounded.iter().zip(&all) {
+        let cosine = dot(rounded, exact);
+        assert!((0.98..0.999_999).contains(&cosine), "{cosine}");
+    }
+}
+
+#[test]
+fn files_of_sentence_encoders_are_followed() {
+    let dir = Dir::new();
+    let model = encoder(&dir);
+    let embed = |text: &str| vectors(&json_output(&["embed", &model, "--json", text])).remove(0);
+    let mean = embed("w3 w4 w5");
+    // Texts are cut where the model has no more positions, or where it was trained no further.
+    let longest = "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14";
+    assert_eq!(embed(&format!("{longest} w15 w16")), embed(longest));
+    std::fs::write(
+        format!("{model}/sentence_bert_config.json"),
+        r#"{"max_seq_length": 3}"#,
+    )
+    .unwrap();
+    assert_eq!(embed(longest), mean);
+    std::fs::create_dir(format!("{model}/1_Pooling")).unwrap();
+    let pooling = format!("{model}/1_Pooling/config.json");
+    std::fs::write(&pooling, r#"{"pooling_mode_cls_token": true}"#).unwrap();
+    let first = embed("w3 w4 w5");
+    assert!(dot(&first, &mean) < 0.999);
+    std::fs::write(&pooling, r#"{"pooling_mode_max_tokens": true}"#).unwrap();
+    let line = failure(&["embed", &model, "w3"]);
+    assert!(
+        line.contains("1_Pooling/config.json") && line.contains("max_tokens"),
+        "{line}"
+    );
+}
+
+#[test]
+fn what_has_no_vector_is_said() {
+    let dir = Dir::new();
+    let model = encoder(&dir);
+    let (empty, two) = (dir.join("empty.txt"), dir.join("two.txt"));
+    std::fs::write(&empty, "\n  \n").unwrap();
+    std::fs::write(&two, "w3\nw4\n").unwrap();
+    let cases: [(&[&str], &str); 5] = [
+        (&["--data", &empty], "empty.txt has no text"),
+        (&["--data", "/no/such/text"], "/no/such/text"),
+        (&["--data", &two, "w3"], "--data"),
+        (&[], "TEXTS"),
+        (&["w3", ""], "\"\" has no tokens"),
+    ];
+    for (args, part) in cases {
+        let line = failure(&[&["embed", &model][..], args].concat());
+        assert!(line.contains(part), "{args:?}: {line}");
+    }
+    let llama = speaking("ct_static_tensor", &dir.join("llama"));
+    let line = failure(&["embed", &llama, "w3"]);
+    assert!(line.contains("no encoder"), "{line}");
+    for args in [
+        vec!["generate", &model, "--prompt", "w3"],
+        vec!["eval", &model, "--data", &two],
+        vec!["bench", &model],
+    ] {
+        let line = failure(&args);
+        assert!(line.contains("no language model"), "{args:?}: {line}");
+    }
+    write_tokenizer(&model, 0..60);
+    let line = failure(&["embed", &model, "w50"]);
+    assert!(
+        line.contains("50") && line.contains("vocabulary of 40"),
+        "{line}"
+    );
+    std::fs::remove_file(format!("{model}/tokenizer.json")).unwrap();
+    let line = failure(&["embed", &model, "w3"]);
+    assert!(line.contains("encoder/tokenizer.json"), "{line}");
+}

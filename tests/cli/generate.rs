@@ -1,0 +1,184 @@
+//! `fp8 generate`.
+
+use crate::support::{
+    Dir, edit, failure, fp8, json_output, logits, output, speaking, text, words, write_tokenizer,
+};
+use serde_json::{Value, json};
+
+/// Tokens of the only output.
+fn tokens(report: &Value) -> Vec<u64> {
+    let tokens = report["outputs"][0]["tokens"].as_array().unwrap();
+    tokens.iter().map(|id| id.as_u64().unwrap()).collect()
+}
+
+fn likeliest(logits: &[f32]) -> u64 {
+    let best = |best: usize, id: usize| if logits[id] > logits[best] { id } else { best };
+    (0..logits.len()).fold(0, best) as u64
+}
+
+#[test]
+fn each_token_is_the_likeliest_after_those_before() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    // Inputs are not rounded here, so that logits from a cache are those of the whole row.
+    let args = ["generate", &model, "--prompt", "w3 w4 w5", "--weight-only"];
+    let args = [&args[..], &["--max-tokens", "6"]].concat();
+    let report = json_output(&[&args[..], &["--json"]].concat());
+    let output_of = &report["outputs"][0];
+    assert_eq!(output_of["prompt"], "w3 w4 w5");
+    assert_eq!(output_of["prompt_tokens"], json!([3, 4, 5]));
+    assert_eq!(output_of["finish"], "length");
+    let new = tokens(&report);
+    assert_eq!(new.len(), 6);
+    assert_eq!(output_of["text"], words(&new));
+    let row = [&[3, 4, 5], &new[..]].concat();
+    let rows = logits(&dir, &model, &row[..row.len() - 1], &["--weight-only"]);
+    let expected: Vec<u64> = rows[2..].iter().map(|row| likeliest(row)).collect();
+    assert_eq!(new, expected);
+    for key in [
+        "seconds_to_first_token",
+        "seconds",
+        "decode_tokens_per_second",
+    ] {
+        assert!(report[key].as_f64().unwrap() > 0., "{key}: {report}");
+    }
+    // As text, token by token.
+    assert_eq!(output(&args), format!("{}\n", words(&new)));
+    let spoken = fp8(&[&args[..], &["--stats"]].concat());
+    let stats = text(&spoken.stderr);
+    assert_eq!(text(&spoken.stdout), format!("{}\n", words(&new)));
+    assert!(
+        stats.contains("3 tokens read") && stats.contains("6 tokens written"),
+        "{stats}"
+    );
+}
+
+#[test]
+fn several_prompts_go_on_as_each_alone() {
+    let dir = Dir::new();
+    let model = speaking("hf_block_f32", &dir.join("model"));
+    let prompts = ["w3 w4 w5", "w9", "w100 w7 w8"];
+    let args = ["generate", &model, "--weight-only", "--max-tokens", "5"];
+    let alone = prompts.map(|prompt| output(&[&args[..], &["--prompt", prompt]].concat()));
+    let [a, b, c] = prompts;
+    let all = ["--prompt", a, "--prompt", b, "--prompt", c];
+    let expected: String = prompts
+        .iter()
+        .zip(&alone)
+        .map(|(prompt, text)| format!("> {prompt}\n{text}"))
+        .collect();
+    assert_eq!(output(&[&args[..], &all].concat()), expected);
+}
+
+#[test]
+fn texts_and_tokens_end_an_answer() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    let args = [
+        "generate",
+        &model,
+        "--prompt",
+        "w9",
+        "--json",
+        "--max-tokens",
+        "6",
+    ];
+    let new = tokens(&json_output(&args));
+    let first = |id: u64| new.iter().position(|&token| token == id).unwrap();
+    let end = *new.iter().find(|&&id| id != new[0]).unwrap();
+    let before = words(&new[..first(end)]);
+    let stop = format!(" w{end}");
+    let report = json_output(&[&args[..], &["--stop", &stop]].concat());
+    assert_eq!(report["outputs"][0]["finish"], "stop_string");
+    assert_eq!(report["outputs"][0]["text"], before);
+    // What the model's files say about generation holds where the arguments are silent.
+    let settings = json!({ "eos_token_id": end, "max_new_tokens": 2 });
+    std::fs::write(
+        format!("{model}/generation_config.json"),
+        settings.to_string(),
+    )
+    .unwrap();
+    let report = json_output(&args);
+    assert_eq!(report["outputs"][0]["finish"], "stop_token");
+    assert_eq!(tokens(&report), new[..=first(end)]);
+    let short = ["generate", &model, "--prompt", "w9", "--json"];
+    assert_eq!(tokens(&json_output(&short)), new[..2]);
+}
+
+#[test]
+fn draws_follow_the_seed() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    let draw = |seed: &str| {
+        let args = [
+            "generate",
+            &model,
+            "--prompt",
+            "w3 w4",
+            "--max-tokens",
+            "12",
+        ];
+        output(&[&args[..], &["--temperature", "1.5", "--seed", seed]].concat())
+    };
+    assert_eq!(draw("1"), draw("1"));
+    assert_ne!(draw("1"), draw("2"));
+    // The likeliest alone is no draw.
+    let greedy = output(&[
+        "generate",
+        &model,
+        "--prompt",
+        "w3 w4",
+        "--max-tokens",
+        "12",
+    ]);
+    let args = [
+        "generate",
+        &model,
+        "--prompt",
+        "w3 w4",
+        "--max-tokens",
+        "12",
+    ];
+    let top = output(&[&args[..], &["--temperature", "1.5", "--top-k", "1"]].concat());
+    assert_eq!(top, greedy);
+}
+
+#[test]
+fn chats_are_written_in_the_models_form() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    let args = ["generate", &model, "--chat", "--prompt", "w9", "--json"];
+    let line = failure(&args);
+    assert!(line.contains("no chat template"), "{line}");
+    let template = "{% for m in messages %}w1 {{ m['content'] }} w2{% endfor %}";
+    std::fs::write(format!("{model}/chat_template.jinja"), template).unwrap();
+    let report = json_output(&args);
+    assert_eq!(report["outputs"][0]["prompt_tokens"], json!([1, 9, 2]));
+}
+
+#[test]
+fn what_cannot_be_generated_is_said() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    let cases: [(&[&str], &str); 6] = [
+        (&["--prompt", ""], "no tokens"),
+        (&["--prompt", "w3", "--temperature=-1"], "temperature is -1"),
+        (&["--prompt", "w3", "--top-p", "2"], "top_p is 2"),
+        (&["--prompt", "w3", "--groups", "0"], "--groups is 0"),
+        (&["--prompt", "w3", "--dtype", "f64"], "f64"),
+        (&[], "--prompt"),
+    ];
+    for (args, part) in cases {
+        let line = failure(&[&["generate", &model][..], args].concat());
+        assert!(line.contains(part), "{args:?}: {line}");
+    }
+    // The tokenizer of another model.
+    write_tokenizer(&model, 0..200);
+    let line = failure(&["generate", &model, "--prompt", "w3 w150"]);
+    assert!(line.contains("150") && line.contains("128"), "{line}");
+    edit(&format!("{model}/tokenizer.json"), |json| {
+        json["model"]["type"] = json!("Abacus");
+    });
+    let line = failure(&["generate", &model, "--prompt", "w3"]);
+    assert!(line.contains("tokenizer.json"), "{line}");
+}

@@ -1,0 +1,125 @@
+//! Ctrl-C.
+
+#![cfg(unix)]
+
+use crate::support::{Dir, output, text};
+use candle_core::{Device, Tensor};
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+/// A model of so many matrices in high precision.
+fn write_model(path: &str, layers: usize) {
+    std::fs::create_dir(path).unwrap();
+    let weight = |i: usize| {
+        let w = Tensor::full(1. + i as f32, (512, 512), &Device::Cpu).unwrap();
+        (format!("model.layers.{i}.fc.weight"), w)
+    };
+    let tensors: HashMap<String, Tensor> = (0..layers).map(weight).collect();
+    candle_core::safetensors::save(&tensors, format!("{path}/model.safetensors")).unwrap();
+}
+
+fn signal(child: &Child, name: &str) {
+    let id = child.id().to_string();
+    let status = Command::new("kill").args([name, &id]).status().unwrap();
+    assert!(status.success(), "kill {name}: {status}");
+}
+
+/// Presses Ctrl-C while the command has something half done beside `dir/out`; None if it was done before that.
+fn interrupt(dir: &Dir, args: &[&str]) -> Option<Output> {
+    let half_done = || dir.names().iter().any(|name| name.starts_with(".out."));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_fp8"))
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while !half_done() {
+        if child.try_wait().unwrap().is_some() {
+            return None;
+        }
+        std::thread::yield_now();
+    }
+    // It stands still until the signal is there. A process that has ended is kept until it is waited for.
+    signal(&child, "-STOP");
+    let caught = half_done();
+    signal(&child, "-INT");
+    signal(&child, "-CONT");
+    let output = child.wait_with_output().unwrap();
+    (caught && !output.status.success()).then_some(output)
+}
+
+/// All files and directories below a directory, with what is in them.
+fn files(path: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(path).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(path.to_str().unwrap()));
+            found.insert(path, vec![]);
+        } else {
+            let bytes = std::fs::read(&path).unwrap();
+            found.insert(path, bytes);
+        }
+    }
+    found
+}
+
+/// Interrupts a command on models that grow until it does not outrun the signal.
+fn leaves_nothing(prepare: impl Fn(&Dir, usize) -> Vec<String>) {
+    for layers in [48, 192, 768] {
+        let dir = Dir::new();
+        let args = prepare(&dir, layers);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let before = files(&dir.join(""));
+        let Some(output) = interrupt(&dir, &args) else {
+            continue;
+        };
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let message = text(&output.stderr);
+        assert!(
+            message.starts_with("error: ") && message.contains("cancelled"),
+            "{message}"
+        );
+        assert!(output.stdout.is_empty(), "{args:?}");
+        let after = files(&dir.join(""));
+        assert_eq!(
+            after.keys().collect::<Vec<_>>(),
+            before.keys().collect::<Vec<_>>()
+        );
+        assert!(after == before, "{args:?} changed a file");
+        return;
+    }
+    panic!("the command was done before the signal each time");
+}
+
+#[test]
+fn quantize_leaves_nothing_behind() {
+    leaves_nothing(|dir, layers| {
+        let (plain, out) = (dir.join("plain"), dir.join("out"));
+        write_model(&plain, layers);
+        let args = ["quantize", &plain, "--scheme", "mxfp8", "--out", &out];
+        args.map(str::to_string).to_vec()
+    });
+}
+
+#[test]
+fn dequantize_leaves_what_it_was_to_replace() {
+    leaves_nothing(|dir, layers| {
+        let (plain, codes, out) = (dir.join("plain"), dir.join("codes"), dir.join("out"));
+        write_model(&plain, layers);
+        output(&["quantize", &plain, "--out", &codes]);
+        // A model stands there already, and stays.
+        output(&["quantize", &plain, "--ignore", "*.1?.fc", "--out", &out]);
+        let args = [
+            "dequantize",
+            &codes,
+            "--dtype",
+            "f32",
+            "--overwrite",
+            "--out",
+            &out,
+        ];
+        args.map(str::to_string).to_vec()
+    });
+}

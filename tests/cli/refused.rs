@@ -1,0 +1,137 @@
+//! What every command refuses in the same words.
+
+use crate::support::{Dir, copy, edit, failure, golden, output, speaking, write_ids};
+use candle_core::{Device, Tensor};
+use serde_json::json;
+
+/// Each command that takes a model, with all else that it needs. What they write goes to `out`.
+fn commands<'a>(model: &'a str, data: &'a str, ids: &'a str, out: &'a str) -> Vec<Vec<&'a str>> {
+    vec![
+        vec!["inspect", model],
+        vec!["quantize", model, "--out", out],
+        vec!["convert", model, "--to", "autofp8", "--out", out],
+        vec!["dequantize", model, "--out", out],
+        vec!["diff", model, model],
+        vec!["generate", model, "--prompt", "w3"],
+        vec!["eval", model, "--data", data],
+        vec!["embed", model, "w3"],
+        vec!["logits", model, "--ids", ids, "--out", out],
+        vec!["bench", model, "--prefill", "1", "--decode", "1"],
+    ]
+}
+
+/// A text and ids that any command takes.
+fn inputs(dir: &Dir) -> (String, String) {
+    let (data, ids) = (dir.join("text.txt"), dir.join("ids.safetensors"));
+    std::fs::write(&data, "w3 w4 w5").unwrap();
+    write_ids(&ids, Tensor::new(&[[3u32, 4]], &Device::Cpu).unwrap());
+    (data, ids)
+}
+
+#[test]
+fn a_format_that_is_not_read_is_named_by_every_command() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    edit(&format!("{model}/config.json"), |config| {
+        let quantization = &mut config["quantization_config"];
+        quantization["format"] = json!("nvfp4-pack-quantized");
+        let group = &mut quantization["config_groups"]["group_0"];
+        group["weights"]["num_bits"] = json!(4);
+    });
+    let (data, ids) = inputs(&dir);
+    let out = dir.join("out");
+    for args in commands(&model, &data, &ids, &out) {
+        let line = failure(&args).to_lowercase();
+        assert!(line.contains("nvfp4"), "{args:?}: {line}");
+    }
+    assert_eq!(dir.names(), ["ids.safetensors", "model", "text.txt"]);
+}
+
+#[test]
+fn a_model_that_is_not_there_is_named_by_every_command() {
+    let dir = Dir::new();
+    let (data, ids) = inputs(&dir);
+    let out = dir.join("out");
+    for args in commands("/no/such/model", &data, &ids, &out) {
+        let line = failure(&args);
+        assert!(line.contains("/no/such/model"), "{args:?}: {line}");
+    }
+    // A file that is no model.
+    for args in commands(&data, &data, &ids, &out) {
+        let line = failure(&args);
+        assert!(line.contains("text.txt"), "{args:?}: {line}");
+        assert!(!line.contains("text.txt/"), "{args:?}: {line}");
+    }
+    assert_eq!(dir.names(), ["ids.safetensors", "text.txt"]);
+}
+
+#[test]
+fn text_needs_a_tokenizer() {
+    let dir = Dir::new();
+    let model = copy("ct_static_tensor", &dir.join("model"));
+    let (data, _) = inputs(&dir);
+    let out = dir.join("out");
+    let calibrated = [
+        "--scheme",
+        "static-tensor",
+        "--calibrate",
+        &data,
+        "--out",
+        &out,
+    ];
+    for args in [
+        vec!["generate", &model, "--prompt", "w3"],
+        vec!["eval", &model, "--data", &data],
+        [&["quantize", &model][..], &calibrated].concat(),
+    ] {
+        let line = failure(&args);
+        assert!(line.contains("model/tokenizer.json"), "{args:?}: {line}");
+    }
+    // An empty text calibrates nothing.
+    let model = speaking("ct_static_tensor", &dir.join("speaking"));
+    std::fs::write(&data, "").unwrap();
+    let line = failure(&[&["quantize", &model][..], &calibrated].concat());
+    assert!(
+        line.contains("text.txt: no token to calibrate with"),
+        "{line}"
+    );
+    std::fs::write(&data, "w3 w4").unwrap();
+    let none = [&["quantize", &model][..], &calibrated, &["--samples", "0"]].concat();
+    let line = failure(&none);
+    assert!(line.contains("--samples is 0"), "{line}");
+}
+
+#[test]
+fn a_directory_that_exists_is_replaced_only_when_told() {
+    let dir = Dir::new();
+    let (model, out) = (golden("ct_static_tensor"), dir.join("out"));
+    let writing = [
+        vec!["quantize", &model, "--out", &out],
+        vec!["convert", &model, "--to", "autofp8", "--out", &out],
+        vec!["dequantize", &model, "--out", &out],
+    ];
+    // An empty one is as good as none.
+    std::fs::create_dir(&out).unwrap();
+    for args in &writing {
+        output(args);
+        let config = std::fs::read_to_string(format!("{out}/config.json")).unwrap();
+        let line = failure(args);
+        assert!(
+            line.contains(&out) && line.contains("not empty"),
+            "{args:?}: {line}"
+        );
+        let unchanged = std::fs::read_to_string(format!("{out}/config.json")).unwrap();
+        assert_eq!(config, unchanged);
+        std::fs::write(format!("{out}/old.txt"), "old").unwrap();
+        output(&[args.as_slice(), &["--overwrite"]].concat());
+        assert!(!std::fs::exists(format!("{out}/old.txt")).unwrap());
+        std::fs::remove_dir_all(&out).unwrap();
+    }
+    std::fs::write(&out, "mine").unwrap();
+    for args in &writing {
+        let line = failure(&[args.as_slice(), &["--overwrite"]].concat());
+        assert!(line.contains("not a directory"), "{args:?}: {line}");
+    }
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), "mine");
+    assert_eq!(dir.names(), ["out"]);
+}
