@@ -1,13 +1,14 @@
 //! Models from the Hugging Face Hub, by way of the cache that its other programs use too. Needs the feature `hub`.
 
 use hf_hub::api::sync::{ApiBuilder, ApiError};
-use hf_hub::{Cache, Repo, RepoType};
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The index of a model of several files.
-const INDEX: &str = "model.safetensors.index.json";
+/// What says how a sentence encoder makes one vector of those of its tokens, and the list of parts that leads there.
+const POOLING: &str = "1_Pooling/config.json";
+const MODULES: &str = "modules.json";
 
 /// Where a model is looked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -102,51 +103,105 @@ pub fn download(model: &str, options: &HubOptions) -> Result<PathBuf, HubError> 
     if let Some(dir) = cached(model, options)? {
         return Ok(dir);
     }
-    let failed = |file: &str| {
-        let file = file.to_string();
-        move |source| HubError::Download {
-            model: model.to_string(),
-            file,
-            source: Box::new(source),
-        }
-    };
-    let builder = ApiBuilder::from_cache(cache(options)?).with_progress(options.progress);
-    let api = builder.build().map_err(failed("anything"))?;
-    let repo = api.repo(repo(model, options)?);
-    let info = repo.info().map_err(failed("the list of its files"))?;
+    let cache = cache(options)?;
+    let builder = ApiBuilder::from_cache(cache.clone()).with_progress(options.progress);
+    let api = builder.build().map_err(failed(model, "anything"))?;
+    let asked = repo(model, options)?;
+    let info = api.repo(asked.clone()).info();
+    let info = info.map_err(failed(model, "the list of its files"))?;
     let names: Vec<String> = info
         .siblings
         .into_iter()
         .map(|file| file.rfilename)
         .collect();
-    let wanted = wanted(&names);
-    if !wanted.iter().any(|name| name.ends_with(".safetensors")) {
+    // A branch may move meanwhile, a commit does not.
+    let commit = repo(model, &options.clone().with_revision(&info.sha))?;
+    let files = api.repo(commit.clone());
+    let (asked, commit) = (cache.repo(asked), cache.repo(commit));
+    fetch(model, &names, &info.sha, &asked, &commit, |name| {
+        files.get(name)
+    })
+}
+
+/// Gets what is wanted of the files `names` of a commit. Only when all are there the cache says that `asked`, a branch maybe, is
+/// that commit: what was interrupted is not taken for whole.
+fn fetch(
+    model: &str,
+    names: &[String],
+    sha: &str,
+    asked: &CacheRepo,
+    commit: &CacheRepo,
+    mut get: impl FnMut(&str) -> Result<PathBuf, ApiError>,
+) -> Result<PathBuf, HubError> {
+    let wanted = wanted(names);
+    if !wanted.iter().any(|name| is_weights(name)) {
         let model = model.to_string();
         return Err(HubError::NoWeights { model });
     }
+    let point = |repo: &CacheRepo| {
+        let pointed = repo.create_ref(sha).map_err(ApiError::from);
+        pointed.map_err(failed(model, "the commit of its files"))
+    };
+    // Files of it that other programs got are found then.
+    point(commit)?;
     let mut dir = PathBuf::new();
     for name in wanted {
-        let path = repo.get(name).map_err(failed(name))?;
+        let path = get(name).map_err(failed(model, name))?;
+        // The last ones are weights, which stand in the directory itself.
         dir = path.parent().unwrap_or(Path::new("")).to_path_buf();
     }
+    point(asked)?;
     Ok(dir)
 }
 
-/// The directory of a model that the cache has whole: `config.json` and all weights. Never asks the network.
+fn failed(model: &str, file: &str) -> impl FnOnce(ApiError) -> HubError + use<> {
+    let (model, file) = (model.to_string(), file.to_string());
+    move |source| HubError::Download {
+        model,
+        file,
+        source: Box::new(source),
+    }
+}
+
+/// The directory of a model that the cache has whole: `config.json`, all weights that an index names, and the pooling that
+/// `modules.json` speaks of; or Mistral's own form of a model, with `params.json`. What [`download`] began and did not end is
+/// not whole. Never asks the network.
 ///
 /// # Errors
 /// [`HubError::Name`], [`HubError::NoCache`], and [`HubError::Index`] for a list of weights that is broken.
 pub fn cached(model: &str, options: &HubOptions) -> Result<Option<PathBuf>, HubError> {
     let repo = cache(options)?.repo(repo(model, options)?);
-    let Some(config) = repo.get("config.json") else {
+    let (config, weights) = match repo.get("config.json") {
+        Some(config) => (Some(config), "model.safetensors"),
+        None => (repo.get("params.json"), "consolidated.safetensors"),
+    };
+    let Some(config) = config else {
         return Ok(None);
     };
-    let whole = match repo.get(INDEX) {
-        Some(index) => shards(&index)?.iter().all(|name| repo.get(name).is_some()),
-        None => repo.get("model.safetensors").is_some(),
+    let has = |name: &str| repo.get(name).is_some();
+    let has_weights = match repo.get(&format!("{weights}.index.json")) {
+        Some(index) => shards(&index)?.iter().all(|name| has(name)),
+        None => has(weights),
+    };
+    let has_pooling = match repo.get(MODULES) {
+        Some(modules) => has(POOLING) || !names_pooling(&modules),
+        None => true,
     };
     let dir = config.parent().map(Path::to_path_buf);
-    Ok(dir.filter(|_| whole))
+    Ok(dir.filter(|_| has_weights && has_pooling))
+}
+
+/// Whether the parts of a sentence encoder include the pooling. A file that cannot be read is one to ask the hub about.
+fn names_pooling(modules: &Path) -> bool {
+    let Ok(text) = std::fs::read_to_string(modules) else {
+        return true;
+    };
+    match serde_json::from_str(&text) {
+        Ok(Value::Array(parts)) => parts
+            .iter()
+            .any(|part| part["path"].as_str() == POOLING.split('/').next()),
+        _ => true,
+    }
 }
 
 fn cache(options: &HubOptions) -> Result<Cache, HubError> {
@@ -188,20 +243,26 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\\', ':']) && !name.starts_with('.')
 }
 
-/// The files that it takes to run a model.
+fn is_weights(name: &str) -> bool {
+    name.ends_with(".safetensors")
+}
+
+/// The files that it takes to run a model, the weights last: where they are, all is.
 fn wanted(names: &[String]) -> Vec<&str> {
     let has_model = names
         .iter()
-        .any(|name| name.starts_with("model") && name.ends_with(".safetensors"));
+        .any(|name| name.starts_with("model") && is_weights(name));
     let is_wanted = |name: &&str| {
-        let weights = name.ends_with(".safetensors");
+        let weights = is_weights(name);
         // Mistral's own form beside the usual one holds the same weights once more.
         let twice = weights && has_model && !name.starts_with("model");
         let small = [".json", ".jinja"].iter().any(|end| name.ends_with(end));
         let text = matches!(*name, "tokenizer.model" | "vocab.txt" | "merges.txt");
-        is_plain(name) && ((weights && !twice) || small || text)
+        *name == POOLING || (is_plain(name) && ((weights && !twice) || small || text))
     };
-    names.iter().map(String::as_str).filter(is_wanted).collect()
+    let mut wanted: Vec<&str> = names.iter().map(String::as_str).filter(is_wanted).collect();
+    wanted.sort_by_key(|name| is_weights(name));
+    wanted
 }
 
 /// The files that an index names.
@@ -214,6 +275,9 @@ fn shards(index: &Path) -> Result<BTreeSet<String>, HubError> {
     let json: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     let map = json["weight_map"].as_object();
     let map = map.ok_or_else(|| wrong("there is no `weight_map`".to_string()))?;
+    if map.is_empty() {
+        return Err(wrong("its `weight_map` is empty".to_string()));
+    }
     let name = |value: &Value| match value.as_str() {
         Some(name) if is_plain(name) => Ok(name.to_string()),
         _ => Err(wrong(format!("{value} is no name of a file beside it"))),
@@ -222,97 +286,4 @@ fn shards(index: &Path) -> Result<BTreeSet<String>, HubError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-
-    type Outcome = Result<(), Box<dyn std::error::Error>>;
-
-    /// A cache as other programs fill it, with these files of `owner/name`.
-    fn cache_of(files: &[(&str, &str)]) -> std::io::Result<(tempfile::TempDir, HubOptions)> {
-        let dir = tempfile::tempdir()?;
-        let model = dir.path().join("models--owner--name");
-        let snapshot = model.join("snapshots/abc");
-        fs::create_dir_all(&snapshot)?;
-        fs::create_dir_all(model.join("refs"))?;
-        fs::write(model.join("refs/main"), "abc")?;
-        for (name, text) in files {
-            fs::write(snapshot.join(name), text)?;
-        }
-        let options = HubOptions::default().with_cache_dir(dir.path());
-        Ok((dir, options))
-    }
-
-    #[test]
-    fn a_whole_model_in_the_cache_is_found_without_a_network() -> Outcome {
-        let (dir, options) = cache_of(&[("config.json", "{}"), ("model.safetensors", "")])?;
-        let expected = dir.path().join("models--owner--name/snapshots/abc");
-        assert_eq!(download("owner/name", &options)?, expected);
-        assert_eq!(cached("owner/other", &options)?, None);
-        let other = options.with_revision("v2");
-        assert_eq!(cached("owner/name", &other)?, None);
-        Ok(())
-    }
-
-    #[test]
-    fn a_model_of_which_a_file_is_missing_is_not_whole() -> Outcome {
-        let index = r#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#;
-        let mut files = vec![
-            ("config.json", "{}"),
-            (INDEX, index),
-            ("model-1.safetensors", ""),
-        ];
-        let (_dir, options) = cache_of(&files)?;
-        assert_eq!(cached("owner/name", &options)?, None);
-        files.push(("model-2.safetensors", ""));
-        let (_dir, options) = cache_of(&files)?;
-        assert!(cached("owner/name", &options)?.is_some());
-        Ok(())
-    }
-
-    #[test]
-    fn names_that_lead_elsewhere_are_refused() -> Outcome {
-        let (_dir, options) = cache_of(&[])?;
-        for name in ["", "..", "a/../b", "a/b/c", "/etc", "a b/c", "a/.hidden"] {
-            let error = cached(name, &options).expect_err(name);
-            assert!(matches!(error, HubError::Name { .. }), "{name}: {error}");
-        }
-        let revision = options.with_revision("../x");
-        assert!(cached("a/b", &revision).is_err());
-        let index = r#"{"weight_map": {"a": "../model.safetensors"}}"#;
-        let (_dir, options) = cache_of(&[("config.json", "{}"), (INDEX, index)])?;
-        let error = cached("owner/name", &options).expect_err("refused");
-        assert!(
-            error.to_string().contains("../model.safetensors"),
-            "{error}"
-        );
-        Ok(())
-    }
-
-    #[test]
-    fn only_what_it_takes_is_downloaded() {
-        let names = [
-            "README.md",
-            "config.json",
-            "model-00001-of-00001.safetensors",
-            "consolidated.safetensors",
-            "tokenizer.json",
-            "chat_template.jinja",
-            "pytorch_model.bin",
-            "onnx/model.safetensors",
-            "../evil.json",
-            "tokenizer.model",
-        ];
-        let names = names.map(str::to_string);
-        let expected = [
-            "config.json",
-            "model-00001-of-00001.safetensors",
-            "tokenizer.json",
-            "chat_template.jinja",
-            "tokenizer.model",
-        ];
-        assert_eq!(wanted(&names), expected);
-        let mistral = ["consolidated.safetensors", "params.json"].map(str::to_string);
-        assert_eq!(wanted(&mistral), mistral);
-    }
-}
+mod tests;
