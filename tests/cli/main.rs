@@ -8,8 +8,8 @@ mod run;
 mod support;
 
 use serde_json::Value;
-use std::collections::HashMap;
-use support::{Dir, failure, golden, output};
+use std::collections::{BTreeSet, HashMap};
+use support::{Dir, failure, golden, json_output, output, speaking, words};
 
 #[test]
 fn a_checkpoint_is_inspected() {
@@ -113,6 +113,34 @@ fn static_scales_are_made_of_given_amaxes() {
     let json: Value = serde_json::from_str(&output(&["inspect", "--json", &out])).unwrap();
     let scale = json["layers"][3]["input_dequant_scale"].as_f64().unwrap() as f32;
     assert_eq!(scale, 8. / 448.);
+}
+
+#[test]
+fn static_scales_are_calibrated_on_a_text() {
+    let dir = Dir::new();
+    let model = speaking("ct_channel_token_bf16", &dir.join("model"));
+    let (plain, text) = (dir.join("plain"), dir.join("text.txt"));
+    output(&["dequantize", &model, "--dtype", "f32", "--out", &plain]);
+    std::fs::write(&text, words(&[3, 4, 5, 90, 17])).unwrap();
+    let calibrated = |model: &str, out: &str| {
+        let out = dir.join(out);
+        let scheme = ["--scheme", "static-tensor", "--calibrate", &text];
+        output(&[&["quantize", model, "--out", &out][..], &scheme].concat());
+        let json = json_output(&["inspect", "--json", &out]);
+        let layers = json["layers"].as_array().unwrap().iter();
+        let scale = |layer: &Value| layer["input_dequant_scale"].as_f64().unwrap();
+        layers.map(scale).collect::<Vec<_>>()
+    };
+    let scales = calibrated(&plain, "of_plain");
+    assert_eq!(scales.len(), 14);
+    assert!(
+        scales.iter().all(|&scale| (1e-5..1.).contains(&scale)),
+        "{scales:?}"
+    );
+    // Those of q, k and v, which have the same inputs, are equal, and a model in FP8 is run by its values.
+    let distinct: BTreeSet<u64> = scales.iter().map(|scale| scale.to_bits()).collect();
+    assert_eq!(distinct.len(), 8);
+    assert_eq!(calibrated(&model, "of_fp8"), scales);
 }
 
 #[test]

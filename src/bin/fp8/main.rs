@@ -9,6 +9,7 @@ mod embed;
 mod end;
 mod eval;
 mod generate;
+mod high_precision;
 mod inspect;
 mod logits;
 mod model;

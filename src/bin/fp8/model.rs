@@ -1,5 +1,6 @@
 //! Opening a model that runs.
 
+use crate::high_precision;
 use crate::source::Opening;
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
@@ -67,6 +68,21 @@ impl Source {
         let checkpoint = self.opening.open(&self.model)?;
         let size = linear_size(&checkpoint, dtype)?;
         Ok((of_checkpoint(checkpoint, &self.model, &options)?, size))
+    }
+
+    /// The model with the values of its weights, none of them in FP8.
+    pub fn load_high_precision(&self) -> Result<Model> {
+        if !self.is_gguf() {
+            let checkpoint = self.opening.open(&self.model)?;
+            if let (false, Some(config)) = (
+                checkpoint.layer_paths().is_empty(),
+                checkpoint.config().cloned(),
+            ) {
+                let path = self.model.join("config.json");
+                return Ok(high_precision::model(checkpoint, &config, &path)?);
+            }
+        }
+        Ok(self.load()?.0)
     }
 
     /// A language model, nothing else.

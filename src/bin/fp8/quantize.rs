@@ -84,7 +84,7 @@ fn calibrate(model: &Path, text: &Path, samples: usize) -> Result<BTreeMap<Strin
     let ids = source
         .tokenizer()?
         .encode(&String::from_utf8_lossy(&bytes), true)?;
-    let (loaded, _) = source.load()?;
+    let loaded = source.load_high_precision()?;
     let samples: Vec<&[u32]> = ids.chunks(SAMPLE).take(samples).collect();
     if samples.is_empty() {
         bail!("{}: no token to calibrate with", text.display());

@@ -1,0 +1,73 @@
+//! A model with the values of its FP8 weights: what calibration runs, since layers of codes learn no scales.
+
+use candle_core::{DType, Device, Error, Result, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use fp8::load::Checkpoint;
+use fp8::models::{Bert, BertConfig, Llama, LlamaConfig, Model};
+use fp8::rewrite::Source;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// The model of a checkpoint that has a configuration, in f32; `path` is for messages.
+pub fn model(checkpoint: Checkpoint, config: &Value, path: &Path) -> fp8::models::Result<Model> {
+    let vb = || {
+        let values = Values::new(checkpoint);
+        VarBuilder::from_backend(Box::new(values), DType::F32, Device::Cpu)
+    };
+    if config["model_type"] == "bert" {
+        let config = BertConfig::parse(path, config)?;
+        return Ok(Model::Bert(Bert::new(&config, vb())?));
+    }
+    let config = LlamaConfig::parse(path, config)?;
+    Ok(Model::Llama(Llama::new(&config, vb())?))
+}
+
+/// The values of a checkpoint's tensors, without the scales that they were made of.
+struct Values {
+    checkpoint: Checkpoint,
+    names: BTreeSet<String>,
+    tied: BTreeMap<String, String>,
+}
+
+impl Values {
+    fn new(checkpoint: Checkpoint) -> Self {
+        Self {
+            names: Source::names(&checkpoint).into_iter().collect(),
+            tied: checkpoint.tied(),
+            checkpoint,
+        }
+    }
+}
+
+impl SimpleBackend for Values {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let tensor = self.get_unchecked(name, dtype, device)?;
+        if tensor.shape() != &shape {
+            return Err(Error::UnexpectedShape {
+                msg: format!("shape mismatch for {name}"),
+                expected: shape,
+                got: tensor.shape().clone(),
+            });
+        }
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        let stored = self.tied.get(name).map_or(name, String::as_str);
+        let value = Source::value(&self.checkpoint, stored, dtype);
+        value.map_err(Error::from)?.to_device(device)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.names.contains(name) || self.tied.contains_key(name)
+    }
+}
