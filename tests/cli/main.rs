@@ -2,6 +2,7 @@
 
 mod embed;
 mod generate;
+mod gguf;
 mod interrupted;
 mod refused;
 mod run;
