@@ -3,6 +3,14 @@
 use std::path::PathBuf;
 
 /// What can go wrong around a model.
+///
+/// ```
+/// use fp8::models::{Error, ModelOptions, open};
+/// match open("no/such/directory", &ModelOptions::new()) {
+///     Err(Error::Fp8(error)) => assert!(error.to_string().contains("no/such/directory")),
+///     other => panic!("{other:?}"),
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -88,4 +96,13 @@ impl From<Error> for candle_core::Error {
 }
 
 /// The result of this module's functions.
+///
+/// ```
+/// use fp8::models::{ModelOptions, Result, open};
+/// fn layers(dir: &str) -> Result<usize> {
+///     let model = open(dir, &ModelOptions::new())?;
+///     Ok(model.llama().map_or(0, |model| model.config().num_layers))
+/// }
+/// assert!(layers("no/such/directory").is_err());
+/// ```
 pub type Result<T> = std::result::Result<T, Error>;

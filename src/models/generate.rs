@@ -7,6 +7,29 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 /// A token that was just chosen.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// # let config = LlamaConfig::parse("config.json", &json)?;
+/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// # let model = Llama::new(&config, vb)?;
+/// use fp8::models::{GenerationOptions, generate};
+/// use std::ops::ControlFlow;
+///
+/// let options = GenerationOptions::default().with_max_new_tokens(3);
+/// let mut ids = vec![];
+/// generate(&model, &[vec![1, 5]], &options, &mut |token| {
+///     assert_eq!((token.prompt, token.index), (0, ids.len()));
+///     ids.push(token.id);
+///     ControlFlow::Continue(())
+/// })?;
+/// assert_eq!(ids.len(), 3);
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Token {
@@ -21,6 +44,24 @@ pub struct Token {
 }
 
 /// Why a row ended.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// # let config = LlamaConfig::parse("config.json", &json)?;
+/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// # let model = Llama::new(&config, vb)?;
+/// use fp8::models::{FinishReason, GenerationOptions, generate};
+/// use std::ops::ControlFlow;
+///
+/// let options = GenerationOptions::default().with_max_new_tokens(3);
+/// let outputs = generate(&model, &[vec![1, 5]], &options, &mut |_| ControlFlow::Continue(()))?;
+/// assert_eq!(outputs[0].finish, FinishReason::Length);
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FinishReason {
@@ -35,6 +76,26 @@ pub enum FinishReason {
 }
 
 /// What the callback of [`generate`] ends.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// # let config = LlamaConfig::parse("config.json", &json)?;
+/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// # let model = Llama::new(&config, vb)?;
+/// use fp8::models::{FinishReason, GenerationOptions, Stop, generate};
+/// use std::ops::ControlFlow;
+///
+/// let options = GenerationOptions::default();
+/// // One token for each prompt.
+/// let outputs = generate(&model, &[vec![1], vec![5]], &options, &mut |_| ControlFlow::Break(Stop::Row))?;
+/// assert_eq!(outputs[1].tokens.len(), 1);
+/// assert_eq!(outputs[1].finish, FinishReason::Stopped);
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stop {
@@ -45,6 +106,24 @@ pub enum Stop {
 }
 
 /// What followed one prompt.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// # let config = LlamaConfig::parse("config.json", &json)?;
+/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// # let model = Llama::new(&config, vb)?;
+/// use fp8::models::{GenerationOptions, generate};
+/// use std::ops::ControlFlow;
+///
+/// let options = GenerationOptions::default().with_max_new_tokens(3);
+/// let outputs = generate(&model, &[vec![1, 5], vec![7]], &options, &mut |_| ControlFlow::Continue(()))?;
+/// assert_eq!((outputs.len(), outputs[0].tokens.len()), (2, 3)); // the prompt is not among them
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Output {

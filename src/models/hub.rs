@@ -11,6 +11,12 @@ const POOLING: &str = "1_Pooling/config.json";
 const MODULES: &str = "modules.json";
 
 /// Where a model is looked for.
+///
+/// ```
+/// use fp8::models::hub::HubOptions;
+/// let options = HubOptions::default().with_revision("v1").with_progress(true);
+/// assert_eq!(options.revision.as_deref(), Some("v1"));
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HubOptions {
@@ -43,6 +49,12 @@ impl HubOptions {
 }
 
 /// An error of getting a model from the hub.
+///
+/// ```
+/// use fp8::models::hub::{self, HubError, HubOptions};
+/// let error = hub::cached("../secrets", &HubOptions::default().with_cache_dir("cache"));
+/// assert!(matches!(error, Err(HubError::Name { .. })));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
@@ -166,6 +178,14 @@ fn failed(model: &str, file: &str) -> impl FnOnce(ApiError) -> HubError + use<> 
 /// The directory of a model that the cache has whole: `config.json`, all weights that an index names, and the pooling that
 /// `modules.json` speaks of; or Mistral's own form of a model, with `params.json`. What [`download`] began and did not end is
 /// not whole. Never asks the network.
+///
+/// ```
+/// use fp8::models::hub::{self, HubOptions};
+/// let cache = tempfile::tempdir()?;
+/// let options = HubOptions::default().with_cache_dir(cache.path());
+/// assert_eq!(hub::cached("HuggingFaceTB/SmolLM2-135M", &options)?, None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// [`HubError::Name`], [`HubError::NoCache`], and [`HubError::Index`] for a list of weights that is broken.

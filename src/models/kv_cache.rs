@@ -1,12 +1,17 @@
 //! Keys and values of the tokens seen so far, with room for a fixed number of them.
 
 use super::error::{Error, Result};
+use super::layer_cache::LayerCache;
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::ops::{CachedTokens, cached_attention};
-use fp8_candle::{Fp8Tensor, Quantizer, ScaleSource};
-use fp8_core::{Cast, Contraction, Format, Granularity};
 
 /// dequant_scales of the keys and values of one layer: one number, or one per head of keys.
+///
+/// ```
+/// use fp8::models::KvScales;
+/// // Keys have a scale per head, values one for all.
+/// let scales = KvScales::new(vec![0.02, 0.03], vec![0.01]);
+/// assert_eq!(scales.k.len(), 2);
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct KvScales {
@@ -18,6 +23,11 @@ pub struct KvScales {
 
 impl KvScales {
     /// `k` and `v`: dequant_scales, one number each or one per head.
+    ///
+    /// ```
+    /// let scales = fp8::models::KvScales::new(vec![0.02], vec![0.01]);
+    /// assert_eq!((scales.k, scales.v), (vec![0.02], vec![0.01]));
+    /// ```
     pub fn new(k: Vec<f32>, v: Vec<f32>) -> Self {
         Self { k, v }
     }
@@ -37,6 +47,25 @@ pub(super) struct KvSizes {
 /// Memory for [`KvCache::capacity`] tokens is taken when it is made and never grows; more tokens are an error. Made by
 /// [`CausalLm::new_cache`](super::CausalLm::new_cache). It holds values of the model's dtype, or E4M3 codes with the scales
 /// of the file ([`Llama::new_fp8_cache`](super::Llama::new_fp8_cache)). It is for inference: logits that come from it have no gradient.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// # let config = LlamaConfig::parse("config.json", &json)?;
+/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// # let model = Llama::new(&config, vb)?;
+/// let mut cache = model.new_cache(1, 4)?;
+/// model.last_logits(&Tensor::new(&[[1u32, 5, 9]], &Device::Cpu)?, &mut cache)?;
+/// let two = Tensor::new(&[[2u32, 3]], &Device::Cpu)?;
+/// assert!(model.last_logits(&two, &mut cache).is_err()); // room for one
+/// cache.truncate(2); // as if only two had been seen
+/// model.last_logits(&two, &mut cache)?;
+/// assert_eq!(cache.len(), 4);
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct KvCache {
     pub(super) layers: Vec<LayerCache>,
@@ -94,31 +123,116 @@ impl KvCache {
     }
 
     /// Tokens seen.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// let mut cache = model.new_cache(2, 8)?;
+    /// model.last_logits(&Tensor::zeros((2, 3), DType::U32, &Device::Cpu)?, &mut cache)?;
+    /// assert_eq!(cache.len(), 3); // of each sequence
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether no token was seen.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// assert!(model.new_cache(1, 8)?.is_empty());
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Tokens that there is room for.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// assert_eq!(model.new_cache(1, 8)?.capacity(), 8);
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     pub fn capacity(&self) -> usize {
         self.sizes.capacity
     }
 
     /// Sequences in the batch.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// assert_eq!(model.new_cache(2, 8)?.batch(), 2);
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     pub fn batch(&self) -> usize {
         self.sizes.batch
     }
 
     /// Whether keys and values are FP8 codes.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// let cache = match model.new_fp8_cache(1, 8)? {
+    ///     Some(cache) => cache,
+    ///     None => model.new_cache(1, 8)?, // the file has no scales
+    /// };
+    /// assert!(!cache.is_fp8());
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     pub fn is_fp8(&self) -> bool {
         self.layers.iter().any(|layer| layer.scales.is_some())
     }
 
     /// Bytes of keys and values, filled or not.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// // Keys and values of one layer: 2 heads of 8 features in f32.
+    /// assert_eq!(model.new_cache(1, 10)?.size_in_bytes(), 10 * 2 * 2 * 8 * 4);
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     pub fn size_in_bytes(&self) -> usize {
         let bytes = |x: &Tensor| x.elem_count() * x.dtype().size_in_bytes();
         let layers = self.layers.iter();
@@ -126,6 +240,24 @@ impl KvCache {
     }
 
     /// Forgets all tokens after the first `len`. A longer one changes nothing.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// let mut cache = model.new_cache(1, 8)?;
+    /// let ids = Tensor::new(&[[1u32, 5, 9]], &Device::Cpu)?;
+    /// let once = model.last_logits(&ids, &mut cache)?;
+    /// cache.truncate(0);
+    /// let again = model.last_logits(&ids, &mut cache)?;
+    /// assert_eq!(once.to_vec2::<f32>()?, again.to_vec2::<f32>()?);
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -180,95 +312,5 @@ fn check_memory(sizes: KvSizes, layers: usize, dtype: DType) -> Result<()> {
             batch: sizes.batch,
             capacity: sizes.capacity,
         }),
-    }
-}
-
-/// Keys and values of one layer, `[batch, kv_heads, capacity, head_dim]`.
-#[derive(Debug)]
-pub(super) struct LayerCache {
-    k: Tensor,
-    v: Tensor,
-    /// One number per head.
-    scales: Option<KvScales>,
-}
-
-impl LayerCache {
-    /// Writes `k` and `v`, `[batch, kv_heads, tokens, head_dim]`, behind the first `len` tokens.
-    pub(super) fn append(&self, k: &Tensor, v: &Tensor, len: usize) -> Result<()> {
-        for (stored, new, scales) in [
-            (&self.k, k, self.scales.as_ref().map(|scales| &scales.k)),
-            (&self.v, v, self.scales.as_ref().map(|scales| &scales.v)),
-        ] {
-            // Only for inference, as the callers say: what is in the cache has no graph.
-            let new = new.detach();
-            let new = match scales {
-                None => new.to_dtype(stored.dtype())?,
-                Some(scales) => codes(&new, scales)?,
-            };
-            stored.slice_set(&new.contiguous()?, 2, len)?;
-        }
-        Ok(())
-    }
-
-    fn sides(&self) -> [CachedTokens<'_>; 2] {
-        match &self.scales {
-            None => [
-                CachedTokens::HighPrecision(&self.k),
-                CachedTokens::HighPrecision(&self.v),
-            ],
-            Some(scales) => {
-                let side = |codes, dequant_scales| CachedTokens::Fp8 {
-                    codes,
-                    format: Format::E4M3,
-                    dequant_scales,
-                };
-                [side(&self.k, &scales.k), side(&self.v, &scales.v)]
-            }
-        }
-    }
-
-    /// Attention of `q`, the last tokens of `keys`, over all of them.
-    pub(super) fn attention(&self, q: &Tensor, keys: usize, softmax_scale: f64) -> Result<Tensor> {
-        let [k, v] = self.sides();
-        Ok(cached_attention(
-            &q.detach(),
-            k,
-            v,
-            keys,
-            Some(softmax_scale),
-        )?)
-    }
-
-    /// The first `len` keys and values as numbers of `dtype`.
-    pub(super) fn values(&self, len: usize, dtype: DType) -> Result<(Tensor, Tensor)> {
-        let [k, v] = self.sides();
-        Ok((k.dequantize(len, dtype)?, v.dequantize(len, dtype)?))
-    }
-
-    /// Whether what is read back differs from what was written.
-    pub(super) fn is_lossy(&self, dtype: DType) -> bool {
-        self.k.dtype() != dtype
-    }
-}
-
-/// E4M3 codes of `x`, `[batch, heads, tokens, head_dim]`, with one dequant_scale per head; beyond the range they saturate.
-fn codes(x: &Tensor, dequant_scales: &[f32]) -> Result<Tensor> {
-    let cast = |x: &Tensor, dequant_scale: f32| -> Result<Tensor> {
-        let source = ScaleSource::Fixed {
-            dequant_scale: Tensor::from_slice(&[dequant_scale], 1, x.device())?,
-        };
-        let quantizer = Quantizer::new(Cast::new(Format::E4M3), Granularity::Tensorwise, source);
-        let flat = x.contiguous()?.reshape(((), x.dim(3)?))?;
-        let codes = Fp8Tensor::quantize(&flat, &quantizer, Contraction::Cols)?;
-        Ok(codes.codes().reshape(x.dims())?)
-    };
-    match dequant_scales {
-        [first, rest @ ..] if rest.iter().any(|scale| scale != first) => {
-            let heads = dequant_scales.iter().enumerate();
-            let heads = heads.map(|(i, scale)| cast(&x.narrow(1, i, 1)?, *scale));
-            Ok(Tensor::cat(&heads.collect::<Result<Vec<_>>>()?, 1)?)
-        }
-        [first, ..] => cast(x, *first),
-        [] => Ok(x.to_dtype(DType::U8)?),
     }
 }

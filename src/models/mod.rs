@@ -15,6 +15,7 @@
 //! your own.
 
 mod bert;
+mod chat;
 mod entries;
 mod error;
 mod generate;
@@ -22,6 +23,7 @@ pub mod gguf;
 #[cfg(feature = "hub")]
 pub mod hub;
 mod kv_cache;
+mod layer_cache;
 mod llama;
 mod open;
 mod options;
@@ -33,6 +35,7 @@ mod text_error;
 mod tokenizer;
 
 pub use bert::{Bert, BertActivation, BertConfig, Pooling};
+pub use chat::ChatMessage;
 pub use error::{Error, Result};
 pub use generate::{FinishReason, Output, Stop, Token, generate};
 pub use kv_cache::{KvCache, KvScales};
@@ -42,14 +45,50 @@ pub use options::GenerationOptions;
 pub use rope::{RopeConfig, RopeScaling};
 pub use text::{TextOutput, TextPiece, TextStream, generate_text};
 pub use text_error::TextError;
-pub use tokenizer::{ChatMessage, Tokenizer};
+pub use tokenizer::Tokenizer;
 
 use candle_core::{DType, Device, Tensor};
 
 /// A language model that goes on from what it has seen. For inference: logits have no gradient; [`Llama::forward`] has one.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// # let config = LlamaConfig::parse("config.json", &json)?;
+/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// # let model = Llama::new(&config, vb)?;
+/// // The likeliest token after `ids`, of any model.
+/// fn next(model: &dyn CausalLm, ids: &[u32]) -> fp8::models::Result<u32> {
+///     let ids = Tensor::new(ids, model.device())?.unsqueeze(0)?;
+///     let mut cache = model.new_cache(1, ids.elem_count())?;
+///     let logits = model.last_logits(&ids, &mut cache)?;
+///     Ok(logits.argmax(1)?.to_vec1()?[0])
+/// }
+/// assert!(next(&model, &[1, 5, 9])? < 32);
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
 pub trait CausalLm {
     /// Logits of `ids`, u32 `[batch, tokens]`, which follow the tokens in the cache: `[batch, tokens, vocab_size]`. The tokens
     /// are then in the cache.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// let mut cache = model.new_cache(1, 8)?;
+    /// let ids = Tensor::new(&[[1u32, 5, 9]], &Device::Cpu)?;
+    /// assert_eq!(model.forward_cached(&ids, &mut cache)?.dims(), [1, 3, 32]);
+    /// assert_eq!(cache.len(), 3);
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     ///
     /// # Errors
     /// If an id is not in the vocabulary, the cache is another model's or has no room; the cache is as before then.
@@ -57,20 +96,80 @@ pub trait CausalLm {
 
     /// [`CausalLm::forward_cached`] with the logits of the last token only, `[batch, vocab_size]`.
     ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// let mut cache = model.new_cache(1, 8)?;
+    /// let prompt = Tensor::new(&[[1u32, 5, 9]], &Device::Cpu)?;
+    /// let logits = model.last_logits(&prompt, &mut cache)?;
+    /// assert_eq!(logits.dims(), [1, 32]);
+    /// let next = logits.argmax(1)?.unsqueeze(1)?; // the likeliest token, `[batch, 1]`
+    /// model.last_logits(&next, &mut cache)?;
+    /// assert_eq!(cache.len(), 4);
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`CausalLm::forward_cached`], and if there is no token.
     fn last_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor>;
 
     /// An empty cache for `batch` sequences of up to `capacity` tokens, in the model's dtype.
     ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// let cache = model.new_cache(2, 64)?;
+    /// assert_eq!((cache.batch(), cache.capacity(), cache.len()), (2, 64, 0));
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// If there is no memory for it.
     fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache>;
 
     /// Tokens in the vocabulary.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// assert_eq!(model.vocab_size(), 32);
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     fn vocab_size(&self) -> usize;
 
     /// Where the model computes.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// let ids = Tensor::new(&[[1u32, 5]], model.device())?;
+    /// model.last_logits(&ids, &mut model.new_cache(1, 2)?)?;
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     fn device(&self) -> &Device;
 }
 

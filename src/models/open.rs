@@ -43,6 +43,11 @@ impl Default for ModelOptions {
 
 impl ModelOptions {
     /// The defaults.
+    ///
+    /// ```
+    /// let options = fp8::models::ModelOptions::new();
+    /// assert_eq!(options.dtype, candle_core::DType::F32);
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }
@@ -67,6 +72,17 @@ impl ModelOptions {
 }
 
 /// A model of a kind that [`open()`] knows.
+///
+/// ```no_run
+/// use fp8::models::{Model, ModelOptions, open};
+///
+/// match open("model", &ModelOptions::new())? {
+///     Model::Llama(model) => println!("generates with {} layers", model.config().num_layers),
+///     Model::Bert(model) => println!("embeds in {} features", model.config().hidden_size),
+///     _ => println!("another kind"),
+/// }
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Model {
@@ -78,6 +94,20 @@ pub enum Model {
 
 impl Model {
     /// The language model, if it is one.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = LlamaConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Llama::new(&config, vb)?;
+    /// let model = fp8::models::Model::Llama(model);
+    /// assert!(model.llama().is_some() && model.bert().is_none());
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     pub fn llama(&self) -> Option<&Llama> {
         match self {
             Self::Llama(model) => Some(model),
@@ -86,6 +116,20 @@ impl Model {
     }
 
     /// The encoder, if it is one.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8::models::{Bert, BertConfig};
+    /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+    /// # let config = BertConfig::parse("config.json", &json)?;
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// # let model = Bert::new(&config, vb)?;
+    /// let model = fp8::models::Model::Bert(model);
+    /// assert!(model.bert().is_some() && model.llama().is_none());
+    /// # Ok::<(), fp8::models::Error>(())
+    /// ```
     pub fn bert(&self) -> Option<&Bert> {
         match self {
             Self::Bert(model) => Some(model),
@@ -130,6 +174,27 @@ pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Model> {
 }
 
 /// [`open()`] for a checkpoint that is open already; `path` is for messages.
+///
+/// ```
+/// # use fp8::load::Checkpoint;
+/// # use fp8::models::{ModelOptions, of_checkpoint};
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// # let vars = VarMap::new();
+/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// # Llama::new(&LlamaConfig::parse("config.json", &json)?, vb)?;
+/// # let dir = tempfile::tempdir()?;
+/// std::fs::write(dir.path().join("config.json"), json.to_string())?;
+/// vars.save(dir.path().join("model.safetensors"))?;
+/// let checkpoint = Checkpoint::open_dir(dir.path())?;
+/// println!("{}", checkpoint.family()); // what a model is made of
+/// let model = of_checkpoint(checkpoint, dir.path(), &ModelOptions::new())?;
+/// assert!(model.llama().is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// As [`open()`].

@@ -116,6 +116,15 @@ impl GenerationOptions {
     /// The options that `generation_config.json` of a model's directory tells; the defaults without that file. The tokens
     /// that end a text are looked up in `config.json` where it does not name them. Sampling is on where `do_sample` is.
     ///
+    /// ```
+    /// use fp8::models::GenerationOptions;
+    /// let dir = tempfile::tempdir()?;
+    /// std::fs::write(dir.path().join("config.json"), r#"{ "eos_token_id": 2 }"#)?;
+    /// let options = GenerationOptions::from_dir(dir.path())?.with_max_new_tokens(16);
+    /// assert_eq!(options.stop_tokens, [2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`TextError::Io`] and [`TextError::Json`] for a file that is there and cannot be read, [`TextError::Option`] for a
     /// value that means nothing.
@@ -205,6 +214,14 @@ impl GenerationOptions {
     }
 
     /// Refuses values that mean nothing.
+    ///
+    /// ```
+    /// use fp8::models::GenerationOptions;
+    /// GenerationOptions::default().with_top_k(Some(20)).check()?;
+    /// let error = GenerationOptions::default().with_temperature(-1.).check().unwrap_err();
+    /// assert!(error.to_string().starts_with("temperature is -1"));
+    /// # Ok::<(), fp8::models::TextError>(())
+    /// ```
     ///
     /// # Errors
     /// [`TextError::Option`] naming the option and what it can be.

@@ -6,6 +6,13 @@ use candle_core::{DType, Device, Tensor};
 use std::f64::consts::PI;
 
 /// How frequencies change for contexts longer than the model was trained for.
+///
+/// ```
+/// use fp8::models::{RopeConfig, RopeScaling};
+/// // Four times the context of the training.
+/// let rope = RopeConfig::new(10_000., 64).with_scaling(RopeScaling::Linear { factor: 4. });
+/// assert_ne!(rope.scaling, RopeScaling::None);
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
@@ -63,6 +70,17 @@ pub enum RopeScaling {
 }
 
 /// Rotary position embedding of a model.
+///
+/// ```
+/// use fp8::models::LlamaConfig;
+/// let mut json = serde_json::json!({
+///     "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+///     "num_hidden_layers": 1, "num_attention_heads": 2, "rope_theta": 500_000.,
+/// });
+/// let rope = LlamaConfig::parse("config.json", &json)?.rope;
+/// assert_eq!((rope.theta, rope.dim), (500_000., 8));
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct RopeConfig {
@@ -76,6 +94,11 @@ pub struct RopeConfig {
 
 impl RopeConfig {
     /// Frequencies without scaling.
+    ///
+    /// ```
+    /// use fp8::models::{RopeConfig, RopeScaling};
+    /// assert_eq!(RopeConfig::new(10_000., 64).scaling, RopeScaling::None);
+    /// ```
     pub fn new(theta: f64, dim: usize) -> Self {
         Self {
             theta,

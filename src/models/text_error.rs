@@ -3,6 +3,12 @@
 use std::path::PathBuf;
 
 /// What can go wrong between a text and the tokens of a model, and in choosing tokens.
+///
+/// ```
+/// use fp8::models::{GenerationOptions, TextError};
+/// let error = GenerationOptions::default().with_top_p(Some(2.)).check().unwrap_err();
+/// assert!(matches!(error, TextError::Option { option: "top_p", .. }));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {

@@ -1,10 +1,9 @@
 //! Text to tokens and back, with what a model's directory says about them.
 
 use super::TextError;
+use super::chat::{ChatMessage, chat_template, render, special};
 use super::gguf::{GgufError, GgufFile};
 use super::options::{read_json, token_ids};
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, ErrorKind, Value as Jinja, context};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -32,36 +31,25 @@ pub struct Tokenizer {
     eos_text: String,
 }
 
-/// One turn of a chat.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ChatMessage {
-    /// `system`, `user` or `assistant`, or what else the template knows.
-    pub role: String,
-    /// The text.
-    pub content: String,
-}
-
-impl ChatMessage {
-    /// A message.
-    ///
-    /// ```
-    /// let message = fp8::models::ChatMessage::new("user", "Hello!");
-    /// assert_eq!(message.role, "user");
-    /// ```
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self {
-            role: role.into(),
-            content: content.into(),
-        }
-    }
-}
-
 impl Tokenizer {
     /// Reads `tokenizer.json` of a directory. Special tokens come from `tokenizer_config.json`, numbers of the tokens that end
     /// a text from `generation_config.json`, else `config.json`, else `tokenizer_config.json`; the chat template from
     /// `chat_template.jinja` or `tokenizer_config.json`. Each of these files may be missing. Padding and truncation that
     /// `tokenizer.json` asks for are turned off: what a text has is what it gets.
+    ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+    /// let tokenizer = Tokenizer::open(dir.path())?;
+    /// assert_eq!(tokenizer.eos(), [2]);
+    /// assert!(Tokenizer::open("no/such/directory").is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`TextError`] naming the file.
@@ -109,6 +97,14 @@ impl Tokenizer {
 
     /// The tokenizer in a GGUF file, with its special tokens and chat template.
     ///
+    /// ```no_run
+    /// use fp8::models::Tokenizer;
+    /// use fp8::models::gguf::GgufFile;
+    ///
+    /// let tokenizer = Tokenizer::from_gguf(&GgufFile::open("model.gguf")?)?;
+    /// # Ok::<(), fp8::models::gguf::GgufError>(())
+    /// ```
+    ///
     /// # Errors
     /// [`GgufError`], also for kinds of tokenizers that are not read.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, GgufError> {
@@ -130,6 +126,19 @@ impl Tokenizer {
 
     /// The tokens of a text; with `special_tokens` those that the tokenizer puts around a text are there too.
     ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+    /// # let tokenizer = Tokenizer::open(dir.path())?;
+    /// assert_eq!(tokenizer.encode("in the", true)?, [3, 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`TextError::Tokenizer`].
     pub fn encode(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, TextError> {
@@ -138,6 +147,19 @@ impl Tokenizer {
     }
 
     /// The text of tokens, without special tokens where `skip_special_tokens` says so.
+    ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+    /// # let tokenizer = Tokenizer::open(dir.path())?;
+    /// assert_eq!(tokenizer.decode(&[3, 4], true)?, "in the");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`TextError::Tokenizer`].
@@ -148,32 +170,123 @@ impl Tokenizer {
     }
 
     /// The token that begins a text, if the model has one.
+    ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+    /// # let tokenizer = Tokenizer::open(dir.path())?;
+    /// let mut ids: Vec<u32> = tokenizer.bos().into_iter().collect();
+    /// ids.extend(tokenizer.encode("in the", false)?);
+    /// assert_eq!(ids, [1, 3, 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
     /// The tokens that end a text; often one, none if nothing is known.
+    ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+    /// # let tokenizer = Tokenizer::open(dir.path())?;
+    /// use fp8::models::GenerationOptions;
+    /// let options = GenerationOptions::default().with_stop_tokens(tokenizer.eos());
+    /// assert_eq!(options.stop_tokens, [2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn eos(&self) -> &[u32] {
         &self.eos
     }
 
     /// The number of a token, `None` if there is no such token.
+    ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+    /// # let tokenizer = Tokenizer::open(dir.path())?;
+    /// assert_eq!(tokenizer.token_id("</s>"), Some(2));
+    /// assert_eq!(tokenizer.token_id("<pad>"), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
     /// Number of tokens, those added to the vocabulary included.
+    ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+    /// # let tokenizer = Tokenizer::open(dir.path())?;
+    /// assert_eq!(tokenizer.vocab_size(), 6);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
     /// Whether [`Tokenizer::chat`] can write a chat.
+    ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+    /// # let tokenizer = Tokenizer::open(dir.path())?;
+    /// use fp8::models::ChatMessage;
+    /// let text = match tokenizer.has_chat_template() {
+    ///     true => tokenizer.chat(&[ChatMessage::new("user", "in")])?,
+    ///     false => "in".to_string(),
+    /// };
+    /// assert_eq!(text, "in</s>");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn has_chat_template(&self) -> bool {
         self.chat_template.is_some()
     }
 
     /// A chat in the form that the model was trained on, up to where the model's answer begins. It holds the special tokens:
     /// encode it without further ones.
+    ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+    /// # let tokenizer = Tokenizer::open(dir.path())?;
+    /// use fp8::models::ChatMessage;
+    /// let text = tokenizer.chat(&[ChatMessage::new("user", "in")])?;
+    /// assert_eq!(text, "in</s>");
+    /// let ids = tokenizer.encode(&text, false)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`TextError::NoChatTemplate`], and [`TextError::ChatTemplate`] for a template that does not compile or refuses these
@@ -192,6 +305,19 @@ impl Tokenizer {
     }
 
     /// The tokenizer itself, for all else that it can do.
+    ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+    /// # let tokenizer = Tokenizer::open(dir.path())?;
+    /// assert_eq!(tokenizer.inner().id_to_token(4).as_deref(), Some("the"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner
     }
@@ -214,88 +340,4 @@ fn read(path: &Path) -> Result<Vec<u8>, TextError> {
         path: path.to_path_buf(),
         source,
     })
-}
-
-/// A special token is written as text, or as an object with it.
-fn special(config: &Value, key: &str) -> Option<String> {
-    let token = &config[key];
-    let text = token.as_str().or_else(|| token["content"].as_str());
-    text.map(str::to_string)
-}
-
-/// One template, or several with names, of which one is the default.
-fn chat_template(config: &Value) -> Option<String> {
-    let template = &config["chat_template"];
-    let named = || {
-        let templates = template.as_array()?;
-        let default = templates.iter().find(|entry| entry["name"] == "default")?;
-        default["template"].as_str()
-    };
-    template.as_str().or_else(named).map(str::to_string)
-}
-
-/// With the settings and the functions that transformers gives to templates.
-fn render(
-    template: &str,
-    messages: &[ChatMessage],
-    bos: &str,
-    eos: &str,
-) -> Result<String, minijinja::Error> {
-    let mut jinja = Environment::new();
-    let syntax = SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build()?;
-    jinja.set_syntax(syntax);
-    // Methods of Python's texts, lists and dictionaries.
-    jinja.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    jinja.add_function("raise_exception", |text: String| -> Result<String, _> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, text))
-    });
-    let messages: Vec<Jinja> = messages
-        .iter()
-        .map(|message| context! { role => &message.role, content => &message.content })
-        .collect();
-    jinja.render_str(
-        template,
-        context! { messages, bos_token => bos, eos_token => eos, add_generation_prompt => true },
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn templates_know_what_transformers_gives_them() -> Result<(), minijinja::Error> {
-        let template = "{{ bos_token }}{%- for m in messages %}\n{% if m['role'] == 'user' %}\n<u>{{ m['content'].strip() }}</u>\n{% endif %}\n\
-            {% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
-        let messages = [ChatMessage::new("user", " hi ")];
-        let text = render(template, &messages, "<s>", "</s>")?;
-        assert_eq!(text, "<s><u>hi</u>\n<a>");
-        Ok(())
-    }
-
-    #[test]
-    fn a_template_can_refuse() {
-        let template = "{{ raise_exception('roles must alternate') }}";
-        let error = render(template, &[], "", "").expect_err("refused");
-        assert!(
-            error.to_string().contains("roles must alternate"),
-            "{error}"
-        );
-        assert!(render("{% for %}", &[], "", "").is_err());
-    }
-
-    #[test]
-    fn special_tokens_and_templates_have_two_spellings() {
-        let config = serde_json::json!({
-            "bos_token": "<s>", "eos_token": { "content": "</s>" },
-            "chat_template": [{ "name": "tool", "template": "t" }, { "name": "default", "template": "d" }],
-        });
-        assert_eq!(special(&config, "bos_token").as_deref(), Some("<s>"));
-        assert_eq!(special(&config, "eos_token").as_deref(), Some("</s>"));
-        assert_eq!(special(&config, "pad_token"), None);
-        assert_eq!(chat_template(&config).as_deref(), Some("d"));
-    }
 }

@@ -3,6 +3,13 @@
 use std::path::PathBuf;
 
 /// An error of reading a GGUF file. Every message names the file.
+///
+/// ```
+/// use fp8::models::gguf::{GgufError, GgufFile};
+/// let error = GgufFile::open("none.gguf").unwrap_err();
+/// assert!(matches!(error, GgufError::Io { .. }));
+/// assert!(error.to_string().starts_with("none.gguf: "));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {

@@ -30,6 +30,15 @@ pub struct GgufSource {
 impl GgufSource {
     /// Takes an open file.
     ///
+    /// ```no_run
+    /// use fp8::models::gguf::{GgufFile, GgufSource};
+    /// use fp8::rewrite::Source;
+    ///
+    /// let source = GgufSource::new(GgufFile::open("model.gguf")?)?;
+    /// println!("{} tensors", source.names().len());
+    /// # Ok::<(), fp8::models::gguf::GgufError>(())
+    /// ```
+    ///
     /// # Errors
     /// [`GgufError`](super::GgufError) if no configuration can be made of its metadata.
     pub fn new(file: GgufFile) -> Result<Self, super::GgufError> {
@@ -92,6 +101,12 @@ fn wrapped(error: super::GgufError) -> Error {
 }
 
 /// Whether a path names a GGUF file.
+///
+/// ```
+/// use fp8::models::gguf::is_gguf;
+/// assert!(is_gguf("SmolLM2.Q8_0.GGUF"));
+/// assert!(!is_gguf("model.safetensors"));
+/// ```
 pub fn is_gguf(path: impl AsRef<Path>) -> bool {
     let extension = path.as_ref().extension();
     extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))

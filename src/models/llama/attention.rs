@@ -3,7 +3,8 @@
 use super::LlamaConfig;
 use super::joint::Joint;
 use crate::models::error::Result;
-use crate::models::kv_cache::{KvScales, LayerCache};
+use crate::models::kv_cache::KvScales;
+use crate::models::layer_cache::LayerCache;
 use crate::nn::{Linear, RmsNorm, VarBuilder, linear_b, rms_norm};
 use candle_core::{DType, Device, Module, Tensor};
 use fp8_candle::ops;

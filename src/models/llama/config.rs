@@ -61,6 +61,18 @@ pub struct LlamaConfig {
 }
 
 /// The experts of a mixture.
+///
+/// ```
+/// use fp8::models::LlamaConfig;
+/// let json = serde_json::json!({
+///     "model_type": "mixtral", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
+///     "num_hidden_layers": 1, "num_attention_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+/// });
+/// let config = LlamaConfig::parse("config.json", &json)?;
+/// let moe = config.moe.expect("a mixture");
+/// assert_eq!((moe.num_experts, moe.experts_per_token), (4, 2));
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct MoeConfig {
@@ -79,6 +91,17 @@ pub struct MoeConfig {
 }
 
 /// Names of a mixture's tensors.
+///
+/// ```
+/// use fp8::models::{LlamaConfig, MoeNames};
+/// let json = serde_json::json!({
+///     "model_type": "mixtral", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
+///     "num_hidden_layers": 1, "num_attention_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+/// });
+/// let config = LlamaConfig::parse("config.json", &json)?;
+/// assert_eq!(config.moe.map(|moe| moe.names), Some(MoeNames::Mixtral));
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MoeNames {
@@ -92,6 +115,13 @@ const TYPES: &str = "llama, mistral, qwen2, qwen3, phi3, mixtral or qwen3_moe";
 
 impl LlamaConfig {
     /// Reads the entries of a `config.json`; `path` is for messages.
+    ///
+    /// ```
+    /// # use fp8::models::LlamaConfig;
+    /// let error = LlamaConfig::parse("model/config.json", &serde_json::json!({ "model_type": "t5" }));
+    /// let message = error.unwrap_err().to_string();
+    /// assert!(message.starts_with("model/config.json: model_type is \"t5\", expected llama"));
+    /// ```
     ///
     /// # Errors
     /// [`Error::Config`](super::super::Error::Config) naming the entry that is missing or not computed here.

@@ -1,0 +1,129 @@
+//! Chats in the form that a model was trained on: messages through the template of its files.
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, ErrorKind, Value as Jinja, context};
+use serde_json::Value;
+
+/// One turn of a chat.
+///
+/// ```
+/// # use fp8::models::Tokenizer;
+/// # let dir = tempfile::tempdir()?;
+/// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+/// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+/// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+/// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
+/// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
+/// # let tokenizer = Tokenizer::open(dir.path())?;
+/// use fp8::models::ChatMessage;
+/// let chat = [ChatMessage::new("user", "in the beginning")];
+/// assert_eq!(tokenizer.chat(&chat)?, "in the beginning</s>"); // as this model's template says
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChatMessage {
+    /// `system`, `user` or `assistant`, or what else the template knows.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+impl ChatMessage {
+    /// A message.
+    ///
+    /// ```
+    /// let message = fp8::models::ChatMessage::new("user", "Hello!");
+    /// assert_eq!(message.role, "user");
+    /// ```
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self {
+            role: role.into(),
+            content: content.into(),
+        }
+    }
+}
+
+/// A special token is written as text, or as an object with it.
+pub(super) fn special(config: &Value, key: &str) -> Option<String> {
+    let token = &config[key];
+    let text = token.as_str().or_else(|| token["content"].as_str());
+    text.map(str::to_string)
+}
+
+/// One template, or several with names, of which one is the default.
+pub(super) fn chat_template(config: &Value) -> Option<String> {
+    let template = &config["chat_template"];
+    let named = || {
+        let templates = template.as_array()?;
+        let default = templates.iter().find(|entry| entry["name"] == "default")?;
+        default["template"].as_str()
+    };
+    template.as_str().or_else(named).map(str::to_string)
+}
+
+/// With the settings and the functions that transformers gives to templates.
+pub(super) fn render(
+    template: &str,
+    messages: &[ChatMessage],
+    bos: &str,
+    eos: &str,
+) -> Result<String, minijinja::Error> {
+    let mut jinja = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()?;
+    jinja.set_syntax(syntax);
+    // Methods of Python's texts, lists and dictionaries.
+    jinja.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    jinja.add_function("raise_exception", |text: String| -> Result<String, _> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, text))
+    });
+    let messages: Vec<Jinja> = messages
+        .iter()
+        .map(|message| context! { role => &message.role, content => &message.content })
+        .collect();
+    jinja.render_str(
+        template,
+        context! { messages, bos_token => bos, eos_token => eos, add_generation_prompt => true },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_know_what_transformers_gives_them() -> Result<(), minijinja::Error> {
+        let template = "{{ bos_token }}{%- for m in messages %}\n{% if m['role'] == 'user' %}\n<u>{{ m['content'].strip() }}</u>\n{% endif %}\n\
+            {% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+        let messages = [ChatMessage::new("user", " hi ")];
+        let text = render(template, &messages, "<s>", "</s>")?;
+        assert_eq!(text, "<s><u>hi</u>\n<a>");
+        Ok(())
+    }
+
+    #[test]
+    fn a_template_can_refuse() {
+        let template = "{{ raise_exception('roles must alternate') }}";
+        let error = render(template, &[], "", "").expect_err("refused");
+        assert!(
+            error.to_string().contains("roles must alternate"),
+            "{error}"
+        );
+        assert!(render("{% for %}", &[], "", "").is_err());
+    }
+
+    #[test]
+    fn special_tokens_and_templates_have_two_spellings() {
+        let config = serde_json::json!({
+            "bos_token": "<s>", "eos_token": { "content": "</s>" },
+            "chat_template": [{ "name": "tool", "template": "t" }, { "name": "default", "template": "d" }],
+        });
+        assert_eq!(special(&config, "bos_token").as_deref(), Some("<s>"));
+        assert_eq!(special(&config, "eos_token").as_deref(), Some("</s>"));
+        assert_eq!(special(&config, "pad_token"), None);
+        assert_eq!(chat_template(&config).as_deref(), Some("d"));
+    }
+}
