@@ -27,6 +27,7 @@ mod catalogue;
 mod config;
 mod dequantize;
 mod directory;
+mod facts;
 mod families;
 mod family;
 mod family_name;
@@ -58,7 +59,6 @@ use candle_nn::VarBuilder;
 use catalogue::{Catalogue, Source};
 use config::Configuration;
 use family::Family;
-use safetensors::Dtype;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -68,6 +68,25 @@ use std::sync::Arc;
 /// Tensors are read from the files when they are asked for; nothing else is held in memory. Names are canonical, those of
 /// the unquantized model in transformers: `X.weight`, `X.bias`, and `..self_attn.k_scale` and `..self_attn.v_scale` for the scales
 /// of an FP8 cache, whatever the family calls them.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::load::Checkpoint;
+/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// # let dir = tempfile::tempdir()?;
+/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+/// let checkpoint = Checkpoint::open_dir(&fp8)?;
+/// assert_eq!(checkpoint.layer_paths(), ["fc"]);
+/// assert_eq!(checkpoint.other_names(), ["fc.bias"]);
+/// let weight = checkpoint.stored_layer("fc", &Device::Cpu)?.codes.dequantize(DType::F32)?;
+/// assert_eq!(weight.dims(), [32, 64]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Vec<SafetensorsFile>,
@@ -129,6 +148,23 @@ impl Checkpoint {
     /// Opens the files and the configuration beside them, if there is one, and checks them: each file is whole, every
     /// FP8 weight `X.weight` has its scale in the shape that the configuration tells, every scale stands beside an FP8
     /// weight, and the configuration describes nothing that this library does not read.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_recipes::load::Checkpoint;
+    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+    /// let checkpoint = Checkpoint::open(&[fp8.join("model.safetensors")])?;
+    /// assert_eq!(checkpoint.layer_paths(), ["fc"]);
+    /// assert!(Checkpoint::open(&[fp8.join("config.json")]).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// If a file cannot be read, is no safetensors file, is shorter or longer than its header says or names a tensor
@@ -254,108 +290,52 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Which family of checkpoints it is: that of the first file with FP8 in it.
-    pub fn family(&self) -> FamilyName {
-        let fp8 = self
-            .catalogue
-            .weights
-            .values()
-            .map(|weight| weight.codes.file);
-        let codes = self
-            .catalogue
-            .values
-            .values()
-            .filter_map(|value| match value {
-                catalogue::Value::Codes(stored) => Some(stored.file),
-                _ => None,
-            });
-        let first = fp8.chain(codes).min();
-        first.map_or(FamilyName::HighPrecision, |file| self.families[file].name())
-    }
-
-    /// Canonical paths of the layers whose weight is FP8, sorted.
-    pub fn layer_paths(&self) -> Vec<String> {
-        let names = self.catalogue.weights.keys();
-        let paths = names.filter_map(|name| match names::split(name) {
-            (path, "weight") => Some(path.to_string()),
-            _ => None,
-        });
-        let mut paths: Vec<String> = paths.collect();
-        paths.sort_unstable();
-        paths
-    }
-
-    /// Canonical names of everything that is neither an FP8 weight of a layer nor a scale of one, sorted: biases, norms,
-    /// embeddings, weights in high precision, scales of caches.
-    pub fn other_names(&self) -> Vec<String> {
-        let tables = self.catalogue.weights.keys();
-        let tables = tables.filter(|name| names::split(name).1 != "weight");
-        let mut names: Vec<String> = self
-            .catalogue
-            .values
-            .keys()
-            .chain(tables)
-            .cloned()
-            .collect();
-        names.sort_unstable();
-        names
-    }
-
-    /// The model's `config.json` as it was read; None if there is none.
-    pub fn config(&self) -> Option<&serde_json::Value> {
-        self.config.as_ref()
-    }
-
-    /// Dtype of a tensor, by its canonical name or as stored. Weights of four codes in a word are F8_E4M3, scales of caches F32.
-    pub fn dtype(&self, name: &str) -> Option<Dtype> {
-        if self.catalogue.weights.contains_key(name) {
-            return Some(Dtype::F8_E4M3);
-        }
-        match self.catalogue.values.get(name) {
-            Some(catalogue::Value::CacheScale { .. }) => Some(Dtype::F32),
-            Some(value) => self.stored_dtype(value.stored()),
-            None => self.files[*self.index.get(name)?].dtype(name),
-        }
-    }
-
-    /// Shape of a tensor, by its canonical name or as stored.
-    pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        if let Some(weight) = self.catalogue.weights.get(name) {
-            return Some(&weight.shape);
-        }
-        match self.catalogue.values.get(name) {
-            Some(catalogue::Value::CacheScale { shape, .. }) => Some(shape),
-            Some(value) => {
-                let stored = value.stored();
-                self.files[stored.file].shape(&stored.name)
-            }
-            None => self.files[*self.index.get(name)?].shape(name),
-        }
-    }
-
-    fn stored_dtype(&self, stored: &catalogue::Stored) -> Option<Dtype> {
-        self.files[stored.file].dtype(&stored.name)
-    }
-
-    /// Names of all tensors as they are stored, sorted.
-    pub fn names(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.index.keys().map(String::as_str).collect();
-        names.sort_unstable();
-        names
-    }
-
-    /// Value of a metadata key in the first file that has it.
-    pub fn metadata(&self, key: &str) -> Option<&str> {
-        self.files.iter().find_map(|file| file.metadata(key))
-    }
-
     /// The names that models have asked a VarBuilder of this checkpoint for: see
     /// [`ExportOptions::with_loaded`](crate::ExportOptions::with_loaded).
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_recipes::load::Checkpoint;
+    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
+    /// let loaded = checkpoint.loaded_names();
+    /// let vb = checkpoint.var_builder(DType::F32, &Device::Cpu)?;
+    /// vb.get(32, "fc.bias")?;
+    /// assert_eq!(loaded.names(), ["fc.bias"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn loaded_names(&self) -> LoadedNames {
         self.loaded.clone()
     }
 
     /// A VarBuilder over this checkpoint; other tensors than FP8 weights are cast to `dtype`.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_recipes::load::Checkpoint;
+    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
+    /// use candle_core::Module;
+    /// let vb = checkpoint.var_builder(DType::F32, &Device::Cpu)?;
+    /// let layer = fp8_recipes::nn::linear(64, 32, vb.pp("fc"))?; // holds the codes
+    /// let y = layer.forward(&Tensor::ones((1, 64), DType::F32, &Device::Cpu)?)?;
+    /// assert_eq!(y.dims(), [1, 32]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// If `dtype` is another one than f32, bf16, f16 and f64: values cannot be held in it.
@@ -369,6 +349,25 @@ impl Checkpoint {
 }
 
 /// Opens safetensors files as a VarBuilder: see [`Checkpoint`].
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::load::Checkpoint;
+/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// # let dir = tempfile::tempdir()?;
+/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+/// use fp8_recipes::load;
+/// let vb = load::var_builder(&[fp8.join("model.safetensors")], DType::F32, &Device::Cpu)?;
+/// // A stock layer gets the dequantized weight.
+/// let layer = candle_nn::linear(64, 32, vb.pp("fc"))?;
+/// assert_eq!(layer.weight().dtype(), DType::F32);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// As [`Checkpoint::open`] and [`Checkpoint::var_builder`].

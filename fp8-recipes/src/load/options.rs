@@ -1,6 +1,26 @@
 //! How a checkpoint is opened.
 
 /// What becomes of the inputs of FP8 layers.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::load::Checkpoint;
+/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// # let dir = tempfile::tempdir()?;
+/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+/// use fp8_recipes::load::{Inputs, OpenOptions};
+/// use fp8_recipes::nn::InputScaling;
+/// let options = OpenOptions::new().with_inputs(Inputs::WeightOnly);
+/// let checkpoint = Checkpoint::open_dir_with(&fp8, &options)?;
+/// let layer = checkpoint.stored_layer("fc", &Device::Cpu)?;
+/// assert!(matches!(layer.input, InputScaling::None));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Inputs {
@@ -32,6 +52,11 @@ pub struct OpenOptions {
 
 impl OpenOptions {
     /// Inputs as stored, every FP8 weight with its scale.
+    ///
+    /// ```
+    /// use fp8_recipes::load::{Inputs, OpenOptions};
+    /// assert_eq!(OpenOptions::new().inputs, Inputs::AsStored);
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }

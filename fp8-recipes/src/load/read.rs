@@ -15,6 +15,26 @@ use fp8_core::{Contraction, E8M0, Format, Granularity};
 use safetensors::Dtype;
 
 /// An FP8 layer of a checkpoint in the one form that all families are brought into.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::load::Checkpoint;
+/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// # let dir = tempfile::tempdir()?;
+/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+/// # let checkpoint = Checkpoint::open_dir(&fp8)?;
+/// use fp8_recipes::nn::InputScaling;
+/// let layer = checkpoint.stored_layer("fc", &Device::Cpu)?;
+/// assert_eq!(layer.codes.dims(), [32, 64]);
+/// assert_eq!(layer.codes.dequant_scale().elem_count(), 32); // one per output feature
+/// assert!(matches!(layer.input, InputScaling::DynamicPerToken { .. }));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StoredLayer {
@@ -79,6 +99,23 @@ impl Checkpoint {
 
     /// A tensor by its canonical name or, for scales, by its stored one: codes as F8E4M3, scales of caches as f32, everything
     /// else as stored.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_recipes::load::Checkpoint;
+    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
+    /// let bias = checkpoint.tensor("fc.bias", &Device::Cpu)?;
+    /// assert_eq!(bias.to_vec1::<f32>()?, [0.; 32]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// If there is none of that name, it cannot be read, or candle has no such dtype.

@@ -36,6 +36,11 @@ impl Default for WriteOptions {
 
 impl WriteOptions {
     /// The defaults.
+    ///
+    /// ```
+    /// let options = fp8_recipes::rewrite::WriteOptions::new();
+    /// assert!(!options.overwrite); // a model in the way is an error
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }
@@ -63,6 +68,26 @@ impl WriteOptions {
 }
 
 /// What a rewrite has written.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::load::Checkpoint;
+/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// # let dir = tempfile::tempdir()?;
+/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+/// let options = QuantizeOptions::new(Scheme::ChannelToken).with_ignore(["head*"]);
+/// let target = dir.path().join("again");
+/// let report = rewrite::quantize(&model, &target, &options, &mut rewrite::quiet)?;
+/// assert_eq!(report.directory, target);
+/// assert_eq!(report.quantized, ["fc"]);
+/// assert_eq!(report.unmatched, ["head*"]); // a pattern that is mistyped, perhaps
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriteReport {

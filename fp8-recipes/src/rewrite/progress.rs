@@ -4,6 +4,26 @@ use crate::error::{Error, Result};
 use std::ops::ControlFlow;
 
 /// How far a rewrite is.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::load::Checkpoint;
+/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// # let dir = tempfile::tempdir()?;
+/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// use std::ops::ControlFlow;
+/// let model = Checkpoint::open_dir(dir.path())?;
+/// let mut told = vec![];
+/// rewrite::quantize(&model, dir.path().join("fp8"), &QuantizeOptions::new(Scheme::ChannelToken), &mut |progress| {
+///     told.push(format!("{} of {} bytes", progress.done, progress.total));
+///     ControlFlow::Continue(())
+/// })?;
+/// assert!(told[0].starts_with("0 of "));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Progress<'a> {
@@ -16,6 +36,26 @@ pub struct Progress<'a> {
 }
 
 /// Called before each layer. [`ControlFlow::Break`] cancels: the call then returns [`Error::Cancelled`] and leaves nothing behind.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::load::Checkpoint;
+/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// # let dir = tempfile::tempdir()?;
+/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// use fp8_recipes::rewrite::{OnProgress, Progress};
+/// use std::ops::ControlFlow;
+/// let model = Checkpoint::open_dir(dir.path())?;
+/// let cancel: &mut OnProgress<'_> = &mut |_: Progress<'_>| ControlFlow::Break(());
+/// let options = QuantizeOptions::new(Scheme::ChannelToken);
+/// let outcome = rewrite::quantize(&model, dir.path().join("fp8"), &options, cancel);
+/// assert!(matches!(outcome, Err(fp8_recipes::Error::Cancelled)));
+/// assert!(!dir.path().join("fp8").exists());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
 
 /// A progress callback that shows nothing and never cancels.

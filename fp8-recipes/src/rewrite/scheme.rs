@@ -51,6 +51,12 @@ pub enum Scheme {
 
 impl Scheme {
     /// Whether it needs the amax of each layer's inputs.
+    ///
+    /// ```
+    /// use fp8_recipes::rewrite::Scheme;
+    /// assert!(Scheme::StaticTensor.needs_calibration()); // see `rewrite::input_amaxes`
+    /// assert!(!Scheme::ChannelToken.needs_calibration());
+    /// ```
     pub fn needs_calibration(self) -> bool {
         self == Self::StaticTensor
     }
