@@ -249,6 +249,14 @@ pub enum SlotUpdate {
 /// history by [`delayed_quant_scale`] and [`ScaleRounding`]; it and its reciprocal are finite and not 0. Transformer
 /// Engine also stores a non-finite amax, which then freezes the scale for as long as it stays in the window; here it is
 /// only reported.
+///
+/// ```
+/// use fp8_core::{DelayedRule, Format, SlotUpdate, update_slot};
+/// let (mut history, mut quant_scale) = ([1.0, 0.0, 0.0], 448.0);
+/// let update = update_slot(&DelayedRule::default(), Format::E4M3, 2.0, &mut history, &mut quant_scale);
+/// assert_eq!(update, SlotUpdate::Updated);
+/// assert_eq!((history, quant_scale), ([2.0, 1.0, 0.0], 224.0));
+/// ```
 pub fn update_slot(
     rule: &DelayedRule,
     format: Format,
@@ -281,6 +289,13 @@ pub fn update_slot(
 ///
 /// An empty history (all 0) gives 1, the initial scale, since `previous` was for another format. If the history is not
 /// empty but reduces to 0, infinity or NaN, `previous` stays.
+///
+/// ```
+/// use fp8_core::{DelayedRule, Format, remake_scale};
+/// let history = [2.0, 1.0, 0.0];
+/// assert_eq!(remake_scale(&DelayedRule::default(), Format::E4M3, &history, 1.0), 224.0);
+/// assert_eq!(remake_scale(&DelayedRule::default(), Format::E5M2, &history, 1.0), 28672.0);
+/// ```
 pub fn remake_scale(rule: &DelayedRule, format: Format, history: &[f32], previous: f32) -> f32 {
     if history.iter().all(|&amax| amax == 0.0) {
         return 1.0;
@@ -295,6 +310,12 @@ pub fn remake_scale(rule: &DelayedRule, format: Format, history: &[f32], previou
 }
 
 /// `history` with `len` entries: the newest are kept, and new entries after the oldest are 0.
+///
+/// ```
+/// use fp8_core::resize_history;
+/// assert_eq!(resize_history(&[3.0, 2.0, 1.0], 2), [3.0, 2.0]);
+/// assert_eq!(resize_history(&[3.0], 3), [3.0, 0.0, 0.0]);
+/// ```
 pub fn resize_history(history: &[f32], len: usize) -> Vec<f32> {
     let mut resized = history[..len.min(history.len())].to_vec();
     resized.resize(len, 0.0);

@@ -8,6 +8,13 @@ pub(crate) const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 pub(crate) const ROUNDS: usize = 10;
 
 /// The four random words of `counter` under `key`.
+///
+/// ```
+/// use fp8_core::philox4x32_10;
+/// // A test vector of Random123.
+/// let words = philox4x32_10([0; 4], [0; 2]);
+/// assert_eq!(words, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+/// ```
 #[inline]
 pub const fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let ([mut c0, mut c1, mut c2, mut c3], [mut k0, mut k1]) = (counter, key);

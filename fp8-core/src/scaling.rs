@@ -13,6 +13,12 @@ pub const AMAX_EPSILON: f32 = 1e-12;
 ///
 /// An amax of 0 gives a large finite scale; an infinite one gives 0, under which every value dequantizes to NaN, so that
 /// the failure shows; NaN gives NaN.
+///
+/// ```
+/// use fp8_core::{Format, dynamic_quant_scale};
+/// assert_eq!(dynamic_quant_scale(2.0, Format::E4M3), 224.0);
+/// assert!(dynamic_quant_scale(0.0, Format::E4M3).is_finite());
+/// ```
 pub fn dynamic_quant_scale(amax: f32, format: Format) -> f32 {
     // Not f32::max, which would drop a NaN.
     let amax = if amax < AMAX_EPSILON {
@@ -27,6 +33,13 @@ pub fn dynamic_quant_scale(amax: f32, format: Format) -> f32 {
 ///
 /// Both are quotients in f32, so it may be an ulp from [`dynamic_quant_scale`], which trains; values between two codes then
 /// round another way. compressed-tensors, vLLM and torchao's inference make the dequant_scale first and divide by it.
+///
+/// ```
+/// use fp8_core::{Format, dynamic_quant_scale, inference_quant_scale};
+/// assert_eq!(inference_quant_scale(896.0, Format::E4M3), 0.5);
+/// assert_eq!(inference_quant_scale(2.0, Format::E4M3), 223.99998);
+/// assert_eq!(dynamic_quant_scale(2.0, Format::E4M3), 224.0);
+/// ```
 pub fn inference_quant_scale(amax: f32, format: Format) -> f32 {
     // Not f32::max, which would drop a NaN.
     let amax = if amax < AMAX_EPSILON {
@@ -41,6 +54,13 @@ pub fn inference_quant_scale(amax: f32, format: Format) -> f32 {
 ///
 /// Where that is undefined (amax zero with `eps` 0, infinite or NaN) the scale is 1. A quotient beyond f32 gives
 /// `f32::MAX`.
+///
+/// ```
+/// use fp8_core::{Format, current_quant_scale};
+/// assert_eq!(current_quant_scale(2.0, Format::E4M3, 0.0), 224.0);
+/// assert_eq!(current_quant_scale(2.0, Format::E4M3, 4.0), 112.0); // eps counts
+/// assert_eq!(current_quant_scale(0.0, Format::E4M3, 0.0), 1.0);
+/// ```
 pub fn current_quant_scale(amax: f32, format: Format, eps: f32) -> f32 {
     let amax = if amax < eps { eps } else { amax };
     finite_quotient(format.max(), amax).unwrap_or(1.0)
@@ -53,12 +73,24 @@ pub fn current_quant_scale(amax: f32, format: Format, eps: f32) -> f32 {
 /// The scale outlives the step that made it, so for every amax and margin it and its [`reciprocal`] are finite and not 0: a
 /// quotient beyond f32 gives `f32::MAX`, as in Transformer Engine, and one below the normal numbers, whose reciprocal would
 /// be infinite, gives `f32::MIN_POSITIVE`. The latter takes an amax near 1e38 and a margin.
+///
+/// ```
+/// use fp8_core::{Format, delayed_quant_scale};
+/// assert_eq!(delayed_quant_scale(2.0, Format::E4M3, 1, 1.0), 112.0); // one bit of margin
+/// assert_eq!(delayed_quant_scale(f32::NAN, Format::E4M3, 0, 7.0), 7.0);
+/// ```
 pub fn delayed_quant_scale(amax: f32, format: Format, margin: i32, previous: f32) -> f32 {
     let max = (f64::from(format.max()) / 2f64.powi(margin)) as f32;
     finite_quotient(max, amax).map_or(previous, |scale| scale.max(f32::MIN_POSITIVE))
 }
 
 /// The dequant_scale of a calibrated tensor: `max(amax, 1e-12) / MAX`, never 0.
+///
+/// ```
+/// use fp8_core::{Format, static_dequant_scale};
+/// assert_eq!(static_dequant_scale(896.0, Format::E4M3), Ok(2.0));
+/// assert!(static_dequant_scale(f32::NAN, Format::E4M3).is_err());
+/// ```
 ///
 /// # Errors
 /// If the amax is infinite, NaN or negative: the calibration went wrong.
@@ -81,6 +113,12 @@ fn finite_quotient(max: f32, amax: f32) -> Option<f32> {
 /// `quant_scale` with its mantissa cleared: the largest power of two not above it, as torchao's `_round_scale_down_to_power_of_2`.
 ///
 /// NaN and infinities stay as they are; zero and f32 subnormals give zero.
+///
+/// ```
+/// use fp8_core::floor_to_power_of_two;
+/// assert_eq!(floor_to_power_of_two(224.0), 128.0);
+/// assert_eq!(floor_to_power_of_two(0.5), 0.5);
+/// ```
 pub fn floor_to_power_of_two(quant_scale: f32) -> f32 {
     if quant_scale.is_nan() {
         quant_scale
@@ -90,6 +128,12 @@ pub fn floor_to_power_of_two(quant_scale: f32) -> f32 {
 }
 
 /// `1 / scale` in f32: from a quant_scale to its dequant_scale and back.
+///
+/// ```
+/// use fp8_core::{Format, dynamic_quant_scale, reciprocal};
+/// let dequant_scale = reciprocal(dynamic_quant_scale(896.0, Format::E4M3));
+/// assert_eq!(dequant_scale, 2.0);
+/// ```
 pub fn reciprocal(scale: f32) -> f32 {
     1.0 / scale
 }
@@ -97,6 +141,12 @@ pub fn reciprocal(scale: f32) -> f32 {
 /// The dequant_scale of an MX block by torchao's default rule RCEIL: the least power of two not below `amax / MAX`.
 ///
 /// No element of the block overflows. An amax of 0 gives 2^-127; an infinite or NaN one gives NaN.
+///
+/// ```
+/// use fp8_core::{Format, mx_dequant_scale_rceil};
+/// assert_eq!(mx_dequant_scale_rceil(448.0, Format::E4M3).to_f32(), 1.0);
+/// assert_eq!(mx_dequant_scale_rceil(449.0, Format::E4M3).to_f32(), 2.0);
+/// ```
 pub fn mx_dequant_scale_rceil(amax: f32, format: Format) -> E8M0 {
     if !amax.is_finite() {
         return E8M0::NAN;
@@ -115,6 +165,12 @@ pub fn mx_dequant_scale_rceil(amax: f32, format: Format) -> E8M0 {
 /// The dequant_scale of an MX block by the rule FLOOR of the OCP specification: `2^(floor(log2 amax) - emax)`.
 ///
 /// Elements may overflow, by less than a factor of two. An amax of 0 gives 2^-127; an infinite or NaN one gives NaN.
+///
+/// ```
+/// use fp8_core::{Format, mx_dequant_scale_floor};
+/// assert_eq!(mx_dequant_scale_floor(256.0, Format::E4M3).to_f32(), 1.0);
+/// assert_eq!(mx_dequant_scale_floor(500.0, Format::E4M3).to_f32(), 1.0); // 500 saturates
+/// ```
 pub fn mx_dequant_scale_floor(amax: f32, format: Format) -> E8M0 {
     if !amax.is_finite() {
         return E8M0::NAN;
