@@ -3,13 +3,18 @@
 //! The source of candle-nn says which functions lose gradients; each of them is called here through the twin, with values and
 //! gradients checked against finite differences of the form that tracks no gradient.
 
+mod flash_attention;
+mod kv_caches;
+
 mod scan;
 mod sweep;
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
+use flash_attention::{flash, varlen};
 use fp8_recipes::nn::attention::{self, AttnMask, cpu_flash};
 use fp8_recipes::nn::{self, kv_cache, moe, ops, rotary_emb};
+use kv_caches::{caches, rotating, scattered};
 use std::collections::BTreeMap;
 
 type Check = fn();
@@ -78,8 +83,6 @@ fn every_item_of_candle_nn_that_loses_gradients_has_a_twin_that_does_not() {
     }
 }
 
-// ---- helpers ---------------------------------------------------------------------------------
-
 /// Values in (-1, 1) without a pattern.
 fn wave(seed: usize, shape: &[usize]) -> Tensor {
     let count: usize = shape.iter().product();
@@ -146,8 +149,6 @@ fn check(what: &str, inputs: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>)
         }
     }
 }
-
-// ---- operations ------------------------------------------------------------------------------
 
 fn softmax() {
     check("softmax_last_dim", &[wave(1, &[2, 3, 5])], |x| {
@@ -267,217 +268,6 @@ fn norms() {
     );
 }
 
-// ---- attention -------------------------------------------------------------------------------
-
-#[test]
-#[allow(deprecated)]
-fn flash() {
-    let inputs = |b, tq, tk| {
-        [
-            wave(1, &[b, tq, 4, 8]),
-            wave(2, &[b, tk, 2, 8]),
-            wave(3, &[b, tk, 2, 8]),
-        ]
-    };
-    let mut mask = values(&wave(4, &[3, 5]));
-    // The second query sees nothing.
-    mask[1] = f32::NEG_INFINITY;
-    mask[5..10].fill(f32::NEG_INFINITY);
-    let mask = Tensor::from_vec(mask, (1, 1, 3, 5), &Device::Cpu).unwrap();
-    for (b, tq, tk, kind, max_bias, softcap) in [
-        (1, 3, 5, AttnMask::None, None, None),
-        (1, 3, 5, AttnMask::None, Some(4.), Some(0.9)),
-        (1, 3, 5, AttnMask::Mask(mask.clone()), None, Some(0.9)),
-        (1, 3, 5, AttnMask::Mask(mask.clone()), Some(4.), None),
-        (1, 3, 5, AttnMask::causal(), None, None),
-        (
-            1,
-            3,
-            5,
-            AttnMask::causal_with_offset(2),
-            Some(4.),
-            Some(0.9),
-        ),
-        (1, 1, 5, AttnMask::causal_with_offset(4), Some(4.), None),
-        (2, 3, 5, AttnMask::None, Some(4.), None),
-        (2, 3, 5, AttnMask::causal(), None, None),
-        (2, 3, 3, AttnMask::causal(), Some(4.), None),
-    ] {
-        let what = format!("flash_attn of {b}x{tq}x{tk}, {kind:?}, {max_bias:?}, {softcap:?}");
-        check(&what, &inputs(b, tq, tk), |x| {
-            attention::flash_attn::<f32>(&x[0], &x[1], &x[2], 0.4, kind.clone(), max_bias, softcap)
-        });
-    }
-    check("standard", &inputs(1, 3, 5), |x| {
-        let (q, k, v) = (&x[0], &x[1], &x[2]);
-        cpu_flash::standard::run_flash_attn_cpu::<f32>(q, k, v, Some(&mask), 0.4, None, None)
-    });
-    check("causal", &inputs(1, 3, 5), |x| {
-        cpu_flash::causal::run_causal_attn_cpu::<f32>(&x[0], &x[1], &x[2], 0.4, 1, None, None)
-    });
-    check("the old name", &inputs(1, 3, 5), |x| {
-        let (q, k, v) = (&x[0], &x[1], &x[2]);
-        nn::cpu_flash_attention::run_flash_attn_cpu::<f32>(q, k, v, None, 0.4, None, None)
-    });
-    // A learned bias.
-    check("mask", &[wave(1, &[1, 1, 3, 5])], |x| {
-        let [q, k, v] = inputs(1, 3, 5);
-        let mask = AttnMask::Mask(x[0].clone());
-        attention::flash_attn::<f32>(&q, &k, &v, 0.4, mask, None, None)
-    });
-}
-
-#[test]
-fn varlen() {
-    let inputs = [
-        wave(1, &[5, 4, 8]),
-        wave(2, &[9, 2, 8]),
-        wave(3, &[9, 2, 8]),
-    ];
-    let lengths = |lengths: &[u32]| Tensor::new(lengths, &Device::Cpu).unwrap();
-    let (queries, keys) = (lengths(&[2, 3]), lengths(&[4, 5]));
-    let slopes = Tensor::new(&[0.5f32, 0.25, 0.125, 0.0625], &Device::Cpu).unwrap();
-    for (causal, left, right, slopes) in [
-        (false, None, None, None),
-        (true, None, None, Some(&slopes)),
-        (false, Some(1), None, Some(&slopes)),
-        (false, Some(1), Some(1), None),
-        (true, Some(2), Some(2), None),
-    ] {
-        let what = format!(
-            "causal {causal}, window {left:?} {right:?}, {}",
-            slopes.is_some()
-        );
-        check(&format!("unfused, {what}"), &inputs, |x| {
-            let (q, k, v) = (&x[0], &x[1], &x[2]);
-            attention::flash_attn_varlen_unfused(
-                q, k, v, slopes, &queries, &keys, 3, 5, 0.4, causal, left, right,
-            )
-        });
-        check(&format!("cpu, {what}"), &inputs, |x| {
-            let (q, k, v) = (&x[0], &x[1], &x[2]);
-            nn::varlen_attention::flash_attn_varlen_unfused(
-                q, k, v, slopes, &queries, &keys, 3, 5, 0.4, causal, left, right,
-            )?;
-            attention::flash_attn_varlen_cpu(
-                q, k, v, slopes, &queries, &keys, 3, 5, 0.4, causal, left, right,
-            )
-        });
-    }
-    let tracked = Var::from_tensor(&inputs[0]).unwrap();
-    let wrong = attention::flash_attn_varlen_cpu(
-        &tracked, &inputs[1], &inputs[2], None, &queries, &queries, 3, 3, 0.4, true, None, None,
-    );
-    assert!(wrong.unwrap_err().to_string().contains("do not fit"));
-}
-
-// ---- caches ----------------------------------------------------------------------------------
-
-/// Two calls, of three positions and one.
-fn parts(x: &Tensor, dim: usize) -> [Tensor; 2] {
-    [x.narrow(dim, 0, 3), x.narrow(dim, 3, 1)].map(|x| x.unwrap().contiguous().unwrap())
-}
-
-fn join(k: Tensor, v: Tensor) -> Result<Tensor> {
-    Tensor::cat(&[k, v], 1)
-}
-
-#[test]
-fn caches() {
-    let inputs = [wave(1, &[1, 2, 4, 6]), wave(2, &[1, 2, 4, 6])];
-    check("KvCache", &inputs, |x| {
-        let mut cache = kv_cache::KvCache::new(2, 3);
-        let ([k0, k1], [v0, v1]) = (parts(&x[0], 2), parts(&x[1], 2));
-        cache.append(&k0, &v0)?;
-        let (k, v) = cache.append(&k1, &v1)?;
-        assert_eq!((cache.current_seq_len(), values(&k)), (4, values(&x[0])));
-        join(k, v)
-    });
-    check("ConcatKvCache", &inputs, |x| {
-        let mut cache = kv_cache::ConcatKvCache::new(2);
-        let ([k0, k1], [v0, v1]) = (parts(&x[0], 2), parts(&x[1], 2));
-        cache.append(&k0, &v0)?;
-        let (k, v) = cache.append(&k1, &v1)?;
-        assert_eq!((cache.current_seq_len(), values(&k)), (4, values(&x[0])));
-        join(k, v)
-    });
-    check("InterleavedKvCache", &inputs, |x| {
-        let mut cache = kv_cache::InterleavedKvCache::new(6);
-        let ([k0, k1], [v0, v1]) = (parts(&x[0], 2), parts(&x[1], 2));
-        cache.append(&k0, &v0)?;
-        cache.append(&k1, &v1)
-    });
-    // Nothing tracked before, and nothing left after a reset.
-    let mut cache = kv_cache::Cache::new(0, 8);
-    cache.append(&wave(1, &[2, 3])).unwrap();
-    let var = Var::from_tensor(&wave(2, &[2, 3])).unwrap();
-    cache.append(&var).unwrap();
-    let held = cache.current_data().unwrap().unwrap();
-    let expected = Tensor::cat(&[&wave(1, &[2, 3]), &wave(2, &[2, 3])], 0).unwrap();
-    assert_eq!(values(&held), values(&expected));
-    assert!(
-        held.sum_all()
-            .unwrap()
-            .backward()
-            .unwrap()
-            .get(&var)
-            .is_some()
-    );
-    cache.reset();
-    assert!(cache.current_data().unwrap().is_none());
-}
-
-#[test]
-fn rotating() {
-    // Every way of running into the end of a buffer of 5 positions, against candle-nn's.
-    for lengths in [
-        &[2, 2, 2, 2][..],
-        &[3, 4, 1],
-        &[5, 1],
-        &[1, 7, 2],
-        &[4, 4, 4],
-        &[2, 3, 5],
-    ] {
-        let total = lengths.iter().sum();
-        let input = [wave(5, &[1, total, 3])];
-        check(&format!("RotatingCache, {lengths:?}"), &input, |x| {
-            let mut ours = kv_cache::RotatingKvCache::new(1, 5);
-            let mut candles = candle_nn::kv_cache::RotatingKvCache::new(1, 5);
-            let (mut at, mut all) = (0, vec![]);
-            for &len in lengths {
-                let part = x[0].narrow(1, at, len)?.contiguous()?;
-                at += len;
-                assert_eq!(ours.positions(len), candles.positions(len));
-                let (k, v) = ours.append(&part, &part)?;
-                let (expected, _) = candles.append(&part.detach(), &part.detach())?;
-                assert_eq!(values(&k), values(&expected), "{lengths:?} at {at}");
-                let held = ours.k()?.unwrap();
-                assert_eq!(values(&held), values(&candles.k()?.unwrap()));
-                assert_eq!(ours.offset(), candles.offset());
-                // candle-nn's buffer is written again.
-                all.extend([k.copy()?, v.copy()?]);
-            }
-            Tensor::cat(&all, 1)
-        });
-    }
-}
-
-#[test]
-fn scattered() {
-    let mut builder = kv_cache::ScatteredCacheBuilder::new(1, 4, DType::F32, &Device::Cpu).unwrap();
-    let mut cache = builder.make_cache(2, 3).unwrap();
-    let short = wave(1, &[1, 2, 2, 3]);
-    let at = builder.indices_and_mask(2, &[true]).unwrap();
-    cache.append(&short, &short, &at).unwrap();
-    let var = Var::from_tensor(&short).unwrap();
-    let error = cache.append(&var, &short, &at).unwrap_err().to_string();
-    assert!(error.contains("ScatteredKvCache::append"), "{error}");
-    // What is not written anywhere keeps its gradient.
-    let var = Var::from_tensor(&wave(1, &[1, 2, 4, 3])).unwrap();
-    let (k, _) = cache.append(&var, &var, &at).unwrap();
-    assert!(k.sum_all().unwrap().backward().unwrap().get(&var).is_some());
-}
-
 #[test]
 fn mixture_of_experts() {
     use candle_core::quantized::{GgmlDType, QTensor};
@@ -495,8 +285,6 @@ fn mixture_of_experts() {
         assert!(error.contains("only implemented for the cuda"), "{error}");
     }
 }
-
-// ---- the rest --------------------------------------------------------------------------------
 
 #[test]
 fn cross_entropy_is_candles() {
