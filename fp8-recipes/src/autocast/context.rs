@@ -103,6 +103,16 @@ pub fn is_fp8_enabled() -> bool {
 }
 
 /// Whether a guard is open on this thread, of whatever mode. Work that moves to another thread leaves it behind.
+///
+/// ```
+/// use fp8_recipes::{Autocast, fp8_autocast, is_fp8_enabled, is_guard_open};
+///
+/// let guard = fp8_autocast(Autocast::disabled())?;
+/// assert!(is_guard_open() && !is_fp8_enabled());
+/// guard.close()?;
+/// assert!(!is_guard_open());
+/// # Ok::<(), fp8_recipes::Error>(())
+/// ```
 pub fn is_guard_open() -> bool {
     current().is_some()
 }
