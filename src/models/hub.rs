@@ -187,6 +187,14 @@ fn failed(model: &str, file: &str) -> impl FnOnce(ApiError) -> HubError + use<> 
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
+/// ```
+/// use fp8::models::hub::{self, HubOptions};
+/// let cache = tempfile::tempdir()?;
+/// let options = HubOptions::default().with_cache_dir(cache.path());
+/// assert_eq!(hub::cached("HuggingFaceTB/SmolLM2-135M", &options)?, None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`HubError::Name`], [`HubError::NoCache`], and [`HubError::Index`] for a list of weights that is broken.
 pub fn cached(model: &str, options: &HubOptions) -> Result<Option<PathBuf>, HubError> {
