@@ -1,0 +1,81 @@
+//! Packed panels against their definition.
+
+use super::*;
+
+/// The vector packings equal the scalar ones of `layout.rs`.
+#[test]
+fn packing_equals_its_definition() {
+    use super::super::super::shared::Shared;
+    use super::super::engine_bf16::Bf16Engine;
+    use super::super::kernel::{Engine, Matrix};
+    use super::layout::Order;
+
+    for isa in Isa::available() {
+        let Some(engine) = Bf16Engine::of(isa) else {
+            continue;
+        };
+        for format in Format::ALL {
+            for (kept, contracted) in [(1, 1), (5, 2), (16, 31), (17, 32), (33, 70), (70, 600)] {
+                // Every code, NaN and infinity too.
+                let codes: Vec<u8> = (0..kept * contracted).map(|i| (i * 7) as u8).collect();
+                for contraction in [Cols, Rows] {
+                    let code = |i: usize, l: usize| {
+                        codes[match contraction {
+                            Cols => i * contracted + l,
+                            Rows => l * kept + i,
+                        }]
+                    };
+                    let matrix = Matrix {
+                        codes: &codes,
+                        kept,
+                        contracted,
+                        contraction,
+                    };
+                    let what = format!("{format} {kept}x{contracted} {contraction:?}");
+
+                    let expected = layout::reference::pack_a(format, kept, contracted, code);
+                    let mut packed = vec![0; expected.len()];
+                    let rows = kept.next_multiple_of(ROWS);
+                    // SAFETY: no other task runs.
+                    unsafe {
+                        let dst = Shared::new(&mut packed);
+                        engine.pack_a(format, matrix, 0..kept, 0, rows, dst);
+                    }
+                    assert_eq!(bits(&packed), bits(&expected), "A, {what}");
+
+                    let expected = layout::reference::pack_b(format, kept, contracted, code);
+                    let mut packed = vec![0x5555; expected.len()];
+                    let len = layout::b_len(1, contracted);
+                    for (panel, dst) in packed.chunks_mut(len).enumerate() {
+                        let middle = (contracted / 2).next_multiple_of(32);
+                        let (left, right) = dst.split_at_mut(middle * PANEL);
+                        let (first, end) = (panel * PANEL, layout::padded(contracted));
+                        engine.pack_b(format, matrix, first, 0..middle, left);
+                        engine.pack_b(format, matrix, first, middle..end, right);
+                    }
+                    assert_eq!(bits(&packed), bits(&expected), "B, {what}");
+                    if contraction == Cols {
+                        let codes = pack_codes(Order::Pairs, &codes, kept, contracted);
+                        packed.fill(0x5555);
+                        for (codes, dst) in codes.chunks(len).zip(packed.chunks_mut(len)) {
+                            engine.decode_panel(format, codes, dst);
+                        }
+                        assert_eq!(bits(&packed), bits(&expected), "packed codes, {what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every NaN as one, since its bits mean nothing.
+fn bits(values: &[u16]) -> Vec<u16> {
+    let of = |&bits: &u16| {
+        if bf16::from_bits(bits).is_nan() {
+            0x7FC0
+        } else {
+            bits
+        }
+    };
+    values.iter().map(of).collect()
+}

@@ -1,0 +1,321 @@
+//! The FP8 GEMM of a backend against products in f64 of values decoded here, code by code.
+
+mod sizes;
+mod special;
+
+use candle_core::op::BackpropOp;
+use candle_core::{DType, Tensor};
+use fp8_candle::device::{GemmCodes, GemmOutput, backend};
+use fp8_candle::{Fp8Tensor, Result};
+use fp8_core::Contraction::{self, Cols, Rows};
+use fp8_core::{Cast, Format, Granularity};
+use fp8_test_support::{device, isa, on_cuda, rounding};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+const BLOCK_1X128: Granularity = Granularity::Blockwise { rows: 1, cols: 128 };
+
+const BLOCK_128X128: Granularity = Granularity::Blockwise {
+    rows: 128,
+    cols: 128,
+};
+
+const COMBINATIONS: [(Contraction, Contraction); 4] =
+    [(Cols, Cols), (Cols, Rows), (Rows, Rows), (Rows, Cols)];
+
+const FORMATS: [(Format, Format); 3] = [
+    (Format::E4M3, Format::E4M3),
+    (Format::E4M3, Format::E5M2),
+    (Format::E5M2, Format::E4M3),
+];
+
+/// The value of a finite or NaN code, from its bits.
+fn value(format: Format, code: u8) -> f64 {
+    let (mantissa_bits, bias) = match format {
+        Format::E4M3 => (3, 7),
+        _ => (2, 15),
+    };
+    let exponent = i32::from((code & 0x7F) >> mantissa_bits);
+    let mantissa = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
+    let magnitude = match (format, code & 0x7F) {
+        (Format::E4M3, 0x7F) | (Format::E5M2, 0x7D..) => f64::NAN,
+        (Format::E5M2, 0x7C) => f64::INFINITY,
+        _ if exponent == 0 => mantissa * 2f64.powi(1 - bias),
+        _ => (1. + mantissa) * 2f64.powi(exponent - bias),
+    };
+    if code & 0x80 == 0 {
+        magnitude
+    } else {
+        -magnitude
+    }
+}
+
+/// Any finite code. Large magnitudes would dominate the sums, so E5M2 stays below 2^6.
+fn code(rng: &mut StdRng, format: Format) -> u8 {
+    let top = if format == Format::E4M3 { 0x7F } else { 0x55 };
+    rng.random_range(0..top) | rng.random::<u8>() & 0x80
+}
+
+/// One operand, with its values in f64 as `[kept, contracted]`.
+struct Operand {
+    tensor: Fp8Tensor,
+    contraction: Contraction,
+    values: Tensor,
+}
+
+impl Operand {
+    fn new(
+        seed: u64,
+        (kept, contracted): (usize, usize),
+        (format, granularity, contraction): (Format, Granularity, Contraction),
+    ) -> Result<Self> {
+        // The scales run in the direction that the GEMM needs.
+        Self::with_scales_along(
+            seed,
+            (kept, contracted),
+            (format, granularity, contraction),
+            contraction,
+        )
+    }
+
+    fn with_scales_along(
+        seed: u64,
+        (kept, contracted): (usize, usize),
+        (format, granularity, contraction): (Format, Granularity, Contraction),
+        scales_along: Contraction,
+    ) -> Result<Self> {
+        let (rows, cols) = match contraction {
+            Cols => (kept, contracted),
+            Rows => (contracted, kept),
+        };
+        let mut rng = StdRng::seed_from_u64(seed);
+        let codes = (0..rows * cols).map(|_| code(&mut rng, format)).collect();
+        let scales = granularity.grid(rows, cols, scales_along).len();
+        let scales = (0..scales)
+            .map(|_| 2f32.powf(rng.random_range(-2f32..2.)))
+            .collect();
+        Self::from_parts(
+            (rows, cols),
+            codes,
+            scales,
+            (format, granularity, contraction),
+            scales_along,
+        )
+    }
+
+    fn from_parts(
+        (rows, cols): (usize, usize),
+        codes: Vec<u8>,
+        scales: Vec<f32>,
+        (format, granularity, contraction): (Format, Granularity, Contraction),
+        scales_along: Contraction,
+    ) -> Result<Self> {
+        let grid = granularity.grid(rows, cols, scales_along);
+        let mut table = [0f64; 256];
+        (0..=255).for_each(|code: u8| table[usize::from(code)] = value(format, code));
+        let mut values = Vec::with_capacity(rows * cols);
+        for row in 0..rows {
+            for col in 0..cols {
+                let decoded = table[usize::from(codes[row * cols + col])];
+                values.push(decoded * f64::from(scales[grid.index(row, col)]));
+            }
+        }
+        let device = &device();
+        let values = Tensor::from_vec(values, (rows, cols), device)?;
+        let scales = Tensor::from_vec(scales, grid.len(), device)?;
+        let codes = Tensor::from_vec(codes, (rows, cols), device)?;
+        Ok(Self {
+            tensor: Fp8Tensor::from_parts(codes, format, granularity, scales_along, scales)?,
+            contraction,
+            values: if contraction == Cols {
+                values
+            } else {
+                values.t()?.contiguous()?
+            },
+        })
+    }
+}
+
+/// The product as the CPU backend computes it.
+fn multiply(a: &Operand, b: &Operand, dtype: DType, bias: Option<&Tensor>) -> Result<Tensor> {
+    let out = GemmOutput {
+        dtype,
+        bias,
+        use_fast_accum: true,
+    };
+    let (a, b) = (
+        a.tensor.operand(a.contraction),
+        b.tensor.operand(b.contraction),
+    );
+    let storage = backend(&device())?.gemm(&a, &b, &out)?;
+    let shape = (a.kept(), b.kept());
+    Ok(Tensor::from_storage(
+        storage,
+        shape,
+        BackpropOp::none(),
+        false,
+    ))
+}
+
+fn flat(x: &Tensor) -> Vec<f64> {
+    if x.elem_count() == 0 {
+        return vec![]; // candle cannot convert empty tensors on a GPU
+    }
+    x.to_dtype(DType::F64)
+        .unwrap()
+        .flatten_all()
+        .unwrap()
+        .to_vec1()
+        .unwrap()
+}
+
+/// Fails if the error is larger than the roundings of a sum of k terms explain, see `rounding.rs`.
+#[track_caller]
+fn check(what: &str, a: &Operand, b: &Operand) -> Result<()> {
+    let got = flat(&multiply(a, b, DType::F32, None)?);
+    let expected = flat(&a.values.matmul(&b.values.t()?)?);
+    let magnitude = flat(&a.values.abs()?.matmul(&b.values.abs()?.t()?)?);
+    let square = flat(&a.values.sqr()?.matmul(&b.values.sqr()?.t()?)?);
+    let k = a.values.dim(1)?;
+    let n = b.values.dim(0)?;
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let (error, magnitude) = ((got - expected).abs(), magnitude[at]);
+        let bound = rounding::bound(k, magnitude, square[at]);
+        // Tensor cores add products of FP8 values with fewer bits than f32 has.
+        let bound = if on_cuda() {
+            bound.max(3e-3 * magnitude)
+        } else {
+            bound
+        };
+        assert!(
+            error <= bound,
+            "{what} [{}, {}]: {got:e}, expected {expected:e}; sum of |a||b| {magnitude:e}",
+            at / n,
+            at % n
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn every_instruction_set_passes() {
+    if !on_cuda() {
+        isa::run_again_on_each(&[]);
+    }
+}
+
+/// The same bits; on a GPU, where each product may use another algorithm, within a tolerance of the largest value.
+#[track_caller]
+fn assert_same(what: &str, got: &Tensor, expected: &Tensor) {
+    let tolerance = match (on_cuda(), got.dtype()) {
+        (false, _) => 0.,
+        (true, DType::F32) => 3e-3,
+        (true, _) => 7e-2,
+    };
+    let expected = flat(expected);
+    let largest = expected.iter().fold(0f64, |max, x| max.max(x.abs()));
+    for (at, (got, expected)) in flat(got).iter().zip(&expected).enumerate() {
+        let error = (got - expected).abs();
+        assert!(
+            error <= tolerance * largest,
+            "{what}, {at}: {got:e}, expected {expected:e}, largest {largest:e}"
+        );
+    }
+}
+
+#[test]
+fn sixteen_bit_results_and_bias() -> Result<()> {
+    let (m, n, k) = (33, 130, 70);
+    let kind = (Format::E4M3, Granularity::Rowwise, Cols);
+    let kept = |values: usize, seed| {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let codes = (0..values * k)
+            .map(|_| code(&mut rng, Format::E4M3))
+            .collect();
+        // Small enough for f16.
+        let scales = (0..values)
+            .map(|_| rng.random_range(1e-3f32..2e-2))
+            .collect();
+        Operand::from_parts((values, k), codes, scales, kind, Cols)
+    };
+    let (a, b) = (kept(m, 1)?, kept(n, 2)?);
+    let exact = multiply(&a, &b, DType::F32, None)?;
+    let mut rng = StdRng::seed_from_u64(3);
+    let bias: Vec<f32> = (0..n).map(|_| rng.random_range(-50f32..50.)).collect();
+    let bias = Tensor::from_vec(bias, n, &device())?;
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let rounded = exact.to_dtype(dtype)?;
+        assert!(flat(&rounded).iter().all(|y| y.is_finite()), "{dtype:?}");
+        let got = multiply(&a, &b, dtype, None)?;
+        assert_eq!(got.dtype(), dtype);
+        assert_same(&format!("{dtype:?}"), &got, &rounded);
+        // Added in the output dtype, the bias rounded to it first.
+        let expected = rounded.broadcast_add(&bias.to_dtype(dtype)?)?;
+        let got = multiply(&a, &b, dtype, Some(&bias))?;
+        assert_same(&format!("{dtype:?} with bias"), &got, &expected);
+    }
+    Ok(())
+}
+
+#[test]
+fn same_bits_for_any_number_of_threads() -> Result<()> {
+    for (m, n, k) in [
+        (131, 130, 8070),
+        (700, 600, 513),
+        (1, 4096, 1024),
+        (3000, 40, 64),
+    ] {
+        for (a_contraction, b_contraction) in COMBINATIONS {
+            for granularity in [Granularity::Rowwise, BLOCK_128X128] {
+                let a = Operand::new(1, (m, k), (Format::E4M3, granularity, a_contraction))?;
+                let b = Operand::new(2, (n, k), (Format::E5M2, granularity, b_contraction))?;
+                let mut first: Option<Vec<f64>> = None;
+                for threads in [1, 2, 3, 5] {
+                    let pool = rayon::ThreadPoolBuilder::new()
+                        .num_threads(threads)
+                        .build()
+                        .unwrap();
+                    let got = flat(&pool.install(|| multiply(&a, &b, DType::F32, None))?);
+                    let first = first.get_or_insert_with(|| got.clone());
+                    let differing = first.iter().zip(&got).filter(|(a, b)| a != b).count();
+                    assert_eq!(
+                        differing, 0,
+                        "{a_contraction:?} x {b_contraction:?} {granularity} m {m} n {n} k {k}: \
+                         values that differ between 1 and {threads} threads"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn operands_that_do_not_fit_are_errors() -> Result<()> {
+    let kind = (Format::E4M3, Granularity::Tensorwise, Cols);
+    let (a, b) = (
+        Operand::new(1, (3, 40), kind)?,
+        Operand::new(2, (5, 41), kind)?,
+    );
+    let error = multiply(&a, &b, DType::F32, None).unwrap_err().to_string();
+    assert!(
+        error.contains("operand B") && error.contains("[5, 41]"),
+        "{error}"
+    );
+
+    let backend = backend(&device())?;
+    let Some(packed) = backend.pack(a.tensor.codes())? else {
+        return Ok(()); // This processor reads row-major codes.
+    };
+    let mut packed_a = a.tensor.operand(Cols);
+    packed_a.codes = GemmCodes::Packed(&packed);
+    let out = GemmOutput {
+        dtype: DType::F32,
+        bias: None,
+        use_fast_accum: false,
+    };
+    let error = backend.gemm(&packed_a, &a.tensor.operand(Cols), &out);
+    let error = error.expect_err("a packed operand A").to_string();
+    assert!(error.contains("operand A"), "{error}");
+    Ok(())
+}
