@@ -23,9 +23,11 @@ pub mod weight_version;
 pub use device::ScalePolicy;
 pub use error::{Error, Result};
 pub use fake_quant::{cast_values_and_gradient, fake_quantize, grad_cast};
-pub use linear::{GemmPlan, LinearPlan, LinearWeight, WeightCache, fp8_linear};
+pub use linear::{GemmPlan, LinearPlan, LinearWeight, ResultCasts, WeightCache, fp8_linear};
 pub use packed::PackedWeight;
-pub use quantize::{CastCounter, CastHook, FirstScale, Quantized, Quantizer, ScaleSource};
+pub use quantize::{
+    CastCounter, CastHook, FirstScale, Quantized, Quantizer, ScaleSource, Stochastic,
+};
 pub use state::{Observer, Role, Slot, StateTable};
 pub use tensor::Fp8Tensor;
 

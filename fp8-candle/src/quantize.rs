@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::state::{Observer, Slot};
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
-use fp8_core::{Cast, Contraction, DelayedRule, Granularity, ScaleGrid};
+use fp8_core::{Cast, Contraction, DelayedRule, Granularity, Rounding, ScaleGrid};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,6 +32,8 @@ pub enum ScaleSource {
     },
     /// The scale of the slot, set by calibration.
     Static(Slot),
+    /// None: the values themselves are cast, with a quant_scale of 1.
+    Unscaled,
     /// A fixed dequant_scale, f32 with one element or one per scale of the grid.
     Fixed {
         /// The factor after decoding.
@@ -47,6 +49,17 @@ pub enum FirstScale {
     One,
     /// Made from the amax of the tensor itself, as the first update will.
     OwnAmax,
+}
+
+/// Stochastic rounding with other bits for every cast of a tensor role: the number of casts so far is part of the row, and of its
+/// checkpoints.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Stochastic {
+    /// The row that counts.
+    pub slot: Slot,
+    /// The seed of the run.
+    pub seed: u64,
 }
 
 /// Counts the tensors that were cast; a cached weight is not cast again.
@@ -67,6 +80,8 @@ pub trait CastHook: std::fmt::Debug + Send + Sync {
 pub struct Quantizer {
     /// Format, rounding and overflow.
     pub cast: Cast,
+    /// See [`Quantizer::with_stochastic`].
+    pub stochastic: Option<Stochastic>,
     /// Which elements share a scale.
     pub granularity: Granularity,
     /// Where the scale comes from.
@@ -91,6 +106,8 @@ pub struct Quantized {
     pub quant_scale: Tensor,
     /// f32 amax per scale, if the cast measured it.
     pub amax: Option<Tensor>,
+    /// The cast that was done, with the key of a stochastic rounding.
+    pub cast: Cast,
 }
 
 impl Quantizer {
@@ -98,6 +115,7 @@ impl Quantizer {
     pub fn new(cast: Cast, granularity: Granularity, source: ScaleSource) -> Self {
         Self {
             cast,
+            stochastic: None,
             granularity,
             source,
             counter: None,
@@ -131,6 +149,32 @@ impl Quantizer {
     /// The same cast with another format, rounding or overflow.
     pub fn with_cast(self, cast: Cast) -> Self {
         Self { cast, ..self }
+    }
+
+    /// The same cast with stochastic rounding, with new bits each time: key and number of casts are those of `slot`.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::{Quantizer, Role, ScaleSource, Slot};
+    /// use fp8_core::{Cast, Contraction, Format, Granularity};
+    ///
+    /// let slot = Slot::alone("fc", Role::GradOutput, 1, &Device::Cpu)?;
+    /// let cast = Quantizer::new(Cast::new(Format::E5M2), Granularity::Tensorwise, ScaleSource::Unscaled);
+    /// let cast = cast.with_stochastic(slot, 17);
+    /// let x = Tensor::full(1.0625f32, 1000, &Device::Cpu)?; // a quarter of the way from 1 to 1.25
+    /// let mean = |x: &Tensor| -> fp8_candle::Result<f32> {
+    ///     let y = cast.quantize(x, Contraction::Cols)?.tensor.dequantize(DType::F32)?;
+    ///     Ok(y.mean_all()?.to_scalar()?)
+    /// };
+    /// let (first, second) = (mean(&x)?, mean(&x)?);
+    /// assert!((first - 1.0625).abs() < 0.02 && first != second);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn with_stochastic(self, slot: Slot, seed: u64) -> Self {
+        Self {
+            stochastic: Some(Stochastic { slot, seed }),
+            ..self
+        }
     }
 
     /// The same cast with another granularity.
@@ -237,6 +281,13 @@ impl Quantizer {
             });
         }
         let backend = backend(x.device())?;
+        let cast = match &self.stochastic {
+            None => self.cast,
+            Some(Stochastic { slot, seed }) => {
+                let key = slot.next_stochastic_key(*seed);
+                self.cast.with_rounding(Rounding::Stochastic(key))
+            }
+        };
         let (rows, cols) = matrix_dims(x.dims());
         let grid = self.granularity.grid(rows, cols, contraction);
         let orientation = backend.orientation(contraction, both && self.is_symmetric());
@@ -258,7 +309,7 @@ impl Quantizer {
         };
         let encode = |quant_scale: &Tensor| {
             check_count(quant_scale)?;
-            backend.quantize(&x, &grid, quant_scale, &self.cast, orientation)
+            backend.quantize(&x, &grid, quant_scale, &cast, orientation)
         };
         // The amax is free beside the cast, and shows Inf and NaN.
         let measures = self.observer.as_ref().is_some_and(|o| o.record) && grid.len() == 1;
@@ -267,8 +318,7 @@ impl Quantizer {
                 return Ok((encode(quant_scale)?, None));
             }
             check_count(quant_scale)?;
-            let (codes, amax) =
-                backend.quantize_with_amax(&x, quant_scale, &self.cast, orientation)?;
+            let (codes, amax) = backend.quantize_with_amax(&x, quant_scale, &cast, orientation)?;
             Ok((codes, Some(amax)))
         };
         let (codes, quant_scale, dequant_scale, amax) = match &self.source {
@@ -280,10 +330,8 @@ impl Quantizer {
                     policy: *policy,
                     power_of_two: *power_of_two,
                 };
-                let cast = match self.amax_bound {
-                    None => {
-                        backend.quantize_current(&x, &grid, current, &self.cast, orientation)?
-                    }
+                let made = match self.amax_bound {
+                    None => backend.quantize_current(&x, &grid, current, &cast, orientation)?,
                     Some(bound) => {
                         let measured = backend.amax(&x, &grid)?;
                         let amax = measured.minimum(f64::from(bound))?;
@@ -299,10 +347,10 @@ impl Quantizer {
                     }
                 };
                 (
-                    cast.codes,
-                    cast.quant_scale,
-                    cast.dequant_scale,
-                    Some(cast.amax),
+                    made.codes,
+                    made.quant_scale,
+                    made.dequant_scale,
+                    Some(made.amax),
                 )
             }
             ScaleSource::Delayed { slot, rule, first } => {
@@ -322,6 +370,11 @@ impl Quantizer {
                 let (quant_scale, dequant_scale) = slot.static_scale(self.cast.format)?;
                 let (codes, amax) = measured(&quant_scale)?;
                 (codes, quant_scale, dequant_scale, amax)
+            }
+            ScaleSource::Unscaled => {
+                let one = Tensor::ones(grid.len(), DType::F32, x.device())?;
+                let (codes, amax) = measured(&one)?;
+                (codes, one.clone(), one, amax)
             }
             ScaleSource::Fixed { dequant_scale } => {
                 let dequant_scale = dequant_scale.to_device(x.device())?;
@@ -348,6 +401,7 @@ impl Quantizer {
             tensor,
             quant_scale,
             amax,
+            cast,
         };
         if let Some(hook) = &self.hook {
             hook.on_cast(&x, &quantized)?;

@@ -17,6 +17,7 @@
 
 pub mod atomic;
 mod autocast;
+mod cast_hook;
 mod check;
 pub mod checkpoint;
 pub mod config;
@@ -26,6 +27,7 @@ mod gradients;
 pub mod load;
 mod module;
 pub mod nn;
+mod operator;
 pub mod optim;
 mod plan;
 mod prepare;
@@ -40,6 +42,7 @@ pub use autocast::{
     Autocast, AutocastGuard, AutocastHandle, NonFinite, ReductionGroup, SingleProcess, StepSummary,
     end_step, fp8_autocast, is_fp8_enabled, is_guard_open, with_fp8,
 };
+pub use cast_hook::{CastEvent, CastObserver};
 pub use config::{DelayedScaling, Fp8LinearConfig, LayerFilter, Recipe, RecipeName};
 pub use error::{Error, Result};
 pub use export::{ExportOptions, ExportReport, save_calibrated, save_calibrated_with};
@@ -47,6 +50,7 @@ pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
 pub use gradients::{GradAccumulator, check_gradients};
 pub use module::{Fp8Layer, Fp8Module, Visitor};
+pub use operator::{Fp8Operator, LayerKind};
 pub use prepare::{
     LayerChoice, LayerReport, Note, Outcome, PrepareOptions, PrepareReport, Unmatched, prepare_fp8,
 };

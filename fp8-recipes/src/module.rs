@@ -1,6 +1,7 @@
 //! How a model shows its layers: conversion, export and checkpoints visit them by path.
 
 use crate::nn::{StaticWeight, join};
+use crate::operator::{Fp8Operator, LayerKind};
 use crate::state::Fp8State;
 use candle_core::Tensor;
 use fp8_candle::Role;
@@ -13,6 +14,11 @@ mod leaves;
 pub trait Fp8Layer {
     /// Path in the checkpoint: empty at its root, None where the layer does not know it.
     fn path(&self) -> Option<&str>;
+
+    /// What it computes.
+    fn kind(&self) -> LayerKind {
+        LayerKind::Linear
+    }
 
     /// The tensors whose scales are kept between steps, each a row of the model's table.
     fn roles(&self) -> &'static [Role];
@@ -59,6 +65,11 @@ pub trait Visitor {
         if let Some(bias) = layer.bias() {
             self.tensor(name("bias").as_deref(), bias);
         }
+    }
+
+    /// An operator without a GEMM of its own, whose tensors a recipe may cast. Its tensors are shown by [`Visitor::tensor`] as well.
+    fn operator(&mut self, operator: &dyn Fp8Operator) {
+        let _ = operator;
     }
 
     /// A tensor that belongs to no such layer.

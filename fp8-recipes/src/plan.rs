@@ -1,12 +1,14 @@
 //! From a recipe and a layer's state to the casts of one call.
 
 use crate::autocast::LayerStep;
-use crate::config::{Gemm, InitialScale, Operand, ResolvedConfig, ScalingType};
+use crate::cast_hook::{CastObserver, hook};
+use crate::config::{CastRounding, Gemm, InitialScale, Operand, ResolvedConfig, ScalingType};
 use crate::error::{Error, Result};
 use crate::state::Fp8State;
 use crate::stats::CastStats;
 use fp8_candle::{
-    FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, Role, ScalePolicy, ScaleSource,
+    FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, ResultCasts, Role, ScalePolicy,
+    ScaleSource,
 };
 use fp8_core::{Cast, DelayedRule};
 use std::sync::Arc;
@@ -29,12 +31,61 @@ pub(crate) fn linear_plan(state: &Fp8State, step: &LayerStep) -> Result<LinearPl
             false => FirstScale::OwnAmax,
         },
         stats: settings.stats.as_ref(),
+        hook: settings.hook.as_ref(),
     };
+    let fused = state.is_output_fused();
+    // Where gradients are cast as tensors, and not only as operands, the bias sees the cast one.
+    let of_tensors = !config.grad_input.is_disabled() || !config.grad_weight.is_disabled();
     Ok(LinearPlan::new(state.path())
         .with_output(maker.gemm(Gemm::Output)?)
         .with_grad_input(maker.gemm(Gemm::GradInput)?)
         .with_grad_weight(maker.gemm(Gemm::GradWeight)?)
+        .with_results(maker.results()?)
+        .with_grad_output_in_high_precision(fused)
+        .with_bias_from_cast(of_tensors)
         .with_emulate(config.emulate))
+}
+
+/// The casts of an operator without a GEMM of its own; None leaves a tensor in high precision.
+pub(crate) struct OperatorCasts {
+    pub(crate) input: Option<Quantizer>,
+    pub(crate) weight: Option<Quantizer>,
+    pub(crate) output: Option<Quantizer>,
+    pub(crate) grad_output: Option<Quantizer>,
+    pub(crate) grad_input: Option<Quantizer>,
+    pub(crate) grad_weight: Option<Quantizer>,
+}
+
+/// The casts of an operator in `step`; None where the recipe leaves operators alone.
+pub(crate) fn operator_casts(state: &Fp8State, step: &LayerStep) -> Result<Option<OperatorCasts>> {
+    let LayerStep { settings, cells } = step;
+    let config = &*settings.config;
+    if !config.cast_operators {
+        return Ok(None);
+    }
+    let maker = Maker {
+        state,
+        config,
+        cells,
+        training: settings.training,
+        rule: DelayedRule::default(),
+        first: FirstScale::OwnAmax,
+        stats: settings.stats.as_ref(),
+        hook: settings.hook.as_ref(),
+    };
+    let fused = state.is_output_fused();
+    let unless_fused = |operand: Operand| match fused {
+        true => Ok(None),
+        false => maker.quantizer(operand),
+    };
+    Ok(Some(OperatorCasts {
+        input: maker.quantizer(Operand::Input)?,
+        weight: maker.quantizer(Operand::Weight)?,
+        output: unless_fused(Operand::Output)?,
+        grad_output: unless_fused(Operand::GradOutput)?,
+        grad_input: maker.quantizer(Operand::GradInput)?,
+        grad_weight: maker.quantizer(Operand::GradWeight)?,
+    }))
 }
 
 struct Maker<'a> {
@@ -45,6 +96,7 @@ struct Maker<'a> {
     rule: DelayedRule,
     first: FirstScale,
     stats: Option<&'a CastStats>,
+    hook: Option<&'a CastObserver>,
 }
 
 /// The tensor role whose state the casts of an operand use.
@@ -52,7 +104,12 @@ fn role_of(operand: Operand) -> Role {
     match operand {
         Operand::Input | Operand::InputForGradWeight => Role::Input,
         Operand::Weight | Operand::WeightForGradInput => Role::Weight,
-        Operand::GradOutput | Operand::GradOutputForGradWeight => Role::GradOutput,
+        Operand::GradOutput
+        | Operand::GradOutputForGradWeight
+        // Results have no scales that are kept: the row counts their stochastic roundings.
+        | Operand::Output
+        | Operand::GradInput
+        | Operand::GradWeight => Role::GradOutput,
     }
 }
 
@@ -65,14 +122,36 @@ impl Maker<'_> {
             .map(|(a, b)| GemmPlan::new(a, b).with_fast_accum(fast)))
     }
 
-    /// None where the operand stays in high precision.
+    fn results(&self) -> Result<ResultCasts> {
+        let output = match self.state.is_output_fused() {
+            true => None,
+            false => self.quantizer(Operand::Output)?,
+        };
+        Ok(ResultCasts::default()
+            .with_output(output)
+            .with_grad_input(self.quantizer(Operand::GradInput)?)
+            .with_grad_weight(self.quantizer(Operand::GradWeight)?))
+    }
+
+    /// None where the tensor stays in high precision.
     fn quantizer(&self, operand: Operand) -> Result<Option<Quantizer>> {
         let cast = self.config.cast(operand);
+        let slot_of = |role| {
+            self.state.slot(role).ok_or_else(|| Error::NoRole {
+                path: self.state.path().to_string(),
+                role,
+            })
+        };
+        if cast.is_disabled() {
+            return Ok(None);
+        }
+        // Operators have no row but this one.
+        let kept = matches!(cast.scaling, ScalingType::Delayed | ScalingType::Static);
         let role = role_of(operand);
-        let slot = self.state.slot(role).ok_or_else(|| Error::NoRole {
-            path: self.state.path().to_string(),
-            role,
-        })?;
+        let slot = match self.state.slot(role) {
+            None if !kept => slot_of(Role::GradOutput)?,
+            _ => slot_of(role)?,
+        };
         let source = match cast.scaling {
             ScalingType::Disabled => return Ok(None),
             ScalingType::Dynamic => ScaleSource::Current {
@@ -91,17 +170,31 @@ impl Maker<'_> {
                 first: self.first,
             },
             ScalingType::Static => ScaleSource::Static(slot.clone()),
+            ScalingType::Unscaled => ScaleSource::Unscaled,
         };
         let Some(format) = cast.format else {
             return Ok(None);
         };
-        let observer = Observer::new(self.cells.clone(), slot.row(), self.training);
-        let quantizer = Quantizer::new(Cast::new(format), cast.granularity, source)
-            .with_counter(self.state.counter().clone())
-            .with_observer(observer);
-        Ok(Some(match self.stats {
-            Some(stats) => quantizer.with_hook(stats.hook(self.state.shared_path(), operand)),
-            None => quantizer,
+        let is_result = Operand::RESULTS.contains(&operand);
+        let observer = Observer::new(self.cells.clone(), slot.row(), self.training && !is_result);
+        let rounded = Cast::new(format)
+            .with_overflow(cast.overflow)
+            .with_via_f16(self.config.via_f16);
+        let quantizer = Quantizer::new(rounded, cast.granularity, source)
+            .with_counter(self.state.counter(operand).clone())
+            .with_observer(observer)
+            .with_hook(hook(
+                self.state.shared_path(),
+                operand,
+                self.stats,
+                self.hook,
+            ));
+        Ok(Some(match cast.rounding {
+            CastRounding::NearestEven => quantizer,
+            CastRounding::Stochastic => {
+                let counter = slot_of(Role::GradOutput)?.clone();
+                quantizer.with_stochastic(counter, self.config.seed)
+            }
         }))
     }
 }

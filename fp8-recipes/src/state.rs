@@ -1,9 +1,9 @@
 //! FP8 state of one layer.
 
-use crate::config::{CastConfig, Recipe, ResolvedConfig, ScalingType};
+use crate::config::{CastConfig, Operand, Recipe, ResolvedConfig, ScalingType};
 use fp8_candle::state::{IdleRule, RowRule};
 use fp8_candle::{CastCounter, Role, Slot, StateTable, WeightCache};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How a layer was calibrated.
@@ -53,7 +53,9 @@ pub struct Fp8State {
     table: Arc<StateTable>,
     slots: Vec<(Role, Slot)>,
     pub(crate) cache: WeightCache,
-    casts: CastCounter,
+    /// By [`Operand`].
+    casts: [CastCounter; Operand::COUNT],
+    output_fused: AtomicBool,
     own_recipe: Mutex<Option<LayerRecipe>>,
     calibration: Mutex<Calibrated>,
 }
@@ -83,7 +85,8 @@ impl Fp8State {
             path,
             table: table.clone(),
             cache: WeightCache::default(),
-            casts: Arc::new(AtomicU64::new(0)),
+            casts: std::array::from_fn(|_| Arc::new(AtomicU64::new(0))),
+            output_fused: AtomicBool::new(false),
             own_recipe: Mutex::default(),
             calibration: Mutex::default(),
         })
@@ -122,11 +125,26 @@ impl Fp8State {
 
     /// How many tensors this layer has cast to FP8, forward and backward; a cached weight counts once.
     pub fn quantized_tensors(&self) -> u64 {
-        self.casts.load(Ordering::Relaxed)
+        self.casts.iter().map(|n| n.load(Ordering::Relaxed)).sum()
     }
 
-    pub(crate) fn counter(&self) -> &CastCounter {
-        &self.casts
+    /// How many times this layer has cast a tensor for one use. A copy that serves both uses of an operand counts for the first.
+    pub fn casts(&self, operand: Operand) -> u64 {
+        self.casts[operand as usize].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn counter(&self, operand: Operand) -> &CastCounter {
+        &self.casts[operand as usize]
+    }
+
+    /// Whether the output and its gradient stay in high precision, as they do where the next operator is fused to this one:
+    /// [`PrepareOptions::with_output_fused`](crate::PrepareOptions::with_output_fused).
+    pub fn is_output_fused(&self) -> bool {
+        self.output_fused.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_output_fused(&self, fused: bool) {
+        self.output_fused.store(fused, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, Calibrated> {

@@ -2,7 +2,7 @@
 
 use crate::config::Operand;
 use candle_core::{DType, Tensor};
-use fp8_candle::{CastHook, Quantized};
+use fp8_candle::Quantized;
 use fp8_core::{Cast, Format, Granularity, Overflow};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -67,33 +67,14 @@ impl CastStats {
         report_of(&measured)
     }
 
-    /// What measures the casts of one operand of a layer.
-    pub(crate) fn hook(&self, layer: &Arc<str>, operand: Operand) -> Arc<dyn CastHook> {
-        Arc::new(OperandHook {
-            stats: self.clone(),
-            layer: layer.clone(),
-            operand,
-        })
-    }
-}
-
-fn report_of(measured: &Measured) -> StatsReport {
-    let rows = measured.iter();
-    let rows = rows.map(|((layer, _), measure)| measure.row(layer));
-    StatsReport {
-        rows: rows.collect(),
-    }
-}
-
-#[derive(Debug)]
-struct OperandHook {
-    stats: CastStats,
-    layer: Arc<str>,
-    operand: Operand,
-}
-
-impl CastHook for OperandHook {
-    fn on_cast(&self, x: &Tensor, quantized: &Quantized) -> fp8_candle::Result<()> {
+    /// Measures one cast.
+    pub(crate) fn measure(
+        &self,
+        layer: &Arc<str>,
+        operand: Operand,
+        x: &Tensor,
+        quantized: &Quantized,
+    ) -> fp8_candle::Result<()> {
         let values = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         let scales = quantized.quant_scale.flatten_all()?.to_vec1::<f32>()?;
         let codes = &quantized.tensor;
@@ -106,10 +87,10 @@ impl CastHook for OperandHook {
         // What saturates is decided after rounding: a little more than the maximum still rounds to it.
         let overflows = Cast::new(format).with_overflow(Overflow::NonFinite);
         let saturates = |value: f32| !format.decode(overflows.encode(value, 0)).is_finite();
-        let mut stats = self.stats.lock();
-        let key = (self.layer.clone(), self.operand as usize);
+        let mut stats = self.lock();
+        let key = (layer.clone(), operand as usize);
         let measure = stats.entry(key).or_insert_with(|| Measure {
-            operand: self.operand,
+            operand,
             format,
             granularity: codes.granularity(),
             casts: 0,
@@ -142,6 +123,14 @@ impl CastHook for OperandHook {
             measure.noise += (f64::from(value) - f64::from(back)).powi(2);
         }
         Ok(())
+    }
+}
+
+fn report_of(measured: &Measured) -> StatsReport {
+    let rows = measured.iter();
+    let rows = rows.map(|((layer, _), measure)| measure.row(layer));
+    StatsReport {
+        rows: rows.collect(),
     }
 }
 

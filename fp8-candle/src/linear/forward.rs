@@ -2,13 +2,13 @@
 
 use super::op;
 use super::plan::{GemmPlan, LinearPlan, LinearWeight};
-use super::product::{add_bias, multiply};
+use super::product::{add_bias, multiply, recast};
 use super::same::serves_both;
 use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
 use crate::error::{Error, Result};
 use crate::packed::PackedWeight;
-use crate::ready::{Ready, owned_storage};
+use crate::ready::{Ready, owned_storage, tensor_of};
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction;
@@ -120,6 +120,10 @@ pub fn fp8_linear(
                 LinearWeight::Packed(w8) => stream(w8)?,
             }
         }
+    };
+    let storage = match &plan.results.output {
+        None => storage,
+        cast => owned_storage(&recast(tensor_of(storage, (m, n))?, cast.as_ref())?)?,
     };
     saved.keep_frozen(x.track_op(), weight);
     attach(storage, out_dims, x, weight, bias, plan, saved)

@@ -20,4 +20,4 @@ mod same;
 
 pub use cache::WeightCache;
 pub use forward::fp8_linear;
-pub use plan::{GemmPlan, LinearPlan, LinearWeight};
+pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};

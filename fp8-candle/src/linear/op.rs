@@ -1,12 +1,13 @@
 //! The autograd node of the FP8 linear layer.
 
 use super::plan::{GemmPlan, LinearPlan, LinearWeight};
-use super::product::multiply;
+use super::product::{multiply, recast};
 use super::same::serves_both;
 use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
 use crate::error::{Result, internal};
 use crate::packed::PackedWeight;
+use crate::quantize::Quantizer;
 use crate::ready::Ready;
 use crate::tensor::Fp8Tensor;
 use candle_core::{
@@ -81,27 +82,45 @@ impl LinearOp {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (m, n) = matrix_dims(grad_output.dims());
         let go = grad_output.contiguous()?.reshape((m, n))?;
+        // Kept for the second GEMM if one copy serves both.
+        let mut go8 = None;
+        let mut for_bias = go.clone();
+        if let Some(cast) = self.cast_for_bias() {
+            let cast = cast.quantize_for(&go, Cols, true)?.tensor;
+            for_bias = cast.dequantize(go.dtype())?;
+            go8 = Some(cast);
+        }
         let grad_bias = match bias {
             Some(bias) if bias.track_op() => {
-                Some(backend(go.device())?.sum_rows(&go, bias.dtype())?)
+                Some(backend(go.device())?.sum_rows(&for_bias, bias.dtype())?)
             }
             _ => None,
         };
-        // Kept for the second GEMM if one copy serves both.
-        let mut go8 = None;
+        let results = &self.plan.results;
         let grad_x = if x.track_op() {
-            Some(
-                self.grad_input(x, weight, &go, &mut go8)?
-                    .reshape(x.shape())?,
-            )
+            let grad = self.grad_input(x, weight, &go, &mut go8)?;
+            Some(recast(grad, results.grad_input.as_ref())?.reshape(x.shape())?)
         } else {
             None
         };
         let grad_weight = match weight {
-            Some(weight) if weight.track_op() => Some(self.grad_weight(x, weight, &go, go8)?),
+            Some(weight) if weight.track_op() => {
+                let grad = self.grad_weight(x, weight, &go, go8)?;
+                Some(recast(grad, results.grad_weight.as_ref())?)
+            }
             _ => None,
         };
         Ok((grad_x, grad_weight, grad_bias))
+    }
+
+    /// The cast whose result the gradient of the bias is summed from, which both GEMMs then use.
+    fn cast_for_bias(&self) -> Option<&Quantizer> {
+        let plan = &self.plan;
+        let (Some(first), Some(second)) = (&plan.grad_input, &plan.grad_weight) else {
+            return None;
+        };
+        let shared = plan.bias_from_cast && !plan.grad_output_in_high_precision;
+        (shared && serves_both(&first.a, &second.a)).then_some(&first.a)
     }
 
     /// `go weight`, `[M, K]`, in x's dtype.
@@ -125,12 +144,18 @@ impl LinearOp {
                 ),
             },
         };
-        let again = |second: &GemmPlan| serves_both(&gemm.a, &second.a);
-        let both = self.plan.grad_weight.as_ref().is_some_and(again) && weight.track_op();
-        let a = gemm.a.quantize_for(go, Cols, both)?.tensor;
         let b = match &self.saved.weight {
             Some(saved) => saved.clone(),
             None => gemm.b.quantize(weight, Rows)?.tensor,
+        };
+        if self.plan.grad_output_in_high_precision {
+            return Ok(go.matmul(&b.dequantize(go.dtype())?)?);
+        }
+        let again = |second: &GemmPlan| serves_both(&gemm.a, &second.a);
+        let both = self.plan.grad_weight.as_ref().is_some_and(again) && weight.track_op();
+        let a = match go8.take() {
+            Some(cast) => cast,
+            None => gemm.a.quantize_for(go, Cols, both)?.tensor,
         };
         let grad = self.product((&a, Cols), (&b, Rows), x, gemm)?;
         if both {
@@ -153,13 +178,17 @@ impl LinearOp {
             // In the order of candle's own matmul backward, so that the bits equal the plain layer's.
             return Ok(x.t()?.matmul(go)?.t()?.to_dtype(weight.dtype())?);
         };
-        let a = match go8 {
-            Some(go8) => go8,
-            None => gemm.a.quantize(go, Rows)?.tensor,
-        };
         let b = match &self.saved.x {
             Some(saved) => saved.clone(),
             None => gemm.b.quantize(&x, Rows)?.tensor,
+        };
+        if self.plan.grad_output_in_high_precision {
+            let grad = go.t()?.matmul(&b.dequantize(go.dtype())?)?;
+            return Ok(grad.to_dtype(weight.dtype())?);
+        }
+        let a = match go8 {
+            Some(go8) => go8,
+            None => gemm.a.quantize(go, Rows)?.tensor,
         };
         self.product((&a, Rows), (&b, Rows), weight, gemm)
     }

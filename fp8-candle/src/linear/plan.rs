@@ -52,6 +52,51 @@ pub struct LinearPlan {
     pub grad_weight: Option<GemmPlan>,
     /// Whether to dequantize and multiply in f32 instead of calling the FP8 GEMM: the reference path.
     pub emulate: bool,
+    /// The casts of what the GEMMs give.
+    pub results: ResultCasts,
+    /// Leaves grad_output in high precision: the backward GEMMs multiply it with their other operand, quantized and dequantized.
+    pub grad_output_in_high_precision: bool,
+    /// Sums the gradient of the bias from the cast grad_output; it needs a cast that serves both GEMMs. Otherwise from
+    /// grad_output as it comes.
+    pub bias_from_cast: bool,
+}
+
+/// Casts of the results of an operator: quantized and dequantized at once, for studies of formats. None leaves a result as it is.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ResultCasts {
+    /// Of the output, with its bias.
+    pub output: Option<Quantizer>,
+    /// Of the gradient of the input.
+    pub grad_input: Option<Quantizer>,
+    /// Of the gradient of the weight.
+    pub grad_weight: Option<Quantizer>,
+}
+
+impl ResultCasts {
+    /// The same casts with another one of the output.
+    pub fn with_output(self, cast: impl Into<Option<Quantizer>>) -> Self {
+        Self {
+            output: cast.into(),
+            ..self
+        }
+    }
+
+    /// The same casts with another one of the gradient of the input.
+    pub fn with_grad_input(self, cast: impl Into<Option<Quantizer>>) -> Self {
+        Self {
+            grad_input: cast.into(),
+            ..self
+        }
+    }
+
+    /// The same casts with another one of the gradient of the weight.
+    pub fn with_grad_weight(self, cast: impl Into<Option<Quantizer>>) -> Self {
+        Self {
+            grad_weight: cast.into(),
+            ..self
+        }
+    }
 }
 
 impl LinearPlan {
@@ -63,6 +108,9 @@ impl LinearPlan {
             grad_input: None,
             grad_weight: None,
             emulate: false,
+            results: ResultCasts::default(),
+            grad_output_in_high_precision: false,
+            bias_from_cast: false,
         }
     }
 
@@ -93,6 +141,27 @@ impl LinearPlan {
     /// The same plan with or without [`LinearPlan::emulate`].
     pub fn with_emulate(self, emulate: bool) -> Self {
         Self { emulate, ..self }
+    }
+
+    /// The same plan with other casts of results.
+    pub fn with_results(self, results: ResultCasts) -> Self {
+        Self { results, ..self }
+    }
+
+    /// The same plan with or without [`LinearPlan::grad_output_in_high_precision`].
+    pub fn with_grad_output_in_high_precision(self, on: bool) -> Self {
+        Self {
+            grad_output_in_high_precision: on,
+            ..self
+        }
+    }
+
+    /// The same plan with or without [`LinearPlan::bias_from_cast`].
+    pub fn with_bias_from_cast(self, on: bool) -> Self {
+        Self {
+            bias_from_cast: on,
+            ..self
+        }
     }
 }
 

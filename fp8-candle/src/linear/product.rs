@@ -2,6 +2,7 @@
 
 use crate::device::{GemmOutput, backend};
 use crate::error::Result;
+use crate::quantize::Quantizer;
 use crate::ready::owned_storage;
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Storage, Tensor};
@@ -34,6 +35,17 @@ pub(super) fn multiply(
         b
     };
     owned_storage(&add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
+}
+
+/// A result quantized and dequantized by its cast, if it has one.
+pub(crate) fn recast(x: Tensor, cast: Option<&Quantizer>) -> Result<Tensor> {
+    match cast {
+        None => Ok(x),
+        Some(cast) => {
+            let quantized = cast.quantize(&x, Contraction::Cols)?.tensor;
+            quantized.dequantize(x.dtype())
+        }
+    }
 }
 
 pub(super) fn add_bias(y: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {

@@ -25,7 +25,13 @@ pub(super) fn same_cast(a: &Quantizer, b: &Quantizer) -> bool {
         (ScaleSource::Fixed { dequant_scale: a }, ScaleSource::Fixed { dequant_scale: b }) => {
             a.id() == b.id()
         }
+        (ScaleSource::Unscaled, ScaleSource::Unscaled) => true,
         _ => false,
     };
-    same_source && a.cast == b.cast && a.granularity == b.granularity
+    let same_bits = match (&a.stochastic, &b.stochastic) {
+        (None, None) => true,
+        (Some(a), Some(b)) => a.seed == b.seed && a.slot.is(&b.slot),
+        _ => false,
+    };
+    same_source && same_bits && a.cast == b.cast && a.granularity == b.granularity
 }

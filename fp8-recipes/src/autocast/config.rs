@@ -1,5 +1,6 @@
 //! What a guard switches on.
 
+use crate::cast_hook::CastObserver;
 use crate::config::{ConfigError, Recipe};
 use crate::stats::CastStats;
 use fp8_candle::state::ReductionGroup;
@@ -33,6 +34,8 @@ pub struct Autocast {
     pub reduction_group: Option<Arc<dyn ReductionGroup>>,
     /// Where every cast of the layers inside is measured; None costs nothing.
     pub stats: Option<CastStats>,
+    /// Who sees every cast of the layers inside; None costs nothing.
+    pub cast_observer: Option<CastObserver>,
 }
 
 impl Default for Autocast {
@@ -44,6 +47,7 @@ impl Default for Autocast {
             recipe: Recipe::default(),
             reduction_group: None,
             stats: None,
+            cast_observer: None,
         }
     }
 }
@@ -87,6 +91,12 @@ impl Autocast {
     /// each cast tensor to the host: for a look now and then, not for every step.
     pub fn with_stats(mut self, stats: &CastStats) -> Self {
         self.stats = Some(stats.clone());
+        self
+    }
+
+    /// Shows every cast of the layers inside, also those of backward passes that run after the guard has closed.
+    pub fn with_cast_observer(mut self, observer: &CastObserver) -> Self {
+        self.cast_observer = Some(observer.clone());
         self
     }
 

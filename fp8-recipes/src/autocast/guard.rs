@@ -43,6 +43,7 @@ where
         config,
         group: autocast.reduction_group,
         stats: autocast.stats,
+        hook: autocast.cast_observer,
     };
     let context = Context { settings, session };
     Ok(AutocastGuard::push(Some(context), owner))

@@ -1,5 +1,6 @@
 //! What a guard says, resolved.
 
+use crate::cast_hook::CastObserver;
 use crate::config::ResolvedConfig;
 use crate::stats::CastStats;
 use fp8_candle::state::ReductionGroup;
@@ -21,4 +22,5 @@ pub(crate) struct Settings {
     pub(crate) config: Arc<ResolvedConfig>,
     pub(super) group: Option<Arc<dyn ReductionGroup>>,
     pub(crate) stats: Option<CastStats>,
+    pub(crate) hook: Option<CastObserver>,
 }

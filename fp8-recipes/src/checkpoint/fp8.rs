@@ -104,10 +104,9 @@ pub(super) fn save(layers: &[Layer]) -> Result<(BTreeMap<String, Tensor>, Meta)>
     let mut kept = BTreeMap::new();
     let mut meta = Meta::default();
     for Layer { weight, state } in layers {
-        if let (Some(slot), Some(scale)) = (
-            state.slot(Role::Weight),
-            state.cache.kept_quant_scale(weight)?,
-        ) {
+        if let (Some(weight), Some(slot)) = (weight, state.slot(Role::Weight))
+            && let Some(scale) = state.cache.kept_quant_scale(weight)?
+        {
             kept.insert(slot.name().to_string(), scale.to_vec1::<f32>()?[0]);
         }
         if let Some(calibration) = state.calibration() {
@@ -321,7 +320,9 @@ impl Stored {
             table.restore(&rows.collect::<Vec<_>>())?;
         }
         for layer in layers {
-            self.restore_layer(&layer.weight, &layer.state)?;
+            if let Some(weight) = &layer.weight {
+                self.restore_layer(weight, &layer.state)?;
+            }
         }
         Ok(())
     }

@@ -66,9 +66,10 @@ pub use resume::{resume_training, resume_training_with};
 
 use crate::atomic::write_safetensors_atomic;
 use crate::autocast::end_step;
-use crate::config::Recipe;
+use crate::config::{Operand, Recipe};
 use crate::error::{Error, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
+use crate::operator::Fp8Operator;
 use crate::optim::CheckpointOptimizer;
 use crate::safetensors_file::SafetensorsFile;
 use crate::state::Fp8State;
@@ -224,9 +225,10 @@ pub fn fp8_state<M: Fp8Module + ?Sized>(model: &M) -> Result<Fp8Rows> {
     fp8::rows(&layers(model))
 }
 
-/// A prepared layer.
+/// A prepared layer or operator.
 struct Layer {
-    weight: Tensor,
+    /// None for an operator without a GEMM.
+    weight: Option<Tensor>,
     state: Arc<Fp8State>,
 }
 
@@ -234,16 +236,23 @@ struct Layer {
 fn layers<M: Fp8Module + ?Sized>(model: &M) -> Vec<Layer> {
     #[derive(Default)]
     struct Layers(Vec<Layer>);
-    impl Visitor for Layers {
-        fn layer(&mut self, layer: &dyn Fp8Layer) {
-            if let Some(state) = layer.fp8_state()
+    impl Layers {
+        fn note(&mut self, state: Option<Arc<Fp8State>>, weight: Option<&Tensor>) {
+            if let Some(state) = state
                 && !self.0.iter().any(|other| Arc::ptr_eq(&other.state, &state))
             {
-                self.0.push(Layer {
-                    weight: layer.held_weight().clone(),
-                    state,
-                });
+                let weight = weight.cloned();
+                self.0.push(Layer { weight, state });
             }
+        }
+    }
+    impl Visitor for Layers {
+        fn layer(&mut self, layer: &dyn Fp8Layer) {
+            self.note(layer.fp8_state(), Some(layer.held_weight()));
+        }
+
+        fn operator(&mut self, operator: &dyn Fp8Operator) {
+            self.note(operator.fp8_state(), None);
         }
 
         fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
@@ -251,6 +260,32 @@ fn layers<M: Fp8Module + ?Sized>(model: &M) -> Vec<Layer> {
     let mut all = Layers::default();
     model.visit(&mut all);
     all.0
+}
+
+/// How many tensors of each use the model's layers and operators have cast so far. A copy that serves both uses of an operand
+/// counts for the first.
+///
+/// ```
+/// # use candle_core::{Device, Module, Tensor};
+/// # use fp8_recipes::{PrepareOptions, RecipeName, checkpoint::cast_counts, config::Operand, nn, prepare_fp8, with_fp8};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let x = Tensor::randn(0f32, 1., (4, 32), &Device::Cpu)?;
+/// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
+/// # prepare_fp8(&layer, &PrepareOptions::default())?;
+/// with_fp8(RecipeName::Hybrid, || layer.forward(&x))?;
+/// let counts = cast_counts(&layer);
+/// assert_eq!(counts[&Operand::Output], 1);
+/// assert_eq!(counts[&Operand::GradOutput], 0);
+/// # Ok(()) }
+/// ```
+pub fn cast_counts<M: Fp8Module + ?Sized>(model: &M) -> BTreeMap<Operand, u64> {
+    let layers = layers(model);
+    let all = Operand::OF_GEMMS.into_iter().chain(Operand::RESULTS);
+    let counts = all.map(|operand| {
+        let casts = layers.iter().map(|layer| layer.state.casts(operand));
+        (operand, casts.sum())
+    });
+    counts.collect()
 }
 
 /// How many tensors the model's layers have cast to FP8 so far, forward and backward.

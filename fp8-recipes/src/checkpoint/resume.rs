@@ -144,7 +144,7 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Siz
             var.set(&stored[name].to_device(var.device())?)?;
         }
     }
-    for weight in layers.iter().map(|layer| &layer.weight) {
+    for weight in layers.iter().filter_map(|layer| layer.weight.as_ref()) {
         let version = WeightVersion::of(weight);
         // The first announcement promises that all later changes will be announced too.
         if optimizer.announces_changes() || version.get() > 0 {

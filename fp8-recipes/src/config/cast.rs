@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use fp8_core::{Format, Granularity, ParseNameError};
+use fp8_core::{Format, Granularity, Overflow, ParseNameError};
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
@@ -25,6 +25,8 @@ pub enum ScalingType {
     Delayed,
     /// Fixed beforehand, by calibration.
     Static,
+    /// None: the values themselves are cast, with a quant_scale of 1.
+    Unscaled,
     /// No cast: the operand stays in high precision.
     Disabled,
 }
@@ -35,13 +37,14 @@ impl ScalingType {
         matches!(self, ScalingType::Dynamic | ScalingType::Current)
     }
 
-    /// The first three letters, as torchao abbreviates: `dyn`, `cur`, `del`, `sta`, `dis`.
+    /// The first three letters, as torchao abbreviates: `dyn`, `cur`, `del`, `sta`, `uns`, `dis`.
     pub fn short(self) -> &'static str {
         match self {
             ScalingType::Dynamic => "dyn",
             ScalingType::Current => "cur",
             ScalingType::Delayed => "del",
             ScalingType::Static => "sta",
+            ScalingType::Unscaled => "uns",
             ScalingType::Disabled => "dis",
         }
     }
@@ -54,6 +57,7 @@ impl fmt::Display for ScalingType {
             ScalingType::Current => "current",
             ScalingType::Delayed => "delayed",
             ScalingType::Static => "static",
+            ScalingType::Unscaled => "unscaled",
             ScalingType::Disabled => "disabled",
         })
     }
@@ -68,17 +72,41 @@ impl FromStr for ScalingType {
             "current" => Ok(ScalingType::Current),
             "delayed" => Ok(ScalingType::Delayed),
             "static" => Ok(ScalingType::Static),
+            "unscaled" => Ok(ScalingType::Unscaled),
             "disabled" => Ok(ScalingType::Disabled),
             _ => Err(ConfigError::UnknownName(ParseNameError {
                 what: "scaling",
                 name: text.to_string(),
-                expected: "dynamic, current, delayed, static or disabled",
+                expected: "dynamic, current, delayed, static, unscaled or disabled",
             })),
         }
     }
 }
 
-/// How one operand is cast for one GEMM. The default is dynamic, tensorwise, in the operand's
+/// How a cast rounds. In JSON `nearest_even`, `stochastic`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CastRounding {
+    /// To the nearest code, ties to the even one.
+    #[default]
+    NearestEven,
+    /// Up or down at random, so that the mean is the value itself: with other bits at each cast, from
+    /// [`Fp8LinearConfig::seed`](super::Fp8LinearConfig), whatever the number of threads.
+    Stochastic,
+}
+
+impl CastRounding {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+fn saturates(overflow: &Overflow) -> bool {
+    *overflow == Overflow::Saturate
+}
+
+/// How one tensor is cast: an operand for one GEMM, or a result. The default is dynamic, tensorwise, in the operand's
 /// default format.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -92,6 +120,13 @@ pub struct CastConfig {
     /// The format, or `None` for the default of the operand: E4M3 for input and weight, E5M2 for
     /// the output's gradient. In JSON `e4m3`, `e5m2`, `e4m3fnuz`, `e5m2fnuz` or null.
     pub format: Option<Format>,
+    /// How values between two codes are rounded.
+    #[serde(skip_serializing_if = "CastRounding::is_default")]
+    pub rounding: CastRounding,
+    /// What values beyond the range become: the largest one (`saturate`), or Inf or NaN (`non_finite`), which a loss scaler
+    /// sees in the gradients.
+    #[serde(skip_serializing_if = "saturates")]
+    pub overflow: Overflow,
 }
 
 impl Default for CastConfig {
@@ -137,6 +172,11 @@ impl CastConfig {
         Self::new(ScalingType::Static, Granularity::Tensorwise)
     }
 
+    /// The values themselves, with a quant_scale of 1.
+    pub const fn unscaled() -> Self {
+        Self::new(ScalingType::Unscaled, Granularity::Tensorwise)
+    }
+
     /// High precision.
     pub const fn disabled() -> Self {
         Self::new(ScalingType::Disabled, Granularity::Tensorwise)
@@ -148,6 +188,8 @@ impl CastConfig {
             scaling,
             granularity,
             format: None,
+            rounding: CastRounding::NearestEven,
+            overflow: Overflow::Saturate,
         }
     }
 
@@ -172,13 +214,23 @@ impl CastConfig {
         }
     }
 
-    /// Whether the operand stays in high precision.
+    /// The same with this rounding.
+    pub const fn with_rounding(self, rounding: CastRounding) -> Self {
+        Self { rounding, ..self }
+    }
+
+    /// The same with this treatment of values beyond the range.
+    pub const fn with_overflow(self, overflow: Overflow) -> Self {
+        Self { overflow, ..self }
+    }
+
+    /// Whether the tensor stays in high precision.
     pub const fn is_disabled(&self) -> bool {
         matches!(self.scaling, ScalingType::Disabled)
     }
 
     /// The short description, as torchao's: `dyn_ten_e4m3`, `dyn_axs_e4m3`, `del_ten_e5m2`, `dis`.
-    /// An unset format is left out: `dyn_ten`.
+    /// An unset format is left out: `dyn_ten`. Stochastic rounding adds `_sr`, overflow to Inf or NaN `_inf`.
     pub fn short(&self) -> String {
         if self.is_disabled() {
             return self.scaling.short().to_string();
@@ -188,12 +240,22 @@ impl CastConfig {
             .format
             .map(|format| format!("_{format}"))
             .unwrap_or_default();
-        format!("{}_{granularity}{format}", self.scaling.short())
+        let rounding = match self.rounding {
+            CastRounding::NearestEven => "",
+            CastRounding::Stochastic => "_sr",
+        };
+        let overflow = if saturates(&self.overflow) {
+            ""
+        } else {
+            "_inf"
+        };
+        let scaling = self.scaling.short();
+        format!("{scaling}_{granularity}{format}{rounding}{overflow}")
     }
 }
 
-/// One of the six casts of a linear layer: an operand in one of the two GEMMs that use it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// One of the casts of a layer: an operand in one of the two GEMMs that use it, or what a GEMM gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Operand {
     /// x in `output = x w^T`.
@@ -208,9 +270,30 @@ pub enum Operand {
     GradOutput,
     /// grad_output in `grad_weight = grad_output^T x`.
     GradOutputForGradWeight,
+    /// The output, with its bias.
+    Output,
+    /// The gradient of the input.
+    GradInput,
+    /// The gradient of the weight.
+    GradWeight,
 }
 
 impl Operand {
+    pub(crate) const COUNT: usize = 9;
+
+    /// The operands of the GEMMs.
+    pub const OF_GEMMS: [Operand; 6] = [
+        Operand::Input,
+        Operand::InputForGradWeight,
+        Operand::Weight,
+        Operand::WeightForGradInput,
+        Operand::GradOutput,
+        Operand::GradOutputForGradWeight,
+    ];
+
+    /// The results, which are cast only where a recipe says so.
+    pub const RESULTS: [Operand; 3] = [Operand::Output, Operand::GradInput, Operand::GradWeight];
+
     /// The name of its field in [`Fp8LinearConfig`](super::Fp8LinearConfig).
     pub fn name(self) -> &'static str {
         match self {
@@ -220,6 +303,9 @@ impl Operand {
             Operand::WeightForGradInput => "weight_for_grad_input",
             Operand::GradOutput => "grad_output",
             Operand::GradOutputForGradWeight => "grad_output_for_grad_weight",
+            Operand::Output => "output",
+            Operand::GradInput => "grad_input",
+            Operand::GradWeight => "grad_weight",
         }
     }
 }

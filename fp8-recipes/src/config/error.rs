@@ -36,6 +36,19 @@ pub enum ConfigError {
         scaling: ScalingType,
     },
 
+    /// The result of a GEMM is cast by its own amax or without a scale.
+    #[error(
+        "{operand}: a result is cast tensorwise, with dynamic, current or unscaled scaling, got {granularity}, {scaling}"
+    )]
+    ResultCast {
+        /// The cast at fault.
+        operand: Operand,
+        /// Its granularity.
+        granularity: Granularity,
+        /// Its scaling.
+        scaling: ScalingType,
+    },
+
     /// A block needs at least one row and one column.
     #[error("{operand}: a block of {rows}x{cols} elements is empty")]
     EmptyBlock {

@@ -172,6 +172,8 @@ pub fn auto_filter(recipe: RecipeName, n: usize, k: usize) -> FilterDecision {
         return FilterDecision::Skip(reason);
     }
     let slower = match recipe {
+        // A study of formats, not a matter of speed.
+        RecipeName::Direct | RecipeName::Hybrid => false,
         RecipeName::Tensorwise | RecipeName::Delayed | RecipeName::Current => {
             k <= 4096 && n <= 1024
         }

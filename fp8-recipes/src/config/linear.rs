@@ -1,9 +1,9 @@
 //! The configuration of a linear layer in FP8: torchao's surface.
 
-use fp8_core::{Format, FormatPair};
+use fp8_core::{Format, FormatPair, Overflow};
 use serde::{Deserialize, Serialize};
 
-use super::{CastConfig, DelayedScaling, RecipeName};
+use super::{CastConfig, CastRounding, DelayedScaling, RecipeName};
 
 /// Rows and columns of a block of a weight, and inputs of a token that share a scale, as DeepSeek-V3 and Transformer Engine
 /// have them.
@@ -54,6 +54,13 @@ pub struct Fp8LinearConfig {
     pub grad_output: CastConfig,
     /// Cast of grad_output in `grad_weight = grad_output^T x`; `None`: as `grad_output`.
     pub grad_output_for_grad_weight: Option<CastConfig>,
+    /// Cast of the output, bias included. Results are cast for studies of formats: quantized and dequantized at once, by a scale
+    /// of their own or none. Disabled by default, as are the next two.
+    pub output: CastConfig,
+    /// Cast of the gradient of x.
+    pub grad_input: CastConfig,
+    /// Cast of the gradient of w.
+    pub grad_weight: CastConfig,
     /// How `output` is computed. Fast accumulation is on by default.
     pub gemm_output: GemmConfig,
     /// How `grad_input` is computed.
@@ -75,6 +82,13 @@ pub struct Fp8LinearConfig {
     pub enable_fp8_all_gather: bool,
     /// OCP formats, or the FNUZ ones of some AMD hardware in their place. In JSON `ocp`, `fnuz`.
     pub format_pair: FormatPair,
+    /// The seed of stochastic rounding.
+    pub seed: u64,
+    /// Rounds to f16 before each cast, as the FP8 Emulation Toolkit does: two roundings instead of one.
+    pub via_f16: bool,
+    /// Casts the tensors of operators without a GEMM of their own too, where
+    /// [`PrepareOptions::operators`](crate::PrepareOptions) has prepared them: embeddings, norms, `nn::Matmul`, `nn::Add`, ..
+    pub cast_operators: bool,
 }
 
 impl Default for Fp8LinearConfig {
@@ -96,6 +110,12 @@ impl Default for Fp8LinearConfig {
             emulate: false,
             enable_fp8_all_gather: false,
             format_pair: FormatPair::Ocp,
+            output: CastConfig::disabled(),
+            grad_input: CastConfig::disabled(),
+            grad_weight: CastConfig::disabled(),
+            seed: 0,
+            via_f16: false,
+            cast_operators: false,
         }
     }
 }
@@ -126,10 +146,37 @@ impl Fp8LinearConfig {
             RecipeName::Mxfp8 => tensorwise
                 .with_casts(CastConfig::dynamic_mx().with_format(Format::E4M3))
                 .with_gemm_output(GemmConfig::new(false)),
+            RecipeName::Direct => tensorwise.emulating(
+                CastConfig::unscaled()
+                    .with_format(Format::E5M2)
+                    .with_overflow(Overflow::NonFinite),
+            ),
+            RecipeName::Hybrid => {
+                tensorwise.emulating(CastConfig::current_tensorwise().with_format(Format::E4M3))
+            }
         }
     }
 
-    /// All six casts disabled: every GEMM in high precision.
+    /// Every tensor of every operator cast: weights, inputs and outputs so, gradients to E5M2 with stochastic rounding, without
+    /// scales, so that what is beyond the range shows as Inf.
+    fn emulating(self, forward: CastConfig) -> Self {
+        let gradient = CastConfig::unscaled()
+            .with_format(Format::E5M2)
+            .with_rounding(CastRounding::Stochastic)
+            .with_overflow(Overflow::NonFinite);
+        Self {
+            cast_operators: true,
+            ..self
+                .with_casts(forward)
+                .with_output(forward)
+                .with_grad_output(gradient)
+                .with_grad_input(gradient)
+                .with_grad_weight(gradient)
+                .with_gemm_output(GemmConfig::new(false))
+        }
+    }
+
+    /// All casts of operands disabled: every GEMM in high precision.
     pub fn disabled() -> Self {
         Self::default().with_casts(CastConfig::disabled())
     }
@@ -179,6 +226,12 @@ setters! {
     /// A copy with this cast of the output's gradient for the weight's gradient; `None` copies
     /// `grad_output`.
     with_grad_output_for_grad_weight, grad_output_for_grad_weight: Option<CastConfig>;
+    /// A copy with this cast of the output.
+    with_output, output: CastConfig;
+    /// A copy with this cast of the gradient of x.
+    with_grad_input, grad_input: CastConfig;
+    /// A copy with this cast of the gradient of w.
+    with_grad_weight, grad_weight: CastConfig;
     /// A copy that computes the output so.
     with_gemm_output, gemm_output: GemmConfig;
     /// A copy that computes the input's gradient so.
@@ -199,4 +252,10 @@ setters! {
     with_enable_fp8_all_gather, enable_fp8_all_gather: bool;
     /// A copy with the formats of this pair.
     with_format_pair, format_pair: FormatPair;
+    /// A copy with another seed of stochastic rounding.
+    with_seed, seed: u64;
+    /// A copy that rounds to f16 before each cast, or not.
+    with_via_f16, via_f16: bool;
+    /// A copy that casts the tensors of all prepared operators, or not.
+    with_cast_operators, cast_operators: bool;
 }

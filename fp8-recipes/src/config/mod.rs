@@ -42,7 +42,7 @@ mod resolve;
 mod skip;
 mod text;
 
-pub use cast::{CastConfig, Gemm, Operand, ScalingType};
+pub use cast::{CastConfig, CastRounding, Gemm, Operand, ScalingType};
 pub(crate) use delayed::check_history_len;
 pub use delayed::{DelayedFormat, DelayedScaling, InitialScale};
 pub use error::ConfigError;

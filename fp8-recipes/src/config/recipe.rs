@@ -20,10 +20,16 @@ use super::{ConfigError, DelayedScaling, Fp8LinearConfig, ResolvedConfig};
 /// | `delayed` | delayed tensorwise E4M3 | delayed tensorwise E5M2 | [`DelayedScaling`]'s defaults |
 /// | `current` | current tensorwise E4M3 | current tensorwise E5M2 | Transformer Engine's `Float8CurrentScaling` |
 /// | `blockwise` | E4M3; x by 1x128, w by 128x128 | E4M3 by 1x128 | power-of-two scales: Transformer Engine's `Float8BlockScaling`, DeepSeek's layout |
+/// | `direct` | E5M2 without scales, all tensors of all operators | E5M2 without scales, stochastically rounded | the FP8 Emulation Toolkit's; beyond the range is Inf |
+/// | `hybrid` | E4M3 with scales from the tensor, all tensors of all operators | as `direct` | the toolkit's scaled hybrid |
 /// | `mxfp8` | E4M3 by 32 with E8M0 scales | E4M3 by 32 | OCP microscaling, scales by RCEIL: torchao's `mxfp8`, Transformer Engine's `MXFP8BlockScaling` |
 ///
 /// Blocks and groups of 32 run along the dimension that a GEMM sums over, so `blockwise` and `mxfp8` cast inputs and gradients
 /// once for each of their two GEMMs, as `rowwise` does.
+///
+/// `direct` and `hybrid` cast outputs and the gradients of inputs and weights too, and the tensors of embeddings, norms, sums and
+/// products where [`PrepareOptions::operators`](crate::PrepareOptions) has prepared them. They need loss scaling:
+/// [`Emulator`](crate::emulation::Emulator).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -42,11 +48,15 @@ pub enum RecipeName {
     Blockwise,
     /// One power-of-two scale per 32 elements.
     Mxfp8,
+    /// Every tensor of every operator in E5M2, without scales.
+    Direct,
+    /// Every tensor of every operator: E4M3 with scales forward, E5M2 without scales backward.
+    Hybrid,
 }
 
 impl RecipeName {
     /// Every name.
-    pub const ALL: [RecipeName; 7] = [
+    pub const ALL: [RecipeName; 9] = [
         RecipeName::Tensorwise,
         RecipeName::Rowwise,
         RecipeName::RowwiseWithGwHp,
@@ -54,6 +64,8 @@ impl RecipeName {
         RecipeName::Current,
         RecipeName::Blockwise,
         RecipeName::Mxfp8,
+        RecipeName::Direct,
+        RecipeName::Hybrid,
     ];
 
     /// The name as it is written.
@@ -66,6 +78,8 @@ impl RecipeName {
             RecipeName::Current => "current",
             RecipeName::Blockwise => "blockwise",
             RecipeName::Mxfp8 => "mxfp8",
+            RecipeName::Direct => "direct",
+            RecipeName::Hybrid => "hybrid",
         }
     }
 }

@@ -13,7 +13,7 @@ use super::{
 /// [`Recipe::resolve`](super::Recipe::resolve).
 ///
 /// Prints as torchao prints a layer: `i:dyn_ten_e4m3,w:dyn_ten_e4m3,go:dyn_ten_e5m2`, followed by
-/// `i_gw:`, `w_gi:`, `go_gw:` where a second use differs from the first. The default is the default
+/// `i_gw:`, `w_gi:`, `go_gw:` where a second use differs from the first, and `o:`, `gi:`, `gw:` where results are cast. The default is the default
 /// recipe, `delayed`.
 ///
 /// The format of every cast is set; it has no meaning where the cast is disabled.
@@ -32,6 +32,12 @@ pub struct ResolvedConfig {
     pub grad_output: CastConfig,
     /// Cast of grad_output in `grad_weight = grad_output^T x`.
     pub grad_output_for_grad_weight: CastConfig,
+    /// Cast of the output.
+    pub output: CastConfig,
+    /// Cast of the gradient of x.
+    pub grad_input: CastConfig,
+    /// Cast of the gradient of w.
+    pub grad_weight: CastConfig,
     /// How `output` is computed.
     pub gemm_output: GemmConfig,
     /// How `grad_input` is computed.
@@ -50,13 +56,19 @@ pub struct ResolvedConfig {
     pub enable_fp8_all_gather: bool,
     /// The pair that unset formats were taken from.
     pub format_pair: FormatPair,
+    /// The seed of stochastic rounding.
+    pub seed: u64,
+    /// Whether each cast rounds to f16 first.
+    pub via_f16: bool,
+    /// Whether the tensors of operators without a GEMM of their own are cast.
+    pub cast_operators: bool,
     /// The rule of the delayed casts; `None` when there are none. Its `format` says nothing here:
     /// the casts have their own.
     pub delayed: Option<DelayedScaling>,
 }
 
 impl ResolvedConfig {
-    /// The cast of an operand in one of its two uses.
+    /// The cast of an operand in one of its two uses, or of a result.
     pub fn cast(&self, operand: Operand) -> &CastConfig {
         match operand {
             Operand::Input => &self.input,
@@ -65,6 +77,9 @@ impl ResolvedConfig {
             Operand::WeightForGradInput => &self.weight_for_grad_input,
             Operand::GradOutput => &self.grad_output,
             Operand::GradOutputForGradWeight => &self.grad_output_for_grad_weight,
+            Operand::Output => &self.output,
+            Operand::GradInput => &self.grad_input,
+            Operand::GradWeight => &self.grad_weight,
         }
     }
 
@@ -102,6 +117,9 @@ impl ResolvedConfig {
         }
         for (operand, cast) in self.casts() {
             check_cast(operand, cast)?;
+        }
+        for operand in Operand::RESULTS {
+            check_result(operand, self.cast(operand))?;
         }
         for gemm in Gemm::ALL {
             self.check_gemm(gemm)?;
@@ -173,6 +191,14 @@ impl fmt::Display for ResolvedConfig {
                 write!(f, ",{name}:{}", second.short())?;
             }
         }
+        let results = [
+            ("o", &self.output),
+            ("gi", &self.grad_input),
+            ("gw", &self.grad_weight),
+        ];
+        for (name, cast) in results.iter().filter(|(_, cast)| !cast.is_disabled()) {
+            write!(f, ",{name}:{}", cast.short())?;
+        }
         Ok(())
     }
 }
@@ -224,6 +250,9 @@ impl Fp8LinearConfig {
             (Format::E5M2, backward),
             pair,
         );
+        let result = |cast: &CastConfig, default: Format| {
+            cast.with_format(in_pair(cast.format.unwrap_or(default), pair))
+        };
         let mut resolved = ResolvedConfig {
             input,
             input_for_grad_weight,
@@ -240,6 +269,12 @@ impl Fp8LinearConfig {
             emulate: self.emulate,
             enable_fp8_all_gather: self.enable_fp8_all_gather,
             format_pair: pair,
+            output: result(&self.output, Format::E4M3),
+            grad_input: result(&self.grad_input, Format::E5M2),
+            grad_weight: result(&self.grad_weight, Format::E5M2),
+            seed: self.seed,
+            via_f16: self.via_f16,
+            cast_operators: self.cast_operators,
             delayed: None,
         };
         let is_delayed = |cast: &CastConfig| cast.scaling == ScalingType::Delayed;
@@ -303,6 +338,24 @@ fn in_pair(format: Format, pair: FormatPair) -> Format {
     match pair {
         FormatPair::Ocp => format,
         FormatPair::Fnuz => format.in_pair(pair),
+    }
+}
+
+/// A result has no state, and its scale is at most one number.
+fn check_result(operand: Operand, cast: &CastConfig) -> Result<(), ConfigError> {
+    let CastConfig {
+        scaling,
+        granularity,
+        ..
+    } = *cast;
+    let from_nothing = scaling.is_from_tensor() || scaling == ScalingType::Unscaled;
+    match cast.is_disabled() || from_nothing && granularity == Granularity::Tensorwise {
+        true => Ok(()),
+        false => Err(ConfigError::ResultCast {
+            operand,
+            granularity,
+            scaling,
+        }),
     }
 }
 

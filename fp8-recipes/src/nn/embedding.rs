@@ -1,15 +1,21 @@
 //! `candle_nn::embedding`: an embedding with a path.
 
+use super::shared_state::SharedState;
 use super::show;
+use crate::operator::{Fp8Operator, LayerKind};
+use crate::plan::OperatorCasts;
+use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
-use candle_core::{Module, Result, Tensor};
+use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;
+use std::sync::Arc;
 
 /// `candle_nn::Embedding` that knows its checkpoint path.
 #[derive(Debug, Clone)]
 pub struct Embedding {
     inner: candle_nn::Embedding,
     path: Option<String>,
+    state: SharedState,
 }
 
 impl Embedding {
@@ -18,12 +24,14 @@ impl Embedding {
         Self {
             inner: candle_nn::Embedding::new(embeddings, hidden_size),
             path: None,
+            state: SharedState::default(),
         }
     }
 
     /// Sets the checkpoint path.
     pub fn with_path(mut self, path: impl Into<String>) -> Self {
         self.path = Some(path.into());
+        self.state = SharedState::default();
         self
     }
 
@@ -47,13 +55,43 @@ impl Module for Embedding {
     /// Integer indexes of any shape `[..]` to `[.., hidden_size]`.
     fn forward(&self, indexes: &Tensor) -> Result<Tensor> {
         let _span = tracing::trace_span!("embedding", path = self.path()).entered();
-        self.inner.forward(indexes)
+        match OperatorCasts::here(self.state.get())? {
+            None => self.inner.forward(indexes),
+            Some(casts) => {
+                let table = casts.weight(self.embeddings())?;
+                let inner = candle_nn::Embedding::new(table, self.hidden_size());
+                Ok(casts.output(&inner.forward(indexes)?)?)
+            }
+        }
+    }
+}
+
+impl Fp8Operator for Embedding {
+    fn path(&self) -> Option<&str> {
+        Embedding::path(self)
+    }
+
+    fn kind(&self) -> LayerKind {
+        LayerKind::Embedding
+    }
+
+    fn device(&self) -> Option<&Device> {
+        Some(self.embeddings().device())
+    }
+
+    fn fp8_state(&self) -> Option<Arc<Fp8State>> {
+        self.state.get()
+    }
+
+    fn set_fp8_state(&self, state: Option<Arc<Fp8State>>) {
+        self.state.set(state);
     }
 }
 
 impl Fp8Module for Embedding {
     fn visit(&self, visitor: &mut dyn Visitor) {
         show(visitor, self.path(), "weight", self.embeddings());
+        visitor.operator(self);
     }
 }
 
@@ -63,5 +101,6 @@ pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder<'_>) -> Result<
     Ok(Embedding {
         inner: candle_nn::embedding(in_size, out_size, vb)?,
         path,
+        state: SharedState::default(),
     })
 }

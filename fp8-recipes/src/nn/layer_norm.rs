@@ -2,11 +2,16 @@
 
 pub use candle_nn::layer_norm::LayerNormConfig;
 
+use super::shared_state::SharedState;
 use super::show;
+use crate::operator::{Fp8Operator, LayerKind};
+use crate::plan::OperatorCasts;
+use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
-use candle_core::{Module, Result, Tensor};
+use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use fp8_candle::ops;
+use std::sync::Arc;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.
 ///
@@ -20,6 +25,7 @@ pub struct LayerNorm {
     path: Option<String>,
     /// Old checkpoints of transformers call them `gamma` and `beta`.
     names: [&'static str; 2],
+    state: SharedState,
 }
 
 const NAMES: [&str; 2] = ["weight", "bias"];
@@ -34,6 +40,7 @@ impl LayerNorm {
             eps,
             path: None,
             names: NAMES,
+            state: SharedState::default(),
         }
     }
 
@@ -46,6 +53,7 @@ impl LayerNorm {
             eps,
             path: None,
             names: NAMES,
+            state: SharedState::default(),
         }
     }
 
@@ -58,12 +66,14 @@ impl LayerNorm {
             eps,
             path: None,
             names: NAMES,
+            state: SharedState::default(),
         }
     }
 
     /// Sets the checkpoint path.
     pub fn with_path(mut self, path: impl Into<String>) -> Self {
         self.path = Some(path.into());
+        self.state = SharedState::default();
         self
     }
 
@@ -102,6 +112,16 @@ impl Module for LayerNorm {
             "rms-norm"
         };
         let _span = tracing::trace_span!("norm", kind, path = self.path()).entered();
+        match OperatorCasts::here(self.state.get())? {
+            None => self.plain(x),
+            // The toolkit leaves the weight as it is.
+            Some(casts) => Ok(casts.output(&self.plain(&casts.input(x)?)?)?),
+        }
+    }
+}
+
+impl LayerNorm {
+    fn plain(&self, x: &Tensor) -> Result<Tensor> {
         if self.remove_mean {
             return Ok(ops::layer_norm(
                 x,
@@ -118,12 +138,38 @@ impl Module for LayerNorm {
     }
 }
 
+impl Fp8Operator for LayerNorm {
+    fn path(&self) -> Option<&str> {
+        LayerNorm::path(self)
+    }
+
+    fn kind(&self) -> LayerKind {
+        match self.remove_mean {
+            true => LayerKind::LayerNorm,
+            false => LayerKind::RmsNorm,
+        }
+    }
+
+    fn device(&self) -> Option<&Device> {
+        Some(self.weight.device())
+    }
+
+    fn fp8_state(&self) -> Option<Arc<Fp8State>> {
+        self.state.get()
+    }
+
+    fn set_fp8_state(&self, state: Option<Arc<Fp8State>>) {
+        self.state.set(state);
+    }
+}
+
 impl Fp8Module for LayerNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
         show(visitor, self.path(), self.names[0], &self.weight);
         if let Some(bias) = &self.bias {
             show(visitor, self.path(), self.names[1], bias);
         }
+        visitor.operator(self);
     }
 }
 
@@ -154,6 +200,7 @@ pub fn layer_norm<C: Into<LayerNormConfig>>(
         eps: config.eps,
         path: Some(vb.prefix()),
         names,
+        state: SharedState::default(),
     })
 }
 

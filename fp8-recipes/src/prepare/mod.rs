@@ -1,5 +1,6 @@
 //! Giving FP8 state to the layers of a model, and saying what became of each.
 
+mod operators;
 mod options;
 mod report;
 
@@ -44,7 +45,9 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     if let Some(error) = preparer.error {
         return Err(error);
     }
-    let mut report = preparer.report;
+    let mut operators = preparer.for_operators();
+    model.visit(&mut operators);
+    let mut report = operators.finish()?;
     report.unmatched = unmatched(options, &report.layers);
     for unmatched in &report.unmatched {
         tracing::warn!("prepare_fp8: {unmatched}");
@@ -55,7 +58,8 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
 /// Patterns of the options that name none of the layers.
 fn unmatched(options: &PrepareOptions, layers: &[LayerReport]) -> Vec<Unmatched> {
     let paths = || layers.iter().filter_map(|layer| layer.path.as_deref());
-    let patterns = options.layers().iter().filter_map(|(pattern, _)| {
+    let patterns = options.layers().iter().map(|(pattern, _)| pattern);
+    let patterns = patterns.chain(&options.output_fused).filter_map(|pattern| {
         let named = paths().any(|path| pattern.matches(path));
         (!named).then(|| pattern.as_str())
     });
@@ -205,6 +209,10 @@ impl Preparer<'_> {
                 Arc::new(Fp8State::new(path.into(), layer.roles(), len, &table)?)
             }
         };
+        if self.options.is_output_fused(path) {
+            notes.push(Note::OutputFused);
+        }
+        state.set_output_fused(self.options.is_output_fused(path));
         state.set_own_recipe(own);
         let entry = (weight.id(), state.clone());
         self.by_path.insert(path.to_string(), entry);
@@ -226,6 +234,7 @@ impl Visitor for Preparer<'_> {
                 }
                 self.report.layers.push(LayerReport {
                     path: layer.path().map(str::to_string),
+                    kind: layer.kind(),
                     out_features,
                     in_features,
                     outcome,

@@ -19,6 +19,10 @@ pub struct PrepareOptions {
     pub filter: LayerFilter,
     /// Length of fresh amax histories; a delayed recipe of another length adapts them, keeping the newest entries.
     pub amax_history_len: usize,
+    /// Whether to prepare operators without a GEMM of their own too: embeddings, norms, [`nn::Matmul`](crate::nn::Matmul), ..
+    /// Recipes that cast them ([`RecipeName::Direct`](crate::RecipeName), `Hybrid`) then do. Off by default.
+    pub operators: bool,
+    pub(super) output_fused: Vec<PathPattern>,
     pub(super) layers: Vec<(PathPattern, LayerChoice)>,
 }
 
@@ -37,6 +41,8 @@ impl Default for PrepareOptions {
         Self {
             filter: LayerFilter::default(),
             amax_history_len: 1024,
+            operators: false,
+            output_fused: vec![],
             layers: vec![],
         }
     }
@@ -48,6 +54,24 @@ impl PrepareOptions {
     pub fn with_filter(mut self, filter: LayerFilter) -> Self {
         self.filter = filter;
         self
+    }
+
+    /// Sets whether operators are prepared.
+    #[must_use]
+    pub fn with_operators(mut self, operators: bool) -> Self {
+        self.operators = operators;
+        self
+    }
+
+    /// Leaves the outputs of the layers and operators that `pattern` names, and the gradients of these outputs, in high precision
+    /// under recipes that cast outputs: where the next operator is fused to them, they exist in no memory. A path, or a glob
+    /// ([`PathPattern`]).
+    ///
+    /// # Errors
+    /// If the pattern is malformed.
+    pub fn with_output_fused(mut self, pattern: &str) -> Result<Self, ConfigError> {
+        self.output_fused.push(pattern.parse()?);
+        Ok(self)
     }
 
     /// Sets the length of fresh amax histories.
@@ -94,6 +118,12 @@ impl PrepareOptions {
     /// The patterns in the order in which they were given, with what each says.
     pub fn layers(&self) -> &[(PathPattern, LayerChoice)] {
         &self.layers
+    }
+
+    pub(super) fn is_output_fused(&self, path: &str) -> bool {
+        self.output_fused
+            .iter()
+            .any(|pattern| pattern.matches(path))
     }
 
     /// What is said of the layer at `path`, and by which pattern.

@@ -1,6 +1,7 @@
 //! What `prepare_fp8` says.
 
 use crate::config::{Recipe, SkipReason};
+use crate::operator::LayerKind;
 use std::fmt;
 
 /// What became of one layer.
@@ -25,6 +26,8 @@ pub enum Note {
     SharedState,
     /// It had state already, which stays.
     PreparedBefore,
+    /// Its output and the gradient of that stay in high precision.
+    OutputFused,
 }
 
 impl fmt::Display for Note {
@@ -34,19 +37,22 @@ impl fmt::Display for Note {
             Note::Tied(names) => write!(f, "weight tied with {}", names.join(", ")),
             Note::SharedState => f.write_str("shares its state with the same layer used before"),
             Note::PreparedBefore => f.write_str("was prepared before"),
+            Note::OutputFused => f.write_str("output fused"),
         }
     }
 }
 
-/// One linear layer of the model.
+/// One layer or operator of the model.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct LayerReport {
     /// Path in the checkpoint; None if the layer does not know it.
     pub path: Option<String>,
-    /// Rows of the weight.
+    /// What it computes.
+    pub kind: LayerKind,
+    /// Rows of the weight; 0 for an operator without a GEMM.
     pub out_features: usize,
-    /// Columns of the weight.
+    /// Columns of the weight; 0 for an operator without a GEMM.
     pub in_features: usize,
     /// What became of it.
     pub outcome: Outcome,
@@ -108,7 +114,10 @@ impl fmt::Display for PrepareReport {
         let width = widths.max().unwrap_or(0).max("layer".len());
         writeln!(f, "{:width$}  {:>13}  result", "layer", "[out, in]")?;
         for layer in &self.layers {
-            let shape = format!("[{}, {}]", layer.out_features, layer.in_features);
+            let shape = match layer.out_features {
+                0 => layer.kind.to_string(),
+                _ => format!("[{}, {}]", layer.out_features, layer.in_features),
+            };
             write!(f, "{:width$}  {shape:>13}  ", name(layer))?;
             match &layer.outcome {
                 Outcome::Converted(notes) if notes.is_empty() => writeln!(f, "fp8")?,

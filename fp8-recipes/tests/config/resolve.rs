@@ -23,6 +23,14 @@ fn named_recipes_print_as_torchao() {
             "i:dyn_blk1x128_e4m3,w:dyn_blk128x128_e4m3,go:dyn_blk1x128_e4m3",
         ),
         ("mxfp8", "i:dyn_mx_e4m3,w:dyn_mx_e4m3,go:dyn_mx_e4m3"),
+        (
+            "direct",
+            "i:uns_ten_e5m2_inf,w:uns_ten_e5m2_inf,go:uns_ten_e5m2_sr_inf,o:uns_ten_e5m2_inf,gi:uns_ten_e5m2_sr_inf,gw:uns_ten_e5m2_sr_inf",
+        ),
+        (
+            "hybrid",
+            "i:cur_ten_e4m3,w:cur_ten_e4m3,go:uns_ten_e5m2_sr_inf,o:cur_ten_e4m3,gi:uns_ten_e5m2_sr_inf,gw:uns_ten_e5m2_sr_inf",
+        ),
     ];
     for (name, short) in cases {
         assert_eq!(resolved(name).to_string(), short);
@@ -173,7 +181,7 @@ fn errors_name_the_value() {
         unknown,
         "unknown recipe `rowwiese`; \
          valid recipes are tensorwise, rowwise, rowwise_with_gw_hp, delayed, current, blockwise, \
-         mxfp8"
+         mxfp8, direct, hybrid"
     );
 
     let base = Fp8LinearConfig::default;

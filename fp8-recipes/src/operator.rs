@@ -1,0 +1,119 @@
+//! Operators without a GEMM of their own, whose tensors a recipe may cast.
+
+use crate::autocast::{Mode, current};
+use crate::error::Result;
+use crate::plan::{OperatorCasts, operator_casts};
+use crate::state::Fp8State;
+use candle_core::{Device, Tensor};
+use fp8_candle::cast_values_and_gradient;
+use fp8_core::Contraction;
+use std::fmt;
+use std::sync::Arc;
+
+/// What a layer or operator computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LayerKind {
+    /// `x weight^T + bias`.
+    Linear,
+    /// A convolution, transposed or not.
+    Convolution,
+    /// Rows of a table.
+    Embedding,
+    /// Layer norm.
+    LayerNorm,
+    /// Root-mean-square norm.
+    RmsNorm,
+    /// The product of two activations.
+    Matmul,
+    /// The sum of two activations.
+    Add,
+    /// The elementwise product of two activations.
+    Mul,
+    /// The elementwise quotient of two activations.
+    Div,
+}
+
+impl fmt::Display for LayerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Linear => "linear",
+            Self::Convolution => "convolution",
+            Self::Embedding => "embedding",
+            Self::LayerNorm => "layer norm",
+            Self::RmsNorm => "rms norm",
+            Self::Matmul => "matmul",
+            Self::Add => "add",
+            Self::Mul => "mul",
+            Self::Div => "div",
+        })
+    }
+}
+
+/// An operator that computes in high precision, between casts of its tensors where a recipe says so
+/// ([`Fp8LinearConfig::cast_operators`](crate::config::Fp8LinearConfig)) and
+/// [`PrepareOptions::with_operators`](crate::PrepareOptions::with_operators) has prepared it: an embedding, a norm,
+/// [`nn::Matmul`](crate::nn::Matmul), ..
+pub trait Fp8Operator {
+    /// Path in the checkpoint, or a name for an operator without tensors; None where it has none.
+    fn path(&self) -> Option<&str>;
+
+    /// What it computes.
+    fn kind(&self) -> LayerKind;
+
+    /// Where its tensors are; None where it has none.
+    fn device(&self) -> Option<&Device>;
+
+    /// FP8 state, if the operator is prepared.
+    fn fp8_state(&self) -> Option<Arc<Fp8State>>;
+
+    /// Gives or takes away FP8 state, for this operator and all clones of it.
+    fn set_fp8_state(&self, state: Option<Arc<Fp8State>>);
+}
+
+impl OperatorCasts {
+    /// The casts of an operator with this state inside the guards of this thread; None where it computes in high precision.
+    pub(crate) fn here(state: Option<Arc<Fp8State>>) -> Result<Option<Self>> {
+        let (Some(state), Some(context)) = (state, current()) else {
+            return Ok(None);
+        };
+        if context.settings.mode != Mode::Fp8 {
+            return Ok(None);
+        }
+        match context.sign_in(&state)? {
+            None => Ok(None),
+            Some(step) => operator_casts(&state, &step),
+        }
+    }
+
+    /// An input as the operator sees it; its gradient is cast on its way back.
+    pub(crate) fn input(&self, x: &Tensor) -> Result<Tensor> {
+        Self::both(x, self.input.as_ref(), self.grad_input.as_ref())
+    }
+
+    /// As [`OperatorCasts::input`] for a weight.
+    pub(crate) fn weight(&self, x: &Tensor) -> Result<Tensor> {
+        Self::both(x, self.weight.as_ref(), self.grad_weight.as_ref())
+    }
+
+    /// What the operator gives; the gradient that comes to it is cast.
+    pub(crate) fn output(&self, x: &Tensor) -> Result<Tensor> {
+        Self::both(x, self.output.as_ref(), self.grad_output.as_ref())
+    }
+
+    fn both(
+        x: &Tensor,
+        values: Option<&fp8_candle::Quantizer>,
+        gradient: Option<&fp8_candle::Quantizer>,
+    ) -> Result<Tensor> {
+        let cast = |quantizer| (quantizer, Contraction::Cols);
+        match (values, gradient) {
+            (None, None) => Ok(x.clone()),
+            _ => Ok(cast_values_and_gradient(
+                x,
+                values.map(cast),
+                gradient.map(cast),
+            )?),
+        }
+    }
+}
