@@ -52,7 +52,8 @@ pub use gradients::{GradAccumulator, check_gradients};
 pub use module::{Fp8Layer, Fp8Module, Visitor};
 pub use operator::{Fp8Operator, LayerKind};
 pub use prepare::{
-    LayerChoice, LayerReport, Note, Outcome, PrepareOptions, PrepareReport, Unmatched, prepare_fp8,
+    CAST_TENSORS, CastRow, CastTable, LayerChoice, LayerReport, Note, Outcome, PrepareOptions,
+    PrepareReport, Unmatched, prepare_fp8,
 };
 pub use state::{Calibration, Fp8State};
 pub use stats::{CastStats, StatsReport, StatsRow};

@@ -1,4 +1,5 @@
 //! Emulation recipes: which tensors of which operators are cast, and how.
 
 mod operators;
+mod resume;
 mod table;

@@ -6,8 +6,8 @@ use fp8::config::{Fp8LinearConfig, Operand};
 use fp8::fp8_core::{Format, Overflow, Rounding};
 use fp8::nn::{self, Add, Embedding, LayerNorm, Linear, Matmul, Mul};
 use fp8::{
-    Autocast, CastObserver, Fp8Module, PrepareOptions, Recipe, RecipeName, fp8_autocast,
-    prepare_fp8,
+    Autocast, CAST_TENSORS, CastObserver, Fp8Module, PrepareOptions, Recipe, RecipeName,
+    fp8_autocast, prepare_fp8,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -116,6 +116,49 @@ fn expected(forward: (Format, Overflow)) -> Casts {
     add("residual", 2, false, true, false);
     add("head", 1, true, true, false);
     casts
+}
+
+/// The table of the report says what then happens.
+#[test]
+fn the_report_shows_the_casts() {
+    let options = with_operators()
+        .with_off("norm")
+        .unwrap()
+        .with_output_fused("up")
+        .unwrap();
+    let net = Net::new(&VarMap::new()).unwrap();
+    let table = prepare_fp8(&net, &options)
+        .unwrap()
+        .cast_table(RecipeName::Hybrid)
+        .unwrap();
+    let casts = observed(RecipeName::Hybrid, options);
+    let mut shown = vec![];
+    for row in &table.rows {
+        for (operand, cast) in CAST_TENSORS.iter().zip(&row.casts) {
+            if let Some(cast) = cast {
+                shown.push((row.path.clone(), operand.name()));
+                let (_, format, ..) = casts[shown.last().unwrap()];
+                assert_eq!(cast.format, Some(format), "{} {operand}", row.path);
+            }
+        }
+    }
+    shown.sort();
+    assert_eq!(shown, casts.into_keys().collect::<Vec<_>>());
+    let text = table.to_string();
+    let up = text.lines().find(|line| line.starts_with("up ")).unwrap();
+    let words: Vec<_> = up.split_whitespace().collect();
+    let gradient = "uns_ten_e5m2_sr_inf";
+    let expected = [
+        "up",
+        "linear",
+        "cur_ten_e4m3",
+        "cur_ten_e4m3",
+        "-",
+        "-",
+        gradient,
+        gradient,
+    ];
+    assert_eq!(words, expected);
 }
 
 fn with_operators() -> PrepareOptions {

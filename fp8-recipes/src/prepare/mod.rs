@@ -1,9 +1,11 @@
 //! Giving FP8 state to the layers of a model, and saying what became of each.
 
+mod cast_table;
 mod operators;
 mod options;
 mod report;
 
+pub use cast_table::{CAST_TENSORS, CastRow, CastTable};
 pub use options::{LayerChoice, PrepareOptions};
 pub use report::{LayerReport, Note, Outcome, PrepareReport, Unmatched};
 

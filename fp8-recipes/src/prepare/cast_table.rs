@@ -1,0 +1,122 @@
+//! What a recipe casts in each prepared layer.
+
+use super::{LayerReport, Note, Outcome, PrepareReport};
+use crate::config::{CastConfig, ConfigError, Operand, Recipe, ResolvedConfig};
+use crate::operator::LayerKind;
+use std::fmt;
+
+/// The tensors of a layer that a recipe can cast, in the order of [`CastRow::casts`].
+pub const CAST_TENSORS: [Operand; 6] = [
+    Operand::Weight,
+    Operand::Input,
+    Operand::Output,
+    Operand::GradOutput,
+    Operand::GradInput,
+    Operand::GradWeight,
+];
+
+/// The casts of one layer or operator. None stays in high precision.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct CastRow {
+    /// Path of the layer.
+    pub path: String,
+    /// What it computes.
+    pub kind: LayerKind,
+    /// Of each of [`CAST_TENSORS`]. An operand that is cast otherwise for its second GEMM shows its first cast.
+    pub casts: [Option<CastConfig>; 6],
+}
+
+/// Every prepared layer and operator of a model with what a recipe casts there. Prints as a table.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct CastTable {
+    /// The layers, in the order of the report.
+    pub rows: Vec<CastRow>,
+}
+
+impl PrepareReport {
+    /// What `recipe` casts in the prepared layers and operators, each by its own recipe where it has one.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let w = Tensor::zeros((16, 32), DType::F32, &Device::Cpu)?;
+    /// let layer = nn::Linear::new(w, None).with_path("fc");
+    /// let report = prepare_fp8(&layer, &PrepareOptions::default())?;
+    /// let table = report.cast_table(RecipeName::Direct)?;
+    /// println!("{table}");
+    /// assert!(table.rows[0].casts.iter().all(Option::is_some));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the recipe is inconsistent.
+    pub fn cast_table(&self, recipe: impl Into<Recipe>) -> Result<CastTable, ConfigError> {
+        let guard = recipe.into().resolve()?;
+        let mut rows = vec![];
+        for layer in &self.layers {
+            let (Some(path), Outcome::Converted(notes)) = (&layer.path, &layer.outcome) else {
+                continue;
+            };
+            let own = notes.iter().find_map(|note| match note {
+                Note::OwnRecipe(recipe) => Some(recipe.resolve()),
+                _ => None,
+            });
+            let config = own.transpose()?;
+            rows.push(CastRow {
+                path: path.clone(),
+                kind: layer.kind,
+                casts: casts_of(layer, notes, config.as_ref().unwrap_or(&guard)),
+            });
+        }
+        Ok(CastTable { rows })
+    }
+}
+
+fn casts_of(
+    layer: &LayerReport,
+    notes: &[Note],
+    config: &ResolvedConfig,
+) -> [Option<CastConfig>; 6] {
+    let fused = notes.contains(&Note::OutputFused);
+    let multiplies = matches!(layer.kind, LayerKind::Linear | LayerKind::Convolution);
+    CAST_TENSORS.map(|operand| {
+        let there = match operand {
+            Operand::Weight | Operand::GradWeight => {
+                multiplies || layer.kind == LayerKind::Embedding
+            }
+            // Those of an embedding are integers.
+            Operand::Input | Operand::GradInput => layer.kind != LayerKind::Embedding,
+            _ => !fused,
+        };
+        let cast = *config.cast(operand);
+        let taken = there && (multiplies || config.cast_operators);
+        (taken && !cast.is_disabled()).then_some(cast)
+    })
+}
+
+impl fmt::Display for CastTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let header = ["layer", "kind"].map(str::to_string).into_iter();
+        let header = header.chain(CAST_TENSORS.map(|operand| operand.to_string()));
+        let mut lines: Vec<Vec<String>> = vec![header.collect()];
+        for row in &self.rows {
+            let mut line = vec![row.path.clone(), row.kind.to_string()];
+            let short = |cast: &Option<CastConfig>| cast.map_or("-".into(), |cast| cast.short());
+            line.extend(row.casts.iter().map(short));
+            lines.push(line);
+        }
+        let width = |column: usize| lines.iter().map(|line| line[column].len()).max();
+        let widths: Vec<usize> = (0..8).map(|i| width(i).unwrap_or(0)).collect();
+        for (i, line) in lines.iter().enumerate() {
+            let cells = line.iter().zip(&widths);
+            let cells = cells.map(|(cell, &width)| format!("{cell:width$}"));
+            let line = cells.collect::<Vec<_>>().join("  ");
+            let end = if i + 1 < lines.len() { "\n" } else { "" };
+            write!(f, "{}{end}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
