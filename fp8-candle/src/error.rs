@@ -70,6 +70,14 @@ pub enum Error {
         /// Whole shape of the input.
         shape: Vec<usize>,
     },
+    /// The sizes make no convolution.
+    #[error("convolution `{path}`: {source}")]
+    Conv {
+        /// Path of the layer, as in the checkpoint.
+        path: String,
+        /// What is wrong with them.
+        source: crate::conv::ConvError,
+    },
     /// A format that candle has no dtype for.
     #[error("{op}: format {got} has no candle dtype, only e4m3 has one")]
     NoDType {

@@ -4,6 +4,7 @@
 //! This crate knows tensors and scales, but not recipes or parameter names: `fp8-recipes` decides which cast happens
 //! where.
 
+pub mod conv;
 mod data;
 pub mod device;
 mod error;

@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub mod codes;
 pub mod columns;
 pub mod scales;
+pub(crate) mod window;
 
 /// `[product of the leading dims, last dim]`; a scalar is 1x1.
 pub(crate) fn matrix_dims(dims: &[usize]) -> (usize, usize) {

@@ -5,6 +5,7 @@ mod backend;
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+mod unfold;
 
 pub use crate::data::codes::{Codes, GemmCodes, GemmOperand, GemmOutput, Orientation};
 pub use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
@@ -13,6 +14,7 @@ pub(crate) use backend::FusedAttention;
 pub use backend::{AmaxCells, Backend};
 #[cfg(feature = "cuda")]
 pub use cuda::info::{CudaInfo, cuda_info};
+pub(crate) use unfold::Unfolding;
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Device};
@@ -39,6 +41,14 @@ pub(crate) fn has_fused_ops(device: &Device, dtype: DType) -> bool {
         Device::Cpu => true,
         Device::Cuda(_) => cfg!(feature = "cuda") && dtype != DType::F64,
         Device::Metal(_) => false,
+    }
+}
+
+/// How `device` unfolds images: with kernels of its own, or composed of candle's operations.
+pub(crate) fn unfolding(device: &Device) -> &'static dyn Unfolding {
+    match device {
+        Device::Cpu => &cpu::CpuBackend,
+        _ => &unfold::Composed,
     }
 }
 

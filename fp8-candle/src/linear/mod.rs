@@ -21,3 +21,5 @@ mod same;
 pub use cache::WeightCache;
 pub use forward::fp8_linear;
 pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};
+pub(crate) use product::recast;
+pub(crate) use same::serves_both;

@@ -3,7 +3,7 @@
 use crate::quantize::{Quantizer, ScaleSource};
 
 /// Whether the codes made by `first` are what `second` would make for the other contraction.
-pub(super) fn serves_both(first: &Quantizer, second: &Quantizer) -> bool {
+pub(crate) fn serves_both(first: &Quantizer, second: &Quantizer) -> bool {
     first.is_symmetric() && same_cast(first, second)
 }
 

@@ -7,6 +7,7 @@ mod hash;
 mod shared;
 mod state;
 mod tasks;
+mod unfold;
 
 use super::backend::{AmaxCells, Backend};
 use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};

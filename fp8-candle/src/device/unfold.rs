@@ -1,0 +1,163 @@
+//! Unfolding of images into columns and folding back: what convolutions need of a device, composed of candle's operations
+//! where it has nothing better.
+
+use crate::data::window::{Part, Window};
+use crate::error::Result;
+use crate::ready::owned_storage;
+use candle_core::{DType, Device, Storage, Tensor};
+
+/// Unfolds and folds images.
+pub(crate) trait Unfolding: Send + Sync {
+    /// The columns of a part of `x`, which is `[batch, channels, height, width]` of U8, f32, bf16 or f16:
+    /// `[channels * taps, images * places]`, with zeros where the window is outside of the image.
+    fn unfold(&self, x: &Tensor, window: &Window, part: &Part) -> Result<Tensor>;
+
+    /// Images of zeros, `[batch, channels, height, width]` of f32, bf16 or f16, to fold parts into.
+    fn images(&self, window: &Window, dtype: DType, device: &Device) -> Result<Box<dyn Images>>;
+}
+
+/// Images that columns are folded into.
+pub(crate) trait Images {
+    /// Sets a part to the sums of the columns (f32, `[channels * taps, images * places]`) over the taps that read an
+    /// element: added in f32 in the order of the taps, then rounded. The bias (one value per channel of the images) is added in
+    /// the dtype of the images.
+    fn fold(
+        &mut self,
+        columns: &Tensor,
+        window: &Window,
+        part: &Part,
+        bias: Option<&Tensor>,
+    ) -> Result<()>;
+
+    /// The images.
+    fn finish(self: Box<Self>) -> Result<Storage>;
+}
+
+/// Both, composed of candle's operations: for every device.
+pub(crate) struct Composed;
+
+impl Unfolding for Composed {
+    fn unfold(&self, x: &Tensor, window: &Window, part: &Part) -> Result<Tensor> {
+        let (images, channels) = (part.images.len(), part.channels.len());
+        let x = x
+            .narrow(0, part.images.start, images)?
+            .narrow(1, part.channels.start, channels)?;
+        let padded = pad(&x, window)?;
+        let [oh, ow] = window.positions;
+        let [sh, sw] = window.stride;
+        let taps = taps(window).map(|[y, x]| -> Result<Tensor> {
+            let tap = padded
+                .narrow(2, y * window.dilation[0], oh * sh)?
+                .narrow(3, x * window.dilation[1], ow * sw)?
+                .contiguous()?
+                .reshape(vec![images, channels, oh, sh, ow, sw])?
+                .narrow(3, 0, 1)?
+                .narrow(5, 0, 1)?;
+            Ok(tap
+                .contiguous()?
+                .reshape((images, channels, oh * ow))?
+                .transpose(0, 1)?
+                .contiguous()?
+                .reshape((channels, 1, images * oh * ow))?)
+        });
+        let taps = taps.collect::<Result<Vec<_>>>()?;
+        Ok(Tensor::cat(&taps, 1)?.reshape(window.columns(part))?)
+    }
+
+    fn images(&self, window: &Window, dtype: DType, device: &Device) -> Result<Box<dyn Images>> {
+        let images = Tensor::zeros(window.dims().as_slice(), dtype, device)?;
+        Ok(Box::new(ComposedImages { images }))
+    }
+}
+
+fn taps(window: &Window) -> impl Iterator<Item = [usize; 2]> {
+    let [height, width] = window.kernel;
+    (0..height).flat_map(move |y| (0..width).map(move |x| [y, x]))
+}
+
+/// Zeros on each side so that every tap finds `positions * stride` elements.
+fn pad(x: &Tensor, window: &Window) -> Result<Tensor> {
+    let mut x = x.clone();
+    for dim in 0..2 {
+        let needed = padded_size(window, dim);
+        let before = window.padding[dim];
+        let after = needed.saturating_sub(window.image[dim] + before);
+        x = x.pad_with_zeros(2 + dim, before, after)?;
+    }
+    Ok(x)
+}
+
+fn padded_size(window: &Window, dim: usize) -> usize {
+    let reach = (window.kernel[dim] - 1) * window.dilation[dim];
+    let read = reach + window.positions[dim] * window.stride[dim];
+    read.max(window.image[dim] + window.padding[dim])
+}
+
+struct ComposedImages {
+    images: Tensor,
+}
+
+impl Images for ComposedImages {
+    fn fold(
+        &mut self,
+        columns: &Tensor,
+        window: &Window,
+        part: &Part,
+        bias: Option<&Tensor>,
+    ) -> Result<()> {
+        let (images, channels) = (part.images.len(), part.channels.len());
+        let ([oh, ow], [sh, sw]) = (window.positions, window.stride);
+        let columns = columns.to_dtype(DType::F32)?.contiguous()?.reshape((
+            channels,
+            window.taps(),
+            images,
+            oh * ow,
+        ))?;
+        let [height, width] = [0, 1].map(|dim| padded_size(window, dim));
+        let mut sum: Option<Tensor> = None;
+        for (index, [y, x]) in taps(window).enumerate() {
+            let (top, left) = (y * window.dilation[0], x * window.dilation[1]);
+            let tap = columns
+                .narrow(1, index, 1)?
+                .contiguous()?
+                .reshape(vec![channels, images, oh, 1, ow, 1])?
+                .pad_with_zeros(3, 0, sh - 1)?
+                .pad_with_zeros(5, 0, sw - 1)?
+                .reshape((channels, images, oh * sh, ow * sw))?
+                .pad_with_zeros(2, top, height - top - oh * sh)?
+                .pad_with_zeros(3, left, width - left - ow * sw)?;
+            sum = Some(match sum {
+                None => tap,
+                Some(sum) => (sum + tap)?,
+            });
+        }
+        let Some(sum) = sum else { return Ok(()) };
+        let mut part_images = sum
+            .narrow(2, window.padding[0], window.image[0])?
+            .narrow(3, window.padding[1], window.image[1])?
+            .transpose(0, 1)?
+            .to_dtype(self.images.dtype())?;
+        if let Some(bias) = bias {
+            let bias = bias
+                .to_dtype(self.images.dtype())?
+                .narrow(0, part.channels.start, channels)?
+                .reshape((1, channels, 1, 1))?;
+            part_images = part_images.broadcast_add(&bias)?;
+        }
+        // One image after the other: a part may have some of the channels only.
+        for image in 0..images {
+            let channel = (part.images.start + image) * window.channels + part.channels.start;
+            let whole = self.images.flatten(0, 1)?;
+            whole.slice_set(
+                &part_images.narrow(0, image, 1)?.squeeze(0)?.contiguous()?,
+                0,
+                channel,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<Storage> {
+        owned_storage(&self.images)
+    }
+}
