@@ -36,6 +36,7 @@ mod e8m0;
 mod error;
 mod format;
 mod granularity;
+mod half_rounding;
 mod high_precision;
 mod history;
 mod kernels;
@@ -50,6 +51,7 @@ pub use e8m0::E8M0;
 pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError};
 pub use format::{Format, FormatPair};
 pub use granularity::{Contraction, Granularity, MX_BLOCK, ScaleGrid};
+pub use half_rounding::{HalfPrecision, stochastic_round};
 pub use high_precision::HighPrecision;
 pub use history::{
     AmaxCompute, CustomAmax, DelayedRule, MAX_HISTORY_LEN, ScaleRounding, SlotUpdate, remake_scale,

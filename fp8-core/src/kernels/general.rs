@@ -12,10 +12,10 @@ use crate::{
     cast::{Cast, Mode, Rounder, scaled_bits},
 };
 
-const CHUNK: usize = 256;
+pub(super) const CHUNK: usize = 256;
 
 /// The random words of a chunk, which may begin anywhere within a block of four.
-type Words = [u32; CHUNK + 4];
+pub(super) type Words = [u32; CHUNK + 4];
 
 /// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
 ///
@@ -147,7 +147,7 @@ dispatch! {
 
 dispatch! {
     /// The words of the Philox blocks from `first` on.
-    fn random_words(key: StochasticKey, first: u64, words: &mut Words) = random_words_body
+    pub(super) fn random_words(key: StochasticKey, first: u64, words: &mut Words) = random_words_body
 }
 
 dispatch! {

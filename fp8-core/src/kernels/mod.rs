@@ -16,6 +16,7 @@ pub(crate) mod general;
 mod isa;
 mod narrowing;
 pub(crate) mod nearest;
+pub(crate) mod stochastic;
 #[cfg(test)]
 mod tests;
 pub(crate) mod transpose;
