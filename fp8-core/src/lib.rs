@@ -39,6 +39,7 @@ mod granularity;
 mod half_rounding;
 mod high_precision;
 mod history;
+mod history_order;
 mod kernels;
 mod philox;
 mod rows;
@@ -57,6 +58,7 @@ pub use history::{
     AmaxCompute, CustomAmax, DelayedRule, MAX_HISTORY_LEN, ScaleRounding, SlotUpdate, remake_scale,
     resize_history, update_slot,
 };
+pub use history_order::HistoryOrder;
 pub use kernels::{Isa, IsaError, IsaLevel, Levels};
 pub use philox::philox4x32_10;
 pub use rows::{

@@ -111,7 +111,56 @@ impl Default for DelayedScaling {
     }
 }
 
+/// The settings of other libraries. Each is a plain value that can be changed further, also to a function of your own
+/// ([`AmaxCompute::Custom`]).
+///
+/// ```
+/// use fp8_core::{AmaxCompute, CustomAmax};
+/// use fp8_recipes::DelayedScaling;
+/// let mean = |history: &[f32]| history.iter().sum::<f32>() / history.len() as f32;
+/// let recipe = DelayedScaling::fp8layers()
+///     .with_amax_compute(AmaxCompute::Custom(CustomAmax::new("mean", mean)));
+/// assert_eq!(
+///     recipe.to_string(),
+///     "delayed(amax_history_len=16,amax_compute=custom:mean,scale_rounding=power_of_two)"
+/// );
+/// ```
 impl DelayedScaling {
+    /// Transformer Engine's `DelayedScaling()`, which are the defaults: 1024 steps, their largest amax, exact scales, margin 0.
+    pub fn transformer_engine() -> Self {
+        Self::default()
+    }
+
+    /// flax's `Fp8DotGeneral`: the same rule as [`DelayedScaling::transformer_engine`], and the same casts.
+    ///
+    /// flax makes a scale at the beginning of a step, before it pushes the step's amax, and stores it as it was used. Ours is
+    /// made at the end of the step before, of the same amaxes. So the `*_scale` that flax holds after a step is the
+    /// dequant_scale that ours had during it, and its `*_amax_history` is ours as a [`fp8_core::HistoryOrder::Ring`], which also
+    /// takes over a state of flax. A tensor of zeros pushes a 0 there and nothing here.
+    pub fn flax() -> Self {
+        Self::default()
+    }
+
+    /// NVIDIA's `fp8layers` for TensorFlow and JAX: 16 steps, their largest amax, scales that are powers of two.
+    ///
+    /// Its scale is `2^floor(log2(max / amax))` with a logarithm in f32, which rounds up where the quotient lies an ulp or two
+    /// below a power of two; ours is the floor of the quotient itself, there half of theirs. A tensor of zeros pushes a 0
+    /// there and nothing here.
+    pub fn fp8layers() -> Self {
+        Self::default()
+            .with_amax_history_len(16)
+            .with_scale_rounding(ScaleRounding::PowerOfTwo)
+    }
+
+    /// Intel's `intel_extension_for_pytorch.quantization.fp8`: 1024 steps, their largest amax, margin 0, scales that are powers
+    /// of two, made as those of [`DelayedScaling::fp8layers`].
+    ///
+    /// A tensor of zeros pushes a 0 there and nothing here. A non-finite amax turns the scale into its reciprocal there; here it
+    /// is counted and changes nothing.
+    pub fn ipex() -> Self {
+        Self::default().with_scale_rounding(ScaleRounding::PowerOfTwo)
+    }
+
     /// A copy with this headroom.
     #[must_use]
     pub fn with_margin(self, margin: i32) -> Self {

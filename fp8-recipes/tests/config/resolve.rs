@@ -174,6 +174,27 @@ fn delayed_formats_and_rule() {
     assert_eq!(resolved.delayed, Some(delayed));
 }
 
+/// The rules themselves are held against traces of these libraries in fp8-core.
+#[test]
+fn presets_of_other_libraries() {
+    let defaults = DelayedScaling::default();
+    assert_eq!(DelayedScaling::transformer_engine(), defaults);
+    assert_eq!(DelayedScaling::flax(), defaults);
+    let (fp8layers, ipex) = (DelayedScaling::fp8layers(), DelayedScaling::ipex());
+    for (preset, len) in [(&fp8layers, 16), (&ipex, 1024)] {
+        assert_eq!(preset.amax_history_len, len);
+        let power_of_two = ScaleRounding::PowerOfTwo;
+        let rule = fp8_core::DelayedRule::default().with_scale_rounding(power_of_two);
+        assert_eq!(preset.rule(), rule);
+        assert_eq!(preset.resolve().unwrap().delayed.as_ref(), Some(preset));
+        let json = serde_json::to_string(preset).unwrap();
+        assert_eq!(
+            &serde_json::from_str::<DelayedScaling>(&json).unwrap(),
+            preset
+        );
+    }
+}
+
 #[test]
 fn errors_name_the_value() {
     let unknown = "rowwiese".parse::<Recipe>().unwrap_err().to_string();
