@@ -6,8 +6,10 @@ use super::operand::Values;
 use super::products::Geometry;
 use super::shape::ConvShape;
 use crate::error::{Error, Result};
-use crate::linear::{LinearPlan, WeightCache};
-use crate::ready::Ready;
+use crate::fake_quant::cast_values_and_gradient;
+use crate::linear::{LinearPlan, ResultCasts, WeightCache, recast};
+use crate::quantize::Quantizer;
+use crate::ready::{Ready, owned_storage, tensor_of};
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::Cols;
 use fp8_core::Granularity;
@@ -243,8 +245,20 @@ fn convolve(
         _ => vec![batch, channels, height, width],
     };
     if !is_tensorwise(plan) {
-        let y = by_linear::output(&convolution, x, weight.tensor, bias, plan)?;
-        return Ok(y.reshape(out_dims)?);
+        // Results are cast as images, not as columns of one group.
+        let results = &plan.results;
+        let plan = plan.clone().with_results(ResultCasts::default());
+        let gradient_of = |x: &Tensor, cast: Option<&Quantizer>| match cast {
+            None => Ok(x.clone()),
+            Some(cast) => cast_values_and_gradient(x, None, Some((cast, Cols))),
+        };
+        let x = gradient_of(x, results.grad_input.as_ref())?;
+        let weight = gradient_of(weight.tensor, results.grad_weight.as_ref())?;
+        let y = by_linear::output(&convolution, &x, &weight, bias, &plan)?.reshape(out_dims)?;
+        return match &results.output {
+            None => Ok(y),
+            Some(cast) => cast_values_and_gradient(&y, Some((cast, Cols)), None),
+        };
     }
     let bias_data = bias.map(Tensor::detach);
     let x_data = x.detach().contiguous()?;
@@ -271,6 +285,10 @@ fn convolve(
         }
     };
     let y = convolution.output(&x_values, &w_values, bias_data.as_ref(), x.dtype(), fast)?;
+    let y = match &plan.results.output {
+        None => y,
+        cast => owned_storage(&recast(tensor_of(y, out_dims.as_slice())?, cast.as_ref())?)?,
+    };
     let ready = Ready::new(y, out_dims)?;
     let tracks = [Some(x), Some(weight.tensor), bias];
     if !tracks.into_iter().flatten().any(Tensor::track_op) {

@@ -4,7 +4,7 @@ use super::operand::Values;
 use super::products::{Geometry, gather, spread, weigh};
 use crate::device::backend;
 use crate::error::Result;
-use crate::linear::{GemmPlan, LinearPlan, serves_both};
+use crate::linear::{GemmPlan, LinearPlan, recast, serves_both};
 use crate::ready::{Ready, tensor_of};
 use crate::tensor::Fp8Tensor;
 use candle_core::{
@@ -132,21 +132,50 @@ impl ConvOp {
         grad_output: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let go = grad_output.detach().contiguous()?;
-        let grad_bias = match bias {
-            Some(bias) if bias.track_op() => Some(self.grad_bias(&go, bias.dtype())?),
-            _ => None,
-        };
         // Kept for the second product if one copy serves both.
         let mut go8 = None;
+        let mut for_bias = go.clone();
+        if let Some(cast) = self.plan.cast_for_bias() {
+            let cast = cast.quantize(&go, Cols)?.tensor;
+            for_bias = cast.dequantize(go.dtype())?;
+            go8 = Some(cast);
+        }
+        let grad_bias = match bias {
+            Some(bias) if bias.track_op() => Some(self.grad_bias(&for_bias, bias.dtype())?),
+            _ => None,
+        };
+        let results = &self.plan.results;
         let grad_x = match x.track_op() {
-            true => Some(self.grad_input(x, weight, &go, &mut go8)?),
+            true => {
+                let grad = self.grad_input(x, weight, &go, &mut go8)?;
+                Some(recast(grad, results.grad_input.as_ref())?)
+            }
             false => None,
         };
         let grad_weight = match weight.track_op() {
-            true => Some(self.grad_weight(x, weight, &go, go8)?),
+            true => {
+                let grad = self.grad_weight(x, weight, &go, go8)?;
+                Some(recast(grad, results.grad_weight.as_ref())?)
+            }
             false => None,
         };
         Ok((grad_x, grad_weight, grad_bias))
+    }
+
+    /// The weight as operand B of `gemm`.
+    fn weight_codes(&self, gemm: &GemmPlan, weight: &Tensor) -> Result<Fp8Tensor> {
+        match &self.saved.weight {
+            Some(saved) => Ok(saved.clone()),
+            None => Ok(gemm.b.quantize(weight, Cols)?.tensor),
+        }
+    }
+
+    /// The input as operand B of `gemm`.
+    fn input_codes(&self, gemm: &GemmPlan, x: &Tensor) -> Result<Fp8Tensor> {
+        match &self.saved.x {
+            Some(saved) => Ok(saved.clone()),
+            None => Ok(gemm.b.quantize(x, Cols)?.tensor),
+        }
     }
 
     /// In x's dtype and shape.
@@ -164,12 +193,16 @@ impl ConvOp {
                 Values::high_precision(&weight.detach().to_dtype(x.dtype())?)?,
                 false,
             ),
+            Some(gemm) if self.plan.grad_output_in_high_precision => {
+                let b = self.weight_codes(gemm, weight)?;
+                (Values::high_precision(go)?, Values::new(&b, true)?, false)
+            }
             Some(gemm) => {
-                let a = gemm.a.quantize(go, Cols)?.tensor;
-                let b = match &self.saved.weight {
-                    Some(saved) => saved.clone(),
-                    None => gemm.b.quantize(weight, Cols)?.tensor,
+                let a = match go8.take() {
+                    Some(go8) => go8,
+                    None => gemm.a.quantize(go, Cols)?.tensor,
                 };
+                let b = self.weight_codes(gemm, weight)?;
                 let emulate = self.plan.emulate;
                 let values = (Values::new(&a, emulate)?, Values::new(&b, emulate)?);
                 let again = |second: &GemmPlan| serves_both(&gemm.a, &second.a);
@@ -197,15 +230,16 @@ impl ConvOp {
                 Values::high_precision(x)?,
                 false,
             ),
+            Some(gemm) if self.plan.grad_output_in_high_precision => {
+                let b = self.input_codes(gemm, x)?;
+                (Values::high_precision(go)?, Values::new(&b, true)?, false)
+            }
             Some(gemm) => {
                 let a = match go8 {
                     Some(go8) => go8,
                     None => gemm.a.quantize(go, Cols)?.tensor,
                 };
-                let b = match &self.saved.x {
-                    Some(saved) => saved.clone(),
-                    None => gemm.b.quantize(x, Cols)?.tensor,
-                };
+                let b = self.input_codes(gemm, x)?;
                 let emulate = self.plan.emulate;
                 let values = (Values::new(&a, emulate)?, Values::new(&b, emulate)?);
                 (values.0, values.1, gemm.use_fast_accum)

@@ -7,7 +7,6 @@ use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
 use crate::error::{Result, internal};
 use crate::packed::PackedWeight;
-use crate::quantize::Quantizer;
 use crate::ready::Ready;
 use crate::tensor::Fp8Tensor;
 use candle_core::{
@@ -85,7 +84,7 @@ impl LinearOp {
         // Kept for the second GEMM if one copy serves both.
         let mut go8 = None;
         let mut for_bias = go.clone();
-        if let Some(cast) = self.cast_for_bias() {
+        if let Some(cast) = self.plan.cast_for_bias() {
             let cast = cast.quantize_for(&go, Cols, true)?.tensor;
             for_bias = cast.dequantize(go.dtype())?;
             go8 = Some(cast);
@@ -111,16 +110,6 @@ impl LinearOp {
             _ => None,
         };
         Ok((grad_x, grad_weight, grad_bias))
-    }
-
-    /// The cast whose result the gradient of the bias is summed from, which both GEMMs then use.
-    fn cast_for_bias(&self) -> Option<&Quantizer> {
-        let plan = &self.plan;
-        let (Some(first), Some(second)) = (&plan.grad_input, &plan.grad_weight) else {
-            return None;
-        };
-        let shared = plan.bias_from_cast && !plan.grad_output_in_high_precision;
-        (shared && serves_both(&first.a, &second.a)).then_some(&first.a)
     }
 
     /// `go weight`, `[M, K]`, in x's dtype.

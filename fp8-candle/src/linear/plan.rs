@@ -1,6 +1,7 @@
 //! What one call of a linear layer computes, and with which casts.
 
 use super::cache::WeightCache;
+use super::same::serves_both;
 use crate::packed::PackedWeight;
 use crate::quantize::Quantizer;
 use crate::tensor::Fp8Tensor;
@@ -154,6 +155,13 @@ impl LinearPlan {
             grad_output_in_high_precision: on,
             ..self
         }
+    }
+
+    /// The cast whose result the gradient of the bias is summed from, which both backward GEMMs then use.
+    pub(crate) fn cast_for_bias(&self) -> Option<&Quantizer> {
+        let (first, second) = (self.grad_input.as_ref()?, self.grad_weight.as_ref()?);
+        let shared = self.bias_from_cast && !self.grad_output_in_high_precision;
+        (shared && serves_both(&first.a, &second.a)).then_some(&first.a)
     }
 
     /// The same plan with or without [`LinearPlan::bias_from_cast`].
