@@ -1,12 +1,14 @@
 //! How close convolutions in FP8 are to those of the values before the casts, and after them.
 
-use crate::reference::{Case, Data, dequantized, flat, plan, reference, sqnr};
+use crate::reference::{Case, Data, dequantized, flat, plan, reference};
 use candle_core::Result as CandleResult;
 use fp8_candle::conv::ConvShape;
 use fp8_candle::{LinearPlan, Result};
 use fp8_core::{Format, Granularity};
 use fp8_test_support::isa;
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use std::cell::RefCell;
 
 const NAMES: [&str; 3] = ["output", "grad_x", "grad_weight"];
 
@@ -40,21 +42,37 @@ fn cases() -> impl Strategy<Value = Case> {
         .prop_filter("a kernel that fits", |case| case.output().is_some())
 }
 
-fn products(case: &Case) -> usize {
-    let mut products = 0;
-    case.each(|_, _, _| products += 1);
-    products
+/// Powers of the exact sums of output and gradients, and of the errors.
+#[derive(Debug, Default, Clone, Copy)]
+struct Power {
+    signal: [f64; 3],
+    noise: [f64; 3],
 }
 
-/// The least number of elements of a tensor of the case: the fewer, the more an SQNR depends on chance.
-fn fewest(case: &Case) -> usize {
-    let dims = [case.x_dims(), case.y_dims(), case.weight_dims()];
-    let sizes = dims.iter().map(|dims| dims.iter().product());
-    sizes.min().unwrap_or(0)
+impl Power {
+    fn add(&mut self, other: &Self) {
+        for index in 0..3 {
+            self.signal[index] += other.signal[index];
+            self.noise[index] += other.noise[index];
+        }
+    }
+
+    /// Fails if the output has less than 28 dB, or a gradient less than `gradients`.
+    #[track_caller]
+    fn check(&self, what: &str, gradients: f64) {
+        for (index, wanted) in [28., gradients, gradients].into_iter().enumerate() {
+            let sqnr = 10. * (self.signal[index] / self.noise[index]).log10();
+            assert!(
+                sqnr >= wanted,
+                "{} of {what}: {sqnr} dB, expected {wanted}",
+                NAMES[index]
+            );
+        }
+    }
 }
 
-/// Output and gradients against the definition, before and after the casts.
-fn check(case: &Case, seed: u64, grad_format: Format, wanted: Option<[f64; 2]>) -> Result<()> {
+/// Compares output and gradients with the definition after the casts, and measures how far they are from it before.
+fn check(case: &Case, seed: u64, grad_format: Format) -> Result<Power> {
     let data = Data::new(case, seed);
     let (x, weight, go) = (flat(&data.x), flat(&data.weight), flat(&data.go));
     let exact = reference(case, [[&x, &weight], [&go, &weight], [&go, &x]]);
@@ -64,36 +82,41 @@ fn check(case: &Case, seed: u64, grad_format: Format, wanted: Option<[f64; 2]>) 
     let casted = reference(case, [[&x8, &w8], [&go8, &w8], [&go8, &x8]]);
 
     let plan = plan(grad_format, Granularity::Tensorwise);
-    for emulate in [false, true] {
+    let mut power = Power::default();
+    for emulate in [true, false] {
         let results = data.run(case, None, &plan.clone().with_emulate(emulate))?;
         let tensors = [&results.y, &results.grad_x, &results.grad_weight];
         for (index, tensor) in tensors.into_iter().enumerate() {
             let what = format!("{} of {case:?}, emulate {emulate}", NAMES[index]);
             // Products of values that were multiplied by their scales before are rounded.
             casted[index].check(&what, tensor, emulate);
-            let Some(wanted) = wanted else { continue };
-            let sqnr = sqnr(tensor, &exact[index].exact);
-            let wanted = wanted[usize::from(index > 0)];
-            assert!(sqnr >= wanted, "{what}: {sqnr} dB, expected {wanted}");
+            let (got, exact) = (flat(tensor), &exact[index].exact);
+            let errors = got.iter().zip(exact).map(|(got, exact)| got - exact);
+            power.noise[index] = errors.map(|error| error * error).sum();
+            power.signal[index] = exact.iter().map(|x| x * x).sum();
         }
     }
-    Ok(())
+    Ok(power)
+}
+
+/// Each case equals the sums of its casts; all together reach the contract. A single one of few values may be unlucky.
+#[test]
+fn any_sizes_give_the_sums_of_their_casts() {
+    for (format, gradients) in [(Format::E5M2, 24.), (Format::E4M3, 28.)] {
+        let all = RefCell::new(Power::default());
+        let mut runner = TestRunner::new(ProptestConfig::with_cases(64));
+        let result = runner.run(&(cases(), 0u64..1000), |(case, seed)| {
+            all.borrow_mut().add(&check(&case, seed, format).unwrap());
+            Ok(())
+        });
+        result.unwrap();
+        all.borrow()
+            .check(&format!("any sizes, {format}"), gradients);
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
-
-    #[test]
-    fn any_sizes_give_the_sums_of_their_casts(case in cases(), seed in 0u64..1000, e4m3: bool) {
-        let format = if e4m3 { Format::E4M3 } else { Format::E5M2 };
-        // A tensor of few values may be unlucky: the power of the noise is a mean over the fewest independent values, so its
-        // standard deviation is about 1 / sqrt(n) of it, or 4.3 / sqrt(n) dB; eight of them.
-        let slack = 35. / (fewest(&case) as f64).sqrt();
-        let enough = products(&case) > 0 && fewest(&case) > 200;
-        let gradients = if e4m3 { 28. } else { 24. };
-        let wanted = enough.then_some([28. - slack, gradients - slack]);
-        check(&case, seed, format, wanted).unwrap();
-    }
 
     #[test]
     fn without_a_plan_it_is_the_convolution_of_f32(case in cases(), seed in 0u64..1000) {
@@ -157,8 +180,10 @@ fn layers_of_networks_reach_the_contract() -> Result<()> {
             .transposed(),
     ];
     for (seed, case) in cases.iter().enumerate() {
-        check(case, seed as u64, Format::E5M2, Some([28., 24.]))?;
-        check(case, seed as u64, Format::E4M3, Some([28., 28.]))?;
+        for (format, gradients) in [(Format::E5M2, 24.), (Format::E4M3, 28.)] {
+            let power = check(case, seed as u64, format)?;
+            power.check(&format!("{case:?}, {format}"), gradients);
+        }
     }
     Ok(())
 }
