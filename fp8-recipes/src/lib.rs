@@ -56,4 +56,4 @@ pub use prepare::{
     PrepareReport, Unmatched, prepare_fp8,
 };
 pub use state::{Calibration, Fp8State};
-pub use stats::{CastStats, StatsReport, StatsRow};
+pub use stats::{CastStats, StatsCurves, StatsLog, StatsQuantity, StatsReport, StatsRow};

@@ -1,5 +1,11 @@
 //! What casts do to the tensors of each layer: amax, scales, saturation, underflow, signal to noise.
 
+mod curves;
+mod log;
+
+pub use curves::{StatsCurves, StatsQuantity};
+pub use log::StatsLog;
+
 use crate::config::Operand;
 use candle_core::{DType, Tensor};
 use fp8_candle::Quantized;
@@ -84,9 +90,7 @@ impl CastStats {
             .to_vec1::<f32>()?;
         let grid = codes.grid();
         let format = codes.format();
-        // What saturates is decided after rounding: a little more than the maximum still rounds to it.
-        let overflows = Cast::new(format).with_overflow(Overflow::NonFinite);
-        let saturates = |value: f32| !format.decode(overflows.encode(value, 0)).is_finite();
+        let saturates = smallest_overflow(format);
         let mut stats = self.lock();
         let key = (layer.clone(), operand as usize);
         let measure = stats.entry(key).or_insert_with(|| Measure {
@@ -110,17 +114,21 @@ impl CastStats {
             let (least, most) = measure.quant_scales;
             measure.quant_scales = (least.min(scale), most.max(scale));
         }
-        for (i, (&value, &back)) in values.iter().zip(&decoded).enumerate() {
-            if !value.is_finite() || !back.is_finite() {
-                measure.non_finite += 1;
-                continue;
+        let cols = grid.cols().max(1);
+        let rows = values.chunks(cols).zip(decoded.chunks(cols));
+        for (row, (values, decoded)) in rows.enumerate() {
+            for (col, (&value, &back)) in values.iter().zip(decoded).enumerate() {
+                if !value.is_finite() || !back.is_finite() {
+                    measure.non_finite += 1;
+                    continue;
+                }
+                let scaled = value * scales[grid.index(row, col)];
+                measure.amax = measure.amax.max(value.abs());
+                measure.saturated += u64::from(scaled.abs() >= saturates);
+                measure.underflowed += u64::from(value != 0. && back == 0.);
+                measure.signal += f64::from(value).powi(2);
+                measure.noise += (f64::from(value) - f64::from(back)).powi(2);
             }
-            let scale = scales[grid.index(i / grid.cols(), i % grid.cols())];
-            measure.amax = measure.amax.max(value.abs());
-            measure.saturated += u64::from(saturates(value * scale));
-            measure.underflowed += u64::from(value != 0. && back == 0.);
-            measure.signal += f64::from(value).powi(2);
-            measure.noise += (f64::from(value) - f64::from(back)).powi(2);
         }
         Ok(())
     }
@@ -132,6 +140,26 @@ fn report_of(measured: &Measured) -> StatsReport {
     StatsReport {
         rows: rows.collect(),
     }
+}
+
+/// The smallest magnitude that saturates, which is decided after rounding: a little more than the maximum still rounds to it.
+fn smallest_overflow(format: Format) -> f32 {
+    let cast = Cast::new(format).with_overflow(Overflow::NonFinite);
+    let overflows = |bits| {
+        !format
+            .decode(cast.encode(f32::from_bits(bits), 0))
+            .is_finite()
+    };
+    // Magnitudes are ordered as their bits are.
+    let (mut fits, mut beyond) = (format.max().to_bits(), f32::INFINITY.to_bits());
+    while beyond - fits > 1 {
+        let middle = fits + (beyond - fits) / 2;
+        match overflows(middle) {
+            true => beyond = middle,
+            false => fits = middle,
+        }
+    }
+    f32::from_bits(beyond)
 }
 
 impl Measure {

@@ -4,3 +4,4 @@ mod blocks;
 mod mixed;
 mod patterns;
 mod stats;
+mod stats_log;

@@ -1,0 +1,167 @@
+//! Statistics in a file, over the steps.
+
+use candle_core::{Module, Tensor, Var};
+use fp8::{
+    Autocast, CastStats, PrepareOptions, RecipeName, StatsCurves, StatsLog, StatsQuantity, nn,
+    prepare_fp8, with_fp8,
+};
+use fp8_test_support::device;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Steps of a layer whose inputs double in every step.
+fn steps(log: &mut StatsLog, steps: std::ops::Range<u64>) -> Vec<usize> {
+    let weight = Var::randn(0f32, 1., (16, 32), &device()).unwrap();
+    let layer = nn::Linear::new(weight.as_tensor().clone(), None).with_path("a<b");
+    prepare_fp8(&layer, &PrepareOptions::default()).unwrap();
+    let stats = CastStats::default();
+    let values: Vec<f32> = (0..64).map(|i| i as f32 / 63.).collect();
+    let x = Tensor::from_vec(values, (2, 32), &device()).unwrap();
+    let mut recorded = vec![];
+    for step in steps {
+        let x = (&x * 2f64.powi(step as i32)).unwrap();
+        let autocast = Autocast::new(RecipeName::Tensorwise);
+        let autocast = match log.is_due(step) {
+            true => autocast.with_stats(&stats),
+            false => autocast,
+        };
+        with_fp8(autocast, || layer.forward(&x)).unwrap();
+        if let Some(report) = log.record(step, &stats) {
+            assert!(stats.report().rows.is_empty(), "taken");
+            recorded.push(report.rows.len());
+        }
+    }
+    recorded
+}
+
+#[test]
+fn every_nth_step_is_a_line_for_each_cast_and_a_resumed_run_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("stats.jsonl");
+    let mut log = StatsLog::to_file(&path).every(3);
+    // The weight is cast once, in the first step.
+    assert_eq!(steps(&mut log, 0..8), [2, 1, 1]);
+    // A line that a kill has cut off, then a run that does step 6 again.
+    let mut text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(text.lines().count(), 4);
+    text.push_str(r#"{"layer":"a<b","operand":"inp"#);
+    std::fs::write(&path, text).unwrap();
+    let mut log = StatsLog::to_file(&path).every(3);
+    assert_eq!(steps(&mut log, 6..10), [2, 1]);
+    assert!(log.failure().is_none());
+
+    let curves = StatsCurves::from_file(&path).unwrap();
+    assert_eq!(curves.steps(), [0, 3, 6, 9]);
+    let amaxes = curves.of(StatsQuantity::Amax);
+    let names: Vec<_> = amaxes.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["a<b.input", "a<b.weight"]);
+    assert_eq!(amaxes[0].1, [(0, 1.), (3, 8.), (6, 64.), (9, 512.)]);
+    let scales = &curves.of(StatsQuantity::QuantScale)[0].1;
+    assert_eq!(scales[..], [(0, 448.), (3, 56.), (6, 7.), (9, 0.875)]);
+    // Scaled by its own amax, a tensor is the same in all steps.
+    let noise = &curves.of(StatsQuantity::Sqnr)[0].1;
+    assert!(
+        noise
+            .iter()
+            .all(|(_, db)| (db - noise[0].1).abs() < 1e-9 && *db > 25.)
+    );
+    assert_eq!(curves.of(StatsQuantity::Overflow)[0].1[0], (0, 0.));
+}
+
+#[test]
+fn a_drawing_holds_a_line_for_each_cast() {
+    let rows: Vec<String> = (0..40)
+        .map(|i| {
+            let (layer, step) = (format!("a<{}", i / 2), i % 2 * 100);
+            format!(
+                r#"{{"step":{step},"layer":"{layer}","operand":"input","amax":{},"quant_scale_max":1e38,"saturated_share":0.5,"underflowed_share":0,"sqnr_db":null}}"#,
+                10f64.powi(i % 2)
+            )
+        })
+        .collect();
+    let curves = StatsCurves::from_json_lines(&rows.join("\n"));
+    let svg = curves.to_svg(StatsQuantity::Amax);
+    assert_eq!(svg.matches("<polyline").count(), 20);
+    assert_eq!(svg.matches("</text>").count(), 2 + 10 + 16 + 1);
+    assert!(svg.contains("and 4 more") && svg.contains("a&lt;3.input") && !svg.contains("a<3"));
+    // From the lower left of the frame to its upper right: one power of ten in 100 steps.
+    assert!(svg.contains(r#"points="70.0,440.0 680.0,40.0""#), "{svg}");
+    for quantity in StatsQuantity::ALL {
+        let svg = curves.to_svg(quantity);
+        let lines = if quantity == StatsQuantity::Sqnr {
+            0
+        } else {
+            20
+        };
+        assert_eq!(svg.matches("<polyline").count(), lines, "{quantity:?}");
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{quantity:?}");
+    }
+    let empty = StatsCurves::default().to_svg(StatsQuantity::Amax);
+    assert!(empty.ends_with("</svg>\n") && !empty.contains("NaN"));
+}
+
+#[test]
+fn a_file_that_holds_no_statistics_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("stats.jsonl");
+    let error = |path: &std::path::Path| StatsCurves::from_file(path).unwrap_err().to_string();
+    assert!(error(&path).contains("stats.jsonl"));
+    assert!(error(directory.path()).contains("directory"));
+    std::fs::write(&path, "loss 3\n").unwrap();
+    assert!(error(&path).contains("no line of it"));
+    std::fs::write(&path, "").unwrap();
+    assert!(StatsCurves::from_file(&path).unwrap().steps().is_empty());
+}
+
+/// A subscriber that keeps the messages of warnings.
+#[derive(Clone, Default)]
+struct Keep(Arc<Mutex<Vec<String>>>, Arc<AtomicUsize>);
+
+impl Subscriber for Keep {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1 + self.1.fetch_add(1, Ordering::Relaxed) as u64)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        struct Text(String);
+        impl Visit for Text {
+            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_one_warning_and_training_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing/stats.jsonl");
+    for path in [missing.as_path(), directory.path()] {
+        let keep = Keep::default();
+        let mut log = StatsLog::to_file(path);
+        let recorded = tracing::subscriber::with_default(keep.clone(), || steps(&mut log, 0..4));
+        assert_eq!(recorded, [2, 1, 1, 1], "the reports are there all the same");
+        let said = keep.0.lock().unwrap();
+        let of_this = said.iter().filter(|text| text.contains("statistics"));
+        assert_eq!(of_this.count(), 1, "{said:?}");
+        assert!(said[0].contains(&path.display().to_string()), "{said:?}");
+        assert!(log.failure().is_some());
+    }
+}
