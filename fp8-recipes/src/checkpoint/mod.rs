@@ -7,7 +7,8 @@
 //! | optimizer | `optimizer/` + the optimizer's own names |
 //!
 //! Recipe, step, random state, the names of the table's rows, the optimizer's name and hyperparameters, and the caller's own
-//! values are JSON in the metadata. Save after an optimizer step: amaxes of a backward pass that is not finished are not part of
+//! values are JSON in the metadata,
+//! the state of a loss scaler too ([`LossScaled`](crate::optim::LossScaled)). Save after an optimizer step: amaxes of a backward pass that is not finished are not part of
 //! a checkpoint.
 //!
 //! ```
@@ -70,7 +71,7 @@ use crate::config::{Operand, Recipe};
 use crate::error::{Error, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::operator::Fp8Operator;
-use crate::optim::CheckpointOptimizer;
+use crate::optim::{CheckpointOptimizer, LossScalerState};
 use crate::safetensors_file::SafetensorsFile;
 use crate::state::Fp8State;
 use candle_core::Tensor;
@@ -109,6 +110,8 @@ pub struct TrainingMeta {
 struct OptimizerMeta {
     kind: String,
     hyperparameters: serde_json::Value,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    loss_scaler: Option<LossScalerState>,
 }
 
 /// Saves variables, optimizer and FP8 state, atomically: a crash leaves the old file or the new one.
@@ -140,6 +143,7 @@ pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
     let optimizer_meta = OptimizerMeta {
         kind: optimizer.kind().to_string(),
         hyperparameters: optimizer.hyperparameters_json().clone(),
+        loss_scaler: optimizer.loss_scaler().copied(),
     };
     let optimizer = optimizer.tensors().iter();
     let optimizer = optimizer.map(|(name, t)| (format!("{OPTIMIZER}{name}"), t.clone()));

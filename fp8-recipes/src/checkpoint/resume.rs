@@ -136,6 +136,12 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Siz
         if options.keep_hyperparameters {
             state = state.with_hyperparameters(Value::Null)?;
         }
+        if state.loss_scaler().is_some() && !optimizer.scales_loss() {
+            tracing::warn!(
+                "{}: the checkpoint has a loss scaler, this run has none",
+                path.display()
+            );
+        }
         optimizer.load_optimizer_state(&state)?;
     }
     {
@@ -255,7 +261,11 @@ fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
         what: "the optimizer",
         reason: error.to_string(),
     })?;
-    Ok(OptimizerState::new(meta.kind).with_hyperparameters(meta.hyperparameters)?)
+    let state = OptimizerState::new(meta.kind).with_hyperparameters(meta.hyperparameters)?;
+    Ok(match meta.loss_scaler {
+        Some(scaler) => state.with_loss_scaler(scaler),
+        None => state,
+    })
 }
 
 /// The same names, shapes and dtypes on both sides.

@@ -1,9 +1,7 @@
 //! The optimizer: construction and one step.
 
-use std::collections::HashSet;
-
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Storage, Tensor, Var};
+use candle_core::{Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 
 use super::counter::{Counter, correction};
@@ -11,13 +9,13 @@ use super::counter::{Counter, correction};
 use super::cuda;
 use super::error::Result;
 use super::fused::Coefficients;
-use super::norm::SumOfSquares;
+use super::groups::Groups;
+use super::masters::Kept;
+use super::named::{gradients, numbered, of_varmap, sorted};
+use super::norm::{SumOfSquares, clip_coefficient};
 use super::params::check_lr;
 use super::slot::Slot;
-use super::{AdamWConfig, OptimError, StepReport};
-
-/// Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does.
-const CLIP_EPS: f64 = 1e-6;
+use super::{AdamWConfig, ParamGroup, StepReport};
 
 /// AdamW (decoupled weight decay) over named variables, with a state that can be saved.
 ///
@@ -28,12 +26,14 @@ const CLIP_EPS: f64 = 1e-6;
 /// - Variables are ordered by name, whatever order they came in, so sums over them have one order.
 /// - Moments are f32 (f64 for f64 variables), also for bf16 and f16 variables, which are updated in
 ///   f32 and rounded to nearest once. [`AdamWConfig::master_weights`] keeps what that rounds away.
+/// - [`AdamW::with_groups`] gives some variables a learning rate and weight decay of their own.
 /// - A variable without a gradient is left alone; the step counter is shared by all, as in
 ///   candle-nn.
 /// - A step whose gradient norm is not finite changes nothing, the step counter included.
 /// - Results do not depend on the number of threads. With all variables on one CUDA device they are
 ///   those of the CPU to the bit (the sign of a zero in f64 aside), the norm included.
-/// - With all variables on one CUDA device, a step never waits for it: see [`StepReport`].
+/// - With all variables on one CUDA device, a step never waits for it: see [`StepReport`]. Variables in groups and with masters in
+///   bf16 or f16 are updated by candle's operations there, and then the host reads the norm.
 pub struct AdamW {
     pub(super) slots: Vec<Slot>,
     pub(super) counter: Counter,
@@ -41,35 +41,29 @@ pub struct AdamW {
     /// A learning rate that is none, from candle's interface.
     refused_lr: Option<f64>,
     sum: SumOfSquares,
+    pub(super) groups: Groups,
     /// Made when a step needs them.
     #[cfg(feature = "cuda")]
-    groups: Option<Vec<cuda::Group>>,
+    devices: Option<Vec<cuda::Group>>,
 }
 
 impl AdamW {
     /// An optimizer over named variables.
     ///
-    /// Variables of integer dtypes are left out. A variable given under two names (tied weights) is
+    /// Variables of integer dtypes are left out, or refused where the configuration asks for master weights. A variable given under two names (tied weights) is
     /// kept once, under the name that sorts first.
     ///
     /// # Errors
-    /// [`OptimError::DuplicateName`], [`OptimError::InvalidHyperparameter`], or candle's when
-    /// memory for the moments cannot be had.
-    pub fn from_named(mut vars: Vec<(String, Var)>, config: AdamWConfig) -> Result<Self> {
+    /// [`DuplicateName`](super::OptimError::DuplicateName), [`MasterOfInteger`](super::OptimError::MasterOfInteger),
+    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter), or candle's when memory for the moments cannot be had.
+    pub fn from_named(vars: Vec<(String, Var)>, config: AdamWConfig) -> Result<Self> {
         config.validate()?;
-        vars.sort_by(|a, b| a.0.cmp(&b.0));
-        if let Some(pair) = vars.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            return Err(OptimError::DuplicateName {
-                name: pair[0].0.clone(),
-            });
-        }
-        let mut seen = HashSet::new();
-        vars.retain(|(_, var)| is_trainable(var.dtype()) && seen.insert(var.id()));
+        let vars = sorted(vars, config.master_weights)?;
         let slots = vars
             .into_iter()
             .map(|(name, var)| {
                 let decays = config.decay_scope.includes(var.rank());
-                Slot::new(name, var, decays, config.master_weights)
+                Slot::new(name, var, decays, config.masters())
             })
             .collect::<candle_core::Result<Vec<_>>>()?;
         #[cfg(feature = "cuda")]
@@ -82,8 +76,9 @@ impl AdamW {
             config,
             refused_lr: None,
             sum: SumOfSquares::default(),
+            groups: Groups::default(),
             #[cfg(feature = "cuda")]
-            groups: None,
+            devices: None,
         })
     }
 
@@ -92,16 +87,27 @@ impl AdamW {
     /// # Errors
     /// As [`AdamW::from_named`].
     pub fn from_varmap(varmap: &VarMap, config: AdamWConfig) -> Result<Self> {
-        let data = varmap
-            .data()
-            .lock()
-            .map_err(|_| candle_core::Error::msg("the lock of the VarMap is poisoned"))?;
-        let vars = data
-            .iter()
-            .map(|(name, var)| (name.clone(), var.clone()))
-            .collect();
-        drop(data);
-        Self::from_named(vars, config)
+        Self::from_named(of_varmap(varmap)?, config)
+    }
+
+    /// Gives variables hyperparameters of their own; replaces the groups that there were.
+    ///
+    /// # Errors
+    /// [`NoSuchVariable`](super::OptimError::NoSuchVariable) for a pattern that names no variable, and
+    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter).
+    pub fn with_groups(mut self, groups: Vec<ParamGroup>) -> Result<Self> {
+        self.groups = Groups::new(groups, self.names())?;
+        self.slots_changed();
+        Ok(self)
+    }
+
+    /// The groups, in the order given.
+    pub fn groups(&self) -> &[ParamGroup] {
+        self.groups.all()
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        self.slots.iter().map(|slot| slot.name.as_str())
     }
 
     /// Leaves the variables that `no_decay(name, variable)` picks out of weight decay; all others
@@ -127,7 +133,11 @@ impl AdamW {
     /// not refuse (before anything is changed), or an error of the device.
     pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
         self.refused_lr.map_or(Ok(()), check_lr)?;
-        let grads = self.gradients(grads)?;
+        let vars = self
+            .slots
+            .iter()
+            .map(|slot| (slot.name.as_str(), &slot.var));
+        let grads = gradients(vars, grads)?;
         let done = self.update(&grads);
         // Also after an error in the middle, and a step that turns out to be skipped: to say it too often costs a cast.
         for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
@@ -139,11 +149,13 @@ impl AdamW {
     fn update(&mut self, grads: &[Option<Tensor>]) -> Result<StepReport> {
         #[cfg(feature = "cuda")]
         {
-            if self.groups.is_none() {
-                self.groups = Some(cuda::groups(&self.slots)?);
+            if self.devices.is_none() {
+                self.devices = Some(cuda::groups(&self.slots, &self.groups)?);
             }
-            if let (Counter::Device(counter), Some([group])) =
-                (&self.counter, self.groups.as_deref_mut())
+            let by_kernels = |i: usize| cuda::by_kernels(&self.slots, &self.groups, i, grads);
+            let all = (0..self.slots.len()).all(by_kernels);
+            if let (true, Counter::Device(counter), Some([group])) =
+                (all, &self.counter, self.devices.as_deref_mut())
             {
                 let hyper = cuda::hyperparameters(&self.config);
                 let outcome = group.step(grads, &hyper, counter)?;
@@ -154,78 +166,94 @@ impl AdamW {
         self.apply_from_host(grads)
     }
 
-    /// The gradient of each slot, detached and in memory of its own.
-    fn gradients(&self, grads: &GradStore) -> Result<Vec<Option<Tensor>>> {
-        let own: HashSet<usize> = self.slots.iter().map(|slot| address(&slot.var)).collect();
-        let found = self.slots.iter().map(|slot| {
-            let Some(grad) = grads.get(&slot.var) else {
-                return Ok(None);
-            };
-            check_gradient(slot, grad)?;
-            // Updates in place must not change a gradient that is still to be read.
-            match own.contains(&address(grad)) {
-                true => Ok(Some(grad.detach().copy()?)),
-                false => Ok(Some(grad.detach())),
-            }
-        });
-        found.collect()
-    }
-
     /// A step whose norm the host reads.
     fn apply_from_host(&mut self, grads: &[Option<Tensor>]) -> Result<StepReport> {
         let lr = self.config.lr;
         let updated = grads.iter().flatten().count();
         let step = self.counter.get()?;
         self.sum.clear();
-        for (slot, grad) in self.slots.iter().zip(grads) {
-            if !is_grouped(slot) {
+        let by_kernels: Vec<bool> = (0..self.slots.len())
+            .map(|i| self.by_kernels(i, grads))
+            .collect();
+        for ((slot, grad), by_kernels) in self.slots.iter().zip(grads).zip(&by_kernels) {
+            if !by_kernels {
                 self.sum.add(slot.var.elem_count(), grad.as_ref())?;
             }
         }
         #[cfg(feature = "cuda")]
-        for group in self.groups.iter_mut().flatten() {
-            self.sum.add_device_sum(group.sum_of_squares(grads)?)?;
+        let for_kernels: Vec<Option<Tensor>> = (grads.iter().zip(&by_kernels))
+            .map(|(grad, own)| grad.clone().filter(|_| *own))
+            .collect();
+        #[cfg(feature = "cuda")]
+        for group in self.devices.iter_mut().flatten() {
+            self.sum
+                .add_device_sum(group.sum_of_squares(&for_kernels)?)?;
         }
         let grad_norm = self.sum.total()?.sqrt();
         self.sum.clear();
         if !grad_norm.is_finite() {
             return Ok(StepReport::skipped_step(lr, updated, grad_norm, step));
         }
-        let clip = match self.config.max_grad_norm {
-            Some(limit) => (limit / (grad_norm + CLIP_EPS)).min(1.0),
-            None => 1.0,
-        };
+        let clip = clip_coefficient(self.config.max_grad_norm, grad_norm);
         self.counter.set(step + 1)?;
         let coefficients = self.coefficients(step + 1, clip);
-        for (slot, grad) in self.slots.iter_mut().zip(grads) {
-            let Some(grad) = grad else { continue };
-            if is_grouped(slot) {
+        let AdamWConfig {
+            weight_decay, seed, ..
+        } = self.config;
+        #[cfg(feature = "cuda")]
+        let mut replaced = false;
+        for (i, (slot, grad)) in self.slots.iter_mut().zip(grads).enumerate() {
+            let (Some(grad), false) = (grad, by_kernels[i]) else {
                 continue;
-            }
-            let decay = match slot.decays {
-                true => coefficients.decay,
-                false => 1.0,
             };
+            let (lr, decay) = self.groups.rates(i, lr, weight_decay, slot.decays);
             let own = Coefficients {
-                decay,
+                lr,
+                decay: 1.0 - lr * decay,
                 ..coefficients
             };
-            slot.update(grad, &own).map_err(|error| {
+            #[cfg(feature = "cuda")]
+            {
+                replaced |= slot.var.device().is_cuda();
+            }
+            let key = slot.kept.key(seed, step + 1, i as u32);
+            slot.update(grad, &own, key).map_err(|error| {
                 error.context(format!("optimizer step of variable `{}`", slot.name))
             })?;
         }
         #[cfg(feature = "cuda")]
-        for group in self.groups.iter_mut().flatten() {
+        for group in self.devices.iter_mut().flatten() {
             let decision = fp8_candle::optim::AdamWDecision {
                 correction1: coefficients.correction1,
                 correction2: coefficients.correction2,
                 clip,
             };
-            group.update(grads, &cuda::hyperparameters(&self.config), &decision)?;
+            group.update(
+                &for_kernels,
+                &cuda::hyperparameters(&self.config),
+                &decision,
+            )?;
+        }
+        // Their moments are other tensors now.
+        #[cfg(feature = "cuda")]
+        if replaced {
+            self.slots_changed();
         }
         Ok(StepReport::taken(lr, updated, grad_norm, clip))
     }
 
+    /// Whether kernels update variable number `i`, together with others of its CUDA device.
+    fn by_kernels(&self, i: usize, grads: &[Option<Tensor>]) -> bool {
+        #[cfg(feature = "cuda")]
+        return cuda::by_kernels(&self.slots, &self.groups, i, grads);
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = (i, grads);
+            false
+        }
+    }
+
+    /// Those of a variable without a group that does not decay.
     fn coefficients(&self, step: u64, clip: f64) -> Coefficients {
         let AdamWConfig {
             lr,
@@ -239,7 +267,7 @@ impl AdamW {
             beta1,
             beta2,
             eps,
-            decay: 1.0 - lr * self.config.weight_decay,
+            decay: 1.0,
             correction1: correction(beta1, step),
             correction2: correction(beta2, step),
             clip,
@@ -251,7 +279,7 @@ impl AdamW {
     pub(super) fn slots_changed(&mut self) {
         #[cfg(feature = "cuda")]
         {
-            self.groups = None;
+            self.devices = None;
         }
     }
 
@@ -268,7 +296,7 @@ impl AdamW {
     /// Sets the learning rate of the next step, usually [`LrSchedule::lr`](super::LrSchedule::lr).
     ///
     /// # Errors
-    /// [`OptimError::InvalidHyperparameter`] if `lr` is NaN, infinite or negative; the old one stays.
+    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) if `lr` is NaN, infinite or negative; the old one stays.
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         check_lr(lr)?;
         self.config.lr = lr;
@@ -277,24 +305,23 @@ impl AdamW {
     }
 
     /// Replaces the hyperparameters and keeps moments and step. Which variables decay follows the
-    /// new [`AdamWConfig::decay_scope`]. Where [`AdamWConfig::master_weights`] was off, copies are
-    /// made of the variables as they are; turned off, they are dropped.
+    /// new [`AdamWConfig::decay_scope`]. Where [`AdamWConfig::master_weights`] was off or of another dtype, copies
+    /// are made of the variables as they are; turned off, they are dropped.
     ///
     /// # Errors
-    /// [`OptimError::InvalidHyperparameter`], or candle's when there is no memory for the copies;
+    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter), or candle's when there is no memory for the copies;
     /// the old ones stay.
     pub fn set_config(&mut self, config: AdamWConfig) -> Result<()> {
         config.validate()?;
         let mut changed = Vec::new();
         for (i, slot) in self.slots.iter().enumerate() {
-            let wanted = config.master_weights && slot.can_have_master();
-            if wanted != slot.has_master() {
-                let master = if wanted { slot.new_master()? } else { None };
-                changed.push((i, master));
+            let kept = Kept::of(&slot.var, config.masters());
+            if kept != slot.kept {
+                changed.push((i, kept, kept.new_copy(&slot.var)?));
             }
         }
-        for (i, master) in changed {
-            self.slots[i].set_master(master)?;
+        for (i, kept, copy) in changed {
+            self.slots[i].keep(kept, copy)?;
         }
         for slot in &mut self.slots {
             slot.decays = config.decay_scope.includes(slot.var.rank());
@@ -347,12 +374,7 @@ impl Optimizer for AdamW {
     type Config = AdamWConfig;
 
     fn new(vars: Vec<Var>, config: AdamWConfig) -> candle_core::Result<Self> {
-        let named = vars
-            .into_iter()
-            .enumerate()
-            .map(|(i, var)| (format!("{i:06}"), var))
-            .collect();
-        Ok(Self::from_named(named, config)?)
+        Ok(Self::from_named(numbered(vars), config)?)
     }
 
     /// As [`AdamW::apply`], without the report.
@@ -371,38 +393,4 @@ impl Optimizer for AdamW {
             self.refused_lr = Some(lr);
         }
     }
-}
-
-fn is_trainable(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16)
-}
-
-/// Whether the variable is updated together with all others of its CUDA device.
-fn is_grouped(slot: &Slot) -> bool {
-    cfg!(feature = "cuda") && slot.var.device().is_cuda()
-}
-
-/// Tells memory from memory.
-fn address(tensor: &Tensor) -> usize {
-    std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0) as usize
-}
-
-fn check_gradient(slot: &Slot, grad: &Tensor) -> Result<()> {
-    if !grad.device().same_device(slot.var.device()) {
-        return Err(OptimError::GradientDevice {
-            name: slot.name.clone(),
-            expected: slot.var.device().location(),
-            got: grad.device().location(),
-        });
-    }
-    if grad.shape() != slot.shape() || grad.dtype() != slot.var.dtype() {
-        return Err(OptimError::Gradient {
-            name: slot.name.clone(),
-            expected_dtype: slot.var.dtype(),
-            expected_shape: slot.shape().clone(),
-            got_dtype: grad.dtype(),
-            got_shape: grad.shape().clone(),
-        });
-    }
-    Ok(())
 }

@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::OptimError;
 use super::state::{check_names, checked};
+use super::{LossScalerState, OptimError};
 
 /// An optimizer whose state goes into a training checkpoint and comes back from it:
 /// [`save_training`](crate::checkpoint::save_training) and
@@ -17,6 +17,8 @@ use super::state::{check_names, checked};
 /// | optimizer | what comes back |
 /// |---|---|
 /// | [`AdamW`](super::AdamW) | everything: moments, master weights, step, hyperparameters |
+/// | [`Sgd`](super::Sgd) | everything: momentum, master weights, step, hyperparameters |
+/// | [`LossScaled`](super::LossScaled) | what comes back of the optimizer in it, and the loss scaler |
 /// | `candle_nn::SGD` | everything: its learning rate |
 /// | `candle_nn::AdamW` | its hyperparameters; moments and step are private and start from zero |
 /// | [`NoOptimizer`] | nothing; for programs that save without one |
@@ -110,6 +112,12 @@ pub trait CheckpointOptimizer {
     fn announces_changes(&self) -> bool {
         false
     }
+
+    /// Whether [`CheckpointOptimizer::load_optimizer_state`] brings a loss scaler back. Where it does not, resuming from a checkpoint
+    /// that has one says so in a warning. False unless overridden.
+    fn scales_loss(&self) -> bool {
+        false
+    }
 }
 
 /// The state of an optimizer: which one it is, named tensors, and hyperparameters as JSON.
@@ -133,6 +141,7 @@ pub struct OptimizerState {
     kind: String,
     hyperparameters: Value,
     tensors: HashMap<String, Tensor>,
+    loss_scaler: Option<LossScalerState>,
 }
 
 impl OptimizerState {
@@ -143,7 +152,19 @@ impl OptimizerState {
             kind: kind.into(),
             hyperparameters: Value::Null,
             tensors: HashMap::new(),
+            loss_scaler: None,
         }
+    }
+
+    /// Adds the state of the loss scaler that drives the optimizer.
+    pub fn with_loss_scaler(mut self, state: LossScalerState) -> Self {
+        self.loss_scaler = Some(state);
+        self
+    }
+
+    /// The state of the loss scaler, if one drives the optimizer.
+    pub fn loss_scaler(&self) -> Option<&LossScalerState> {
+        self.loss_scaler.as_ref()
     }
 
     /// Adds a tensor, or replaces the one of this name.

@@ -6,6 +6,8 @@ use fp8_candle::optim::{AdamWDecision, AdamWHyperparameters, AdamWTensors, Multi
 
 use super::AdamWConfig;
 use super::counter::Counter;
+use super::groups::Groups;
+use super::masters::{Kept, MasterDType};
 use super::slot::{Moments, Slot};
 
 /// The variables of one device.
@@ -15,9 +17,22 @@ pub(super) struct Group {
     kernels: MultiTensorAdamW,
 }
 
-/// Whether a group has the variable.
-fn is_grouped(slot: &Slot) -> bool {
+fn is_on_cuda(slot: &Slot) -> bool {
     slot.var.device().is_cuda()
+}
+
+/// Whether a group has variable number `i`: the kernels know one learning rate, one weight decay, and masters in f32.
+fn is_grouped(slots: &[Slot], own: &Groups, i: usize) -> bool {
+    let kept = slots[i].kept;
+    let known = matches!(kept, Kept::Variable | Kept::Copy(MasterDType::F32));
+    is_on_cuda(&slots[i]) && known && own.of(i).is_none()
+}
+
+/// Whether kernels take this step of variable number `i`: they read gradients in its dtype only.
+pub(super) fn by_kernels(slots: &[Slot], own: &Groups, i: usize, grads: &[Option<Tensor>]) -> bool {
+    let dtype = slots[i].var.dtype();
+    let fits = grads[i].as_ref().is_none_or(|grad| grad.dtype() == dtype);
+    fits && is_grouped(slots, own, i)
 }
 
 /// The counter for these variables: on the device if all are on one CUDA device, which then decides
@@ -25,7 +40,7 @@ fn is_grouped(slot: &Slot) -> bool {
 pub(super) fn counter(slots: &[Slot]) -> candle_core::Result<Counter> {
     match slots.split_first() {
         Some((first, rest))
-            if is_grouped(first)
+            if is_on_cuda(first)
                 && rest
                     .iter()
                     .all(|slot| slot.var.device().same_device(first.var.device())) =>
@@ -38,12 +53,12 @@ pub(super) fn counter(slots: &[Slot]) -> candle_core::Result<Counter> {
 
 /// A group per CUDA device. Its kernels write to the moments of these slots: new moments need new
 /// groups.
-pub(super) fn groups(slots: &[Slot]) -> Result<Vec<Group>> {
+pub(super) fn groups(slots: &[Slot], own: &Groups) -> Result<Vec<Group>> {
     let mut devices: Vec<(&Device, Vec<usize>)> = Vec::new();
     for (i, slot) in slots
         .iter()
         .enumerate()
-        .filter(|(_, slot)| is_grouped(slot))
+        .filter(|(i, _)| is_grouped(slots, own, *i))
     {
         let device = slot.var.device();
         match devices.iter_mut().find(|(d, _)| d.same_device(device)) {

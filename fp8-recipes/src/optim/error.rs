@@ -17,6 +17,35 @@ pub enum OptimError {
         name: String,
     },
 
+    /// Master weights were asked for, and a variable holds integers, which have none.
+    #[error(
+        "variable `{name}` is {dtype:?}: only variables of floating point dtypes have master weights"
+    )]
+    MasterOfInteger {
+        /// The variable.
+        name: String,
+        /// Its dtype.
+        dtype: DType,
+    },
+
+    /// The pattern of a parameter group names no variable of the optimizer.
+    #[error("`{pattern}` names no variable{}", hint(.near))]
+    NoSuchVariable {
+        /// The pattern.
+        pattern: String,
+        /// Names that are like it.
+        near: Vec<String>,
+    },
+
+    /// The state was saved with other parameter groups.
+    #[error("the optimizer state has the parameter groups {got:?}, expected {expected:?}")]
+    StateGroups {
+        /// The patterns of the optimizer that was to load it.
+        expected: Vec<String>,
+        /// The patterns that were saved.
+        got: Vec<String>,
+    },
+
     /// A hyperparameter is outside its range.
     #[error("{name} = {value} is not allowed: {allowed}")]
     InvalidHyperparameter {
@@ -58,7 +87,7 @@ pub enum OptimError {
     StateDtype {
         /// The tensor at fault.
         name: String,
-        /// The dtype of the moments: f64 for an f64 variable, else f32.
+        /// The dtype of the moments (f64 for an f64 variable, else f32) or of the master weights.
         expected: DType,
         /// The dtype that was loaded.
         got: DType,
@@ -145,6 +174,13 @@ pub enum OptimError {
     /// An error of an FP8 operation. Never [`fp8_candle::Error::Candle`], which becomes [`OptimError::Candle`].
     #[error(transparent)]
     Fp8(fp8_candle::Error),
+}
+
+fn hint(near: &[String]) -> String {
+    match near {
+        [] => String::new(),
+        near => format!("; did you mean {}?", near.join(", ")),
+    }
 }
 
 impl From<fp8_candle::Error> for OptimError {

@@ -3,8 +3,11 @@
 use std::cell::RefCell;
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, bail};
-use half::{bf16, f16};
+use fp8_core::StochasticKey;
 use rayon::prelude::*;
+
+use super::elements::{Element, current, through_master, through_variable};
+use super::masters::HostMaster;
 
 /// Elements that one task updates. The update is elementwise, so the split never changes a bit.
 const BLOCK: usize = 1 << 14;
@@ -60,24 +63,33 @@ impl From<&Coefficients> for Rounded {
 }
 
 /// What the optimizer keeps of one variable: host vectors here, tensors for other variables.
-pub(super) struct State<T> {
+pub(super) struct State<T, M = T> {
     pub exp_avg: T,
     pub exp_avg_sq: T,
-    /// f32 copy of a bf16 or f16 variable.
-    pub master: Option<T>,
+    pub master: Option<M>,
 }
+
+/// In host memory.
+pub(super) type HostState = State<Vec<f32>, HostMaster>;
 
 /// In-place op: first operand the variable, second its gradient; the state is borrowed from the
 /// optimizer. It allocates nothing.
 pub(super) struct FusedUpdate<'a> {
     rounded: Rounded,
-    state: RefCell<&'a mut State<Vec<f32>>>,
+    key: Option<StochasticKey>,
+    state: RefCell<&'a mut HostState>,
 }
 
 impl<'a> FusedUpdate<'a> {
-    pub(super) fn new(coefficients: &Coefficients, state: &'a mut State<Vec<f32>>) -> Self {
+    /// With a `key` for what is rounded at random: the master, or the variable where it has none.
+    pub(super) fn new(
+        coefficients: &Coefficients,
+        key: Option<StochasticKey>,
+        state: &'a mut HostState,
+    ) -> Self {
         Self {
             rounded: coefficients.into(),
+            key,
             state: RefCell::new(state),
         }
     }
@@ -103,7 +115,7 @@ impl InplaceOp2 for FusedUpdate<'_> {
         };
         let state = &mut **self.state.borrow_mut();
         let lengths = [g1 - g0, state.exp_avg.len(), state.exp_avg_sq.len()];
-        let master = state.master.as_ref().map_or(t1 - t0, Vec::len);
+        let master = state.master.as_ref().map_or(t1 - t0, HostMaster::len);
         if lengths.iter().chain([&master]).any(|len| *len != t1 - t0) {
             bail!(
                 "{}: {} elements, {} in the gradient",
@@ -113,95 +125,96 @@ impl InplaceOp2 for FusedUpdate<'_> {
             )
         }
         let c = self.rounded;
-        match (theta, grad) {
-            (CpuStorage::F32(theta), CpuStorage::F32(grad)) => {
-                run(c, &mut theta[t0..t1], &grad[g0..g1], state)
-            }
-            (CpuStorage::BF16(theta), CpuStorage::BF16(grad)) => {
-                run(c, &mut theta[t0..t1], &grad[g0..g1], state)
-            }
-            (CpuStorage::F16(theta), CpuStorage::F16(grad)) => {
-                run(c, &mut theta[t0..t1], &grad[g0..g1], state)
-            }
-            _ => bail!("{}: operands must be f32, bf16 or f16", self.name()),
+        macro_rules! run {
+            ($($theta:ident $grad:ident),+) => {
+                match (theta, grad) {
+                    $((CpuStorage::$theta(theta), CpuStorage::$grad(grad)) => {
+                        run(c, self.key, &mut theta[t0..t1], &grad[g0..g1], state)
+                    })+
+                    _ => bail!("{}: operands must be f32, bf16 or f16", self.name()),
+                }
+            };
         }
+        run!(F32 F32, BF16 BF16, F16 F16, BF16 F32, F16 F32);
         Ok(())
     }
 }
 
-/// An element type that is updated in f32.
-trait Element: Copy + PartialEq + Send + Sync {
-    fn widen(self) -> f32;
-    /// Rounds to nearest.
-    fn narrow(x: f32) -> Self;
-    fn same_bits(self, other: Self) -> bool;
-}
-
-macro_rules! element {
-    ($type:ty, $widen:expr, $narrow:expr) => {
-        impl Element for $type {
-            #[inline(always)]
-            fn widen(self) -> f32 {
-                $widen(self)
-            }
-            #[inline(always)]
-            fn narrow(x: f32) -> Self {
-                $narrow(x)
-            }
-            #[inline(always)]
-            fn same_bits(self, other: Self) -> bool {
-                self.to_bits() == other.to_bits()
-            }
-        }
-    };
-}
-element!(f32, std::convert::identity, std::convert::identity);
-element!(bf16, bf16::to_f32, bf16::from_f32);
-element!(f16, f16::to_f32, f16::from_f32);
-
-fn run<T: Element>(c: Rounded, theta: &mut [T], grad: &[T], state: &mut State<Vec<f32>>) {
+fn run<T: Element, G: Element>(
+    c: Rounded,
+    key: Option<StochasticKey>,
+    theta: &mut [T],
+    grad: &[G],
+    state: &mut HostState,
+) {
+    let (m, v) = (&mut state.exp_avg, &mut state.exp_avg_sq);
+    // Without the way through the thread pool.
+    if grad.len() <= BLOCK && state.master.is_none() && key.is_none() {
+        return update(c, theta, grad, m, v);
+    }
     let tasks = theta
         .par_chunks_mut(BLOCK)
         .zip(grad.par_chunks(BLOCK))
-        .zip(state.exp_avg.par_chunks_mut(BLOCK))
-        .zip(state.exp_avg_sq.par_chunks_mut(BLOCK));
-    match &mut state.master {
-        // Without the way through the thread pool.
-        None if grad.len() <= BLOCK => {
-            update(c, theta, grad, &mut state.exp_avg, &mut state.exp_avg_sq)
-        }
-        None => tasks.for_each(|(((theta, grad), m), v)| update(c, theta, grad, m, v)),
-        Some(master) => {
+        .zip(m.par_chunks_mut(BLOCK))
+        .zip(v.par_chunks_mut(BLOCK));
+    let first = |task: usize| (task * BLOCK) as u64;
+    macro_rules! at_random {
+        ($key:ident, $master:ident) => {
+            tasks
+                .zip($master.par_chunks_mut(BLOCK))
+                .enumerate()
+                .for_each(|(task, ((((theta, grad), m), v), master))| {
+                    through_master($key, first(task), theta, master, |i, current| {
+                        step(&c, current, grad[i].widen(), &mut m[i], &mut v[i])
+                    })
+                })
+        };
+    }
+    match (&mut state.master, key) {
+        (None, None) => tasks.for_each(|(((theta, grad), m), v)| update(c, theta, grad, m, v)),
+        (None, Some(key)) => tasks
+            .enumerate()
+            .for_each(|(task, (((theta, grad), m), v))| {
+                through_variable(key, first(task), theta, |i, current| {
+                    step(&c, current, grad[i].widen(), &mut m[i], &mut v[i])
+                })
+            }),
+        (Some(HostMaster::Bf16(master)), Some(key)) => at_random!(key, master),
+        (Some(HostMaster::F16(master)), Some(key)) => at_random!(key, master),
+        (Some(HostMaster::F32(master)), _) => {
             tasks
                 .zip(master.par_chunks_mut(BLOCK))
                 .for_each(|((((theta, grad), m), v), master)| {
                     update_master(c, theta, grad, m, v, master)
                 })
         }
+        // A 16-bit master without a key is none that a slot makes.
+        (Some(_), None) => {}
     }
 }
 
-fn update<T: Element>(c: Rounded, theta: &mut [T], grad: &[T], m: &mut [f32], v: &mut [f32]) {
+fn update<T: Element, G: Element>(
+    c: Rounded,
+    theta: &mut [T],
+    grad: &[G],
+    m: &mut [f32],
+    v: &mut [f32],
+) {
     for (((theta, grad), m), v) in theta.iter_mut().zip(grad).zip(m).zip(v) {
         *theta = T::narrow(step(&c, theta.widen(), grad.widen(), m, v));
     }
 }
 
-fn update_master<T: Element>(
+fn update_master<T: Element, G: Element>(
     c: Rounded,
     theta: &mut [T],
-    grad: &[T],
+    grad: &[G],
     m: &mut [f32],
     v: &mut [f32],
     master: &mut [f32],
 ) {
     for ((((theta, grad), m), v), master) in theta.iter_mut().zip(grad).zip(m).zip(v).zip(master) {
-        // Where somebody has written to the variable, its value counts.
-        let current = match T::narrow(*master).same_bits(*theta) {
-            true => *master,
-            false => theta.widen(),
-        };
-        *master = step(&c, current, grad.widen(), m, v);
+        *master = step(&c, current(*theta, *master), grad.widen(), m, v);
         *theta = T::narrow(*master);
     }
 }

@@ -1,4 +1,4 @@
-//! AdamW whose state can be saved, and learning rate schedules.
+//! AdamW and SGD whose state can be saved, parameter groups, master weights, loss scaling and learning rate schedules.
 //!
 //! candle-nn's AdamW keeps its moments private, so a run that uses it cannot be continued; it also
 //! has no gradient clipping. The [`AdamW`] here computes the same update in the same order of
@@ -9,6 +9,12 @@
 //! |---|---|
 //! | `adamw.rs` | [`AdamW`]: construction, one step, candle's [`Optimizer`](candle_nn::Optimizer) trait |
 //! | `params.rs` | [`AdamWConfig`] and its validation |
+//! | `sgd.rs`, `sgd_config.rs`, `sgd_slot.rs`, `sgd_update.rs`, `sgd_state.rs` | [`Sgd`], its hyperparameters, one variable, the update in place, saving and loading |
+//! | `named.rs` | [`NamedOptimizer`]; variables by name and their gradients |
+//! | `groups.rs` | [`ParamGroup`]: hyperparameters of their own by name |
+//! | `masters.rs`, `elements.rs` | [`MasterDType`]: master weights, and the loops that round at random |
+//! | `loss_scaler.rs`, `loss_scaler_config.rs`, `unscale.rs` | [`DynamicLossScaler`]; gradients divided and checked in one pass |
+//! | `loss_scaled.rs` | [`LossScaled`]: an optimizer with its loss scaler in a checkpoint |
 //! | `counter.rs` | the step counter, on the host or the device |
 //! | `report.rs` | [`StepReport`] |
 //! | `slot.rs` | one variable with its moments; the choice between the fused and the composed update |
@@ -48,20 +54,41 @@ mod checkpoint;
 mod counter;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod elements;
 mod error;
 mod fused;
+mod groups;
+mod loss_scaled;
+mod loss_scaler;
+mod loss_scaler_config;
+mod masters;
+mod named;
 mod norm;
 mod params;
 mod report;
 mod schedule;
+mod sgd;
+mod sgd_config;
+mod sgd_slot;
+mod sgd_state;
+mod sgd_update;
 mod slot;
 mod state;
+mod unscale;
 
 pub use adamw::AdamW;
 pub use checkpoint::{CheckpointOptimizer, NoOptimizer, OptimizerState};
 pub use error::OptimError;
+pub use groups::ParamGroup;
+pub use loss_scaled::LossScaled;
+pub use loss_scaler::{DynamicLossScaler, LossScalerState, ScaledStep};
+pub use loss_scaler_config::LossScalerConfig;
+pub use masters::MasterDType;
+pub use named::NamedOptimizer;
 pub use params::{AdamWConfig, DecayScope};
 pub use report::StepReport;
 pub use schedule::LrSchedule;
+pub use sgd::Sgd;
+pub use sgd_config::SgdConfig;
 pub(crate) use state::KIND as ADAMW_KIND;
 pub use state::STEP_NAME;

@@ -4,6 +4,17 @@
 use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor, bail};
 use rayon::prelude::*;
 
+/// Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does.
+const CLIP_EPS: f64 = 1e-6;
+
+/// What gradients of this norm are multiplied by.
+pub(super) fn clip_coefficient(max_grad_norm: Option<f64>, norm: f64) -> f64 {
+    match max_grad_norm {
+        Some(limit) => (limit / (norm + CLIP_EPS)).min(1.0),
+        None => 1.0,
+    }
+}
+
 /// Elements per partial sum. Fixed, so that the order of additions never depends on the number of
 /// threads.
 const BLOCK: usize = 1 << 14;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::OptimError;
+use super::{MasterDType, OptimError};
 
 /// Which variables weight decay acts on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,11 +47,16 @@ pub struct AdamWConfig {
     /// Euclidean norm over all gradients of all variables (the formula of
     /// `torch.nn.utils.clip_grad_norm_`). Default: no clipping.
     pub max_grad_norm: Option<f64>,
-    /// Whether the optimizer keeps an f32 copy of every bf16 and f16 variable, which it updates and
-    /// then rounds into the variable: updates below half a unit in the variable's last place add up
-    /// instead of being lost. Costs 4 bytes per element. Where the variable no longer is its copy
-    /// rounded, because somebody has written to it, its own value counts. Default: false.
+    /// Whether the optimizer keeps a master copy of every variable of another dtype than
+    /// [`AdamWConfig::master_dtype`], which it updates and then rounds into the variable: updates
+    /// below half a unit in the variable's last place add up instead of being lost. Where the
+    /// variable no longer is its copy rounded, because somebody has written to it, its own value
+    /// counts. Default: false.
     pub master_weights: bool,
+    /// The dtype of master copies, see [`MasterDType`]. Default: f32, for bf16 and f16 variables.
+    pub master_dtype: MasterDType,
+    /// Seed of the bits by which 16-bit masters are rounded. Default 0.
+    pub seed: u64,
 }
 
 impl Default for AdamWConfig {
@@ -65,11 +70,18 @@ impl Default for AdamWConfig {
             decay_scope: DecayScope::All,
             max_grad_norm: None,
             master_weights: false,
+            master_dtype: MasterDType::F32,
+            seed: 0,
         }
     }
 }
 
 impl AdamWConfig {
+    /// The dtype of master copies, if there are any.
+    pub(super) fn masters(&self) -> Option<MasterDType> {
+        self.master_weights.then_some(self.master_dtype)
+    }
+
     /// Checks that every value is finite and in range.
     ///
     /// # Errors

@@ -3,13 +3,15 @@
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 
 use fp8_candle::weight_version::WeightVersion;
+use fp8_core::StochasticKey;
 
-use super::fused::{Coefficients, FusedUpdate, State};
+use super::fused::{Coefficients, FusedUpdate, HostState, State};
+use super::masters::{self, HostMaster, Kept, MasterDType};
 
-/// The running means of the gradient and of its square, and the f32 copy if there is one.
+/// The running means of the gradient and of its square, and the master if there is one.
 pub(super) enum Moments {
     /// Host memory, updated in place: contiguous f32, bf16 and f16 variables on the CPU.
-    Host(State<Vec<f32>>),
+    Host(HostState),
     /// Tensors on the variable's device: every other variable. On a CUDA device kernels update them
     /// in place, else each step replaces them.
     Tensors(State<Tensor>),
@@ -20,17 +22,26 @@ pub(super) struct Slot {
     pub var: Var,
     pub decays: bool,
     pub moments: Moments,
+    /// What is kept of the variable beside itself.
+    pub kept: Kept,
     /// Who keeps FP8 copies of the variable looks at it.
     pub version: WeightVersion,
 }
 
+/// Whether updates run over host memory in place.
+pub(super) fn is_on_host(var: &Var) -> bool {
+    matches!(var.device(), Device::Cpu) && var.dtype() != DType::F64 && var.is_contiguous()
+}
+
 impl Slot {
-    pub(super) fn new(name: String, var: Var, decays: bool, masters: bool) -> Result<Self> {
+    pub(super) fn new(
+        name: String,
+        var: Var,
+        decays: bool,
+        masters: Option<MasterDType>,
+    ) -> Result<Self> {
         // The one place where the way of updating is chosen.
-        let moments = if matches!(var.device(), Device::Cpu)
-            && var.dtype() != DType::F64
-            && var.is_contiguous()
-        {
+        let moments = if is_on_host(&var) {
             let len = var.elem_count();
             Moments::Host(State {
                 exp_avg: vec![0.0; len],
@@ -45,99 +56,85 @@ impl Slot {
                 master: None,
             })
         };
+        let kept = Kept::of(&var, masters);
+        let master = kept.new_copy(&var)?;
         let mut slot = Self {
             version: WeightVersion::of(&var),
             name,
             var,
             decays,
             moments,
+            kept: Kept::Variable,
         };
-        if masters {
-            slot.set_master(slot.new_master()?)?;
-        }
+        slot.keep(kept, master)?;
         Ok(slot)
     }
 
-    /// Whether the variable has a master copy when the configuration asks for them.
-    pub(super) fn can_have_master(&self) -> bool {
-        matches!(self.var.dtype(), DType::BF16 | DType::F16)
-    }
-
-    pub(super) fn has_master(&self) -> bool {
-        match &self.moments {
-            Moments::Host(state) => state.master.is_some(),
-            Moments::Tensors(state) => state.master.is_some(),
-        }
-    }
-
-    /// The variable in f32; None for a variable of f32 or more.
-    pub(super) fn new_master(&self) -> Result<Option<Tensor>> {
-        if !self.can_have_master() {
-            return Ok(None);
-        }
-        if self.var.elem_count() == 0 {
-            // A CUDA device launches no kernel over nothing.
-            let empty = Tensor::zeros(self.shape(), DType::F32, self.var.device())?;
-            return Ok(Some(empty));
-        }
-        let master = self.var.as_detached_tensor().to_dtype(DType::F32)?;
-        Ok(Some(master.contiguous()?))
-    }
-
-    /// Replaces the copy by a tensor that [`Slot::new_master`] has made, or drops it.
-    pub(super) fn set_master(&mut self, master: Option<Tensor>) -> Result<()> {
+    /// Keeps this from now on, with a copy that [`Kept::new_copy`] has made.
+    pub(super) fn keep(&mut self, kept: Kept, copy: Option<Tensor>) -> Result<()> {
         match &mut self.moments {
             Moments::Host(state) => {
-                state.master = master.map(|m| m.flatten_all()?.to_vec1()).transpose()?;
+                state.master = copy.as_ref().map(HostMaster::from_tensor).transpose()?;
             }
-            Moments::Tensors(state) => state.master = master,
+            Moments::Tensors(state) => state.master = copy,
         }
+        self.kept = kept;
         Ok(())
     }
 
-    /// One update of the variable and its moments, on other devices than CUDA. `grad` has the
-    /// variable's shape and dtype, and memory of its own.
-    pub(super) fn update(&mut self, grad: &Tensor, coefficients: &Coefficients) -> Result<()> {
+    /// One update of the variable and its moments. `grad` has the variable's shape, its dtype or f32, and memory of its own; `key` is what
+    /// [`Kept::key`] says.
+    pub(super) fn update(
+        &mut self,
+        grad: &Tensor,
+        coefficients: &Coefficients,
+        key: Option<StochasticKey>,
+    ) -> Result<()> {
         if self.var.elem_count() == 0 {
             // candle's ops hand an empty tensor back as it is, and no variable is set to itself.
             return Ok(());
         }
         match &mut self.moments {
             Moments::Host(state) => {
-                let op = FusedUpdate::new(coefficients, state);
+                let op = FusedUpdate::new(coefficients, key, state);
                 self.var.inplace_op2(&grad.contiguous()?, &op)
             }
-            Moments::Tensors(state) => composed(&self.var, grad, state, coefficients),
+            Moments::Tensors(state) => composed(&self.var, grad, state, coefficients, key),
         }
     }
 
     /// Snapshots as tensors of the variable's shape.
     pub(super) fn snapshot(&self) -> Result<State<Tensor>> {
         match &self.moments {
-            Moments::Host(state) => {
-                state.try_map(|values| Tensor::from_slice(values, self.shape(), &Device::Cpu))
-            }
+            Moments::Host(state) => state.try_map(
+                |values| Tensor::from_slice(values, self.shape(), &Device::Cpu),
+                |master| master.to_tensor(self.shape()),
+            ),
             // Kernels write to these tensors, so a snapshot is a copy.
-            Moments::Tensors(state) if self.var.device().is_cuda() => state.try_map(Tensor::copy),
-            Moments::Tensors(state) => state.try_map(|tensor| Ok(tensor.clone())),
+            Moments::Tensors(state) if self.var.device().is_cuda() => {
+                state.try_map(Tensor::copy, Tensor::copy)
+            }
+            Moments::Tensors(state) => state.try_map(|t| Ok(t.clone()), |t| Ok(t.clone())),
         }
     }
 
     /// The moments made of tensors whose shape and dtype were checked before.
     pub(super) fn moments_from(&self, loaded: &State<&Tensor>) -> Result<Moments> {
         match self.moments {
-            Moments::Host(_) => Ok(Moments::Host(loaded.try_map(|tensor| {
-                tensor
-                    .to_device(&Device::Cpu)?
-                    .flatten_all()?
-                    .to_vec1::<f32>()
-            })?)),
+            Moments::Host(_) => {
+                let values = |tensor: &&Tensor| {
+                    let tensor = tensor.to_device(&Device::Cpu)?;
+                    tensor.flatten_all()?.to_vec1::<f32>()
+                };
+                let master = |tensor: &&Tensor| HostMaster::from_tensor(tensor);
+                Ok(Moments::Host(loaded.try_map(values, master)?))
+            }
             Moments::Tensors(_) => {
                 let device = self.var.device();
                 // A copy: the loaded tensor may be a variable that someone writes to later.
-                Ok(Moments::Tensors(loaded.try_map(|tensor| {
-                    tensor.detach().to_device(device)?.contiguous()?.copy()
-                })?))
+                let copy =
+                    |tensor: &&Tensor| tensor.detach().to_device(device)?.contiguous()?.copy();
+                Ok(Moments::Tensors(loaded.try_map(copy, copy)?))
             }
         }
     }
@@ -151,20 +148,24 @@ impl Slot {
     }
 }
 
-impl<T> State<T> {
+impl<T, M> State<T, M> {
     /// The same state in another form.
-    fn try_map<U>(&self, f: impl Fn(&T) -> Result<U>) -> Result<State<U>> {
+    fn try_map<U, N>(
+        &self,
+        f: impl Fn(&T) -> Result<U>,
+        master: impl Fn(&M) -> Result<N>,
+    ) -> Result<State<U, N>> {
         Ok(State {
             exp_avg: f(&self.exp_avg)?,
             exp_avg_sq: f(&self.exp_avg_sq)?,
-            master: self.master.as_ref().map(f).transpose()?,
+            master: self.master.as_ref().map(master).transpose()?,
         })
     }
 }
 
 /// f64 for an f64 variable, f32 for every other: in bf16 the second moment would never move, since
 /// `1 - beta2` is below half a unit in the last place.
-fn moment_dtype(var: &Var) -> DType {
+pub(super) fn moment_dtype(var: &Var) -> DType {
     if var.dtype() == DType::F64 {
         DType::F64
     } else {
@@ -174,17 +175,15 @@ fn moment_dtype(var: &Var) -> DType {
 
 /// The update made of candle's own ops, for any dtype and device; computes in the dtype of the
 /// moments and rounds to the variable's dtype once, at the end.
-fn composed(var: &Var, grad: &Tensor, state: &mut State<Tensor>, c: &Coefficients) -> Result<()> {
+fn composed(
+    var: &Var,
+    grad: &Tensor,
+    state: &mut State<Tensor>,
+    c: &Coefficients,
+    key: Option<StochasticKey>,
+) -> Result<()> {
     let dtype = moment_dtype(var);
-    let current = var.as_detached_tensor();
-    let theta = match &state.master {
-        None => current.to_dtype(dtype)?,
-        // Where somebody has written to the variable, its value counts.
-        Some(master) => master
-            .to_dtype(var.dtype())?
-            .eq(&current)?
-            .where_cond(master, &current.to_dtype(dtype)?)?,
-    };
+    let theta = masters::current(var, state.master.as_ref(), dtype)?;
     let grad = grad.detach().to_dtype(dtype)?;
     let grad = if c.clip == 1.0 {
         grad
@@ -195,12 +194,9 @@ fn composed(var: &Var, grad: &Tensor, state: &mut State<Tensor>, c: &Coefficient
     let next_v = ((&state.exp_avg_sq * c.beta2)? + (grad.sqr()? * (1.0 - c.beta2))?)?;
     let adjusted = ((&next_m * c.correction1)? / ((&next_v * c.correction2)?.sqrt()? + c.eps)?)?;
     let next_theta = ((theta * c.decay)? - (adjusted * c.lr)?)?;
-    var.set(&next_theta.to_dtype(var.dtype())?)?;
+    masters::store(var, next_theta, &mut state.master, key)?;
     state.exp_avg = next_m;
     state.exp_avg_sq = next_v;
-    if state.master.is_some() {
-        state.master = Some(next_theta);
-    }
     Ok(())
 }
 
@@ -212,11 +208,16 @@ mod tests {
     /// fused one.
     #[test]
     fn composed_equals_fused() -> Result<()> {
+        let (wide, half, brain) = (MasterDType::F32, MasterDType::F16, MasterDType::Bf16);
         for (dtype, masters) in [
-            (DType::F32, false),
-            (DType::BF16, false),
-            (DType::BF16, true),
-            (DType::F16, true),
+            (DType::F32, None),
+            (DType::BF16, None),
+            (DType::BF16, Some(wide)),
+            (DType::F16, Some(wide)),
+            (DType::F32, Some(half)),
+            (DType::F32, Some(brain)),
+            (DType::BF16, Some(half)),
+            (DType::F16, Some(half)),
         ] {
             let values: Vec<f32> = (0..999).map(|i| (i as f32 * 0.37).sin()).collect();
             let start = Tensor::from_vec(values, 999, &Device::Cpu)?.to_dtype(dtype)?;
@@ -243,14 +244,15 @@ mod tests {
                     correction2: 1.0 / (1.0 - 0.95f64.powi(step)),
                     clip: 0.7,
                 };
-                fused.update(&grad, &c)?;
-                composed(&var, &grad, &mut state, &c)?;
+                let key = fused.kept.key(3, step as u64, 7);
+                fused.update(&grad, &c, key)?;
+                composed(&var, &grad, &mut state, &c, key)?;
                 let wide = |t: &Tensor| t.to_dtype(DType::F32)?.to_vec1::<f32>();
                 let expected = fused.snapshot()?;
                 assert_eq!(wide(&var)?, wide(&fused.var)?);
                 assert_eq!(wide(&state.exp_avg)?, wide(&expected.exp_avg)?);
                 assert_eq!(wide(&state.exp_avg_sq)?, wide(&expected.exp_avg_sq)?);
-                assert_eq!(state.master.is_some(), masters);
+                assert_eq!(state.master.is_some(), fused.kept.copy_dtype().is_some());
                 if let (Some(a), Some(b)) = (&state.master, &expected.master) {
                     assert_eq!(wide(a)?, wide(b)?);
                 }

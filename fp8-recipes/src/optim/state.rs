@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::{CheckpointOptimizer, OptimizerState};
 use super::fused::State;
 use super::slot::Slot;
-use super::{AdamW, AdamWConfig, OptimError};
+use super::{AdamW, AdamWConfig, OptimError, ParamGroup};
 use crate::check::first_outside;
 
 /// Name of the step counter in the state: i64, shape `[]`. No other tensor can have it, since those
@@ -33,8 +33,8 @@ impl AdamW {
     ///
     /// # Returns
     /// `{variable}.exp_avg` and `{variable}.exp_avg_sq` in the variable's shape (f32, or f64 for an
-    /// f64 variable), `{variable}.master_param` (f32) for each bf16 and f16 variable under
-    /// [`AdamWConfig::master_weights`](super::AdamWConfig::master_weights), and [`STEP_NAME`]. They
+    /// f64 variable), `{variable}.master_param` (in [`AdamWConfig::master_dtype`]) for each variable of another
+    /// dtype under [`AdamWConfig::master_weights`], and [`STEP_NAME`]. They
     /// are on the devices of their variables, [`STEP_NAME`] on the CPU: reading it waits for a CUDA
     /// device. Later steps do not change the tensors of a snapshot. The learning rate is not part of
     /// it: it follows from the schedule and the step.
@@ -66,7 +66,7 @@ impl AdamW {
     /// [`OptimError::MissingState`], [`OptimError::UnexpectedState`], [`OptimError::StateShape`],
     /// [`OptimError::StateDtype`], [`OptimError::StateValue`] (NaN or an infinity anywhere, a negative
     /// square) or [`OptimError::NegativeStep`], each naming the tensor. Saved
-    /// with master weights, a state fits only an optimizer with master weights, and the other way
+    /// with master weights, a state fits only an optimizer with master weights of their dtype, and the other way
     /// round.
     pub fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<(), OptimError> {
         let mut known = HashSet::from([STEP_NAME.to_string()]);
@@ -80,9 +80,9 @@ impl AdamW {
             let found = State {
                 exp_avg: take(exp_avg_name(slot), slot.moment_dtype())?,
                 exp_avg_sq: take(exp_avg_sq_name(slot), slot.moment_dtype())?,
-                master: match slot.has_master() {
-                    true => Some(take(master_name(slot), DType::F32)?),
-                    false => None,
+                master: match slot.kept.copy_dtype() {
+                    Some(dtype) => Some(take(master_name(slot), dtype)?),
+                    None => None,
                 },
             };
             check_values(&exp_avg_name(slot), found.exp_avg, false)?;
@@ -93,7 +93,7 @@ impl AdamW {
             loaded.push(slot.moments_from(&found)?);
         }
         check_names(state, &known)?;
-        let step = step_count(state)?;
+        let step = step_count(state, STEP_NAME)?;
         self.counter.set(step)?;
         for (slot, moments) in self.slots.iter_mut().zip(loaded) {
             slot.moments = moments;
@@ -113,10 +113,12 @@ struct Hyperparameters {
     config: AdamWConfig,
     /// Names of the variables that do not decay.
     no_decay: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    groups: Vec<ParamGroup>,
 }
 
 /// Complete: steps after loading give the bits that the saved optimizer's would have given. The hyperparameters come back too,
-/// the learning rate of the next step among them: change them after loading, with [`AdamW::set_lr`] or
+/// the learning rate of the next step and the groups' among them, which have to have the same patterns here: change them after loading, with [`AdamW::set_lr`] or
 /// [`AdamW::set_config`], or keep your own with
 /// [`ResumeOptions::keep_hyperparameters`](crate::checkpoint::ResumeOptions::keep_hyperparameters).
 impl CheckpointOptimizer for AdamW {
@@ -125,6 +127,7 @@ impl CheckpointOptimizer for AdamW {
         let hyperparameters = Hyperparameters {
             config: self.config().clone(),
             no_decay: still.map(|slot| slot.name.clone()).collect(),
+            groups: self.groups().to_vec(),
         };
         OptimizerState::new(KIND)
             .with_tensors(self.state()?)
@@ -134,21 +137,36 @@ impl CheckpointOptimizer for AdamW {
     fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<(), OptimError> {
         state.check_kind(KIND)?;
         let hyperparameters = state.hyperparameters::<Hyperparameters>()?;
-        if let Some(Hyperparameters { config, no_decay }) = &hyperparameters {
+        let mut groups = None;
+        if let Some(Hyperparameters {
+            config,
+            no_decay,
+            groups: saved,
+        }) = &hyperparameters
+        {
             config.validate()?;
+            groups = Some(self.groups.resumed(saved.clone(), self.names())?);
             let here: HashSet<&String> = self.slots.iter().map(|slot| &slot.name).collect();
             if let Some(name) = no_decay.iter().find(|name| !here.contains(name)) {
                 return Err(OptimError::UnexpectedState { name: name.clone() });
             }
         }
         self.load_state(state.tensors())?;
-        if let Some(Hyperparameters { config, no_decay }) = hyperparameters {
+        if let (
+            Some(Hyperparameters {
+                config, no_decay, ..
+            }),
+            Some(groups),
+        ) = (hyperparameters, groups)
+        {
+            self.groups = groups;
             for slot in &mut self.slots {
                 slot.decays = !no_decay.contains(&slot.name);
             }
             // The tensors have decided about master weights.
             self.put_config(AdamWConfig {
                 master_weights: self.config().master_weights,
+                master_dtype: self.config().master_dtype,
                 ..config
             });
         }
@@ -213,7 +231,7 @@ fn check_dtype(name: &str, expected: DType, tensor: &Tensor) -> Result<(), Optim
 
 /// Running means are finite, and those of squares are not negative: a step whose gradients are not finite
 /// is skipped.
-fn check_values(name: &str, tensor: &Tensor, squares: bool) -> Result<(), OptimError> {
+pub(super) fn check_values(name: &str, tensor: &Tensor, squares: bool) -> Result<(), OptimError> {
     let fits = |value: f64| value.is_finite() && !(squares && value < 0.0);
     let Some((index, value)) = first_outside(tensor, fits)? else {
         return Ok(());
@@ -229,20 +247,21 @@ fn check_values(name: &str, tensor: &Tensor, squares: bool) -> Result<(), OptimE
     })
 }
 
-fn step_count(state: &HashMap<String, Tensor>) -> Result<u64, OptimError> {
-    let tensor = find(state, STEP_NAME)?;
-    check_dtype(STEP_NAME, DType::I64, tensor)?;
+/// The number of this name, which counts something.
+pub(super) fn step_count(state: &HashMap<String, Tensor>, name: &str) -> Result<u64, OptimError> {
+    let tensor = find(state, name)?;
+    check_dtype(name, DType::I64, tensor)?;
     if tensor.elem_count() != 1 {
         let (expected, got) = (().into(), tensor.shape().clone());
         return Err(OptimError::StateShape {
-            name: STEP_NAME.to_string(),
+            name: name.to_string(),
             expected,
             got,
         });
     }
     let got = tensor.flatten_all()?.to_vec1::<i64>()?[0];
     u64::try_from(got).map_err(|_| OptimError::NegativeStep {
-        name: STEP_NAME.to_string(),
+        name: name.to_string(),
         got,
     })
 }

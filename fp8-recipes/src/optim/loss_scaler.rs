@@ -1,0 +1,300 @@
+//! The loss scale that moves with what the gradients show.
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Tensor, Var};
+use serde::{Deserialize, Serialize};
+
+use super::error::Result;
+use super::loss_scaler_config::{LossScalerConfig, check_loss_scale};
+use super::unscale::Unscaled;
+use super::{NamedOptimizer, OptimError, StepReport};
+
+/// Multiplies the loss, so that small gradients are not rounded to 0 on their way back, and takes the factor out of the gradients
+/// again. A step with an infinite or NaN gradient element anywhere is left out, and the loss scale backs off; after
+/// [`LossScalerConfig::growth_interval`] clean steps in a row it grows.
+///
+/// Loss scales are powers of two: multiplying by them rounds nothing, short of overflow and underflow.
+///
+/// Works with any optimizer: this library's ([`DynamicLossScaler::backward_step`]), candle-nn's and your own
+/// ([`DynamicLossScaler::step`]), or by hand with [`DynamicLossScaler::scaled`], [`DynamicLossScaler::unscale`] and
+/// [`DynamicLossScaler::update`]. [`LossScaled`](super::LossScaled) keeps it in training checkpoints.
+///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use candle_nn::{Optimizer, SGD};
+/// use fp8_recipes::optim::DynamicLossScaler;
+/// # fn main() -> candle_core::Result<()> {
+/// let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+/// let mut optimizer = SGD::new(vec![w.clone()], 0.25)?;
+/// let mut scaler = DynamicLossScaler::default();
+/// let step = scaler.step(&w.sqr()?.sum_all()?, [&w], |grads| optimizer.step(grads))?;
+/// assert!(!step.skipped());
+/// assert_eq!(w.to_vec1::<f32>()?, [0.5; 3]);
+///
+/// // An overflow: the step is left out, and the loss scale backs off.
+/// let loss = (w.sqr()?.sum_all()? * f64::INFINITY)?;
+/// let step = scaler.step(&loss, [&w], |grads| optimizer.step(grads))?;
+/// assert!(step.skipped());
+/// assert_eq!(w.to_vec1::<f32>()?, [0.5; 3]);
+/// assert_eq!(scaler.loss_scale(), 32768.);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct DynamicLossScaler {
+    config: LossScalerConfig,
+    state: LossScalerState,
+}
+
+/// What a [`DynamicLossScaler`] has come to: everything that its later steps depend on beside its configuration. Goes through
+/// serde, for programs that keep checkpoints of their own.
+///
+/// ```
+/// use fp8_recipes::optim::DynamicLossScaler;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut first = DynamicLossScaler::default();
+/// first.update(true);
+/// let json = serde_json::to_string(&first.state())?;
+/// let mut second = DynamicLossScaler::default();
+/// second.load_state(&serde_json::from_str(&json)?)?;
+/// assert_eq!((second.loss_scale(), second.skipped_steps()), (32768., 1));
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct LossScalerState {
+    /// What the next loss is multiplied by.
+    pub loss_scale: f64,
+    /// Steps without a non-finite gradient since the loss scale last moved.
+    pub clean_steps: u64,
+    /// Steps left out so far.
+    pub skipped_steps: u64,
+}
+
+/// What one step with a scaled loss did.
+///
+/// ```
+/// # use candle_core::{DType, Device, Var};
+/// # use fp8_recipes::optim::{AdamW, AdamWConfig, DynamicLossScaler};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+/// # let mut optimizer = AdamW::from_named(vec![("w".into(), w.clone())], AdamWConfig::default())?;
+/// # let mut scaler = DynamicLossScaler::default();
+/// let step = scaler.backward_step(&w.sqr()?.sum_all()?, &mut optimizer)?;
+/// assert_eq!(step.loss_scale(), 65536.);
+/// if let Some(report) = step.report() {
+///     assert!(report.grad_norm()? > 3.4);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a step may have been skipped"]
+pub struct ScaledStep<R> {
+    loss_scale: f64,
+    non_finite: usize,
+    report: Option<R>,
+}
+
+impl<R> ScaledStep<R> {
+    /// What the loss of this step was multiplied by.
+    pub fn loss_scale(&self) -> f64 {
+        self.loss_scale
+    }
+
+    /// Whether the step was left out, because of a non-finite gradient.
+    pub fn skipped(&self) -> bool {
+        self.report.is_none()
+    }
+
+    /// How many variables had a gradient with an infinite or NaN element.
+    pub fn non_finite(&self) -> usize {
+        self.non_finite
+    }
+
+    /// What the optimizer returned; None if it was not asked.
+    pub fn report(&self) -> Option<&R> {
+        self.report.as_ref()
+    }
+}
+
+impl Default for DynamicLossScaler {
+    fn default() -> Self {
+        Self::with_valid(LossScalerConfig::default())
+    }
+}
+
+impl DynamicLossScaler {
+    /// A scaler at its initial loss scale.
+    ///
+    /// # Errors
+    /// [`OptimError::InvalidHyperparameter`], see [`LossScalerConfig::validate`].
+    pub fn new(config: LossScalerConfig) -> Result<Self> {
+        config.validate()?;
+        Ok(Self::with_valid(config))
+    }
+
+    fn with_valid(config: LossScalerConfig) -> Self {
+        let state = LossScalerState {
+            loss_scale: config.initial_loss_scale,
+            clean_steps: 0,
+            skipped_steps: 0,
+        };
+        Self { config, state }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &LossScalerConfig {
+        &self.config
+    }
+
+    /// What the next loss is multiplied by.
+    pub fn loss_scale(&self) -> f64 {
+        self.state.loss_scale
+    }
+
+    /// Steps without a non-finite gradient since the loss scale last moved.
+    pub fn clean_steps(&self) -> u64 {
+        self.state.clean_steps
+    }
+
+    /// Steps left out so far.
+    pub fn skipped_steps(&self) -> u64 {
+        self.state.skipped_steps
+    }
+
+    /// The loss times the loss scale, differentiable. A bf16 or f16 loss becomes f32 first, in which the product is finite; its
+    /// own gradient has its dtype still, so that of an f16 loss overflows from 2^16 on. Compute the loss in f32.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn scaled(&self, loss: &Tensor) -> Result<Tensor> {
+        let loss = match loss.dtype() {
+            DType::BF16 | DType::F16 => &loss.to_dtype(DType::F32)?,
+            _ => loss,
+        };
+        Ok(loss.affine(self.state.loss_scale, 0.)?)
+    }
+
+    /// Divides the gradients of `vars` by the loss scale, and looks at each element in the same pass. Returns how many
+    /// gradients have an infinite or NaN element: if any, leave the step out. Call it once per step, also with gradients summed over
+    /// micro-batches. It changes the loss scale of no later step: [`DynamicLossScaler::update`] does.
+    ///
+    /// The factor is a power of two, so this rounds nothing in f32, f64 and bf16 above their subnormals. f16 has too few
+    /// exponents for that: what the loss scale has saved would underflow here. So f16 gradients become f32, which this library's
+    /// optimizers take; [`LossScalerConfig::f32_gradients`] turns that off for optimizers that take gradients in the
+    /// variable's dtype only, such as candle-nn's.
+    ///
+    /// # Errors
+    /// candle's, when memory for the gradients cannot be had or a device fails; some may have been replaced then.
+    pub fn unscale<'a>(
+        &self,
+        grads: &mut GradStore,
+        vars: impl IntoIterator<Item = &'a Var>,
+    ) -> Result<usize> {
+        let mut unscaled = Unscaled::new(1. / self.state.loss_scale, self.config.f32_gradients);
+        for var in vars {
+            if let Some(grad) = grads.remove(var) {
+                let grad = unscaled.take(&grad)?;
+                grads.insert(var, grad);
+            }
+        }
+        unscaled.non_finite()
+    }
+
+    /// Moves the loss scale after a step: down if a gradient was not finite, up after so many clean steps.
+    pub fn update(&mut self, found_non_finite: bool) {
+        let LossScalerConfig {
+            growth_factor,
+            growth_interval,
+            backoff_factor,
+            max_loss_scale,
+            ..
+        } = self.config;
+        let state = &mut self.state;
+        if found_non_finite {
+            let floor = self.config.lowest();
+            state.loss_scale = (state.loss_scale * backoff_factor).max(floor);
+            state.clean_steps = 0;
+            state.skipped_steps = state.skipped_steps.saturating_add(1);
+            return;
+        }
+        state.clean_steps = state.clean_steps.saturating_add(1);
+        if state.clean_steps >= growth_interval {
+            state.loss_scale = (state.loss_scale * growth_factor).min(max_loss_scale);
+            state.clean_steps = 0;
+        }
+    }
+
+    /// A whole step with any optimizer: the backward pass of the scaled loss, the division, the check, then `take` with the
+    /// gradients or, if one is not finite, nothing but a warning in `tracing`; last the update of the loss scale. `vars` are the variables
+    /// that `take` changes: those that are not among them keep scaled gradients that nobody has looked at.
+    ///
+    /// An error, also of `take`, leaves the loss scale as it is.
+    ///
+    /// # Errors
+    /// candle's, or what `take` returns.
+    pub fn step<'a, R, E: From<OptimError>>(
+        &mut self,
+        loss: &Tensor,
+        vars: impl IntoIterator<Item = &'a Var>,
+        take: impl FnOnce(&GradStore) -> Result<R, E>,
+    ) -> Result<ScaledStep<R>, E> {
+        let scaled = self.scaled(loss)?;
+        let mut grads = scaled.backward().map_err(OptimError::from)?;
+        let non_finite = self.unscale(&mut grads, vars)?;
+        let loss_scale = self.state.loss_scale;
+        let report = match non_finite {
+            0 => Some(take(&grads)?),
+            _ => None,
+        };
+        self.update(non_finite > 0);
+        if report.is_none() {
+            tracing::warn!(
+                loss_scale,
+                next_loss_scale = self.state.loss_scale,
+                non_finite,
+                "gradients are not finite: step skipped, the loss scale backs off"
+            );
+        }
+        Ok(ScaledStep {
+            loss_scale,
+            non_finite,
+            report,
+        })
+    }
+
+    /// [`DynamicLossScaler::step`] with an optimizer of this library, or any other that knows its variables.
+    ///
+    /// # Errors
+    /// candle's, or the optimizer's.
+    pub fn backward_step<O: NamedOptimizer + ?Sized>(
+        &mut self,
+        loss: &Tensor,
+        optimizer: &mut O,
+    ) -> Result<ScaledStep<StepReport>> {
+        let vars = optimizer.named_vars();
+        let vars = vars.iter().map(|(_, var)| var);
+        self.step(loss, vars, |grads| optimizer.apply_gradients(grads))
+    }
+
+    /// What later steps depend on.
+    pub fn state(&self) -> LossScalerState {
+        self.state
+    }
+
+    /// Goes on where a scaler of this state was.
+    ///
+    /// # Errors
+    /// [`OptimError::InvalidHyperparameter`] if the loss scale is no power of two between the floor and the cap of this scaler's
+    /// configuration; nothing is changed.
+    pub fn load_state(&mut self, state: &LossScalerState) -> Result<()> {
+        self.check_state(state)?;
+        self.state = *state;
+        Ok(())
+    }
+
+    pub(super) fn check_state(&self, state: &LossScalerState) -> Result<()> {
+        let (low, high) = (self.config.lowest(), self.config.max_loss_scale);
+        check_loss_scale("loss_scale", state.loss_scale, low, high)
+    }
+}
