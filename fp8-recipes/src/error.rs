@@ -10,6 +10,15 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A pattern of layers to treat specially names none: most likely a typo.
+    #[error("`{pattern}` names no layer{}", near_text(near))]
+    UnmatchedPattern {
+        /// The pattern.
+        pattern: String,
+        /// Paths of the model that it may have meant.
+        near: Vec<String>,
+    },
+
     /// A recipe or configuration is unknown or inconsistent.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -470,6 +479,13 @@ impl From<std::convert::Infallible> for Error {
 
 /// Result of this crate's own operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn near_text(near: &[String]) -> String {
+    match near {
+        [] => String::new(),
+        near => format!("; did you mean {}?", near.join(", ")),
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -21,6 +21,7 @@ mod cast_hook;
 mod check;
 pub mod checkpoint;
 pub mod config;
+pub mod emulation;
 mod error;
 mod export;
 mod gradients;

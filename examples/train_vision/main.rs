@@ -1,0 +1,113 @@
+//! Trains an image classifier with FP8 recipes, the emulation methods and in f32, one after the other.
+//!
+//! `cargo run --release --example train_vision -- --recipe f32,direct,hybrid --model conv`
+
+mod data;
+#[path = "../shared/end.rs"]
+mod end;
+mod net;
+mod plot;
+mod run;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use data::Data;
+use end::end;
+use fp8::atomic::write_atomic;
+use indicatif::{ProgressBar, ProgressStyle};
+use net::ModelName;
+use run::{Settings, train};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Train an image classifier with FP8 recipes, the emulation methods and in f32.
+#[derive(Parser)]
+struct Args {
+    /// What to train, separated by commas: f32, direct, hybrid, tensorwise, rowwise, rowwise_with_gw_hp, delayed, current,
+    /// blockwise, mxfp8
+    #[arg(long, value_delimiter = ',', default_value = "f32,direct,hybrid")]
+    recipe: Vec<String>,
+    #[arg(long, value_enum, default_value = "mlp")]
+    model: ModelName,
+    /// Passes over the training images [default: 2 for images of 28x28, 40 for the digits]
+    #[arg(long)]
+    epochs: Option<usize>,
+    /// Images per step
+    #[arg(long, default_value_t = 64)]
+    batch: usize,
+    /// The largest learning rate
+    #[arg(long, default_value_t = 2e-3)]
+    lr: f64,
+    /// Seeds of weights, order and rounding, separated by commas: a run of each recipe for each
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    seed: Vec<u64>,
+    /// A folder with Fashion-MNIST's (or MNIST's) four IDX files, packed with gzip or not, or `digits` [default: where Debian's
+    /// dataset-fashion-mnist puts them, else the digits that come with the program]
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Where summary.json and loss.svg go
+    #[arg(long, default_value = "target/train_vision")]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    fp8::keep_freed_memory();
+    end(example(&Args::parse()))
+}
+
+fn example(args: &Args) -> Result<()> {
+    ensure!(args.batch > 0, "--batch 0: a step needs at least one image");
+    ensure!(
+        args.epochs != Some(0),
+        "--epochs 0: there is nothing to train"
+    );
+    let data = Data::load(args.data.as_deref())?;
+    println!(
+        "{}: {} of {}x{} to train with, {} to test",
+        data.name,
+        data.train.len(),
+        data.size,
+        data.size,
+        data.test.len()
+    );
+    std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let default_epochs = if data.size > 16 { 2 } else { 40 };
+    let mut summaries = vec![];
+    let mut curves = vec![];
+    for name in &args.recipe {
+        for &seed in &args.seed {
+            let settings = Settings {
+                model: args.model,
+                epochs: args.epochs.unwrap_or(default_epochs),
+                batch: args.batch,
+                lr: args.lr,
+                seed,
+            };
+            let bar = ProgressBar::no_length();
+            let style = ProgressStyle::with_template("{msg:24} {bar:40} {pos}/{len} {eta}")?;
+            bar.set_style(style);
+            let (summary, losses) = train(name, &settings, &data, |step, steps, loss| {
+                bar.set_length(steps);
+                bar.set_position(step);
+                bar.set_message(format!("{name}: loss {loss:.4}"));
+            })
+            .with_context(|| format!("training {name}"))?;
+            bar.finish_and_clear();
+            println!(
+                "{name:20} seed {seed}  train loss {:.4}  test accuracy {:.4}  skipped {}  loss scale {}",
+                summary.final_train_loss,
+                summary.test_accuracy,
+                summary.skipped_steps,
+                summary.loss_scale
+            );
+            curves.push((format!("{name}, seed {seed}"), losses));
+            summaries.push(summary);
+        }
+    }
+    let path = args.out.join("summary.json");
+    let json = serde_json::to_string_pretty(&summaries)?;
+    write_atomic(&path, |out| out.write_all(json.as_bytes()))?;
+    plot::write_loss_svg(&args.out.join("loss.svg"), &curves)?;
+    println!("written: {}", path.display());
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! The two networks.
+
+use crate::data::CLASSES;
+use candle_core::{Module, Result, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+use clap::ValueEnum;
+use fp8::Fp8Module;
+use fp8::nn::{self, BatchNorm, Conv2d, Conv2dConfig, Linear, ModuleT};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde::Serialize;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelName {
+    /// Linear layers: 784-512-256-10 for images of 28x28, 64-64-10 for the digits
+    Mlp,
+    /// Three convolutions with batch norm, and a linear layer
+    Conv,
+}
+
+#[derive(Fp8Module)]
+pub enum Net {
+    Mlp(Vec<Linear>),
+    Conv(Box<ConvNet>),
+}
+
+#[derive(Fp8Module)]
+pub struct ConvNet {
+    convolutions: Vec<Conv2d>,
+    norms: Vec<BatchNorm>,
+    head: Linear,
+}
+
+impl Net {
+    pub fn new(name: ModelName, size: usize, vb: VarBuilder<'_>) -> Result<Self> {
+        match name {
+            ModelName::Mlp => {
+                let inner: &[usize] = if size > 16 { &[512, 256] } else { &[64] };
+                let sizes = [&[size * size], inner, &[CLASSES]].concat();
+                let layers = sizes.windows(2).enumerate();
+                let layers = layers
+                    .map(|(i, pair)| nn::linear(pair[0], pair[1], vb.pp(format!("layers.{i}"))));
+                Ok(Self::Mlp(layers.collect::<Result<_>>()?))
+            }
+            ModelName::Conv => {
+                let channels = [1, 16, 32, 32];
+                let config = Conv2dConfig {
+                    padding: 1,
+                    ..Conv2dConfig::default()
+                };
+                let pairs = channels.windows(2).enumerate();
+                let convolutions = pairs.map(|(i, pair)| {
+                    let vb = vb.pp(format!("convolutions.{i}"));
+                    nn::conv2d_no_bias(pair[0], pair[1], 3, config, vb)
+                });
+                let norms = channels[1..].iter().enumerate();
+                let norms = norms.map(|(i, &channels)| {
+                    nn::batch_norm(channels, 1e-5, vb.pp(format!("norms.{i}")))
+                });
+                // Two of the three are followed by pooling.
+                let features = channels[3] * (size / 4).pow(2);
+                Ok(Self::Conv(Box::new(ConvNet {
+                    convolutions: convolutions.collect::<Result<_>>()?,
+                    norms: norms.collect::<Result<_>>()?,
+                    head: nn::linear(features, CLASSES, vb.pp("head"))?,
+                })))
+            }
+        }
+    }
+
+    /// Images `[batch, 1, size, size]` to logits `[batch, CLASSES]`.
+    pub fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        match self {
+            Self::Mlp(layers) => {
+                let mut x = x.flatten_from(1)?;
+                for (i, layer) in layers.iter().enumerate() {
+                    x = layer.forward(&x)?;
+                    if i + 1 < layers.len() {
+                        x = x.relu()?;
+                    }
+                }
+                Ok(x)
+            }
+            Self::Conv(net) => {
+                let mut x = x.clone();
+                for (i, (convolution, norm)) in net.convolutions.iter().zip(&net.norms).enumerate()
+                {
+                    x = norm.forward_t(&convolution.forward(&x)?, train)?.relu()?;
+                    if i < 2 {
+                        x = x.max_pool2d(2)?;
+                    }
+                }
+                net.head.forward(&x.flatten_from(1)?)
+            }
+        }
+    }
+}
+
+/// Weights by the seed, uniform up to `1 / sqrt(inputs)`; biases are 0.
+pub fn initialize(vars: &VarMap, seed: u64) -> anyhow::Result<()> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let data = vars.data().lock();
+    let data = data.map_err(|_| anyhow::anyhow!("the lock of the VarMap is poisoned"))?;
+    let mut vars: Vec<_> = data.iter().collect();
+    vars.sort_by_key(|(name, _)| name.as_str());
+    for (name, var) in vars {
+        let dims = var.dims();
+        if dims.len() > 1 {
+            let inputs: usize = dims[1..].iter().product();
+            let bound = (3. / inputs as f32).sqrt();
+            let values = (0..var.elem_count()).map(|_| rng.random_range(-bound..bound));
+            let values: Vec<f32> = values.collect();
+            var.set(&Tensor::from_vec(values, dims, var.device())?)?;
+        } else if name.ends_with("bias") {
+            var.set(&var.zeros_like()?)?;
+        }
+    }
+    Ok(())
+}
