@@ -3,6 +3,13 @@
 use crate::data::window::Window;
 
 /// Why sizes make no convolution.
+///
+/// ```
+/// use fp8_candle::conv::{ConvError, ConvShape};
+///
+/// let error = ConvShape::new().output_size([2, 8], [3, 3]).unwrap_err();
+/// assert!(matches!(error, ConvError::Kernel { dim: "height", kernel: 3, .. }));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvError {

@@ -4,7 +4,7 @@ use super::options::{ExportOptions, Name, Shown};
 use crate::error::{Error, Result};
 use crate::load::{InputScheme, StoredLayer};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
-use crate::nn::{InputScaling, StaticWeight};
+use crate::nn::{InputScaling, StaticWeight, join};
 use crate::rewrite::{Contents, Described, Kind};
 use candle_core::{Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
@@ -63,7 +63,11 @@ struct OtherTensors<'a> {
 }
 
 impl Visitor for OtherTensors<'_> {
-    fn layer(&mut self, _: &dyn Fp8Layer) {}
+    fn layer(&mut self, layer: &dyn Fp8Layer) {
+        if !is_linear(layer) {
+            as_tensors(self, layer);
+        }
+    }
 
     fn tensor(&mut self, path: Option<&str>, tensor: &Tensor) {
         let path = match (path, self.options.name_of(tensor)) {
@@ -226,6 +230,20 @@ impl Collector<'_> {
     }
 }
 
+/// FP8 checkpoints store matrices; the weights of convolutions stay in high precision.
+fn is_linear(layer: &dyn Fp8Layer) -> bool {
+    layer.held_weight().rank() == 2
+}
+
+/// Shows weight and bias of a layer like any tensors.
+fn as_tensors(visitor: &mut dyn Visitor, layer: &dyn Fp8Layer) {
+    let name = |own| layer.path().map(|path| join(path, own));
+    visitor.tensor(name("weight").as_deref(), layer.held_weight());
+    if let Some(bias) = layer.bias() {
+        visitor.tensor(name("bias").as_deref(), bias);
+    }
+}
+
 fn unnamed(tensor: &Tensor) -> Error {
     Error::Unnamed {
         shape: tensor.dims().to_vec(),
@@ -240,7 +258,9 @@ fn not_calibrated(path: &str) -> Error {
 
 impl Visitor for Collector<'_> {
     fn layer(&mut self, linear: &dyn Fp8Layer) {
-        if self.error.is_none() {
+        if !is_linear(linear) {
+            as_tensors(self, linear);
+        } else if self.error.is_none() {
             self.error = self.add_linear(linear).err();
         }
     }

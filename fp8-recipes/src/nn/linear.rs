@@ -1,5 +1,6 @@
 //! `candle_nn::linear`: the linear layer, candle-nn's outside a guard, FP8 inside one.
 
+use super::calibrate::calibrate;
 use super::shared_state::SharedState;
 use super::static_weight::is_unscaled_fp8;
 use super::{StaticWeight, join};
@@ -11,9 +12,7 @@ use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Tensor};
 use candle_nn::VarBuilder;
-use fp8_candle::state::StepCells;
-use fp8_candle::{LinearWeight, Role, device, fingerprint, fp8_linear};
-use fp8_core::ScaleGrid;
+use fp8_candle::{LinearWeight, Role, fp8_linear};
 use std::sync::Arc;
 
 #[derive(Debug, Clone)]
@@ -175,29 +174,6 @@ impl Linear {
         Ok(inner.forward(x)?)
     }
 
-    fn calibrate(
-        &self,
-        state: &Fp8State,
-        step: &StepCells,
-        x: &Tensor,
-        weight: &Tensor,
-    ) -> Result<()> {
-        state.note_calibrated_weight(fingerprint(weight)?);
-        // An empty batch says nothing of the inputs; another rank's may.
-        let seen = |tensor: &Tensor| tensor.elem_count() > 0;
-        let tensors = [(Role::Input, x), (Role::Weight, weight)];
-        for (role, tensor) in tensors.into_iter().filter(|(_, tensor)| seen(tensor)) {
-            let cols = tensor.dims().last().copied().unwrap_or(1);
-            let grid = ScaleGrid::tensorwise(tensor.elem_count() / cols.max(1), cols);
-            let values = tensor.detach().contiguous()?;
-            let amax = device::backend(tensor.device())?.amax(&values, &grid)?;
-            if let Some(slot) = state.slot(role) {
-                step.record(slot.row(), &amax, true)?;
-            }
-        }
-        Ok(())
-    }
-
     fn in_context(&self, x: &Tensor, context: &Context) -> Result<Tensor> {
         let weight = match &self.weight {
             Weight::HighPrecision(weight) => weight,
@@ -217,7 +193,7 @@ impl Linear {
             return self.plain(x, weight);
         };
         if context.settings.mode == Mode::Calibrate {
-            self.calibrate(&state, &step.cells, x, weight)?;
+            calibrate(&state, &step.cells, x, weight)?;
             return self.plain(x, weight);
         }
         let plan = linear_plan(&state, &step)?;

@@ -13,8 +13,9 @@
 //! | [`kv_cache`] | gradients reach the keys and values, or an error says that they would not |
 //! | [`moe`] | an error where a gradient would be lost |
 //! | [`loss::cross_entropy`] | in one pass |
+//! | [`Conv1d`], [`Conv2d`], [`ConvTranspose1d`], [`ConvTranspose2d`] | compute in FP8 inside a guard once they are prepared |
 //! | [`Conv1d`], [`ConvTranspose1d`] | right gradients, which candle 0.11.1 does not compute for batches |
-//! | [`Embedding`], [`Conv2d`], [`GroupNorm`], [`LSTM`], [`Sequential`], .. | show their parameters by name |
+//! | [`Embedding`], [`GroupNorm`], [`LSTM`], [`Sequential`], .. | show their parameters by name |
 //!
 //! candle-nn's own versions of the rows that say "differentiable" are applied without a backward pass: whatever lies before
 //! them receives no gradient, with no error, and the loss still falls. [`check_gradients`](crate::check_gradients) finds such
@@ -24,6 +25,7 @@
 //! asked for.
 
 pub mod attention;
+mod calibrate;
 pub mod conv;
 pub mod cpu_flash_attention;
 pub mod embedding;

@@ -1,26 +1,40 @@
-//! `candle_nn::conv`: convolutions that know their checkpoint path. They compute what candle-nn's do, in high precision.
+//! `candle_nn::conv`: convolutions, candle-nn's outside a guard, FP8 inside one once they are prepared.
 //!
 //! Those over one dimension have right gradients; candle 0.11.1 computes wrong ones for batches of more than one row.
 
 mod one_dim;
+mod prepared;
 
 pub use candle_nn::conv::*;
 
-use super::show;
+use super::StaticWeight;
+use super::shared_state::SharedState;
+use crate::module::Fp8Layer;
+use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{BatchNorm, VarBuilder};
+use fp8_candle::Role;
+use prepared::Sizes;
 use std::ops::Deref;
+use std::sync::Arc;
 
 macro_rules! convolutions {
     ($($type:ident, $config:ident, $forward:expr, $create:ident, $create_no_bias:ident;)*) => {
         $(
             #[doc = concat!("`candle_nn::", stringify!($type), "` that knows its checkpoint path; its other methods are \
                              candle-nn's.")]
+            ///
+            /// - Outside a guard, inside a disabled one, or when the layer was not prepared: in high precision.
+            /// - Prepared ([`crate::prepare_fp8`]) and inside an enabled guard: FP8 by the guard's recipe. An export keeps the
+            ///   weight in high precision.
+            ///
+            /// Clones share weight and FP8 state.
             #[derive(Debug, Clone)]
             pub struct $type {
                 inner: candle_nn::$type,
                 path: Option<String>,
+                state: SharedState,
             }
 
             impl $type {
@@ -29,11 +43,25 @@ macro_rules! convolutions {
                     candle_nn::$type::new(weight, bias, config).into()
                 }
 
-                /// Sets the checkpoint path.
+                /// Sets the checkpoint path. It is another layer then than those that it was cloned from, without FP8 state.
                 #[must_use]
                 pub fn with_path(mut self, path: impl Into<String>) -> Self {
                     self.path = Some(path.into());
+                    self.state = SharedState::default();
                     self
+                }
+
+                /// FP8 state, if the layer is prepared.
+                pub fn fp8_state(&self) -> Option<Arc<Fp8State>> {
+                    self.state.get()
+                }
+
+                /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
+                ///
+                /// # Errors
+                /// [`fp8_candle::Error::Conv`] if the sizes make no convolution, and what the guard's recipe finds wrong.
+                pub fn try_forward(&self, x: &Tensor) -> crate::Result<Tensor> {
+                    prepared::forward(&self.inner, &self.state, x, || Ok($forward(&self.inner, x)?))
                 }
 
                 /// Path in the checkpoint: empty at its root, None if unknown.
@@ -44,7 +72,11 @@ macro_rules! convolutions {
 
             impl From<candle_nn::$type> for $type {
                 fn from(inner: candle_nn::$type) -> Self {
-                    Self { inner, path: None }
+                    Self {
+                        inner,
+                        path: None,
+                        state: SharedState::default(),
+                    }
                 }
             }
 
@@ -58,16 +90,47 @@ macro_rules! convolutions {
 
             impl Module for $type {
                 fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                    $forward(&self.inner, x)
+                    Ok(self.try_forward(x)?)
+                }
+            }
+
+            impl Fp8Layer for $type {
+                fn path(&self) -> Option<&str> {
+                    $type::path(self)
+                }
+
+                fn roles(&self) -> &'static [Role] {
+                    &[Role::Input, Role::Weight, Role::GradOutput]
+                }
+
+                fn fp8_state(&self) -> Option<Arc<Fp8State>> {
+                    self.state.get()
+                }
+
+                fn set_fp8_state(&self, state: Option<Arc<Fp8State>>) {
+                    self.state.set(state);
+                }
+
+                fn held_weight(&self) -> &Tensor {
+                    self.inner.weight()
+                }
+
+                fn static_weight(&self) -> Option<&StaticWeight> {
+                    None
+                }
+
+                fn bias(&self) -> Option<&Tensor> {
+                    self.inner.bias()
+                }
+
+                fn features(&self) -> (usize, usize) {
+                    self.inner.features()
                 }
             }
 
             impl Fp8Module for $type {
                 fn visit(&self, visitor: &mut dyn Visitor) {
-                    show(visitor, self.path(), "weight", self.weight());
-                    if let Some(bias) = self.bias() {
-                        show(visitor, self.path(), "bias", bias);
-                    }
+                    visitor.layer(self);
                 }
             }
 
@@ -123,6 +186,7 @@ impl Conv2d {
         Ok(Self {
             inner: self.inner.absorb_bn(bn)?,
             path: self.path.clone(),
+            state: SharedState::default(),
         })
     }
 }
