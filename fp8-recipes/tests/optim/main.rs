@@ -2,8 +2,12 @@
 
 mod construction;
 mod devices;
+mod groups;
 mod helpers;
 mod invariance;
+mod loss_scaler;
 mod master_weights;
+mod sgd;
+mod sixteen_bit_masters;
 mod state;
 mod updates;
