@@ -1,5 +1,6 @@
 //! Training checkpoints with any optimizer: this library's, candle-nn's, a user's own, none.
 
+mod loss_scaler;
 mod refused;
 
 use candle_core::backprop::GradStore;
