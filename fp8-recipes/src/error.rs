@@ -43,6 +43,14 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A batch norm in training has got too few values for a variance of each channel.
+    #[error("{}: {shape:?} holds fewer than two values for a channel, which have no variance", layer.as_deref().unwrap_or("batch norm"))]
+    NoVariance {
+        /// Path of the layer, if it knows it.
+        layer: Option<String>,
+        /// What it has got.
+        shape: Vec<usize>,
+    },
     /// The path of a file to read is not a regular file. It was not opened.
     #[error("cannot read {path}: it is a {kind}, not a regular file")]
     NotARegularFile {

@@ -11,7 +11,8 @@ use std::sync::PoisonError;
 /// Names of the variables that have no gradient in `grads`, sorted; empty when all is well.
 ///
 /// candle-nn's fused norms, rope and softmax cut the graph without an error, and the loss still falls: call this
-/// after the first `backward`.
+/// after the first `backward`. The running statistics of batch norms, variables named `running_mean` and `running_var`, have
+/// none by their nature and are left out.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Tensor};
@@ -29,6 +30,10 @@ pub fn check_gradients(vars: &VarMap, grads: &GradStore) -> Vec<String> {
     let mut missing: Vec<String> = vars
         .iter()
         .filter(|(_, var)| var.dtype().is_float() && grads.get(var.as_tensor()).is_none())
+        .filter(|(name, _)| {
+            let own = name.rsplit('.').next();
+            !matches!(own, Some("running_mean" | "running_var"))
+        })
         .map(|(name, _)| name.clone())
         .collect();
     missing.sort();

@@ -15,6 +15,7 @@
 //! | [`loss::cross_entropy`] | in one pass |
 //! | [`Conv1d`], [`Conv2d`], [`ConvTranspose1d`], [`ConvTranspose2d`] | compute in FP8 inside a guard once they are prepared |
 //! | [`Conv1d`], [`ConvTranspose1d`] | right gradients, which candle 0.11.1 does not compute for batches |
+//! | [`BatchNorm`] | dtypes may differ; [`fuse_batch_norm`] |
 //! | [`Embedding`], [`GroupNorm`], [`LSTM`], [`Sequential`], .. | show their parameters by name |
 //!
 //! candle-nn's own versions of the rows that say "differentiable" are applied without a backward pass: whatever lies before
@@ -25,6 +26,7 @@
 //! asked for.
 
 pub mod attention;
+pub mod batch_norm;
 mod calibrate;
 pub mod conv;
 pub mod cpu_flash_attention;
@@ -47,6 +49,7 @@ pub mod varlen_attention;
 
 pub use candle_nn::*;
 
+pub use batch_norm::{BatchNorm, batch_norm, fuse_batch_norm};
 pub use conv::{
     Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, conv_transpose1d, conv_transpose1d_no_bias,
     conv_transpose2d, conv_transpose2d_no_bias, conv1d, conv1d_no_bias, conv2d, conv2d_no_bias,

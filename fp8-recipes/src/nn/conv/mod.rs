@@ -178,7 +178,10 @@ convolutions! {
 }
 
 impl Conv2d {
-    /// The convolution followed by `bn`, as one convolution.
+    /// The convolution followed by `bn`, as one convolution that gradients go through; [`nn::fuse_batch_norm`] makes one for
+    /// inference, of any dtypes.
+    ///
+    /// [`nn::fuse_batch_norm`]: crate::nn::fuse_batch_norm
     ///
     /// # Errors
     /// If `bn` has no weight and bias, or its size is another one.

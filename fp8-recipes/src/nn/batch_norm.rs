@@ -1,0 +1,363 @@
+//! `candle_nn::batch_norm`: batch normalization with a path, and what folds it into a convolution.
+
+pub use candle_nn::batch_norm::BatchNormConfig;
+
+use super::{Conv2d, show};
+use crate::error::Error;
+use crate::{Fp8Module, Visitor};
+use candle_core::{D, DType, Result, Tensor, Var};
+use candle_nn::{ModuleT, VarBuilder};
+use std::ops::Deref;
+
+/// `(x - mean) / sqrt(variance + eps) * weight + bias` of each channel: over the batch in training, where the running
+/// statistics follow, and with the running statistics in evaluation.
+///
+/// Same constructors and methods as `candle_nn::BatchNorm` and, where `x` and all parameters are f32, or all f64, the same bits.
+/// Other inputs are computed in f32 (f64 for an f64 `x`) and give the dtype of `x`. It is never cast to FP8. In both modes the
+/// gradient reaches `x`, weight and bias.
+///
+/// Running statistics that come from a [`VarBuilder`] over a VarMap are variables of it: training checkpoints hold them, and
+/// optimizers leave them alone, since they have no gradient. A step that a guard forgets ([`AutocastGuard::abort`]) has moved
+/// them all the same.
+///
+/// [`AutocastGuard::abort`]: crate::AutocastGuard::abort
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// use fp8_recipes::nn::{self, ModuleT};
+/// # fn main() -> candle_core::Result<()> {
+/// let vars = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// let bn = nn::batch_norm(3, 1e-5, vb.pp("bn"))?;
+/// let x = Tensor::ones((2, 3, 4, 4), DType::F32, &Device::Cpu)?;
+/// bn.forward_t(&x, true)?;
+/// // A tenth of the way from 0 to the mean of the batch.
+/// assert_eq!(bn.running_mean().to_vec1::<f32>()?, [0.1; 3]);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct BatchNorm {
+    inner: candle_nn::BatchNorm,
+    remove_mean: bool,
+    path: Option<String>,
+}
+
+impl From<candle_nn::BatchNorm> for BatchNorm {
+    /// Of a layer that removes the mean; candle-nn's does not say whether it does. [`batch_norm`] makes others.
+    fn from(inner: candle_nn::BatchNorm) -> Self {
+        Self {
+            inner,
+            remove_mean: true,
+            path: None,
+        }
+    }
+}
+
+impl Deref for BatchNorm {
+    type Target = candle_nn::BatchNorm;
+
+    fn deref(&self) -> &Self::Target {
+        &self.inner
+    }
+}
+
+impl BatchNorm {
+    /// `running_mean`, `running_var`, `weight`, `bias`: `[num_features]`. The running statistics are kept as they are where they
+    /// are variables, and copied else.
+    ///
+    /// # Errors
+    /// If a shape is another one or `eps` is negative.
+    pub fn new(
+        num_features: usize,
+        running_mean: Tensor,
+        running_var: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: f64,
+    ) -> Result<Self> {
+        let (mean, var) = (running_mean, running_var);
+        Ok(candle_nn::BatchNorm::new(num_features, mean, var, weight, bias, eps)?.into())
+    }
+
+    /// Without weight and bias.
+    ///
+    /// # Errors
+    /// As [`BatchNorm::new`].
+    pub fn new_no_bias(
+        num_features: usize,
+        running_mean: Tensor,
+        running_var: Tensor,
+        eps: f64,
+    ) -> Result<Self> {
+        let (mean, var) = (running_mean, running_var);
+        Ok(candle_nn::BatchNorm::new_no_bias(num_features, mean, var, eps)?.into())
+    }
+
+    /// With another momentum than 0.1: `running * (1 - momentum) + batch * momentum`.
+    ///
+    /// # Errors
+    /// As [`BatchNorm::new`], and if the momentum is not within 0 and 1.
+    pub fn new_with_momentum(
+        num_features: usize,
+        running_mean: Tensor,
+        running_var: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: f64,
+        momentum: f64,
+    ) -> Result<Self> {
+        let inner = candle_nn::BatchNorm::new_with_momentum(
+            num_features,
+            running_mean,
+            running_var,
+            weight,
+            bias,
+            eps,
+            momentum,
+        )?;
+        Ok(inner.into())
+    }
+
+    /// Without weight and bias, with a momentum.
+    ///
+    /// # Errors
+    /// As [`BatchNorm::new_with_momentum`].
+    pub fn new_no_bias_with_momentum(
+        num_features: usize,
+        running_mean: Tensor,
+        running_var: Tensor,
+        eps: f64,
+        momentum: f64,
+    ) -> Result<Self> {
+        let inner = candle_nn::BatchNorm::new_no_bias_with_momentum(
+            num_features,
+            running_mean,
+            running_var,
+            eps,
+            momentum,
+        )?;
+        Ok(inner.into())
+    }
+
+    /// Sets the checkpoint path.
+    #[must_use]
+    pub fn with_path(mut self, path: impl Into<String>) -> Self {
+        self.path = Some(path.into());
+        self
+    }
+
+    /// Path in the checkpoint: empty at its root, None if unknown.
+    pub fn path(&self) -> Option<&str> {
+        self.path.as_deref()
+    }
+
+    /// Normalizes with the mean and variance of the batch, `x` `[batch, num_features, ..]`, and moves the running statistics
+    /// towards them (the variance without bias).
+    ///
+    /// # Errors
+    /// If `x` has another shape, or fewer than two values for a channel, which have no variance.
+    pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
+        let features = self.features(x)?;
+        if x.elem_count() < 2 * features {
+            return Err(Error::NoVariance {
+                layer: self.path.clone(),
+                shape: x.dims().to_vec(),
+            }
+            .into());
+        }
+        match self.has_one_dtype(x) {
+            true => self.inner.forward_train(x),
+            false => self.forward_mixed(x, true),
+        }
+    }
+
+    /// Normalizes with the running statistics.
+    ///
+    /// # Errors
+    /// If `x` has another shape than `[batch, num_features, ..]`.
+    pub fn forward_eval(&self, x: &Tensor) -> Result<Tensor> {
+        self.features(x)?;
+        match self.has_one_dtype(x) {
+            true => self.inner.forward_t(x, false),
+            false => self.forward_mixed(x, false),
+        }
+    }
+
+    fn features(&self, x: &Tensor) -> Result<usize> {
+        let features = self.running_mean().dim(0)?;
+        match x.dims() {
+            [_, channels, ..] if *channels == features => Ok(features),
+            dims => candle_core::bail!("batch norm of {features} features got {dims:?}"),
+        }
+    }
+
+    fn has_one_dtype(&self, x: &Tensor) -> bool {
+        let (mean, var) = (self.running_mean(), self.running_var());
+        let affine = self.weight_and_bias().into_iter();
+        let affine = affine.flat_map(|(weight, bias)| [weight, bias]);
+        let half = matches!(x.dtype(), DType::F16 | DType::BF16);
+        !half
+            && [mean, var]
+                .into_iter()
+                .chain(affine)
+                .all(|tensor| tensor.dtype() == x.dtype())
+    }
+
+    /// Everything in f32, or in f64 where `x` is.
+    fn forward_mixed(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        let wide = match x.dtype() {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let shape: Vec<usize> = (0..x.rank())
+            .map(|d| if d == 1 { x.dims()[1] } else { 1 })
+            .collect();
+        let along = |t: &Tensor| t.to_dtype(wide)?.reshape(shape.as_slice());
+        let (running_mean, running_var) = (self.running_mean(), self.running_var());
+        let centered = x.to_dtype(wide)?;
+        let (centered, variance) = if train {
+            // Of [features, values]: one sum for each channel.
+            let mean_of = |t: &Tensor| {
+                let rows = t.transpose(0, 1)?.flatten_from(1)?.contiguous()?;
+                rows.mean(D::Minus1)
+            };
+            let centered = match self.remove_mean {
+                true => {
+                    let mean = mean_of(&centered)?;
+                    follow(running_mean, &mean, self.momentum(), 1.)?;
+                    centered.broadcast_sub(&along(&mean)?)?
+                }
+                false => centered,
+            };
+            let variance = mean_of(&centered.sqr()?)?;
+            let count = (x.elem_count() / running_var.dim(0)?) as f64;
+            follow(
+                running_var,
+                &variance,
+                self.momentum(),
+                count / (count - 1.),
+            )?;
+            (centered, along(&variance)?)
+        } else {
+            let mean = along(&running_mean.detach())?;
+            (
+                centered.broadcast_sub(&mean)?,
+                along(&running_var.detach())?,
+            )
+        };
+        let y = centered.broadcast_div(&(variance + self.eps())?.sqrt()?)?;
+        let y = match self.weight_and_bias() {
+            None => y,
+            Some((weight, bias)) => y
+                .broadcast_mul(&along(weight)?)?
+                .broadcast_add(&along(bias)?)?,
+        };
+        y.to_dtype(x.dtype())
+    }
+}
+
+/// `running * (1 - momentum) + batch * momentum * unbiased`, in the dtype that `running` has.
+fn follow(running: &Tensor, batch: &Tensor, momentum: f64, unbiased: f64) -> Result<()> {
+    let old = running.detach().to_dtype(batch.dtype())?;
+    let new = ((old * (1. - momentum))? + (batch.detach() * (momentum * unbiased))?)?;
+    // The statistics are variables always: candle-nn makes them so.
+    Var::from_tensor(running)?.set(&new.to_dtype(running.dtype())?)
+}
+
+impl ModuleT for BatchNorm {
+    fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        match train {
+            true => self.forward_train(x),
+            false => self.forward_eval(x),
+        }
+    }
+}
+
+impl Fp8Module for BatchNorm {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        let path = self.path();
+        show(visitor, path, "running_mean", self.running_mean());
+        show(visitor, path, "running_var", self.running_var());
+        if let Some((weight, bias)) = self.weight_and_bias() {
+            show(visitor, path, "weight", weight);
+            show(visitor, path, "bias", bias);
+        }
+    }
+}
+
+/// Creates or loads a batch norm, with candle-nn's initialization and configuration.
+///
+/// # Errors
+/// If a tensor is missing or has another shape, or `eps` is negative.
+pub fn batch_norm<C: Into<BatchNormConfig>>(
+    num_features: usize,
+    config: C,
+    vb: VarBuilder<'_>,
+) -> Result<BatchNorm> {
+    let (config, path) = (config.into(), vb.prefix());
+    Ok(BatchNorm {
+        inner: candle_nn::batch_norm(num_features, config, vb)?,
+        remove_mean: config.remove_mean,
+        path: Some(path),
+    })
+}
+
+/// `conv` followed by `bn` in evaluation, as one convolution for inference: weight
+/// `[out_channels, in_channels / groups, height, width]` and bias in the dtype of `conv`'s weight, under `conv`'s path.
+///
+/// Computed in f32 (f64 for an f64 weight). The result is detached: training goes on with the two. Its outputs are those of the
+/// two to the rounding of the products.
+///
+/// # Errors
+/// If `bn` has another number of features than `conv` has output channels.
+///
+/// ```
+/// # use candle_core::{DType, Device, Module, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// use fp8_recipes::nn::{self, ModuleT};
+/// # fn main() -> candle_core::Result<()> {
+/// # let vars = VarMap::new();
+/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// let conv = nn::conv2d_no_bias(2, 4, 3, Default::default(), vb.pp("conv"))?;
+/// let bn = nn::batch_norm(4, 1e-5, vb.pp("bn"))?;
+/// let x = Tensor::randn(0f32, 1., (1, 2, 8, 8), &Device::Cpu)?;
+/// let two = bn.forward_t(&conv.forward(&x)?, false)?;
+/// let one = nn::fuse_batch_norm(&conv, &bn)?.forward(&x)?;
+/// let apart = (one - two)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
+/// assert!(apart < 1e-5);
+/// # Ok(()) }
+/// ```
+pub fn fuse_batch_norm(conv: &Conv2d, bn: &candle_nn::BatchNorm) -> Result<Conv2d> {
+    let weight = conv.weight();
+    let (features, channels) = (bn.running_mean().dim(0)?, weight.dim(0)?);
+    if features != channels {
+        candle_core::bail!(
+            "a batch norm of {features} features cannot follow a convolution of {channels} output channels"
+        );
+    }
+    let dtype = weight.dtype();
+    let wide = match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    let widened = |t: &Tensor| t.detach().to_dtype(wide);
+    let deviation = (widened(bn.running_var())? + bn.eps())?.sqrt()?;
+    let (gain, shift) = match bn.weight_and_bias() {
+        Some((gain, shift)) => (widened(gain)?, widened(shift)?),
+        None => (deviation.ones_like()?, deviation.zeros_like()?),
+    };
+    let factor = gain.div(&deviation)?;
+    let mean = widened(bn.running_mean())?;
+    let offset = match conv.bias() {
+        Some(bias) => (widened(bias)? - mean)?,
+        None => mean.neg()?,
+    };
+    let bias = (shift + factor.mul(&offset)?)?.to_dtype(dtype)?;
+    let weight = widened(weight)?.broadcast_mul(&factor.reshape((channels, 1, 1, 1))?)?;
+    let fused = Conv2d::new(weight.to_dtype(dtype)?, Some(bias), *conv.config());
+    Ok(match conv.path() {
+        Some(path) => fused.with_path(path),
+        None => fused,
+    })
+}
