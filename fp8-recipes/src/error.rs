@@ -360,6 +360,9 @@ pub enum Error {
     /// Export of a model without FP8 layers.
     #[error("no layer of the model is prepared for FP8: nothing to export")]
     NothingToExport,
+    /// Quantization of a model without a linear layer that can compute in FP8.
+    #[error("no layer of the model was prepared for FP8: nothing to quantize")]
+    NothingToQuantize,
     /// Export of a tensor that has no name.
     #[error(
         "a tensor of shape {shape:?} has no path: give the export the VarMap that it comes from (ExportOptions::with_vars), \

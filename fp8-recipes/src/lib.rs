@@ -10,6 +10,7 @@
 //! | find cut gradients | [`check_gradients`] |
 //! | take a step from several micro-batches | [`GradAccumulator`] |
 //! | optimize, save, resume | [`optim`], [`checkpoint`] |
+//! | quantize a trained model | [`quantize_model`] |
 //! | export for inference | [`save_calibrated`] after a calibrating guard |
 //! | load FP8 checkpoints | [`load::var_builder`] |
 //! | rewrite checkpoints: quantize, convert, dequantize | [`rewrite`] |
@@ -32,6 +33,7 @@ mod operator;
 pub mod optim;
 mod plan;
 mod prepare;
+mod ptq;
 pub mod read;
 pub mod rewrite;
 mod safetensors_file;
@@ -56,5 +58,6 @@ pub use prepare::{
     CAST_TENSORS, CastRow, CastTable, LayerChoice, LayerReport, Note, Outcome, PrepareOptions,
     PrepareReport, Unmatched, prepare_fp8,
 };
+pub use ptq::{PtqScheme, Quantized, quantize_model};
 pub use state::{Calibration, Fp8State};
 pub use stats::{CastStats, StatsCurves, StatsLog, StatsQuantity, StatsReport, StatsRow};

@@ -1,0 +1,149 @@
+//! Post-training quantization: a trained model, calibrated on some batches, computes in FP8 with static scales.
+
+use crate::config::{CastConfig, Fp8LinearConfig};
+use crate::error::{Error, Result};
+use crate::{
+    Autocast, Fp8Layer, Fp8Module, PrepareOptions, PrepareReport, Visitor, prepare_fp8, with_fp8,
+};
+use candle_core::Tensor;
+use fp8_core::Format;
+use std::fmt;
+
+/// The formats of inputs and weights after training.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PtqScheme {
+    /// What a forward pass of hybrid training computes: inputs and weights in E4M3. In the FP8 Emulation Toolkit, whose scheme of
+    /// this name it is, inputs are E4M3 too, but weights E3M4, a format that this library does not have.
+    #[default]
+    Hybrid,
+    /// Inputs and weights in E4M3.
+    E4m3,
+    /// Inputs and weights in E5M2: more range, less precision.
+    E5m2,
+}
+
+impl PtqScheme {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Hybrid, Self::E4m3, Self::E5m2];
+
+    /// Format of the inputs of a layer.
+    pub fn input(self) -> Format {
+        match self {
+            Self::Hybrid | Self::E4m3 => Format::E4M3,
+            Self::E5m2 => Format::E5M2,
+        }
+    }
+
+    /// Format of the weights.
+    pub fn weight(self) -> Format {
+        self.input()
+    }
+
+    /// The casts: inputs with one calibrated scale for the tensor, weights with a scale for each output channel.
+    ///
+    /// ```
+    /// use fp8_recipes::{PtqScheme, config::Recipe};
+    /// let config = PtqScheme::E5m2.config();
+    /// assert!(Recipe::from(config).resolve().unwrap().to_string().starts_with("i:sta_ten_e5m2,w:dyn_axs_e5m2"));
+    /// ```
+    pub fn config(self) -> Fp8LinearConfig {
+        let input = CastConfig::static_tensorwise().with_format(self.input());
+        let weight = CastConfig::dynamic_rowwise().with_format(self.weight());
+        Fp8LinearConfig::default()
+            .with_input(input)
+            .with_weight(weight)
+    }
+}
+
+impl fmt::Display for PtqScheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Hybrid => "hybrid",
+            Self::E4m3 => "e4m3",
+            Self::E5m2 => "e5m2",
+        })
+    }
+}
+
+/// What [`quantize_model`] has made of a model.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Quantized {
+    /// The formats.
+    pub scheme: PtqScheme,
+    /// Every linear layer, and which of them compute in FP8.
+    pub report: PrepareReport,
+}
+
+impl Quantized {
+    /// The guard under which the model computes in FP8: an evaluation guard, which changes nothing.
+    ///
+    /// Outside it the model is what it was.
+    pub fn autocast(&self) -> Autocast {
+        Autocast::new(self.scheme.config()).training(false)
+    }
+}
+
+/// Prepares the linear layers of `model` and runs `calibration`, which takes batches through it in high precision. From then on
+/// they compute, under [`Quantized::autocast`], with static scales for whole inputs, from the largest amax of the batches, and
+/// with weight codes that have a scale for each output channel, made once.
+///
+/// Batch norms are folded in before ([`nn::fuse_batch_norm`](crate::nn::fuse_batch_norm)). A calibrated model with weights in
+/// E4M3 is written for serving by [`save_calibrated`](crate::save_calibrated). `options` leave layers out.
+///
+/// # Errors
+/// If no layer is prepared, a prepared one has met no batch ([`Error::NotCalibrated`]), `calibration` fails, or an input is not
+/// finite. What was calibrated before then holds still.
+///
+/// ```
+/// # use candle_core::{Device, Module, Tensor};
+/// # use fp8_recipes::{PrepareOptions, PtqScheme, nn, quantize_model, with_fp8};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let batches: Vec<_> = (0..4).map(|_| Tensor::randn(0f32, 1., (8, 32), &Device::Cpu)).collect::<Result<_, _>>()?;
+/// # let model = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
+/// let quantized = quantize_model(&model, PtqScheme::Hybrid, &PrepareOptions::default(), || {
+///     batches.iter().try_for_each(|x| model.forward(x).map(|_| ()))
+/// })?;
+/// let y = with_fp8(quantized.autocast(), || model.forward(&batches[0]))?;
+/// let exact = model.forward(&batches[0])?;
+/// let noise = (y - &exact)?.sqr()?.sum_all()?.to_scalar::<f32>()?;
+/// assert!(noise < 0.01 * exact.sqr()?.sum_all()?.to_scalar::<f32>()?);
+/// # Ok(()) }
+/// ```
+pub fn quantize_model<M: Fp8Module + ?Sized, R>(
+    model: &M,
+    scheme: PtqScheme,
+    options: &PrepareOptions,
+    calibration: impl FnOnce() -> candle_core::Result<R>,
+) -> Result<Quantized> {
+    let report = prepare_fp8(model, options)?;
+    if report.converted() == 0 {
+        return Err(Error::NothingToQuantize);
+    }
+    let autocast = Autocast::new(scheme.config()).calibrating(true);
+    with_fp8(autocast, || calibration().map_err(Error::from))?;
+    let mut check = Check { missed: None };
+    model.visit(&mut check);
+    match check.missed {
+        Some(path) => Err(Error::NotCalibrated { path }),
+        None => Ok(Quantized { scheme, report }),
+    }
+}
+
+/// Looks for a prepared layer that no batch has reached.
+struct Check {
+    missed: Option<String>,
+}
+
+impl Visitor for Check {
+    fn layer(&mut self, layer: &dyn Fp8Layer) {
+        let state = layer.fp8_state();
+        let missed = state.filter(|state| state.calibration().is_none());
+        if let Some(state) = missed {
+            self.missed.get_or_insert(state.path().to_string());
+        }
+    }
+
+    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
+}
