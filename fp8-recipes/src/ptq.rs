@@ -10,6 +10,13 @@ use fp8_core::Format;
 use std::fmt;
 
 /// The formats of inputs and weights after training.
+///
+/// ```
+/// use fp8_core::Format;
+/// use fp8_recipes::PtqScheme;
+/// assert_eq!(PtqScheme::default().weight(), Format::E4M3);
+/// assert_eq!(PtqScheme::E5m2.input(), Format::E5M2);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PtqScheme {
@@ -67,6 +74,20 @@ impl fmt::Display for PtqScheme {
 }
 
 /// What [`quantize_model`] has made of a model.
+///
+/// ```
+/// # use candle_core::{Device, Module, Tensor};
+/// # use fp8_recipes::{PrepareOptions, PtqScheme, nn, quantize_model, with_fp8};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let x = Tensor::randn(0f32, 1., (8, 32), &Device::Cpu)?;
+/// # let model = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
+/// # let options = PrepareOptions::default();
+/// let quantized = quantize_model(&model, PtqScheme::E4m3, &options, || model.forward(&x))?;
+/// println!("{}", quantized.report);
+/// let y = with_fp8(quantized.autocast(), || model.forward(&x))?;
+/// # assert_eq!(y.dims(), [8, 16]);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Quantized {

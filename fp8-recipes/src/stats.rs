@@ -118,13 +118,15 @@ impl CastStats {
         let rows = values.chunks(cols).zip(decoded.chunks(cols));
         for (row, (values, decoded)) in rows.enumerate() {
             for (col, (&value, &back)) in values.iter().zip(decoded).enumerate() {
+                let scaled = value * scales[grid.index(row, col)];
+                if value.is_finite() {
+                    measure.amax = measure.amax.max(value.abs());
+                    measure.saturated += u64::from(scaled.abs() >= saturates);
+                }
                 if !value.is_finite() || !back.is_finite() {
                     measure.non_finite += 1;
                     continue;
                 }
-                let scaled = value * scales[grid.index(row, col)];
-                measure.amax = measure.amax.max(value.abs());
-                measure.saturated += u64::from(scaled.abs() >= saturates);
                 measure.underflowed += u64::from(value != 0. && back == 0.);
                 measure.signal += f64::from(value).powi(2);
                 measure.noise += (f64::from(value) - f64::from(back)).powi(2);
@@ -209,7 +211,8 @@ pub struct StatsRow {
     pub quant_scale_min: f32,
     /// Largest scale that multiplied values before the cast.
     pub quant_scale_max: f32,
-    /// Elements that were beyond the format's range once scaled and rounded, and became its maximum.
+    /// Elements that were beyond the format's range once scaled and rounded, and became its maximum, or Inf or NaN where the
+    /// recipe says so.
     pub saturated: u64,
     /// Their share of all elements.
     pub saturated_share: f64,
@@ -217,7 +220,7 @@ pub struct StatsRow {
     pub underflowed: u64,
     /// Their share of all elements.
     pub underflowed_share: f64,
-    /// Elements that were Inf or NaN, or became so; they are in no other number but `elements`.
+    /// Elements that were Inf or NaN, or became so; the signal to noise is without them.
     pub non_finite: u64,
     /// Signal to quantization noise, `10 log10(sum x^2 / sum (x - dequantized)^2)`; None where either sum is 0.
     pub sqnr_db: Option<f64>,

@@ -1,5 +1,6 @@
 //! Emulation recipes: which tensors of which operators are cast, and how.
 
+mod convolutions;
 mod operators;
 mod resume;
 mod table;

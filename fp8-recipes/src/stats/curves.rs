@@ -11,6 +11,13 @@ use std::path::Path;
 const FILE_LIMIT: u64 = 1 << 30;
 
 /// What a drawing shows over the steps.
+///
+/// ```
+/// use fp8_recipes::{StatsCurves, StatsQuantity};
+/// let curves = StatsCurves::default();
+/// let files = StatsQuantity::ALL.map(|quantity| (format!("{}.svg", quantity.name()), curves.to_svg(quantity)));
+/// assert_eq!(files[4].0, "sqnr.svg");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StatsQuantity {

@@ -10,6 +10,7 @@ pub use candle_nn::conv::*;
 use super::StaticWeight;
 use super::shared_state::SharedState;
 use crate::module::Fp8Layer;
+use crate::operator::LayerKind;
 use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
@@ -121,6 +122,10 @@ macro_rules! convolutions {
 
                 fn bias(&self) -> Option<&Tensor> {
                     self.inner.bias()
+                }
+
+                fn kind(&self) -> LayerKind {
+                    LayerKind::Convolution
                 }
 
                 fn features(&self) -> (usize, usize) {
