@@ -8,7 +8,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::cast_counts;
 use fp8::emulation::{EmulationMethod, Emulator, EmulatorOptions};
 use fp8::optim::{AdamW, AdamWConfig, LrSchedule};
-use fp8::{Autocast, PrepareOptions, Recipe, RecipeName, nn, prepare_fp8, with_fp8};
+use fp8::{Autocast, PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -46,7 +46,7 @@ pub struct Summary {
 /// How the forward pass computes.
 enum How {
     F32,
-    Recipe(Recipe),
+    Recipe(RecipeName),
     Emulated(Box<Emulator>),
 }
 
@@ -60,8 +60,8 @@ impl How {
                 let recipe: RecipeName = other
                     .parse()
                     .context("--recipe takes f32 and the names of recipes")?;
-                prepare_fp8(net, &PrepareOptions::default())?;
-                return Ok(Self::Recipe(recipe.into()));
+                prepare_fp8(net, &PrepareOptions::default().with_convolutions(true))?;
+                return Ok(Self::Recipe(recipe));
             }
         };
         let options = EmulatorOptions::default().with_seed(seed);
@@ -73,7 +73,7 @@ impl How {
     fn autocast(&self) -> Autocast {
         match self {
             Self::F32 => Autocast::disabled(),
-            Self::Recipe(recipe) => Autocast::new(recipe.clone()),
+            Self::Recipe(recipe) => Autocast::new(*recipe),
             Self::Emulated(emulator) => emulator.autocast(),
         }
     }

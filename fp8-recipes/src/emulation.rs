@@ -25,7 +25,7 @@
 //!
 //! let mut emulator = Emulator::initialize(&model, EmulationMethod::ScaledHybrid, EmulatorOptions::default())?;
 //! println!("{}", emulator.cast_table()?);
-//! let x = Tensor::randn(0f32, 1., (4, 8), &Device::Cpu)?;
+//! let x = Tensor::full(0.1f32, (4, 8), &Device::Cpu)?;
 //! let y = with_fp8(emulator.autocast(), || model.forward(&x))?;
 //! let step = emulator.optimizer_step(&mut optimizer, &y.sqr()?.mean_all()?)?;
 //! assert!(!step.skipped());
@@ -197,6 +197,7 @@ impl Emulator {
     ) -> Result<Self> {
         let mut prepare = PrepareOptions::default()
             .with_operators(true)
+            .with_convolutions(true)
             .with_amax_history_len(1);
         for pattern in &options.exempt {
             prepare = prepare.with_off(pattern)?;

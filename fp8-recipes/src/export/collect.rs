@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::load::{InputScheme, StoredLayer};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::nn::{InputScaling, StaticWeight, join};
+use crate::operator::LayerKind;
 use crate::rewrite::{Contents, Described, Kind};
 use candle_core::{Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
@@ -232,7 +233,7 @@ impl Collector<'_> {
 
 /// FP8 checkpoints store matrices; the weights of convolutions stay in high precision.
 fn is_linear(layer: &dyn Fp8Layer) -> bool {
-    layer.held_weight().rank() == 2
+    layer.kind() == LayerKind::Linear
 }
 
 /// Shows weight and bias of a layer like any tensors.

@@ -13,13 +13,14 @@ use crate::config::{FilterDecision, SkipReason, near};
 use crate::error::Result;
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::nn::join;
+use crate::operator::LayerKind;
 use crate::state::{Fp8State, LayerRecipe};
 use candle_core::{DType, Device, Tensor, TensorId};
 use fp8_candle::StateTable;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Gives FP8 state to every linear layer that the options take. A weight that something else than a linear layer uses
+/// Gives FP8 state to every linear layer that the options take, and where they say so to convolutions and operators. A weight that something else than a linear layer uses
 /// too (a head tied to an embedding) stays in high precision: here, in the export and when served. Layers already prepared keep
 /// their state, unless they are skipped this time; what the options say of their recipes counts anew. Layers not prepared stay in
 /// high precision inside a guard.
@@ -226,6 +227,10 @@ impl Preparer<'_> {
 impl Visitor for Preparer<'_> {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
         if self.error.is_some() {
+            return;
+        }
+        if layer.kind() == LayerKind::Convolution && !self.options.convolutions {
+            layer.set_fp8_state(None);
             return;
         }
         let (out_features, in_features) = layer.features();

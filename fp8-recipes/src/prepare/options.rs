@@ -22,6 +22,9 @@ pub struct PrepareOptions {
     /// Whether to prepare operators without a GEMM of their own too: embeddings, norms, [`nn::Matmul`](crate::nn::Matmul), ..
     /// Recipes that cast them ([`RecipeName::Direct`](crate::RecipeName), `Hybrid`) then do. Off by default.
     pub operators: bool,
+    /// Whether to convert convolutions too, under any recipe. Off by default: FP8 checkpoints have no form for them, so a calibrated
+    /// model is served with its convolutions in high precision.
+    pub convolutions: bool,
     pub(super) output_fused: Vec<PathPattern>,
     pub(super) layers: Vec<(PathPattern, LayerChoice)>,
 }
@@ -42,6 +45,7 @@ impl Default for PrepareOptions {
             filter: LayerFilter::default(),
             amax_history_len: 1024,
             operators: false,
+            convolutions: false,
             output_fused: vec![],
             layers: vec![],
         }
@@ -60,6 +64,13 @@ impl PrepareOptions {
     #[must_use]
     pub fn with_operators(mut self, operators: bool) -> Self {
         self.operators = operators;
+        self
+    }
+
+    /// Sets whether convolutions are converted.
+    #[must_use]
+    pub fn with_convolutions(mut self, convolutions: bool) -> Self {
+        self.convolutions = convolutions;
         self
     }
 
