@@ -13,6 +13,7 @@
 //! | run, write and convert FP8 files of any family | [`models`] |
 //! | train adapters on an FP8 model | [`lora`] |
 //! | see what casts do to your tensors | [`statistics`] |
+//! | study FP8 without the hardware, as the FP8 Emulation Toolkit | [`emulation`] |
 //! | use several threads | [`threads`] |
 //! | handle errors | [`errors`] |
 //! | carry a model written for candle over | [`migration`] |
@@ -39,6 +40,7 @@ pages! {
     models "guide/models.md";
     lora "guide/lora.md";
     statistics "guide/statistics.md";
+    emulation "guide/emulation.md";
     threads "guide/threads.md";
     errors "guide/errors.md";
     migration "migration.md";

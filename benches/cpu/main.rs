@@ -11,6 +11,7 @@ mod checkpoint;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/shared/clock.rs"]
 mod clock;
+mod conv;
 #[allow(dead_code, reason = "the example uses the rest")]
 #[path = "../../examples/train_gpt/data.rs"]
 mod data;
@@ -63,6 +64,7 @@ fn main() -> Result<()> {
             linear::run(&session)?;
             skinny::run(&session)?;
             skinny::run_from_memory(&session)?;
+            conv::run(&session)?;
             casts::run(&session)
         }
         Group::Gemms => {

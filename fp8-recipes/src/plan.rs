@@ -175,8 +175,12 @@ impl Maker<'_> {
         let Some(format) = cast.format else {
             return Ok(None);
         };
-        let is_result = Operand::RESULTS.contains(&operand);
-        let observer = Observer::new(self.cells.clone(), slot.row(), self.training && !is_result);
+        let observer = Observer::new(self.cells.clone(), slot.row(), self.training);
+        let own_row = !Operand::RESULTS.contains(&operand) && self.state.slot(role).is_some();
+        let observer = match own_row {
+            true => observer,
+            false => observer.without_amax(),
+        };
         let rounded = Cast::new(format)
             .with_overflow(cast.overflow)
             .with_via_f16(self.config.via_f16);

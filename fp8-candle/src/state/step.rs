@@ -171,18 +171,34 @@ pub struct Observer {
     pub row: usize,
     /// Whether to record amaxes for delayed scales: yes in training, no in evaluation.
     pub record: bool,
+    /// Whether the amax of the tensor is the row's: no where the row only lends its count of stochastic roundings.
+    pub watches_amax: bool,
 }
 
 impl Observer {
     /// Observes casts of `row` in `step`; for `record` see [`Observer::record`].
     pub fn new(step: Arc<StepCells>, row: usize, record: bool) -> Self {
-        Self { step, row, record }
+        Self {
+            step,
+            row,
+            record,
+            watches_amax: true,
+        }
+    }
+
+    /// Counts casts only: their amaxes are not the row's.
+    pub fn without_amax(self) -> Self {
+        Self {
+            record: false,
+            watches_amax: false,
+            ..self
+        }
     }
 
     /// Notes a cast that measured `amax`. `makes_scales`: delayed scales are made from it.
     pub(crate) fn note(&self, amax: Option<&Tensor>, makes_scales: bool) -> Result<()> {
         self.step.count_cast();
-        match amax {
+        match amax.filter(|_| self.watches_amax) {
             Some(amax) => self
                 .step
                 .record(self.row, amax, self.record && makes_scales),

@@ -1,0 +1,121 @@
+//! The images that the example `train_vision` reads.
+
+#[path = "../examples/train_vision/data.rs"]
+mod data;
+
+use data::Data;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use std::io::Write;
+use std::path::Path;
+
+/// An IDX file of bytes.
+fn idx(dims: &[u32], values: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0, 0, 8, dims.len() as u8];
+    bytes.extend(dims.iter().flat_map(|dim| dim.to_be_bytes()));
+    bytes.extend(values);
+    bytes
+}
+
+fn write(folder: &Path, name: &str, bytes: &[u8], packed: bool) {
+    match packed {
+        false => std::fs::write(folder.join(name), bytes).unwrap(),
+        true => {
+            let file = std::fs::File::create(folder.join(format!("{name}.gz"))).unwrap();
+            let mut encoder = GzEncoder::new(file, Compression::default());
+            encoder.write_all(bytes).unwrap();
+            encoder.finish().unwrap();
+        }
+    }
+}
+
+/// Three images of 2x2 to train with, one to test.
+fn folder(packed: bool) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let images: Vec<u8> = (0..12).map(|i| i * 20).collect();
+    let files = [
+        ("train-images-idx3-ubyte", idx(&[3, 2, 2], &images)),
+        ("train-labels-idx1-ubyte", idx(&[3], &[0, 9, 4])),
+        ("t10k-images-idx3-ubyte", idx(&[1, 2, 2], &images[..4])),
+        ("t10k-labels-idx1-ubyte", idx(&[1], &[7])),
+    ];
+    for (name, bytes) in files {
+        write(dir.path(), name, &bytes, packed);
+    }
+    dir
+}
+
+#[test]
+fn idx_files_are_read_packed_or_not() {
+    let load = |packed| {
+        let dir = folder(packed);
+        let data = Data::load(Some(dir.path())).unwrap();
+        assert_eq!((data.size, data.train.len(), data.test.len()), (2, 3, 1));
+        assert_eq!(data.train.labels.to_vec1::<u32>().unwrap(), [0, 9, 4]);
+        data.train
+            .images
+            .flatten_all()
+            .unwrap()
+            .to_vec1::<f32>()
+            .unwrap()
+    };
+    let values = load(false);
+    assert_eq!(values, load(true));
+    let mean = values.iter().sum::<f32>() / 12.;
+    let squares = values.iter().map(|x| x * x).sum::<f32>() / 12.;
+    assert!(mean.abs() < 1e-6 && (squares - 1.).abs() < 1e-5);
+}
+
+#[test]
+fn what_is_wrong_with_a_folder_is_said() {
+    let error = |change: &dyn Fn(&Path)| {
+        let dir = folder(false);
+        change(dir.path());
+        let error = Data::load(Some(dir.path())).err().expect("an error");
+        format!("{error:#}")
+    };
+    let images = "train-images-idx3-ubyte";
+    let cases: [(&dyn Fn(&Path), &[&str]); 6] = [
+        (
+            &|dir| std::fs::remove_file(dir.join(images)).unwrap(),
+            &[images, "holds neither"],
+        ),
+        (
+            &|dir| write(dir, images, &idx(&[3, 2, 2], &[1; 11]), false),
+            &[images, "11 bytes", "[3, 2, 2]"],
+        ),
+        (
+            &|dir| write(dir, images, &[0, 0], false),
+            &[images, "cut off"],
+        ),
+        (
+            &|dir| write(dir, images, &[1, 2, 3, 4, 5], false),
+            &[images, "begins with 1 2 3"],
+        ),
+        (
+            &|dir| write(dir, "t10k-labels-idx1-ubyte", &idx(&[1], &[10]), false),
+            &["label 10", "0 to 9"],
+        ),
+        (
+            &|dir| write(dir, "train-labels-idx1-ubyte", &idx(&[2], &[1, 2]), false),
+            &["train", "labels [2]"],
+        ),
+    ];
+    for (change, parts) in cases {
+        let text = error(change);
+        for part in parts {
+            assert!(text.contains(part), "{text}: expected {part}");
+        }
+    }
+    // Sizes whose product is beyond memory.
+    let text = error(&|dir| write(dir, images, &idx(&[u32::MAX; 3], &[]), false));
+    assert!(text.contains("0 bytes"), "{text}");
+}
+
+#[test]
+fn the_digits_come_with_the_program() {
+    let data = Data::load(Some(Path::new("digits"))).unwrap();
+    let sizes = (data.name, data.size, data.train.len(), data.test.len());
+    assert_eq!(sizes, ("digits", 8, 1437, 360));
+    assert_eq!(data.test.images.dims(), [360, 1, 8, 8]);
+}
