@@ -34,6 +34,20 @@ use super::{AdamWConfig, ParamGroup, StepReport};
 ///   those of the CPU to the bit (the sign of a zero in f64 aside), the norm included.
 /// - With all variables on one CUDA device, a step never waits for it: see [`StepReport`]. Variables in groups and with masters in
 ///   bf16 or f16 are updated by candle's operations there, and then the host reads the norm.
+///
+/// ```
+/// # use candle_core::{DType, Device, Var};
+/// # use fp8_recipes::optim::{AdamW, AdamWConfig, ParamGroup};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+/// let config = AdamWConfig { lr: 0.25, weight_decay: 0., ..Default::default() };
+/// let mut optimizer = AdamW::from_named(vec![("w".into(), w.clone())], config)?;
+/// let report = optimizer.apply(&w.sqr()?.sum_all()?.backward()?)?;
+/// assert!(!report.skipped()?);
+/// // The first step goes by the learning rate, whatever the size of the gradient.
+/// assert!(w.to_vec1::<f32>()?.iter().all(|w| (w - 0.75).abs() < 1e-6));
+/// # Ok(()) }
+/// ```
 pub struct AdamW {
     pub(super) slots: Vec<Slot>,
     pub(super) counter: Counter,
@@ -102,6 +116,17 @@ impl AdamW {
     }
 
     /// The groups, in the order given.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Var};
+    /// # use fp8_recipes::optim::{AdamW, AdamWConfig, ParamGroup};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// let optimizer = AdamW::from_named(vec![("w".into(), w)], AdamWConfig::default())?
+    ///     .with_groups(vec![ParamGroup::new("w")?.with_lr_factor(2.)])?;
+    /// assert_eq!(optimizer.groups()[0].lr(0.1), 0.2);
+    /// # Ok(()) }
+    /// ```
     pub fn groups(&self) -> &[ParamGroup] {
         self.groups.all()
     }

@@ -115,6 +115,18 @@ pub trait CheckpointOptimizer {
 
     /// Whether [`CheckpointOptimizer::load_optimizer_state`] brings a loss scaler back. Where it does not, resuming from a checkpoint
     /// that has one says so in a warning. False unless overridden.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Var};
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, CheckpointOptimizer, Sgd, SgdConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// assert!(!sgd.scales_loss());
+    /// assert!(LossScaled::new(sgd, scaler).scales_loss());
+    /// # Ok(()) }
+    /// ```
     fn scales_loss(&self) -> bool {
         false
     }
@@ -163,6 +175,14 @@ impl OptimizerState {
     }
 
     /// The state of the loss scaler, if one drives the optimizer.
+    ///
+    /// ```
+    /// use fp8_recipes::optim::{DynamicLossScaler, OptimizerState};
+    /// let state = OptimizerState::new("my_crate.Sign");
+    /// assert_eq!(state.loss_scaler(), None);
+    /// let scaler = DynamicLossScaler::default().state();
+    /// assert_eq!(state.with_loss_scaler(scaler).loss_scaler(), Some(&scaler));
+    /// ```
     pub fn loss_scaler(&self) -> Option<&LossScalerState> {
         self.loss_scaler.as_ref()
     }

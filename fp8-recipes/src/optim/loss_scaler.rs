@@ -97,21 +97,74 @@ pub struct ScaledStep<R> {
 
 impl<R> ScaledStep<R> {
     /// What the loss of this step was multiplied by.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Var};
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// let step = scaler.backward_step(&(w.sum_all()? * f64::NAN)?, &mut sgd)?;
+    /// // What the step had, not what the next one has.
+    /// assert_eq!((step.loss_scale(), scaler.loss_scale()), (65536., 32768.));
+    /// # Ok(()) }
+    /// ```
     pub fn loss_scale(&self) -> f64 {
         self.loss_scale
     }
 
     /// Whether the step was left out, because of a non-finite gradient.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Var};
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// let loss = w.sum_all()?;
+    /// assert!(!scaler.backward_step(&loss, &mut sgd)?.skipped());
+    /// assert!(scaler.backward_step(&(loss * f64::INFINITY)?, &mut sgd)?.skipped());
+    /// # Ok(()) }
+    /// ```
     pub fn skipped(&self) -> bool {
         self.report.is_none()
     }
 
     /// How many variables had a gradient with an infinite or NaN element.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use fp8_recipes::optim::DynamicLossScaler;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// let v = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// let loss = (w.sum_all()? + (v.sum_all()? * f64::INFINITY)?)?;
+    /// let step = scaler.step(&loss, [&v, &w], |_| Ok::<_, candle_core::Error>(()))?;
+    /// assert_eq!(step.non_finite(), 1);
+    /// # Ok(()) }
+    /// ```
     pub fn non_finite(&self) -> usize {
         self.non_finite
     }
 
     /// What the optimizer returned; None if it was not asked.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use fp8_recipes::optim::DynamicLossScaler;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// let loss = w.sum_all()?;
+    /// let step = scaler.step(&loss, [&w], |_| Ok::<_, candle_core::Error>("taken"))?;
+    /// assert_eq!(step.report(), Some(&"taken"));
+    /// let step = scaler.step(&(loss * f64::NAN)?, [&w], |_| Ok::<_, candle_core::Error>("taken"))?;
+    /// assert_eq!(step.report(), None);
+    /// # Ok(()) }
+    /// ```
     pub fn report(&self) -> Option<&R> {
         self.report.as_ref()
     }
@@ -128,6 +181,15 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`], see [`LossScalerConfig::validate`].
+    ///
+    /// ```
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = LossScalerConfig::default().with_initial_loss_scale(8.);
+    /// assert_eq!(DynamicLossScaler::new(config.clone())?.loss_scale(), 8.);
+    /// assert!(DynamicLossScaler::new(config.with_max_loss_scale(4.)).is_err());
+    /// # Ok(()) }
+    /// ```
     pub fn new(config: LossScalerConfig) -> Result<Self> {
         config.validate()?;
         Ok(Self::with_valid(config))
@@ -143,21 +205,54 @@ impl DynamicLossScaler {
     }
 
     /// The configuration.
+    ///
+    /// ```
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// assert_eq!(scaler.config(), &LossScalerConfig::default());
+    /// ```
     pub fn config(&self) -> &LossScalerConfig {
         &self.config
     }
 
     /// What the next loss is multiplied by.
+    ///
+    /// ```
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// assert_eq!(scaler.loss_scale(), 65536.);
+    /// scaler.update(true);
+    /// assert_eq!(scaler.loss_scale(), 32768.);
+    /// ```
     pub fn loss_scale(&self) -> f64 {
         self.state.loss_scale
     }
 
     /// Steps without a non-finite gradient since the loss scale last moved.
+    ///
+    /// ```
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// scaler.update(false);
+    /// scaler.update(false);
+    /// assert_eq!(scaler.clean_steps(), 2);
+    /// scaler.update(true);
+    /// assert_eq!(scaler.clean_steps(), 0);
+    /// ```
     pub fn clean_steps(&self) -> u64 {
         self.state.clean_steps
     }
 
     /// Steps left out so far.
+    ///
+    /// ```
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// for found_non_finite in [true, false, true] {
+    ///     scaler.update(found_non_finite);
+    /// }
+    /// assert_eq!(scaler.skipped_steps(), 2);
+    /// ```
     pub fn skipped_steps(&self) -> u64 {
         self.state.skipped_steps
     }
@@ -167,6 +262,17 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// candle's.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use fp8_recipes::optim::DynamicLossScaler;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// let loss = Tensor::new(0.5f32, &Device::Cpu)?.to_dtype(DType::BF16)?;
+    /// assert_eq!(scaler.scaled(&loss)?.to_scalar::<f32>()?, 32768.);
+    /// # Ok(()) }
+    /// ```
     pub fn scaled(&self, loss: &Tensor) -> Result<Tensor> {
         let loss = match loss.dtype() {
             DType::BF16 | DType::F16 => &loss.to_dtype(DType::F32)?,
@@ -186,6 +292,18 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// candle's, when memory for the gradients cannot be had or a device fails; some may have been replaced then.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use fp8_recipes::optim::DynamicLossScaler;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// let mut grads = scaler.scaled(&w.sqr()?.sum_all()?)?.backward()?;
+    /// assert_eq!(scaler.unscale(&mut grads, [&w])?, 0);
+    /// assert_eq!(grads.get(&w).unwrap().to_vec1::<f32>()?, [2.; 3]);
+    /// # Ok(()) }
+    /// ```
     pub fn unscale<'a>(
         &self,
         grads: &mut GradStore,
@@ -202,6 +320,17 @@ impl DynamicLossScaler {
     }
 
     /// Moves the loss scale after a step: down if a gradient was not finite, up after so many clean steps.
+    ///
+    /// ```
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = LossScalerConfig::default().with_growth_interval(2);
+    /// let mut scaler = DynamicLossScaler::new(config)?;
+    /// scaler.update(false);
+    /// scaler.update(false);
+    /// assert_eq!(scaler.loss_scale(), 131072.);
+    /// # Ok(()) }
+    /// ```
     pub fn update(&mut self, found_non_finite: bool) {
         let LossScalerConfig {
             growth_factor,
@@ -233,6 +362,21 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// candle's, or what `take` returns.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use fp8_recipes::optim::DynamicLossScaler;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// let sign_descent = |grads: &candle_core::backprop::GradStore| match grads.get(&w) {
+    ///     Some(grad) => w.set(&(w.as_tensor() - (grad.sign()? * 0.25)?)?),
+    ///     None => Ok(()),
+    /// };
+    /// scaler.step(&w.sqr()?.sum_all()?, [&w], sign_descent)?;
+    /// assert_eq!(w.to_vec1::<f32>()?, [0.75; 3]);
+    /// # Ok(()) }
+    /// ```
     pub fn step<'a, R, E: From<OptimError>>(
         &mut self,
         loss: &Tensor,
@@ -267,6 +411,19 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// candle's, or the optimizer's.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Var};
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// let step = scaler.backward_step(&w.sqr()?.sum_all()?, &mut sgd)?;
+    /// assert!(!step.skipped());
+    /// assert_eq!(w.to_vec1::<f32>()?, [0.5; 3]);
+    /// # Ok(()) }
+    /// ```
     pub fn backward_step<O: NamedOptimizer + ?Sized>(
         &mut self,
         loss: &Tensor,
@@ -278,6 +435,14 @@ impl DynamicLossScaler {
     }
 
     /// What later steps depend on.
+    ///
+    /// ```
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// scaler.update(false);
+    /// let state = scaler.state();
+    /// assert_eq!((state.loss_scale, state.clean_steps, state.skipped_steps), (65536., 1, 0));
+    /// ```
     pub fn state(&self) -> LossScalerState {
         self.state
     }
@@ -287,6 +452,20 @@ impl DynamicLossScaler {
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`] if the loss scale is no power of two between the floor and the cap of this scaler's
     /// configuration; nothing is changed.
+    ///
+    /// ```
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// let mut other = DynamicLossScaler::default();
+    /// scaler.update(true);
+    /// other.load_state(&scaler.state())?;
+    /// assert_eq!(other, scaler);
+    /// // Above the cap of another configuration.
+    /// let config = LossScalerConfig::default().with_initial_loss_scale(8.).with_max_loss_scale(8.);
+    /// assert!(DynamicLossScaler::new(config)?.load_state(&scaler.state()).is_err());
+    /// # Ok(()) }
+    /// ```
     pub fn load_state(&mut self, state: &LossScalerState) -> Result<()> {
         self.check_state(state)?;
         self.state = *state;

@@ -108,6 +108,12 @@ impl LossScalerConfig {
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) with the name and value of the first field at
     /// fault.
+    ///
+    /// ```
+    /// use fp8_recipes::optim::LossScalerConfig;
+    /// let error = LossScalerConfig::default().with_growth_factor(3.).validate().unwrap_err();
+    /// assert!(error.to_string().starts_with("growth_factor = 3"), "{error}");
+    /// ```
     pub fn validate(&self) -> Result<()> {
         check_loss_scale("max_loss_scale", self.max_loss_scale, LOWEST, HIGHEST)?;
         if let Some(floor) = self.min_loss_scale {

@@ -51,6 +51,12 @@ pub enum MasterDType {
 
 impl MasterDType {
     /// candle's name for it.
+    ///
+    /// ```
+    /// use candle_core::DType;
+    /// use fp8_recipes::optim::MasterDType;
+    /// assert_eq!(MasterDType::Bf16.dtype(), DType::BF16);
+    /// ```
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
