@@ -53,6 +53,18 @@ pub enum FirstScale {
 
 /// Stochastic rounding with other bits for every cast of a tensor role: the number of casts so far is part of the row, and of its
 /// checkpoints.
+///
+/// ```
+/// use fp8_candle::{Quantizer, Role, ScaleSource, Slot};
+/// use fp8_core::{Cast, Format, Granularity};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let slot = Slot::alone("fc", Role::GradOutput, 1, &candle_core::Device::Cpu)?;
+/// let cast = Quantizer::new(Cast::new(Format::E5M2), Granularity::Tensorwise, ScaleSource::Unscaled);
+/// assert!(cast.stochastic.is_none());
+/// let stochastic = cast.with_stochastic(slot, 17).stochastic.unwrap();
+/// assert_eq!(stochastic.seed, 17);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Stochastic {

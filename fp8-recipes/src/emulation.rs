@@ -63,6 +63,12 @@ pub enum EmulationMethod {
 
 impl EmulationMethod {
     /// The recipe that does it.
+    ///
+    /// ```
+    /// use fp8_recipes::RecipeName;
+    /// use fp8_recipes::emulation::EmulationMethod;
+    /// assert_eq!(EmulationMethod::ScaledHybrid.recipe_name(), RecipeName::Hybrid);
+    /// ```
     pub fn recipe_name(self) -> RecipeName {
         match self {
             Self::Direct => RecipeName::Direct,
@@ -174,6 +180,26 @@ impl EmulatorOptions {
 ///
 /// The loss scaler's state is saved with [`LossScaled`](crate::optim::LossScaled), or as
 /// [`LossScalerState`](crate::optim::LossScalerState) by the program itself.
+///
+/// ```
+/// # use candle_core::{DType, Device, Module, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+/// # use fp8_recipes::{nn, with_fp8};
+/// use fp8_recipes::optim::{Sgd, SgdConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let vars = VarMap::new();
+/// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+/// let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+/// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
+/// let x = Tensor::full(0.1f32, (4, 32), &Device::Cpu)?;
+/// for _ in 0..2 {
+///     let y = with_fp8(emulator.autocast(), || model.forward(&x))?;
+///     emulator.optimizer_step(&mut optimizer, &y.sqr()?.mean_all()?)?;
+/// }
+/// assert_eq!((emulator.global_steps(), optimizer.steps()), (2, 2));
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Emulator {
     method: EmulationMethod,
@@ -190,6 +216,24 @@ impl Emulator {
     /// # Errors
     /// [`Error::UnmatchedPattern`] for a pattern that names no layer, with names that it may have meant; a malformed pattern; an
     /// invalid configuration of the loss scaler; and what [`prepare_fp8`] finds.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// let options = EmulatorOptions::default().with_exempt("fc");
+    /// let emulator = Emulator::initialize(&model, EmulationMethod::Direct, options)?;
+    /// assert_eq!(emulator.report().converted(), 0);
+    ///
+    /// let options = EmulatorOptions::default().with_exempt("cf");
+    /// let error = Emulator::initialize(&model, EmulationMethod::Direct, options).unwrap_err();
+    /// assert!(matches!(error, fp8_recipes::Error::UnmatchedPattern { .. }));
+    /// # Ok(()) }
+    /// ```
     pub fn initialize<M: Fp8Module + ?Sized>(
         model: &M,
         method: EmulationMethod,
@@ -229,11 +273,39 @@ impl Emulator {
     }
 
     /// Its method.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// assert_eq!(emulator.method(), EmulationMethod::Direct);
+    /// # Ok(()) }
+    /// ```
     pub fn method(&self) -> EmulationMethod {
         self.method
     }
 
     /// What the guards of this run switch on: around each forward pass of training, and with `training(false)` of evaluation.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// let x = Tensor::full(1.1f32, (4, 32), &Device::Cpu)?;
+    /// let y = with_fp8(emulator.autocast().training(false), || model.forward(&x))?;
+    /// assert_ne!(y.to_vec2::<f32>()?, model.forward(&x)?.to_vec2::<f32>()?);
+    /// # Ok(()) }
+    /// ```
     pub fn autocast(&self) -> Autocast {
         let autocast = Autocast::new(self.config.clone());
         match &self.stats {
@@ -245,6 +317,19 @@ impl Emulator {
     }
 
     /// What became of each layer and operator.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// assert_eq!(emulator.report().converted(), 1);
+    /// # Ok(()) }
+    /// ```
     pub fn report(&self) -> &PrepareReport {
         &self.report
     }
@@ -253,26 +338,95 @@ impl Emulator {
     ///
     /// # Errors
     /// If the recipe of a layer is inconsistent.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// assert!(emulator.cast_table()?.to_string().contains("uns_ten_e5m2"));
+    /// # Ok(()) }
+    /// ```
     pub fn cast_table(&self) -> Result<CastTable> {
         Ok(self.report.cast_table(self.config.clone())?)
     }
 
     /// Steps taken, or told by [`Emulator::update_global_steps`].
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// assert_eq!(emulator.global_steps(), 0);
+    /// # Ok(()) }
+    /// ```
     pub fn global_steps(&self) -> u64 {
         self.global_steps
     }
 
     /// Says how many steps are done, in a run that goes on: statistics go by it.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// emulator.update_global_steps(1000);
+    /// assert_eq!(emulator.global_steps(), 1000);
+    /// # Ok(()) }
+    /// ```
     pub fn update_global_steps(&mut self, steps: u64) {
         self.global_steps = steps;
     }
 
     /// How the loss is scaled now, and how many steps were left out.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// assert_eq!(emulator.loss_scaler().skipped_steps(), 0);
+    /// # Ok(()) }
+    /// ```
     pub fn loss_scaler(&self) -> &DynamicLossScaler {
         &self.loss_scaler
     }
 
     /// The loss scaler, for example to load its state.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// let mut other = fp8_recipes::optim::DynamicLossScaler::default();
+    /// other.update(true);
+    /// emulator.loss_scaler_mut().load_state(&other.state())?;
+    /// assert_eq!(emulator.loss_scaler().loss_scale(), 32768.);
+    /// # Ok(()) }
+    /// ```
     pub fn loss_scaler_mut(&mut self) -> &mut DynamicLossScaler {
         &mut self.loss_scaler
     }
@@ -282,6 +436,23 @@ impl Emulator {
     ///
     /// # Errors
     /// The optimizer's or candle's; the count and the loss scale stay as they were.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// use fp8_recipes::optim::{Sgd, SgdConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
+    /// let loss = (model.weight()?.sum_all()? * f64::INFINITY)?;
+    /// assert!(emulator.optimizer_step(&mut optimizer, &loss)?.skipped());
+    /// assert_eq!((emulator.global_steps(), optimizer.steps()), (1, 0));
+    /// # Ok(()) }
+    /// ```
     pub fn optimizer_step<O: NamedOptimizer + ?Sized>(
         &mut self,
         optimizer: &mut O,

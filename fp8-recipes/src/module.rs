@@ -16,6 +16,15 @@ pub trait Fp8Layer {
     fn path(&self) -> Option<&str>;
 
     /// What it computes.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// use fp8_recipes::{Fp8Layer, LayerKind, nn};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let weight = Tensor::zeros((16, 32), DType::F32, &Device::Cpu)?;
+    /// assert_eq!(nn::Linear::new(weight, None).kind(), LayerKind::Linear);
+    /// # Ok(()) }
+    /// ```
     fn kind(&self) -> LayerKind {
         LayerKind::Linear
     }
@@ -68,6 +77,21 @@ pub trait Visitor {
     }
 
     /// An operator without a GEMM of its own, whose tensors a recipe may cast. Its tensors are shown by [`Visitor::tensor`] as well.
+    ///
+    /// ```
+    /// use fp8_recipes::{Fp8Module, Fp8Operator, LayerKind, Visitor, nn};
+    /// struct Kinds(Vec<LayerKind>);
+    /// impl Visitor for Kinds {
+    ///     fn operator(&mut self, operator: &dyn Fp8Operator) {
+    ///         self.0.push(operator.kind());
+    ///     }
+    ///
+    ///     fn tensor(&mut self, _: Option<&str>, _: &candle_core::Tensor) {}
+    /// }
+    /// let mut kinds = Kinds(vec![]);
+    /// vec![nn::Add::new("first"), nn::Add::new("second")].visit(&mut kinds);
+    /// assert_eq!(kinds.0, [LayerKind::Add; 2]);
+    /// ```
     fn operator(&mut self, operator: &dyn Fp8Operator) {
         let _ = operator;
     }

@@ -35,6 +35,12 @@ impl PtqScheme {
     pub const ALL: [Self; 3] = [Self::Hybrid, Self::E4m3, Self::E5m2];
 
     /// Format of the inputs of a layer.
+    ///
+    /// ```
+    /// # use fp8_core::Format;
+    /// # use fp8_recipes::PtqScheme;
+    /// assert_eq!(PtqScheme::E5m2.input(), Format::E5M2);
+    /// ```
     pub fn input(self) -> Format {
         match self {
             Self::Hybrid | Self::E4m3 => Format::E4M3,
@@ -43,6 +49,12 @@ impl PtqScheme {
     }
 
     /// Format of the weights.
+    ///
+    /// ```
+    /// # use fp8_core::Format;
+    /// # use fp8_recipes::PtqScheme;
+    /// assert_eq!(PtqScheme::Hybrid.weight(), Format::E4M3);
+    /// ```
     pub fn weight(self) -> Format {
         self.input()
     }
@@ -101,6 +113,23 @@ impl Quantized {
     /// The guard under which the model computes in FP8: an evaluation guard, which changes nothing.
     ///
     /// Outside it the model is what it was.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Module, Tensor};
+    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
+    /// use fp8_recipes::config::Operand;
+    /// use fp8_recipes::{PtqScheme, quantize_model};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let x = Tensor::ones((4, 32), candle_core::DType::F32, &Device::Cpu)?;
+    /// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
+    /// let quantized = quantize_model(&layer, PtqScheme::E4m3, &PrepareOptions::default(), || layer.forward(&x))?;
+    /// let inputs = || layer.fp8_state().map(|state| state.casts(Operand::Input));
+    /// layer.forward(&x)?;
+    /// assert_eq!(inputs(), Some(0));
+    /// with_fp8(quantized.autocast(), || layer.forward(&x))?;
+    /// assert_eq!(inputs(), Some(1));
+    /// # Ok(()) }
+    /// ```
     pub fn autocast(&self) -> Autocast {
         Autocast::new(self.scheme.config()).training(false)
     }

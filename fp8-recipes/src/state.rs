@@ -129,6 +129,20 @@ impl Fp8State {
     }
 
     /// How many times this layer has cast a tensor for one use. A copy that serves both uses of an operand counts for the first.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Module, Tensor};
+    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
+    /// use fp8_recipes::config::Operand;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let x = Tensor::ones((4, 32), candle_core::DType::F32, &Device::Cpu)?;
+    /// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
+    /// prepare_fp8(&layer, &PrepareOptions::default())?;
+    /// with_fp8(RecipeName::Tensorwise, || layer.forward(&x))?;
+    /// let state = layer.fp8_state().unwrap();
+    /// assert_eq!((state.casts(Operand::Input), state.casts(Operand::GradOutput)), (1, 0));
+    /// # Ok(()) }
+    /// ```
     pub fn casts(&self, operand: Operand) -> u64 {
         self.casts[operand as usize].load(Ordering::Relaxed)
     }
@@ -139,6 +153,17 @@ impl Fp8State {
 
     /// Whether the output and its gradient stay in high precision, as they do where the next operator is fused to this one:
     /// [`PrepareOptions::with_output_fused`](crate::PrepareOptions::with_output_fused).
+    ///
+    /// ```
+    /// # use candle_core::{Device, Module, Tensor};
+    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let x = Tensor::ones((4, 32), candle_core::DType::F32, &Device::Cpu)?;
+    /// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
+    /// prepare_fp8(&layer, &PrepareOptions::default().with_output_fused("fc")?)?;
+    /// assert!(layer.fp8_state().unwrap().is_output_fused());
+    /// # Ok(()) }
+    /// ```
     pub fn is_output_fused(&self) -> bool {
         self.output_fused.load(Ordering::Relaxed)
     }

@@ -33,11 +33,21 @@ pub enum ScalingType {
 
 impl ScalingType {
     /// Whether the scale comes from the tensor that is cast, with no state.
+    ///
+    /// ```
+    /// use fp8_recipes::config::ScalingType;
+    /// assert!(ScalingType::Current.is_from_tensor() && !ScalingType::Unscaled.is_from_tensor());
+    /// ```
     pub const fn is_from_tensor(self) -> bool {
         matches!(self, ScalingType::Dynamic | ScalingType::Current)
     }
 
     /// The first three letters, as torchao abbreviates: `dyn`, `cur`, `del`, `sta`, `uns`, `dis`.
+    ///
+    /// ```
+    /// use fp8_recipes::config::ScalingType;
+    /// assert_eq!(ScalingType::Unscaled.short(), "uns");
+    /// ```
     pub fn short(self) -> &'static str {
         match self {
             ScalingType::Dynamic => "dyn",
@@ -84,6 +94,15 @@ impl FromStr for ScalingType {
 }
 
 /// How a cast rounds. In JSON `nearest_even`, `stochastic`.
+///
+/// ```
+/// use fp8_recipes::config::{CastConfig, CastRounding};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let cast = CastConfig::unscaled().with_rounding(CastRounding::Stochastic);
+/// assert_eq!(serde_json::to_value(cast)?["rounding"], "stochastic");
+/// assert_eq!(CastConfig::unscaled().rounding, CastRounding::NearestEven);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -173,11 +192,22 @@ impl CastConfig {
     }
 
     /// The values themselves, with a quant_scale of 1.
+    ///
+    /// ```
+    /// use fp8_recipes::config::{CastConfig, ScalingType};
+    /// assert_eq!(CastConfig::unscaled().scaling, ScalingType::Unscaled);
+    /// assert!(!CastConfig::unscaled().is_disabled());
+    /// ```
     pub const fn unscaled() -> Self {
         Self::new(ScalingType::Unscaled, Granularity::Tensorwise)
     }
 
     /// High precision.
+    ///
+    /// ```
+    /// use fp8_recipes::config::CastConfig;
+    /// assert!(CastConfig::disabled().is_disabled());
+    /// ```
     pub const fn disabled() -> Self {
         Self::new(ScalingType::Disabled, Granularity::Tensorwise)
     }
@@ -255,6 +285,17 @@ impl CastConfig {
 }
 
 /// One of the casts of a layer: an operand in one of the two GEMMs that use it, or what a GEMM gives.
+///
+/// ```
+/// use fp8_recipes::RecipeName;
+/// use fp8_recipes::config::{Operand, Recipe};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = Recipe::from(RecipeName::Hybrid).resolve()?;
+/// assert_eq!(config.cast(Operand::Input).scaling.short(), "cur");
+/// assert_eq!(config.cast(Operand::GradOutput).scaling.short(), "uns");
+/// assert_eq!(Operand::GradInput.to_string(), "grad_input");
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Operand {

@@ -27,6 +27,12 @@ pub enum DelayedFormat {
 
 impl DelayedFormat {
     /// Format of inputs and weights.
+    ///
+    /// ```
+    /// use fp8_core::Format;
+    /// use fp8_recipes::config::DelayedFormat;
+    /// assert_eq!(DelayedFormat::Hybrid.forward(), Format::E4M3);
+    /// ```
     pub fn forward(self) -> Format {
         match self {
             DelayedFormat::Hybrid | DelayedFormat::E4m3 => Format::E4M3,
@@ -35,6 +41,12 @@ impl DelayedFormat {
     }
 
     /// Format of output gradients.
+    ///
+    /// ```
+    /// use fp8_core::Format;
+    /// use fp8_recipes::config::DelayedFormat;
+    /// assert_eq!(DelayedFormat::Hybrid.backward(), Format::E5M2);
+    /// ```
     pub fn backward(self) -> Format {
         match self {
             DelayedFormat::E4m3 => Format::E4M3,
@@ -127,6 +139,11 @@ impl Default for DelayedScaling {
 /// ```
 impl DelayedScaling {
     /// Transformer Engine's `DelayedScaling()`, which are the defaults: 1024 steps, their largest amax, exact scales, margin 0.
+    ///
+    /// ```
+    /// # use fp8_recipes::DelayedScaling;
+    /// assert_eq!(DelayedScaling::transformer_engine(), DelayedScaling::default());
+    /// ```
     pub fn transformer_engine() -> Self {
         Self::default()
     }
@@ -137,6 +154,11 @@ impl DelayedScaling {
     /// made at the end of the step before, of the same amaxes. So the `*_scale` that flax holds after a step is the
     /// dequant_scale that ours had during it, and its `*_amax_history` is ours as a [`fp8_core::HistoryOrder::Ring`], which also
     /// takes over a state of flax. A tensor of zeros pushes a 0 there and nothing here.
+    ///
+    /// ```
+    /// # use fp8_recipes::DelayedScaling;
+    /// assert_eq!(DelayedScaling::flax().amax_history_len, 1024);
+    /// ```
     pub fn flax() -> Self {
         Self::default()
     }
@@ -146,6 +168,12 @@ impl DelayedScaling {
     /// Its scale is `2^floor(log2(max / amax))` with a logarithm in f32, which rounds up where the quotient lies an ulp or two
     /// below a power of two; ours is the floor of the quotient itself, there half of theirs. A tensor of zeros pushes a 0
     /// there and nothing here.
+    ///
+    /// ```
+    /// # use fp8_recipes::DelayedScaling;
+    /// let recipe = DelayedScaling::fp8layers();
+    /// assert_eq!((recipe.amax_history_len, recipe.scale_rounding), (16, fp8_core::ScaleRounding::PowerOfTwo));
+    /// ```
     pub fn fp8layers() -> Self {
         Self::default()
             .with_amax_history_len(16)
@@ -157,6 +185,11 @@ impl DelayedScaling {
     ///
     /// A tensor of zeros pushes a 0 there and nothing here. A non-finite amax turns the scale into its reciprocal there; here it
     /// is counted and changes nothing.
+    ///
+    /// ```
+    /// # use fp8_recipes::DelayedScaling;
+    /// assert_eq!(DelayedScaling::ipex(), DelayedScaling::fp8layers().with_amax_history_len(1024));
+    /// ```
     pub fn ipex() -> Self {
         Self::default().with_scale_rounding(ScaleRounding::PowerOfTwo)
     }
@@ -219,6 +252,11 @@ impl DelayedScaling {
     ///
     /// # Errors
     /// [`ConfigError::Margin`], [`ConfigError::HistoryLength`], [`ConfigError::UnboundAmax`].
+    ///
+    /// ```
+    /// # use fp8_recipes::DelayedScaling;
+    /// assert!(DelayedScaling::default().with_margin(65).validate().is_err());
+    /// ```
     pub fn validate(&self) -> Result<(), ConfigError> {
         check_history_len(self.amax_history_len)?;
         if !(-MARGIN_LIMIT..=MARGIN_LIMIT).contains(&self.margin) {

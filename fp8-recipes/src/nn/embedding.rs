@@ -11,6 +11,17 @@ use candle_nn::VarBuilder;
 use std::sync::Arc;
 
 /// `candle_nn::Embedding` that knows its checkpoint path.
+///
+/// ```
+/// # use candle_core::{Device, Module, Tensor};
+/// # use fp8_recipes::nn;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let table = Tensor::new(&[[1f32, 2.], [3., 4.], [5., 6.]], &Device::Cpu)?;
+/// let embedding = nn::Embedding::new(table, 2).with_path("wte");
+/// let y = embedding.forward(&Tensor::new(&[2u32, 0], &Device::Cpu)?)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[5., 6.], [1., 2.]]);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Embedding {
     inner: candle_nn::Embedding,

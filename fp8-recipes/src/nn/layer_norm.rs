@@ -16,6 +16,17 @@ use std::sync::Arc;
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.
 ///
 /// Same constructors as `candle_nn::LayerNorm`, which cuts the gradient when it has a bias.
+///
+/// ```
+/// # use candle_core::{DType, Device, Module, Tensor};
+/// # use fp8_recipes::nn;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let ones = Tensor::ones(2, DType::F32, &Device::Cpu)?;
+/// let norm = nn::LayerNorm::new(ones.clone(), ones, 0.);
+/// let y = norm.forward(&Tensor::new(&[[3f32, 5.]], &Device::Cpu)?)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[0., 2.]]);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct LayerNorm {
     weight: Tensor,

@@ -10,7 +10,9 @@ use candle_core::{Device, Tensor};
 use std::sync::Arc;
 
 macro_rules! operators {
-    ($($(#[$doc:meta])* $name:ident, $compute:expr;)*) => {
+    ($(
+        $(#[$doc:meta])* $name:ident { new { $(#[$new:meta])* } forward { $(#[$forward:meta])* } } $compute:expr;
+    )*) => {
         $(
             $(#[$doc])*
             #[derive(Debug, Clone)]
@@ -21,6 +23,7 @@ macro_rules! operators {
 
             impl $name {
                 /// An operator called `path` in reports, patterns and statistics. Every place of a model has its own name.
+                $(#[$new])*
                 pub fn new(path: impl Into<Arc<str>>) -> Self {
                     Self {
                         path: path.into(),
@@ -32,6 +35,7 @@ macro_rules! operators {
                 ///
                 /// # Errors
                 /// If the shapes or dtypes do not fit each other.
+                $(#[$forward])*
                 pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
                     let compute: fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> = $compute;
                     match OperatorCasts::here(self.state.get())? {
@@ -94,7 +98,27 @@ operators! {
     /// assert_eq!(y.to_vec2::<f32>()?, [[1.0]]); // E5M2 has 1 and 1.25
     /// # Ok(()) }
     /// ```
-    Matmul, |a, b| a.broadcast_matmul(b);
+    Matmul {
+        new {
+        ///
+        /// ```
+        /// use fp8_recipes::{Fp8Operator, nn};
+        /// assert_eq!(nn::Matmul::new("attention.scores").path(), Some("attention.scores"));
+        /// ```
+        }
+        forward {
+        ///
+        /// ```
+        /// # use candle_core::{Device, Tensor};
+        /// # use fp8_recipes::nn;
+        /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+        /// let x = Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?;
+        /// let y = nn::Matmul::new("square").forward(&x, &x)?;
+        /// assert_eq!(y.to_vec2::<f32>()?, [[7., 10.], [15., 22.]]);
+        /// # Ok(()) }
+        /// ```
+        }
+    } |a, b| a.broadcast_matmul(b);
     /// The sum of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
     ///
     /// ```
@@ -105,7 +129,31 @@ operators! {
     /// assert_eq!(residual.forward(&x, &x)?.to_vec1::<f32>()?, [2., 4.]);
     /// # Ok(()) }
     /// ```
-    Add, |a, b| a.broadcast_add(b);
+    Add {
+        new {
+        ///
+        /// ```
+        /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+        /// use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
+        /// let add = nn::Add::new("block.residual");
+        /// let report = prepare_fp8(&add, &PrepareOptions::default().with_operators(true))?;
+        /// assert_eq!(report.layers[0].path.as_deref(), Some("block.residual"));
+        /// # Ok(()) }
+        /// ```
+        }
+        forward {
+        ///
+        /// ```
+        /// # use candle_core::{Device, Tensor};
+        /// # use fp8_recipes::nn;
+        /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+        /// let (x, bias) = (Tensor::new(&[[1f32], [2.]], &Device::Cpu)?, Tensor::new(&[10f32, 20.], &Device::Cpu)?);
+        /// let y = nn::Add::new("bias").forward(&x, &bias)?;
+        /// assert_eq!(y.to_vec2::<f32>()?, [[11., 21.], [12., 22.]]);
+        /// # Ok(()) }
+        /// ```
+        }
+    } |a, b| a.broadcast_add(b);
     /// The elementwise product of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
     ///
     /// ```
@@ -116,7 +164,29 @@ operators! {
     /// assert_eq!(gate.forward(&x, &x)?.to_vec1::<f32>()?, [1., 9.]);
     /// # Ok(()) }
     /// ```
-    Mul, |a, b| a.broadcast_mul(b);
+    Mul {
+        new {
+        ///
+        /// ```
+        /// use fp8_recipes::{Fp8Operator, LayerKind, nn};
+        /// let gates = ["up.gate", "down.gate"].map(nn::Mul::new);
+        /// assert_eq!((gates[1].path(), gates[1].kind()), (Some("down.gate"), LayerKind::Mul));
+        /// ```
+        }
+        forward {
+        ///
+        /// ```
+        /// # use candle_core::{Device, Tensor};
+        /// # use fp8_recipes::nn;
+        /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+        /// let gate = nn::Mul::new("gate");
+        /// let (x, y) = (Tensor::ones(3, candle_core::DType::F32, &Device::Cpu)?, Tensor::new(&[1f32, 2.], &Device::Cpu)?);
+        /// assert!(gate.forward(&x, &y).is_err());
+        /// assert_eq!(gate.forward(&y, &y)?.to_vec1::<f32>()?, [1., 4.]);
+        /// # Ok(()) }
+        /// ```
+        }
+    } |a, b| a.broadcast_mul(b);
     /// The elementwise quotient of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
     ///
     /// ```
@@ -127,5 +197,25 @@ operators! {
     /// assert_eq!(ratio.forward(&x, &x)?.to_vec1::<f32>()?, [1., 1.]);
     /// # Ok(()) }
     /// ```
-    Div, |a, b| a.broadcast_div(b);
+    Div {
+        new {
+        ///
+        /// ```
+        /// use fp8_recipes::{Fp8Operator, nn};
+        /// // Prepared by `prepare_fp8`, not here.
+        /// assert!(nn::Div::new("attention.temperature").fp8_state().is_none());
+        /// ```
+        }
+        forward {
+        ///
+        /// ```
+        /// # use candle_core::{Device, Tensor};
+        /// # use fp8_recipes::nn;
+        /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+        /// let (x, y) = (Tensor::new(&[6f32, 8.], &Device::Cpu)?, Tensor::new(&[2f32], &Device::Cpu)?);
+        /// assert_eq!(nn::Div::new("ratio").forward(&x, &y)?.to_vec1::<f32>()?, [3., 4.]);
+        /// # Ok(()) }
+        /// ```
+        }
+    } |a, b| a.broadcast_div(b);
 }

@@ -16,6 +16,21 @@ pub const CAST_TENSORS: [Operand; 6] = [
 ];
 
 /// The casts of one layer or operator. None stays in high precision.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::{CAST_TENSORS, LayerKind, PrepareOptions, RecipeName, nn, prepare_fp8};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let layer = nn::Linear::new(Tensor::zeros((16, 32), DType::F32, &Device::Cpu)?, None).with_path("fc");
+/// # let report = prepare_fp8(&layer, &PrepareOptions::default())?;
+/// let table = report.cast_table(RecipeName::Tensorwise)?;
+/// let row = &table.rows[0];
+/// assert_eq!((row.path.as_str(), row.kind), ("fc", LayerKind::Linear));
+/// let cast: Vec<String> = CAST_TENSORS.iter().zip(&row.casts).filter(|(_, cast)| cast.is_some())
+///     .map(|(operand, _)| operand.to_string()).collect();
+/// assert_eq!(cast, ["weight", "input", "grad_output"]);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct CastRow {
@@ -28,6 +43,18 @@ pub struct CastRow {
 }
 
 /// Every prepared layer and operator of a model with what a recipe casts there. Prints as a table.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::{CAST_TENSORS, LayerKind, PrepareOptions, RecipeName, nn, prepare_fp8};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let layer = nn::Linear::new(Tensor::zeros((16, 32), DType::F32, &Device::Cpu)?, None).with_path("fc");
+/// # let report = prepare_fp8(&layer, &PrepareOptions::default())?;
+/// let text = report.cast_table(RecipeName::Direct)?.to_string();
+/// let lines: Vec<&str> = text.lines().collect();
+/// assert!(lines[0].starts_with("layer  kind") && lines[1].starts_with("fc     linear"));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct CastTable {

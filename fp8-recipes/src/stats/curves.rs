@@ -107,6 +107,19 @@ impl StatsCurves {
     ///
     /// # Errors
     /// If there is no regular file of at most 1 GiB of UTF-8. Lines that are no rows, as one that was cut off, are left out.
+    ///
+    /// ```
+    /// # use fp8_recipes::{StatsCurves, StatsQuantity};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
+    /// # {"step": 0, "layer": "fc", "operand": "weight", "amax": 2.0}"#;
+    /// # let directory = tempfile::tempdir()?;
+    /// let path = directory.path().join("stats.jsonl");
+    /// std::fs::write(&path, lines)?;
+    /// assert_eq!(StatsCurves::from_file(&path)?, StatsCurves::from_json_lines(lines));
+    /// assert!(StatsCurves::from_file(directory.path()).is_err());
+    /// # Ok(()) }
+    /// ```
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let text = read_text(path, FILE_LIMIT)?;
@@ -121,6 +134,13 @@ impl StatsCurves {
     }
 
     /// Reads lines. Those that are no rows are left out.
+    ///
+    /// ```
+    /// # use fp8_recipes::{StatsCurves, StatsQuantity};
+    /// let row = r#"{"step": 3, "layer": "fc", "operand": "input", "amax": 1.5}"#;
+    /// let curves = StatsCurves::from_json_lines(&format!("{row}\n{}", &row[..20]));
+    /// assert_eq!(curves.steps(), [3]);
+    /// ```
     pub fn from_json_lines(lines: &str) -> Self {
         let mut curves: BTreeMap<_, BTreeMap<u64, Value>> = BTreeMap::new();
         for line in lines.lines() {
@@ -140,12 +160,28 @@ impl StatsCurves {
     }
 
     /// The steps that were recorded, in order.
+    ///
+    /// ```
+    /// # use fp8_recipes::{StatsCurves, StatsQuantity};
+    /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
+    /// # {"step": 0, "layer": "fc", "operand": "weight", "amax": 2.0}"#;
+    /// assert_eq!(StatsCurves::from_json_lines(lines).steps(), [0, 10]);
+    /// ```
     pub fn steps(&self) -> Vec<u64> {
         let steps = self.0.values().flat_map(|rows| rows.keys().copied());
         steps.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// A curve for each `layer.operand`: steps and values, where there are any.
+    ///
+    /// ```
+    /// # use fp8_recipes::{StatsCurves, StatsQuantity};
+    /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
+    /// # {"step": 0, "layer": "fc", "operand": "weight", "amax": 2.0}"#;
+    /// let curves = StatsCurves::from_json_lines(lines);
+    /// assert_eq!(curves.of(StatsQuantity::Sqnr), [("fc.input".to_string(), vec![(10, 31.5)])]);
+    /// assert!(curves.of(StatsQuantity::Underflow).is_empty());
+    /// ```
     pub fn of(&self, quantity: StatsQuantity) -> Vec<(String, Vec<(u64, f64)>)> {
         let curve = |((layer, operand), rows): (&(String, String), &BTreeMap<u64, Value>)| {
             let value = |(&step, row): (&u64, &Value)| Some((step, row[quantity.key()].as_f64()?));
@@ -157,6 +193,14 @@ impl StatsCurves {
 
     /// A drawing of how `quantity` moves, a line for each layer and operand. A browser names a line under the pointer; the
     /// first sixteen are named beside it.
+    ///
+    /// ```
+    /// # use fp8_recipes::{StatsCurves, StatsQuantity};
+    /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
+    /// # {"step": 0, "layer": "fc", "operand": "weight", "amax": 2.0}"#;
+    /// let svg = StatsCurves::from_json_lines(lines).to_svg(StatsQuantity::Amax);
+    /// assert!(svg.contains("<title>fc.weight</title>") && !svg.contains("fc.input"));
+    /// ```
     pub fn to_svg(&self, quantity: StatsQuantity) -> String {
         let mut svg = String::new();
         // Writing to a String cannot fail.
