@@ -175,12 +175,9 @@ impl Maker<'_> {
         let Some(format) = cast.format else {
             return Ok(None);
         };
-        let observer = Observer::new(self.cells.clone(), slot.row(), self.training);
         let own_row = !Operand::RESULTS.contains(&operand) && self.state.slot(role).is_some();
-        let observer = match own_row {
-            true => observer,
-            false => observer.without_amax(),
-        };
+        let observer =
+            Observer::new(self.cells.clone(), slot.row(), self.training).with_watched_amax(own_row);
         let rounded = Cast::new(format)
             .with_overflow(cast.overflow)
             .with_via_f16(self.config.via_f16);

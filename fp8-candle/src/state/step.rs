@@ -186,11 +186,11 @@ impl Observer {
         }
     }
 
-    /// Counts casts only: their amaxes are not the row's.
-    pub fn without_amax(self) -> Self {
+    /// The same with or without [`Observer::watches_amax`]; without, casts are only counted.
+    pub fn with_watched_amax(self, watches_amax: bool) -> Self {
         Self {
-            record: false,
-            watches_amax: false,
+            record: self.record && watches_amax,
+            watches_amax,
             ..self
         }
     }
