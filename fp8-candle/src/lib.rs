@@ -18,6 +18,7 @@ mod quantize;
 mod ready;
 mod simd;
 pub mod state;
+mod stochastic;
 mod tensor;
 pub mod weight_version;
 
@@ -26,10 +27,9 @@ pub use error::{Error, Result};
 pub use fake_quant::{cast_values_and_gradient, fake_quantize, grad_cast};
 pub use linear::{GemmPlan, LinearPlan, LinearWeight, ResultCasts, WeightCache, fp8_linear};
 pub use packed::PackedWeight;
-pub use quantize::{
-    CastCounter, CastHook, FirstScale, Quantized, Quantizer, ScaleSource, Stochastic,
-};
+pub use quantize::{CastCounter, CastHook, FirstScale, Quantized, Quantizer, ScaleSource};
 pub use state::{Observer, Role, Slot, StateTable};
+pub use stochastic::{Draw, Stochastic};
 pub use tensor::Fp8Tensor;
 
 use candle_core::{Device, Tensor};

@@ -4,6 +4,7 @@ use crate::data::matrix_dims;
 use crate::device::{Codes, CurrentCast, CurrentScale, ScalePolicy, backend};
 use crate::error::{Error, Result};
 use crate::state::{Observer, Slot};
+use crate::stochastic::{Draw, Stochastic};
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
 use fp8_core::{Cast, Contraction, DelayedRule, Granularity, Rounding, ScaleGrid};
@@ -49,29 +50,6 @@ pub enum FirstScale {
     One,
     /// Made from the amax of the tensor itself, as the first update will.
     OwnAmax,
-}
-
-/// Stochastic rounding with other bits for every cast of a tensor role: the number of casts so far is part of the row, and of its
-/// checkpoints.
-///
-/// ```
-/// use fp8_candle::{Quantizer, Role, ScaleSource, Slot};
-/// use fp8_core::{Cast, Format, Granularity};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let slot = Slot::alone("fc", Role::GradOutput, 1, &candle_core::Device::Cpu)?;
-/// let cast = Quantizer::new(Cast::new(Format::E5M2), Granularity::Tensorwise, ScaleSource::Unscaled);
-/// assert!(cast.stochastic.is_none());
-/// let stochastic = cast.with_stochastic(slot, 17).stochastic.unwrap();
-/// assert_eq!(stochastic.seed, 17);
-/// # Ok(()) }
-/// ```
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct Stochastic {
-    /// The row that counts.
-    pub slot: Slot,
-    /// The seed of the run.
-    pub seed: u64,
 }
 
 /// Counts the tensors that were cast; a cached weight is not cast again.
@@ -184,9 +162,17 @@ impl Quantizer {
     /// ```
     pub fn with_stochastic(self, slot: Slot, seed: u64) -> Self {
         Self {
-            stochastic: Some(Stochastic { slot, seed }),
+            stochastic: Some(Stochastic::new(slot, seed)),
             ..self
         }
+    }
+
+    /// The same cast with its random bits drawn otherwise; changes nothing where rounding is not stochastic. See [`Draw`].
+    pub fn with_draw(mut self, draw: Draw) -> Self {
+        if let Some(stochastic) = &mut self.stochastic {
+            stochastic.draw = draw;
+        }
+        self
     }
 
     /// The same cast with another granularity.
@@ -295,8 +281,8 @@ impl Quantizer {
         let backend = backend(x.device())?;
         let cast = match &self.stochastic {
             None => self.cast,
-            Some(Stochastic { slot, seed }) => {
-                let key = slot.next_stochastic_key(*seed);
+            Some(stochastic) => {
+                let key = stochastic.key(x)?;
                 self.cast.with_rounding(Rounding::Stochastic(key))
             }
         };

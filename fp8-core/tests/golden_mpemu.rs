@@ -14,6 +14,7 @@ mod common;
 
 use common::{f32s, golden};
 use fp8_core::{Cast, Format, Overflow, Rounding};
+use half::{bf16, f16};
 use safetensors::SafeTensors;
 
 /// The finite values in order, with the one zero that a sort keeps, -0.
@@ -119,6 +120,30 @@ fn nearest_even_equals_the_vector_path() {
             &file,
             &known_inputs(),
         );
+    }
+}
+
+/// The toolkit's rule on all inputs: add half a step and the last bit to the bits of the f16, and cut them; beyond the range is Inf.
+#[test]
+fn nearest_even_equals_the_toolkits_rule_on_all_f16_and_bf16() {
+    let cast = Cast::new(Format::E5M2)
+        .with_overflow(Overflow::NonFinite)
+        .with_via_f16(true);
+    let f16s = (0..=u16::MAX).map(f16::from_bits);
+    let bf16s = (0..=u16::MAX).map(|bits| bf16::from_bits(bits).to_f32());
+    for x in f16s.map(f16::to_f32).chain(bf16s) {
+        let value = cast.round(x, 0);
+        if x.is_nan() {
+            assert!(value.is_nan());
+            continue;
+        }
+        let half = f16::from_f32(x).to_bits();
+        let expected = match half & 0x7C00 {
+            0x7C00 => half,
+            _ => (half + 0x7F + ((half >> 8) & 1)) & 0xFF00,
+        };
+        let expected = f16::from_bits(expected).to_f32();
+        assert_eq!(value.to_bits(), expected.to_bits(), "{x:e}");
     }
 }
 

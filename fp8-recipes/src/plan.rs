@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::state::Fp8State;
 use crate::stats::CastStats;
 use fp8_candle::{
-    FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, ResultCasts, Role, ScalePolicy,
+    Draw, FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, ResultCasts, Role, ScalePolicy,
     ScaleSource,
 };
 use fp8_core::{Cast, DelayedRule};
@@ -194,7 +194,14 @@ impl Maker<'_> {
             CastRounding::NearestEven => quantizer,
             CastRounding::Stochastic => {
                 let counter = slot_of(Role::GradOutput)?.clone();
-                quantizer.with_stochastic(counter, self.config.seed)
+                let draw = match operand {
+                    Operand::Weight | Operand::WeightForGradInput => Draw::OfValues,
+                    _ if self.training => Draw::Next,
+                    _ => Draw::Evaluation(operand as u32),
+                };
+                quantizer
+                    .with_stochastic(counter, self.config.seed)
+                    .with_draw(draw)
             }
         }))
     }

@@ -1,12 +1,44 @@
 //! Stochastic rounding over threads and resumed runs.
 
 use crate::table::{Net, ids};
-use candle_core::{Device, Tensor};
-use candle_nn::VarMap;
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::{TrainingMeta, resume_training, save_training};
+use fp8::config::{CastConfig, CastRounding, Fp8LinearConfig, Operand};
+use fp8::fp8_core::Format;
 use fp8::optim::{AdamW, AdamWConfig};
-use fp8::{PrepareOptions, RecipeName, fp8_autocast, prepare_fp8};
+use fp8::{
+    Autocast, CastEvent, CastObserver, PrepareOptions, Recipe, RecipeName, fp8_autocast, nn,
+    prepare_fp8,
+};
+use std::collections::HashSet;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+/// Values in -0.5..0.5, the same for the same seed.
+fn noise(len: usize, seed: u32) -> Tensor {
+    let values = (0..len as u32).map(|i| {
+        let bits = (i ^ seed).wrapping_mul(2654435761);
+        (bits >> 8) as f32 / (1 << 24) as f32 - 0.5
+    });
+    Tensor::from_iter(values, &Device::Cpu).unwrap()
+}
+
+/// Gives each variable values that depend on its name alone.
+fn fill(vars: &VarMap) {
+    for (name, var) in vars.data().lock().unwrap().iter() {
+        let seed = name
+            .bytes()
+            .fold(7u32, |seed, byte| seed.wrapping_mul(31) + u32::from(byte));
+        let values = noise(var.elem_count(), seed);
+        var.set(&values.reshape(var.shape()).unwrap()).unwrap();
+    }
+}
+
+fn bits_of(x: &Tensor) -> Vec<u32> {
+    let values = x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    values.into_iter().map(f32::to_bits).collect()
+}
 
 struct Run {
     vars: VarMap,
@@ -19,19 +51,7 @@ impl Run {
     fn new() -> Self {
         let vars = VarMap::new();
         let net = Net::new(&vars).unwrap();
-        for (name, var) in vars.data().lock().unwrap().iter() {
-            let seed = name
-                .bytes()
-                .fold(7u32, |seed, byte| seed.wrapping_mul(31) + u32::from(byte));
-            let noise: Vec<f32> = (0..var.elem_count() as u32)
-                .map(|i| {
-                    let bits = (i ^ seed).wrapping_mul(2654435761);
-                    (bits >> 8) as f32 / (1 << 24) as f32 - 0.5
-                })
-                .collect();
-            var.set(&Tensor::from_vec(noise, var.shape(), &Device::Cpu).unwrap())
-                .unwrap();
-        }
+        fill(&vars);
         prepare_fp8(&net, &PrepareOptions::default().with_operators(true)).unwrap();
         let optimizer = AdamW::from_varmap(&vars, AdamWConfig::default()).unwrap();
         Self {
@@ -44,16 +64,15 @@ impl Run {
     /// The bits of a weight: forward casts hide small differences from the loss.
     fn weight(&self) -> Vec<u32> {
         let vars = self.vars.data().lock().unwrap();
-        let values = vars["up.weight"]
-            .flatten_all()
-            .unwrap()
-            .to_vec1::<f32>()
-            .unwrap();
-        values.into_iter().map(f32::to_bits).collect()
+        bits_of(&vars["up.weight"])
     }
 
     fn step(&mut self) -> Vec<u32> {
-        let guard = fp8_autocast(RecipeName::Direct).unwrap();
+        self.step_by(&RecipeName::Direct.into())
+    }
+
+    fn step_by(&mut self, recipe: &Recipe) -> Vec<u32> {
+        let guard = fp8_autocast(recipe.clone()).unwrap();
         let loss = self.net.loss(&ids()).unwrap();
         guard.close().unwrap();
         let report = self.optimizer.apply(&loss.backward().unwrap()).unwrap();
@@ -111,28 +130,153 @@ fn a_resumed_run_draws_the_same_bits() {
     assert_ne!((0..3).map(|_| other.step()).collect::<Vec<_>>(), rest);
 }
 
+/// Every operand and result of a linear layer rounded stochastically, without scales.
+fn stochastic_everywhere() -> Recipe {
+    let cast = |format| {
+        CastConfig::unscaled()
+            .with_format(format)
+            .with_rounding(CastRounding::Stochastic)
+    };
+    let config = Fp8LinearConfig::from_recipe_name(RecipeName::Direct)
+        .with_input(cast(Format::E4M3))
+        .with_weight(cast(Format::E4M3))
+        .with_output(cast(Format::E5M2));
+    config.into()
+}
+
+#[test]
+fn evaluation_and_resuming_move_no_draws() {
+    let recipe = stochastic_everywhere();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.safetensors");
+    let evaluate = |run: &Run| {
+        let guard = fp8_autocast(Autocast::new(recipe.clone()).training(false)).unwrap();
+        let loss = run.net.loss(&ids()).unwrap().to_scalar::<f32>().unwrap();
+        guard.close().unwrap();
+        loss.to_bits()
+    };
+    let steps = |run: &mut Run, evaluations: usize| -> Vec<Vec<u32>> {
+        let step = |run: &mut Run| {
+            let step = run.step_by(&recipe);
+            let losses: Vec<_> = (0..evaluations).map(|_| evaluate(run)).collect();
+            assert!(losses.windows(2).all(|two| two[0] == two[1]));
+            step
+        };
+        (0..2).map(|_| step(run)).collect()
+    };
+
+    let mut plain = Run::new();
+    let mut first = steps(&mut plain, 0);
+    first.extend(steps(&mut plain, 0));
+    let mut validated = Run::new();
+    let mut second = steps(&mut validated, 2);
+    validated.save(&path, 2);
+    second.extend(steps(&mut validated, 1));
+    assert_eq!(first, second);
+
+    // Resumed with an empty cache of weights, where the saved run had the codes from its evaluation.
+    let mut resumed = Run::new();
+    resume_training(
+        &path,
+        &resumed.net,
+        &resumed.vars,
+        &mut resumed.optimizer,
+        Some(&RecipeName::Direct.into()),
+    )
+    .unwrap();
+    assert_eq!(steps(&mut resumed, 0), first[2..]);
+    // Every step draws other bits.
+    let weights: HashSet<_> = first.iter().collect();
+    assert_eq!(weights.len(), 4);
+}
+
+#[test]
+fn a_weight_keeps_its_codes_until_it_changes() {
+    let recipe = stochastic_everywhere();
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    let layer = nn::linear_no_bias(64, 64, vb.pp("fc")).unwrap();
+    prepare_fp8(&layer, &PrepareOptions::default()).unwrap();
+    let codes = |times: usize| -> Vec<Vec<u8>> {
+        let seen = Arc::new(Mutex::new(vec![]));
+        let keep = seen.clone();
+        let observer = CastObserver::new(move |event: &CastEvent<'_>| {
+            if event.operand == Operand::Weight {
+                let codes = event.quantized.codes().flatten_all().unwrap();
+                keep.lock().unwrap().push(codes.to_vec1::<u8>().unwrap());
+            }
+        });
+        let autocast = Autocast::new(recipe.clone()).with_cast_observer(&observer);
+        let x = Tensor::ones((2, 64), DType::F32, &Device::Cpu).unwrap();
+        for _ in 0..times {
+            // Other codes of the same weight push these out of the cache.
+            for format in [
+                RecipeName::Tensorwise,
+                RecipeName::Rowwise,
+                RecipeName::Mxfp8,
+            ] {
+                let guard = fp8_autocast(format).unwrap();
+                layer.forward(&x).unwrap();
+                guard.close().unwrap();
+            }
+            for name in [RecipeName::Direct, RecipeName::Current] {
+                let guard = fp8_autocast(name).unwrap();
+                layer.forward(&x).unwrap();
+                guard.close().unwrap();
+            }
+            let guard = fp8_autocast(autocast.clone()).unwrap();
+            layer.forward(&x).unwrap();
+            guard.close().unwrap();
+        }
+        let seen = seen.lock().unwrap();
+        seen.clone()
+    };
+    let first = codes(3);
+    assert!(first.len() > 1, "the cache kept the codes");
+    assert!(first.windows(2).all(|two| two[0] == two[1]));
+    let var = vars.all_vars().remove(0);
+    var.set(&(var.as_tensor() * 1.0001).unwrap()).unwrap();
+    assert_ne!(codes(1)[0], first[0]);
+}
+
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
-    let weights = |threads: usize| -> Vec<Vec<u32>> {
+    // Larger than the parts that threads take, and with columns that are no multiple of the four words of a block.
+    const ROWS: usize = 700;
+    const COLS: usize = 203;
+    let grads = |threads: usize| -> Vec<Vec<u32>> {
+        let vars = VarMap::new();
+        let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+        let net = [
+            nn::linear(64, COLS, vb.pp("up")).unwrap(),
+            nn::linear(COLS, 61, vb.pp("down")).unwrap(),
+        ];
+        fill(&vars);
+        for layer in &net {
+            prepare_fp8(layer, &PrepareOptions::default()).unwrap();
+        }
+        let x = noise(ROWS * 64, 5).reshape((ROWS, 64)).unwrap();
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .build()
             .unwrap();
-        let mut run = Run::new();
-        let step = |run: &mut Run| {
-            let guard = fp8_autocast(RecipeName::Direct).unwrap();
+        let mut bits = vec![];
+        for _ in 0..2 {
+            let guard = fp8_autocast(stochastic_everywhere()).unwrap();
             let handle = guard.handle();
-            let loss = pool
-                .install(|| handle.run(|| run.net.loss(&ids()).unwrap()))
-                .unwrap();
+            let forward = || net[1].forward(&net[0].forward(&x)?)?.sqr()?.mean_all();
+            let loss = pool.install(|| handle.run(|| forward().unwrap())).unwrap();
             guard.close().unwrap();
             let grads = pool.install(|| loss.backward()).unwrap();
-            let report = run.optimizer.apply(&grads).unwrap();
-            assert!(!report.skipped().unwrap());
-            run.weight()
-        };
-        (0..4).map(|_| step(&mut run)).collect()
+            let data = vars.data().lock().unwrap();
+            for name in ["up.weight", "up.bias", "down.weight", "down.bias"] {
+                bits.push(bits_of(grads.get(&data[name]).unwrap()));
+            }
+        }
+        bits
     };
-    assert_eq!(weights(1), weights(2));
-    assert_eq!(weights(1), weights(3));
+    let one = grads(1);
+    assert_eq!(one, grads(2));
+    assert_eq!(one, grads(3));
+    assert_ne!(one[..4], one[4..], "the second step draws other bits");
 }

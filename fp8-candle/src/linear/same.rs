@@ -30,7 +30,7 @@ pub(super) fn same_cast(a: &Quantizer, b: &Quantizer) -> bool {
     };
     let same_bits = match (&a.stochastic, &b.stochastic) {
         (None, None) => true,
-        (Some(a), Some(b)) => a.seed == b.seed && a.slot.is(&b.slot),
+        (Some(a), Some(b)) => a.is(b),
         _ => false,
     };
     same_source && same_bits && a.cast == b.cast && a.granularity == b.granularity

@@ -118,17 +118,24 @@ impl Slot {
         Ok(self.tensors()?.non_finite.to_vec1::<u32>()?.iter().sum())
     }
 
-    /// The key for the next stochastic rounding of this tensor. No two roundings use the same bits, in any step, because the
-    /// number of roundings is part of the table and of its checkpoints. `seed` is that of the run.
+    /// The key for the next stochastic rounding of this tensor. No two roundings of a table use the same bits, in any step,
+    /// because the number of roundings is part of the table and of its checkpoints. `seed` is that of the run; the tensor's id is
+    /// made from the row's name, so that two models of one run whose layers have the same names need two seeds.
     pub fn next_stochastic_key(&self, seed: u64) -> StochasticKey {
+        let key = self.stochastic_key(seed);
         self.with(|row, _| {
             let step = row.draws;
             row.draws = row.draws.wrapping_add(1);
-            StochasticKey {
-                seed,
-                step,
-                tensor: row.id,
-            }
+            StochasticKey { step, ..key }
+        })
+    }
+
+    /// [`Slot::next_stochastic_key`] without drawing: the number of roundings stays.
+    pub fn stochastic_key(&self, seed: u64) -> StochasticKey {
+        self.with(|row, _| StochasticKey {
+            seed,
+            step: row.draws,
+            tensor: row.id,
         })
     }
 

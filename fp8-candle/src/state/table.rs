@@ -7,6 +7,7 @@ use crate::device::{AmaxCells, backend};
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{DelayedRule, Format};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 /// How delayed scaling updates a row, from the last recipe with a delayed cast of it.
@@ -190,22 +191,29 @@ impl StateTable {
             *running = cells;
         }
         inner.columns = columns;
-        let rows = rows.iter().enumerate().map(|(i, &(path, role))| Row {
-            name: format!("{path}.{role}").into(),
-            role,
-            rule: None,
-            idle: IdleRule::OfTheStep,
-            format: None,
-            window: amax_history_len,
-            generation: 0,
-            epoch: 0,
-            initial: Initial::Yes,
-            calibrated_amax: None,
-            draws: 0,
-            id: (first + i) as u32,
-            touched: false,
-        });
-        inner.rows.extend(rows);
+        let mut taken: HashSet<u32> = inner.rows.iter().map(|row| row.id).collect();
+        for &(path, role) in rows {
+            let name = format!("{path}.{role}");
+            let mut id = id_of(&name);
+            while !taken.insert(id) {
+                id = id.wrapping_add(1);
+            }
+            inner.rows.push(Row {
+                name: name.into(),
+                role,
+                rule: None,
+                idle: IdleRule::OfTheStep,
+                format: None,
+                window: amax_history_len,
+                generation: 0,
+                epoch: 0,
+                initial: Initial::Yes,
+                calibrated_amax: None,
+                draws: 0,
+                id,
+                touched: false,
+            });
+        }
         Ok(first)
     }
 
@@ -279,6 +287,15 @@ impl StateTable {
     pub(super) fn running(&self) -> RwLockReadGuard<'_, Box<dyn AmaxCells>> {
         self.running.read().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A tensor id for stochastic rounding, the same in every run: FNV-1a with 64 bits, folded. Two models of one run have other bits
+/// unless their layers have the same names.
+fn id_of(name: &str) -> u32 {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (hash ^ (hash >> 32)) as u32
 }
 
 /// Scales of 1 and histories of zeros.

@@ -49,6 +49,17 @@ pub enum ConfigError {
         scaling: ScalingType,
     },
 
+    /// Embeddings, norms and functional operators have no state from which a scale could come.
+    #[error(
+        "{operand}: operators are cast too (cast_operators), with dynamic, current or unscaled scaling, got {scaling}"
+    )]
+    OperatorScaling {
+        /// The cast at fault.
+        operand: Operand,
+        /// Its scaling.
+        scaling: ScalingType,
+    },
+
     /// A block needs at least one row and one column.
     #[error("{operand}: a block of {rows}x{cols} elements is empty")]
     EmptyBlock {

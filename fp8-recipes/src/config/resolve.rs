@@ -121,6 +121,12 @@ impl ResolvedConfig {
         for operand in Operand::RESULTS {
             check_result(operand, self.cast(operand))?;
         }
+        let kept = (self.casts())
+            .find(|(_, cast)| matches!(cast.scaling, ScalingType::Delayed | ScalingType::Static));
+        if let (true, Some((operand, cast))) = (self.cast_operators, kept) {
+            let scaling = cast.scaling;
+            return Err(ConfigError::OperatorScaling { operand, scaling });
+        }
         for gemm in Gemm::ALL {
             self.check_gemm(gemm)?;
         }

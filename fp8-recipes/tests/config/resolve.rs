@@ -252,6 +252,11 @@ fn errors_name_the_value() {
             base().with_input(CastConfig::dynamic_blockwise(0, 128)),
             "input: a block of 0x128 elements is empty",
         ),
+        (
+            Fp8LinearConfig::from_recipe_name(RecipeName::Delayed).with_cast_operators(true),
+            "input: operators are cast too (cast_operators), with dynamic, current or unscaled \
+             scaling, got delayed",
+        ),
     ];
     for (config, message) in cases {
         let recipe = Recipe::from(config.clone());
