@@ -1,6 +1,7 @@
 //! When two casts give the same codes.
 
-use crate::quantize::{Quantizer, ScaleSource};
+use crate::quantize::Quantizer;
+use crate::scale_source::ScaleSource;
 
 /// Whether the codes made by `first` are what `second` would make for the other contraction.
 pub(crate) fn serves_both(first: &Quantizer, second: &Quantizer) -> bool {

@@ -38,6 +38,7 @@ mod options;
 mod pair;
 mod read;
 mod refuse;
+mod scales;
 mod scheme;
 mod targets;
 

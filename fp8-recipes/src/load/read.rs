@@ -2,16 +2,16 @@
 
 use super::Checkpoint;
 use super::catalogue::{Stored, Value, Weight};
-use super::family::{Order, ScaleLayout};
-use super::layout::{rotary_rows, take_rows, untile};
+use super::family::Order;
+use super::layout::{rotary_rows, take_rows};
 use super::names::{join, split, weight_name};
-use super::scheme::{InputScheme, LayerScheme, grid};
+use super::scheme::{InputScheme, LayerScheme};
 use crate::check::is_float;
 use crate::error::{Error, Result};
 use crate::nn::InputScaling;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
-use fp8_core::{Contraction, E8M0, Format, Granularity};
+use fp8_core::{Contraction, Format, Granularity};
 use safetensors::Dtype;
 
 /// An FP8 layer of a checkpoint in the one form that all families are brought into.
@@ -45,10 +45,6 @@ pub struct StoredLayer {
     /// What becomes of its inputs.
     pub input: InputScaling,
 }
-
-/// What a scale has to be.
-const SCALE: &str =
-    "positive, finite and not subnormal, and its reciprocal too, as a scale has to be";
 
 impl Checkpoint {
     /// The FP8 layer at a canonical path, on `device`.
@@ -138,7 +134,7 @@ impl Checkpoint {
         }
     }
 
-    fn missing(&self, name: &str) -> Error {
+    pub(super) fn missing(&self, name: &str) -> Error {
         const SHOWN: usize = 3;
         let files = self
             .files
@@ -312,7 +308,7 @@ impl Checkpoint {
     }
 
     /// Row-major codes, none of them NaN.
-    fn codes(&self, weight: &Weight) -> Result<Vec<u8>> {
+    pub(super) fn codes(&self, weight: &Weight) -> Result<Vec<u8>> {
         let stored = &weight.codes;
         // The first code of a word is its lowest byte, and words are little-endian: so their bytes are the codes.
         let mut codes = self.files[stored.file].bytes(&stored.name)?;
@@ -328,165 +324,5 @@ impl Checkpoint {
                 expected: format!("a finite value, as every weight, in {}", self.path(stored)),
             }),
         }
-    }
-
-    /// f32 dequant_scales of a weight in the shape of their granularity.
-    fn scales(&self, weight: &Weight, device: &Device) -> Result<Tensor> {
-        let Some(stored) = &weight.scale else {
-            return Ok(Tensor::ones(1, DType::F32, device)?);
-        };
-        let (n, k) = (weight.shape[0], weight.shape[1]);
-        let (rows, cols) = grid(weight.granularity, n, k);
-        let mut values = self.numbers(stored)?;
-        values = match weight.layout {
-            ScaleLayout::Tiles => untile(&values, rows, cols),
-            ScaleLayout::RowMajor => {
-                let dims = self.files[stored.file]
-                    .shape(&stored.name)
-                    .unwrap_or_default();
-                match *dims {
-                    [r, c] if (r, c) != (rows, cols) && r * c > rows * cols => {
-                        self.cropped(stored, &values, c, (rows, cols))?
-                    }
-                    _ => values,
-                }
-            }
-        };
-        // Taller blocks hold whole heads, and within a head all rows share a scale then.
-        let is_per_row = matches!(
-            weight.granularity,
-            Granularity::Rowwise | Granularity::Mx | Granularity::Blockwise { rows: 1, .. }
-        );
-        if let (Order::Rotary { heads }, true) = (weight.codes.order, is_per_row) {
-            values = take_rows(&values, n, heads, stored)?;
-        }
-        match weight.granularity {
-            Granularity::Mx => self.check_powers(stored, &values)?,
-            _ => self.check_weight_scales(weight, stored, &values, (rows, cols))?,
-        }
-        let shape: &[usize] = match weight.granularity {
-            Granularity::Tensorwise => &[1],
-            _ => &[rows, cols],
-        };
-        Ok(Tensor::from_vec(values, shape, device)?)
-    }
-
-    /// Numbers of a scale tensor: bytes mean powers of two.
-    fn numbers(&self, stored: &Stored) -> Result<Vec<f32>> {
-        let file = &self.files[stored.file];
-        Ok(match file.dtype(&stored.name) {
-            Some(Dtype::U8 | Dtype::F8_E8M0) => {
-                let bytes = file.bytes(&stored.name)?;
-                bytes
-                    .iter()
-                    .map(|byte| E8M0::from_bits(*byte).to_f32())
-                    .collect()
-            }
-            _ => {
-                let scales = file.tensor(&stored.name, &Device::Cpu)?;
-                scales.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?
-            }
-        })
-    }
-
-    /// A scale of 0 is right where all codes are 0.
-    fn check_weight_scales(
-        &self,
-        weight: &Weight,
-        stored: &Stored,
-        scales: &[f32],
-        (rows, cols): (usize, usize),
-    ) -> Result<()> {
-        if !scales.contains(&0.) {
-            return self.check_scales(stored, scales);
-        }
-        let (n, k) = (weight.shape[0], weight.shape[1]);
-        let codes = self.codes(weight)?;
-        let (high, wide) = match weight.granularity {
-            Granularity::Blockwise { rows, cols } => (rows, cols),
-            _ => (n.div_ceil(rows.max(1)), k),
-        };
-        let mut used = vec![false; scales.len()];
-        for (at, code) in codes.iter().enumerate() {
-            if code & 0x7F != 0 {
-                used[at / k / high * cols + at % k / wide] = true;
-            }
-        }
-        let checked = scales.iter().zip(used);
-        let checked = checked.map(|(scale, used)| if used || *scale != 0. { *scale } else { 1. });
-        self.check_scales(stored, &checked.collect::<Vec<_>>())
-    }
-
-    fn path(&self, stored: &Stored) -> std::path::Display<'_> {
-        self.files[stored.file].path().display()
-    }
-
-    fn check_scales(&self, stored: &Stored, scales: &[f32]) -> Result<()> {
-        let fits = |value: f32| value > 0. && value.is_normal() && value.recip().is_normal();
-        self.check_numbers(stored, scales, SCALE, fits)
-    }
-
-    fn check_powers(&self, stored: &Stored, scales: &[f32]) -> Result<()> {
-        let fits = |value: f32| value > 0. && value.is_finite();
-        let expected = "a power of two, not the NaN of E8M0";
-        self.check_numbers(stored, scales, expected, fits)
-    }
-
-    fn check_numbers(
-        &self,
-        stored: &Stored,
-        numbers: &[f32],
-        expected: &str,
-        fits: impl Fn(f32) -> bool,
-    ) -> Result<()> {
-        match numbers.iter().position(|number| !fits(*number)) {
-            None => Ok(()),
-            Some(index) => Err(Error::TensorValue {
-                tensor: stored.name.clone(),
-                index,
-                value: f64::from(numbers[index]),
-                expected: format!("{expected}, in {}", self.path(stored)),
-            }),
-        }
-    }
-
-    /// The first rows and columns of a grid that was padded. What is left out must be one number: anything else means blocks
-    /// of another size.
-    fn cropped(
-        &self,
-        stored: &Stored,
-        values: &[f32],
-        width: usize,
-        (rows, cols): (usize, usize),
-    ) -> Result<Vec<f32>> {
-        let (mut kept, mut padding) = (vec![], None);
-        for (index, value) in values.iter().enumerate() {
-            if index / width < rows && index % width < cols {
-                kept.push(*value);
-                continue;
-            }
-            if value.to_bits() != *padding.get_or_insert(value.to_bits()) {
-                let file = self.path(stored);
-                return Err(Error::TensorValue {
-                    tensor: stored.name.clone(),
-                    index,
-                    value: f64::from(*value),
-                    expected: format!(
-                        "padding of one value beyond the blocks of the weight, in {file}"
-                    ),
-                });
-            }
-        }
-        Ok(kept)
-    }
-
-    /// The static scale of a layer's inputs, f32 `[1]`.
-    fn input_scale(&self, path: &str, weight: &Weight, device: &Device) -> Result<Tensor> {
-        let Some(stored) = &weight.input else {
-            return Err(self.missing(&join(path, "input_scale")));
-        };
-        let scale = self.numbers(stored)?;
-        self.check_scales(stored, &scale)?;
-        Ok(Tensor::from_vec(scale, 1, device)?)
     }
 }
