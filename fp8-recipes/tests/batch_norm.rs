@@ -3,9 +3,10 @@
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 use fp8_recipes::checkpoint::{TrainingMeta, resume_training, save_training};
+use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
 use fp8_recipes::nn::{BatchNormConfig, Conv2dConfig};
-use fp8_recipes::optim::{AdamW, AdamWConfig};
-use fp8_recipes::{Fp8Module, check_gradients, nn};
+use fp8_recipes::optim::{AdamW, AdamWConfig, Sgd, SgdConfig};
+use fp8_recipes::{Fp8Module, check_gradients, nn, with_fp8};
 use proptest::prelude::*;
 
 const CPU: &Device = &Device::Cpu;
@@ -306,4 +307,78 @@ fn running_statistics_are_named_kept_by_the_optimizer_and_saved() {
     step(&resumed, &mut optimizer, 2);
     assert_eq!(state(&resumed), state(&net));
     assert_ne!(flat(resumed.bn.running_mean()), vec![0.; 3]);
+}
+
+/// Channel by channel, in both ways of computing, and without a trace in the next batch.
+#[test]
+fn statistics_that_are_not_finite_move_nothing() {
+    for (dtype, stored) in [
+        (DType::F32, DType::F32),
+        (DType::F64, DType::F64),
+        (DType::BF16, DType::F32),
+        (DType::F32, DType::F16),
+    ] {
+        // Infinite, NaN, and squares that overflow: 1e30 in f32, and what f16 cannot keep.
+        for bad in [f64::INFINITY, f64::NAN, 1e30] {
+            let bn = norm(1, 3, stored);
+            let clean = norm(1, 3, stored);
+            let x = random(2, &[4, 3, 2], dtype);
+            let mask = Tensor::new(&[[[0u8], [1], [0]]], CPU).unwrap();
+            let mask = mask.broadcast_as(x.shape()).unwrap();
+            let values = Tensor::full(bad, x.shape(), CPU).unwrap();
+            let values = values.to_dtype(dtype).unwrap();
+            let sign = random(9, &[4, 3, 2], dtype).sign().unwrap();
+            let spoiled = mask.where_cond(&(values * sign).unwrap(), &x).unwrap();
+            let before = [flat(bn.running_mean()), flat(bn.running_var())];
+            bn.forward_train(&spoiled).unwrap();
+            clean.forward_train(&x).unwrap();
+            let moved = [flat(clean.running_mean()), flat(clean.running_var())];
+            let after = [flat(bn.running_mean()), flat(bn.running_var())];
+            // In f64 such squares are numbers like others.
+            let overflows = !(bad.is_finite() && dtype == DType::F64);
+            for i in 0..2 {
+                for channel in [0, 2] {
+                    assert_eq!(after[i][channel], moved[i][channel], "{dtype:?} {bad}");
+                    assert_ne!(after[i][channel], before[i][channel], "{dtype:?} {bad}");
+                }
+                let stayed = after[i][1] == before[i][1];
+                assert_eq!(stayed, overflows, "{dtype:?} {stored:?} {bad}: {after:?}");
+            }
+        }
+    }
+}
+
+/// The output of the convolution is beyond E5M2 in one step: the loss scaler leaves it out, and nothing stays of it.
+#[test]
+fn an_overflow_under_emulation_leaves_no_trace() {
+    let vars = VarMap::new();
+    let net = Net::new(&vars);
+    for (seed, (_, var)) in vars.data().lock().unwrap().iter().enumerate() {
+        if var.rank() > 1 {
+            let values = random(seed as u64, var.dims(), DType::F32);
+            var.set(&values).unwrap();
+        }
+    }
+    let method = EmulationMethod::Direct;
+    let mut emulator = Emulator::initialize(&net, method, EmulatorOptions::default()).unwrap();
+    let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default()).unwrap();
+    let statistics = || [flat(net.bn.running_mean()), flat(net.bn.running_var())];
+    let forward = |emulator: &Emulator, x: &Tensor, train: bool| {
+        let autocast = emulator.autocast().training(train);
+        with_fp8(autocast, || net.bn.forward_t(&net.conv.forward(x)?, train)).unwrap()
+    };
+    let x = random(3, &[2, 2, 5, 5], DType::F32);
+    let mut skipped = vec![];
+    for step in 0..4 {
+        let factor = if step == 1 { 60_000. } else { 1. };
+        let before = statistics();
+        let y = forward(&emulator, &(&x * factor).unwrap(), true);
+        let loss = (y - 1.).unwrap().powf(4.).unwrap().mean_all().unwrap();
+        let taken = emulator.optimizer_step(&mut optimizer, &loss).unwrap();
+        skipped.push(taken.skipped());
+        assert_eq!(statistics() == before, step == 1, "step {step}");
+    }
+    assert_eq!(skipped, [false, true, false, false]);
+    let y = forward(&emulator, &x, false);
+    assert!(flat(&y).iter().all(|y| y.is_finite()));
 }

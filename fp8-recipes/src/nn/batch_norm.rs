@@ -1,12 +1,17 @@
 //! `candle_nn::batch_norm`: batch normalization with a path, and what folds it into a convolution.
 
-pub use candle_nn::batch_norm::BatchNormConfig;
+mod fuse;
+mod running;
 
-use super::{Conv2d, show};
+pub use candle_nn::batch_norm::BatchNormConfig;
+pub use fuse::fuse_batch_norm;
+
+use super::show;
 use crate::error::Error;
 use crate::{Fp8Module, Visitor};
-use candle_core::{D, DType, Result, Tensor, Var};
+use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
+use running::{Before, follow};
 use std::ops::Deref;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` of each channel: over the batch in training, where the running
@@ -18,7 +23,8 @@ use std::ops::Deref;
 ///
 /// Running statistics that come from a [`VarBuilder`] over a VarMap are variables of it: training checkpoints hold them, and
 /// optimizers leave them alone, since they have no gradient. A step that a guard forgets ([`AutocastGuard::abort`]) has moved
-/// them all the same.
+/// them all the same, but an overflow has not: where the mean or the variance of a channel of the batch is Inf or NaN, the running
+/// statistics of that channel stay as they were (candle-nn's take the value, and keep it for good).
 ///
 /// [`AutocastGuard::abort`]: crate::AutocastGuard::abort
 ///
@@ -211,7 +217,7 @@ impl BatchNorm {
     }
 
     /// Normalizes with the mean and variance of the batch, `x` `[batch, num_features, ..]`, and moves the running statistics
-    /// towards them (the variance without bias).
+    /// towards them (the variance without bias), those of a channel whose mean or variance is not finite excepted.
     ///
     /// # Errors
     /// If `x` has another shape, or fewer than two values for a channel, which have no variance.
@@ -237,10 +243,13 @@ impl BatchNorm {
             }
             .into());
         }
-        match self.has_one_dtype(x) {
+        let before = Before::of(&self.inner)?;
+        let y = match self.has_one_dtype(x) {
             true => self.inner.forward_train(x),
             false => self.forward_mixed(x, true),
-        }
+        }?;
+        before.keep_where_not_finite(&self.inner)?;
+        Ok(y)
     }
 
     /// Normalizes with the running statistics.
@@ -339,14 +348,6 @@ impl BatchNorm {
     }
 }
 
-/// `running * (1 - momentum) + batch * momentum * unbiased`, in the dtype that `running` has.
-fn follow(running: &Tensor, batch: &Tensor, momentum: f64, unbiased: f64) -> Result<()> {
-    let old = running.detach().to_dtype(batch.dtype())?;
-    let new = ((old * (1. - momentum))? + (batch.detach() * (momentum * unbiased))?)?;
-    // The statistics are variables always: candle-nn makes them so.
-    Var::from_tensor(running)?.set(&new.to_dtype(running.dtype())?)
-}
-
 impl ModuleT for BatchNorm {
     fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         match train {
@@ -396,64 +397,5 @@ pub fn batch_norm<C: Into<BatchNormConfig>>(
         inner: candle_nn::batch_norm(num_features, config, vb)?,
         remove_mean: config.remove_mean,
         path: Some(path),
-    })
-}
-
-/// `conv` followed by `bn` in evaluation, as one convolution for inference: weight
-/// `[out_channels, in_channels / groups, height, width]` and bias in the dtype of `conv`'s weight, under `conv`'s path.
-///
-/// Computed in f32 (f64 for an f64 weight). The result is detached: training goes on with the two. Its outputs are those of the
-/// two to the rounding of the products.
-///
-/// # Errors
-/// If `bn` has another number of features than `conv` has output channels.
-///
-/// ```
-/// # use candle_core::{DType, Device, Module, Tensor};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// use fp8_recipes::nn::{self, ModuleT};
-/// # fn main() -> candle_core::Result<()> {
-/// # let vars = VarMap::new();
-/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// let conv = nn::conv2d_no_bias(2, 4, 3, Default::default(), vb.pp("conv"))?;
-/// let bn = nn::batch_norm(4, 1e-5, vb.pp("bn"))?;
-/// let x = Tensor::randn(0f32, 1., (1, 2, 8, 8), &Device::Cpu)?;
-/// let two = bn.forward_t(&conv.forward(&x)?, false)?;
-/// let one = nn::fuse_batch_norm(&conv, &bn)?.forward(&x)?;
-/// let apart = (one - two)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
-/// assert!(apart < 1e-5);
-/// # Ok(()) }
-/// ```
-pub fn fuse_batch_norm(conv: &Conv2d, bn: &candle_nn::BatchNorm) -> Result<Conv2d> {
-    let weight = conv.weight();
-    let (features, channels) = (bn.running_mean().dim(0)?, weight.dim(0)?);
-    if features != channels {
-        candle_core::bail!(
-            "a batch norm of {features} features cannot follow a convolution of {channels} output channels"
-        );
-    }
-    let dtype = weight.dtype();
-    let wide = match dtype {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
-    };
-    let widened = |t: &Tensor| t.detach().to_dtype(wide);
-    let deviation = (widened(bn.running_var())? + bn.eps())?.sqrt()?;
-    let (gain, shift) = match bn.weight_and_bias() {
-        Some((gain, shift)) => (widened(gain)?, widened(shift)?),
-        None => (deviation.ones_like()?, deviation.zeros_like()?),
-    };
-    let factor = gain.div(&deviation)?;
-    let mean = widened(bn.running_mean())?;
-    let offset = match conv.bias() {
-        Some(bias) => (widened(bias)? - mean)?,
-        None => mean.neg()?,
-    };
-    let bias = (shift + factor.mul(&offset)?)?.to_dtype(dtype)?;
-    let weight = widened(weight)?.broadcast_mul(&factor.reshape((channels, 1, 1, 1))?)?;
-    let fused = Conv2d::new(weight.to_dtype(dtype)?, Some(bias), *conv.config());
-    Ok(match conv.path() {
-        Some(path) => fused.with_path(path),
-        None => fused,
     })
 }

@@ -1,0 +1,35 @@
+//! How running statistics follow those of a batch.
+
+use candle_core::{DType, Result, Tensor, Var};
+
+/// `running * (1 - momentum) + batch * momentum * unbiased`, in the dtype that `running` has.
+pub(super) fn follow(running: &Tensor, batch: &Tensor, momentum: f64, unbiased: f64) -> Result<()> {
+    let old = running.detach().to_dtype(batch.dtype())?;
+    let new = ((old * (1. - momentum))? + (batch.detach() * (momentum * unbiased))?)?;
+    // The statistics are variables always: candle-nn makes them so.
+    Var::from_tensor(running)?.set(&new.to_dtype(running.dtype())?)
+}
+
+/// Running statistics before a batch, to go back to where the batch was not finite.
+pub(super) struct Before([Tensor; 2]);
+
+impl Before {
+    pub(super) fn of(bn: &candle_nn::BatchNorm) -> Result<Self> {
+        let copy = |running: &Tensor| running.detach().copy();
+        Ok(Self([copy(bn.running_mean())?, copy(bn.running_var())?]))
+    }
+
+    /// Takes mean and variance of a channel back if one of them is not finite now. Decided on the device.
+    pub(super) fn keep_where_not_finite(&self, bn: &candle_nn::BatchNorm) -> Result<()> {
+        let now = [bn.running_mean().detach(), bn.running_var().detach()];
+        // What is finite minus itself is 0, anything else NaN.
+        let nothing = |running: &Tensor| running.sub(running)?.to_dtype(DType::F32);
+        let finite = (nothing(&now[0])? + nothing(&now[1])?)?.eq(0f32)?;
+        let pairs = now.iter().zip(&self.0);
+        for (running, (now, before)) in [bn.running_mean(), bn.running_var()].into_iter().zip(pairs)
+        {
+            Var::from_tensor(running)?.set(&finite.where_cond(now, before)?)?;
+        }
+        Ok(())
+    }
+}
