@@ -38,7 +38,7 @@ use crate::config::{Fp8LinearConfig, RecipeName};
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
 use crate::optim::{DynamicLossScaler, LossScalerConfig, NamedOptimizer, ScaledStep, StepReport};
-use crate::prepare::{CastTable, PrepareOptions, PrepareReport, prepare_fp8};
+use crate::prepare::{CastTable, PrepareOptions, PrepareReport, prepare_fp8, unmatched};
 use crate::stats::CastStats;
 use candle_core::Tensor;
 use std::fmt;
@@ -250,13 +250,14 @@ impl Emulator {
             prepare = prepare.with_output_fused(pattern)?;
         }
         let loss_scaler = DynamicLossScaler::new(options.loss_scaler)?;
-        let report = prepare_fp8(model, &prepare)?;
-        if let Some(unmatched) = report.unmatched.first() {
+        // Before anything of the model changes.
+        if let Some(first) = unmatched(model, &prepare).into_iter().next() {
             return Err(Error::UnmatchedPattern {
-                pattern: unmatched.pattern.clone(),
-                near: unmatched.near.clone(),
+                pattern: first.pattern,
+                near: first.near,
             });
         }
+        let report = prepare_fp8(model, &prepare)?;
         let config = Fp8LinearConfig::from_recipe_name(method.recipe_name())
             .with_seed(options.seed)
             .with_via_f16(options.via_f16);

@@ -1,7 +1,7 @@
 //! Operators without a GEMM of their own, whose tensors a recipe may cast.
 
 use crate::autocast::{Mode, current};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::{OperatorCasts, operator_casts};
 use crate::state::Fp8State;
 use candle_core::{Device, Tensor};
@@ -38,6 +38,13 @@ pub enum LayerKind {
     Mul,
     /// The elementwise quotient of two activations.
     Div,
+}
+
+impl LayerKind {
+    /// Whether it has a weight that its GEMMs take in FP8.
+    pub(crate) fn multiplies(self) -> bool {
+        matches!(self, Self::Linear | Self::Convolution)
+    }
 }
 
 impl fmt::Display for LayerKind {
@@ -128,8 +135,21 @@ pub trait Fp8Operator {
 }
 
 impl OperatorCasts {
-    /// The casts of an operator with this state inside the guards of this thread; None where it computes in high precision.
-    pub(crate) fn here(state: Option<Arc<Fp8State>>) -> Result<Option<Self>> {
+    /// What `compute` makes of the casts of an operator with this state inside the guards of this thread; it gets None where the
+    /// operator computes in high precision. A failure inside a guard is noted, as that of a layer is.
+    pub(crate) fn around<T, E: From<Error>>(
+        state: Option<Arc<Fp8State>>,
+        compute: impl FnOnce(Option<&Self>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let casts = Self::here(state).map_err(E::from);
+        let done = casts.and_then(|casts| compute(casts.as_ref()));
+        if let (Err(_), Some(context)) = (&done, current()) {
+            context.note_failure();
+        }
+        done
+    }
+
+    fn here(state: Option<Arc<Fp8State>>) -> Result<Option<Self>> {
         let (Some(state), Some(context)) = (state, current()) else {
             return Ok(None);
         };

@@ -3,7 +3,8 @@
 use crate::config::{CastConfig, Fp8LinearConfig};
 use crate::error::{Error, Result};
 use crate::{
-    Autocast, Fp8Layer, Fp8Module, PrepareOptions, PrepareReport, Visitor, prepare_fp8, with_fp8,
+    Autocast, Fp8Layer, Fp8Module, LayerReport, Outcome, PrepareOptions, PrepareReport, Visitor,
+    prepare_fp8, with_fp8,
 };
 use candle_core::Tensor;
 use fp8_core::Format;
@@ -11,20 +12,20 @@ use std::fmt;
 
 /// The formats of inputs and weights after training.
 ///
+/// The FP8 Emulation Toolkit's scheme `hybrid` has E4M3 inputs and weights in E3M4, a format that this library does not have;
+/// [`PtqScheme::E4m3`] is the nearest to it, and what a forward pass of hybrid training computes.
+///
 /// ```
 /// use fp8_core::Format;
 /// use fp8_recipes::PtqScheme;
-/// assert_eq!(PtqScheme::default().weight(), Format::E4M3);
+/// assert_eq!(PtqScheme::default(), PtqScheme::E4m3);
 /// assert_eq!(PtqScheme::E5m2.input(), Format::E5M2);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PtqScheme {
-    /// What a forward pass of hybrid training computes: inputs and weights in E4M3. In the FP8 Emulation Toolkit, whose scheme of
-    /// this name it is, inputs are E4M3 too, but weights E3M4, a format that this library does not have.
-    #[default]
-    Hybrid,
     /// Inputs and weights in E4M3.
+    #[default]
     E4m3,
     /// Inputs and weights in E5M2: more range, less precision.
     E5m2,
@@ -32,7 +33,7 @@ pub enum PtqScheme {
 
 impl PtqScheme {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Hybrid, Self::E4m3, Self::E5m2];
+    pub const ALL: [Self; 2] = [Self::E4m3, Self::E5m2];
 
     /// Format of the inputs of a layer.
     ///
@@ -43,7 +44,7 @@ impl PtqScheme {
     /// ```
     pub fn input(self) -> Format {
         match self {
-            Self::Hybrid | Self::E4m3 => Format::E4M3,
+            Self::E4m3 => Format::E4M3,
             Self::E5m2 => Format::E5M2,
         }
     }
@@ -53,7 +54,7 @@ impl PtqScheme {
     /// ```
     /// # use fp8_core::Format;
     /// # use fp8_recipes::PtqScheme;
-    /// assert_eq!(PtqScheme::Hybrid.weight(), Format::E4M3);
+    /// assert_eq!(PtqScheme::E4m3.weight(), Format::E4M3);
     /// ```
     pub fn weight(self) -> Format {
         self.input()
@@ -78,7 +79,6 @@ impl PtqScheme {
 impl fmt::Display for PtqScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Hybrid => "hybrid",
             Self::E4m3 => "e4m3",
             Self::E5m2 => "e5m2",
         })
@@ -143,8 +143,9 @@ impl Quantized {
 /// E4M3 is written for serving by [`save_calibrated`](crate::save_calibrated). `options` leave layers out.
 ///
 /// # Errors
-/// If no layer is prepared, a prepared one has met no batch ([`Error::NotCalibrated`]), `calibration` fails, or an input is not
-/// finite. What was calibrated before then holds still.
+/// If no layer is prepared ([`Error::NothingToQuantize`]; operators do not count), a prepared one has met no batch
+/// ([`Error::NotCalibrated`]), `calibration` fails, or an input is not finite. An earlier calibration is forgotten all the same: the
+/// scales are those of these batches alone.
 ///
 /// ```
 /// # use candle_core::{Device, Module, Tensor};
@@ -152,7 +153,7 @@ impl Quantized {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let batches: Vec<_> = (0..4).map(|_| Tensor::randn(0f32, 1., (8, 32), &Device::Cpu)).collect::<Result<_, _>>()?;
 /// # let model = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
-/// let quantized = quantize_model(&model, PtqScheme::Hybrid, &PrepareOptions::default(), || {
+/// let quantized = quantize_model(&model, PtqScheme::E4m3, &PrepareOptions::default(), || {
 ///     batches.iter().try_for_each(|x| model.forward(x).map(|_| ()))
 /// })?;
 /// let y = with_fp8(quantized.autocast(), || model.forward(&batches[0]))?;
@@ -168,9 +169,14 @@ pub fn quantize_model<M: Fp8Module + ?Sized, R>(
     calibration: impl FnOnce() -> candle_core::Result<R>,
 ) -> Result<Quantized> {
     let report = prepare_fp8(model, options)?;
-    if report.converted() == 0 {
+    let converts = |layer: &&LayerReport| {
+        layer.kind.multiplies() && matches!(layer.outcome, Outcome::Converted(_))
+    };
+    if !report.layers.iter().any(|layer| converts(&layer)) {
         return Err(Error::NothingToQuantize);
     }
+    // Scales of earlier batches would be mixed into those of these, and pass for them where a layer meets none.
+    model.visit(&mut Forget);
     let autocast = Autocast::new(scheme.config()).calibrating(true);
     with_fp8(autocast, || calibration().map_err(Error::from))?;
     let mut check = Check { missed: None };
@@ -179,6 +185,22 @@ pub fn quantize_model<M: Fp8Module + ?Sized, R>(
         Some(path) => Err(Error::NotCalibrated { path }),
         None => Ok(Quantized { scheme, report }),
     }
+}
+
+/// Forgets what the prepared layers were calibrated with.
+struct Forget;
+
+impl Visitor for Forget {
+    fn layer(&mut self, layer: &dyn Fp8Layer) {
+        if let Some(state) = layer.fp8_state() {
+            state.set_calibration(None);
+            for (_, slot) in state.slots() {
+                slot.reset_calibration();
+            }
+        }
+    }
+
+    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
 }
 
 /// Looks for a prepared layer that no batch has reached.

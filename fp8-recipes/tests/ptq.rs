@@ -116,11 +116,7 @@ fn quantized_digits_are_told_apart_as_well_as_in_f32() {
     let plain = accuracy(&exact, &test.1);
     println!("f32: accuracy {plain:.4}");
     assert!(plain > 0.93, "{plain}");
-    for (scheme, least) in [
-        (PtqScheme::Hybrid, 24.),
-        (PtqScheme::E4m3, 24.),
-        (PtqScheme::E5m2, 18.),
-    ] {
+    for (scheme, least) in [(PtqScheme::E4m3, 24.), (PtqScheme::E5m2, 18.)] {
         let options = PrepareOptions::default();
         let quantized =
             quantize_model(&net, scheme, &options, || calibrate(&net, &train.0)).unwrap();
@@ -187,7 +183,7 @@ fn what_was_quantized_in_e4m3_is_written_and_serves_the_same() {
         .to_string();
     assert!(error.contains("e5m2"), "{error}");
 
-    let quantized = quantize(PtqScheme::Hybrid);
+    let quantized = quantize(PtqScheme::E4m3);
     let logits = with_fp8(quantized.autocast(), || net.forward(&test.0)).unwrap();
     let written = save_calibrated(&net, directory.path()).unwrap();
     assert_eq!(written.quantized, ["up", "down"]);
@@ -234,4 +230,56 @@ fn layers_without_a_batch_and_models_without_layers_are_named() {
     });
     assert_eq!(quantized.unwrap().report.converted(), 1);
     assert!(net.down.fp8_state().is_none());
+}
+
+fn input_scale(layer: &nn::Linear) -> f32 {
+    let state = layer.fp8_state().unwrap();
+    let slot = state.slot(fp8_recipes::Role::Input).unwrap().tensors();
+    let scale = slot.unwrap().dequant_scale.flatten_all().unwrap();
+    scale.to_vec1::<f32>().unwrap()[0]
+}
+
+/// The second calibration is of its own batches, not of those of the first, and an old one calibrates no layer.
+#[test]
+fn quantizing_again_begins_anew() {
+    let [train, _] = digits();
+    let net = trained(&train);
+    let options = PrepareOptions::default();
+    let quantize = |factor: f64| {
+        let images = (&train.0 * factor).unwrap();
+        quantize_model(&net, PtqScheme::E4m3, &options, || calibrate(&net, &images))
+    };
+    let max = Format::E4M3.max();
+    quantize(255.).unwrap();
+    assert_eq!(input_scale(&net.up), 255. / max);
+    quantize(1.).unwrap();
+    assert_eq!(input_scale(&net.up), 1. / max);
+    let again = quantize_model(&net, PtqScheme::E4m3, &options, || net.up.forward(&train.0));
+    let error = again.unwrap_err();
+    assert!(
+        matches!(&error, Error::NotCalibrated { path } if path == "down"),
+        "{error}"
+    );
+}
+
+/// Operators have nothing to quantize.
+#[test]
+fn operators_alone_are_nothing_to_quantize() {
+    let [train, _] = digits();
+    let net = (trained(&train), nn::Add::new("residual"));
+    let all = LayerFilter::new().skip_paths(["up", "down"]);
+    let options = PrepareOptions::default()
+        .with_operators(true)
+        .with_filter(all);
+    let error = quantize_model(&Both(net), PtqScheme::E4m3, &options, || Ok(())).unwrap_err();
+    assert!(matches!(error, Error::NothingToQuantize), "{error}");
+}
+
+struct Both((Mlp, nn::Add));
+
+impl fp8_recipes::Fp8Module for Both {
+    fn visit(&self, visitor: &mut dyn fp8_recipes::Visitor) {
+        self.0.0.visit(visitor);
+        self.0.1.visit(visitor);
+    }
 }

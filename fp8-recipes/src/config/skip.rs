@@ -53,7 +53,7 @@ pub enum SkipReason {
     NoPath,
     /// It stands at the root of the checkpoint: its weight is called `weight` and nothing else.
     AtRoot,
-    /// A layer before it has the same path and another weight.
+    /// A layer before it has the same path and another weight, or an operator has the path of a layer or of another operator.
     SamePath,
     /// Something that is no such layer uses its weight too, such as an embedding tied to it.
     Tied {

@@ -66,14 +66,14 @@ impl Module for Embedding {
     /// Integer indexes of any shape `[..]` to `[.., hidden_size]`.
     fn forward(&self, indexes: &Tensor) -> Result<Tensor> {
         let _span = tracing::trace_span!("embedding", path = self.path()).entered();
-        match OperatorCasts::here(self.state.get())? {
+        OperatorCasts::around(self.state.get(), |casts| match casts {
             None => self.inner.forward(indexes),
             Some(casts) => {
                 let table = casts.weight(self.embeddings())?;
                 let inner = candle_nn::Embedding::new(table, self.hidden_size());
                 Ok(casts.output(&inner.forward(indexes)?)?)
             }
-        }
+        })
     }
 }
 

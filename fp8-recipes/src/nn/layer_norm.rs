@@ -123,11 +123,11 @@ impl Module for LayerNorm {
             "rms-norm"
         };
         let _span = tracing::trace_span!("norm", kind, path = self.path()).entered();
-        match OperatorCasts::here(self.state.get())? {
+        OperatorCasts::around(self.state.get(), |casts| match casts {
             None => self.plain(x),
             // The toolkit leaves the weight as it is.
             Some(casts) => Ok(casts.output(&self.plain(&casts.input(x)?)?)?),
-        }
+        })
     }
 }
 

@@ -38,7 +38,7 @@ macro_rules! operators {
                 $(#[$forward])*
                 pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
                     let compute: fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> = $compute;
-                    match OperatorCasts::here(self.state.get())? {
+                    OperatorCasts::around(self.state.get(), |casts| match casts {
                         None => Ok(compute(a, b)?),
                         Some(casts) => {
                             let y = compute(&casts.input(a)?, &casts.input(b)?)?;
@@ -48,7 +48,7 @@ macro_rules! operators {
                                 false => casts.output(&y),
                             }
                         }
-                    }
+                    })
                 }
             }
 

@@ -38,8 +38,30 @@ pub struct CastRow {
     pub path: String,
     /// What it computes.
     pub kind: LayerKind,
-    /// Of each of [`CAST_TENSORS`]. An operand that is cast otherwise for its second GEMM shows its first cast.
+    /// Of each of [`CAST_TENSORS`]. An operand that is cast otherwise for its second GEMM shows its first cast. Those for which
+    /// [`CastRow::of_plain_products_only`] holds do not happen in every call.
     pub casts: [Option<CastConfig>; 6],
+}
+
+impl CastRow {
+    /// Whether the cast of this tensor is left out where the operator meets more than two dimensions: the result of a batched
+    /// [`nn::Matmul`](crate::nn::Matmul) stays in high precision, and so does its gradient. A table marks it with `*`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use fp8_recipes::{CAST_TENSORS, PrepareOptions, RecipeName, nn, prepare_fp8};
+    /// let scores = nn::Matmul::new("attention.scores");
+    /// let report = prepare_fp8(&scores, &PrepareOptions::default().with_operators(true))?;
+    /// let table = report.cast_table(RecipeName::Direct)?;
+    /// let marked = CAST_TENSORS.iter().filter(|operand| table.rows[0].of_plain_products_only(**operand));
+    /// let marked: Vec<_> = marked.map(|operand| operand.to_string()).collect();
+    /// assert_eq!(marked, ["output", "grad_output"]);
+    /// assert!(table.to_string().ends_with("* of products of two matrices; batched ones keep their results in high precision"));
+    /// # Ok(()) }
+    /// ```
+    pub fn of_plain_products_only(&self, operand: Operand) -> bool {
+        self.kind == LayerKind::Matmul && matches!(operand, Operand::Output | Operand::GradOutput)
+    }
 }
 
 /// Every prepared layer and operator of a model with what a recipe casts there. Prints as a table.
@@ -108,7 +130,7 @@ fn casts_of(
     config: &ResolvedConfig,
 ) -> [Option<CastConfig>; 6] {
     let fused = notes.contains(&Note::OutputFused);
-    let multiplies = matches!(layer.kind, LayerKind::Linear | LayerKind::Convolution);
+    let multiplies = layer.kind.multiplies();
     CAST_TENSORS.map(|operand| {
         let there = match operand {
             Operand::Weight | Operand::GradWeight => {
@@ -129,10 +151,19 @@ impl fmt::Display for CastTable {
         let header = ["layer", "kind"].map(str::to_string).into_iter();
         let header = header.chain(CAST_TENSORS.map(|operand| operand.to_string()));
         let mut lines: Vec<Vec<String>> = vec![header.collect()];
+        let mut marked = false;
         for row in &self.rows {
             let mut line = vec![row.path.clone(), row.kind.to_string()];
-            let short = |cast: &Option<CastConfig>| cast.map_or("-".into(), |cast| cast.short());
-            line.extend(row.casts.iter().map(short));
+            for (operand, cast) in CAST_TENSORS.into_iter().zip(&row.casts) {
+                let mark = if row.of_plain_products_only(operand) {
+                    "*"
+                } else {
+                    ""
+                };
+                let short = cast.map(|cast| format!("{}{mark}", cast.short()));
+                marked |= short.is_some() && !mark.is_empty();
+                line.push(short.unwrap_or("-".into()));
+            }
             lines.push(line);
         }
         let width = |column: usize| lines.iter().map(|line| line[column].len()).max();
@@ -143,6 +174,12 @@ impl fmt::Display for CastTable {
             let line = cells.collect::<Vec<_>>().join("  ");
             let end = if i + 1 < lines.len() { "\n" } else { "" };
             write!(f, "{}{end}", line.trim_end())?;
+        }
+        if marked {
+            write!(
+                f,
+                "\n* of products of two matrices; batched ones keep their results in high precision"
+            )?;
         }
         Ok(())
     }

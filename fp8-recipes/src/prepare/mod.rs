@@ -4,12 +4,13 @@ mod cast_table;
 mod operators;
 mod options;
 mod report;
+mod unmatched;
 
 pub use cast_table::{CAST_TENSORS, CastRow, CastTable};
 pub use options::{LayerChoice, PrepareOptions};
 pub use report::{LayerReport, Note, Outcome, PrepareReport, Unmatched};
 
-use crate::config::{FilterDecision, SkipReason, near};
+use crate::config::{FilterDecision, SkipReason};
 use crate::error::Result;
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::nn::join;
@@ -19,6 +20,7 @@ use candle_core::{DType, Device, Tensor, TensorId};
 use fp8_candle::StateTable;
 use std::collections::HashMap;
 use std::sync::Arc;
+pub(crate) use unmatched::unmatched;
 
 /// Gives FP8 state to every linear layer that the options take, and where they say so to convolutions and operators. A weight that something else than a linear layer uses
 /// too (a head tied to an embedding) stays in high precision: here, in the export and when served. Layers already prepared keep
@@ -33,6 +35,7 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     options: &PrepareOptions,
 ) -> Result<PrepareReport> {
     options.check()?;
+    let unmatched = unmatched(model, options);
     let mut owners = Owners::default();
     model.visit(&mut owners);
     let mut preparer = Preparer {
@@ -51,29 +54,11 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     let mut operators = preparer.for_operators();
     model.visit(&mut operators);
     let mut report = operators.finish()?;
-    report.unmatched = unmatched(options, &report.layers);
+    report.unmatched = unmatched;
     for unmatched in &report.unmatched {
         tracing::warn!("prepare_fp8: {unmatched}");
     }
     Ok(report)
-}
-
-/// Patterns of the options that name none of the layers.
-fn unmatched(options: &PrepareOptions, layers: &[LayerReport]) -> Vec<Unmatched> {
-    let paths = || layers.iter().filter_map(|layer| layer.path.as_deref());
-    let patterns = options.layers().iter().map(|(pattern, _)| pattern);
-    let patterns = patterns.chain(&options.output_fused).filter_map(|pattern| {
-        let named = paths().any(|path| pattern.matches(path));
-        (!named).then(|| pattern.as_str())
-    });
-    let parts = options.filter.skipped_parts().iter();
-    let parts = parts.filter(|part| !paths().any(|path| path.contains(part.as_str())));
-    let all = patterns.chain(parts.map(String::as_str));
-    all.map(|pattern| Unmatched {
-        pattern: pattern.to_string(),
-        near: near(pattern, paths()),
-    })
-    .collect()
 }
 
 /// Which names each tensor goes by, which are used outside of these layers too, with the first name there, and the tables of

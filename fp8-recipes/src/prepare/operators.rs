@@ -5,18 +5,20 @@ use super::{LayerReport, Note, Outcome, PrepareOptions, PrepareReport, Preparer}
 use crate::config::SkipReason;
 use crate::error::Result;
 use crate::module::{Fp8Layer, Visitor};
-use crate::operator::Fp8Operator;
+use crate::operator::{Fp8Operator, LayerKind};
 use crate::state::{Fp8State, LayerRecipe};
 use candle_core::{Device, Tensor};
 use fp8_candle::{Role, StateTable};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Visits a model after its layers have state: operators without tensors share a table with them.
 pub(super) struct OperatorPreparer<'a> {
     options: &'a PrepareOptions,
     tables: Vec<Arc<StateTable>>,
-    by_path: HashMap<String, Arc<Fp8State>>,
+    by_path: HashMap<String, (LayerKind, Arc<Fp8State>)>,
+    /// Paths of converted layers, whose rows have the same names.
+    taken: HashSet<String>,
     report: PrepareReport,
     error: Option<crate::Error>,
 }
@@ -27,6 +29,7 @@ impl<'a> Preparer<'a> {
             options: self.options,
             tables: self.tables,
             by_path: HashMap::new(),
+            taken: self.by_path.into_keys().collect(),
             report: self.report,
             error: None,
         }
@@ -64,6 +67,10 @@ impl OperatorPreparer<'_> {
             let pattern = pattern.clone();
             return Ok(Outcome::Skipped(SkipReason::Off { pattern }));
         }
+        let other_kind = (self.by_path.get(path)).is_some_and(|(kind, _)| *kind != operator.kind());
+        if other_kind || self.taken.contains(path) {
+            return Ok(Outcome::Skipped(SkipReason::SamePath));
+        }
         let mut notes = vec![];
         let own = match choice {
             Some((_, LayerChoice::Recipe(recipe))) => Some(LayerRecipe {
@@ -76,7 +83,7 @@ impl OperatorPreparer<'_> {
             notes.push(Note::OwnRecipe(own.recipe.clone().into()));
         }
         let state = match (self.by_path.get(path), operator.fp8_state()) {
-            (Some(state), _) => {
+            (Some((_, state)), _) => {
                 notes.push(Note::SharedState);
                 state.clone()
             }
@@ -97,7 +104,8 @@ impl OperatorPreparer<'_> {
         }
         state.set_output_fused(fused);
         state.set_own_recipe(own);
-        self.by_path.insert(path.to_string(), state.clone());
+        let entry = (operator.kind(), state.clone());
+        self.by_path.insert(path.to_string(), entry);
         operator.set_fp8_state(Some(state));
         Ok(Outcome::Converted(notes))
     }
