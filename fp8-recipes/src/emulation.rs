@@ -33,153 +33,25 @@
 //! # Ok(()) }
 //! ```
 
+mod checkpoint;
+mod options;
+
+pub use checkpoint::EmulatedOptimizer;
+pub use options::{EmulationMethod, EmulatorOptions};
+
 use crate::autocast::Autocast;
-use crate::config::{Fp8LinearConfig, RecipeName};
+use crate::config::Fp8LinearConfig;
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
-use crate::optim::{DynamicLossScaler, LossScalerConfig, NamedOptimizer, ScaledStep, StepReport};
+use crate::optim::{DynamicLossScaler, NamedOptimizer, ScaledStep, StepReport};
 use crate::prepare::{CastTable, PrepareOptions, PrepareReport, prepare_fp8, unmatched};
-use crate::stats::CastStats;
+use crate::stats::{CastStats, StatsLog};
 use candle_core::Tensor;
-use std::fmt;
-use std::str::FromStr;
-
-/// Which formats an emulated training uses.
-///
-/// ```
-/// use fp8_recipes::emulation::EmulationMethod;
-///
-/// assert_eq!("hybrid".parse::<EmulationMethod>()?, EmulationMethod::ScaledHybrid);
-/// # Ok::<(), fp8_recipes::Error>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum EmulationMethod {
-    /// [`RecipeName::Direct`]: E5M2 without scales.
-    Direct,
-    /// [`RecipeName::Hybrid`]: E4M3 with a scale per tensor forward, E5M2 without scales backward.
-    ScaledHybrid,
-}
-
-impl EmulationMethod {
-    /// The recipe that does it.
-    ///
-    /// ```
-    /// use fp8_recipes::RecipeName;
-    /// use fp8_recipes::emulation::EmulationMethod;
-    /// assert_eq!(EmulationMethod::ScaledHybrid.recipe_name(), RecipeName::Hybrid);
-    /// ```
-    pub fn recipe_name(self) -> RecipeName {
-        match self {
-            Self::Direct => RecipeName::Direct,
-            Self::ScaledHybrid => RecipeName::Hybrid,
-        }
-    }
-}
-
-impl fmt::Display for EmulationMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.recipe_name().as_str())
-    }
-}
-
-impl FromStr for EmulationMethod {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "direct" => Ok(Self::Direct),
-            "hybrid" => Ok(Self::ScaledHybrid),
-            _ => Err(crate::config::ConfigError::UnknownRecipe {
-                got: text.to_string(),
-                valid: "direct, hybrid".into(),
-            }
-            .into()),
-        }
-    }
-}
-
-/// What an [`Emulator`] is told beside its method.
-///
-/// ```
-/// use fp8_recipes::emulation::EmulatorOptions;
-/// use fp8_recipes::optim::LossScalerConfig;
-///
-/// let options = EmulatorOptions::default()
-///     .with_exempt("layers.0")
-///     .with_output_fused("blocks.*.conv")
-///     .with_loss_scaler(LossScalerConfig::default().with_min_loss_scale(1.))
-///     .with_seed(17);
-/// # let _ = options;
-/// ```
-#[derive(Debug, Clone, Default)]
-#[non_exhaustive]
-pub struct EmulatorOptions {
-    /// Layers and operators left in high precision, by path or glob.
-    pub exempt: Vec<String>,
-    /// Layers and operators whose outputs, and the gradients of these, are left in high precision, by path or glob.
-    pub output_fused: Vec<String>,
-    /// How the loss is scaled.
-    pub loss_scaler: LossScalerConfig,
-    /// The seed of stochastic rounding.
-    pub seed: u64,
-    /// Rounds to f16 before each cast, as the toolkit does.
-    pub via_f16: bool,
-    /// Where casts are measured; None costs nothing.
-    pub stats: Option<CastStats>,
-    /// Steps from one that is measured to the next; 0 counts as 1.
-    pub stats_every: u64,
-}
-
-impl EmulatorOptions {
-    /// One more pattern of layers in high precision.
-    #[must_use]
-    pub fn with_exempt(mut self, pattern: impl Into<String>) -> Self {
-        self.exempt.push(pattern.into());
-        self
-    }
-
-    /// One more pattern of layers whose outputs stay in high precision.
-    #[must_use]
-    pub fn with_output_fused(mut self, pattern: impl Into<String>) -> Self {
-        self.output_fused.push(pattern.into());
-        self
-    }
-
-    /// Scales the loss so.
-    #[must_use]
-    pub fn with_loss_scaler(mut self, config: LossScalerConfig) -> Self {
-        self.loss_scaler = config;
-        self
-    }
-
-    /// Rounds with this seed.
-    #[must_use]
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// Rounds to f16 first, or not.
-    #[must_use]
-    pub fn with_via_f16(mut self, via_f16: bool) -> Self {
-        self.via_f16 = via_f16;
-        self
-    }
-
-    /// Measures the casts of every `every`th step.
-    #[must_use]
-    pub fn with_stats(mut self, stats: &CastStats, every: u64) -> Self {
-        self.stats = Some(stats.clone());
-        self.stats_every = every;
-        self
-    }
-}
+use candle_core::backprop::GradStore;
 
 /// A training run in emulated FP8: a prepared model, the recipe for its guards, a loss scaler and a count of steps.
 ///
-/// The loss scaler's state is saved with [`LossScaled`](crate::optim::LossScaled), or as
-/// [`LossScalerState`](crate::optim::LossScalerState) by the program itself.
+/// A training checkpoint takes its loss scaler and its count with the optimizer: [`Emulator::with_optimizer`].
 ///
 /// ```
 /// # use candle_core::{DType, Device, Module, Tensor};
@@ -207,7 +79,15 @@ pub struct Emulator {
     report: PrepareReport,
     loss_scaler: DynamicLossScaler,
     global_steps: u64,
-    stats: Option<(CastStats, u64)>,
+    measured: Option<Measured>,
+}
+
+/// What is measured of which steps, and where it goes.
+#[derive(Debug)]
+struct Measured {
+    stats: CastStats,
+    every: u64,
+    log: Option<StatsLog>,
 }
 
 impl Emulator {
@@ -267,9 +147,11 @@ impl Emulator {
             report,
             loss_scaler,
             global_steps: 0,
-            stats: options
-                .stats
-                .map(|stats| (stats, options.stats_every.max(1))),
+            measured: (options.stats.is_some() || options.stats_log.is_some()).then(|| Measured {
+                stats: options.stats.unwrap_or_default(),
+                every: options.stats_every.max(1),
+                log: options.stats_log.map(StatsLog::to_file),
+            }),
         })
     }
 
@@ -291,7 +173,8 @@ impl Emulator {
         self.method
     }
 
-    /// What the guards of this run switch on: around each forward pass of training, and with `training(false)` of evaluation.
+    /// What the guards of this run switch on: around each forward pass of training, and with `training(false)` of evaluation, which
+    /// is not measured.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Module, Tensor};
@@ -309,12 +192,61 @@ impl Emulator {
     /// ```
     pub fn autocast(&self) -> Autocast {
         let autocast = Autocast::new(self.config.clone());
-        match &self.stats {
-            Some((stats, every)) if self.global_steps.is_multiple_of(*every) => {
-                autocast.with_stats(stats)
-            }
-            _ => autocast,
+        Autocast {
+            training_stats: self.due().map(|measured| measured.stats.clone()),
+            ..autocast
         }
+    }
+
+    /// Where the coming step is measured, if it is.
+    fn due(&self) -> Option<&Measured> {
+        let measured = self.measured.as_ref();
+        measured.filter(|measured| self.global_steps.is_multiple_of(measured.every))
+    }
+
+    /// Whether the coming step is measured: the one place that decides it. After the step the count is another.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// let stats = fp8_recipes::CastStats::default();
+    /// let options = EmulatorOptions::default().with_stats(&stats, 3);
+    /// let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, options)?;
+    /// let due = (0..5).map(|step| {
+    ///     emulator.update_global_steps(step);
+    ///     emulator.measures_this_step()
+    /// });
+    /// assert!(due.eq([true, false, false, true, false]));
+    /// # Ok(()) }
+    /// ```
+    pub fn measures_this_step(&self) -> bool {
+        self.due().is_some()
+    }
+
+    /// The log of [`EmulatorOptions::with_stats_log`], which knows whether it could be written.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let directory = tempfile::tempdir()?;
+    /// let path = directory.path().join("missing/stats.jsonl");
+    /// let options = EmulatorOptions::default().with_stats_log(&path, 100);
+    /// let emulator = Emulator::initialize(&model, EmulationMethod::Direct, options)?;
+    /// assert!(emulator.stats_log().unwrap().failure().is_none()); // so far
+    /// # Ok(()) }
+    /// ```
+    pub fn stats_log(&self) -> Option<&StatsLog> {
+        self.measured.as_ref()?.log.as_ref()
     }
 
     /// What became of each layer and operator.
@@ -433,7 +365,7 @@ impl Emulator {
     }
 
     /// The backward pass of the scaled loss, the division, the check of every gradient element, and the optimizer's step or none. Counts
-    /// a step either way.
+    /// a step either way, and writes the statistics of one that was measured.
     ///
     /// # Errors
     /// The optimizer's or candle's; the count and the loss scale stay as they were.
@@ -460,7 +392,56 @@ impl Emulator {
         loss: &Tensor,
     ) -> Result<ScaledStep<StepReport>> {
         let step = self.loss_scaler.backward_step(loss, optimizer)?;
-        self.global_steps += 1;
+        self.end_step();
         Ok(step)
+    }
+
+    /// [`Emulator::optimizer_step`] from gradients that are there already: those of losses that
+    /// [`DynamicLossScaler::scaled`] has scaled, such as their mean over micro-batches. `grads` are divided in place.
+    ///
+    /// # Errors
+    /// As [`Emulator::optimizer_step`].
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// use fp8_recipes::GradAccumulator;
+    /// use fp8_recipes::optim::{Sgd, SgdConfig};
+    /// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
+    /// let mut micro_batches = GradAccumulator::new(&vars);
+    /// for x in Tensor::full(0.1f32, (8, 32), &Device::Cpu)?.chunk(4, 0)? {
+    ///     let loss = with_fp8(emulator.autocast(), || model.forward(&x))?.sqr()?.mean_all()?;
+    ///     micro_batches.add(emulator.loss_scaler().scaled(&loss)?.backward()?)?;
+    /// }
+    /// let mut grads = micro_batches.finish_mean()?;
+    /// let step = emulator.optimizer_step_with_grads(&mut optimizer, &mut grads)?;
+    /// assert_eq!((step.skipped(), emulator.global_steps()), (false, 1));
+    /// # Ok(()) }
+    /// ```
+    pub fn optimizer_step_with_grads<O: NamedOptimizer + ?Sized>(
+        &mut self,
+        optimizer: &mut O,
+        grads: &mut GradStore,
+    ) -> Result<ScaledStep<StepReport>> {
+        let step = self.loss_scaler.apply(grads, optimizer)?;
+        self.end_step();
+        Ok(step)
+    }
+
+    /// Writes what was measured of the step under its number, and counts it.
+    fn end_step(&mut self) {
+        if self.measures_this_step()
+            && let Some(measured) = &mut self.measured
+            && let Some(log) = &mut measured.log
+        {
+            log.record(self.global_steps, &measured.stats);
+        }
+        self.global_steps += 1;
     }
 }

@@ -36,6 +36,8 @@ pub struct Autocast {
     pub stats: Option<CastStats>,
     /// Who sees every cast of the layers inside; None costs nothing.
     pub cast_observer: Option<CastObserver>,
+    /// As `stats`, but only while training.
+    pub(crate) training_stats: Option<CastStats>,
 }
 
 impl Default for Autocast {
@@ -48,6 +50,7 @@ impl Default for Autocast {
             reduction_group: None,
             stats: None,
             cast_observer: None,
+            training_stats: None,
         }
     }
 }

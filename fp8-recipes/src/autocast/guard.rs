@@ -42,7 +42,9 @@ where
         training: autocast.training,
         config,
         group: autocast.reduction_group,
-        stats: autocast.stats,
+        stats: autocast
+            .stats
+            .or(autocast.training_stats.filter(|_| autocast.training)),
         hook: autocast.cast_observer,
     };
     let context = Context { settings, session };

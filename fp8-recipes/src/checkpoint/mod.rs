@@ -112,6 +112,8 @@ struct OptimizerMeta {
     hyperparameters: serde_json::Value,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     loss_scaler: Option<LossScalerState>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    global_steps: Option<u64>,
 }
 
 /// Saves variables, optimizer and FP8 state, atomically: a crash leaves the old file or the new one.
@@ -144,6 +146,7 @@ pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
         kind: optimizer.kind().to_string(),
         hyperparameters: optimizer.hyperparameters_json().clone(),
         loss_scaler: optimizer.loss_scaler().copied(),
+        global_steps: optimizer.global_steps(),
     };
     let optimizer = optimizer.tensors().iter();
     let optimizer = optimizer.map(|(name, t)| (format!("{OPTIMIZER}{name}"), t.clone()));

@@ -262,8 +262,12 @@ fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
         reason: error.to_string(),
     })?;
     let state = OptimizerState::new(meta.kind).with_hyperparameters(meta.hyperparameters)?;
-    Ok(match meta.loss_scaler {
+    let state = match meta.loss_scaler {
         Some(scaler) => state.with_loss_scaler(scaler),
+        None => state,
+    };
+    Ok(match meta.global_steps {
+        Some(steps) => state.with_global_steps(steps),
         None => state,
     })
 }

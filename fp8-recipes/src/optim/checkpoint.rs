@@ -19,6 +19,7 @@ use super::{LossScalerState, OptimError};
 /// | [`AdamW`](super::AdamW) | everything: moments, master weights, step, hyperparameters |
 /// | [`Sgd`](super::Sgd) | everything: momentum, master weights, step, hyperparameters |
 /// | [`LossScaled`](super::LossScaled) | what comes back of the optimizer in it, and the loss scaler |
+/// | [`EmulatedOptimizer`](crate::emulation::EmulatedOptimizer) | what comes back of the optimizer, the loss scaler and the count of steps |
 /// | `candle_nn::SGD` | everything: its learning rate |
 /// | `candle_nn::AdamW` | its hyperparameters; moments and step are private and start from zero |
 /// | [`NoOptimizer`] | nothing; for programs that save without one |
@@ -154,6 +155,7 @@ pub struct OptimizerState {
     hyperparameters: Value,
     tensors: HashMap<String, Tensor>,
     loss_scaler: Option<LossScalerState>,
+    global_steps: Option<u64>,
 }
 
 impl OptimizerState {
@@ -165,6 +167,7 @@ impl OptimizerState {
             hyperparameters: Value::Null,
             tensors: HashMap::new(),
             loss_scaler: None,
+            global_steps: None,
         }
     }
 
@@ -185,6 +188,25 @@ impl OptimizerState {
     /// ```
     pub fn loss_scaler(&self) -> Option<&LossScalerState> {
         self.loss_scaler.as_ref()
+    }
+
+    /// Adds the count of steps, those left out included, of the run that drives the optimizer: an
+    /// [`Emulator`](crate::emulation::Emulator)'s.
+    pub fn with_global_steps(mut self, steps: u64) -> Self {
+        self.global_steps = Some(steps);
+        self
+    }
+
+    /// That count, if the run keeps one.
+    ///
+    /// ```
+    /// use fp8_recipes::optim::OptimizerState;
+    /// let state = OptimizerState::new("my_crate.Sign");
+    /// assert_eq!(state.global_steps(), None);
+    /// assert_eq!(state.with_global_steps(7).global_steps(), Some(7));
+    /// ```
+    pub fn global_steps(&self) -> Option<u64> {
+        self.global_steps
     }
 
     /// Adds a tensor, or replaces the one of this name.

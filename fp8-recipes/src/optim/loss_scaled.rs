@@ -1,6 +1,7 @@
 //! An optimizer together with its loss scaler.
 
 use candle_core::Tensor;
+use candle_core::backprop::GradStore;
 
 use super::error::Result;
 use super::{
@@ -76,23 +77,62 @@ impl<O: NamedOptimizer> LossScaled<O> {
     pub fn backward_step(&mut self, loss: &Tensor) -> Result<ScaledStep<StepReport>> {
         self.scaler.backward_step(loss, &mut self.optimizer)
     }
+
+    /// [`DynamicLossScaler::apply`], for gradients of scaled losses that are there already.
+    ///
+    /// # Errors
+    /// candle's, or the optimizer's.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Var};
+    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let mut scaler = DynamicLossScaler::default();
+    /// let mut scaled = LossScaled::new(sgd, scaler);
+    /// let mut grads = scaled.scaler.scaled(&w.sqr()?.sum_all()?)?.backward()?;
+    /// assert!(!scaled.apply(&mut grads)?.skipped());
+    /// assert_eq!(w.to_vec1::<f32>()?, [0.5; 3]);
+    /// # Ok(()) }
+    /// ```
+    pub fn apply(&mut self, grads: &mut GradStore) -> Result<ScaledStep<StepReport>> {
+        self.scaler.apply(grads, &mut self.optimizer)
+    }
+}
+
+/// The state of an optimizer with that of its loss scaler.
+pub(crate) fn scaled_state<O: CheckpointOptimizer + ?Sized>(
+    optimizer: &O,
+    scaler: &DynamicLossScaler,
+) -> Result<OptimizerState> {
+    let state = optimizer.optimizer_state()?;
+    Ok(state.with_loss_scaler(scaler.state()))
+}
+
+/// Brings both back, or neither.
+pub(crate) fn load_scaled_state<O: CheckpointOptimizer + ?Sized>(
+    optimizer: &mut O,
+    scaler: &mut DynamicLossScaler,
+    state: &OptimizerState,
+) -> Result<()> {
+    if let Some(state) = state.loss_scaler() {
+        scaler.check_state(state)?;
+    }
+    optimizer.load_optimizer_state(state)?;
+    match state.loss_scaler() {
+        Some(state) => scaler.load_state(state),
+        None => Ok(()),
+    }
 }
 
 impl<O: CheckpointOptimizer> CheckpointOptimizer for LossScaled<O> {
     fn optimizer_state(&self) -> Result<OptimizerState> {
-        let state = self.optimizer.optimizer_state()?;
-        Ok(state.with_loss_scaler(self.scaler.state()))
+        scaled_state(&self.optimizer, &self.scaler)
     }
 
     fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<()> {
-        if let Some(scaler) = state.loss_scaler() {
-            self.scaler.check_state(scaler)?;
-        }
-        self.optimizer.load_optimizer_state(state)?;
-        match state.loss_scaler() {
-            Some(scaler) => self.scaler.load_state(scaler),
-            None => Ok(()),
-        }
+        load_scaled_state(&mut self.optimizer, &mut self.scaler, state)
     }
 
     fn announces_changes(&self) -> bool {

@@ -1,5 +1,7 @@
 //! The loss scale that moves with what the gradients show.
 
+use std::collections::HashSet;
+
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use serde::{Deserialize, Serialize};
@@ -7,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use super::error::Result;
 use super::loss_scaler_config::{LossScalerConfig, check_loss_scale};
 use super::unscale::Unscaled;
-use super::{NamedOptimizer, OptimError, StepReport};
 
 /// Multiplies the loss, so that small gradients are not rounded to 0 on their way back, and takes the factor out of the gradients
 /// again. A step with an infinite or NaN gradient element anywhere is left out, and the loss scale backs off; after
@@ -71,105 +72,6 @@ pub struct LossScalerState {
     pub skipped_steps: u64,
 }
 
-/// What one step with a scaled loss did.
-///
-/// ```
-/// # use candle_core::{DType, Device, Var};
-/// # use fp8_recipes::optim::{AdamW, AdamWConfig, DynamicLossScaler};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-/// # let mut optimizer = AdamW::from_named(vec![("w".into(), w.clone())], AdamWConfig::default())?;
-/// # let mut scaler = DynamicLossScaler::default();
-/// let step = scaler.backward_step(&w.sqr()?.sum_all()?, &mut optimizer)?;
-/// assert_eq!(step.loss_scale(), 65536.);
-/// if let Some(report) = step.report() {
-///     assert!(report.grad_norm()? > 3.4);
-/// }
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Debug)]
-#[must_use = "a step may have been skipped"]
-pub struct ScaledStep<R> {
-    loss_scale: f64,
-    non_finite: usize,
-    report: Option<R>,
-}
-
-impl<R> ScaledStep<R> {
-    /// What the loss of this step was multiplied by.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let step = scaler.backward_step(&(w.sum_all()? * f64::NAN)?, &mut sgd)?;
-    /// // What the step had, not what the next one has.
-    /// assert_eq!((step.loss_scale(), scaler.loss_scale()), (65536., 32768.));
-    /// # Ok(()) }
-    /// ```
-    pub fn loss_scale(&self) -> f64 {
-        self.loss_scale
-    }
-
-    /// Whether the step was left out, because of a non-finite gradient.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let loss = w.sum_all()?;
-    /// assert!(!scaler.backward_step(&loss, &mut sgd)?.skipped());
-    /// assert!(scaler.backward_step(&(loss * f64::INFINITY)?, &mut sgd)?.skipped());
-    /// # Ok(()) }
-    /// ```
-    pub fn skipped(&self) -> bool {
-        self.report.is_none()
-    }
-
-    /// How many variables had a gradient with an infinite or NaN element.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor, Var};
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let v = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// let loss = (w.sum_all()? + (v.sum_all()? * f64::INFINITY)?)?;
-    /// let step = scaler.step(&loss, [&v, &w], |_| Ok::<_, candle_core::Error>(()))?;
-    /// assert_eq!(step.non_finite(), 1);
-    /// # Ok(()) }
-    /// ```
-    pub fn non_finite(&self) -> usize {
-        self.non_finite
-    }
-
-    /// What the optimizer returned; None if it was not asked.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor, Var};
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let loss = w.sum_all()?;
-    /// let step = scaler.step(&loss, [&w], |_| Ok::<_, candle_core::Error>("taken"))?;
-    /// assert_eq!(step.report(), Some(&"taken"));
-    /// let step = scaler.step(&(loss * f64::NAN)?, [&w], |_| Ok::<_, candle_core::Error>("taken"))?;
-    /// assert_eq!(step.report(), None);
-    /// # Ok(()) }
-    /// ```
-    pub fn report(&self) -> Option<&R> {
-        self.report.as_ref()
-    }
-}
-
 impl Default for DynamicLossScaler {
     fn default() -> Self {
         Self::with_valid(LossScalerConfig::default())
@@ -180,7 +82,7 @@ impl DynamicLossScaler {
     /// A scaler at its initial loss scale.
     ///
     /// # Errors
-    /// [`OptimError::InvalidHyperparameter`], see [`LossScalerConfig::validate`].
+    /// [`OptimError::InvalidHyperparameter`](super::OptimError::InvalidHyperparameter), see [`LossScalerConfig::validate`].
     ///
     /// ```
     /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
@@ -283,7 +185,7 @@ impl DynamicLossScaler {
 
     /// Divides the gradients of `vars` by the loss scale, and looks at each element in the same pass. Returns how many
     /// gradients have an infinite or NaN element: if any, leave the step out. Call it once per step, also with gradients summed over
-    /// micro-batches. It changes the loss scale of no later step: [`DynamicLossScaler::update`] does.
+    /// micro-batches. A variable that comes twice, as tied weights do, is divided once. It changes the loss scale of no later step: [`DynamicLossScaler::update`] does.
     ///
     /// The factor is a power of two, so this rounds nothing in f32, f64 and bf16 above their subnormals. f16 has too few
     /// exponents for that: what the loss scale has saved would underflow here. So f16 gradients become f32, which this library's
@@ -310,7 +212,8 @@ impl DynamicLossScaler {
         vars: impl IntoIterator<Item = &'a Var>,
     ) -> Result<usize> {
         let mut unscaled = Unscaled::new(1. / self.state.loss_scale, self.config.f32_gradients);
-        for var in vars {
+        let mut seen = HashSet::new();
+        for var in vars.into_iter().filter(|var| seen.insert(var.id())) {
             if let Some(grad) = grads.remove(var) {
                 let grad = unscaled.take(&grad)?;
                 grads.insert(var, grad);
@@ -354,86 +257,6 @@ impl DynamicLossScaler {
         }
     }
 
-    /// A whole step with any optimizer: the backward pass of the scaled loss, the division, the check, then `take` with the
-    /// gradients or, if one is not finite, nothing but a warning in `tracing`; last the update of the loss scale. `vars` are the variables
-    /// that `take` changes: those that are not among them keep scaled gradients that nobody has looked at.
-    ///
-    /// An error, also of `take`, leaves the loss scale as it is.
-    ///
-    /// # Errors
-    /// candle's, or what `take` returns.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor, Var};
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let sign_descent = |grads: &candle_core::backprop::GradStore| match grads.get(&w) {
-    ///     Some(grad) => w.set(&(w.as_tensor() - (grad.sign()? * 0.25)?)?),
-    ///     None => Ok(()),
-    /// };
-    /// scaler.step(&w.sqr()?.sum_all()?, [&w], sign_descent)?;
-    /// assert_eq!(w.to_vec1::<f32>()?, [0.75; 3]);
-    /// # Ok(()) }
-    /// ```
-    pub fn step<'a, R, E: From<OptimError>>(
-        &mut self,
-        loss: &Tensor,
-        vars: impl IntoIterator<Item = &'a Var>,
-        take: impl FnOnce(&GradStore) -> Result<R, E>,
-    ) -> Result<ScaledStep<R>, E> {
-        let scaled = self.scaled(loss)?;
-        let mut grads = scaled.backward().map_err(OptimError::from)?;
-        let non_finite = self.unscale(&mut grads, vars)?;
-        let loss_scale = self.state.loss_scale;
-        let report = match non_finite {
-            0 => Some(take(&grads)?),
-            _ => None,
-        };
-        self.update(non_finite > 0);
-        if report.is_none() {
-            tracing::warn!(
-                loss_scale,
-                next_loss_scale = self.state.loss_scale,
-                non_finite,
-                "gradients are not finite: step skipped, the loss scale backs off"
-            );
-        }
-        Ok(ScaledStep {
-            loss_scale,
-            non_finite,
-            report,
-        })
-    }
-
-    /// [`DynamicLossScaler::step`] with an optimizer of this library, or any other that knows its variables.
-    ///
-    /// # Errors
-    /// candle's, or the optimizer's.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let step = scaler.backward_step(&w.sqr()?.sum_all()?, &mut sgd)?;
-    /// assert!(!step.skipped());
-    /// assert_eq!(w.to_vec1::<f32>()?, [0.5; 3]);
-    /// # Ok(()) }
-    /// ```
-    pub fn backward_step<O: NamedOptimizer + ?Sized>(
-        &mut self,
-        loss: &Tensor,
-        optimizer: &mut O,
-    ) -> Result<ScaledStep<StepReport>> {
-        let vars = optimizer.named_vars();
-        let vars = vars.iter().map(|(_, var)| var);
-        self.step(loss, vars, |grads| optimizer.apply_gradients(grads))
-    }
-
     /// What later steps depend on.
     ///
     /// ```
@@ -450,7 +273,7 @@ impl DynamicLossScaler {
     /// Goes on where a scaler of this state was.
     ///
     /// # Errors
-    /// [`OptimError::InvalidHyperparameter`] if the loss scale is no power of two between the floor and the cap of this scaler's
+    /// [`OptimError::InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) if the loss scale is no power of two between the floor and the cap of this scaler's
     /// configuration; nothing is changed.
     ///
     /// ```

@@ -13,7 +13,7 @@
 //! | `named.rs` | [`NamedOptimizer`]; variables by name and their gradients |
 //! | `groups.rs` | [`ParamGroup`]: hyperparameters of their own by name |
 //! | `masters.rs`, `elements.rs` | [`MasterDType`]: master weights, and the loops that round at random |
-//! | `loss_scaler.rs`, `loss_scaler_config.rs`, `unscale.rs` | [`DynamicLossScaler`]; gradients divided and checked in one pass |
+//! | `loss_scaler.rs`, `loss_scaler_config.rs`, `scaled_step.rs`, `unscale.rs` | [`DynamicLossScaler`]; its whole steps; gradients divided and checked in one pass |
 //! | `loss_scaled.rs` | [`LossScaled`]: an optimizer with its loss scaler in a checkpoint |
 //! | `counter.rs` | the step counter, on the host or the device |
 //! | `report.rs` | [`StepReport`] |
@@ -66,6 +66,7 @@ mod named;
 mod norm;
 mod params;
 mod report;
+mod scaled_step;
 mod schedule;
 mod sgd;
 mod sgd_config;
@@ -81,12 +82,14 @@ pub use checkpoint::{CheckpointOptimizer, NoOptimizer, OptimizerState};
 pub use error::OptimError;
 pub use groups::ParamGroup;
 pub use loss_scaled::LossScaled;
-pub use loss_scaler::{DynamicLossScaler, LossScalerState, ScaledStep};
+pub(crate) use loss_scaled::{load_scaled_state, scaled_state};
+pub use loss_scaler::{DynamicLossScaler, LossScalerState};
 pub use loss_scaler_config::LossScalerConfig;
 pub use masters::MasterDType;
 pub use named::NamedOptimizer;
 pub use params::{AdamWConfig, DecayScope};
 pub use report::StepReport;
+pub use scaled_step::ScaledStep;
 pub use schedule::LrSchedule;
 pub use sgd::Sgd;
 pub use sgd_config::SgdConfig;

@@ -268,3 +268,18 @@ fn bad_values_are_named() {
         assert_eq!(s, before);
     }
 }
+
+/// Tied weights: one variable under two names.
+#[test]
+fn a_variable_that_comes_twice_is_divided_once() {
+    let var = Var::from_tensor(&Tensor::ones(4, DType::F32, &device()).unwrap()).unwrap();
+    let mut scaler = scaler(config().with_initial_loss_scale(1024.));
+    let loss = || var.sqr().unwrap().sum_all().unwrap();
+    let mut grads = scaler.scaled(&loss()).unwrap().backward().unwrap();
+    assert_eq!(scaler.unscale(&mut grads, [&var, &var]).unwrap(), 0);
+    assert_eq!(values(grads.get(&var).unwrap()), [2.; 4]);
+    // And counted once.
+    let bad = (loss() * f64::INFINITY).unwrap();
+    let step = scaler.step(&bad, [&var, &var], |_| Ok::<_, OptimError>(()));
+    assert_eq!(step.unwrap().non_finite(), 1);
+}

@@ -1,0 +1,94 @@
+//! An emulator in a training checkpoint.
+
+use super::Emulator;
+use crate::optim::{
+    CheckpointOptimizer, OptimError, OptimizerState, load_scaled_state, scaled_state,
+};
+
+/// An optimizer together with the emulator that drives it, for
+/// [`save_training`](crate::checkpoint::save_training) and [`resume_training`](crate::checkpoint::resume_training):
+/// [`Emulator::with_optimizer`]. The optimizer's part is the same with and without it, so either loads a checkpoint of the other; what
+/// such a checkpoint lacks stays as it is.
+///
+/// ```
+/// # use candle_core::{DType, Device, Module, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+/// # use fp8_recipes::nn;
+/// use fp8_recipes::optim::{CheckpointOptimizer, Sgd, SgdConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let vars = VarMap::new();
+/// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+/// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
+/// let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+/// emulator.update_global_steps(7);
+/// let state = emulator.with_optimizer(&mut optimizer).optimizer_state()?;
+/// assert_eq!(state.global_steps(), Some(7));
+/// assert_eq!(state.loss_scaler().map(|scaler| scaler.loss_scale), Some(65536.));
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct EmulatedOptimizer<'a, O: ?Sized> {
+    emulator: &'a mut Emulator,
+    optimizer: &'a mut O,
+}
+
+impl Emulator {
+    /// The optimizer as a checkpoint is to see it: with the loss scaler and the count of steps of this emulator.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+    /// # use fp8_recipes::{nn, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// use fp8_recipes::checkpoint::{TrainingMeta, resume_training, save_training};
+    /// use fp8_recipes::optim::{Sgd, SgdConfig};
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("run.safetensors");
+    /// # let (random, extra) = Default::default();
+    /// # let meta = TrainingMeta { step: 0, recipe: None, random, extra };
+    /// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
+    /// emulator.update_global_steps(7);
+    /// save_training(&path, &model, &vars, &emulator.with_optimizer(&mut optimizer), &meta)?;
+    /// emulator.update_global_steps(0);
+    /// resume_training(&path, &model, &vars, &mut emulator.with_optimizer(&mut optimizer), None)?;
+    /// assert_eq!(emulator.global_steps(), 7);
+    /// # Ok(()) }
+    /// ```
+    pub fn with_optimizer<'a, O: ?Sized>(
+        &'a mut self,
+        optimizer: &'a mut O,
+    ) -> EmulatedOptimizer<'a, O> {
+        EmulatedOptimizer {
+            emulator: self,
+            optimizer,
+        }
+    }
+}
+
+impl<O: CheckpointOptimizer + ?Sized> CheckpointOptimizer for EmulatedOptimizer<'_, O> {
+    fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
+        let state = scaled_state(self.optimizer, &self.emulator.loss_scaler)?;
+        Ok(state.with_global_steps(self.emulator.global_steps))
+    }
+
+    fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<(), OptimError> {
+        load_scaled_state(self.optimizer, &mut self.emulator.loss_scaler, state)?;
+        if let Some(steps) = state.global_steps() {
+            self.emulator.global_steps = steps;
+        }
+        Ok(())
+    }
+
+    fn announces_changes(&self) -> bool {
+        self.optimizer.announces_changes()
+    }
+
+    fn scales_loss(&self) -> bool {
+        true
+    }
+}

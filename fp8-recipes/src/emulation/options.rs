@@ -1,0 +1,154 @@
+//! What an emulator is told: its method, and options beside it.
+
+use crate::config::RecipeName;
+use crate::error::{Error, Result};
+use crate::optim::LossScalerConfig;
+use crate::stats::CastStats;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Which formats an emulated training uses.
+///
+/// ```
+/// use fp8_recipes::emulation::EmulationMethod;
+///
+/// assert_eq!("hybrid".parse::<EmulationMethod>()?, EmulationMethod::ScaledHybrid);
+/// # Ok::<(), fp8_recipes::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EmulationMethod {
+    /// [`RecipeName::Direct`]: E5M2 without scales.
+    Direct,
+    /// [`RecipeName::Hybrid`]: E4M3 with a scale per tensor forward, E5M2 without scales backward.
+    ScaledHybrid,
+}
+
+impl EmulationMethod {
+    /// The recipe that does it.
+    ///
+    /// ```
+    /// use fp8_recipes::RecipeName;
+    /// use fp8_recipes::emulation::EmulationMethod;
+    /// assert_eq!(EmulationMethod::ScaledHybrid.recipe_name(), RecipeName::Hybrid);
+    /// ```
+    pub fn recipe_name(self) -> RecipeName {
+        match self {
+            Self::Direct => RecipeName::Direct,
+            Self::ScaledHybrid => RecipeName::Hybrid,
+        }
+    }
+}
+
+impl fmt::Display for EmulationMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.recipe_name().as_str())
+    }
+}
+
+impl FromStr for EmulationMethod {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "direct" => Ok(Self::Direct),
+            "hybrid" => Ok(Self::ScaledHybrid),
+            _ => Err(crate::config::ConfigError::UnknownRecipe {
+                got: text.to_string(),
+                valid: "direct, hybrid".into(),
+            }
+            .into()),
+        }
+    }
+}
+
+/// What an [`Emulator`](super::Emulator) is told beside its method.
+///
+/// ```
+/// use fp8_recipes::emulation::EmulatorOptions;
+/// use fp8_recipes::optim::LossScalerConfig;
+///
+/// let options = EmulatorOptions::default()
+///     .with_exempt("layers.0")
+///     .with_output_fused("blocks.*.conv")
+///     .with_loss_scaler(LossScalerConfig::default().with_min_loss_scale(1.))
+///     .with_seed(17);
+/// # let _ = options;
+/// ```
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct EmulatorOptions {
+    /// Layers and operators left in high precision, by path or glob.
+    pub exempt: Vec<String>,
+    /// Layers and operators whose outputs, and the gradients of these, are left in high precision, by path or glob.
+    pub output_fused: Vec<String>,
+    /// How the loss is scaled.
+    pub loss_scaler: LossScalerConfig,
+    /// The seed of stochastic rounding.
+    pub seed: u64,
+    /// Rounds to f16 before each cast, as the toolkit does.
+    pub via_f16: bool,
+    /// Where casts are measured; None costs nothing, if there is no file for them.
+    pub stats: Option<CastStats>,
+    /// Steps from one that is measured to the next; 0 counts as 1.
+    pub stats_every: u64,
+    /// A file that each measured step is appended to.
+    pub stats_log: Option<PathBuf>,
+}
+
+impl EmulatorOptions {
+    /// One more pattern of layers in high precision.
+    #[must_use]
+    pub fn with_exempt(mut self, pattern: impl Into<String>) -> Self {
+        self.exempt.push(pattern.into());
+        self
+    }
+
+    /// One more pattern of layers whose outputs stay in high precision.
+    #[must_use]
+    pub fn with_output_fused(mut self, pattern: impl Into<String>) -> Self {
+        self.output_fused.push(pattern.into());
+        self
+    }
+
+    /// Scales the loss so.
+    #[must_use]
+    pub fn with_loss_scaler(mut self, config: LossScalerConfig) -> Self {
+        self.loss_scaler = config;
+        self
+    }
+
+    /// Rounds with this seed.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Rounds to f16 first, or not.
+    #[must_use]
+    pub fn with_via_f16(mut self, via_f16: bool) -> Self {
+        self.via_f16 = via_f16;
+        self
+    }
+
+    /// Measures the casts of every `every`th step, the first one included, into `stats`. Evaluation is not measured, unless its
+    /// guard is given statistics of its own ([`Autocast::with_stats`](crate::Autocast::with_stats)).
+    #[must_use]
+    pub fn with_stats(mut self, stats: &CastStats, every: u64) -> Self {
+        self.stats = Some(stats.clone());
+        self.stats_every = every;
+        self
+    }
+
+    /// Measures the casts of every `every`th step, the first one included, and appends them to the file `path` as a
+    /// [`StatsLog`](crate::StatsLog) does, under the number of steps that were done before: [`Emulator::optimizer_step`](super::Emulator::optimizer_step) writes them.
+    /// Statistics of [`EmulatorOptions::with_stats`] are emptied by it.
+    #[must_use]
+    pub fn with_stats_log(mut self, path: impl AsRef<Path>, every: u64) -> Self {
+        self.stats_log = Some(path.as_ref().to_path_buf());
+        self.stats_every = every;
+        self
+    }
+}
