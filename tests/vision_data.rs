@@ -1,11 +1,19 @@
-//! The images that the example `train_vision` reads.
+//! The example `train_vision`: the images that it reads, and a few steps of each of its runs.
 
 #[path = "../examples/train_vision/data.rs"]
 mod data;
+#[path = "../examples/train_vision/net.rs"]
+mod net;
+#[path = "../examples/train_vision/run.rs"]
+mod run;
 
-use data::Data;
+use candle_core::Tensor;
+use data::{Data, Split};
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use fp8::RecipeName;
+use net::ModelName;
+use run::{Settings, train};
 use std::io::Write;
 use std::path::Path;
 
@@ -118,4 +126,103 @@ fn the_digits_come_with_the_program() {
     let sizes = (data.name, data.size, data.train.len(), data.test.len());
     assert_eq!(sizes, ("digits", 8, 1437, 360));
     assert_eq!(data.test.images.dims(), [360, 1, 8, 8]);
+}
+
+/// 48 of the digits to train with, 16 to test.
+fn few_digits() -> Data {
+    let data = Data::load(Some(Path::new("digits"))).unwrap();
+    let first = |split: Split, count| Split {
+        images: split.images.narrow(0, 0, count).unwrap(),
+        labels: split.labels.narrow(0, 0, count).unwrap(),
+    };
+    Data {
+        train: first(data.train, 48),
+        test: first(data.test, 16),
+        ..data
+    }
+}
+
+fn settings(model: ModelName) -> Settings {
+    Settings {
+        model,
+        epochs: 2,
+        batch: 16,
+        lr: 2e-3,
+        seed: 1,
+    }
+}
+
+#[test]
+fn every_recipe_trains_both_models() {
+    let data = few_digits();
+    let recipes = RecipeName::ALL.map(|recipe| recipe.to_string());
+    for model in [ModelName::Mlp, ModelName::Conv] {
+        for recipe in recipes.iter().map(String::as_str).chain(["f32"]) {
+            let mut heard = vec![];
+            let hear = |step, steps, loss| heard.push((step, steps, loss));
+            let (summary, losses) = train(recipe, &settings(model), &data, hear).unwrap();
+            let name = format!("{recipe}, {model:?}");
+            let json = serde_json::to_value(&summary).unwrap();
+            let mut keys: Vec<_> = json.as_object().unwrap().keys().collect();
+            keys.sort();
+            let expected = [
+                "casts",
+                "epochs",
+                "final_train_loss",
+                "loss_scale",
+                "model",
+                "recipe",
+                "seed",
+                "skipped_steps",
+                "test_accuracy",
+            ];
+            assert_eq!(keys, expected, "{name}");
+            assert_eq!(json["skipped_steps"], 0, "{name}");
+            let emulated = ["direct", "hybrid"].contains(&recipe);
+            assert_eq!(json["loss_scale"], if emulated { 65536. } else { 1. });
+            let casts = |tensor: &str| json["casts"][tensor].as_u64().unwrap();
+            assert_eq!(casts("input") > 0, recipe != "f32", "{name}");
+            assert_eq!(casts("output") > 0, emulated, "{name}");
+            assert!(
+                losses.iter().all(|loss| loss.is_finite()),
+                "{name}: {losses:?}"
+            );
+            let end = losses[3..].iter().sum::<f64>() / 3.;
+            assert_eq!(summary.final_train_loss, end, "{name}");
+            assert!(
+                end < losses[..3].iter().sum::<f64>() / 3.,
+                "{name}: {losses:?}"
+            );
+            assert_eq!((heard.len(), heard[5]), (6, (6, 6, losses[5])), "{name}");
+        }
+    }
+    let error = train("fp9", &settings(ModelName::Mlp), &data, |_, _, _| {});
+    let error = format!("{:#}", error.err().unwrap());
+    assert!(error.contains("fp9"), "{error}");
+}
+
+/// One image holds an Inf: the one step of each epoch that meets it is left out, and counted, with and without a loss scaler.
+#[test]
+fn steps_that_are_left_out_are_counted() {
+    let mut data = few_digits();
+    let mut values = data
+        .train
+        .images
+        .flatten_all()
+        .unwrap()
+        .to_vec1::<f32>()
+        .unwrap();
+    values[64 * 7] = f32::INFINITY;
+    data.train.images = Tensor::from_vec(
+        values,
+        data.train.images.shape(),
+        data.train.images.device(),
+    )
+    .unwrap();
+    for recipe in ["f32", "direct"] {
+        let (summary, _) = train(recipe, &settings(ModelName::Mlp), &data, |_, _, _| {}).unwrap();
+        assert_eq!(summary.skipped_steps, 2, "{recipe}");
+        let scale = if recipe == "f32" { 1. } else { 16384. };
+        assert_eq!(summary.loss_scale, scale);
+    }
 }

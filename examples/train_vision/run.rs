@@ -111,6 +111,7 @@ pub fn train(
     let mut rng = StdRng::seed_from_u64(seed);
     let mut order: Vec<u32> = (0..count as u32).collect();
     let mut losses = vec![];
+    let mut skipped_steps = 0;
     for _ in 0..epochs {
         order.shuffle(&mut rng);
         for part in order.chunks(batch) {
@@ -119,14 +120,13 @@ pub fn train(
             let (x, y) = select(&data.train, part)?;
             let logits = with_fp8(how.autocast(), || net.forward(&x, true))?;
             let loss = nn::loss::cross_entropy(&logits, &y)?;
-            match &mut how {
+            let skipped = match &mut how {
                 How::Emulated(emulator) => {
-                    let _ = emulator.optimizer_step(&mut optimizer, &loss)?;
+                    emulator.optimizer_step(&mut optimizer, &loss)?.skipped()
                 }
-                _ => {
-                    let _ = optimizer.apply(&loss.backward()?)?;
-                }
-            }
+                _ => optimizer.apply(&loss.backward()?)?.skipped()?,
+            };
+            skipped_steps += u64::from(skipped);
             losses.push(f64::from(loss.to_scalar::<f32>()?));
             progress(losses.len() as u64, steps, losses[losses.len() - 1]);
         }
@@ -134,12 +134,9 @@ pub fn train(
     let autocast = how.autocast().training(false);
     let test_accuracy = with_fp8(autocast, || accuracy(&net, &data.test))?;
     let last = &losses[losses.len() - batches..];
-    let (skipped_steps, loss_scale) = match &how {
-        How::Emulated(emulator) => {
-            let scaler = emulator.loss_scaler();
-            (scaler.skipped_steps(), scaler.loss_scale())
-        }
-        _ => (0, 1.),
+    let loss_scale = match &how {
+        How::Emulated(emulator) => emulator.loss_scaler().loss_scale(),
+        _ => 1.,
     };
     let casts = cast_counts(&net).into_iter();
     let summary = Summary {

@@ -9,6 +9,7 @@
 //! | `emulator.update_global_steps(n)` | [`Emulator::update_global_steps`] |
 //! | `emulator.optimizer_step(optimizer)` after `scaled_loss.backward()` | [`Emulator::optimizer_step`], which does both |
 //! | `model.eval()` | `autocast().training(false)` |
+//! | `torch.save` of model, optimizer and emulator | [`save_training`](crate::checkpoint::save_training) of [`Emulator::with_optimizer`] |
 //! | `emulator.fuse_bnlayers_and_quantize_model(model)` | [`nn::fuse_batch_norm`](crate::nn), [`quantize_model`](crate::quantize_model) |
 //!
 //! ```
@@ -34,7 +35,9 @@
 //! ```
 
 mod checkpoint;
+mod measured;
 mod options;
+mod step;
 
 pub use checkpoint::EmulatedOptimizer;
 pub use options::{EmulationMethod, EmulatorOptions};
@@ -43,11 +46,9 @@ use crate::autocast::Autocast;
 use crate::config::Fp8LinearConfig;
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
-use crate::optim::{DynamicLossScaler, NamedOptimizer, ScaledStep, StepReport};
+use crate::optim::DynamicLossScaler;
 use crate::prepare::{CastTable, PrepareOptions, PrepareReport, prepare_fp8, unmatched};
-use crate::stats::{CastStats, StatsLog};
-use candle_core::Tensor;
-use candle_core::backprop::GradStore;
+use measured::Measured;
 
 /// A training run in emulated FP8: a prepared model, the recipe for its guards, a loss scaler and a count of steps.
 ///
@@ -80,14 +81,6 @@ pub struct Emulator {
     loss_scaler: DynamicLossScaler,
     global_steps: u64,
     measured: Option<Measured>,
-}
-
-/// What is measured of which steps, and where it goes.
-#[derive(Debug)]
-struct Measured {
-    stats: CastStats,
-    every: u64,
-    log: Option<StatsLog>,
 }
 
 impl Emulator {
@@ -129,7 +122,7 @@ impl Emulator {
         for pattern in &options.output_fused {
             prepare = prepare.with_output_fused(pattern)?;
         }
-        let loss_scaler = DynamicLossScaler::new(options.loss_scaler)?;
+        let loss_scaler = DynamicLossScaler::new(options.loss_scaler.clone())?;
         // Before anything of the model changes.
         if let Some(first) = unmatched(model, &prepare).into_iter().next() {
             return Err(Error::UnmatchedPattern {
@@ -137,6 +130,7 @@ impl Emulator {
                 near: first.near,
             });
         }
+        let measured = Measured::new(&options);
         let report = prepare_fp8(model, &prepare)?;
         let config = Fp8LinearConfig::from_recipe_name(method.recipe_name())
             .with_seed(options.seed)
@@ -147,11 +141,7 @@ impl Emulator {
             report,
             loss_scaler,
             global_steps: 0,
-            measured: (options.stats.is_some() || options.stats_log.is_some()).then(|| Measured {
-                stats: options.stats.unwrap_or_default(),
-                every: options.stats_every.max(1),
-                log: options.stats_log.map(StatsLog::to_file),
-            }),
+            measured,
         })
     }
 
@@ -196,57 +186,6 @@ impl Emulator {
             training_stats: self.due().map(|measured| measured.stats.clone()),
             ..autocast
         }
-    }
-
-    /// Where the coming step is measured, if it is.
-    fn due(&self) -> Option<&Measured> {
-        let measured = self.measured.as_ref();
-        measured.filter(|measured| self.global_steps.is_multiple_of(measured.every))
-    }
-
-    /// Whether the coming step is measured: the one place that decides it. After the step the count is another.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// let stats = fp8_recipes::CastStats::default();
-    /// let options = EmulatorOptions::default().with_stats(&stats, 3);
-    /// let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, options)?;
-    /// let due = (0..5).map(|step| {
-    ///     emulator.update_global_steps(step);
-    ///     emulator.measures_this_step()
-    /// });
-    /// assert!(due.eq([true, false, false, true, false]));
-    /// # Ok(()) }
-    /// ```
-    pub fn measures_this_step(&self) -> bool {
-        self.due().is_some()
-    }
-
-    /// The log of [`EmulatorOptions::with_stats_log`], which knows whether it could be written.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let directory = tempfile::tempdir()?;
-    /// let path = directory.path().join("missing/stats.jsonl");
-    /// let options = EmulatorOptions::default().with_stats_log(&path, 100);
-    /// let emulator = Emulator::initialize(&model, EmulationMethod::Direct, options)?;
-    /// assert!(emulator.stats_log().unwrap().failure().is_none()); // so far
-    /// # Ok(()) }
-    /// ```
-    pub fn stats_log(&self) -> Option<&StatsLog> {
-        self.measured.as_ref()?.log.as_ref()
     }
 
     /// What became of each layer and operator.
@@ -323,125 +262,5 @@ impl Emulator {
     /// ```
     pub fn update_global_steps(&mut self, steps: u64) {
         self.global_steps = steps;
-    }
-
-    /// How the loss is scaled now, and how many steps were left out.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// assert_eq!(emulator.loss_scaler().skipped_steps(), 0);
-    /// # Ok(()) }
-    /// ```
-    pub fn loss_scaler(&self) -> &DynamicLossScaler {
-        &self.loss_scaler
-    }
-
-    /// The loss scaler, for example to load its state.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// let mut other = fp8_recipes::optim::DynamicLossScaler::default();
-    /// other.update(true);
-    /// emulator.loss_scaler_mut().load_state(&other.state())?;
-    /// assert_eq!(emulator.loss_scaler().loss_scale(), 32768.);
-    /// # Ok(()) }
-    /// ```
-    pub fn loss_scaler_mut(&mut self) -> &mut DynamicLossScaler {
-        &mut self.loss_scaler
-    }
-
-    /// The backward pass of the scaled loss, the division, the check of every gradient element, and the optimizer's step or none. Counts
-    /// a step either way, and writes the statistics of one that was measured.
-    ///
-    /// # Errors
-    /// The optimizer's or candle's; the count and the loss scale stay as they were.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
-    /// use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
-    /// let loss = (model.weight()?.sum_all()? * f64::INFINITY)?;
-    /// assert!(emulator.optimizer_step(&mut optimizer, &loss)?.skipped());
-    /// assert_eq!((emulator.global_steps(), optimizer.steps()), (1, 0));
-    /// # Ok(()) }
-    /// ```
-    pub fn optimizer_step<O: NamedOptimizer + ?Sized>(
-        &mut self,
-        optimizer: &mut O,
-        loss: &Tensor,
-    ) -> Result<ScaledStep<StepReport>> {
-        let step = self.loss_scaler.backward_step(loss, optimizer)?;
-        self.end_step();
-        Ok(step)
-    }
-
-    /// [`Emulator::optimizer_step`] from gradients that are there already: those of losses that
-    /// [`DynamicLossScaler::scaled`] has scaled, such as their mean over micro-batches. `grads` are divided in place.
-    ///
-    /// # Errors
-    /// As [`Emulator::optimizer_step`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// use fp8_recipes::GradAccumulator;
-    /// use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
-    /// let mut micro_batches = GradAccumulator::new(&vars);
-    /// for x in Tensor::full(0.1f32, (8, 32), &Device::Cpu)?.chunk(4, 0)? {
-    ///     let loss = with_fp8(emulator.autocast(), || model.forward(&x))?.sqr()?.mean_all()?;
-    ///     micro_batches.add(emulator.loss_scaler().scaled(&loss)?.backward()?)?;
-    /// }
-    /// let mut grads = micro_batches.finish_mean()?;
-    /// let step = emulator.optimizer_step_with_grads(&mut optimizer, &mut grads)?;
-    /// assert_eq!((step.skipped(), emulator.global_steps()), (false, 1));
-    /// # Ok(()) }
-    /// ```
-    pub fn optimizer_step_with_grads<O: NamedOptimizer + ?Sized>(
-        &mut self,
-        optimizer: &mut O,
-        grads: &mut GradStore,
-    ) -> Result<ScaledStep<StepReport>> {
-        let step = self.loss_scaler.apply(grads, optimizer)?;
-        self.end_step();
-        Ok(step)
-    }
-
-    /// Writes what was measured of the step under its number, and counts it.
-    fn end_step(&mut self) {
-        if self.measures_this_step()
-            && let Some(measured) = &mut self.measured
-            && let Some(log) = &mut measured.log
-        {
-            log.record(self.global_steps, &measured.stats);
-        }
-        self.global_steps += 1;
     }
 }

@@ -23,8 +23,7 @@ use std::ops::Deref;
 ///
 /// Running statistics that come from a [`VarBuilder`] over a VarMap are variables of it: training checkpoints hold them, and
 /// optimizers leave them alone, since they have no gradient. A step that a guard forgets ([`AutocastGuard::abort`]) has moved
-/// them all the same, but an overflow has not: where the mean or the variance of a channel of the batch is Inf or NaN, the running
-/// statistics of that channel stay as they were (candle-nn's take the value, and keep it for good).
+/// them all the same. Where mean or variance of a channel are Inf or NaN, its running statistics stay; candle-nn's never recover.
 ///
 /// [`AutocastGuard::abort`]: crate::AutocastGuard::abort
 ///

@@ -1,21 +1,20 @@
-//! The optimizer: construction and one step.
+//! The optimizer: construction and settings.
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 
-use super::counter::{Counter, correction};
+use super::counter::Counter;
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::error::Result;
-use super::fused::Coefficients;
 use super::groups::Groups;
 use super::masters::Kept;
-use super::named::{gradients, numbered, of_varmap, sorted};
-use super::norm::{SumOfSquares, clip_coefficient};
+use super::named::{numbered, of_varmap, sorted};
+use super::norm::SumOfSquares;
 use super::params::check_lr;
 use super::slot::Slot;
-use super::{AdamWConfig, ParamGroup, StepReport};
+use super::{AdamWConfig, ParamGroup};
 
 /// AdamW (decoupled weight decay) over named variables, with a state that can be saved.
 ///
@@ -51,14 +50,14 @@ use super::{AdamWConfig, ParamGroup, StepReport};
 pub struct AdamW {
     pub(super) slots: Vec<Slot>,
     pub(super) counter: Counter,
-    config: AdamWConfig,
+    pub(super) config: AdamWConfig,
     /// A learning rate that is none, from candle's interface.
-    refused_lr: Option<f64>,
-    sum: SumOfSquares,
+    pub(super) refused_lr: Option<f64>,
+    pub(super) sum: SumOfSquares,
     pub(super) groups: Groups,
     /// Made when a step needs them.
     #[cfg(feature = "cuda")]
-    devices: Option<Vec<cuda::Group>>,
+    pub(super) devices: Option<Vec<cuda::Group>>,
 }
 
 impl AdamW {
@@ -69,6 +68,7 @@ impl AdamW {
     ///
     /// # Errors
     /// [`DuplicateName`](super::OptimError::DuplicateName), [`MasterOfInteger`](super::OptimError::MasterOfInteger),
+    /// [`MasterOverflow`](super::OptimError::MasterOverflow),
     /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter), or candle's when memory for the moments cannot be had.
     pub fn from_named(vars: Vec<(String, Var)>, config: AdamWConfig) -> Result<Self> {
         config.validate()?;
@@ -79,7 +79,7 @@ impl AdamW {
                 let decays = config.decay_scope.includes(var.rank());
                 Slot::new(name, var, decays, config.masters())
             })
-            .collect::<candle_core::Result<Vec<_>>>()?;
+            .collect::<Result<Vec<_>>>()?;
         #[cfg(feature = "cuda")]
         let counter = cuda::counter(&slots)?;
         #[cfg(not(feature = "cuda"))]
@@ -145,160 +145,6 @@ impl AdamW {
         self
     }
 
-    /// One step with these gradients: clips, updates every variable that has a gradient, and says
-    /// what it did. A skipped step is also a warning in `tracing`: at once where the host decides,
-    /// and when the report is first read where a CUDA device does.
-    ///
-    /// With all variables on one CUDA device nothing here copies to the host or waits for the
-    /// device. Variables on several devices share one norm, so each CUDA device among them is waited
-    /// for once per step. Strided gradients are copied first.
-    ///
-    /// # Errors
-    /// A gradient of another shape, dtype or device than its variable, or a rate that candle's interface could
-    /// not refuse (before anything is changed), or an error of the device.
-    pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
-        self.refused_lr.map_or(Ok(()), check_lr)?;
-        let vars = self
-            .slots
-            .iter()
-            .map(|slot| (slot.name.as_str(), &slot.var));
-        let grads = gradients(vars, grads)?;
-        let done = self.update(&grads);
-        // Also after an error in the middle, and a step that turns out to be skipped: to say it too often costs a cast.
-        for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
-            slot.version.announce_change();
-        }
-        done
-    }
-
-    fn update(&mut self, grads: &[Option<Tensor>]) -> Result<StepReport> {
-        #[cfg(feature = "cuda")]
-        {
-            if self.devices.is_none() {
-                self.devices = Some(cuda::groups(&self.slots, &self.groups)?);
-            }
-            let by_kernels = |i: usize| cuda::by_kernels(&self.slots, &self.groups, i, grads);
-            let all = (0..self.slots.len()).all(by_kernels);
-            if let (true, Counter::Device(counter), Some([group])) =
-                (all, &self.counter, self.devices.as_deref_mut())
-            {
-                let hyper = cuda::hyperparameters(&self.config);
-                let outcome = group.step(grads, &hyper, counter)?;
-                let updated = grads.iter().flatten().count();
-                return Ok(StepReport::on_device(self.config.lr, updated, outcome));
-            }
-        }
-        self.apply_from_host(grads)
-    }
-
-    /// A step whose norm the host reads.
-    fn apply_from_host(&mut self, grads: &[Option<Tensor>]) -> Result<StepReport> {
-        let lr = self.config.lr;
-        let updated = grads.iter().flatten().count();
-        let step = self.counter.get()?;
-        self.sum.clear();
-        let by_kernels: Vec<bool> = (0..self.slots.len())
-            .map(|i| self.by_kernels(i, grads))
-            .collect();
-        for ((slot, grad), by_kernels) in self.slots.iter().zip(grads).zip(&by_kernels) {
-            if !by_kernels {
-                self.sum.add(slot.var.elem_count(), grad.as_ref())?;
-            }
-        }
-        #[cfg(feature = "cuda")]
-        let for_kernels: Vec<Option<Tensor>> = (grads.iter().zip(&by_kernels))
-            .map(|(grad, own)| grad.clone().filter(|_| *own))
-            .collect();
-        #[cfg(feature = "cuda")]
-        for group in self.devices.iter_mut().flatten() {
-            self.sum
-                .add_device_sum(group.sum_of_squares(&for_kernels)?)?;
-        }
-        let grad_norm = self.sum.total()?.sqrt();
-        self.sum.clear();
-        if !grad_norm.is_finite() {
-            return Ok(StepReport::skipped_step(lr, updated, grad_norm, step));
-        }
-        let clip = clip_coefficient(self.config.max_grad_norm, grad_norm);
-        self.counter.set(step + 1)?;
-        let coefficients = self.coefficients(step + 1, clip);
-        let AdamWConfig {
-            weight_decay, seed, ..
-        } = self.config;
-        #[cfg(feature = "cuda")]
-        let mut replaced = false;
-        for (i, (slot, grad)) in self.slots.iter_mut().zip(grads).enumerate() {
-            let (Some(grad), false) = (grad, by_kernels[i]) else {
-                continue;
-            };
-            let (lr, decay) = self.groups.rates(i, lr, weight_decay, slot.decays);
-            let own = Coefficients {
-                lr,
-                decay: 1.0 - lr * decay,
-                ..coefficients
-            };
-            #[cfg(feature = "cuda")]
-            {
-                replaced |= slot.var.device().is_cuda();
-            }
-            let key = slot.kept.key(seed, step + 1, i as u32);
-            slot.update(grad, &own, key).map_err(|error| {
-                error.context(format!("optimizer step of variable `{}`", slot.name))
-            })?;
-        }
-        #[cfg(feature = "cuda")]
-        for group in self.devices.iter_mut().flatten() {
-            let decision = fp8_candle::optim::AdamWDecision {
-                correction1: coefficients.correction1,
-                correction2: coefficients.correction2,
-                clip,
-            };
-            group.update(
-                &for_kernels,
-                &cuda::hyperparameters(&self.config),
-                &decision,
-            )?;
-        }
-        // Their moments are other tensors now.
-        #[cfg(feature = "cuda")]
-        if replaced {
-            self.slots_changed();
-        }
-        Ok(StepReport::taken(lr, updated, grad_norm, clip))
-    }
-
-    /// Whether kernels update variable number `i`, together with others of its CUDA device.
-    fn by_kernels(&self, i: usize, grads: &[Option<Tensor>]) -> bool {
-        #[cfg(feature = "cuda")]
-        return cuda::by_kernels(&self.slots, &self.groups, i, grads);
-        #[cfg(not(feature = "cuda"))]
-        {
-            let _ = (i, grads);
-            false
-        }
-    }
-
-    /// Those of a variable without a group that does not decay.
-    fn coefficients(&self, step: u64, clip: f64) -> Coefficients {
-        let AdamWConfig {
-            lr,
-            beta1,
-            beta2,
-            eps,
-            ..
-        } = self.config;
-        Coefficients {
-            lr,
-            beta1,
-            beta2,
-            eps,
-            decay: 1.0,
-            correction1: correction(beta1, step),
-            correction2: correction(beta2, step),
-            clip,
-        }
-    }
-
     /// To be called when moments or decay flags have changed: what was built from them is built
     /// anew.
     pub(super) fn slots_changed(&mut self) {
@@ -334,7 +180,8 @@ impl AdamW {
     /// are made of the variables as they are; turned off, they are dropped.
     ///
     /// # Errors
-    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter), or candle's when there is no memory for the copies;
+    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter),
+    /// [`MasterOverflow`](super::OptimError::MasterOverflow), or candle's when there is no memory for the copies;
     /// the old ones stay.
     pub fn set_config(&mut self, config: AdamWConfig) -> Result<()> {
         config.validate()?;
@@ -342,7 +189,7 @@ impl AdamW {
         for (i, slot) in self.slots.iter().enumerate() {
             let kept = Kept::of(&slot.var, config.masters());
             if kept != slot.kept {
-                changed.push((i, kept, kept.new_copy(&slot.var)?));
+                changed.push((i, kept, kept.new_copy(&slot.name, &slot.var)?));
             }
         }
         for (i, kept, copy) in changed {

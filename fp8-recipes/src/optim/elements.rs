@@ -12,7 +12,7 @@ pub(super) trait Element: Copy + Default + PartialEq + Send + Sync {
     /// Rounds to nearest.
     fn narrow(x: f32) -> Self;
     fn same_bits(self, other: Self) -> bool;
-    /// Rounds at random; elements are numbered from `first` on.
+    /// Rounds at random, what is beyond the range to its end; elements are numbered from `first` on.
     fn stochastic(key: StochasticKey, first: u64, wide: &[f32], out: &mut [Self]);
 }
 
@@ -52,6 +52,15 @@ macro_rules! half {
             }
             fn stochastic(key: StochasticKey, first: u64, wide: &[f32], out: &mut [Self]) {
                 stochastic_round(key, first, wide, out);
+                for (out, wide) in out.iter_mut().zip(wide) {
+                    if out.is_infinite() && wide.is_finite() {
+                        *out = if *wide < 0. {
+                            <$type>::MIN
+                        } else {
+                            <$type>::MAX
+                        };
+                    }
+                }
             }
         }
     };

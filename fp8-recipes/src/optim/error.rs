@@ -28,6 +28,21 @@ pub enum OptimError {
         dtype: DType,
     },
 
+    /// Master weights were asked for in a dtype that cannot hold a value of the variable.
+    #[error(
+        "variable `{name}` holds {value:e} at index {index}, beyond the range of its master weights in {dtype:?}"
+    )]
+    MasterOverflow {
+        /// The variable.
+        name: String,
+        /// Which element, counted in row-major order.
+        index: usize,
+        /// Its value.
+        value: f64,
+        /// The dtype of the master weights.
+        dtype: DType,
+    },
+
     /// The pattern of a parameter group names no variable of the optimizer.
     #[error("`{pattern}` names no variable{}", hint(.near))]
     NoSuchVariable {

@@ -1,10 +1,13 @@
 //! Master weights: what an optimizer updates and keeps, while the variable is what the forward pass sees.
 
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
-use fp8_core::{StochasticKey, stochastic_round};
+use fp8_core::StochasticKey;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+
+use super::elements::Element;
+use super::{OptimError, error};
 
 /// Elements of one task. Bits of an element follow from its index, so the split never changes one.
 const BLOCK: usize = 1 << 14;
@@ -22,7 +25,10 @@ const DOMAIN: u64 = 0x6D61_7374_6572_7321;
 /// "Stochastic": each step computes in f32 from the master and rounds the result up or down at random, so that the mean is the result
 /// itself and updates below half a unit in the last place are not lost on average. The bits follow from the optimizer's seed, the step, the variable's
 /// place among the sorted names and the element's index: not from the number of threads, and the same after a resume. The variable is the master, rounded
-/// to nearest where it is narrower. "Itself": no copy is kept, since it could hold nothing that the variable does not.
+/// to nearest where it is narrower. A result beyond the range of f16 becomes its largest number, 65504 (that of bf16 likewise): masters stay
+/// finite. A variable that holds a finite value beyond it when its copy is made is refused
+/// ([`OptimError::MasterOverflow`]); variables without a gradient have copies too, such as the
+/// running statistics of a batch norm: leave them out with `from_named` where they may be so large. "Itself": no copy is kept, since it could hold nothing that the variable does not.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -108,16 +114,41 @@ impl Kept {
     }
 
     /// A copy of the variable as it is, rounded to nearest.
-    pub(super) fn new_copy(self, var: &Var) -> Result<Option<Tensor>> {
+    ///
+    /// # Errors
+    /// [`OptimError::MasterOverflow`] for a finite value that the copy cannot hold.
+    pub(super) fn new_copy(self, name: &str, var: &Var) -> error::Result<Option<Tensor>> {
         let Some(dtype) = self.copy_dtype() else {
             return Ok(None);
         };
         if var.elem_count() == 0 {
             // A CUDA device launches no kernel over nothing.
-            return Tensor::zeros(var.shape(), dtype, var.device()).map(Some);
+            return Ok(Some(Tensor::zeros(var.shape(), dtype, var.device())?));
         }
-        let copy = var.as_detached_tensor().to_dtype(dtype)?;
-        copy.contiguous().map(Some)
+        let copy = var.as_detached_tensor().to_dtype(dtype)?.contiguous()?;
+        if dtype.size_in_bytes() < 4 {
+            check_range(name, var, &copy)?;
+        }
+        Ok(Some(copy))
+    }
+}
+
+fn check_range(name: &str, var: &Var, copy: &Tensor) -> error::Result<()> {
+    let values = |t: &Tensor| t.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+    // Copies first: where none is Inf, the variable need not come to the host.
+    let copies = values(copy)?;
+    if copies.iter().all(|copy| copy.is_finite()) {
+        return Ok(());
+    }
+    let mut pairs = copies.iter().zip(values(var.as_tensor())?).enumerate();
+    match pairs.find(|(_, (copy, value))| value.is_finite() && !copy.is_finite()) {
+        None => Ok(()),
+        Some((index, (_, value))) => Err(OptimError::MasterOverflow {
+            name: name.to_string(),
+            index,
+            value: value.into(),
+            dtype: copy.dtype(),
+        }),
     }
 }
 
@@ -192,11 +223,11 @@ pub(super) fn store(
 fn at_random(values: &Tensor, dtype: DType, key: StochasticKey) -> Result<Tensor> {
     let wide = values.to_dtype(DType::F32)?.flatten_all()?;
     let wide = wide.to_device(&Device::Cpu)?.to_vec1::<f32>()?;
-    fn run<T: fp8_core::HalfPrecision>(wide: &[f32], key: StochasticKey) -> Vec<T> {
+    fn run<T: Element>(wide: &[f32], key: StochasticKey) -> Vec<T> {
         let mut out = vec![T::default(); wide.len()];
         let tasks = out.par_chunks_mut(BLOCK).zip(wide.par_chunks(BLOCK));
         tasks.enumerate().for_each(|(i, (out, wide))| {
-            stochastic_round(key, (i * BLOCK) as u64, wide, out);
+            T::stochastic(key, (i * BLOCK) as u64, wide, out);
         });
         out
     }

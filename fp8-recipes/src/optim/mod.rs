@@ -7,7 +7,7 @@
 //!
 //! | file | concern |
 //! |---|---|
-//! | `adamw.rs` | [`AdamW`]: construction, one step, candle's [`Optimizer`](candle_nn::Optimizer) trait |
+//! | `adamw.rs`, `adamw_step.rs` | [`AdamW`]: construction, one step, candle's [`Optimizer`](candle_nn::Optimizer) trait |
 //! | `params.rs` | [`AdamWConfig`] and its validation |
 //! | `sgd.rs`, `sgd_config.rs`, `sgd_slot.rs`, `sgd_update.rs`, `sgd_state.rs` | [`Sgd`], its hyperparameters, one variable, the update in place, saving and loading |
 //! | `named.rs` | [`NamedOptimizer`]; variables by name and their gradients |
@@ -49,6 +49,7 @@
 //! ```
 
 mod adamw;
+mod adamw_step;
 mod candle;
 mod checkpoint;
 mod counter;

@@ -61,6 +61,7 @@ impl Sgd {
     ///
     /// # Errors
     /// [`DuplicateName`](super::OptimError::DuplicateName), [`MasterOfInteger`](super::OptimError::MasterOfInteger),
+    /// [`MasterOverflow`](super::OptimError::MasterOverflow),
     /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter), or candle's when memory for master weights cannot be had.
     ///
     /// ```
@@ -82,7 +83,7 @@ impl Sgd {
             SgdSlot::new(name, var, decays, kept)
         });
         Ok(Self {
-            slots: slots.collect::<candle_core::Result<_>>()?,
+            slots: slots.collect::<Result<_>>()?,
             step: 0,
             groups: Groups::default(),
             config,

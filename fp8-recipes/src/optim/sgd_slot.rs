@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use fp8_candle::weight_version::WeightVersion;
 use fp8_core::StochasticKey;
 
+use super::error;
 use super::masters::{self, HostMaster, Kept};
 use super::sgd_update::HostUpdate;
 use super::slot::{is_on_host, moment_dtype};
@@ -38,8 +39,8 @@ pub(super) struct SgdSlot {
 }
 
 impl SgdSlot {
-    pub(super) fn new(name: String, var: Var, decays: bool, kept: Kept) -> Result<Self> {
-        let master = kept.new_copy(&var)?;
+    pub(super) fn new(name: String, var: Var, decays: bool, kept: Kept) -> error::Result<Self> {
+        let master = kept.new_copy(&name, &var)?;
         let momentum = Self::momentum_of(&var, None, master.as_ref())?;
         Ok(Self {
             version: WeightVersion::of(&var),
@@ -163,7 +164,7 @@ mod tests {
 
     /// Devices without loops of their own take the composed update; here it is held against the one in place.
     #[test]
-    fn composed_equals_in_place() -> Result<()> {
+    fn composed_equals_in_place() -> error::Result<()> {
         let (wide, half, brain) = (MasterDType::F32, MasterDType::F16, MasterDType::Bf16);
         for (dtype, masters) in [
             (DType::F32, None),

@@ -5,6 +5,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use fp8_candle::weight_version::WeightVersion;
 use fp8_core::StochasticKey;
 
+use super::error;
 use super::fused::{Coefficients, FusedUpdate, HostState, State};
 use super::masters::{self, HostMaster, Kept, MasterDType};
 
@@ -39,7 +40,7 @@ impl Slot {
         var: Var,
         decays: bool,
         masters: Option<MasterDType>,
-    ) -> Result<Self> {
+    ) -> error::Result<Self> {
         // The one place where the way of updating is chosen.
         let moments = if is_on_host(&var) {
             let len = var.elem_count();
@@ -57,7 +58,7 @@ impl Slot {
             })
         };
         let kept = Kept::of(&var, masters);
-        let master = kept.new_copy(&var)?;
+        let master = kept.new_copy(&name, &var)?;
         let mut slot = Self {
             version: WeightVersion::of(&var),
             name,
@@ -207,7 +208,7 @@ mod tests {
     /// Devices without kernels of their own take the composed update; here it is held against the
     /// fused one.
     #[test]
-    fn composed_equals_fused() -> Result<()> {
+    fn composed_equals_fused() -> error::Result<()> {
         let (wide, half, brain) = (MasterDType::F32, MasterDType::F16, MasterDType::Bf16);
         for (dtype, masters) in [
             (DType::F32, None),

@@ -73,6 +73,7 @@ for_both! {
     no_thread_and_no_resume_changes_a_bit = same_bits
     a_skipped_step_leaves_masters_as_they_are = skipped
     integers_have_none = integers
+    masters_stay_finite = finite
 }
 
 fn state_bits<O: WithMasters>(optimizer: &O) -> Vec<(String, Vec<u64>)> {
@@ -211,6 +212,45 @@ fn integers<O: WithMasters>() {
         matches!(&error, OptimError::MasterOfInteger { name, dtype: DType::U8 } if name == "codes")
     );
     assert!(error.to_string().contains("`codes`"), "{error}");
+}
+
+/// f16 ends at 65504: a variable beyond it is refused, and a step beyond it ends there.
+fn finite<O: WithMasters>() {
+    let named = |values: &[f32]| {
+        let values = Tensor::new(values, &device()).unwrap();
+        vec![(
+            "bn.running_var".to_string(),
+            Var::from_tensor(&values).unwrap(),
+        )]
+    };
+    // 65519 is still rounded to 65504.
+    let make = |values: &[f32]| O::make(named(values), 1., MasterDType::F16, 3);
+    assert!(make(&[1., 65519., -65519.]).is_ok());
+    let error = make(&[1., 1e5]).err().unwrap();
+    assert!(
+        matches!(&error, OptimError::MasterOverflow { name, index: 1, value: 1e5, .. } if name == "bn.running_var"),
+        "{error}"
+    );
+    assert!(error.to_string().contains("1e5"), "{error}");
+    assert!(O::make(named(&[1e5]), 1., MasterDType::Bf16, 3).is_ok());
+    // What is not finite itself is no matter of masters.
+    assert!(make(&[f32::INFINITY]).is_ok());
+
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let start = Tensor::new(&[65000f32, -65000.], &device()).unwrap();
+        let var = Var::from_tensor(&start.to_dtype(dtype).unwrap()).unwrap();
+        let named = vec![("w".to_string(), var.clone())];
+        let mut optimizer = O::make(named.clone(), 4000., MasterDType::F16, 3).unwrap();
+        let mut store = grads(&named, 0, 0.);
+        let grad = Tensor::new(&[-1f32, 1.], &device()).unwrap();
+        store.insert(&var, grad.to_dtype(dtype).unwrap());
+        let _ = optimizer.apply_gradients(&store).unwrap();
+        let master = optimizer.tensors().remove("w.master_param");
+        let master = master.unwrap_or(var.as_tensor().clone());
+        assert_eq!(values(&master), [65504., -65504.], "{dtype:?}");
+        let state = optimizer.optimizer_state().unwrap();
+        optimizer.load_optimizer_state(&state).unwrap();
+    }
 }
 
 /// A value that was written to the variable counts, and masters of another dtype do not load.
