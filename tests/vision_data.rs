@@ -83,7 +83,8 @@ fn what_is_wrong_with_a_folder_is_said() {
         format!("{error:#}")
     };
     let images = "train-images-idx3-ubyte";
-    let cases: [(&dyn Fn(&Path), &[&str]); 6] = [
+    type Change<'a> = &'a dyn Fn(&Path);
+    let cases: [(Change<'_>, &[&str]); 6] = [
         (
             &|dir| std::fs::remove_file(dir.join(images)).unwrap(),
             &[images, "holds neither"],
