@@ -1,17 +1,13 @@
 //! The forward pass: checks, casts, and the node of the autograd graph.
 
-use super::by_linear;
-use super::op::{ConvOp, Convolution, Saved, Weight, WeightAndBias};
-use super::operand::Values;
+use super::op::{ConvOp, Convolution, WithWeight, WithWeightAndBias};
+use super::operand::{Values, Weight};
 use super::products::Geometry;
 use super::shape::ConvShape;
 use crate::error::{Error, Result};
-use crate::fake_quant::cast_values_and_gradient;
-use crate::linear::{LinearPlan, ResultCasts, WeightCache, recast};
-use crate::quantize::Quantizer;
+use crate::linear::{LinearPlan, Saved, WeightCache, recast};
 use crate::ready::{Ready, owned_storage, tensor_of};
 use candle_core::{DType, Tensor};
-use fp8_core::Contraction::Cols;
 use fp8_core::Granularity;
 
 /// The weight of a convolution in high precision, quantized in the call.
@@ -35,7 +31,7 @@ use fp8_core::Granularity;
 pub struct ConvWeight<'a> {
     /// f32, bf16 or f16.
     pub tensor: &'a Tensor,
-    /// Keeps the codes of tensorwise casts until the weight changes.
+    /// Keeps the codes until the weight changes.
     pub cache: Option<&'a WeightCache>,
 }
 
@@ -253,47 +249,35 @@ fn convolve(
         1 => vec![batch, channels, width],
         _ => vec![batch, channels, height, width],
     };
-    if !is_tensorwise(plan) {
-        // Results are cast as images, not as columns of one group.
-        let results = &plan.results;
-        let plan = plan.clone().with_results(ResultCasts::default());
-        let gradient_of = |x: &Tensor, cast: Option<&Quantizer>| match cast {
-            None => Ok(x.clone()),
-            Some(cast) => cast_values_and_gradient(x, None, Some((cast, Cols))),
-        };
-        let x = gradient_of(x, results.grad_input.as_ref())?;
-        let weight = gradient_of(weight.tensor, results.grad_weight.as_ref())?;
-        let y = by_linear::output(&convolution, &x, &weight, bias, &plan)?.reshape(out_dims)?;
-        return match &results.output {
-            None => Ok(y),
-            Some(cast) => cast_values_and_gradient(&y, Some((cast, Cols)), None),
-        };
-    }
     let bias_data = bias.map(Tensor::detach);
     let x_data = x.detach().contiguous()?;
     let mut saved = Saved::default();
-    let (x_values, w_values, fast) = match &plan.output {
+    let (x_values, w_values, how) = match &plan.output {
         None => (
             Values::high_precision(&x_data)?,
             Values::high_precision(&weight.tensor.detach().to_dtype(x.dtype())?)?,
-            false,
+            (true, false),
         ),
         Some(gemm) => {
-            let x8 = gemm.a.quantize(&x_data, Cols)?.tensor;
-            let w8 = match weight.cache {
-                Some(cache) => cache.quantize(weight.tensor, &gemm.b, Cols)?,
-                None => gemm.b.quantize(weight.tensor, Cols)?.tensor,
-            };
-            let values = (
-                Values::new(&x8, plan.emulate)?,
-                Values::new(&w8, plan.emulate)?,
-            );
-            let (x8, w8) = ((x.track_op(), x8), (weight.tensor.track_op(), w8));
-            saved.keep(plan, gemm, x8, w8);
-            (values.0, values.1, gemm.use_fast_accum)
+            let x8 = Values::images(&x_data, &gemm.a)?;
+            let geometry = &convolution.geometry;
+            let (contraction, granularity) =
+                (convolution.forward_contraction(), gemm.b.granularity);
+            let matrix = Weight::matrix(weight.tensor, geometry, granularity, contraction)?;
+            let w8 = Values::Fp8(match weight.cache {
+                Some(cache) => {
+                    cache.quantize_as(weight.tensor, &matrix, &gemm.b, contraction, false)?
+                }
+                None => gemm.b.quantize(&matrix, contraction)?.tensor,
+            });
+            // Scales of a group's own lie in another order for the other contraction.
+            let same = granularity == Granularity::Tensorwise || geometry.groups == 1;
+            let for_x = (x.track_op() && same, x8.clone());
+            saved.keep(plan, gemm, for_x, (weight.tensor.track_op(), w8.clone()));
+            (x8, w8, (plan.emulate, gemm.use_fast_accum))
         }
     };
-    let y = convolution.output(&x_values, &w_values, bias_data.as_ref(), x.dtype(), fast)?;
+    let y = convolution.output(x_values, &w_values, bias_data.as_ref(), x.dtype(), how)?;
     let y = match &plan.results.output {
         None => y,
         cast => owned_storage(&recast(tensor_of(y, out_dims.as_slice())?, cast.as_ref())?)?,
@@ -311,19 +295,9 @@ fn convolve(
         saved,
     };
     Ok(match bias {
-        Some(bias) => x.apply_op3(weight.tensor, bias, WeightAndBias(op))?,
-        None => x.apply_op2(weight.tensor, Weight(op))?,
+        Some(bias) => x.apply_op3(weight.tensor, bias, WithWeightAndBias(op))?,
+        None => x.apply_op2(weight.tensor, WithWeight(op))?,
     })
-}
-
-/// Whether no cast cares for the shape of its tensor.
-fn is_tensorwise(plan: &LinearPlan) -> bool {
-    let gemms = [&plan.output, &plan.grad_input, &plan.grad_weight];
-    let mut casts = gemms
-        .into_iter()
-        .flatten()
-        .flat_map(|gemm| [&gemm.a, &gemm.b]);
-    casts.all(|cast| cast.granularity == Granularity::Tensorwise)
 }
 
 /// Checks dtypes, devices and sizes.

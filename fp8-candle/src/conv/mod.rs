@@ -10,19 +10,21 @@
 //!
 //! A tensorwise cast does not care for the shape, so an image is cast once and its codes are unfolded: of a 3x3 kernel nine
 //! bytes instead of nine floats per value. Batches are cut into parts whose columns stay in the caches. With other
-//! granularities scales run along the sums; there the images are unfolded in high precision and go through
-//! [`fp8_linear`](crate::fp8_linear).
+//! granularities scales run along the sums, group by group: there the image is kept in high precision, and the columns of a
+//! part are cast once they are unfolded, in the backward pass again. Who observes casts sees all columns of a tensor as one.
 //!
 //! A transposed convolution computes the second product forward and the first one backward.
 //!
 //! Source: the FP8 Emulation Toolkit's `Conv2d`, candle-nn's layers for the shapes.
 
-mod by_linear;
+mod error;
 mod forward;
 mod op;
 mod operand;
 mod products;
 mod shape;
+mod uncast;
 
+pub use error::ConvError;
 pub use forward::{ConvWeight, fp8_conv_transpose1d, fp8_conv_transpose2d, fp8_conv1d, fp8_conv2d};
-pub use shape::{ConvError, ConvShape};
+pub use shape::ConvShape;

@@ -1,16 +1,18 @@
-//! The autograd node of a convolution with tensorwise casts.
+//! The autograd node of a convolution.
 
-use super::operand::Values;
+use super::operand::{Values, Weight};
 use super::products::{Geometry, gather, spread, weigh};
+use super::uncast::settled;
+use crate::data::window::Window;
 use crate::device::backend;
 use crate::error::Result;
-use crate::linear::{GemmPlan, LinearPlan, recast, serves_both};
+use crate::linear::{Layer, LinearPlan, Operands, Saved, Wanted, Which, gradients};
+use crate::quantize::Quantizer;
 use crate::ready::{Ready, tensor_of};
-use crate::tensor::Fp8Tensor;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor,
 };
-use fp8_core::Contraction::Cols;
+use fp8_core::Contraction::{self, Cols, Rows};
 
 /// What one call computes: a convolution, or a transposed one, which swaps input and output.
 #[derive(Debug, Clone)]
@@ -36,81 +38,71 @@ impl Convolution {
         }
     }
 
-    /// The output, in `dtype`.
+    /// Which dimension of the weight the forward pass sums over.
+    pub(super) fn forward_contraction(&self) -> Contraction {
+        match self.transposed {
+            false => Cols,
+            true => Rows,
+        }
+    }
+
+    /// Which one grad_input sums over.
+    fn backward_contraction(&self) -> Contraction {
+        match self.transposed {
+            false => Rows,
+            true => Cols,
+        }
+    }
+
+    /// The output, in `dtype`. To `emulate`, values are multiplied in f32 instead of codes.
     pub(super) fn output(
         &self,
-        x: &Values,
+        x: Values,
         weight: &Values,
         bias: Option<&Tensor>,
         dtype: DType,
-        use_fast_accum: bool,
+        (emulate, use_fast_accum): (bool, bool),
     ) -> Result<Storage> {
+        let (x, weight) = self.pair(x.reshape(&self.input_dims())?, weight, emulate)?;
         let product = if self.transposed { spread } else { gather };
-        product(
-            &self.geometry,
-            &x.reshape(&self.input_dims())?,
-            &weight.reshape(&self.geometry.weight_dims())?,
-            bias,
-            dtype,
-            use_fast_accum,
-        )
+        product(&self.geometry, &x, &weight, bias, dtype, use_fast_accum)
     }
 
     fn grad_input(
         &self,
-        go: &Values,
+        go: Values,
         weight: &Values,
         dtype: DType,
-        use_fast_accum: bool,
+        (emulate, use_fast_accum): (bool, bool),
     ) -> Result<Storage> {
+        let (go, weight) = self.pair(go.reshape(&self.output_dims())?, weight, emulate)?;
         let product = if self.transposed { gather } else { spread };
-        product(
-            &self.geometry,
-            &go.reshape(&self.output_dims())?,
-            &weight.reshape(&self.geometry.weight_dims())?,
-            None,
-            dtype,
-            use_fast_accum,
-        )
+        product(&self.geometry, &go, &weight, None, dtype, use_fast_accum)
+    }
+
+    /// Both as codes, or both as values.
+    fn pair(&self, images: Values, weight: &Values, emulate: bool) -> Result<(Values, Weight)> {
+        let weight = Weight::new(weight, &self.geometry)?;
+        match emulate || images.is_high_precision() || !weight.splits()? {
+            true => Ok((images.emulated()?, weight.emulated()?)),
+            false => Ok((images, weight)),
+        }
     }
 
     /// In f32.
-    fn grad_weight(&self, go: &Values, x: &Values, use_fast_accum: bool) -> Result<Tensor> {
-        let go = go.reshape(&self.output_dims())?;
-        let x = x.reshape(&self.input_dims())?;
-        match self.transposed {
-            false => weigh(&self.geometry, &go, &x, use_fast_accum),
-            true => weigh(&self.geometry, &x, &go, use_fast_accum),
+    fn grad_weight(
+        &self,
+        go: Values,
+        x: Values,
+        (emulate, use_fast_accum): (bool, bool),
+    ) -> Result<Tensor> {
+        let mut go = go.reshape(&self.output_dims())?;
+        let mut x = x.reshape(&self.input_dims())?;
+        if emulate || go.is_high_precision() {
+            (go, x) = (go.emulated()?, x.emulated()?);
         }
-    }
-}
-
-/// FP8 copies from the forward pass that the backward pass can reuse.
-#[derive(Debug, Default)]
-pub(super) struct Saved {
-    x: Option<Fp8Tensor>,
-    weight: Option<Fp8Tensor>,
-}
-
-impl Saved {
-    /// Keeps what the gradients will need. Each operand comes with whether it is in the graph.
-    pub(super) fn keep(
-        &mut self,
-        plan: &LinearPlan,
-        output: &GemmPlan,
-        (x_tracks, x8): (bool, Fp8Tensor),
-        (weight_tracks, w8): (bool, Fp8Tensor),
-    ) {
-        let serves = |gemm: &Option<GemmPlan>, first| {
-            gemm.as_ref()
-                .is_some_and(|gemm| serves_both(first, &gemm.b))
-        };
-        if weight_tracks && serves(&plan.grad_weight, &output.a) {
-            self.x = Some(x8);
-        }
-        if x_tracks && serves(&plan.grad_input, &output.b) {
-            self.weight = Some(w8);
-        }
+        let (maps, images) = if self.transposed { (x, go) } else { (go, x) };
+        weigh(&self.geometry, &maps, &images, use_fast_accum)
     }
 }
 
@@ -120,7 +112,7 @@ pub(super) struct ConvOp {
     pub(super) ready: Ready,
     pub(super) convolution: Convolution,
     pub(super) plan: LinearPlan,
-    pub(super) saved: Saved,
+    pub(super) saved: Saved<Values>,
 }
 
 impl ConvOp {
@@ -131,143 +123,124 @@ impl ConvOp {
         bias: Option<&Tensor>,
         grad_output: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let go = grad_output.detach().contiguous()?;
-        // Kept for the second product if one copy serves both.
-        let mut go8 = None;
-        let mut for_bias = go.clone();
-        if let Some(cast) = self.plan.cast_for_bias() {
-            let cast = cast.quantize(&go, Cols)?.tensor;
-            for_bias = cast.dequantize(go.dtype())?;
-            go8 = Some(cast);
-        }
-        let grad_bias = match bias {
-            Some(bias) if bias.track_op() => Some(self.grad_bias(&for_bias, bias.dtype())?),
-            _ => None,
+        let pass = Backward {
+            op: self,
+            x,
+            weight,
+            bias,
+            go: grad_output.detach().contiguous()?,
         };
-        let results = &self.plan.results;
-        let grad_x = match x.track_op() {
-            true => {
-                let grad = self.grad_input(x, weight, &go, &mut go8)?;
-                Some(recast(grad, results.grad_input.as_ref())?)
-            }
-            false => None,
+        let wanted = Wanted {
+            input: x.track_op(),
+            weight: weight.track_op(),
+            bias: bias.is_some_and(Tensor::track_op),
         };
-        let grad_weight = match weight.track_op() {
-            true => {
-                let grad = self.grad_weight(x, weight, &go, go8)?;
-                Some(recast(grad, results.grad_weight.as_ref())?)
-            }
-            false => None,
-        };
-        Ok((grad_x, grad_weight, grad_bias))
+        let [x, weight, bias] = gradients(&pass, &self.plan, &self.saved, wanted)?;
+        Ok((x, weight, bias))
     }
+}
 
-    /// The weight as operand B of `gemm`.
-    fn weight_codes(&self, gemm: &GemmPlan, weight: &Tensor) -> Result<Fp8Tensor> {
-        match &self.saved.weight {
-            Some(saved) => Ok(saved.clone()),
-            None => Ok(gemm.b.quantize(weight, Cols)?.tensor),
-        }
-    }
+/// One backward pass.
+struct Backward<'a> {
+    op: &'a ConvOp,
+    x: &'a Tensor,
+    weight: &'a Tensor,
+    bias: Option<&'a Tensor>,
+    go: Tensor,
+}
 
-    /// The input as operand B of `gemm`.
-    fn input_codes(&self, gemm: &GemmPlan, x: &Tensor) -> Result<Fp8Tensor> {
-        match &self.saved.x {
-            Some(saved) => Ok(saved.clone()),
-            None => Ok(gemm.b.quantize(x, Cols)?.tensor),
-        }
-    }
-
-    /// In x's dtype and shape.
-    fn grad_input(
+impl Backward<'_> {
+    /// The operands as [`Convolution`] takes them, and whether to emulate and to accumulate fast. `other` is the operand in
+    /// high precision.
+    fn operands(
         &self,
-        x: &Tensor,
-        weight: &Tensor,
-        go: &Tensor,
-        go8: &mut Option<Fp8Tensor>,
-    ) -> Result<Tensor> {
-        let (go, weight, fast) = match &self.plan.grad_input {
-            None => (
-                Values::high_precision(go)?,
-                // As the forward pass of a layer in high precision casts it.
-                Values::high_precision(&weight.detach().to_dtype(x.dtype())?)?,
-                false,
+        operands: Operands<Values>,
+        other: &Tensor,
+    ) -> Result<(Values, Values, (bool, bool))> {
+        Ok(match operands {
+            Operands::HighPrecision => (
+                Values::high_precision(&self.go)?,
+                Values::high_precision(other)?,
+                (true, false),
             ),
-            Some(gemm) if self.plan.grad_output_in_high_precision => {
-                let b = self.weight_codes(gemm, weight)?;
-                (Values::high_precision(go)?, Values::new(&b, true)?, false)
-            }
-            Some(gemm) => {
-                let a = match go8.take() {
-                    Some(go8) => go8,
-                    None => gemm.a.quantize(go, Cols)?.tensor,
-                };
-                let b = self.weight_codes(gemm, weight)?;
-                let emulate = self.plan.emulate;
-                let values = (Values::new(&a, emulate)?, Values::new(&b, emulate)?);
-                let again = |second: &GemmPlan| serves_both(&gemm.a, &second.a);
-                if weight.track_op() && self.plan.grad_weight.as_ref().is_some_and(again) {
-                    *go8 = Some(a);
-                }
-                (values.0, values.1, gemm.use_fast_accum)
-            }
-        };
-        let grad = self.convolution.grad_input(&go, &weight, x.dtype(), fast)?;
-        tensor_of(grad, x.shape())
+            Operands::OneCast(other) => (Values::high_precision(&self.go)?, other, (true, false)),
+            Operands::Cast {
+                grad_output,
+                other,
+                use_fast_accum,
+            } => (grad_output, other, (self.op.plan.emulate, use_fast_accum)),
+        })
     }
+}
 
-    /// In the weight's dtype and shape.
-    fn grad_weight(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        go: &Tensor,
-        go8: Option<Fp8Tensor>,
-    ) -> Result<Tensor> {
-        let (go, x, fast) = match &self.plan.grad_weight {
-            None => (
-                Values::high_precision(go)?,
-                Values::high_precision(x)?,
-                false,
-            ),
-            Some(gemm) if self.plan.grad_output_in_high_precision => {
-                let b = self.input_codes(gemm, x)?;
-                (Values::high_precision(go)?, Values::new(&b, true)?, false)
+impl Layer for Backward<'_> {
+    type Cast = Values;
+
+    fn cast(&self, which: Which, quantizer: &Quantizer, _: Contraction, _: bool) -> Result<Values> {
+        match which {
+            Which::Input => Values::images(self.x, quantizer),
+            Which::GradOutput => Values::images(&self.go, quantizer),
+            Which::Weight => {
+                let convolution = &self.op.convolution;
+                let contraction = convolution.backward_contraction();
+                let geometry = &convolution.geometry;
+                let granularity = quantizer.granularity;
+                let matrix = Weight::matrix(self.weight, geometry, granularity, contraction)?;
+                Ok(Values::Fp8(
+                    quantizer.quantize(&matrix, contraction)?.tensor,
+                ))
             }
-            Some(gemm) => {
-                let a = match go8 {
-                    Some(go8) => go8,
-                    None => gemm.a.quantize(go, Cols)?.tensor,
-                };
-                let b = self.input_codes(gemm, x)?;
-                let emulate = self.plan.emulate;
-                let values = (Values::new(&a, emulate)?, Values::new(&b, emulate)?);
-                (values.0, values.1, gemm.use_fast_accum)
-            }
-        };
-        let grad = self.convolution.grad_weight(&go, &x, fast)?;
-        Ok(grad.to_dtype(weight.dtype())?.reshape(weight.shape())?)
+        }
     }
 
     /// The sum of each channel, added in f32.
-    fn grad_bias(&self, go: &Tensor, dtype: DType) -> Result<Tensor> {
-        let [batch, channels, height, width] = self.convolution.output_dims();
-        let rows = go
-            .to_dtype(DType::F32)?
-            .reshape((batch * channels, height * width))?
-            .sum(1)?
-            .reshape((batch, channels))?;
-        backend(go.device())?.sum_rows(&rows, dtype)
+    fn grad_bias(&self, cast: Option<&Quantizer>) -> Result<(Tensor, Option<Values>)> {
+        let convolution = &self.op.convolution;
+        let [batch, channels, height, width] = convolution.output_dims();
+        let sums = |go: &Tensor| -> Result<Tensor> {
+            let rows = go
+                .to_dtype(DType::F32)?
+                .reshape((batch * channels, height * width))?
+                .sum(1)?
+                .reshape((batch, channels))?;
+            let dtype = self.bias.map_or(go.dtype(), Tensor::dtype);
+            backend(go.device())?.sum_rows(&rows, dtype)
+        };
+        let Some(cast) = cast else {
+            return Ok((sums(&self.go)?, None));
+        };
+        let maps = Window::single(batch, channels, [height, width]);
+        let cast = settled(&self.go, cast, &maps, convolution.geometry.groups)?;
+        let values = cast.clone().emulated()?;
+        Ok((sums(values.elements())?, Some(cast)))
+    }
+
+    /// In x's shape.
+    fn grad_input(&self, operands: Operands<Values>) -> Result<Tensor> {
+        let dtype = self.x.dtype();
+        // As the forward pass of a layer in high precision casts it.
+        let weight = self.weight.detach().to_dtype(dtype)?;
+        let (go, weight, how) = self.operands(operands, &weight)?;
+        let grad = self.op.convolution.grad_input(go, &weight, dtype, how)?;
+        tensor_of(grad, self.x.shape())
+    }
+
+    /// In the weight's shape.
+    fn grad_weight(&self, operands: Operands<Values>) -> Result<Tensor> {
+        let (go, x, how) = self.operands(operands, self.x)?;
+        let grad = self.op.convolution.grad_weight(go, x, how)?;
+        let grad = grad.to_dtype(self.weight.dtype())?;
+        Ok(grad.reshape(self.weight.shape())?)
     }
 }
 
 /// Arguments: x, weight.
-pub(super) struct Weight(pub(super) ConvOp);
+pub(super) struct WithWeight(pub(super) ConvOp);
 
 /// Arguments: x, weight, bias.
-pub(super) struct WeightAndBias(pub(super) ConvOp);
+pub(super) struct WithWeightAndBias(pub(super) ConvOp);
 
-impl CustomOp2 for Weight {
+impl CustomOp2 for WithWeight {
     fn name(&self) -> &'static str {
         self.0.name
     }
@@ -304,7 +277,7 @@ impl CustomOp2 for Weight {
     }
 }
 
-impl CustomOp3 for WeightAndBias {
+impl CustomOp3 for WithWeightAndBias {
     fn name(&self) -> &'static str {
         self.0.name
     }

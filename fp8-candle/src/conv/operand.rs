@@ -1,35 +1,53 @@
-//! An operand of the products: FP8 codes with one scale, or values in high precision.
+//! An operand of the products: FP8 codes with their scales, values in high precision, or images that are cast later.
 
+use super::products::Geometry;
+use super::uncast::Uncast;
 use crate::device::{GemmOutput, backend};
-use crate::error::Result;
+use crate::error::{Result, internal};
+use crate::quantize::Quantizer;
 use crate::ready::Ready;
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
-use fp8_core::Contraction::{self, Cols};
+use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::Granularity;
 
 /// A tensor that is multiplied.
 #[derive(Clone)]
 pub(super) enum Values {
-    /// With one scale.
+    /// A matrix, or images with one scale.
     Fp8(Fp8Tensor),
     /// In f32.
     HighPrecision(Tensor),
+    /// Images whose scales run along the sums, cast as columns.
+    Uncast(Uncast),
 }
 
 impl Values {
-    /// What the GEMM multiplies, or to `emulate` it the values of the codes in f32.
-    pub(super) fn new(x8: &Fp8Tensor, emulate: bool) -> Result<Self> {
-        Ok(match emulate {
-            true => Self::HighPrecision(x8.dequantize(DType::F32)?),
-            false => Self::Fp8(x8.clone()),
-        })
-    }
-
     /// A tensor that is not cast.
     pub(super) fn high_precision(x: &Tensor) -> Result<Self> {
         let x = x.detach().to_dtype(DType::F32)?.contiguous()?;
         Ok(Self::HighPrecision(x))
+    }
+
+    /// Images, cast at once if their elements share a scale.
+    pub(super) fn images(x: &Tensor, quantizer: &Quantizer) -> Result<Self> {
+        match quantizer.granularity {
+            Granularity::Tensorwise => Ok(Self::Fp8(quantizer.quantize(x, Cols)?.tensor)),
+            _ => Ok(Self::Uncast(Uncast::new(x, quantizer)?)),
+        }
+    }
+
+    /// The values of the codes, in f32.
+    pub(super) fn emulated(self) -> Result<Self> {
+        Ok(match self {
+            Self::Fp8(x8) => Self::HighPrecision(x8.dequantize(DType::F32)?),
+            Self::Uncast(images) => Self::Uncast(images.emulated()),
+            Self::HighPrecision(_) => self,
+        })
+    }
+
+    pub(super) fn is_high_precision(&self) -> bool {
+        matches!(self, Self::HighPrecision(_))
     }
 
     /// The codes, or the values.
@@ -37,10 +55,11 @@ impl Values {
         match self {
             Self::Fp8(x8) => x8.codes(),
             Self::HighPrecision(x) => x,
+            Self::Uncast(images) => images.values(),
         }
     }
 
-    /// Other elements with the same meaning.
+    /// Other elements with the same meaning; of codes with one scale.
     pub(super) fn with(&self, elements: Tensor) -> Result<Self> {
         Ok(match self {
             Self::HighPrecision(_) => Self::HighPrecision(elements),
@@ -51,12 +70,114 @@ impl Values {
                 Cols,
                 x8.dequant_scale().clone(),
             )?),
+            Self::Uncast(images) => Self::Uncast(images.with(elements)),
         })
     }
 
-    /// The same elements in another shape.
+    /// The same elements in another shape; of codes with one scale.
     pub(super) fn reshape(&self, dims: &[usize]) -> Result<Self> {
         self.with(self.elements().reshape(dims)?)
+    }
+}
+
+/// Indices of a dimension that a product keeps which share a scale.
+pub(super) fn kept_block(granularity: Granularity) -> usize {
+    match granularity {
+        Granularity::Blockwise { rows, .. } => rows.max(1),
+        _ => 1,
+    }
+}
+
+/// The weight, of which each group is an operand.
+pub(super) struct Weight {
+    values: Values,
+    groups: usize,
+    /// The dimension along which the groups lie: that which the product keeps, so that no scale belongs to two of them.
+    dim: usize,
+}
+
+impl Weight {
+    /// The values of `weight` in the order in which they are cast for products that sum over `contraction`: `[n, k]`, or
+    /// `[n / groups, groups * k]` where scales run down the rows of a group.
+    pub(super) fn matrix(
+        weight: &Tensor,
+        geometry: &Geometry,
+        granularity: Granularity,
+        contraction: Contraction,
+    ) -> Result<Tensor> {
+        let (groups, [n, k]) = (geometry.groups, geometry.weight_dims());
+        let weight = weight.detach();
+        Ok(match (granularity, contraction) {
+            // Does not care.
+            (Granularity::Tensorwise, _) => weight,
+            (_, Rows) if groups > 1 => weight
+                .reshape((groups, n / groups, k))?
+                .transpose(0, 1)?
+                .contiguous()?
+                .reshape((n / groups, groups * k))?,
+            _ => weight.reshape((n, k))?,
+        })
+    }
+
+    /// From a cast of [`Weight::matrix`], or from values in high precision.
+    pub(super) fn new(values: &Values, geometry: &Geometry) -> Result<Self> {
+        let groups = geometry.groups;
+        if let Values::Fp8(x8) = values
+            && x8.granularity() != Granularity::Tensorwise
+        {
+            let dim = match x8.contraction() {
+                Rows if groups > 1 => 1,
+                _ => 0,
+            };
+            return Ok(Self {
+                values: values.clone(),
+                groups,
+                dim,
+            });
+        }
+        Ok(Self {
+            values: values.reshape(&geometry.weight_dims())?,
+            groups,
+            dim: 0,
+        })
+    }
+
+    /// Whether each group has scales of its own.
+    pub(super) fn splits(&self) -> Result<bool> {
+        let Values::Fp8(x8) = &self.values else {
+            return Ok(true);
+        };
+        let len = self.values.elements().dim(self.dim)? / self.groups;
+        Ok(self.groups == 1 || len.is_multiple_of(kept_block(x8.granularity())))
+    }
+
+    pub(super) fn emulated(self) -> Result<Self> {
+        let values = self.values.emulated()?;
+        Ok(Self { values, ..self })
+    }
+
+    /// `[n / groups, k]`
+    pub(super) fn of_group(&self, group: usize) -> Result<Values> {
+        if self.groups == 1 {
+            return Ok(self.values.clone());
+        }
+        let part = |x: &Tensor| -> Result<Tensor> {
+            let len = x.dim(self.dim)? / self.groups;
+            Ok(x.narrow(self.dim, group * len, len)?.contiguous()?)
+        };
+        let elements = part(self.values.elements())?;
+        match &self.values {
+            Values::Fp8(x8) if x8.granularity() != Granularity::Tensorwise => {
+                Ok(Values::Fp8(Fp8Tensor::from_parts(
+                    elements,
+                    x8.format(),
+                    x8.granularity(),
+                    x8.contraction(),
+                    part(x8.dequant_scale())?,
+                )?))
+            }
+            values => values.with(elements),
+        }
     }
 }
 
@@ -66,22 +187,30 @@ pub(super) fn multiply(
     (b, b_contraction): (&Values, Contraction),
     use_fast_accum: bool,
 ) -> Result<Tensor> {
-    if let (Values::Fp8(a), Values::Fp8(b)) = (a, b) {
-        let (a, b) = (a.operand(a_contraction), b.operand(b_contraction));
-        let out = GemmOutput {
-            dtype: DType::F32,
-            bias: None,
-            use_fast_accum,
-        };
-        let storage = backend(a.dequant_scale.device())?.gemm(&a, &b, &out)?;
-        return Ready::new(storage, (a.kept(), b.kept()))?.into_tensor();
+    match (a, b) {
+        (Values::Fp8(a), Values::Fp8(b)) => {
+            let (a, b) = (a.operand(a_contraction), b.operand(b_contraction));
+            let out = GemmOutput {
+                dtype: DType::F32,
+                bias: None,
+                use_fast_accum,
+            };
+            let storage = backend(a.dequant_scale.device())?.gemm(&a, &b, &out)?;
+            Ready::new(storage, (a.kept(), b.kept()))?.into_tensor()
+        }
+        (Values::HighPrecision(a), Values::HighPrecision(b)) => {
+            let a = if a_contraction == Cols {
+                a.clone()
+            } else {
+                a.t()?
+            };
+            let b = if b_contraction == Cols {
+                b.t()?
+            } else {
+                b.clone()
+            };
+            Ok(a.matmul(&b)?)
+        }
+        _ => internal!("a product of one operand in FP8 and one that is not"),
     }
-    let value = |x: &Values| match x {
-        Values::Fp8(x8) => x8.dequantize(DType::F32),
-        Values::HighPrecision(x) => Ok(x.clone()),
-    };
-    let (a, b) = (value(a)?, value(b)?);
-    let a = if a_contraction == Cols { a } else { a.t()? };
-    let b = if b_contraction == Cols { b.t()? } else { b };
-    Ok(a.matmul(&b)?)
 }

@@ -1,15 +1,19 @@
 //! The three products over an unfolded image, part by part of the batch and group by group.
 
-use super::operand::{Values, multiply};
+use super::operand::{Values, Weight, multiply};
+use super::uncast::Columns;
 use crate::data::window::{Part, Window};
 use crate::device::unfolding;
-use crate::error::Result;
+use crate::error::{Result, internal};
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction::{Cols, Rows};
 use std::ops::Range;
 
 /// Bytes of the columns and results of one part of a batch, if one image does not have more.
 const PART_BYTES: usize = 8 << 20;
+
+/// Columns of a part, unless there are not as many.
+const MIN_COLUMNS: usize = 128;
 
 /// Sizes of a convolution: `images` `[batch, channels, ..]` that the window slides over, and `maps` `[batch, n, ..]` with
 /// a value for each of its positions. The weight is `[n, channels / groups * taps]`.
@@ -43,14 +47,45 @@ impl Geometry {
         [self.n, self.columns_per_group()]
     }
 
-    /// The parts of the batch for products that need these bytes per position.
-    fn batches(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let batch = self.window.batch;
-        let image = self.window.places().saturating_mul(bytes).max(1);
+    /// The parts of the batch for products that need these bytes per position, and parts that end at multiples of `block`
+    /// positions; `None`: one part.
+    fn batches(
+        &self,
+        bytes: usize,
+        block: Option<usize>,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (batch, places) = (self.window.batch, self.window.places());
+        let image = places.saturating_mul(bytes).max(1);
         let images = (PART_BYTES / image).max(1);
+        let images = match block {
+            None => batch.max(1),
+            Some(block) => images.next_multiple_of(step_of(block, places)),
+        };
         (0..batch)
             .step_by(images)
-            .map(move |first| first..batch.min(first + images))
+            .map(move |first| first..batch.min(first.saturating_add(images)))
+    }
+
+    /// The parts of a group's channels whose columns over the whole batch need these bytes per position, and that end at
+    /// multiples of `block` columns; `None`: one part.
+    fn channel_parts(
+        &self,
+        bytes: usize,
+        block: Option<usize>,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (channels, taps) = (self.window.channels / self.groups, self.window.taps());
+        let column = (self.window.places() * self.window.batch).saturating_mul(bytes);
+        // Products of fewer columns would read the other operand too often.
+        let columns = (PART_BYTES / column.max(1)).max(MIN_COLUMNS);
+        let part = match block {
+            None => channels,
+            Some(block) => columns
+                .div_ceil(taps)
+                .next_multiple_of(step_of(block, taps)),
+        };
+        (0..channels)
+            .step_by(part)
+            .map(move |first| first..channels.min(first.saturating_add(part)))
     }
 
     fn step(&self, group: usize, batch: Range<usize>) -> Step {
@@ -66,30 +101,22 @@ impl Geometry {
             maps: part(self.n),
         }
     }
-
-    /// The rows of the weight that belong to a group.
-    fn weight_of(&self, weight: &Values, group: usize) -> Result<Values> {
-        let rows = self.n / self.groups;
-        weight.with(weight.elements().narrow(0, group * rows, rows)?)
-    }
 }
 
-/// A part of `x`, unfolded.
-fn columns(x: &Values, window: &Window, part: &Part) -> Result<Values> {
-    let elements = x.elements();
-    if window.is_single() && part.images.len() == 1 {
-        let image = elements.narrow(0, part.images.start, 1)?;
-        let image = image.narrow(1, part.channels.start, part.channels.len())?;
-        return x.with(image.contiguous()?.reshape(window.columns(part))?);
+/// How many times `len` it takes to get a multiple of `block`.
+fn step_of(block: usize, len: usize) -> usize {
+    let (mut a, mut b) = (block, len);
+    while b > 0 {
+        (a, b) = (b, a % b);
     }
-    x.with(unfolding(elements.device()).unfold(elements, window, part)?)
+    block / a.max(1)
 }
 
 /// The maps of `images`: `weight columns`, with a bias, in `dtype`.
 pub(super) fn gather(
     geometry: &Geometry,
     images: &Values,
-    weight: &Values,
+    weight: &Weight,
     bias: Option<&Tensor>,
     dtype: DType,
     use_fast_accum: bool,
@@ -97,17 +124,19 @@ pub(super) fn gather(
     let device = images.elements().device();
     let maps = geometry.maps();
     let mut out = unfolding(device).images(&maps, dtype, device)?;
+    let mut columns = Columns::new(images, &geometry.window, Rows);
     let [n, k] = geometry.weight_dims();
-    let bytes = k * images.elements().dtype().size_in_bytes() + n / geometry.groups * 4;
+    let bytes = k * columns.element_bytes() + n / geometry.groups * 4;
     for group in 0..geometry.groups {
-        let weight = geometry.weight_of(weight, group)?;
-        for batch in geometry.batches(bytes) {
+        let weight = weight.of_group(group)?;
+        for batch in geometry.batches(bytes, columns.kept_block()) {
             let step = geometry.step(group, batch);
-            let columns = columns(images, &geometry.window, &step.images)?;
+            let columns = columns.part(&step.images)?;
             let rows = multiply((&weight, Cols), (&columns, Rows), use_fast_accum)?;
             out.fold(&rows, &maps, &step.maps, bias)?;
         }
     }
+    columns.finish()?;
     out.finish()
 }
 
@@ -115,7 +144,7 @@ pub(super) fn gather(
 pub(super) fn spread(
     geometry: &Geometry,
     maps: &Values,
-    weight: &Values,
+    weight: &Weight,
     bias: Option<&Tensor>,
     dtype: DType,
     use_fast_accum: bool,
@@ -123,20 +152,26 @@ pub(super) fn spread(
     let device = maps.elements().device();
     let window = &geometry.window;
     let mut out = unfolding(device).images(window, dtype, device)?;
+    let single = geometry.maps();
+    let mut rows = Columns::new(maps, &single, Rows);
     let [_, k] = geometry.weight_dims();
     for group in 0..geometry.groups {
-        let weight = geometry.weight_of(weight, group)?;
-        for batch in geometry.batches(4 * k) {
+        let weight = weight.of_group(group)?;
+        for batch in geometry.batches(4 * k, rows.kept_block()) {
             let step = geometry.step(group, batch);
-            let rows = columns(maps, &geometry.maps(), &step.maps)?;
+            let rows = rows.part(&step.maps)?;
             let columns = multiply((&weight, Rows), (&rows, Rows), use_fast_accum)?;
             out.fold(&columns, window, &step.images, bias)?;
         }
     }
+    rows.finish()?;
     out.finish()
 }
 
-/// The gradient of the weight, `maps columns^T`, f32 `[n, columns of a group]`: parts of the batch are added in order.
+/// The gradient of the weight, `maps columns^T`, f32 `[n, columns of a group]`.
+///
+/// Parts of the batch are added in order. Where scales run along the sum, and so across the batch, the columns are cut
+/// into those of some channels instead.
 pub(super) fn weigh(
     geometry: &Geometry,
     maps: &Values,
@@ -144,28 +179,49 @@ pub(super) fn weigh(
     use_fast_accum: bool,
 ) -> Result<Tensor> {
     let [n, k] = geometry.weight_dims();
-    let bytes = (k + n / geometry.groups) * images.elements().dtype().size_in_bytes();
-    let groups = (0..geometry.groups).map(|group| -> Result<Tensor> {
-        let mut sum: Option<Tensor> = None;
-        for batch in geometry.batches(bytes) {
-            let step = geometry.step(group, batch);
-            let rows = columns(maps, &geometry.maps(), &step.maps)?;
-            let columns = columns(images, &geometry.window, &step.images)?;
-            let part = multiply((&rows, Cols), (&columns, Cols), use_fast_accum)?;
-            sum = Some(match sum {
-                None => part,
-                Some(sum) => (sum + part)?,
+    if geometry.window.batch == 0 {
+        let device = maps.elements().device();
+        return Ok(Tensor::zeros((n, k), DType::F32, device)?);
+    }
+    let single = geometry.maps();
+    let mut rows = Columns::new(maps, &single, Cols);
+    let mut columns = Columns::new(images, &geometry.window, Cols);
+    let whole = rows.needs_whole_sums() || columns.needs_whole_sums();
+    let bytes = columns.element_bytes();
+    let mut groups = Vec::with_capacity(geometry.groups);
+    for group in 0..geometry.groups {
+        groups.push(if whole {
+            let step = geometry.step(group, 0..geometry.window.batch);
+            let rows = rows.part(&step.maps)?;
+            let first = step.images.channels.start;
+            let parts = geometry.channel_parts(bytes, columns.kept_block());
+            let parts = parts.map(|channels| {
+                let columns = columns.part(&Part {
+                    images: step.images.images.clone(),
+                    channels: first + channels.start..first + channels.end,
+                })?;
+                multiply((&rows, Cols), (&columns, Cols), use_fast_accum)
             });
-        }
-        match sum {
-            Some(sum) => Ok(sum),
-            None => Ok(Tensor::zeros(
-                (n / geometry.groups, k),
-                DType::F32,
-                maps.elements().device(),
-            )?),
-        }
-    });
-    let groups = groups.collect::<Result<Vec<_>>>()?;
+            Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)?
+        } else {
+            let bytes = (k + n / geometry.groups) * bytes;
+            let mut sum: Option<Tensor> = None;
+            for batch in geometry.batches(bytes, Some(1)) {
+                let step = geometry.step(group, batch);
+                let (rows, columns) = (rows.part(&step.maps)?, columns.part(&step.images)?);
+                let part = multiply((&rows, Cols), (&columns, Cols), use_fast_accum)?;
+                sum = Some(match sum {
+                    None => part,
+                    Some(sum) => (sum + part)?,
+                });
+            }
+            match sum {
+                Some(sum) => sum,
+                None => internal!("no part of a batch of {}", geometry.window.batch),
+            }
+        });
+    }
+    rows.finish()?;
+    columns.finish()?;
     Ok(Tensor::cat(&groups, 0)?)
 }

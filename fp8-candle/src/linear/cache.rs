@@ -314,8 +314,21 @@ impl WeightCache {
         contraction: Contraction,
         both: bool,
     ) -> Result<Fp8Tensor> {
+        self.quantize_as(weight, weight, quantizer, contraction, both)
+    }
+
+    /// [`WeightCache::quantize_for`] of `matrix`: the values of `weight` in the shape and order in which this layer casts
+    /// them for `contraction`.
+    pub(crate) fn quantize_as(
+        &self,
+        weight: &Tensor,
+        matrix: &Tensor,
+        quantizer: &Quantizer,
+        contraction: Contraction,
+        both: bool,
+    ) -> Result<Fp8Tensor> {
         let Some(seen) = self.see(weight)? else {
-            return Ok(quantizer.quantize_for(weight, contraction, both)?.tensor);
+            return Ok(quantizer.quantize_for(matrix, contraction, both)?.tensor);
         };
         let slot = match &quantizer.source {
             ScaleSource::Delayed { slot, .. } | ScaleSource::Static(slot) => Some(slot),
@@ -336,7 +349,7 @@ impl WeightCache {
             Step::Make { record: false } => without_record(quantizer),
             Step::MakeKept(ref quant_scale) => with_scale(quantizer, quant_scale)?,
         };
-        let made = observed.quantize_for(weight, contraction, both)?;
+        let made = observed.quantize_for(matrix, contraction, both)?;
         let (version, recorded) = match step {
             Step::MakeAside | Step::Use(_) => return Ok(made.tensor),
             Step::Make { record } => {
@@ -382,7 +395,7 @@ impl WeightCache {
         drop(cached);
         match step {
             // Evaluation uses a scale of its own.
-            Step::MakeKept(_) => self.quantize_for(weight, quantizer, contraction, both),
+            Step::MakeKept(_) => self.quantize_as(weight, matrix, quantizer, contraction, both),
             _ => Ok(made.tensor),
         }
     }

@@ -112,7 +112,9 @@ pub fn fp8_linear(
                         Some(packed) => stream(&packed)?,
                         None => product(&w8)?,
                     };
-                    saved.keep(plan, gemm, (x.track_op(), x8), (w.track_op(), w8));
+                    saved
+                        .casts
+                        .keep(plan, gemm, (x.track_op(), x8), (w.track_op(), w8));
                     y
                 }
                 LinearWeight::Fp8(w8) => product(w8)?,

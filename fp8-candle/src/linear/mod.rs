@@ -11,6 +11,7 @@
 //!
 //! Source: torchao's `matmul_with_hp_or_float8_args`, Transformer Engine's `Linear`.
 
+mod backward;
 mod cache;
 mod forward;
 mod op;
@@ -18,8 +19,8 @@ mod plan;
 mod product;
 mod same;
 
+pub(crate) use backward::{Layer, Operands, Saved, Wanted, Which, gradients};
 pub use cache::WeightCache;
 pub use forward::fp8_linear;
 pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};
 pub(crate) use product::recast;
-pub(crate) use same::serves_both;

@@ -1,24 +1,24 @@
 //! The autograd node of the FP8 linear layer.
 
-use super::plan::{GemmPlan, LinearPlan, LinearWeight};
-use super::product::{multiply, recast};
-use super::same::serves_both;
+use super::backward::{self, Layer, Operands, Wanted, Which, gradients};
+use super::plan::{LinearPlan, LinearWeight};
+use super::product::multiply;
 use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
 use crate::error::{Result, internal};
 use crate::packed::PackedWeight;
+use crate::quantize::Quantizer;
 use crate::ready::Ready;
 use crate::tensor::Fp8Tensor;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Shape, Tensor,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor,
 };
-use fp8_core::Contraction::{Cols, Rows};
+use fp8_core::Contraction::{self, Cols, Rows};
 
-/// FP8 copies from the forward pass that the backward pass can reuse.
+/// What the backward pass needs of the forward pass.
 #[derive(Debug, Default)]
 pub(super) struct Saved {
-    x: Option<Fp8Tensor>,
-    weight: Option<Fp8Tensor>,
+    pub(super) casts: backward::Saved<Fp8Tensor>,
     frozen: Option<Frozen>,
 }
 
@@ -30,26 +30,6 @@ enum Frozen {
 }
 
 impl Saved {
-    /// Keeps what the gradients will need. Each operand comes with whether it is in the graph.
-    pub(super) fn keep(
-        &mut self,
-        plan: &LinearPlan,
-        output: &GemmPlan,
-        (x_tracks, x8): (bool, Fp8Tensor),
-        (weight_tracks, w8): (bool, Fp8Tensor),
-    ) {
-        let serves = |gemm: &Option<GemmPlan>, first| {
-            gemm.as_ref()
-                .is_some_and(|gemm| serves_both(first, &gemm.b))
-        };
-        if weight_tracks && serves(&plan.grad_weight, &output.a) {
-            self.x = Some(x8);
-        }
-        if x_tracks && serves(&plan.grad_input, &output.b) {
-            self.weight = Some(w8);
-        }
-    }
-
     /// Keeps a weight that has only FP8 codes.
     pub(super) fn keep_frozen(&mut self, x_tracks: bool, weight: LinearWeight<'_>) {
         self.frozen = match weight {
@@ -80,124 +60,148 @@ impl LinearOp {
         grad_output: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (m, n) = matrix_dims(grad_output.dims());
-        let go = grad_output.contiguous()?.reshape((m, n))?;
-        // Kept for the second GEMM if one copy serves both.
-        let mut go8 = None;
-        let mut for_bias = go.clone();
-        if let Some(cast) = self.plan.cast_for_bias() {
-            let cast = cast.quantize_for(&go, Cols, true)?.tensor;
-            for_bias = cast.dequantize(go.dtype())?;
-            go8 = Some(cast);
-        }
-        let grad_bias = match bias {
-            Some(bias) if bias.track_op() => {
-                Some(backend(go.device())?.sum_rows(&for_bias, bias.dtype())?)
-            }
-            _ => None,
+        let pass = Backward {
+            op: self,
+            x,
+            weight,
+            bias,
+            go: grad_output.contiguous()?.reshape((m, n))?,
         };
-        let results = &self.plan.results;
-        let grad_x = if x.track_op() {
-            let grad = self.grad_input(x, weight, &go, &mut go8)?;
-            Some(recast(grad, results.grad_input.as_ref())?.reshape(x.shape())?)
-        } else {
-            None
+        let wanted = Wanted {
+            input: x.track_op(),
+            weight: weight.is_some_and(Tensor::track_op),
+            bias: bias.is_some_and(Tensor::track_op),
         };
-        let grad_weight = match weight {
-            Some(weight) if weight.track_op() => {
-                let grad = self.grad_weight(x, weight, &go, go8)?;
-                Some(recast(grad, results.grad_weight.as_ref())?)
-            }
-            _ => None,
-        };
+        let [grad_x, grad_weight, grad_bias] =
+            gradients(&pass, &self.plan, &self.saved.casts, wanted)?;
+        let grad_x = grad_x.map(|grad| grad.reshape(x.shape())).transpose()?;
         Ok((grad_x, grad_weight, grad_bias))
     }
+}
 
-    /// `go weight`, `[M, K]`, in x's dtype.
-    fn grad_input(
-        &self,
-        x: &Tensor,
-        weight: Option<&Tensor>,
-        go: &Tensor,
-        go8: &mut Option<Fp8Tensor>,
-    ) -> Result<Tensor> {
-        let (weight, gemm) = match (weight, &self.plan.grad_input) {
-            (Some(weight), Some(gemm)) => (weight, gemm),
-            (Some(weight), None) => return Ok(go.matmul(&weight.detach().to_dtype(go.dtype())?)?),
-            // A frozen FP8 weight has no state for gradients, so they are computed from its dequantized value.
-            (None, _) => match &self.saved.frozen {
-                Some(Frozen::Codes(w8)) => return Ok(go.matmul(&w8.dequantize(go.dtype())?)?),
-                Some(Frozen::Packed(w8)) => return Ok(go.matmul(&w8.dequantize(go.dtype())?)?),
-                None => internal!(
-                    "fp8_linear `{}`: no weight to make grad_input from",
-                    self.plan.path
-                ),
-            },
-        };
-        let b = match &self.saved.weight {
-            Some(saved) => saved.clone(),
-            None => gemm.b.quantize(weight, Rows)?.tensor,
-        };
-        if self.plan.grad_output_in_high_precision {
-            return Ok(go.matmul(&b.dequantize(go.dtype())?)?);
+/// One backward pass.
+struct Backward<'a> {
+    op: &'a LinearOp,
+    x: &'a Tensor,
+    weight: Option<&'a Tensor>,
+    bias: Option<&'a Tensor>,
+    /// `[M, N]`
+    go: Tensor,
+}
+
+impl Backward<'_> {
+    fn weight(&self) -> Result<&Tensor> {
+        match self.weight {
+            Some(weight) => Ok(weight),
+            None => internal!("fp8_linear `{}`: no weight to cast", self.op.plan.path),
         }
-        let again = |second: &GemmPlan| serves_both(&gemm.a, &second.a);
-        let both = self.plan.grad_weight.as_ref().is_some_and(again) && weight.track_op();
-        let a = match go8.take() {
-            Some(cast) => cast,
-            None => gemm.a.quantize_for(go, Cols, both)?.tensor,
-        };
-        let grad = self.product((&a, Cols), (&b, Rows), x, gemm)?;
-        if both {
-            *go8 = Some(a);
-        }
-        Ok(grad)
     }
 
-    /// `go^T x`, `[N, K]`, in the weight's dtype.
-    fn grad_weight(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        go: &Tensor,
-        go8: Option<Fp8Tensor>,
-    ) -> Result<Tensor> {
-        let k = weight.dim(1)?;
-        let x = x.detach().contiguous()?.reshape((go.dim(0)?, k))?;
-        let Some(gemm) = &self.plan.grad_weight else {
-            // In the order of candle's own matmul backward, so that the bits equal the plain layer's.
-            return Ok(x.t()?.matmul(go)?.t()?.to_dtype(weight.dtype())?);
-        };
-        let b = match &self.saved.x {
-            Some(saved) => saved.clone(),
-            None => gemm.b.quantize(&x, Rows)?.tensor,
-        };
-        if self.plan.grad_output_in_high_precision {
-            let grad = go.t()?.matmul(&b.dequantize(go.dtype())?)?;
-            return Ok(grad.to_dtype(weight.dtype())?);
-        }
-        let a = match go8 {
-            Some(go8) => go8,
-            None => gemm.a.quantize(go, Rows)?.tensor,
-        };
-        self.product((&a, Rows), (&b, Rows), weight, gemm)
+    /// `[M, K]`
+    fn input(&self) -> Result<Tensor> {
+        let k = self.x.dims().last().copied().unwrap_or(0);
+        let x = self.x.detach().contiguous()?;
+        Ok(x.reshape((self.go.dim(0)?, k))?)
     }
 
-    /// The result of a backward GEMM, detached, in the dtype of `like`.
+    /// The result of a backward GEMM, detached.
     fn product(
         &self,
-        a: (&Fp8Tensor, fp8_core::Contraction),
-        b: (&Fp8Tensor, fp8_core::Contraction),
-        like: &Tensor,
-        gemm: &GemmPlan,
+        a: (&Fp8Tensor, Contraction),
+        b: (&Fp8Tensor, Contraction),
+        dtype: DType,
+        use_fast_accum: bool,
     ) -> Result<Tensor> {
         let shape = (a.0.operand(a.1).kept(), b.0.operand(b.1).kept());
         let out = GemmOutput {
-            dtype: like.dtype(),
+            dtype,
             bias: None,
-            use_fast_accum: gemm.use_fast_accum,
+            use_fast_accum,
         };
-        let storage = multiply(a, b, &out, self.plan.emulate)?;
+        let storage = multiply(a, b, &out, self.op.plan.emulate)?;
         Ready::new(storage, shape)?.into_tensor()
+    }
+}
+
+impl Layer for Backward<'_> {
+    type Cast = Fp8Tensor;
+
+    fn is_frozen(&self) -> bool {
+        self.weight.is_none()
+    }
+
+    fn cast(
+        &self,
+        which: Which,
+        quantizer: &Quantizer,
+        contraction: Contraction,
+        both: bool,
+    ) -> Result<Fp8Tensor> {
+        let x = match which {
+            Which::Input => self.input()?,
+            Which::Weight => self.weight()?.clone(),
+            Which::GradOutput => self.go.clone(),
+        };
+        Ok(quantizer.quantize_for(&x, contraction, both)?.tensor)
+    }
+
+    fn grad_bias(&self, cast: Option<&Quantizer>) -> Result<(Tensor, Option<Fp8Tensor>)> {
+        let dtype = self.bias.map_or(self.go.dtype(), Tensor::dtype);
+        let sum = |x: &Tensor| backend(x.device())?.sum_rows(x, dtype);
+        match cast {
+            None => Ok((sum(&self.go)?, None)),
+            Some(cast) => {
+                let cast = cast.quantize_for(&self.go, Cols, true)?.tensor;
+                Ok((sum(&cast.dequantize(DType::F32)?)?, Some(cast)))
+            }
+        }
+    }
+
+    /// `go weight`, `[M, K]`.
+    fn grad_input(&self, operands: Operands<Fp8Tensor>) -> Result<Tensor> {
+        let (go, dtype) = (&self.go, self.x.dtype());
+        match operands {
+            Operands::HighPrecision => {
+                let weight = match (self.weight, &self.op.saved.frozen) {
+                    (Some(weight), _) => weight.detach().to_dtype(go.dtype())?,
+                    // A frozen FP8 weight has no state for gradients, so they are computed from its dequantized value.
+                    (None, Some(Frozen::Codes(w8))) => w8.dequantize(go.dtype())?,
+                    (None, Some(Frozen::Packed(w8))) => w8.dequantize(go.dtype())?,
+                    (None, None) => internal!(
+                        "fp8_linear `{}`: no weight to make grad_input from",
+                        self.op.plan.path
+                    ),
+                };
+                Ok(go.matmul(&weight)?)
+            }
+            Operands::OneCast(weight) => {
+                let (go, weight) = (go.to_dtype(DType::F32)?, weight.dequantize(DType::F32)?);
+                Ok(go.matmul(&weight)?.to_dtype(dtype)?)
+            }
+            Operands::Cast {
+                grad_output,
+                other,
+                use_fast_accum,
+            } => self.product((&grad_output, Cols), (&other, Rows), dtype, use_fast_accum),
+        }
+    }
+
+    /// `go^T x`, `[N, K]`.
+    fn grad_weight(&self, operands: Operands<Fp8Tensor>) -> Result<Tensor> {
+        let (go, dtype) = (&self.go, self.weight()?.dtype());
+        match operands {
+            // In the order of candle's own matmul backward, so that the bits equal the plain layer's.
+            Operands::HighPrecision => Ok(self.input()?.t()?.matmul(go)?.t()?.to_dtype(dtype)?),
+            Operands::OneCast(x) => {
+                let (go, x) = (go.to_dtype(DType::F32)?, x.dequantize(DType::F32)?);
+                Ok(go.t()?.matmul(&x)?.to_dtype(dtype)?)
+            }
+            Operands::Cast {
+                grad_output,
+                other,
+                use_fast_accum,
+            } => self.product((&grad_output, Rows), (&other, Rows), dtype, use_fast_accum),
+        }
     }
 }
 

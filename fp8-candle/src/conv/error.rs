@@ -1,0 +1,78 @@
+//! Why sizes make no convolution.
+
+/// Why sizes make no convolution.
+///
+/// ```
+/// use fp8_candle::conv::{ConvError, ConvShape};
+///
+/// let error = ConvShape::new().output_size([2, 8], [3, 3]).unwrap_err();
+/// assert!(matches!(error, ConvError::Kernel { dim: "height", kernel: 3, .. }));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConvError {
+    /// A size that has to be at least 1 is 0.
+    #[error("{what} is 0")]
+    Zero {
+        /// Which size.
+        what: &'static str,
+    },
+    /// The groups do not divide the channels.
+    #[error("{groups} groups do not divide {channels} {what}")]
+    Groups {
+        /// Number of groups.
+        groups: usize,
+        /// Which channels.
+        what: &'static str,
+        /// Their number.
+        channels: usize,
+    },
+    /// The channels of the input are not those of the weight.
+    #[error("an input of {got} channels, expected {expected}: {groups} groups of {}", expected / groups)]
+    Channels {
+        /// Channels of the input.
+        got: usize,
+        /// Channels that the weight is for.
+        expected: usize,
+        /// Number of groups.
+        groups: usize,
+    },
+    /// The kernel is larger than the padded input.
+    #[error(
+        "a kernel of {kernel} with dilation {dilation} spans {span} along the {dim}, more than the padded input: \
+         {size} + 2 x {padding}"
+    )]
+    Kernel {
+        /// `height` or `width`.
+        dim: &'static str,
+        /// Taps of the kernel.
+        kernel: usize,
+        /// Distance between taps.
+        dilation: usize,
+        /// From the first to the last tap.
+        span: usize,
+        /// Size of the input.
+        size: usize,
+        /// Zeros on each side.
+        padding: usize,
+    },
+    /// The padding of a transposed convolution cuts everything away.
+    #[error("a padding of {padding} cuts all of the {full} values along the {dim}")]
+    Padding {
+        /// `height` or `width`.
+        dim: &'static str,
+        /// Values cut on each side.
+        padding: usize,
+        /// Values before the cut.
+        full: usize,
+    },
+    /// Only transposed convolutions have an output padding.
+    #[error("an output padding of {0:?} for a convolution that is not transposed")]
+    OutputPadding([usize; 2]),
+    /// A size does not fit into a `usize`.
+    #[error("the size of {what} overflows")]
+    Overflow {
+        /// Which size.
+        what: &'static str,
+    },
+}
