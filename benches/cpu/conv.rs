@@ -7,22 +7,27 @@ use anyhow::{Result, ensure};
 use candle_core::{Device, Module, Tensor, Var};
 use fp8::nn::{Conv2d, Conv2dConfig};
 use fp8::{PrepareOptions, RecipeName, prepare_fp8, with_fp8};
+use std::cell::Cell;
 
 const BATCH: usize = 4;
 
 /// Channels in and out, kernel, stride, rows and columns of the images.
-const SHAPES: [(usize, usize, usize, usize, usize); 8] = [
+const SHAPES: [(usize, usize, usize, usize, usize); 11] = [
     (3, 64, 7, 2, 224),
     (64, 64, 3, 1, 56),
     (64, 128, 3, 2, 56),
     (64, 128, 1, 2, 56),
     (128, 128, 3, 1, 28),
+    (128, 256, 3, 2, 28),
+    (128, 256, 1, 2, 28),
     (256, 256, 3, 1, 14),
     (256, 512, 3, 2, 14),
+    (256, 512, 1, 2, 14),
     (512, 512, 3, 1, 7),
 ];
 
-/// Forward, and with the backward pass, with a cast of everything by `tensorwise`.
+/// Forward with a cached weight, and with the backward pass after a change of the weight: with a cast of everything by
+/// `tensorwise`.
 pub fn run(session: &Session) -> Result<()> {
     for (c_in, c_out, kernel, stride, size) in SHAPES {
         let shape = format!("{c_in}->{c_out} {kernel}x{kernel}/{stride} {size}");
@@ -64,9 +69,16 @@ pub fn run(session: &Session) -> Result<()> {
                 y.sum_all()?.backward()?;
                 Ok(())
             };
+            let weights = [weight.copy()?, (weight.as_tensor() * 1.001)?];
+            let changes = Cell::new(0);
+            // As an optimizer would; both contestants do the same before a step, and it is not timed.
+            let change = || -> Result<()> {
+                changes.set(changes.get() + 1);
+                Ok(weight.set(&weights[changes.get() % 2])?)
+            };
             let times = session.time(Field {
-                ours: Contestant::new(|| step(run_ours(&x)?)),
-                f32: Some(Contestant::new(|| step(plain.forward(&x)?))),
+                ours: Contestant::new(|| step(run_ours(&x)?)).with_setup(change),
+                f32: Some(Contestant::new(|| step(plain.forward(&x)?)).with_setup(change)),
                 bf16: None,
                 q8_0: None,
             })?;

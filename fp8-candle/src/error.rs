@@ -132,6 +132,16 @@ pub enum Error {
         /// What the driver said.
         source_text: String,
     },
+    /// The host does not have enough memory.
+    #[error("{op}: no {bytes} bytes of memory to be had: {source}")]
+    HostMemory {
+        /// Operation.
+        op: &'static str,
+        /// Bytes requested.
+        bytes: usize,
+        /// What the allocator said.
+        source: std::collections::TryReserveError,
+    },
     /// A matrix product that cuBLASLt refused.
     #[error("cuBLASLt {version} has no product for {problem} on {chip}: {status}")]
     Gemm {

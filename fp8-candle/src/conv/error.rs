@@ -75,4 +75,14 @@ pub enum ConvError {
         /// Which size.
         what: &'static str,
     },
+    /// A result has more values than any memory could hold.
+    #[error("{what} would have {sizes:?} values, more than the {limit} that memory could hold")]
+    TooLarge {
+        /// Which result.
+        what: &'static str,
+        /// Its sizes.
+        sizes: Vec<usize>,
+        /// How many values in f32 it may have.
+        limit: usize,
+    },
 }

@@ -47,14 +47,21 @@ fn positive(sizes: &[(&'static str, usize)]) -> Result<(), ConvError> {
     }
 }
 
-/// The product, if it and the bytes of that many f32 fit into an `isize`, as candle's tensors must.
+/// Values in f32 that fill the addresses of a process, 2^47 bytes.
+const MAX_VALUES: usize = 1 << 45;
+
+/// The product, if memory could hold that many f32.
 fn product(what: &'static str, sizes: &[usize]) -> Result<usize, ConvError> {
     let product = sizes
         .iter()
         .try_fold(1usize, |product, &size| product.checked_mul(size));
     product
-        .filter(|&product| product <= isize::MAX as usize / 4)
-        .ok_or(ConvError::Overflow { what })
+        .filter(|&product| product <= MAX_VALUES)
+        .ok_or_else(|| ConvError::TooLarge {
+            what,
+            sizes: sizes.to_vec(),
+            limit: MAX_VALUES,
+        })
 }
 
 impl ConvShape {

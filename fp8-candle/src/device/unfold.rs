@@ -2,7 +2,7 @@
 //! where it has nothing better.
 
 use crate::data::window::{Part, Window};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ready::owned_storage;
 use candle_core::{DType, Device, Storage, Tensor};
 
@@ -42,9 +42,10 @@ impl Unfolding for Composed {
         let x = x
             .narrow(0, part.images.start, images)?
             .narrow(1, part.channels.start, channels)?;
-        let padded = pad(&x, window)?;
+        let [height, width] = padded_size(window)?;
+        let padded = pad(&x, window, [height, width])?;
         let [oh, ow] = window.positions;
-        let [sh, sw] = window.stride;
+        let [sh, sw] = strides(window);
         let taps = taps(window).map(|[y, x]| -> Result<Tensor> {
             let tap = padded
                 .narrow(2, y * window.dilation[0], oh * sh)?
@@ -76,21 +77,47 @@ fn taps(window: &Window) -> impl Iterator<Item = [usize; 2]> {
 }
 
 /// Zeros on each side so that every tap finds `positions * stride` elements.
-fn pad(x: &Tensor, window: &Window) -> Result<Tensor> {
+fn pad(x: &Tensor, window: &Window, padded: [usize; 2]) -> Result<Tensor> {
     let mut x = x.clone();
-    for dim in 0..2 {
-        let needed = padded_size(window, dim);
+    for (dim, padded) in padded.into_iter().enumerate() {
         let before = window.padding[dim];
-        let after = needed.saturating_sub(window.image[dim] + before);
+        let after = padded - before - window.image[dim];
         x = x.pad_with_zeros(2 + dim, before, after)?;
     }
     Ok(x)
 }
 
-fn padded_size(window: &Window, dim: usize) -> usize {
-    let reach = (window.kernel[dim] - 1) * window.dilation[dim];
-    let read = reach + window.positions[dim] * window.stride[dim];
-    read.max(window.image[dim] + window.padding[dim])
+/// The distances between positions; of a single position it is 1, whatever the stride.
+fn strides(window: &Window) -> [usize; 2] {
+    [0, 1].map(|dim| match window.positions[dim] {
+        1 => 1,
+        _ => window.stride[dim],
+    })
+}
+
+/// Height and width that hold what every tap reads at every position, and the image with the padding before it.
+///
+/// # Errors
+/// If a size overflows.
+fn padded_size(window: &Window) -> Result<[usize; 2]> {
+    let strides = strides(window);
+    let size = |dim: usize| {
+        let reach = (window.kernel[dim] - 1).checked_mul(window.dilation[dim])?;
+        let read = reach.checked_add(window.positions[dim].checked_mul(strides[dim])?)?;
+        Some(read.max(window.image[dim].checked_add(window.padding[dim])?))
+    };
+    match (size(0), size(1)) {
+        (Some(height), Some(width)) if height.checked_mul(width).is_some() => Ok([height, width]),
+        _ => Err(Error::Shape {
+            op: "unfold",
+            what: "the images",
+            expected: format!(
+                "an image that fits into memory with a padding of {:?} for a stride of {:?}",
+                window.padding, window.stride
+            ),
+            got: window.dims().to_vec(),
+        }),
+    }
 }
 
 struct ComposedImages {
@@ -106,14 +133,14 @@ impl Images for ComposedImages {
         bias: Option<&Tensor>,
     ) -> Result<()> {
         let (images, channels) = (part.images.len(), part.channels.len());
-        let ([oh, ow], [sh, sw]) = (window.positions, window.stride);
+        let ([oh, ow], [sh, sw]) = (window.positions, strides(window));
         let columns = columns.to_dtype(DType::F32)?.contiguous()?.reshape((
             channels,
             window.taps(),
             images,
             oh * ow,
         ))?;
-        let [height, width] = [0, 1].map(|dim| padded_size(window, dim));
+        let [height, width] = padded_size(window)?;
         let mut sum: Option<Tensor> = None;
         for (index, [y, x]) in taps(window).enumerate() {
             let (top, left) = (y * window.dilation[0], x * window.dilation[1]);

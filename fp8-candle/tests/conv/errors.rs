@@ -135,20 +135,36 @@ fn kernels_paddings_and_overflow() {
     );
     for shape in [
         plain.with_padding([usize::MAX / 2 + 1, 0]),
-        plain.with_padding([usize::MAX / 4, usize::MAX / 4]),
         plain.with_dilation([usize::MAX, 1]),
     ] {
         let error = refused(conv(&[1, 1, 4, 4], &[1, 1, 3, 3], shape), &["overflow"]);
         assert!(matches!(error, ConvError::Overflow { .. }));
     }
-    for shape in [
-        plain.with_stride([usize::MAX, 1]),
-        plain.with_output_padding([usize::MAX / 4, usize::MAX / 4]),
-    ] {
-        refused(
-            transposed(&[1, 1, 4, 4], &[1, 1, 3, 3], shape),
-            &["overflow"],
+    refused(
+        transposed(
+            &[1, 1, 4, 4],
+            &[1, 1, 3, 3],
+            plain.with_stride([usize::MAX, 1]),
+        ),
+        &["overflow"],
+    );
+}
+
+/// Results that would end the process in the allocator.
+#[test]
+fn results_that_no_memory_holds() {
+    let plain = ConvShape::new();
+    for padding in [1 << 28, usize::MAX / 4] {
+        let shape = plain.with_padding([padding; 2]);
+        let output = 2 * padding + 2;
+        let error = refused(
+            conv(&[1, 1, 4, 4], &[1, 1, 3, 3], shape),
+            &["the output", &output.to_string()],
         );
+        assert!(matches!(error, ConvError::TooLarge { .. }));
+        let shape = plain.with_output_padding([padding; 2]);
+        let error = refused(transposed(&[1, 1, 4, 4], &[1, 1, 3, 3], shape), &["values"]);
+        assert!(matches!(error, ConvError::TooLarge { .. }));
     }
 }
 

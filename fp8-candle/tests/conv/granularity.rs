@@ -20,6 +20,8 @@ fn every_granularity_reaches_the_contract() -> Result<()> {
         Granularity::Rowwise,
         Granularity::Mx,
         Granularity::Blockwise { rows: 1, cols: 128 },
+        // Blocks that end within a group: 16 and 12 channels of 9 taps.
+        Granularity::Blockwise { rows: 32, cols: 32 },
     ];
     for case in cases() {
         let data = Data::new(&case, 1);

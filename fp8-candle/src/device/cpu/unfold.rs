@@ -21,6 +21,9 @@ impl Unfolding for CpuBackend {
     fn unfold(&self, x: &Tensor, window: &Window, part: &Part) -> Result<Tensor> {
         const OP: &str = "unfold";
         check(OP, "x", x, &window.dims())?;
+        let (rows, len) = window.columns(part);
+        // They are made of bytes to f32, and multiplied to f32.
+        reserve(OP, rows.saturating_mul(len))?;
         let columns = if x.dtype() == DType::U8 {
             with_codes(OP, x, |x| Ok(CpuStorage::U8(unfold(x, window, part))))?
         } else {
@@ -38,6 +41,7 @@ impl Unfolding for CpuBackend {
 
     fn images(&self, window: &Window, dtype: DType, _: &Device) -> Result<Box<dyn Images>> {
         let len = window.dims().iter().product();
+        reserve("fold", len)?;
         let storage = match dtype {
             DType::F32 => CpuStorage::F32(vec![0.; len]),
             DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; len]),
@@ -53,6 +57,21 @@ impl Unfolding for CpuBackend {
         };
         Ok(Box::new(CpuImages { storage }))
     }
+}
+
+/// Fails if there is no memory for that many f32, where allocating it would end the process.
+fn reserve(op: &'static str, len: usize) -> Result<()> {
+    // Less is not refused in practice.
+    const LARGE: usize = 1 << 30;
+    if len <= LARGE {
+        return Ok(());
+    }
+    let reserved = Vec::<f32>::new().try_reserve_exact(len);
+    reserved.map_err(|source| Error::HostMemory {
+        op,
+        bytes: len.saturating_mul(size_of::<f32>()),
+        source,
+    })
 }
 
 fn check(op: &'static str, what: &'static str, got: &Tensor, dims: &[usize]) -> Result<()> {

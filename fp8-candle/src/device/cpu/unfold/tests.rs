@@ -121,3 +121,54 @@ proptest! {
         }
     }
 }
+
+/// A stride that leads out of the image belongs to a single position.
+#[test]
+fn strides_beyond_the_image_need_no_memory() -> Result<()> {
+    let window = Window {
+        kernel: [3; 2],
+        stride: [1 << 40, usize::MAX],
+        padding: [1; 2],
+        positions: [1; 2],
+        ..Window::single(2, 3, [8, 8])
+    };
+    let part = Part {
+        images: 0..2,
+        channels: 0..3,
+    };
+    let x = values(window.dims().iter().product());
+    let expected = unfold(&x, &window, &part);
+    let x = Tensor::from_vec(x, window.dims().as_slice(), &Device::Cpu)?;
+    let columns = Composed.unfold(&x, &window, &part)?;
+    assert_eq!(columns.flatten_all()?.to_vec1::<f32>()?, expected);
+    let mut folded = vec![0f32; x.elem_count()];
+    fold(&expected, &window, &part, None, &mut folded);
+    let mut images = Composed.images(&window, DType::F32, &Device::Cpu)?;
+    images.fold(&columns, &window, &part, None)?;
+    let images = crate::ready::tensor_of(images.finish()?, window.dims().as_slice())?;
+    assert_eq!(images.flatten_all()?.to_vec1::<f32>()?, folded);
+
+    // Of two positions far apart, the space between them would have to be there.
+    let window = Window {
+        stride: [usize::MAX / 2; 2],
+        padding: [usize::MAX / 4; 2],
+        positions: [2; 2],
+        ..window
+    };
+    let error = Composed.unfold(&x, &window, &part).unwrap_err().to_string();
+    assert!(
+        error.contains("unfold") && error.contains("[2, 3, 8, 8]"),
+        "{error}"
+    );
+    Ok(())
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error() {
+    for len in [usize::MAX / 8, usize::MAX] {
+        let error = reserve("fold", len).unwrap_err();
+        assert!(matches!(error, Error::HostMemory { .. }), "{error}");
+        assert!(error.to_string().contains("fold: no "), "{error}");
+    }
+    reserve("fold", 1 << 20).unwrap();
+}
