@@ -49,6 +49,7 @@ pub struct Stochastic {
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Draw {
     /// The number of draws of the row so far, which is part of its checkpoints: other bits for every cast. Casts that run at
     /// the same time on several threads draw in the order in which they come.
