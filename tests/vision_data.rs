@@ -150,6 +150,7 @@ fn settings(model: ModelName) -> Settings {
         batch: 16,
         lr: 2e-3,
         seed: 1,
+        exempt: vec![],
     }
 }
 

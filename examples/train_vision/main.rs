@@ -41,6 +41,10 @@ struct Args {
     /// Seeds of weights, order and rounding, separated by commas: a run of each recipe for each
     #[arg(long, value_delimiter = ',', default_value = "0")]
     seed: Vec<u64>,
+    /// Layers that stay in high precision, paths or globs separated by commas; the toolkit's own examples leave out the first
+    /// convolution and the last layer, here `convolutions.0,head`
+    #[arg(long, value_delimiter = ',')]
+    exempt: Vec<String>,
     /// A folder with Fashion-MNIST's (or MNIST's) four IDX files, packed with gzip or not, or `digits` [default: where Debian's
     /// dataset-fashion-mnist puts them, else the digits that come with the program]
     #[arg(long)]
@@ -82,6 +86,7 @@ fn example(args: &Args) -> Result<()> {
                 batch: args.batch,
                 lr: args.lr,
                 seed,
+                exempt: args.exempt.clone(),
             };
             let bar = ProgressBar::no_length();
             let style = ProgressStyle::with_template("{msg:24} {bar:40} {pos}/{len} {eta}")?;

@@ -2,7 +2,7 @@
 
 use crate::data::{CLASSES, Data, Split};
 use crate::net::{ModelName, Net, initialize};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::cast_counts;
@@ -16,13 +16,15 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// What a run is told.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Settings {
     pub model: ModelName,
     pub epochs: usize,
     pub batch: usize,
     pub lr: f64,
     pub seed: u64,
+    /// Layers left in high precision, as paths or globs.
+    pub exempt: Vec<String>,
 }
 
 /// A run in `summary.json`.
@@ -51,7 +53,7 @@ enum How {
 }
 
 impl How {
-    fn new(name: &str, net: &Net, seed: u64) -> Result<Self> {
+    fn new(name: &str, net: &Net, settings: &Settings) -> Result<Self> {
         let method = match name {
             "f32" => return Ok(Self::F32),
             "direct" => EmulationMethod::Direct,
@@ -60,11 +62,19 @@ impl How {
                 let recipe: RecipeName = other
                     .parse()
                     .context("--recipe takes f32 and the names of recipes")?;
-                prepare_fp8(net, &PrepareOptions::default().with_convolutions(true))?;
+                let mut options = PrepareOptions::default().with_convolutions(true);
+                for pattern in &settings.exempt {
+                    options = options.with_off(pattern)?;
+                }
+                let report = prepare_fp8(net, &options)?;
+                ensure!(report.unmatched.is_empty(), "--exempt: {report}");
                 return Ok(Self::Recipe(recipe));
             }
         };
-        let options = EmulatorOptions::default().with_seed(seed);
+        let mut options = EmulatorOptions::default().with_seed(settings.seed);
+        for pattern in &settings.exempt {
+            options = options.with_exempt(pattern);
+        }
         let emulator = Emulator::initialize(net, method, options)?;
         println!("{}", emulator.cast_table()?);
         Ok(Self::Emulated(Box::new(emulator)))
@@ -92,12 +102,13 @@ pub fn train(
         batch,
         lr,
         seed,
+        ..
     } = *settings;
     let vars = VarMap::new();
     let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
     let net = Net::new(model, data.size, vb)?;
     initialize(&vars, seed)?;
-    let mut how = How::new(name, &net, seed)?;
+    let mut how = How::new(name, &net, settings)?;
     let config = AdamWConfig {
         lr,
         weight_decay: 1e-4,
