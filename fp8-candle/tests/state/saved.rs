@@ -5,7 +5,8 @@ use super::*;
 #[test]
 fn saved_values_that_no_step_leaves_are_refused() -> Result<()> {
     let (table, _) = three();
-    let good = table.save()?.swap_remove(0).1;
+    let before = table.save()?;
+    let good = &before[0].1;
     type Fault = (&'static str, fn(&mut SavedRow));
     let faults: [Fault; 10] = [
         ("dequant_scale", |row| row.dequant_scale = 2.),
@@ -30,8 +31,7 @@ fn saved_values_that_no_step_leaves_are_refused() -> Result<()> {
             "{error}"
         );
     }
-    let unchanged = SavedRow { id: 1, ..good };
-    assert_eq!(table.save()?[1].1, unchanged);
+    assert_eq!(table.save()?, before);
     Ok(())
 }
 
