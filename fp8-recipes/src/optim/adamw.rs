@@ -31,7 +31,7 @@ use super::{AdamWConfig, ParamGroup};
 /// - A step whose gradient norm is not finite changes nothing, the step counter included.
 /// - Results do not depend on the number of threads. With all variables on one CUDA device they are
 ///   those of the CPU to the bit (the sign of a zero in f64 aside), the norm included.
-/// - With all variables on one CUDA device, a step never waits for it: see [`StepReport`]. Variables in groups and with masters in
+/// - With all variables on one CUDA device, a step never waits for it: see [`StepReport`](super::StepReport). Variables in groups and with masters in
 ///   bf16 or f16 are updated by candle's operations there, and then the host reads the norm.
 ///
 /// ```
