@@ -257,6 +257,33 @@ pub enum Error {
         /// Number of classes.
         classes: usize,
     },
+    /// A number that is not a scale of scaled arithmetic, or a zero scale where an operation has no result for it.
+    #[error(transparent)]
+    Scaled(#[from] fp8_core::scaled::ScaledError),
+    /// An operation that has no rule for scales.
+    #[error(
+        "{op} has no rule for the scale of its result: take the value with `to_tensor`, or compose it of operations that have one"
+    )]
+    NoScaleRule {
+        /// Operation.
+        op: &'static str,
+    },
+    /// A tensor of several elements where one is expected.
+    #[error("{op}: shape {got:?}, expected a tensor of one element")]
+    NotScalar {
+        /// Operation.
+        op: &'static str,
+        /// Shape found.
+        got: Vec<usize>,
+    },
+    /// A second backward pass over a graph whose parts the first one has freed.
+    #[error(
+        "backward: the graph behind `{op}` was swept before and is gone; sweep it with `backward_retained` to keep it"
+    )]
+    GraphUsed {
+        /// Operation of the first node that is gone.
+        op: &'static str,
+    },
     /// An error of your own from a [`crate::state::ReductionGroup`].
     #[error(transparent)]
     Group(Box<dyn std::error::Error + Send + Sync>),

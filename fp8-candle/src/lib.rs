@@ -17,6 +17,7 @@ mod packed;
 mod quantize;
 mod ready;
 mod scale_source;
+pub mod scaled;
 mod simd;
 pub mod state;
 mod stochastic;

@@ -5,6 +5,7 @@
 //! - [`ScaleGrid`] says which scale belongs to which element; [`encode_rows`], [`decode_rows`] and [`amax_rows`] work
 //!   under it on runs of rows, so that any split of a matrix over threads gives the same bits;
 //!   [`encode_rows_transposed`] gives the codes in both orientations.
+//! - [`scaled`]: scales and their rules where every tensor is a pair of data and scale.
 //! - [`dynamic_quant_scale`] and its like make a scale from an amax (max |x|), [`update_slot`] one from a history.
 //!
 //! A `quant_scale` multiplies a value before the cast, a `dequant_scale` after it; one is the [`reciprocal`] of the
@@ -43,6 +44,7 @@ mod history_order;
 mod kernels;
 mod philox;
 mod rows;
+pub mod scaled;
 mod scaling;
 mod slice;
 mod types;

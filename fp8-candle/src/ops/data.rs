@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 /// The type of a tensor's elements, and the type in which its kernels compute.
-pub(super) trait Element: WithDType {
+pub(crate) trait Element: WithDType {
     type Real: Real;
     const ZERO: Self;
 
@@ -115,10 +115,10 @@ macro_rules! for_dtype {
         }
     };
 }
-pub(super) use for_dtype;
+pub(crate) use for_dtype;
 
 /// The dtype in which kernels for `dtype` compute.
-pub(super) fn compute_dtype(dtype: DType) -> DType {
+pub(crate) fn compute_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 {
         DType::F64
     } else {
@@ -138,7 +138,7 @@ fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&
 }
 
 /// Calls `f` with the values of CPU tensors of one dtype, made contiguous first.
-pub(super) fn with_slices<T: WithDType, const N: usize, Out>(
+pub(crate) fn with_slices<T: WithDType, const N: usize, Out>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[T]; N]) -> Out,
 ) -> Result<Out> {
@@ -158,18 +158,18 @@ pub(super) fn with_slices<T: WithDType, const N: usize, Out>(
 }
 
 /// A CPU storage that owns `values`.
-pub(super) fn storage<T: WithDType>(values: Vec<T>) -> Storage {
+pub(crate) fn storage<T: WithDType>(values: Vec<T>) -> Storage {
     Storage::Cpu(T::to_cpu_storage_owned(values))
 }
 
 /// A detached CPU tensor that owns `values`, as many as `shape` needs.
-pub(super) fn tensor<T: WithDType>(values: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
+pub(crate) fn tensor<T: WithDType>(values: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
     tensor_of(storage(values), shape)
 }
 
 /// Rows per block of a `[rows, cols]` matrix: at most 64 blocks, of 8192 elements or more. It depends only on the shape, so
 /// that partial sums per block are the same on any number of threads.
-pub(super) fn block_rows(rows: usize, cols: usize) -> usize {
+pub(crate) fn block_rows(rows: usize, cols: usize) -> usize {
     const MAX_BLOCKS: usize = 64;
     const MIN_BLOCK: usize = 8192;
     rows.div_ceil(MAX_BLOCKS)
@@ -177,7 +177,7 @@ pub(super) fn block_rows(rows: usize, cols: usize) -> usize {
 }
 
 /// Calls `f(start, block)` for each block of `len` elements of `dst`, in parallel; the results are in order.
-pub(super) fn par_blocks<T: Send, Out: Send>(
+pub(crate) fn par_blocks<T: Send, Out: Send>(
     dst: &mut [T],
     len: usize,
     f: impl Fn(usize, &mut [T]) -> Out + Sync,
@@ -196,7 +196,7 @@ pub(super) fn par_blocks<T: Send, Out: Send>(
 
 /// `out[i] = f(inputs[..][i])` for whole rows of `cols` elements: allocates the result, widens the blocks of the inputs
 /// and passes them to `f(first_row, blocks, out_block)`.
-pub(super) fn map_rows<T: Element, const N: usize>(
+pub(crate) fn map_rows<T: Element, const N: usize>(
     inputs: [&[T]; N],
     cols: usize,
     f: impl Fn(usize, [&[T::Real]; N], &mut [T::Real]) + Sync,

@@ -15,7 +15,7 @@
 pub(crate) mod attention;
 mod cached_attention;
 mod cross_entropy;
-mod data;
+pub(crate) mod data;
 mod few_rows;
 mod gelu;
 pub(crate) mod math;
@@ -38,12 +38,17 @@ pub use swiglu::swiglu;
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 
+/// The dtype in which kernels for `dtype` compute: f64 for f64, f32 for the others.
+pub(crate) fn wide_dtype(dtype: DType) -> DType {
+    data::compute_dtype(dtype)
+}
+
 /// Whether there is a fused form for the dtype and device of `x`.
 pub(crate) fn fused(x: &Tensor) -> bool {
     crate::device::has_fused_ops(x.device(), x.dtype())
 }
 
-fn unsupported_dtype(op: &'static str, what: &'static str, got: DType) -> Error {
+pub(crate) fn unsupported_dtype(op: &'static str, what: &'static str, got: DType) -> Error {
     Error::DType {
         op,
         what,

@@ -1,0 +1,270 @@
+//! Addition, multiplication, and what comes with them.
+
+use super::kernels::{Axpby, Map1, Product, Quotient, map1, map2, times};
+use super::options::Options;
+use super::value::{Data, Scaled, ScaledDType};
+use crate::error::{Error, Result};
+use crate::ops::math::Real;
+use candle_core::{DType, Tensor};
+use fp8_core::scaled::{Aligned, add_rule, div_rule, mul_rule};
+
+/// The dtype in which two operands meet: their own if it is the same, f32 for two different 16-bit dtypes, else the wider. FP8
+/// takes the other operand's, and f16 beside FP8.
+pub(super) fn common_dtype(a: &Scaled, b: &Scaled) -> DType {
+    match (a.dtype(), b.dtype()) {
+        (ScaledDType::Float(a), ScaledDType::Fp8(_))
+        | (ScaledDType::Fp8(_), ScaledDType::Float(a)) => a,
+        (ScaledDType::Float(a), ScaledDType::Float(b)) if a == b => a,
+        (ScaledDType::Float(DType::F64), _) | (_, ScaledDType::Float(DType::F64)) => DType::F64,
+        (ScaledDType::Float(_), ScaledDType::Float(_)) => DType::F32,
+        (ScaledDType::Fp8(_), ScaledDType::Fp8(_)) => DType::F16,
+    }
+}
+
+/// The shape to which both broadcast.
+pub(super) fn broadcast_dims(op: &'static str, a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let size = |dims: &[usize], i: usize| (i + dims.len()).checked_sub(rank).map_or(1, |i| dims[i]);
+    (0..rank)
+        .map(|i| match (size(a, i), size(b, i)) {
+            (a, b) if a == b => Ok(a),
+            (1, b) => Ok(b),
+            (a, 1) => Ok(a),
+            _ => Err(Error::Shape {
+                op,
+                what: "the second operand",
+                expected: format!("a shape that broadcasts with {a:?}"),
+                got: b.to_vec(),
+            }),
+        })
+        .collect()
+}
+
+pub(super) fn check_same_device(op: &'static str, a: &Scaled, b: &Scaled) -> Result<()> {
+    match a.device().same_device(b.device()) {
+        true => Ok(()),
+        false => Err(Error::DeviceMismatch {
+            op,
+            what: "the second operand",
+            expected: a.device().location(),
+            got: b.device().location(),
+        }),
+    }
+}
+
+/// The data of both operands, broadcast to one shape and in one dtype.
+pub(super) fn meet(op: &'static str, a: &Scaled, b: &Scaled) -> Result<(Tensor, Tensor)> {
+    check_same_device(op, a, b)?;
+    let (dtype, dims) = (common_dtype(a, b), broadcast_dims(op, a.dims(), b.dims())?);
+    let spread = |x: &Scaled| -> Result<Tensor> {
+        let data = x.float(dtype)?;
+        match data.dims() == dims {
+            true => Ok(data),
+            false => Ok(data.broadcast_as(dims.as_slice())?.contiguous()?),
+        }
+    };
+    Ok((spread(a)?, spread(b)?))
+}
+
+/// The sum of two tensors of one shape and dtype under the factors of a rule.
+pub(super) fn weighted_sum(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    rule: &Aligned,
+    sign: f32,
+) -> Result<Tensor> {
+    let [ka, kb] = rule.data_factors;
+    match (ka, kb) {
+        // A tensor of zero scale counts as zeros, whatever its data are.
+        (_, 0.0) => times(op, a, ka),
+        (0.0, _) => times(op, b, sign * kb),
+        _ => map2(
+            op,
+            Axpby {
+                a: ka,
+                b: sign * kb,
+            },
+            a,
+            b,
+        ),
+    }
+}
+
+impl Scaled {
+    /// `self + other`, shapes broadcast. Scale: `r(sqrt(a^2 + b^2))`, the larger of two powers of two.
+    ///
+    /// # Errors
+    /// If the shapes do not broadcast or the devices differ.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::Scaled;
+    /// let a = Scaled::from_parts(&Tensor::new(&[1f32, 2.0], &Device::Cpu)?, 2.0)?;
+    /// let b = Scaled::from_parts(&Tensor::new(&[1f32, 1.0], &Device::Cpu)?, 4.0)?;
+    /// let sum = a.add(&b)?;
+    /// assert_eq!((sum.scale().to_f32(), sum.data()?.to_vec1()?), (4.0, vec![1.5f32, 2.0]));
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn add(&self, other: &Self) -> Result<Self> {
+        self.sum_or_difference("add", other, 1.0)
+    }
+
+    /// `self - other`, by the rule of [`Scaled::add`].
+    ///
+    /// # Errors
+    /// As [`Scaled::add`].
+    pub fn sub(&self, other: &Self) -> Result<Self> {
+        self.sum_or_difference("sub", other, -1.0)
+    }
+
+    fn sum_or_difference(&self, op: &'static str, other: &Self, sign: f32) -> Result<Self> {
+        let rule = add_rule(self.scale(), other.scale(), Options::current().round());
+        let (a, b) = meet(op, self, other)?;
+        let value = Self::new(weighted_sum(op, &a, &b, &rule, sign)?, rule.scale);
+        let (a_like, b_like) = (Like::of(self), Like::of(other));
+        Ok(Self::record(
+            value,
+            op,
+            [self, other],
+            move |g, [want_a, want_b]| {
+                let signed = |g: &Self| if sign < 0.0 { g.neg() } else { Ok(g.clone()) };
+                Ok([
+                    want_a.then(|| a_like.cotangent(g)).transpose()?,
+                    want_b.then(|| b_like.cotangent(&signed(g)?)).transpose()?,
+                ])
+            },
+        ))
+    }
+
+    /// `self * other`, shapes broadcast. Scale: the product of the scales.
+    ///
+    /// # Errors
+    /// As [`Scaled::add`].
+    pub fn mul(&self, other: &Self) -> Result<Self> {
+        let op = "mul";
+        let rule = mul_rule(self.scale(), other.scale());
+        let (a, b) = meet(op, self, other)?;
+        let value = Self::new(map2(op, Product(rule.data_factor), &a, &b)?, rule.scale).zeroed()?;
+        let (a, b) = (self.detach(), other.detach());
+        Ok(Self::record(
+            value,
+            op,
+            [self, other],
+            move |g, [want_a, want_b]| {
+                Ok([
+                    want_a
+                        .then(|| Like::of(&a).cotangent(&g.mul(&b)?))
+                        .transpose()?,
+                    want_b
+                        .then(|| Like::of(&b).cotangent(&g.mul(&a)?))
+                        .transpose()?,
+                ])
+            },
+        ))
+    }
+
+    /// `self / other`, shapes broadcast. Scale: the quotient of the scales.
+    ///
+    /// # Errors
+    /// As [`Scaled::add`], and if `other` has a zero scale.
+    pub fn div(&self, other: &Self) -> Result<Self> {
+        let op = "div";
+        let rule = div_rule(self.scale(), other.scale())?;
+        let (a, b) = meet(op, self, other)?;
+        let value =
+            Self::new(map2(op, Quotient(rule.data_factor), &a, &b)?, rule.scale).zeroed()?;
+        let (a, b, y) = (Like::of(self), other.detach(), value.clone());
+        Ok(Self::record(
+            value,
+            op,
+            [self, other],
+            move |g, [want_a, want_b]| {
+                let over_b = g.div(&b)?;
+                let grad_b = || Like::of(&b).cotangent(&over_b.mul(&y)?.neg()?);
+                Ok([
+                    want_a.then(|| a.cotangent(&over_b)).transpose()?,
+                    want_b.then(grad_b).transpose()?,
+                ])
+            },
+        ))
+    }
+
+    /// `self * constant`: [`Scaled::mul`] with [`Scaled::constant`].
+    pub fn mul_constant(&self, constant: f64) -> Result<Self> {
+        self.mul(&Self::constant_like(constant, self)?)
+    }
+
+    /// `self / constant`: [`Scaled::div`] by [`Scaled::constant`].
+    pub fn div_constant(&self, constant: f64) -> Result<Self> {
+        self.div(&Self::constant_like(constant, self)?)
+    }
+
+    /// `self + constant`: [`Scaled::add`] of [`Scaled::constant`].
+    pub fn add_constant(&self, constant: f64) -> Result<Self> {
+        self.add(&Self::constant_like(constant, self)?)
+    }
+
+    /// `-self`, with the same scale.
+    pub fn neg(&self) -> Result<Self> {
+        let data = map1("neg", Negated, &self.data()?)?;
+        let value = Self::new(data, self.scale());
+        Ok(Self::record(value, "neg", [self], |g, _| {
+            Ok([Some(g.neg()?)])
+        }))
+    }
+
+    /// Data of 0 where the scale is 0: what stood there has no meaning.
+    pub(super) fn zeroed(self) -> Result<Self> {
+        match (self.scale().is_zero(), self.raw()) {
+            (true, Data::Float(data)) => Ok(Self::new(data.zeros_like()?, self.scale())),
+            _ => Ok(self),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Negated;
+
+impl Map1 for Negated {
+    #[inline(always)]
+    fn apply<R: Real>(self, x: R) -> R {
+        -x
+    }
+
+    fn composed(self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.neg()?)
+    }
+}
+
+/// What a cotangent has to be like: shape and dtype of its argument.
+#[derive(Debug, Clone)]
+pub(super) struct Like {
+    dims: Vec<usize>,
+    dtype: DType,
+}
+
+impl Like {
+    pub(super) fn of(x: &Scaled) -> Self {
+        Self {
+            dims: x.dims().to_vec(),
+            dtype: x.compute_dtype(),
+        }
+    }
+
+    /// `g` summed over what was broadcast, in the dtype of the argument. FP8 cotangents stay FP8 where nothing is summed.
+    pub(super) fn cotangent(&self, g: &Scaled) -> Result<Scaled> {
+        let mut g = g.detach();
+        if g.dims() != self.dims {
+            let extra = g.rank().saturating_sub(self.dims.len());
+            let summed: Vec<usize> = (0..g.rank())
+                .filter(|&i| i < extra || self.dims[i - extra] == 1 && g.dims()[i] != 1)
+                .collect();
+            g = g.sum_keepdim(&summed)?.reshape(&self.dims)?;
+        }
+        match g.dtype() {
+            ScaledDType::Float(dtype) if dtype != self.dtype => g.astype(self.dtype),
+            _ => Ok(g),
+        }
+    }
+}

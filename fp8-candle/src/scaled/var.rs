@@ -1,0 +1,140 @@
+//! A trainable scaled tensor.
+
+use super::tape::Node;
+use super::value::{Casts, Scaled};
+use crate::error::{Error, Result};
+use candle_core::{DType, Device, Tensor, Var};
+use fp8_core::scaled::Scale;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A parameter of scaled arithmetic: data that an optimizer changes in place, and their scale. Clones are the same parameter.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8_candle::scaled::ScaledVar;
+/// let w = Tensor::new(&[0.02f32, -0.05, 0.03], &Device::Cpu)?;
+/// let w = ScaledVar::rescaled("w", &w, DType::F16)?;
+/// assert_eq!(w.scale().to_f32(), 2f32.powi(-5)); // below 0.0356, the root of the mean square
+/// assert!((w.value().to_vec1()?[1] + 0.05).abs() < 1e-4);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct ScaledVar(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    name: String,
+    var: Var,
+    node: Arc<Node>,
+    /// With the casts of the data as they are now.
+    current: Mutex<(Scale, Arc<Casts>)>,
+}
+
+impl ScaledVar {
+    /// A parameter with `x` for data and the scale 1.
+    ///
+    /// # Errors
+    /// If `x` is not f32, bf16, f16 or f64.
+    pub fn new(name: impl Into<String>, x: &Tensor) -> Result<Self> {
+        Self::from_scaled(name, &Scaled::from_parts(x, 1.0)?)
+    }
+
+    /// A parameter of the value of `x`, in `dtype`, whose scale is the power of two below the root mean square of `x`.
+    ///
+    /// # Errors
+    /// If `x` or `dtype` is not f32, bf16, f16 or f64.
+    pub fn rescaled(name: impl Into<String>, x: &Tensor, dtype: DType) -> Result<Self> {
+        let x = Scaled::from_parts(x, 1.0)?.dynamic_rescale_l2()?;
+        Self::from_scaled(name, &x.astype(dtype)?)
+    }
+
+    /// A parameter with data and scale of `x`, copied.
+    ///
+    /// # Errors
+    /// If the data of `x` are FP8: a parameter that steps change needs more bits.
+    pub fn from_scaled(name: impl Into<String>, x: &Scaled) -> Result<Self> {
+        if let Some(codes) = x.codes() {
+            return Err(Error::NoDType {
+                op: "ScaledVar",
+                got: codes.format(),
+            });
+        }
+        let data = x.data()?;
+        Ok(Self(Arc::new(Inner {
+            name: name.into(),
+            node: Node::leaf(data.dims()),
+            var: Var::from_tensor(&data.copy()?)?,
+            current: Mutex::new((x.scale(), Arc::default())),
+        })))
+    }
+
+    /// Its name in checkpoints.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The value as the start of a graph.
+    pub fn value(&self) -> Scaled {
+        let (scale, casts) = self.current().clone();
+        let mut value = Scaled::new(self.0.var.as_tensor().detach(), scale);
+        value.casts = casts;
+        value.node = Some(self.0.node.clone());
+        value
+    }
+
+    /// The scale now.
+    pub fn scale(&self) -> Scale {
+        self.current().0
+    }
+
+    /// The dtype of the data.
+    pub fn dtype(&self) -> DType {
+        self.0.var.dtype()
+    }
+
+    /// The sizes of the dimensions.
+    pub fn dims(&self) -> &[usize] {
+        self.0.var.dims()
+    }
+
+    /// Where the data are.
+    pub fn device(&self) -> &Device {
+        self.0.var.device()
+    }
+
+    /// Sets the value, in the dtype of this parameter.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `x` has another shape.
+    pub fn set(&self, x: &Scaled) -> Result<()> {
+        if x.dims() != self.dims() {
+            return Err(Error::Shape {
+                op: "ScaledVar::set",
+                what: "the value",
+                expected: format!("{:?}, as `{}` has", self.dims(), self.name()),
+                got: x.dims().to_vec(),
+            });
+        }
+        self.0.var.set(&x.astype(self.dtype())?.data()?)?;
+        self.changed(x.scale());
+        Ok(())
+    }
+
+    /// The data, for an optimizer that changes them in place and calls [`ScaledVar::changed`] afterwards.
+    pub fn data_var(&self) -> &Var {
+        &self.0.var
+    }
+
+    /// Announces that the data were changed, and their scale: FP8 copies are made anew.
+    pub fn changed(&self, scale: Scale) {
+        *self.current() = (scale, Arc::default());
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.0.node.id()
+    }
+
+    fn current(&self) -> std::sync::MutexGuard<'_, (Scale, Arc<Casts>)> {
+        (self.0.current.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+}
