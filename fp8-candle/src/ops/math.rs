@@ -32,10 +32,12 @@ pub(crate) trait Real:
     fn abs(self) -> Self;
     /// e^self. The f32 version is vectorizable, see [`exp`].
     fn exp(self) -> Self;
+    /// The one of two versions of a function that belongs to this type.
+    fn by(self, versions: (impl Fn(f32) -> f32, impl Fn(f64) -> f64)) -> Self;
 }
 
 macro_rules! real {
-    ($float:ty, $exp:path) => {
+    ($float:ty, $exp:path, $version:tt) => {
         impl Real for $float {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -75,11 +77,16 @@ macro_rules! real {
             fn exp(self) -> Self {
                 $exp(self)
             }
+
+            #[inline(always)]
+            fn by(self, versions: (impl Fn(f32) -> f32, impl Fn(f64) -> f64)) -> Self {
+                (versions.$version)(self)
+            }
         }
     };
 }
-real!(f32, exp);
-real!(f64, f64::exp);
+real!(f32, exp, 0);
+real!(f64, f64::exp, 1);
 
 /// e^x within 1.01 ulp, for any x. Results below the smallest normal number are 0, since arithmetic on subnormals is slow;
 /// NaN gives NaN.

@@ -1,17 +1,21 @@
 //! Addition, multiplication, and what comes with them.
 
-use super::kernels::{Axpby, Map1, Product, Quotient, map1, map2, times};
+use super::kernels::{Axpby, Product, Quotient, map_fn, map1, map2, times};
 use super::options::Options;
 use super::value::{Data, Scaled, ScaledDType};
 use crate::error::{Error, Result};
-use crate::ops::math::Real;
 use candle_core::{DType, Tensor};
-use fp8_core::scaled::{Aligned, add_rule, div_rule, mul_rule};
+use fp8_core::scaled::{Aligned, Factored, Scale, add_rule, constant_rule, div_rule, mul_rule};
 
 /// The dtype in which two operands meet: their own if it is the same, f32 for two different 16-bit dtypes, else the wider. FP8
 /// takes the other operand's, and f16 beside FP8.
 pub(super) fn common_dtype(a: &Scaled, b: &Scaled) -> DType {
-    match (a.dtype(), b.dtype()) {
+    common(a.dtype(), b.dtype())
+}
+
+/// [`common_dtype`] of two dtypes.
+pub(super) fn common(a: ScaledDType, b: ScaledDType) -> DType {
+    match (a, b) {
         (ScaledDType::Float(a), ScaledDType::Fp8(_))
         | (ScaledDType::Fp8(_), ScaledDType::Float(a)) => a,
         (ScaledDType::Float(a), ScaledDType::Float(b)) if a == b => a,
@@ -190,24 +194,73 @@ impl Scaled {
         ))
     }
 
-    /// `self * constant`: [`Scaled::mul`] with [`Scaled::constant`].
+    /// `self * constant`. Scale: `s` times the power of two of the constant, as of [`Scaled::mul`] with [`Scaled::constant`]; so a
+    /// power of two changes the scale alone.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::Scaled;
+    /// let x = Scaled::from_parts(&Tensor::new(&[1f32, 2.0], &Device::Cpu)?, 8.0)?;
+    /// let y = x.mul_constant(3.0)?;
+    /// assert_eq!((y.scale().to_f32(), y.data()?.to_vec1()?), (16.0, vec![1.5f32, 3.0]));
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn mul_constant(&self, constant: f64) -> Result<Self> {
-        self.mul(&Self::constant_like(constant, self)?)
+        let (power, mantissa) = split(constant);
+        let rule = mul_rule(self.scale(), power);
+        self.times_constant("mul_constant", constant, rule, mantissa)
     }
 
-    /// `self / constant`: [`Scaled::div`] by [`Scaled::constant`].
+    /// `self / constant`, the inverse of [`Scaled::mul_constant`].
+    ///
+    /// # Errors
+    /// If the constant is 0.
     pub fn div_constant(&self, constant: f64) -> Result<Self> {
-        self.div(&Self::constant_like(constant, self)?)
+        let (power, mantissa) = split(constant);
+        let rule = div_rule(self.scale(), power)?;
+        self.times_constant("div_constant", 1.0 / constant, rule, 1.0 / mantissa)
+    }
+
+    /// `self * constant`, of which the rule has taken the power of two.
+    fn times_constant(
+        &self,
+        op: &'static str,
+        constant: f64,
+        rule: Factored,
+        mantissa: f64,
+    ) -> Result<Self> {
+        let k = mantissa * f64::from(rule.data_factor);
+        let value = match k == 1.0 {
+            true => self.at(rule.scale),
+            false => Self::new(map1(op, Scaling { k }, &self.data()?)?, rule.scale),
+        };
+        let like = Like::of(self);
+        Ok(Self::record(value.zeroed()?, op, [self], move |g, _| {
+            Ok([Some(like.cotangent(&g.mul_constant(constant)?)?)])
+        }))
     }
 
     /// `self + constant`: [`Scaled::add`] of [`Scaled::constant`].
     pub fn add_constant(&self, constant: f64) -> Result<Self> {
-        self.add(&Self::constant_like(constant, self)?)
+        let op = "add_constant";
+        let (power, mantissa) = split(constant);
+        let rule = add_rule(self.scale(), power, Options::current().round());
+        let [k, by] = rule.data_factors.map(f64::from);
+        let data = match k {
+            0.0 => self.data()?.zeros_like()?,
+            _ => self.data()?,
+        };
+        let by = by * mantissa;
+        let value = Self::new(map1(op, Affine { k, by }, &data)?, rule.scale);
+        let like = Like::of(self);
+        Ok(Self::record(value, op, [self], move |g, _| {
+            Ok([Some(like.cotangent(g)?)])
+        }))
     }
 
     /// `-self`, with the same scale.
     pub fn neg(&self) -> Result<Self> {
-        let data = map1("neg", Negated, &self.data()?)?;
+        let data = map1("neg", Negated {}, &self.data()?)?;
         let value = Self::new(data, self.scale());
         Ok(Self::record(value, "neg", [self], |g, _| {
             Ok([Some(g.neg()?)])
@@ -223,17 +276,16 @@ impl Scaled {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Negated;
+map_fn!(Negated {}, |x| -x, |x| x.neg()?);
+map_fn!(Scaling { k }, |x| k * x, |x| (x * k)?);
+map_fn!(Affine { k, by }, |x| k * x + by, |x| x.affine(k, by)?);
 
-impl Map1 for Negated {
-    #[inline(always)]
-    fn apply<R: Real>(self, x: R) -> R {
-        -x
-    }
-
-    fn composed(self, x: &Tensor) -> Result<Tensor> {
-        Ok(x.neg()?)
+/// A constant as power of two and rest, with all its digits.
+fn split(constant: f64) -> (Scale, f64) {
+    let (power, mantissa) = constant_rule(constant);
+    match power.is_zero() {
+        true => (power, mantissa.into()),
+        false => (power, constant / f64::from(power.to_f32())),
     }
 }
 
@@ -266,5 +318,19 @@ impl Like {
             ScaledDType::Float(dtype) if dtype != self.dtype => g.astype(self.dtype),
             _ => Ok(g),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernels::held::check1;
+    use super::*;
+
+    #[test]
+    fn kernels_and_their_definitions() {
+        let (k, by) = (0.75, -1.5);
+        check1(Negated {}, false);
+        check1(Scaling { k }, false);
+        check1(Affine { k, by }, false);
     }
 }

@@ -29,13 +29,19 @@
 //! Source: "Scalify: scale propagation for efficient low-precision LLM training", arXiv:2407.17353.
 
 mod arith;
+mod compare;
 mod grads;
+mod join;
 mod kernels;
+mod minmax;
 mod options;
+mod prod;
 mod reduce;
 mod rescale;
 mod shape;
 mod tape;
+mod transcend;
+mod unruled;
 mod value;
 mod var;
 

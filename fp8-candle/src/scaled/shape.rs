@@ -62,4 +62,195 @@ impl Scaled {
             Ok([Some(like.cotangent(g)?)])
         }))
     }
+
+    fn check_dim(&self, op: &'static str, dim: usize) -> Result<()> {
+        match dim < self.rank() {
+            true => Ok(()),
+            false => self.misfit(op, format!("a dimension {dim}")),
+        }
+    }
+
+    fn misfit<T>(&self, op: &'static str, expected: String) -> Result<T> {
+        Err(Error::Shape {
+            op,
+            what: "the operand",
+            expected,
+            got: self.dims().to_vec(),
+        })
+    }
+
+    /// All elements in one dimension.
+    pub fn flatten_all(&self) -> Result<Self> {
+        self.reshape(&[self.elem_count()])
+    }
+
+    /// Without dimension `dim`, of size 1.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the size is not 1.
+    pub fn squeeze(&self, dim: usize) -> Result<Self> {
+        self.check_dim("squeeze", dim)?;
+        let mut dims = self.dims().to_vec();
+        match dims.remove(dim) {
+            1 => self.reshape(&dims),
+            _ => self.misfit("squeeze", format!("size 1 of dimension {dim}")),
+        }
+    }
+
+    /// With a dimension of size 1 before the dimension `dim`, or behind the last one.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer than `dim` dimensions.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device};
+    /// use fp8_candle::scaled::Scaled;
+    /// let x = Scaled::zeros((2, 3), DType::F16, &Device::Cpu)?;
+    /// assert_eq!(x.unsqueeze(1)?.dims(), [2, 1, 3]);
+    /// assert_eq!(x.unsqueeze(1)?.squeeze(1)?.dims(), [2, 3]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn unsqueeze(&self, dim: usize) -> Result<Self> {
+        if dim > self.rank() {
+            return self.misfit("unsqueeze", format!("{dim} dimensions or more"));
+        }
+        let mut dims = self.dims().to_vec();
+        dims.insert(dim, 1);
+        self.reshape(&dims)
+    }
+
+    /// Dimensions in another order: dimension i of the result is dimension `dims[i]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `dims` does not name each dimension once.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device};
+    /// use fp8_candle::scaled::Scaled;
+    /// let x = Scaled::zeros((2, 3, 4), DType::F16, &Device::Cpu)?;
+    /// assert_eq!(x.permute(&[2, 0, 1])?.dims(), [4, 2, 3]);
+    /// assert_eq!(x.transpose(0, 1)?.dims(), [3, 2, 4]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn permute(&self, dims: &[usize]) -> Result<Self> {
+        let mut inverse = vec![usize::MAX; self.rank()];
+        for (i, &dim) in dims.iter().enumerate() {
+            if let Some(place) = inverse.get_mut(dim) {
+                *place = i;
+            }
+        }
+        if dims.len() != self.rank() || inverse.contains(&usize::MAX) {
+            return self.misfit("permute", format!("the dimensions {dims:?}, each once"));
+        }
+        let value = self.moved(|x| Ok(x.permute(dims)?))?;
+        Ok(Self::record(value, "permute", [self], move |g, _| {
+            Ok([Some(g.permute(&inverse)?)])
+        }))
+    }
+
+    /// With two dimensions exchanged.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if one does not exist.
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Self> {
+        self.check_dim("transpose", a)?;
+        self.check_dim("transpose", b)?;
+        let mut dims: Vec<usize> = (0..self.rank()).collect();
+        dims.swap(a, b);
+        self.permute(&dims)
+    }
+
+    /// `len` elements from `start` along a dimension.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer.
+    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
+        let op = "narrow";
+        self.check_dim(op, dim)?;
+        let size = self.dims()[dim];
+        let Some(after) = start.checked_add(len).and_then(|end| size.checked_sub(end)) else {
+            return self.misfit(
+                op,
+                format!("{len} elements from {start} along dimension {dim}"),
+            );
+        };
+        let value = self.moved(|x| Ok(x.narrow(dim, start, len)?))?;
+        Ok(Self::record(value, op, [self], move |g, _| {
+            Ok([Some(g.pad(dim, start, after)?)])
+        }))
+    }
+
+    /// Zeros before and after, along a dimension.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the dimension does not exist.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::Scaled;
+    /// let x = Scaled::from_parts(&Tensor::new(&[1f32, 2.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.pad(0, 1, 2)?.to_vec1()?, [0.0, 2.0, 4.0, 0.0, 0.0]);
+    /// assert_eq!(x.pad(0, 1, 2)?.narrow(0, 1, 2)?.to_vec1()?, x.to_vec1()?);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn pad(&self, dim: usize, before: usize, after: usize) -> Result<Self> {
+        self.check_dim("pad", dim)?;
+        let size = self.dims()[dim];
+        let value = self.moved(|x| Ok(x.pad_with_zeros(dim, before, after)?))?;
+        Ok(Self::record(value, "pad", [self], move |g, _| {
+            Ok([Some(g.narrow(dim, before, size)?)])
+        }))
+    }
+
+    /// Every `step`th element of `start..end` along a dimension.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the range is not within the dimension, or the step is 0.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::Scaled;
+    /// let x = Scaled::from_parts(&Tensor::new(&[0f32, 1.0, 2.0, 3.0, 4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.slice(0, 1, 4, 2)?.to_vec1()?, [2.0, 6.0]);
+    /// assert_eq!(x.reverse(0)?.to_vec1()?, [8.0, 6.0, 4.0, 2.0, 0.0]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn slice(&self, dim: usize, start: usize, end: usize, step: usize) -> Result<Self> {
+        let op = "slice";
+        self.check_dim(op, dim)?;
+        let size = self.dims()[dim];
+        if start > end || end > size || step == 0 {
+            return self.misfit(
+                op,
+                format!("elements {start}..{end} along dimension {dim}, and a step above 0 (it is {step})"),
+            );
+        }
+        let count = (end - start).div_ceil(step);
+        if step == 1 || count <= 1 {
+            return self.narrow(dim, start, count);
+        }
+        let ids = (start..end).step_by(step).map(|i| i as u32);
+        let ids = Tensor::from_iter(ids, self.device())?;
+        let value = self.moved(|x| Ok(x.index_select(&ids, dim)?))?;
+        Ok(Self::record(value, op, [self], move |g, _| {
+            // With zeros between: elements are moved, and never added.
+            let (mut apart, covered) = (g.dims().to_vec(), (count - 1) * step + 1);
+            apart[dim] = count * step;
+            let g = g.detach().unsqueeze(dim + 1)?.pad(dim + 1, 0, step - 1)?;
+            let g = g.reshape(&apart)?.narrow(dim, 0, covered)?;
+            Ok([Some(g.pad(dim, start, size - start - covered)?)])
+        }))
+    }
+
+    /// Elements in the opposite order along a dimension.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the dimension does not exist.
+    pub fn reverse(&self, dim: usize) -> Result<Self> {
+        self.check_dim("reverse", dim)?;
+        let value = self.moved(|x| Ok(x.flip(&[dim])?))?;
+        Ok(Self::record(value, "reverse", [self], move |g, _| {
+            Ok([Some(g.reverse(dim)?)])
+        }))
+    }
 }

@@ -191,6 +191,15 @@ impl Scaled {
         }
     }
 
+    /// The same data at another scale: another value, and no graph.
+    pub(super) fn at(&self, scale: Scale) -> Self {
+        Self {
+            scale,
+            node: None,
+            ..self.clone()
+        }
+    }
+
     /// Codes with a dequant_scale of 1.
     pub(super) fn new_fp8(data: Fp8Tensor, scale: Scale) -> Self {
         Self {
@@ -284,6 +293,8 @@ impl Scaled {
         // In two factors where one would leave the range of f32 though the value does not.
         let value = match self.scale {
             Scale::ONE => wide,
+            // Whatever the data are.
+            Scale::ZERO => wide.zeros_like()?,
             scale => (wide * f64::from(scale.to_f32()))?,
         };
         Ok(value.to_dtype(dtype)?)
