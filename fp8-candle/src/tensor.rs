@@ -179,6 +179,20 @@ impl Fp8Tensor {
         )
     }
 
+    /// The same codes with one other dequant_scale; only of tensorwise tensors.
+    pub(crate) fn with_dequant_scale(&self, dequant_scale: f32) -> Result<Self> {
+        if self.granularity != Granularity::Tensorwise {
+            internal!(
+                "one dequant_scale for codes with {} scales",
+                self.granularity
+            );
+        }
+        Ok(Self {
+            dequant_scale: Tensor::full(dequant_scale, (1, 1), self.device())?,
+            ..self.clone()
+        })
+    }
+
     /// The same tensor on another device.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         Ok(Self {

@@ -304,6 +304,14 @@ impl Like {
         }
     }
 
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(super) fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
     /// `g` summed over what was broadcast, in the dtype of the argument. FP8 cotangents stay FP8 where nothing is summed.
     pub(super) fn cotangent(&self, g: &Scaled) -> Result<Scaled> {
         let mut g = g.detach();
@@ -323,7 +331,7 @@ impl Like {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kernels::held::check1;
+    use super::super::held::check1;
     use super::*;
 
     #[test]

@@ -2,11 +2,14 @@
 //! composed of candle's operations elsewhere.
 
 use crate::error::Result;
-use crate::ops::data::{compute_dtype, for_dtype, map_rows, storage, with_slices};
+use crate::ops::data::{
+    Element, block_rows, compute_dtype, for_dtype, map_rows, par_blocks, storage, with_slices,
+};
 use crate::ops::math::Real;
 use crate::ready::tensor_of;
 use crate::simd::simd;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
+use half::{bf16, f16};
 
 /// A function of one element.
 pub(super) trait Map1: Copy + Send + Sync {
@@ -207,74 +210,58 @@ pub(super) fn times(op: &'static str, x: &Tensor, factor: f32) -> Result<Tensor>
     }
 }
 
-/// Holds kernels and their definitions together, in every dtype. Parameters of the functions should be such that results of normal
-/// numbers are normal numbers.
-#[cfg(test)]
-pub(super) mod held {
-    use super::{Map1, Map2, Map3, map1, map2, map3, wide};
-    use candle_core::{DType, Device, Tensor};
-
-    /// Numbers of both signs, some equal, none small.
-    fn numbers(seed: usize, dtype: DType, positive: bool) -> Tensor {
-        let numbers = (0..999).map(|i| {
-            let x = ((i * (37 + seed) + seed) % 61) as f32 / 16.0 - 1.9;
-            if positive { x.abs() + 0.1 } else { x }
-        });
-        Tensor::from_iter(numbers, &Device::Cpu)
-            .and_then(|x| x.to_dtype(dtype))
-            .unwrap()
+/// `x * factor` in `dtype`, rounded once.
+pub(super) fn convert(op: &'static str, x: &Tensor, factor: f32, dtype: DType) -> Result<Tensor> {
+    if x.dtype() == dtype {
+        return times(op, x, factor);
     }
-
-    /// Within an ulp of a 16-bit dtype and a few of the others, relative to 1 below it.
-    fn close(got: &Tensor, expected: &Tensor) {
-        let tolerance = match got.dtype() {
-            DType::BF16 => 1.0 / 128.0,
-            DType::F16 => 1.0 / 1024.0,
-            DType::F32 => 1e-6,
-            _ => 1e-13,
+    let is_f32_or_less = |dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+    if !x.device().is_cpu() || !is_f32_or_less(x.dtype()) || !is_f32_or_less(dtype) {
+        let wider = if x.dtype() == DType::F64 || dtype == DType::F64 {
+            DType::F64
+        } else {
+            DType::F32
         };
-        let to_vec = |x: &Tensor| x.to_dtype(DType::F64).unwrap().to_vec1::<f64>().unwrap();
-        for (got_one, expected_one) in to_vec(got).into_iter().zip(to_vec(expected)) {
-            let error = (got_one - expected_one).abs() / expected_one.abs().max(1.0);
-            assert!(
-                error <= tolerance,
-                "{:?}: {got_one} instead of {expected_one}",
-                got.dtype()
-            );
-        }
+        return Ok(times(op, &x.to_dtype(wider)?, factor)?.to_dtype(dtype)?);
     }
-
-    const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
-
-    pub(in crate::scaled) fn check1(f: impl Map1, positive: bool) {
-        for dtype in DTYPES {
-            let x = numbers(0, dtype, positive);
-            let expected = wide([&x], |[x]| f.composed(x)).unwrap();
-            close(&map1("test", f, &x).unwrap(), &expected);
-        }
+    crate::simd::check()?;
+    match x.dtype() {
+        DType::BF16 => convert_from::<bf16>(x, factor, dtype),
+        DType::F16 => convert_from::<f16>(x, factor, dtype),
+        _ => convert_from::<f32>(x, factor, dtype),
     }
+}
 
-    pub(in crate::scaled) fn check2(f: impl Map2, positive: bool) {
-        for dtype in DTYPES {
-            let (x, y) = (numbers(0, dtype, positive), numbers(5, dtype, positive));
-            let expected = wide([&x, &y], |[x, y]| f.composed(x, y)).unwrap();
-            close(&map2("test", f, &x, &y).unwrap(), &expected);
-        }
+fn convert_from<T: Element<Real = f32>>(x: &Tensor, factor: f32, dtype: DType) -> Result<Tensor> {
+    match dtype {
+        DType::BF16 => converted::<T, bf16>(x, factor),
+        DType::F16 => converted::<T, f16>(x, factor),
+        _ => converted::<T, f32>(x, factor),
     }
+}
 
-    pub(in crate::scaled) fn check3(f: impl Map3, positive: bool) {
-        for dtype in DTYPES {
-            let [x, y, z] = [0, 5, 11].map(|seed| numbers(seed, dtype, positive));
-            let expected = wide([&x, &y, &z], |[x, y, z]| f.composed(x, y, z)).unwrap();
-            close(&map3("test", f, [&x, &y, &z]).unwrap(), &expected);
-        }
-    }
-
-    #[test]
-    fn the_kernels_here() {
-        check1(super::Times(0.75), false);
-        check2(super::Axpby { a: 0.75, b: -2.0 }, false);
-        check2(super::Product(0.75), false);
-        check2(super::Quotient(0.75), true);
-    }
+fn converted<T: Element<Real = f32>, U: Element<Real = f32>>(
+    x: &Tensor,
+    factor: f32,
+) -> Result<Tensor> {
+    let values = with_slices([x], |[x]: [&[T]; 1]| {
+        let mut y = vec![U::ZERO; x.len()];
+        par_blocks(&mut y, block_rows(x.len(), 1), |start, y| {
+            let mut buffer = Vec::new();
+            let x = T::load(&x[start..start + y.len()], &mut buffer);
+            U::store(y, |y| {
+                simd(
+                    #[inline(always)]
+                    || {
+                        for (y, &x) in y.iter_mut().zip(x) {
+                            // Zeros whatever stands there, as `times` has it.
+                            *y = if factor == 0.0 { 0.0 } else { x * factor };
+                        }
+                    },
+                );
+            });
+        });
+        y
+    })?;
+    tensor_of(storage::<U>(values), x.shape())
 }

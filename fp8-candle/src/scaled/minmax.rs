@@ -236,7 +236,7 @@ impl Scaled {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kernels::held::{check1, check2, check3};
+    use super::super::held::{check1, check2, check3};
     use super::*;
 
     #[test]

@@ -30,9 +30,13 @@
 
 mod arith;
 mod compare;
+mod fp8_matmul;
 mod grads;
+#[cfg(test)]
+mod held;
 mod join;
 mod kernels;
+mod matmul;
 mod minmax;
 mod options;
 mod prod;

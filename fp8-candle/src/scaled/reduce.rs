@@ -172,7 +172,7 @@ impl Scaled {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kernels::held::check3;
+    use super::super::held::check3;
     use super::*;
 
     #[test]

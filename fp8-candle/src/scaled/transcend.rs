@@ -351,7 +351,7 @@ impl Scaled {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kernels::held::{check1, check2};
+    use super::super::held::{check1, check2};
     use super::*;
 
     #[test]

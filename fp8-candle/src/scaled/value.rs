@@ -230,7 +230,7 @@ impl Scaled {
     /// The data in `dtype`, not multiplied by the scale.
     pub(super) fn float(&self, dtype: DType) -> Result<Tensor> {
         match &self.data {
-            Data::Float(data) => Ok(data.to_dtype(dtype)?),
+            Data::Float(data) => super::kernels::convert("cast", data, 1.0, dtype),
             Data::Fp8(data) => data.dequantize(dtype),
         }
     }

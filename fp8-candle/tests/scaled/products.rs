@@ -1,0 +1,166 @@
+//! Matrix products: values, gradients, FP8, counters.
+
+use crate::gradient_check::{Check, values, wave};
+use candle_core::{DType, Device, Tensor};
+use fp8_candle::Result;
+use fp8_candle::scaled::{
+    MatmulPrecision, Scaled, ScaledDType, ScaledOptions, ScaledVar, as_scaled, scaled_scope,
+};
+use fp8_core::Format;
+
+fn f16(dims: &[usize], seed: usize, scale: f32) -> Result<Scaled> {
+    Scaled::from_parts(&wave(dims, seed).to_dtype(DType::F16)?, scale)
+}
+
+fn data(x: &Scaled) -> Result<Vec<f64>> {
+    Ok(x.data()?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
+}
+
+#[test]
+fn gradients_of_matmul() -> Result<()> {
+    for (a, b) in [
+        (&[3, 5][..], &[5, 4][..]),
+        (&[2, 3, 5], &[5, 4]),
+        (&[2, 3, 5], &[2, 5, 4]),
+        (&[3, 5], &[2, 5, 4]),
+        (&[2, 1, 3, 5], &[4, 5, 2]),
+    ] {
+        Check::new("matmul", &[wave(a, 1), wave(b, 2)]).run(
+            |x| x[0].matmul(&x[1]),
+            |x| Ok(x[0].broadcast_matmul(&x[1])?),
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn products_of_f16_are_rounded_once() -> Result<()> {
+    // 512 terms: f16 sums would be far off, and the factor 1/16 keeps the sum in range.
+    let (a, b) = (f16(&[3, 512], 1, 4.0)?, f16(&[512, 2], 2, 0.5)?);
+    let y = a.matmul(&b)?;
+    assert_eq!(y.scale().to_f32(), 4.0 * 0.5 * 16.0);
+    let exact = a
+        .data()?
+        .to_dtype(DType::F64)?
+        .matmul(&b.data()?.to_dtype(DType::F64)?)?;
+    let exact = (exact / 16.0)?.to_dtype(DType::F16)?.to_dtype(DType::F64)?;
+    assert_eq!(data(&y)?, exact.flatten_all()?.to_vec1::<f64>()?);
+    Ok(())
+}
+
+#[test]
+fn fp8_products_are_those_of_the_decoded_values() -> Result<()> {
+    let counters = ScaledOptions::default();
+    let counted = counters.counters.clone();
+    let _scope = scaled_scope(counters);
+    for (a, b) in [
+        (&[3, 64][..], &[64, 5][..]),
+        (&[2, 3, 64], &[64, 5]),
+        (&[2, 3, 64], &[2, 64, 5]),
+        (&[3, 64], &[2, 64, 5]),
+    ] {
+        let a = f16(a, 1, 8.0)?.astype(Format::E4M3)?;
+        let b = f16(b, 2, 0.25)?.astype(Format::E5M2)?;
+        let y = a.matmul_to(&b, DType::F32)?;
+        let plain = a.astype(DType::F32)?.matmul(&b.astype(DType::F32)?)?;
+        assert_eq!(y.dims(), plain.dims());
+        assert_eq!(y.scale(), plain.scale());
+        for (got, expected) in data(&y)?.iter().zip(data(&plain)?) {
+            assert!((got - expected).abs() < 1e-5, "{got} {expected}");
+        }
+        assert_eq!(a.matmul(&b)?.dtype(), ScaledDType::Float(DType::F16));
+    }
+    assert_eq!((counted.fp8_matmuls(), counted.other_matmuls()), (8, 4));
+    Ok(())
+}
+
+/// Whether data of equal scale are equal in bits.
+fn same(a: &Scaled, b: &Scaled) -> Result<()> {
+    assert_eq!(a.scale(), b.scale());
+    assert_eq!(data(a)?, data(b)?);
+    Ok(())
+}
+
+#[test]
+fn a_cast_acts_while_differentiating() -> Result<()> {
+    let x = ScaledVar::from_scaled("x", &f16(&[4, 16], 1, 1.0)?)?;
+    let w = ScaledVar::from_scaled("w", &f16(&[16, 3], 2, 1.0)?)?;
+    let (x8, w8) = (
+        x.value().cast_on_forward(Format::E4M3)?,
+        w.value().cast_on_forward(Format::E4M3)?,
+    );
+    let y = x8.matmul(&w8)?;
+    assert!(y.is_tracked());
+    same(&y, &x8.detach().matmul(&w8.detach())?)?;
+    let plain = x.value().matmul(&w.value())?;
+    assert_ne!(data(&y)?, data(&plain)?);
+    // The gradients are products with the decoded codes.
+    let g = f16(&[4, 3], 3, 0.5)?;
+    let grads = y.backward_with(&g)?;
+    let (decoded_x, decoded_w) = (
+        x8.detach().astype(DType::F16)?,
+        w8.detach().astype(DType::F16)?,
+    );
+    let turned = |x: &Scaled| Scaled::from_parts(&x.data()?.t()?.contiguous()?, x.scale().to_f32());
+    same(grads.get(&x).unwrap(), &g.matmul(&turned(&decoded_w)?)?)?;
+    same(grads.get(&w).unwrap(), &turned(&decoded_x)?.matmul(&g)?)?;
+    Ok(())
+}
+
+#[test]
+fn the_scope_multiplies_in_fp8_both_ways() -> Result<()> {
+    let options = ScaledOptions::default().with_matmul(MatmulPrecision::FP8);
+    let counters = options.counters.clone();
+    let x = ScaledVar::from_scaled("x", &f16(&[4, 16], 1, 2.0)?)?;
+    let w = ScaledVar::from_scaled("w", &f16(&[16, 3], 2, 1.0)?)?;
+    let y = {
+        let _scope = scaled_scope(options);
+        x.value().matmul(&w.value())?
+    };
+    let g = f16(&[4, 3], 3, 0.5)?;
+    // Outside the scope: what held forward holds backward.
+    let grads = y.backward_with(&g)?;
+    assert_eq!((counters.fp8_matmuls(), counters.other_matmuls()), (3, 0));
+    let (x8, w8, g8) = (
+        x.value().detach().astype(Format::E4M3)?,
+        w.value().detach().astype(Format::E4M3)?,
+        g.astype(Format::E5M2)?,
+    );
+    let codes = |x: &Scaled| -> Result<Scaled> {
+        let codes = x.codes().unwrap();
+        Scaled::from_codes(
+            &codes.codes().t()?.contiguous()?,
+            codes.format(),
+            x.scale().to_f32(),
+        )
+    };
+    same(&y, &x8.matmul(&w8)?)?;
+    same(grads.get(&x).unwrap(), &g8.matmul(&codes(&w8)?)?)?;
+    same(grads.get(&w).unwrap(), &codes(&x8)?.matmul(&g8)?)?;
+    assert_ne!(values(&y)?, values(&x.value().matmul(&w.value())?)?);
+    Ok(())
+}
+
+#[test]
+fn zeros_of_no_size_stay_zeros() -> Result<()> {
+    let zeros = Scaled::zeros((2, 3), DType::F16, &Device::Cpu)?;
+    let inf = as_scaled(&Tensor::full(f32::INFINITY, (3, 2), &Device::Cpu)?, None)?;
+    let y = zeros.matmul(&inf.astype(DType::F16)?)?;
+    assert_eq!((y.scale().to_f32(), data(&y)?), (0.0, vec![0.0; 4]));
+    Ok(())
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_errors() -> Result<()> {
+    let a = f16(&[2, 3], 1, 1.0)?;
+    for (b, message) in [
+        (f16(&[2, 3], 1, 1.0)?, "[.., 3, n]"),
+        (f16(&[3], 1, 1.0)?, "two dimensions"),
+    ] {
+        let error = a.matmul(&b).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    let (a, b) = (f16(&[2, 2, 3], 1, 1.0)?, f16(&[3, 3, 2], 1, 1.0)?);
+    assert!(a.matmul(&b).is_err());
+    Ok(())
+}
