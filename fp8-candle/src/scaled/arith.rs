@@ -79,6 +79,16 @@ pub(super) fn weighted_sum(
     sign: f32,
 ) -> Result<Tensor> {
     let [ka, kb] = rule.data_factors;
+    let is_power = |k: f32| k == 0.0 || Scale::new(k).is_ok();
+    if a.dtype() != DType::F32 && !(is_power(ka) && is_power(kb)) {
+        // As the original library has it, each step in the dtype of the data. Powers of two are exact in either way.
+        let rounded = |x: &Tensor, k: f32| -> Result<Tensor> {
+            let k = Tensor::new(k, x.device())?.to_dtype(x.dtype())?;
+            times(op, x, k.to_dtype(DType::F32)?.to_scalar()?)
+        };
+        let plain = Axpby { a: 1.0, b: sign };
+        return map2(op, plain, &rounded(a, ka)?, &rounded(b, kb)?);
+    }
     match (ka, kb) {
         // A tensor of zero scale counts as zeros, whatever its data are.
         (_, 0.0) => times(op, a, ka),
@@ -294,6 +304,8 @@ fn split(constant: f64) -> (Scale, f64) {
 pub(super) struct Like {
     dims: Vec<usize>,
     dtype: DType,
+    /// For FP8 arguments, whose dtype is none for a sum: the cotangent keeps the dtype in which it was computed.
+    is_fp8: bool,
 }
 
 impl Like {
@@ -301,6 +313,7 @@ impl Like {
         Self {
             dims: x.dims().to_vec(),
             dtype: x.compute_dtype(),
+            is_fp8: x.codes().is_some(),
         }
     }
 
@@ -323,7 +336,7 @@ impl Like {
             g = g.sum_keepdim(&summed)?.reshape(&self.dims)?;
         }
         match g.dtype() {
-            ScaledDType::Float(dtype) if dtype != self.dtype => g.astype(self.dtype),
+            ScaledDType::Float(_) if !self.is_fp8 => g.astype(self.dtype),
             _ => Ok(g),
         }
     }

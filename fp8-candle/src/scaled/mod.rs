@@ -38,6 +38,7 @@ mod join;
 mod kernels;
 mod matmul;
 mod minmax;
+mod norms;
 mod options;
 mod prod;
 mod reduce;

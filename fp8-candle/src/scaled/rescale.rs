@@ -1,11 +1,12 @@
 //! Moving size between data and scale, and casts, which do not.
 
 use super::kernels::times;
+use super::norms::norm_of;
 use super::options::Options;
 use super::value::{Scaled, ScaledDType};
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
-use fp8_core::scaled::{Scale, mul_rule, rescale_factor, rescale_norm};
+use fp8_core::scaled::{Scale, ScaledError, mul_rule, rescale_factor, rescale_norm};
 
 impl Scaled {
     /// The same value at another scale: `data * (scale / new)`.
@@ -62,9 +63,12 @@ impl Scaled {
     /// Moves a power of two from the data to the scale: `data / factor`, `scale * factor`.
     ///
     /// # Errors
-    /// If `factor` is not a scale ([`ScaledError`](fp8_core::scaled::ScaledError)).
+    /// If `factor` is not a scale, or 0 ([`ScaledError`]).
     pub fn rebalance(&self, factor: f32) -> Result<Self> {
         let factor = Options::current().check(factor)?;
+        if factor.is_zero() {
+            return Err(ScaledError::Zero { op: "rebalance" }.into());
+        }
         let value = self.rebalanced(factor)?;
         Ok(Self::record(value, "rebalance", [self], |g, _| {
             Ok([Some(g.detach())])
@@ -121,16 +125,7 @@ impl Scaled {
         if self.elem_count() == 0 {
             return Ok(Scale::ONE);
         }
-        let data = self.data()?;
-        let data = data
-            .to_dtype(crate::ops::wide_dtype(data.dtype()))?
-            .flatten_all()?;
-        let of = match norm {
-            Norm::Max => data.abs()?.max(0)?,
-            Norm::L1 => data.abs()?.mean(0)?,
-            Norm::L2 => data.sqr()?.mean(0)?.sqrt()?,
-        };
-        let of = of.to_dtype(DType::F32)?.to_scalar::<f32>()?;
+        let of = norm_of(&self.data()?, norm)?;
         Ok(Scale::lenient(rescale_norm(of))?)
     }
 
@@ -147,12 +142,16 @@ impl Scaled {
         }
     }
 
-    /// Casts the value, forward only: the cotangent keeps its dtype. Under differentiation too, unlike in the original library.
+    /// Casts the value, forward only: the cotangent has the dtype that it would have without. Under differentiation too, unlike in the original library.
     pub fn cast_on_forward(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
         let value = self.detach().astype(dtype)?;
-        Ok(Self::record(value, "cast_on_forward", [self], |g, _| {
-            Ok([Some(g.detach())])
-        }))
+        let like = super::arith::Like::of(self);
+        Ok(Self::record(
+            value,
+            "cast_on_forward",
+            [self],
+            move |g, _| Ok([Some(like.cotangent(g)?)]),
+        ))
     }
 
     /// Casts the cotangent, backward only: the value stays as it is.

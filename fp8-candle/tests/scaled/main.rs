@@ -1,5 +1,11 @@
 //! Scaled arithmetic.
 
+mod equivariance;
+mod errors;
+mod golden_data;
+mod goldens;
 #[allow(dead_code, reason = "not every part uses all of it")]
 mod gradient_check;
+mod gradients_elementwise;
 mod products;
+mod tape;
