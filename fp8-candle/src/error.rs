@@ -276,6 +276,14 @@ pub enum Error {
         /// Shape found.
         got: Vec<usize>,
     },
+    /// A probability that is not from 0 up to, but not, 1.
+    #[error("{op}: probability {got}, expected one from 0 up to, but not, 1")]
+    Probability {
+        /// Operation.
+        op: &'static str,
+        /// The number refused.
+        got: f64,
+    },
     /// A second backward pass over a graph whose parts the first one has freed.
     #[error(
         "backward: the graph behind `{op}` was swept before and is gone; sweep it with `backward_retained` to keep it"

@@ -17,6 +17,7 @@
 //!
 //! Source: the FP8 Emulation Toolkit's `Conv2d`, candle-nn's layers for the shapes.
 
+mod bare;
 mod error;
 mod forward;
 mod op;
@@ -25,6 +26,7 @@ mod products;
 mod shape;
 mod uncast;
 
+pub(crate) use bare::{BareConv, BareOperand};
 pub use error::ConvError;
 pub use forward::{ConvWeight, fp8_conv_transpose1d, fp8_conv_transpose2d, fp8_conv1d, fp8_conv2d};
 pub use shape::ConvShape;

@@ -14,15 +14,15 @@
 
 pub(crate) mod attention;
 mod cached_attention;
-mod cross_entropy;
+pub(crate) mod cross_entropy;
 pub(crate) mod data;
 mod few_rows;
 mod gelu;
 pub(crate) mod math;
 mod node;
-mod norm;
+pub(crate) mod norm;
 mod rope;
-mod softmax;
+pub(crate) mod softmax;
 mod swiglu;
 
 pub use attention::{AttentionOptions, attention, attention_tokens_first};
@@ -36,7 +36,7 @@ pub use softmax::{causal_softmax, softmax_last_dim};
 pub use swiglu::swiglu;
 
 use crate::error::{Error, Result};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Tensor, Var};
 
 /// The dtype in which kernels for `dtype` compute: f64 for f64, f32 for the others.
 pub(crate) fn wide_dtype(dtype: DType) -> DType {
@@ -46,6 +46,33 @@ pub(crate) fn wide_dtype(dtype: DType) -> DType {
 /// Whether there is a fused form for the dtype and device of `x`.
 pub(crate) fn fused(x: &Tensor) -> bool {
     crate::device::has_fused_ops(x.device(), x.dtype())
+}
+
+/// The gradients, given that of the result, of the arguments of `f`, by candle's graph in the dtype in which kernels compute.
+pub(crate) fn gradients<const N: usize>(
+    args: [&Tensor; N],
+    grad: &Tensor,
+    f: impl FnOnce([&Tensor; N]) -> Result<Tensor>,
+) -> Result<[Tensor; N]> {
+    let wide = |x: &Tensor| x.to_dtype(wide_dtype(x.dtype()));
+    let vars = args
+        .iter()
+        .map(|x| Var::from_tensor(&wide(x)?))
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    let y = f(std::array::from_fn(|i| vars[i].as_tensor()))?;
+    let found = (y * wide(grad)?)?.sum_all()?.backward()?;
+    let of = |var: &Var| match found.get(var) {
+        Some(grad) => Ok(grad.clone()),
+        None => var.zeros_like(),
+    };
+    let grads = vars
+        .iter()
+        .map(of)
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    match <[Tensor; N]>::try_from(grads) {
+        Ok(grads) => Ok(grads),
+        Err(grads) => crate::error::internal!("{} gradients of {N} arguments", grads.len()),
+    }
 }
 
 pub(crate) fn unsupported_dtype(op: &'static str, what: &'static str, got: DType) -> Error {

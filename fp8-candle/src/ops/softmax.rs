@@ -92,6 +92,47 @@ pub fn causal_softmax(x: &Tensor, softmax_scale: f64) -> Result<Tensor> {
     }
 }
 
+/// `softmax(softmax_scale * x)` over the last dimension, with a causal mask if `causal`, of a tensor outside any graph.
+pub(crate) fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Tensor> {
+    let x = x.detach();
+    match (causal, softmax_scale) {
+        (true, _) => causal_softmax(&x, softmax_scale),
+        (false, softmax_scale) => Softmax {
+            op: "softmax",
+            causal: None,
+            softmax_scale,
+        }
+        .apply(&x),
+    }
+}
+
+/// `factor` times the gradient of the argument of the softmax whose result is `y`.
+pub(crate) fn backward(y: &Tensor, grad: &Tensor, causal: bool, factor: f64) -> Result<Tensor> {
+    let (op, cols) = ("softmax", last_dim("softmax", "y", y)?);
+    let causal = match *y.dims() {
+        [.., tq, tk] if causal => Some((tq, tk)),
+        _ => None,
+    };
+    if y.device().is_cpu() {
+        let softmax = Softmax {
+            op,
+            causal,
+            softmax_scale: factor,
+        };
+        return softmax.cpu_gradient(y, grad, cols);
+    }
+    #[cfg(feature = "cuda")]
+    if y.device().is_cuda() && fused(y) {
+        let queries = causal.map(|(queries, _)| queries);
+        return cuda::backward(&y.contiguous()?, &grad.contiguous()?, queries, factor);
+    }
+    let dtype = y.dtype();
+    let wide = |x: &Tensor| x.to_dtype(compute_dtype(dtype));
+    let (y, grad) = (wide(y)?, wide(grad)?);
+    let dot = (&y * &grad)?.sum_keepdim(D::Minus1)?;
+    Ok(((y * grad.broadcast_sub(&dot)?)? * factor)?.to_dtype(dtype)?)
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Softmax {
     op: &'static str,
@@ -170,6 +211,17 @@ impl Softmax {
         );
     }
 
+    fn cpu_gradient(&self, y: &Tensor, grad: &Tensor, cols: usize) -> Result<Tensor> {
+        for_dtype!(self.op, y.dtype(), T => {
+            with_slices([y, grad], |[y_values, grad]: [&[T]; 2]| {
+                let dx = map_rows([y_values, grad], cols, |row, [y, grad], dx| {
+                    self.backward(row, y, grad, dx, cols);
+                });
+                tensor(dx, y.shape())
+            })?
+        })
+    }
+
     fn backward<R: Real>(&self, first_row: usize, y: &[R], grad: &[R], dx: &mut [R], cols: usize) {
         let softmax_scale = R::from_f64(self.softmax_scale);
         simd(
@@ -227,15 +279,7 @@ impl Fused<1> for Softmax {
         if !x.track_op() {
             return Ok([None]);
         }
-        let cols = x.dim(D::Minus1)?;
-        for_dtype!(self.op, x.dtype(), T => {
-            with_slices([y, grad], |[y, grad]: [&[T]; 2]| {
-                let dx = map_rows([y, grad], cols, |row, [y, grad], dx| {
-                    self.backward(row, y, grad, dx, cols);
-                });
-                Ok([Some(tensor(dx, x.shape())?)])
-            })?
-        })
+        Ok([Some(self.cpu_gradient(y, grad, x.dim(D::Minus1)?)?)])
     }
 
     #[cfg(feature = "cuda")]

@@ -28,22 +28,33 @@
 //!
 //! Source: "Scalify: scale propagation for efficient low-precision LLM training", arXiv:2407.17353.
 
+mod activation;
 mod arith;
+mod attention;
 mod compare;
+mod conv;
+mod dropout;
 mod fp8_matmul;
 mod grads;
 #[cfg(test)]
 mod held;
 mod join;
 mod kernels;
+mod linear;
+mod lookup;
+mod loss;
 mod matmul;
 mod minmax;
+mod norm;
 mod norms;
 mod options;
+mod pool;
 mod prod;
 mod reduce;
 mod rescale;
+mod rope;
 mod shape;
+mod softmax;
 mod tape;
 mod transcend;
 mod unruled;

@@ -164,3 +164,132 @@ fn shapes_that_do_not_fit_are_errors() -> Result<()> {
     assert!(a.matmul(&b).is_err());
     Ok(())
 }
+
+#[test]
+fn a_linear_layer_has_the_bits_of_product_and_sum() -> Result<()> {
+    for matmul in [MatmulPrecision::Data, MatmulPrecision::FP8] {
+        let options = ScaledOptions::default().with_matmul(matmul);
+        let counters = options.counters.clone();
+        let _scope = scaled_scope(options);
+        // The bias smaller than the product, of its size, and larger.
+        for bias_scale in [2f32.powi(-6), 16.0, 2f32.powi(9)] {
+            let var = |name: &str, dims: &[usize], seed, scale| {
+                ScaledVar::from_scaled(name, &f16(dims, seed, scale)?)
+            };
+            let x = var("x", &[2, 5, 64], 1, 4.0)?;
+            let w = var("w", &[7, 64], 2, 0.5)?;
+            let b = var("b", &[7], 3, bias_scale)?;
+            let g = f16(&[2, 5, 7], 4, 0.25)?;
+            let one = x.value().linear(&w.value(), Some(&b.value()))?;
+            // The same codes and numbers, turned.
+            let turned = f16(&[7, 64], 2, 0.5)?.data()?.t()?.contiguous()?;
+            let turned = ScaledVar::from_scaled("turned", &Scaled::from_parts(&turned, 0.5)?)?;
+            let two = x.value().matmul(&turned.value())?.add(&b.value())?;
+            same(&one, &two)?;
+            let (one, two) = (one.backward_with(&g)?, two.backward_with(&g)?);
+            same(one.get(&x).unwrap(), two.get(&x).unwrap())?;
+            same(one.get(&b).unwrap(), two.get(&b).unwrap())?;
+            let grad = two.get(&turned).unwrap();
+            let grad = Scaled::from_parts(&grad.data()?.t()?.contiguous()?, grad.scale().to_f32())?;
+            same(one.get(&w).unwrap(), &grad)?;
+        }
+        let (fp8, other) = (counters.fp8_matmuls(), counters.other_matmuls());
+        assert_eq!((fp8.max(other), fp8.min(other)), (18, 0));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_cast_serves_every_product_that_reads_the_value() -> Result<()> {
+    let _scope = scaled_scope(ScaledOptions::default().with_matmul(MatmulPrecision::FP8));
+    let w = ScaledVar::from_scaled("w", &f16(&[3, 16], 2, 1.0)?)?;
+    let x = f16(&[4, 16], 1, 1.0)?;
+    let before = x.linear(&w.value(), None)?;
+    // Behind the back of the casts, the data change; the codes of both are those of before.
+    let zeros = Tensor::zeros((3, 16), DType::F16, &Device::Cpu)?;
+    w.data_var().set(&zeros)?;
+    same(&before, &x.linear(&w.value(), None)?)?;
+    // Announced, they are cast anew.
+    w.changed(w.scale());
+    assert!(
+        data(&x.linear(&w.value(), None)?)?
+            .iter()
+            .all(|&y| y == 0.0)
+    );
+    Ok(())
+}
+
+#[test]
+fn convolutions_in_fp8_are_those_of_the_decoded_values() -> Result<()> {
+    let options = ScaledOptions::default().with_matmul(MatmulPrecision::FP8);
+    let counters = options.counters.clone();
+    let x = ScaledVar::from_scaled("x", &f16(&[2, 4, 6, 6], 1, 4.0)?)?;
+    let w = ScaledVar::from_scaled("w", &f16(&[6, 2, 3, 3], 2, 0.5)?)?;
+    let g = f16(&[2, 6, 3, 3], 3, 2.0)?;
+    let y = {
+        let _scope = scaled_scope(options);
+        x.value().conv2d(&w.value(), 1, 2, 1, 2)?
+    };
+    // n = 2 * 3 * 3 products in a sum: the root of 18 is 4.
+    assert_eq!(y.scale().to_f32(), 4.0 * 0.5 * 4.0);
+    let grads = y.backward_with(&g)?;
+    assert_eq!((counters.fp8_matmuls(), counters.other_matmuls()), (3, 0));
+    let decoded =
+        |x: &Scaled, format| -> Result<Scaled> { x.detach().astype(format)?.astype(DType::F32) };
+    let x32 = ScaledVar::from_scaled("x", &decoded(&x.value(), Format::E4M3)?)?;
+    let w32 = ScaledVar::from_scaled("w", &decoded(&w.value(), Format::E4M3)?)?;
+    let expected = x32.value().conv2d(&w32.value(), 1, 2, 1, 2)?;
+    let expected_grads = expected.backward_with(&decoded(&g, Format::E5M2)?)?;
+    let close = |got: &Scaled, expected: &Scaled| -> Result<()> {
+        assert_eq!(got.scale(), expected.scale());
+        for (got, expected) in data(got)?.iter().zip(data(expected)?) {
+            // Half a step of f16 numbers up to 4, and f32 sums in another order.
+            assert!(
+                (got - expected).abs() <= 2f64.powi(-10) + 1e-5,
+                "{got} {expected}"
+            );
+        }
+        Ok(())
+    };
+    close(&y, &expected)?;
+    close(grads.get(&x).unwrap(), expected_grads.get(&x32).unwrap())?;
+    close(grads.get(&w).unwrap(), expected_grads.get(&w32).unwrap())
+}
+
+#[test]
+fn a_factor_on_the_input_changes_scales_alone() -> Result<()> {
+    let run = |exponent: i32, matmul| -> Result<Vec<(i32, Vec<f64>)>> {
+        let _scope = scaled_scope(ScaledOptions::default().with_matmul(matmul));
+        let var = |name: &str, dims: &[usize], seed, scale| {
+            ScaledVar::from_scaled(name, &f16(dims, seed, scale)?)
+        };
+        let x = var("x", &[2, 3, 8, 8], 1, 2f32.powi(exponent))?;
+        let kernel = var("kernel", &[4, 3, 3, 3], 2, 0.25)?;
+        let w = var("w", &[5, 36], 3, 0.5)?;
+        let square = var("square", &[5, 5], 4, 2.0)?;
+        let y = x
+            .value()
+            .conv2d(&kernel.value(), 0, 1, 1, 1)?
+            .max_pool2d(2)?
+            .reshape(&[2, 36])?
+            .dropout(0.25, 3)?
+            .linear(&w.value(), None)?
+            .matmul(&square.value())?;
+        let grads = y.backward_with(&f16(&[2, 5], 5, 2f32.powi(-exponent))?)?;
+        let mut out = vec![(y.scale().exponent().unwrap() - exponent, data(&y)?)];
+        // Gradients of the weights do not change at all; that of the input as its cotangent.
+        for (var, shift) in [(&x, -exponent), (&kernel, 0), (&w, 0), (&square, 0)] {
+            let grad = grads.get(var).unwrap();
+            out.push((grad.scale().exponent().unwrap() - shift, data(grad)?));
+        }
+        Ok(out)
+    };
+    for matmul in [MatmulPrecision::Data, MatmulPrecision::FP8] {
+        let plain = run(0, matmul)?;
+        for exponent in [20, -20, -60] {
+            assert_eq!(run(exponent, matmul)?, plain);
+        }
+        assert!(plain.iter().all(|(_, data)| data.iter().any(|&x| x != 0.0)));
+    }
+    Ok(())
+}

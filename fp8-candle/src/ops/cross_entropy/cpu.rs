@@ -9,7 +9,7 @@ use crate::simd::simd;
 use candle_core::{DType, Tensor};
 
 /// Targets on the host.
-pub(super) struct CheckedTargets {
+pub(crate) struct CheckedTargets {
     /// The class of each position, `None` for ignored ones.
     targets: Vec<Option<usize>>,
     classes: usize,
@@ -50,7 +50,14 @@ impl CheckedTargets {
         })
     }
 
-    pub(super) fn forward<T: Element>(&self, logits: &[T]) -> T::Real {
+    /// How many positions are not ignored.
+    pub(super) fn counted(&self) -> usize {
+        self.counted
+    }
+
+    /// The loss of `logits_scale * logits`.
+    pub(super) fn forward<T: Element>(&self, logits: &[T], logits_scale: f64) -> T::Real {
+        let logits_scale = T::Real::from_f64(logits_scale);
         // Losses per position, added in order.
         let mut losses = vec![0.0; self.targets.len()];
         par_blocks(
@@ -63,18 +70,24 @@ impl CheckedTargets {
                         continue;
                     };
                     let row = &logits[position * self.classes..][..self.classes];
-                    *loss = nll(T::load(row, &mut buffer), class).to_f64();
+                    *loss = nll(T::load(row, &mut buffer), logits_scale, class).to_f64();
                 }
             },
         );
         T::Real::from_f64(losses.iter().sum::<f64>() / self.counted as f64)
     }
 
-    /// `(softmax - one_hot) * grad / counted`
-    pub(super) fn backward<T: Element>(&self, logits: &[T], grad: f64) -> Vec<T> {
+    /// `(softmax(logits_scale * logits) - one_hot) * factor`
+    pub(super) fn backward<T: Element>(
+        &self,
+        logits: &[T],
+        logits_scale: f64,
+        factor: f64,
+    ) -> Vec<T> {
         let mut dx = vec![T::ZERO; logits.len()];
         let classes = self.classes;
-        let grad = T::Real::from_f64(grad / self.counted as f64);
+        let logits_scale = T::Real::from_f64(logits_scale);
+        let factor = T::Real::from_f64(factor);
         par_blocks(
             &mut dx,
             block_rows(self.targets.len(), classes) * classes,
@@ -90,10 +103,10 @@ impl CheckedTargets {
                         simd(
                             #[inline(always)]
                             || {
-                                softmax_row(x, T::Real::ONE, dx);
+                                softmax_row(x, logits_scale, dx);
                                 dx[class] = dx[class] - T::Real::ONE;
                                 for dx in dx.iter_mut() {
-                                    *dx = *dx * grad;
+                                    *dx = *dx * factor;
                                 }
                             },
                         );
@@ -105,14 +118,14 @@ impl CheckedTargets {
     }
 }
 
-fn nll<R: Real>(x: &[R], class: usize) -> R {
+fn nll<R: Real>(x: &[R], scale: R, class: usize) -> R {
     simd(
         #[inline(always)]
         || {
-            let largest = max(x, |x| x);
-            let total = sum(x, |x| (x - largest).exp());
+            let largest = max(x, |x| x * scale);
+            let total = sum(x, |x| (x * scale - largest).exp());
             // In this order, large logits cancel before the small logarithm is added.
-            total.ln() + (largest - x[class])
+            total.ln() + (largest - x[class] * scale)
         },
     )
 }

@@ -11,7 +11,7 @@ use crate::device::cuda::ops::cross_entropy as cuda;
 use crate::error::{Error, Result};
 use candle_core::{DType, Shape, Storage, Tensor};
 use composed::{composed, to_i64};
-use cpu::CheckedTargets;
+pub(crate) use cpu::CheckedTargets;
 
 /// Settings of [`cross_entropy_with`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -88,6 +88,26 @@ pub fn cross_entropy_with(
     targets: &Tensor,
     options: CrossEntropyOptions,
 ) -> Result<Tensor> {
+    let classes = check(logits, targets)?;
+    if !fused(logits) {
+        return composed(logits, &to_i64(targets)?, options);
+    }
+    let op = match targets.device() {
+        #[cfg(feature = "cuda")]
+        candle_core::Device::Cuda(_) => CrossEntropy::OnDevice {
+            targets: targets.contiguous()?,
+            options,
+            saved: None,
+        },
+        _ => CrossEntropy::Checked(CheckedTargets::new(targets, classes, options)?),
+    };
+    apply1(op, logits)
+}
+
+const OP: &str = "cross_entropy";
+
+/// The number of classes, if logits and targets fit each other.
+fn check(logits: &Tensor, targets: &Tensor) -> Result<usize> {
     check_float(OP, "logits", logits)?;
     check_device(OP, "targets", targets, logits)?;
     let classes = last_dim(OP, "logits", logits)?;
@@ -108,22 +128,68 @@ pub fn cross_entropy_with(
             got: targets.dtype(),
         });
     }
-    if !fused(logits) {
-        return composed(logits, &to_i64(targets)?, options);
-    }
-    let op = match targets.device() {
-        #[cfg(feature = "cuda")]
-        candle_core::Device::Cuda(_) => CrossEntropy::OnDevice {
-            targets: targets.contiguous()?,
-            options,
-            saved: None,
-        },
-        _ => CrossEntropy::Checked(CheckedTargets::new(targets, classes, options)?),
-    };
-    apply1(op, logits)
+    Ok(classes)
 }
 
-const OP: &str = "cross_entropy";
+/// [`cross_entropy_with`] of `logits_scale * logits` outside any graph, and what its gradient needs.
+pub(crate) fn forward(
+    logits: &Tensor,
+    logits_scale: f64,
+    targets: &Tensor,
+    options: CrossEntropyOptions,
+) -> Result<(Tensor, Kept)> {
+    let classes = check(logits, targets)?;
+    let (logits, targets) = (logits.detach(), targets.detach());
+    if logits.device().is_cpu() {
+        crate::simd::check()?;
+        let checked = CheckedTargets::new(&targets, classes, options)?;
+        let loss = for_dtype!(OP, logits.dtype(), T => {
+            with_slices([&logits], |[x]: [&[T]; 1]| {
+                tensor(vec![checked.forward(x, logits_scale)], ())
+            })?
+        })?;
+        return Ok((loss, Kept::Checked(checked)));
+    }
+    let wide = logits.to_dtype(super::wide_dtype(logits.dtype()))?;
+    let loss = cross_entropy_with(&(wide * logits_scale)?, &targets, options)?;
+    Ok((loss, Kept::Targets(targets, options)))
+}
+
+/// What the gradient of [`forward`] needs beside the logits.
+pub(crate) enum Kept {
+    Checked(CheckedTargets),
+    Targets(Tensor, CrossEntropyOptions),
+}
+
+impl Kept {
+    /// `factor` times the gradient of `logits_scale * logits`, in the dtype of `logits`.
+    pub(crate) fn backward(
+        &self,
+        logits: &Tensor,
+        logits_scale: f64,
+        factor: f64,
+    ) -> Result<Tensor> {
+        match self {
+            Self::Checked(targets) => {
+                let factor = factor / targets.counted() as f64;
+                for_dtype!(OP, logits.dtype(), T => {
+                    with_slices([logits], |[x]: [&[T]; 1]| {
+                        tensor(targets.backward(x, logits_scale, factor), logits.shape())
+                    })?
+                })
+            }
+            Self::Targets(targets, options) => {
+                let dtype = logits.dtype();
+                let wide = (logits.to_dtype(super::wide_dtype(dtype))? * logits_scale)?;
+                let grad = Tensor::new(factor, logits.device())?.to_dtype(wide.dtype())?;
+                let [grad] = super::gradients([&wide], &grad, |[x]| {
+                    cross_entropy_with(x, targets, *options)
+                })?;
+                Ok(grad.to_dtype(dtype)?)
+            }
+        }
+    }
+}
 
 /// The op as a node of the graph.
 enum CrossEntropy {
@@ -162,7 +228,7 @@ impl Fused<1> for CrossEntropy {
     fn cpu_forward(&self, [logits]: [&Tensor; 1]) -> Result<Storage> {
         let targets = self.checked()?;
         for_dtype!(OP, logits.dtype(), T => {
-            with_slices([logits], |[logits]: [&[T]; 1]| storage(vec![targets.forward(logits)]))
+            with_slices([logits], |[logits]: [&[T]; 1]| storage(vec![targets.forward(logits, 1.0)]))
         })
     }
 
@@ -177,9 +243,10 @@ impl Fused<1> for CrossEntropy {
         }
         let targets = self.checked()?;
         let grad = grad.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+        let factor = grad / targets.counted() as f64;
         for_dtype!(OP, logits.dtype(), T => {
             with_slices([logits], |[values]: [&[T]; 1]| {
-                Ok([Some(tensor(targets.backward(values, grad), logits.shape())?)])
+                Ok([Some(tensor(targets.backward(values, 1.0, factor), logits.shape())?)])
             })?
         })
     }

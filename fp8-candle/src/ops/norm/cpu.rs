@@ -54,9 +54,15 @@ impl Norm {
         (mean, R::ONE / (variance + R::from_f64(self.eps)).sqrt())
     }
 
-    /// Gradients of x, weight and bias, flat. The statistics are recomputed: from rows in cache that is cheaper than keeping
+    /// Gradients of x, weight and bias, flat, the latter two times `sums_factor`. The statistics are recomputed: from rows in cache that is cheaper than keeping
     /// them.
-    pub(super) fn backward<T: Element>(&self, x: &[T], weight: &[T], grad: &[T]) -> [Vec<T>; 3] {
+    pub(super) fn backward<T: Element>(
+        &self,
+        x: &[T],
+        weight: &[T],
+        grad: &[T],
+        sums_factor: f64,
+    ) -> [Vec<T>; 3] {
         let cols = weight.len();
         let mut weight_buffer = Vec::new();
         let weight = T::load(weight, &mut weight_buffer);
@@ -85,7 +91,7 @@ impl Norm {
             add(&mut dw, dw_part);
             add(&mut db, db_part);
         }
-        [dx, round(&dw), round(&db)]
+        [dx, round(&dw, sums_factor), round(&db, sums_factor)]
     }
 
     /// With n = (x - mean) / std and g = grad * weight:
@@ -130,8 +136,13 @@ fn add<R: Real>(total: &mut [R], part: &[R]) {
     }
 }
 
-fn round<T: Element>(values: &[T::Real]) -> Vec<T> {
+fn round<T: Element>(values: &[T::Real], factor: f64) -> Vec<T> {
     let mut rounded = vec![T::ZERO; values.len()];
-    T::store(&mut rounded, |out| out.copy_from_slice(values));
+    let factor = T::Real::from_f64(factor);
+    T::store(&mut rounded, |out| {
+        for (out, &value) in out.iter_mut().zip(values) {
+            *out = value * factor;
+        }
+    });
     rounded
 }

@@ -80,6 +80,46 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     .apply(x, weight, None)
 }
 
+/// LayerNorm with `center`, RMSNorm without, of tensors outside any graph.
+pub(crate) fn forward(
+    center: bool,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    let op = if center { "layer_norm" } else { "rms_norm" };
+    let bias = bias.map(Tensor::detach);
+    Norm { op, center, eps }.apply(&x.detach(), &weight.detach(), bias.as_ref())
+}
+
+/// The gradients of x, weight and bias of [`forward`]; the latter two, which are sums over rows, times `sums_factor`.
+pub(crate) fn backward(
+    center: bool,
+    x: &Tensor,
+    weight: &Tensor,
+    grad: &Tensor,
+    eps: f64,
+    sums_factor: f64,
+) -> Result<[Tensor; 3]> {
+    let op = if center { "layer_norm" } else { "rms_norm" };
+    let norm = Norm { op, center, eps };
+    if x.device().is_cpu() {
+        return norm.cpu_gradients(x, weight, grad, sums_factor);
+    }
+    let dtype = x.dtype();
+    let bias = weight.zeros_like()?;
+    let [dx, dw, db] = super::gradients([x, weight, &bias], grad, |[x, weight, bias]| {
+        norm.composed(x, weight, Some(bias))
+    })?;
+    let narrow = |x: Tensor| x.to_dtype(dtype);
+    Ok([
+        narrow(dx)?,
+        narrow((dw * sums_factor)?)?,
+        narrow((db * sums_factor)?)?,
+    ])
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Norm {
     op: &'static str,
@@ -111,6 +151,22 @@ impl Norm {
             Some(bias) => apply3(node, x, weight, bias),
             None => apply2(node, x, weight),
         }
+    }
+
+    /// Gradients of x, weight and bias.
+    fn cpu_gradients(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        grad: &Tensor,
+        sums_factor: f64,
+    ) -> Result<[Tensor; 3]> {
+        for_dtype!(self.op, x.dtype(), T => {
+            with_slices([x, weight, grad], |[x_values, weight_values, grad]: [&[T]; 3]| {
+                let [dx, dw, db] = self.backward(x_values, weight_values, grad, sums_factor);
+                Ok([tensor(dx, x.shape())?, tensor(dw, weight.shape())?, tensor(db, weight.shape())?])
+            })?
+        })
     }
 
     fn composed(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -147,16 +203,6 @@ impl NormNode {
             None => with_slices([x, weight], |[x, weight]: [&[T]; 2]| {
                 storage(self.norm.forward(x, weight, None))
             }),
-        })
-    }
-
-    /// Gradients of x, weight and bias.
-    fn cpu_backward(&self, x: &Tensor, weight: &Tensor, grad: &Tensor) -> Result<[Tensor; 3]> {
-        for_dtype!(self.norm.op, x.dtype(), T => {
-            with_slices([x, weight, grad], |[x_values, weight_values, grad]: [&[T]; 3]| {
-                let [dx, dw, db] = self.norm.backward(x_values, weight_values, grad);
-                Ok([tensor(dx, x.shape())?, tensor(dw, weight.shape())?, tensor(db, weight.shape())?])
-            })?
         })
     }
 }
@@ -227,7 +273,7 @@ impl Fused<2> for NormNode {
         _res: &Tensor,
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; 2]> {
-        let [dx, dw, _] = self.cpu_backward(x, weight, grad)?;
+        let [dx, dw, _] = self.norm.cpu_gradients(x, weight, grad, 1.0)?;
         Ok([tracked(x, dx), tracked(weight, dw)])
     }
 
@@ -263,7 +309,7 @@ impl Fused<3> for NormNode {
         _res: &Tensor,
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        let [dx, dw, db] = self.cpu_backward(x, weight, grad)?;
+        let [dx, dw, db] = self.norm.cpu_gradients(x, weight, grad, 1.0)?;
         Ok([tracked(x, dx), tracked(weight, dw), tracked(bias, db)])
     }
 

@@ -1,0 +1,123 @@
+//! Attention.
+
+use super::arith::{Like, check_same_device};
+use super::kernels::{convert, sized};
+use super::value::Scaled;
+use crate::error::Result;
+use crate::ops::{self, AttentionOptions, wide_dtype};
+use candle_core::{Tensor, Var};
+use fp8_core::scaled::{Factored, mul_rule};
+
+impl Scaled {
+    /// Attention of every query over the keys of its head, [`ops::attention`](crate::ops::attention) of the values: `q`
+    /// `[b, h, tq, d]`, `k` and `v` `[b, h_kv, tk, d]`. Scale: that of `v`, of whose rows the result is made; the dtype is that of
+    /// `q`. Computed in f32.
+    ///
+    /// # Errors
+    /// If the shapes or devices do not fit.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::ops::AttentionOptions;
+    /// use fp8_candle::scaled::{Scaled, as_scaled};
+    /// let x = as_scaled(&Tensor::ones((1, 2, 3, 4), DType::F16, &Device::Cpu)?, None)?;
+    /// let v = Scaled::from_parts(&x.data()?, 1024.0)?;
+    /// let y = Scaled::attention(&x, &x, &v, AttentionOptions::default().with_causal(true))?;
+    /// assert_eq!((y.scale().to_f32(), y.dims()), (1024.0, &[1, 2, 3, 4][..]));
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
+        attend(q, k, v, options, ops::attention)
+    }
+
+    /// [`Scaled::attention`] with tokens before heads: `q` `[b, tq, h, d]`, `k` and `v` `[b, tk, h_kv, d]`.
+    ///
+    /// # Errors
+    /// As [`Scaled::attention`].
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::ops::AttentionOptions;
+    /// use fp8_candle::scaled::{Scaled, as_scaled};
+    /// let x = as_scaled(&Tensor::ones((1, 3, 2, 4), DType::F16, &Device::Cpu)?, None)?;
+    /// let y = Scaled::attention_tokens_first(&x, &x, &x, AttentionOptions::default())?;
+    /// assert_eq!(y.dims(), [1, 3, 2, 4]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn attention_tokens_first(
+        q: &Self,
+        k: &Self,
+        v: &Self,
+        options: AttentionOptions,
+    ) -> Result<Self> {
+        attend(q, k, v, options, ops::attention_tokens_first)
+    }
+}
+
+type Attend = fn(&Tensor, &Tensor, &Tensor, AttentionOptions) -> Result<Tensor>;
+
+fn attend(
+    q: &Scaled,
+    k: &Scaled,
+    v: &Scaled,
+    options: AttentionOptions,
+    attend: Attend,
+) -> Result<Scaled> {
+    let op = "attention";
+    check_same_device(op, q, k)?;
+    check_same_device(op, q, v)?;
+    let ((_, q_size), (_, k_size)) = (sized(q)?, sized(k)?);
+    let root = (q.dims().last().copied().unwrap_or(1) as f64).sqrt();
+    let softmax_scale = options.softmax_scale.unwrap_or(1.0 / root) * q_size * k_size;
+    let options = options.with_softmax_scale(softmax_scale);
+    let wide = wide_dtype(q.compute_dtype());
+    let data = |x: &Scaled| -> Result<Tensor> { Ok(convert(op, &sized(x)?.0, 1.0, wide)?) };
+    let [q_data, k_data, v_data] = [data(q)?, data(k)?, data(v)?];
+    let narrow = |y: &Tensor| convert(op, &y.detach(), 1.0, q.compute_dtype());
+    let parents = [q, k, v];
+    if !parents.iter().any(|x| x.is_tracked()) {
+        let y = attend(&q_data, &k_data, &v_data, options)?;
+        return Scaled::new(narrow(&y)?, v.scale()).zeroed();
+    }
+    // A graph of candle's holds what the gradients of the data need.
+    let vars = [
+        Var::from_tensor(&q_data)?,
+        Var::from_tensor(&k_data)?,
+        Var::from_tensor(&v_data)?,
+    ];
+    let y = attend(&vars[0], &vars[1], &vars[2], options)?;
+    let value = Scaled::new(narrow(&y)?, v.scale()).zeroed()?;
+    let likes = parents.map(Like::of);
+    let [q_scale, k_scale, v_scale] = parents.map(Scaled::scale);
+    Ok(Scaled::record(value, op, parents, move |g, wanted| {
+        let g_data = g.float(wide)?;
+        let found = (&y * g_data)?.sum_all()?.backward()?;
+        // Of the data of q: softmax_scale has the scales of q and k, which are taken out again before the rounding, so that the
+        // scale is that of the product of cotangent, values and keys.
+        let product = |a, b| -> Factored {
+            let first = mul_rule(g.scale(), a);
+            let mut both = mul_rule(first.scale, b);
+            both.data_factor *= first.data_factor;
+            both
+        };
+        let out = 1.0 / q_size / k_size;
+        let rules = [
+            (product(v_scale, k_scale), out),
+            (product(v_scale, q_scale), out),
+            (
+                product(fp8_core::scaled::Scale::ONE, fp8_core::scaled::Scale::ONE),
+                1.0,
+            ),
+        ];
+        let mut grads = [None, None, None];
+        for (i, (rule, factor)) in rules.into_iter().enumerate() {
+            let (true, Some(grad)) = (wanted[i], found.get(&vars[i])) else {
+                continue;
+            };
+            let factor = f64::from(rule.data_factor) * factor;
+            let grad = convert(op, grad, factor as f32, likes[i].dtype())?;
+            grads[i] = Some(Scaled::new(grad, rule.scale).zeroed()?);
+        }
+        Ok(grads)
+    }))
+}

@@ -1,0 +1,88 @@
+//! Dropout.
+
+use super::kernels::{Map2, map2};
+use super::value::Scaled;
+use crate::error::{Error, Result};
+use crate::ops::data::par_blocks;
+use crate::ops::math::Real;
+use candle_core::Tensor;
+use fp8_core::philox4x32_10;
+use fp8_core::scaled::{Factored, constant_rule, mul_rule};
+
+impl Scaled {
+    /// Zeros with the probability `p`, and what stays divided by `1 - p`. Which elements stay depends on `seed` and the position
+    /// alone. Scale: by the rule of a product with the constant `1 / (1 - p)`.
+    ///
+    /// # Errors
+    /// If `p` is not from 0 up to, but not, 1.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::scaled::as_scaled;
+    /// let x = as_scaled(&Tensor::ones(1000, DType::F32, &Device::Cpu)?, None)?;
+    /// let y = x.dropout(0.5, 7)?;
+    /// assert!(y.to_vec1()?.iter().all(|&y| y == 0.0 || y == 2.0));
+    /// assert_eq!(y.to_vec1()?, x.dropout(0.5, 7)?.to_vec1()?);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn dropout(&self, p: f64, seed: u64) -> Result<Self> {
+        let op = "dropout";
+        if !(0.0..1.0).contains(&p) {
+            return Err(Error::Probability { op, got: p });
+        }
+        if p == 0.0 {
+            return Ok(self.clone());
+        }
+        let x = self.data()?;
+        let mask = mask(x.elem_count(), p, seed);
+        let mask = Tensor::from_vec(mask, x.dims(), x.device())?.to_dtype(x.dtype())?;
+        let (power, mantissa) = constant_rule(1.0 / (1.0 - p));
+        let dropped = move |x: &Self, mask: &Tensor| -> Result<Self> {
+            let Factored { scale, data_factor } = mul_rule(x.scale(), power);
+            let keep = Keep(mantissa * data_factor);
+            Self::new(map2(op, keep, &x.float(mask.dtype())?, mask)?, scale).zeroed()
+        };
+        let value = dropped(self, &mask)?;
+        Ok(Self::record(value, op, [self], move |g, _| {
+            Ok([Some(dropped(g, &mask)?)])
+        }))
+    }
+}
+
+/// 1 for what stays.
+fn mask(len: usize, p: f64, seed: u64) -> Vec<u8> {
+    let least = (p * 2f64.powi(32)) as u32;
+    let mut mask = vec![0; len];
+    // Blocks of whole draws: four elements each.
+    par_blocks(&mut mask, 1 << 14, |start, mask| {
+        for (i, mask) in mask.chunks_mut(4).enumerate() {
+            let draw = (start / 4 + i) as u64;
+            let words = philox4x32_10(
+                [draw as u32, (draw >> 32) as u32, 0, 0],
+                [seed as u32, (seed >> 32) as u32],
+            );
+            for (mask, word) in mask.iter_mut().zip(words) {
+                *mask = u8::from(word >= least);
+            }
+        }
+    });
+    mask
+}
+
+/// `factor * x` where the mask is not 0.
+#[derive(Clone, Copy)]
+struct Keep(f32);
+
+impl Map2 for Keep {
+    #[inline(always)]
+    fn apply<R: Real>(self, x: R, mask: R) -> R {
+        let kept = x * R::from_f64(self.0.into());
+        // Not a product: what is dropped may be Inf or NaN.
+        if mask > R::ZERO { kept } else { R::ZERO }
+    }
+
+    fn composed(self, x: &Tensor, mask: &Tensor) -> Result<Tensor> {
+        let kept = (x * f64::from(self.0))?;
+        Ok(mask.gt(0.0)?.where_cond(&kept, &kept.zeros_like()?)?)
+    }
+}

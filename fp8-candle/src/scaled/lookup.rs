@@ -1,0 +1,103 @@
+//! Selection by indices.
+
+use super::arith::Like;
+use super::kernels::convert;
+use super::softmax::check_dim;
+use super::value::Scaled;
+use crate::error::{Error, Result};
+use crate::ops::wide_dtype;
+use candle_core::Tensor;
+
+impl Scaled {
+    /// The slices along `dim` at `ids`, a tensor of one dimension of U8, U32 or I64. Scale: that of the input. Gradients of a slice
+    /// that is taken several times are summed in f32.
+    ///
+    /// # Errors
+    /// If the dimension does not exist, or `ids` has not one dimension or has an index that is too large.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::Scaled;
+    /// let x = Scaled::from_parts(&Tensor::new(&[1f32, 2.0, 3.0], &Device::Cpu)?, 4.0)?;
+    /// let ids = Tensor::new(&[2u32, 0], &Device::Cpu)?;
+    /// assert_eq!(x.index_select(&ids, 0)?.to_vec1()?, [12.0, 4.0]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn index_select(&self, ids: &Tensor, dim: usize) -> Result<Self> {
+        let op = "index_select";
+        check_dim(op, self, dim)?;
+        let ids = ids.detach().contiguous()?;
+        let value = self.moved(|x| Ok(x.contiguous()?.index_select(&ids, dim)?))?;
+        let like = Like::of(self);
+        Ok(Self::record(value, op, [self], move |g, _| {
+            Ok([Some(summed(op, &like, g, |zeros, g| {
+                Ok(zeros.index_add(&ids, g, dim)?)
+            })?)])
+        }))
+    }
+
+    /// The elements along `dim` at `ids`, which has as many dimensions, as [`Tensor::gather`]. Scale: that of the input.
+    ///
+    /// # Errors
+    /// If the shapes do not fit or an index is too large.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::Scaled;
+    /// let x = Scaled::from_parts(&Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?, 4.0)?;
+    /// let ids = Tensor::new(&[[1u32], [0]], &Device::Cpu)?;
+    /// assert_eq!(x.gather(&ids, 1)?.reshape(&[2])?.to_vec1()?, [8.0, 12.0]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn gather(&self, ids: &Tensor, dim: usize) -> Result<Self> {
+        let op = "gather";
+        check_dim(op, self, dim)?;
+        let ids = ids.detach().contiguous()?;
+        let value = self.moved(|x| Ok(x.contiguous()?.gather(&ids, dim)?))?;
+        let like = Like::of(self);
+        Ok(Self::record(value, op, [self], move |g, _| {
+            Ok([Some(summed(op, &like, g, |zeros, g| {
+                Ok(zeros.scatter_add(&ids, g, dim)?)
+            })?)])
+        }))
+    }
+
+    /// The rows of this table `[rows, d]` at `ids` of any shape: `[.., d]`. Scale: that of the table.
+    ///
+    /// # Errors
+    /// If this has not two dimensions, or an index is too large.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::Scaled;
+    /// let table = Scaled::from_parts(&Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?, 0.5)?;
+    /// let ids = Tensor::new(&[[1u32, 0, 1]], &Device::Cpu)?;
+    /// assert_eq!(table.embedding(&ids)?.dims(), [1, 3, 2]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn embedding(&self, ids: &Tensor) -> Result<Self> {
+        let &[_, width] = self.dims() else {
+            return Err(Error::Shape {
+                op: "embedding",
+                what: "the table",
+                expected: "[rows, d]".into(),
+                got: self.dims().to_vec(),
+            });
+        };
+        self.index_select(&ids.flatten_all()?, 0)?
+            .reshape(&[ids.dims(), &[width]].concat())
+    }
+}
+
+/// What `add` adds to zeros of the shape of the argument, summed in the dtype of computation and rounded once.
+fn summed(
+    op: &'static str,
+    like: &Like,
+    g: &Scaled,
+    add: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<Scaled> {
+    let wide = wide_dtype(like.dtype());
+    let zeros = Tensor::zeros(like.dims(), wide, g.device())?;
+    let sum = add(&zeros, &g.float(wide)?.contiguous()?)?;
+    Scaled::new(convert(op, &sum, 1.0, like.dtype())?, g.scale()).zeroed()
+}

@@ -1,0 +1,113 @@
+//! LayerNorm and RMSNorm.
+
+use super::kernels::{factored, sized, times};
+use super::options::Options;
+use super::value::Scaled;
+use crate::error::Result;
+use crate::ops::norm;
+use fp8_core::scaled::{Aligned, Scale, add_rule, div_rule, mul_rule, sum_rule};
+
+impl Scaled {
+    /// Layer normalization over the last dimension: [`ops::layer_norm`](crate::ops::layer_norm) of the value. Scale: that of the
+    /// gain, with a bias by the rule of [`Scaled::add`]; the dtype is that of the input.
+    ///
+    /// # Errors
+    /// If `gain` or `bias` are not `[last dim]`.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::scaled::{Scaled, as_scaled};
+    /// let x = Scaled::from_parts(&Tensor::new(&[[1f32, 3.0]], &Device::Cpu)?, 2f32.powi(40))?;
+    /// let gain = as_scaled(&Tensor::ones(2, DType::F32, &Device::Cpu)?, 4.0)?;
+    /// let y = x.layer_norm(&gain, None, 1e-5)?;
+    /// assert_eq!((y.scale().to_f32(), y.reshape(&[2])?.to_vec1()?), (4.0, vec![-1.0, 1.0]));
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn layer_norm(&self, gain: &Self, bias: Option<&Self>, eps: f64) -> Result<Self> {
+        self.norm("layer_norm", true, gain, bias, eps)
+    }
+
+    /// Root mean square normalization over the last dimension: [`ops::rms_norm`](crate::ops::rms_norm) of the value. Scale: that
+    /// of the gain; the dtype is that of the input.
+    ///
+    /// # Errors
+    /// If `gain` is not `[last dim]`.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::scaled::{Scaled, as_scaled};
+    /// let x = Scaled::from_parts(&Tensor::new(&[2f32, -2.0], &Device::Cpu)?, 0.25)?;
+    /// let gain = as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, None)?;
+    /// assert_eq!(x.rms_norm(&gain, 0.0)?.to_vec1()?, [1.0, -3.0]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn rms_norm(&self, gain: &Self, eps: f64) -> Result<Self> {
+        self.norm("rms_norm", false, gain, None, eps)
+    }
+
+    fn norm(
+        &self,
+        op: &'static str,
+        center: bool,
+        gain: &Self,
+        bias: Option<&Self>,
+        eps: f64,
+    ) -> Result<Self> {
+        let options = Options::current();
+        let rule = match bias {
+            Some(bias) => add_rule(gain.scale(), bias.scale(), options.round()),
+            None => Aligned {
+                scale: gain.scale(),
+                data_factors: [1.0, 0.0],
+            },
+        };
+        let (x, size) = sized(self)?;
+        // The statistics are those of the data; eps is for the value. Zeros of no size stay zeros.
+        let floor = if self.scale().is_zero() {
+            f64::from(f32::MIN_POSITIVE)
+        } else {
+            0.0
+        };
+        let eps = (eps / size / size).clamp(floor, f64::from(f32::MAX));
+        let dtype = x.dtype();
+        let [gain_factor, bias_factor] = rule.data_factors;
+        let weight = gain.float(dtype)?;
+        let shift = match bias {
+            Some(bias) => Some(times(op, &bias.float(dtype)?, bias_factor)?),
+            None => None,
+        };
+        let factored_weight = times(op, &weight, gain_factor)?;
+        let data = norm::forward(center, &x, &factored_weight, shift.as_ref(), eps)?;
+        let value = Self::new(data, rule.scale).zeroed()?;
+        let x_scale = if self.scale().is_zero() {
+            Scale::ONE
+        } else {
+            self.scale()
+        };
+        let gain_scale = gain.scale();
+        let gain_like = super::arith::Like::of(gain);
+        let bias_like = bias.map(super::arith::Like::of);
+        let parents: Vec<&Self> = [Some(self), Some(gain), bias]
+            .into_iter()
+            .flatten()
+            .collect();
+        Ok(Self::record_many(value, op, &parents, move |g, _| {
+            let rows = g.elem_count().checked_div(weight.elem_count()).unwrap_or(0);
+            let sums = sum_rule(g.scale(), rows, Options::current().round());
+            let g_data = g.float(dtype)?;
+            let [dx, dw, db] =
+                norm::backward(center, &x, &weight, &g_data, eps, sums.data_factor.into())?;
+            // The kernel's gradient of the data is the value's times the scale of x.
+            let through = mul_rule(g.scale(), gain_scale);
+            let mut over = div_rule(through.scale, x_scale)?;
+            over.data_factor *= through.data_factor;
+            let dx = factored(op, &dx, &over)?;
+            let dw = gain_like.cotangent(&Self::new(dw, sums.scale).zeroed()?)?;
+            let mut grads = vec![Some(dx), Some(dw)];
+            if let Some(like) = &bias_like {
+                grads.push(Some(like.cotangent(&Self::new(db, sums.scale).zeroed()?)?));
+            }
+            Ok(grads)
+        }))
+    }
+}

@@ -1,0 +1,184 @@
+//! Softmax.
+
+use super::kernels::{factored, sized, wide};
+use super::value::Scaled;
+use crate::error::{Error, Result};
+use crate::ops::data::{for_dtype, map_rows, storage, with_slices};
+use crate::ops::math::{Real, max, sum};
+use crate::ops::softmax;
+use crate::ready::tensor_of;
+use crate::simd::simd;
+use candle_core::{D, Tensor};
+use fp8_core::scaled::{Scale, constant_rule, mul_rule};
+
+impl Scaled {
+    /// Softmax over `dim`, of the value. Scale: 1.
+    ///
+    /// # Errors
+    /// If the dimension does not exist.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::Scaled;
+    /// let x = Scaled::from_parts(&Tensor::new(&[1f32, 1.0], &Device::Cpu)?, 256.0)?;
+    /// assert_eq!(x.softmax(0)?.to_vec1()?, [0.5, 0.5]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn softmax(&self, dim: usize) -> Result<Self> {
+        let op = "softmax";
+        check_dim(op, self, dim)?;
+        let (x, scale) = sized(self)?;
+        let data = along(&x, dim, |x| softmax::forward(x, false, scale))?;
+        let value = Self::new(data.clone(), Scale::ONE);
+        Ok(Self::record(value, op, [self], move |g, _| {
+            let (y, g_data) = (turned(&data, dim)?, turned(&g.float(data.dtype())?, dim)?);
+            let grad = turned(&softmax::backward(&y, &g_data, false, 1.0)?, dim)?;
+            Ok([Some(Self::new(grad, g.scale()).zeroed()?)])
+        }))
+    }
+
+    /// The logarithm of the softmax over `dim`, of the value. Scale: 1.
+    ///
+    /// # Errors
+    /// If the dimension does not exist.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::Scaled;
+    /// let x = Scaled::from_parts(&Tensor::new(&[0f32, 1.0], &Device::Cpu)?, 256.0)?;
+    /// assert_eq!(x.log_softmax(0)?.to_vec1()?, [-256.0, 0.0]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn log_softmax(&self, dim: usize) -> Result<Self> {
+        let op = "log_softmax";
+        check_dim(op, self, dim)?;
+        let (x, scale) = sized(self)?;
+        let data = along(&x, dim, |x| log_softmax(x, scale))?;
+        let value = Self::new(data.clone(), Scale::ONE);
+        Ok(Self::record(value, op, [self], move |g, _| {
+            let (y, g_data) = (turned(&data, dim)?, turned(&g.float(data.dtype())?, dim)?);
+            let grad = turned(&log_softmax_gradient(&y, &g_data)?, dim)?;
+            Ok([Some(Self::new(grad, g.scale()).zeroed()?)])
+        }))
+    }
+
+    /// The probabilities of causal attention, as [`ops::causal_softmax`](crate::ops::causal_softmax): the softmax over the last
+    /// dimension of `[.., queries, keys]`, of the value times `softmax_scale`, with the keys after each query hidden. Scale: 1.
+    ///
+    /// # Errors
+    /// If there are fewer than two dimensions or fewer keys than queries.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::scaled::as_scaled;
+    /// let logits = as_scaled(&Tensor::zeros((2, 2), DType::F16, &Device::Cpu)?, None)?;
+    /// assert_eq!(logits.causal_softmax(0.125)?.reshape(&[4])?.to_vec1()?, [1.0, 0.0, 0.5, 0.5]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn causal_softmax(&self, softmax_scale: f64) -> Result<Self> {
+        let op = "causal_softmax";
+        let (x, scale) = sized(self)?;
+        let data = softmax::forward(&x, true, scale * softmax_scale)?;
+        let value = Self::new(data.clone(), Scale::ONE);
+        Ok(Self::record(value, op, [self], move |g, _| {
+            // The constant by the rule of multiplication.
+            let (power, mantissa) = constant_rule(softmax_scale);
+            let g_data = g.float(data.dtype())?;
+            let grad = softmax::backward(&data, &g_data, true, mantissa.into())?;
+            Ok([Some(factored(op, &grad, &mul_rule(g.scale(), power))?)])
+        }))
+    }
+}
+
+pub(super) fn check_dim(op: &'static str, x: &Scaled, dim: usize) -> Result<()> {
+    match dim < x.rank() {
+        true => Ok(()),
+        false => Err(Error::Shape {
+            op,
+            what: "the operand",
+            expected: format!("a dimension {dim}"),
+            got: x.dims().to_vec(),
+        }),
+    }
+}
+
+/// `x` with `dim` in the place of the last dimension, and that one in its place.
+fn turned(x: &Tensor, dim: usize) -> Result<Tensor> {
+    match dim + 1 == x.rank() {
+        true => Ok(x.contiguous()?),
+        false => Ok(x.transpose(dim, D::Minus1)?.contiguous()?),
+    }
+}
+
+/// `f`, which works along the last dimension, along `dim`.
+fn along(x: &Tensor, dim: usize, f: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    turned(&f(&turned(x, dim)?)?, dim)
+}
+
+/// `log(softmax(scale * x))` over the last dimension.
+fn log_softmax(x: &Tensor, scale: f64) -> Result<Tensor> {
+    let cols = x.dim(D::Minus1)?;
+    if !x.device().is_cpu() {
+        return wide([x], |[x]| {
+            let x = (x * scale)?;
+            let x = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?;
+            Ok(x.broadcast_sub(&x.exp()?.sum_keepdim(D::Minus1)?.log()?)?)
+        });
+    }
+    crate::simd::check()?;
+    for_dtype!("log_softmax", x.dtype(), T => {
+        let values = with_slices([x], |x: [&[T]; 1]| map_rows(x, cols, |_, [x], y| {
+            log_softmax_rows(x, scale, y, cols);
+        }))?;
+        tensor_of(storage::<T>(values), x.shape())
+    })
+}
+
+/// `g - exp(y) * sum(g)` over the last dimension.
+fn log_softmax_gradient(y: &Tensor, g: &Tensor) -> Result<Tensor> {
+    let cols = y.dim(D::Minus1)?;
+    if !y.device().is_cpu() {
+        return wide([y, g], |[y, g]| {
+            let total = g.sum_keepdim(D::Minus1)?;
+            Ok((g - y.exp()?.broadcast_mul(&total)?)?)
+        });
+    }
+    crate::simd::check()?;
+    for_dtype!("log_softmax", y.dtype(), T => {
+        let values = with_slices([y, g], |slices: [&[T]; 2]| map_rows(slices, cols, |_, [y, g], dx| {
+            log_softmax_gradient_rows(y, g, dx, cols);
+        }))?;
+        tensor_of(storage::<T>(values), y.shape())
+    })
+}
+
+fn log_softmax_rows<R: Real>(x: &[R], scale: f64, y: &mut [R], cols: usize) {
+    let scale = R::from_f64(scale);
+    simd(
+        #[inline(always)]
+        || {
+            for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)) {
+                let largest = max(x, |x| x * scale);
+                let rest = sum(x, |x| (x * scale - largest).exp()).ln();
+                for (y, &x) in y.iter_mut().zip(x) {
+                    *y = x * scale - largest - rest;
+                }
+            }
+        },
+    );
+}
+
+fn log_softmax_gradient_rows<R: Real>(y: &[R], g: &[R], dx: &mut [R], cols: usize) {
+    simd(
+        #[inline(always)]
+        || {
+            let rows = y.chunks_exact(cols).zip(g.chunks_exact(cols));
+            for ((y, g), dx) in rows.zip(dx.chunks_exact_mut(cols)) {
+                let total = sum(g, |g| g);
+                for ((dx, &y), &g) in dx.iter_mut().zip(y).zip(g) {
+                    *dx = g - y.exp() * total;
+                }
+            }
+        },
+    );
+}
