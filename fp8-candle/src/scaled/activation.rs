@@ -165,3 +165,20 @@ impl Map2 for SiluSlope {
         Ok((g * (gate + (slope * x)?)?)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernels::{assert_map1, assert_map2};
+    use super::*;
+
+    #[test]
+    fn kernels_equal_their_definitions() -> Result<()> {
+        for scale in [1.0, 0.125, 32.0] {
+            assert_map1(Gelu { scale })?;
+            assert_map1(Silu { scale })?;
+            assert_map2(GeluSlope { scale })?;
+            assert_map2(SiluSlope { scale })?;
+        }
+        Ok(())
+    }
+}

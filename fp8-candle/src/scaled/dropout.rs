@@ -86,3 +86,21 @@ impl Map2 for Keep {
         Ok(mask.gt(0.0)?.where_cond(&kept, &kept.zeros_like()?)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernels::assert_map2;
+    use super::*;
+
+    #[test]
+    fn the_kernel_equals_its_definition() -> Result<()> {
+        assert_map2(Keep(1.5))
+    }
+
+    #[test]
+    fn a_mask_is_the_same_in_any_length() {
+        let long = mask((1 << 15) + 3, 0.4, 9);
+        assert_eq!(mask(1001, 0.4, 9), long[..1001]);
+        assert_ne!(mask(1001, 0.4, 10), long[..1001]);
+    }
+}

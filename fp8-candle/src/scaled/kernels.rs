@@ -282,3 +282,82 @@ pub(super) fn sized(x: &Scaled) -> Result<(Tensor, f64)> {
 pub(super) fn factored(op: &'static str, data: &Tensor, rule: &Factored) -> Result<Scaled> {
     Scaled::new(times(op, data, rule.data_factor)?, rule.scale).zeroed()
 }
+
+/// 1000 f64 values without a pattern, from -4 to 4, zeros among them.
+#[cfg(test)]
+pub(super) fn test_values(seed: usize) -> Result<Tensor> {
+    let value = |i: usize| match i % 50 {
+        0 => 0.0,
+        _ => 4.0 * (((i + 7) * (2 * seed + 9)) as f64 * 12.9898).sin(),
+    };
+    let values: Vec<f64> = (0..1000).map(value).collect();
+    Ok(Tensor::new(values, &candle_core::Device::Cpu)?)
+}
+
+/// Holds a kernel and its definition together, in every dtype.
+#[cfg(test)]
+pub(super) fn assert_map1(f: impl Map1) -> Result<()> {
+    let x = test_values(1)?;
+    for_each_dtype(|dtype| {
+        let x = x.to_dtype(dtype)?;
+        Ok((map1("test", f, &x)?, wide([&x], |[x]| f.composed(x))?))
+    })
+}
+
+/// [`assert_map1`] of a function of two elements.
+#[cfg(test)]
+pub(super) fn assert_map2(f: impl Map2) -> Result<()> {
+    let (x, y) = (test_values(1)?, test_values(2)?);
+    for_each_dtype(|dtype| {
+        let (x, y) = (x.to_dtype(dtype)?, y.to_dtype(dtype)?);
+        let composed = wide([&x, &y], |[x, y]| f.composed(x, y))?;
+        Ok((map2("test", f, &x, &y)?, composed))
+    })
+}
+
+/// Compares two results to two roundings, and f32 functions to a few units in the last place of the largest.
+#[cfg(test)]
+fn for_each_dtype(f: impl Fn(DType) -> Result<(Tensor, Tensor)>) -> Result<()> {
+    let dtypes = [
+        (DType::F64, 1e-14),
+        (DType::F32, 1e-6),
+        (DType::F16, 2e-3),
+        (DType::BF16, 1.6e-2),
+    ];
+    for (dtype, tolerance) in dtypes {
+        let (got, expected) = f(dtype)?;
+        assert_eq!(got.dtype(), expected.dtype());
+        let flat = |x: &Tensor| x.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
+        let (got, expected) = (flat(&got)?, flat(&expected)?);
+        let largest = expected.iter().fold(0f64, |a, b| a.max(b.abs()));
+        for (got, expected) in got.iter().zip(&expected) {
+            let error = (got - expected).abs();
+            assert!(error <= tolerance * largest, "{dtype:?}: {got} {expected}");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversions_are_those_of_candle_with_a_factor() -> Result<()> {
+        let x = test_values(1)?;
+        for from in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+            for to in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+                let x = x.to_dtype(from)?;
+                let wide = (x.to_dtype(DType::F64)? * 0.25)?;
+                let expected = wide.to_dtype(DType::F32)?.to_dtype(to)?;
+                let expected = if to == DType::F64 { wide } else { expected };
+                let got = convert("test", &x, 0.25, to)?;
+                let flat = |x: &Tensor| x.to_dtype(DType::F64)?.to_vec1::<f64>();
+                assert_eq!(flat(&got)?, flat(&expected)?, "{from:?} to {to:?}");
+                let zeros = convert("test", &(x * f64::INFINITY)?, 0.0, to)?;
+                assert!(flat(&zeros)?.iter().all(|&x| x == 0.0));
+            }
+        }
+        Ok(())
+    }
+}

@@ -119,11 +119,7 @@ fn along(x: &Tensor, dim: usize, f: impl FnOnce(&Tensor) -> Result<Tensor>) -> R
 fn log_softmax(x: &Tensor, scale: f64) -> Result<Tensor> {
     let cols = x.dim(D::Minus1)?;
     if !x.device().is_cpu() {
-        return wide([x], |[x]| {
-            let x = (x * scale)?;
-            let x = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?;
-            Ok(x.broadcast_sub(&x.exp()?.sum_keepdim(D::Minus1)?.log()?)?)
-        });
+        return wide([x], |[x]| log_softmax_composed(x, scale));
     }
     crate::simd::check()?;
     for_dtype!("log_softmax", x.dtype(), T => {
@@ -134,14 +130,17 @@ fn log_softmax(x: &Tensor, scale: f64) -> Result<Tensor> {
     })
 }
 
+fn log_softmax_composed(x: &Tensor, scale: f64) -> Result<Tensor> {
+    let x = (x * scale)?;
+    let x = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?;
+    Ok(x.broadcast_sub(&x.exp()?.sum_keepdim(D::Minus1)?.log()?)?)
+}
+
 /// `g - exp(y) * sum(g)` over the last dimension.
 fn log_softmax_gradient(y: &Tensor, g: &Tensor) -> Result<Tensor> {
     let cols = y.dim(D::Minus1)?;
     if !y.device().is_cpu() {
-        return wide([y, g], |[y, g]| {
-            let total = g.sum_keepdim(D::Minus1)?;
-            Ok((g - y.exp()?.broadcast_mul(&total)?)?)
-        });
+        return wide([y, g], |[y, g]| log_softmax_gradient_composed(y, g));
     }
     crate::simd::check()?;
     for_dtype!("log_softmax", y.dtype(), T => {
@@ -150,6 +149,11 @@ fn log_softmax_gradient(y: &Tensor, g: &Tensor) -> Result<Tensor> {
         }))?;
         tensor_of(storage::<T>(values), y.shape())
     })
+}
+
+fn log_softmax_gradient_composed(y: &Tensor, g: &Tensor) -> Result<Tensor> {
+    let total = g.sum_keepdim(D::Minus1)?;
+    Ok((g - y.exp()?.broadcast_mul(&total)?)?)
 }
 
 fn log_softmax_rows<R: Real>(x: &[R], scale: f64, y: &mut [R], cols: usize) {
@@ -181,4 +185,36 @@ fn log_softmax_gradient_rows<R: Real>(y: &[R], g: &[R], dx: &mut [R], cols: usiz
             }
         },
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scaled::kernels::test_values;
+    use candle_core::DType;
+
+    #[test]
+    fn kernels_equal_their_definitions() -> Result<()> {
+        let x = test_values(1)?.reshape((20, 50))?;
+        let g = test_values(2)?.reshape((20, 50))?;
+        for (dtype, tolerance) in [(DType::F64, 1e-13), (DType::F32, 2e-6), (DType::F16, 2e-3)] {
+            let (x, g) = (x.to_dtype(dtype)?, g.to_dtype(dtype)?);
+            let y = log_softmax(&x, 2.0)?;
+            let expected = wide([&x], |[x]| log_softmax_composed(x, 2.0))?;
+            let grad = log_softmax_gradient(&y, &g)?;
+            let expected_grad = wide([&y, &g], |[y, g]| log_softmax_gradient_composed(y, g))?;
+            for (got, expected) in [(y, expected), (grad, expected_grad)] {
+                let flat = |x: &Tensor| x.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
+                let (got, expected) = (flat(&got)?, flat(&expected)?);
+                let largest = expected.iter().fold(0f64, |a, b| a.max(b.abs()));
+                for (got, expected) in got.iter().zip(&expected) {
+                    assert!(
+                        (got - expected).abs() <= tolerance * largest,
+                        "{got} {expected}"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
 }

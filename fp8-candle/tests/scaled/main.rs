@@ -1,5 +1,6 @@
 //! Scaled arithmetic.
 
+mod compound;
 mod equivariance;
 mod errors;
 mod golden_data;
