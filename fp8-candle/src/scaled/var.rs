@@ -3,9 +3,13 @@
 use super::tape::Node;
 use super::value::{Casts, Scaled};
 use crate::error::{Error, Result};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor, TensorId, Var};
 use fp8_core::scaled::Scale;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// All parameters by the tensors of their data: layers are handed plain tensors when they are built.
+static PARAMETERS: Mutex<Option<HashMap<TensorId, Weak<Inner>>>> = Mutex::new(None);
 
 /// A parameter of scaled arithmetic: data that an optimizer changes in place, and their scale. Clones are the same parameter.
 ///
@@ -26,8 +30,16 @@ struct Inner {
     name: String,
     var: Var,
     node: Arc<Node>,
-    /// With the casts of the data as they are now.
-    current: Mutex<(Scale, Arc<Casts>)>,
+    current: Mutex<Current>,
+}
+
+#[derive(Debug, Clone)]
+struct Current {
+    scale: Scale,
+    /// Casts of the data as they are now.
+    casts: Arc<Casts>,
+    /// How often the data were changed.
+    version: u64,
 }
 
 impl ScaledVar {
@@ -60,12 +72,44 @@ impl ScaledVar {
             });
         }
         let data = x.data()?;
-        Ok(Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             name: name.into(),
             node: Node::leaf(data.dims()),
             var: Var::from_tensor(&data.copy()?)?,
-            current: Mutex::new((x.scale(), Arc::default())),
-        })))
+            current: Mutex::new(Current {
+                scale: x.scale(),
+                casts: Arc::default(),
+                version: 0,
+            }),
+        });
+        let mut parameters = PARAMETERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let parameters = parameters.get_or_insert_default();
+        if parameters.len() == parameters.capacity() {
+            // Forget parameters that are gone before the table grows.
+            parameters.retain(|_, parameter| parameter.strong_count() > 0);
+        }
+        parameters.insert(inner.var.id(), Arc::downgrade(&inner));
+        Ok(Self(inner))
+    }
+
+    /// The parameter whose data are `tensor`: the tensor of [`ScaledVar::data_var`] or a clone of it, as a `VarBuilder` hands it to
+    /// the constructor of a layer. None for every other tensor, and once all clones of the parameter are gone.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::scaled::ScaledVar;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[1f32, 2.0], &Device::Cpu)?)?;
+    /// let plain = w.data_var().as_tensor().clone();
+    /// assert_eq!(ScaledVar::of(&plain).unwrap().name(), "w");
+    /// assert!(ScaledVar::of(&plain.copy()?).is_none());
+    /// drop(w);
+    /// assert!(ScaledVar::of(&plain).is_none());
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn of(tensor: &Tensor) -> Option<Self> {
+        let parameters = PARAMETERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = parameters.as_ref()?.get(&tensor.id())?.upgrade();
+        found.map(Self)
     }
 
     /// Its name in checkpoints.
@@ -75,7 +119,7 @@ impl ScaledVar {
 
     /// The value as the start of a graph.
     pub fn value(&self) -> Scaled {
-        let (scale, casts) = self.current().clone();
+        let Current { scale, casts, .. } = self.current().clone();
         let mut value = Scaled::new(self.0.var.as_tensor().detach(), scale);
         value.casts = casts;
         value.node = Some(self.0.node.clone());
@@ -84,7 +128,7 @@ impl ScaledVar {
 
     /// The scale now.
     pub fn scale(&self) -> Scale {
-        self.current().0
+        self.current().scale
     }
 
     /// The dtype of the data.
@@ -127,14 +171,33 @@ impl ScaledVar {
 
     /// Announces that the data were changed, and their scale: FP8 copies are made anew.
     pub fn changed(&self, scale: Scale) {
-        *self.current() = (scale, Arc::default());
+        let mut current = self.current();
+        *current = Current {
+            scale,
+            casts: Arc::default(),
+            version: current.version + 1,
+        };
+    }
+
+    /// How often [`ScaledVar::changed`] was called, by [`ScaledVar::set`] too.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::ScaledVar;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[1f32, 2.0], &Device::Cpu)?)?;
+    /// w.set(&w.value().neg()?)?;
+    /// assert_eq!(w.version(), 1);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn version(&self) -> u64 {
+        self.current().version
     }
 
     pub(super) fn id(&self) -> u64 {
         self.0.node.id()
     }
 
-    fn current(&self) -> std::sync::MutexGuard<'_, (Scale, Arc<Casts>)> {
+    fn current(&self) -> std::sync::MutexGuard<'_, Current> {
         (self.0.current.lock()).unwrap_or_else(PoisonError::into_inner)
     }
 }
