@@ -31,3 +31,19 @@ pub use fp8_derive::Fp8ModuleOfFacade as Fp8Module;
 pub use fp8_recipes;
 pub use fp8_recipes::*;
 pub use memory::keep_freed_memory;
+
+/// Scaled arithmetic: [`fp8_candle::scaled`], the tensors and their operations, and [`fp8_recipes::scaled`], their parameters and
+/// files.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use fp8::scaled::{Scaled, ScaledVarMap};
+/// let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+/// let three = Scaled::constant(3.0, params.dtype(), params.device())?;
+/// assert_eq!(three.scale().to_f32(), 2.0);
+/// # Ok::<(), fp8::Error>(())
+/// ```
+pub mod scaled {
+    pub use fp8_candle::scaled::*;
+    pub use fp8_recipes::scaled::*;
+}

@@ -417,6 +417,28 @@ pub enum Error {
         /// Path of the layer.
         path: String,
     },
+    /// A number that is not the scale of a scaled tensor, or one that the file cannot hold.
+    #[error("{path}: the scale of `{tensor}` is {value:e}, expected {expected}")]
+    DataScale {
+        /// The file.
+        path: PathBuf,
+        /// Name of the scaled tensor.
+        tensor: String,
+        /// The number.
+        value: f32,
+        /// What scales have to be.
+        expected: &'static str,
+    },
+    /// Data without a scale or a scale without data, in a file of scaled tensors.
+    #[error("{path} has a tensor `{tensor}` but no `{missing}`")]
+    ScaledPair {
+        /// The file.
+        path: PathBuf,
+        /// The tensor that is there.
+        tensor: String,
+        /// The one that is not.
+        missing: String,
+    },
     /// Two different tensors with one name.
     #[error("two different tensors are named `{tensor}`")]
     NameClash {

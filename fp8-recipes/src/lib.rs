@@ -10,6 +10,7 @@
 //! | find cut gradients | [`check_gradients`] |
 //! | take a step from several micro-batches | [`GradAccumulator`] |
 //! | optimize, save, resume | [`optim`], [`checkpoint`] |
+//! | train without loss scaling and f32 weights | [`scaled`] |
 //! | quantize a trained model | [`quantize_model`] |
 //! | export for inference | [`save_calibrated`] after a calibrating guard |
 //! | load FP8 checkpoints | [`load::var_builder`] |
@@ -37,6 +38,7 @@ mod ptq;
 pub mod read;
 pub mod rewrite;
 mod safetensors_file;
+pub mod scaled;
 mod state;
 mod stats;
 pub mod with_tracing;

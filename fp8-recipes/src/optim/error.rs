@@ -150,6 +150,33 @@ pub enum OptimError {
         reason: String,
     },
 
+    /// A scaled parameter is on a device that no step runs on.
+    #[error("scaled parameter `{name}` is on {got:?}: steps of scaled parameters run on the CPU")]
+    ScaledDevice {
+        /// The parameter.
+        name: String,
+        /// Where it is.
+        got: DeviceLocation,
+    },
+
+    /// A scaled parameter is of a dtype that is not trained.
+    #[error("scaled parameter `{name}` is {got:?}, expected F16, BF16 or F32")]
+    ScaledDtype {
+        /// The parameter.
+        name: String,
+        /// Its dtype.
+        got: DType,
+    },
+
+    /// Master weights were asked for in an optimizer of scaled parameters.
+    #[error(
+        "scaled parameters have no master weights, {dtype:?} was asked for: their updates are kept by stochastic rounding"
+    )]
+    ScaledMasters {
+        /// The dtype of the master weights.
+        dtype: DType,
+    },
+
     /// Whatever else goes wrong in an optimizer of your own.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),

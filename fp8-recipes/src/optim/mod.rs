@@ -24,6 +24,7 @@
 //! | `state.rs` | saving and loading |
 //! | `checkpoint.rs` | [`CheckpointOptimizer`]: what a training checkpoint asks of any optimizer |
 //! | `candle.rs` | candle-nn's optimizers in a checkpoint |
+//! | [`scaled`] | SGD and AdamW of scaled parameters |
 //! | `schedule.rs` | [`LrSchedule`] |
 //!
 //! ```
@@ -67,6 +68,7 @@ mod named;
 mod norm;
 mod params;
 mod report;
+pub mod scaled;
 mod scaled_step;
 mod schedule;
 mod sgd;

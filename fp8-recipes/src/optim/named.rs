@@ -142,7 +142,7 @@ fn is_trainable(dtype: DType) -> bool {
 }
 
 /// Tells memory from memory.
-fn address(tensor: &Tensor) -> usize {
+pub(super) fn address(tensor: &Tensor) -> usize {
     std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0) as usize
 }
 

@@ -1,0 +1,249 @@
+//! Scaled tensors in safetensors files.
+//!
+//! Data stand under the name of the tensor, its scale under `{name}.data_scale`: f32 `[1]`, or the E8M0 code, U8 `[1]`. (FP8
+//! checkpoints call theirs `weight_scale` and the like; neither kind of file is taken for the other.) FP8 data are U8, with their
+//! format in the metadata. The metadata has `format: scaled`.
+
+use super::ScaledTree;
+use super::tree::with_scale;
+use crate::atomic::write_safetensors_atomic;
+use crate::error::{Error, Result};
+use crate::safetensors_file::SafetensorsFile;
+use candle_core::{DType, Device, Tensor};
+use fp8_candle::scaled::{Scale, Scaled};
+use fp8_core::{E8M0, Format};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+const SUFFIX: &str = ".data_scale";
+const FORMAT_KEY: &str = "format";
+const FORMAT: &str = "scaled";
+/// Metadata: the formats of FP8 data by name.
+const FP8_KEY: &str = "fp8_data";
+
+/// How scales are stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ScaleStorage {
+    /// f32, which has all scales.
+    #[default]
+    F32,
+    /// The codes of microscaling formats, powers of two. A tensor of zero scale is stored as zeros of the scale 1.
+    E8M0,
+}
+
+/// Tensors as they stand in a file, and what the metadata have to say.
+pub(super) struct Stored {
+    pub(super) tensors: BTreeMap<String, Tensor>,
+    pub(super) metadata: HashMap<String, String>,
+}
+
+fn scale_tensor(path: &Path, name: &str, scale: Scale, storage: ScaleStorage) -> Result<Tensor> {
+    let code = match storage {
+        ScaleStorage::F32 => return Ok(Tensor::new(&[scale.to_f32()], &Device::Cpu)?),
+        ScaleStorage::E8M0 if scale.is_zero() => E8M0::from_f32(1.0),
+        ScaleStorage::E8M0 => scale.to_e8m0().map_err(|_| Error::DataScale {
+            path: path.to_path_buf(),
+            tensor: name.to_string(),
+            value: scale.to_f32(),
+            expected: "a power of two, as E8M0 has them",
+        })?,
+    };
+    Ok(Tensor::new(&[code.to_bits()], &Device::Cpu)?)
+}
+
+pub(super) fn stored(path: &Path, tree: &ScaledTree, storage: ScaleStorage) -> Result<Stored> {
+    let (mut tensors, mut formats) = (BTreeMap::new(), BTreeMap::new());
+    let mut put = |name: String, tensor: Tensor| match tensors.insert(name.clone(), tensor) {
+        None => Ok(()),
+        Some(_) => Err(Error::NameClash { tensor: name }),
+    };
+    for (name, value) in tree.iter() {
+        let data = match value.codes() {
+            Some(codes) => {
+                formats.insert(name, codes.format().to_string());
+                codes.codes().clone()
+            }
+            None => value.data()?,
+        };
+        let data = match value.scale().is_zero() {
+            true => data.zeros_like()?,
+            false => data,
+        };
+        put(name.to_string(), data)?;
+        let scale = scale_tensor(path, name, value.scale(), storage)?;
+        put(format!("{name}{SUFFIX}"), scale)?;
+    }
+    let mut metadata = HashMap::from([(FORMAT_KEY.to_string(), FORMAT.to_string())]);
+    if !formats.is_empty() {
+        let formats = serde_json::to_string(&formats).map_err(|error| Error::Json {
+            path: path.to_path_buf(),
+            what: "the formats of FP8 data",
+            reason: error.to_string(),
+        })?;
+        metadata.insert(FP8_KEY.to_string(), formats);
+    }
+    Ok(Stored { tensors, metadata })
+}
+
+/// Replaces the file at `path` by the values of `tree`, all or nothing: data under their names, scales beside them under
+/// `{name}.data_scale`.
+///
+/// # Errors
+/// [`Error::Write`]; [`Error::NameClash`] if a name is that of another's scale; [`Error::DataScale`] for a scale that E8M0 does not
+/// have.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8_recipes::scaled::{ScaleStorage, ScaledTree, load, save};
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("scaled.safetensors");
+/// let w = [("w".to_string(), Tensor::new(&[3f32, 6.0], &Device::Cpu)?)];
+/// let tree = ScaledTree::as_scaled(w, 2.0)?;
+/// save(&path, &tree, ScaleStorage::E8M0)?;
+/// let back = load(&path, &Device::Cpu)?;
+/// assert_eq!(back.get("w").unwrap().scale().to_f32(), 2.0);
+/// assert_eq!(back.to_tensors(DType::F32)?["w"].to_vec1::<f32>()?, [3.0, 6.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn save(path: impl AsRef<Path>, tree: &ScaledTree, storage: ScaleStorage) -> Result<()> {
+    let path = path.as_ref();
+    let Stored { tensors, metadata } = stored(path, tree, storage)?;
+    Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
+}
+
+/// The scaled tensors of a file that [`save`] or [`save_training`](super::save_training) has written; what else a training has saved is left out.
+///
+/// # Errors
+/// If the file cannot be read, is no safetensors file or none of scaled tensors ([`Error::ForeignFormat`]); [`Error::ScaledPair`],
+/// [`Error::DataScale`], [`Error::TensorDType`] or [`Error::TensorShape`], naming the tensor.
+pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<ScaledTree> {
+    let file = SafetensorsFile::open(path.as_ref())?;
+    let training = file.metadata(super::training::KEY).is_some();
+    take(&file, device, |name| {
+        !(training && super::training::is_optimizers(name))
+    })
+}
+
+/// The scaled tensors of a file whose names are `wanted`.
+pub(super) fn take(
+    file: &SafetensorsFile,
+    device: &Device,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<ScaledTree> {
+    let path = file.path().to_path_buf();
+    if file.metadata(FORMAT_KEY) != Some(FORMAT) {
+        return Err(Error::ForeignFormat {
+            path,
+            tensor: file.names().next().unwrap_or_default(),
+            format: format!("{:?}", file.metadata(FORMAT_KEY).unwrap_or("no format")),
+        });
+    }
+    let formats = formats(file)?;
+    let pair_of = |tensor: &str, missing: String| Error::ScaledPair {
+        path: path.clone(),
+        tensor: tensor.to_string(),
+        missing,
+    };
+    let names: Vec<String> = file.names().filter(|name| wanted(name)).collect();
+    let mut tree = ScaledTree::default();
+    for name in &names {
+        let scale_name = format!("{name}{SUFFIX}");
+        match name.strip_suffix(SUFFIX) {
+            // The scale of other data; a tensor of such a name has one of its own.
+            Some(data) if file.dtype(&scale_name).is_none() => {
+                if file.dtype(data).is_none() {
+                    return Err(pair_of(name, data.to_string()));
+                }
+            }
+            _ if file.dtype(&scale_name).is_none() => return Err(pair_of(name, scale_name)),
+            _ => {
+                let scale = read_scale(file, name, &scale_name)?;
+                let data = file.tensor(name, device)?;
+                tree.insert(name, read_value(name, &data, scale, formats.get(name))?);
+            }
+        }
+    }
+    Ok(tree)
+}
+
+fn formats(file: &SafetensorsFile) -> Result<BTreeMap<String, Format>> {
+    let json = |reason: String| Error::Json {
+        path: file.path().to_path_buf(),
+        what: "the formats of FP8 data",
+        reason,
+    };
+    let Some(text) = file.metadata(FP8_KEY) else {
+        return Ok(BTreeMap::new());
+    };
+    let names: BTreeMap<String, String> =
+        serde_json::from_str(text).map_err(|error| json(error.to_string()))?;
+    let format = |(name, format): (String, String)| match [Format::E4M3, Format::E5M2]
+        .into_iter()
+        .find(|known| known.to_string() == format)
+    {
+        Some(known) => Ok((name, known)),
+        None => Err(json(format!("`{name}` has the format {format}"))),
+    };
+    names.into_iter().map(format).collect()
+}
+
+fn read_value(name: &str, data: &Tensor, scale: Scale, format: Option<&Format>) -> Result<Scaled> {
+    match (data.dtype(), format) {
+        (DType::U8, Some(format)) if scale.is_zero() => {
+            Ok(Scaled::zeros(data.shape(), DType::F16, data.device())?.astype(*format)?)
+        }
+        (DType::U8, Some(format)) => Ok(Scaled::from_codes(data, *format, scale.to_f32())?),
+        (DType::F16 | DType::BF16 | DType::F32 | DType::F64, None) => with_scale(data, scale),
+        (got, _) => Err(Error::TensorDType {
+            tensor: name.to_string(),
+            got: got.as_str().into(),
+            expected: "f16, bf16, f32 or f64, or u8 with an FP8 format in the metadata".into(),
+        }),
+    }
+}
+
+fn read_scale(file: &SafetensorsFile, data: &str, name: &str) -> Result<Scale> {
+    let tensor = file.tensor(name, &Device::Cpu)?;
+    if tensor.dims() != [1] {
+        return Err(Error::TensorShape {
+            tensor: name.to_string(),
+            got: tensor.dims().to_vec(),
+            expected: "[1], one scale".into(),
+        });
+    }
+    let (value, scale) = match tensor.dtype() {
+        DType::F32 => {
+            let value = tensor
+                .to_vec1::<f32>()?
+                .first()
+                .copied()
+                .unwrap_or(f32::NAN);
+            // Lenient files hold others than powers of two.
+            (value, Scale::lenient(value).ok())
+        }
+        DType::U8 => {
+            let code = tensor.to_vec1::<u8>()?.first().copied().unwrap_or(u8::MAX);
+            let code = E8M0::from_bits(code);
+            // The least code is below the range of scales.
+            let scale = Scale::from_e8m0(code).ok();
+            let scale = scale
+                .filter(|(_, rest)| *rest == 1.0)
+                .map(|(scale, _)| scale);
+            (code.to_f32(), scale)
+        }
+        got => {
+            return Err(Error::TensorDType {
+                tensor: name.to_string(),
+                got: got.as_str().into(),
+                expected: "f32, or u8 for E8M0".into(),
+            });
+        }
+    };
+    scale.ok_or_else(|| Error::DataScale {
+        path: file.path().to_path_buf(),
+        tensor: data.to_string(),
+        value,
+        expected: "a finite number from 0 up (E8M0: a power of two from 2^-126 on)",
+    })
+}

@@ -1,0 +1,150 @@
+//! Checkpoints from which scaled training goes on.
+
+use super::checkpoint::{Stored, stored, take};
+use super::{ScaleStorage, ScaledVarMap};
+use crate::atomic::write_safetensors_atomic;
+use crate::error::{Error, Result};
+use crate::optim::{CheckpointOptimizer, OptimizerState};
+use crate::safetensors_file::SafetensorsFile;
+use candle_core::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Before the names of the optimizer's tensors.
+const OPTIMIZER: &str = "optimizer/";
+/// Metadata: what is no tensor.
+pub(super) const KEY: &str = "scaled_training";
+
+/// What a checkpoint of scaled training holds beside tensors.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct TrainingState {
+    /// Finished steps of the program.
+    pub step: u64,
+    /// What the program wants to find again: the state of its data loader, for example.
+    #[serde(default)]
+    pub extra: BTreeMap<String, Value>,
+}
+
+impl TrainingState {
+    /// After `step` steps, with nothing extra.
+    pub fn new(step: u64) -> Self {
+        Self {
+            step,
+            extra: BTreeMap::new(),
+        }
+    }
+
+    /// With something to find again.
+    pub fn with_extra(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.extra.insert(key.into(), value.into());
+        self
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Saved {
+    training: TrainingState,
+    optimizer: String,
+    hyperparameters: Value,
+}
+
+/// Replaces the file at `path` by everything that training goes on from: parameters with their scales, the state of the optimizer and
+/// `training`. All or nothing.
+///
+/// # Errors
+/// [`Error::Write`]; [`Error::NameClash`] if a parameter is named as a tensor of the optimizer is in the file, `optimizer/..`.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8_candle::scaled::ScaledVar;
+/// use fp8_recipes::optim::SgdConfig;
+/// use fp8_recipes::optim::scaled::ScaledSgd;
+/// use fp8_recipes::scaled::{ScaledVarMap, TrainingState, resume_training, save_training};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("run.safetensors");
+/// let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+/// params.insert(&ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?)?;
+/// let mut sgd = ScaledSgd::new(&params, SgdConfig::default())?;
+/// save_training(&path, &params, &sgd, &TrainingState::new(7))?;
+/// assert_eq!(resume_training(&path, &params, &mut sgd)?.step, 7);
+/// # Ok(()) }
+/// ```
+pub fn save_training<O: CheckpointOptimizer + ?Sized>(
+    path: impl AsRef<Path>,
+    params: &ScaledVarMap,
+    optimizer: &O,
+    training: &TrainingState,
+) -> Result<()> {
+    let path = path.as_ref();
+    let tree = params.to_tree()?;
+    let Stored {
+        mut tensors,
+        mut metadata,
+    } = stored(path, &tree, ScaleStorage::F32)?;
+    if let Some(name) = tensors.keys().find(|name| is_optimizers(name)) {
+        return Err(Error::NameClash {
+            tensor: name.clone(),
+        });
+    }
+    let state = optimizer.optimizer_state()?;
+    for (name, tensor) in state.tensors() {
+        tensors.insert(format!("{OPTIMIZER}{name}"), tensor.clone());
+    }
+    let saved = Saved {
+        training: training.clone(),
+        optimizer: state.kind().to_string(),
+        hyperparameters: state.hyperparameters_json().clone(),
+    };
+    let json = serde_json::to_string(&saved).map_err(|error| invalid(path, &error))?;
+    metadata.insert(KEY.to_string(), json);
+    Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
+}
+
+/// Whether a tensor of such a file is not a parameter's.
+pub(super) fn is_optimizers(name: &str) -> bool {
+    name.starts_with(OPTIMIZER)
+}
+
+fn invalid(path: &Path, error: &serde_json::Error) -> Error {
+    Error::Json {
+        path: path.to_path_buf(),
+        what: "the state of the training",
+        reason: error.to_string(),
+    }
+}
+
+/// Puts a checkpoint of [`save_training`] back into parameters and an optimizer made as the saved ones were, so that training goes on
+/// bit for bit. Nothing is changed unless the whole checkpoint fits.
+///
+/// # Errors
+/// As [`load`](super::load) and [`ScaledVarMap::load_tree`]; [`Error::Json`] for a file without the state of a training;
+/// [`Error::Optim`] for the state of another optimizer, and what does not fit in it.
+pub fn resume_training<O: CheckpointOptimizer + ?Sized>(
+    path: impl AsRef<Path>,
+    params: &ScaledVarMap,
+    optimizer: &mut O,
+) -> Result<TrainingState> {
+    let path = path.as_ref();
+    let file = SafetensorsFile::open(path)?;
+    let text = file.metadata(KEY).unwrap_or("null");
+    let saved: Saved = serde_json::from_str(text).map_err(|error| invalid(path, &error))?;
+    let tree = take(&file, params.device(), |name| !is_optimizers(name))?;
+    params.check_tree(&tree)?;
+    let tensors = file.names().filter_map(|name| {
+        let own = name.strip_prefix(OPTIMIZER)?.to_string();
+        Some(file.tensor(&name, &Device::Cpu).map(|tensor| (own, tensor)))
+    });
+    let tensors: Vec<(String, Tensor)> = tensors.collect::<Result<_>>()?;
+    let state = OptimizerState::new(saved.optimizer)
+        .with_hyperparameters(saved.hyperparameters)?
+        .with_tensors(tensors);
+    optimizer.load_optimizer_state(&state)?;
+    params.load_tree(&tree)?;
+    Ok(saved.training)
+}

@@ -1,0 +1,135 @@
+//! Values by name.
+
+use crate::error::{Error, Result};
+use candle_core::{DType, Tensor};
+use fp8_candle::scaled::{
+    Scale, ScaleCheck, Scaled, ScaledDType, ScaledOptions, as_scaled, scaled_scope,
+};
+use std::collections::BTreeMap;
+
+/// Named scaled tensors, in the order of their names.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8_recipes::scaled::ScaledTree;
+/// let batch = [("x".to_string(), Tensor::new(&[3f32, 6.0], &Device::Cpu)?)];
+/// let tree = ScaledTree::as_scaled(batch, 2.0)?.astype(DType::F16)?;
+/// assert_eq!(tree.get("x").unwrap().data()?.dtype(), DType::F16);
+/// let values = tree.to_tensors(DType::F32)?;
+/// assert_eq!(values["x"].to_vec1::<f32>()?, [3.0, 6.0]);
+/// # Ok::<(), fp8_recipes::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct ScaledTree(BTreeMap<String, Scaled>);
+
+/// Data with a scale that has been checked before, 0 included.
+pub(crate) fn with_scale(data: &Tensor, scale: Scale) -> Result<Scaled> {
+    if scale.is_zero() {
+        return Ok(Scaled::zeros(data.shape(), data.dtype(), data.device())?);
+    }
+    // It may come from where the check was lenient.
+    let options = ScaledOptions::default().with_check(ScaleCheck::Lenient);
+    let _scope = (!scale.is_power_of_two()).then(|| scaled_scope(options));
+    Ok(Scaled::from_parts(data, scale.to_f32())?)
+}
+
+impl ScaledTree {
+    /// Plain tensors with a scale each: `data = x / scale`, or the tensor itself and the scale 1 without one.
+    ///
+    /// # Errors
+    /// [`Error::NameClash`] if a name occurs twice; if a tensor is of integers or the scale is not one.
+    pub fn as_scaled(
+        tensors: impl IntoIterator<Item = (String, Tensor)>,
+        scale: impl Into<Option<f32>>,
+    ) -> Result<Self> {
+        let scale = scale.into();
+        let mut tree = BTreeMap::new();
+        for (name, tensor) in tensors {
+            let value = as_scaled(&tensor, scale)?;
+            if tree.insert(name.clone(), value).is_some() {
+                return Err(Error::NameClash { tensor: name });
+            }
+        }
+        Ok(Self(tree))
+    }
+
+    /// Puts in a value, and gives back the one that was there.
+    pub fn insert(&mut self, name: impl Into<String>, value: Scaled) -> Option<Scaled> {
+        self.0.insert(name.into(), value)
+    }
+
+    /// The value of this name.
+    pub fn get(&self, name: &str) -> Option<&Scaled> {
+        self.0.get(name)
+    }
+
+    /// Names and values, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Scaled)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value))
+    }
+
+    /// How many values there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// `f` of every value.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_recipes::scaled::ScaledTree;
+    /// let x = [("x".to_string(), Tensor::new(&[3f32, 6.0], &Device::Cpu)?)];
+    /// let tree = ScaledTree::as_scaled(x, None)?.map(|x| x.dynamic_rescale_max())?;
+    /// assert_eq!(tree.get("x").unwrap().scale().to_f32(), 4.0);
+    /// # Ok::<(), fp8_recipes::Error>(())
+    /// ```
+    pub fn map(&self, f: impl Fn(&Scaled) -> fp8_candle::Result<Scaled>) -> Result<Self> {
+        let values = self.iter();
+        let values = values.map(|(name, value)| Ok((name.to_string(), f(value)?)));
+        Ok(Self(values.collect::<Result<_>>()?))
+    }
+
+    /// Data of another dtype, rounded once; scales stay.
+    ///
+    /// # Errors
+    /// If the dtype is none of scaled data.
+    pub fn astype(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
+        let dtype = dtype.into();
+        self.map(|value| value.astype(dtype))
+    }
+
+    /// The values as plain tensors, `data * scale` rounded once to `dtype`: a checkpoint for programs that know no scales.
+    ///
+    /// # Errors
+    /// If `dtype` is not f32, bf16, f16 or f64.
+    pub fn to_tensors(&self, dtype: DType) -> Result<BTreeMap<String, Tensor>> {
+        let values = self.iter();
+        let values =
+            values.map(|(name, value)| Ok((name.to_string(), value.detach().to_tensor(dtype)?)));
+        values.collect()
+    }
+}
+
+impl FromIterator<(String, Scaled)> for ScaledTree {
+    /// Of two values of one name the later.
+    fn from_iter<I: IntoIterator<Item = (String, Scaled)>>(values: I) -> Self {
+        Self(values.into_iter().collect())
+    }
+}
+
+impl IntoIterator for ScaledTree {
+    type Item = (String, Scaled);
+    type IntoIter = std::collections::btree_map::IntoIter<String, Scaled>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
