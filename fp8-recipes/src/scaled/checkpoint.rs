@@ -160,7 +160,17 @@ pub(super) fn take(
             _ => {
                 let scale = read_scale(file, name, &scale_name)?;
                 let data = file.tensor(name, device)?;
-                tree.insert(name, read_value(name, &data, scale, formats.get(name))?);
+                let value = read_value(name, &data, scale, formats.get(name));
+                let value = value.map_err(|error| match error {
+                    Error::Fp8(fp8_candle::Error::Scaled(_)) => Error::DataScale {
+                        path: path.clone(),
+                        tensor: name.clone(),
+                        value: scale.to_f32(),
+                        expected: "0 or a power of two, unless the check of scales is lenient",
+                    },
+                    error => error,
+                })?;
+                tree.insert(name.as_str(), value);
             }
         }
     }
@@ -194,7 +204,10 @@ fn read_value(name: &str, data: &Tensor, scale: Scale, format: Option<&Format>) 
             Ok(Scaled::zeros(data.shape(), DType::F16, data.device())?.astype(*format)?)
         }
         (DType::U8, Some(format)) => Ok(Scaled::from_codes(data, *format, scale.to_f32())?),
-        (DType::F16 | DType::BF16 | DType::F32 | DType::F64, None) => with_scale(data, scale),
+        (DType::F16 | DType::BF16 | DType::F32 | DType::F64, None) => match scale.is_zero() {
+            true => with_scale(data, scale),
+            false => Ok(Scaled::from_parts(data, scale.to_f32())?),
+        },
         (got, _) => Err(Error::TensorDType {
             tensor: name.to_string(),
             got: got.as_str().into(),

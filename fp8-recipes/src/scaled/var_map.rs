@@ -161,7 +161,9 @@ impl ScaledVarMap {
             _ => x.clone(),
         };
         let wide = wide.to_device(var.device())?;
-        let value = fp8_candle::scaled::as_scaled(&wide, None)?.dynamic_rescale_l2()?;
+        let value = fp8_candle::scaled::as_scaled(&wide, None)?;
+        // By the largest first: its square may be beyond f32.
+        let value = value.dynamic_rescale_max()?.dynamic_rescale_l2()?;
         Ok(var.set(&value)?)
     }
 

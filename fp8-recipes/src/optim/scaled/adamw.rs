@@ -33,7 +33,7 @@ use fp8_candle::scaled::{ScaledGrads, ScaledVar};
 /// let w = ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?;
 /// let config = AdamWConfig { lr: 0.25, weight_decay: 0., ..Default::default() };
 /// let mut adam = ScaledAdamW::from_vars(vec![w.clone()], config)?;
-/// let report = adam.apply(&w.value().square()?.sum_all()?.backward()?)?;
+/// let report = adam.apply(&w.value().mul(&w.value())?.sum_all()?.backward()?)?;
 /// assert_eq!(report.updated, 1);
 /// // The first step goes by the learning rate, whatever the size of the gradient.
 /// assert!(w.value().to_vec1()?.iter().all(|w| (w - 0.75).abs() < 1e-3));

@@ -1,0 +1,9 @@
+//! Parameters and optimizers of scaled arithmetic.
+
+mod adamw;
+mod checkpoint;
+mod helpers;
+mod invariance;
+mod resume;
+mod sgd;
+mod var_map;

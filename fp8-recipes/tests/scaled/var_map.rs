@@ -1,0 +1,75 @@
+//! Parameters made by the constructors of layers.
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::Init;
+use fp8_candle::scaled::ScaledVar;
+use fp8_recipes::nn;
+use fp8_recipes::scaled::ScaledVarMap;
+
+fn map() -> ScaledVarMap {
+    ScaledVarMap::new(DType::F16, &Device::Cpu).unwrap()
+}
+
+#[test]
+fn layers_find_their_parameters() {
+    let map = map();
+    let vb = map.var_builder();
+    nn::layer_norm(64, 1e-5, vb.pp("norm")).unwrap();
+    let weight = Init::Randn {
+        mean: 0.,
+        stdev: 0.02,
+    };
+    let data = vb
+        .pp("fc")
+        .get_with_hints((64, 64), "weight", weight)
+        .unwrap();
+    let names = ["fc.weight", "norm.bias", "norm.weight"];
+    assert_eq!(map.names(), names);
+    let found = ScaledVar::of(&data).unwrap();
+    assert_eq!(found.name(), "fc.weight");
+    // The root mean square, 0.02, lies between 2^-6 and 2^-5.
+    assert_eq!(found.scale().to_f32(), 2f32.powi(-6));
+    assert_eq!(data.dtype(), DType::F16);
+    let again = vb.pp("fc").get((64, 64), "weight").unwrap();
+    assert_eq!(again.id(), data.id());
+    assert!(vb.pp("fc").get((64, 32), "weight").is_err());
+    assert!(
+        vb.pp("fc")
+            .to_dtype(DType::F32)
+            .get((64, 64), "weight")
+            .is_err()
+    );
+    assert!(vb.get_unchecked("nobody").is_err());
+}
+
+#[test]
+fn values_are_set_with_a_scale_of_their_own() {
+    let map = map();
+    let data = map.var_builder().get(3, "w").unwrap();
+    for (dtype, size) in [(DType::F64, 1e-3), (DType::F32, 1e20), (DType::BF16, 3.)] {
+        let x = (Tensor::new(&[1f64, -1., 1.5], &Device::Cpu).unwrap() * size).unwrap();
+        let x = x.to_dtype(dtype).unwrap();
+        map.set("w", &x).unwrap();
+        let value = map
+            .get("w")
+            .unwrap()
+            .value()
+            .detach()
+            .to_tensor(DType::F64)
+            .unwrap();
+        let value = value.to_vec1::<f64>().unwrap();
+        let expected = x.to_dtype(DType::F64).unwrap().to_vec1::<f64>().unwrap();
+        for (got, x) in value.iter().zip(expected) {
+            assert!((got - x).abs() <= x.abs() / 2048., "{got} {x}");
+        }
+    }
+    assert_eq!(ScaledVar::of(&data).unwrap().version(), 3);
+    assert!(
+        map.set("w", &Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap())
+            .is_err()
+    );
+    assert!(
+        map.set("v", &Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap())
+            .is_err()
+    );
+}

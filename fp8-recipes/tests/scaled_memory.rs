@@ -1,0 +1,60 @@
+//! A step makes nothing as large as a parameter in f32.
+
+use candle_core::{DType, Device, Tensor};
+use fp8_candle::scaled::{Scaled, ScaledGrads, ScaledVar};
+use fp8_core::Format;
+use fp8_recipes::optim::scaled::{ScaledAdamW, ScaledOptimizer, ScaledSgd};
+use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The size of the largest allocation since it was last reset.
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+struct Watched;
+
+// SAFETY: everything is the system allocator's.
+unsafe impl GlobalAlloc for Watched {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watched = Watched;
+
+#[test]
+fn a_step_makes_no_f32_copy() {
+    const LEN: usize = 1 << 20;
+    let data = Tensor::ones(LEN, DType::F16, &Device::Cpu).unwrap();
+    let codes = Tensor::full(0x38u8, LEN, &Device::Cpu).unwrap();
+    let var = ScaledVar::new("w", &data).unwrap();
+    let sgd = SgdConfig::default().with_momentum(0.9);
+    let mut adam = ScaledAdamW::from_vars(vec![var.clone()], AdamWConfig::default()).unwrap();
+    let mut sgd = ScaledSgd::from_vars(vec![var.clone()], sgd).unwrap();
+    let all: [&mut dyn ScaledOptimizer; 2] = [&mut adam, &mut sgd];
+    for optimizer in all {
+        for grad in [
+            Scaled::from_parts(&data, 0.5).unwrap(),
+            Scaled::from_codes(&codes, Format::E5M2, 0.5).unwrap(),
+        ] {
+            let mut grads = ScaledGrads::default();
+            grads.insert(&var, grad);
+            LARGEST.store(0, Ordering::Relaxed);
+            let report = optimizer.apply(&grads).unwrap();
+            assert_eq!(report.updated, 1);
+            // The momentum buffer, in f16, is made in the first step.
+            let largest = LARGEST.load(Ordering::Relaxed);
+            assert!(largest <= 2 * LEN, "{largest} bytes at once");
+        }
+    }
+    // That the measurement sees one.
+    LARGEST.store(0, Ordering::Relaxed);
+    let _ = data.to_dtype(DType::F32).unwrap();
+    assert!(LARGEST.load(Ordering::Relaxed) >= 4 * LEN);
+}
