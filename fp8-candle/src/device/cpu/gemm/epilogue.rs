@@ -96,6 +96,9 @@ impl<'a> Epilogue<'a> {
     }
 }
 
+/// Values that are rounded at a time: in registers and the nearest cache, and enough for a conversion that is called.
+const PIECE: usize = 128;
+
 #[inline(always)]
 fn finish<T: HighPrecision>(
     sums: &[f32],
@@ -106,17 +109,25 @@ fn finish<T: HighPrecision>(
     let sums = &sums[..out.len()];
     simd(
         #[inline(always)]
-        || match bias {
-            None => {
-                for (col, (out, &sum)) in out.iter_mut().zip(sums).enumerate() {
-                    out.write(T::from_f32(scaled(col, sum)));
+        || {
+            let (mut wide, mut narrow) = ([0f32; PIECE], [T::default(); PIECE]);
+            let pieces = out.chunks_mut(PIECE).zip(sums.chunks(PIECE));
+            for (piece, (out, sums)) in pieces.enumerate() {
+                let (wide, narrow) = (&mut wide[..sums.len()], &mut narrow[..sums.len()]);
+                let first = piece * PIECE;
+                for (i, (wide, &sum)) in wide.iter_mut().zip(sums).enumerate() {
+                    *wide = scaled(first + i, sum);
                 }
-            }
-            Some(bias) => {
-                let bias = &bias[..out.len()];
-                for (col, (out, &sum)) in out.iter_mut().zip(sums).enumerate() {
-                    let rounded = T::from_f32(scaled(col, sum)).to_f32();
-                    out.write(T::from_f32(rounded + bias[col]));
+                T::narrow(wide, narrow);
+                if let Some(bias) = bias {
+                    let bias = &bias[first..first + sums.len()];
+                    for ((wide, narrow), &bias) in wide.iter_mut().zip(&*narrow).zip(bias) {
+                        *wide = narrow.to_f32() + bias;
+                    }
+                    T::narrow(wide, narrow);
+                }
+                for (out, &narrow) in out.iter_mut().zip(&*narrow) {
+                    out.write(narrow);
                 }
             }
         },
