@@ -129,6 +129,8 @@ pub(crate) fn compute_dtype(dtype: DType) -> DType {
 /// The values of a contiguous tensor.
 fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     match layout.contiguous_offsets() {
+        // A part of an empty tensor may start behind its end.
+        Some((start, end)) if start == end => Ok(&[]),
         Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
         None => internal!(
             "a fused op takes contiguous tensors, got strides {:?}",

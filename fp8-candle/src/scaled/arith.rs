@@ -128,6 +128,14 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::add`].
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.sub(&x.neg()?)?.to_vec1()?, [2.0, -8.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn sub(&self, other: &Self) -> Result<Self> {
         self.sum_or_difference("sub", other, -1.0)
     }
@@ -155,33 +163,46 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::add`].
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!((x.mul(&x)?.scale().to_f32(), x.mul(&x)?.to_vec1()?), (4.0, vec![1.0, 16.0]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn mul(&self, other: &Self) -> Result<Self> {
         let op = "mul";
         let rule = mul_rule(self.scale(), other.scale());
         let (a, b) = meet(op, self, other)?;
         let value = Self::new(map2(op, Product(rule.data_factor), &a, &b)?, rule.scale).zeroed()?;
-        let (a, b) = (self.detach(), other.detach());
-        Ok(Self::record(
-            value,
-            op,
-            [self, other],
-            move |g, [want_a, want_b]| {
-                Ok([
-                    want_a
-                        .then(|| Like::of(&a).cotangent(&g.mul(&b)?))
-                        .transpose()?,
-                    want_b
-                        .then(|| Like::of(&b).cotangent(&g.mul(&a)?))
-                        .transpose()?,
-                ])
-            },
-        ))
+        let (a_like, b_like) = (Like::of(self), Like::of(other));
+        // Each gradient needs the other operand.
+        let (a, b) = (
+            other.is_tracked().then(|| self.detach()),
+            self.is_tracked().then(|| other.detach()),
+        );
+        Ok(Self::record(value, op, [self, other], move |g, _| {
+            let grad = |like: &Like, other: &Self| like.cotangent(&g.mul(other)?);
+            Ok([
+                b.as_ref().map(|b| grad(&a_like, b)).transpose()?,
+                a.as_ref().map(|a| grad(&b_like, a)).transpose()?,
+            ])
+        }))
     }
 
     /// `self / other`, shapes broadcast. Scale: the quotient of the scales.
     ///
     /// # Errors
     /// As [`Scaled::add`], and if `other` has a zero scale.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.div(&x.mul_constant(2.0)?)?.to_vec1()?, [0.5, 0.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn div(&self, other: &Self) -> Result<Self> {
         let op = "div";
         let rule = div_rule(self.scale(), other.scale())?;
@@ -225,6 +246,14 @@ impl Scaled {
     ///
     /// # Errors
     /// If the constant is 0.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.div_constant(4.0)?.to_vec1()?, [0.25, -1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn div_constant(&self, constant: f64) -> Result<Self> {
         let (power, mantissa) = split(constant);
         let rule = div_rule(self.scale(), power)?;
@@ -251,6 +280,14 @@ impl Scaled {
     }
 
     /// `self + constant`: [`Scaled::add`] of [`Scaled::constant`].
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.add_constant(3.0)?.to_vec1()?, [4.0, -1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn add_constant(&self, constant: f64) -> Result<Self> {
         let op = "add_constant";
         let (power, mantissa) = split(constant);
@@ -269,6 +306,14 @@ impl Scaled {
     }
 
     /// `-self`, with the same scale.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.neg()?.to_vec1()?, [-1.0, 4.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn neg(&self) -> Result<Self> {
         let data = map1("neg", Negated {}, &self.data()?)?;
         let value = Self::new(data, self.scale());

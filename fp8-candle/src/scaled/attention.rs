@@ -6,7 +6,7 @@ use super::value::Scaled;
 use crate::error::Result;
 use crate::ops::{self, AttentionOptions, wide_dtype};
 use candle_core::{Tensor, Var};
-use fp8_core::scaled::{Factored, mul_rule};
+use fp8_core::scaled::{Factored, Scale, mul_rule};
 
 impl Scaled {
     /// Attention of every query over the keys of its head, [`ops::attention`](crate::ops::attention) of the values: `q`
@@ -69,13 +69,15 @@ fn attend(
     let ((_, q_size), (_, k_size)) = (sized(q)?, sized(k)?);
     let root = (q.dims().last().copied().unwrap_or(1) as f64).sqrt();
     let softmax_scale = options.softmax_scale.unwrap_or(1.0 / root) * q_size * k_size;
-    let options = options.with_softmax_scale(softmax_scale);
+    // Finite in f32, so that logits of 0 stay 0.
+    let largest = f64::from(f32::MAX);
+    let options = options.with_softmax_scale(softmax_scale.clamp(-largest, largest));
     let wide = wide_dtype(q.compute_dtype());
-    let data = |x: &Scaled| -> Result<Tensor> { Ok(convert(op, &sized(x)?.0, 1.0, wide)?) };
+    let data = |x: &Scaled| -> Result<Tensor> { convert(op, &sized(x)?.0, 1.0, wide) };
     let [q_data, k_data, v_data] = [data(q)?, data(k)?, data(v)?];
     let narrow = |y: &Tensor| convert(op, &y.detach(), 1.0, q.compute_dtype());
     let parents = [q, k, v];
-    if !parents.iter().any(|x| x.is_tracked()) {
+    if !parents.iter().any(|x| x.is_recorded()) {
         let y = attend(&q_data, &k_data, &v_data, options)?;
         return Scaled::new(narrow(&y)?, v.scale()).zeroed();
     }
@@ -104,10 +106,7 @@ fn attend(
         let rules = [
             (product(v_scale, k_scale), out),
             (product(v_scale, q_scale), out),
-            (
-                product(fp8_core::scaled::Scale::ONE, fp8_core::scaled::Scale::ONE),
-                1.0,
-            ),
+            (product(Scale::ONE, Scale::ONE), 1.0),
         ];
         let mut grads = [None, None, None];
         for (i, (rule, factor)) in rules.into_iter().enumerate() {

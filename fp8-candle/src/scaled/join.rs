@@ -89,6 +89,14 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::cat`].
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(Scaled::stack(&[&x, &x], 0)?.dims(), [2, 2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn stack(parts: &[&Self], dim: usize) -> Result<Self> {
         let parts = parts
             .iter()

@@ -42,6 +42,15 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::matmul`], and if `dtype` is not f32, bf16, f16 or f64.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// let x = x.astype(fp8_core::Format::E4M3)?;
+    /// assert_eq!(x.matmul_to(&x, candle_core::DType::F32)?.data()?.dtype(), candle_core::DType::F32);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn matmul_to(&self, rhs: &Self, dtype: DType) -> Result<Self> {
         let op = "matmul";
         check_dtype(op, dtype)?;

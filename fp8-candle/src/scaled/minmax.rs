@@ -40,7 +40,9 @@ map_fn!(
     Maximum { a, b },
     |x, y| {
         let (x, y) = (a * x, b * y);
-        if x >= y || x != x { x } else { y }
+        // NaN on either side spreads.
+        let other = if x < y { y } else { x + y };
+        if x >= y { x } else { other }
     },
     |x, y| (x * a)?.maximum(&(y * b)?)?
 );
@@ -48,7 +50,8 @@ map_fn!(
     Minimum { a, b },
     |x, y| {
         let (x, y) = (a * x, b * y);
-        if x <= y || x != x { x } else { y }
+        let other = if x > y { y } else { x + y };
+        if x <= y { x } else { other }
     },
     |x, y| (x * a)?.minimum(&(y * b)?)?
 );
@@ -83,9 +86,17 @@ fn factor(x: Tensor, factor: f32) -> Result<(Tensor, f64)> {
 
 impl Scaled {
     /// The magnitude, with the same scale.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.abs()?.to_vec1()?, [1.0, 4.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn abs(&self) -> Result<Self> {
-        let value = Self::new(map1("abs", Abs {}, &self.data()?)?, self.scale());
-        let x = self.detach();
+        let x = self.detach().zeroed()?;
+        let value = Self::new(map1("abs", Abs {}, &x.data()?)?, self.scale());
         Ok(Self::record(value, "abs", [self], move |g, _| {
             Ok([Some(g.sloped(
                 "abs",
@@ -111,8 +122,17 @@ impl Scaled {
     }
 
     /// The value where it is above 0, else 0; the same scale.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.relu()?.to_vec1()?, [1.0, 0.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn relu(&self) -> Result<Self> {
-        let value = Self::new(map1("relu", Relu {}, &self.data()?)?, self.scale());
+        let data = self.detach().zeroed()?.data()?;
+        let value = Self::new(map1("relu", Relu {}, &data)?, self.scale());
         let (x, y) = (Like::of(self), value.clone());
         Ok(Self::record(value, "relu", [self], move |g, _| {
             let g = g.sloped("relu", ReluSlope {}, &y, g.scale_factored())?;
@@ -143,6 +163,14 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::add`].
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.minimum(&x.neg()?)?.to_vec1()?, [-1.0, -4.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn minimum(&self, other: &Self) -> Result<Self> {
         self.extreme("minimum", other, -1.0)
     }

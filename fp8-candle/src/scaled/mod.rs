@@ -24,6 +24,20 @@
 //! device. Scales only enter as ratios, so that a factor of 2^20 on an input changes no bit of data. 16-bit data are computed in f32
 //! and rounded once.
 //!
+//! A **plain tensor** becomes an operand by [`as_scaled`]`(&tensor, None)`, with the scale 1; so does one at the right of `+`, `-`, `*`
+//! or `/`, which work as in candle and take f64 constants too:
+//!
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use fp8_candle::scaled::Scaled;
+//! let plain = Tensor::new(&[1f32, 2.0], &Device::Cpu)?;
+//! let x = Scaled::from_parts(&plain, 8.0)?;
+//! let y = ((&x + &plain)? * 3.0)?;
+//! assert_eq!((y.scale().to_f32(), y.to_vec1()?), (16.0, vec![27.0, 54.0]));
+//! assert_eq!((&y / &x)?.to_vec1()?, [3.375, 3.375]);
+//! # Ok::<(), fp8_candle::Error>(())
+//! ```
+//!
 //! A **zero scale** is that of a tensor of zeros of no size. Sums, maxima, selections and concatenations take the other operand's scale.
 //!
 //! Source: "Scalify: scale propagation for efficient low-precision LLM training", arXiv:2407.17353.
@@ -33,6 +47,7 @@ mod arith;
 mod attention;
 mod compare;
 mod conv;
+mod data_norm;
 mod dropout;
 mod fp8_matmul;
 mod grads;
@@ -46,12 +61,15 @@ mod loss;
 mod matmul;
 mod minmax;
 mod norm;
-mod norms;
+mod observe;
+mod operators;
 mod options;
 mod pool;
 mod prod;
+mod read;
 mod reduce;
 mod rescale;
+mod roots;
 mod rope;
 mod shape;
 mod softmax;
@@ -63,6 +81,7 @@ mod var;
 
 pub use fp8_core::scaled::{Pow2Rounding, Scale, ScaleCheck, ScaledError};
 pub use grads::ScaledGrads;
+pub use observe::OutOfRange;
 pub use options::{MatmulPrecision, ScaledCounters, ScaledOptions, ScaledScope, scaled_scope};
 pub use rescale::{Direction, Norm};
 pub use value::{Scaled, ScaledDType, as_scaled};

@@ -61,9 +61,15 @@ impl Scaled {
                 data_factors: [1.0, 0.0],
             },
         };
-        let (x, size) = sized(self)?;
-        // The statistics are those of the data; eps is for the value. Zeros of no size stay zeros.
-        let floor = if self.scale().is_zero() {
+        let (mut x, mut size) = sized(self)?;
+        // The statistics are those of the data, in f32; eps is for the value. Beside a value far below its root, data that keep
+        // their size would leave it no room.
+        while eps / size / size > 2f64.powi(100) && size < 1.0 {
+            x = times(op, &x, 2f32.powi(-20))?;
+            size *= 2f64.powi(20);
+        }
+        // Rows of zeros are divided by it, however large the scale is. Without eps, by 0, unless they have no size at all.
+        let floor = if eps > 0.0 || self.scale().is_zero() {
             f64::from(f32::MIN_POSITIVE)
         } else {
             0.0
@@ -79,11 +85,7 @@ impl Scaled {
         let factored_weight = times(op, &weight, gain_factor)?;
         let data = norm::forward(center, &x, &factored_weight, shift.as_ref(), eps)?;
         let value = Self::new(data, rule.scale).zeroed()?;
-        let x_scale = if self.scale().is_zero() {
-            Scale::ONE
-        } else {
-            self.scale()
-        };
+        let x_scale = Scale::lenient(size as f32)?;
         let gain_scale = gain.scale();
         let gain_like = super::arith::Like::of(gain);
         let bias_like = bias.map(super::arith::Like::of);

@@ -9,6 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// In what matrix products and convolutions multiply.
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::scaled::*;
+/// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+/// let _scope = scaled_scope(ScaledOptions::default().with_matmul(MatmulPrecision::FP8));
+/// assert_eq!(x.matmul(&x)?.flatten_all()?.to_vec1()?, [-11.0, -12.0, 9.0, -8.0]); // exact in E4M3
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MatmulPrecision {
@@ -45,7 +54,7 @@ impl MatmulPrecision {
 /// }
 /// assert_eq!(counters.fp8_matmuls(), 0);
 /// ```
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ScaledOptions {
     /// How the factors of sums become powers of two.
@@ -56,8 +65,23 @@ pub struct ScaledOptions {
     pub matmul: MatmulPrecision,
     /// Seed of stochastic scale rounding.
     pub seed: u64,
+    /// Whether graphs are kept for a backward pass; on by default.
+    pub gradients: bool,
     /// Count what runs under these settings; clones share them.
     pub counters: ScaledCounters,
+}
+
+impl Default for ScaledOptions {
+    fn default() -> Self {
+        Self {
+            scale_rounding: Pow2Rounding::default(),
+            check: ScaleCheck::default(),
+            matmul: MatmulPrecision::default(),
+            seed: 0,
+            gradients: true,
+            counters: ScaledCounters::default(),
+        }
+    }
 }
 
 impl ScaledOptions {
@@ -83,9 +107,36 @@ impl ScaledOptions {
     pub fn with_seed(self, seed: u64) -> Self {
         Self { seed, ..self }
     }
+
+    /// The same settings with or without graphs: without, nothing is kept for a backward pass, and none is possible.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::{ScaledOptions, ScaledVar, scaled_scope};
+    /// let x = ScaledVar::new("x", &Tensor::new(&[2f32], &Device::Cpu)?)?;
+    /// assert!(x.value().square()?.is_tracked());
+    /// let _scope = scaled_scope(ScaledOptions::default().with_gradients(false));
+    /// assert!(!x.value().square()?.is_tracked());
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn with_gradients(self, gradients: bool) -> Self {
+        Self { gradients, ..self }
+    }
 }
 
-/// Counts of products, forward and backward.
+/// Counts of products and casts, forward and backward.
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::scaled::*;
+/// let options = ScaledOptions::default().with_matmul(MatmulPrecision::FP8);
+/// let counters = options.counters.clone();
+/// let _scope = scaled_scope(options);
+/// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+/// x.matmul(&x)?;
+/// assert_eq!((counters.fp8_matmuls(), counters.other_matmuls()), (1, 0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct ScaledCounters(Arc<Counts>);
 
@@ -93,15 +144,57 @@ pub struct ScaledCounters(Arc<Counts>);
 struct Counts {
     fp8: AtomicU64,
     other: AtomicU64,
+    casts: AtomicU64,
 }
 
 impl ScaledCounters {
     /// Matrix products and convolutions computed by an FP8 GEMM.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let options = ScaledOptions::default().with_matmul(MatmulPrecision::FP8);
+    /// let counters = options.counters.clone();
+    /// let _scope = scaled_scope(options);
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// x.matmul(&x)?;
+    /// assert_eq!(counters.fp8_matmuls(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn fp8_matmuls(&self) -> u64 {
         self.0.fp8.load(Ordering::Relaxed)
     }
 
+    /// Tensors cast to FP8 for products; one cast may serve several.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let options = ScaledOptions::default().with_matmul(MatmulPrecision::FP8);
+    /// let counters = options.counters.clone();
+    /// let _scope = scaled_scope(options);
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// x.matmul(&x)?;
+    /// assert_eq!(counters.fp8_casts(), 1); // both operands are one tensor
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn fp8_casts(&self) -> u64 {
+        self.0.casts.load(Ordering::Relaxed)
+    }
+
     /// Matrix products and convolutions computed in another precision.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let options = ScaledOptions::default().with_matmul(MatmulPrecision::FP8);
+    /// let counters = options.counters.clone();
+    /// let _scope = scaled_scope(options);
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// x.matmul(&x)?;
+    /// assert_eq!(counters.other_matmuls(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn other_matmuls(&self) -> u64 {
         self.0.other.load(Ordering::Relaxed)
     }
@@ -156,9 +249,22 @@ impl Options {
         let count = if fp8 { &counts.fp8 } else { &counts.other };
         count.fetch_add(1, Ordering::Relaxed);
     }
+
+    pub(super) fn count_cast(&self) {
+        (self.settings.counters.0.casts).fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Keeps settings in force on its thread until it is dropped. Scopes nest; the inner one counts.
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::scaled::*;
+/// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+/// let scope = scaled_scope(ScaledOptions::default().with_gradients(false));
+/// drop(scope); // what was in force before is again
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the settings are in force while the scope lives"]
 pub struct ScaledScope {

@@ -58,7 +58,7 @@ impl Scaled {
         let value = Self::new(convert(op, &y, 1.0, dtype)?, self.scale()).zeroed()?;
         let dims = self.dims().to_vec();
         // Which elements are the largest of their windows; all that are equal.
-        let largest = match max && self.is_tracked() {
+        let largest = match max && self.is_recorded() {
             false => None,
             true => {
                 let y = spread(&y, k)?;

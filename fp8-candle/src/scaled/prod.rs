@@ -10,7 +10,7 @@ impl Scaled {
     /// The product over `dims`, which stay with the size 1. Scale: `s^n` for products of n values. Multiplied in f64.
     ///
     /// # Errors
-    /// If a dimension does not exist.
+    /// If a dimension does not exist or is named twice.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -44,15 +44,15 @@ impl Scaled {
         };
         let exponent = i32::try_from(length).unwrap_or(i32::MAX);
         let rule = powi_rule(x.scale(), exponent)?;
-        let product = (all(&moved(&x)?)? * f64::from(rule.data_factor))?;
+        let product = times(&all(&moved(&x)?)?, f64::from(rule.data_factor))?;
         let value = Self::new(product.to_dtype(dtype)?.reshape(kept)?, rule.scale).zeroed()?;
         Ok(Self::record(value, op, [self], move |g, _| {
-            let others = powi_rule(x.scale(), exponent.saturating_sub(1))?;
+            let others = powi_rule(x.scale(), (exponent - 1).max(0))?;
             let rule = mul_rule(g.scale(), others.scale);
             let factor = f64::from(others.data_factor) * f64::from(rule.data_factor);
             let shape = x.dims();
             let g = Self::new(g.float(DType::F64)?.broadcast_as(shape)?, g.scale());
-            let slope = ((moved(&g)? * others_of(&moved(&x)?)?)? * factor)?;
+            let slope = times(&(moved(&g)? * others_of(&moved(&x)?)?)?, factor)?;
             // Back to where the elements were.
             let slope = slope
                 .reshape(ordered.as_slice())?
@@ -62,6 +62,11 @@ impl Scaled {
             )])
         }))
     }
+}
+
+/// `x * factor`. The factor is Inf where no scale can hold the product of the scales; zeros stay zeros.
+fn times(x: &Tensor, factor: f64) -> Result<Tensor> {
+    Ok(x.eq(0.0)?.where_cond(x, &(x * factor)?)?)
 }
 
 /// The products of the rows of a matrix, by halves.

@@ -13,14 +13,15 @@ map_fn!(
     |g, x, y| x.eq(y)?.where_cond(g, &g.zeros_like()?)?
 );
 
-/// Checks dimensions to reduce.
+/// Checks dimensions to reduce: each exists, and stands there once.
 pub(super) fn check_dims(op: &'static str, x: &Scaled, dims: &[usize]) -> Result<()> {
-    match dims.iter().all(|&dim| dim < x.rank()) {
+    let is_new = |(i, dim): (usize, &usize)| !dims[..i].contains(dim);
+    match dims.iter().all(|&dim| dim < x.rank()) && dims.iter().enumerate().all(is_new) {
         true => Ok(()),
         false => Err(Error::Shape {
             op,
             what: "the operand",
-            expected: format!("dimensions {dims:?} to reduce"),
+            expected: format!("dimensions {dims:?} to reduce, each once"),
             got: x.dims().to_vec(),
         }),
     }
@@ -31,7 +32,15 @@ impl Scaled {
     /// f64).
     ///
     /// # Errors
-    /// If a dimension does not exist.
+    /// [`Error::Shape`] if a dimension does not exist or is named twice.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.sum_keepdim(&[1])?.flatten_all()?.to_vec1()?, [-3.0, 5.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn sum_keepdim(&self, dims: &[usize]) -> Result<Self> {
         let op = "sum";
         check_dims(op, self, dims)?;
@@ -45,6 +54,14 @@ impl Scaled {
     }
 
     /// The sum of all elements, without dimensions.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.sum_all()?.to_scalar()?, 2.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn sum_all(&self) -> Result<Self> {
         let dims: Vec<usize> = (0..self.rank()).collect();
         self.sum_keepdim(&dims)?.reshape(&[])
@@ -77,6 +94,14 @@ impl Scaled {
     }
 
     /// The mean of all elements, without dimensions.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.mean_all()?.to_scalar()?, 0.5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn mean_all(&self) -> Result<Self> {
         let dims: Vec<usize> = (0..self.rank()).collect();
         self.mean_keepdim(&dims)?.reshape(&[])
@@ -104,6 +129,14 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::max_keepdim`].
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.min_keepdim(1)?.flatten_all()?.to_vec1()?, [-4.0, 2.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn min_keepdim(&self, dim: usize) -> Result<Self> {
         self.extreme_of("min", dim, |x| Ok(x.min_keepdim(dim)?))
     }
@@ -112,6 +145,14 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::max_keepdim`].
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.max_all()?.to_scalar()?, 3.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn max_all(&self) -> Result<Self> {
         self.flatten_all()?.max_keepdim(0)?.reshape(&[])
     }
@@ -120,6 +161,14 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::max_keepdim`].
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.min_all()?.to_scalar()?, -4.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn min_all(&self) -> Result<Self> {
         self.flatten_all()?.min_keepdim(0)?.reshape(&[])
     }
@@ -144,7 +193,7 @@ impl Scaled {
             data_factor: 1.0,
         };
         let value = self.reduced(op, &kept, f)?;
-        let (x, y) = (self.detach(), value.clone());
+        let (x, y) = (self.detach().zeroed()?, value.clone());
         Ok(Self::record(value, op, [self], move |g, _| {
             let dtype = x.compute_dtype();
             let spread = |of: &Self| -> Result<Tensor> {

@@ -23,12 +23,37 @@ impl Scaled {
         }
     }
 
+    /// Row by row in memory. Operations do not need it; a copy made once may serve several that read row by row.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// assert!(x.transpose(0, 1)?.contiguous()?.data()?.is_contiguous());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn contiguous(&self) -> Result<Self> {
+        let value = self.moved(|x| Ok(x.contiguous()?))?;
+        Ok(Self::record(value, "contiguous", [self], |g, _| {
+            Ok([Some(g.detach())])
+        }))
+    }
+
     /// The same elements in another shape.
     ///
     /// # Errors
     /// If the number of elements differs.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.reshape(&[4, 1])?.dims(), [4, 1]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn reshape(&self, dims: &[usize]) -> Result<Self> {
-        if dims.iter().product::<usize>() != self.elem_count() {
+        let count = (dims.iter()).try_fold(1usize, |count, &size| count.checked_mul(size));
+        if count != Some(self.elem_count()) {
             return Err(Error::Shape {
                 op: "reshape",
                 what: "the operand",
@@ -47,6 +72,14 @@ impl Scaled {
     ///
     /// # Errors
     /// If the shape does not broadcast to `dims`.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.broadcast_as(&[3, 2])?.dims(), [3, 2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn broadcast_as(&self, dims: &[usize]) -> Result<Self> {
         if super::arith::broadcast_dims("broadcast_as", self.dims(), dims)? != dims {
             return Err(Error::Shape {
@@ -80,6 +113,14 @@ impl Scaled {
     }
 
     /// All elements in one dimension.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.flatten_all()?.dims(), [4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn flatten_all(&self) -> Result<Self> {
         self.reshape(&[self.elem_count()])
     }
@@ -88,6 +129,14 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::Shape`] if the size is not 1.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.unsqueeze(0)?.squeeze(0)?.dims(), [2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn squeeze(&self, dim: usize) -> Result<Self> {
         self.check_dim("squeeze", dim)?;
         let mut dims = self.dims().to_vec();
@@ -152,6 +201,14 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::Shape`] if one does not exist.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.transpose(0, 1)?.flatten_all()?.to_vec1()?, [1.0, 3.0, -4.0, 2.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn transpose(&self, a: usize, b: usize) -> Result<Self> {
         self.check_dim("transpose", a)?;
         self.check_dim("transpose", b)?;
@@ -164,6 +221,14 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::Shape`] if there are fewer.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.narrow(0, 1, 1)?.to_vec1()?, [-4.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
         let op = "narrow";
         self.check_dim(op, dim)?;
@@ -231,7 +296,7 @@ impl Scaled {
         }
         let ids = (start..end).step_by(step).map(|i| i as u32);
         let ids = Tensor::from_iter(ids, self.device())?;
-        let value = self.moved(|x| Ok(x.index_select(&ids, dim)?))?;
+        let value = self.moved(|x| Ok(x.contiguous()?.index_select(&ids, dim)?))?;
         Ok(Self::record(value, op, [self], move |g, _| {
             // With zeros between: elements are moved, and never added.
             let (mut apart, covered) = (g.dims().to_vec(), (count - 1) * step + 1);
@@ -246,9 +311,17 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::Shape`] if the dimension does not exist.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.reverse(0)?.to_vec1()?, [-4.0, 1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn reverse(&self, dim: usize) -> Result<Self> {
         self.check_dim("reverse", dim)?;
-        let value = self.moved(|x| Ok(x.flip(&[dim])?))?;
+        let value = self.moved(|x| Ok(x.contiguous()?.flip(&[dim])?))?;
         Ok(Self::record(value, "reverse", [self], move |g, _| {
             Ok([Some(g.reverse(dim)?)])
         }))

@@ -97,7 +97,8 @@ impl Scaled {
         parents: &[&Scaled],
         vjp: impl Fn(&Scaled, &[bool]) -> Result<Vec<Option<Scaled>>> + Send + Sync + 'static,
     ) -> Scaled {
-        if parents.iter().any(|parent| parent.is_tracked()) {
+        let options = Options::current();
+        if options.settings.gradients && parents.iter().any(|parent| parent.is_tracked()) {
             value.node = Some(Arc::new(Node {
                 id: next_id(),
                 op,
@@ -105,7 +106,7 @@ impl Scaled {
                 parents: parents.iter().map(|parent| parent.node.clone()).collect(),
                 vjp: Mutex::new(Some(Arc::new(vjp))),
                 is_leaf: false,
-                options: Options::current(),
+                options,
             }));
         }
         value
@@ -134,6 +135,16 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::backward`].
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// let loss = w.value().square()?.sum_all()?;
+    /// let first = loss.backward_retained()?;
+    /// assert_eq!(first.get(&w).unwrap().to_vec1()?, loss.backward()?.get(&w).unwrap().to_vec1()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn backward_retained(&self) -> Result<ScaledGrads> {
         self.sweep(self.unit_cotangent()?, true)
     }
@@ -142,6 +153,16 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::Shape`] if the cotangent has another shape, [`Error::GraphUsed`] if a part of the graph was swept before.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// let y = w.value().square()?;
+    /// let cotangent = as_scaled(&Tensor::new(&[1f32, 0.5], &Device::Cpu)?, None)?;
+    /// assert_eq!(y.backward_with(&cotangent)?.get(&w).unwrap().to_vec1()?, [4.0, 4.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn backward_with(&self, cotangent: &Scaled) -> Result<ScaledGrads> {
         if cotangent.dims() != self.dims() {
             return Err(Error::Shape {

@@ -1,4 +1,4 @@
-//! Functions of the value that have no scale to keep, and roots and powers, that do.
+//! Functions of the value, which has no scale to keep.
 
 use super::arith::Like;
 use super::kernels::{Map1, Map2, map_fn, map1, map2};
@@ -6,9 +6,7 @@ use super::value::Scaled;
 use crate::error::Result;
 use crate::ops::math::Real;
 use candle_core::{DType, Tensor};
-use fp8_core::scaled::{
-    Factored, Scale, ScaledError, div_rule, mul_rule, powi_rule, rsqrt_rule, sqrt_rule,
-};
+use fp8_core::scaled::{Factored, Scale, ScaledError};
 use half::{bf16, f16};
 
 /// Slope of erf at 0.
@@ -79,60 +77,6 @@ map_fn!(
 
 map_fn!(Ln {}, |x| x.ln(), |x| x.log()?);
 map_fn!(Shift { by }, |x| x + by, |x| (x + by)?);
-map_fn!(Sqrt { k }, |x| (k * x).sqrt(), |x| (x * k)?.sqrt()?);
-map_fn!(Rsqrt { k }, |x| R::ONE / (k * x).sqrt(), |x| (x * k)?
-    .sqrt()?
-    .recip()?);
-map_fn!(Square { k }, |x| k * (x * x), |x| (x.sqr()? * k)?);
-map_fn!(Recip { k }, |x| k / x, |x| (x.recip()? * k)?);
-map_fn!(
-    RecipSlope { k },
-    |g, y| -(k * (g * y * y)),
-    |g, y| (((g * y)? * y)? * -k)?
-);
-
-/// `factor * x^exponent`.
-#[derive(Clone, Copy)]
-struct Power {
-    exponent: i32,
-    factor: f64,
-}
-
-impl Map1 for Power {
-    #[inline(always)]
-    fn apply<R: Real>(self, x: R) -> R {
-        // By squares: x^13 = x * x^4 * x^8.
-        let (mut left, mut square, mut power) = (self.exponent.unsigned_abs(), x, R::ONE);
-        while left > 0 {
-            if left & 1 == 1 {
-                power = power * square;
-            }
-            left >>= 1;
-            if left > 0 {
-                square = square * square;
-            }
-        }
-        let power = if self.exponent < 0 {
-            R::ONE / power
-        } else {
-            power
-        };
-        R::from_f64(self.factor) * power
-    }
-
-    fn composed(self, x: &Tensor) -> Result<Tensor> {
-        let mut power = x.ones_like()?;
-        for _ in 0..self.exponent.unsigned_abs() {
-            power = (power * x)?;
-        }
-        let power = match self.exponent < 0 {
-            true => power.recip()?,
-            false => power,
-        };
-        Ok((power * self.factor)?)
-    }
-}
-
 impl Scaled {
     /// `f` of the value with the scale 1. `slope` gives the cotangent from that of the result and the value.
     fn of_value(&self, op: &'static str, f: impl Map1, slope: impl Map2 + 'static) -> Result<Self> {
@@ -184,30 +128,70 @@ impl Scaled {
     }
 
     /// The sine of the value, of the scale 1.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert!((x.sin()?.to_vec1()?[0] - 1f32.sin()).abs() < 1e-6);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn sin(&self) -> Result<Self> {
         let s = self.s();
         self.of_value("sin", Sin { s }, SinSlope { s })
     }
 
     /// The cosine of the value, of the scale 1.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert!((x.cos()?.to_vec1()?[0] - 1f32.cos()).abs() < 1e-6);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn cos(&self) -> Result<Self> {
         let s = self.s();
         self.of_value("cos", Cos { s }, CosSlope { s })
     }
 
     /// The hyperbolic tangent of the value, of the scale 1.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert!((x.tanh()?.to_vec1()?[0] - 1f32.tanh()).abs() < 1e-6);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn tanh(&self) -> Result<Self> {
         let s = self.s();
         self.of_value("tanh", Tanh { s }, TanhSlope { s })
     }
 
     /// The error function of the value, of the scale 1.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert!((x.erf()?.to_vec1()?[0] - 0.842_700_8).abs() < 1e-6);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn erf(&self) -> Result<Self> {
         let s = self.s();
         self.of_value("erf", Erf { s }, ErfSlope { s })
     }
 
     /// `1 / (1 + e^-self)`, of the scale 1.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert!((x.sigmoid()?.to_vec1()?[0] - 0.731_058_6).abs() < 1e-6);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn sigmoid(&self) -> Result<Self> {
         let s = self.s();
         self.of_value("sigmoid", Sigmoid { s }, SigmoidSlope { s })
@@ -242,111 +226,6 @@ impl Scaled {
             Ok([Some(Like::of(&x).cotangent(&g.div(&x)?)?)])
         }))
     }
-
-    /// The square root. Scale: `r(sqrt(s))`. The derivative of a tensor of zero scale is an error.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[2f32, 8.0], &Device::Cpu)?, 8.0)?;
-    /// let root = x.sqrt()?;
-    /// assert_eq!((root.scale().to_f32(), root.to_vec1()?), (2.0, vec![4.0, 8.0]));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
-    pub fn sqrt(&self) -> Result<Self> {
-        let op = "sqrt";
-        let rule = sqrt_rule(self.scale());
-        let k = rule.data_factor.into();
-        let value = Self::new(map1(op, Sqrt { k }, &self.data()?)?, rule.scale).zeroed()?;
-        let (x, y) = (Like::of(self), value.clone());
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(x.cotangent(&g.div(&y)?.mul_constant(0.5)?)?)])
-        }))
-    }
-
-    /// `1 / sqrt(self)`. Scale: `r(1 / sqrt(s))`.
-    ///
-    /// # Errors
-    /// [`ScaledError::Zero`] if the scale is 0.
-    pub fn rsqrt(&self) -> Result<Self> {
-        let op = "rsqrt";
-        let rule = rsqrt_rule(self.scale())?;
-        let k = rule.data_factor.into();
-        let value = Self::new(map1(op, Rsqrt { k }, &self.data()?)?, rule.scale);
-        let (x, y) = (self.detach(), value.clone());
-        Ok(Self::record(value, op, [self], move |g, _| {
-            let g = g.mul(&y)?.div(&x)?.mul_constant(-0.5)?;
-            Ok([Some(Like::of(&x).cotangent(&g)?)])
-        }))
-    }
-
-    /// `self * self`. Scale: `s^2`.
-    pub fn square(&self) -> Result<Self> {
-        let op = "square";
-        let rule = mul_rule(self.scale(), self.scale());
-        let k = rule.data_factor.into();
-        let value = Self::new(map1(op, Square { k }, &self.data()?)?, rule.scale).zeroed()?;
-        let x = self.detach();
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(
-                Like::of(&x).cotangent(&g.mul(&x)?.mul_constant(2.0)?)?,
-            )])
-        }))
-    }
-
-    /// `1 / self`. Scale: `1 / s`.
-    ///
-    /// # Errors
-    /// [`ScaledError::Zero`] if the scale is 0.
-    pub fn recip(&self) -> Result<Self> {
-        let op = "recip";
-        let rule = div_rule(Scale::ONE, self.scale()).map_err(|_| ScaledError::Zero { op })?;
-        let k = rule.data_factor.into();
-        let value = Self::new(map1(op, Recip { k }, &self.data()?)?, rule.scale);
-        let (x, y) = (Like::of(self), value.clone());
-        Ok(Self::record(value, op, [self], move |g, _| {
-            // One step after the other, as the product of three scales may leave the range on the way.
-            let square = mul_rule(y.scale(), y.scale());
-            let rule = mul_rule(g.scale(), square.scale);
-            let k = f64::from(square.data_factor) * f64::from(rule.data_factor);
-            Ok([Some(x.cotangent(&g.sloped(
-                op,
-                RecipSlope { k },
-                &y,
-                rule,
-            )?)?)])
-        }))
-    }
-
-    /// A power with a whole exponent. Scale: `s^exponent`. 0^0 is 1.
-    ///
-    /// # Errors
-    /// [`ScaledError::Zero`] if the scale is 0 and the exponent negative.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[1.5f32, -1.0], &Device::Cpu)?, 2.0)?;
-    /// let cube = x.powi(3)?;
-    /// assert_eq!((cube.scale().to_f32(), cube.to_vec1()?), (8.0, vec![27.0, -8.0]));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
-    pub fn powi(&self, exponent: i32) -> Result<Self> {
-        let op = "powi";
-        let rule = powi_rule(self.scale(), exponent)?;
-        let factor = rule.data_factor.into();
-        let x = self.detach().zeroed()?;
-        let data = map1(op, Power { exponent, factor }, &x.data()?)?;
-        let value = Self::new(data, rule.scale).zeroed()?;
-        Ok(Self::record(value, op, [self], move |g, _| {
-            if exponent == 0 {
-                return Ok([None]);
-            }
-            let slope = x.powi(exponent.saturating_sub(1))?;
-            let g = g.mul(&slope)?.mul_constant(exponent.into())?;
-            Ok([Some(Like::of(&x).cotangent(&g)?)])
-        }))
-    }
 }
 
 #[cfg(test)]
@@ -356,7 +235,7 @@ mod tests {
 
     #[test]
     fn kernels_and_their_definitions() {
-        let (s, k) = (0.75, 2.0);
+        let s = 0.75;
         check1(Exp { s }, false);
         check1(Sin { s }, false);
         check1(Cos { s }, false);
@@ -371,20 +250,6 @@ mod tests {
         check2(SigmoidSlope { s }, false);
         check1(Ln {}, true);
         check1(Shift { by: s }, false);
-        check1(Sqrt { k }, true);
-        check1(Rsqrt { k }, true);
-        check1(Square { k }, false);
-        check1(Recip { k }, true);
-        check2(RecipSlope { k }, false);
-        for exponent in [-4, -1, 0, 1, 2, 3, 7] {
-            check1(
-                Power {
-                    exponent,
-                    factor: 2.0,
-                },
-                true,
-            );
-        }
     }
 
     #[test]

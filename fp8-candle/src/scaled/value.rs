@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex};
 /// ```
 #[derive(Debug, Clone)]
 pub struct Scaled {
-    data: Data,
+    pub(super) data: Data,
     scale: Scale,
     pub(super) node: Option<Arc<Node>>,
     pub(super) casts: Arc<Casts>,
@@ -45,7 +45,17 @@ pub(super) enum Data {
 pub(super) struct Casts(pub(super) Mutex<Vec<Fp8Tensor>>);
 
 /// The dtype of the data: one of candle's, or an FP8 format.
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::scaled::*;
+/// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+/// let e4m3 = ScaledDType::from(fp8_core::Format::E4M3);
+/// assert_eq!(x.astype(e4m3)?.dtype(), e4m3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ScaledDType {
     /// f32, bf16, f16 or f64.
     Float(DType),
@@ -105,6 +115,14 @@ impl Scaled {
     /// [`Error::DType`] if `data` is not f32, bf16, f16, f64 or F8E4M3, [`Error::Scaled`] if `scale` is not a power of two and
     /// the check is not [lenient](fp8_core::scaled::ScaleCheck), or is negative, infinite or NaN; a zero scale needs a lenient
     /// check too, and [`Scaled::zeros`] does not.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = Scaled::from_parts(&Tensor::new(&[3f32], &Device::Cpu)?, 0.5)?;
+    /// assert_eq!(x.to_vec1()?, [1.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn from_parts(data: &Tensor, scale: f32) -> Result<Self> {
         let scale = Options::current().check(scale)?;
         match data.dtype() {
@@ -128,6 +146,15 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::from_parts`].
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let one = Tensor::new(&[0x38u8], &Device::Cpu)?;
+    /// let x = Scaled::from_codes(&one, fp8_core::Format::E4M3, 0.25)?;
+    /// assert_eq!(x.to_vec1()?, [0.25]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn from_codes(codes: &Tensor, format: Format, scale: f32) -> Result<Self> {
         Self::of_codes(codes, format, Options::current().check(scale)?)
     }
@@ -145,6 +172,14 @@ impl Scaled {
     }
 
     /// Zeros of the scale 0, which is the only value of that scale that strict checks know.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let zeros = Scaled::zeros(2, candle_core::DType::F16, &Device::Cpu)?;
+    /// assert!(zeros.scale().is_zero());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let data = Tensor::zeros(shape, dtype, device)?;
         Ok(Self {
@@ -210,19 +245,6 @@ impl Scaled {
         }
     }
 
-    /// The data in floating point: the tensor itself, or FP8 codes decoded to f16, which has all their values.
-    pub fn data(&self) -> Result<Tensor> {
-        self.float(self.compute_dtype())
-    }
-
-    /// The codes, if the data are FP8.
-    pub fn codes(&self) -> Option<&Fp8Tensor> {
-        match &self.data {
-            Data::Float(_) => None,
-            Data::Fp8(data) => Some(data),
-        }
-    }
-
     pub(super) fn raw(&self) -> &Data {
         &self.data
     }
@@ -244,80 +266,27 @@ impl Scaled {
     }
 
     /// The scale of the value.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+    /// assert_eq!(x.scale().exponent(), Some(1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn scale(&self) -> Scale {
         self.scale
     }
 
-    /// Data and scale.
-    pub fn data_and_scale(&self) -> Result<(Tensor, Scale)> {
-        Ok((self.data()?, self.scale))
-    }
-
-    /// The dtype of the data.
-    pub fn dtype(&self) -> ScaledDType {
-        match &self.data {
-            Data::Float(data) => ScaledDType::Float(data.dtype()),
-            Data::Fp8(data) => ScaledDType::Fp8(data.format()),
-        }
-    }
-
-    /// The sizes of the dimensions.
-    pub fn dims(&self) -> &[usize] {
-        match &self.data {
-            Data::Float(data) => data.dims(),
-            Data::Fp8(data) => data.dims(),
-        }
-    }
-
-    /// Number of dimensions.
-    pub fn rank(&self) -> usize {
-        self.dims().len()
-    }
-
-    /// Number of elements.
-    pub fn elem_count(&self) -> usize {
-        self.dims().iter().product()
-    }
-
-    /// Where the data are.
-    pub fn device(&self) -> &Device {
-        match &self.data {
-            Data::Float(data) => data.device(),
-            Data::Fp8(data) => data.device(),
-        }
-    }
-
-    /// The value, `data * scale`, rounded once to `dtype` (f32, bf16, f16 or f64).
-    pub fn to_tensor(&self, dtype: DType) -> Result<Tensor> {
-        let wide = self.float(crate::ops::wide_dtype(self.compute_dtype()))?;
-        // In two factors where one would leave the range of f32 though the value does not.
-        let value = match self.scale {
-            Scale::ONE => wide,
-            // Whatever the data are.
-            Scale::ZERO => wide.zeros_like()?,
-            scale => (wide * f64::from(scale.to_f32()))?,
-        };
-        Ok(value.to_dtype(dtype)?)
-    }
-
-    /// The values of a tensor of one dimension.
-    pub fn to_vec1(&self) -> Result<Vec<f32>> {
-        Ok(self.to_tensor(DType::F32)?.to_vec1()?)
-    }
-
-    /// The value of a tensor of one element, of any rank.
-    pub fn to_scalar(&self) -> Result<f32> {
-        let value = self.to_tensor(DType::F32)?;
-        match value.elem_count() {
-            1 => Ok(value.reshape(())?.to_scalar()?),
-            _ => Err(Error::NotScalar {
-                op: "to_scalar",
-                got: self.dims().to_vec(),
-            }),
-        }
-    }
-
     /// The same value outside any graph.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// assert!(w.value().is_tracked() && !w.value().detach().is_tracked());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn detach(&self) -> Self {
         Self {
             node: None,
@@ -326,8 +295,21 @@ impl Scaled {
     }
 
     /// Whether a gradient flows to a variable from here.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// assert!(w.value().square()?.is_tracked());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn is_tracked(&self) -> bool {
         self.node.is_some()
+    }
+
+    /// Whether what is computed from this keeps a graph.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.is_tracked() && Options::current().settings.gradients
     }
 
     /// The data as FP8 codes of `format`, rounded to nearest even and saturated, in `[product of the leading dims, last dim]`;
@@ -352,6 +334,7 @@ impl Scaled {
         let cast = fp8_core::Cast::new(format);
         let codes: Codes = backend.quantize(&x, &grid, &one, &cast, orientation)?;
         let cast = Fp8Tensor::from_codes(codes, x.dims(), format, scheme, one)?;
+        Options::current().count_cast();
         casts.push(cast.clone());
         Ok(cast)
     }

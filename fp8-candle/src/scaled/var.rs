@@ -1,5 +1,7 @@
 //! A trainable scaled tensor.
 
+use super::data_norm::norm_of;
+use super::rescale::Norm;
 use super::tape::Node;
 use super::value::{Casts, Scaled};
 use crate::error::{Error, Result};
@@ -47,23 +49,48 @@ impl ScaledVar {
     ///
     /// # Errors
     /// If `x` is not f32, bf16, f16 or f64.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// assert_eq!(w.value().to_vec1()?, [2.0, 4.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(name: impl Into<String>, x: &Tensor) -> Result<Self> {
         Self::from_scaled(name, &Scaled::from_parts(x, 1.0)?)
     }
 
-    /// A parameter of the value of `x`, in `dtype`, whose scale is the power of two below the root mean square of `x`.
+    /// A parameter of the value of `x`, in `dtype`, whose scale is the power of two below the root mean square of `x`, however small or
+    /// large that is. Zeros have the scale 0, so that they impose no size on what they are added to.
     ///
     /// # Errors
     /// If `x` or `dtype` is not f32, bf16, f16 or f64.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = Tensor::new(&[20f32, 40.0], &Device::Cpu)?;
+    /// let w = ScaledVar::rescaled("w", &x, candle_core::DType::F16)?;
+    /// assert_eq!((w.scale().to_f32(), w.value().to_vec1()?), (16.0, vec![20.0, 40.0]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn rescaled(name: impl Into<String>, x: &Tensor, dtype: DType) -> Result<Self> {
-        let x = Scaled::from_parts(x, 1.0)?.dynamic_rescale_l2()?;
-        Self::from_scaled(name, &x.astype(dtype)?)
+        Self::from_scaled(name, &sized(x)?.astype(dtype)?)
     }
 
     /// A parameter with data and scale of `x`, copied.
     ///
     /// # Errors
     /// If the data of `x` are FP8: a parameter that steps change needs more bits.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let x = Scaled::from_parts(&Tensor::new(&[1f32], &Device::Cpu)?, 4.0)?;
+    /// assert_eq!(ScaledVar::from_scaled("w", &x)?.value().to_vec1()?, [4.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn from_scaled(name: impl Into<String>, x: &Scaled) -> Result<Self> {
         if let Some(codes) = x.codes() {
             return Err(Error::NoDType {
@@ -113,11 +140,27 @@ impl ScaledVar {
     }
 
     /// Its name in checkpoints.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// assert_eq!(w.name(), "w");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
     /// The value as the start of a graph.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// assert!(w.value().is_tracked());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn value(&self) -> Scaled {
         let Current { scale, casts, .. } = self.current().clone();
         let mut value = Scaled::new(self.0.var.as_tensor().detach(), scale);
@@ -127,21 +170,53 @@ impl ScaledVar {
     }
 
     /// The scale now.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// assert_eq!(w.scale(), Scale::ONE);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn scale(&self) -> Scale {
         self.current().scale
     }
 
     /// The dtype of the data.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// assert_eq!(w.dtype(), candle_core::DType::F32);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn dtype(&self) -> DType {
         self.0.var.dtype()
     }
 
     /// The sizes of the dimensions.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// assert_eq!(w.dims(), [2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn dims(&self) -> &[usize] {
         self.0.var.dims()
     }
 
     /// Where the data are.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// assert!(w.device().is_cpu());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn device(&self) -> &Device {
         self.0.var.device()
     }
@@ -150,6 +225,15 @@ impl ScaledVar {
     ///
     /// # Errors
     /// [`Error::Shape`] if `x` has another shape.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// w.set(&Scaled::from_parts(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?)?;
+    /// assert_eq!(w.value().to_vec1()?, [2.0, 6.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set(&self, x: &Scaled) -> Result<()> {
         if x.dims() != self.dims() {
             return Err(Error::Shape {
@@ -164,12 +248,48 @@ impl ScaledVar {
         Ok(())
     }
 
+    /// Sets the value to `x`, at the scale that [`ScaledVar::rescaled`] gives it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `x` has another shape; if it is not f32, bf16, f16 or f64.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::scaled::ScaledVar;
+    /// let w = ScaledVar::rescaled("w", &Tensor::zeros(2, DType::F32, &Device::Cpu)?, DType::F16)?;
+    /// assert!(w.scale().is_zero());
+    /// w.set_rescaled(&Tensor::new(&[2f32.powi(-40), 0.0], &Device::Cpu)?)?;
+    /// assert_eq!(w.value().to_vec1()?, [2f32.powi(-40), 0.0]); // f16 alone ends at 2^-24
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn set_rescaled(&self, x: &Tensor) -> Result<()> {
+        self.set(&sized(x)?)
+    }
+
     /// The data, for an optimizer that changes them in place and calls [`ScaledVar::changed`] afterwards.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// assert_eq!(w.data_var().dims(), [2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn data_var(&self) -> &Var {
         &self.0.var
     }
 
     /// Announces that the data were changed, and their scale: FP8 copies are made anew.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
+    /// w.data_var().set(&Tensor::new(&[1f32, 1.0], &Device::Cpu)?)?;
+    /// w.changed(Scale::new(8.0)?);
+    /// assert_eq!(w.value().to_vec1()?, [8.0, 8.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn changed(&self, scale: Scale) {
         let mut current = self.current();
         *current = Current {
@@ -199,5 +319,29 @@ impl ScaledVar {
 
     fn current(&self) -> std::sync::MutexGuard<'_, Current> {
         (self.0.current.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `x` with the power of two below its root mean square for a scale. One rescaling moves 2^-14 at most.
+fn sized(x: &Tensor) -> Result<Scaled> {
+    // Data of 16 bits would be rounded on the way.
+    let wide = match x.dtype() {
+        DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
+        _ => x.clone(),
+    };
+    let mut x = Scaled::from_parts(&wide, 1.0)?;
+    if x.elem_count() == 0 {
+        return Ok(x);
+    }
+    loop {
+        if norm_of(&x.data()?, Norm::Max)? == 0.0 {
+            return Scaled::zeros(wide.shape(), wide.dtype(), wide.device());
+        }
+        // By the largest first: squares may be beyond the range.
+        let next = x.dynamic_rescale_max()?;
+        if next.scale() == x.scale() {
+            return next.dynamic_rescale_l2();
+        }
+        x = next;
     }
 }

@@ -176,7 +176,8 @@ fn shapes_that_do_not_fit() -> Result<()> {
     let x = Scaled::from_parts(&ones(&[2, 3])?, 1.0)?;
     let y = Scaled::from_parts(&ones(&[4])?, 1.0)?;
     let shape = "[2, 3]";
-    let pairs: [(&str, fn(&Scaled, &Scaled) -> Result<Scaled>); 6] = [
+    type Binary = fn(&Scaled, &Scaled) -> Result<Scaled>;
+    let pairs: [(&str, Binary); 6] = [
         ("add", Scaled::add),
         ("sub", Scaled::sub),
         ("mul", Scaled::mul),

@@ -193,7 +193,7 @@ fn arithmetic() -> Result<()> {
         .run(|x| x[0].mul(&x[1]), |x| Ok(x[0].broadcast_mul(&x[1])?))?;
     Check::new("div", &[a.clone(), b.clone()])
         .run(|x| x[0].div(&x[1]), |x| Ok((&x[0] / &x[1])?))?;
-    Check::new("a value used three times", &[a.clone()]).run(
+    Check::new("a value used three times", std::slice::from_ref(&a)).run(
         |x| x[0].mul(&x[0])?.add(&x[0]),
         |x| Ok((x[0].sqr()? + &x[0])?),
     )?;

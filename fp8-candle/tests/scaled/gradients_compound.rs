@@ -14,11 +14,11 @@ fn softmaxes() -> Result<()> {
         Ok(e.broadcast_div(&e.sum_keepdim(dim)?)?.log()?)
     };
     for dim in 0..3 {
-        Check::new("softmax", &[x.clone()]).run(
+        Check::new("softmax", std::slice::from_ref(&x)).run(
             |x| x[0].softmax(dim),
             |x| Ok(log_softmax(&x[0], dim)?.exp()?),
         )?;
-        Check::new("log_softmax", &[x.clone()])
+        Check::new("log_softmax", std::slice::from_ref(&x))
             .run(|x| x[0].log_softmax(dim), |x| log_softmax(&x[0], dim))?;
     }
     Check::new("causal_softmax", &[x]).run(
@@ -47,7 +47,7 @@ fn norms() -> Result<()> {
 #[test]
 fn activations() -> Result<()> {
     let x = (wave(&[5, 7], 1) * 4.0)?;
-    Check::new("gelu", &[x.clone()]).run(|x| x[0].gelu(), |x| ops::gelu(&x[0]))?;
+    Check::new("gelu", std::slice::from_ref(&x)).run(|x| x[0].gelu(), |x| ops::gelu(&x[0]))?;
     Check::new("silu", &[x]).run(|x| x[0].silu(), |x| Ok(x[0].silu()?))
 }
 
@@ -99,7 +99,7 @@ fn losses() -> Result<()> {
     let targets = Tensor::new(&[[1i64, 4, 0], [2, -3, 3]], &Device::Cpu)?;
     let options = CrossEntropyOptions::default().with_ignore_index(-3);
     let logits = wave(&[2, 3, 5], 1);
-    Check::new("cross_entropy", &[logits.clone()]).run(
+    Check::new("cross_entropy", std::slice::from_ref(&logits)).run(
         |x| x[0].cross_entropy_with(&targets, options),
         |x| ops::cross_entropy_with(&x[0], &targets, options),
     )?;
@@ -114,7 +114,7 @@ fn losses() -> Result<()> {
 fn lookups() -> Result<()> {
     let ids = Tensor::new(&[2u32, 0, 2, 1], &Device::Cpu)?;
     let table = wave(&[4, 3], 1);
-    Check::new("index_select", &[table.clone()]).run(
+    Check::new("index_select", std::slice::from_ref(&table)).run(
         |x| x[0].index_select(&ids, 0),
         |x| Ok(x[0].index_select(&ids, 0)?),
     )?;
@@ -123,7 +123,7 @@ fn lookups() -> Result<()> {
         |x| Ok(x[0].index_select(&ids, 1)?),
     )?;
     let pairs = ids.reshape((2, 2))?;
-    Check::new("embedding", &[table.clone()]).run(
+    Check::new("embedding", std::slice::from_ref(&table)).run(
         |x| x[0].embedding(&pairs),
         |x| Ok(x[0].index_select(&ids, 0)?.reshape((2, 2, 3))?),
     )?;
@@ -172,7 +172,7 @@ fn images() -> Result<()> {
         )?;
     }
     // candle divides the gradient of a largest element by the size of the window.
-    Check::new("max_pool2d", &[image.clone()])
+    Check::new("max_pool2d", std::slice::from_ref(&image))
         .without_candle()
         .run(|x| x[0].max_pool2d(2), |x| Ok(x[0].max_pool2d(2)?))?;
     Check::new("avg_pool2d", &[image])

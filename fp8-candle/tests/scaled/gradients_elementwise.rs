@@ -3,7 +3,7 @@
 use crate::gradient_check::{Check, positive, wave};
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Result;
-use fp8_candle::scaled::Scaled;
+use fp8_candle::scaled::{Direction, Norm, Scaled};
 
 type Unary = (
     &'static str,
@@ -45,6 +45,35 @@ fn functions_of_any_value() -> Result<()> {
             ("add 0", |x| x.add_constant(0.0), |x| Ok(x.clone())),
             ("set_scaling", |x| x.set_scaling(0.125), |x| Ok(x.clone())),
             ("rebalance", |x| x.rebalance(4.0), |x| Ok(x.clone())),
+            ("contiguous", Scaled::contiguous, |x| Ok(x.clone())),
+            (
+                "rescale max",
+                Scaled::dynamic_rescale_max,
+                |x| Ok(x.clone()),
+            ),
+            ("rescale l1", Scaled::dynamic_rescale_l1, |x| Ok(x.clone())),
+            ("rescale l2", Scaled::dynamic_rescale_l2, |x| Ok(x.clone())),
+            (
+                "rescale backward",
+                |x| x.rescale(Norm::L2, Direction::Backward),
+                |x| Ok(x.clone()),
+            ),
+            ("astype", |x| x.astype(DType::F64), |x| Ok(x.clone())),
+            (
+                "cast_on_forward",
+                |x| x.cast_on_forward(DType::F64),
+                |x| Ok(x.clone()),
+            ),
+            (
+                "cast_on_backward",
+                |x| x.cast_on_backward(DType::F64),
+                |x| Ok(x.clone()),
+            ),
+            (
+                "inspect_backward",
+                |x| Ok(x.inspect_backward(|_| Ok(()))),
+                |x| Ok(x.clone()),
+            ),
         ],
     )
 }
@@ -162,6 +191,68 @@ fn moves() -> Result<()> {
             ),
             ("unsqueeze", |x| x.unsqueeze(2), |x| x.unsqueeze(2)),
         ],
+    )
+}
+
+type Binary = (
+    &'static str,
+    fn(&Scaled, &Scaled) -> Result<Scaled>,
+    fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
+);
+
+#[test]
+fn both_operands_broadcast() -> Result<()> {
+    let rows: &[Binary] = &[
+        ("add", Scaled::add, Tensor::broadcast_add),
+        ("sub", Scaled::sub, Tensor::broadcast_sub),
+        ("mul", Scaled::mul, Tensor::broadcast_mul),
+        ("div", Scaled::div, Tensor::broadcast_div),
+        ("maximum", Scaled::maximum, Tensor::broadcast_maximum),
+        ("minimum", Scaled::minimum, Tensor::broadcast_minimum),
+        (
+            "where_cond",
+            |a, b| Scaled::where_cond(&Tensor::new(&[0u8, 1, 0], a.device())?, a, b),
+            |a, b| {
+                let mask = Tensor::new(&[0f64, 1., 0.], a.device())?.to_dtype(a.dtype())?;
+                a.broadcast_mul(&mask)?
+                    .broadcast_add(&b.broadcast_mul(&(1.0 - mask)?)?)
+            },
+        ),
+    ];
+    for (a, b) in [
+        (&[2, 1][..], &[1, 3][..]),
+        (&[1, 3], &[4, 2, 1]),
+        (&[], &[2, 3]),
+        (&[1, 1, 3], &[]),
+    ] {
+        let inputs = [wave(a, 1), wave(b, 2)];
+        for (name, scaled, plain) in rows {
+            Check::new(name, &inputs)
+                .run(|x| scaled(&x[0], &x[1]), |x| Ok(plain(&x[0], &x[1])?))?;
+        }
+    }
+    Ok(())
+}
+
+/// The operators are the methods, and take plain tensors and constants at their right.
+#[test]
+fn operators() -> Result<()> {
+    let plain = wave(&[3], 3);
+    let inputs = [wave(&[2, 3], 1), wave(&[2, 3], 2)];
+    Check::new("operators", &inputs).run(
+        |x| {
+            let plain = plain.to_dtype(x[0].data()?.dtype())?;
+            let (a, b) = (&x[0], &x[1]);
+            let sum = ((((a + b)? * a)? - 0.3)? / &plain)?;
+            ((((sum + &plain)? * 0.7)? - &plain)? / 1.7)? * &plain
+        },
+        |x| {
+            let plain = plain.to_dtype(x[0].dtype())?;
+            let (a, b) = (&x[0], &x[1]);
+            let sum = (((a + b)? * a)? - 0.3)?.broadcast_div(&plain)?;
+            let sum = (sum.broadcast_add(&plain)? * 0.7)?.broadcast_sub(&plain)?;
+            Ok((sum / 1.7)?.broadcast_mul(&plain)?)
+        },
     )
 }
 

@@ -271,3 +271,46 @@ fn zeros_of_no_size() -> Result<()> {
     assert_eq!(z.argmax(0)?.to_scalar::<u32>()?, 0);
     Ok(())
 }
+
+/// Whatever their sizes, and more of them than f16 data of one scale have room for.
+#[test]
+fn gradients_of_micro_batches_add_up() -> Result<()> {
+    let x = ScaledVar::rescaled("x", &Tensor::new(&[1f32, 2.0], &Device::Cpu)?, DType::F16)?;
+    let of = |factor: f64, scale: f32| -> Result<ScaledGrads> {
+        let data = (Tensor::ones(2, DType::F32, &Device::Cpu)? * 16384.0)?.to_dtype(DType::F16)?;
+        let weights = Scaled::from_parts(&data, scale)?;
+        x.value()
+            .mul(&weights)?
+            .sum_all()?
+            .mul_constant(factor)?
+            .backward()
+    };
+    for scale in [-40, 0, 20].map(|exponent| 2f32.powi(exponent)) {
+        let mut sum = ScaledGrads::default();
+        for _ in 0..16 {
+            sum = sum.add(of(1.0, scale)?)?;
+        }
+        let mean = sum.mul_constant(1.0 / 16.0)?;
+        let expected = 16384.0 * scale;
+        assert_eq!(grad(&mean, &x).to_vec1()?, [expected; 2]);
+        // Data near 1 that depend on ratios alone.
+        assert_eq!(
+            grad(&mean, &x)
+                .data()?
+                .to_dtype(DType::F32)?
+                .to_vec1::<f32>()?,
+            [1.0; 2]
+        );
+    }
+    // A variable in one of them keeps its gradient.
+    let y = var(&[3.0])?;
+    let sum = of(1.0, 1.0)?.add(y.value().square()?.sum_all()?.backward()?)?;
+    assert_eq!((sum.len(), grad(&sum, &y).to_vec1()?), (2, vec![6.0]));
+    let mut other = ScaledGrads::default();
+    other.insert(&y, fixed(&[1.0, 2.0], 1.0)?);
+    assert!(matches!(
+        sum.add(other),
+        Err(fp8_candle::Error::Shape { .. })
+    ));
+    Ok(())
+}

@@ -4,6 +4,13 @@ use super::{Pow2Round, Scale, ScaledError};
 use crate::floor_to_power_of_two;
 
 /// A rule that takes a factor out of the result: `data = data_factor * (operation on the data of the operands)`.
+///
+/// ```
+/// # use fp8_core::scaled::*;
+/// let rule = sum_rule(Scale::ONE, 100, Pow2Round::default());
+/// assert_eq!((rule.scale.to_f32(), rule.data_factor), (8.0, 0.125));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factored {
     /// Scale of the result.
@@ -13,6 +20,13 @@ pub struct Factored {
 }
 
 /// A rule that brings operands to one scale first: `data = operation(factors[0] * data_a, factors[1] * data_b)`.
+///
+/// ```
+/// # use fp8_core::scaled::*;
+/// let rule = extreme_rule(Scale::new(8.0)?, Scale::new(2.0)?);
+/// assert_eq!((rule.scale.to_f32(), rule.data_factors), (8.0, [1.0, 0.25]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Aligned {
     /// Scale of the result.
@@ -111,6 +125,15 @@ pub fn extreme_rule(a: Scale, b: Scale) -> Aligned {
 }
 
 /// Multiplication: `a * b`.
+///
+/// ```
+/// # use fp8_core::scaled::*;
+/// let (a, b) = (Scale::new(8.0)?, Scale::new(2.0)?);
+/// assert_eq!(mul_rule(a, b).scale.to_f32(), 16.0);
+/// // Beyond the range of scales the rest goes into the data.
+/// assert_eq!(mul_rule(Scale::MAX, b).data_factor, 2.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn mul_rule(a: Scale, b: Scale) -> Factored {
     split(value(a) * value(b), 1.0)
 }
@@ -119,6 +142,14 @@ pub fn mul_rule(a: Scale, b: Scale) -> Factored {
 ///
 /// # Errors
 /// If `b` is 0.
+///
+/// ```
+/// # use fp8_core::scaled::*;
+/// let (a, b) = (Scale::new(8.0)?, Scale::new(2.0)?);
+/// assert_eq!(div_rule(a, b)?.scale.to_f32(), 4.0);
+/// assert!(div_rule(a, Scale::ZERO).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn div_rule(a: Scale, b: Scale) -> Result<Factored, ScaledError> {
     if b.is_zero() {
         return Err(ScaledError::Zero { op: "div" });
@@ -128,6 +159,14 @@ pub fn div_rule(a: Scale, b: Scale) -> Result<Factored, ScaledError> {
 
 /// A product of matrices with `contracted` terms in each sum, or a convolution with that many inputs to each value:
 /// `a * b * r(sqrt(contracted))`.
+///
+/// ```
+/// # use fp8_core::scaled::*;
+/// let (a, b) = (Scale::new(8.0)?, Scale::new(2.0)?);
+/// let rule = matmul_rule(a, b, 1000, Pow2Round::default());
+/// assert_eq!((rule.scale.to_f32(), rule.data_factor), (16.0 * 16.0, 1.0 / 16.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn matmul_rule(a: Scale, b: Scale, contracted: usize, round: Pow2Round) -> Factored {
     let root = root(contracted, round);
     split(value(a) * value(b) * root, 1.0 / root)
@@ -152,6 +191,14 @@ pub fn sum_rule(s: Scale, length: usize, round: Pow2Round) -> Factored {
 }
 
 /// A mean of `length` values: that of their sum, divided by the constant `length`. The factor is for the sum of the data.
+///
+/// ```
+/// # use fp8_core::scaled::*;
+/// let (a, b) = (Scale::new(8.0)?, Scale::new(2.0)?);
+/// let rule = mean_rule(a, 16, Pow2Round::default());
+/// assert_eq!((rule.scale.to_f32(), rule.data_factor), (8.0 * 4.0 / 16.0, 0.25));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn mean_rule(s: Scale, length: usize, round: Pow2Round) -> Factored {
     let root = root(length, round);
     let (power, mantissa) = constant_rule(length.max(1) as f64);
@@ -165,6 +212,13 @@ pub fn mean_rule(s: Scale, length: usize, round: Pow2Round) -> Factored {
 ///
 /// # Errors
 /// If the exponent is negative and `s` is 0.
+///
+/// ```
+/// # use fp8_core::scaled::*;
+/// let (a, b) = (Scale::new(8.0)?, Scale::new(2.0)?);
+/// assert_eq!(powi_rule(a, -2)?.scale.to_f32(), 1.0 / 64.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn powi_rule(s: Scale, exponent: i32) -> Result<Factored, ScaledError> {
     if s.is_zero() && exponent < 0 {
         return Err(ScaledError::Zero { op: "powi" });
@@ -210,6 +264,14 @@ pub fn sqrt_rule(s: Scale) -> Factored {
 ///
 /// # Errors
 /// If `s` is 0.
+///
+/// ```
+/// # use fp8_core::scaled::*;
+/// let (a, b) = (Scale::new(8.0)?, Scale::new(2.0)?);
+/// let rule = rsqrt_rule(a)?;
+/// assert_eq!((rule.scale.to_f32(), rule.data_factor), (0.25, 0.5));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn rsqrt_rule(s: Scale) -> Result<Factored, ScaledError> {
     if s.is_zero() {
         return Err(ScaledError::Zero { op: "rsqrt" });

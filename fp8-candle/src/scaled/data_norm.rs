@@ -6,18 +6,34 @@ use crate::ops::data::{Element, block_rows, compute_dtype, for_dtype, with_slice
 use crate::ops::math::{Real, max, sum};
 use crate::simd::simd;
 use candle_core::{DType, Tensor};
+use fp8_core::floor_to_power_of_two;
 use rayon::prelude::*;
 
 /// The norm of all elements, of which there is one at least; not finite if one of them is not.
 pub(super) fn norm_of(data: &Tensor, norm: Norm) -> Result<f32> {
-    if !data.device().is_cpu() {
-        return composed(data, norm);
+    let plain = |data: &Tensor, norm: Norm| match data.device().is_cpu() {
+        true => on_cpu(data, norm),
+        false => composed(data, norm),
+    };
+    let of = plain(data, norm)?;
+    if of.is_finite() {
+        return Ok(of as f32);
     }
+    // The sums of large finite data, or their squares, are not finite: those of the data over their largest magnitude are.
+    let largest = plain(data, Norm::Max)?;
+    let power = f64::from(floor_to_power_of_two(largest as f32));
+    if !power.is_finite() {
+        return Ok(f32::NAN);
+    }
+    let divided = super::kernels::wide([data], |[x]| Ok((x / power)?))?;
+    Ok((plain(&divided, norm)? * power).min(f32::MAX.into()) as f32)
+}
+
+fn on_cpu(data: &Tensor, norm: Norm) -> Result<f64> {
     crate::simd::check()?;
-    let of = for_dtype!("dynamic_rescale", data.dtype(), T => {
+    for_dtype!("dynamic_rescale", data.dtype(), T => {
         with_slices([data], |[x]: [&[T]; 1]| blocks(x, norm))
-    })?;
-    Ok(of as f32)
+    })
 }
 
 /// In one pass. Blocks are summed in order, so that no bit depends on the number of threads.
@@ -50,14 +66,14 @@ fn blocks<T: Element>(x: &[T], norm: Norm) -> f64 {
 }
 
 /// The definition, and the form for other devices.
-fn composed(data: &Tensor, norm: Norm) -> Result<f32> {
+fn composed(data: &Tensor, norm: Norm) -> Result<f64> {
     let data = data.to_dtype(compute_dtype(data.dtype()))?.flatten_all()?;
     let of = match norm {
         Norm::Max => (data.abs()?.max(0)? + (&data * 0.0)?.sum(0)?)?,
         Norm::L1 => data.abs()?.mean(0)?,
         Norm::L2 => data.sqr()?.mean(0)?.sqrt()?,
     };
-    Ok(of.to_dtype(DType::F32)?.to_scalar()?)
+    Ok(of.to_dtype(DType::F64)?.to_scalar()?)
 }
 
 #[cfg(test)]
@@ -73,7 +89,7 @@ mod tests {
                 let x = Tensor::from_iter(x, &Device::Cpu)?;
                 for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
                     let x = x.to_dtype(dtype)?;
-                    let (got, expected) = (norm_of(&x, norm)?, composed(&x, norm)?);
+                    let (got, expected) = (f64::from(norm_of(&x, norm)?), composed(&x, norm)?);
                     // candle adds 100,000 terms one after the other.
                     let error = (got - expected).abs() / expected;
                     assert!(
@@ -88,6 +104,24 @@ mod tests {
                     let x = Tensor::from_iter(x, &Device::Cpu)?;
                     assert!(!norm_of(&x, norm)?.is_finite(), "{norm:?} {bad} at {place}");
                     assert!(!composed(&x, norm)?.is_finite());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn large_data_have_finite_norms() -> Result<()> {
+        for largest in [1e19f32, 3e38] {
+            for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 1e-2), (DType::F64, 1e-5)]
+            {
+                let x = Tensor::full(largest, 100_000, &Device::Cpu)?.to_dtype(dtype)?;
+                for norm in [Norm::Max, Norm::L1, Norm::L2] {
+                    let got = norm_of(&x, norm)?;
+                    assert!(
+                        (got / largest - 1.0).abs() < tolerance,
+                        "{norm:?} {dtype:?}: {got} of {largest}"
+                    );
                 }
             }
         }
