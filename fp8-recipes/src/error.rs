@@ -439,6 +439,34 @@ pub enum Error {
         /// The one that is not.
         missing: String,
     },
+    /// A layer was given a scaled input, and one of its parameters is a plain tensor.
+    #[error(
+        "`{tensor}` is a plain tensor: a layer computes on scaled tensors if it was built on the VarBuilder of a ScaledVarMap"
+    )]
+    NotScaled {
+        /// Name of the parameter.
+        tensor: String,
+    },
+    /// A layer that knows nothing of scales was built on scaled parameters.
+    #[error(
+        "`{path}` is {layer}, which has no scaled form and would take the data of its parameters for their values: build it on a VarBuilder of plain tensors"
+    )]
+    NoScaledForm {
+        /// Kind of the layer.
+        layer: &'static str,
+        /// Its path.
+        path: String,
+    },
+    /// A model with scaled parameters was given to a function that knows plain variables.
+    #[error("`{tensor}` is a scaled parameter, which {function} cannot take: {instead}")]
+    ScaledParameter {
+        /// Name of the parameter.
+        tensor: String,
+        /// The function.
+        function: &'static str,
+        /// What to call in its place.
+        instead: &'static str,
+    },
     /// Two different tensors with one name.
     #[error("two different tensors are named `{tensor}`")]
     NameClash {

@@ -17,10 +17,12 @@ struct Watched;
 unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are handed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as above; the memory comes from the same allocator.
         unsafe { System.dealloc(ptr, layout) }
     }
 }

@@ -73,6 +73,7 @@ use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::operator::Fp8Operator;
 use crate::optim::{CheckpointOptimizer, LossScalerState};
 use crate::safetensors_file::SafetensorsFile;
+use crate::scaled::refuse_scaled_model;
 use crate::state::Fp8State;
 use candle_core::Tensor;
 use candle_nn::VarMap;
@@ -124,7 +125,8 @@ struct OptimizerMeta {
 /// Ends the step first (see [`crate::end_step`]), which does not change what later steps compute.
 ///
 /// # Errors
-/// If a tensor cannot be read or the file not written; the old file survives.
+/// If a tensor cannot be read or the file not written; the old file survives. [`Error::ScaledParameter`] for a model with scaled
+/// parameters, which [`scaled::save_training`](crate::scaled::save_training) saves.
 pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
@@ -132,6 +134,11 @@ pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
     optimizer: &O,
     meta: &TrainingMeta,
 ) -> Result<()> {
+    refuse_scaled_model(
+        model,
+        "checkpoint::save_training",
+        "call scaled::save_training",
+    )?;
     end_step()?;
     let layers = layers(model);
     for layer in &layers {

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::module::Fp8Module;
 use crate::optim::{ADAMW_KIND, CheckpointOptimizer, OptimizerState};
 use crate::safetensors_file::SafetensorsFile;
+use crate::scaled::refuse_scaled_model;
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
 use fp8_candle::StateTable;
@@ -27,7 +28,7 @@ use std::sync::{Arc, PoisonError};
 /// # Errors
 /// If the recipe differs from `recipe`, the checkpoint is that of another kind of optimizer, or a variable, an FP8 state or a
 /// tensor of the optimizer is missing, left over, or of another shape or dtype, or holds a number that it cannot hold (a scale
-/// of 0, a history with NaN). The message names it.
+/// of 0, a history with NaN). The message names it. [`Error::ScaledParameter`] for a model with scaled parameters.
 pub fn resume_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
@@ -87,6 +88,11 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Siz
     recipe: Option<&Recipe>,
     options: &ResumeOptions,
 ) -> Result<ResumeReport> {
+    refuse_scaled_model(
+        model,
+        "checkpoint::resume_training",
+        "call scaled::resume_training",
+    )?;
     let path = path.as_ref();
     let file = SafetensorsFile::open(path)?;
     let meta = meta_of(&file)?;

@@ -7,7 +7,8 @@ use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::nn::{InputScaling, StaticWeight, join};
 use crate::operator::LayerKind;
 use crate::rewrite::{Contents, Described, Kind};
-use candle_core::{Tensor, TensorId};
+use crate::scaled::plain_value;
+use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
 use std::collections::{BTreeMap, HashMap};
 
@@ -109,7 +110,9 @@ impl Collector<'_> {
 
     fn keep(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         if self.claim(name, tensor)? {
-            self.out.tensors.insert(name.to_string(), tensor.detach());
+            // A scaled parameter is stored as its value, in f32, which holds it exactly.
+            let value = plain_value(tensor, DType::F32)?;
+            self.out.tensors.insert(name.to_string(), value.detach());
         }
         Ok(())
     }
@@ -157,6 +160,7 @@ impl Collector<'_> {
             }
             return Ok(());
         }
+        let weight = &plain_value(weight, DType::F32)?;
         let scheme = match linear.fp8_state() {
             None => None,
             Some(state) => {

@@ -200,6 +200,7 @@ impl Checkpoint {
             .iter()
             .map(|path| SafetensorsFile::open(path))
             .collect::<Result<_>>()?;
+        files.iter().try_for_each(refuse::file)?;
         let directories: Vec<&Path> = files
             .iter()
             .map(|file| file.path().parent().unwrap_or(Path::new("")))

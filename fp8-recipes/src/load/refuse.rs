@@ -2,6 +2,7 @@
 
 use super::names::split;
 use crate::error::{Error, Result};
+use crate::safetensors_file::SafetensorsFile;
 use safetensors::Dtype;
 use std::path::Path;
 
@@ -20,6 +21,18 @@ const NAMES: [(&str, &str); 9] = [
     ("qweight", "GPTQ or AWQ"),
     ("qzeros", "GPTQ or AWQ"),
 ];
+
+/// Fails for a file whose tensors are no values by themselves.
+pub(super) fn file(file: &SafetensorsFile) -> Result<()> {
+    if !crate::scaled::is_scaled(file) {
+        return Ok(());
+    }
+    Err(Error::ForeignFormat {
+        path: file.path().to_path_buf(),
+        tensor: file.names().next().unwrap_or_default(),
+        format: "scaled arithmetic (fp8::scaled::load reads it)".into(),
+    })
+}
 
 /// Fails for a tensor of a format that is not read here.
 pub(super) fn tensor(path: &Path, name: &str, dtype: Dtype) -> Result<()> {

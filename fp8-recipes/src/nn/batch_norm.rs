@@ -8,6 +8,7 @@ pub use fuse::fuse_batch_norm;
 
 use super::show;
 use crate::error::Error;
+use crate::scaled::refuse_scaled;
 use crate::{Fp8Module, Visitor};
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
@@ -392,8 +393,14 @@ pub fn batch_norm<C: Into<BatchNormConfig>>(
     vb: VarBuilder<'_>,
 ) -> Result<BatchNorm> {
     let (config, path) = (config.into(), vb.prefix());
+    let inner = candle_nn::batch_norm(num_features, config, vb)?;
+    refuse_scaled(
+        "a batch norm",
+        &path,
+        &[inner.running_mean(), inner.running_var()],
+    )?;
     Ok(BatchNorm {
-        inner: candle_nn::batch_norm(num_features, config, vb)?,
+        inner,
         remove_mean: config.remove_mean,
         path: Some(path),
     })

@@ -4,6 +4,7 @@ use super::shared_state::SharedState;
 use super::show;
 use crate::operator::{Fp8Operator, LayerKind};
 use crate::plan::OperatorCasts;
+use crate::scaled::plain_value;
 use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
@@ -60,6 +61,11 @@ impl Embedding {
     pub fn path(&self) -> Option<&str> {
         self.path.as_deref()
     }
+
+    /// The table, or its value where it is a scaled parameter.
+    fn plain(&self) -> Result<Tensor> {
+        Ok(plain_value(self.embeddings(), self.embeddings().dtype())?)
+    }
 }
 
 impl Module for Embedding {
@@ -67,9 +73,12 @@ impl Module for Embedding {
     fn forward(&self, indexes: &Tensor) -> Result<Tensor> {
         let _span = tracing::trace_span!("embedding", path = self.path()).entered();
         OperatorCasts::around(self.state.get(), |casts| match casts {
-            None => self.inner.forward(indexes),
+            None => {
+                let table = self.plain()?;
+                candle_nn::Embedding::new(table, self.hidden_size()).forward(indexes)
+            }
             Some(casts) => {
-                let table = casts.weight(self.embeddings())?;
+                let table = casts.weight(&self.plain()?)?;
                 let inner = candle_nn::Embedding::new(table, self.hidden_size());
                 Ok(casts.output(&inner.forward(indexes)?)?)
             }

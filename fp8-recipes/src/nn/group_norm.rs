@@ -1,6 +1,7 @@
 //! Group normalization with a path.
 
 use super::show;
+use crate::scaled::refuse_scaled;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -79,6 +80,7 @@ pub fn group_norm(
 ) -> Result<GroupNorm> {
     let weight = vb.get_with_hints(num_channels, "weight", Init::Const(1.))?;
     let bias = vb.get_with_hints(num_channels, "bias", Init::Const(0.))?;
+    refuse_scaled("a group norm", &vb.prefix(), &[&weight, &bias])?;
     let norm = GroupNorm::new(weight, bias, num_channels, num_groups, eps)?;
     Ok(norm.with_path(vb.prefix()))
 }

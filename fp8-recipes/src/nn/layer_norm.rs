@@ -6,6 +6,7 @@ use super::shared_state::SharedState;
 use super::show;
 use crate::operator::{Fp8Operator, LayerKind};
 use crate::plan::OperatorCasts;
+use crate::scaled::plain_value;
 use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
@@ -133,16 +134,14 @@ impl Module for LayerNorm {
 
 impl LayerNorm {
     fn plain(&self, x: &Tensor) -> Result<Tensor> {
+        let value = |tensor| plain_value(tensor, x.dtype());
+        let weight = value(&self.weight)?;
+        let bias = self.bias.as_ref().map(value).transpose()?;
         if self.remove_mean {
-            return Ok(ops::layer_norm(
-                x,
-                &self.weight,
-                self.bias.as_ref(),
-                self.eps,
-            )?);
+            return Ok(ops::layer_norm(x, &weight, bias.as_ref(), self.eps)?);
         }
-        let y = ops::rms_norm(x, &self.weight, self.eps)?;
-        match &self.bias {
+        let y = ops::rms_norm(x, &weight, self.eps)?;
+        match &bias {
             None => Ok(y),
             Some(bias) => y.broadcast_add(bias),
         }
@@ -246,6 +245,11 @@ impl RmsNorm {
     /// The same as a [`LayerNorm`] that keeps the mean.
     pub fn into_inner(self) -> LayerNorm {
         self.0
+    }
+
+    /// This norm as a [`LayerNorm`] that keeps the mean.
+    pub(crate) fn as_layer_norm(&self) -> &LayerNorm {
+        &self.0
     }
 
     /// `[size]`.

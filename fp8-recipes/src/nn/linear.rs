@@ -8,10 +8,12 @@ use crate::autocast::{Context, Mode, current};
 use crate::error::{Error, Result};
 use crate::module::Fp8Layer;
 use crate::plan::linear_plan;
+use crate::scaled::plain_value;
 use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Tensor};
 use candle_nn::VarBuilder;
+use fp8_candle::scaled::ScaledVar;
 use fp8_candle::{LinearWeight, Role, fp8_linear};
 use std::sync::Arc;
 
@@ -81,14 +83,35 @@ impl Linear {
     /// The value of the weight, `[out_features, in_features]`.
     ///
     /// The tensor itself, which an optimizer may hold as a variable. Of a layer loaded in FP8, the dequantized value in
-    /// f32, computed at every call and not kept; its codes and scales are in [`Linear::static_weight`].
+    /// f32, computed at every call and not kept; its codes and scales are in [`Linear::static_weight`]. Of a scaled parameter
+    /// ([`Linear::scaled_weight`]) the value in f32, computed at every call.
     ///
     /// # Errors
     /// If a device fails to dequantize.
     pub fn weight(&self) -> Result<Tensor> {
         match &self.weight {
-            Weight::HighPrecision(weight) => Ok(weight.clone()),
+            Weight::HighPrecision(weight) => plain_value(weight, DType::F32),
             Weight::Fp8(weight) => Ok(weight.weight().dequantize(DType::F32)?),
+        }
+    }
+
+    /// The scaled parameter of a layer that was built on a [`ScaledVarMap`](crate::scaled::ScaledVarMap), None of others.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device};
+    /// use fp8_recipes::{nn, scaled::ScaledVarMap};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let fc = nn::linear(4, 8, vars.var_builder().pp("fc"))?;
+    /// let weight = fc.scaled_weight().unwrap();
+    /// assert_eq!(weight.name(), "fc.weight");
+    /// assert_eq!(fc.weight()?.flatten_all()?.to_vec1::<f32>()?, weight.value().reshape(&[32])?.to_vec1()?);
+    /// # Ok(()) }
+    /// ```
+    pub fn scaled_weight(&self) -> Option<ScaledVar> {
+        match &self.weight {
+            Weight::HighPrecision(weight) => ScaledVar::of(weight),
+            Weight::Fp8(_) => None,
         }
     }
 
@@ -100,7 +123,7 @@ impl Linear {
         }
     }
 
-    /// The bias, `[out_features]`.
+    /// The bias, `[out_features]`. Of a scaled parameter its data, from which [`ScaledVar::of`] finds the value.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
@@ -159,14 +182,17 @@ impl Linear {
         Ok(())
     }
 
+    /// The bias, or its value where it is a scaled parameter.
+    fn plain_bias(&self, dtype: DType) -> Result<Option<Tensor>> {
+        let value = |bias| plain_value(bias, dtype);
+        self.bias.as_ref().map(value).transpose()
+    }
+
     /// candle-nn's layer.
     fn plain(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         let weight = weight.to_dtype(x.dtype())?;
-        let bias = self
-            .bias
-            .as_ref()
-            .map(|bias| bias.to_dtype(x.dtype()))
-            .transpose()?;
+        let bias = self.plain_bias(x.dtype())?;
+        let bias = bias.map(|bias| bias.to_dtype(x.dtype())).transpose()?;
         let inner = candle_nn::Linear::new(weight, bias);
         if x.rank() == 1 {
             return Ok(inner.forward(&x.unsqueeze(0)?)?.squeeze(0)?);
@@ -176,7 +202,7 @@ impl Linear {
 
     fn in_context(&self, x: &Tensor, context: &Context) -> Result<Tensor> {
         let weight = match &self.weight {
-            Weight::HighPrecision(weight) => weight,
+            Weight::HighPrecision(weight) => &plain_value(weight, x.dtype())?,
             Weight::Fp8(weight) if context.settings.mode == Mode::HighPrecision => {
                 return self.plain(x, &weight.weight().dequantize(x.dtype())?);
             }
@@ -193,12 +219,26 @@ impl Linear {
             return self.plain(x, weight);
         };
         if context.settings.mode == Mode::Calibrate {
-            calibrate(&state, &step.cells, x, weight)?;
+            // In f32, as an export reads the weight: its value need not fit in the dtype of the input.
+            calibrate(&state, &step.cells, x, &self.exact_weight(weight)?)?;
             return self.plain(x, weight);
         }
         let plan = linear_plan(&state, &step)?;
         let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));
-        Ok(fp8_linear(x, weight, self.bias.as_ref(), &plan)?)
+        Ok(fp8_linear(
+            x,
+            weight,
+            self.plain_bias(x.dtype())?.as_ref(),
+            &plan,
+        )?)
+    }
+
+    /// `weight`, or the value in f32 where the layer's is a scaled parameter.
+    fn exact_weight(&self, weight: &Tensor) -> Result<Tensor> {
+        match self.scaled_weight() {
+            Some(_) => self.weight(),
+            None => Ok(weight.clone()),
+        }
     }
 
     /// The outputs of layers that read the same input, in their order: what each gives alone.
@@ -233,7 +273,9 @@ impl Linear {
             .check_input(x)
             .and_then(|()| match (&context, &self.weight) {
                 (Some(context), _) => self.in_context(x, context),
-                (None, Weight::HighPrecision(weight)) => self.plain(x, weight),
+                (None, Weight::HighPrecision(weight)) => {
+                    self.plain(x, &plain_value(weight, x.dtype())?)
+                }
                 (None, Weight::Fp8(weight)) => weight.forward(x, self.bias.as_ref()),
             });
         if let (Err(_), Some(context)) = (&y, &context) {

@@ -3,6 +3,7 @@
 pub use candle_nn::rnn::*;
 
 use super::{Parameter, join};
+use crate::scaled::refuse_scaled;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -29,6 +30,7 @@ fn parameters(
         if let Some(init) = init {
             let name = format!("{kind}_{suffix}");
             let tensor = vb.get_with_hints(shape, &name, init)?;
+            refuse_scaled("a recurrent layer", &vb.prefix(), &[&tensor])?;
             all.push(Parameter::new(join(&vb.prefix(), &name), tensor));
         }
     }

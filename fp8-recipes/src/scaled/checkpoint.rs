@@ -22,6 +22,20 @@ const FORMAT: &str = "scaled";
 const FP8_KEY: &str = "fp8_data";
 
 /// How scales are stored.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_candle::scaled::*;
+/// # use fp8_recipes::scaled::*;
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("x.safetensors");
+/// let mut tree = ScaledTree::default();
+/// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
+/// save(&path, &tree, ScaleStorage::E8M0)?;
+/// let again = load(&path, &Device::Cpu)?;
+/// assert_eq!(again.get("w").unwrap().to_vec1()?, [1.0, 3.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScaleStorage {
@@ -117,12 +131,31 @@ pub fn save(path: impl AsRef<Path>, tree: &ScaledTree, storage: ScaleStorage) ->
 /// # Errors
 /// If the file cannot be read, is no safetensors file or none of scaled tensors ([`Error::ForeignFormat`]); [`Error::ScaledPair`],
 /// [`Error::DataScale`], [`Error::TensorDType`] or [`Error::TensorShape`], naming the tensor.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_candle::scaled::*;
+/// # use fp8_recipes::scaled::*;
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("x.safetensors");
+/// let mut tree = ScaledTree::default();
+/// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
+/// save(&path, &tree, ScaleStorage::E8M0)?;
+/// let again = load(&path, &Device::Cpu)?;
+/// assert_eq!(again.get("w").unwrap().scale().to_f32(), 2.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<ScaledTree> {
     let file = SafetensorsFile::open(path.as_ref())?;
     let training = file.metadata(super::training::KEY).is_some();
     take(&file, device, |name| {
         !(training && super::training::is_optimizers(name))
     })
+}
+
+/// Whether the file says that it holds scaled tensors.
+pub(crate) fn is_scaled(file: &SafetensorsFile) -> bool {
+    file.metadata(FORMAT_KEY) == Some(FORMAT)
 }
 
 /// The scaled tensors of a file whose names are `wanted`.
@@ -132,7 +165,7 @@ pub(super) fn take(
     wanted: impl Fn(&str) -> bool,
 ) -> Result<ScaledTree> {
     let path = file.path().to_path_buf();
-    if file.metadata(FORMAT_KEY) != Some(FORMAT) {
+    if !is_scaled(file) {
         return Err(Error::ForeignFormat {
             path,
             tensor: file.names().next().unwrap_or_default(),

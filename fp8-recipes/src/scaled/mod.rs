@@ -2,6 +2,7 @@
 //!
 //! | item | what it is |
 //! |---|---|
+//! | [`Array`], [`Layer`] | one definition of a model for plain and scaled tensors |
 //! | [`ScaledVarMap`] | parameters by name, for a `VarBuilder` |
 //! | [`ScaledTree`] | values by name, data and scales |
 //! | [`save`], [`load`] | a tree in a safetensors file |
@@ -22,12 +23,25 @@
 //! # Ok(()) }
 //! ```
 
+mod array;
 mod checkpoint;
+mod layer;
 mod training;
 mod tree;
 mod var_map;
 
+pub use array::Array;
+pub(crate) use checkpoint::is_scaled;
 pub use checkpoint::{ScaleStorage, load, save};
-pub use training::{TrainingState, resume_training, save_training};
+pub use layer::Layer;
+pub(crate) use layer::{plain_value, refuse_scaled, refuse_scaled_model};
+pub use training::{TrainingState, resume_training, save_training, training_state};
 pub use tree::ScaledTree;
 pub use var_map::ScaledVarMap;
+
+/// [`Array`] is for the two kinds of tensors that models compute on.
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for candle_core::Tensor {}
+    impl Sealed for fp8_candle::scaled::Scaled {}
+}

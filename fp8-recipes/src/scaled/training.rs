@@ -18,6 +18,17 @@ const OPTIMIZER: &str = "optimizer/";
 pub(super) const KEY: &str = "scaled_training";
 
 /// What a checkpoint of scaled training holds beside tensors.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_candle::scaled::*;
+/// # use fp8_recipes::scaled::*;
+/// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+/// # use fp8_recipes::optim::scaled::*;
+/// let state = TrainingState::new(7).with_extra("epoch", 2);
+/// assert_eq!((state.step, state.extra["epoch"].as_u64()), (7, Some(2)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -31,6 +42,16 @@ pub struct TrainingState {
 
 impl TrainingState {
     /// After `step` steps, with nothing extra.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::scaled::*;
+    /// assert!(TrainingState::new(7).extra.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(step: u64) -> Self {
         Self {
             step,
@@ -64,7 +85,7 @@ struct Saved {
 /// use fp8_candle::scaled::ScaledVar;
 /// use fp8_recipes::optim::SgdConfig;
 /// use fp8_recipes::optim::scaled::ScaledSgd;
-/// use fp8_recipes::scaled::{ScaledVarMap, TrainingState, resume_training, save_training};
+/// use fp8_recipes::scaled::{ScaledVarMap, TrainingState, resume_training, save_training, training_state};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("run.safetensors");
@@ -72,6 +93,7 @@ struct Saved {
 /// params.insert(&ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?)?;
 /// let mut sgd = ScaledSgd::new(&params, SgdConfig::default())?;
 /// save_training(&path, &params, &sgd, &TrainingState::new(7))?;
+/// assert_eq!(training_state(&path)?.step, 7);
 /// assert_eq!(resume_training(&path, &params, &mut sgd)?.step, 7);
 /// # Ok(()) }
 /// ```
@@ -119,12 +141,64 @@ fn invalid(path: &Path, error: &serde_json::Error) -> Error {
     }
 }
 
+fn saved(path: &Path, file: &SafetensorsFile) -> Result<Saved> {
+    let Some(text) = file.metadata(KEY) else {
+        return Err(Error::Json {
+            path: path.to_path_buf(),
+            what: "the state of the training",
+            reason: format!("there is no `{KEY}` entry: not a checkpoint of scaled training"),
+        });
+    };
+    serde_json::from_str(text).map_err(|error| invalid(path, &error))
+}
+
+/// What a checkpoint of [`save_training`] holds beside tensors, without loading them: to see whether it fits before a model is built.
+///
+/// # Errors
+/// If the file cannot be read; [`Error::Json`] for one without the state of a training.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_candle::scaled::*;
+/// # use fp8_recipes::scaled::*;
+/// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+/// # use fp8_recipes::optim::scaled::*;
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("run.safetensors");
+/// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+/// let w = vars.var_builder().get((2, 3), "w")?;
+/// let mut optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
+/// save_training(&path, &vars, &optimizer, &TrainingState::new(7))?;
+/// assert_eq!(training_state(&path)?.step, 7);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn training_state(path: impl AsRef<Path>) -> Result<TrainingState> {
+    let path = path.as_ref();
+    Ok(saved(path, &SafetensorsFile::open(path)?)?.training)
+}
+
 /// Puts a checkpoint of [`save_training`] back into parameters and an optimizer made as the saved ones were, so that training goes on
 /// bit for bit. Nothing is changed unless the whole checkpoint fits.
 ///
 /// # Errors
 /// As [`load`](super::load) and [`ScaledVarMap::load_tree`]; [`Error::Json`] for a file without the state of a training;
 /// [`Error::Optim`] for the state of another optimizer, and what does not fit in it.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_candle::scaled::*;
+/// # use fp8_recipes::scaled::*;
+/// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+/// # use fp8_recipes::optim::scaled::*;
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("run.safetensors");
+/// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+/// let w = vars.var_builder().get((2, 3), "w")?;
+/// let mut optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
+/// save_training(&path, &vars, &optimizer, &TrainingState::new(7))?;
+/// assert_eq!(resume_training(&path, &vars, &mut optimizer)?.step, 7);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn resume_training<O: CheckpointOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     params: &ScaledVarMap,
@@ -132,8 +206,7 @@ pub fn resume_training<O: CheckpointOptimizer + ?Sized>(
 ) -> Result<TrainingState> {
     let path = path.as_ref();
     let file = SafetensorsFile::open(path)?;
-    let text = file.metadata(KEY).unwrap_or("null");
-    let saved: Saved = serde_json::from_str(text).map_err(|error| invalid(path, &error))?;
+    let saved = saved(path, &file)?;
     let tree = take(&file, params.device(), |name| !is_optimizers(name))?;
     params.check_tree(&tree)?;
     let tensors = file.names().filter_map(|name| {

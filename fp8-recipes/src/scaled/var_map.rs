@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use fp8_candle::scaled::ScaledVar;
+use fp8_candle::scaled::{ScaledGrads, ScaledVar};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -72,19 +72,49 @@ impl ScaledVarMap {
     }
 
     /// A `VarBuilder` that makes parameters here: at the first `get` of a name by its initialization hint, in f32, which is then
-    /// rescaled to the power of two below its root mean square and narrowed. Every `get` of a name gives the same tensor, that of the
+    /// rescaled to the power of two below its root mean square and narrowed (zeros to the scale 0). Every `get` of a name gives the same tensor, that of the
     /// data. [`VarBuilder::to_dtype`] changes the dtype of what is made next.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// assert_eq!(ScaledVar::of(&w).unwrap().name(), "w");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn var_builder(&self) -> VarBuilder<'static> {
         let backend: Box<dyn SimpleBackend> = Box::new(self.clone());
         VarBuilder::from_backend(backend, self.dtype, self.device.clone())
     }
 
     /// The dtype of the data of new parameters.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// assert_eq!(vars.dtype(), DType::F16);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// Where the parameters are.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// assert!(vars.device().is_cpu());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -93,6 +123,17 @@ impl ScaledVarMap {
     ///
     /// # Errors
     /// [`Error::MissingTensor`] if there is none.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// assert_eq!(vars.get("w")?.dims(), [2, 3]);
+    /// assert!(vars.get("v").is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn get(&self, name: &str) -> Result<ScaledVar> {
         let found = self.lock().get(name).cloned();
         found.ok_or_else(|| Error::MissingTensor {
@@ -102,21 +143,61 @@ impl ScaledVarMap {
     }
 
     /// All names, sorted.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// assert_eq!(vars.names(), ["w"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn names(&self) -> Vec<String> {
         self.lock().keys().cloned().collect()
     }
 
     /// All parameters, in the order of their names.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// assert_eq!(vars.vars()[0].name(), "w");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn vars(&self) -> Vec<ScaledVar> {
         self.lock().values().cloned().collect()
     }
 
     /// How many parameters there are.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// assert_eq!(vars.len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
     /// Whether there are none.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// assert!(!vars.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
@@ -150,27 +231,62 @@ impl ScaledVarMap {
     }
 
     /// Sets the value of a parameter: `x`, of any float dtype, rescaled to the power of two below its root mean square and rounded
-    /// once to the dtype of the parameter.
+    /// once to the dtype of the parameter. Zeros get the scale 0.
     ///
     /// # Errors
     /// If there is no parameter of this name, or it has another shape, or `x` holds integers.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.set("w", &Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?;
+    /// assert_eq!(vars.get("w")?.scale().to_f32(), 1.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set(&self, name: &str, x: &Tensor) -> Result<()> {
         let var = self.get(name)?;
-        let wide = match x.dtype() {
-            DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
-            _ => x.clone(),
-        };
-        let wide = wide.to_device(var.device())?;
-        let value = fp8_candle::scaled::as_scaled(&wide, None)?;
-        // By the largest first: its square may be beyond f32.
-        let value = value.dynamic_rescale_max()?.dynamic_rescale_l2()?;
-        Ok(var.set(&value)?)
+        Ok(var.set_rescaled(&x.to_device(var.device())?)?)
+    }
+
+    /// Names of the parameters that have no gradient in `grads`, sorted; empty when all is well: [`check_gradients`](crate::check_gradients)
+    /// of scaled parameters.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::scaled::ScaledVar;
+    /// use fp8_recipes::scaled::ScaledVarMap;
+    /// let params = ScaledVarMap::new(DType::F32, &Device::Cpu)?;
+    /// let one = Tensor::ones(1, DType::F32, &Device::Cpu)?;
+    /// let (used, unused) = (ScaledVar::new("used", &one)?, ScaledVar::new("unused", &one)?);
+    /// params.insert(&used)?;
+    /// params.insert(&unused)?;
+    /// let grads = used.value().square()?.sum_all()?.backward()?;
+    /// assert_eq!(params.missing_gradients(&grads), ["unused"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn missing_gradients(&self, grads: &ScaledGrads) -> Vec<String> {
+        let vars = self.lock();
+        let missing = vars.iter().filter(|(_, var)| grads.get(var).is_none());
+        missing.map(|(name, _)| name.clone()).collect()
     }
 
     /// A copy of all values, data and scales as they are.
     ///
     /// # Errors
     /// candle's, when there is no memory for it.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// assert_eq!(vars.to_tree()?.get("w").unwrap().dims(), [2, 3]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn to_tree(&self) -> Result<ScaledTree> {
         let mut tree = ScaledTree::default();
         for var in self.vars() {

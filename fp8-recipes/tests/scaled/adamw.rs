@@ -193,3 +193,113 @@ fn groups_and_decay() {
     assert_ne!(plain[0].0, start[0].0);
     assert_eq!(grouped[1..], plain[1..]);
 }
+
+/// A regression with scaled products, against the plain AdamW in f32 on plain ones.
+#[test]
+fn two_hundred_steps_of_a_regression() {
+    let x = random(11, &[64, 16]);
+    let y = x.matmul(&random(12, &[16, 3])).unwrap();
+    let start = (random(13, &[3, 16]) * 0.1).unwrap();
+    let config = AdamWConfig {
+        lr: 0.02,
+        weight_decay: 0.01,
+        max_grad_norm: Some(1.),
+        ..AdamWConfig::default()
+    };
+    let w = Var::from_tensor(&start).unwrap();
+    let b = Var::zeros(3, DType::F32, start.device()).unwrap();
+    let named = vec![("w".to_string(), w.clone()), ("b".to_string(), b.clone())];
+    let mut plain = AdamW::from_named(named, config.clone()).unwrap();
+    let of = |name, start: &Tensor| {
+        fp8_candle::scaled::ScaledVar::rescaled(name, start, DType::F16).unwrap()
+    };
+    // The bias begins with zeros of no size.
+    let (sw, sb) = (of("w", &start), of("b", b.as_tensor()));
+    let mut scaled = ScaledAdamW::from_vars(vec![sw.clone(), sb.clone()], config).unwrap();
+    let sx = as_scaled(&x, None).unwrap().astype(DType::F16).unwrap();
+    let sy = as_scaled(&y, None).unwrap().astype(DType::F16).unwrap();
+    let (mut ours, mut theirs) = (vec![], vec![]);
+    for _ in 0..200 {
+        let out = x.matmul(&w.t().unwrap()).unwrap();
+        let out = out.broadcast_add(b.as_tensor()).unwrap();
+        let loss = (out - &y).unwrap().sqr().unwrap().mean_all().unwrap();
+        let _ = plain.apply(&loss.backward().unwrap()).unwrap();
+        theirs.push(loss.to_scalar::<f32>().unwrap());
+        let out = sx.linear(&sw.value(), Some(&sb.value())).unwrap();
+        let loss = out.sub(&sy).unwrap().square().unwrap().mean_all().unwrap();
+        assert!(
+            !scaled
+                .apply(&loss.backward().unwrap())
+                .unwrap()
+                .skipped()
+                .unwrap()
+        );
+        ours.push(loss.to_scalar().unwrap());
+    }
+    assert!(theirs[199] < 0.01 * theirs[0], "{theirs:?}");
+    for (step, (ours, theirs_now)) in ours.iter().zip(&theirs).enumerate() {
+        // Outputs are near 2: 2^-10 of them in each difference.
+        let allowed = 0.03 * theirs_now + 2e-4;
+        assert!(
+            (ours - theirs_now).abs() < allowed,
+            "{step}: {ours} {theirs_now}"
+        );
+    }
+    assert_eq!(scaled.counts().saturated, 0);
+}
+
+/// No gradient has been, so nothing asks for a place for the learning rate.
+#[test]
+fn zero_gradients_do_not_move_the_scale_of_a_small_parameter() {
+    let (var, _) = single(&[1e-9, -2e-9]);
+    let before = bits(std::slice::from_ref(&var));
+    let config = AdamWConfig {
+        weight_decay: 0.,
+        ..AdamWConfig::default()
+    };
+    let mut adam = ScaledAdamW::from_vars(vec![var.clone()], config).unwrap();
+    for _ in 0..3 {
+        let _ = adam.apply(&one_grad(&var, &[0., 0.])).unwrap();
+    }
+    assert_eq!(bits(std::slice::from_ref(&var)), before);
+    let _ = adam.apply(&one_grad(&var, &[1e-6, 0.])).unwrap();
+    assert!(values(&var.value())[0] < -1e-4);
+}
+
+#[test]
+fn a_gradient_that_ends_leaves_moments_that_fade() {
+    let (var, _) = single(&[1.]);
+    let config = AdamWConfig {
+        lr: 1e-3,
+        weight_decay: 0.,
+        ..AdamWConfig::default()
+    };
+    let mut adam = ScaledAdamW::from_vars(vec![var.clone()], config).unwrap();
+    let _ = adam.apply(&one_grad(&var, &[1e30])).unwrap();
+    for _ in 0..6000 {
+        let _ = adam.apply(&one_grad(&var, &[0.])).unwrap();
+    }
+    let here = values(&var.value())[0];
+    // Each step adds the quotient of two means, of which the first fades much sooner: ten steps in sum, at most 7.3 each.
+    assert!(here.is_finite() && (1. - here).abs() < 0.073, "{here}");
+    assert_eq!(adam.counts().saturated, 0);
+    let _ = adam.apply(&one_grad(&var, &[1e-30])).unwrap();
+    assert!(values(&var.value())[0].is_finite());
+}
+
+#[test]
+fn two_optimizers_have_a_half_each_and_the_rest_is_frozen() {
+    let vars = vars(DType::F16);
+    let before = bits(&vars);
+    let half = |vars: &[fp8_candle::scaled::ScaledVar]| {
+        ScaledAdamW::from_vars(vars.to_vec(), config(0.1)).unwrap()
+    };
+    let (mut first, mut second) = (half(&vars[..1]), half(&vars[2..3]));
+    let grads = grads(&vars, 0, 1.);
+    assert_eq!(first.apply(&grads).unwrap().updated, 1);
+    assert_eq!(second.apply(&grads).unwrap().updated, 1);
+    let after = bits(&vars);
+    for (i, (before, after)) in before.iter().zip(&after).enumerate() {
+        assert_eq!(before == after, i == 1 || i == 3, "{}", vars[i].name());
+    }
+}

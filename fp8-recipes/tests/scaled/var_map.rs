@@ -73,3 +73,29 @@ fn values_are_set_with_a_scale_of_their_own() {
             .is_err()
     );
 }
+
+#[test]
+fn any_size_gets_its_own_scale_and_zeros_get_none() {
+    let map = map();
+    let vb = map.var_builder();
+    vb.get_with_hints(4, "w", Init::Const(0.)).unwrap();
+    let w = map.get("w").unwrap();
+    assert!(w.scale().is_zero());
+    let one = Tensor::new(&[1f32, -1.5, 2.0, 1.25], &Device::Cpu).unwrap();
+    let mut first = None;
+    for exponent in [-100, -45, -16, 0, 30, 100] {
+        map.set("w", &(&one * 2f64.powi(exponent)).unwrap())
+            .unwrap();
+        assert_eq!(w.scale().exponent(), Some(exponent), "2^{exponent}");
+        let data = w.data_var().to_dtype(DType::F32).unwrap();
+        let data = data.to_vec1::<f32>().unwrap();
+        assert_eq!(*first.get_or_insert(data.clone()), data, "2^{exponent}");
+    }
+    map.set("w", &Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap())
+        .unwrap();
+    assert!(w.scale().is_zero());
+    // Data that cannot be sized are kept as they are.
+    let bad = Tensor::new(&[f32::NAN, 1.0, 2.0, 3.0], &Device::Cpu).unwrap();
+    map.set("w", &bad).unwrap();
+    assert!(w.value().to_vec1().unwrap()[0].is_nan());
+}

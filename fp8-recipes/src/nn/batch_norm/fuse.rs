@@ -1,12 +1,13 @@
 //! A batch norm folded into the convolution before it.
 
 use crate::nn::Conv2d;
+use crate::scaled::plain_value;
 use candle_core::{DType, Result, Tensor};
 
 /// `conv` followed by `bn` in evaluation, as one convolution for inference: weight
 /// `[out_channels, in_channels / groups, height, width]` and bias in the dtype of `conv`'s weight, under `conv`'s path.
 ///
-/// Computed in f32 (f64 for an f64 weight). The result is detached: training goes on with the two. Its outputs are those of the
+/// A scaled weight makes an f32 one. Computed in f32 (f64 for an f64 weight). The result is detached: training goes on with the two. Its outputs are those of the
 /// two to the rounding of the products.
 ///
 /// # Errors
@@ -29,7 +30,7 @@ use candle_core::{DType, Result, Tensor};
 /// # Ok(()) }
 /// ```
 pub fn fuse_batch_norm(conv: &Conv2d, bn: &candle_nn::BatchNorm) -> Result<Conv2d> {
-    let weight = conv.weight();
+    let weight = &plain_value(conv.weight(), DType::F32)?;
     let (features, channels) = (bn.running_mean().dim(0)?, weight.dim(0)?);
     if features != channels {
         candle_core::bail!(
@@ -50,7 +51,7 @@ pub fn fuse_batch_norm(conv: &Conv2d, bn: &candle_nn::BatchNorm) -> Result<Conv2
     let factor = gain.div(&deviation)?;
     let mean = widened(bn.running_mean())?;
     let offset = match conv.bias() {
-        Some(bias) => (widened(bias)? - mean)?,
+        Some(bias) => (widened(&plain_value(bias, DType::F32)?)? - mean)?,
         None => mean.neg()?,
     };
     let bias = (shift + factor.mul(&offset)?)?.to_dtype(dtype)?;

@@ -11,9 +11,10 @@ use super::StaticWeight;
 use super::shared_state::SharedState;
 use crate::module::Fp8Layer;
 use crate::operator::LayerKind;
+use crate::scaled::plain_value;
 use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
-use candle_core::{Module, Result, Tensor};
+use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{BatchNorm, VarBuilder};
 use fp8_candle::Role;
 use prepared::Sizes;
@@ -68,12 +69,21 @@ macro_rules! convolutions {
                 /// [`fp8_candle::Error::Conv`] if the sizes make no convolution, and what the guard's recipe finds wrong.
                 $(#[$try_forward])*
                 pub fn try_forward(&self, x: &Tensor) -> crate::Result<Tensor> {
-                    prepared::forward(&self.inner, &self.state, x, || Ok($forward(&self.inner, x)?))
+                    let inner = self.plain(x.dtype())?;
+                    prepared::forward(&inner, &self.state, x, || Ok($forward(&inner, x)?))
                 }
 
                 /// Path in the checkpoint: empty at its root, None if unknown.
                 pub fn path(&self) -> Option<&str> {
                     self.path.as_deref()
+                }
+
+                /// The layer with the values of its parameters where these are scaled.
+                fn plain(&self, dtype: DType) -> crate::Result<candle_nn::$type> {
+                    let value = |tensor| plain_value(tensor, dtype);
+                    let weight = value(self.inner.weight())?;
+                    let bias = self.inner.bias().map(value).transpose()?;
+                    Ok(candle_nn::$type::new(weight, bias, *self.inner.config()))
                 }
             }
 

@@ -49,6 +49,19 @@ impl ScaledAdamW {
     ///
     /// # Errors
     /// As [`ScaledAdamW::from_vars`].
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// let optimizer = ScaledAdamW::new(&vars, AdamWConfig::default())?;
+    /// assert_eq!(optimizer.steps(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(params: &ScaledVarMap, config: AdamWConfig) -> Result<Self> {
         Self::from_vars(params.vars(), config)
     }
@@ -58,6 +71,18 @@ impl ScaledAdamW {
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`], [`OptimError::DuplicateName`], [`OptimError::ScaledMasters`] if the configuration asks for
     /// master weights, [`OptimError::ScaledDtype`] for f64, [`OptimError::ScaledDevice`].
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::scaled::*;
+    /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
+    /// let optimizer = ScaledAdamW::from_vars(vec![w], AdamWConfig::default())?;
+    /// assert_eq!(optimizer.vars().count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn from_vars(vars: Vec<ScaledVar>, config: AdamWConfig) -> Result<Self> {
         config.validate()?;
         if let Some(masters) = config.masters() {
@@ -96,11 +121,37 @@ impl ScaledAdamW {
     }
 
     /// The hyperparameters, with the learning rate of the next step.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// let optimizer = ScaledAdamW::new(&vars, AdamWConfig::default())?;
+    /// assert_eq!(optimizer.config().lr, AdamWConfig::default().lr);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn config(&self) -> &AdamWConfig {
         &self.config
     }
 
     /// The parameters, in the order of the updates.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::scaled::*;
+    /// # use fp8_recipes::scaled::*;
+    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::scaled::*;
+    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
+    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// let optimizer = ScaledAdamW::new(&vars, AdamWConfig::default())?;
+    /// assert_eq!(optimizer.vars().next().unwrap().name(), "w");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn vars(&self) -> impl Iterator<Item = &ScaledVar> {
         self.core.slots.iter().map(|slot| &slot.var)
     }
@@ -150,7 +201,7 @@ fn largest_quotient(beta1: f64, beta2: f64, step: u64, c1: f64, root_c2: f64) ->
     // Where beta2 is 0, u is the last gradient, and m / u has no bound.
     let ratio = beta1 * beta1 / beta2;
     let terms = match ratio {
-        ratio if ratio == 1.0 => step as f64,
+        1.0 => step as f64,
         ratio if ratio.is_nan() => 1.0,
         ratio => (1.0 - ratio.powf(step as f64)) / (1.0 - ratio),
     };
@@ -182,7 +233,10 @@ fn update(
     let m_scale = Window::MOMENT.scale(Some(m.scale), beta1 * m.size() + (1.0 - beta1) * g_size);
     let u_bound = (beta2 * u.size().powi(2) + (1.0 - beta2) * g_size.powi(2)).sqrt();
     let u_scale = Window::MOMENT.scale(Some(u.scale), u_bound);
-    let size = decay.abs() * p_amax * value(p_scale) + rates.lr * limit;
+    // Where no gradient has been, nothing but decay changes, and data keep their scale.
+    let moves = m.size() > 0.0 || g_size > 0.0;
+    let change = if moves { rates.lr * limit } else { 0.0 };
+    let size = decay.abs() * p_amax * value(p_scale) + change;
     let next = Window::PARAMETER.scale(Some(p_scale), size);
 
     let of = |x: f64, scale| factor(x / value(scale));

@@ -30,7 +30,7 @@ impl Window {
     pub(super) fn scale(self, scale: Option<Scale>, bound: f64) -> Scale {
         let old = scale.unwrap_or(Scale::ZERO);
         if bound == 0.0 || !bound.is_finite() {
-            return if scale.is_some() { old } else { Scale::ONE };
+            return old;
         }
         let here = exponent(bound / f64::from(old.to_f32()));
         if !old.is_zero() && (self.low..=self.high).contains(&here) {
@@ -76,7 +76,7 @@ mod tests {
         }
         assert_eq!(at(0.0), Some(-5));
         assert_eq!(window.scale(Some(Scale::ZERO), 1.0).exponent(), Some(-3));
-        assert_eq!(window.scale(None, 0.0), Scale::ONE);
+        assert!(window.scale(None, 0.0).is_zero());
         assert_eq!(window.scale(Some(s), f64::MAX), Scale::MAX);
         assert_eq!(window.scale(Some(s), f64::MIN_POSITIVE), Scale::MIN);
     }
