@@ -10,7 +10,6 @@ use crate::training::{settings, text};
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use fp8::{atomic, load, save_calibrated};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
@@ -66,14 +65,8 @@ fn models(folder: &Path) -> Result<(Gpt, Gpt)> {
     run.calibrate(&text(&settings)?, 2)?;
     let fp8 = save_calibrated(&run.model, folder.join("fp8.safetensors"))?.model;
 
-    let vars = run.vars().data().lock();
-    let vars = vars.map_err(|_| anyhow::anyhow!("the VarMap's lock is poisoned"))?;
-    let tensors: BTreeMap<String, Tensor> = vars
-        .iter()
-        .map(|(name, var)| (name.clone(), var.as_tensor().detach()))
-        .collect();
     let f32 = folder.join("f32.safetensors");
-    atomic::write_safetensors_atomic(&f32, &tensors, None)?;
+    atomic::write_safetensors_atomic(&f32, &run.weights.tensors()?, None)?;
 
     let load = |file: &Path| -> Result<Gpt> {
         let vb = load::var_builder(&[file], DType::F32, &Device::Cpu)?;

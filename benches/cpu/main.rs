@@ -41,6 +41,9 @@ mod timing;
 mod training;
 #[path = "../../examples/shared/upstream.rs"]
 mod upstream;
+#[allow(dead_code, reason = "the example uses the rest")]
+#[path = "../../examples/train_gpt/weights.rs"]
+mod weights;
 
 use anyhow::Result;
 use args::{Args, Group};

@@ -18,6 +18,8 @@ pub enum Metric {
     TokensRatioQ80,
     /// Time of an f32 training step over ours.
     StepRatio,
+    /// Time of a training step with the recipe `delayed` over ours.
+    StepRatioDelayed,
 }
 
 impl Metric {
@@ -29,6 +31,7 @@ impl Metric {
             Self::TokensRatio => "tokens_ratio",
             Self::TokensRatioQ80 => "tokens_ratio_q8_0",
             Self::StepRatio => "step_ratio",
+            Self::StepRatioDelayed => "step_delayed",
         }
     }
 }

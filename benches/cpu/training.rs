@@ -29,42 +29,73 @@ pub fn text(settings: &Settings) -> Result<Data> {
     Data::load(Some(&sources), settings.batch, settings.model.context)
 }
 
-/// Both runs step by step in turn.
+/// Each case step by step in turn with what it is compared with.
 pub fn run(session: &Session) -> Result<()> {
+    against_f32(session)?;
+    scaled_against_delayed(session)
+}
+
+fn against_f32(session: &Session) -> Result<()> {
     let case = session.name("train_gpt step delayed");
     if !session.wants(&case) {
         return Ok(());
     }
-    let settings = settings();
-    let data = text(&settings)?;
-    let mut ours = Run::new("delayed", &settings, &Device::Cpu)?;
-    let mut plain = Run::new("f32", &settings, &Device::Cpu)?;
-    let (warm_up, rounds) = if session.quick() { (2, 3) } else { (3, 15) };
-    let (mut ours_ms, mut plain_ms) = (vec![], vec![]);
-    for round in 0..warm_up + rounds {
-        let (ours, plain) = (
-            train_step(&mut ours, &data)?,
-            train_step(&mut plain, &data)?,
-        );
-        let difference = (ours.loss / plain.loss - 1.).abs();
-        ensure!(
-            difference < 0.05,
-            "{case}: the loss is {} where f32 has {}",
-            ours.loss,
-            plain.loss
-        );
-        if round >= warm_up {
-            ours_ms.push(ours.ms);
-            plain_ms.push(plain.ms);
-        }
-    }
+    let [ours, plain] = race(session, &case, ["delayed", "f32"])?;
     let times = Times {
-        ours: Some(median(ours_ms.into_iter())),
-        f32: Some(median(plain_ms.into_iter())),
+        ours: Some(ours),
+        f32: Some(plain),
         ..Times::default()
     };
-    let ratio = times.f32.unwrap_or(f64::NAN) / times.ours.unwrap_or(f64::NAN);
-    session.report(case, (Metric::StepRatio, ratio), Some(1.4), times, None)
+    session.report(
+        case,
+        (Metric::StepRatio, plain / ours),
+        Some(1.4),
+        times,
+        None,
+    )
+}
+
+fn scaled_against_delayed(session: &Session) -> Result<()> {
+    let case = session.name("train_gpt step scaled_fp8");
+    if !session.wants(&case) {
+        return Ok(());
+    }
+    let [ours, delayed] = race(session, &case, ["scaled_fp8", "delayed"])?;
+    let times = Times {
+        ours: Some(ours),
+        ..Times::default()
+    };
+    let value = (Metric::StepRatioDelayed, delayed / ours);
+    session.report(case, value, Some(1. / 1.3), times, None)
+}
+
+/// Median milliseconds of a step of two runs that take turns.
+fn race(session: &Session, case: &str, names: [&str; 2]) -> Result<[f64; 2]> {
+    let settings = settings();
+    let data = text(&settings)?;
+    let mut runs = [
+        Run::new(names[0], &settings, &Device::Cpu)?,
+        Run::new(names[1], &settings, &Device::Cpu)?,
+    ];
+    let (warm_up, rounds) = if session.quick() { (2, 3) } else { (3, 15) };
+    let mut ms = [vec![], vec![]];
+    for round in 0..warm_up + rounds {
+        let mut losses = [0.; 2];
+        for ((run, ms), loss) in runs.iter_mut().zip(&mut ms).zip(&mut losses) {
+            let step = train_step(run, &data)?;
+            *loss = step.loss;
+            if round >= warm_up {
+                ms.push(step.ms);
+            }
+        }
+        let [ours, other] = losses;
+        ensure!(
+            (ours / other - 1.).abs() < 0.05,
+            "{case}: the loss is {ours} where {} has {other}",
+            names[1]
+        );
+    }
+    Ok(ms.map(|ms| median(ms.into_iter())))
 }
 
 fn train_step(run: &mut Run, data: &Data) -> Result<Step> {

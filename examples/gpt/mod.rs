@@ -1,9 +1,12 @@
-//! A small byte-level GPT on `fp8_recipes::nn`: pre-norm blocks, rotary positions, GELU MLP.
+//! A small byte-level GPT on `fp8_recipes::nn`: pre-norm blocks, rotary positions, GELU MLP. One definition for plain tensors, FP8
+//! recipes and scaled arithmetic.
 
-use anyhow::{Context, Result, ensure};
-use candle_core::{D, DType, Device, IndexOp, Module, Tensor};
-use candle_nn::{VarBuilder, VarMap};
-use fp8::nn::{Embedding, LayerNorm, Linear, embedding, layer_norm, linear, linear_no_bias, ops};
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::{D, DType, Device, IndexOp, Tensor};
+use candle_nn::VarBuilder;
+use fp8::nn::ops::AttentionOptions;
+use fp8::nn::{Embedding, LayerNorm, Linear, embedding, layer_norm, linear, linear_no_bias};
+use fp8::scaled::{Array, Direction, Layer, Norm};
 use fp8::{Fp8Layer, Fp8Module, Visitor};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -50,12 +53,11 @@ struct Attention {
 }
 
 /// Keys and values of the tokens seen so far, `[batch, heads, tokens, head_size]`.
-#[derive(Default)]
-pub struct LayerCache(Option<(Tensor, Tensor)>);
+struct LayerCache<A>(Option<(A, A)>);
 
 /// One [`LayerCache`] per block and the number of tokens seen.
-pub struct KvCache {
-    layers: Vec<LayerCache>,
+pub struct KvCache<A = Tensor> {
+    layers: Vec<LayerCache<A>>,
     seen: usize,
 }
 
@@ -73,29 +75,38 @@ impl Attention {
     }
 
     /// x: `[batch, tokens, hidden]`; rope: cos and sin of these tokens' positions.
-    fn forward(
+    fn forward<A: Array>(
         &self,
-        x: &Tensor,
+        x: &A,
         (cos, sin): (&Tensor, &Tensor),
-        cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor> {
-        let (batch, tokens, hidden) = x.dims3()?;
+        cache: Option<&mut LayerCache<A>>,
+    ) -> Result<A> {
+        let [batch, tokens, hidden] = *x.dims() else {
+            bail!(
+                "an input of shape {:?}, not [batch, tokens, hidden]",
+                x.dims()
+            );
+        };
         let head = hidden / self.num_heads;
-        let heads = |linear: &Linear| -> Result<Tensor> {
-            let y = linear
-                .forward(x)?
-                .reshape((batch, tokens, self.num_heads, head))?;
+        let heads = |linear: &Linear| -> Result<A> {
+            let y = linear.apply(x)?;
+            let y = y.reshape(&[batch, tokens, self.num_heads, head])?;
             Ok(y.transpose(1, 2)?.contiguous()?)
         };
-        let q = ops::rope(&heads(&self.query)?, cos, sin)?;
-        let mut k = ops::rope(&heads(&self.key)?, cos, sin)?;
+        // Gradients of queries and keys are much smaller than those around them: a scaled run gives them a scale of their own.
+        let rotated = |linear: &Linear| -> Result<A> {
+            let y = heads(linear)?.rope(cos, sin)?;
+            Ok(y.rescale(Norm::L2, Direction::Backward)?)
+        };
+        let q = rotated(&self.query)?;
+        let mut k = rotated(&self.key)?;
         let mut v = heads(&self.value)?;
         if let Some(LayerCache(cache)) = cache {
             if let Some((old_k, old_v)) = cache.as_ref() {
-                k = Tensor::cat(&[old_k, &k], 2)?;
-                v = Tensor::cat(&[old_v, &v], 2)?;
+                k = A::cat(&[old_k, &k], 2)?;
+                v = A::cat(&[old_v, &v], 2)?;
             }
-            let seen = k.dim(2)?;
+            let seen = k.dims()[2];
             let window = self.context.max(tokens);
             if seen > window {
                 k = k.narrow(2, seen - window, window)?.contiguous()?;
@@ -103,13 +114,11 @@ impl Attention {
             }
             *cache = Some((k.clone(), v.clone()));
         }
-        let scores = q.matmul(&k.transpose(2, 3)?)?;
-        let weights = ops::causal_softmax(&scores, 1. / (head as f64).sqrt())?;
-        let y = weights
-            .matmul(&v)?
+        let causal = AttentionOptions::default().with_causal(true);
+        let y = A::attention(&q, &k, &v, causal)?
             .transpose(1, 2)?
-            .reshape((batch, tokens, hidden))?;
-        Ok(self.proj.forward(&y)?)
+            .reshape(&[batch, tokens, hidden])?;
+        Ok(self.proj.apply(&y)?)
     }
 }
 
@@ -134,17 +143,17 @@ impl Block {
         })
     }
 
-    fn forward(
+    fn forward<A: Array>(
         &self,
-        x: &Tensor,
+        x: &A,
         rope: (&Tensor, &Tensor),
-        cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor> {
-        let x = (x + self
-            .attention
-            .forward(&self.norm_attention.forward(x)?, rope, cache)?)?;
-        let mlp = ops::gelu(&self.up.forward(&self.norm_mlp.forward(&x)?)?)?;
-        Ok((&x + self.down.forward(&mlp)?)?)
+        cache: Option<&mut LayerCache<A>>,
+    ) -> Result<A> {
+        let x = x.rescale(Norm::L2, Direction::Backward)?;
+        let normed = self.norm_attention.apply(&x)?;
+        let x = x.add(&self.attention.forward(&normed, rope, cache)?)?;
+        let mlp = self.up.apply(&self.norm_mlp.apply(&x)?)?.gelu()?;
+        Ok(x.add(&self.down.apply(&mlp)?)?)
     }
 }
 
@@ -181,30 +190,31 @@ impl Gpt {
         })
     }
 
-    pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+    pub fn forward<A: Array>(&self, tokens: &Tensor) -> Result<A> {
         self.run(tokens, 0, None)
     }
 
     /// Logits of `tokens`, which follow those in the cache.
-    pub fn forward_cached(&self, tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+    pub fn forward_cached<A: Array>(&self, tokens: &Tensor, cache: &mut KvCache<A>) -> Result<A> {
         let first = cache.seen;
         cache.seen += tokens.dim(D::Minus1)?;
         self.run(tokens, first, Some(&mut cache.layers))
     }
 
-    fn run(
+    fn run<A: Array>(
         &self,
         tokens: &Tensor,
         first: usize,
-        mut caches: Option<&mut Vec<LayerCache>>,
-    ) -> Result<Tensor> {
+        mut caches: Option<&mut Vec<LayerCache<A>>>,
+    ) -> Result<A> {
         let (cos, sin) = self.rope(first, tokens.dim(D::Minus1)?, tokens.device())?;
-        let mut x = self.embed.forward(tokens)?;
+        let mut x: A = self.embed.lookup(tokens)?;
         for (i, block) in self.blocks.iter().enumerate() {
             let cache = caches.as_mut().map(|caches| &mut caches[i]);
             x = block.forward(&x, (&cos, &sin), cache)?;
         }
-        Ok(self.lm_head.forward(&self.norm.forward(&x)?)?)
+        let logits = self.lm_head.apply(&self.norm.apply(&x)?)?;
+        Ok(logits.rescale(Norm::L2, Direction::Backward)?)
     }
 
     /// cos and sin, `[tokens, head_size / 2]`, of positions from `first`.
@@ -225,8 +235,8 @@ impl Gpt {
         ))
     }
 
-    pub fn new_cache(&self) -> KvCache {
-        let layers = self.blocks.iter().map(|_| LayerCache::default()).collect();
+    pub fn new_cache<A>(&self) -> KvCache<A> {
+        let layers = self.blocks.iter().map(|_| LayerCache(None)).collect();
         KvCache { layers, seen: 0 }
     }
 
@@ -261,7 +271,7 @@ impl Gpt {
         );
         let device = self.embed.embeddings().device();
         let mut rng = StdRng::seed_from_u64(seed);
-        let mut cache = self.new_cache();
+        let mut cache: KvCache = self.new_cache();
         // Attention looks back no further than its context.
         let start = prompt.len().saturating_sub(self.config.context);
         let mut next: Vec<u32> = prompt[start..].iter().map(|&byte| byte.into()).collect();
@@ -307,35 +317,32 @@ fn sample(logits: &[f32], temperature: f64, rng: &mut StdRng) -> Result<usize> {
     Ok(best)
 }
 
-/// GPT-2's initialization from a seed; candle's own generator cannot be seeded on the CPU.
-pub fn initialize(vars: &VarMap, config: &GptConfig, seed: u64) -> Result<()> {
+/// GPT-2's initialization from a seed; candle's own generator cannot be seeded on the CPU. `set` gives the parameter of a name its
+/// value, in f32.
+pub fn initialize(
+    mut shapes: Vec<(String, Vec<usize>)>,
+    config: &GptConfig,
+    seed: u64,
+    mut set: impl FnMut(&str, Tensor) -> Result<()>,
+) -> Result<()> {
     let mut rng = StdRng::seed_from_u64(seed);
-    let vars = vars
-        .data()
-        .lock()
-        .map_err(|_| anyhow::anyhow!("the VarMap's lock is poisoned"))?;
-    let mut names: Vec<&String> = vars.keys().collect();
-    names.sort();
-    for name in names {
-        let var = &vars[name];
-        if var.rank() != 2 {
-            continue; // Norms and biases start at their constants.
-        }
-        // Residual branches shrink with depth, so that the sum keeps its size.
-        let residual = name.ends_with("proj.weight") || name.ends_with("down.weight");
-        let depth = if residual {
-            2. * config.num_layers as f64
-        } else {
-            1.
-        };
-        let normal = Normal::new(0f32, (0.02 / depth.sqrt()) as f32)?;
-        let values: Vec<f32> = (0..var.elem_count())
-            .map(|_| normal.sample(&mut rng))
-            .collect();
-        var.set(&Tensor::from_vec(values, var.shape(), var.device())?.to_dtype(var.dtype())?)?;
-    }
-    for (name, var) in vars.iter().filter(|(name, _)| name.ends_with(".bias")) {
-        var.set(&var.zeros_like()?).with_context(|| name.clone())?;
+    shapes.sort();
+    for (name, shape) in shapes {
+        if let [_, _] = *shape {
+            // Residual branches shrink with depth, so that the sum keeps its size.
+            let residual = name.ends_with("proj.weight") || name.ends_with("down.weight");
+            let depth = if residual {
+                2. * config.num_layers as f64
+            } else {
+                1.
+            };
+            let normal = Normal::new(0f32, (0.02 / depth.sqrt()) as f32)?;
+            let count = shape.iter().product();
+            let values: Vec<f32> = (0..count).map(|_| normal.sample(&mut rng)).collect();
+            set(&name, Tensor::from_vec(values, shape, &Device::Cpu)?)?;
+        } else if name.ends_with(".bias") {
+            set(&name, Tensor::zeros(shape, DType::F32, &Device::Cpu)?)?;
+        } // Gains of norms start at 1.
     }
     Ok(())
 }

@@ -22,6 +22,7 @@ mod run;
 #[path = "../shared/runs.rs"]
 mod runs;
 mod training;
+mod weights;
 
 use anyhow::{Result, bail, ensure};
 use clap::Parser;
@@ -38,8 +39,8 @@ use std::process::ExitCode;
 /// Train a small GPT with FP8 recipes and in f32 side by side.
 #[derive(Parser)]
 struct Args {
-    /// What to train, separated by commas: f32, bf16, tensorwise, rowwise, rowwise_with_gw_hp, delayed, current, blockwise, mxfp8
-    /// [default: f32,delayed]
+    /// What to train, separated by commas: f32, bf16, tensorwise, rowwise, rowwise_with_gw_hp, delayed, current, blockwise,
+    /// mxfp8, scaled_fp16, scaled_fp8 [default: f32,delayed]
     #[arg(long, value_delimiter = ',')]
     recipe: Option<Vec<String>>,
     /// Optimizer steps of each run [default: 200]

@@ -8,7 +8,6 @@ use crate::run::{Run, Settings};
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use fp8::{ExportOptions, atomic, load, save_calibrated_with};
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
@@ -93,9 +92,8 @@ pub fn serve_fp8(
     run.calibrate(data, CALIBRATION_BATCHES)?;
     let config = serde_json::to_value(&settings.model)?;
     let config = config.as_object().cloned().unwrap_or_default();
-    let options = ExportOptions::new()
-        .with_vars(run.vars())
-        .with_config(config);
+    // The layers of the example know their names, so that no map of variables is needed.
+    let options = ExportOptions::new().with_config(config);
     let report = save_calibrated_with(&run.model, dir.join("model.safetensors"), &options)?;
     let vb = load::var_builder(&[&report.model], DType::F32, device)?;
     let served = Gpt::new(&settings.model, vb)?;
@@ -105,9 +103,9 @@ pub fn serve_fp8(
     let tokens = Tensor::from_vec(tokens, (1, prompt.len()), device)?;
     let ours = {
         let _guard = run.evaluation_guard()?;
-        run.model.forward(&tokens)?
+        run.model.forward::<Tensor>(&tokens)?
     };
-    let difference = (served.forward(&tokens)? - &ours)?
+    let difference = (served.forward::<Tensor>(&tokens)? - &ours)?
         .abs()?
         .flatten_all()?
         .max(0)?;
@@ -136,15 +134,7 @@ fn write_text(model: &Gpt, prompt: &[u8], seed: u64) -> Result<()> {
 /// A high-precision model, in the same place.
 pub fn save_plain(run: &Run, settings: &Settings, dir: &Path) -> Result<()> {
     write_json(&dir.join("config.json"), &settings.model)?;
-    let vars = run
-        .vars()
-        .data()
-        .lock()
-        .map_err(|_| anyhow::anyhow!("the VarMap's lock is poisoned"))?;
-    let tensors: BTreeMap<String, Tensor> = vars
-        .iter()
-        .map(|(name, var)| (name.clone(), var.as_tensor().detach()))
-        .collect();
+    let tensors = run.weights.tensors()?;
     atomic::write_safetensors_atomic(dir.join("model.safetensors"), &tensors, None)?;
     tell_where(dir);
     Ok(())

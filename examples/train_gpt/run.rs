@@ -2,20 +2,17 @@
 
 use crate::clock::{Clock, Mark};
 use crate::data::{Batch, Data};
-use crate::gpt::{Gpt, GptConfig, initialize};
+use crate::gpt::{Gpt, GptConfig};
 use crate::runs::checkpoints;
+use crate::weights::{self, Place, Weights, scaled_matmul};
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
-use candle_nn::{VarBuilder, VarMap};
-use fp8::checkpoint::{
-    TrainingMeta, quantized_tensors, resume_training, save_training, training_meta,
-};
+use fp8::checkpoint::quantized_tensors;
 use fp8::fp8_core::{Contraction, Granularity};
-use fp8::nn::ops;
-use fp8::optim::{AdamW, AdamWConfig, LrSchedule, StepReport};
+use fp8::optim::{AdamWConfig, LrSchedule, StepReport};
 use fp8::{
     Autocast, CastStats, Fp8Layer, Fp8Module, PrepareOptions, PrepareReport, Recipe, RecipeName,
-    StatsReport, Visitor, check_gradients, fp8_autocast, prepare_fp8,
+    StatsReport, Visitor, fp8_autocast, prepare_fp8,
 };
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -58,8 +55,7 @@ pub struct Run {
     pub report: Option<PrepareReport>,
     /// Finished steps.
     pub step: u64,
-    vars: VarMap,
-    optimizer: AdamW,
+    pub weights: Weights,
     schedule: LrSchedule,
     settings: Settings,
     device: Device,
@@ -74,32 +70,32 @@ pub struct Run {
 }
 
 impl Run {
-    /// `name`: f32, bf16, or a recipe of `fp8_recipes`.
+    /// `name`: f32, bf16, a recipe of `fp8_recipes`, scaled_fp16 or scaled_fp8.
     pub fn new(name: &str, settings: &Settings, device: &Device) -> Result<Self> {
-        let (dtype, recipe) = match name {
-            "f32" => (DType::F32, None),
-            "bf16" => (DType::BF16, None),
-            other => {
-                let recipe: RecipeName = other
-                    .parse()
-                    .with_context(|| "--recipe takes f32, bf16 and the names of FP8 recipes")?;
-                (DType::F32, Some(Recipe::from(recipe)))
-            }
-        };
-        let vars = VarMap::new();
-        let vb = VarBuilder::from_varmap(&vars, dtype, device);
-        let model = Gpt::new(&settings.model, vb)?;
-        initialize(&vars, &settings.model, settings.seed)?;
-        let report = match &recipe {
-            None => None,
-            Some(_) => Some(prepare_fp8(&model, &PrepareOptions::default())?),
-        };
         let config = AdamWConfig {
             lr: settings.learning_rate,
             weight_decay: 0.1,
             beta2: 0.95,
             max_grad_norm: Some(1.),
             ..AdamWConfig::default()
+        };
+        let mut recipe = None;
+        let (gpt, seed) = (&settings.model, settings.seed);
+        let (model, weights) = match (name, scaled_matmul(name)) {
+            (_, Some(matmul)) => Weights::scaled(matmul, gpt, seed, config, device)?,
+            ("f32", _) => Weights::plain(DType::F32, gpt, seed, config, device)?,
+            ("bf16", _) => Weights::plain(DType::BF16, gpt, seed, config, device)?,
+            (other, _) => {
+                let name: RecipeName = other.parse().context(
+                    "--recipe takes f32, bf16, scaled_fp16, scaled_fp8 and the names of FP8 recipes",
+                )?;
+                recipe = Some(Recipe::from(name));
+                Weights::plain(DType::F32, gpt, seed, config, device)?
+            }
+        };
+        let report = match &recipe {
+            None => None,
+            Some(_) => Some(prepare_fp8(&model, &PrepareOptions::default())?),
         };
         let warmup = (settings.steps / 10).clamp(1, 100);
         let schedule =
@@ -110,8 +106,7 @@ impl Run {
             model,
             report,
             step: 0,
-            optimizer: AdamW::from_varmap(&vars, config)?,
-            vars,
+            weights,
             schedule,
             settings: settings.clone(),
             device: device.clone(),
@@ -153,28 +148,16 @@ impl Run {
             })
         });
         let guard = guard.transpose()?;
-        let loss = ops::cross_entropy(&self.model.forward(&inputs)?, &targets)?;
-        if let Some(guard) = guard {
-            guard.close()?;
-        }
-        let grads = loss.backward()?;
-        if !self.gradients_checked {
-            let missing = check_gradients(&self.vars, &grads);
-            ensure!(
-                missing.is_empty(),
-                "no gradient reached {}",
-                missing.join(", ")
-            );
-            self.gradients_checked = true;
-        }
         let lr = self.schedule.lr(self.step);
-        self.optimizer.set_lr(lr)?;
-        let report = self.optimizer.apply(&grads)?;
+        let check = !self.gradients_checked;
+        let batch = (inputs, targets);
+        let (loss, report) = self.weights.step(&self.model, &batch, lr, guard, check)?;
+        self.gradients_checked = true;
         let marks = (begin, self.clock.mark()?);
         self.step += 1;
         self.unread.push(Unread {
             step: self.step,
-            loss: loss.detach(),
+            loss,
             lr,
             report,
             marks,
@@ -212,10 +195,7 @@ impl Run {
         let _guard = self.evaluation_guard()?;
         let losses = batches
             .iter()
-            .map(|(inputs, targets)| {
-                let loss = ops::cross_entropy(&self.model.forward(inputs)?, targets)?;
-                Ok(loss.detach())
-            })
+            .map(|batch| self.weights.loss(&self.model, batch))
             .collect::<Result<Vec<_>>>()?;
         Ok(scalars(&losses)?.iter().sum::<f64>() / batches.len() as f64)
     }
@@ -248,14 +228,14 @@ impl Run {
         for i in 0..batches {
             let (inputs, _) =
                 data.train_batch(seed, self.settings.steps + i, batch, model.context)?;
-            self.model.forward(&inputs)?;
+            self.model.forward::<Tensor>(&inputs)?;
         }
         guard.close()?;
         Ok(())
     }
 
     pub fn quantized_tensors(&self) -> u64 {
-        self.casts_before + quantized_tensors(&self.model)
+        self.casts_before + quantized_tensors(&self.model) + self.weights.scaled_casts()
     }
 
     pub fn converted_layers(&self) -> usize {
@@ -293,29 +273,15 @@ impl Run {
         Ok(bytes.total)
     }
 
-    pub fn vars(&self) -> &VarMap {
-        &self.vars
-    }
-
     pub fn save(&self, dir: &Path) -> Result<()> {
-        let meta = TrainingMeta {
+        let place = Place {
             step: self.step,
-            recipe: self.recipe.clone(),
-            random: serde_json::json!({
-                "seed": self.settings.seed,
-                "step": self.step,
-                "quantized_tensors": self.quantized_tensors(),
-            }),
-            extra: serde_json::to_value(&self.settings)?,
+            quantized_tensors: self.quantized_tensors(),
+            settings: serde_json::to_value(&self.settings)?,
         };
         let path = checkpoint_path(dir, &self.name);
-        Ok(save_training(
-            path,
-            &self.model,
-            &self.vars,
-            &self.optimizer,
-            &meta,
-        )?)
+        let (model, recipe) = (&self.model, self.recipe.clone());
+        (self.weights).save(&path, model, recipe, place, self.settings.seed)
     }
 
     pub fn resume(&mut self, dir: &Path) -> Result<()> {
@@ -324,18 +290,21 @@ impl Run {
             // Stopped before this run's first checkpoint: it begins again, which gives the same losses.
             return Ok(());
         }
-        let settings: Settings = serde_json::from_value(training_meta(&path)?.extra)
-            .with_context(|| format!("{}: not a checkpoint of this example", path.display()))?;
-        ensure!(
-            settings == self.settings,
-            "{} belongs to another run: {settings:?} there, {:?} here",
-            path.display(),
-            self.settings
-        );
-        let recipe = self.recipe.as_ref();
-        let meta = resume_training(path, &self.model, &self.vars, &mut self.optimizer, recipe)?;
-        self.step = meta.step;
-        self.casts_before = meta.random["quantized_tensors"].as_u64().unwrap_or(0);
+        let fits = |saved: &serde_json::Value| {
+            let settings: Settings = serde_json::from_value(saved.clone())
+                .with_context(|| format!("{}: not a checkpoint of this example", path.display()))?;
+            ensure!(
+                settings == self.settings,
+                "{} belongs to another run: {settings:?} there, {:?} here",
+                path.display(),
+                self.settings
+            );
+            Ok(())
+        };
+        let (model, recipe) = (&self.model, self.recipe.as_ref());
+        let place = self.weights.resume(&path, model, recipe, fits)?;
+        self.step = place.step;
+        self.casts_before = place.quantized_tensors;
         Ok(())
     }
 }
@@ -366,7 +335,6 @@ pub fn saved_settings(dir: &Path) -> Result<Settings> {
     let first = files
         .first()
         .with_context(|| format!("{} holds no checkpoint to resume", folder.display()))?;
-    let meta = training_meta(first)?;
-    serde_json::from_value(meta.extra)
+    serde_json::from_value(weights::saved_settings(first)?)
         .with_context(|| format!("{}: not a checkpoint of this example", first.display()))
 }

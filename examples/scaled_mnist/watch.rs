@@ -1,0 +1,122 @@
+//! What is seen of a scaled run: the scales of every layer, and how much of its data is out of range.
+
+use candle_core::DType;
+use fp8::fp8_core::Format;
+use fp8::scaled::{Scaled, ScaledDType};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A layer's tensor that a product reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Input,
+    Weight,
+    Gradient,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Input => "input",
+            Self::Weight => "weight",
+            Self::Gradient => "gradient",
+        })
+    }
+}
+
+/// One tensor at one step.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    step: u64,
+    /// Base-2 logarithm of the scale.
+    exponent: i32,
+    over: f64,
+    under: f64,
+}
+
+type ByTensor = BTreeMap<(usize, Kind), Vec<Seen>>;
+
+/// Everything seen, by layer and kind. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Watch(Arc<Mutex<ByTensor>>);
+
+impl Watch {
+    /// Notes scale and data of `x`, which a product casts to FP8 if `fp8`.
+    pub fn note(
+        &self,
+        step: u64,
+        (layer, kind): (usize, Kind),
+        fp8: bool,
+        x: &Scaled,
+    ) -> fp8::fp8_candle::Result<()> {
+        let dtype = match (fp8, kind) {
+            (false, _) => ScaledDType::Float(DType::F16),
+            (true, Kind::Gradient) => ScaledDType::Fp8(Format::E5M2),
+            (true, _) => ScaledDType::Fp8(Format::E4M3),
+        };
+        let outside = x.out_of_range(dtype)?;
+        let Some(exponent) = x.scale().exponent() else {
+            return Ok(()); // Zeros, such as biases before the first step.
+        };
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.entry((layer, kind)).or_default().push(Seen {
+            step,
+            exponent,
+            over: outside.over,
+            under: outside.under,
+        });
+        Ok(())
+    }
+
+    /// The mean share of elements outside the normal range; 0 if nothing was noted.
+    pub fn out_of_range(&self) -> f64 {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let shares: Vec<f64> = seen
+            .values()
+            .flatten()
+            .map(|seen| seen.over + seen.under)
+            .collect();
+        shares.iter().sum::<f64>() / shares.len().max(1) as f64
+    }
+
+    /// A name and (step, exponent) for each tensor.
+    pub fn curves(&self) -> Vec<(String, Vec<(f64, f64)>)> {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let curves = seen.iter().map(|((layer, kind), seen)| {
+            let points = (seen.iter()).map(|seen| (seen.step as f64, f64::from(seen.exponent)));
+            (format!("layers.{layer} {kind}"), points.collect())
+        });
+        curves.collect()
+    }
+}
+
+impl fmt::Display for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.is_empty() {
+            return Ok(());
+        }
+        writeln!(
+            f,
+            "{:20} {:>7} {:>14} {:>10} {:>10}",
+            "tensor", "scale", "from .. to", "over", "under"
+        )?;
+        for ((layer, kind), seen) in seen.iter() {
+            let last = seen.last().map_or(0, |seen| seen.exponent);
+            let least = seen.iter().map(|seen| seen.exponent).min().unwrap_or(0);
+            let most = seen.iter().map(|seen| seen.exponent).max().unwrap_or(0);
+            let mean = |of: fn(&Seen) -> f64| seen.iter().map(of).sum::<f64>() / seen.len() as f64;
+            writeln!(
+                f,
+                "{:20} {:>7} {:>14} {:>9.3}% {:>9.3}%",
+                format!("layers.{layer} {kind}"),
+                format!("2^{last}"),
+                format!("2^{least} .. 2^{most}"),
+                100. * mean(|seen| seen.over),
+                100. * mean(|seen| seen.under),
+            )?;
+        }
+        Ok(())
+    }
+}
