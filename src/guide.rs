@@ -14,6 +14,7 @@
 //! | train adapters on an FP8 model | [`lora`] |
 //! | see what casts do to your tensors | [`statistics`] |
 //! | study FP8 without the hardware, as the FP8 Emulation Toolkit | [`emulation`] |
+//! | train with a scale beside every tensor, without f32 copies | [`scaled`] |
 //! | use several threads | [`threads`] |
 //! | handle errors | [`errors`] |
 //! | carry a model written for candle over | [`migration`] |
@@ -41,6 +42,7 @@ pages! {
     lora "guide/lora.md";
     statistics "guide/statistics.md";
     emulation "guide/emulation.md";
+    scaled "guide/scaled.md";
     threads "guide/threads.md";
     errors "guide/errors.md";
     migration "migration.md";
