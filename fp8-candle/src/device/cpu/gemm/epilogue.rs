@@ -107,6 +107,25 @@ fn finish<T: HighPrecision>(
     scaled: impl Fn(usize, f32) -> f32,
 ) {
     let sums = &sums[..out.len()];
+    if size_of::<T>() >= size_of::<f32>() {
+        // Nothing to round.
+        return simd(
+            #[inline(always)]
+            || match bias {
+                None => {
+                    for (col, (out, &sum)) in out.iter_mut().zip(sums).enumerate() {
+                        out.write(T::from_f32(scaled(col, sum)));
+                    }
+                }
+                Some(bias) => {
+                    let bias = &bias[..out.len()];
+                    for (col, (out, &sum)) in out.iter_mut().zip(sums).enumerate() {
+                        out.write(T::from_f32(scaled(col, sum) + bias[col]));
+                    }
+                }
+            },
+        );
+    }
     simd(
         #[inline(always)]
         || {
