@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release --example scaled_mnist -- --dtype fp8 --plot`
 
+#[path = "../shared/curves.rs"]
+mod curves;
 #[path = "../train_vision/data.rs"]
 mod data;
 #[path = "../shared/end.rs"]

@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release --example train_vision -- --recipe f32,direct,hybrid --model conv`
 
+#[path = "../shared/curves.rs"]
+mod curves;
 mod data;
 #[path = "../shared/end.rs"]
 mod end;

@@ -2,7 +2,7 @@
 
 use super::arith::meet;
 use super::value::Scaled;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use candle_core::{DType, Tensor};
 
 impl Scaled {
@@ -192,15 +192,7 @@ impl Scaled {
         dim: usize,
         of: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor> {
-        super::reduce::check_dims(op, self, &[dim])?;
-        if self.dims()[dim] == 0 {
-            return Err(Error::Shape {
-                op,
-                what: "the operand",
-                expected: format!("a value along dimension {dim}"),
-                got: self.dims().to_vec(),
-            });
-        }
+        super::reduce::check_values(op, self, dim)?;
         let x = self.detach().zeroed()?;
         Ok(of(&x.float(crate::ops::wide_dtype(x.compute_dtype()))?)?)
     }

@@ -27,6 +27,20 @@ pub(super) fn check_dims(op: &'static str, x: &Scaled, dims: &[usize]) -> Result
     }
 }
 
+/// Checks a dimension of which one value is picked out: there has to be one.
+pub(super) fn check_values(op: &'static str, x: &Scaled, dim: usize) -> Result<()> {
+    check_dims(op, x, &[dim])?;
+    match x.dims()[dim] {
+        0 => Err(Error::Shape {
+            op,
+            what: "the operand",
+            expected: format!("a value along dimension {dim}"),
+            got: x.dims().to_vec(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 impl Scaled {
     /// The sum over `dims`, which stay with the size 1. Scale: `s * r(sqrt(n))` for sums of n values. Summed in f32 (f64 data in
     /// f64).
@@ -179,15 +193,7 @@ impl Scaled {
         dim: usize,
         f: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Self> {
-        check_dims(op, self, &[dim])?;
-        if self.dims()[dim] == 0 {
-            return Err(Error::Shape {
-                op,
-                what: "the operand",
-                expected: format!("a value along dimension {dim}"),
-                got: self.dims().to_vec(),
-            });
-        }
+        check_values(op, self, dim)?;
         let kept = Factored {
             scale: self.scale(),
             data_factor: 1.0,

@@ -220,7 +220,7 @@ impl Linear {
         };
         if context.settings.mode == Mode::Calibrate {
             // In f32, as an export reads the weight: its value need not fit in the dtype of the input.
-            calibrate(&state, &step.cells, x, &self.exact_weight(weight)?)?;
+            calibrate(&state, &step.cells, x, &self.weight()?)?;
             return self.plain(x, weight);
         }
         let plan = linear_plan(&state, &step)?;
@@ -231,14 +231,6 @@ impl Linear {
             self.plain_bias(x.dtype())?.as_ref(),
             &plan,
         )?)
-    }
-
-    /// `weight`, or the value in f32 where the layer's is a scaled parameter.
-    fn exact_weight(&self, weight: &Tensor) -> Result<Tensor> {
-        match self.scaled_weight() {
-            Some(_) => self.weight(),
-            None => Ok(weight.clone()),
-        }
     }
 
     /// The outputs of layers that read the same input, in their order: what each gives alone.
