@@ -124,7 +124,7 @@ impl Scaled {
     /// The place of the largest value along `dim`, U32 without that dimension; the first of equal ones.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the dimension does not exist or is empty.
+    /// [`Error::Shape`](crate::Error::Shape) if the dimension does not exist or is empty.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
