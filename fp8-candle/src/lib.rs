@@ -14,6 +14,7 @@ pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod optim;
 mod packed;
+pub mod parallel;
 mod quantize;
 mod ready;
 mod scale_source;

@@ -8,7 +8,6 @@ use candle_core::{CpuStorage, DType, Layout, Shape, Storage, Tensor, WithDType};
 use fp8_core::HighPrecision;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 /// The type of a tensor's elements, and the type in which its kernels compute.
 pub(crate) trait Element: WithDType {
@@ -189,10 +188,8 @@ pub(crate) fn par_blocks<T: Send, Out: Send>(
     } else if dst.len() <= len {
         vec![f(0, dst)]
     } else {
-        dst.par_chunks_mut(len)
-            .enumerate()
-            .map(|(i, block)| f(i * len, block))
-            .collect()
+        let blocks = dst.chunks_mut(len).enumerate();
+        crate::parallel::map(blocks, |(i, block)| f(i * len, block))
     }
 }
 

@@ -9,7 +9,6 @@ use crate::ready::tensor_of;
 use crate::simd::simd;
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 const OP: &str = "few_rows_linear";
 
@@ -92,25 +91,23 @@ fn product<T: Element<Real = f32>>(
         if turned.is_empty() {
             return turned;
         }
-        turned
-            .par_chunks_mut(TASK * rows)
-            .enumerate()
-            .for_each(|(task, y)| {
-                let mut buffer = Vec::new();
-                let first = task * TASK;
-                for (i, y) in y.chunks_mut(rows).enumerate() {
-                    let row = &weight[(first + i) * inputs..(first + i + 1) * inputs];
-                    let row = T::load(row, &mut buffer);
-                    simd(
-                        #[inline(always)]
-                        || {
-                            for (y, x) in y.iter_mut().zip(x.chunks_exact(inputs)) {
-                                *y = sum2(x, row, |a, b| a * b);
-                            }
-                        },
-                    );
-                }
-            });
+        let parts = turned.chunks_mut(TASK * rows).enumerate();
+        crate::parallel::for_each(parts, |(task, y)| {
+            let mut buffer = Vec::new();
+            let first = task * TASK;
+            for (i, y) in y.chunks_mut(rows).enumerate() {
+                let row = &weight[(first + i) * inputs..(first + i + 1) * inputs];
+                let row = T::load(row, &mut buffer);
+                simd(
+                    #[inline(always)]
+                    || {
+                        for (y, x) in y.iter_mut().zip(x.chunks_exact(inputs)) {
+                            *y = sum2(x, row, |a, b| a * b);
+                        }
+                    },
+                );
+            }
+        });
         if rows == 1 {
             return turned;
         }

@@ -7,7 +7,6 @@ use crate::ops::math::{Real, max, sum};
 use crate::simd::simd;
 use candle_core::{DType, Tensor};
 use fp8_core::floor_to_power_of_two;
-use rayon::prelude::*;
 
 /// The norm of all elements, of which there is one at least; not finite if one of them is not.
 pub(super) fn norm_of(data: &Tensor, norm: Norm) -> Result<f32> {
@@ -38,23 +37,20 @@ fn on_cpu(data: &Tensor, norm: Norm) -> Result<f64> {
 
 /// In one pass. Blocks are summed in order, so that no bit depends on the number of threads.
 fn blocks<T: Element>(x: &[T], norm: Norm) -> f64 {
-    let parts: Vec<f64> = x
-        .par_chunks(block_rows(x.len(), 1))
-        .map(|block| {
-            let mut buffer = Vec::new();
-            let x = T::load(block, &mut buffer);
-            let part = simd(
-                #[inline(always)]
-                || match norm {
-                    // The maximum passes over NaN; 0 times the data does not.
-                    Norm::Max => max(x, |x| x.abs()) + sum(x, |x| T::Real::ZERO * x),
-                    Norm::L1 => sum(x, |x| x.abs()),
-                    Norm::L2 => sum(x, |x| x * x),
-                },
-            );
-            part.to_f64()
-        })
-        .collect();
+    let parts: Vec<f64> = crate::parallel::map(x.chunks(block_rows(x.len(), 1)), |block| {
+        let mut buffer = Vec::new();
+        let x = T::load(block, &mut buffer);
+        let part = simd(
+            #[inline(always)]
+            || match norm {
+                // The maximum passes over NaN; 0 times the data does not.
+                Norm::Max => max(x, |x| x.abs()) + sum(x, |x| T::Real::ZERO * x),
+                Norm::L1 => sum(x, |x| x.abs()),
+                Norm::L2 => sum(x, |x| x * x),
+            },
+        );
+        part.to_f64()
+    });
     let count = x.len() as f64;
     match norm {
         Norm::Max => parts

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, bail};
+use fp8_candle::parallel;
 use fp8_core::StochasticKey;
-use rayon::prelude::*;
 
 use super::elements::{Element, current, through_master, through_variable};
 use super::masters::HostMaster;
@@ -153,40 +153,41 @@ fn run<T: Element, G: Element>(
         return update(c, theta, grad, m, v);
     }
     let tasks = theta
-        .par_chunks_mut(BLOCK)
-        .zip(grad.par_chunks(BLOCK))
-        .zip(m.par_chunks_mut(BLOCK))
-        .zip(v.par_chunks_mut(BLOCK));
+        .chunks_mut(BLOCK)
+        .zip(grad.chunks(BLOCK))
+        .zip(m.chunks_mut(BLOCK))
+        .zip(v.chunks_mut(BLOCK));
     let first = |task: usize| (task * BLOCK) as u64;
     macro_rules! at_random {
         ($key:ident, $master:ident) => {
-            tasks
-                .zip($master.par_chunks_mut(BLOCK))
-                .enumerate()
-                .for_each(|(task, ((((theta, grad), m), v), master))| {
+            parallel::for_each(
+                tasks.zip($master.chunks_mut(BLOCK)).enumerate(),
+                |(task, ((((theta, grad), m), v), master))| {
                     through_master($key, first(task), theta, master, |i, current| {
                         step(&c, current, grad[i].widen(), &mut m[i], &mut v[i])
                     })
-                })
+                },
+            )
         };
     }
     match (&mut state.master, key) {
-        (None, None) => tasks.for_each(|(((theta, grad), m), v)| update(c, theta, grad, m, v)),
-        (None, Some(key)) => tasks
-            .enumerate()
-            .for_each(|(task, (((theta, grad), m), v))| {
+        (None, None) => parallel::for_each(tasks, |(((theta, grad), m), v)| {
+            update(c, theta, grad, m, v)
+        }),
+        (None, Some(key)) => {
+            parallel::for_each(tasks.enumerate(), |(task, (((theta, grad), m), v))| {
                 through_variable(key, first(task), theta, |i, current| {
                     step(&c, current, grad[i].widen(), &mut m[i], &mut v[i])
                 })
-            }),
+            })
+        }
         (Some(HostMaster::Bf16(master)), Some(key)) => at_random!(key, master),
         (Some(HostMaster::F16(master)), Some(key)) => at_random!(key, master),
         (Some(HostMaster::F32(master)), _) => {
-            tasks
-                .zip(master.par_chunks_mut(BLOCK))
-                .for_each(|((((theta, grad), m), v), master)| {
-                    update_master(c, theta, grad, m, v, master)
-                })
+            let tasks = tasks.zip(master.chunks_mut(BLOCK));
+            parallel::for_each(tasks, |((((theta, grad), m), v), master)| {
+                update_master(c, theta, grad, m, v, master)
+            })
         }
         // A 16-bit master without a key is none that a slot makes.
         (Some(_), None) => {}

@@ -3,7 +3,6 @@
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use fp8_core::StochasticKey;
 use half::{bf16, f16};
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::elements::Element;
@@ -225,8 +224,8 @@ fn at_random(values: &Tensor, dtype: DType, key: StochasticKey) -> Result<Tensor
     let wide = wide.to_device(&Device::Cpu)?.to_vec1::<f32>()?;
     fn run<T: Element>(wide: &[f32], key: StochasticKey) -> Vec<T> {
         let mut out = vec![T::default(); wide.len()];
-        let tasks = out.par_chunks_mut(BLOCK).zip(wide.par_chunks(BLOCK));
-        tasks.enumerate().for_each(|(i, (out, wide))| {
+        let tasks = out.chunks_mut(BLOCK).zip(wide.chunks(BLOCK));
+        fp8_candle::parallel::for_each(tasks.enumerate(), |(i, (out, wide))| {
             T::stochastic(key, (i * BLOCK) as u64, wide, out);
         });
         out

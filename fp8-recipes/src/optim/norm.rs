@@ -2,7 +2,6 @@
 //! devices (`fp8-candle/kernels/adamw.cu` adds in the same order).
 
 use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor, bail};
-use rayon::prelude::*;
 
 /// Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does.
 const CLIP_EPS: f64 = 1e-6;
@@ -128,10 +127,7 @@ fn squares<T: Copy + Sync>(
     if values.len() <= BLOCK {
         values.chunks(BLOCK).zip(partials).for_each(sum);
     } else {
-        values
-            .par_chunks(BLOCK)
-            .zip(partials.par_iter_mut())
-            .for_each(sum);
+        fp8_candle::parallel::for_each(values.chunks(BLOCK).zip(partials), sum);
     }
 }
 

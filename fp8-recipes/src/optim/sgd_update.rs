@@ -4,7 +4,6 @@ use std::cell::RefCell;
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, bail};
 use fp8_core::StochasticKey;
-use rayon::prelude::*;
 
 use super::elements::{Element, current, through_master, through_variable};
 use super::masters::HostMaster;
@@ -176,7 +175,7 @@ fn tasks<T: Element, G: Element, M: Element>(
     let mut buffers = buffer.map(|buffer| buffer.chunks_mut(BLOCK));
     let mut masters = master.chunks_mut(BLOCK);
     let pairs = theta.chunks_mut(BLOCK).zip(grad.chunks(BLOCK));
-    let mut all = pairs.enumerate().map(|(i, (theta, grad))| Task {
+    let all = pairs.enumerate().map(|(i, (theta, grad))| Task {
         first: (i * BLOCK) as u64,
         theta,
         grad,
@@ -187,8 +186,7 @@ fn tasks<T: Element, G: Element, M: Element>(
         // Without the way through the thread pool.
         return all.for_each(work);
     }
-    let all: Vec<_> = all.by_ref().collect();
-    all.into_par_iter().for_each(work);
+    fp8_candle::parallel::for_each(all, work);
 }
 
 impl<T: Element, G: Element, M: Element> Task<'_, T, G, M> {

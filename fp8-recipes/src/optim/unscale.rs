@@ -3,7 +3,6 @@
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor, bail};
 use fp8_core::HighPrecision;
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::error::Result;
 
@@ -124,8 +123,8 @@ fn run<A: Copy + Sync, B: Copy + Default + Send>(
     let all = match values.len() <= BLOCK {
         true => task((&mut out, values)),
         false => {
-            let tasks = out.par_chunks_mut(BLOCK).zip(values.par_chunks(BLOCK));
-            tasks.map(task).reduce(|| true, |a, b| a & b)
+            let tasks = out.chunks_mut(BLOCK).zip(values.chunks(BLOCK));
+            (fp8_candle::parallel::map(tasks, task).into_iter()).fold(true, |a, b| a & b)
         }
     };
     (out, all)

@@ -7,11 +7,13 @@ use crate::error::{Error, Result};
 use candle_core::{CpuStorage, DType};
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
 use half::{bf16, f16};
-use rayon::prelude::*;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Elements per task: large enough to hide the cost of starting it, small enough to balance the load.
 const TASK: usize = 1 << 15;
+
+/// Amaxes of many scales are found in at most this many runs of rows.
+const RUNS: usize = 32;
 
 /// Elements of the whole rows that make one task.
 fn task_len(cols: usize) -> usize {
@@ -42,22 +44,20 @@ pub(super) fn amax(src: Floats<'_>, grid: &ScaleGrid) -> Vec<f32> {
             });
             return vec![f32::from_bits(amax.into_inner())];
         }
-        src.par_chunks(len)
-            .enumerate()
-            .fold(
-                || vec![0f32; grid.len()],
-                |mut out, (index, src)| {
-                    fp8_core::amax_rows(src, index * len / grid.cols(), grid, &mut out);
-                    out
-                },
-            )
-            .reduce(
-                || vec![0f32; grid.len()],
-                |mut a, b| {
-                    a.iter_mut().zip(&b).for_each(|(a, &b)| *a = larger(*a, b));
-                    a
-                },
-            )
+        // A few runs of tasks, each with amaxes of its own: a grid may be as large as a row.
+        let per_run = src.len().div_ceil(len).div_ceil(RUNS) * len;
+        let runs = crate::parallel::map(src.chunks(per_run).enumerate(), |(index, src)| {
+            let mut out = vec![0f32; grid.len()];
+            fp8_core::amax_rows(src, index * per_run / grid.cols(), grid, &mut out);
+            out
+        });
+        let mut all = vec![0f32; grid.len()];
+        for run in runs {
+            all.iter_mut()
+                .zip(&run)
+                .for_each(|(all, &amax)| *all = larger(*all, amax));
+        }
+        all
     }
     for_floats!(src, src => run(src, grid))
 }

@@ -120,24 +120,21 @@ pub(super) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Result<Ten
 
 /// Rounds f32 results to `dtype`.
 pub(super) fn narrow(op: &'static str, values: Vec<f32>, dtype: DType) -> Result<CpuStorage> {
-    use rayon::prelude::*;
     const CHUNK: usize = 1 << 14;
+    fn rounded<T: Copy + Send>(values: &[f32], zero: T, round: impl Fn(f32) -> T + Sync) -> Vec<T> {
+        let mut out = vec![zero; values.len()];
+        let tasks = out.chunks_mut(CHUNK).zip(values.chunks(CHUNK));
+        crate::parallel::for_each(tasks, |(out, values)| {
+            out.iter_mut()
+                .zip(values)
+                .for_each(|(out, &v)| *out = round(v));
+        });
+        out
+    }
     Ok(match dtype {
         DType::F32 => CpuStorage::F32(values),
-        DType::BF16 => CpuStorage::BF16(
-            values
-                .par_iter()
-                .with_min_len(CHUNK)
-                .map(|&v| bf16::from_f32(v))
-                .collect(),
-        ),
-        DType::F16 => CpuStorage::F16(
-            values
-                .par_iter()
-                .with_min_len(CHUNK)
-                .map(|&v| f16::from_f32(v))
-                .collect(),
-        ),
+        DType::BF16 => CpuStorage::BF16(rounded(&values, bf16::ZERO, bf16::from_f32)),
+        DType::F16 => CpuStorage::F16(rounded(&values, f16::ZERO, f16::from_f32)),
         DType::F64 => CpuStorage::F64(values.into_iter().map(f64::from).collect()),
         got => {
             let expected = "f32, bf16, f16 or f64";

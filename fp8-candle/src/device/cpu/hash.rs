@@ -9,7 +9,6 @@ use super::data::Floats;
 use bytemuck::cast_slice;
 use half::slice::HalfFloatSliceExt;
 use rapidhash::v3::rapidhash_v3 as hash;
-use rayon::prelude::*;
 
 /// Bytes that one task hashes. The split depends only on the size, as the result must.
 const CHUNK: usize = 1 << 18;
@@ -28,7 +27,7 @@ fn run(bytes: &[u8]) -> u64 {
     if bytes.len() <= CHUNK {
         return hash(bytes);
     }
-    let hashes: Vec<u64> = bytes.par_chunks(CHUNK).map(hash).collect();
+    let hashes: Vec<u64> = crate::parallel::map(bytes.chunks(CHUNK), hash);
     hash(cast_slice(&hashes))
 }
 

@@ -1,12 +1,13 @@
-//! The CPU backend: `fp8-core` casts over rayon, and the GEMMs of `gemm/`.
+//! The CPU backend: `fp8-core` casts over threads, and the GEMMs of `gemm/`.
 
 mod cast;
 mod data;
 mod gemm;
 mod hash;
+mod pool;
 mod shared;
 mod state;
-mod tasks;
+pub(crate) mod tasks;
 mod unfold;
 
 use super::backend::{AmaxCells, Backend};
@@ -19,7 +20,6 @@ use crate::simd::simd;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use data::{for_floats, tensor, with_codes, with_f32, with_floats};
 use fp8_core::{Cast, Contraction, Format, Isa, ScaleGrid};
-use rayon::prelude::*;
 
 /// FP8 on the host.
 pub(crate) struct CpuBackend;
@@ -248,7 +248,7 @@ fn sum_rows<T: fp8_core::HighPrecision>(x: &[T], cols: usize) -> Vec<f32> {
         );
     };
     if x.len() > PARALLEL {
-        sums.par_chunks_mut(COLS).enumerate().for_each(add);
+        crate::parallel::for_each(sums.chunks_mut(COLS).enumerate(), add);
     } else {
         sums.chunks_mut(COLS).enumerate().for_each(add);
     }

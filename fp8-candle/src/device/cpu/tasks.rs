@@ -1,34 +1,19 @@
-//! Tasks on the rayon pool of the caller, or else the global one.
+//! Tasks on as many threads as the rayon pool of the caller has, or else the global one (`RAYON_NUM_THREADS`): this thread and
+//! the helpers of `pool.rs`.
 //!
-//! The caller starts at once, while the other threads wake up. Tasks are taken one by one from a counter, so a thread that
-//! is delayed leaves them to the others. A single task stays on its thread.
+//! The caller starts at once. Tasks are taken one by one from a counter, so a thread that is delayed leaves them to the
+//! others. A single task stays on its thread.
 
+use super::pool;
 use super::shared::Shared;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs `task` for each index below `count`.
-pub(super) fn for_each(count: usize, task: impl Fn(usize) + Sync) {
-    let threads = rayon::current_num_threads().min(count);
-    if threads <= 1 {
+pub(crate) fn for_each(count: usize, task: impl Fn(usize) + Sync) {
+    if count <= 1 {
         (0..count).for_each(task);
         return;
     }
-    let next = AtomicUsize::new(0);
-    let work = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                break;
-            }
-            task(index);
-        }
-    };
-    rayon::in_place_scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(|_| work());
-        }
-        work();
-    });
+    pool::for_each(rayon::current_num_threads(), count, &task);
 }
 
 /// Runs `task` for each chunk of `len` elements of `src` and `dst`, with its index.

@@ -9,7 +9,6 @@ use fp8_candle::scaled::{Scaled, ScaledVar};
 use fp8_core::Format;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use rayon::prelude::*;
 use std::collections::HashSet;
 
 /// Elements of a partial sum: fixed, so that the order of additions does not depend on the number of threads.
@@ -161,7 +160,7 @@ fn measure(grad: Slice<'_>) -> (f64, f64) {
     let starts: Vec<usize> = (0..len).step_by(BLOCK).collect();
     let parts: Vec<(f64, u32)> = match starts.as_slice() {
         [only] => vec![block(*only)],
-        starts => starts.par_iter().map(|start| block(*start)).collect(),
+        starts => fp8_candle::parallel::map(starts.iter().copied(), block),
     };
     let sum = parts.iter().map(|(sum, _)| sum).sum();
     let amax = parts.iter().fold(0, |max, (_, amax)| max.max(*amax));

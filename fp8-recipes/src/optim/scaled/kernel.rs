@@ -6,7 +6,6 @@ use super::value::Value;
 use crate::optim::masters::HostMaster;
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Var, bail};
 use half::{bf16, f16};
-use rayon::prelude::*;
 use std::cell::RefCell;
 
 /// Elements that one task updates. The update is elementwise, so the split never changes a bit.
@@ -148,7 +147,8 @@ impl<F: Step<N>, const N: usize> Pass<'_, F, N> {
         let outcome = match tasks.as_mut_slice() {
             // Without the way through the thread pool.
             [only] => block(only),
-            tasks => (tasks.par_iter_mut().map(block)).reduce(|| Outcome::NONE, Outcome::and),
+            tasks => (fp8_candle::parallel::map(tasks, block).into_iter())
+                .fold(Outcome::NONE, Outcome::and),
         };
         Some(Passed {
             parameter: T::of_magnitude(outcome.parameter),

@@ -23,16 +23,11 @@ const NARROW_ROWS: usize = 192;
 /// Rows of a task are a multiple of this, hence of the height of every tile.
 const ROWS_STEP: usize = 96;
 
-/// Multiply-adds from which a second thread pays off: workers of the pool are awake while one of them is at work.
-fn parallel_work() -> usize {
-    match rayon::current_thread_index() {
-        Some(_) => 1 << 18,
-        None => 1 << 20,
-    }
-}
+/// Multiply-adds from which a second thread pays off.
+const PARALLEL_WORK: usize = 1 << 18;
 
 /// Codes from which a second thread pays off for packing.
-const PARALLEL_CODES: usize = 1 << 19;
+const PARALLEL_CODES: usize = 1 << 16;
 
 /// Codes from which a separate task pays off.
 const TASK_CODES: usize = 1 << 15;
@@ -98,7 +93,7 @@ pub(super) fn gemm<T: HighPrecision, E: Engine>(
         segment,
         epilogue: Epilogue::new((a, segment.is_some()), (b, segment.is_some()), bias),
         out: Shared::new(out),
-        threads: match m * n * k < parallel_work() {
+        threads: match m * n * k < PARALLEL_WORK {
             true => 1,
             false => rayon::current_num_threads(),
         },
