@@ -24,6 +24,7 @@ pub mod state;
 mod stochastic;
 mod tensor;
 pub mod weight_version;
+pub mod wide;
 
 pub use device::ScalePolicy;
 pub use error::{Error, Result};
@@ -35,6 +36,7 @@ pub use scale_source::{FirstScale, ScaleSource};
 pub use state::{Observer, Role, Slot, StateTable};
 pub use stochastic::{Draw, Stochastic};
 pub use tensor::Fp8Tensor;
+pub use wide::{Wide, WideLinear, WideNode};
 
 use candle_core::{Device, Tensor};
 

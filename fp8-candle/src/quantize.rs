@@ -3,6 +3,7 @@
 use crate::data::matrix_dims;
 use crate::device::{Codes, CurrentCast, CurrentScale, ScalePolicy, backend};
 use crate::error::{Error, Result};
+use crate::linear::same_cast;
 use crate::scale_source::{FirstScale, ScaleSource};
 use crate::state::{Observer, Slot};
 use crate::stochastic::{Draw, Stochastic};
@@ -365,6 +366,56 @@ impl Quantizer {
             hook.on_cast(&x, &quantized)?;
         }
         Ok(quantized)
+    }
+}
+
+impl Quantizer {
+    /// Whether this cast of the tensor of which `other` made `quantized` would give the same codes, as far as that can be told
+    /// without waiting for a device.
+    pub(crate) fn gives_the_codes_of(&self, other: &Self, quantized: &Quantized) -> Result<bool> {
+        let alike = self.cast == other.cast
+            && self.granularity == other.granularity
+            && self.stochastic.is_none()
+            && other.stochastic.is_none()
+            && self.amax_bound == other.amax_bound;
+        if !alike {
+            return Ok(false);
+        }
+        let scale = match (&self.source, &other.source) {
+            (ScaleSource::Delayed { slot, rule, first }, ScaleSource::Delayed { .. }) => {
+                if *first == FirstScale::OwnAmax && slot.is_initial()? {
+                    return Ok(false);
+                }
+                slot.delayed_scale(self.cast.format, rule)?.0
+            }
+            (ScaleSource::Static(slot), ScaleSource::Static(_)) => {
+                slot.static_scale(self.cast.format)?.0
+            }
+            _ => return Ok(same_cast(self, other)),
+        };
+        if !scale.device().is_cpu() {
+            return Ok(same_cast(self, other));
+        }
+        let bits = |scale: &Tensor| -> Result<Vec<u32>> {
+            let values = scale.flatten_all()?.to_vec1::<f32>()?;
+            Ok(values.into_iter().map(f32::to_bits).collect())
+        };
+        Ok(bits(&scale)? == bits(&quantized.quant_scale)?)
+    }
+
+    /// Counts and records a cast of `x` that another one, which gives the same codes, has done.
+    pub(crate) fn note_shared(&self, x: &Tensor, quantized: &Quantized) -> Result<()> {
+        if let Some(counter) = &self.counter {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(observer) = &self.observer {
+            let makes_scales = matches!(self.source, ScaleSource::Delayed { .. });
+            observer.note(quantized.amax.as_ref(), makes_scales)?;
+        }
+        match &self.hook {
+            None => Ok(()),
+            Some(hook) => hook.on_cast(x, quantized),
+        }
     }
 }
 

@@ -10,10 +10,10 @@ use candle_core::Tensor;
 use fp8_core::Contraction::{self, Cols, Rows};
 
 /// Casts from the forward pass that the backward pass can reuse.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Saved<C> {
-    input: Option<C>,
-    weight: Option<C>,
+    pub(crate) input: Option<C>,
+    pub(crate) weight: Option<C>,
 }
 
 impl<C> Default for Saved<C> {

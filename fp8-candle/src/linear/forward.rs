@@ -52,6 +52,25 @@ pub fn fp8_linear(
     bias: Option<&Tensor>,
     plan: &LinearPlan,
 ) -> Result<Tensor> {
+    let tracks = match weight {
+        LinearWeight::HighPrecision(w, _) => (x.track_op(), w.track_op()),
+        _ => (x.track_op(), false),
+    };
+    let (storage, out_dims, saved) = compute(x, weight, bias, plan, tracks, None)?;
+    attach(storage, out_dims, x, weight, bias, plan, saved)
+}
+
+/// The result of [`fp8_linear`] with its shape, and what its backward pass needs if gradients of x and weight are wanted
+/// (`tracks`). `cast` is x already cast for this layer.
+pub(crate) fn compute(
+    x: &Tensor,
+    weight: LinearWeight<'_>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
+    tracks: (bool, bool),
+    cast: Option<Fp8Tensor>,
+) -> Result<(Storage, Vec<usize>, op::Saved)> {
+    let (x_tracks, w_tracks) = tracks;
     let (n, k) = check(x, weight, bias, plan)?;
     let out_dims = [&x.dims()[..x.rank() - 1], &[n]].concat();
     // Not from the number of elements, which is 0 if K is.
@@ -77,12 +96,13 @@ pub fn fp8_linear(
                 gemm.as_ref()
                     .is_some_and(|gemm| serves_both(first, &gemm.b))
             };
-            let w_tracks = match weight {
-                LinearWeight::HighPrecision(w, _) => w.track_op(),
-                _ => false,
+            let x8 = match cast {
+                Some(cast) => cast,
+                None => {
+                    let both = w_tracks && again(&gemm.a, &plan.grad_weight);
+                    gemm.a.quantize_for(&x2, Contraction::Cols, both)?.tensor
+                }
             };
-            let both = w_tracks && again(&gemm.a, &plan.grad_weight);
-            let x8 = gemm.a.quantize_for(&x2, Contraction::Cols, both)?.tensor;
             let out = GemmOutput {
                 dtype: x.dtype(),
                 bias: bias_data.as_ref(),
@@ -98,7 +118,7 @@ pub fn fp8_linear(
             };
             match weight {
                 LinearWeight::HighPrecision(w, cache) => {
-                    let both = x.track_op() && again(&gemm.b, &plan.grad_input);
+                    let both = x_tracks && again(&gemm.b, &plan.grad_input);
                     let w8 = match cache {
                         Some(cache) => cache.quantize_for(w, &gemm.b, Contraction::Cols, both)?,
                         None => gemm.b.quantize_for(w, Contraction::Cols, both)?.tensor,
@@ -112,9 +132,7 @@ pub fn fp8_linear(
                         Some(packed) => stream(&packed)?,
                         None => product(&w8)?,
                     };
-                    saved
-                        .casts
-                        .keep(plan, gemm, (x.track_op(), x8), (w.track_op(), w8));
+                    saved.casts.keep(plan, gemm, (x_tracks, x8), (w_tracks, w8));
                     y
                 }
                 LinearWeight::Fp8(w8) => product(w8)?,
@@ -127,8 +145,8 @@ pub fn fp8_linear(
         None => storage,
         cast => owned_storage(&recast(tensor_of(storage, (m, n))?, cast.as_ref())?)?,
     };
-    saved.keep_frozen(x.track_op(), weight);
-    attach(storage, out_dims, x, weight, bias, plan, saved)
+    saved.keep_frozen(x_tracks, weight);
+    Ok((storage, out_dims, saved))
 }
 
 /// Checks dtypes, devices and sizes; returns (N, K).

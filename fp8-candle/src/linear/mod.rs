@@ -21,6 +21,9 @@ mod same;
 
 pub(crate) use backward::{Layer, Operands, Saved, Wanted, Which, gradients};
 pub use cache::WeightCache;
+pub(crate) use forward::compute;
 pub use forward::fp8_linear;
+pub(crate) use op::{Of, Saved as SavedCasts};
 pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};
-pub(crate) use product::recast;
+pub(crate) use product::{multiply, recast};
+pub(crate) use same::same_cast;

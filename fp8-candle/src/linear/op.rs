@@ -14,24 +14,32 @@ use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor,
 };
 use fp8_core::Contraction::{self, Cols, Rows};
+use std::cell::RefCell;
 
 /// What the backward pass needs of the forward pass.
-#[derive(Debug, Default)]
-pub(super) struct Saved {
-    pub(super) casts: backward::Saved<Fp8Tensor>,
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Saved {
+    pub(crate) casts: backward::Saved<Fp8Tensor>,
     frozen: Option<Frozen>,
 }
 
 /// The weight of a layer that has only FP8 codes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Frozen {
     Codes(Fp8Tensor),
     Packed(PackedWeight),
 }
 
 impl Saved {
+    /// The same with these codes of x.
+    pub(crate) fn with_input(&self, codes: Fp8Tensor) -> Self {
+        let mut saved = self.clone();
+        saved.casts.input = Some(codes);
+        saved
+    }
+
     /// Keeps a weight that has only FP8 codes.
-    pub(super) fn keep_frozen(&mut self, x_tracks: bool, weight: LinearWeight<'_>) {
+    pub(crate) fn keep_frozen(&mut self, x_tracks: bool, weight: LinearWeight<'_>) {
         self.frozen = match weight {
             LinearWeight::Fp8(w8) if x_tracks => Some(Frozen::Codes(w8.clone())),
             LinearWeight::Packed(w8) if x_tracks => Some(Frozen::Packed(w8.clone())),
@@ -59,49 +67,73 @@ impl LinearOp {
         bias: Option<&Tensor>,
         grad_output: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let (m, n) = matrix_dims(grad_output.dims());
-        let pass = Backward {
-            op: self,
-            x,
-            weight,
-            bias,
-            go: grad_output.contiguous()?.reshape((m, n))?,
-        };
         let wanted = Wanted {
             input: x.track_op(),
             weight: weight.is_some_and(Tensor::track_op),
             bias: bias.is_some_and(Tensor::track_op),
         };
-        let [grad_x, grad_weight, grad_bias] =
-            gradients(&pass, &self.plan, &self.saved.casts, wanted)?;
+        let of = Of {
+            plan: &self.plan,
+            saved: &self.saved,
+            input: &RefCell::new(|| Ok(x.detach())),
+            dtype: x.dtype(),
+            weight,
+            bias,
+        };
+        let [grad_x, grad_weight, grad_bias] = of.gradients(grad_output, wanted)?;
         let grad_x = grad_x.map(|grad| grad.reshape(x.shape())).transpose()?;
         Ok((grad_x, grad_weight, grad_bias))
     }
 }
 
+/// A call of a layer whose gradients are asked for.
+pub(crate) struct Of<'a, F> {
+    pub(crate) plan: &'a LinearPlan,
+    pub(crate) saved: &'a Saved,
+    /// x in high precision, where it is needed.
+    pub(crate) input: &'a RefCell<F>,
+    /// Of x.
+    pub(crate) dtype: DType,
+    pub(crate) weight: Option<&'a Tensor>,
+    pub(crate) bias: Option<&'a Tensor>,
+}
+
+impl<F: FnMut() -> Result<Tensor>> Of<'_, F> {
+    /// The gradients of x `[M, K]`, weight and bias.
+    pub(crate) fn gradients(
+        &self,
+        grad_output: &Tensor,
+        wanted: Wanted,
+    ) -> Result<[Option<Tensor>; 3]> {
+        let (m, n) = matrix_dims(grad_output.dims());
+        let pass = Backward {
+            of: self,
+            go: grad_output.contiguous()?.reshape((m, n))?,
+        };
+        gradients(&pass, self.plan, &self.saved.casts, wanted)
+    }
+}
+
 /// One backward pass.
-struct Backward<'a> {
-    op: &'a LinearOp,
-    x: &'a Tensor,
-    weight: Option<&'a Tensor>,
-    bias: Option<&'a Tensor>,
+struct Backward<'a, F> {
+    of: &'a Of<'a, F>,
     /// `[M, N]`
     go: Tensor,
 }
 
-impl Backward<'_> {
+impl<F: FnMut() -> Result<Tensor>> Backward<'_, F> {
     fn weight(&self) -> Result<&Tensor> {
-        match self.weight {
+        match self.of.weight {
             Some(weight) => Ok(weight),
-            None => internal!("fp8_linear `{}`: no weight to cast", self.op.plan.path),
+            None => internal!("fp8_linear `{}`: no weight to cast", self.of.plan.path),
         }
     }
 
     /// `[M, K]`
     fn input(&self) -> Result<Tensor> {
-        let k = self.x.dims().last().copied().unwrap_or(0);
-        let x = self.x.detach().contiguous()?;
-        Ok(x.reshape((self.go.dim(0)?, k))?)
+        let x = (self.of.input.borrow_mut())()?;
+        let k = x.dims().last().copied().unwrap_or(0);
+        Ok(x.contiguous()?.reshape((self.go.dim(0)?, k))?)
     }
 
     /// The result of a backward GEMM, detached.
@@ -118,16 +150,16 @@ impl Backward<'_> {
             bias: None,
             use_fast_accum,
         };
-        let storage = multiply(a, b, &out, self.op.plan.emulate)?;
+        let storage = multiply(a, b, &out, self.of.plan.emulate)?;
         Ready::new(storage, shape)?.into_tensor()
     }
 }
 
-impl Layer for Backward<'_> {
+impl<F: FnMut() -> Result<Tensor>> Layer for Backward<'_, F> {
     type Cast = Fp8Tensor;
 
     fn is_frozen(&self) -> bool {
-        self.weight.is_none()
+        self.of.weight.is_none()
     }
 
     fn cast(
@@ -146,7 +178,7 @@ impl Layer for Backward<'_> {
     }
 
     fn grad_bias(&self, cast: Option<&Quantizer>) -> Result<(Tensor, Option<Fp8Tensor>)> {
-        let dtype = self.bias.map_or(self.go.dtype(), Tensor::dtype);
+        let dtype = self.of.bias.map_or(self.go.dtype(), Tensor::dtype);
         let sum = |x: &Tensor| backend(x.device())?.sum_rows(x, dtype);
         match cast {
             None => Ok((sum(&self.go)?, None)),
@@ -159,17 +191,17 @@ impl Layer for Backward<'_> {
 
     /// `go weight`, `[M, K]`.
     fn grad_input(&self, operands: Operands<Fp8Tensor>) -> Result<Tensor> {
-        let (go, dtype) = (&self.go, self.x.dtype());
+        let (go, dtype) = (&self.go, self.of.dtype);
         match operands {
             Operands::HighPrecision => {
-                let weight = match (self.weight, &self.op.saved.frozen) {
+                let weight = match (self.of.weight, &self.of.saved.frozen) {
                     (Some(weight), _) => weight.detach().to_dtype(go.dtype())?,
                     // A frozen FP8 weight has no state for gradients, so they are computed from its dequantized value.
                     (None, Some(Frozen::Codes(w8))) => w8.dequantize(go.dtype())?,
                     (None, Some(Frozen::Packed(w8))) => w8.dequantize(go.dtype())?,
                     (None, None) => internal!(
                         "fp8_linear `{}`: no weight to make grad_input from",
-                        self.op.plan.path
+                        self.of.plan.path
                     ),
                 };
                 Ok(go.matmul(&weight)?)

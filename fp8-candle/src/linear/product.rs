@@ -9,7 +9,7 @@ use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction;
 
 /// One GEMM of the layer, by the backend or, emulated, by dequantizing and multiplying in f32.
-pub(super) fn multiply(
+pub(crate) fn multiply(
     (a, a_contraction): (&Fp8Tensor, Contraction),
     (b, b_contraction): (&Fp8Tensor, Contraction),
     out: &GemmOutput<'_>,

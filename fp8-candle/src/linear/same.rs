@@ -9,7 +9,7 @@ pub(crate) fn serves_both(first: &Quantizer, second: &Quantizer) -> bool {
 }
 
 /// The same format, granularity and source of scales.
-pub(super) fn same_cast(a: &Quantizer, b: &Quantizer) -> bool {
+pub(crate) fn same_cast(a: &Quantizer, b: &Quantizer) -> bool {
     let same_source = match (&a.source, &b.source) {
         (
             ScaleSource::Current {

@@ -46,7 +46,7 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
 }
 
 /// Not [`Tensor::gelu`], whose gradient has constants with seven digits.
-fn composed(x: &Tensor) -> Result<Tensor> {
+pub(super) fn composed(x: &Tensor) -> Result<Tensor> {
     let dtype = x.dtype();
     let x = x.contiguous()?.to_dtype(compute_dtype(dtype))?;
     let u = ((x.sqr()? * CUBIC)? + 1.0)?
@@ -109,32 +109,43 @@ fn forward<R: Real>(x: &[R], y: &mut [R]) {
         #[inline(always)]
         || {
             for (y, &x) in y.iter_mut().zip(x) {
-                let (sigmoid, _) = sigmoid_of_2u(x);
-                *y = x * sigmoid;
+                *y = value(x);
             }
         },
     );
 }
 
 fn backward<R: Real>(x: &[R], grad: &[R], dx: &mut [R]) {
+    simd(
+        #[inline(always)]
+        || {
+            for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
+                *dx = grad * slope(x);
+            }
+        },
+    );
+}
+
+#[inline(always)]
+pub(super) fn value<R: Real>(x: R) -> R {
+    let (sigmoid, _) = sigmoid_of_2u(x);
+    x * sigmoid
+}
+
+/// The derivative.
+#[inline(always)]
+pub(super) fn slope<R: Real>(x: R) -> R {
     let (linear, cubic) = (
         R::from_f64(2.0 * SQRT_2_OVER_PI),
         R::from_f64(6.0 * SQRT_2_OVER_PI * CUBIC),
     );
     let limit = R::from_f64(32.0);
-    simd(
-        #[inline(always)]
-        || {
-            for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
-                // The derivative reaches 0 and 1 well within the limits; beyond them it would be Inf * 0.
-                let x = if x > limit { limit } else { x };
-                let x = if x < -limit { -limit } else { x };
-                let (sigmoid, slope) = sigmoid_of_2u(x);
-                let du = (x * x).mul_add(cubic, linear) * x; // x * d(2u)/dx
-                *dx = grad * slope.mul_add(du, sigmoid);
-            }
-        },
-    );
+    // The derivative reaches 0 and 1 well within the limits; beyond them it would be Inf * 0.
+    let x = if x > limit { limit } else { x };
+    let x = if x < -limit { -limit } else { x };
+    let (sigmoid, slope) = sigmoid_of_2u(x);
+    let du = (x * x).mul_add(cubic, linear) * x; // x * d(2u)/dx
+    slope.mul_add(du, sigmoid)
 }
 
 /// sigmoid(2u) and its derivative with respect to 2u, with an exponential that cannot overflow.

@@ -12,19 +12,22 @@
 //!   number of threads nor on alignment. Elsewhere it is composed of candle's primitives.
 //! - Nothing is copied from a device to the host.
 
+mod activation;
 pub(crate) mod attention;
 mod cached_attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod data;
+pub(crate) mod dropout;
 mod few_rows;
 mod gelu;
 pub(crate) mod math;
 mod node;
 pub(crate) mod norm;
-mod rope;
+pub(crate) mod rope;
 pub(crate) mod softmax;
 mod swiglu;
 
+pub use activation::{Activation, UnknownActivation};
 pub use attention::{AttentionOptions, attention, attention_tokens_first};
 pub use cached_attention::{CachedTokens, cached_attention};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};

@@ -8,7 +8,7 @@ use super::{check_float, check_like, fused, shape_error};
 use crate::device::cuda::ops::rope as cuda;
 use crate::error::Result;
 use crate::simd::simd;
-use candle_core::{D, Shape, Storage, Tensor};
+use candle_core::{D, Storage, Tensor};
 
 /// Rotary position embedding, half-split: rotates the pair `(x[j], x[j + d/2])` by the angle of its position.
 ///
@@ -46,6 +46,7 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     Rope {
         op: "rope",
         interleaved: false,
+        heads_inside: 1,
     }
     .apply(x, cos, sin)
 }
@@ -64,6 +65,7 @@ pub fn rope_i(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     Rope {
         op: "rope_i",
         interleaved: true,
+        heads_inside: 1,
     }
     .apply(x, cos, sin)
 }
@@ -72,13 +74,69 @@ pub fn rope_i(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
 struct Rope {
     op: &'static str,
     interleaved: bool,
+    /// Neighbouring rows of one position: the heads of a token, where tokens come before heads.
+    heads_inside: usize,
+}
+
+/// `x` `[b, t, h, d]` rotated, or with `back` its gradient from that of the result; nothing is part of a graph.
+pub(crate) fn tokens_first(
+    x: &Tensor,
+    cos: &Tensor,
+    sin: &Tensor,
+    interleaved: bool,
+    back: bool,
+) -> Result<Tensor> {
+    let op = if interleaved { "rope_i" } else { "rope" };
+    let rope = Rope {
+        op,
+        interleaved,
+        heads_inside: 1,
+    };
+    let (t, heads) = match *x.dims() {
+        [_, t, heads, _] => (t, heads),
+        _ => return Err(shape_error(op, "x", "[batch, time, heads, even size]", x)),
+    };
+    let sin = if back { sin.neg()? } else { sin.clone() };
+    if !x.device().is_cpu() {
+        let x = x.transpose(1, 2)?.contiguous()?;
+        return Ok(rope.apply(&x, cos, &sin)?.transpose(1, 2)?.contiguous()?);
+    }
+    rope.check(x, t, cos, &sin)?;
+    crate::simd::check()?;
+    let rope = Rope {
+        heads_inside: heads,
+        ..rope
+    };
+    let (cos, sin) = (cos.narrow(0, 0, t)?, sin.narrow(0, 0, t)?);
+    for_dtype!(op, x.dtype(), T => {
+        with_slices([x, &cos, &sin], |[values, cos, sin]: [&[T]; 3]| {
+            let turned = rope.rotate(values, cos, sin, t, x.dims(), false)?;
+            tensor(turned, x.shape())
+        })?
+    })
 }
 
 impl Rope {
-    fn apply(self, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    /// Checks the angles of `t` positions.
+    fn check(self, x: &Tensor, t: usize, cos: &Tensor, sin: &Tensor) -> Result<()> {
         check_float(self.op, "x", x)?;
-        let (t, half) = match *x.dims() {
-            [_, _, t, d] if d % 2 == 0 => (t, d / 2),
+        let half = match x.dims().last() {
+            Some(d) if d % 2 == 0 => d / 2,
+            _ => return Err(shape_error(self.op, "x", "an even last dimension", x)),
+        };
+        for (what, angles) in [("cos", cos), ("sin", sin)] {
+            check_like(self.op, what, angles, x)?;
+            if !matches!(*angles.dims(), [rows, cols] if rows >= t && cols == half) {
+                let expected = format!("[{t}, {half}] (or more rows)");
+                return Err(shape_error(self.op, what, expected, angles));
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(self, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+        let t = match *x.dims() {
+            [_, _, t, d] if d % 2 == 0 => t,
             _ => {
                 return Err(shape_error(
                     self.op,
@@ -88,13 +146,7 @@ impl Rope {
                 ));
             }
         };
-        for (what, angles) in [("cos", cos), ("sin", sin)] {
-            check_like(self.op, what, angles, x)?;
-            if !matches!(*angles.dims(), [rows, cols] if rows >= t && cols == half) {
-                let expected = format!("[{t}, {half}] (or more rows)");
-                return Err(shape_error(self.op, what, expected, angles));
-            }
-        }
+        self.check(x, t, cos, sin)?;
         let (cos, sin) = (cos.narrow(0, 0, t)?, sin.narrow(0, 0, t)?);
         if !fused(x) {
             return self.composed(x, &cos, &sin);
@@ -136,10 +188,11 @@ impl Rope {
         x: &[T],
         cos: &[T],
         sin: &[T],
-        shape: &Shape,
+        t: usize,
+        dims: &[usize],
         back: bool,
     ) -> Result<Vec<T>> {
-        let (_, _, t, d) = shape.dims4()?;
+        let d = dims.last().copied().unwrap_or(1);
         let (mut cos_buffer, mut sin_buffer) = (Vec::new(), Vec::new());
         let (cos, sin) = (T::load(cos, &mut cos_buffer), T::load(sin, &mut sin_buffer));
         let sign = if back { -T::Real::ONE } else { T::Real::ONE };
@@ -149,7 +202,7 @@ impl Rope {
                 #[inline(always)]
                 || {
                     for (row, (x, y)) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)).enumerate() {
-                        let start = (first_row + row) % t * half;
+                        let start = (first_row + row) / self.heads_inside % t * half;
                         let (cos, sin) = (&cos[start..start + half], &sin[start..start + half]);
                         if self.interleaved {
                             rotate_interleaved(x, cos, sin, sign, y);
@@ -218,7 +271,7 @@ impl Fused<3> for Rope {
         let [x, _, _] = args;
         for_dtype!(self.op, x.dtype(), T => {
             with_slices(args, |[values, cos, sin]: [&[T]; 3]| {
-                self.rotate(values, cos, sin, x.shape(), false).map(storage)
+                self.rotate(values, cos, sin, x.dim(2)?, x.dims(), false).map(storage)
             })?
         })
     }
@@ -232,7 +285,7 @@ impl Fused<3> for Rope {
         let dx = || {
             for_dtype!(self.op, x.dtype(), T => {
                 with_slices([grad, cos, sin], |[grad, cos, sin]: [&[T]; 3]| {
-                    self.rotate(grad, cos, sin, x.shape(), true).and_then(|dx| tensor(dx, x.shape()))
+                    self.rotate(grad, cos, sin, x.dim(2)?, x.dims(), true).and_then(|dx| tensor(dx, x.shape()))
                 })?
             })
         };
@@ -277,6 +330,7 @@ mod tests {
                 let op = Rope {
                     op: "rope",
                     interleaved,
+                    heads_inside: 1,
                 };
                 assert_same_as_composed(
                     dtype,

@@ -2,11 +2,10 @@
 
 use super::kernels::{Map2, map2};
 use super::value::Scaled;
-use crate::error::{Error, Result};
-use crate::ops::data::par_blocks;
+use crate::error::Result;
+use crate::ops::dropout::{check, mask};
 use crate::ops::math::Real;
 use candle_core::Tensor;
-use fp8_core::philox4x32_10;
 use fp8_core::scaled::{Factored, constant_rule, mul_rule};
 
 impl Scaled {
@@ -27,9 +26,7 @@ impl Scaled {
     /// ```
     pub fn dropout(&self, p: f64, seed: u64) -> Result<Self> {
         let op = "dropout";
-        if !(0.0..1.0).contains(&p) {
-            return Err(Error::Probability { op, got: p });
-        }
+        check(p)?;
         if p == 0.0 {
             return Ok(self.clone());
         }
@@ -47,26 +44,6 @@ impl Scaled {
             Ok([Some(dropped(g, &mask)?)])
         }))
     }
-}
-
-/// 1 for what stays.
-fn mask(len: usize, p: f64, seed: u64) -> Vec<u8> {
-    let least = (p * 2f64.powi(32)) as u32;
-    let mut mask = vec![0; len];
-    // Blocks of whole draws: four elements each.
-    par_blocks(&mut mask, 1 << 14, |start, mask| {
-        for (i, mask) in mask.chunks_mut(4).enumerate() {
-            let draw = (start / 4 + i) as u64;
-            let words = philox4x32_10(
-                [draw as u32, (draw >> 32) as u32, 0, 0],
-                [seed as u32, (seed >> 32) as u32],
-            );
-            for (mask, word) in mask.iter_mut().zip(words) {
-                *mask = u8::from(word >= least);
-            }
-        }
-    });
-    mask
 }
 
 /// `factor * x` where the mask is not 0.
@@ -95,12 +72,5 @@ mod tests {
     #[test]
     fn the_kernel_equals_its_definition() {
         check2(Keep(1.5), false);
-    }
-
-    #[test]
-    fn a_mask_is_the_same_in_any_length() {
-        let long = mask((1 << 15) + 3, 0.4, 9);
-        assert_eq!(mask(1001, 0.4, 9), long[..1001]);
-        assert_ne!(mask(1001, 0.4, 10), long[..1001]);
     }
 }

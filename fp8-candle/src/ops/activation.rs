@@ -1,0 +1,474 @@
+//! The activations of feed-forward networks, gated or not.
+
+use super::data::{Element, compute_dtype, for_dtype, tensor, with_slices};
+use super::gelu::{slope as gelu_slope, value as gelu_value};
+use super::math::Real;
+use super::{check_float, last_dim, shape_error};
+use crate::error::Result;
+use crate::parallel;
+use crate::simd::simd;
+use candle_core::{D, Tensor};
+use std::fmt;
+use std::str::FromStr;
+
+const OP: &str = "activation";
+
+/// The nonlinearity between the two projections of a feed-forward network.
+///
+/// The gated ones read twice as many features, the gate before the value: `f(x[.., ..n]) * x[.., n..]`.
+///
+/// ```
+/// use fp8_candle::ops::Activation;
+/// assert!(Activation::SwiGlu.is_gated() && !Activation::Gelu.is_gated());
+/// assert_eq!("swiglu".parse(), Ok(Activation::SwiGlu)); // Transformer Engine's names
+/// assert_eq!(Activation::SquaredRelu.to_string(), "srelu");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Activation {
+    /// GELU, tanh approximation.
+    #[default]
+    Gelu,
+    /// `x sigmoid(1.702 x)`.
+    QuickGelu,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    SquaredRelu,
+    /// `x sigmoid(x)`.
+    Silu,
+    /// `sigmoid(gate) value`.
+    Glu,
+    /// `gelu(gate) value`.
+    GeGlu,
+    /// `quick_gelu(gate) value`.
+    QuickGeGlu,
+    /// `max(gate, 0) value`.
+    ReGlu,
+    /// `max(gate, 0)^2 value`.
+    SquaredReGlu,
+    /// `silu(gate) value`.
+    SwiGlu,
+}
+
+/// The function of one number behind an activation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Curve {
+    Gelu,
+    QuickGelu,
+    Relu,
+    SquaredRelu,
+    Silu,
+    Sigmoid,
+}
+
+/// All activations by Transformer Engine's names.
+const NAMES: [(Activation, &str); 11] = [
+    (Activation::Gelu, "gelu"),
+    (Activation::QuickGelu, "qgelu"),
+    (Activation::Relu, "relu"),
+    (Activation::SquaredRelu, "srelu"),
+    (Activation::Silu, "silu"),
+    (Activation::Glu, "glu"),
+    (Activation::GeGlu, "geglu"),
+    (Activation::QuickGeGlu, "qgeglu"),
+    (Activation::ReGlu, "reglu"),
+    (Activation::SquaredReGlu, "sreglu"),
+    (Activation::SwiGlu, "swiglu"),
+];
+
+impl Activation {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        NAMES.into_iter().map(|(activation, _)| activation)
+    }
+
+    /// Whether it reads twice as many features as it gives.
+    pub fn is_gated(self) -> bool {
+        matches!(
+            self,
+            Self::Glu
+                | Self::GeGlu
+                | Self::QuickGeGlu
+                | Self::ReGlu
+                | Self::SquaredReGlu
+                | Self::SwiGlu
+        )
+    }
+
+    fn curve(self) -> Curve {
+        match self {
+            Self::Gelu | Self::GeGlu => Curve::Gelu,
+            Self::QuickGelu | Self::QuickGeGlu => Curve::QuickGelu,
+            Self::Relu | Self::ReGlu => Curve::Relu,
+            Self::SquaredRelu | Self::SquaredReGlu => Curve::SquaredRelu,
+            Self::Silu | Self::SwiGlu => Curve::Silu,
+            Self::Glu => Curve::Sigmoid,
+        }
+    }
+
+    /// The result for `x` `[.., n]`, or `[.., 2n]` if it is gated: `[.., n]` of x's dtype, computed in f32 and rounded once.
+    ///
+    /// Differentiable: composed of candle's operations where a gradient is tracked.
+    ///
+    /// # Errors
+    /// If `x` is not f32, bf16, f16 or f64, has no dimension, or an odd number of features where the activation is gated.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::ops::Activation;
+    /// let x = Tensor::new(&[[-1f32, 2., 10., 10.]], &Device::Cpu)?;
+    /// assert_eq!(Activation::ReGlu.apply(&x)?.to_vec2::<f32>()?, [[0., 20.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn apply(self, x: &Tensor) -> Result<Tensor> {
+        self.check(x)?;
+        match x.device().is_cpu() && !x.track_op() {
+            true => self.on_cpu(x),
+            false => self.composed(x),
+        }
+    }
+
+    fn check(self, x: &Tensor) -> Result<()> {
+        check_float(OP, "x", x)?;
+        let last = last_dim(OP, "x", x)?;
+        if self.is_gated() && !last.is_multiple_of(2) {
+            let expected = format!("an even number of features for {self}");
+            return Err(shape_error(OP, "x", expected, x));
+        }
+        Ok(())
+    }
+
+    /// The gradient of `x`, outside any graph.
+    pub(crate) fn backward(self, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        if !x.device().is_cpu() {
+            let [dx] = super::gradients([x], grad, |[x]| self.composed(x))?;
+            return Ok(dx.to_dtype(x.dtype())?);
+        }
+        crate::simd::check()?;
+        for_dtype!(OP, x.dtype(), T => {
+            with_slices([x, grad], |[values, grad]: [&[T]; 2]| {
+                tensor(self.gradient(values, grad, x.dims().last().copied().unwrap_or(1)), x.shape())
+            })?
+        })
+    }
+
+    fn on_cpu(self, x: &Tensor) -> Result<Tensor> {
+        crate::simd::check()?;
+        let last = last_dim(OP, "x", x)?;
+        let mut dims = x.dims().to_vec();
+        if let (true, Some(dim)) = (self.is_gated(), dims.last_mut()) {
+            *dim /= 2;
+        }
+        for_dtype!(OP, x.dtype(), T => {
+            with_slices([x], |[x]: [&[T]; 1]| tensor(self.values(x, last), dims))?
+        })
+    }
+
+    fn composed(self, x: &Tensor) -> Result<Tensor> {
+        let wide = x.to_dtype(compute_dtype(x.dtype()))?;
+        let y = match self.is_gated() {
+            false => self.curve().composed(&wide)?,
+            true => {
+                let n = last_dim(OP, "x", x)? / 2;
+                let gate = wide.narrow(D::Minus1, 0, n)?.contiguous()?;
+                let value = wide.narrow(D::Minus1, n, n)?.contiguous()?;
+                (self.curve().composed(&gate)? * value)?
+            }
+        };
+        Ok(y.to_dtype(x.dtype())?)
+    }
+
+    fn values<T: Element>(self, x: &[T], last: usize) -> Vec<T> {
+        let (curve, gated) = (self.curve(), self.is_gated());
+        let n = if gated { last / 2 } else { last };
+        let rows = x.len().checked_div(last).unwrap_or(0);
+        let mut y = vec![T::ZERO; rows * n];
+        let per_task = rows_of_task(last);
+        let tasks = y.chunks_mut((per_task * n).max(1));
+        parallel::for_each(tasks.zip(x.chunks((per_task * last).max(1))), |(y, x)| {
+            let mut buffer = Vec::new();
+            let x = T::load(x, &mut buffer);
+            T::store(y, |y| match gated {
+                false => curve.values(x, y),
+                true => {
+                    for (x, y) in x.chunks_exact(last).zip(y.chunks_exact_mut(n)) {
+                        curve.gated(&x[..n], &x[n..], y);
+                    }
+                }
+            });
+        });
+        y
+    }
+
+    fn gradient<T: Element>(self, x: &[T], grad: &[T], last: usize) -> Vec<T> {
+        let (curve, gated) = (self.curve(), self.is_gated());
+        let n = if gated { last / 2 } else { last };
+        let mut dx = vec![T::ZERO; x.len()];
+        let per_task = rows_of_task(last);
+        let tasks = dx.chunks_mut((per_task * last).max(1));
+        let inputs = x.chunks((per_task * last).max(1));
+        let tasks = tasks.zip(inputs.zip(grad.chunks((per_task * n).max(1))));
+        parallel::for_each(tasks, |(dx, (x, grad))| {
+            let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
+            let (x, grad) = (T::load(x, &mut x_buffer), T::load(grad, &mut grad_buffer));
+            T::store(dx, |dx| match gated {
+                false => curve.gradient(x, grad, dx),
+                true => {
+                    let rows = x.chunks_exact(last).zip(grad.chunks_exact(n));
+                    for ((x, grad), dx) in rows.zip(dx.chunks_exact_mut(last)) {
+                        let (dgate, dvalue) = dx.split_at_mut(n);
+                        curve.gated_gradient(&x[..n], &x[n..], grad, dgate, dvalue);
+                    }
+                }
+            });
+        });
+        dx
+    }
+}
+
+/// Rows of one task: some ten thousand elements.
+fn rows_of_task(last: usize) -> usize {
+    (1usize << 14).div_ceil(last.max(1))
+}
+
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = NAMES.iter().find(|(activation, _)| activation == self);
+        f.pad(name.map_or("", |(_, name)| name))
+    }
+}
+
+impl FromStr for Activation {
+    type Err = UnknownActivation;
+
+    fn from_str(text: &str) -> Result<Self, UnknownActivation> {
+        let found = NAMES.iter().find(|(_, name)| *name == text);
+        let unknown = || UnknownActivation(text.to_string());
+        found.map(|(activation, _)| *activation).ok_or_else(unknown)
+    }
+}
+
+/// A name that no activation has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no activation `{0}`: gelu, qgelu, relu, srelu, silu, glu, geglu, qgeglu, reglu, sreglu or swiglu"
+)]
+pub struct UnknownActivation(pub String);
+
+/// Runs `$body` with functions `$value` and `$slope` for each curve.
+macro_rules! with_curve {
+    ($curve:expr, $R:ident, ($value:ident, $slope:ident) => $body:expr) => {
+        match $curve {
+            Curve::Gelu => with_curve!(@ $R, $value, $slope, gelu_value::<$R>, gelu_slope::<$R>, $body),
+            Curve::QuickGelu => with_curve!(@ $R, $value, $slope, quick_gelu::<$R>, quick_gelu_slope::<$R>, $body),
+            Curve::Relu => with_curve!(@ $R, $value, $slope, relu::<$R>, step::<$R>, $body),
+            Curve::SquaredRelu => with_curve!(@ $R, $value, $slope, squared_relu::<$R>, squared_relu_slope::<$R>, $body),
+            Curve::Silu => with_curve!(@ $R, $value, $slope, silu::<$R>, silu_slope::<$R>, $body),
+            Curve::Sigmoid => with_curve!(@ $R, $value, $slope, sigmoid::<$R>, sigmoid_slope::<$R>, $body),
+        }
+    };
+    (@ $R:ident, $value:ident, $slope:ident, $v:expr, $s:expr, $body:expr) => {
+        simd(#[inline(always)] || {
+            let ($value, $slope) = ($v, $s);
+            let _ = (&$value, &$slope);
+            $body
+        })
+    };
+}
+
+impl Curve {
+    fn values<R: Real>(self, x: &[R], y: &mut [R]) {
+        with_curve!(self, R, (value, slope) => {
+            for (y, &x) in y.iter_mut().zip(x) {
+                *y = value(x);
+            }
+        });
+    }
+
+    fn gated<R: Real>(self, gate: &[R], up: &[R], y: &mut [R]) {
+        with_curve!(self, R, (value, slope) => {
+            for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
+                *y = value(gate) * up;
+            }
+        });
+    }
+
+    fn gradient<R: Real>(self, x: &[R], grad: &[R], dx: &mut [R]) {
+        with_curve!(self, R, (value, slope) => {
+            for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
+                *dx = grad * slope(x);
+            }
+        });
+    }
+
+    fn gated_gradient<R: Real>(
+        self,
+        gate: &[R],
+        up: &[R],
+        grad: &[R],
+        dgate: &mut [R],
+        dup: &mut [R],
+    ) {
+        with_curve!(self, R, (value, slope) => {
+            let inputs = gate.iter().zip(up).zip(grad);
+            for ((dgate, dup), ((&gate, &up), &grad)) in dgate.iter_mut().zip(dup).zip(inputs) {
+                *dgate = grad * up * slope(gate);
+                *dup = grad * value(gate);
+            }
+        });
+    }
+
+    fn composed(self, x: &Tensor) -> Result<Tensor> {
+        let sigmoid = |x: &Tensor| -> Result<Tensor> {
+            // 1 / (1 + e^-x), by tanh, which candle differentiates and which cannot overflow.
+            Ok(((x * 0.5)?.tanh()? * 0.5)?.affine(1., 0.5)?)
+        };
+        Ok(match self {
+            Self::Gelu => super::gelu::composed(x)?,
+            Self::QuickGelu => (x * sigmoid(&(x * 1.702)?)?)?,
+            Self::Relu => x.relu()?,
+            Self::SquaredRelu => x.relu()?.sqr()?,
+            Self::Silu => (x * sigmoid(x)?)?,
+            Self::Sigmoid => sigmoid(x)?,
+        })
+    }
+}
+
+/// 1 / (1 + e^-x), with an exponential that cannot overflow.
+#[inline(always)]
+fn sigmoid<R: Real>(x: R) -> R {
+    let e = (-x.abs()).exp();
+    let d = R::ONE / (R::ONE + e);
+    if x < R::ZERO { e * d } else { d }
+}
+
+#[inline(always)]
+fn sigmoid_slope<R: Real>(x: R) -> R {
+    let e = (-x.abs()).exp();
+    let d = R::ONE / (R::ONE + e);
+    e * d * d
+}
+
+#[inline(always)]
+fn silu<R: Real>(x: R) -> R {
+    x * sigmoid(x)
+}
+
+#[inline(always)]
+fn silu_slope<R: Real>(x: R) -> R {
+    // 1 - sigmoid(x) without cancellation; beyond the limits it would be Inf * 0.
+    let bounded = bound(x, 128.);
+    sigmoid(x) * bounded.mul_add(sigmoid(-bounded), R::ONE)
+}
+
+#[inline(always)]
+fn quick_gelu<R: Real>(x: R) -> R {
+    x * sigmoid(x * R::from_f64(1.702))
+}
+
+#[inline(always)]
+fn quick_gelu_slope<R: Real>(x: R) -> R {
+    silu_slope(x * R::from_f64(1.702))
+}
+
+#[inline(always)]
+fn relu<R: Real>(x: R) -> R {
+    // NaN stays NaN.
+    if x < R::ZERO { R::ZERO } else { x }
+}
+
+#[inline(always)]
+fn step<R: Real>(x: R) -> R {
+    if x > R::ZERO { R::ONE } else { R::ZERO }
+}
+
+#[inline(always)]
+fn squared_relu<R: Real>(x: R) -> R {
+    let x = relu(x);
+    x * x
+}
+
+#[inline(always)]
+fn squared_relu_slope<R: Real>(x: R) -> R {
+    let x = relu(x);
+    x + x
+}
+
+#[inline(always)]
+fn bound<R: Real>(x: R, limit: f64) -> R {
+    let limit = R::from_f64(limit);
+    let x = if x > limit { limit } else { x };
+    if x < -limit { -limit } else { x }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::test_support::{DTYPES, wave};
+    use candle_core::{DType, Var};
+
+    /// The kernels against candle's operations and their gradients.
+    #[test]
+    fn fused_equals_composed() -> Result<()> {
+        for dtype in DTYPES {
+            let tolerance = match dtype {
+                DType::F64 => 1e-13,
+                DType::F32 => 3e-6,
+                DType::F16 => 2e-3,
+                _ => 1.6e-2,
+            };
+            for activation in Activation::all() {
+                let x = Var::from_tensor(&(wave(&[7, 34], 1)? * 4.0)?.to_dtype(dtype)?)?;
+                let y = activation.apply(&x.detach())?;
+                let reference = activation.composed(&x)?;
+                let grad = wave(y.dims(), 5)?.to_dtype(dtype)?;
+                let grads = (&reference * &grad)?.sum_all()?.backward()?;
+                let dx = activation.backward(&x.detach(), &grad)?;
+                let wide = |x: &Tensor| x.detach().to_dtype(DType::F64)?.flatten_all();
+                let far = |a: &Tensor, b: &Tensor| -> Result<f64> {
+                    let (a, b) = (wide(a)?, wide(b)?);
+                    Ok((a - b)?.abs()?.max(0)?.to_scalar()?)
+                };
+                let expected = grads
+                    .get(&x)
+                    .map_or_else(|| x.zeros_like(), |g| Ok(g.clone()))?;
+                // Values up to 32, derivatives up to 16 times those of the arguments.
+                assert!(
+                    far(&y, &reference)? <= 32. * tolerance,
+                    "{activation} {dtype:?}"
+                );
+                assert!(
+                    far(&dx, &expected)? <= 16. * tolerance,
+                    "{activation} {dtype:?}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn names_and_odd_features() -> Result<()> {
+        for activation in Activation::all() {
+            assert_eq!(activation.to_string().parse(), Ok(activation));
+        }
+        assert!("tanh".parse::<Activation>().is_err());
+        let x = wave(&[2, 3], 1)?;
+        assert!(Activation::SwiGlu.apply(&x).is_err());
+        assert_eq!(Activation::Relu.apply(&x)?.dims(), [2, 3]);
+        Ok(())
+    }
+
+    #[test]
+    fn extreme_inputs() -> Result<()> {
+        let device = candle_core::Device::Cpu;
+        let x = Tensor::new(&[-3e38f32, -100., 100., 3e38], &device)?;
+        for activation in Activation::all().filter(|activation| !activation.is_gated()) {
+            let one = x.ones_like()?;
+            let dx = activation.backward(&x, &one)?.to_vec1::<f32>()?;
+            assert!(dx.iter().all(|dx| !dx.is_nan()), "{activation}: {dx:?}");
+            assert_eq!(dx[..2], [0., 0.], "{activation}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! Dropout whose mask follows from a seed and an element's place alone.
+
+use super::data::par_blocks;
+use crate::error::{Error, Result};
+use candle_core::Tensor;
+use fp8_core::philox4x32_10;
+
+/// # Errors
+/// If `p` is not from 0 up to, but not, 1.
+pub(crate) fn check(p: f64) -> Result<()> {
+    match (0.0..1.0).contains(&p) {
+        true => Ok(()),
+        false => Err(Error::Probability {
+            op: "dropout",
+            got: p,
+        }),
+    }
+}
+
+/// 1 for what stays.
+pub(crate) fn mask(len: usize, p: f64, seed: u64) -> Vec<u8> {
+    let least = (p * 2f64.powi(32)) as u32;
+    let mut mask = vec![0; len];
+    // Blocks of whole draws: four elements each.
+    par_blocks(&mut mask, 1 << 14, |start, mask| {
+        for (i, mask) in mask.chunks_mut(4).enumerate() {
+            let draw = (start / 4 + i) as u64;
+            let words = philox4x32_10(
+                [draw as u32, (draw >> 32) as u32, 0, 0],
+                [seed as u32, (seed >> 32) as u32],
+            );
+            for (mask, word) in mask.iter_mut().zip(words) {
+                *mask = u8::from(word >= least);
+            }
+        }
+    });
+    mask
+}
+
+/// `x / (1 - p)` where the mask stays, else 0.
+pub(crate) fn apply(x: &Tensor, p: f64, seed: u64) -> Result<Tensor> {
+    check(p)?;
+    let mask = Tensor::from_vec(mask(x.elem_count(), p, seed), x.dims(), x.device())?;
+    let x = x.contiguous()?;
+    let kept = x.affine(1. / (1. - p), 0.)?;
+    // Not a product: what is dropped may be Inf or NaN.
+    Ok(mask.where_cond(&kept, &kept.zeros_like()?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_is_the_same_in_any_length() {
+        let long = mask((1 << 15) + 3, 0.4, 9);
+        assert_eq!(mask(1001, 0.4, 9), long[..1001]);
+        assert_ne!(mask(1001, 0.4, 10), long[..1001]);
+    }
+}

@@ -1,0 +1,74 @@
+//! The gradients of variables, past candle's store.
+
+use crate::error::Result;
+use candle_core::backprop::GradStore;
+use candle_core::{Tensor, TensorId};
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+type Collected = HashMap<TensorId, Tensor>;
+
+thread_local! {
+    static COLLECTOR: RefCell<Option<Collected>> = const { RefCell::new(None) };
+}
+
+/// Ends the collection of this thread, also if the backward pass panics.
+struct Collection(Option<Collected>);
+
+impl Drop for Collection {
+    fn drop(&mut self) {
+        let before = self.0.take();
+        COLLECTOR.with(|collector| *collector.borrow_mut() = before);
+    }
+}
+
+/// The gradients of `loss`, as [`Tensor::backward`] gives them, without its zeros and additions for the parameters of
+/// [wide nodes](crate::wide): for every argument of an operation candle makes a tensor of zeros and adds the gradient to it,
+/// which is three times the parameters' bytes written per step.
+///
+/// # Errors
+/// Those of [`Tensor::backward`].
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Var};
+/// let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
+/// let grads = fp8_candle::wide::backward(&x.sqr()?.sum_all()?)?;
+/// assert_eq!(grads.get(&x).unwrap().to_vec1::<f32>()?, [2., 4.]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+pub fn backward(loss: &Tensor) -> Result<GradStore> {
+    let before = COLLECTOR.with(|collector| collector.borrow_mut().replace(Collected::new()));
+    let collection = Collection(before);
+    let mut grads = loss.backward()?;
+    let collected = COLLECTOR.with(|collector| collector.borrow_mut().take());
+    drop(collection);
+    for (id, grad) in collected.into_iter().flatten() {
+        let grad = match grads.get_id(id) {
+            // The variable is used outside wide nodes as well.
+            Some(other) => (other + grad)?,
+            None => grad,
+        };
+        grads.insert_id(id, grad);
+    }
+    Ok(grads)
+}
+
+/// Takes the gradient of a variable if this thread collects.
+pub(super) fn offer(variable: &Tensor, gradient: &mut Option<Tensor>) -> Result<()> {
+    COLLECTOR.with(|collector| {
+        let mut collector = collector.borrow_mut();
+        let Some(collected) = collector.as_mut() else {
+            return Ok(());
+        };
+        let Some(new) = gradient.take() else {
+            return Ok(());
+        };
+        let sum = match collected.remove(&variable.id()) {
+            Some(old) => (old + new)?,
+            None => new,
+        };
+        collected.insert(variable.id(), sum);
+        Ok(())
+    })
+}

@@ -1,0 +1,85 @@
+//! Elementwise operations of a wide node.
+
+use super::kept::Kept;
+use super::{Wide, WideNode};
+use crate::error::Result;
+use crate::ops::Activation;
+use crate::ops::dropout;
+
+impl WideNode {
+    /// `a + b`, of one shape and dtype: a residual. Its gradient goes to both without a copy.
+    ///
+    /// # Errors
+    /// If shapes or dtypes differ.
+    pub fn add(&mut self, a: &Wide, b: &Wide) -> Result<Wide> {
+        let tensor = (&a.tensor + &b.tensor)?;
+        let kept = Kept::Tensor(tensor.clone());
+        let ids = [a.id, b.id];
+        Ok(self.record(tensor, kept, &ids, move |sweep, grad| {
+            sweep.add_shared(ids[0], grad)?;
+            sweep.add_shared(ids[1], grad)
+        }))
+    }
+
+    /// [`Activation::apply`]. The backward pass keeps `x`, or what `x` is computed from again.
+    ///
+    /// # Errors
+    /// As [`Activation::apply`].
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::{WideNode, ops::Activation};
+    /// let x = Tensor::new(&[[-1f32, 2.]], &Device::Cpu)?;
+    /// let mut node = WideNode::new("relu");
+    /// let x = node.argument(&x);
+    /// assert_eq!(node.activation(&x, Activation::Relu)?.tensor().to_vec2::<f32>()?, [[0., 2.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn activation(&mut self, x: &Wide, activation: Activation) -> Result<Wide> {
+        let tensor = activation.apply(&x.tensor)?;
+        let kept = match self.recomputes && matches!(x.kept, Kept::Again(_)) {
+            true => {
+                let x = x.kept.clone();
+                Kept::again(move |memos| activation.apply(&x.get(memos)?))
+            }
+            false => Kept::Tensor(tensor.clone()),
+        };
+        let (id, input, own) = (x.id, x.kept.clone(), kept.clone());
+        let recast = matches!(kept, Kept::Again(_));
+        let y = self.record(tensor, kept, &[id], move |sweep, grad| {
+            own.forget(&mut sweep.memos);
+            let x = input.get(&mut sweep.memos)?;
+            let dx = activation.backward(&x, &grad.contiguous()?)?;
+            sweep.add(id, dx)
+        });
+        Ok(Wide { recast, ..y })
+    }
+
+    /// Zeros instead of a share `p` of the elements, the others times `1 / (1 - p)`. Which ones follows from `seed` and an
+    /// element's place alone.
+    ///
+    /// # Errors
+    /// If `p` is not within `0..1`.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::WideNode;
+    /// let x = Tensor::ones(1000, DType::F32, &Device::Cpu)?;
+    /// let mut node = WideNode::new("dropout");
+    /// let x = node.argument(&x);
+    /// let kept = node.dropout(&x, 0.25, 7)?.tensor().sum_all()?.to_scalar::<f32>()? * 0.75;
+    /// assert!((650. ..850.).contains(&kept));
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn dropout(&mut self, x: &Wide, p: f64, seed: u64) -> Result<Wide> {
+        dropout::check(p)?;
+        if p == 0. {
+            return Ok(x.clone());
+        }
+        let tensor = dropout::apply(&x.tensor, p, seed)?;
+        let (id, kept) = (x.id, Kept::Tensor(tensor.clone()));
+        Ok(self.record(tensor, kept, &[id], move |sweep, grad| {
+            sweep.add(id, dropout::apply(grad, p, seed)?)
+        }))
+    }
+}

@@ -1,0 +1,60 @@
+//! What a node keeps of a value for its backward pass.
+
+use crate::error::Result;
+use candle_core::Tensor;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A value that the backward pass can have again, to the bit.
+#[derive(Clone)]
+pub(super) enum Kept {
+    Tensor(Tensor),
+    /// Computed from other kept values.
+    Again(Arc<Again>),
+}
+
+type Compute = dyn Fn(&mut Memos) -> Result<Tensor> + Send + Sync;
+
+pub(super) struct Again {
+    key: usize,
+    compute: Box<Compute>,
+}
+
+/// Values that were computed again in a backward pass: more than one operation may ask for one.
+#[derive(Default)]
+pub(super) struct Memos(HashMap<usize, Tensor>);
+
+impl Kept {
+    pub(super) fn again(
+        compute: impl Fn(&mut Memos) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Self {
+        static KEYS: AtomicUsize = AtomicUsize::new(0);
+        Self::Again(Arc::new(Again {
+            key: KEYS.fetch_add(1, Ordering::Relaxed),
+            compute: Box::new(compute),
+        }))
+    }
+
+    /// The value.
+    pub(super) fn get(&self, memos: &mut Memos) -> Result<Tensor> {
+        match self {
+            Self::Tensor(tensor) => Ok(tensor.clone()),
+            Self::Again(again) => {
+                if let Some(tensor) = memos.0.get(&again.key) {
+                    return Ok(tensor.clone());
+                }
+                let tensor = (again.compute)(memos)?;
+                memos.0.insert(again.key, tensor.clone());
+                Ok(tensor)
+            }
+        }
+    }
+
+    /// Forgets a value that no operation before this one asks for.
+    pub(super) fn forget(&self, memos: &mut Memos) {
+        if let Self::Again(again) = self {
+            memos.0.remove(&again.key);
+        }
+    }
+}

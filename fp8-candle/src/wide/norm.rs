@@ -1,0 +1,87 @@
+//! Norms of a wide node.
+
+use super::kept::Kept;
+use super::{Wide, WideNode};
+use crate::error::Result;
+use crate::ops::norm;
+use candle_core::Tensor;
+
+impl WideNode {
+    /// [`layer_norm`](crate::ops::layer_norm) over the last dimension. The backward pass keeps `x` alone: results and
+    /// statistics are computed again.
+    ///
+    /// # Errors
+    /// As [`layer_norm`](crate::ops::layer_norm).
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::WideNode;
+    /// let x = Tensor::new(&[[1f32, 3.]], &Device::Cpu)?;
+    /// let gain = Tensor::new(&[1f32, 1.], &Device::Cpu)?;
+    /// let mut node = WideNode::new("norm");
+    /// let x = node.argument(&x);
+    /// assert_eq!(node.layer_norm(&x, &gain, None, 0.)?.tensor().to_vec2::<f32>()?, [[-1., 1.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn layer_norm(
+        &mut self,
+        x: &Wide,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Wide> {
+        self.norm(true, x, weight, bias, eps)
+    }
+
+    /// [`rms_norm`](crate::ops::rms_norm) over the last dimension.
+    ///
+    /// # Errors
+    /// As [`rms_norm`](crate::ops::rms_norm).
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::WideNode;
+    /// let x = Tensor::new(&[[2f32, -2.]], &Device::Cpu)?;
+    /// let gain = Tensor::new(&[1f32, 3.], &Device::Cpu)?;
+    /// let mut node = WideNode::new("norm");
+    /// let x = node.argument(&x);
+    /// assert_eq!(node.rms_norm(&x, &gain, 0.)?.tensor().to_vec2::<f32>()?, [[1., -3.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn rms_norm(&mut self, x: &Wide, weight: &Tensor, eps: f64) -> Result<Wide> {
+        self.norm(false, x, weight, None, eps)
+    }
+
+    fn norm(
+        &mut self,
+        center: bool,
+        x: &Wide,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Wide> {
+        let ids = [
+            x.id,
+            self.leaf(weight),
+            bias.and_then(|bias| self.leaf(bias)),
+        ];
+        let tensor = norm::forward(center, &x.tensor, weight, bias, eps)?;
+        let (weight, bias) = (weight.detach(), bias.map(Tensor::detach));
+        let kept = {
+            let (x, weight, bias) = (x.kept.clone(), weight.clone(), bias.clone());
+            Kept::again(move |memos| {
+                norm::forward(center, &x.get(memos)?, &weight, bias.as_ref(), eps)
+            })
+        };
+        let (input, own) = (x.kept.clone(), kept.clone());
+        Ok(self.record(tensor, kept, &ids, move |sweep, grad| {
+            own.forget(&mut sweep.memos);
+            let x = input.get(&mut sweep.memos)?;
+            let grad = grad.contiguous()?;
+            let [dx, dw, db] = norm::backward(center, &x, &weight, &grad, eps, 1.)?;
+            sweep.add(ids[0], dx)?;
+            sweep.add(ids[1], dw)?;
+            sweep.add(ids[2], db)
+        }))
+    }
+}

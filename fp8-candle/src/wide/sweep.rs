@@ -1,0 +1,212 @@
+//! The backward pass of a wide node.
+
+use super::kept::Memos;
+use crate::error::Result;
+use crate::ops::data::Element;
+use crate::parallel;
+use crate::simd::simd;
+use candle_core::{CpuStorage, InplaceOp2, Layout, Tensor};
+
+type FromOne = dyn Fn(&mut Sweep, &Tensor) -> Result<()> + Send + Sync;
+type FromMany = dyn Fn(&mut Sweep, Vec<Option<Tensor>>) -> Result<()> + Send + Sync;
+
+/// How gradients go from the results of an operation to its arguments.
+pub(super) enum Backward {
+    One(Box<FromOne>),
+    /// Of an operation with several results: a result that nothing used has no gradient.
+    Many(Box<FromMany>),
+}
+
+/// An operation.
+pub(super) struct Step {
+    pub(super) outputs: Vec<usize>,
+    pub(super) backward: Backward,
+}
+
+struct Grad {
+    tensor: Tensor,
+    /// Whether nobody else holds its storage.
+    owned: bool,
+}
+
+/// The gradients of the values of a node during its backward pass.
+pub(super) struct Sweep {
+    grads: Vec<Option<Grad>>,
+    /// What was computed again.
+    pub(super) memos: Memos,
+}
+
+impl Sweep {
+    pub(super) fn new(values: usize) -> Self {
+        Self {
+            grads: (0..values).map(|_| None).collect(),
+            memos: Memos::default(),
+        }
+    }
+
+    /// Takes the operations, the latest first.
+    pub(super) fn run(&mut self, steps: &[Step]) -> Result<()> {
+        for step in steps.iter().rev() {
+            match &step.backward {
+                Backward::One(backward) => {
+                    let output = step.outputs.first().and_then(|id| self.take(*id));
+                    if let Some(grad) = output {
+                        backward(self, &grad)?;
+                    }
+                }
+                Backward::Many(backward) => {
+                    let grads: Vec<_> = step.outputs.iter().map(|id| self.take(*id)).collect();
+                    if grads.iter().any(Option::is_some) {
+                        backward(self, grads)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn take(&mut self, id: usize) -> Option<Tensor> {
+        let grad = self.grads.get_mut(id).and_then(Option::take)?;
+        Some(grad.tensor)
+    }
+
+    /// Adds a gradient that the caller has made and gives away.
+    pub(super) fn add(&mut self, id: Option<usize>, grad: Tensor) -> Result<()> {
+        let owned = true;
+        self.meet(
+            id,
+            Grad {
+                tensor: grad,
+                owned,
+            },
+        )
+    }
+
+    /// Adds a gradient that somebody else may hold too.
+    pub(super) fn add_shared(&mut self, id: Option<usize>, grad: &Tensor) -> Result<()> {
+        let (tensor, owned) = (grad.clone(), false);
+        self.meet(id, Grad { tensor, owned })
+    }
+
+    fn meet(&mut self, id: Option<usize>, new: Grad) -> Result<()> {
+        let Some(slot) = id.and_then(|id| self.grads.get_mut(id)) else {
+            return Ok(());
+        };
+        *slot = Some(match slot.take() {
+            None => new,
+            Some(old) => {
+                let tensor = match (old.owned, new.owned) {
+                    (true, _) => add_into(old.tensor, &new.tensor)?,
+                    // Addition commutes to the bit.
+                    (false, true) => add_into(new.tensor, &old.tensor)?,
+                    (false, false) => (old.tensor + new.tensor)?,
+                };
+                Grad {
+                    tensor,
+                    owned: true,
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// `total + part`, in the storage of `total` on the CPU.
+fn add_into(total: Tensor, part: &Tensor) -> Result<Tensor> {
+    let in_place = total.device().is_cpu()
+        && total.is_contiguous()
+        && part.is_contiguous()
+        && total.dtype() == part.dtype();
+    if !in_place {
+        return Ok((total + part)?);
+    }
+    total.inplace_op2(part, &AddInto)?;
+    Ok(total)
+}
+
+struct AddInto;
+
+impl InplaceOp2 for AddInto {
+    fn name(&self) -> &'static str {
+        "add-into"
+    }
+
+    fn cpu_fwd(
+        &self,
+        total: &mut CpuStorage,
+        total_layout: &Layout,
+        part: &CpuStorage,
+        part_layout: &Layout,
+    ) -> candle_core::Result<()> {
+        let start = total_layout.start_offset();
+        let range = start..start + total_layout.shape().elem_count();
+        let start = part_layout.start_offset();
+        let part_range = start..start + part_layout.shape().elem_count();
+        macro_rules! add {
+            ($total:expr, $part:expr) => {
+                run(&mut $total[range], &$part[part_range])
+            };
+        }
+        match (total, part) {
+            (CpuStorage::F32(total), CpuStorage::F32(part)) => add!(total, part),
+            (CpuStorage::F64(total), CpuStorage::F64(part)) => add!(total, part),
+            (CpuStorage::BF16(total), CpuStorage::BF16(part)) => add!(total, part),
+            (CpuStorage::F16(total), CpuStorage::F16(part)) => add!(total, part),
+            (total, _) => {
+                use candle_core::backend::BackendStorage;
+                candle_core::bail!("add-into: {:?} is not a float", total.dtype())
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Elements of a task.
+const TASK: usize = 1 << 15;
+
+fn run<T: Element>(total: &mut [T], part: &[T]) {
+    let tasks = total.chunks_mut(TASK).zip(part.chunks(TASK));
+    parallel::for_each(tasks, |(total, part)| {
+        let (mut sums, mut buffer) = (Vec::new(), Vec::new());
+        let sums = T::load(total, &mut sums).to_vec();
+        let part = T::load(part, &mut buffer);
+        T::store(total, |total| {
+            simd(
+                #[inline(always)]
+                || {
+                    for ((total, &sum), &part) in total.iter_mut().zip(&sums).zip(part) {
+                        *total = sum + part;
+                    }
+                },
+            );
+        });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+
+    #[test]
+    fn gradients_that_meet_add_up_and_leave_those_that_others_hold() -> Result<()> {
+        for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+            let tensor = |x: f64| Tensor::full(x, 100_000, &Device::Cpu)?.to_dtype(dtype);
+            let (shared, mut sweep) = (tensor(1.)?, Sweep::new(2));
+            sweep.add_shared(Some(0), &shared)?;
+            sweep.add_shared(Some(1), &shared)?;
+            sweep.add(Some(0), tensor(2.)?)?;
+            sweep.add_shared(Some(0), &shared)?;
+            sweep.add_shared(Some(1), &shared)?;
+            sweep.add(None, tensor(9.)?)?;
+            let mean = |x: Option<Tensor>| -> Result<f64> {
+                let x = x.map_or_else(|| tensor(0.), Ok)?;
+                Ok(x.to_dtype(DType::F64)?.mean_all()?.to_scalar()?)
+            };
+            assert_eq!((mean(sweep.take(0))?, mean(sweep.take(1))?), (4., 2.));
+            assert_eq!(mean(Some(shared))?, 1.);
+            assert!(sweep.take(0).is_none());
+        }
+        Ok(())
+    }
+}
