@@ -2,11 +2,12 @@
 //! split.
 
 use super::data::{Floats, for_floats};
-use super::tasks;
+use super::{pages, tasks};
 use crate::error::{Error, Result};
 use candle_core::{CpuStorage, DType};
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
 use half::{bf16, f16};
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Elements per task: large enough to hide the cost of starting it, small enough to balance the load.
@@ -18,6 +19,13 @@ const RUNS: usize = 32;
 /// Elements of the whole rows that make one task.
 fn task_len(cols: usize) -> usize {
     cols.max(1) * (TASK / cols.max(1)).max(1)
+}
+
+/// Zeros where there may be nothing yet: a task's own, which its core's cache then holds.
+fn zeros<T: Copy + Default>(room: &mut [MaybeUninit<T>]) -> &mut [T] {
+    room.fill(MaybeUninit::new(T::default()));
+    // SAFETY: every element has just been written.
+    unsafe { room.assume_init_mut() }
 }
 
 /// The larger of two amaxes. Magnitudes have the order of their bits, with NaN on top.
@@ -77,11 +85,13 @@ pub(super) fn encode(
         cast: &Cast,
         want_amax: bool,
     ) -> (Vec<u8>, f32) {
-        let mut codes = vec![0u8; src.len()];
+        let mut codes = pages::vec_for(src.len());
+        let room = &mut codes.spare_capacity_mut()[..src.len()];
         let len = task_len(grid.cols());
         // The bits of magnitudes have the order of their values, with NaN on top.
         let amax = AtomicU32::new(0);
-        tasks::for_each_chunk(src, &mut codes, len, |index, src, codes| {
+        tasks::for_each_chunk(src, room, len, |index, src, codes| {
+            let codes = zeros(codes);
             let first_row = index * len / grid.cols();
             if want_amax {
                 let part = fp8_core::encode_rows_with_amax(
@@ -98,6 +108,8 @@ pub(super) fn encode(
             }
         });
         let amax = f32::from_bits(amax.into_inner());
+        // SAFETY: the tasks have written every code.
+        unsafe { codes.set_len(src.len()) };
         (codes, amax)
     }
     for_floats!(src, src => run(src, grid, quant_scales, cast, want_amax))
@@ -117,12 +129,16 @@ pub(super) fn decode(
         grid: &ScaleGrid,
         dequant_scales: &[f32],
     ) -> Vec<T> {
-        let mut values = vec![T::default(); codes.len()];
+        let mut values = pages::vec_for::<T>(codes.len());
+        let room = &mut values.spare_capacity_mut()[..codes.len()];
         let len = task_len(grid.cols());
-        tasks::for_each_chunk(codes, &mut values, len, |index, codes, values| {
+        tasks::for_each_chunk(codes, room, len, |index, codes, values| {
+            let values = zeros(values);
             let first_row = index * len / grid.cols();
             fp8_core::decode_rows(format, codes, first_row, grid, dequant_scales, values);
         });
+        // SAFETY: the tasks have written every value.
+        unsafe { values.set_len(codes.len()) };
         values
     }
     Ok(match dtype {

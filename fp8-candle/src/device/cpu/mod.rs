@@ -4,6 +4,7 @@ mod cast;
 mod data;
 mod gemm;
 mod hash;
+mod pages;
 mod pool;
 mod shared;
 mod state;

@@ -1,5 +1,7 @@
 //! A slice of which tasks write different parts.
 
+#[cfg(target_arch = "x86_64")]
+use std::any::TypeId;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -23,6 +25,25 @@ impl<'a, T> Shared<'a, T> {
             len: slice.len(),
             slice: PhantomData,
         }
+    }
+
+    /// This slice, if its elements are of type `U`.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn of_type<U: 'static>(self) -> Option<Shared<'a, U>>
+    where
+        T: 'static,
+    {
+        (TypeId::of::<T>() == TypeId::of::<U>()).then_some(Shared {
+            start: self.start.cast(),
+            len: self.len,
+            slice: PhantomData,
+        })
+    }
+
+    /// Where the slice begins.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn address(&self) -> *const T {
+        self.start
     }
 
     /// # Safety

@@ -7,7 +7,8 @@ use super::super::shared::Shared;
 use super::super::tasks;
 use super::epilogue::{Epilogue, merge_segment};
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums};
-use super::layout::{DEPTH, PANEL, ROWS, SLICE, SLICE_STRIDE, a_len, b_len, padded};
+use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, a_len, b_len, padded};
+use super::results::{Block, Results};
 use super::scratch::Scratch;
 use super::side::{Codes, Side};
 use fp8_core::HighPrecision;
@@ -20,14 +21,11 @@ const PACKED_BYTES: usize = 32 << 20;
 /// Up to this many rows, every panel is packed by the task that needs it.
 const NARROW_ROWS: usize = 192;
 
-/// Rows of a task are a multiple of this, hence of the height of every tile.
-const ROWS_STEP: usize = 96;
-
-/// Multiply-adds from which a second thread pays off.
-const PARALLEL_WORK: usize = 1 << 18;
+/// Multiply-adds from which a second thread pays off: some microseconds.
+const PARALLEL_WORK: usize = 1 << 19;
 
 /// Codes from which a second thread pays off for packing.
-const PARALLEL_CODES: usize = 1 << 16;
+const PARALLEL_CODES: usize = 1 << 15;
 
 /// Codes from which a separate task pays off.
 const TASK_CODES: usize = 1 << 15;
@@ -39,7 +37,9 @@ struct Product<'a, T, E> {
     b: &'a Side<'a>,
     /// Length of the segments of the sum that have scales of their own.
     segment: Option<usize>,
-    epilogue: Epilogue<'a>,
+    epilogue: &'a Epilogue<'a>,
+    /// If the tiles write the results themselves.
+    results: Option<Results<'a>>,
     out: Shared<'a, MaybeUninit<T>>,
     threads: usize,
 }
@@ -86,13 +86,16 @@ pub(super) fn gemm<T: HighPrecision, E: Engine>(
         (a, b) => a.or(b),
     };
     assert_eq!(out.len(), m * n);
+    let epilogue = Epilogue::new((a, segment.is_some()), (b, segment.is_some()), bias);
+    let out = Shared::new(out);
     let product = Product {
         engine,
         a,
         b,
         segment,
-        epilogue: Epilogue::new((a, segment.is_some()), (b, segment.is_some()), bias),
-        out: Shared::new(out),
+        epilogue: &epilogue,
+        results: epilogue.results(n, out).filter(|_| engine.writes_results()),
+        out,
         threads: match m * n * k < PARALLEL_WORK {
             true => 1,
             false => rayon::current_num_threads(),
@@ -221,7 +224,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let (mut task_rows, mut task_panels) = self.engine.task_size();
         let enough = |task_rows: usize, task_panels: usize| {
             let tasks = rows.div_ceil(task_rows) * panels.div_ceil(task_panels);
-            self.threads == 1 || tasks >= 6 * self.threads
+            self.threads == 1 || tasks >= 8 * self.threads
         };
         while !enough(task_rows, task_panels) && task_panels > 2 {
             task_panels /= 2;
@@ -244,15 +247,15 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             contraction: self.a.contraction,
         };
         let per_task = (TASK_CODES / self.k().max(1))
-            .next_multiple_of(PANEL)
-            .max(PANEL);
+            .next_multiple_of(ROWS_STEP)
+            .max(ROWS_STEP);
         let padded_rows = rows.len().next_multiple_of(ROWS);
         let values = Shared::new(values);
         let codes = rows.len() * self.k();
         self.pack_each(codes, rows.len().div_ceil(per_task), |task| {
             let start = rows.start + task * per_task;
             let part = start..rows.end.min(start + per_task);
-            // SAFETY: each task has its own rows, and `per_task` is a multiple of 32.
+            // SAFETY: each task has its own rows, and `per_task` is a multiple of `ROWS_STEP`.
             unsafe {
                 let format = self.a.format;
                 self.engine
@@ -307,10 +310,26 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     ) {
         let stride = panels.len() * PANEL;
         let padded_rows = rows.len().next_multiple_of(ROWS);
+        let results = self
+            .results
+            .filter(|_| self.segment.is_none() && self.k() > 0);
+        if let Some(results) = results {
+            // SAFETY: each task has its own rows and columns.
+            let block = unsafe { results.block(rows.start, panels.start * PANEL) };
+            let kept = if self.k() > SLICE {
+                padded_rows * stride
+            } else {
+                0
+            };
+            let mut sums = Scratch::<f32>::new(kept);
+            let range = 0..padded(self.k());
+            self.sum(a, &rows, &panels, b, range, &mut sums, Some(block));
+            return;
+        }
         let mut sums = Scratch::<f32>::new(padded_rows * stride);
         match self.segment {
             None if self.k() > 0 => {
-                self.sum(a, &rows, &panels, b, 0..padded(self.k()), &mut sums);
+                self.sum(a, &rows, &panels, b, 0..padded(self.k()), &mut sums, None);
             }
             None => sums.fill(0.),
             Some(len) => {
@@ -319,7 +338,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                 let (mut row_scales, mut col_scales) = (vec![1.; rows.len()], vec![1.; stride]);
                 for start in (0..self.k()).step_by(len) {
                     let end = padded(self.k()).min(start + len);
-                    self.sum(a, &rows, &panels, b, start..end, &mut part);
+                    self.sum(a, &rows, &panels, b, start..end, &mut part, None);
                     self.a.scales_into(rows.start, start, &mut row_scales);
                     self.b
                         .scales_into(panels.start * PANEL, start, &mut col_scales);
@@ -336,7 +355,9 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         }
     }
 
-    /// The unscaled sums over `range`, which begins and ends at multiples of [`DEPTH`].
+    /// The unscaled sums over `range`, which begins and ends at multiples of [`DEPTH`]; where there are `results`, `sums` has
+    /// no more than intermediate ones.
+    #[allow(clippy::too_many_arguments, reason = "what, where from and where to")]
     fn sum(
         &self,
         a: &PackedA<'_, E::Value>,
@@ -345,6 +366,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         b: Panels<'_, E::Value>,
         range: Range<usize>,
         sums: &mut [f32],
+        results: Option<Block<'_>>,
     ) {
         let few = self.a.kept() <= self.engine.few_rows();
         // SAFETY: sessions are made only here, and packing and multiplying run no other tasks.
@@ -378,7 +400,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             };
             E::multiply(
                 &session,
-                &a.values[row * SLICE_STRIDE + start % SLICE..],
+                &a.values[row * SLICE_STRIDE..],
                 rows.len(),
                 panels.len(),
                 panel,
@@ -386,9 +408,12 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                     values: sums,
                     stride,
                 },
+                results.filter(|_| end == range.end),
                 Mode {
                     few,
                     accumulate: start > range.start,
+                    skip: start % SLICE,
+                    contraction: self.a.contraction,
                 },
             );
             start = end;

@@ -4,9 +4,10 @@ use super::super::shared::Shared;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
 use super::pack_bf16::{self, Decoder};
+use super::results::Block;
 use super::tile_amx::Tiles;
-use super::tile_bf16::{self, Columns};
-use fp8_core::{Format, Isa, IsaLevel};
+use super::tile_bf16::{self, Columns, Rows, To};
+use fp8_core::{Contraction, Format, Isa, IsaLevel};
 use std::ops::Range;
 
 /// Kernels that multiply bf16.
@@ -27,12 +28,19 @@ impl Bf16Engine {
             _ => None,
         }
     }
+
+    /// Whether an A of `kept` rows that sums over its codes' rows is packed in pairs of them, without transposing it.
+    pub(super) fn packs_pairs(self, kept: usize) -> bool {
+        !self.amx && kept > self.few_rows()
+    }
 }
 
 /// A [`Bf16Engine`] set up on a thread.
 pub(super) struct Session {
     decoder: Decoder,
     tiles: Option<Tiles>,
+    /// Whether an A that sums over rows is packed in pairs.
+    pairs: bool,
 }
 
 impl Engine for Bf16Engine {
@@ -58,6 +66,10 @@ impl Engine for Bf16Engine {
         }
     }
 
+    fn writes_results(self) -> bool {
+        !self.amx
+    }
+
     unsafe fn pack_a(
         self,
         format: Format,
@@ -70,7 +82,11 @@ impl Engine for Bf16Engine {
         // SAFETY: an engine exists only where these instructions do; the caller guarantees the rest.
         unsafe {
             let decoder = Decoder::new(format);
-            pack_bf16::pack_a(&decoder, matrix, rows, first, padded_rows, dst);
+            if self.packs_pairs(matrix.kept) && matrix.contraction == Contraction::Rows {
+                pack_bf16::pack_a_pairs(&decoder, matrix, rows, first, padded_rows, dst);
+            } else {
+                pack_bf16::pack_a(&decoder, matrix, rows, first, padded_rows, dst);
+            }
         }
     }
 
@@ -97,6 +113,7 @@ impl Engine for Bf16Engine {
             decoder: unsafe { Decoder::new(format) },
             // SAFETY: as above; the caller has no other session on this thread.
             tiles: (self.amx && !few).then(|| unsafe { Tiles::new() }),
+            pairs: !self.amx && !few,
         }
     }
 
@@ -107,34 +124,46 @@ impl Engine for Bf16Engine {
         panels: usize,
         panel: impl Fn(usize) -> Panel<'b, u16>,
         sums: Sums<'_>,
-        Mode { few, accumulate }: Mode,
+        results: Option<Block<'_>>,
+        mode: Mode,
     ) {
         let Sums { values, stride } = sums;
+        let tiles = session.tiles.as_ref();
+        let pairs = session.pairs && mode.contraction == Contraction::Rows;
+        let height = |row: usize| match tiles {
+            Some(_) => 2 * ROWS,
+            None => tile_bf16::height(row, rows),
+        };
         for index in 0..panels {
             let b = panel(index);
             let next = match (index + 1 < panels).then(|| panel(index + 1)) {
                 Some(Panel::Values(next)) => next,
                 _ => &[],
             };
-            let tiles = session.tiles.as_ref();
-            let height = tiles.map_or(tile_bf16::ROWS, |_| 2 * ROWS);
-            let steps = rows.div_ceil(height);
+            let steps = rows.div_ceil(height(0));
             // A panel stays in the first-level cache for all rows.
-            for (step, row) in (0..rows).step_by(height).enumerate() {
+            let (mut row, mut step) = (0, 0);
+            while row < rows {
+                let height = height(row);
                 prefetch_part(next, step, steps);
                 if index == 0 {
                     prefetch_rows(a, row + height..row + 2 * height, SLICE);
                 }
                 let a = &a[row * SLICE_STRIDE..];
+                let at = row * stride + index * PANEL;
                 let mut sums = Sums {
-                    values: &mut values[row * stride + index * PANEL..],
+                    // Without intermediate sums there is no room for them.
+                    values: values.get_mut(at..).unwrap_or_default(),
                     stride,
                 };
+                let accumulate = mode.accumulate;
                 match (tiles, b) {
                     (Some(tiles), Panel::Values(b)) => {
+                        let a = &a[mode.skip..];
                         tiles.multiply(rows - row <= ROWS, a, b, &mut sums, accumulate);
                     }
                     (Some(tiles), Panel::Packed(codes)) => {
+                        let a = &a[mode.skip..];
                         let (pieces, _) = codes.as_chunks::<{ PANEL * DEPTH }>();
                         let piece = |step: usize, values: &mut [u16]| {
                             // SAFETY: a session exists only where these instructions do.
@@ -148,18 +177,28 @@ impl Engine for Bf16Engine {
                     }
                     (None, b) => {
                         let columns = match b {
-                            Panel::Values(b) if few => Columns::FewValues(b),
+                            Panel::Values(b) if mode.few => Columns::FewValues(b),
                             Panel::Values(b) => Columns::Values(b),
                             Panel::Packed(codes) => Columns::FewPacked(codes),
                         };
-                        let height = (rows - row).min(height);
+                        let a = Rows {
+                            values: a,
+                            skip: mode.skip,
+                            pairs,
+                        };
+                        let to = To {
+                            sums,
+                            accumulate,
+                            results: results.map(|results| results.at(row, index * PANEL)),
+                        };
                         // SAFETY: a session exists only where these instructions do.
                         unsafe {
-                            let decoder = &session.decoder;
-                            tile_bf16::multiply(decoder, height, a, columns, sums, accumulate);
+                            tile_bf16::multiply(&session.decoder, height, a, columns, to);
                         };
                     }
                 }
+                row += height;
+                step += 1;
             }
         }
     }

@@ -5,6 +5,7 @@
 use super::super::shared::Shared;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{Order, PANEL, SLICE, SLICE_STRIDE};
+use super::results::Block;
 use super::tile_f32;
 use fp8_core::{Contraction, Format, Isa, IsaLevel};
 use std::ops::Range;
@@ -162,8 +163,12 @@ impl Engine for F32Engine {
         panels: usize,
         panel: impl Fn(usize) -> Panel<'b, f32>,
         sums: Sums<'_>,
-        Mode { accumulate, .. }: Mode,
+        _: Option<Block<'_>>,
+        Mode {
+            accumulate, skip, ..
+        }: Mode,
     ) {
+        let a = &a[skip..];
         let Sums { values, stride } = sums;
         let (height, parts) = if engine.avx512 {
             (tile_f32::ROWS_AVX512, 1)

@@ -1,5 +1,9 @@
 //! After the sums: scales, rounding to the output dtype, bias.
 
+#[cfg(target_arch = "x86_64")]
+use super::super::shared::Shared;
+#[cfg(target_arch = "x86_64")]
+use super::results::{Out, Results};
 use super::side::Side;
 use crate::simd::simd;
 use fp8_core::HighPrecision;
@@ -12,7 +16,8 @@ pub(super) struct Epilogue<'a> {
     bias: Option<&'a [f32]>,
 }
 
-enum Scales {
+/// Scales of rows or of columns.
+pub(super) enum Scales {
     One(f32),
     Each(Vec<f32>),
 }
@@ -45,6 +50,30 @@ impl<'a> Epilogue<'a> {
             cols: Scales::new(b, b_applied),
             bias,
         }
+    }
+
+    /// What tiles need to write `cols` columns of results themselves, if they can.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn results<'r, T: HighPrecision>(
+        &'r self,
+        cols: usize,
+        out: Shared<'r, MaybeUninit<T>>,
+    ) -> Option<Results<'r>> {
+        let extreme = match &self.rows {
+            Scales::One(scale) => is_extreme(*scale),
+            Scales::Each(scales) => scales.iter().any(|&scale| is_extreme(scale)),
+        };
+        let out = match out.of_type() {
+            Some(out) => Out::F32(out),
+            None => Out::Bf16(out.of_type()?),
+        };
+        (!extreme).then_some(Results {
+            out,
+            cols,
+            row_scales: &self.rows,
+            col_scales: &self.cols,
+            bias: self.bias,
+        })
     }
 
     /// Columns of row `row` from `first` on: `sums` scaled and rounded, with the bias added in the output dtype.

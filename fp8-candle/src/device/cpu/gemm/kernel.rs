@@ -2,6 +2,9 @@
 
 use super::super::shared::Shared;
 use super::layout::Order;
+#[cfg(doc)]
+use super::layout::ROWS_STEP;
+use super::results::Block;
 use super::scratch::Plain;
 use fp8_core::{Contraction, Format};
 use std::ops::Range;
@@ -47,6 +50,10 @@ pub(super) struct Mode {
     pub(super) few: bool,
     /// Add to the existing values instead of starting with zero.
     pub(super) accumulate: bool,
+    /// The first index of the sum within its slice.
+    pub(super) skip: usize,
+    /// The dimension of A that is summed over.
+    pub(super) contraction: Contraction,
 }
 
 /// Kernels that decode codes to values of one type, in the layouts of `layout.rs`, and sum their products in f32. Holding an
@@ -75,11 +82,16 @@ pub(super) trait Engine: Copy + Send + Sync {
         0
     }
 
+    /// Whether [`Engine::multiply`] takes results.
+    fn writes_results(self) -> bool {
+        false
+    }
+
     /// Packs kept indices `rows` of `matrix` as A; `first` is the kept index of the first packed row.
     ///
     /// # Safety
     /// No other task may use these rows of `dst`, up to the next multiple of 16, at the same time. `rows.start - first` is a
-    /// multiple of 32.
+    /// multiple of [`ROWS_STEP`], and so is `rows.end - first` unless there are no more rows.
     unsafe fn pack_a(
         self,
         format: Format,
@@ -113,7 +125,9 @@ pub(super) trait Engine: Copy + Send + Sync {
     /// Computes the sums of `rows` rows by `panels` panels, or adds to them. The rows of `a` and `sums` are padded to a
     /// multiple of 16.
     ///
-    /// `a`: rows of one slice packed as A, from the first index of the sum on.
+    /// `a`: rows of one slice packed as A; the first of them is a multiple of [`ROWS_STEP`] rows after the first packed one.
+    /// `results`: where an engine that writes them puts the results instead of the sums, which then are complete.
+    #[allow(clippy::too_many_arguments, reason = "one call")]
     fn multiply<'b>(
         session: &Self::Session,
         a: &[Self::Value],
@@ -121,6 +135,7 @@ pub(super) trait Engine: Copy + Send + Sync {
         panels: usize,
         panel: impl Fn(usize) -> Panel<'b, Self::Value>,
         sums: Sums<'_>,
+        results: Option<Block<'_>>,
         mode: Mode,
     );
 }

@@ -4,6 +4,8 @@
 //!
 //! - A: rows of bf16 or f32, cut into slices of [`SLICE`] elements along the sum: `[slices][rows][SLICE_STRIDE]`. With a
 //!   constant stride, the offsets of a tile's rows are constants, and the rows spread over the cache.
+//!   For `vdpbf16ps`, an A that sums over rows is kept as it comes instead: `[slices][tiles][pairs][rows of the tile][2]`.
+//!   The tiles are cut as `tile_bf16.rs` says; each begins where its first row would otherwise.
 //! - B: panels of [`PANEL`] columns: `[panels][sum][PANEL]` for f32, `[panels][pairs][PANEL][2]` for bf16, since `vdpbf16ps`
 //!   and AMX sum over pairs of neighbours.
 //! - packed codes: panels like those of B, but of bytes, in an [`Order`] for either.
@@ -25,6 +27,9 @@ pub(super) const SLICE_STRIDE: usize = SLICE + 32;
 
 /// Rows of A are padded to a multiple of this: the rows of an AMX tile.
 pub(super) const ROWS: usize = 16;
+
+/// Rows of A that one task packs or multiplies are a multiple of this, hence of the height of every tile.
+pub(super) const ROWS_STEP: usize = 96;
 
 /// The length of a sum with its padding.
 pub(super) fn padded(k: usize) -> usize {
@@ -121,6 +126,31 @@ pub(super) mod reference {
                 let at = (k / SLICE * padded_rows + row) * SLICE_STRIDE + k % SLICE;
                 packed[at] = bf16::from_f32(format.decode(code(row, k))).to_bits();
             }
+        }
+        packed
+    }
+
+    /// `code(row, k)` packed as A in tiles of pairs; what lies behind a tile is zero.
+    #[cfg(target_arch = "x86_64")]
+    pub(in super::super) fn pack_a_pairs(
+        format: Format,
+        rows: usize,
+        k: usize,
+        code: impl Fn(usize, usize) -> u8,
+    ) -> Vec<u16> {
+        let padded_rows = rows.next_multiple_of(ROWS);
+        let mut packed = vec![0; a_len(rows, k)];
+        let mut first = 0;
+        while first < rows {
+            let height = super::super::tile_bf16::height(first, rows);
+            for row in 0..height {
+                for k in 0..k {
+                    let tile = (k / SLICE * padded_rows + first) * SLICE_STRIDE;
+                    let at = tile + (k % SLICE / 2 * height + row) * 2 + k % 2;
+                    packed[at] = bf16::from_f32(format.decode(code(first + row, k))).to_bits();
+                }
+            }
+            first += height;
         }
         packed
     }

@@ -26,6 +26,8 @@ mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod pack_bf16;
 #[cfg(target_arch = "x86_64")]
+mod results;
+#[cfg(target_arch = "x86_64")]
 mod tile_amx;
 #[cfg(target_arch = "x86_64")]
 mod tile_bf16;
@@ -128,7 +130,7 @@ fn multiply<T: HighPrecision>(
     bias: Option<&[f32]>,
 ) -> Vec<T> {
     let len = a.kept() * b.kept();
-    let mut values = Vec::<T>::with_capacity(len);
+    let mut values = super::pages::vec_for::<T>(len);
     let out: &mut [MaybeUninit<T>] = &mut values.spare_capacity_mut()[..len];
     if !tiled(isa, a, b, bias, out) {
         slab::gemm(a, b, bias, out);

@@ -2,7 +2,8 @@
 
 use super::super::shared::Shared;
 use super::kernel::Matrix;
-use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
+use super::layout::{DEPTH, Order, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, padded};
+use super::tile_bf16;
 use fp8_core::{Contraction, Format};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -222,7 +223,7 @@ pub(super) unsafe fn pack_a(
                     let (mut left, mut right) =
                         ([_mm512_setzero_si512(); 16], [_mm512_setzero_si512(); 16]);
                     for pair in 0..DEPTH / 2 {
-                        let codes = pair_of_rows(matrix, start + 2 * pair, row);
+                        let codes = pair_of_rows(matrix, start + 2 * pair, row, ROWS);
                         (left[pair], right[pair]) = decoder.decode(codes);
                     }
                     for (half, values) in [left, right].into_iter().enumerate() {
@@ -239,19 +240,95 @@ pub(super) unsafe fn pack_a(
     }
 }
 
-/// Rows `k` and `k + 1` of the 32 columns from `col` on of a matrix that sums over rows, in the order of packed codes.
+/// [`pack_a`] for a matrix that sums over rows, in tiles of pairs.
+///
+/// # Safety
+/// As for [`pack_a`]; `rows.start - first` is a multiple of [`ROWS_STEP`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+pub(super) unsafe fn pack_a_pairs(
+    decoder: &Decoder,
+    matrix: Matrix<'_>,
+    rows: Range<usize>,
+    first: usize,
+    padded_rows: usize,
+    dst: Shared<'_, u16>,
+) {
+    let k = padded(matrix.contracted);
+    for block in rows.clone().step_by(ROWS_STEP) {
+        let len = ROWS_STEP.min(rows.end - block);
+        for start in (0..k).step_by(SLICE) {
+            // The tiles of a block side by side, so that whole cache lines of codes are read.
+            let pairs = (k - start).min(SLICE) / 2;
+            let mut tiles: [(usize, usize, &mut [u16]); ROWS_STEP / tile_bf16::ROWS] =
+                Default::default();
+            let (mut count, mut row) = (0, 0);
+            while row < len {
+                let height = tile_bf16::height(row, len);
+                let at = (start / SLICE * padded_rows + block + row - first) * SLICE_STRIDE;
+                // SAFETY: the caller guarantees that only this call uses these rows; tiles have their own.
+                let values = unsafe { dst.part(at..at + height * SLICE_STRIDE) };
+                tiles[count] = (block + row, height, values);
+                (count, row) = (count + 1, row + height);
+            }
+            for pair in 0..pairs {
+                let k = start + 2 * pair;
+                prefetch_rows(matrix, k + 2 * AHEAD, block);
+                // Two tiles from one vector.
+                for two in tiles[..count].chunks_mut(2) {
+                    let codes = pair_of_rows(matrix, k, two[0].0, two[0].1);
+                    let (left, right) = decoder.decode(codes);
+                    for (values, (_, height, dst)) in [left, right].into_iter().zip(two) {
+                        // The rest of the vector is overwritten by the next pair, or lies behind the last one.
+                        store(values, &mut dst[pair * 2 * *height..]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Pairs of rows ahead of the one being packed to prefetch: the processor's own prefetch stops at each page.
+const AHEAD: usize = 8;
+
+/// Prefetches two rows of codes, [`ROWS_STEP`] columns from `col` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
-fn pair_of_rows(matrix: Matrix<'_>, k: usize, col: usize) -> __m512i {
-    const ORDER: [u8; 64] = {
-        let mut order = [0; 64];
-        let mut col = 0;
-        while col < PANEL {
-            order[Order::Pairs.place(col, 0)] = col as u8;
-            order[Order::Pairs.place(col, 1)] = (PANEL + col) as u8;
-            col += 1;
+fn prefetch_rows(matrix: Matrix<'_>, k: usize, col: usize) {
+    for row in k..k + 2 {
+        let start = matrix.codes.as_ptr().wrapping_add(row * matrix.kept + col);
+        for ahead in (0..ROWS_STEP).step_by(64) {
+            prefetch(start, ahead);
         }
-        order
+    }
+}
+
+/// Rows `k` and `k + 1` of the columns from `col` on of a matrix that sums over rows, in the order of packed codes: `left`
+/// columns for the low halves and as many as there are after them, up to 16, for the high halves.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
+fn pair_of_rows(matrix: Matrix<'_>, k: usize, col: usize, left: usize) -> __m512i {
+    /// For each number of columns in the low halves.
+    static ORDERS: [[u8; 64]; 17] = {
+        let mut orders = [[0; 64]; 17];
+        let mut left = 0;
+        while left <= 16 {
+            let mut col = 0;
+            while col < PANEL {
+                // Lanes past the first ones repeat them, or they could hold codes that take longer.
+                let from = if col < 16 {
+                    if col < left { col } else { 0 }
+                } else if col - 16 < left {
+                    left + col - 16
+                } else {
+                    0
+                };
+                orders[left][Order::Pairs.place(col, 0)] = from as u8;
+                orders[left][Order::Pairs.place(col, 1)] = (PANEL + from) as u8;
+                col += 1;
+            }
+            left += 1;
+        }
+        orders
     };
     let row = |k: usize| {
         if k >= matrix.contracted {
@@ -261,7 +338,7 @@ fn pair_of_rows(matrix: Matrix<'_>, k: usize, col: usize) -> __m512i {
         load_half(&matrix.codes[start + col..start + matrix.kept])
     };
     let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(row(k)), row(k + 1));
-    _mm512_permutexvar_epi8(load(&ORDER), both)
+    _mm512_permutexvar_epi8(load(&ORDERS[left]), both)
 }
 
 /// Packs the panel of kept indices from `first` on as B, for `range` of the sum, which begins and ends at multiples of
@@ -281,7 +358,11 @@ pub(super) fn pack_b(
                 .chunks_exact_mut(2 * PANEL)
                 .enumerate()
             {
-                let codes = pair_of_rows(matrix, range.start + 2 * pair, first);
+                let row = range.start + 2 * pair;
+                for row in row + 2 * AHEAD..row + 2 * AHEAD + 2 {
+                    prefetch(matrix.codes.as_ptr().wrapping_add(row * matrix.kept), first);
+                }
+                let codes = pair_of_rows(matrix, row, first, ROWS);
                 let (low, high) = decoder.decode(codes);
                 store(low, dst);
                 store(high, &mut dst[32..]);
@@ -299,6 +380,13 @@ pub(super) fn pack_b(
                     let mut rows = [_mm512_setzero_si512(); 16];
                     for (col, row) in rows[..cols].iter_mut().enumerate() {
                         let codes = &matrix.codes[(first + col) * k..(first + col + 1) * k];
+                        // The same columns, or behind their last codes those of the next panel.
+                        let next = if start + SLICE < k {
+                            0
+                        } else {
+                            (PANEL - 1) * k
+                        };
+                        prefetch(codes.as_ptr().wrapping_add(start), SLICE + next);
                         *row = load(&codes[start.min(k)..]);
                     }
                     let fours = (range.end - start).min(64) / 4;

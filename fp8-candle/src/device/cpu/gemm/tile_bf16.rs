@@ -1,12 +1,46 @@
 //! Tiles of sums with `vdpbf16ps`: up to [`ROWS`] rows by one panel of 32 columns, in 24 registers.
 
 use super::kernel::Sums;
-use super::layout::{PANEL, SLICE_STRIDE};
+use super::layout::{PANEL, ROWS_STEP, SLICE_STRIDE};
 use super::pack_bf16::{Decoder, prefetch};
+use super::results::Block;
 use std::arch::x86_64::*;
 
 /// Rows of a tile.
 pub(super) const ROWS: usize = 12;
+
+/// The rows of the tile that begins at row `row` of `rows`. Every [`ROWS_STEP`] rows are cut in the same way, whatever comes
+/// after them.
+///
+/// Instead of a high tile and one of so few rows that it waits for its own sums, the last two have about the same height.
+pub(super) fn height(row: usize, rows: usize) -> usize {
+    let left = rows.min((row / ROWS_STEP + 1) * ROWS_STEP) - row;
+    if left > ROWS && left < ROWS + ROWS / 2 {
+        left.div_ceil(2)
+    } else {
+        left.min(ROWS)
+    }
+}
+
+/// Rows of one slice packed as A.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) values: &'a [u16],
+    /// The first index of the sum within the slice.
+    pub(super) skip: usize,
+    /// In tiles of pairs, see `layout.rs`; not for a product of few rows.
+    pub(super) pairs: bool,
+}
+
+/// What a tile does with its sums.
+pub(super) struct To<'a, 'b> {
+    /// Where they are kept from slice to slice.
+    pub(super) sums: Sums<'a>,
+    /// Add to the existing values instead of starting with zero.
+    pub(super) accumulate: bool,
+    /// After the last slice: where the results go, instead of the sums.
+    pub(super) results: Option<Block<'b>>,
+}
 
 /// One panel, and how its columns are summed.
 #[derive(Clone, Copy)]
@@ -21,21 +55,22 @@ pub(super) enum Columns<'a> {
 
 /// Computes the `rows x 32` sums, or adds to them.
 ///
-/// `a`: rows of a slice packed as A, from the first index of the sum on; `columns`: one panel from that index on, whose
-/// length is that of the sum.
+/// `columns`: one panel from the first index of the sum on, whose length is that of the sum.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 pub(super) fn multiply(
     decoder: &Decoder,
     rows: usize,
-    a: &[u16],
+    a: Rows<'_>,
     columns: Columns<'_>,
-    sums: Sums<'_>,
-    accumulate: bool,
+    to: To<'_, '_>,
 ) {
     macro_rules! tile {
         ($($rows:literal)+) => {
-            match rows {
-                $($rows => of_rows::<$rows>(decoder, a, columns, sums, accumulate),)+
+            match (rows, a.pairs) {
+                $(
+                    ($rows, false) => of_rows::<$rows>(decoder, a, columns, to),
+                    ($rows, true) => of_pairs::<$rows>(decoder, a, columns, to),
+                )+
                 _ => unreachable!("a tile of {rows} rows"),
             }
         };
@@ -44,13 +79,15 @@ pub(super) fn multiply(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn of_rows<const R: usize>(
-    decoder: &Decoder,
-    a: &[u16],
-    columns: Columns<'_>,
-    sums: Sums<'_>,
-    accumulate: bool,
-) {
+fn of_pairs<const R: usize>(decoder: &Decoder, a: Rows<'_>, columns: Columns<'_>, to: To<'_, '_>) {
+    let Columns::Values(b) = columns else {
+        unreachable!("a product of few rows has no tiles of pairs");
+    };
+    tile::<R, 1, false, true>(decoder, a, bytes(b), to);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
+fn of_rows<const R: usize>(decoder: &Decoder, a: Rows<'_>, columns: Columns<'_>, to: To<'_, '_>) {
     // A few rows need several sums each to hide the latency of the instruction. Packed codes are summed like values.
     let unrolled = match R {
         ..=2 => 4,
@@ -59,23 +96,13 @@ fn of_rows<const R: usize>(
     };
     match (columns, unrolled) {
         (Columns::Values(b), _) | (Columns::FewValues(b), 1) => {
-            tile::<R, 1, false>(decoder, a, bytes(b), sums, accumulate);
+            tile::<R, 1, false, false>(decoder, a, bytes(b), to);
         }
-        (Columns::FewValues(b), 2) => {
-            tile::<R, 2, false>(decoder, a, bytes(b), sums, accumulate);
-        }
-        (Columns::FewValues(b), _) => {
-            tile::<R, 4, false>(decoder, a, bytes(b), sums, accumulate);
-        }
-        (Columns::FewPacked(codes), 1) => {
-            tile::<R, 1, true>(decoder, a, codes, sums, accumulate);
-        }
-        (Columns::FewPacked(codes), 2) => {
-            tile::<R, 2, true>(decoder, a, codes, sums, accumulate);
-        }
-        (Columns::FewPacked(codes), _) => {
-            tile::<R, 4, true>(decoder, a, codes, sums, accumulate);
-        }
+        (Columns::FewValues(b), 2) => tile::<R, 2, false, false>(decoder, a, bytes(b), to),
+        (Columns::FewValues(b), _) => tile::<R, 4, false, false>(decoder, a, bytes(b), to),
+        (Columns::FewPacked(codes), 1) => tile::<R, 1, true, false>(decoder, a, codes, to),
+        (Columns::FewPacked(codes), 2) => tile::<R, 2, true, false>(decoder, a, codes, to),
+        (Columns::FewPacked(codes), _) => tile::<R, 4, true, false>(decoder, a, codes, to),
     }
 }
 
@@ -85,21 +112,6 @@ fn bytes(values: &[u16]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), 2 * values.len()) }
 }
 
-/// Two neighbours of each of `R` rows, for all columns.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn broadcast<const R: usize>(a: &[u16], pair: usize, row: usize) -> __m512bh {
-    debug_assert!(row * SLICE_STRIDE + 2 * pair + 1 < a.len());
-    // SAFETY: the callers have checked that `a` holds `R` rows of the length of the sum.
-    let pair = unsafe {
-        a.as_ptr()
-            .add(row * SLICE_STRIDE + 2 * pair)
-            .cast::<i32>()
-            .read_unaligned()
-    };
-    as_bf16(_mm512_set1_epi32(pair))
-}
-
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn as_bf16(bits: __m512i) -> __m512bh {
@@ -107,25 +119,32 @@ fn as_bf16(bits: __m512i) -> __m512bh {
     unsafe { std::mem::transmute(bits) }
 }
 
-/// Panics if `a` does not hold `R` rows of `pairs` pairs.
-fn check_rows<const R: usize>(a: &[u16], pairs: usize) {
-    assert!(R > 0 && a.len() >= (R - 1) * SLICE_STRIDE + 2 * pairs);
+/// The elements of A between neighbouring rows and between neighbouring pairs of a tile of `R` rows.
+const fn strides<const R: usize, const PAIRS: bool>() -> (usize, usize) {
+    if PAIRS { (2, 2 * R) } else { (SLICE_STRIDE, 2) }
 }
 
 /// `U` interleaved sums for each element, which are added at the end. `b`: values, or codes where `PACKED`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn tile<const R: usize, const U: usize, const PACKED: bool>(
+fn tile<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(
     decoder: &Decoder,
-    a: &[u16],
+    a: Rows<'_>,
     b: &[u8],
-    sums: Sums<'_>,
-    accumulate: bool,
+    to: To<'_, '_>,
 ) {
     let pair_bytes = if PACKED { 2 * PANEL } else { 4 * PANEL };
     let pairs = b.len() / pair_bytes;
-    check_rows::<R>(a, pairs);
+    let (row_stride, pair_stride) = strides::<R, PAIRS>();
+    let a = &a.values[a.skip / 2 * pair_stride..];
+    assert!(R > 0 && pairs > 0);
+    assert!((R - 1) * row_stride + (pairs - 1) * pair_stride + 2 <= a.len());
+    if let Some(results) = &to.results {
+        results.prefetch::<R>();
+    }
     let mut tiles = [[[_mm512_setzero_ps(); 2]; R]; U];
-    tiles[0] = start::<R>(&sums, accumulate);
+    if to.accumulate {
+        start::<R, U, PACKED, PAIRS>(&to.sums, &mut tiles[0]);
+    }
     // The length of a sum is a multiple of 32, so of U pairs.
     for group in 0..pairs / U {
         for (unrolled, tile) in tiles.iter_mut().enumerate() {
@@ -144,7 +163,12 @@ fn tile<const R: usize, const U: usize, const PACKED: bool>(
                 }
             };
             for (row, tile) in tile.iter_mut().enumerate() {
-                let a = broadcast::<R>(a, pair, row);
+                // SAFETY: within `a` by the assertion on the last row and pair.
+                let a = unsafe { a.as_ptr().add(row * row_stride + pair * pair_stride) };
+                // SAFETY: as above; the pair is two elements.
+                let a = as_bf16(_mm512_set1_epi32(unsafe {
+                    a.cast::<i32>().read_unaligned()
+                }));
                 tile[0] = _mm512_dpbf16_ps(tile[0], a, as_bf16(left));
                 tile[1] = _mm512_dpbf16_ps(tile[1], a, as_bf16(right));
             }
@@ -158,31 +182,38 @@ fn tile<const R: usize, const U: usize, const PACKED: bool>(
             }
         }
     }
-    finish(tile, sums);
+    match to.results {
+        Some(results) => results.write::<R, U, PACKED, PAIRS>(tile),
+        None => keep::<R, U, PACKED, PAIRS>(tile, to.sums),
+    }
 }
 
+/// Loads sums. A function of one caller is inlined, so that the sums stay in registers: hence the parameters.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn start<const R: usize>(sums: &Sums<'_>, accumulate: bool) -> [[__m512; 2]; R] {
-    let mut tile = [[_mm512_setzero_ps(); 2]; R];
-    if accumulate {
-        for (row, tile) in tile.iter_mut().enumerate() {
-            let sums: &[f32; PANEL] = sums.values[row * sums.stride..]
-                .first_chunk()
-                .expect("a row of sums");
-            // SAFETY: the chunk holds 32 sums, two vectors.
-            unsafe {
-                tile[0] = _mm512_loadu_ps(sums.as_ptr());
-                tile[1] = _mm512_loadu_ps(sums.as_ptr().add(16));
-            }
+fn start<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(
+    sums: &Sums<'_>,
+    tile: &mut [[__m512; 2]; R],
+) {
+    for (row, tile) in tile.iter_mut().enumerate() {
+        let sums: &[f32; PANEL] = sums.values[row * sums.stride..]
+            .first_chunk()
+            .expect("a row of sums");
+        // SAFETY: the chunk holds 32 sums, two vectors.
+        unsafe {
+            tile[0] = _mm512_loadu_ps(sums.as_ptr());
+            tile[1] = _mm512_loadu_ps(sums.as_ptr().add(16));
         }
     }
-    tile
 }
 
+/// Stores sums; for the parameters see [`start`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn finish<const R: usize>(tile: [[__m512; 2]; R], sums: Sums<'_>) {
+fn keep<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(
+    tile: [[__m512; 2]; R],
+    sums: Sums<'_>,
+) {
     for (row, tile) in tile.iter().enumerate() {
         let sums: &mut [f32; PANEL] = sums.values[row * sums.stride..]
             .first_chunk_mut()
