@@ -51,7 +51,7 @@ fn equals_attention_over_what_is_in_the_cache() -> Result<()> {
                 wave(&[batch, kv_heads, 210, d], 3),
             );
             let part = |x: &Tensor| x.narrow(2, 0, keys)?.contiguous();
-            let expected = attention(&q, &part(&k)?, &part(&v)?, options)?;
+            let expected = attention(&q, &part(&k)?, &part(&v)?, options.clone())?;
             let case = format!("{batch} {heads}/{kv_heads} {d}: {tokens} of {keys}");
             let y = cached_attention(&q, of(&k), of(&v), keys, None)?;
             assert!(difference(&y, &expected) <= bound(d, keys), "{case}");

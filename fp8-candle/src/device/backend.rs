@@ -142,19 +142,29 @@ pub trait AmaxCells: std::fmt::Debug + Send + Sync {
 
 /// Attention that never stores its probabilities.
 pub(crate) trait FusedAttention: Send + Sync {
-    /// Whether there are kernels for these sizes and this dtype; the other methods are not called otherwise.
+    /// Whether there are kernels for these sizes and options, for q, k and v of `dtype`; the other methods are not called
+    /// otherwise.
     fn supports(&self, attention: &Attention, dtype: DType) -> bool;
 
-    /// The result, contiguous in q's shape, and the log-sum-exps, which the backward pass needs as well.
-    fn forward(&self, attention: &Attention, qkv: [&Tensor; 3]) -> Result<(Storage, Tensor)>;
+    /// Whether the backward pass needs the result of the forward pass.
+    fn needs_result(&self) -> bool;
 
-    /// The gradients of q, k and v that are `wanted`, contiguous, from both results of the forward pass and the gradient of
-    /// the first.
+    /// The result in `out_dtype` (that of q, or f32), contiguous in q's shape, and the log-sum-exps, which the backward pass
+    /// needs.
+    fn forward(
+        &self,
+        attention: &Attention,
+        qkv: [&Tensor; 3],
+        out_dtype: DType,
+    ) -> Result<(Storage, Tensor)>;
+
+    /// The gradients of q, k and v that are `wanted`, contiguous, in the dtype of `grad`, from the gradient of the result.
+    /// `results`: those of the forward pass, the first only if [`FusedAttention::needs_result`].
     fn backward(
         &self,
         attention: &Attention,
         qkv: [&Tensor; 3],
-        results: (&Tensor, &Tensor),
+        results: (Option<&Tensor>, &Tensor),
         grad: &Tensor,
         wanted: [bool; 3],
     ) -> Result<[Option<Tensor>; 3]>;

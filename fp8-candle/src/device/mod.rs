@@ -55,6 +55,8 @@ pub(crate) fn unfolding(device: &Device) -> &'static dyn Unfolding {
 /// The attention kernels of `device`, if it has any.
 pub(crate) fn fused_attention(device: &Device) -> Option<&'static dyn FusedAttention> {
     match device {
+        #[cfg(target_arch = "x86_64")]
+        Device::Cpu => Some(&cpu::CpuAttention),
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => Some(&cuda::attention::CudaAttention),
         _ => None,

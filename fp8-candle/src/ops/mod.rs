@@ -28,7 +28,7 @@ pub(crate) mod softmax;
 mod swiglu;
 
 pub use activation::{Activation, UnknownActivation};
-pub use attention::{AttentionOptions, attention, attention_tokens_first};
+pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tokens_first};
 pub use cached_attention::{CachedTokens, cached_attention};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
 pub use few_rows::few_rows_linear;

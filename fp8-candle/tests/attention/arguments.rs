@@ -110,7 +110,7 @@ fn empty_results() -> Result<()> {
         &x([0, 2, 3, 8])?,
         &x([0, 2, 4, 8])?,
         &x([0, 2, 4, 8])?,
-        options,
+        options.clone(),
     )?;
     assert_eq!(y.dims(), [0, 2, 3, 8]);
     let y = attention(
@@ -127,12 +127,12 @@ fn empty_results() -> Result<()> {
 fn wrong_arguments_are_named() -> Result<()> {
     let device = device();
     let x = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device).unwrap();
-    let causal = AttentionOptions::default().with_causal(true);
-    let plain = AttentionOptions::default();
+    let causal = &AttentionOptions::default().with_causal(true);
+    let plain = &AttentionOptions::default();
     let q = x(&[1, 4, 5, 8]);
     let kv = x(&[1, 4, 5, 8]);
-    let text = |q: &Tensor, k: &Tensor, v: &Tensor, options| {
-        attention(q, k, v, options).unwrap_err().to_string()
+    let text = |q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions| {
+        attention(q, k, v, options.clone()).unwrap_err().to_string()
     };
     for (message, part) in [
         (

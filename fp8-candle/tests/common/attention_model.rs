@@ -36,8 +36,8 @@ impl Attention {
             for &(q, grad) in pairs {
                 for (row, (q, grad)) in q.chunks(d).zip(grad.chunks(d)).enumerate() {
                     let visible = if self.causal { row + tk - tq + 1 } else { tk };
-                    let probabilities = self.probabilities(q, &k[..visible * d]);
-                    let result = self.weighted(&probabilities, v, d);
+                    let [forward, probabilities] = self.probabilities(q, &k[..visible * d]);
+                    let result = self.weighted(&forward, v, d);
                     let gradient = self.logit_gradient(&probabilities, &result, v, grad);
                     dq.extend(self.weighted(&gradient, k, d));
                     y.extend(result);
@@ -65,26 +65,33 @@ impl Attention {
         [y, dq, dk, dv]
     }
 
-    /// A factor as kernels for a GPU hand it to the tensor cores: in the dtype of the inputs.
+    /// A factor as kernels hand it to the units that multiply: in the dtype of the operands. CPUs multiply f16 in f32.
     fn narrow(self, factor: Approx) -> Approx {
-        match on_cuda() {
+        match on_cuda() || self.dtype == DType::BF16 {
             true => factor.stored(self.dtype),
             false => factor,
         }
     }
 
-    fn probabilities(self, q: &[f64], k: &[f64]) -> Vec<Approx> {
+    /// Probabilities as a backward pass takes them from a log-sum-exp, which has the size of the largest logit.
+    fn recomputed(self, p: &[Approx], logits: &[Approx]) -> Vec<Approx> {
+        let largest = logits.iter().fold(1.0, |a: f64, x| a.max(x.value.abs()));
+        let size = largest * self.softmax_scale.abs() + (p.len() as f64).ln();
+        p.iter().map(|p| p.rounded(4.0 * size)).collect()
+    }
+
+    /// Those of the forward and of the backward pass.
+    fn probabilities(self, q: &[f64], k: &[f64]) -> [Vec<Approx>; 2] {
         let d = self.sizes[2];
         let logit = |k| dot(exact(q).zip(exact(k)), d, self.random);
         let logits: Vec<Approx> = k.chunks(d).map(logit).collect();
         let p = softmax(&logits, self.softmax_scale);
-        if !on_cuda() {
-            return p;
+        let recomputed = self.recomputed(&p, &logits);
+        // Kernels for a GPU also take powers of 2 in the forward pass.
+        match on_cuda() {
+            true => [recomputed.clone(), recomputed],
+            false => [p, recomputed],
         }
-        // The backward pass of a GPU takes them from powers of 2 and a log-sum-exp, which has the size of the largest logit.
-        let largest = logits.iter().fold(1.0, |a: f64, x| a.max(x.value.abs()));
-        let size = largest * self.softmax_scale.abs() + (p.len() as f64).ln();
-        p.into_iter().map(|p| p.rounded(4.0 * size)).collect()
     }
 
     /// The sum of the rows of `values` with these factors.

@@ -78,8 +78,8 @@ fn attention() -> Result<()> {
             .with_softmax_scale(0.7),
     ] {
         Check::new("attention", &[q.clone(), k.clone(), v.clone()]).run(
-            |x| Scaled::attention(&x[0], &x[1], &x[2], options),
-            |x| ops::attention(&x[0], &x[1], &x[2], options),
+            |x| Scaled::attention(&x[0], &x[1], &x[2], options.clone()),
+            |x| ops::attention(&x[0], &x[1], &x[2], options.clone()),
         )?;
     }
     let turn = |x: &Tensor| x.transpose(1, 2)?.contiguous();
@@ -89,8 +89,8 @@ fn attention() -> Result<()> {
         &[turn(&q)?, turn(&k)?, turn(&v)?],
     )
     .run(
-        |x| Scaled::attention_tokens_first(&x[0], &x[1], &x[2], options),
-        |x| ops::attention_tokens_first(&x[0], &x[1], &x[2], options),
+        |x| Scaled::attention_tokens_first(&x[0], &x[1], &x[2], options.clone()),
+        |x| ops::attention_tokens_first(&x[0], &x[1], &x[2], options.clone()),
     )
 }
 

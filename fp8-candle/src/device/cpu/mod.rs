@@ -1,5 +1,7 @@
 //! The CPU backend: `fp8-core` casts over threads, and the GEMMs of `gemm/`.
 
+#[cfg(target_arch = "x86_64")]
+mod attention;
 mod cast;
 mod data;
 mod gemm;
@@ -10,6 +12,9 @@ mod shared;
 mod state;
 pub(crate) mod tasks;
 mod unfold;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use attention::CpuAttention;
 
 use super::backend::{AmaxCells, Backend};
 use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};

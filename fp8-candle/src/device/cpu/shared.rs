@@ -6,12 +6,19 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// An exclusively borrowed slice whose parts may be written by several tasks.
-#[derive(Clone, Copy)]
 pub(super) struct Shared<'a, T> {
     start: *mut T,
     len: usize,
     slice: PhantomData<&'a mut [T]>,
 }
+
+impl<T> Clone for Shared<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<'_, T> {}
 
 // SAFETY: it is no more than the `&mut [T]` it was made from; callers of `part` guarantee that parts are disjoint.
 unsafe impl<T: Send> Send for Shared<'_, T> {}

@@ -4,7 +4,8 @@ use super::gpu::{Buffer, Gpu, with_view_pointers};
 use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels, launch};
 use crate::data::attention::Attention;
 use crate::device::backend::FusedAttention;
-use crate::error::Result;
+use crate::error::{Result, internal};
+use crate::ready::{owned_storage, tensor_of};
 use candle_core::{DType, Layout, Storage, Tensor};
 
 kernels! { ATTENTION_FORWARD_KERNELS in ATTENTION_FORWARD;
@@ -36,9 +37,16 @@ const ROWS: (usize, usize) = (64, 128);
 pub(crate) struct CudaAttention;
 
 impl FusedAttention for CudaAttention {
-    /// f32, bf16 and f16, heads of at most 128 features and a multiple of 8, and no more blocks than a launch can have.
+    /// f32, bf16 and f16, heads of at most 128 features and a multiple of 8, and no more blocks than a launch can have. Operands
+    /// are those of the dtype, or bf16 for f32. Windows, lengths and dropout are composed.
     fn supports(&self, attention: &Attention, dtype: DType) -> bool {
         let a = attention;
+        let operands = a.operands.is_none_or(|operands| {
+            operands == dtype || (dtype, operands) == (DType::F32, DType::BF16)
+        });
+        if a.window.is_some() || a.key_lengths.is_some() || a.dropout.is_some() || !operands {
+            return false;
+        }
         let fits = |n: usize| n <= (i32::MAX / 2) as usize;
         let tiles = a.queries.max(a.keys).div_ceil(ROWS.0);
         let blocks = a.pairs().checked_mul(tiles);
@@ -50,7 +58,23 @@ impl FusedAttention for CudaAttention {
             && blocks.is_some_and(fits)
     }
 
-    fn forward(&self, attention: &Attention, qkv: [&Tensor; 3]) -> Result<(Storage, Tensor)> {
+    fn needs_result(&self) -> bool {
+        true
+    }
+
+    fn forward(
+        &self,
+        attention: &Attention,
+        qkv: [&Tensor; 3],
+        out_dtype: DType,
+    ) -> Result<(Storage, Tensor)> {
+        let [q, k, v] = operands(attention, qkv)?;
+        if q.dtype() != out_dtype {
+            let (y, lse) = self.forward(attention, [&q, &k, &v], q.dtype())?;
+            let y = tensor_of(y, q.shape())?.to_dtype(out_dtype)?;
+            return Ok((owned_storage(&y)?, lse));
+        }
+        let qkv = [&q, &k, &v];
         let gpu = Gpu::of(qkv[0])?;
         let inputs = [readable(qkv[0])?, readable(qkv[1])?, readable(qkv[2])?];
         let q = &inputs[0];
@@ -86,13 +110,20 @@ impl FusedAttention for CudaAttention {
         &self,
         attention: &Attention,
         qkv: [&Tensor; 3],
-        (out, lse): (&Tensor, &Tensor),
+        (out, lse): (Option<&Tensor>, &Tensor),
         grad: &Tensor,
         wanted: [bool; 3],
     ) -> Result<[Option<Tensor>; 3]> {
-        let gpu = Gpu::of(grad)?;
-        let grad = readable(grad)?;
-        let delta = delta(&gpu, attention, out, &grad)?;
+        let Some(out) = out else {
+            internal!("this backward pass needs the result of the forward pass");
+        };
+        let [q, k, v] = operands(attention, qkv)?;
+        let qkv = [&q, &k, &v];
+        let grad_dtype = grad.dtype();
+        let (out, grad) = (out.to_dtype(q.dtype())?, grad.to_dtype(q.dtype())?);
+        let gpu = Gpu::of(&grad)?;
+        let grad = readable(&grad)?;
+        let delta = delta(&gpu, attention, &out, &grad)?;
         let pass = Backward {
             gpu,
             attention,
@@ -113,8 +144,17 @@ impl FusedAttention for CudaAttention {
         if wanted[0] {
             gradients[0] = Some(pass.q()?);
         }
+        for gradient in gradients.iter_mut().flatten() {
+            *gradient = gradient.to_dtype(grad_dtype)?;
+        }
         Ok(gradients)
     }
+}
+
+/// q, k and v in the dtype of the operands of products.
+fn operands(attention: &Attention, qkv: [&Tensor; 3]) -> Result<[Tensor; 3]> {
+    let [q, k, v] = qkv.map(|x| x.to_dtype(attention.operands.unwrap_or(x.dtype())));
+    Ok([q?, k?, v?])
 }
 
 /// Sums of gradient times result per query, f32 `[batch * heads, statistics_row]`.

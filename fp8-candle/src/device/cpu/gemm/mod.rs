@@ -48,6 +48,8 @@ use std::mem::MaybeUninit;
 use {engine_bf16::Bf16Engine, engine_f32::F32Engine, kernel::Engine};
 
 pub(super) use layout::{Order, pack_codes, unpack_codes};
+#[cfg(target_arch = "x86_64")]
+pub(super) use scratch::{Plain, Scratch};
 
 /// The order of packed codes that the kernels of this processor read, if it has any.
 pub(super) fn packed_order(isa: Isa) -> Option<Order> {

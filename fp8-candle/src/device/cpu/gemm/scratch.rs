@@ -19,7 +19,7 @@ const KEPT: usize = 8 << 20;
 const KEPT_FOR_ALL: usize = 128 << 20;
 
 /// A type for which any bytes are a valid value.
-pub(super) trait Plain: Copy {}
+pub(in super::super) trait Plain: Copy {}
 impl Plain for u16 {}
 impl Plain for f32 {}
 
@@ -57,14 +57,14 @@ impl Pool {
 }
 
 /// Elements aligned to a cache line, with arbitrary values; returned to a pool when dropped.
-pub(super) struct Scratch<T> {
+pub(in super::super) struct Scratch<T> {
     lines: Vec<Line>,
     len: usize,
     element: std::marker::PhantomData<T>,
 }
 
 impl<T: Plain> Scratch<T> {
-    pub(super) fn new(len: usize) -> Self {
+    pub(in super::super) fn new(len: usize) -> Self {
         let needed = (len * size_of::<T>()).div_ceil(LINE);
         let mut lines = if needed * LINE >= LARGE {
             shared().take(needed)

@@ -1,0 +1,110 @@
+//! The forward pass.
+
+use super::super::gemm::Scratch;
+use super::super::shared::Shared;
+use super::super::tasks::for_each;
+use super::block::{Block, QUERIES};
+use super::pack::Packer;
+use super::rows;
+use super::source::{Output, View};
+use super::split::Split;
+use super::tile::PANEL;
+use super::units::{Units, bits};
+use crate::data::attention::Attention;
+use fp8_core::HighPrecision;
+
+/// Writes the result, and the log-sum-exps `[batch, heads, queries]`; all of both.
+pub(super) fn forward<U: Units, T: HighPrecision>(
+    units: U,
+    attention: &Attention,
+    views: [View<'_>; 3],
+    result: Output<'_, T>,
+    lse: &mut [f32],
+) {
+    let split = Split::new(attention);
+    let lse = Shared::new(lse);
+    for_each(split.tasks(), |task| {
+        let pass = Pass {
+            units,
+            attention,
+            views,
+        };
+        pass.task(&split, task, result, lse);
+    });
+}
+
+struct Pass<'a, U> {
+    units: U,
+    attention: &'a Attention,
+    /// q, k and v.
+    views: [View<'a>; 3],
+}
+
+impl<U: Units> Pass<'_, U> {
+    fn task<T: HighPrecision>(
+        &self,
+        split: &Split,
+        task: usize,
+        result: Output<'_, T>,
+        lse: Shared<'_, f32>,
+    ) {
+        let (attention, [q, k, v]) = (self.attention, &self.views);
+        let mut packer = Packer::new(self.units, attention);
+        let (steps, padded) = (packer.steps, packer.padded);
+        let keys = split.keys(attention, task);
+        let (first_key, panels) = (keys.start, keys.len().div_ceil(PANEL));
+        let at = split.kv_head(task);
+        let mut k_panels = Scratch::<u32>::new(panels * PANEL * steps);
+        let mut v_columns = Scratch::<u32>::new(keys.len().div_ceil(U::STEP) * padded);
+        packer.panels(k, at, keys.clone(), &mut k_panels);
+        packer.columns(v, at, keys.clone(), &mut v_columns);
+
+        let mut q_rows = Scratch::<u32>::new(QUERIES * steps);
+        let mut scores = Scratch::<f32>::new(QUERIES * (panels + 1) * PANEL);
+        let mut sums = Scratch::<f32>::new(QUERIES * padded);
+        let mut factors = vec![0f32; attention.dropout.map_or(0, |_| panels * PANEL)];
+        for ([batch, head], index) in split.blocks(task) {
+            let block = Block::new(attention, batch, index);
+            packer.rows(q, [batch, head], block.queries.clone(), &mut q_rows);
+            // Where the block's keys begin.
+            let k_panels = &k_panels[(block.first_key - first_key) * steps..];
+            let v_columns = &v_columns[(block.first_key - first_key) / U::STEP * padded..];
+            block.scores(self.units, steps, &q_rows, k_panels, &mut scores);
+            let stride = block.stride();
+            let mut totals = [0f32; QUERIES];
+            let pair = batch * attention.heads + head;
+            for (row, query) in block.queries.clone().enumerate() {
+                let scores = &mut scores[row * stride..][..block.panels * PANEL];
+                let visible = block.visible(row);
+                let log = &mut [f32::NEG_INFINITY];
+                scores[..visible.start].fill(0.0);
+                scores[visible.end..].fill(0.0);
+                if !visible.is_empty() {
+                    let seen = &mut scores[visible.clone()];
+                    let (largest, total) = rows::exponentials(seen, attention.softmax_scale as f32);
+                    totals[row] = total;
+                    log[0] = largest + total.ln();
+                    if let Some(dropout) = &attention.dropout {
+                        let factors = &mut factors[..seen.len()];
+                        let first = block.first_key + visible.start;
+                        rows::factors(dropout, [pair, query], first, factors);
+                        rows::drop_out(seen, factors);
+                    }
+                }
+                self.units.cells_in_place(scores);
+                let place = pair * attention.queries + query;
+                // SAFETY: the queries of tasks and blocks are disjoint.
+                unsafe { lse.part(place..place + 1) }.copy_from_slice(log);
+            }
+            block.weighted(self.units, padded, bits(&scores), v_columns, &mut sums);
+            for (row, query) in block.queries.clone().enumerate() {
+                let sums = match block.visible(row).is_empty() {
+                    true => &[],
+                    false => &sums[row * padded..][..attention.head_dim],
+                };
+                // SAFETY: the queries of tasks and blocks are disjoint.
+                unsafe { result.write([batch, head, query], sums, 1.0 / totals[row]) };
+            }
+        }
+    }
+}

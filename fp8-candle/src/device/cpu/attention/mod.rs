@@ -1,0 +1,156 @@
+//! Attention in tiles: for each block of queries the scores of the keys that it sees, in a buffer of that many rows, then the
+//! softmax in f32, then the sum of the values. Products run on the bf16 units or in f32.
+//!
+//! A block is worked on by one thread, and the division into tasks depends on the sizes alone, so that results are the same for
+//! any number of threads.
+
+mod backward;
+mod block;
+mod forward;
+mod pack;
+mod rows;
+mod source;
+mod split;
+mod tile;
+mod units;
+
+use super::data::{tensor, with_f32};
+use crate::data::attention::Attention;
+use crate::device::backend::FusedAttention;
+use crate::error::{Result, internal};
+use candle_core::{DType, Storage, Tensor};
+use fp8_core::{Isa, IsaLevel};
+use half::{bf16, f16};
+use source::{Output, Stored, View, with_views, wrong_result};
+use units::{Bf16Units, F32Units};
+
+/// The kernels of this folder.
+pub(crate) struct CpuAttention;
+
+/// Runs `$body` with the fastest `$units`.
+macro_rules! with_units {
+    ($in_bf16:expr, $units:ident => $body:expr) => {{
+        let (isa, in_bf16) = (Isa::best(), $in_bf16);
+        if let Some($units) = Bf16Units::of(isa).filter(|_| in_bf16) {
+            $body
+        } else if let Some($units) = F32Units::<true>::of(isa, in_bf16) {
+            $body
+        } else if let Some($units) = F32Units::<false>::of(isa, in_bf16) {
+            $body
+        } else {
+            internal!("attention has no kernels for {:?}", isa.level())
+        }
+    }};
+}
+
+impl FusedAttention for CpuAttention {
+    fn supports(&self, _: &Attention, dtype: DType) -> bool {
+        matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+            && Isa::best().level() != IsaLevel::Portable
+    }
+
+    fn needs_result(&self) -> bool {
+        false
+    }
+
+    fn forward(
+        &self,
+        attention: &Attention,
+        qkv: [&Tensor; 3],
+        out_dtype: DType,
+    ) -> Result<(Storage, Tensor)> {
+        let in_bf16 = attention.in_bf16(qkv[0].dtype());
+        with_views(attention, qkv, |views| match out_dtype {
+            DType::F32 => forward::<f32>(attention, in_bf16, views),
+            DType::BF16 => forward::<bf16>(attention, in_bf16, views),
+            DType::F16 => forward::<f16>(attention, in_bf16, views),
+            got => Err(wrong_result(got)),
+        })
+    }
+
+    fn backward(
+        &self,
+        attention: &Attention,
+        qkv: [&Tensor; 3],
+        (_, lse): (Option<&Tensor>, &Tensor),
+        grad: &Tensor,
+        wanted: [bool; 3],
+    ) -> Result<[Option<Tensor>; 3]> {
+        let in_bf16 = attention.in_bf16(qkv[0].dtype());
+        let [q, k, v] = qkv;
+        with_f32("attention", lse, |lse| {
+            with_views(attention, [q, k, v, grad], |views| match grad.dtype() {
+                DType::F32 => backward::<f32>(attention, in_bf16, views, lse, wanted),
+                DType::BF16 => backward::<bf16>(attention, in_bf16, views, lse, wanted),
+                DType::F16 => backward::<f16>(attention, in_bf16, views, lse, wanted),
+                got => Err(wrong_result(got)),
+            })
+        })
+    }
+}
+
+fn forward<T: Stored>(
+    attention: &Attention,
+    in_bf16: bool,
+    views: [View<'_>; 3],
+) -> Result<(Storage, Tensor)> {
+    let Attention {
+        batch,
+        heads,
+        queries,
+        ..
+    } = *attention;
+    let mut lse = vec![0f32; batch * heads * queries];
+    let len = source::len(attention, [heads, queries]);
+    let mut result = Vec::<T>::with_capacity(len);
+    let output = Output::of(&mut result, attention, [heads, queries]);
+    with_units!(in_bf16, units => {
+        forward::forward(units, attention, views, output, &mut lse);
+    });
+    // SAFETY: the pass has written every query of every head.
+    unsafe { result.set_len(len) };
+    let lse = tensor(candle_core::CpuStorage::F32(lse), (batch, heads, queries))?;
+    Ok((Storage::Cpu(T::storage(result)), lse))
+}
+
+fn backward<T: Stored>(
+    attention: &Attention,
+    in_bf16: bool,
+    views: [View<'_>; 4],
+    lse: &[f32],
+    wanted: [bool; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    let Attention {
+        batch,
+        heads,
+        kv_heads,
+        queries,
+        keys,
+        ..
+    } = *attention;
+    if lse.len() != batch * heads * queries {
+        internal!("{} log-sum-exps of attention", lse.len());
+    }
+    let sizes = [[heads, queries], [kv_heads, keys], [kv_heads, keys]];
+    let mut results: [Vec<T>; 3] = std::array::from_fn(|i| match wanted[i] {
+        true => Vec::with_capacity(source::len(attention, sizes[i])),
+        false => Vec::new(),
+    });
+    let mut outputs = [None, None, None];
+    for (i, values) in results.iter_mut().enumerate() {
+        outputs[i] = wanted[i].then(|| Output::of(values, attention, sizes[i]));
+    }
+    with_units!(in_bf16, units => {
+        backward::backward(units, attention, views, lse, outputs);
+    });
+    let mut gradients = [None, None, None];
+    let shapes = attention.shapes();
+    for (i, mut values) in results.into_iter().enumerate() {
+        if wanted[i] {
+            // SAFETY: the pass has written every row.
+            unsafe { values.set_len(source::len(attention, sizes[i])) };
+            gradients[i] = Some(tensor(T::storage(values), shapes[i.min(1)].as_slice())?);
+        }
+    }
+    Ok(gradients)
+}

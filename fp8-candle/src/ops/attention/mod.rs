@@ -1,0 +1,223 @@
+//! Scaled dot-product attention.
+
+mod composed;
+mod options;
+
+pub use options::{AttentionDropout, AttentionOptions};
+
+use super::gradients;
+use crate::data::attention::Attention;
+use crate::device::{FusedAttention, fused_attention};
+use crate::error::Result;
+use crate::ready::{Ready, tensor_of};
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, Shape, Tensor};
+
+const OP: &str = "attention";
+
+/// Attention of every query over the keys of its head.
+///
+/// ```text
+/// p[i, j] = softmax_j(softmax_scale * q_i . k_j)    over the keys that query i sees
+/// y_i     = sum_j p[i, j] v_j
+/// ```
+///
+/// Differentiable in `q`, `k` and `v`. If there are fewer heads of keys than of queries, `h / h_kv` neighbouring heads of
+/// queries share one head of keys and values.
+///
+/// On the CPU (AVX2 or more) and on CUDA, f32, bf16 and f16 run in kernels that never store the `[tq, tk]` probabilities. Sums
+/// and softmax are in f32; no sum depends on scheduling or the number of threads.
+/// - CPU: the products of f32 and f16 tensors are in f32; those of bf16, and of any dtype with
+///   [`AttentionOptions::operands`], have operands rounded to bf16 and run on the bf16 units if there are any. The backward pass
+///   keeps one f32 per query. Inputs are read in place if the last dimension is contiguous: transposed views and parts of a
+///   joint projection are not copied.
+/// - CUDA: `d` at most 128 and a multiple of 8, without window, lengths or dropout. Products run on tensor cores (f32 as
+///   three tf32 products); with 16-bit inputs the probabilities are rounded to their dtype before the second product. The
+///   backward pass keeps the result and one f32 per query. Read in place if, besides, rows start at multiples of 16 bytes.
+///
+/// Elsewhere the op is composed of products and softmax, which compute 16-bit inputs in f32 and keep the probabilities for
+/// the backward pass; with operands of bf16, gradients are not rounded before their products.
+///
+/// # Shapes
+/// `q` `[b, h, tq, d]`, `k` and `v` `[b, h_kv, tk, d]`, `h` a multiple of `h_kv`; `tk >= tq` if causal. Result
+/// `[b, h, tq, d]`, contiguous.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit each other or the options, or the dtype is not f32, bf16, f16 or f64.
+///
+/// # Source
+/// Vaswani et al., "Attention Is All You Need", arXiv:1706.03762; Dao, "FlashAttention-2", arXiv:2307.08691; grouped heads:
+/// Ainslie et al., "GQA", arXiv:2305.13245.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use fp8_candle::ops::{AttentionOptions, attention};
+///
+/// let q = Tensor::randn(0f32, 1.0, (1, 8, 5, 16), &Device::Cpu)?;
+/// let k = Tensor::randn(0f32, 1.0, (1, 2, 5, 16), &Device::Cpu)?; // 4 heads of q share one
+/// let causal = AttentionOptions::default().with_causal(true);
+/// let y = attention(&q, &k, &k, causal)?;
+/// assert_eq!(y.dims(), [1, 8, 5, 16]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: AttentionOptions) -> Result<Tensor> {
+    Attention::new([q, k, v], &options, false)?.apply(q, k, v)
+}
+
+/// [`attention`] for tensors with tokens before heads, as projections give them, without transposed copies in either pass.
+///
+/// # Shapes
+/// `q` `[b, tq, h, d]`, `k` and `v` `[b, tk, h_kv, d]`, result `[b, tq, h, d]`, contiguous.
+///
+/// # Errors
+/// As [`attention`].
+pub fn attention_tokens_first(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    options: AttentionOptions,
+) -> Result<Tensor> {
+    Attention::new([q, k, v], &options, true)?.apply(q, k, v)
+}
+
+impl Attention {
+    fn apply(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        if q.elem_count() == 0 {
+            return Ok(q.clone());
+        }
+        let Some(kernels) = self.kernels(q)? else {
+            return Ok(self.composed(q, k, v)?.to_dtype(q.dtype())?);
+        };
+        let (storage, lse) = kernels.forward(&self, [q, k, v], q.dtype())?;
+        let node = Node {
+            attention: self,
+            kernels,
+            lse,
+            ready: Ready::new(storage, q.shape())?,
+        };
+        Ok(q.apply_op3(k, v, node)?)
+    }
+
+    /// The kernels for this call, if there are any.
+    fn kernels(&self, q: &Tensor) -> Result<Option<&'static dyn FusedAttention>> {
+        if q.device().is_cpu() {
+            crate::simd::check()?;
+        }
+        let kernels = fused_attention(q.device());
+        Ok(kernels.filter(|kernels| kernels.supports(self, q.dtype())))
+    }
+
+    /// The result in `out_dtype` (that of q, or f32), contiguous, and what [`Attention::backward`] needs besides q, k and v. All
+    /// are outside any graph.
+    ///
+    /// With operands of bf16, bf16 copies of q, k and v give the same bits as f32 values, in either pass.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the nodes of whole layers"))]
+    pub(crate) fn forward(&self, qkv: [&Tensor; 3], out_dtype: DType) -> Result<(Tensor, Saved)> {
+        let [q, k, v] = &qkv.map(Tensor::detach);
+        let mut saved = Saved::default();
+        if q.elem_count() == 0 {
+            return Ok((q.to_dtype(out_dtype)?, saved));
+        }
+        let Some(kernels) = self.kernels(q)? else {
+            let y = self.composed(q, k, v)?.to_dtype(out_dtype)?;
+            return Ok((y.contiguous()?, saved));
+        };
+        let (storage, lse) = kernels.forward(self, [q, k, v], out_dtype)?;
+        let y = tensor_of(storage, q.shape())?;
+        saved.lse = Some(lse);
+        saved.result = kernels.needs_result().then(|| y.clone());
+        Ok((y, saved))
+    }
+
+    /// The gradients of q, k and v that are `wanted`, in the dtype of `grad`, that of the result.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the nodes of whole layers"))]
+    pub(crate) fn backward(
+        &self,
+        qkv: [&Tensor; 3],
+        saved: &Saved,
+        grad: &Tensor,
+        wanted: [bool; 3],
+    ) -> Result<[Option<Tensor>; 3]> {
+        let [q, k, v] = &qkv.map(Tensor::detach);
+        let grad = &grad.detach();
+        if let (Some(kernels), Some(lse)) = (self.kernels(q)?, &saved.lse) {
+            let results = (saved.result.as_ref(), lse);
+            return kernels.backward(self, [q, k, v], results, grad, wanted);
+        }
+        let found = match q.elem_count() {
+            0 => [q.zeros_like()?, k.zeros_like()?, v.zeros_like()?],
+            _ => gradients([q, k, v], grad, |[q, k, v]| self.composed(q, k, v))?,
+        };
+        let mut grads = [None, None, None];
+        for ((to, found), wanted) in grads.iter_mut().zip(found).zip(wanted) {
+            if wanted {
+                *to = Some(found.to_dtype(grad.dtype())?);
+            }
+        }
+        Ok(grads)
+    }
+}
+
+/// What a backward pass needs besides q, k and v.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Saved {
+    /// Of each query, if there are kernels.
+    pub(crate) lse: Option<Tensor>,
+    /// The result, if the kernels need it.
+    pub(crate) result: Option<Tensor>,
+}
+
+/// Attention by kernels.
+struct Node {
+    attention: Attention,
+    kernels: &'static dyn FusedAttention,
+    /// Log-sum-exps, which the forward pass keeps for the backward pass.
+    lse: Tensor,
+    ready: Ready,
+}
+
+impl CustomOp3 for Node {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.ready.take_cpu()
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        self.ready.take_cuda()
+    }
+
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        y: &Tensor,
+        grad: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let wanted = [q, k, v].map(Tensor::track_op);
+        let results = (Some(y), &self.lse);
+        let [dq, dk, dv] =
+            self.kernels
+                .backward(&self.attention, [q, k, v], results, grad, wanted)?;
+        Ok((dq, dk, dv))
+    }
+}
