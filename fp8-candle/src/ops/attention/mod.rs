@@ -2,6 +2,8 @@
 
 mod composed;
 mod options;
+#[cfg(test)]
+mod tests;
 
 pub use options::{AttentionDropout, AttentionOptions};
 

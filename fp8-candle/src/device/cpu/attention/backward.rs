@@ -10,7 +10,7 @@ use super::super::shared::Shared;
 use super::super::tasks::for_each;
 use super::block::{Block, QUERIES};
 use super::pack::Packer;
-use super::rows;
+use super::rows::{self, Row};
 use super::source::{Output, View};
 use super::split::Split;
 use super::tile::PANEL;
@@ -131,23 +131,24 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
                 let p = &mut p[row * stride..][..width];
                 let ds = &mut ds[row * stride..][..width];
                 let visible = block.visible(row);
-                for hidden in [0..visible.start, visible.end..width] {
-                    p[hidden.clone()].fill(0.0);
-                    ds[hidden].fill(0.0);
+                let (mut p, mut ds) = (Row::of(p, &visible), Row::of(ds, &visible));
+                if visible.is_empty() {
+                    continue;
                 }
-                let (p, ds) = (&mut p[visible.clone()], &mut ds[visible.clone()]);
                 let mut kept: &[f32] = &[];
                 if let Some(dropout) = &attention.dropout {
-                    let first = block.first_key + visible.start;
-                    rows::factors(dropout, [pair, query], first, &mut factors[..p.len()]);
-                    kept = &factors[..p.len()];
+                    let first = block.first_key + visible.start / PANEL * PANEL;
+                    let factors = &mut factors[..p.values.len()];
+                    rows::factors(dropout, [pair, query], first, factors);
+                    kept = factors;
                 }
-                let delta = rows::probabilities(p, scale, lse[row], ds, kept);
-                rows::differences(p, delta, ds, kept);
+                p.gradients(scale, lse[row], &mut ds, kept);
             }
             let weights_of = |values: &[f32], to: &mut [u32]| {
                 let panel = block.steps::<U>() * PANEL;
-                for (step, row) in (0..block.rows()).step_by(U::STEP).enumerate() {
+                // Nothing, if no query sees a key.
+                let rows = if width > 0 { block.rows() } else { 0 };
+                for (step, row) in (0..rows).step_by(U::STEP).enumerate() {
                     let x = &values[row * stride..][..width];
                     let y = match row + 1 < block.rows() {
                         true => &values[(row + 1) * stride..][..width],

@@ -5,7 +5,7 @@ use super::super::shared::Shared;
 use super::super::tasks::for_each;
 use super::block::{Block, QUERIES};
 use super::pack::Packer;
-use super::rows;
+use super::rows::{self, Row};
 use super::source::{Output, View};
 use super::split::Split;
 use super::tile::PANEL;
@@ -49,6 +49,7 @@ impl<U: Units> Pass<'_, U> {
         lse: Shared<'_, f32>,
     ) {
         let (attention, [q, k, v]) = (self.attention, &self.views);
+        let scale = attention.softmax_scale as f32;
         let mut packer = Packer::new(self.units, attention);
         let (steps, padded) = (packer.steps, packer.padded);
         let keys = split.keys(attention, task);
@@ -77,19 +78,18 @@ impl<U: Units> Pass<'_, U> {
                 let scores = &mut scores[row * stride..][..block.panels * PANEL];
                 let visible = block.visible(row);
                 let log = &mut [f32::NEG_INFINITY];
-                scores[..visible.start].fill(0.0);
-                scores[visible.end..].fill(0.0);
+                let mut seen = Row::of(scores, &visible);
                 if !visible.is_empty() {
-                    let seen = &mut scores[visible.clone()];
-                    let (largest, total) = rows::exponentials(seen, attention.softmax_scale as f32);
+                    let mut kept: &[f32] = &[];
+                    if let Some(dropout) = &attention.dropout {
+                        let first = block.first_key + visible.start / PANEL * PANEL;
+                        let factors = &mut factors[..seen.values.len()];
+                        rows::factors(dropout, [pair, query], first, factors);
+                        kept = factors;
+                    }
+                    let (largest, total) = seen.exponentials(scale, kept);
                     totals[row] = total;
                     log[0] = largest + total.ln();
-                    if let Some(dropout) = &attention.dropout {
-                        let factors = &mut factors[..seen.len()];
-                        let first = block.first_key + visible.start;
-                        rows::factors(dropout, [pair, query], first, factors);
-                        rows::drop_out(seen, factors);
-                    }
                 }
                 self.units.cells_in_place(scores);
                 let place = pair * attention.queries + query;

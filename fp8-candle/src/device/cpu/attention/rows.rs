@@ -1,55 +1,101 @@
-//! Softmax and its gradient for one query, over the keys that it sees.
+//! Softmax and its gradient for one query.
+//!
+//! Rows are whole chunks of 32 keys, without a remainder, which would cost as much as several chunks. Some of the first and of
+//! the last keys may be hidden.
 
+use super::tile::PANEL;
 use crate::data::attention::Dropout;
 use crate::ops::math::{Real, max, sum, sum2};
 use crate::simd::simd;
+use std::ops::Range;
 
-/// Dot products become `exp(scale * x - largest)`. Returns the largest, and the sum of the results.
-pub(super) fn exponentials(row: &mut [f32], scale: f32) -> (f32, f32) {
-    simd(
-        #[inline(always)]
-        || {
-            let largest = max(row, |x| x * scale);
-            for x in row.iter_mut() {
-                *x = Real::exp(*x * scale - largest);
-            }
-            (largest, sum(row, |x| x))
-        },
-    )
+/// A row of scores, of which some are visible.
+pub(super) struct Row<'a> {
+    pub(super) values: &'a mut [f32],
+    pub(super) visible: Range<usize>,
 }
 
-/// Dot products become probabilities, from the log-sum-exp. Returns the sum of the probabilities times `gradients`, after
-/// these are multiplied by the `factors` of dropout, if any.
-pub(super) fn probabilities(
-    row: &mut [f32],
-    scale: f32,
-    lse: f32,
-    gradients: &mut [f32],
-    factors: &[f32],
-) -> f32 {
-    simd(
-        #[inline(always)]
-        || {
-            for x in row.iter_mut() {
-                *x = Real::exp(*x * scale - lse);
-            }
-            drop_out(gradients, factors);
-            sum2(row, gradients, |p, dp| p * dp)
-        },
-    )
-}
+impl<'a> Row<'a> {
+    /// The chunks of `values` in which keys are visible; the others become 0.
+    pub(super) fn of(values: &'a mut [f32], visible: &Range<usize>) -> Self {
+        let start = visible.start / PANEL * PANEL;
+        let end = visible.end.next_multiple_of(PANEL).max(start);
+        values[..start].fill(0.0);
+        values[end..].fill(0.0);
+        let mut row = Self {
+            values: &mut values[start..end],
+            visible: visible.start - start..visible.end - start,
+        };
+        if row.visible.is_empty() {
+            row.fill(0.0);
+        }
+        row
+    }
 
-/// `gradients` of probabilities become those of dot products, but for the scale, and `row` the probabilities after dropout.
-pub(super) fn differences(row: &mut [f32], delta: f32, gradients: &mut [f32], factors: &[f32]) {
-    simd(
-        #[inline(always)]
-        || {
-            for (dp, &p) in gradients.iter_mut().zip(row.iter()) {
-                *dp = p * (*dp - delta);
+    /// What is hidden becomes `value`.
+    fn fill(&mut self, value: f32) {
+        self.values[..self.visible.start].fill(value);
+        self.values[self.visible.end..].fill(value);
+    }
+
+    /// Dot products become `exp(scale * x - less)`, with `less` from the `row`, which is returned.
+    #[inline(always)]
+    fn exp(&mut self, scale: f32, less: impl Fn(&[f32]) -> f32) -> f32 {
+        // Hidden scores may be NaN, or NaN times the scale; any visible one does no harm.
+        self.fill(self.values[self.visible.start]);
+        let less = less(self.values);
+        for chunk in self.values.as_chunks_mut::<PANEL>().0 {
+            for x in chunk {
+                *x = Real::exp(*x * scale - less);
             }
-            drop_out(row, factors);
-        },
-    );
+        }
+        self.fill(0.0);
+        less
+    }
+
+    /// Dot products become `exp(scale * x - largest)`, then those are dropped that `factors` says. Returns the largest, and the
+    /// sum before dropout. Some are visible.
+    pub(super) fn exponentials(&mut self, scale: f32, factors: &[f32]) -> (f32, f32) {
+        simd(
+            #[inline(always)]
+            || {
+                let largest = self.exp(scale, |row| max(row, |x| x * scale));
+                let total = sum(self.values, |x| x);
+                drop_out(self.values, factors);
+                (largest, total)
+            },
+        )
+    }
+
+    /// Dot products become probabilities, from the log-sum-exp, after dropout; `gradients`, of these, become those of the dot
+    /// products, but for the scale. Some keys are visible.
+    pub(super) fn gradients(
+        &mut self,
+        scale: f32,
+        lse: f32,
+        gradients: &mut Row<'_>,
+        factors: &[f32],
+    ) {
+        simd(
+            #[inline(always)]
+            || {
+                self.exp(scale, |_| lse);
+                gradients.fill(0.0);
+                drop_out(gradients.values, factors);
+                let delta = sum2(self.values, gradients.values, |p, dp| p * dp);
+                let (p, _) = self.values.as_chunks::<PANEL>();
+                let (dp, _) = gradients.values.as_chunks_mut::<PANEL>();
+                for (dp, p) in dp.iter_mut().zip(p) {
+                    for (dp, &p) in dp.iter_mut().zip(p) {
+                        *dp = p * (*dp - delta);
+                    }
+                }
+                // Zero times NaN is not 0.
+                gradients.fill(0.0);
+                drop_out(self.values, factors);
+            },
+        );
+    }
 }
 
 /// The factors of the keys from `first` on.
@@ -62,7 +108,7 @@ pub(super) fn factors(dropout: &Dropout, at: [usize; 2], first: usize, factors: 
 
 /// Multiplies by `factors`, if there are any; what is dropped may be Inf or NaN.
 #[inline(always)]
-pub(super) fn drop_out(row: &mut [f32], factors: &[f32]) {
+fn drop_out(row: &mut [f32], factors: &[f32]) {
     for (x, &factor) in row.iter_mut().zip(factors) {
         *x = if factor > 0.0 { *x * factor } else { 0.0 };
     }
