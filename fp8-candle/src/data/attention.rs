@@ -95,18 +95,17 @@ impl Dropout {
         while done < factors.len() {
             let at = first_key + done;
             let (block, skip) = (at / BLOCK, at % BLOCK);
-            let mut counters = [[0u32; LANES]; 4];
-            for lane in 0..LANES {
-                counters[0][lane] = (block * LANES + lane) as u32;
-            }
-            counters[1] = [query as u32; LANES];
-            counters[2] = [pair as u32; LANES];
-            counters[3] = [(pair >> 32) as u32; LANES];
+            let counters = [
+                std::array::from_fn(|lane| (block * LANES + lane) as u32),
+                [query as u32; LANES],
+                [pair as u32; LANES],
+                [(pair >> 32) as u32; LANES],
+            ];
             let words = philox_lanes(counters, key);
             let mut kept = [0f32; BLOCK];
-            for lane in 0..LANES {
-                for word in 0..4 {
-                    let keep = words[word][lane] >= self.least;
+            for (word, words) in words.iter().enumerate() {
+                for (lane, &random) in words.iter().enumerate() {
+                    let keep = random >= self.least;
                     kept[4 * lane + word] = if keep { self.factor } else { 0.0 };
                 }
             }
@@ -119,6 +118,7 @@ impl Dropout {
 
 /// `fp8_core::philox4x32_10` of several counters, in loops that LLVM vectorizes.
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "four arrays at one index")]
 fn philox_lanes(mut c: [[u32; LANES]; 4], mut key: [u32; 2]) -> [[u32; LANES]; 4] {
     const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
     const STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

@@ -162,7 +162,7 @@ fn zeros_of_no_size_are_zeros() -> Result<()> {
     all(x.cross_entropy(&targets)?, 4f64.ln())?;
     let (q, options) = (zeros(&[1, 1, 3, 4])?, AttentionOptions::default());
     let v = ones(&[1, 1, 3, 4])?;
-    all(Scaled::attention(&q, &v, &v, options)?, 1.0)?;
+    all(Scaled::attention(&q, &v, &v, options.clone())?, 1.0)?;
     all(Scaled::attention(&v, &v, &q, options)?, 0.0)
 }
 
