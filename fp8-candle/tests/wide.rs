@@ -101,7 +101,7 @@ impl Block {
             heads.push(node.reshape(&y, &[1, TOKENS, HEADS, HIDDEN / HEADS])?);
         }
         let causal = AttentionOptions::default().with_causal(true);
-        let y = node.attention([&heads[0], &heads[1], &heads[2]], causal)?;
+        let y = node.attention([&heads[0], &heads[1], &heads[2]], &causal)?;
         let y = node.reshape(&y, x.dims())?;
         let x = node.add(&x, &y)?;
         let up = LinearWeight::HighPrecision(&self.up, None);

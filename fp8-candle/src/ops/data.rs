@@ -116,6 +116,19 @@ macro_rules! for_dtype {
 }
 pub(crate) use for_dtype;
 
+/// A CPU tensor rounded to bf16, contiguous.
+pub(crate) fn to_bf16(x: &Tensor) -> Result<Tensor> {
+    if x.dtype() != DType::F32 {
+        return Ok(x.to_dtype(DType::BF16)?.contiguous()?);
+    }
+    with_slices([x], |[values]: [&[f32]; 1]| {
+        let mut rounded = vec![bf16::ZERO; values.len()];
+        let tasks = rounded.chunks_mut(1 << 14).zip(values.chunks(1 << 14));
+        crate::parallel::for_each(tasks, |(rounded, values)| round_bf16(rounded, values));
+        tensor(rounded, x.shape())
+    })?
+}
+
 /// The dtype in which kernels for `dtype` compute.
 pub(crate) fn compute_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 {

@@ -2,8 +2,10 @@
 
 use super::kept::Kept;
 use super::{Wide, WideNode};
+use crate::data::attention::Attention;
 use crate::error::Result;
-use crate::ops::{AttentionOptions, attention_tokens_first, rope};
+use crate::ops::data::to_bf16;
+use crate::ops::{AttentionOptions, rope};
 use candle_core::Tensor;
 
 impl WideNode {
@@ -42,24 +44,42 @@ impl WideNode {
         }))
     }
 
-    /// [`attention_tokens_first`]: q `[b, tq, h, d]`, k and v `[b, tk, h_kv, d]`, result `[b, tq, h, d]`.
+    /// [`attention_tokens_first`](crate::ops::attention_tokens_first): q `[b, tq, h, d]`, k and v `[b, tk, h_kv, d]`, result `[b, tq, h, d]`.
     ///
     /// # Errors
-    /// As [`attention_tokens_first`].
+    /// As [`attention_tokens_first`](crate::ops::attention_tokens_first).
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
     /// use fp8_candle::{WideNode, ops::AttentionOptions};
     /// let mut node = WideNode::new("attention");
     /// let x = node.argument(&Tensor::randn(0f32, 1., (1, 5, 2, 8), &Device::Cpu)?);
-    /// let y = node.attention([&x, &x, &x], AttentionOptions::default())?;
+    /// let y = node.attention([&x, &x, &x], &AttentionOptions::default())?;
     /// assert_eq!(y.dims(), [1, 5, 2, 8]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
-    pub fn attention(&mut self, qkv: [&Wide; 3], options: AttentionOptions) -> Result<Wide> {
-        self.apply(&qkv, move |args| match args {
-            [q, k, v] => attention_tokens_first(q, k, v, options),
-            _ => crate::error::internal!("attention of {} tensors", args.len()),
-        })
+    pub fn attention(&mut self, qkv: [&Wide; 3], options: &AttentionOptions) -> Result<Wide> {
+        let attention = Attention::new(qkv.each_ref().map(|x| &x.tensor), options, true)?;
+        let dtype = qkv[0].tensor.dtype();
+        let ids = qkv.map(|x| x.id);
+        // Copies in bf16 give the same bits where the products are in bf16.
+        let kept = match attention.reads_bf16_copies(&qkv[0].tensor)? {
+            true => qkv.map(|x| to_bf16(&x.tensor)),
+            false => qkv.map(|x| Ok(x.tensor.clone())),
+        };
+        let [q, k, v] = kept;
+        let kept = [q?, k?, v?];
+        let (tensor, saved) = attention.forward(kept.each_ref(), dtype)?;
+        let result = Kept::Tensor(tensor.clone());
+        Ok(self.record(tensor, result, &ids, move |sweep, grad| {
+            let wanted = ids.map(|id| id.is_some());
+            let grads = attention.backward(kept.each_ref(), &saved, grad, wanted)?;
+            for (id, grad) in ids.into_iter().zip(grads) {
+                if let Some(grad) = grad {
+                    sweep.add(id, grad.to_dtype(dtype)?)?;
+                }
+            }
+            Ok(())
+        }))
     }
 }

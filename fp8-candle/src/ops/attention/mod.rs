@@ -109,11 +109,16 @@ impl Attention {
         Ok(kernels.filter(|kernels| kernels.supports(self, q.dtype())))
     }
 
+    /// Whether bf16 copies of q, k and v, which the kernels read in half the bytes, give the same bits as these tensors.
+    pub(crate) fn reads_bf16_copies(&self, q: &Tensor) -> Result<bool> {
+        let narrows = q.device().is_cpu() && self.in_bf16(q.dtype());
+        Ok(narrows && q.dtype() != DType::BF16 && self.kernels(q)?.is_some())
+    }
+
     /// The result in `out_dtype` (that of q, or f32), contiguous, and what [`Attention::backward`] needs besides q, k and v. All
     /// are outside any graph.
     ///
     /// With operands of bf16, bf16 copies of q, k and v give the same bits as f32 values, in either pass.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the nodes of whole layers"))]
     pub(crate) fn forward(&self, qkv: [&Tensor; 3], out_dtype: DType) -> Result<(Tensor, Saved)> {
         let [q, k, v] = &qkv.map(Tensor::detach);
         let mut saved = Saved::default();
@@ -132,7 +137,6 @@ impl Attention {
     }
 
     /// The gradients of q, k and v that are `wanted`, in the dtype of `grad`, that of the result.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the nodes of whole layers"))]
     pub(crate) fn backward(
         &self,
         qkv: [&Tensor; 3],
