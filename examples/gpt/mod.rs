@@ -1,11 +1,15 @@
 //! A small byte-level GPT on `fp8_recipes::nn`: pre-norm blocks, rotary positions, GELU MLP. One definition for plain tensors, FP8
 //! recipes and scaled arithmetic.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 use candle_nn::VarBuilder;
-use fp8::nn::ops::AttentionOptions;
-use fp8::nn::{Embedding, LayerNorm, Linear, embedding, layer_norm, linear, linear_no_bias};
+use fp8::nn::ops::Activation;
+use fp8::nn::{
+    AttentionConfig, Embedding, KeyValues, LayerInputs, LayerNorm, LayerNormMlp, Linear, MlpInput,
+    MultiheadAttention, Projections, TransformerLayer, embedding, layer_norm, linear,
+    linear_no_bias,
+};
 use fp8::scaled::{Array, Direction, Layer, Norm};
 use fp8::{Fp8Layer, Fp8Module, Visitor};
 use rand::rngs::StdRng;
@@ -42,126 +46,39 @@ impl GptConfig {
     }
 }
 
-#[derive(Fp8Module)]
-struct Attention {
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    proj: Linear,
-    num_heads: usize,
-    context: usize,
-}
-
-/// Keys and values of the tokens seen so far, `[batch, heads, tokens, head_size]`.
-struct LayerCache<A>(Option<(A, A)>);
-
-/// One [`LayerCache`] per block and the number of tokens seen.
+/// Keys and values of the tokens seen so far, of each block.
 pub struct KvCache<A = Tensor> {
-    layers: Vec<LayerCache<A>>,
+    layers: Vec<KeyValues<A>>,
     seen: usize,
 }
 
-impl Attention {
-    fn new(config: &GptConfig, vb: VarBuilder<'_>) -> Result<Self> {
-        let d = config.hidden_size;
-        Ok(Self {
-            query: linear(d, d, vb.pp("query"))?,
-            key: linear(d, d, vb.pp("key"))?,
-            value: linear(d, d, vb.pp("value"))?,
-            proj: linear(d, d, vb.pp("proj"))?,
-            num_heads: config.num_heads,
-            context: config.context,
-        })
-    }
-
-    /// x: `[batch, tokens, hidden]`; rope: cos and sin of these tokens' positions.
-    fn forward<A: Array>(
-        &self,
-        x: &A,
-        (cos, sin): (&Tensor, &Tensor),
-        cache: Option<&mut LayerCache<A>>,
-    ) -> Result<A> {
-        let [batch, tokens, hidden] = *x.dims() else {
-            bail!(
-                "an input of shape {:?}, not [batch, tokens, hidden]",
-                x.dims()
-            );
-        };
-        let head = hidden / self.num_heads;
-        let heads = |linear: &Linear| -> Result<A> {
-            let y = linear.apply(x)?;
-            let y = y.reshape(&[batch, tokens, self.num_heads, head])?;
-            Ok(y.transpose(1, 2)?.contiguous()?)
-        };
-        // Gradients of queries and keys are much smaller than those around them: a scaled run gives them a scale of their own.
-        let rotated = |linear: &Linear| -> Result<A> {
-            let y = heads(linear)?.rope(cos, sin)?;
-            Ok(y.rescale(Norm::L2, Direction::Backward)?)
-        };
-        let q = rotated(&self.query)?;
-        let mut k = rotated(&self.key)?;
-        let mut v = heads(&self.value)?;
-        if let Some(LayerCache(cache)) = cache {
-            if let Some((old_k, old_v)) = cache.as_ref() {
-                k = A::cat(&[old_k, &k], 2)?;
-                v = A::cat(&[old_v, &v], 2)?;
-            }
-            let seen = k.dims()[2];
-            let window = self.context.max(tokens);
-            if seen > window {
-                k = k.narrow(2, seen - window, window)?.contiguous()?;
-                v = v.narrow(2, seen - window, window)?.contiguous()?;
-            }
-            *cache = Some((k.clone(), v.clone()));
-        }
-        let causal = AttentionOptions::default().with_causal(true);
-        let y = A::attention(&q, &k, &v, causal)?
-            .transpose(1, 2)?
-            .reshape(&[batch, tokens, hidden])?;
-        Ok(self.proj.apply(&y)?)
-    }
-}
-
-#[derive(Fp8Module)]
-struct Block {
-    norm_attention: LayerNorm,
-    attention: Attention,
-    norm_mlp: LayerNorm,
-    up: Linear,
-    down: Linear,
-}
-
-impl Block {
-    fn new(config: &GptConfig, vb: VarBuilder<'_>) -> Result<Self> {
-        let d = config.hidden_size;
-        Ok(Self {
-            norm_attention: layer_norm(d, 1e-5, vb.pp("norm_attention"))?,
-            attention: Attention::new(config, vb.pp("attention"))?,
-            norm_mlp: layer_norm(d, 1e-5, vb.pp("norm_mlp"))?,
-            up: linear(d, 4 * d, vb.pp("up"))?,
-            down: linear(4 * d, d, vb.pp("down"))?,
-        })
-    }
-
-    fn forward<A: Array>(
-        &self,
-        x: &A,
-        rope: (&Tensor, &Tensor),
-        cache: Option<&mut LayerCache<A>>,
-    ) -> Result<A> {
-        let x = x.rescale(Norm::L2, Direction::Backward)?;
-        let normed = self.norm_attention.apply(&x)?;
-        let x = x.add(&self.attention.forward(&normed, rope, cache)?)?;
-        let mlp = self.up.apply(&self.norm_mlp.apply(&x)?)?.gelu()?;
-        Ok(x.add(&self.down.apply(&mlp)?)?)
-    }
+/// A pre-norm layer: one node of the graph on plain tensors.
+fn block(config: &GptConfig, vb: VarBuilder<'_>) -> Result<TransformerLayer> {
+    let d = config.hidden_size;
+    let project = |name| linear(d, d, vb.pp(format!("attention.{name}")));
+    let qkv = Projections::Separate {
+        query: project("query")?,
+        key: project("key")?,
+        value: project("value")?,
+    };
+    let heads = AttentionConfig::new(config.num_heads, config.head_size())
+        .with_causal(true)
+        .with_sliding_window(config.context);
+    let input = MlpInput::Up(linear(d, 4 * d, vb.pp("up"))?);
+    let down = linear(4 * d, d, vb.pp("down"))?;
+    Ok(TransformerLayer::new(
+        layer_norm(d, 1e-5, vb.pp("norm_attention"))?,
+        MultiheadAttention::new(None, qkv, project("proj")?, heads),
+        layer_norm(d, 1e-5, vb.pp("norm_mlp"))?,
+        LayerNormMlp::new(None, input, down, Activation::Gelu),
+    ))
 }
 
 /// The model. Input: bytes as U32 `[batch, tokens]`; output: logits `[batch, tokens, vocab_size]`.
 #[derive(Fp8Module)]
 pub struct Gpt {
     embed: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<TransformerLayer>,
     norm: LayerNorm,
     lm_head: Linear,
     #[fp8(skip)]
@@ -178,7 +95,7 @@ impl Gpt {
             config.num_heads
         );
         let blocks = (0..config.num_layers)
-            .map(|i| Block::new(config, vb.pp(format!("blocks.{i}"))))
+            .map(|i| block(config, vb.pp(format!("blocks.{i}"))))
             .collect::<Result<_>>()?;
         Ok(Self {
             embed: embedding(config.vocab_size, d, vb.pp("embed"))?,
@@ -205,13 +122,16 @@ impl Gpt {
         &self,
         tokens: &Tensor,
         first: usize,
-        mut caches: Option<&mut Vec<LayerCache<A>>>,
+        mut caches: Option<&mut Vec<KeyValues<A>>>,
     ) -> Result<A> {
         let (cos, sin) = self.rope(first, tokens.dim(D::Minus1)?, tokens.device())?;
+        let inputs = LayerInputs::default().with_rope(&cos, &sin);
         let mut x: A = self.embed.lookup(tokens)?;
         for (i, block) in self.blocks.iter().enumerate() {
-            let cache = caches.as_mut().map(|caches| &mut caches[i]);
-            x = block.forward(&x, (&cos, &sin), cache)?;
+            x = match caches.as_mut() {
+                None => block.forward_array(&x, &inputs)?,
+                Some(caches) => block.forward_cached(&x, &inputs, &mut caches[i])?,
+            };
         }
         let logits = self.lm_head.apply(&self.norm.apply(&x)?)?;
         Ok(logits.rescale(Norm::L2, Direction::Backward)?)
@@ -236,7 +156,7 @@ impl Gpt {
     }
 
     pub fn new_cache<A>(&self) -> KvCache<A> {
-        let layers = self.blocks.iter().map(|_| LayerCache(None)).collect();
+        let layers = self.blocks.iter().map(|_| KeyValues::default()).collect();
         KvCache { layers, seen: 0 }
     }
 

@@ -281,6 +281,18 @@ pub enum Error {
         /// The weight given.
         weight: f64,
     },
+    /// The projections of an attention do not have the features of its heads.
+    #[error(
+        "attention with `{path}`: the projections of queries, keys and values give {got:?} features, its heads have {expected:?}"
+    )]
+    Heads {
+        /// Path of the projection of results.
+        path: String,
+        /// Features that the heads have.
+        expected: Vec<usize>,
+        /// Features of the projections.
+        got: Vec<usize>,
+    },
     /// A guard was opened on a worker of a rayon pool.
     #[error(
         "no autocast guard opens on worker {worker} of a rayon pool: while it waits it runs other tasks, which would see the \

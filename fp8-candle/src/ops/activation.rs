@@ -1,6 +1,6 @@
 //! The activations of feed-forward networks, gated or not.
 
-use super::data::{Element, compute_dtype, for_dtype, tensor, with_slices};
+use super::data::{Element, compute_dtype, for_dtype, map_rows, tensor, with_slices};
 use super::gelu::{slope as gelu_slope, value as gelu_value};
 use super::math::Real;
 use super::{check_float, last_dim, shape_error};
@@ -153,6 +153,79 @@ impl Activation {
         })
     }
 
+    /// A gated activation of gate and value in tensors of one shape and dtype, outside any graph.
+    pub(crate) fn apply_to(self, gate: &Tensor, value: &Tensor) -> Result<Tensor> {
+        self.check_pair(gate, value)?;
+        if !gate.device().is_cpu() {
+            return self.composed_of(gate, value);
+        }
+        let curve = self.curve();
+        for_dtype!(OP, gate.dtype(), T => {
+            with_slices([gate, value], |slices: [&[T]; 2]| {
+                let y = map_rows(slices, 1, |_, [gate, value], y| curve.gated(gate, value, y));
+                tensor(y, gate.shape())
+            })?
+        })
+    }
+
+    /// The gradients of gate and value.
+    pub(crate) fn backward_to(
+        self,
+        gate: &Tensor,
+        value: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Tensor; 2]> {
+        if !gate.device().is_cpu() {
+            let [dgate, dvalue] = super::gradients([gate, value], grad, |[gate, value]| {
+                self.composed_of(gate, value)
+            })?;
+            return Ok([
+                dgate.to_dtype(gate.dtype())?,
+                dvalue.to_dtype(gate.dtype())?,
+            ]);
+        }
+        let curve = self.curve();
+        for_dtype!(OP, gate.dtype(), T => {
+            with_slices([gate, value, grad], |slices: [&[T]; 3]| {
+                let (mut dgate, mut dvalue) = (zeros::<T>(slices[0].len()), zeros::<T>(slices[0].len()));
+                let outs = dgate.chunks_mut(TASK).zip(dvalue.chunks_mut(TASK));
+                parallel::for_each(outs.enumerate(), |(task, (dgate, dvalue))| {
+                    let mut buffers = [Vec::new(), Vec::new(), Vec::new()];
+                    let [a, b, c] = &mut buffers;
+                    let range = task * TASK..task * TASK + dgate.len();
+                    let gate = T::load(&slices[0][range.clone()], a);
+                    let value = T::load(&slices[1][range.clone()], b);
+                    let grad = T::load(&slices[2][range], c);
+                    T::store(dgate, |dgate| {
+                        T::store(dvalue, |dvalue| curve.gated_gradient(gate, value, grad, dgate, dvalue));
+                    });
+                });
+                Ok([tensor(dgate, gate.shape())?, tensor(dvalue, gate.shape())?])
+            })?
+        })
+    }
+
+    fn check_pair(self, gate: &Tensor, value: &Tensor) -> Result<()> {
+        check_float(OP, "gate", gate)?;
+        super::check_like(OP, "value", value, gate)?;
+        crate::simd::check()?;
+        if !self.is_gated() {
+            let expected = format!("one tensor, since {self} is not gated");
+            return Err(shape_error(OP, "value", expected, value));
+        }
+        if gate.dims() != value.dims() {
+            let expected = format!("{:?}, as the gate", gate.dims());
+            return Err(shape_error(OP, "value", expected, value));
+        }
+        Ok(())
+    }
+
+    fn composed_of(self, gate: &Tensor, value: &Tensor) -> Result<Tensor> {
+        let wide = |x: &Tensor| x.to_dtype(compute_dtype(x.dtype()));
+        let y = (self.curve().composed(&wide(gate)?)? * wide(value)?)?;
+        Ok(y.to_dtype(gate.dtype())?)
+    }
+
     fn on_cpu(self, x: &Tensor) -> Result<Tensor> {
         crate::simd::check()?;
         let last = last_dim(OP, "x", x)?;
@@ -227,9 +300,16 @@ impl Activation {
     }
 }
 
-/// Rows of one task: some ten thousand elements.
+fn zeros<T: Element>(len: usize) -> Vec<T> {
+    vec![<T as Element>::ZERO; len]
+}
+
+/// Elements of one task.
+const TASK: usize = 1 << 14;
+
+/// Rows of one task.
 fn rows_of_task(last: usize) -> usize {
-    (1usize << 14).div_ceil(last.max(1))
+    TASK.div_ceil(last.max(1))
 }
 
 impl fmt::Display for Activation {

@@ -37,9 +37,25 @@ pub(crate) fn mask(len: usize, p: f64, seed: u64) -> Vec<u8> {
     mask
 }
 
-/// `x / (1 - p)` where the mask stays, else 0.
-pub(crate) fn apply(x: &Tensor, p: f64, seed: u64) -> Result<Tensor> {
+/// Zeros instead of a share `p` of the elements, the others times `1 / (1 - p)`. Which ones follows from `seed` and an element's
+/// place alone, on every device.
+///
+/// # Errors
+/// If `p` is not from 0 up to, but not, 1.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// let x = Tensor::ones(1000, DType::F32, &Device::Cpu)?;
+/// let y = fp8_candle::ops::dropout(&x, 0.5, 7)?.to_vec1::<f32>()?;
+/// assert!(y.iter().all(|&y| y == 0. || y == 2.));
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+pub fn dropout(x: &Tensor, p: f64, seed: u64) -> Result<Tensor> {
     check(p)?;
+    if p == 0. {
+        return Ok(x.clone());
+    }
     let mask = Tensor::from_vec(mask(x.elem_count(), p, seed), x.dims(), x.device())?;
     let x = x.contiguous()?;
     let kept = x.affine(1. / (1. - p), 0.)?;

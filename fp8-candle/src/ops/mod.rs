@@ -31,6 +31,7 @@ pub use activation::{Activation, UnknownActivation};
 pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tokens_first};
 pub use cached_attention::{CachedTokens, cached_attention};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
+pub use dropout::dropout;
 pub use few_rows::few_rows_linear;
 pub use gelu::gelu;
 pub use norm::{layer_norm, rms_norm};

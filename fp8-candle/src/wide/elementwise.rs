@@ -55,6 +55,50 @@ impl WideNode {
         Ok(Wide { recast, ..y })
     }
 
+    /// A gated `activation` whose gate and value are tensors of their own, of one shape.
+    ///
+    /// # Errors
+    /// If the shapes differ or the activation is not gated.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::{WideNode, ops::Activation};
+    /// let mut node = WideNode::new("reglu");
+    /// let gate = node.argument(&Tensor::new(&[[-1f32, 2.]], &Device::Cpu)?);
+    /// let value = node.argument(&Tensor::new(&[[3f32, 3.]], &Device::Cpu)?);
+    /// let y = node.gated_activation(&gate, &value, Activation::ReGlu)?;
+    /// assert_eq!(y.tensor().to_vec2::<f32>()?, [[0., 6.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn gated_activation(
+        &mut self,
+        gate: &Wide,
+        value: &Wide,
+        activation: Activation,
+    ) -> Result<Wide> {
+        let tensor = activation.apply_to(&gate.tensor, &value.tensor)?;
+        let again = |kept: &Kept| matches!(kept, Kept::Again(_));
+        let kept = match self.recomputes && again(&gate.kept) && again(&value.kept) {
+            true => {
+                let (gate, value) = (gate.kept.clone(), value.kept.clone());
+                Kept::again(move |memos| activation.apply_to(&gate.get(memos)?, &value.get(memos)?))
+            }
+            false => Kept::Tensor(tensor.clone()),
+        };
+        let ids = [gate.id, value.id];
+        let (gate, value, own) = (gate.kept.clone(), value.kept.clone(), kept.clone());
+        let recast = again(&kept);
+        let y = self.record(tensor, kept, &ids, move |sweep, grad| {
+            own.forget(&mut sweep.memos);
+            let gate = gate.get(&mut sweep.memos)?;
+            let value = value.get(&mut sweep.memos)?;
+            let [dgate, dvalue] = activation.backward_to(&gate, &value, &grad.contiguous()?)?;
+            sweep.add(ids[0], dgate)?;
+            sweep.add(ids[1], dvalue)
+        });
+        Ok(Wide { recast, ..y })
+    }
+
     /// Zeros instead of a share `p` of the elements, the others times `1 / (1 - p)`. Which ones follows from `seed` and an
     /// element's place alone.
     ///
@@ -72,14 +116,10 @@ impl WideNode {
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn dropout(&mut self, x: &Wide, p: f64, seed: u64) -> Result<Wide> {
-        dropout::check(p)?;
-        if p == 0. {
-            return Ok(x.clone());
-        }
-        let tensor = dropout::apply(&x.tensor, p, seed)?;
+        let tensor = dropout::dropout(&x.tensor, p, seed)?;
         let (id, kept) = (x.id, Kept::Tensor(tensor.clone()));
         Ok(self.record(tensor, kept, &[id], move |sweep, grad| {
-            sweep.add(id, dropout::apply(grad, p, seed)?)
+            sweep.add_shared(id, &dropout::dropout(grad, p, seed)?)
         }))
     }
 }

@@ -12,6 +12,7 @@ use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use fp8_candle::ops;
+use fp8_candle::scaled::ScaledVar;
 use std::sync::Arc;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.
@@ -133,6 +134,33 @@ impl Module for LayerNorm {
 }
 
 impl LayerNorm {
+    /// Whether a recipe may cast the tensors around it.
+    pub(super) fn is_prepared(&self) -> bool {
+        self.state.get().is_some()
+    }
+
+    /// Whether its parameters are plain tensors.
+    pub(super) fn is_plain(&self) -> bool {
+        let parameters = [Some(&self.weight), self.bias.as_ref()];
+        let mut parameters = parameters.into_iter().flatten();
+        parameters.all(|parameter| ScaledVar::of(parameter).is_none())
+    }
+
+    /// The norm of `x` with other parameters, of x's dtype.
+    pub(super) fn with_parameters(
+        &self,
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let own = Self {
+            weight: weight.unwrap_or(&self.weight).clone(),
+            bias: bias.cloned(),
+            ..self.clone()
+        };
+        own.plain(x)
+    }
+
     fn plain(&self, x: &Tensor) -> Result<Tensor> {
         let value = |tensor| plain_value(tensor, x.dtype());
         let weight = value(&self.weight)?;

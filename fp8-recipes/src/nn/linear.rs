@@ -14,8 +14,25 @@ use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::scaled::ScaledVar;
-use fp8_candle::{LinearWeight, Role, fp8_linear};
+use fp8_candle::{LinearPlan, LinearWeight, Role, fp8_linear};
 use std::sync::Arc;
+
+/// How a layer computes in one call.
+pub(super) enum Call {
+    /// In high precision, or from the FP8 weight of a checkpoint.
+    Plain,
+    /// By the guard's recipe.
+    Fp8(Arc<Fp8State>, Box<LinearPlan>),
+}
+
+impl Call {
+    pub(super) fn plan(&self) -> Option<&LinearPlan> {
+        match self {
+            Self::Plain => None,
+            Self::Fp8(_, plan) => Some(plan),
+        }
+    }
+}
 
 #[derive(Debug, Clone)]
 enum Weight {
@@ -200,9 +217,50 @@ impl Linear {
         Ok(inner.forward(x)?)
     }
 
+    /// How this layer computes here: it signs in with the step, or is calibrated.
+    pub(super) fn call(&self, x: &Tensor) -> Result<Call> {
+        self.check_input(x)?;
+        let Some(context) = current() else {
+            return Ok(Call::Plain);
+        };
+        if let Weight::Fp8(_) = &self.weight {
+            return Ok(Call::Plain);
+        }
+        let signed_in = match self.state.get() {
+            Some(state) => context.sign_in(&state)?.map(|step| (state, step)),
+            None => None,
+        };
+        let Some((state, step)) = signed_in else {
+            return Ok(Call::Plain);
+        };
+        if context.settings.mode == Mode::Calibrate {
+            // In f32, as an export reads the weight: its value need not fit in the dtype of the input.
+            calibrate(&state, &step.cells, x, &self.weight()?)?;
+            return Ok(Call::Plain);
+        }
+        let plan = linear_plan(&state, &step)?;
+        Ok(Call::Fp8(state, Box::new(plan)))
+    }
+
+    /// The weight, unless it is FP8 codes or a scaled parameter.
+    pub(super) fn plain_weight(&self) -> Option<&Tensor> {
+        match &self.weight {
+            Weight::HighPrecision(weight) => Some(weight),
+            Weight::Fp8(_) => None,
+        }
+    }
+
+    /// What a layer whose weight is FP8 codes makes of `x`.
+    pub(super) fn static_forward(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let own = Self {
+            bias: bias.cloned(),
+            ..self.clone()
+        };
+        own.try_forward(x)
+    }
+
     fn in_context(&self, x: &Tensor, context: &Context) -> Result<Tensor> {
-        let weight = match &self.weight {
-            Weight::HighPrecision(weight) => &plain_value(weight, x.dtype())?,
+        match &self.weight {
             Weight::Fp8(weight) if context.settings.mode == Mode::HighPrecision => {
                 return self.plain(x, &weight.weight().dequantize(x.dtype())?);
             }
@@ -210,27 +268,20 @@ impl Linear {
                 context.count_static_cast();
                 return weight.forward(x, self.bias.as_ref());
             }
-        };
-        let signed_in = match self.state.get() {
-            Some(state) => context.sign_in(&state)?.map(|step| (state, step)),
-            None => None,
-        };
-        let Some((state, step)) = signed_in else {
-            return self.plain(x, weight);
-        };
-        if context.settings.mode == Mode::Calibrate {
-            // In f32, as an export reads the weight: its value need not fit in the dtype of the input.
-            calibrate(&state, &step.cells, x, &self.weight()?)?;
-            return self.plain(x, weight);
+            Weight::HighPrecision(_) => {}
         }
-        let plan = linear_plan(&state, &step)?;
-        let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));
-        Ok(fp8_linear(
-            x,
-            weight,
-            self.plain_bias(x.dtype())?.as_ref(),
-            &plan,
-        )?)
+        let weight = match &self.weight {
+            Weight::HighPrecision(weight) => &plain_value(weight, x.dtype())?,
+            Weight::Fp8(weight) => return weight.forward(x, self.bias.as_ref()),
+        };
+        match self.call(x)? {
+            Call::Plain => self.plain(x, weight),
+            Call::Fp8(state, plan) => {
+                let weight = LinearWeight::HighPrecision(weight, Some(&state.cache));
+                let bias = self.plain_bias(x.dtype())?;
+                Ok(fp8_linear(x, weight, bias.as_ref(), &plan)?)
+            }
+        }
     }
 
     /// The outputs of layers that read the same input, in their order: what each gives alone.

@@ -45,6 +45,7 @@ pub mod rotary_emb;
 pub mod sequential;
 mod shared_state;
 mod static_weight;
+pub mod transformer;
 pub mod varlen_attention;
 
 pub use candle_nn::*;
@@ -63,6 +64,11 @@ pub use parameter::Parameter;
 pub use rnn::{GRU, LSTM, gru, lstm};
 pub use sequential::{Sequential, seq};
 pub use static_weight::{InputScaling, StaticWeight};
+pub use transformer::{
+    AttentionConfig, KeyValues, LayerInputs, LayerNormLinear, LayerNormMlp, MlpInput,
+    MultiheadAttention, NormKind, NormPlacement, Projections, TransformerConfig, TransformerLayer,
+    layer_norm_linear, layer_norm_mlp, multihead_attention, transformer_layer,
+};
 
 use crate::Visitor;
 use candle_core::Tensor;

@@ -2,7 +2,7 @@
 //! candle-nn does not have.
 
 pub use candle_nn::ops::*;
-pub use fp8_candle::ops::{AttentionOptions, CrossEntropyOptions};
+pub use fp8_candle::ops::{Activation, AttentionDropout, AttentionOptions, CrossEntropyOptions};
 
 use super::attention::{Scores, causal_bias};
 use candle_core::{Result, Tensor};

@@ -108,6 +108,14 @@ macro_rules! array {
             /// ```
             fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self>;
 
+            /// The tensor, if this is a plain one.
+            #[doc(hidden)]
+            fn as_tensor(&self) -> Option<&Tensor>;
+
+            /// A plain tensor as it is.
+            #[doc(hidden)]
+            fn from_tensor(x: Tensor) -> Result<Self>;
+
             /// What [`nn::Linear`] computes.
             #[doc(hidden)]
             fn linear(layer: &nn::Linear, x: &Self) -> Result<Self>;
@@ -158,6 +166,14 @@ macro_rules! array {
                 Ok(ops::attention(q, k, v, options)?)
             }
 
+            fn as_tensor(&self) -> Option<&Tensor> {
+                Some(self)
+            }
+
+            fn from_tensor(x: Tensor) -> Result<Self> {
+                Ok(x)
+            }
+
             fn linear(layer: &nn::Linear, x: &Self) -> Result<Self> {
                 layer.try_forward(x)
             }
@@ -206,6 +222,14 @@ macro_rules! array {
 
             fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
                 Ok(Scaled::attention(q, k, v, options)?)
+            }
+
+            fn as_tensor(&self) -> Option<&Tensor> {
+                None
+            }
+
+            fn from_tensor(x: Tensor) -> Result<Self> {
+                Ok(fp8_candle::scaled::as_scaled(&x, None)?)
             }
 
             fn linear(layer: &nn::Linear, x: &Self) -> Result<Self> {
@@ -749,6 +773,17 @@ array! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     fn rope(cos: &Tensor, sin: &Tensor) = |x| ops::rope(x, cos, sin)?;
+    /// Zeros instead of a share `p` of the elements, the others times `1 / (1 - p)`; which, follows from `seed` and the place.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_recipes::scaled::Array;
+    /// let x = Tensor::ones(100, DType::F32, &Device::Cpu)?;
+    /// let y = Array::dropout(&x, 0.5, 7)?;
+    /// assert!(y.to_vec1::<f32>()?.iter().all(|y| *y == 0. || *y == 2.));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn dropout(p: f64, seed: u64) = |x| ops::dropout(x, p, seed)?;
 
     /// Mean cross entropy of logits `[.., classes]` and class indexes: [`fp8_candle::ops::cross_entropy`].
     ///

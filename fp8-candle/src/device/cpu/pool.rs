@@ -3,9 +3,9 @@
 //! A sleeping thread takes 50 to 100 us to wake up on a virtual machine, as long as many a loop of a step. So a helper that has
 //! run out of work looks for more for [`AWAKE`] before it sleeps.
 //!
-//! Beside other busy processes it is better to sleep: the scheduler then owes a helper time and lets it run as soon as
-//! there is work, and it is rarely interrupted in the middle of a task, which would hold its caller up for a whole time slice. So a
-//! helper that notices an interruption while it looks for work sleeps at once for a while.
+//! A helper that is interrupted by another process in the middle of a task holds its caller up for a whole time slice. So it
+//! gives way of its own accord while it looks for work: the other process then runs in the gaps, and the caller goes on alone
+//! until the helper is back.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -17,17 +17,14 @@ use std::time::{Duration, Instant};
 /// How long a helper looks for work before it sleeps.
 const AWAKE: Duration = Duration::from_millis(2);
 
-/// The same beside other busy processes.
-const AWAKE_BESIDE_OTHERS: Duration = Duration::from_micros(5);
+/// How long it looks without giving way.
+const EAGER: Duration = Duration::from_micros(20);
 
-/// Between two looks, nothing but an interruption takes this long.
-const INTERRUPTED: Duration = Duration::from_micros(100);
+/// How long a caller waits for the last tasks of its helpers without giving way: they may want its own processor.
+const CALLER_EAGER: Duration = Duration::from_micros(200);
 
-/// How long an interruption is remembered.
-const REMEMBERED: Duration = Duration::from_millis(50);
-
-/// How long a caller looks whether its helpers have ended their last tasks before it sleeps.
-const PATIENT: Duration = Duration::from_micros(200);
+/// How long a caller waits before it sleeps.
+const PATIENT: Duration = Duration::from_millis(20);
 
 /// The tasks of one loop.
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
@@ -183,7 +180,7 @@ impl Pool {
             .loops
             .retain(|other| !Arc::ptr_eq(other, this));
         let empty = || this.inside.load(Ordering::SeqCst) == 0;
-        if look(PATIENT, empty) != Found::Work {
+        if !look(CALLER_EAGER, PATIENT, empty) {
             this.caller_sleeps.store(true, Ordering::SeqCst);
             while !empty() {
                 thread::park();
@@ -207,16 +204,9 @@ impl Pool {
     fn help(&self) {
         let _working = Working::begin();
         let mut seen = usize::MAX;
-        let mut interrupted: Option<Instant> = None;
         loop {
             let news = || self.announced.load(Ordering::Acquire) != seen;
-            if interrupted.is_some_and(|since| since.elapsed() > REMEMBERED) {
-                interrupted = None;
-            }
-            let awake = interrupted.map_or(AWAKE, |_| AWAKE_BESIDE_OTHERS);
-            if look(awake, news) == Found::Interruption {
-                interrupted = Some(Instant::now());
-            }
+            look(EAGER, AWAKE, news);
             let mut state = lock(&self.state);
             let mut joined = Self::join(&state);
             while joined.is_none() && self.announced.load(Ordering::Relaxed) == seen {
@@ -241,33 +231,23 @@ impl Pool {
     }
 }
 
-/// What a look found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
-    Work,
-    Nothing,
-    Interruption,
-}
-
-/// Looks for `patience` whether `found`, or until another thread has taken this one's processor.
-fn look(patience: Duration, found: impl Fn() -> bool) -> Found {
+/// Looks for `patience` whether `found`, from `eager` on giving way between looks.
+fn look(eager: Duration, patience: Duration, found: impl Fn() -> bool) -> bool {
     let since = Instant::now();
-    let mut last = since;
     loop {
         for _ in 0..8 {
             if found() {
-                return Found::Work;
+                return true;
             }
             std::hint::spin_loop();
         }
-        let now = Instant::now();
-        if now - last > INTERRUPTED {
-            return Found::Interruption;
+        let waited = since.elapsed();
+        if waited > patience {
+            return false;
         }
-        if now - since > patience {
-            return Found::Nothing;
+        if waited > eager {
+            thread::yield_now();
         }
-        last = now;
     }
 }
 

@@ -1,0 +1,286 @@
+//! The options of transformer modules.
+
+use super::super::ops::AttentionOptions;
+use candle_core::DType;
+use fp8_candle::ops::{Activation, AttentionDropout};
+
+/// Which norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum NormKind {
+    /// With mean and bias.
+    #[default]
+    LayerNorm,
+    /// Without.
+    RmsNorm,
+}
+
+/// Where the norms of a layer are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum NormPlacement {
+    /// Before attention and MLP: `x + f(norm(x))`.
+    #[default]
+    Pre,
+    /// Behind the residual: `norm(x + f(x))`.
+    Post,
+}
+
+/// How a [`MultiheadAttention`](super::MultiheadAttention) attends.
+///
+/// ```
+/// use fp8_recipes::nn::AttentionConfig;
+/// let config = AttentionConfig::new(8, 64).with_num_key_value_heads(2).with_causal(true).with_sliding_window(4096);
+/// assert_eq!(config.num_key_value_heads, 2);
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct AttentionConfig {
+    /// Heads of queries.
+    pub num_attention_heads: usize,
+    /// Heads of keys and values, a divisor of those of queries (Transformer Engine's `num_gqa_groups`).
+    pub num_key_value_heads: usize,
+    /// Features of a head (`kv_channels`).
+    pub head_dim: usize,
+    /// Whether a token sees none after it.
+    pub causal: bool,
+    /// The most tokens that one sees, its own included; implies `causal`.
+    pub sliding_window: Option<usize>,
+    /// The factor on dot products; `1 / sqrt(head_dim)` by default.
+    pub softmax_scale: Option<f64>,
+    /// The share of probabilities that training drops.
+    pub attention_dropout: f64,
+    /// Whether rotary positions turn neighbouring features instead of halves.
+    pub rope_interleaved: bool,
+    /// The dtype to which queries, keys, values and probabilities are rounded before products. None: bf16 in a guard that
+    /// computes in FP8, as mixed precision does, else that of the tensors.
+    pub operands: Option<DType>,
+}
+
+impl AttentionConfig {
+    /// Heads that see all tokens.
+    pub fn new(num_attention_heads: usize, head_dim: usize) -> Self {
+        Self {
+            num_attention_heads,
+            num_key_value_heads: num_attention_heads,
+            head_dim,
+            causal: false,
+            sliding_window: None,
+            softmax_scale: None,
+            attention_dropout: 0.,
+            rope_interleaved: false,
+            operands: None,
+        }
+    }
+
+    /// The same with fewer heads of keys and values.
+    pub fn with_num_key_value_heads(self, num_key_value_heads: usize) -> Self {
+        Self {
+            num_key_value_heads,
+            ..self
+        }
+    }
+
+    /// The same with or without a causal mask.
+    pub fn with_causal(self, causal: bool) -> Self {
+        Self { causal, ..self }
+    }
+
+    /// The same with a sliding window.
+    pub fn with_sliding_window(self, tokens: impl Into<Option<usize>>) -> Self {
+        Self {
+            sliding_window: tokens.into(),
+            ..self
+        }
+    }
+
+    /// The same with another factor on dot products.
+    pub fn with_softmax_scale(self, softmax_scale: impl Into<Option<f64>>) -> Self {
+        Self {
+            softmax_scale: softmax_scale.into(),
+            ..self
+        }
+    }
+
+    /// The same with dropout.
+    pub fn with_attention_dropout(self, probability: f64) -> Self {
+        Self {
+            attention_dropout: probability,
+            ..self
+        }
+    }
+
+    /// The same with [`AttentionConfig::rope_interleaved`].
+    pub fn with_rope_interleaved(self, interleaved: bool) -> Self {
+        Self {
+            rope_interleaved: interleaved,
+            ..self
+        }
+    }
+
+    /// The same with [`AttentionConfig::operands`].
+    pub fn with_operands(self, operands: impl Into<Option<DType>>) -> Self {
+        Self {
+            operands: operands.into(),
+            ..self
+        }
+    }
+
+    /// The options of one call.
+    pub(super) fn options(
+        &self,
+        key_lengths: Option<Vec<usize>>,
+        seed: Option<u64>,
+        in_fp8: bool,
+    ) -> AttentionOptions {
+        let dropout = seed.filter(|_| self.attention_dropout > 0.);
+        let operands = self.operands.or(in_fp8.then_some(DType::BF16));
+        AttentionOptions::default()
+            .with_causal(self.causal)
+            .with_window(self.sliding_window)
+            .with_softmax_scale(self.softmax_scale)
+            .with_key_lengths(key_lengths)
+            .with_dropout(dropout.map(|seed| AttentionDropout::new(self.attention_dropout, seed)))
+            .with_operands(operands)
+    }
+}
+
+/// The sizes and options from which [`transformer_layer`](super::transformer_layer) and its parts are built.
+///
+/// ```
+/// use fp8_recipes::nn::{NormKind, TransformerConfig, ops::Activation};
+/// // A layer of Llama.
+/// let config = TransformerConfig::new(4096, 32)
+///     .with_intermediate_size(11008)
+///     .with_norm(NormKind::RmsNorm)
+///     .with_hidden_act(Activation::SwiGlu)
+///     .with_bias(false)
+///     .with_causal(true);
+/// assert_eq!(config.attention.head_dim, 128);
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct TransformerConfig {
+    /// Features of a token.
+    pub hidden_size: usize,
+    /// Features within the MLP (`ffn_hidden_size`); 4 times the hidden size by default.
+    pub intermediate_size: usize,
+    /// Heads, masks, dropout of probabilities.
+    pub attention: AttentionConfig,
+    /// LayerNorm or RMSNorm (`normalization`).
+    pub norm: NormKind,
+    /// Before or behind (`output_layernorm`).
+    pub norm_placement: NormPlacement,
+    /// Added to the variance.
+    pub norm_eps: f64,
+    /// Between the projections of the MLP (`activation`).
+    pub hidden_act: Activation,
+    /// Whether linear layers have biases.
+    pub bias: bool,
+    /// Whether queries, keys and values are one projection (`fuse_qkv_params`), `qkv_proj`, queries first.
+    pub fused_qkv: bool,
+    /// Whether gate and value of a gated activation are one projection, `gate_up_proj`, the gate first.
+    pub fused_gate_up: bool,
+    /// The share of the results of attention and MLP that training drops before they are added.
+    pub hidden_dropout: f64,
+    /// See [`TransformerConfig::with_recomputation`].
+    pub recomputation: bool,
+}
+
+impl TransformerConfig {
+    /// A layer as in GPT-2: LayerNorm before, GELU, biases.
+    pub fn new(hidden_size: usize, num_attention_heads: usize) -> Self {
+        let head_dim = hidden_size.checked_div(num_attention_heads).unwrap_or(0);
+        Self {
+            hidden_size,
+            intermediate_size: 4 * hidden_size,
+            attention: AttentionConfig::new(num_attention_heads, head_dim),
+            norm: NormKind::LayerNorm,
+            norm_placement: NormPlacement::Pre,
+            norm_eps: 1e-5,
+            hidden_act: Activation::Gelu,
+            bias: true,
+            fused_qkv: false,
+            fused_gate_up: false,
+            hidden_dropout: 0.,
+            recomputation: false,
+        }
+    }
+
+    /// The same with another size of the MLP.
+    pub fn with_intermediate_size(self, intermediate_size: usize) -> Self {
+        Self {
+            intermediate_size,
+            ..self
+        }
+    }
+
+    /// The same with other options of attention.
+    pub fn with_attention(self, attention: AttentionConfig) -> Self {
+        Self { attention, ..self }
+    }
+
+    /// The same with or without a causal mask.
+    pub fn with_causal(self, causal: bool) -> Self {
+        let attention = self.attention.clone().with_causal(causal);
+        Self { attention, ..self }
+    }
+
+    /// The same with another norm.
+    pub fn with_norm(self, norm: NormKind) -> Self {
+        Self { norm, ..self }
+    }
+
+    /// The same with norms elsewhere.
+    pub fn with_norm_placement(self, norm_placement: NormPlacement) -> Self {
+        Self {
+            norm_placement,
+            ..self
+        }
+    }
+
+    /// The same with another epsilon.
+    pub fn with_norm_eps(self, norm_eps: f64) -> Self {
+        Self { norm_eps, ..self }
+    }
+
+    /// The same with another activation.
+    pub fn with_hidden_act(self, hidden_act: Activation) -> Self {
+        Self { hidden_act, ..self }
+    }
+
+    /// The same with or without biases.
+    pub fn with_bias(self, bias: bool) -> Self {
+        Self { bias, ..self }
+    }
+
+    /// The same with [`TransformerConfig::fused_qkv`].
+    pub fn with_fused_qkv(self, fused_qkv: bool) -> Self {
+        Self { fused_qkv, ..self }
+    }
+
+    /// The same with [`TransformerConfig::fused_gate_up`].
+    pub fn with_fused_gate_up(self, fused_gate_up: bool) -> Self {
+        Self {
+            fused_gate_up,
+            ..self
+        }
+    }
+
+    /// The same with dropout of results.
+    pub fn with_hidden_dropout(self, probability: f64) -> Self {
+        Self {
+            hidden_dropout: probability,
+            ..self
+        }
+    }
+
+    /// The same with or without computing the MLP's inner tensors again in the backward pass, to the bit, from FP8 codes that
+    /// are kept anyway: one product more, and less than half of the kept bytes. Without FP8 codes nothing changes.
+    pub fn with_recomputation(self, recomputation: bool) -> Self {
+        Self {
+            recomputation,
+            ..self
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What a call of a transformer module has beside its input.
+
+use candle_core::Tensor;
+
+/// What a call has beside its input: positions, padding, whether it trains.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use fp8_recipes::nn::LayerInputs;
+/// let angles = Tensor::zeros((4, 2), candle_core::DType::F32, &Device::Cpu)?;
+/// let (cos, sin) = (angles.cos()?, angles.sin()?);
+/// let inputs = LayerInputs::default().with_rope(&cos, &sin).with_key_lengths(vec![4, 2]).with_dropout_seed(7);
+/// # let _ = inputs;
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct LayerInputs<'a> {
+    /// cos and sin of the tokens' positions, `[tokens, head_dim / 2]`; None leaves queries and keys as they are.
+    pub rope: Option<(&'a Tensor, &'a Tensor)>,
+    /// Of each batch entry, how many tokens there are before its padding; None: all.
+    pub key_lengths: Option<Vec<usize>>,
+    /// Drops elements, each module's share: which ones follows from this seed, the layer and the place. None does not, as
+    /// evaluation wants. A new step needs a new seed.
+    pub dropout_seed: Option<u64>,
+}
+
+impl<'a> LayerInputs<'a> {
+    /// The same inputs with rotary positions.
+    pub fn with_rope(self, cos: &'a Tensor, sin: &'a Tensor) -> Self {
+        Self {
+            rope: Some((cos, sin)),
+            ..self
+        }
+    }
+
+    /// The same inputs with padding.
+    pub fn with_key_lengths(self, key_lengths: impl Into<Option<Vec<usize>>>) -> Self {
+        Self {
+            key_lengths: key_lengths.into(),
+            ..self
+        }
+    }
+
+    /// The same inputs with or without dropout.
+    pub fn with_dropout_seed(self, seed: impl Into<Option<u64>>) -> Self {
+        Self {
+            dropout_seed: seed.into(),
+            ..self
+        }
+    }
+
+    /// The seed of one of several places of a layer.
+    pub(super) fn seed(&self, path: Option<&str>, place: u64) -> Option<u64> {
+        // FNV-1a: the same on every machine.
+        let path = path.unwrap_or_default().bytes();
+        let hash = path.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        let own = hash.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        self.dropout_seed.map(|seed| seed ^ own)
+    }
+}

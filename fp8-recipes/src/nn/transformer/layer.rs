@@ -1,0 +1,224 @@
+//! A whole layer.
+
+use super::attention::{KeyValues, MultiheadAttention, attention};
+use super::config::{NormPlacement, TransformerConfig};
+use super::inputs::LayerInputs;
+use super::layer_norm_linear::norm;
+use super::mlp::{LayerNormMlp, mlp};
+use super::node;
+use super::{LayerNorm, Wide, WideNode};
+use crate::error::Result;
+use crate::scaled::{Array, Layer};
+use crate::{Fp8Module, Visitor};
+use candle_core::Tensor;
+use candle_nn::VarBuilder;
+use fp8_candle::scaled::{Direction, Norm};
+
+/// Attention and MLP with norms and residuals, as one node.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use fp8_recipes::nn::{LayerInputs, TransformerConfig, transformer_layer};
+/// let vars = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// let layer = transformer_layer(&TransformerConfig::new(16, 2).with_causal(true), vb)?;
+/// let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+/// let y = layer.forward(&x, &LayerInputs::default())?;
+/// let grads = y.sum_all()?.backward()?;
+/// assert!(vars.all_vars().iter().all(|var| grads.get(var).is_some()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct TransformerLayer {
+    norm_attention: LayerNorm,
+    attention: MultiheadAttention,
+    norm_mlp: LayerNorm,
+    mlp: LayerNormMlp,
+    placement: NormPlacement,
+    hidden_dropout: f64,
+    single_node: bool,
+}
+
+impl TransformerLayer {
+    /// A layer of these parts, which have no norms of their own, with norms before attention and MLP.
+    pub fn new(
+        norm_attention: LayerNorm,
+        attention: MultiheadAttention,
+        norm_mlp: LayerNorm,
+        mlp: LayerNormMlp,
+    ) -> Self {
+        Self {
+            norm_attention,
+            attention,
+            norm_mlp,
+            mlp,
+            placement: NormPlacement::Pre,
+            hidden_dropout: 0.,
+            single_node: true,
+        }
+    }
+
+    /// The same with norms elsewhere.
+    pub fn with_norm_placement(self, placement: NormPlacement) -> Self {
+        Self { placement, ..self }
+    }
+
+    /// The same with dropout of what attention and MLP give.
+    pub fn with_hidden_dropout(self, probability: f64) -> Self {
+        Self {
+            hidden_dropout: probability,
+            ..self
+        }
+    }
+
+    /// The same module as one node of the graph, or as a node per layer.
+    pub fn with_single_node(self, single_node: bool) -> Self {
+        Self {
+            attention: self.attention.with_single_node(single_node),
+            mlp: self.mlp.with_single_node(single_node),
+            single_node,
+            ..self
+        }
+    }
+
+    /// The attention.
+    pub fn attention(&self) -> &MultiheadAttention {
+        &self.attention
+    }
+
+    /// The feed-forward network.
+    pub fn mlp(&self) -> &LayerNormMlp {
+        &self.mlp
+    }
+
+    fn fits(&self) -> bool {
+        let norms = [&self.norm_attention, &self.norm_mlp];
+        self.single_node && self.attention.fits() && self.mlp.fits() && node::fits(norms, [])
+    }
+
+    /// x: `[batch, tokens, hidden_size]`, as the result, of x's dtype.
+    ///
+    /// # Errors
+    /// As [`MultiheadAttention::forward`].
+    pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
+        if !self.fits() {
+            return self.composed(x, inputs, None);
+        }
+        node::run("transformer-layer", self.mlp.recomputes(), x, |node, x| {
+            self.in_node(node, x, inputs)
+        })
+    }
+
+    /// [`TransformerLayer::forward`] on plain or scaled tensors.
+    ///
+    /// # Errors
+    /// As [`MultiheadAttention::forward`].
+    pub fn forward_array<A: Array>(&self, x: &A, inputs: &LayerInputs<'_>) -> Result<A> {
+        match x.as_tensor() {
+            Some(x) => A::from_tensor(self.forward(x, inputs)?),
+            None => self.composed(x, inputs, None),
+        }
+    }
+
+    /// [`TransformerLayer::forward_array`] of tokens that follow those in `cache`, which gets theirs.
+    ///
+    /// # Errors
+    /// As [`MultiheadAttention::forward`].
+    pub fn forward_cached<A: Array>(
+        &self,
+        x: &A,
+        inputs: &LayerInputs<'_>,
+        cache: &mut KeyValues<A>,
+    ) -> Result<A> {
+        self.composed(x, inputs, Some(cache))
+    }
+
+    fn in_node(&self, node: &mut WideNode, x: &Wide, inputs: &LayerInputs<'_>) -> Result<Wide> {
+        let seed = |place| inputs.seed(self.attention.out().path(), place);
+        let dropped = |node: &mut WideNode, y: &Wide, place| match seed(place) {
+            Some(seed) => node.dropout(y, self.hidden_dropout, seed),
+            None => Ok(y.clone()),
+        };
+        match self.placement {
+            NormPlacement::Pre => {
+                let normed = node::norm(node, &self.norm_attention, x)?;
+                let y = self.attention.in_node(node, &normed, inputs)?;
+                let y = dropped(node, &y, 1)?;
+                let x = node.add(x, &y)?;
+                let normed = node::norm(node, &self.norm_mlp, &x)?;
+                let y = self.mlp.in_node(node, &normed)?;
+                let y = dropped(node, &y, 2)?;
+                Ok(node.add(&x, &y)?)
+            }
+            NormPlacement::Post => {
+                let y = self.attention.in_node(node, x, inputs)?;
+                let y = dropped(node, &y, 1)?;
+                let sum = node.add(x, &y)?;
+                let x = node::norm(node, &self.norm_attention, &sum)?;
+                let y = self.mlp.in_node(node, &x)?;
+                let y = dropped(node, &y, 2)?;
+                let sum = node.add(&x, &y)?;
+                node::norm(node, &self.norm_mlp, &sum)
+            }
+        }
+    }
+
+    fn composed<A: Array>(
+        &self,
+        x: &A,
+        inputs: &LayerInputs<'_>,
+        cache: Option<&mut KeyValues<A>>,
+    ) -> Result<A> {
+        let dropped = |y: A, place| match inputs.seed(self.attention.out().path(), place) {
+            Some(seed) => y.dropout(self.hidden_dropout, seed),
+            None => Ok(y),
+        };
+        let x = x.rescale(Norm::L2, Direction::Backward)?;
+        match self.placement {
+            NormPlacement::Pre => {
+                let normed = self.norm_attention.apply(&x)?;
+                let y = self.attention.composed(&normed, inputs, cache)?;
+                let x = x.add(&dropped(y, 1)?)?;
+                let y = self.mlp.composed(&self.norm_mlp.apply(&x)?)?;
+                x.add(&dropped(y, 2)?)
+            }
+            NormPlacement::Post => {
+                let y = self.attention.composed(&x, inputs, cache)?;
+                let x = self.norm_attention.apply(&x.add(&dropped(y, 1)?)?)?;
+                let y = self.mlp.composed(&x)?;
+                self.norm_mlp.apply(&x.add(&dropped(y, 2)?)?)
+            }
+        }
+    }
+}
+
+impl Fp8Module for TransformerLayer {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        self.norm_attention.visit(visitor);
+        self.attention.visit(visitor);
+        self.norm_mlp.visit(visitor);
+        self.mlp.visit(visitor);
+    }
+}
+
+/// A [`TransformerLayer`] with the names of Llama's layers: `input_layernorm`, `self_attn.q_proj`, `self_attn.k_proj`,
+/// `self_attn.v_proj`, `self_attn.o_proj`, `post_attention_layernorm`, `mlp.gate_proj`, `mlp.up_proj`, `mlp.down_proj`.
+///
+/// # Errors
+/// If a tensor is missing or has another shape.
+pub fn transformer_layer(
+    config: &TransformerConfig,
+    vb: VarBuilder<'_>,
+) -> candle_core::Result<TransformerLayer> {
+    let norm = |name| norm(config.hidden_size, config, vb.pp(name));
+    let layer = TransformerLayer::new(
+        norm("input_layernorm")?,
+        attention(None, config, vb.pp("self_attn"))?,
+        norm("post_attention_layernorm")?,
+        mlp(None, config, vb.pp("mlp"))?,
+    );
+    Ok(layer
+        .with_norm_placement(config.norm_placement)
+        .with_hidden_dropout(config.hidden_dropout))
+}

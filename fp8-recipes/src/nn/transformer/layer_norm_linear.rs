@@ -1,0 +1,129 @@
+//! A norm and the linear layer behind it.
+
+use super::config::{NormKind, TransformerConfig};
+use super::node;
+use super::{LayerNorm, Linear};
+use crate::error::Result;
+use crate::nn::layer_norm::LayerNormConfig;
+use crate::scaled::{Array, Layer};
+use crate::{Fp8Module, Visitor};
+use candle_core::{Module, Tensor};
+use candle_nn::VarBuilder;
+
+/// A norm and the linear layer that reads its result, as one node.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8_recipes::nn::{self, LayerNormLinear, Linear, Module};
+/// # fn main() -> candle_core::Result<()> {
+/// let device = Device::Cpu;
+/// let norm = nn::LayerNorm::new(Tensor::ones(8, DType::F32, &device)?, Tensor::zeros(8, DType::F32, &device)?, 1e-5);
+/// let layer = LayerNormLinear::new(norm, Linear::new(Tensor::randn(0f32, 1., (16, 8), &device)?, None));
+/// assert_eq!(layer.forward(&Tensor::randn(0f32, 1., (2, 3, 8), &device)?)?.dims(), [2, 3, 16]);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct LayerNormLinear {
+    norm: LayerNorm,
+    linear: Linear,
+    single_node: bool,
+}
+
+impl LayerNormLinear {
+    /// `linear` behind `norm`.
+    pub fn new(norm: LayerNorm, linear: Linear) -> Self {
+        Self {
+            norm,
+            linear,
+            single_node: true,
+        }
+    }
+
+    /// The same module as one node of the graph, or as a node per layer.
+    pub fn with_single_node(self, single_node: bool) -> Self {
+        Self {
+            single_node,
+            ..self
+        }
+    }
+
+    /// The norm.
+    pub fn norm(&self) -> &LayerNorm {
+        &self.norm
+    }
+
+    /// The linear layer.
+    pub fn linear(&self) -> &Linear {
+        &self.linear
+    }
+
+    /// [`Module::forward`] with an error that can be matched.
+    ///
+    /// # Errors
+    /// Those of its layers.
+    pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
+        if !self.single_node || !node::fits([&self.norm], [&self.linear]) {
+            return self.linear.apply(&self.norm.apply(x)?);
+        }
+        node::run("layer-norm-linear", false, x, |node, x| {
+            let normed = node::norm(node, &self.norm, x)?;
+            node::linear(node, &self.linear, &normed)
+        })
+    }
+
+    /// [`LayerNormLinear::try_forward`] on plain or scaled tensors.
+    ///
+    /// # Errors
+    /// Those of its layers.
+    pub fn forward_array<A: Array>(&self, x: &A) -> Result<A> {
+        match x.as_tensor() {
+            Some(x) => A::from_tensor(self.try_forward(x)?),
+            None => self.linear.apply(&self.norm.apply(x)?),
+        }
+    }
+}
+
+impl Module for LayerNormLinear {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        Ok(self.try_forward(x)?)
+    }
+}
+
+impl Fp8Module for LayerNormLinear {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        self.norm.visit(visitor);
+        self.linear.visit(visitor);
+    }
+}
+
+/// A [`LayerNormLinear`] with the parameters `norm.weight`, `norm.bias`, `linear.weight` and `linear.bias`; norm, epsilon and
+/// biases as `config` says.
+///
+/// # Errors
+/// If a tensor is missing or has another shape.
+pub fn layer_norm_linear(
+    in_dim: usize,
+    out_dim: usize,
+    config: &TransformerConfig,
+    vb: VarBuilder<'_>,
+) -> candle_core::Result<LayerNormLinear> {
+    Ok(LayerNormLinear::new(
+        norm(in_dim, config, vb.pp("norm"))?,
+        crate::nn::linear_b(in_dim, out_dim, config.bias, vb.pp("linear"))?,
+    ))
+}
+
+/// The norm that `config` says.
+pub(super) fn norm(
+    size: usize,
+    config: &TransformerConfig,
+    vb: VarBuilder<'_>,
+) -> candle_core::Result<LayerNorm> {
+    let center = config.norm == NormKind::LayerNorm;
+    let own = LayerNormConfig {
+        eps: config.norm_eps,
+        remove_mean: center,
+        affine: center,
+    };
+    crate::nn::layer_norm(size, own, vb)
+}
