@@ -120,7 +120,7 @@ impl Weights {
                 if let Some(guard) = guard {
                     guard.close()?;
                 }
-                let grads = loss.backward()?;
+                let grads = fp8::backward(&loss)?;
                 if check {
                     let missing = check_gradients(vars, &grads);
                     let missing = missing.join(", ");

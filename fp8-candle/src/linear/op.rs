@@ -10,6 +10,7 @@ use crate::packed::PackedWeight;
 use crate::quantize::Quantizer;
 use crate::ready::Ready;
 use crate::tensor::Fp8Tensor;
+use crate::wide::collect::offer;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor,
 };
@@ -80,8 +81,16 @@ impl LinearOp {
             weight,
             bias,
         };
-        let [grad_x, grad_weight, grad_bias] = of.gradients(grad_output, wanted)?;
-        let grad_x = grad_x.map(|grad| grad.reshape(x.shape())).transpose()?;
+        let [mut grad_x, mut grad_weight, mut grad_bias] = of.gradients(grad_output, wanted)?;
+        if let Some(grad) = &mut grad_x {
+            *grad = grad.reshape(x.shape())?;
+        }
+        offer(x, &mut grad_x)?;
+        for (argument, grad) in [(weight, &mut grad_weight), (bias, &mut grad_bias)] {
+            if let Some(argument) = argument {
+                offer(argument, grad)?;
+            }
+        }
         Ok((grad_x, grad_weight, grad_bias))
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::ready::Ready;
+use crate::wide::collect::offer;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Shape, Storage, Tensor,
 };
@@ -97,11 +98,15 @@ impl<O> Node<O> {
         O: Fused<N>,
     {
         let grad = grad.contiguous()?;
-        match grad.device() {
+        let mut grads = match grad.device() {
             #[cfg(feature = "cuda")]
-            candle_core::Device::Cuda(_) => self.op.cuda_backward(args, res, &grad),
-            _ => self.op.cpu_backward(args, res, &grad),
+            candle_core::Device::Cuda(_) => self.op.cuda_backward(args, res, &grad)?,
+            _ => self.op.cpu_backward(args, res, &grad)?,
+        };
+        for (arg, grad) in args.into_iter().zip(&mut grads) {
+            offer(arg, grad)?;
         }
+        Ok(grads)
     }
 }
 

@@ -103,9 +103,8 @@ impl Node {
     fn backward(&self, grad: &Tensor) -> Result<Option<Tensor>> {
         let mut gradients = (self.compute)(grad)?;
         for (argument, gradient) in self.arguments.iter().zip(&mut gradients) {
-            if argument.is_variable() {
-                collect::offer(argument, gradient)?;
-            } else if gradient.is_none() {
+            collect::offer(argument, gradient)?;
+            if gradient.is_none() && !argument.is_variable() {
                 // candle asks for the gradient of every tensor that was computed.
                 *gradient = Some(argument.zeros_like()?);
             }

@@ -22,9 +22,9 @@ impl Drop for Collection {
     }
 }
 
-/// The gradients of `loss`, as [`Tensor::backward`] gives them, without its zeros and additions for the parameters of
-/// [wide nodes](crate::wide): for every argument of an operation candle makes a tensor of zeros and adds the gradient to it,
-/// which is three times the parameters' bytes written per step.
+/// The gradients of `loss`, as [`Tensor::backward`] gives them, without its zeros and additions for the parameters of this
+/// crate's operations: for every argument of an operation candle makes a tensor of zeros and adds the gradient to it, which
+/// is three times the parameters' bytes written per step.
 ///
 /// # Errors
 /// Those of [`Tensor::backward`].
@@ -54,8 +54,11 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
     Ok(grads)
 }
 
-/// Takes the gradient of a variable if this thread collects.
-pub(super) fn offer(variable: &Tensor, gradient: &mut Option<Tensor>) -> Result<()> {
+/// Takes the gradient of `argument` if it is a variable and this thread collects.
+pub(crate) fn offer(argument: &Tensor, gradient: &mut Option<Tensor>) -> Result<()> {
+    if !argument.is_variable() {
+        return Ok(());
+    }
     COLLECTOR.with(|collector| {
         let mut collector = collector.borrow_mut();
         let Some(collected) = collector.as_mut() else {
@@ -64,11 +67,11 @@ pub(super) fn offer(variable: &Tensor, gradient: &mut Option<Tensor>) -> Result<
         let Some(new) = gradient.take() else {
             return Ok(());
         };
-        let sum = match collected.remove(&variable.id()) {
+        let sum = match collected.remove(&argument.id()) {
             Some(old) => (old + new)?,
             None => new,
         };
-        collected.insert(variable.id(), sum);
+        collected.insert(argument.id(), sum);
         Ok(())
     })
 }

@@ -30,7 +30,7 @@
 
 mod attach;
 mod attention;
-mod collect;
+pub(crate) mod collect;
 mod elementwise;
 mod kept;
 mod linear;

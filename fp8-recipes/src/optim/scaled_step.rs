@@ -135,7 +135,8 @@ impl DynamicLossScaler {
         vars: impl IntoIterator<Item = &'a Var>,
         take: impl FnOnce(&GradStore) -> Result<R, E>,
     ) -> Result<ScaledStep<R>, E> {
-        let mut grads = self.scaled(loss)?.backward().map_err(OptimError::from)?;
+        let mut grads =
+            fp8_candle::wide::backward(&self.scaled(loss)?).map_err(OptimError::from)?;
         self.step_with_grads(&mut grads, vars, take)
     }
 
