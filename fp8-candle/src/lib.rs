@@ -15,6 +15,7 @@ pub mod ops;
 pub mod optim;
 mod packed;
 pub mod parallel;
+pub mod profile;
 mod quantize;
 mod ready;
 mod scale_source;

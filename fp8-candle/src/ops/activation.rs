@@ -6,6 +6,7 @@ use super::math::Real;
 use super::{check_float, last_dim, shape_error};
 use crate::error::Result;
 use crate::parallel;
+use crate::profile::{Kind, enter};
 use crate::simd::simd;
 use candle_core::{D, Tensor};
 use std::fmt;
@@ -122,6 +123,7 @@ impl Activation {
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn apply(self, x: &Tensor) -> Result<Tensor> {
+        let _scope = enter(Kind::Activation);
         self.check(x)?;
         match x.device().is_cpu() && !x.track_op() {
             true => self.on_cpu(x),
@@ -141,6 +143,7 @@ impl Activation {
 
     /// The gradient of `x`, outside any graph.
     pub(crate) fn backward(self, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let _scope = enter(Kind::Activation);
         if !x.device().is_cpu() {
             let [dx] = super::gradients([x], grad, |[x]| self.composed(x))?;
             return Ok(dx.to_dtype(x.dtype())?);

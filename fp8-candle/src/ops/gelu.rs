@@ -7,6 +7,7 @@ use super::{check_float, fused};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::gelu as cuda;
 use crate::error::Result;
+use crate::profile::Kind;
 use crate::simd::simd;
 use candle_core::{Storage, Tensor};
 
@@ -60,6 +61,10 @@ struct Gelu;
 impl Fused<1> for Gelu {
     fn name(&self) -> &'static str {
         "gelu"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Activation
     }
 
     fn cpu_forward(&self, [x]: [&Tensor; 1]) -> Result<Storage> {

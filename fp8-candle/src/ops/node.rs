@@ -1,6 +1,7 @@
 //! The autograd nodes of fused ops.
 
 use crate::error::Result;
+use crate::profile::{Kind, enter};
 use crate::ready::Ready;
 use crate::wide::collect::offer;
 use candle_core::{
@@ -11,6 +12,9 @@ use candle_core::{
 /// [`apply3`] put the op into it.
 pub(super) trait Fused<const N: usize>: Send + Sync + 'static {
     fn name(&self) -> &'static str;
+
+    /// What its time counts as.
+    fn kind(&self) -> Kind;
 
     /// Shape of the result.
     fn shape(&self, args: [&Tensor; N]) -> Shape {
@@ -76,6 +80,7 @@ impl<O> Node<O> {
     where
         O: Fused<N>,
     {
+        let _scope = enter(op.kind());
         let storage = match args.first().map(|x| x.device()) {
             #[cfg(feature = "cuda")]
             Some(candle_core::Device::Cuda(_)) => op.cuda_forward(args)?,
@@ -97,6 +102,7 @@ impl<O> Node<O> {
     where
         O: Fused<N>,
     {
+        let _scope = enter(self.op.kind());
         let grad = grad.contiguous()?;
         let mut grads = match grad.device() {
             #[cfg(feature = "cuda")]

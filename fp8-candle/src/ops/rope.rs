@@ -7,6 +7,7 @@ use super::{check_float, check_like, fused, shape_error};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::rope as cuda;
 use crate::error::Result;
+use crate::profile::{Kind, enter};
 use crate::simd::simd;
 use candle_core::{D, Storage, Tensor};
 
@@ -86,6 +87,7 @@ pub(crate) fn tokens_first(
     interleaved: bool,
     back: bool,
 ) -> Result<Tensor> {
+    let _scope = enter(Kind::Attention);
     let op = if interleaved { "rope_i" } else { "rope" };
     let rope = Rope {
         op,
@@ -265,6 +267,10 @@ fn rotate_interleaved<R: Real>(x: &[R], cos: &[R], sin: &[R], sign: R, y: &mut [
 impl Fused<3> for Rope {
     fn name(&self) -> &'static str {
         self.op
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Attention
     }
 
     fn cpu_forward(&self, args: [&Tensor; 3]) -> Result<Storage> {

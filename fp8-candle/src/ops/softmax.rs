@@ -7,6 +7,7 @@ use super::{check_float, fused, last_dim, shape_error};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::softmax as cuda;
 use crate::error::Result;
+use crate::profile::{Kind, enter};
 use crate::simd::simd;
 use candle_core::{D, Storage, Tensor};
 
@@ -108,6 +109,7 @@ pub(crate) fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Te
 
 /// `factor` times the gradient of the argument of the softmax whose result is `y`.
 pub(crate) fn backward(y: &Tensor, grad: &Tensor, causal: bool, factor: f64) -> Result<Tensor> {
+    let _scope = enter(Kind::Attention);
     let (op, cols) = ("softmax", last_dim("softmax", "y", y)?);
     let causal = match *y.dims() {
         [.., tq, tk] if causal => Some((tq, tk)),
@@ -259,6 +261,10 @@ pub(super) fn softmax_row<R: Real>(x: &[R], softmax_scale: R, y: &mut [R]) {
 impl Fused<1> for Softmax {
     fn name(&self) -> &'static str {
         self.op
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Attention
     }
 
     fn cpu_forward(&self, [x]: [&Tensor; 1]) -> Result<Storage> {

@@ -5,6 +5,7 @@ use super::math::Real;
 use super::node::{Fused, apply2};
 use super::{check_float, check_like, shape_error};
 use crate::error::Result;
+use crate::profile::Kind;
 #[cfg(feature = "cuda")]
 use crate::ready::owned_storage;
 use crate::simd::simd;
@@ -67,6 +68,10 @@ type Part<R> = fn(&[R], &[R], &[R], &mut [R]);
 impl Fused<2> for SwiGlu {
     fn name(&self) -> &'static str {
         "swiglu"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Activation
     }
 
     fn cpu_forward(&self, [gate, up]: [&Tensor; 2]) -> Result<Storage> {

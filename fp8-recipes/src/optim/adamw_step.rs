@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
+use fp8_candle::profile;
 
 #[cfg(feature = "cuda")]
 use super::counter::Counter;
@@ -28,6 +29,7 @@ impl AdamW {
     /// A gradient of another shape, dtype or device than its variable, or a rate that candle's interface could
     /// not refuse (before anything is changed), or an error of the device.
     pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
+        let _scope = profile::enter(profile::Kind::Optimizer);
         self.refused_lr.map_or(Ok(()), check_lr)?;
         let vars = self
             .slots

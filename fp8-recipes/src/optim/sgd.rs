@@ -3,6 +3,7 @@
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
+use fp8_candle::profile;
 
 use super::error::Result;
 use super::groups::Groups;
@@ -168,6 +169,7 @@ impl Sgd {
     /// # Ok(()) }
     /// ```
     pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
+        let _scope = profile::enter(profile::Kind::Optimizer);
         self.refused_lr.map_or(Ok(()), check_lr)?;
         let vars = self
             .slots

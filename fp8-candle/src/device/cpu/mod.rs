@@ -22,6 +22,7 @@ use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::data::matrix_dims;
 use crate::data::scales::ScalePolicy;
 use crate::error::{Error, Result};
+use crate::profile::{Kind, enter};
 use crate::simd::simd;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use data::{for_floats, tensor, with_codes, with_f32, with_floats};
@@ -32,6 +33,7 @@ pub(crate) struct CpuBackend;
 
 impl Backend for CpuBackend {
     fn amax(&self, x: &Tensor, grid: &ScaleGrid) -> Result<Tensor> {
+        let _scope = enter(Kind::Cast);
         let amax = with_floats("amax", x, |x| Ok(cast::amax(x, grid)))?;
         tensor(
             CpuStorage::F32(amax),
@@ -46,6 +48,7 @@ impl Backend for CpuBackend {
         policy: ScalePolicy,
         power_of_two: bool,
     ) -> Result<Tensor> {
+        let _scope = enter(Kind::Cast);
         map_f32("quant_scale", amax, |amax| {
             let quant_scale = match policy {
                 ScalePolicy::Dynamic => fp8_core::dynamic_quant_scale(amax, format),
@@ -81,6 +84,7 @@ impl Backend for CpuBackend {
         cast: &Cast,
         orientation: Orientation,
     ) -> Result<Codes> {
+        let _scope = enter(Kind::Cast);
         let (codes, _) = with_f32("quantize", quant_scale, |scales| {
             with_floats("quantize", x, |x| {
                 Ok(cast::encode(x, grid, scales, cast, false))
@@ -96,6 +100,7 @@ impl Backend for CpuBackend {
         cast: &Cast,
         orientation: Orientation,
     ) -> Result<(Codes, Tensor)> {
+        let _scope = enter(Kind::Cast);
         let (rows, cols) = matrix_dims(x.dims());
         let grid = ScaleGrid::tensorwise(rows, cols);
         let (codes, amax) = with_f32("quantize", quant_scale, |scales| {
@@ -110,6 +115,7 @@ impl Backend for CpuBackend {
     }
 
     fn transpose(&self, codes: &Tensor) -> Result<Tensor> {
+        let _scope = enter(Kind::Cast);
         Ok(codes.t()?.contiguous()?)
     }
 
@@ -121,6 +127,7 @@ impl Backend for CpuBackend {
         dequant_scale: &Tensor,
         dtype: DType,
     ) -> Result<Tensor> {
+        let _scope = enter(Kind::Cast);
         let values = with_codes("dequantize", codes, |codes| {
             with_f32("dequantize", dequant_scale, |scales| {
                 cast::decode(format, codes, grid, scales, dtype)
@@ -135,10 +142,12 @@ impl Backend for CpuBackend {
         b: &GemmOperand<'_>,
         out: &GemmOutput<'_>,
     ) -> Result<Storage> {
+        let _scope = enter(Kind::Gemm);
         Ok(Storage::Cpu(gemm::gemm(Isa::best(), a, b, out)?))
     }
 
     fn pack(&self, codes: &Tensor) -> Result<Option<Tensor>> {
+        let _scope = enter(Kind::Cast);
         let Some(order) = gemm::packed_order(Isa::best()) else {
             return Ok(None);
         };
@@ -159,6 +168,7 @@ impl Backend for CpuBackend {
     }
 
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
+        let _scope = enter(Kind::Gemm);
         let cols = x.dim(1)?;
         let sums = with_floats("sum_rows", x, |x| {
             Ok(for_floats!(x, x => sum_rows(x, cols)))
@@ -208,10 +218,12 @@ impl Backend for CpuBackend {
         rows: &[Option<RowUpdate>],
         recorded: &Recorded,
     ) -> Result<Updated> {
+        let _scope = enter(Kind::Cast);
         state::update_columns(columns, rows, recorded)
     }
 
     fn fingerprint(&self, x: &Tensor) -> Result<Option<u64>> {
+        let _scope = enter(Kind::Cast);
         with_floats("fingerprint", x, |x| Ok(Some(hash::fingerprint(x))))
     }
 }

@@ -11,6 +11,7 @@ use super::gradients;
 use crate::data::attention::Attention;
 use crate::device::{FusedAttention, fused_attention};
 use crate::error::Result;
+use crate::profile::{Kind, enter};
 use crate::ready::{Ready, tensor_of};
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, Shape, Tensor};
 
@@ -84,6 +85,7 @@ pub fn attention_tokens_first(
 
 impl Attention {
     fn apply(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let _scope = enter(Kind::Attention);
         if q.elem_count() == 0 {
             return Ok(q.clone());
         }
@@ -120,6 +122,7 @@ impl Attention {
     ///
     /// With operands of bf16, bf16 copies of q, k and v give the same bits as f32 values, in either pass.
     pub(crate) fn forward(&self, qkv: [&Tensor; 3], out_dtype: DType) -> Result<(Tensor, Saved)> {
+        let _scope = enter(Kind::Attention);
         let [q, k, v] = &qkv.map(Tensor::detach);
         let mut saved = Saved::default();
         if q.elem_count() == 0 {
@@ -144,6 +147,7 @@ impl Attention {
         grad: &Tensor,
         wanted: [bool; 3],
     ) -> Result<[Option<Tensor>; 3]> {
+        let _scope = enter(Kind::Attention);
         let [q, k, v] = &qkv.map(Tensor::detach);
         let grad = &grad.detach();
         if let (Some(kernels), Some(lse)) = (self.kernels(q)?, &saved.lse) {
@@ -219,6 +223,7 @@ impl CustomOp3 for Node {
         y: &Tensor,
         grad: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let _scope = enter(Kind::Attention);
         let wanted = [q, k, v].map(Tensor::track_op);
         let results = (Some(y), &self.lse);
         let [dq, dk, dv] =

@@ -9,6 +9,7 @@ use super::{check_device, check_float, fused, last_dim, shape_error};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::cross_entropy as cuda;
 use crate::error::{Error, Result};
+use crate::profile::Kind;
 use candle_core::{DType, Shape, Storage, Tensor};
 use composed::{composed, to_i64};
 pub(crate) use cpu::CheckedTargets;
@@ -219,6 +220,10 @@ impl CrossEntropy {
 impl Fused<1> for CrossEntropy {
     fn name(&self) -> &'static str {
         OP
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Loss
     }
 
     fn shape(&self, _: [&Tensor; 1]) -> Shape {

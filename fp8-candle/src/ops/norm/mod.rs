@@ -6,6 +6,7 @@ use super::data::{compute_dtype, for_dtype, storage, tensor, with_slices};
 use super::node::{Fused, apply2, apply3};
 use super::{check_float, check_like, fused, last_dim, shape_error};
 use crate::error::Result;
+use crate::profile::{Kind, enter};
 use candle_core::{D, Storage, Tensor};
 
 /// Layer normalization over the last dimension.
@@ -102,6 +103,7 @@ pub(crate) fn backward(
     eps: f64,
     sums_factor: f64,
 ) -> Result<[Tensor; 3]> {
+    let _scope = enter(Kind::Norm);
     let op = if center { "layer_norm" } else { "rms_norm" };
     let norm = Norm { op, center, eps };
     if x.device().is_cpu() {
@@ -263,6 +265,10 @@ impl Fused<2> for NormNode {
         self.norm.op
     }
 
+    fn kind(&self) -> Kind {
+        Kind::Norm
+    }
+
     fn cpu_forward(&self, [x, weight]: [&Tensor; 2]) -> Result<Storage> {
         self.cpu_forward(x, weight, None)
     }
@@ -297,6 +303,10 @@ impl Fused<2> for NormNode {
 impl Fused<3> for NormNode {
     fn name(&self) -> &'static str {
         self.norm.op
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Norm
     }
 
     fn cpu_forward(&self, [x, weight, bias]: [&Tensor; 3]) -> Result<Storage> {

@@ -10,6 +10,7 @@ use super::grad::Grad;
 use super::slot::{Rounded, Slot};
 use super::{RoundTo, ScaledCounts};
 use candle_core::Tensor;
+use fp8_candle::profile;
 use fp8_candle::scaled::{ScaledGrads, ScaledVar};
 use std::collections::HashSet;
 
@@ -81,6 +82,7 @@ impl<const N: usize> Core<N> {
         max_grad_norm: Option<f64>,
         update: impl Fn(&mut Slot<N>, &Grad, &Rates) -> candle_core::Result<u64>,
     ) -> Result<StepReport> {
+        let _scope = profile::enter(profile::Kind::Optimizer);
         let memory = |slot: &Slot<N>| address(slot.var.data_var());
         let own: HashSet<usize> = self.slots.iter().map(memory).collect();
         let grads = self.slots.iter().map(|slot| {
