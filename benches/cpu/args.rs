@@ -11,7 +11,7 @@ Usage: cargo bench --bench cpu -- [OPTIONS]
 
 Options:
   --json FILE    Write the rows as a JSON array, whole or not at all
-  --quick        Fewer rounds, a smaller cast from memory, no slow columns
+  --quick        Fewer rounds, a smaller cast from memory, no slow columns; large models only if --filter names them
   --filter TEXT  Only cases whose name contains TEXT
   --help         Print this
 

@@ -24,6 +24,7 @@ pub fn run(session: &Session) -> Result<()> {
 
     let prompt = b"fn main";
     let tokens: Vec<u32> = prompt.iter().map(|&byte| byte.into()).collect();
+    let prompt = tokens.clone();
     let tokens = Tensor::from_vec(tokens, (1, prompt.len()), &Device::Cpu)?;
     check(
         &case,
@@ -36,7 +37,7 @@ pub fn run(session: &Session) -> Result<()> {
     // Milliseconds per byte.
     let time = |model: &Gpt| -> Result<f64> {
         let began = Instant::now();
-        let text = model.generate(prompt, count, 0.8, 0, |_| ())?;
+        let text = model.generate(&prompt, count, 0.8, 0, |_| ())?;
         let ms = began.elapsed().as_secs_f64() * 1e3;
         ensure!(text.len() == count, "{case}: {} bytes", text.len());
         Ok(ms / count as f64)

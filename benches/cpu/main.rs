@@ -20,6 +20,8 @@ mod generation;
 #[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/gpt/mod.rs"]
 mod gpt;
+mod growth;
+mod held;
 mod inputs;
 #[path = "../shared/json.rs"]
 mod json;
@@ -41,6 +43,9 @@ mod timing;
 mod training;
 #[path = "../../examples/shared/upstream.rs"]
 mod upstream;
+#[allow(dead_code, reason = "the examples use the rest")]
+#[path = "../../examples/shared/vocabulary.rs"]
+mod vocabulary;
 #[allow(dead_code, reason = "the example uses the rest")]
 #[path = "../../examples/train_gpt/weights.rs"]
 mod weights;
@@ -76,6 +81,8 @@ fn main() -> Result<()> {
         }
         Group::Models => {
             training::run(&session)?;
+            growth::run(&session)?;
+            held::run(&session)?;
             generation::run(&session)?;
             checkpoint::run(&session)
         }

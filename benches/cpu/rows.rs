@@ -20,6 +20,12 @@ pub enum Metric {
     StepRatio,
     /// Time of a training step with the recipe `delayed` over ours.
     StepRatioDelayed,
+    /// Tokens per second of a training step.
+    TokensPerS,
+    /// Bytes that torch's bf16 autocast keeps for the backward pass over ours.
+    KeptRatio,
+    /// Bytes kept for the backward pass by each token; here less is better, and no bar stands.
+    BytesPerToken,
 }
 
 impl Metric {
@@ -32,6 +38,9 @@ impl Metric {
             Self::TokensRatioQ80 => "tokens_ratio_q8_0",
             Self::StepRatio => "step_ratio",
             Self::StepRatioDelayed => "step_delayed",
+            Self::TokensPerS => "tokens_per_s",
+            Self::KeptRatio => "kept_ratio",
+            Self::BytesPerToken => "bytes/token",
         }
     }
 }

@@ -65,6 +65,11 @@ impl Session {
         self.args.wants(case)
     }
 
+    /// Whether a case that takes minutes is asked for: by its name, or by a run that need not be brief.
+    pub fn wants_large(&self, case: &str) -> bool {
+        self.args.wants(case) && (!self.args.quick || self.args.filter.is_some())
+    }
+
     /// Whether to be brief.
     pub fn quick(&self) -> bool {
         self.args.quick

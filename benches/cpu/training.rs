@@ -1,4 +1,4 @@
-//! Steps of `examples/train_gpt` with its defaults, delayed FP8 against f32.
+//! Steps of `examples/train_gpt` with its defaults and of larger models, delayed FP8 against f32.
 
 use crate::data::Data;
 use crate::gpt::GptConfig;
@@ -26,33 +26,59 @@ pub fn settings() -> Settings {
 /// Some text: which, does not matter to the time of a step.
 pub fn text(settings: &Settings) -> Result<Data> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("fp8-recipes/src");
-    Data::load(Some(&sources), settings.batch, settings.model.context)
+    let model = &settings.model;
+    Data::load(
+        Some(&sources),
+        model.vocab_size,
+        settings.batch,
+        model.context,
+    )
 }
 
 /// Each case step by step in turn with what it is compared with.
 pub fn run(session: &Session) -> Result<()> {
-    against_f32(session)?;
+    against_f32(session, "train_gpt step delayed", &settings(), Some(1.4))?;
+    for (name, hidden, layers, heads) in LARGER {
+        let case = format!("train_gpt step delayed, {name}");
+        if session.wants_large(&session.name(&case)) {
+            let settings = sized(hidden, layers, heads, 256, 8);
+            against_f32(session, &case, &settings, None)?;
+        }
+    }
     scaled_against_delayed(session)
 }
 
-fn against_f32(session: &Session) -> Result<()> {
-    let case = session.name("train_gpt step delayed");
+/// With a context of 256: parameters, hidden size, layers, heads. The last is GPT-2 small without its 39M parameters of a
+/// vocabulary of 50257, which has 256 tokens here as everywhere in this file.
+const LARGER: [(&str, usize, usize, usize); 2] = [
+    ("25M", 512, 8, 8),
+    ("85M (GPT-2 small, bytes)", 768, 12, 12),
+];
+
+/// The defaults for a model of other sizes.
+pub fn sized(hidden: usize, layers: usize, heads: usize, context: usize, batch: usize) -> Settings {
+    let mut settings = Settings {
+        batch,
+        ..settings()
+    };
+    let model = &mut settings.model;
+    (model.hidden_size, model.num_layers) = (hidden, layers);
+    (model.num_heads, model.context) = (heads, context);
+    settings
+}
+
+fn against_f32(session: &Session, case: &str, settings: &Settings, bar: Option<f64>) -> Result<()> {
+    let case = session.name(case);
     if !session.wants(&case) {
         return Ok(());
     }
-    let [ours, plain] = race(session, &case, ["delayed", "f32"])?;
+    let [ours, plain] = race(session, &case, ["delayed", "f32"], settings)?;
     let times = Times {
         ours: Some(ours),
         f32: Some(plain),
         ..Times::default()
     };
-    session.report(
-        case,
-        (Metric::StepRatio, plain / ours),
-        Some(1.4),
-        times,
-        None,
-    )
+    session.report(case, (Metric::StepRatio, plain / ours), bar, times, None)
 }
 
 fn scaled_against_delayed(session: &Session) -> Result<()> {
@@ -60,7 +86,7 @@ fn scaled_against_delayed(session: &Session) -> Result<()> {
     if !session.wants(&case) {
         return Ok(());
     }
-    let [ours, delayed] = race(session, &case, ["scaled_fp8", "delayed"])?;
+    let [ours, delayed] = race(session, &case, ["scaled_fp8", "delayed"], &settings())?;
     let times = Times {
         ours: Some(ours),
         ..Times::default()
@@ -70,14 +96,18 @@ fn scaled_against_delayed(session: &Session) -> Result<()> {
 }
 
 /// Median milliseconds of a step of two runs that take turns.
-fn race(session: &Session, case: &str, names: [&str; 2]) -> Result<[f64; 2]> {
-    let settings = settings();
-    let data = text(&settings)?;
+fn race(session: &Session, case: &str, names: [&str; 2], settings: &Settings) -> Result<[f64; 2]> {
+    let data = text(settings)?;
     let mut runs = [
-        Run::new(names[0], &settings, &Device::Cpu)?,
-        Run::new(names[1], &settings, &Device::Cpu)?,
+        Run::new(names[0], settings, &Device::Cpu)?,
+        Run::new(names[1], settings, &Device::Cpu)?,
     ];
-    let (warm_up, rounds) = if session.quick() { (2, 3) } else { (3, 15) };
+    let large = settings.model.hidden_size > 256;
+    let (warm_up, rounds) = match (session.quick(), large) {
+        (true, _) => (2, 3),
+        (false, true) => (2, 7),
+        (false, false) => (3, 15),
+    };
     let mut ms = [vec![], vec![]];
     for round in 0..warm_up + rounds {
         let mut losses = [0.; 2];
@@ -98,7 +128,8 @@ fn race(session: &Session, case: &str, names: [&str; 2]) -> Result<[f64; 2]> {
     Ok(ms.map(|ms| median(ms.into_iter())))
 }
 
-fn train_step(run: &mut Run, data: &Data) -> Result<Step> {
+/// One step, waited for.
+pub fn train_step(run: &mut Run, data: &Data) -> Result<Step> {
     run.train_step(data)?;
     run.read_steps()?.pop().context("a step without results")
 }

@@ -12,6 +12,9 @@ mod gpt;
 #[allow(dead_code, reason = "training uses the rest")]
 #[path = "../shared/runs.rs"]
 mod runs;
+#[allow(dead_code, reason = "training learns it")]
+#[path = "../shared/vocabulary.rs"]
+mod vocabulary;
 
 use anyhow::{Context, Result};
 use candle_core::DType;
@@ -24,6 +27,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
+use vocabulary::Vocabulary;
 
 /// Continue a prompt with a model saved by train_gpt.
 #[derive(Parser)]
@@ -34,10 +38,10 @@ struct Args {
     /// What to continue
     #[arg(long, default_value = "fn main")]
     prompt: String,
-    /// Bytes to write
+    /// Tokens to write: bytes, or what train_gpt --vocab has merged
     #[arg(long, default_value_t = 200)]
     tokens: usize,
-    /// 0 takes the likeliest byte every time
+    /// 0 takes the likeliest token every time
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
     /// Seed of the sampling
@@ -68,6 +72,7 @@ fn run(args: &Args) -> Result<()> {
         .with_context(|| format!("reading {}", config.display()))?;
     let config: GptConfig = serde_json::from_str(&text)
         .with_context(|| format!("{}: not a configuration of train_gpt", config.display()))?;
+    let vocabulary = Vocabulary::open(&folder, config.vocab_size)?;
     let weights = folder.join("model.safetensors");
     let vb = load::var_builder(&[&weights], DType::F32, &device)?;
     let model = Gpt::new(&config, vb)?;
@@ -77,30 +82,32 @@ fn run(args: &Args) -> Result<()> {
         print!("{}", args.prompt);
     }
     let start = Instant::now();
-    let text = model.generate(
-        args.prompt.as_bytes(),
+    let tokens = model.generate(
+        &vocabulary.encode(args.prompt.as_bytes()),
         args.tokens,
         args.temperature,
         args.seed,
-        |byte| {
+        |token| {
             if !args.json {
                 // Text may be cut anywhere: bytes go out as they are.
                 let mut out = std::io::stdout();
-                let _ = out.write_all(&[byte]).and_then(|()| out.flush());
+                let _ = out
+                    .write_all(&vocabulary.decode(&[token]))
+                    .and_then(|()| out.flush());
             }
         },
     )?;
     let seconds = start.elapsed().as_secs_f64();
     let tokens_per_s = if seconds > 0. {
-        text.len() as f64 / seconds
+        tokens.len() as f64 / seconds
     } else {
         0.
     };
     if args.json {
         let report = serde_json::json!({
             "prompt": args.prompt,
-            "text": String::from_utf8_lossy(&text),
-            "tokens": text.len(),
+            "text": String::from_utf8_lossy(&vocabulary.decode(&tokens)),
+            "tokens": tokens.len(),
             "tokens_per_s": tokens_per_s,
             "linear_weight_bytes": bytes,
             "f32_linear_weight_bytes": f32_bytes,

@@ -1,4 +1,4 @@
-//! A small byte-level GPT on `fp8_recipes::nn`: pre-norm blocks, rotary positions, GELU MLP. One definition for plain tensors, FP8
+//! A small GPT on `fp8_recipes::nn`: pre-norm blocks, rotary positions, GELU MLP. One definition for plain tensors, FP8
 //! recipes and scaled arithmetic.
 
 use anyhow::{Context, Result, ensure};
@@ -74,7 +74,7 @@ fn block(config: &GptConfig, vb: VarBuilder<'_>) -> Result<TransformerLayer> {
     ))
 }
 
-/// The model. Input: bytes as U32 `[batch, tokens]`; output: logits `[batch, tokens, vocab_size]`.
+/// The model. Input: tokens as U32 `[batch, tokens]`; output: logits `[batch, tokens, vocab_size]`.
 #[derive(Fp8Module)]
 pub struct Gpt {
     embed: Embedding,
@@ -176,25 +176,25 @@ impl Gpt {
         (bytes.0, bytes.1)
     }
 
-    /// Continues `prompt` by `count` bytes; `temperature` 0 takes the likeliest.
+    /// Continues `prompt` by `count` tokens; `temperature` 0 takes the likeliest.
     pub fn generate(
         &self,
-        prompt: &[u8],
+        prompt: &[u32],
         count: usize,
         temperature: f64,
         seed: u64,
-        mut each: impl FnMut(u8),
-    ) -> Result<Vec<u8>> {
+        mut each: impl FnMut(u32),
+    ) -> Result<Vec<u32>> {
         ensure!(
             !prompt.is_empty(),
-            "the prompt is empty: give at least one byte"
+            "the prompt is empty: give at least one token"
         );
         let device = self.embed.embeddings().device();
         let mut rng = StdRng::seed_from_u64(seed);
         let mut cache: KvCache = self.new_cache();
         // Attention looks back no further than its context.
         let start = prompt.len().saturating_sub(self.config.context);
-        let mut next: Vec<u32> = prompt[start..].iter().map(|&byte| byte.into()).collect();
+        let mut next = prompt[start..].to_vec();
         let mut text = vec![];
         while text.len() < count {
             let tokens = Tensor::from_slice(&next, (1, next.len()), device)?;
@@ -203,10 +203,10 @@ impl Gpt {
                 .i((0, next.len() - 1))?
                 .to_dtype(DType::F32)?
                 .to_vec1::<f32>()?;
-            let byte = u8::try_from(sample(&last, temperature, &mut rng)?)?;
-            each(byte);
-            text.push(byte);
-            next = vec![byte.into()];
+            let token = u32::try_from(sample(&last, temperature, &mut rng)?)?;
+            each(token);
+            text.push(token);
+            next = vec![token];
         }
         Ok(text)
     }

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 /// Where a run goes that is told nothing; later ones add a number.
 pub const DEFAULT: &str = "target/train_gpt";
 /// What a run leaves in its folder, beside checkpoints.
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     "stats.jsonl",
     "metrics.jsonl",
     "summary.json",
     "loss.svg",
     "model.safetensors",
     "config.json",
+    "merges.json",
 ];
 
 /// The folder of a run's checkpoints.

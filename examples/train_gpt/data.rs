@@ -1,8 +1,10 @@
-//! Text as bytes: the Rust sources of candle-core by default, split into training and validation by position.
+//! Text as tokens: the Rust sources of candle-core by default, split into training and validation by position.
 
 use crate::candle_sources::candle_sources;
+use crate::vocabulary::Vocabulary;
 use anyhow::{Context, Result, ensure};
 use candle_core::{Device, Tensor};
+use fp8::fp8_candle::profile::{Kind, enter};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::path::{Path, PathBuf};
@@ -11,8 +13,9 @@ use std::path::{Path, PathBuf};
 const VALIDATION: f64 = 0.1;
 
 pub struct Data {
-    train: Vec<u8>,
-    validation: Vec<u8>,
+    train: Vec<u32>,
+    validation: Vec<u32>,
+    pub vocabulary: Vocabulary,
     /// Where batches go.
     device: Device,
     pub description: String,
@@ -20,12 +23,13 @@ pub struct Data {
     pub fingerprint: String,
 }
 
-/// Inputs and targets, U32 `[batch, tokens]`; a target is the byte after its input.
+/// Inputs and targets, U32 `[batch, tokens]`; a target is the token after its input.
 pub type Batch = (Tensor, Tensor);
 
 impl Data {
-    /// Reads a file, every text file of a directory, or the default.
-    pub fn load(path: Option<&Path>, batch: usize, context: usize) -> Result<Self> {
+    /// Reads a file, every text file of a directory, or the default, as tokens of which there are `vocab`: what batches of `batch`
+    /// windows need.
+    pub fn load(path: Option<&Path>, vocab: usize, batch: usize, context: usize) -> Result<Self> {
         let (root, what) = match path {
             Some(path) => (path.to_path_buf(), path.display().to_string()),
             None => (candle_sources()?, "the sources of candle-core".to_string()),
@@ -44,11 +48,13 @@ impl Data {
         }
         let split = (text.len() as f64 * (1. - VALIDATION)) as usize;
         let validation = text.split_off(split);
-        let need = batch + context;
-        for (part, bytes) in [("training", text.len()), ("validation", validation.len())] {
+        let vocabulary = Vocabulary::learn(&text, vocab).with_context(|| what.clone())?;
+        let (train, held) = (vocabulary.encode(&text), vocabulary.encode(&validation));
+        let need = batch.saturating_add(context);
+        for (part, tokens) in [("training", train.len()), ("validation", held.len())] {
             ensure!(
-                bytes > need,
-                "{what}: {bytes} bytes of {part} text are too few, one batch of {batch} x {context} needs more than {need}"
+                tokens > need,
+                "{what}: {tokens} tokens of {part} text are too few, one batch of {batch} x {context} needs more than {need}: give less --context or --batch, or more text"
             );
         }
         let hash = text
@@ -59,8 +65,9 @@ impl Data {
             });
         let total = text.len() + validation.len();
         Ok(Self {
-            train: text,
-            validation,
+            train,
+            validation: held,
+            vocabulary,
             device: Device::Cpu,
             description: format!(
                 "{what}: {:.2} MB in {} files",
@@ -81,6 +88,7 @@ impl Data {
 
     /// The batch of a step: a function of seed and step alone, so every run sees the same ones, resumed or not.
     pub fn train_batch(&self, seed: u64, step: u64, batch: usize, context: usize) -> Result<Batch> {
+        let _scope = enter(Kind::Data);
         let mut rng = StdRng::seed_from_u64(seed ^ (step + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let starts = (0..batch).map(|_| rng.random_range(0..self.train.len() - context));
         self.windows(&self.train, &starts.collect::<Vec<_>>(), context)
@@ -105,22 +113,19 @@ impl Data {
             .collect()
     }
 
-    /// The first bytes of the validation text.
-    pub fn prompt(&self, len: usize) -> &[u8] {
+    /// The first tokens of the validation text.
+    pub fn prompt(&self, len: usize) -> &[u32] {
         &self.validation[..len.min(self.validation.len())]
     }
 
-    fn windows(&self, text: &[u8], starts: &[usize], context: usize) -> Result<Batch> {
+    fn windows(&self, text: &[u32], starts: &[usize], context: usize) -> Result<Batch> {
         let shifted = |offset: usize| {
-            let bytes: Vec<u32> = starts
+            let tokens: Vec<u32> = starts
                 .iter()
-                .flat_map(|&s| {
-                    text[s + offset..s + offset + context]
-                        .iter()
-                        .map(|&byte| byte.into())
-                })
+                .flat_map(|&s| &text[s + offset..s + offset + context])
+                .copied()
                 .collect();
-            Tensor::from_vec(bytes, (starts.len(), context), &self.device)
+            Tensor::from_vec(tokens, (starts.len(), context), &self.device)
         };
         Ok((shifted(0)?, shifted(1)?))
     }

@@ -21,7 +21,11 @@ mod run;
 #[allow(dead_code, reason = "generate uses the rest")]
 #[path = "../shared/runs.rs"]
 mod runs;
+mod size;
 mod training;
+#[allow(dead_code, reason = "generate uses the rest")]
+#[path = "../shared/vocabulary.rs"]
+mod vocabulary;
 mod weights;
 
 use anyhow::{Result, bail, ensure};
@@ -52,6 +56,22 @@ struct Args {
     /// Sequences per batch [default: 8]
     #[arg(long)]
     batch: Option<usize>,
+    /// Features of a token, an even number for each head [default: 256]
+    #[arg(long)]
+    hidden: Option<usize>,
+    /// Transformer blocks [default: 4]
+    #[arg(long)]
+    layers: Option<usize>,
+    /// Heads of attention in each block [default: 4]
+    #[arg(long)]
+    heads: Option<usize>,
+    /// Tokens of a sequence, and that attention looks back on [default: 128]
+    #[arg(long)]
+    context: Option<usize>,
+    /// Tokens: the bytes, and beyond 256 the most frequent pairs of tokens in the training text. Losses are per token and compare
+    /// for one --vocab only [default: 256]
+    #[arg(long)]
+    vocab: Option<usize>,
     /// Where to train; may change when a run is resumed
     #[arg(long, default_value = "cpu")]
     device: DeviceName,
@@ -73,6 +93,9 @@ struct Args {
     /// Measure every cast of each Nth step: a table, and lines in stats.jsonl. Such steps take longer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     stats: Option<u64>,
+    /// Print where a step's time went: of the calling thread, so on a GPU only what the host waited for
+    #[arg(long)]
+    profile: bool,
 }
 
 fn main() -> ExitCode {
@@ -91,6 +114,9 @@ fn example(args: &Args) -> Result<()> {
         settings.steps = args.steps.unwrap_or(settings.steps);
         settings.seed = args.seed.unwrap_or(settings.seed);
         settings.batch = args.batch.unwrap_or(settings.batch);
+        for (size, asked) in sizes(&mut settings.model, args) {
+            *size = asked.unwrap_or(*size);
+        }
     }
     ensure!(
         settings.steps > 0,
@@ -104,13 +130,20 @@ fn example(args: &Args) -> Result<()> {
         args.checkpoint_every > 0,
         "--checkpoint-every 0: give at least 1"
     );
-    let data =
-        Data::load(args.data.as_deref(), settings.batch, settings.model.context)?.on(&device);
-    if let Some(dir) = &args.resume {
+    let parameters = size::check(&settings.model)?;
+    if args.resume.is_some() {
         same("--recipe", args.recipe.as_ref(), &settings.recipes)?;
         same("--steps", args.steps.as_ref(), &settings.steps)?;
         same("--seed", args.seed.as_ref(), &settings.seed)?;
         same("--batch", args.batch.as_ref(), &settings.batch)?;
+        for ((size, asked), flag) in sizes(&mut settings.model, args).into_iter().zip(SIZES) {
+            same(flag, asked.as_ref(), size)?;
+        }
+    }
+    let (batch, model) = (settings.batch, &settings.model);
+    let data = Data::load(args.data.as_deref(), model.vocab_size, batch, model.context)?;
+    let data = data.on(&device);
+    if let Some(dir) = &args.resume {
         ensure!(
             data.fingerprint == settings.data,
             "the text has changed since {} was written ({} then, {} now): name the old one with --data",
@@ -129,6 +162,7 @@ fn example(args: &Args) -> Result<()> {
         );
         let mut run = Run::new(name, &settings, &device)?;
         run.measure_every(args.stats);
+        run.measure_times(args.profile);
         runs.push(run);
     }
     ensure!(!runs.is_empty(), "--recipe names nothing to train");
@@ -153,7 +187,11 @@ fn example(args: &Args) -> Result<()> {
             dir
         }
     };
-    println!("text: {}", data.description);
+    println!(
+        "text: {}; {:.1} million parameters",
+        data.description,
+        parameters as f64 / 1e6
+    );
     if let Some(report) = runs.iter().find_map(|run| run.report.as_ref()) {
         println!("{report}");
     }
@@ -181,6 +219,12 @@ fn example(args: &Args) -> Result<()> {
     for run in &runs {
         run.save(&dir)?;
     }
+    let profiles = runs
+        .iter()
+        .filter_map(|run| Some((run, run.profile.as_ref()?)));
+    for (run, profile) in profiles {
+        println!("\nwhere a step's time went, {}:\n{profile}", run.name);
+    }
     if !finished {
         println!("stopped; go on with --resume {}", dir.display());
         return Ok(());
@@ -191,8 +235,21 @@ fn example(args: &Args) -> Result<()> {
     let served = fp8.max_by_key(|run| run.name == "delayed");
     match served {
         Some(run) => outcome::serve_fp8(run, &settings, &data, &dir, &device),
-        None => outcome::save_plain(&runs[0], &settings, &dir),
+        None => outcome::save_plain(&runs[0], &settings, &data, &dir),
     }
+}
+
+const SIZES: [&str; 5] = ["--hidden", "--layers", "--heads", "--context", "--vocab"];
+
+/// The sizes of a model with what is asked for, in the order of [`SIZES`].
+fn sizes<'a>(model: &'a mut GptConfig, args: &Args) -> [(&'a mut usize, Option<usize>); 5] {
+    [
+        (&mut model.hidden_size, args.hidden),
+        (&mut model.num_layers, args.layers),
+        (&mut model.num_heads, args.heads),
+        (&mut model.context, args.context),
+        (&mut model.vocab_size, args.vocab),
+    ]
 }
 
 fn defaults() -> Settings {

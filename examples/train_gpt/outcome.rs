@@ -5,6 +5,8 @@ use crate::gpt::Gpt;
 use crate::plot;
 use crate::record::{Line, Metrics, Summary, write_json, write_summary};
 use crate::run::{Run, Settings};
+use crate::size;
+use crate::vocabulary::{self, Vocabulary};
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use fp8::{ExportOptions, atomic, load, save_calibrated_with};
@@ -53,6 +55,12 @@ pub fn summarize(
             linear_weight_bytes: run.served_weight_bytes()?,
             converted_layers: run.converted_layers(),
             quantized_tensors: run.quantized_tensors(),
+            model: serde_json::to_value(model)?,
+            parameters: size::check(model)?,
+            profile_ms: run.profile.as_ref().map(|profile| {
+                let parts = profile.parts().into_iter();
+                parts.map(|part| (part.kind.name(), part.ms)).collect()
+            }),
         });
     }
     write_summary(dir, &summaries)?;
@@ -99,8 +107,7 @@ pub fn serve_fp8(
     let served = Gpt::new(&settings.model, vb)?;
 
     let prompt = data.prompt(settings.model.context);
-    let tokens: Vec<u32> = prompt.iter().map(|&byte| byte.into()).collect();
-    let tokens = Tensor::from_vec(tokens, (1, prompt.len()), device)?;
+    let tokens = Tensor::from_slice(prompt, (1, prompt.len()), device)?;
     let ours = {
         let _guard = run.evaluation_guard()?;
         run.model.forward::<Tensor>(&tokens)?
@@ -118,26 +125,38 @@ pub fn serve_fp8(
         report.quantized.len(),
         bytes as f64 / f32_bytes as f64,
     );
-    write_text(&served, &prompt[..32.min(prompt.len())], settings.seed)?;
+    let vocabulary = &data.vocabulary;
+    save_vocabulary(vocabulary, dir)?;
+    let prompt = &prompt[..32.min(prompt.len())];
+    write_text(&served, vocabulary, prompt, settings.seed)?;
     println!();
     tell_where(dir);
     Ok(())
 }
 
-fn write_text(model: &Gpt, prompt: &[u8], seed: u64) -> Result<()> {
-    print!("{}", String::from_utf8_lossy(prompt));
-    let text = model.generate(prompt, 200, 0.8, seed, |_| ())?;
-    print!("{}", String::from_utf8_lossy(&text));
+fn write_text(model: &Gpt, vocabulary: &Vocabulary, prompt: &[u32], seed: u64) -> Result<()> {
+    let mut text = prompt.to_vec();
+    text.extend(model.generate(prompt, 200, 0.8, seed, |_| ())?);
+    print!("{}", String::from_utf8_lossy(&vocabulary.decode(&text)));
     Ok(std::io::stdout().flush()?)
 }
 
 /// A high-precision model, in the same place.
-pub fn save_plain(run: &Run, settings: &Settings, dir: &Path) -> Result<()> {
+pub fn save_plain(run: &Run, settings: &Settings, data: &Data, dir: &Path) -> Result<()> {
+    save_vocabulary(&data.vocabulary, dir)?;
     write_json(&dir.join("config.json"), &settings.model)?;
     let tensors = run.weights.tensors()?;
     atomic::write_safetensors_atomic(dir.join("model.safetensors"), &tensors, None)?;
     tell_where(dir);
     Ok(())
+}
+
+/// What `generate` reads and writes text with; nothing where tokens are bytes.
+fn save_vocabulary(vocabulary: &Vocabulary, dir: &Path) -> Result<()> {
+    match vocabulary.is_bytes() {
+        true => Ok(()),
+        false => write_json(&dir.join(vocabulary::FILE), vocabulary),
+    }
 }
 
 fn tell_where(dir: &Path) {

@@ -57,6 +57,12 @@ pub struct Summary {
     pub converted_layers: usize,
     /// Tensors really cast to FP8, forward and backward, training and validation.
     pub quantized_tensors: u64,
+    /// As in `config.json`.
+    pub model: serde_json::Value,
+    pub parameters: u64,
+    /// With `--profile`, milliseconds of a step by what it was at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile_ms: Option<BTreeMap<&'static str, f64>>,
 }
 
 /// The metrics of all runs, in memory and in the file.

@@ -8,6 +8,7 @@ use crate::weights::{self, Place, Weights, scaled_matmul};
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use fp8::checkpoint::quantized_tensors;
+use fp8::fp8_candle::profile;
 use fp8::fp8_core::{Contraction, Granularity};
 use fp8::optim::{AdamWConfig, LrSchedule, StepReport};
 use fp8::{
@@ -67,6 +68,8 @@ pub struct Run {
     casts_before: u64,
     stats_every: Option<u64>,
     stats: CastStats,
+    /// Where the time of steps went, but for this process's first.
+    pub profile: Option<profile::Report>,
 }
 
 impl Run {
@@ -116,6 +119,7 @@ impl Run {
             casts_before: 0,
             stats_every: None,
             stats: CastStats::default(),
+            profile: None,
         })
     }
 
@@ -129,8 +133,26 @@ impl Run {
         Some(self.stats.take()).filter(|report| !report.rows.is_empty())
     }
 
+    /// Records where the time of steps goes, if it shall.
+    pub fn measure_times(&mut self, profiles: bool) {
+        self.profile = profiles.then(profile::Report::default);
+    }
+
     /// One optimizer step, whose results stay on the device until they are read.
     pub fn train_step(&mut self, data: &Data) -> Result<()> {
+        if self.profile.is_none() {
+            return self.unprofiled_step(data);
+        }
+        let first = !self.gradients_checked;
+        let (done, report) = profile::record(|| self.unprofiled_step(data));
+        // The first step allocates what later ones use again.
+        if let (false, Some(total)) = (first, &mut self.profile) {
+            total.add(&report);
+        }
+        done
+    }
+
+    fn unprofiled_step(&mut self, data: &Data) -> Result<()> {
         let Settings {
             seed,
             batch,

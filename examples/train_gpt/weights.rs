@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::{TrainingMeta, resume_training, save_training, training_meta};
+use fp8::fp8_candle::profile;
 use fp8::nn::ops;
 use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
 use fp8::optim::{AdamW, AdamWConfig, StepReport};
@@ -114,6 +115,8 @@ impl Weights {
         guard: Option<AutocastGuard>,
         check: bool,
     ) -> Result<(Tensor, StepReport)> {
+        // Operations claim their parts of it.
+        let _scope = profile::enter(profile::Kind::Candle);
         match self {
             Self::Plain { vars, optimizer } => {
                 let loss = ops::cross_entropy(&gpt.forward(inputs)?, targets)?;
