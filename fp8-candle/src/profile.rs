@@ -47,7 +47,7 @@ pub enum Kind {
     Cast,
     /// Products of FP8 matrices, and the sums over rows that are gradients of biases.
     Gemm,
-    /// Attention, softmax and rotary positions.
+    /// Attention, softmax and rotary positions. Where attention is composed of products, their gradients are candle's.
     Attention,
     /// Layer norm and RMS norm.
     Norm,

@@ -5,6 +5,7 @@ use super::data::{par_blocks, storage};
 use super::math::{Real, max, sum2};
 use super::{check_float, shape_error};
 use crate::error::{Error, Result};
+use crate::profile::{Kind, enter};
 use crate::ready::tensor_of;
 use crate::simd::simd;
 use candle_core::{CpuStorage, DType, Storage, Tensor};
@@ -123,6 +124,7 @@ pub fn cached_attention(
     keys: usize,
     softmax_scale: Option<f64>,
 ) -> Result<Tensor> {
+    let _scope = enter(Kind::Attention);
     check_float(OP, "q", q)?;
     if [q, k.tensor(), v.tensor()].iter().any(|x| x.track_op()) {
         return Err(Error::Candle(candle_core::Error::msg(

@@ -2,6 +2,7 @@
 
 use super::data::par_blocks;
 use crate::error::{Error, Result};
+use crate::profile::{Kind, enter};
 use candle_core::Tensor;
 use fp8_core::philox4x32_10;
 
@@ -52,6 +53,7 @@ pub(crate) fn mask(len: usize, p: f64, seed: u64) -> Vec<u8> {
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
 pub fn dropout(x: &Tensor, p: f64, seed: u64) -> Result<Tensor> {
+    let _scope = enter(Kind::Activation);
     check(p)?;
     if p == 0. {
         return Ok(x.clone());

@@ -9,8 +9,8 @@ fn nap(kind: Kind) {
     sleep(NAP);
 }
 
-/// Each part is at least what its scopes slept, so nothing counted there stands elsewhere too: the sum is the whole, and
-/// the whole is no more than the clock around it.
+/// The sum is no more than the clock around it says: a nap that counted in two parts would go beyond that, as nothing
+/// but naps takes long here.
 #[test]
 fn parts_are_exclusive_and_add_up() {
     let began = Instant::now();
@@ -31,13 +31,6 @@ fn parts_are_exclusive_and_add_up() {
     let sum: Duration = Kind::all().map(|kind| report.time(kind)).sum();
     assert_eq!(sum, report.whole());
     assert!(report.whole() <= around, "{report}: more than {around:?}");
-    // The cast's 2 naps are not the product's.
-    let rest = report.whole() - report.time(Kind::Cast) - report.time(Kind::Candle);
-    assert_eq!(
-        rest,
-        report.time(Kind::Gemm) + report.time(Kind::Other),
-        "{report}"
-    );
 }
 
 #[test]
