@@ -29,8 +29,10 @@ use vocabulary::{BYTES, FILE, Vocabulary};
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn config(hidden: usize, layers: usize, heads: usize, context: usize, vocab: usize) -> GptConfig {
-    let mut config = GptConfig::default();
-    config.hidden_size = hidden;
+    let mut config = GptConfig {
+        hidden_size: hidden,
+        ..GptConfig::default()
+    };
     config.num_layers = layers;
     config.num_heads = heads;
     config.context = context;
