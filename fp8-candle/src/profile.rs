@@ -207,6 +207,16 @@ pub fn record<R>(f: impl FnOnce() -> R) -> (R, Report) {
 }
 
 /// The time until its end is of one kind, but for scopes inside.
+///
+/// ```
+/// # use fp8_candle::profile;
+/// let ((), report) = profile::record(|| {
+///     let _scope: profile::Scope = profile::enter(profile::Kind::Data);
+///     std::thread::sleep(std::time::Duration::from_millis(2));
+/// });
+/// assert!(report.time(profile::Kind::Data).as_millis() >= 2);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 #[must_use = "a scope ends where this is dropped"]
 #[derive(Debug)]
 pub struct Scope {

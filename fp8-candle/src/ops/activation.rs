@@ -80,11 +80,23 @@ const NAMES: [(Activation, &str); 11] = [
 
 impl Activation {
     /// All of them.
+    ///
+    /// ```
+    /// # use fp8_candle::ops::Activation;
+    /// assert_eq!(Activation::all().filter(|activation| activation.is_gated()).count(), 6);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn all() -> impl Iterator<Item = Self> {
         NAMES.into_iter().map(|(activation, _)| activation)
     }
 
     /// Whether it reads twice as many features as it gives.
+    ///
+    /// ```
+    /// # use fp8_candle::ops::Activation;
+    /// assert!(Activation::GeGlu.is_gated() && !Activation::Gelu.is_gated());
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn is_gated(self) -> bool {
         matches!(
             self,
@@ -337,6 +349,13 @@ impl FromStr for Activation {
 #[error(
     "no activation `{0}`: gelu, qgelu, relu, srelu, silu, glu, geglu, qgeglu, reglu, sreglu or swiglu"
 )]
+///
+/// ```
+/// # use fp8_candle::ops::Activation;
+/// let unknown = "tanh".parse::<Activation>().unwrap_err();
+/// assert!(unknown.to_string().starts_with("no activation `tanh`"));
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub struct UnknownActivation(pub String);
 
 /// Runs `$body` with functions `$value` and `$slope` for each curve.

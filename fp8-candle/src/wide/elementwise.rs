@@ -11,6 +11,16 @@ impl WideNode {
     ///
     /// # Errors
     /// If shapes or dtypes differ.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::WideNode;
+    /// let mut node = WideNode::new("residual");
+    /// let x = node.argument(&Tensor::new(&[1f32], &Device::Cpu)?);
+    /// let y = node.argument(&Tensor::new(&[2f32], &Device::Cpu)?);
+    /// assert_eq!(node.add(&x, &y)?.tensor().to_vec1::<f32>()?, [3.]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn add(&mut self, a: &Wide, b: &Wide) -> Result<Wide> {
         let tensor = (&a.tensor + &b.tensor)?;
         let kept = Kept::Tensor(tensor.clone());

@@ -17,6 +17,15 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 /// One of several linear layers that read the same input: see [`WideNode::linear_joint`].
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::{LinearWeight, WideLinear};
+/// # let weight = Tensor::new(&[[2f32, 0.]], &Device::Cpu)?;
+/// let layer = WideLinear::new(LinearWeight::HighPrecision(&weight, None), None, None);
+/// assert!(layer.bias.is_none());
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct WideLinear<'a> {
@@ -30,6 +39,15 @@ pub struct WideLinear<'a> {
 
 impl<'a> WideLinear<'a> {
     /// A layer.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::{LinearWeight, WideLinear};
+    /// # let weight = Tensor::new(&[[2f32, 0.]], &Device::Cpu)?;
+    /// let layer = WideLinear::new(LinearWeight::HighPrecision(&weight, None), None, None);
+    /// assert!(layer.plan.is_none()); // in high precision
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn new(
         weight: LinearWeight<'a>,
         bias: Option<&'a Tensor>,
@@ -62,6 +80,17 @@ impl WideNode {
     ///
     /// # Errors
     /// As [`fp8_linear`](crate::fp8_linear).
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::{LinearWeight, WideNode};
+    /// # let weight = Tensor::new(&[[2f32, 0.]], &Device::Cpu)?;
+    /// let mut node = WideNode::new("linear");
+    /// let x = node.argument(&Tensor::new(&[[3f32, 5.]], &Device::Cpu)?);
+    /// let y = node.linear(&x, LinearWeight::HighPrecision(&weight, None), None, None)?;
+    /// assert_eq!(y.tensor().to_vec2::<f32>()?, [[6.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn linear(
         &mut self,
         x: &Wide,

@@ -52,6 +52,17 @@ use sweep::{Backward, Step, Sweep};
 /// Operations that become one node of candle's graph; see [the module](self).
 ///
 /// Methods take and give [`Wide`] values and compute at once. Nothing is differentiable before [`WideNode::finish`].
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::WideNode;
+/// let x = Tensor::new(&[1f32], &Device::Cpu)?;
+/// let mut node = WideNode::new("twice");
+/// let value = node.argument(&x);
+/// let sum = node.add(&value, &value)?;
+/// assert_eq!(node.finish(sum)?.to_vec1::<f32>()?, [2.]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 pub struct WideNode {
     name: &'static str,
     /// The arguments of the node that are part of a graph.
@@ -65,6 +76,15 @@ pub struct WideNode {
 }
 
 /// A value within a [`WideNode`].
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::WideNode;
+/// let mut node = WideNode::new("identity");
+/// let value: fp8_candle::Wide = node.argument(&Tensor::new(&[1f32], &Device::Cpu)?);
+/// assert_eq!(value.dims(), [1]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Wide {
     tensor: Tensor,
@@ -102,6 +122,14 @@ impl Wide {
     }
 
     /// Sizes of the dimensions.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::WideNode;
+    /// let mut node = WideNode::new("identity");
+    /// assert_eq!(node.argument(&Tensor::new(&[[1f32, 2.]], &Device::Cpu)?).dims(), [1, 2]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn dims(&self) -> &[usize] {
         self.tensor.dims()
     }
@@ -109,6 +137,13 @@ impl Wide {
 
 impl WideNode {
     /// A node without operations. `name` appears in candle's messages.
+    ///
+    /// ```
+    /// # use fp8_candle::WideNode;
+    /// let node = WideNode::new("my-layer");
+    /// # let _ = node;
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn new(name: &'static str) -> Self {
         Self {
             name,
@@ -134,6 +169,15 @@ impl WideNode {
     }
 
     /// A tensor from outside: an input or a parameter. The same tensor is one argument however often it is used.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::WideNode;
+    /// let mut node = WideNode::new("identity");
+    /// let value = node.argument(&Tensor::new(&[1f32], &Device::Cpu)?);
+    /// assert_eq!(value.tensor().to_vec1::<f32>()?, [1.]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn argument(&mut self, x: &Tensor) -> Wide {
         let tensor = x.detach();
         let id = self.leaf(x);
@@ -188,6 +232,18 @@ impl WideNode {
     ///
     /// # Errors
     /// If candle refuses the node.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Var};
+    /// # use fp8_candle::WideNode;
+    /// let x = Var::new(&[3f32], &Device::Cpu)?;
+    /// let mut node = WideNode::new("twice");
+    /// let value = node.argument(&x);
+    /// let sum = node.add(&value, &value)?;
+    /// let y = node.finish(sum)?;
+    /// assert_eq!(y.backward()?.get(&x).unwrap().to_vec1::<f32>()?, [2.]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
     pub fn finish(self, result: Wide) -> Result<Tensor> {
         let Some(id) = result.id else {
             return Ok(result.tensor);

@@ -5,6 +5,13 @@ use candle_core::DType;
 use fp8_candle::ops::{Activation, AttentionDropout};
 
 /// Which norm.
+///
+/// ```
+/// # use fp8_recipes::nn::{NormKind, TransformerConfig};
+/// let config = TransformerConfig::new(16, 2).with_norm(NormKind::RmsNorm);
+/// assert_eq!(config.norm, NormKind::RmsNorm);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum NormKind {
@@ -16,6 +23,13 @@ pub enum NormKind {
 }
 
 /// Where the norms of a layer are.
+///
+/// ```
+/// # use fp8_recipes::nn::{NormPlacement, TransformerConfig};
+/// let config = TransformerConfig::new(16, 2).with_norm_placement(NormPlacement::Post); // as BERT
+/// assert_eq!(config.norm_placement, NormPlacement::Post);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum NormPlacement {
@@ -59,6 +73,12 @@ pub struct AttentionConfig {
 
 impl AttentionConfig {
     /// Heads that see all tokens.
+    ///
+    /// ```
+    /// # use fp8_recipes::nn::AttentionConfig;
+    /// assert_eq!(AttentionConfig::new(8, 64).num_key_value_heads, 8);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(num_attention_heads: usize, head_dim: usize) -> Self {
         Self {
             num_attention_heads,
@@ -189,6 +209,12 @@ pub struct TransformerConfig {
 
 impl TransformerConfig {
     /// A layer as in GPT-2: LayerNorm before, GELU, biases.
+    ///
+    /// ```
+    /// # use fp8_recipes::nn::TransformerConfig;
+    /// assert_eq!(TransformerConfig::new(768, 12).intermediate_size, 3072);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(hidden_size: usize, num_attention_heads: usize) -> Self {
         let head_dim = hidden_size.checked_div(num_attention_heads).unwrap_or(0);
         Self {

@@ -12,6 +12,19 @@ use candle_nn::VarBuilder;
 use fp8_candle::ops::Activation;
 
 /// The first projection of a feed-forward network.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8_recipes::nn::*;
+/// # let vars = VarMap::new();
+/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// # let config = TransformerConfig::new(16, 2);
+/// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+/// let input = MlpInput::Up(linear(16, 64, vb.pp("up"))?);
+/// # let _ = input;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum MlpInput {
@@ -59,6 +72,20 @@ pub struct LayerNormMlp {
 
 impl LayerNormMlp {
     /// A network of these layers.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::nn::*;
+    /// # let vars = VarMap::new();
+    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    /// # let config = TransformerConfig::new(16, 2);
+    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+    /// let input = MlpInput::Up(linear(16, 64, vb.pp("up"))?);
+    /// let mlp = LayerNormMlp::new(None, input, linear(64, 16, vb.pp("down"))?, ops::Activation::Gelu);
+    /// assert_eq!(mlp.forward(&x)?.dims(), [2, 5, 16]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(
         norm: impl Into<Option<LayerNorm>>,
         input: MlpInput,
@@ -92,21 +119,73 @@ impl LayerNormMlp {
     }
 
     /// The norm, if it has one.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::nn::*;
+    /// # let vars = VarMap::new();
+    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    /// # let config = TransformerConfig::new(16, 2);
+    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+    /// # let mlp = layer_norm_mlp(&config, vb)?;
+    /// assert!(mlp.norm().is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn norm(&self) -> Option<&LayerNorm> {
         self.norm.as_ref()
     }
 
     /// The first projection.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::nn::*;
+    /// # let vars = VarMap::new();
+    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    /// # let config = TransformerConfig::new(16, 2);
+    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+    /// # let mlp = layer_norm_mlp(&config, vb)?;
+    /// assert!(matches!(mlp.input(), MlpInput::Up(_)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn input(&self) -> &MlpInput {
         &self.input
     }
 
     /// The second projection.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::nn::*;
+    /// # let vars = VarMap::new();
+    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    /// # let config = TransformerConfig::new(16, 2);
+    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+    /// # let mlp = layer_norm_mlp(&config, vb)?;
+    /// assert_eq!(mlp.down().features(), (16, 64));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn down(&self) -> &Linear {
         &self.down
     }
 
     /// Between the projections.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::nn::*;
+    /// # let vars = VarMap::new();
+    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    /// # let config = TransformerConfig::new(16, 2);
+    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+    /// # let mlp = layer_norm_mlp(&config, vb)?;
+    /// assert_eq!(mlp.activation(), ops::Activation::Gelu);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn activation(&self) -> Activation {
         self.activation
     }
@@ -164,6 +243,19 @@ impl LayerNormMlp {
     ///
     /// # Errors
     /// Those of its layers.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::nn::*;
+    /// # let vars = VarMap::new();
+    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    /// # let config = TransformerConfig::new(16, 2);
+    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+    /// # let mlp = layer_norm_mlp(&config, vb)?;
+    /// assert_eq!(mlp.try_forward(&x)?.dims(), [2, 5, 16]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
         if !self.fits() {
             return self.composed(x);
@@ -177,6 +269,20 @@ impl LayerNormMlp {
     ///
     /// # Errors
     /// Those of its layers.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::nn::*;
+    /// # let vars = VarMap::new();
+    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    /// # let config = TransformerConfig::new(16, 2);
+    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+    /// # let mlp = layer_norm_mlp(&config, vb)?;
+    /// let y: Tensor = mlp.forward_array(&x)?;
+    /// assert_eq!(y.dims(), [2, 5, 16]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn forward_array<A: Array>(&self, x: &A) -> Result<A> {
         match x.as_tensor() {
             Some(x) => A::from_tensor(self.try_forward(x)?),
@@ -219,6 +325,20 @@ impl Fp8Module for LayerNormMlp {
 ///
 /// # Errors
 /// If a tensor is missing or has another shape.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8_recipes::nn::*;
+/// # let vars = VarMap::new();
+/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// # let config = TransformerConfig::new(16, 2);
+/// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+/// let mlp = layer_norm_mlp(&config.with_hidden_act(ops::Activation::SwiGlu), vb)?;
+/// assert!(vars.data().lock().unwrap().contains_key("gate_proj.weight"));
+/// # let _ = (mlp, x);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn layer_norm_mlp(
     config: &TransformerConfig,
     vb: VarBuilder<'_>,
