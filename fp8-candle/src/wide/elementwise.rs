@@ -54,10 +54,10 @@ impl WideNode {
             }
             false => Kept::Tensor(tensor.clone()),
         };
-        let (id, input, own) = (x.id, x.kept.clone(), kept.clone());
+        let (id, input, own) = (x.id, x.kept.clone(), kept.memo());
         let recast = matches!(kept, Kept::Again(_));
         let y = self.record(tensor, kept, &[id], move |sweep, grad| {
-            own.forget(&mut sweep.memos);
+            sweep.memos.forget(own);
             let x = input.get(&mut sweep.memos)?;
             let dx = activation.backward(&x, &grad.contiguous()?)?;
             sweep.add(id, dx)
@@ -96,10 +96,10 @@ impl WideNode {
             false => Kept::Tensor(tensor.clone()),
         };
         let ids = [gate.id, value.id];
-        let (gate, value, own) = (gate.kept.clone(), value.kept.clone(), kept.clone());
+        let (gate, value, own) = (gate.kept.clone(), value.kept.clone(), kept.memo());
         let recast = again(&kept);
         let y = self.record(tensor, kept, &ids, move |sweep, grad| {
-            own.forget(&mut sweep.memos);
+            sweep.memos.forget(own);
             let gate = gate.get(&mut sweep.memos)?;
             let value = value.get(&mut sweep.memos)?;
             let [dgate, dvalue] = activation.backward_to(&gate, &value, &grad.contiguous()?)?;

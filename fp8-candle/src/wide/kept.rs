@@ -51,10 +51,21 @@ impl Kept {
         }
     }
 
+    /// Where the value is among those computed again, if it is one: what a backward pass holds to forget it, without
+    /// keeping the value.
+    pub(super) fn memo(&self) -> Option<usize> {
+        match self {
+            Self::Tensor(_) => None,
+            Self::Again(again) => Some(again.key),
+        }
+    }
+}
+
+impl Memos {
     /// Forgets a value that no operation before this one asks for.
-    pub(super) fn forget(&self, memos: &mut Memos) {
-        if let Self::Again(again) = self {
-            memos.0.remove(&again.key);
+    pub(super) fn forget(&mut self, memo: Option<usize>) {
+        if let Some(key) = memo {
+            self.0.remove(&key);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Linear layers of a wide node.
 
-use super::kept::Kept;
+use super::kept::{Kept, Memos};
 use super::sweep::{Backward, Step};
 use super::{Wide, WideNode};
 use crate::data::matrix_dims;
@@ -63,7 +63,8 @@ struct Layer {
     saved: SavedCasts,
     /// How to make the codes of x again, which are not kept.
     recast: Option<Recast>,
-    input: Kept,
+    /// x, unless its codes are kept for all that reads it.
+    input: Option<Kept>,
     dtype: DType,
     dims: Vec<usize>,
     weight: Option<Tensor>,
@@ -130,13 +131,12 @@ impl WideNode {
                         if gemm.a.gives_the_codes_of(quantizer, quantized)? =>
                     {
                         gemm.a.note_shared(&x.tensor, quantized)?;
-                        quantized.tensor.clone()
+                        quantized.clone()
                     }
                     _ => {
                         let quantized = gemm.a.quantize_for(&rows(&x.tensor)?, Cols, true)?;
-                        let tensor = quantized.tensor.clone();
-                        first.get_or_insert((gemm.a.clone(), quantized));
-                        tensor
+                        first.get_or_insert((gemm.a.clone(), quantized.clone()));
+                        quantized
                     }
                 }),
             };
@@ -149,7 +149,7 @@ impl WideNode {
         &mut self,
         x: &Wide,
         WideLinear { weight, bias, plan }: WideLinear<'_>,
-        cast: Option<Fp8Tensor>,
+        quantized: Option<Quantized>,
     ) -> Result<Wide> {
         let plain;
         let plan = match plan {
@@ -169,29 +169,27 @@ impl WideNode {
             bias.and_then(|bias| self.leaf(bias)),
         ];
         let tracks = (ids[0].is_some(), ids[1].is_some());
-        let mut recast = None;
-        let cast = match (cast, &plan.output) {
+        let quantized = match (quantized, &plan.output) {
             (None, Some(gemm)) if x.recast => {
-                let quantized = gemm.a.quantize_for(&rows(&x.tensor)?, Cols, true)?;
-                let tensor = quantized.tensor.clone();
-                recast = Some(quantized);
-                Some(tensor)
+                Some(gemm.a.quantize_for(&rows(&x.tensor)?, Cols, true)?)
             }
-            (cast, _) => cast,
+            (quantized, _) => quantized,
         };
+        let cast = quantized.as_ref().map(|quantized| quantized.tensor.clone());
         let (storage, dims, mut saved) = compute(&x.tensor, weight, bias, plan, tracks, cast)?;
-        let recast = recast
-            .filter(|_| saved.casts.input.take().is_some())
+        let recast = quantized
+            .filter(|_| x.recast && saved.casts.input.take().is_some())
             .map(|quantized| Recast::new(&quantized));
         let tensor = tensor_of(storage, dims)?;
         if ids.iter().all(Option::is_none) {
             return Ok(Wide::held(tensor, None));
         }
+        let reads_input = recast.is_some() || ids[1].is_some() && saved.casts.input.is_none();
         let layer = Arc::new(Layer {
             plan: plan.clone(),
             saved,
             recast,
-            input: x.kept.clone(),
+            input: reads_input.then(|| x.kept.clone()),
             dtype: x.tensor.dtype(),
             dims: x.dims().to_vec(),
             weight: held.map(Tensor::detach),
@@ -201,23 +199,23 @@ impl WideNode {
         let kept = match self.recomputes && layer.can_repeat() {
             true => {
                 let (layer, dims) = (layer.clone(), tensor.dims().to_vec());
-                Kept::again(move |_| layer.repeat(&dims))
+                Kept::again(move |memos| layer.repeat(memos, &dims))
             }
             false => Kept::Tensor(tensor.clone()),
         };
-        let (id, own) = (self.new_value(), kept.clone());
+        let (id, own) = (self.new_value(), kept.memo());
         self.steps.push(Step {
             outputs: vec![id],
             backward: Backward::One(Box::new(move |sweep, grad| {
                 let Layer { ids, .. } = *layer;
-                own.forget(&mut sweep.memos);
+                sweep.memos.forget(own);
                 let codes = match &layer.recast {
                     None => None,
-                    Some(recast) => Some(recast.codes(&layer.input.get(&mut sweep.memos)?)?),
+                    Some(recast) => Some(recast.codes(&layer.input(&mut sweep.memos)?)?),
                 };
                 let saved = codes.map(|codes| layer.saved.with_input(codes));
                 let memos = RefCell::new(&mut sweep.memos);
-                let input = RefCell::new(|| layer.input.get(*memos.borrow_mut()));
+                let input = RefCell::new(|| layer.input(*memos.borrow_mut()));
                 let of = Of {
                     plan: &layer.plan,
                     saved: saved.as_ref().unwrap_or(&layer.saved),
@@ -254,20 +252,32 @@ impl WideNode {
 }
 
 impl Layer {
+    /// x.
+    fn input(&self, memos: &mut Memos) -> Result<Tensor> {
+        match &self.input {
+            Some(input) => input.get(memos),
+            None => internal!("fp8_linear `{}`: its input is not kept", self.plan.path),
+        }
+    }
+
     /// Whether the result follows to the bit from codes that are kept anyway.
     fn can_repeat(&self) -> bool {
         let casts = &self.saved.casts;
-        casts.input.is_some()
+        (casts.input.is_some() || self.recast.is_some())
             && casts.weight.is_some()
             && self.plan.output.is_some()
             && self.plan.results.output.is_none()
     }
 
     /// The result once more.
-    fn repeat(&self, dims: &[usize]) -> Result<Tensor> {
+    fn repeat(&self, memos: &mut Memos, dims: &[usize]) -> Result<Tensor> {
         let casts = &self.saved.casts;
-        let (Some(x8), Some(w8), Some(gemm)) = (&casts.input, &casts.weight, &self.plan.output)
-        else {
+        let again = match &self.recast {
+            Some(recast) => Some(recast.codes(&self.input(memos)?)?),
+            None => None,
+        };
+        let input = again.as_ref().or(casts.input.as_ref());
+        let (Some(x8), Some(w8), Some(gemm)) = (input, &casts.weight, &self.plan.output) else {
             internal!(
                 "fp8_linear `{}`: no codes to repeat the product of",
                 self.plan.path

@@ -156,8 +156,8 @@ impl WideNode {
         }
     }
 
-    /// The same node with or without computing again, in the backward pass, what follows to the bit from FP8 codes that it
-    /// keeps anyway: results of linear layers and of activations. Less memory for about a tenth more products.
+    /// The same node with or without computing again, in the backward pass, what follows to the bit from what it keeps anyway:
+    /// FP8 codes of the results of norms and activations, and from them results of linear layers. Less memory for about a tenth more products.
     ///
     /// ```
     /// use fp8_candle::WideNode;

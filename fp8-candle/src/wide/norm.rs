@@ -73,15 +73,17 @@ impl WideNode {
                 norm::forward(center, &x.get(memos)?, &weight, bias.as_ref(), eps)
             })
         };
-        let (input, own) = (x.kept.clone(), kept.clone());
-        Ok(self.record(tensor, kept, &ids, move |sweep, grad| {
-            own.forget(&mut sweep.memos);
+        let (input, own) = (x.kept.clone(), kept.memo());
+        let y = self.record(tensor, kept, &ids, move |sweep, grad| {
+            sweep.memos.forget(own);
             let x = input.get(&mut sweep.memos)?;
             let grad = grad.contiguous()?;
             let [dx, dw, db] = norm::backward(center, &x, &weight, &grad, eps, 1.)?;
             sweep.add(ids[0], dx)?;
             sweep.add(ids[1], dw)?;
             sweep.add(ids[2], db)
-        }))
+        });
+        let recast = self.recomputes;
+        Ok(Wide { recast, ..y })
     }
 }

@@ -30,10 +30,12 @@ impl WideNode {
                 Kept::again(move |memos| Ok(again.get(memos)?.reshape(to.as_slice())?))
             }
         };
-        Ok(self.record(tensor, kept, &[id], move |sweep, grad| {
+        let y = self.record(tensor, kept, &[id], move |sweep, grad| {
             // The caller's gradient is not used again: a view of it is as good as a tensor of its own.
             sweep.add_shared(id, &grad.reshape(before.as_slice())?)
-        }))
+        });
+        let recast = x.recast;
+        Ok(Wide { recast, ..y })
     }
 
     /// Parts of the last dimension, one after the other, each contiguous.
