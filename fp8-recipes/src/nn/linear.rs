@@ -250,13 +250,31 @@ impl Linear {
         }
     }
 
-    /// What a layer whose weight is FP8 codes makes of `x`.
-    pub(super) fn static_forward(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        let own = Self {
-            bias: bias.cloned(),
-            ..self.clone()
+    /// How a layer whose weight is FP8 codes computes here, as a function that gives the same outside of the guard as well; None for
+    /// other weights.
+    pub(super) fn static_forward(
+        &self,
+    ) -> Option<impl Fn(&Tensor, Option<&Tensor>) -> Result<Tensor> + Send + Sync + use<>> {
+        let Weight::Fp8(weight) = &self.weight else {
+            return None;
         };
-        own.try_forward(x)
+        let context = current();
+        let mode = context.as_ref().map(|context| context.settings.mode);
+        if let Some(context) = context.filter(|_| mode != Some(Mode::HighPrecision)) {
+            context.count_static_cast();
+        }
+        let (own, weight) = (self.clone(), weight.clone());
+        Some(move |x: &Tensor, bias: Option<&Tensor>| match mode {
+            Some(Mode::HighPrecision) => {
+                let bias = bias.cloned();
+                let own = Self {
+                    bias,
+                    ..own.clone()
+                };
+                own.plain(x, &weight.weight().dequantize(x.dtype())?)
+            }
+            _ => weight.forward(x, bias),
+        })
     }
 
     fn in_context(&self, x: &Tensor, context: &Context) -> Result<Tensor> {

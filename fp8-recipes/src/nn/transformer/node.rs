@@ -65,35 +65,43 @@ pub(super) fn linears(node: &mut WideNode, layers: &[&Linear], x: &Wide) -> Resu
         .collect::<Result<Vec<_>>>()?;
     let mut joint = vec![];
     for (layer, call) in layers.iter().zip(&calls) {
-        let (Some(weight), plan) = (layer.plain_weight(), call.plan()) else {
-            break;
+        let Some(weight) = layer.plain_weight() else {
+            continue;
         };
         let cache = match call {
             Call::Fp8(state, _) => Some(&state.cache),
-            _ => None,
+            Call::Plain => None,
         };
         let weight = LinearWeight::HighPrecision(weight, cache);
-        joint.push(WideLinear::new(weight, layer.bias(), plan));
+        joint.push(WideLinear::new(weight, layer.bias(), call.plan()));
     }
-    if joint.len() == layers.len() {
-        return Ok(node.linear_joint(x, &joint)?);
-    }
-    // Layers of FP8 checkpoints: no gradient goes to their weights, and candle's graph has that of x.
+    let mut joint = node.linear_joint(x, &joint)?.into_iter();
     let mut results = vec![];
     for layer in layers {
-        let own = (*layer).clone();
-        let mut values = vec![x.clone()];
-        values.extend(layer.bias().map(|bias| node.argument(bias)));
-        let values: Vec<&Wide> = values.iter().collect();
-        results.push(node.apply(&values, move |args| {
-            let (x, bias) = (&args[0], args.get(1));
-            own.static_forward(x, bias).map_err(|e| match e {
-                crate::Error::Candle(e) => fp8_candle::Error::Candle(e),
-                e => fp8_candle::Error::Candle(candle_core::Error::wrap(e)),
-            })
-        })?);
+        let result = match layer.static_forward() {
+            None => joint.next(),
+            Some(forward) => Some(static_linear(node, layer, x, forward)?),
+        };
+        results.extend(result);
     }
     Ok(results)
+}
+
+/// A layer of an FP8 checkpoint: no gradient goes to its weight, and candle's graph has that of x.
+fn static_linear(
+    node: &mut WideNode,
+    layer: &Linear,
+    x: &Wide,
+    forward: impl Fn(&Tensor, Option<&Tensor>) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Wide> {
+    let bias = layer.bias().map(|bias| node.argument(bias));
+    let values: Vec<&Wide> = [Some(x), bias.as_ref()].into_iter().flatten().collect();
+    Ok(node.apply(&values, move |args| {
+        forward(&args[0], args.get(1)).map_err(|e| match e {
+            crate::Error::Candle(e) => fp8_candle::Error::Candle(e),
+            e => fp8_candle::Error::Candle(candle_core::Error::wrap(e)),
+        })
+    })?)
 }
 
 /// One layer that reads `x`.
