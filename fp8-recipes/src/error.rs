@@ -293,6 +293,18 @@ pub enum Error {
         /// Features of the projections.
         got: Vec<usize>,
     },
+    /// An option of a transformer module, or an input of its call, does not fit the module.
+    #[error("`{path}`: {what} is {got}, expected {expected}")]
+    TransformerOption {
+        /// Path of the module, or of one of its layers; empty if unknown.
+        path: String,
+        /// Which option or input.
+        what: &'static str,
+        /// What it is.
+        got: String,
+        /// What fits.
+        expected: String,
+    },
     /// A guard was opened on a worker of a rayon pool.
     #[error(
         "no autocast guard opens on worker {worker} of a rayon pool: while it waits it runs other tasks, which would see the \

@@ -162,7 +162,7 @@ impl LayerNorm {
     }
 
     fn plain(&self, x: &Tensor) -> Result<Tensor> {
-        let value = |tensor| plain_value(tensor, x.dtype());
+        let value = |tensor| plain_value(tensor, x.dtype())?.to_dtype(x.dtype());
         let weight = value(&self.weight)?;
         let bias = self.bias.as_ref().map(value).transpose()?;
         if self.remove_mean {

@@ -1,6 +1,6 @@
 //! Self-attention with its projections.
 
-use super::config::{AttentionConfig, TransformerConfig};
+use super::config::{AttentionConfig, TransformerConfig, check_dropout, unfit};
 use super::inputs::LayerInputs;
 use super::layer_norm_linear::norm;
 use super::node;
@@ -104,6 +104,12 @@ impl<A> Default for KeyValues<A> {
 }
 
 impl<A: Array> KeyValues<A> {
+    /// Tokens whose keys are held.
+    fn len(&self) -> usize {
+        let keys = self.0.as_ref().map(|(k, _)| k.dims());
+        keys.and_then(|dims| dims.get(2)).copied().unwrap_or(0)
+    }
+
     /// Adds those of new tokens; gives all that a new token may see.
     fn append(&mut self, k: A, v: A, window: Option<usize>) -> Result<(A, A)> {
         let (mut k, mut v) = match &self.0 {
@@ -323,6 +329,34 @@ impl MultiheadAttention {
         (self.config).options(inputs.key_lengths.clone(), seed, node::in_fp8())
     }
 
+    /// The batch and the tokens of x; fails for options and inputs that do not fit them. `past`: tokens before those of x.
+    fn checked(&self, x: &[usize], inputs: &LayerInputs<'_>, past: usize) -> Result<[usize; 2]> {
+        let [batch, tokens, _] = node::dims3("multihead attention", x)?;
+        let (path, config) = (self.out.path().unwrap_or_default(), &self.config);
+        config.check_heads(path)?;
+        let what = "AttentionConfig::attention_dropout";
+        check_dropout(path, what, config.attention_dropout)?;
+        if let Some(lengths) = &inputs.key_lengths
+            && (lengths.len() != batch || lengths.iter().any(|&length| length > past + tokens))
+        {
+            let got = format!("{lengths:?}");
+            let expected = format!("{batch} lengths of at most {} tokens", past + tokens);
+            return Err(unfit(path, "LayerInputs::key_lengths", got, expected));
+        }
+        let dims = [tokens, config.head_dim / 2];
+        if let Some((cos, sin)) = inputs.rope
+            && (config.head_dim % 2 != 0 || [cos, sin].iter().any(|table| table.dims() != dims))
+        {
+            let got = format!("{:?} and {:?}", cos.dims(), sin.dims());
+            let expected = format!(
+                "cos and sin {dims:?}: the tokens, and half of an even head_dim, here {}",
+                config.head_dim
+            );
+            return Err(unfit(path, "LayerInputs::rope", got, expected));
+        }
+        Ok([batch, tokens])
+    }
+
     /// Checks that a projection gives as many features as its heads have.
     fn check(&self, features: &[usize]) -> Result<()> {
         let [q, kv] = self.widths();
@@ -346,7 +380,7 @@ impl MultiheadAttention {
         x: &Wide,
         inputs: &LayerInputs<'_>,
     ) -> Result<Wide> {
-        let [batch, tokens, _] = node::dims3("multihead attention", x.dims())?;
+        let [batch, tokens] = self.checked(x.dims(), inputs, 0)?;
         let AttentionConfig {
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,
@@ -396,7 +430,8 @@ impl MultiheadAttention {
         inputs: &LayerInputs<'_>,
         cache: Option<&mut KeyValues<A>>,
     ) -> Result<A> {
-        let [batch, tokens, _] = node::dims3("multihead attention", x.dims())?;
+        let past = cache.as_ref().map_or(0, |cache| cache.len());
+        let [batch, tokens] = self.checked(x.dims(), inputs, past)?;
         let head_dim = self.config.head_dim;
         let normed = match &self.norm {
             Some(norm) => norm.apply(x)?,
@@ -496,6 +531,7 @@ pub(super) fn attention(
 ) -> candle_core::Result<MultiheadAttention> {
     let d = config.hidden_size;
     let own = &config.attention;
+    own.check_heads(&vb.prefix())?;
     let q = own.num_attention_heads * own.head_dim;
     let kv = own.num_key_value_heads * own.head_dim;
     let linear = |input, out, name| crate::nn::linear_b(input, out, config.bias, vb.pp(name));

@@ -1,8 +1,35 @@
 //! The options of transformer modules.
 
 use super::super::ops::AttentionOptions;
+use crate::error::{Error, Result};
 use candle_core::DType;
 use fp8_candle::ops::{Activation, AttentionDropout};
+
+/// The error of an option that does not fit.
+pub(super) fn unfit(
+    path: &str,
+    what: &'static str,
+    got: impl ToString,
+    expected: impl ToString,
+) -> Error {
+    Error::TransformerOption {
+        path: path.to_string(),
+        what,
+        got: got.to_string(),
+        expected: expected.to_string(),
+    }
+}
+
+/// Fails unless `probability` is one that can be dropped.
+pub(super) fn check_dropout(path: &str, what: &'static str, probability: f64) -> Result<()> {
+    match (0.0..1.0).contains(&probability) {
+        true => Ok(()),
+        false => {
+            let expected = "a probability from 0 up to, but not, 1";
+            Err(unfit(path, what, probability, expected))
+        }
+    }
+}
 
 /// Which norm.
 ///
@@ -146,6 +173,28 @@ impl AttentionConfig {
         }
     }
 
+    /// Fails for heads that cannot be, in the module at `path`.
+    pub(super) fn check_heads(&self, path: &str) -> Result<()> {
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        if heads == 0 || self.head_dim == 0 {
+            return Err(unfit(
+                path,
+                "AttentionConfig::head_dim",
+                format!("{} of {heads} heads", self.head_dim),
+                "one head or more, of one feature or more; heads that divide the hidden size have one by default",
+            ));
+        }
+        match kv_heads != 0 && heads.is_multiple_of(kv_heads) {
+            true => Ok(()),
+            false => Err(unfit(
+                path,
+                "AttentionConfig::num_key_value_heads",
+                kv_heads,
+                format!("a divisor of the {heads} heads of queries"),
+            )),
+        }
+    }
+
     /// The options of one call.
     pub(super) fn options(
         &self,
@@ -153,7 +202,7 @@ impl AttentionConfig {
         seed: Option<u64>,
         in_fp8: bool,
     ) -> AttentionOptions {
-        let dropout = seed.filter(|_| self.attention_dropout > 0.);
+        let dropout = seed.filter(|_| self.attention_dropout != 0.);
         let operands = self.operands.or(in_fp8.then_some(DType::BF16));
         AttentionOptions::default()
             .with_causal(self.causal)
@@ -208,7 +257,8 @@ pub struct TransformerConfig {
 }
 
 impl TransformerConfig {
-    /// A layer as in GPT-2: LayerNorm before, GELU, biases.
+    /// A layer as in GPT-2: LayerNorm before, GELU, biases. Heads that do not divide the hidden size have a `head_dim` of 0, which
+    /// no module accepts: give them another with [`TransformerConfig::with_attention`].
     ///
     /// ```
     /// # use fp8_recipes::nn::TransformerConfig;
@@ -216,7 +266,11 @@ impl TransformerConfig {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn new(hidden_size: usize, num_attention_heads: usize) -> Self {
-        let head_dim = hidden_size.checked_div(num_attention_heads).unwrap_or(0);
+        let head_dim = match num_attention_heads {
+            0 => 0,
+            heads if hidden_size.is_multiple_of(heads) => hidden_size / heads,
+            _ => 0,
+        };
         Self {
             hidden_size,
             intermediate_size: 4 * hidden_size,
@@ -301,8 +355,9 @@ impl TransformerConfig {
         }
     }
 
-    /// The same with or without computing the MLP's inner tensors again in the backward pass, to the bit, from FP8 codes that
-    /// are kept anyway: one product more, and less than half of the kept bytes. Without FP8 codes nothing changes.
+    /// The same with or without computing tensors again in the backward pass, to the bit: the MLP's inner ones and the FP8 codes of the
+    /// norms' results, from what is kept anyway. One product more, and less than half of the kept bytes. Without FP8 codes nothing
+    /// changes.
     pub fn with_recomputation(self, recomputation: bool) -> Self {
         Self {
             recomputation,

@@ -1,7 +1,7 @@
 //! A whole layer.
 
 use super::attention::{KeyValues, MultiheadAttention, attention};
-use super::config::{NormPlacement, TransformerConfig};
+use super::config::{NormPlacement, TransformerConfig, check_dropout};
 use super::inputs::LayerInputs;
 use super::layer_norm_linear::norm;
 use super::mlp::{LayerNormMlp, mlp};
@@ -225,7 +225,17 @@ impl TransformerLayer {
         self.composed(x, inputs, Some(cache))
     }
 
+    fn check_dropout(&self) -> Result<()> {
+        let path = self.attention.out().path().unwrap_or_default();
+        check_dropout(
+            path,
+            "TransformerConfig::hidden_dropout",
+            self.hidden_dropout,
+        )
+    }
+
     fn in_node(&self, node: &mut WideNode, x: &Wide, inputs: &LayerInputs<'_>) -> Result<Wide> {
+        self.check_dropout()?;
         let seed = |place| inputs.seed(self.attention.out().path(), place);
         let dropped = |node: &mut WideNode, y: &Wide, place| match seed(place) {
             Some(seed) => node.dropout(y, self.hidden_dropout, seed),
@@ -261,6 +271,7 @@ impl TransformerLayer {
         inputs: &LayerInputs<'_>,
         cache: Option<&mut KeyValues<A>>,
     ) -> Result<A> {
+        self.check_dropout()?;
         let dropped = |y: A, place| match inputs.seed(self.attention.out().path(), place) {
             Some(seed) => y.dropout(self.hidden_dropout, seed),
             None => Ok(y),

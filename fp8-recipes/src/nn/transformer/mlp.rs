@@ -1,6 +1,6 @@
 //! The feed-forward network.
 
-use super::config::TransformerConfig;
+use super::config::{TransformerConfig, unfit};
 use super::layer_norm_linear::norm;
 use super::node;
 use super::{LayerNorm, Linear, Wide, WideNode};
@@ -206,11 +206,63 @@ impl LayerNormMlp {
         };
         let mut hidden = node::linears(node, &self.input.layers(), &normed)?.into_iter();
         let hidden = match (hidden.next(), hidden.next()) {
-            (Some(gate), Some(up)) => node.gated_activation(&gate, &up, self.activation)?,
-            (Some(hidden), None) => node.activation(&hidden, self.activation)?,
+            (Some(gate), Some(up)) => self.activated(node, &gate, Some(&up))?,
+            (Some(hidden), None) => self.activated(node, &hidden, None)?,
             _ => return Err(candle_core::Error::Msg("an MLP without a projection".into()).into()),
         };
         node::linear(node, &self.down, &hidden)
+    }
+
+    /// Fails unless the activation can read these projections.
+    fn check(&self, features: usize) -> Result<()> {
+        let path = |layer: &Linear| layer.path().unwrap_or_default().to_string();
+        let activation = self.activation;
+        match &self.input {
+            MlpInput::GateUp { gate, .. } if !activation.is_gated() => Err(unfit(
+                &path(gate),
+                "the activation",
+                activation,
+                "a gated one, since gate and value have a layer each",
+            )),
+            MlpInput::Up(up) if activation.is_gated() && features % 2 != 0 => Err(unfit(
+                &path(up),
+                "the number of features",
+                features,
+                format!("an even one: {activation} reads gate and value from it"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn activated(&self, node: &mut WideNode, x: &Wide, value: Option<&Wide>) -> Result<Wide> {
+        self.check(x.dims().last().copied().unwrap_or(0))?;
+        Ok(match value {
+            Some(value) => node.gated_activation(x, value, self.activation)?,
+            None => node.activation(x, self.activation)?,
+        })
+    }
+
+    fn activated_array<A: Array>(&self, x: &A, value: Option<&A>) -> Result<A> {
+        // Of plain tensors a node of its own: in f32 within, whatever the dtype.
+        if let Some(x) = x.as_tensor() {
+            let mut node = WideNode::new("activation");
+            let x = node.argument(x);
+            let value = value.and_then(|value| Some(node.argument(value.as_tensor()?)));
+            let y = self.activated(&mut node, &x, value.as_ref())?;
+            return A::from_tensor(node.finish(y)?);
+        }
+        let features = x.dims().last().copied().unwrap_or(0);
+        self.check(features)?;
+        if let Some(value) = value {
+            return curve(self.activation, x)?.mul(value);
+        }
+        if !self.activation.is_gated() {
+            return curve(self.activation, x);
+        }
+        let (last, n) = (x.dims().len().saturating_sub(1), features / 2);
+        let gate = x.narrow(last, 0, n)?.contiguous()?;
+        let value = x.narrow(last, n, n)?.contiguous()?;
+        curve(self.activation, &gate)?.mul(&value)
     }
 
     pub(super) fn composed<A: Array>(&self, x: &A) -> Result<A> {
@@ -218,23 +270,14 @@ impl LayerNormMlp {
             Some(norm) => norm.apply(x)?,
             None => x.clone(),
         };
-        let hidden = match &self.input {
-            MlpInput::Up(up) => {
-                let hidden = up.apply(&normed)?;
-                match self.activation.is_gated() {
-                    false => curve(self.activation, &hidden)?,
-                    true => {
-                        let last = hidden.dims().len().saturating_sub(1);
-                        let n = hidden.dims().last().copied().unwrap_or(0) / 2;
-                        let gate = hidden.narrow(last, 0, n)?.contiguous()?;
-                        let value = hidden.narrow(last, n, n)?.contiguous()?;
-                        curve(self.activation, &gate)?.mul(&value)?
-                    }
-                }
-            }
-            MlpInput::GateUp { gate, up } => {
-                curve(self.activation, &gate.apply(&normed)?)?.mul(&up.apply(&normed)?)?
-            }
+        let mut hidden = vec![];
+        for layer in self.input.layers() {
+            hidden.push(layer.apply(&normed)?);
+        }
+        let hidden = match hidden.as_slice() {
+            [gate, up] => self.activated_array(gate, Some(up))?,
+            [hidden] => self.activated_array(hidden, None)?,
+            _ => return Err(candle_core::Error::Msg("an MLP without a projection".into()).into()),
         };
         self.down.apply(&hidden)
     }

@@ -1,0 +1,11 @@
+//! Transformer modules as one node of the graph, against their layers one by one.
+
+mod dropout;
+mod equal;
+mod errors;
+mod flows;
+mod inference;
+mod modules;
+mod sharing;
+mod state;
+mod support;

@@ -1,0 +1,145 @@
+//! What a layer keeps for its backward pass.
+
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
+use fp8_recipes::nn::{LayerInputs, TransformerConfig, TransformerLayer, transformer_layer};
+use fp8_recipes::{PrepareOptions, RecipeName, end_step, fp8_autocast, prepare_fp8};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
+
+/// Allocations of less belong to the graph, to scales and to the test itself.
+const LEAST: usize = 2048;
+
+/// The large sizes seen so far, and how many allocations of each live.
+static SIZES: [AtomicUsize; 256] = [const { AtomicUsize::new(0) }; 256];
+static LIVE: [AtomicIsize; 256] = [const { AtomicIsize::new(0) }; 256];
+
+fn note(size: usize, change: isize) {
+    if size < LEAST {
+        return;
+    }
+    for (own, live) in SIZES.iter().zip(&LIVE) {
+        let found = own.compare_exchange(0, size, Ordering::Relaxed, Ordering::Relaxed);
+        if matches!(found, Ok(_)) || found == Err(size) {
+            live.fetch_add(change, Ordering::Relaxed);
+            return;
+        }
+    }
+}
+
+fn live() -> Vec<(usize, isize)> {
+    let pairs = SIZES.iter().zip(&LIVE);
+    pairs
+        .map(|(size, live)| (size.load(Ordering::Relaxed), live.load(Ordering::Relaxed)))
+        .collect()
+}
+
+struct Counting;
+
+// SAFETY: everything is the system allocator's.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(layout.size(), 1);
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(layout.size(), 1);
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note(layout.size(), -1);
+        note(size, 1);
+        // SAFETY: as above; the memory comes from the same allocator.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        note(layout.size(), -1);
+        // SAFETY: as above.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const HIDDEN: usize = 256;
+const BATCH: usize = 8;
+const TOKENS: usize = 128;
+
+/// Of what torch keeps of a block under autocast to bf16, bytes for each feature of each token: both inputs of norms in f32, both
+/// results of norms cast to bf16, q, k and v, the result of attention, input and result of GELU.
+const TORCH: usize = 4 + 4 + 2 + 2 + 6 + 2 + 8 + 8;
+
+fn layer(single: bool, recomputation: bool) -> TransformerLayer {
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    let config = TransformerConfig::new(HIDDEN, 8)
+        .with_causal(true)
+        .with_recomputation(recomputation);
+    let layer = transformer_layer(&config, vb.pp("layer")).unwrap();
+    prepare_fp8(&layer, &PrepareOptions::default()).unwrap();
+    layer.with_single_node(single)
+}
+
+/// Bytes that live because of a graph, with its input and without its result.
+fn kept(case: &str, layer: &TransformerLayer, x: &Tensor) -> usize {
+    let mut bytes = 0;
+    // In the second step weights are cast and kept, and all helpers run.
+    for step in 0..2 {
+        let before = live();
+        let guard = fp8_autocast(RecipeName::Delayed).unwrap();
+        let y = layer.forward(x, &LayerInputs::default()).unwrap();
+        let after = live();
+        y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+        guard.close().unwrap();
+        end_step().unwrap();
+        if step == 0 {
+            continue;
+        }
+        println!("{case}");
+        let mut rows = vec![];
+        for (i, (size, live)) in after.into_iter().enumerate() {
+            // A size that was new has no entry before.
+            let count = live - before.get(i).map_or(0, |(_, live)| *live);
+            if count != 0 {
+                rows.push((size, count));
+            }
+        }
+        rows.sort();
+        for (size, count) in &rows {
+            let each = *size as f64 / (BATCH * TOKENS * HIDDEN) as f64;
+            println!("{count:>6} of {size:>9} bytes, {each:.3} for each feature of a token");
+        }
+        let sum: isize = rows
+            .iter()
+            .map(|(size, count)| *size as isize * count)
+            .sum();
+        // The input of the first norm is the result of the layer before: in torch's sum, and here instead of the own result.
+        bytes = usize::try_from(sum).unwrap();
+        assert_eq!((x.elem_count(), x.dtype()), (y.elem_count(), y.dtype()));
+        println!(
+            "{:.2} in all, with the input instead of the result\n",
+            bytes as f64 / (BATCH * TOKENS * HIDDEN) as f64
+        );
+    }
+    bytes
+}
+
+#[test]
+fn a_layer_that_computes_again_keeps_half_of_what_bf16_keeps() {
+    let x = Var::randn(0f32, 1., (BATCH, TOKENS, HIDDEN), &Device::Cpu).unwrap();
+    let torch = TORCH * BATCH * TOKENS * HIDDEN;
+    let apart = kept("layers one by one", &layer(false, false), &x);
+    let one = kept("one node", &layer(true, false), &x);
+    let again = kept("one node that computes again", &layer(true, true), &x);
+    println!("of torch's: {:.3}", again as f64 / torch as f64);
+    // The measurement sees the layers' results, which candle's graph keeps.
+    assert!(apart > torch, "{apart}");
+    assert!(again < one && one < apart, "{again}, {one}, {apart}");
+    assert!(again as f64 <= 0.55 * torch as f64, "{again} of {torch}");
+}
