@@ -20,7 +20,7 @@ fn note(size: usize, change: isize) {
     }
     for (own, live) in SIZES.iter().zip(&LIVE) {
         let found = own.compare_exchange(0, size, Ordering::Relaxed, Ordering::Relaxed);
-        if matches!(found, Ok(_)) || found == Err(size) {
+        if found.is_ok() || found == Err(size) {
             live.fetch_add(change, Ordering::Relaxed);
             return;
         }

@@ -1,8 +1,9 @@
 //! A whole layer.
 
-use super::attention::{KeyValues, MultiheadAttention, attention};
+use super::attention::{MultiheadAttention, attention};
 use super::config::{NormPlacement, TransformerConfig, check_dropout};
 use super::inputs::LayerInputs;
+use super::key_values::KeyValues;
 use super::layer_norm_linear::norm;
 use super::mlp::{LayerNormMlp, mlp};
 use super::node;

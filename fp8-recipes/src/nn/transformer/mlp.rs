@@ -224,7 +224,7 @@ impl LayerNormMlp {
                 activation,
                 "a gated one, since gate and value have a layer each",
             )),
-            MlpInput::Up(up) if activation.is_gated() && features % 2 != 0 => Err(unfit(
+            MlpInput::Up(up) if activation.is_gated() && !features.is_multiple_of(2) => Err(unfit(
                 &path(up),
                 "the number of features",
                 features,

@@ -20,14 +20,16 @@
 mod attention;
 mod config;
 mod inputs;
+mod key_values;
 mod layer;
 mod layer_norm_linear;
 mod mlp;
 mod node;
 
-pub use attention::{KeyValues, MultiheadAttention, Projections, multihead_attention};
+pub use attention::{MultiheadAttention, Projections, multihead_attention};
 pub use config::{AttentionConfig, NormKind, NormPlacement, TransformerConfig};
 pub use inputs::LayerInputs;
+pub use key_values::KeyValues;
 pub use layer::{TransformerLayer, transformer_layer};
 pub use layer_norm_linear::{LayerNormLinear, layer_norm_linear};
 pub use mlp::{LayerNormMlp, MlpInput, layer_norm_mlp};
