@@ -292,6 +292,39 @@ pub enum Error {
         /// Operation of the first node that is gone.
         op: &'static str,
     },
+    /// A variable was changed between a forward pass and the backward pass that computes it again.
+    #[error(
+        "the backward pass computes a forward pass again, but its variable of shape {shape:?} ({dtype:?}) has changed since: step \
+         the optimizer after all backward passes"
+    )]
+    RecomputedValues {
+        /// Shape of the variable.
+        shape: Vec<usize>,
+        /// Its dtype.
+        dtype: DType,
+    },
+    /// A forward pass that is computed again uses other variables than at first.
+    #[error(
+        "a forward pass that is computed again uses {again} variables, at first {first}: one of shape {shape:?} {what}"
+    )]
+    RecomputedVariables {
+        /// Whether the variable is one of those at first, or of the others.
+        what: &'static str,
+        /// Shape of a variable that only one of the two uses.
+        shape: Vec<usize>,
+        /// How many there were at first.
+        first: usize,
+        /// How many there are now.
+        again: usize,
+    },
+    /// A forward pass that is computed again gives another shape than at first.
+    #[error("a forward pass that is computed again gives shape {again:?}, at first {first:?}")]
+    RecomputedShape {
+        /// Shape at first.
+        first: Vec<usize>,
+        /// Shape now.
+        again: Vec<usize>,
+    },
     /// An error of your own from a [`crate::state::ReductionGroup`].
     #[error(transparent)]
     Group(Box<dyn std::error::Error + Send + Sync>),

@@ -4,6 +4,7 @@ use crate::data::matrix_dims;
 use crate::device::{Codes, CurrentCast, CurrentScale, ScalePolicy, backend};
 use crate::error::{Error, Result};
 use crate::linear::same_cast;
+use crate::recall::{Noted, Recall};
 use crate::scale_source::{FirstScale, ScaleSource};
 use crate::state::{Observer, Slot};
 use crate::stochastic::{Draw, Stochastic};
@@ -45,6 +46,8 @@ pub struct Quantizer {
     pub hook: Option<Arc<dyn CastHook>>,
     /// See [`Quantizer::with_amax_bound`].
     pub amax_bound: Option<f32>,
+    /// Whether its casts are noted for a repetition, or are one.
+    pub recall: Option<Recall>,
 }
 
 /// A quantized tensor and what the cast measured.
@@ -59,6 +62,8 @@ pub struct Quantized {
     pub amax: Option<Tensor>,
     /// The cast that was done, with the key of a stochastic rounding.
     pub cast: Cast,
+    /// Whether it was done before, and nobody is to notice it.
+    pub(crate) repeated: bool,
 }
 
 impl Quantizer {
@@ -73,6 +78,7 @@ impl Quantizer {
             observer: None,
             hook: None,
             amax_bound: None,
+            recall: None,
         }
     }
 
@@ -165,6 +171,14 @@ impl Quantizer {
         }
     }
 
+    /// The same cast with its repetitions noted, or as one: see [`Recall`].
+    pub fn with_recall(self, recall: impl Into<Option<Recall>>) -> Self {
+        Self {
+            recall: recall.into(),
+            ..self
+        }
+    }
+
     /// The same cast with another observer.
     pub fn with_observer(self, observer: impl Into<Option<Observer>>) -> Self {
         Self {
@@ -240,9 +254,12 @@ impl Quantizer {
             });
         }
         let backend = backend(x.device())?;
-        let cast = match &self.stochastic {
-            None => self.cast,
-            Some(stochastic) => {
+        let noted = self.recall.as_ref().and_then(Recall::next);
+        let noted_key = noted.as_ref().and_then(|noted| noted.key);
+        let cast = match (&self.stochastic, noted_key) {
+            (None, _) => self.cast,
+            (Some(_), Some(key)) => self.cast.with_rounding(Rounding::Stochastic(key)),
+            (Some(stochastic), None) => {
                 let key = stochastic.key(x)?;
                 self.cast.with_rounding(Rounding::Stochastic(key))
             }
@@ -271,7 +288,8 @@ impl Quantizer {
             backend.quantize(&x, &grid, quant_scale, &cast, orientation)
         };
         // The amax is free beside the cast, and shows Inf and NaN.
-        let measures = self.observer.as_ref().is_some_and(|o| o.record) && grid.len() == 1;
+        let measures =
+            noted.is_none() && self.observer.as_ref().is_some_and(|o| o.record) && grid.len() == 1;
         let measured = |quant_scale: &Tensor| -> Result<(Codes, Option<Tensor>)> {
             if !measures {
                 return Ok((encode(quant_scale)?, None));
@@ -314,19 +332,23 @@ impl Quantizer {
             }
             ScaleSource::Delayed { slot, rule, first } => {
                 let format = self.cast.format;
-                let (quant_scale, dequant_scale) =
-                    if *first == FirstScale::OwnAmax && slot.is_initial()? {
-                        let whole = ScaleGrid::tensorwise(rows, cols);
-                        let amax = backend.amax(&x, &whole)?.reshape(1)?;
-                        slot.made_scale(&amax, format, rule)?
-                    } else {
-                        slot.delayed_scale(format, rule)?
-                    };
+                let (quant_scale, dequant_scale) = if let Some(scales) = scales_of(&noted) {
+                    scales
+                } else if *first == FirstScale::OwnAmax && slot.is_initial()? {
+                    let whole = ScaleGrid::tensorwise(rows, cols);
+                    let amax = backend.amax(&x, &whole)?.reshape(1)?;
+                    slot.made_scale(&amax, format, rule)?
+                } else {
+                    slot.delayed_scale(format, rule)?
+                };
                 let (codes, amax) = measured(&quant_scale)?;
                 (codes, quant_scale, dequant_scale, amax)
             }
             ScaleSource::Static(slot) => {
-                let (quant_scale, dequant_scale) = slot.static_scale(self.cast.format)?;
+                let (quant_scale, dequant_scale) = match scales_of(&noted) {
+                    Some(scales) => scales,
+                    None => slot.static_scale(self.cast.format)?,
+                };
                 let (codes, amax) = measured(&quant_scale)?;
                 (codes, quant_scale, dequant_scale, amax)
             }
@@ -342,10 +364,11 @@ impl Quantizer {
                 (codes, quant_scale, dequant_scale, None)
             }
         };
-        if let Some(counter) = &self.counter {
+        let repeated = noted.is_some();
+        if let Some(counter) = self.counter.as_ref().filter(|_| !repeated) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
-        if let Some(observer) = &self.observer {
+        if let Some(observer) = self.observer.as_ref().filter(|_| !repeated) {
             let makes_scales = matches!(self.source, ScaleSource::Delayed { .. });
             observer.note(amax.as_ref(), makes_scales)?;
         }
@@ -361,8 +384,12 @@ impl Quantizer {
             quant_scale,
             amax,
             cast,
+            repeated,
         };
-        if let Some(hook) = &self.hook {
+        if let Some(recall) = &self.recall {
+            recall.note(&quantized, self.has_scales_of_table())?;
+        }
+        if let Some(hook) = self.hook.as_ref().filter(|_| !repeated) {
             hook.on_cast(&x, &quantized)?;
         }
         Ok(quantized)
@@ -381,14 +408,18 @@ impl Quantizer {
         if !alike {
             return Ok(false);
         }
-        let scale = match (&self.source, &other.source) {
-            (ScaleSource::Delayed { slot, rule, first }, ScaleSource::Delayed { .. }) => {
+        let noted = scales_of(&self.recall.as_ref().and_then(Recall::peek));
+        let noted = noted.map(|(quant_scale, _)| quant_scale);
+        let scale = match (&self.source, &other.source, noted) {
+            (ScaleSource::Delayed { .. }, ScaleSource::Delayed { .. }, Some(scale))
+            | (ScaleSource::Static(_), ScaleSource::Static(_), Some(scale)) => scale,
+            (ScaleSource::Delayed { slot, rule, first }, ScaleSource::Delayed { .. }, None) => {
                 if *first == FirstScale::OwnAmax && slot.is_initial()? {
                     return Ok(false);
                 }
                 slot.delayed_scale(self.cast.format, rule)?.0
             }
-            (ScaleSource::Static(slot), ScaleSource::Static(_)) => {
+            (ScaleSource::Static(slot), ScaleSource::Static(_), None) => {
                 slot.static_scale(self.cast.format)?.0
             }
             _ => return Ok(same_cast(self, other)),
@@ -403,8 +434,22 @@ impl Quantizer {
         Ok(bits(&scale)? == bits(&quantized.quant_scale)?)
     }
 
+    /// Whether its scales come from a table, which has others later.
+    fn has_scales_of_table(&self) -> bool {
+        matches!(
+            self.source,
+            ScaleSource::Delayed { .. } | ScaleSource::Static(_)
+        )
+    }
+
     /// Counts and records a cast of `x` that another one, which gives the same codes, has done.
     pub(crate) fn note_shared(&self, x: &Tensor, quantized: &Quantized) -> Result<()> {
+        if let Some(recall) = &self.recall {
+            if recall.next().is_some() {
+                return Ok(());
+            }
+            recall.note(quantized, self.has_scales_of_table())?;
+        }
         if let Some(counter) = &self.counter {
             counter.fetch_add(1, Ordering::Relaxed);
         }
@@ -417,6 +462,11 @@ impl Quantizer {
             Some(hook) => hook.on_cast(x, quantized),
         }
     }
+}
+
+/// The scales of a cast to repeat.
+fn scales_of(noted: &Option<Noted>) -> Option<(Tensor, Tensor)> {
+    noted.as_ref().and_then(|noted| noted.scales.clone())
 }
 
 impl Fp8Tensor {

@@ -320,6 +320,14 @@ pub enum Error {
          while it lives"
     )]
     GuardClosed,
+    /// A function that is run again in the backward pass uses a layer that it has not used, or not as often, at first.
+    #[error(
+        "a checkpointed function uses layer `{path}` more often when it runs again than at first"
+    )]
+    NotRepeated {
+        /// Path of the layer.
+        path: String,
+    },
     /// The system could not start a thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),

@@ -45,7 +45,7 @@ pub mod with_tracing;
 
 pub use autocast::{
     Autocast, AutocastGuard, AutocastHandle, NonFinite, ReductionGroup, SingleProcess, StepSummary,
-    end_step, fp8_autocast, is_fp8_enabled, is_guard_open, with_fp8,
+    end_step, fp8_autocast, is_fp8_enabled, is_guard_open, is_recomputing, with_fp8,
 };
 pub use cast_hook::{CastEvent, CastObserver};
 pub use config::{DelayedScaling, Fp8LinearConfig, LayerFilter, Recipe, RecipeName};

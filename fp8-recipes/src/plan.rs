@@ -15,13 +15,16 @@ use std::sync::Arc;
 
 /// The casts of one call of a layer in `step`. Everything is captured here: the backward pass does not look at the guard.
 pub(crate) fn linear_plan(state: &Fp8State, step: &LayerStep) -> Result<LinearPlan> {
-    let LayerStep { settings, cells } = step;
+    let LayerStep {
+        settings, cells, ..
+    } = step;
     let config = &*settings.config;
     let delayed = config.delayed.as_ref();
     // Evaluation changes nothing, so a scale that no step has made is not 1 but the one that a step would make.
     let one = delayed.is_some_and(|delayed| delayed.initial == InitialScale::One);
     let maker = Maker {
         state,
+        step,
         config,
         cells,
         training: settings.training,
@@ -58,13 +61,16 @@ pub(crate) struct OperatorCasts {
 
 /// The casts of an operator in `step`; None where the recipe leaves operators alone.
 pub(crate) fn operator_casts(state: &Fp8State, step: &LayerStep) -> Result<Option<OperatorCasts>> {
-    let LayerStep { settings, cells } = step;
+    let LayerStep {
+        settings, cells, ..
+    } = step;
     let config = &*settings.config;
     if !config.cast_operators {
         return Ok(None);
     }
     let maker = Maker {
         state,
+        step,
         config,
         cells,
         training: settings.training,
@@ -90,6 +96,7 @@ pub(crate) fn operator_casts(state: &Fp8State, step: &LayerStep) -> Result<Optio
 
 struct Maker<'a> {
     state: &'a Fp8State,
+    step: &'a LayerStep,
     config: &'a ResolvedConfig,
     cells: &'a Arc<fp8_candle::state::StepCells>,
     training: bool,
@@ -184,6 +191,7 @@ impl Maker<'_> {
         let quantizer = Quantizer::new(rounded, cast.granularity, source)
             .with_counter(self.state.counter(operand).clone())
             .with_observer(observer)
+            .with_recall(self.step.recall(operand))
             .with_hook(hook(
                 self.state.shared_path(),
                 operand,

@@ -125,7 +125,8 @@ impl<'a> Columns<'a> {
         let quantized = quantizer.quantize(&columns, self.contraction)?;
         let values = Values::Fp8(quantized.tensor.clone());
         let of = &uncast.quantizer;
-        if of.counter.is_some() || of.observer.is_some() || of.hook.is_some() {
+        let seen = of.counter.is_some() || of.observer.is_some() || of.hook.is_some();
+        if seen && !quantized.repeated {
             self.casts.push(Piece {
                 values: of.hook.is_some().then_some(columns),
                 quantized,
@@ -210,6 +211,7 @@ impl<'a> Columns<'a> {
             quant_scale,
             amax,
             cast: first.cast,
+            repeated: false,
         };
         Ok((cat(&|cast| cast.values.clone())?, quantized))
     }

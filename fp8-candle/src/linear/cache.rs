@@ -5,6 +5,7 @@ use crate::device::backend;
 use crate::error::Result;
 use crate::packed::PackedWeight;
 use crate::quantize::Quantizer;
+use crate::recall::Recall;
 use crate::scale_source::{FirstScale, ScaleSource};
 use crate::state::{Role, Slot, StepCells};
 use crate::tensor::Fp8Tensor;
@@ -327,9 +328,31 @@ impl WeightCache {
         contraction: Contraction,
         both: bool,
     ) -> Result<Fp8Tensor> {
+        if let Some(recall @ Recall::Repeat(_)) = &quantizer.recall {
+            return match recall.codes() {
+                Some(codes) => Ok(codes.clone()),
+                None => Ok(quantizer.quantize_for(matrix, contraction, both)?.tensor),
+            };
+        }
         let Some(seen) = self.see(weight)? else {
             return Ok(quantizer.quantize_for(matrix, contraction, both)?.tensor);
         };
+        let codes = self.quantize_seen((weight, seen), matrix, quantizer, contraction, both)?;
+        if let Some(recall) = &quantizer.recall {
+            recall.note_codes(&codes);
+        }
+        Ok(codes)
+    }
+
+    /// [`WeightCache::quantize_as`] of values whose changes are noticed.
+    fn quantize_seen(
+        &self,
+        (weight, seen): (&Tensor, Seen),
+        matrix: &Tensor,
+        quantizer: &Quantizer,
+        contraction: Contraction,
+        both: bool,
+    ) -> Result<Fp8Tensor> {
         let slot = match &quantizer.source {
             ScaleSource::Delayed { slot, .. } | ScaleSource::Static(slot) => Some(slot),
             _ => None,
@@ -381,6 +404,7 @@ impl WeightCache {
                 counter: None,
                 observer: None,
                 hook: None,
+                recall: None,
                 ..quantizer.clone()
             },
             contraction,

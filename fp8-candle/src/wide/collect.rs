@@ -1,12 +1,17 @@
 //! The gradients of variables, past candle's store.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-type Collected = HashMap<TensorId, Tensor>;
+#[derive(Default)]
+struct Collected {
+    gradients: HashMap<TensorId, Tensor>,
+    /// Why the sweep fails: candle's errors carry only the messages of ours.
+    error: Option<Error>,
+}
 
 thread_local! {
     static COLLECTOR: RefCell<Option<Collected>> = const { RefCell::new(None) };
@@ -27,7 +32,7 @@ impl Drop for Collection {
 /// is three times the parameters' bytes written per step.
 ///
 /// # Errors
-/// Those of [`Tensor::backward`].
+/// Those of [`Tensor::backward`], and those of a forward pass that is [computed again](super::recompute).
 ///
 /// # Examples
 /// ```
@@ -38,12 +43,18 @@ impl Drop for Collection {
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
 pub fn backward(loss: &Tensor) -> Result<GradStore> {
-    let before = COLLECTOR.with(|collector| collector.borrow_mut().replace(Collected::new()));
+    let before = COLLECTOR.with(|collector| collector.borrow_mut().replace(Collected::default()));
     let collection = Collection(before);
-    let mut grads = loss.backward()?;
+    let grads = loss.backward();
     let collected = COLLECTOR.with(|collector| collector.borrow_mut().take());
     drop(collection);
-    for (id, grad) in collected.into_iter().flatten() {
+    let Collected { gradients, error } = collected.unwrap_or_default();
+    let mut grads = match (grads, error) {
+        (Ok(grads), _) => grads,
+        (Err(_), Some(error)) => return Err(error),
+        (Err(error), None) => return Err(error.into()),
+    };
+    for (id, grad) in gradients {
         let grad = match grads.get_id(id) {
             // The variable is used outside wide nodes as well.
             Some(other) => (other + grad)?,
@@ -52,6 +63,23 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
         grads.insert_id(id, grad);
     }
     Ok(grads)
+}
+
+/// Whether this thread collects.
+pub(super) fn is_open() -> bool {
+    COLLECTOR.with(|collector| collector.borrow().is_some())
+}
+
+/// Keeps `error` for whoever collects; gives it with its message otherwise, or what says the same.
+pub(super) fn tell(error: Error) -> Error {
+    COLLECTOR.with(|collector| match collector.borrow_mut().as_mut() {
+        None => error,
+        Some(collected) => {
+            let message = error.to_string();
+            collected.error = Some(error);
+            Error::Candle(candle_core::Error::Msg(message))
+        }
+    })
 }
 
 /// Takes the gradient of `argument` if it is a variable and this thread collects.
@@ -67,11 +95,12 @@ pub(crate) fn offer(argument: &Tensor, gradient: &mut Option<Tensor>) -> Result<
         let Some(new) = gradient.take() else {
             return Ok(());
         };
-        let sum = match collected.remove(&argument.id()) {
+        let gradients = &mut collected.gradients;
+        let sum = match gradients.remove(&argument.id()) {
             Some(old) => (old + new)?,
             None => new,
         };
-        collected.insert(argument.id(), sum);
+        gradients.insert(argument.id(), sum);
         Ok(())
     })
 }

@@ -36,11 +36,13 @@ mod kept;
 mod linear;
 mod norm;
 mod opaque;
+mod recompute;
 mod shape;
 mod sweep;
 
 pub use collect::backward;
 pub use linear::WideLinear;
+pub use recompute::recompute;
 
 use crate::error::Result;
 use candle_core::{Tensor, TensorId};

@@ -1,5 +1,6 @@
 //! The guards that are open on a thread.
 
+use super::recall::Recall;
 use super::session::Session;
 use super::settings::{Mode, Settings};
 use crate::error::{Error, Result};
@@ -15,14 +16,30 @@ pub(crate) struct Context {
     pub(crate) settings: Settings,
     /// None in high precision.
     pub(super) session: Option<Arc<Session>>,
+    /// Of the frame.
+    recall: Recall,
 }
 
 impl Context {
+    pub(super) fn new(settings: Settings, session: Option<Arc<Session>>) -> Self {
+        Self {
+            settings,
+            session,
+            recall: Recall::default(),
+        }
+    }
+
     /// Notes a use of a layer; says how it computes. None in high precision.
     ///
     /// # Errors
     /// If the guard that this context comes from is closed, or a pending update of the model's gradient scales fails.
     pub(crate) fn sign_in(&self, state: &Arc<Fp8State>) -> Result<Option<LayerStep>> {
+        if self.settings.mode == Mode::HighPrecision {
+            return Ok(None);
+        }
+        if let Some(step) = self.recall.repeated(state)? {
+            return Ok(Some(step));
+        }
         let Some(session) = &self.session else {
             return Ok(None);
         };
@@ -34,7 +51,7 @@ impl Context {
             },
         };
         let cells = session.sign_in(state, &settings)?;
-        Ok(Some(LayerStep { settings, cells }))
+        Ok(Some(self.recall.noted(state, settings, cells)))
     }
 
     /// Counts a cast of a layer that has no state of its own.
@@ -59,12 +76,18 @@ pub(crate) struct LayerStep {
     pub(crate) settings: Settings,
     /// What its casts record into.
     pub(crate) cells: Arc<StepCells>,
+    /// How the casts of input, weight and output are noted or repeated.
+    pub(super) casts: Option<[fp8_candle::Recall; 3]>,
+    /// Whether this use of the layer was noted before.
+    pub(crate) replays: bool,
 }
 
 pub(super) struct Frame {
     pub(super) id: u64,
     /// None: a handle taken where no guard was open.
     pub(super) context: Option<Context>,
+    /// What is noted and repeated inside, also where no guard is open.
+    pub(super) recall: Recall,
 }
 
 #[derive(Default)]
@@ -94,7 +117,49 @@ thread_local! {
 
 /// The innermost guard's context on this thread.
 pub(crate) fn current() -> Option<Context> {
-    THREAD.with_borrow(|thread| thread.frames.last()?.context.clone())
+    THREAD.with_borrow(|thread| {
+        let frame = thread.frames.last()?;
+        let context = frame.context.clone()?;
+        let recall = frame.recall.clone();
+        Some(Context { recall, ..context })
+    })
+}
+
+/// What is noted and repeated on this thread.
+pub(super) fn current_recall() -> Recall {
+    THREAD.with_borrow(|thread| match thread.frames.last() {
+        None => Recall::default(),
+        Some(frame) => frame.recall.clone(),
+    })
+}
+
+/// Whether this thread runs a checkpointed function again, in a backward pass ([`nn::checkpoint`](crate::nn::checkpoint)): what
+/// has effects beyond its result, such as running statistics, has had them already.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use fp8_recipes::{is_recomputing, nn::checkpoint};
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU32, Ordering};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let batches = Arc::new(AtomicU32::new(0));
+/// let count = batches.clone();
+/// let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
+/// let y = checkpoint(
+///     move |x: &Tensor| {
+///         if !is_recomputing() {
+///             count.fetch_add(1, Ordering::Relaxed);
+///         }
+///         x.sqr()
+///     },
+///     x.as_tensor(),
+/// )?;
+/// y.sum_all()?.backward()?;
+/// assert_eq!(batches.load(Ordering::Relaxed), 1);
+/// # Ok(()) }
+/// ```
+pub fn is_recomputing() -> bool {
+    current_recall().replays()
 }
 
 /// Whether a prepared layer on this thread would compute in FP8 now.

@@ -1,7 +1,8 @@
 //! The guard.
 
 use super::Autocast;
-use super::context::{Context, Frame, THREAD, check_thread};
+use super::context::{Context, Frame, THREAD, check_thread, current_recall};
+use super::recall::Recall;
 use super::session::{Kind, Session};
 use super::settings::{Mode, Settings};
 use super::summary::StepSummary;
@@ -34,6 +35,9 @@ where
         (Mode::Fp8, true) => Some(Kind::Training),
         (Mode::Fp8, false) => Some(Kind::Evaluation),
     };
+    let recall = current_recall();
+    // What runs a second time has had its step.
+    let wanted = wanted.filter(|_| !recall.replays());
     let outer = wanted.and_then(outer_session);
     let owner = wanted.is_some() && outer.is_none();
     let session = outer.or_else(|| wanted.map(|kind| Arc::new(Session::new(kind))));
@@ -47,8 +51,8 @@ where
             .or(autocast.training_stats.filter(|_| autocast.training)),
         hook: autocast.cast_observer,
     };
-    let context = Context { settings, session };
-    Ok(AutocastGuard::push(Some(context), owner))
+    let context = Context::new(settings, session);
+    Ok(AutocastGuard::push(Some(context), recall, owner))
 }
 
 /// The session that a guard of this kind joins: the innermost one around it, beyond disabled guards, that can take it.
@@ -96,11 +100,15 @@ enum End {
 }
 
 impl AutocastGuard {
-    pub(super) fn push(context: Option<Context>, owner: bool) -> Self {
+    pub(super) fn push(context: Option<Context>, recall: Recall, owner: bool) -> Self {
         let id = THREAD.with_borrow_mut(|thread| {
             thread.next_id += 1;
             let id = thread.next_id;
-            thread.frames.push(Frame { id, context });
+            thread.frames.push(Frame {
+                id,
+                context,
+                recall,
+            });
             id
         });
         Self {
@@ -116,6 +124,15 @@ impl AutocastGuard {
         THREAD.with_borrow(|thread| {
             let mut frames = thread.frames.iter();
             frames.find(|frame| frame.id == self.id)?.context.clone()
+        })
+    }
+
+    /// What is noted and repeated inside.
+    pub(super) fn recall(&self) -> Recall {
+        THREAD.with_borrow(|thread| {
+            let mut frames = thread.frames.iter();
+            let own = frames.find(|frame| frame.id == self.id);
+            own.map(|frame| frame.recall.clone()).unwrap_or_default()
         })
     }
 

@@ -1,7 +1,8 @@
 //! Carrying a context to other threads.
 
-use super::context::{Context, can_open_here, check_thread, current};
+use super::context::{Context, can_open_here, check_thread, current, current_recall};
 use super::guard::AutocastGuard;
+use super::recall::{Log, Recall};
 use super::session::Session;
 use crate::error::{Error, Result};
 use std::panic::resume_unwind;
@@ -30,6 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug, Clone)]
 pub struct AutocastHandle {
     context: Option<Context>,
+    recall: Recall,
 }
 
 impl AutocastHandle {
@@ -40,7 +42,27 @@ impl AutocastHandle {
     /// The context of the innermost guard on this thread; without one, opening the handle gives high
     /// precision, as outside of any guard.
     pub fn current() -> Self {
-        Self { context: current() }
+        Self {
+            context: current(),
+            recall: current_recall(),
+        }
+    }
+
+    /// The same context, with uses of layers noted in `log`.
+    pub(crate) fn noting(&self, log: &Arc<Log>) -> Self {
+        Self {
+            context: self.context.clone(),
+            recall: self.recall.noting(log),
+        }
+    }
+
+    /// The same context without its step, for one second run of what `log` notes.
+    pub(crate) fn replaying(&self, log: &Arc<Log>) -> Self {
+        let context = self.context.clone();
+        Self {
+            context: context.map(|context| Context::new(context.settings, None)),
+            recall: Recall::replaying(log),
+        }
     }
 
     /// Opens the context on the calling thread.
@@ -50,9 +72,19 @@ impl AutocastHandle {
     /// [`AutocastHandle::run`].
     pub fn open(&self) -> Result<AutocastGuard> {
         check_thread()?;
+        // A handle from outside of a checkpointed function, in it.
+        let recall = match self.recall.is_empty() {
+            true => current_recall(),
+            false => self.recall.clone(),
+        };
+        if recall.replays() {
+            let context = self.context.as_ref();
+            let context = context.map(|context| Context::new(context.settings.clone(), None));
+            return Ok(AutocastGuard::push(context, recall, false));
+        }
         match self.session() {
             Some(session) if !session.is_open() => Err(Error::GuardClosed),
-            _ => Ok(AutocastGuard::push(self.context.clone(), false)),
+            _ => Ok(AutocastGuard::push(self.context.clone(), recall, false)),
         }
     }
 
@@ -92,6 +124,7 @@ impl AutocastGuard {
     pub fn handle(&self) -> AutocastHandle {
         AutocastHandle {
             context: self.context(),
+            recall: self.recall(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Ending steps, and steps as closures.
 
 use super::Autocast;
-use super::context::THREAD;
+use super::context::{THREAD, is_recomputing};
 use super::guard::fp8_autocast;
 use super::session::{Kind, update_gradients};
 use super::settings::Mode;
@@ -31,6 +31,9 @@ use std::sync::Weak;
 /// # Errors
 /// If a reduction over ranks fails; what was recorded waits for the next update.
 pub fn end_step() -> Result<StepSummary> {
+    if is_recomputing() {
+        return Ok(StepSummary::default());
+    }
     let session = THREAD.with_borrow(|thread| {
         let frames = thread.frames.iter().rev();
         let mut contexts = frames.filter_map(|frame| frame.context.as_ref());

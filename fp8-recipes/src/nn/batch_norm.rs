@@ -248,6 +248,10 @@ impl BatchNorm {
             true => self.inner.forward_train(x),
             false => self.forward_mixed(x, true),
         }?;
+        if crate::is_recomputing() {
+            // The statistics have followed this batch before.
+            before.put_back(&self.inner)?;
+        }
         before.keep_where_not_finite(&self.inner)?;
         Ok(y)
     }

@@ -1,19 +1,23 @@
 //! What a layer does in a calibrating guard.
 
+use crate::autocast::LayerStep;
 use crate::error::Result;
 use crate::state::Fp8State;
 use candle_core::Tensor;
-use fp8_candle::state::StepCells;
 use fp8_candle::{Role, device, fingerprint};
 use fp8_core::ScaleGrid;
 
 /// Records the amaxes of input and weight, and which weight it was.
 pub(super) fn calibrate(
     state: &Fp8State,
-    step: &StepCells,
+    step: &LayerStep,
     x: &Tensor,
-    weight: &Tensor,
+    weight: impl FnOnce() -> Result<Tensor>,
 ) -> Result<()> {
+    if step.replays {
+        return Ok(());
+    }
+    let weight = &weight()?;
     state.note_calibrated_weight(fingerprint(weight)?);
     // An empty batch says nothing of the inputs; another rank's may.
     let seen = |tensor: &Tensor| tensor.elem_count() > 0;
@@ -24,7 +28,7 @@ pub(super) fn calibrate(
         let values = tensor.detach().contiguous()?;
         let amax = device::backend(tensor.device())?.amax(&values, &grid)?;
         if let Some(slot) = state.slot(role) {
-            step.record(slot.row(), &amax, true)?;
+            step.cells.record(slot.row(), &amax, true)?;
         }
     }
     Ok(())

@@ -235,7 +235,7 @@ impl Linear {
         };
         if context.settings.mode == Mode::Calibrate {
             // In f32, as an export reads the weight: its value need not fit in the dtype of the input.
-            calibrate(&state, &step.cells, x, &self.weight()?)?;
+            calibrate(&state, &step, x, || self.weight())?;
             return Ok(Call::Plain);
         }
         let plan = linear_plan(&state, &step)?;

@@ -28,6 +28,7 @@
 pub mod attention;
 pub mod batch_norm;
 mod calibrate;
+mod checkpoint;
 pub mod conv;
 pub mod cpu_flash_attention;
 pub mod embedding;
@@ -51,6 +52,7 @@ pub mod varlen_attention;
 pub use candle_nn::*;
 
 pub use batch_norm::{BatchNorm, batch_norm, fuse_batch_norm};
+pub use checkpoint::{checkpoint, checkpoint_many};
 pub use conv::{
     Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, conv_transpose1d, conv_transpose1d_no_bias,
     conv_transpose2d, conv_transpose2d_no_bias, conv1d, conv1d_no_bias, conv2d, conv2d_no_bias,

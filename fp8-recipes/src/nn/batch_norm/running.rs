@@ -19,6 +19,13 @@ impl Before {
         Ok(Self([copy(bn.running_mean())?, copy(bn.running_var())?]))
     }
 
+    /// Takes all back.
+    pub(super) fn put_back(&self, bn: &candle_nn::BatchNorm) -> Result<()> {
+        let [mean, variance] = &self.0;
+        Var::from_tensor(bn.running_mean())?.set(mean)?;
+        Var::from_tensor(bn.running_var())?.set(variance)
+    }
+
     /// Takes mean and variance of a channel back if one of them is not finite now. Decided on the device.
     pub(super) fn keep_where_not_finite(&self, bn: &candle_nn::BatchNorm) -> Result<()> {
         let now = [bn.running_mean().detach(), bn.running_var().detach()];

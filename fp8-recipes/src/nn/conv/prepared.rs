@@ -107,7 +107,7 @@ fn in_context(
     };
     let (weight, _) = layer.parameters();
     if context.settings.mode == Mode::Calibrate {
-        calibrate(&state, &step.cells, x, weight)?;
+        calibrate(&state, &step, x, || Ok(weight.clone()))?;
         return plain();
     }
     let plan = linear_plan(&state, &step)?;
