@@ -171,7 +171,17 @@ impl Quantizer {
         }
     }
 
-    /// The same cast with its repetitions noted, or as one: see [`Recall`].
+    /// The same cast noted for a repetition, or repeated: see [`Recall`].
+    ///
+    /// ```
+    /// use fp8_candle::{CastNotes, Quantizer, Recall};
+    /// use fp8_core::{Format, Granularity};
+    /// let notes = CastNotes::default();
+    /// let cast = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
+    /// let first = cast.clone().with_recall(Recall::Note(notes.clone()));
+    /// let again = cast.with_recall(notes.repeated());
+    /// # let _ = (first, again);
+    /// ```
     pub fn with_recall(self, recall: impl Into<Option<Recall>>) -> Self {
         Self {
             recall: recall.into(),

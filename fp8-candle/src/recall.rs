@@ -71,6 +71,17 @@ pub enum Recall {
 }
 
 /// Noted casts, and how many of them were repeated.
+///
+/// ```
+/// use fp8_candle::{CastNotes, Recall, Repetition};
+/// let of = |recall: Recall| -> Option<Repetition> {
+///     match recall {
+///         Recall::Repeat(repetition) => Some(repetition),
+///         _ => None,
+///     }
+/// };
+/// assert!(of(CastNotes::default().repeated()).is_some());
+/// ```
 #[derive(Debug, Clone)]
 pub struct Repetition {
     notes: CastNotes,
