@@ -60,7 +60,8 @@ fn a_transformer_layer_keeps_a_fifth_at_most() {
         };
         // Caches of weights, buffers, threads.
         for _ in 0..3 {
-            (plain(), checkpointed());
+            plain();
+            checkpointed();
         }
         let (plain, checkpointed) = (kept(plain), kept(checkpointed));
         let input = (4 * 128 * 64 * 4) as isize;
