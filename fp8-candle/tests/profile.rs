@@ -76,7 +76,7 @@ fn operations_of_a_wide_node_do_so_too() -> Outcome {
         let mut node = WideNode::new("node");
         let x = node.argument(&x);
         let x = node.rms_norm(&x, &weight, 1e-5)?;
-        let y = node.attention([&x, &x, &x], AttentionOptions::default())?;
+        let y = node.attention([&x, &x, &x], &AttentionOptions::default())?;
         node.finish(y)
     });
     all_there(&forward, &[Kind::Norm, Kind::Attention]);
