@@ -16,7 +16,7 @@ pub enum SizeError {
     Zero { flag: &'static str },
     #[error(
         "--hidden {hidden} --heads {heads}: rotary positions need an even number of features in each head, give a multiple of {}",
-        2 * heads
+        heads.saturating_mul(2)
     )]
     Heads { hidden: usize, heads: usize },
     #[error(
