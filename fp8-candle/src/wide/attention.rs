@@ -9,11 +9,11 @@ use crate::ops::{AttentionOptions, rope};
 use candle_core::Tensor;
 
 impl WideNode {
-    /// Rotary positions of `x` `[b, t, h, d]`: [`rope`](crate::ops::rope), or [`rope_i`](crate::ops::rope_i) if `interleaved`,
+    /// Rotary positions of `x` `[b, t, h, d]`: [`rope`], or [`rope_i`](crate::ops::rope_i) if `interleaved`,
     /// with tokens before heads. No gradient goes to the angles.
     ///
     /// # Errors
-    /// As [`rope`](crate::ops::rope).
+    /// As [`rope`].
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
