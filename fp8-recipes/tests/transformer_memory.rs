@@ -141,5 +141,10 @@ fn a_layer_that_computes_again_keeps_half_of_what_bf16_keeps() {
     // The measurement sees the layers' results, which candle's graph keeps.
     assert!(apart > torch, "{apart}");
     assert!(again < one && one < apart, "{again}, {one}, {apart}");
-    assert!(again as f64 <= 0.55 * torch as f64, "{again} of {torch}");
+    // Without kernels for attention, queries, keys and values stay in f32, 6 bytes more of torch's 36.
+    let bound = match fp8_core::Isa::best().level() {
+        fp8_core::IsaLevel::Portable => 0.55 + 6. / 36.,
+        _ => 0.55,
+    };
+    assert!(again as f64 <= bound * torch as f64, "{again} of {torch}");
 }

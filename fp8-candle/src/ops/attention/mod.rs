@@ -154,9 +154,14 @@ impl Attention {
             let results = (saved.result.as_ref(), lse);
             return kernels.backward(self, [q, k, v], results, grad, wanted);
         }
+        let mut own = self.clone();
+        if self.in_bf16(q.dtype()) {
+            // Gradients are computed of wide copies, whose operands are rounded as those of the forward pass.
+            own.operands = Some(DType::BF16);
+        }
         let found = match q.elem_count() {
             0 => [q.zeros_like()?, k.zeros_like()?, v.zeros_like()?],
-            _ => gradients([q, k, v], grad, |[q, k, v]| self.composed(q, k, v))?,
+            _ => gradients([q, k, v], grad, |[q, k, v]| own.composed(q, k, v))?,
         };
         let mut grads = [None, None, None];
         for ((to, found), wanted) in grads.iter_mut().zip(found).zip(wanted) {
