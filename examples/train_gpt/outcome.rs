@@ -46,6 +46,7 @@ pub fn summarize(
             steps: run.step,
             final_train_loss: last.iter().sum::<f64>() / last.len().max(1) as f64,
             final_val_loss,
+            skipped_steps: metrics.skipped_steps(&run.name),
             median_step_ms,
             tokens_per_s: if median_step_ms > 0. {
                 tokens / median_step_ms * 1e3
@@ -85,6 +86,10 @@ pub fn summarize(
             s.tokens_per_s,
             s.quantized_tensors
         );
+    }
+    for s in summaries.iter().filter(|s| s.skipped_steps > 0) {
+        let (name, skipped) = (&s.recipe, s.skipped_steps);
+        println!("{name}: {skipped} steps had gradients that are not finite, and changed nothing");
     }
     Ok(())
 }

@@ -18,7 +18,8 @@ pub enum Line {
         step: u64,
         train_loss: f64,
         lr: f64,
-        grad_norm: f64,
+        /// None where it was not finite, and the step was skipped.
+        grad_norm: Option<f64>,
         step_ms: f64,
     },
     Validation {
@@ -49,6 +50,8 @@ pub struct Summary {
     pub steps: u64,
     pub final_train_loss: f64,
     pub final_val_loss: f64,
+    /// Steps whose gradients were not finite, which changed nothing.
+    pub skipped_steps: usize,
     pub median_step_ms: f64,
     pub tokens_per_s: f64,
     /// As served: see `Run::served_weight_bytes`.
@@ -140,6 +143,12 @@ impl Metrics {
             _ => None,
         };
         self.lines.iter().filter_map(point).collect()
+    }
+
+    /// Steps of a recipe that were skipped.
+    pub fn skipped_steps(&self, name: &str) -> usize {
+        let skipped = |line: &&Line| matches!(line, Line::Train { recipe, grad_norm: None, .. } if recipe == name);
+        self.lines.iter().filter(skipped).count()
     }
 
     /// Median duration of a recipe's steps in milliseconds.

@@ -147,7 +147,7 @@ fn log_steps(run: &mut Run, metrics: &mut Metrics) -> Result<Option<Step>> {
             step: step.step,
             train_loss: step.loss,
             lr: step.lr,
-            grad_norm: step.grad_norm,
+            grad_norm: Some(step.grad_norm).filter(|norm| norm.is_finite()),
             step_ms: step.ms,
         })?;
         last = Some(step);

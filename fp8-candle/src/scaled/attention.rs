@@ -1,17 +1,20 @@
 //! Attention.
 
 use super::arith::{Like, check_same_device};
+use super::data_norm::norm_of;
 use super::kernels::{convert, sized};
+use super::rescale::Norm;
 use super::value::Scaled;
 use crate::error::Result;
 use crate::ops::{self, AttentionOptions, wide_dtype};
 use candle_core::{Tensor, Var};
+use fp8_core::floor_to_power_of_two;
 use fp8_core::scaled::{Factored, Scale, mul_rule};
 
 impl Scaled {
     /// Attention of every query over the keys of its head, [`ops::attention`](crate::ops::attention) of the values: `q`
     /// `[b, h, tq, d]`, `k` and `v` `[b, h_kv, tk, d]`. Scale: that of `v`, of whose rows the result is made; the dtype is that of
-    /// `q`. Computed in f32.
+    /// `q`. Computed in f32. A gradient has the scale of its own size, as after [`Scaled::dynamic_rescale_l2`].
     ///
     /// # Errors
     /// If the shapes or devices do not fit.
@@ -94,8 +97,8 @@ fn attend(
     Ok(Scaled::record(value, op, parents, move |g, wanted| {
         let g_data = g.float(wide)?;
         let found = (&y * g_data)?.sum_all()?.backward()?;
-        // Of the data of q: softmax_scale has the scales of q and k, which are taken out again before the rounding, so that the
-        // scale is that of the product of cotangent, values and keys.
+        // Of the data of q: softmax_scale has the scales of q and k, which are taken out again before the rounding, so that what is
+        // left is of the scale of the product of cotangent, values and keys.
         let product = |a, b| -> Factored {
             let first = mul_rule(g.scale(), a);
             let mut both = mul_rule(first.scale, b);
@@ -113,10 +116,25 @@ fn attend(
             let (true, Some(grad)) = (wanted[i], found.get(&vars[i])) else {
                 continue;
             };
+            // Products of three tensors, and sums over a softmax that may be flat or peaked: no rule of their scales keeps such
+            // data in the range of f16. Their own size does.
             let factor = f64::from(rule.data_factor) * factor;
+            let size = size_of(grad, factor)?;
+            let rule = mul_rule(rule.scale, size);
+            let factor = factor / f64::from(size.to_f32()) * f64::from(rule.data_factor);
             let grad = convert(op, grad, factor as f32, likes[i].dtype())?;
             grads[i] = Some(Scaled::new(grad, rule.scale).zeroed()?);
         }
         Ok(grads)
     }))
+}
+
+/// The power of two below the root mean square of `factor * data`; 1 where there is none.
+fn size_of(data: &Tensor, factor: f64) -> Result<Scale> {
+    let size = f64::from(norm_of(data, Norm::L2)?) * factor.abs();
+    let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
+    Ok(match range.contains(&size) {
+        true => Scale::lenient(floor_to_power_of_two(size as f32))?,
+        false => Scale::ONE,
+    })
 }

@@ -136,6 +136,17 @@ fn attention_that_is_nearly_uniform_keeps_its_gradients() -> Result<()> {
 }
 
 #[test]
+fn attention_of_large_data_keeps_its_gradients() -> Result<()> {
+    // Data up to 2^12 at a small scale. Products of three of them, summed, are far beyond f16.
+    let input: (&[usize], f32) = (&[1, 2, 16, 32], 1.0);
+    f16_is_as_f64("attention", &[input; 3], ROUNDED, &|x| {
+        let large = |i: usize| x[i].rebalance(2f32.powi(-12));
+        let options = AttentionOptions::default().with_causal(true);
+        Scaled::attention(&large(0)?, &large(1)?, &large(2)?, options)
+    })
+}
+
+#[test]
 fn zeros_of_no_size_are_zeros() -> Result<()> {
     let zeros = |dims: &[usize]| Scaled::zeros(dims, DType::F16, &Device::Cpu);
     let ones = |dims: &[usize]| as_scaled(&Tensor::ones(dims, DType::F16, &Device::Cpu)?, None);
