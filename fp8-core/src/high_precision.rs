@@ -1,9 +1,8 @@
 //! The element types that casts read and write.
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::kernels::convert;
+use crate::kernels::{self, convert};
 
 pub(crate) mod sealed {
     /// Which type it is: a constant by which code for one of them is chosen.
@@ -58,6 +57,18 @@ pub trait HighPrecision: Copy + Default + Send + Sync + 'static + sealed::Sealed
             *narrowed = Self::from_f32(value);
         }
     }
+}
+
+/// [`HighPrecision::to_f32`] of each value, as many as both slices have; the bits of a NaN may differ.
+///
+/// ```
+/// use half::f16;
+/// let mut wide = [0.0; 2];
+/// fp8_core::widen(&[f16::ONE, f16::MAX], &mut wide);
+/// assert_eq!(wide, [1.0, 65504.0]);
+/// ```
+pub fn widen<T: HighPrecision>(values: &[T], widened: &mut [f32]) {
+    kernels::halves::widen(kernels::Isa::best(), values, widened);
 }
 
 impl sealed::Sealed for f32 {
@@ -155,10 +166,8 @@ impl HighPrecision for f16 {
     }
 
     // Processors with vectors have an instruction for it, which takes a tenth of the integer arithmetic.
-    #[inline(always)]
     fn narrow(values: &[f32], narrowed: &mut [Self]) {
-        let len = values.len().min(narrowed.len());
-        narrowed[..len].convert_from_f32_slice(&values[..len]);
+        kernels::halves::narrow_f16(kernels::Isa::best(), values, narrowed);
     }
 }
 

@@ -55,7 +55,7 @@ pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError};
 pub use format::{Format, FormatPair};
 pub use granularity::{Contraction, Granularity, MX_BLOCK, ScaleGrid};
 pub use half_rounding::{HalfPrecision, stochastic_round};
-pub use high_precision::HighPrecision;
+pub use high_precision::{HighPrecision, widen};
 pub use history::{
     AmaxCompute, CustomAmax, DelayedRule, MAX_HISTORY_LEN, ScaleRounding, SlotUpdate, remake_scale,
     resize_history, update_slot,

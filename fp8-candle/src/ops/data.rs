@@ -6,7 +6,6 @@ use crate::ready::tensor_of;
 use crate::simd::simd;
 use candle_core::{CpuStorage, DType, Layout, Shape, Storage, Tensor, WithDType};
 use fp8_core::HighPrecision;
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// The type of a tensor's elements, and the type in which its kernels compute.
@@ -41,14 +40,14 @@ wide!(f32);
 wide!(f64);
 
 macro_rules! narrow {
-    ($half:ty, $widen:path, $round:path) => {
+    ($half:ty, $round:path) => {
         impl Element for $half {
             type Real = f32;
             const ZERO: Self = <$half>::ZERO;
 
             fn load<'a>(src: &'a [Self], buffer: &'a mut Vec<f32>) -> &'a [f32] {
                 buffer.resize(src.len(), 0.0);
-                $widen(src, buffer);
+                fp8_core::widen(src, buffer);
                 buffer
             }
 
@@ -60,23 +59,11 @@ macro_rules! narrow {
         }
     };
 }
-narrow!(bf16, widen_bf16, round_bf16);
-narrow!(
-    f16,
-    HalfFloatSliceExt::convert_to_f32_slice,
-    HalfFloatSliceExt::convert_from_f32_slice
-);
+narrow!(bf16, round_bf16);
+narrow!(f16, round_f16);
 
-// `half` converts f16 slices with vector instructions, but bf16 element by element.
-fn widen_bf16(src: &[bf16], dst: &mut [f32]) {
-    simd(
-        #[inline(always)]
-        || {
-            for (dst, src) in dst.iter_mut().zip(src) {
-                *dst = src.to_f32();
-            }
-        },
-    );
+fn round_f16(dst: &mut [f16], src: &[f32]) {
+    f16::narrow(src, dst);
 }
 
 fn round_bf16(dst: &mut [bf16], src: &[f32]) {

@@ -5,9 +5,10 @@ use super::data_norm::norm_of;
 use super::kernels::{convert, sized};
 use super::rescale::Norm;
 use super::value::Scaled;
+use crate::data::attention::Attention;
 use crate::error::Result;
-use crate::ops::{self, AttentionOptions, wide_dtype};
-use candle_core::{Tensor, Var};
+use crate::ops::{AttentionOptions, wide_dtype};
+use candle_core::Tensor;
 use fp8_core::floor_to_power_of_two;
 use fp8_core::scaled::{Factored, Scale, mul_rule};
 
@@ -30,7 +31,7 @@ impl Scaled {
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
-        attend(q, k, v, options, ops::attention)
+        attend([q, k, v], options, false)
     }
 
     /// [`Scaled::attention`] with tokens before heads: `q` `[b, tq, h, d]`, `k` and `v` `[b, tk, h_kv, d]`.
@@ -53,19 +54,16 @@ impl Scaled {
         v: &Self,
         options: AttentionOptions,
     ) -> Result<Self> {
-        attend(q, k, v, options, ops::attention_tokens_first)
+        attend([q, k, v], options, true)
     }
 }
 
-type Attend = fn(&Tensor, &Tensor, &Tensor, AttentionOptions) -> Result<Tensor>;
-
 fn attend(
-    q: &Scaled,
-    k: &Scaled,
-    v: &Scaled,
+    parents: [&Scaled; 3],
     options: AttentionOptions,
-    attend: Attend,
+    tokens_first: bool,
 ) -> Result<Scaled> {
+    let [q, k, v] = parents;
     let op = "attention";
     check_same_device(op, q, k)?;
     check_same_device(op, q, v)?;
@@ -77,26 +75,15 @@ fn attend(
     let options = options.with_softmax_scale(softmax_scale.clamp(-largest, largest));
     let wide = wide_dtype(q.compute_dtype());
     let data = |x: &Scaled| -> Result<Tensor> { convert(op, &sized(x)?.0, 1.0, wide) };
-    let [q_data, k_data, v_data] = [data(q)?, data(k)?, data(v)?];
-    let narrow = |y: &Tensor| convert(op, &y.detach(), 1.0, q.compute_dtype());
-    let parents = [q, k, v];
-    if !parents.iter().any(|x| x.is_recorded()) {
-        let y = attend(&q_data, &k_data, &v_data, options)?;
-        return Scaled::new(narrow(&y)?, v.scale()).zeroed();
-    }
-    // A graph of candle's holds what the gradients of the data need.
-    let vars = [
-        Var::from_tensor(&q_data)?,
-        Var::from_tensor(&k_data)?,
-        Var::from_tensor(&v_data)?,
-    ];
-    let y = attend(&vars[0], &vars[1], &vars[2], options)?;
-    let value = Scaled::new(narrow(&y)?, v.scale()).zeroed()?;
+    let qkv = [data(q)?, data(k)?, data(v)?];
+    let attention = Attention::new(qkv.each_ref(), &options, tokens_first)?;
+    let (y, saved) = attention.forward(qkv.each_ref(), wide)?;
+    let y = convert(op, &y, 1.0, q.compute_dtype())?;
+    let value = Scaled::new(y, v.scale()).zeroed()?;
     let likes = parents.map(Like::of);
     let [q_scale, k_scale, v_scale] = parents.map(Scaled::scale);
     Ok(Scaled::record(value, op, parents, move |g, wanted| {
-        let g_data = g.float(wide)?;
-        let found = (&y * g_data)?.sum_all()?.backward()?;
+        let found = attention.backward(qkv.each_ref(), &saved, &g.float(wide)?, wanted)?;
         // Of the data of q: softmax_scale has the scales of q and k, which are taken out again before the rounding, so that what is
         // left is of the scale of the product of cotangent, values and keys.
         let product = |a, b| -> Factored {
@@ -112,10 +99,8 @@ fn attend(
             (product(Scale::ONE, Scale::ONE), 1.0),
         ];
         let mut grads = [None, None, None];
-        for (i, (rule, factor)) in rules.into_iter().enumerate() {
-            let (true, Some(grad)) = (wanted[i], found.get(&vars[i])) else {
-                continue;
-            };
+        for (i, ((rule, factor), grad)) in rules.into_iter().zip(&found).enumerate() {
+            let Some(grad) = grad else { continue };
             // Products of three tensors, and sums over a softmax that may be flat or peaked: no rule of their scales keeps such
             // data in the range of f16. Their own size does.
             let factor = f64::from(rule.data_factor) * factor;

@@ -145,9 +145,18 @@ dispatch! {
     fn round_through_f16(products: &mut [u32]) = round_through_f16_body
 }
 
+/// The words of the Philox blocks from `first` on.
+pub(super) fn random_words(isa: super::Isa, key: StochasticKey, first: u64, words: &mut Words) {
+    #[cfg(target_arch = "x86_64")]
+    if avx512::is_in(isa) {
+        avx512::philox::words_of(isa, key, first, words);
+        return;
+    }
+    general_words(isa, key, first, words);
+}
+
 dispatch! {
-    /// The words of the Philox blocks from `first` on.
-    pub(super) fn random_words(key: StochasticKey, first: u64, words: &mut Words) = random_words_body
+    fn general_words(key: StochasticKey, first: u64, words: &mut Words) = random_words_body
 }
 
 dispatch! {

@@ -13,6 +13,7 @@ mod avx512;
 pub(crate) mod convert;
 pub(crate) mod decode;
 pub(crate) mod general;
+pub(crate) mod halves;
 mod isa;
 mod narrowing;
 pub(crate) mod nearest;

@@ -5,7 +5,8 @@
 
 pub(super) mod decode;
 pub(super) mod encode;
-mod philox;
+pub(super) mod halves;
+pub(super) mod philox;
 pub(super) mod round;
 mod scales;
 mod table;

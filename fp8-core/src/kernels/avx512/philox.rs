@@ -2,8 +2,24 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, LANES, VECTORS, to_words, words};
+use super::{BLOCK, Isa, LANES, VECTORS, is_in, to_words, words};
 use crate::{StochasticKey, philox};
+
+/// The words of the counters from `first` on.
+pub(in super::super) fn words_of(isa: Isa, key: StochasticKey, first: u64, words: &mut [u32]) {
+    assert!(is_in(isa), "{isa:?}");
+    // SAFETY: as asserted, the processor has these features.
+    unsafe { fill(&Generator::new(key), first, words) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn fill(generator: &Generator, first: u64, words: &mut [u32]) {
+    for (index, words) in words.chunks_mut(BLOCK).enumerate() {
+        let first = first.wrapping_add((index * BLOCK / 4) as u64);
+        let block = generator.sixteen(first).map(|vector| to_words(vector));
+        words.copy_from_slice(&block.as_flattened()[..words.len()]);
+    }
+}
 
 /// The keys of all rounds.
 #[derive(Clone, Copy, Default)]

@@ -7,7 +7,6 @@ use super::size::value;
 use candle_core::{CpuStorage, Storage, Tensor};
 use fp8_candle::scaled::{Scaled, ScaledVar};
 use fp8_core::Format;
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::collections::HashSet;
 
@@ -52,12 +51,8 @@ impl Slice<'_> {
     pub(super) fn widen(&self, start: usize, wide: &mut [f32]) {
         let range = start..start + wide.len();
         match self {
-            Self::F16(values) => values[range].convert_to_f32_slice(wide),
-            Self::BF16(values) => {
-                for (wide, value) in wide.iter_mut().zip(&values[range]) {
-                    *wide = value.to_f32();
-                }
-            }
+            Self::F16(values) => fp8_core::widen(&values[range], wide),
+            Self::BF16(values) => fp8_core::widen(&values[range], wide),
             Self::F32(values) => wide.copy_from_slice(&values[range]),
             Self::Codes(codes, format) => {
                 fp8_core::decode(*format, &codes[range], 1.0, wide);

@@ -3,8 +3,7 @@
 use super::super::elements::Element;
 use super::super::masters::HostMaster;
 use candle_core::{CpuStorage, DType, Device, Result, Tensor};
-use fp8_core::StochasticKey;
-use half::slice::HalfFloatSliceExt;
+use fp8_core::{HighPrecision, StochasticKey};
 use half::{bf16, f16};
 
 /// An element type of parameters and moments.
@@ -76,7 +75,7 @@ impl Value for f32 {
 }
 
 macro_rules! half {
-    ($type:ident, $variant:ident, $moment:ident, $widen:expr, $narrow:expr) => {
+    ($type:ident, $variant:ident, $moment:ident) => {
         impl Value for $type {
             const LARGEST: f32 = <$type>::MAX.to_f32_const();
 
@@ -95,11 +94,11 @@ macro_rules! half {
             }
 
             fn widen_all(values: &[Self], wide: &mut [f32]) {
-                $widen(values, wide);
+                fp8_core::widen(values, wide);
             }
 
             fn nearest(wide: &[f32], out: &mut [Self]) {
-                $narrow(wide, out);
+                HighPrecision::narrow(wide, out);
                 for (out, wide) in out.iter_mut().zip(wide) {
                     if out.is_infinite() {
                         *out = if *wide < 0. {
@@ -121,27 +120,8 @@ macro_rules! half {
         }
     };
 }
-half!(
-    f16,
-    F16,
-    F16,
-    |values: &[f16], wide: &mut [f32]| values.convert_to_f32_slice(wide),
-    |wide: &[f32], out: &mut [f16]| out.convert_from_f32_slice(wide)
-);
-half!(bf16, BF16, Bf16, each_widened, each_narrowed);
-
-// `half` converts bf16 slices element by element as well, and less directly.
-fn each_widened<T: Element>(values: &[T], wide: &mut [f32]) {
-    for (wide, value) in wide.iter_mut().zip(values) {
-        *wide = value.widen();
-    }
-}
-
-fn each_narrowed<T: Element>(wide: &[f32], out: &mut [T]) {
-    for (out, wide) in out.iter_mut().zip(wide) {
-        *out = T::narrow(*wide);
-    }
-}
+half!(f16, F16, F16);
+half!(bf16, BF16, Bf16);
 
 /// Zeros of a dtype that parameters have.
 pub(super) fn zeros(dtype: DType, len: usize) -> HostMaster {

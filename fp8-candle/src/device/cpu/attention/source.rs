@@ -6,7 +6,6 @@ use crate::error::{Error, Result};
 use crate::simd::simd;
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use fp8_core::HighPrecision;
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -127,7 +126,7 @@ impl<'a> View<'a> {
             ),
             Values::F16(values) => {
                 for (row, to) in buffer.chunks_exact_mut(features).enumerate().take(count) {
-                    values[place(row)].convert_to_f32_slice(to);
+                    fp8_core::widen(&values[place(row)], to);
                 }
             }
         }
