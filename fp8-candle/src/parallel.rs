@@ -26,6 +26,29 @@ pub fn for_each<I: Send>(items: impl IntoIterator<Item = I>, task: impl Fn(I) + 
     map(items, task);
 }
 
+/// Runs `kernel` compiled for the widest vectors of this processor, or those that `FP8_ISA` allows.
+///
+/// `kernel` is to be an `#[inline(always)]` closure, and what it calls `#[inline(always)]` functions: only what is inlined is
+/// compiled anew. No instruction set changes a bit of a result: products and sums are not fused unless by `mul_add`.
+///
+/// # Examples
+/// ```
+/// let (x, mut y) = (vec![2f32; 1000], vec![1f32; 1000]);
+/// fp8_candle::parallel::vectorized(
+///     #[inline(always)]
+///     || {
+///         for (y, x) in y.iter_mut().zip(&x) {
+///             *y += x.sqrt();
+///         }
+///     },
+/// );
+/// assert_eq!(y[0], 1.0 + 2f32.sqrt());
+/// ```
+#[inline]
+pub fn vectorized<Out>(kernel: impl FnOnce() -> Out) -> Out {
+    crate::simd::simd(kernel)
+}
+
 /// What `task` makes of every item, in the order of the items.
 ///
 /// # Panics

@@ -58,11 +58,7 @@ impl Scaled {
     }
 }
 
-fn attend(
-    parents: [&Scaled; 3],
-    options: AttentionOptions,
-    tokens_first: bool,
-) -> Result<Scaled> {
+fn attend(parents: [&Scaled; 3], options: AttentionOptions, tokens_first: bool) -> Result<Scaled> {
     let [q, k, v] = parents;
     let op = "attention";
     check_same_device(op, q, k)?;

@@ -52,6 +52,14 @@ macro_rules! half {
             }
             fn stochastic(key: StochasticKey, first: u64, wide: &[f32], out: &mut [Self]) {
                 stochastic_round(key, first, wide, out);
+                // Rare: a look first, which vectorizes.
+                let largest = f32::from(<$type>::MAX);
+                if !wide
+                    .iter()
+                    .fold(false, |found, x| found | (x.abs() > largest))
+                {
+                    return;
+                }
                 for (out, wide) in out.iter_mut().zip(wide) {
                     if out.is_infinite() && wide.is_finite() {
                         *out = if *wide < 0. {

@@ -252,27 +252,27 @@ fn update(
     let (p_kept, lr) = (p_kept as f32, of(rates.lr, next));
     let limit = limit as f32;
     let is_zero = g_unit == 0.0;
-    let step = |p: &mut [f32], [m, u]: [&mut [f32]; 2], g: &[f32]| {
-        for (((p, m), u), g) in p.iter_mut().zip(m).zip(u).zip(g) {
-            // A tensor of zero scale may hold anything.
-            let g = if is_zero { 0. } else { *g };
-            *m = *m * m_kept + g * m_taken;
-            let (old, new) = (*u * u_kept, g * u_taken);
-            *u = (old * old + new * new).sqrt();
-            let change = if *m == 0. {
-                0.
-            } else {
-                (*m * quotient / (*u + eps)).clamp(-limit, limit)
-            };
-            *p = *p * p_kept - change * lr;
-        }
-    };
     let passed = pass(
         &var,
         [&mut m.values, &mut u.values],
         grad,
         rates.rounded,
-        step,
+        #[inline(always)]
+        |p: &mut [f32], [m, u]: [&mut [f32]; 2], g: &[f32]| {
+            for (((p, m), u), g) in p.iter_mut().zip(m).zip(u).zip(g) {
+                // A tensor of zero scale may hold anything.
+                let g = if is_zero { 0. } else { *g };
+                *m = *m * m_kept + g * m_taken;
+                let (old, new) = (*u * u_kept, g * u_taken);
+                *u = (old * old + new * new).sqrt();
+                let change = if *m == 0. {
+                    0.
+                } else {
+                    (*m * quotient / (*u + eps)).clamp(-limit, limit)
+                };
+                *p = *p * p_kept - change * lr;
+            }
+        },
     );
     if let Ok(passed) = &passed {
         (m.scale, u.scale) = (m_scale, u_scale);

@@ -5,6 +5,7 @@ use super::slot::Rounded;
 use super::value::Value;
 use crate::optim::masters::HostMaster;
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Var, bail};
+use fp8_candle::parallel::vectorized;
 use half::{bf16, f16};
 use std::cell::RefCell;
 
@@ -179,11 +180,21 @@ fn update_block<T: Value, const N: usize>(
         for (moment, wide) in moments.iter().zip(&mut wides) {
             T::widen_all(&moment[from..to], &mut wide[..count]);
         }
-        step(wide, wides.each_mut().map(|wide| &mut wide[..count]), grads);
+        let wide_moments = wides.each_mut().map(|wide| &mut wide[..count]);
+        vectorized(
+            #[inline(always)]
+            || step(wide, wide_moments, grads),
+        );
         let narrow = |tensor, wide: &[f32], out: &mut [T]| {
             T::round(rounded.key(tensor), first as u64, wide, out);
-            let saturated = wide.iter().filter(|x| x.abs() > T::LARGEST).count();
-            (T::largest(out), saturated as u64)
+            vectorized(
+                #[inline(always)]
+                || {
+                    let saturated = |x: &f32| u32::from(x.abs() > T::LARGEST);
+                    let saturated: u32 = wide.iter().map(saturated).sum();
+                    (T::largest(out), u64::from(saturated))
+                },
+            )
         };
         let (largest, saturated) = narrow(0, wide, &mut parameter[from..to]);
         let mut this = Outcome {

@@ -271,15 +271,21 @@ fn update(
     let fresh = || [Moment::zeros(&slot.var)];
     let mut moments = slot.moments.take().unwrap_or_else(fresh);
     let [moment] = &mut moments;
-    let step = |p: &mut [f32], [b]: [&mut [f32]; 1], g: &[f32]| {
-        for ((p, b), g) in p.iter_mut().zip(b).zip(g) {
-            let g = gradient(*p, *g);
-            *b = *b * of_buffer + g * share;
-            let change = if nesterov { g + *b * momentum_f32 } else { *b };
-            *p = *p * of_parameter - change * of_change;
-        }
-    };
-    let passed = pass(&var, [&mut moment.values], grad, rates.rounded, step);
+    let passed = pass(
+        &var,
+        [&mut moment.values],
+        grad,
+        rates.rounded,
+        #[inline(always)]
+        |p: &mut [f32], [b]: [&mut [f32]; 1], g: &[f32]| {
+            for ((p, b), g) in p.iter_mut().zip(b).zip(g) {
+                let g = gradient(*p, *g);
+                *b = *b * of_buffer + g * share;
+                let change = if nesterov { g + *b * momentum_f32 } else { *b };
+                *p = *p * of_parameter - change * of_change;
+            }
+        },
+    );
     if let Ok(passed) = &passed {
         moment.scale = unit;
         [moment.amax] = passed.moments;

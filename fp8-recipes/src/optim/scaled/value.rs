@@ -33,6 +33,7 @@ pub(super) trait Value: Element {
     }
 
     /// Bits of the largest magnitude.
+    #[inline(always)]
     fn largest(values: &[Self]) -> u32 {
         values.iter().fold(0, |max, x| max.max(x.magnitude()))
     }
@@ -65,6 +66,7 @@ impl Value for f32 {
         }
     }
 
+    #[inline(always)]
     fn magnitude(self) -> u32 {
         self.to_bits() & 0x7FFF_FFFF
     }
@@ -110,6 +112,7 @@ macro_rules! half {
                 }
             }
 
+            #[inline(always)]
             fn magnitude(self) -> u32 {
                 u32::from(self.to_bits() & 0x7FFF)
             }
