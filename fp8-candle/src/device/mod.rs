@@ -12,6 +12,7 @@ pub use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
 pub use crate::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 pub(crate) use backend::FusedAttention;
 pub use backend::{AmaxCells, Backend};
+pub(crate) use cpu::filled;
 #[cfg(feature = "cuda")]
 pub use cuda::info::{CudaInfo, cuda_info};
 pub(crate) use unfold::Unfolding;

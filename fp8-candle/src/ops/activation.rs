@@ -4,6 +4,7 @@ use super::data::{Element, compute_dtype, for_dtype, map_rows, tensor, with_slic
 use super::gelu::{slope as gelu_slope, value as gelu_value};
 use super::math::Real;
 use super::{check_float, last_dim, shape_error};
+use crate::device::filled;
 use crate::error::Result;
 use crate::parallel;
 use crate::profile::{Kind, enter};
@@ -271,12 +272,10 @@ impl Activation {
         let (curve, gated) = (self.curve(), self.is_gated());
         let n = if gated { last / 2 } else { last };
         let rows = x.len().checked_div(last).unwrap_or(0);
-        let mut y = vec![T::ZERO; rows * n];
         let per_task = rows_of_task(last);
-        let tasks = y.chunks_mut((per_task * n).max(1));
-        parallel::for_each(tasks.zip(x.chunks((per_task * last).max(1))), |(y, x)| {
+        let (y, _) = filled(T::ZERO, rows * n, per_task * n, |start, y: &mut [T]| {
             let mut buffer = Vec::new();
-            let x = T::load(x, &mut buffer);
+            let x = T::load(input_of(x, start, y.len(), [last, n]), &mut buffer);
             T::store(y, |y| match gated {
                 false => curve.values(x, y),
                 true => {
@@ -292,13 +291,11 @@ impl Activation {
     fn gradient<T: Element>(self, x: &[T], grad: &[T], last: usize) -> Vec<T> {
         let (curve, gated) = (self.curve(), self.is_gated());
         let n = if gated { last / 2 } else { last };
-        let mut dx = vec![T::ZERO; x.len()];
         let per_task = rows_of_task(last);
-        let tasks = dx.chunks_mut((per_task * last).max(1));
-        let inputs = x.chunks((per_task * last).max(1));
-        let tasks = tasks.zip(inputs.zip(grad.chunks((per_task * n).max(1))));
-        parallel::for_each(tasks, |(dx, (x, grad))| {
+        let (dx, _) = filled(T::ZERO, x.len(), per_task * last, |start, dx: &mut [T]| {
             let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
+            let x = &x[start..start + dx.len()];
+            let grad = input_of(grad, start, dx.len(), [n, last]);
             let (x, grad) = (T::load(x, &mut x_buffer), T::load(grad, &mut grad_buffer));
             T::store(dx, |dx| match gated {
                 false => curve.gradient(x, grad, dx),
@@ -317,6 +314,12 @@ impl Activation {
 
 fn zeros<T: Element>(len: usize) -> Vec<T> {
     vec![<T as Element>::ZERO; len]
+}
+
+/// The rows of `x`, of `cols[0]` elements each, that belong to `len` elements from `start` on of rows of `cols[1]`.
+fn input_of<T>(x: &[T], start: usize, len: usize, cols: [usize; 2]) -> &[T] {
+    let [from, to] = cols.map(|cols| cols.max(1));
+    &x[start / to * from..][..len / to * from]
 }
 
 /// Elements of one task.

@@ -1,6 +1,7 @@
 //! What lies between tensors and kernels: dtypes, slices, and the division of rows among threads.
 
 use super::math::Real;
+use crate::device::filled;
 use crate::error::{Result, internal};
 use crate::ready::tensor_of;
 use crate::simd::simd;
@@ -200,10 +201,9 @@ pub(crate) fn map_rows<T: Element, const N: usize>(
     cols: usize,
     f: impl Fn(usize, [&[T::Real]; N], &mut [T::Real]) + Sync,
 ) -> Vec<T> {
-    let mut dst = vec![T::ZERO; inputs.first().map_or(0, |x| x.len())];
-    let cols = cols.max(1);
-    let len = block_rows(dst.len() / cols, cols) * cols;
-    par_blocks(&mut dst, len, |start, dst| {
+    let (count, cols) = (inputs.first().map_or(0, |x| x.len()), cols.max(1));
+    let len = block_rows(count / cols, cols) * cols;
+    let (dst, _) = filled(T::ZERO, count, len, |start, dst: &mut [T]| {
         let mut buffers: [Vec<T::Real>; N] = std::array::from_fn(|_| Vec::new());
         let mut blocks: [&[T::Real]; N] = [&[]; N];
         for ((block, buffer), input) in blocks.iter_mut().zip(&mut buffers).zip(inputs) {
@@ -238,7 +238,7 @@ mod tests {
         }
         let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
         let mut wide = vec![0.0; all.len()];
-        widen_bf16(&all, &mut wide);
+        fp8_core::widen(&all, &mut wide);
         assert!(
             all.iter()
                 .zip(&wide)

@@ -2,9 +2,10 @@
 //! composed of candle's operations elsewhere.
 
 use super::value::Scaled;
+use crate::device::filled;
 use crate::error::Result;
 use crate::ops::data::{
-    Element, block_rows, compute_dtype, for_dtype, map_rows, par_blocks, storage, with_slices,
+    Element, block_rows, compute_dtype, for_dtype, map_rows, storage, with_slices,
 };
 use crate::ops::math::Real;
 use crate::ready::tensor_of;
@@ -249,8 +250,8 @@ fn converted<T: Element<Real = f32>, U: Element<Real = f32>>(
     factor: f32,
 ) -> Result<Tensor> {
     let values = with_slices([x], |[x]: [&[T]; 1]| {
-        let mut y = vec![U::ZERO; x.len()];
-        par_blocks(&mut y, block_rows(x.len(), 1), |start, y| {
+        let part = block_rows(x.len(), 1);
+        let (y, _) = filled(U::ZERO, x.len(), part, |start, y: &mut [U]| {
             let mut buffer = Vec::new();
             let x = T::load(&x[start..start + y.len()], &mut buffer);
             U::store(y, |y| {

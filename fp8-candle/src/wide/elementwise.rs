@@ -4,6 +4,7 @@ use super::kept::Kept;
 use super::{Wide, WideNode};
 use crate::error::Result;
 use crate::ops::Activation;
+use crate::ops::add::add;
 use crate::ops::dropout;
 
 impl WideNode {
@@ -22,7 +23,7 @@ impl WideNode {
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn add(&mut self, a: &Wide, b: &Wide) -> Result<Wide> {
-        let tensor = (&a.tensor + &b.tensor)?;
+        let tensor = add(&a.tensor, &b.tensor)?;
         let kept = Kept::Tensor(tensor.clone());
         let ids = [a.id, b.id];
         Ok(self.record(tensor, kept, &ids, move |sweep, grad| {

@@ -3,6 +3,7 @@
 use super::kept::Memos;
 use crate::error::Result;
 use crate::ops::data::Element;
+use crate::ops::math::Real;
 use crate::parallel;
 use crate::simd::simd;
 use candle_core::{CpuStorage, InplaceOp2, Layout, Tensor};
@@ -143,15 +144,15 @@ impl InplaceOp2 for AddInto {
         let start = part_layout.start_offset();
         let part_range = start..start + part_layout.shape().elem_count();
         macro_rules! add {
-            ($total:expr, $part:expr) => {
-                run(&mut $total[range], &$part[part_range])
+            ($add:ident, $total:expr, $part:expr) => {
+                $add(&mut $total[range], &$part[part_range])
             };
         }
         match (total, part) {
-            (CpuStorage::F32(total), CpuStorage::F32(part)) => add!(total, part),
-            (CpuStorage::F64(total), CpuStorage::F64(part)) => add!(total, part),
-            (CpuStorage::BF16(total), CpuStorage::BF16(part)) => add!(total, part),
-            (CpuStorage::F16(total), CpuStorage::F16(part)) => add!(total, part),
+            (CpuStorage::F32(total), CpuStorage::F32(part)) => add!(add_wide, total, part),
+            (CpuStorage::F64(total), CpuStorage::F64(part)) => add!(add_wide, total, part),
+            (CpuStorage::BF16(total), CpuStorage::BF16(part)) => add!(add_narrow, total, part),
+            (CpuStorage::F16(total), CpuStorage::F16(part)) => add!(add_narrow, total, part),
             (total, _) => {
                 use candle_core::backend::BackendStorage;
                 candle_core::bail!("add-into: {:?} is not a float", total.dtype())
@@ -164,7 +165,22 @@ impl InplaceOp2 for AddInto {
 /// Elements of a task.
 const TASK: usize = 1 << 15;
 
-fn run<T: Element>(total: &mut [T], part: &[T]) {
+fn add_wide<R: Real>(total: &mut [R], part: &[R]) {
+    let tasks = total.chunks_mut(TASK).zip(part.chunks(TASK));
+    parallel::for_each(tasks, |(total, part)| {
+        simd(
+            #[inline(always)]
+            || {
+                for (total, &part) in total.iter_mut().zip(part) {
+                    *total += part;
+                }
+            },
+        );
+    });
+}
+
+/// Rounds every sum.
+fn add_narrow<T: Element>(total: &mut [T], part: &[T]) {
     let tasks = total.chunks_mut(TASK).zip(part.chunks(TASK));
     parallel::for_each(tasks, |(total, part)| {
         let (mut sums, mut buffer) = (Vec::new(), Vec::new());

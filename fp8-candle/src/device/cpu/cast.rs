@@ -2,12 +2,12 @@
 //! split.
 
 use super::data::{Floats, for_floats};
+use super::fill::zeros;
 use super::{pages, tasks};
 use crate::error::{Error, Result};
 use candle_core::{CpuStorage, DType};
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
 use half::{bf16, f16};
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Elements per task: large enough to hide the cost of starting it, small enough to balance the load.
@@ -19,13 +19,6 @@ const RUNS: usize = 32;
 /// Elements of the whole rows that make one task.
 fn task_len(cols: usize) -> usize {
     cols.max(1) * (TASK / cols.max(1)).max(1)
-}
-
-/// Zeros where there may be nothing yet: a task's own, which its core's cache then holds.
-fn zeros<T: Copy + Default>(room: &mut [MaybeUninit<T>]) -> &mut [T] {
-    room.fill(MaybeUninit::new(T::default()));
-    // SAFETY: every element has just been written.
-    unsafe { room.assume_init_mut() }
 }
 
 /// The larger of two amaxes. Magnitudes have the order of their bits, with NaN on top.
@@ -91,7 +84,7 @@ pub(super) fn encode(
         // The bits of magnitudes have the order of their values, with NaN on top.
         let amax = AtomicU32::new(0);
         tasks::for_each_chunk(src, room, len, |index, src, codes| {
-            let codes = zeros(codes);
+            let codes = zeros(0, codes);
             let first_row = index * len / grid.cols();
             if want_amax {
                 let part = fp8_core::encode_rows_with_amax(
@@ -133,7 +126,7 @@ pub(super) fn decode(
         let room = &mut values.spare_capacity_mut()[..codes.len()];
         let len = task_len(grid.cols());
         tasks::for_each_chunk(codes, room, len, |index, codes, values| {
-            let values = zeros(values);
+            let values = zeros(T::default(), values);
             let first_row = index * len / grid.cols();
             fp8_core::decode_rows(format, codes, first_row, grid, dequant_scales, values);
         });

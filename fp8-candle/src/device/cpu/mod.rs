@@ -4,6 +4,7 @@
 mod attention;
 mod cast;
 mod data;
+mod fill;
 mod gemm;
 mod hash;
 mod pages;
@@ -15,6 +16,7 @@ mod unfold;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use attention::CpuAttention;
+pub(crate) use fill::filled;
 
 use super::backend::{AmaxCells, Backend};
 use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};

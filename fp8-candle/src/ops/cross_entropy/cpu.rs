@@ -1,6 +1,7 @@
 //! Cross entropy on the CPU, with checked targets.
 
 use super::{CrossEntropyOptions, OP};
+use crate::device::filled;
 use crate::error::{Error, Result};
 use crate::ops::data::{Element, block_rows, par_blocks};
 use crate::ops::math::{Real, max, sum};
@@ -84,14 +85,14 @@ impl CheckedTargets {
         logits_scale: f64,
         factor: f64,
     ) -> Vec<T> {
-        let mut dx = vec![T::ZERO; logits.len()];
         let classes = self.classes;
         let logits_scale = T::Real::from_f64(logits_scale);
         let factor = T::Real::from_f64(factor);
-        par_blocks(
-            &mut dx,
+        let (dx, _) = filled(
+            T::ZERO,
+            logits.len(),
             block_rows(self.targets.len(), classes) * classes,
-            |start, dx| {
+            |start, dx: &mut [T]| {
                 let mut buffer = Vec::new();
                 for (row, dx) in dx.chunks_exact_mut(classes).enumerate() {
                     let first = start + row * classes;

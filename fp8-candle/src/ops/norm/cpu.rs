@@ -1,7 +1,8 @@
 //! LayerNorm and RMSNorm on the CPU, over blocks of rows.
 
 use super::Norm;
-use crate::ops::data::{Element, block_rows, map_rows, par_blocks};
+use crate::device::filled;
+use crate::ops::data::{Element, block_rows, map_rows};
 use crate::ops::math::{Real, sum, sum2};
 use crate::simd::simd;
 
@@ -66,9 +67,8 @@ impl Norm {
         let cols = weight.len();
         let mut weight_buffer = Vec::new();
         let weight = T::load(weight, &mut weight_buffer);
-        let mut dx = vec![T::ZERO; x.len()];
         let len = block_rows(x.len() / cols.max(1), cols) * cols;
-        let partials = par_blocks(&mut dx, len, |start, dx| {
+        let (dx, partials) = filled(T::ZERO, x.len(), len, |start, dx: &mut [T]| {
             let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
             let x = T::load(&x[start..start + dx.len()], &mut x_buffer);
             let grad = T::load(&grad[start..start + dx.len()], &mut grad_buffer);
