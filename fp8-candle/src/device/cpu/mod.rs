@@ -7,6 +7,7 @@ mod data;
 mod fill;
 mod gemm;
 mod hash;
+mod pace;
 mod pages;
 mod pool;
 mod shared;

@@ -5,8 +5,9 @@
 //!
 //! A helper that is interrupted by another process in the middle of a task holds its caller up for a whole time slice. So it
 //! gives way of its own accord while it looks for work: the other process then runs in the gaps, and the caller goes on alone
-//! until the helper is back.
+//! until the helper is back. A caller that was held up all the same leaves its helpers out for a while (`pace.rs`).
 
+use super::pace;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -50,19 +51,21 @@ unsafe impl Send for Loop {}
 unsafe impl Sync for Loop {}
 
 impl Loop {
-    /// Takes tasks until there are none left, or one of them has panicked.
-    fn work(&self) {
+    /// Takes tasks until there are none left, or one of them has panicked; says how many it has done.
+    fn work(&self) -> u32 {
+        let mut done = 0;
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             if index >= self.count || self.panicked.load(Ordering::Relaxed) {
-                return;
+                return done;
             }
+            done += 1;
             // SAFETY: the caller of `for_each` waits until everybody has left this function.
             let task = unsafe { &*self.task };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(index))) {
                 self.panicked.store(true, Ordering::Relaxed);
                 lock(&self.panic).get_or_insert(panic);
-                return;
+                return done;
             }
         }
     }
@@ -119,13 +122,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `task` for each index below `count`: on this thread, and on up to `threads - 1` helpers as they come.
+/// Runs `task` for each index below `count`: on this thread, and on up to `threads - 1` helpers as they come. Tasks must not wait
+/// for each other.
 ///
 /// # Panics
 /// If a task does, with its panic, when all others have ended.
 pub(super) fn for_each(threads: usize, count: usize, task: &Task<'_>) {
     let helpers = threads.min(count).saturating_sub(1);
-    if helpers == 0 || WORKING.get() {
+    if helpers == 0 || WORKING.get() || pace::alone() {
         (0..count).for_each(task);
         return;
     }
@@ -143,11 +147,14 @@ pub(super) fn for_each(threads: usize, count: usize, task: &Task<'_>) {
         panic: Mutex::new(None),
     });
     POOL.begin(&this, helpers);
-    {
+    let begun = Instant::now();
+    let done = {
         let _working = Working::begin();
-        this.work();
-    }
+        this.work()
+    };
+    let worked = begun.elapsed();
     POOL.end(&this);
+    pace::note(worked.checked_div(done), begun.elapsed() - worked);
     if let Some(panic) = lock(&this.panic).take() {
         resume_unwind(panic);
     }
