@@ -95,7 +95,12 @@ impl Step {
     /// y and the gradients of x, weight and bias.
     pub fn run(&self) -> Result<[Tensor; 4]> {
         let y = self.forward()?;
-        let mut grads = y.apply_op1(GradientFrom(self.grad.clone()))?.backward()?;
+        let loss = y.apply_op1(GradientFrom(self.grad.clone()))?;
+        let mut grads = match self.recipe {
+            // As a training loop would: without candle's zeros and additions for parameters.
+            Some(_) => fp8::backward(&loss)?,
+            None => loss.backward()?,
+        };
         let mut of = |var: &Var| grads.remove(var).context("a gradient is missing");
         let (x, weight, bias) = (of(&self.x)?, of(&self.weight)?, of(&self.bias)?);
         Ok([y, x, weight, bias])
