@@ -1,15 +1,17 @@
 //! The activations of feed-forward networks, gated or not.
 
+mod curve;
+#[cfg(test)]
+mod tests;
+
 use super::data::{Element, compute_dtype, for_dtype, map_rows, tensor, with_slices};
-use super::gelu::{slope as gelu_slope, value as gelu_value};
-use super::math::Real;
 use super::{check_float, last_dim, shape_error};
 use crate::device::filled;
 use crate::error::Result;
 use crate::parallel;
 use crate::profile::{Kind, enter};
-use crate::simd::simd;
 use candle_core::{D, Tensor};
+use curve::Curve;
 use std::fmt;
 use std::str::FromStr;
 
@@ -51,17 +53,6 @@ pub enum Activation {
     SquaredReGlu,
     /// `silu(gate) value`.
     SwiGlu,
-}
-
-/// The function of one number behind an activation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Curve {
-    Gelu,
-    QuickGelu,
-    Relu,
-    SquaredRelu,
-    Silu,
-    Sigmoid,
 }
 
 /// All activations by Transformer Engine's names.
@@ -360,220 +351,3 @@ impl FromStr for Activation {
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
 pub struct UnknownActivation(pub String);
-
-/// Runs `$body` with functions `$value` and `$slope` for each curve.
-macro_rules! with_curve {
-    ($curve:expr, $R:ident, ($value:ident, $slope:ident) => $body:expr) => {
-        match $curve {
-            Curve::Gelu => with_curve!(@ $R, $value, $slope, gelu_value::<$R>, gelu_slope::<$R>, $body),
-            Curve::QuickGelu => with_curve!(@ $R, $value, $slope, quick_gelu::<$R>, quick_gelu_slope::<$R>, $body),
-            Curve::Relu => with_curve!(@ $R, $value, $slope, relu::<$R>, step::<$R>, $body),
-            Curve::SquaredRelu => with_curve!(@ $R, $value, $slope, squared_relu::<$R>, squared_relu_slope::<$R>, $body),
-            Curve::Silu => with_curve!(@ $R, $value, $slope, silu::<$R>, silu_slope::<$R>, $body),
-            Curve::Sigmoid => with_curve!(@ $R, $value, $slope, sigmoid::<$R>, sigmoid_slope::<$R>, $body),
-        }
-    };
-    (@ $R:ident, $value:ident, $slope:ident, $v:expr, $s:expr, $body:expr) => {
-        simd(#[inline(always)] || {
-            let ($value, $slope) = ($v, $s);
-            let _ = (&$value, &$slope);
-            $body
-        })
-    };
-}
-
-impl Curve {
-    fn values<R: Real>(self, x: &[R], y: &mut [R]) {
-        with_curve!(self, R, (value, slope) => {
-            for (y, &x) in y.iter_mut().zip(x) {
-                *y = value(x);
-            }
-        });
-    }
-
-    fn gated<R: Real>(self, gate: &[R], up: &[R], y: &mut [R]) {
-        with_curve!(self, R, (value, slope) => {
-            for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
-                *y = value(gate) * up;
-            }
-        });
-    }
-
-    fn gradient<R: Real>(self, x: &[R], grad: &[R], dx: &mut [R]) {
-        with_curve!(self, R, (value, slope) => {
-            for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
-                *dx = grad * slope(x);
-            }
-        });
-    }
-
-    fn gated_gradient<R: Real>(
-        self,
-        gate: &[R],
-        up: &[R],
-        grad: &[R],
-        dgate: &mut [R],
-        dup: &mut [R],
-    ) {
-        with_curve!(self, R, (value, slope) => {
-            let inputs = gate.iter().zip(up).zip(grad);
-            for ((dgate, dup), ((&gate, &up), &grad)) in dgate.iter_mut().zip(dup).zip(inputs) {
-                *dgate = grad * up * slope(gate);
-                *dup = grad * value(gate);
-            }
-        });
-    }
-
-    fn composed(self, x: &Tensor) -> Result<Tensor> {
-        let sigmoid = |x: &Tensor| -> Result<Tensor> {
-            // 1 / (1 + e^-x), by tanh, which candle differentiates and which cannot overflow.
-            Ok(((x * 0.5)?.tanh()? * 0.5)?.affine(1., 0.5)?)
-        };
-        Ok(match self {
-            Self::Gelu => super::gelu::composed(x)?,
-            Self::QuickGelu => (x * sigmoid(&(x * 1.702)?)?)?,
-            Self::Relu => x.relu()?,
-            Self::SquaredRelu => x.relu()?.sqr()?,
-            Self::Silu => (x * sigmoid(x)?)?,
-            Self::Sigmoid => sigmoid(x)?,
-        })
-    }
-}
-
-/// 1 / (1 + e^-x), with an exponential that cannot overflow.
-#[inline(always)]
-fn sigmoid<R: Real>(x: R) -> R {
-    let e = (-x.abs()).exp();
-    let d = R::ONE / (R::ONE + e);
-    if x < R::ZERO { e * d } else { d }
-}
-
-#[inline(always)]
-fn sigmoid_slope<R: Real>(x: R) -> R {
-    let e = (-x.abs()).exp();
-    let d = R::ONE / (R::ONE + e);
-    e * d * d
-}
-
-#[inline(always)]
-fn silu<R: Real>(x: R) -> R {
-    x * sigmoid(x)
-}
-
-#[inline(always)]
-fn silu_slope<R: Real>(x: R) -> R {
-    // 1 - sigmoid(x) without cancellation; beyond the limits it would be Inf * 0.
-    let bounded = bound(x, 128.);
-    sigmoid(x) * bounded.mul_add(sigmoid(-bounded), R::ONE)
-}
-
-#[inline(always)]
-fn quick_gelu<R: Real>(x: R) -> R {
-    x * sigmoid(x * R::from_f64(1.702))
-}
-
-#[inline(always)]
-fn quick_gelu_slope<R: Real>(x: R) -> R {
-    silu_slope(x * R::from_f64(1.702))
-}
-
-#[inline(always)]
-fn relu<R: Real>(x: R) -> R {
-    // NaN stays NaN.
-    if x < R::ZERO { R::ZERO } else { x }
-}
-
-#[inline(always)]
-fn step<R: Real>(x: R) -> R {
-    if x > R::ZERO { R::ONE } else { R::ZERO }
-}
-
-#[inline(always)]
-fn squared_relu<R: Real>(x: R) -> R {
-    let x = relu(x);
-    x * x
-}
-
-#[inline(always)]
-fn squared_relu_slope<R: Real>(x: R) -> R {
-    let x = relu(x);
-    x + x
-}
-
-#[inline(always)]
-fn bound<R: Real>(x: R, limit: f64) -> R {
-    let limit = R::from_f64(limit);
-    let x = if x > limit { limit } else { x };
-    if x < -limit { -limit } else { x }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ops::test_support::{DTYPES, wave};
-    use candle_core::{DType, Var};
-
-    /// The kernels against candle's operations and their gradients.
-    #[test]
-    fn fused_equals_composed() -> Result<()> {
-        for dtype in DTYPES {
-            let tolerance = match dtype {
-                DType::F64 => 1e-13,
-                DType::F32 => 3e-6,
-                DType::F16 => 2e-3,
-                _ => 1.6e-2,
-            };
-            for activation in Activation::all() {
-                let x = Var::from_tensor(&(wave(&[7, 34], 1)? * 4.0)?.to_dtype(dtype)?)?;
-                let y = activation.apply(&x.detach())?;
-                let reference = activation.composed(&x)?;
-                let grad = wave(y.dims(), 5)?.to_dtype(dtype)?;
-                let grads = (&reference * &grad)?.sum_all()?.backward()?;
-                let dx = activation.backward(&x.detach(), &grad)?;
-                let wide = |x: &Tensor| x.detach().to_dtype(DType::F64)?.flatten_all();
-                let far = |a: &Tensor, b: &Tensor| -> Result<f64> {
-                    let (a, b) = (wide(a)?, wide(b)?);
-                    Ok((a - b)?.abs()?.max(0)?.to_scalar()?)
-                };
-                let expected = grads
-                    .get(&x)
-                    .map_or_else(|| x.zeros_like(), |g| Ok(g.clone()))?;
-                // Values up to 32, derivatives up to 16 times those of the arguments.
-                assert!(
-                    far(&y, &reference)? <= 32. * tolerance,
-                    "{activation} {dtype:?}"
-                );
-                assert!(
-                    far(&dx, &expected)? <= 16. * tolerance,
-                    "{activation} {dtype:?}"
-                );
-            }
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn names_and_odd_features() -> Result<()> {
-        for activation in Activation::all() {
-            assert_eq!(activation.to_string().parse(), Ok(activation));
-        }
-        assert!("tanh".parse::<Activation>().is_err());
-        let x = wave(&[2, 3], 1)?;
-        assert!(Activation::SwiGlu.apply(&x).is_err());
-        assert_eq!(Activation::Relu.apply(&x)?.dims(), [2, 3]);
-        Ok(())
-    }
-
-    #[test]
-    fn extreme_inputs() -> Result<()> {
-        let device = candle_core::Device::Cpu;
-        let x = Tensor::new(&[-3e38f32, -100., 100., 3e38], &device)?;
-        for activation in Activation::all().filter(|activation| !activation.is_gated()) {
-            let one = x.ones_like()?;
-            let dx = activation.backward(&x, &one)?.to_vec1::<f32>()?;
-            assert!(dx.iter().all(|dx| !dx.is_nan()), "{activation}: {dx:?}");
-            assert_eq!(dx[..2], [0., 0.], "{activation}");
-        }
-        Ok(())
-    }
-}

@@ -1,0 +1,164 @@
+//! The functions of activations, and their slopes.
+
+use crate::error::Result;
+use crate::ops::gelu::{slope as gelu_slope, value as gelu_value};
+use crate::ops::math::Real;
+use crate::simd::simd;
+use candle_core::Tensor;
+
+/// The function of one number behind an activation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Curve {
+    Gelu,
+    QuickGelu,
+    Relu,
+    SquaredRelu,
+    Silu,
+    Sigmoid,
+}
+
+/// Runs `$body` with functions `$value` and `$slope` for each curve.
+macro_rules! with_curve {
+    ($curve:expr, $R:ident, ($value:ident, $slope:ident) => $body:expr) => {
+        match $curve {
+            Curve::Gelu => with_curve!(@ $R, $value, $slope, gelu_value::<$R>, gelu_slope::<$R>, $body),
+            Curve::QuickGelu => with_curve!(@ $R, $value, $slope, quick_gelu::<$R>, quick_gelu_slope::<$R>, $body),
+            Curve::Relu => with_curve!(@ $R, $value, $slope, relu::<$R>, step::<$R>, $body),
+            Curve::SquaredRelu => with_curve!(@ $R, $value, $slope, squared_relu::<$R>, squared_relu_slope::<$R>, $body),
+            Curve::Silu => with_curve!(@ $R, $value, $slope, silu::<$R>, silu_slope::<$R>, $body),
+            Curve::Sigmoid => with_curve!(@ $R, $value, $slope, sigmoid::<$R>, sigmoid_slope::<$R>, $body),
+        }
+    };
+    (@ $R:ident, $value:ident, $slope:ident, $v:expr, $s:expr, $body:expr) => {
+        simd(#[inline(always)] || {
+            let ($value, $slope) = ($v, $s);
+            let _ = (&$value, &$slope);
+            $body
+        })
+    };
+}
+
+impl Curve {
+    pub(super) fn values<R: Real>(self, x: &[R], y: &mut [R]) {
+        with_curve!(self, R, (value, slope) => {
+            for (y, &x) in y.iter_mut().zip(x) {
+                *y = value(x);
+            }
+        });
+    }
+
+    pub(super) fn gated<R: Real>(self, gate: &[R], up: &[R], y: &mut [R]) {
+        with_curve!(self, R, (value, slope) => {
+            for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
+                *y = value(gate) * up;
+            }
+        });
+    }
+
+    pub(super) fn gradient<R: Real>(self, x: &[R], grad: &[R], dx: &mut [R]) {
+        with_curve!(self, R, (value, slope) => {
+            for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
+                *dx = grad * slope(x);
+            }
+        });
+    }
+
+    pub(super) fn gated_gradient<R: Real>(
+        self,
+        gate: &[R],
+        up: &[R],
+        grad: &[R],
+        dgate: &mut [R],
+        dup: &mut [R],
+    ) {
+        with_curve!(self, R, (value, slope) => {
+            let inputs = gate.iter().zip(up).zip(grad);
+            for ((dgate, dup), ((&gate, &up), &grad)) in dgate.iter_mut().zip(dup).zip(inputs) {
+                *dgate = grad * up * slope(gate);
+                *dup = grad * value(gate);
+            }
+        });
+    }
+
+    pub(super) fn composed(self, x: &Tensor) -> Result<Tensor> {
+        let sigmoid = |x: &Tensor| -> Result<Tensor> {
+            // 1 / (1 + e^-x), by tanh, which candle differentiates and which cannot overflow.
+            Ok(((x * 0.5)?.tanh()? * 0.5)?.affine(1., 0.5)?)
+        };
+        Ok(match self {
+            Self::Gelu => crate::ops::gelu::composed(x)?,
+            Self::QuickGelu => (x * sigmoid(&(x * 1.702)?)?)?,
+            Self::Relu => x.relu()?,
+            Self::SquaredRelu => x.relu()?.sqr()?,
+            Self::Silu => (x * sigmoid(x)?)?,
+            Self::Sigmoid => sigmoid(x)?,
+        })
+    }
+}
+
+/// 1 / (1 + e^-x), with an exponential that cannot overflow.
+#[inline(always)]
+fn sigmoid<R: Real>(x: R) -> R {
+    let e = (-x.abs()).exp();
+    let d = R::ONE / (R::ONE + e);
+    if x < R::ZERO { e * d } else { d }
+}
+
+#[inline(always)]
+fn sigmoid_slope<R: Real>(x: R) -> R {
+    let e = (-x.abs()).exp();
+    let d = R::ONE / (R::ONE + e);
+    e * d * d
+}
+
+#[inline(always)]
+fn silu<R: Real>(x: R) -> R {
+    x * sigmoid(x)
+}
+
+#[inline(always)]
+fn silu_slope<R: Real>(x: R) -> R {
+    // 1 - sigmoid(x) without cancellation; beyond the limits it would be Inf * 0.
+    let bounded = bound(x, 128.);
+    sigmoid(x) * bounded.mul_add(sigmoid(-bounded), R::ONE)
+}
+
+#[inline(always)]
+fn quick_gelu<R: Real>(x: R) -> R {
+    x * sigmoid(x * R::from_f64(1.702))
+}
+
+#[inline(always)]
+fn quick_gelu_slope<R: Real>(x: R) -> R {
+    silu_slope(x * R::from_f64(1.702))
+}
+
+#[inline(always)]
+fn relu<R: Real>(x: R) -> R {
+    // NaN stays NaN.
+    if x < R::ZERO { R::ZERO } else { x }
+}
+
+#[inline(always)]
+fn step<R: Real>(x: R) -> R {
+    if x > R::ZERO { R::ONE } else { R::ZERO }
+}
+
+#[inline(always)]
+fn squared_relu<R: Real>(x: R) -> R {
+    let x = relu(x);
+    x * x
+}
+
+#[inline(always)]
+fn squared_relu_slope<R: Real>(x: R) -> R {
+    let x = relu(x);
+    x + x
+}
+
+#[inline(always)]
+fn bound<R: Real>(x: R, limit: f64) -> R {
+    let limit = R::from_f64(limit);
+    let x = if x > limit { limit } else { x };
+    if x < -limit { -limit } else { x }
+}
