@@ -12,7 +12,7 @@ pub use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
 pub use crate::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 pub(crate) use backend::FusedAttention;
 pub use backend::{AmaxCells, Backend};
-pub(crate) use cpu::filled;
+pub(crate) use cpu::{encode_filled, filled};
 #[cfg(feature = "cuda")]
 pub use cuda::info::{CudaInfo, cuda_info};
 pub(crate) use unfold::Unfolding;

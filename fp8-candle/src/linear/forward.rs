@@ -75,7 +75,7 @@ pub(crate) fn compute(
     let out_dims = [&x.dims()[..x.rank() - 1], &[n]].concat();
     // Not from the number of elements, which is 0 if K is.
     let (m, _) = matrix_dims(x.dims());
-    let x2 = x.detach().contiguous()?.reshape((m, k))?;
+    let x2 = || x.detach().contiguous()?.reshape((m, k));
     let bias_data = bias
         .map(|bias| bias.detach().to_dtype(x.dtype()))
         .transpose()?;
@@ -88,7 +88,7 @@ pub(crate) fn compute(
                 LinearWeight::Fp8(weight) => weight.dequantize(x.dtype())?,
                 LinearWeight::Packed(weight) => weight.dequantize(x.dtype())?,
             };
-            owned_storage(&add_bias(x2.matmul(&weight.t()?)?, bias_data.as_ref())?)?
+            owned_storage(&add_bias(x2()?.matmul(&weight.t()?)?, bias_data.as_ref())?)?
         }
         Some(gemm) => {
             // Whether a backward GEMM uses the same codes, summing over the other dimension.
@@ -100,7 +100,7 @@ pub(crate) fn compute(
                 Some(cast) => cast,
                 None => {
                     let both = w_tracks && again(&gemm.a, &plan.grad_weight);
-                    gemm.a.quantize_for(&x2, Contraction::Cols, both)?.tensor
+                    gemm.a.quantize_for(&x2()?, Contraction::Cols, both)?.tensor
                 }
             };
             let out = GemmOutput {

@@ -1,5 +1,6 @@
 //! How one tensor of one GEMM is cast: format, granularity and where its scale comes from.
 
+mod rows;
 mod shared;
 
 use crate::data::matrix_dims;
@@ -375,7 +376,45 @@ impl Quantizer {
                 (codes, quant_scale, dequant_scale, None)
             }
         };
+        let made = Made {
+            codes,
+            scales: [quant_scale, dequant_scale],
+            amax,
+            cast,
+        };
         let repeated = noted.is_some();
+        let quantized = self.finish(made, x.dims(), contraction, repeated)?;
+        if let Some(hook) = self.hook.as_ref().filter(|_| !repeated) {
+            hook.on_cast(&x, &quantized)?;
+        }
+        Ok(quantized)
+    }
+}
+
+/// What a cast has computed.
+struct Made {
+    codes: Codes,
+    /// quant_scale and dequant_scale.
+    scales: [Tensor; 2],
+    amax: Option<Tensor>,
+    cast: Cast,
+}
+
+impl Quantizer {
+    /// Counts, records and notes a cast, but for the hook.
+    fn finish(
+        &self,
+        made: Made,
+        dims: &[usize],
+        contraction: Contraction,
+        repeated: bool,
+    ) -> Result<Quantized> {
+        let Made {
+            codes,
+            scales: [quant_scale, dequant_scale],
+            amax,
+            cast,
+        } = made;
         if let Some(counter) = self.counter.as_ref().filter(|_| !repeated) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
@@ -385,7 +424,7 @@ impl Quantizer {
         }
         let tensor = Fp8Tensor::from_codes(
             codes,
-            x.dims(),
+            dims,
             self.cast.format,
             (self.granularity, contraction),
             dequant_scale,
@@ -399,9 +438,6 @@ impl Quantizer {
         };
         if let Some(recall) = &self.recall {
             recall.note(&quantized, self.has_scales_of_table())?;
-        }
-        if let Some(hook) = self.hook.as_ref().filter(|_| !repeated) {
-            hook.on_cast(&x, &quantized)?;
         }
         Ok(quantized)
     }

@@ -55,7 +55,11 @@ impl Quantizer {
     }
 
     /// Counts and records a cast of `x` that another one, which gives the same codes, has done.
-    pub(crate) fn note_shared(&self, x: &Tensor, quantized: &Quantized) -> Result<()> {
+    pub(crate) fn note_shared<'a>(
+        &self,
+        x: impl FnOnce() -> Result<&'a Tensor>,
+        quantized: &Quantized,
+    ) -> Result<()> {
         if let Some(recall) = &self.recall {
             if recall.next().is_some() {
                 return Ok(());
@@ -71,7 +75,7 @@ impl Quantizer {
         }
         match &self.hook {
             None => Ok(()),
-            Some(hook) => hook.on_cast(x, quantized),
+            Some(hook) => hook.on_cast(x()?, quantized),
         }
     }
 }

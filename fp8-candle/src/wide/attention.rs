@@ -1,6 +1,7 @@
 //! Attention of a wide node.
 
 use super::kept::Kept;
+use super::value::Value;
 use super::{Wide, WideNode};
 use crate::data::attention::Attention;
 use crate::error::Result;
@@ -22,7 +23,7 @@ impl WideNode {
     /// let mut node = WideNode::new("rope");
     /// let x = node.argument(&Tensor::new(&[[[[1f32, 2.]]]], &Device::Cpu)?);
     /// let y = node.rope(&x, &cos, &sin, false)?;
-    /// assert_eq!(y.tensor().flatten_all()?.to_vec1::<f32>()?, [-2., 1.]);
+    /// assert_eq!(y.tensor()?.flatten_all()?.to_vec1::<f32>()?, [-2., 1.]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn rope(
@@ -33,15 +34,17 @@ impl WideNode {
         interleaved: bool,
     ) -> Result<Wide> {
         let (cos, sin) = (cos.detach(), sin.detach());
-        let tensor = rope::tokens_first(&x.tensor, &cos, &sin, interleaved, false)?;
+        let tensor = rope::tokens_first(x.value.get()?, &cos, &sin, interleaved, false)?;
         let (id, kept) = (x.id, Kept::Tensor(tensor.clone()));
-        Ok(self.record(tensor, kept, &[id], move |sweep, grad| {
-            let grad = grad.contiguous()?;
-            sweep.add(
-                id,
-                rope::tokens_first(&grad, &cos, &sin, interleaved, true)?,
-            )
-        }))
+        Ok(
+            self.record(Value::Made(tensor), kept, &[id], move |sweep, grad| {
+                let grad = grad.contiguous()?;
+                sweep.add(
+                    id,
+                    rope::tokens_first(&grad, &cos, &sin, interleaved, true)?,
+                )
+            }),
+        )
     }
 
     /// [`attention_tokens_first`](crate::ops::attention_tokens_first): q `[b, tq, h, d]`, k and v `[b, tk, h_kv, d]`, result `[b, tq, h, d]`.
@@ -59,27 +62,34 @@ impl WideNode {
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn attention(&mut self, qkv: [&Wide; 3], options: &AttentionOptions) -> Result<Wide> {
-        let attention = Attention::new(qkv.each_ref().map(|x| &x.tensor), options, true)?;
-        let dtype = qkv[0].tensor.dtype();
+        let tensors = [
+            qkv[0].value.get()?,
+            qkv[1].value.get()?,
+            qkv[2].value.get()?,
+        ];
+        let attention = Attention::new(tensors, options, true)?;
+        let dtype = tensors[0].dtype();
         let ids = qkv.map(|x| x.id);
         // Copies in bf16 give the same bits where the products are in bf16.
-        let kept = match attention.reads_bf16_copies(&qkv[0].tensor)? {
-            true => qkv.map(|x| to_bf16(&x.tensor)),
-            false => qkv.map(|x| Ok(x.tensor.clone())),
+        let kept = match attention.reads_bf16_copies(tensors[0])? {
+            true => tensors.map(to_bf16),
+            false => tensors.map(|x| Ok(x.clone())),
         };
         let [q, k, v] = kept;
         let kept = [q?, k?, v?];
         let (tensor, saved) = attention.forward(kept.each_ref(), dtype)?;
         let result = Kept::Tensor(tensor.clone());
-        Ok(self.record(tensor, result, &ids, move |sweep, grad| {
-            let wanted = ids.map(|id| id.is_some());
-            let grads = attention.backward(kept.each_ref(), &saved, grad, wanted)?;
-            for (id, grad) in ids.into_iter().zip(grads) {
-                if let Some(grad) = grad {
-                    sweep.add(id, grad.to_dtype(dtype)?)?;
+        Ok(
+            self.record(Value::Made(tensor), result, &ids, move |sweep, grad| {
+                let wanted = ids.map(|id| id.is_some());
+                let grads = attention.backward(kept.each_ref(), &saved, grad, wanted)?;
+                for (id, grad) in ids.into_iter().zip(grads) {
+                    if let Some(grad) = grad {
+                        sweep.add(id, grad.to_dtype(dtype)?)?;
+                    }
                 }
-            }
-            Ok(())
-        }))
+                Ok(())
+            }),
+        )
     }
 }

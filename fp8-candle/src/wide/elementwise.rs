@@ -1,11 +1,30 @@
 //! Elementwise operations of a wide node.
 
 use super::kept::Kept;
+use super::value::{RowSource, Value};
 use super::{Wide, WideNode};
 use crate::error::Result;
 use crate::ops::Activation;
 use crate::ops::add::add;
 use crate::ops::dropout;
+use crate::quantize::{Quantized, Quantizer};
+use candle_core::Tensor;
+
+/// The result of an activation.
+struct Activated {
+    x: Tensor,
+    activation: Activation,
+}
+
+impl RowSource for Activated {
+    fn make(&self) -> Result<Tensor> {
+        self.activation.apply(&self.x)
+    }
+
+    fn cast(&self, quantizer: &Quantizer) -> Result<Option<Quantized>> {
+        self.activation.cast_rows(&self.x, quantizer)
+    }
+}
 
 impl WideNode {
     /// `a + b`, of one shape and dtype: a residual. Its gradient goes to both without a copy.
@@ -19,17 +38,19 @@ impl WideNode {
     /// let mut node = WideNode::new("residual");
     /// let x = node.argument(&Tensor::new(&[1f32], &Device::Cpu)?);
     /// let y = node.argument(&Tensor::new(&[2f32], &Device::Cpu)?);
-    /// assert_eq!(node.add(&x, &y)?.tensor().to_vec1::<f32>()?, [3.]);
+    /// assert_eq!(node.add(&x, &y)?.tensor()?.to_vec1::<f32>()?, [3.]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn add(&mut self, a: &Wide, b: &Wide) -> Result<Wide> {
-        let tensor = add(&a.tensor, &b.tensor)?;
+        let tensor = add(a.value.get()?, b.value.get()?)?;
         let kept = Kept::Tensor(tensor.clone());
         let ids = [a.id, b.id];
-        Ok(self.record(tensor, kept, &ids, move |sweep, grad| {
-            sweep.add_shared(ids[0], grad)?;
-            sweep.add_shared(ids[1], grad)
-        }))
+        Ok(
+            self.record(Value::Made(tensor), kept, &ids, move |sweep, grad| {
+                sweep.add_shared(ids[0], grad)?;
+                sweep.add_shared(ids[1], grad)
+            }),
+        )
     }
 
     /// [`Activation::apply`]. The backward pass keeps `x`, or what `x` is computed from again.
@@ -43,21 +64,31 @@ impl WideNode {
     /// let x = Tensor::new(&[[-1f32, 2.]], &Device::Cpu)?;
     /// let mut node = WideNode::new("relu");
     /// let x = node.argument(&x);
-    /// assert_eq!(node.activation(&x, Activation::Relu)?.tensor().to_vec2::<f32>()?, [[0., 2.]]);
+    /// assert_eq!(node.activation(&x, Activation::Relu)?.tensor()?.to_vec2::<f32>()?, [[0., 2.]]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn activation(&mut self, x: &Wide, activation: Activation) -> Result<Wide> {
-        let tensor = activation.apply(&x.tensor)?;
+        let tensor = x.value.get()?;
+        let value = match activation.casts_rows(tensor)? {
+            None => Value::Made(activation.apply(tensor)?),
+            Some(dims) => {
+                let source = Activated {
+                    x: tensor.clone(),
+                    activation,
+                };
+                Value::later(&dims, tensor.dtype(), tensor.device(), source)
+            }
+        };
         let kept = match self.recomputes && matches!(x.kept, Kept::Again(_)) {
             true => {
                 let x = x.kept.clone();
                 Kept::again(move |memos| activation.apply(&x.get(memos)?))
             }
-            false => Kept::Tensor(tensor.clone()),
+            false => Kept::Value(value.clone()),
         };
         let (id, input, own) = (x.id, x.kept.clone(), kept.memo());
         let recast = matches!(kept, Kept::Again(_));
-        let y = self.record(tensor, kept, &[id], move |sweep, grad| {
+        let y = self.record(value, kept, &[id], move |sweep, grad| {
             sweep.memos.forget(own);
             let x = input.get(&mut sweep.memos)?;
             let dx = activation.backward(&x, &grad.contiguous()?)?;
@@ -78,7 +109,7 @@ impl WideNode {
     /// let gate = node.argument(&Tensor::new(&[[-1f32, 2.]], &Device::Cpu)?);
     /// let value = node.argument(&Tensor::new(&[[3f32, 3.]], &Device::Cpu)?);
     /// let y = node.gated_activation(&gate, &value, Activation::ReGlu)?;
-    /// assert_eq!(y.tensor().to_vec2::<f32>()?, [[0., 6.]]);
+    /// assert_eq!(y.tensor()?.to_vec2::<f32>()?, [[0., 6.]]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn gated_activation(
@@ -87,7 +118,7 @@ impl WideNode {
         value: &Wide,
         activation: Activation,
     ) -> Result<Wide> {
-        let tensor = activation.apply_to(&gate.tensor, &value.tensor)?;
+        let tensor = activation.apply_to(gate.value.get()?, value.value.get()?)?;
         let again = |kept: &Kept| matches!(kept, Kept::Again(_));
         let kept = match self.recomputes && again(&gate.kept) && again(&value.kept) {
             true => {
@@ -99,7 +130,7 @@ impl WideNode {
         let ids = [gate.id, value.id];
         let (gate, value, own) = (gate.kept.clone(), value.kept.clone(), kept.memo());
         let recast = again(&kept);
-        let y = self.record(tensor, kept, &ids, move |sweep, grad| {
+        let y = self.record(Value::Made(tensor), kept, &ids, move |sweep, grad| {
             sweep.memos.forget(own);
             let gate = gate.get(&mut sweep.memos)?;
             let value = value.get(&mut sweep.memos)?;
@@ -122,15 +153,17 @@ impl WideNode {
     /// let x = Tensor::ones(1000, DType::F32, &Device::Cpu)?;
     /// let mut node = WideNode::new("dropout");
     /// let x = node.argument(&x);
-    /// let kept = node.dropout(&x, 0.25, 7)?.tensor().sum_all()?.to_scalar::<f32>()? * 0.75;
+    /// let kept = node.dropout(&x, 0.25, 7)?.tensor()?.sum_all()?.to_scalar::<f32>()? * 0.75;
     /// assert!((650. ..850.).contains(&kept));
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn dropout(&mut self, x: &Wide, p: f64, seed: u64) -> Result<Wide> {
-        let tensor = dropout::dropout(&x.tensor, p, seed)?;
+        let tensor = dropout::dropout(x.value.get()?, p, seed)?;
         let (id, kept) = (x.id, Kept::Tensor(tensor.clone()));
-        Ok(self.record(tensor, kept, &[id], move |sweep, grad| {
-            sweep.add_shared(id, &dropout::dropout(grad, p, seed)?)
-        }))
+        Ok(
+            self.record(Value::Made(tensor), kept, &[id], move |sweep, grad| {
+                sweep.add_shared(id, &dropout::dropout(grad, p, seed)?)
+            }),
+        )
     }
 }

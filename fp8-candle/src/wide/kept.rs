@@ -1,5 +1,6 @@
 //! What a node keeps of a value for its backward pass.
 
+use super::value::Value;
 use crate::error::Result;
 use candle_core::Tensor;
 use std::collections::HashMap;
@@ -10,6 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Clone)]
 pub(super) enum Kept {
     Tensor(Tensor),
+    /// Perhaps made only now.
+    Value(Value),
     /// Computed from other kept values.
     Again(Arc<Again>),
 }
@@ -40,6 +43,7 @@ impl Kept {
     pub(super) fn get(&self, memos: &mut Memos) -> Result<Tensor> {
         match self {
             Self::Tensor(tensor) => Ok(tensor.clone()),
+            Self::Value(value) => Ok(value.get()?.clone()),
             Self::Again(again) => {
                 if let Some(tensor) = memos.0.get(&again.key) {
                     return Ok(tensor.clone());
@@ -55,7 +59,7 @@ impl Kept {
     /// keeping the value.
     pub(super) fn memo(&self) -> Option<usize> {
         match self {
-            Self::Tensor(_) => None,
+            Self::Tensor(_) | Self::Value(_) => None,
             Self::Again(again) => Some(again.key),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::kept::{Kept, Memos};
 use super::sweep::{Backward, Step};
+use super::value::Value;
 use super::{Wide, WideNode};
 use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
@@ -89,7 +90,7 @@ impl WideNode {
     /// let mut node = WideNode::new("linear");
     /// let x = node.argument(&Tensor::new(&[[3f32, 5.]], &Device::Cpu)?);
     /// let y = node.linear(&x, LinearWeight::HighPrecision(&weight, None), None, None)?;
-    /// assert_eq!(y.tensor().to_vec2::<f32>()?, [[6.]]);
+    /// assert_eq!(y.tensor()?.to_vec2::<f32>()?, [[6.]]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn linear(
@@ -130,11 +131,11 @@ impl WideNode {
                     Some((quantizer, quantized))
                         if gemm.a.gives_the_codes_of(quantizer, quantized)? =>
                     {
-                        gemm.a.note_shared(&x.tensor, quantized)?;
+                        gemm.a.note_shared(|| x.value.get(), quantized)?;
                         quantized.clone()
                     }
                     _ => {
-                        let quantized = gemm.a.quantize_for(&rows(&x.tensor)?, Cols, true)?;
+                        let quantized = x.cast(&gemm.a)?;
                         first.get_or_insert((gemm.a.clone(), quantized.clone()));
                         quantized
                     }
@@ -170,13 +171,16 @@ impl WideNode {
         ];
         let tracks = (ids[0].is_some(), ids[1].is_some());
         let quantized = match (quantized, &plan.output) {
-            (None, Some(gemm)) if x.recast => {
-                Some(gemm.a.quantize_for(&rows(&x.tensor)?, Cols, true)?)
-            }
+            (None, Some(gemm)) if x.recast => Some(x.cast(&gemm.a)?),
+            (None, Some(gemm)) => x.value.cast(&gemm.a)?,
             (quantized, _) => quantized,
         };
         let cast = quantized.as_ref().map(|quantized| quantized.tensor.clone());
-        let (storage, dims, mut saved) = compute(&x.tensor, weight, bias, plan, tracks, cast)?;
+        let input = match cast.is_some() {
+            true => x.value.shaped()?,
+            false => x.value.get()?.clone(),
+        };
+        let (storage, dims, mut saved) = compute(&input, weight, bias, plan, tracks, cast)?;
         let recast = quantized
             .filter(|_| x.recast && saved.casts.input.take().is_some())
             .map(|quantized| Recast::new(&quantized));
@@ -190,7 +194,7 @@ impl WideNode {
             saved,
             recast,
             input: reads_input.then(|| x.kept.clone()),
-            dtype: x.tensor.dtype(),
+            dtype: x.value.dtype(),
             dims: x.dims().to_vec(),
             weight: held.map(Tensor::detach),
             bias: bias.map(Tensor::detach),
@@ -243,11 +247,21 @@ impl WideNode {
             })),
         });
         Ok(Wide {
-            tensor,
+            value: Value::Made(tensor),
             id: Some(id),
             kept,
             recast: false,
         })
+    }
+}
+
+impl Wide {
+    /// The cast of this value, row by row if it can be.
+    fn cast(&self, quantizer: &Quantizer) -> Result<Quantized> {
+        match self.value.cast(quantizer)? {
+            Some(quantized) => Ok(quantized),
+            None => quantizer.quantize_for(&rows(self.value.get()?)?, Cols, true),
+        }
     }
 }
 

@@ -39,17 +39,19 @@ mod opaque;
 mod recompute;
 mod shape;
 mod sweep;
+mod value;
 
 pub use collect::backward;
 pub use linear::WideLinear;
 pub use recompute::recompute;
 
 use crate::error::Result;
-use candle_core::{Tensor, TensorId};
+use candle_core::{DType, Tensor, TensorId};
 use kept::Kept;
 use std::collections::HashMap;
 use std::sync::Arc;
 use sweep::{Backward, Step, Sweep};
+use value::Value;
 
 /// Operations that become one node of candle's graph; see [the module](self).
 ///
@@ -89,7 +91,7 @@ pub struct WideNode {
 /// ```
 #[derive(Clone)]
 pub struct Wide {
-    tensor: Tensor,
+    value: Value,
     /// None if no gradient goes there.
     id: Option<usize>,
     kept: Kept,
@@ -102,13 +104,16 @@ impl Wide {
     fn held(tensor: Tensor, id: Option<usize>) -> Self {
         Self {
             kept: Kept::Tensor(tensor.clone()),
-            tensor,
+            value: Value::Made(tensor),
             id,
             recast: false,
         }
     }
 
-    /// The values, outside any graph.
+    /// The values, outside any graph. Those of a norm or an activation are computed now, if nothing has asked for them before.
+    ///
+    /// # Errors
+    /// If that fails.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -116,11 +121,24 @@ impl Wide {
     /// let x = Tensor::new(&[1f32, 2.], &Device::Cpu)?;
     /// let mut node = WideNode::new("twice");
     /// let x = node.argument(&x);
-    /// assert_eq!(node.add(&x, &x)?.tensor().to_vec1::<f32>()?, [2., 4.]);
+    /// assert_eq!(node.add(&x, &x)?.tensor()?.to_vec1::<f32>()?, [2., 4.]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
-    pub fn tensor(&self) -> &Tensor {
-        &self.tensor
+    pub fn tensor(&self) -> Result<&Tensor> {
+        self.value.get()
+    }
+
+    /// The dtype.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::WideNode;
+    /// let mut node = WideNode::new("identity");
+    /// assert_eq!(node.argument(&Tensor::new(&[1f32], &Device::Cpu)?).dtype(), DType::F32);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn dtype(&self) -> DType {
+        self.value.dtype()
     }
 
     /// Sizes of the dimensions.
@@ -133,7 +151,7 @@ impl Wide {
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn dims(&self) -> &[usize] {
-        self.tensor.dims()
+        self.value.dims()
     }
 }
 
@@ -177,7 +195,7 @@ impl WideNode {
     /// # use fp8_candle::WideNode;
     /// let mut node = WideNode::new("identity");
     /// let value = node.argument(&Tensor::new(&[1f32], &Device::Cpu)?);
-    /// assert_eq!(value.tensor().to_vec1::<f32>()?, [1.]);
+    /// assert_eq!(value.tensor()?.to_vec1::<f32>()?, [1.]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn argument(&mut self, x: &Tensor) -> Wide {
@@ -209,7 +227,7 @@ impl WideNode {
     /// A result, and how its gradient goes on to `parents`, if any of them wants one.
     fn record(
         &mut self,
-        tensor: Tensor,
+        value: Value,
         kept: Kept,
         parents: &[Option<usize>],
         backward: impl Fn(&mut Sweep, &Tensor) -> Result<()> + Send + Sync + 'static,
@@ -223,7 +241,7 @@ impl WideNode {
             id
         });
         Wide {
-            tensor,
+            value,
             id,
             kept,
             recast: false,
@@ -248,7 +266,7 @@ impl WideNode {
     /// ```
     pub fn finish(self, result: Wide) -> Result<Tensor> {
         let Some(id) = result.id else {
-            return Ok(result.tensor);
+            return Ok(result.value.get()?.clone());
         };
         let (steps, values, leaf_values) = (Arc::new(self.steps), self.values, self.leaf_values);
         let backward = move |grad: &Tensor| {
@@ -257,6 +275,7 @@ impl WideNode {
             sweep.run(&steps)?;
             Ok(leaf_values.iter().map(|id| sweep.take(*id)).collect())
         };
-        attach::attach(self.name, result.tensor, &self.leaves, backward)
+        let tensor = result.value.get()?.clone();
+        attach::attach(self.name, tensor, &self.leaves, backward)
     }
 }

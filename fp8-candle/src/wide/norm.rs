@@ -1,10 +1,38 @@
 //! Norms of a wide node.
 
 use super::kept::Kept;
+use super::value::{RowSource, Value};
 use super::{Wide, WideNode};
 use crate::error::Result;
 use crate::ops::norm;
+use crate::quantize::{Quantized, Quantizer};
 use candle_core::Tensor;
+
+/// The result of a norm.
+struct Normed {
+    center: bool,
+    x: Tensor,
+    weight: Tensor,
+    bias: Option<Tensor>,
+    eps: f64,
+}
+
+impl RowSource for Normed {
+    fn make(&self) -> Result<Tensor> {
+        norm::forward(
+            self.center,
+            &self.x,
+            &self.weight,
+            self.bias.as_ref(),
+            self.eps,
+        )
+    }
+
+    fn cast(&self, quantizer: &Quantizer) -> Result<Option<Quantized>> {
+        let (weight, bias) = (&self.weight, self.bias.as_ref());
+        norm::cast_rows(self.center, &self.x, weight, bias, self.eps, quantizer)
+    }
+}
 
 impl WideNode {
     /// [`layer_norm`](crate::ops::layer_norm) over the last dimension. The backward pass keeps `x` alone: results and
@@ -20,7 +48,7 @@ impl WideNode {
     /// let gain = Tensor::new(&[1f32, 1.], &Device::Cpu)?;
     /// let mut node = WideNode::new("norm");
     /// let x = node.argument(&x);
-    /// assert_eq!(node.layer_norm(&x, &gain, None, 0.)?.tensor().to_vec2::<f32>()?, [[-1., 1.]]);
+    /// assert_eq!(node.layer_norm(&x, &gain, None, 0.)?.tensor()?.to_vec2::<f32>()?, [[-1., 1.]]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn layer_norm(
@@ -45,7 +73,7 @@ impl WideNode {
     /// let gain = Tensor::new(&[1f32, 3.], &Device::Cpu)?;
     /// let mut node = WideNode::new("norm");
     /// let x = node.argument(&x);
-    /// assert_eq!(node.rms_norm(&x, &gain, 0.)?.tensor().to_vec2::<f32>()?, [[1., -3.]]);
+    /// assert_eq!(node.rms_norm(&x, &gain, 0.)?.tensor()?.to_vec2::<f32>()?, [[1., -3.]]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn rms_norm(&mut self, x: &Wide, weight: &Tensor, eps: f64) -> Result<Wide> {
@@ -65,8 +93,21 @@ impl WideNode {
             self.leaf(weight),
             bias.and_then(|bias| self.leaf(bias)),
         ];
-        let tensor = norm::forward(center, &x.tensor, weight, bias, eps)?;
+        let input = x.value.get()?;
         let (weight, bias) = (weight.detach(), bias.map(Tensor::detach));
+        let value = match norm::casts_rows(center, input, &weight, bias.as_ref())? {
+            false => Value::Made(norm::forward(center, input, &weight, bias.as_ref(), eps)?),
+            true => {
+                let source = Normed {
+                    center,
+                    x: input.clone(),
+                    weight: weight.clone(),
+                    bias: bias.clone(),
+                    eps,
+                };
+                Value::later(input.dims(), input.dtype(), input.device(), source)
+            }
+        };
         let kept = {
             let (x, weight, bias) = (x.kept.clone(), weight.clone(), bias.clone());
             Kept::again(move |memos| {
@@ -74,7 +115,7 @@ impl WideNode {
             })
         };
         let (input, own) = (x.kept.clone(), kept.memo());
-        let y = self.record(tensor, kept, &ids, move |sweep, grad| {
+        let y = self.record(value, kept, &ids, move |sweep, grad| {
             sweep.memos.forget(own);
             let x = input.get(&mut sweep.memos)?;
             let grad = grad.contiguous()?;

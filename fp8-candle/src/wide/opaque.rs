@@ -1,6 +1,7 @@
 //! Any differentiable function within a wide node.
 
 use super::kept::Kept;
+use super::value::Value;
 use super::{Wide, WideNode};
 use crate::error::Result;
 use candle_core::{Tensor, Var};
@@ -29,29 +30,32 @@ impl WideNode {
         values: &[&Wide],
         f: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<Wide> {
-        let inputs: Vec<Tensor> = values.iter().map(|value| value.tensor.clone()).collect();
+        let inputs = values.iter().map(|value| Ok(value.value.get()?.clone()));
+        let inputs = inputs.collect::<Result<Vec<Tensor>>>()?;
         let tensor = f(&inputs)?.detach();
         let ids: Vec<_> = values.iter().map(|value| value.id).collect();
         let kept: Vec<_> = values.iter().map(|value| value.kept.clone()).collect();
         let result = Kept::Tensor(tensor.clone());
         let to = ids.clone();
-        Ok(self.record(tensor, result, &ids, move |sweep, grad| {
-            let mut args = vec![];
-            let mut vars = vec![];
-            for (kept, id) in kept.iter().zip(&to) {
-                let value = kept.get(&mut sweep.memos)?;
-                let var = id.map(|_| Var::from_tensor(&value)).transpose()?;
-                args.push(var.as_ref().map_or(value, |var| var.as_tensor().clone()));
-                vars.push(var);
-            }
-            let y = f(&args)?;
-            let grads = (y * grad)?.sum_all()?.backward()?;
-            for (var, id) in vars.iter().zip(&to) {
-                if let Some(grad) = var.as_ref().and_then(|var| grads.get(var)) {
-                    sweep.add_shared(*id, grad)?;
+        Ok(
+            self.record(Value::Made(tensor), result, &ids, move |sweep, grad| {
+                let mut args = vec![];
+                let mut vars = vec![];
+                for (kept, id) in kept.iter().zip(&to) {
+                    let value = kept.get(&mut sweep.memos)?;
+                    let var = id.map(|_| Var::from_tensor(&value)).transpose()?;
+                    args.push(var.as_ref().map_or(value, |var| var.as_tensor().clone()));
+                    vars.push(var);
                 }
-            }
-            Ok(())
-        }))
+                let y = f(&args)?;
+                let grads = (y * grad)?.sum_all()?.backward()?;
+                for (var, id) in vars.iter().zip(&to) {
+                    if let Some(grad) = var.as_ref().and_then(|var| grads.get(var)) {
+                        sweep.add_shared(*id, grad)?;
+                    }
+                }
+                Ok(())
+            }),
+        )
     }
 }

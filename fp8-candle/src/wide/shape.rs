@@ -1,6 +1,7 @@
 //! Views within a wide node.
 
 use super::kept::Kept;
+use super::value::Value;
 use super::{Wide, WideNode};
 use crate::error::Result;
 use candle_core::Tensor;
@@ -17,20 +18,20 @@ impl WideNode {
     /// let x = Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?;
     /// let mut node = WideNode::new("flat");
     /// let x = node.argument(&x);
-    /// assert_eq!(node.reshape(&x, &[4])?.tensor().to_vec1::<f32>()?, [1., 2., 3., 4.]);
+    /// assert_eq!(node.reshape(&x, &[4])?.tensor()?.to_vec1::<f32>()?, [1., 2., 3., 4.]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn reshape(&mut self, x: &Wide, dims: &[usize]) -> Result<Wide> {
-        let tensor = x.tensor.reshape(dims)?;
+        let tensor = x.value.get()?.reshape(dims)?;
         let (id, before, to) = (x.id, x.dims().to_vec(), dims.to_vec());
         let kept = match &x.kept {
-            Kept::Tensor(_) => Kept::Tensor(tensor.clone()),
+            Kept::Tensor(_) | Kept::Value(_) => Kept::Tensor(tensor.clone()),
             again => {
                 let again = again.clone();
                 Kept::again(move |memos| Ok(again.get(memos)?.reshape(to.as_slice())?))
             }
         };
-        let y = self.record(tensor, kept, &[id], move |sweep, grad| {
+        let y = self.record(Value::Made(tensor), kept, &[id], move |sweep, grad| {
             // The caller's gradient is not used again: a view of it is as good as a tensor of its own.
             sweep.add_shared(id, &grad.reshape(before.as_slice())?)
         });
@@ -50,7 +51,7 @@ impl WideNode {
     /// let mut node = WideNode::new("parts");
     /// let x = node.argument(&x);
     /// let parts = node.split(&x, &[1, 2])?;
-    /// assert_eq!(parts[1].tensor().to_vec2::<f32>()?, [[2., 3.]]);
+    /// assert_eq!(parts[1].tensor()?.to_vec2::<f32>()?, [[2., 3.]]);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn split(&mut self, x: &Wide, sizes: &[usize]) -> Result<Vec<Wide>> {
@@ -64,10 +65,11 @@ impl WideNode {
             });
         }
         let dim = x.dims().len() - 1;
+        let whole = x.value.get()?;
         let mut parts = vec![];
         let mut start = 0;
         for &size in sizes {
-            let tensor = x.tensor.narrow(dim, start, size)?.contiguous()?;
+            let tensor = whole.narrow(dim, start, size)?.contiguous()?;
             start += size;
             let id = x.id.map(|_| self.new_value());
             parts.push(Wide::held(tensor, id));
@@ -77,7 +79,7 @@ impl WideNode {
         };
         let outputs = parts.iter().filter_map(|part| part.id).collect();
         let like: Vec<Vec<usize>> = parts.iter().map(|part| part.dims().to_vec()).collect();
-        let (dtype, device) = (x.tensor.dtype(), x.tensor.device().clone());
+        let (dtype, device) = (whole.dtype(), whole.device().clone());
         let backward = move |sweep: &mut super::Sweep, grads: Vec<Option<Tensor>>| {
             let grads = grads.into_iter().zip(&like).map(|(grad, dims)| match grad {
                 Some(grad) => Ok(grad),

@@ -177,22 +177,22 @@ impl Linear {
         self.path().unwrap_or("without a path")
     }
 
-    fn check_input(&self, x: &Tensor) -> Result<()> {
+    fn check_input(&self, dims: &[usize], dtype: DType) -> Result<()> {
         let (_, in_features) = self.features();
-        let got = x.dims().last().copied().unwrap_or(0);
+        let got = dims.last().copied().unwrap_or(0);
         if got != in_features {
             return Err(fp8_candle::Error::InFeatures {
                 path: self.shown_path().to_string(),
                 expected: in_features,
                 got,
-                shape: x.dims().to_vec(),
+                shape: dims.to_vec(),
             }
             .into());
         }
-        if !x.dtype().is_float() || x.dtype() == DType::F8E4M3 {
+        if !dtype.is_float() || dtype == DType::F8E4M3 {
             return Err(Error::TensorDType {
                 tensor: join(self.shown_path(), "input"),
-                got: x.dtype().as_str().into(),
+                got: dtype.as_str().into(),
                 expected: "f32, bf16, f16 or f64".into(),
             });
         }
@@ -219,7 +219,17 @@ impl Linear {
 
     /// How this layer computes here: it signs in with the step, or is calibrated.
     pub(super) fn call(&self, x: &Tensor) -> Result<Call> {
-        self.check_input(x)?;
+        self.call_of(x.dims(), x.dtype(), || Ok(x.clone()))
+    }
+
+    /// [`Linear::call`] with an input of these sizes, which is computed where its values matter.
+    pub(super) fn call_of(
+        &self,
+        dims: &[usize],
+        dtype: DType,
+        x: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Call> {
+        self.check_input(dims, dtype)?;
         let Some(context) = current() else {
             return Ok(Call::Plain);
         };
@@ -235,7 +245,7 @@ impl Linear {
         };
         if context.settings.mode == Mode::Calibrate {
             // In f32, as an export reads the weight: its value need not fit in the dtype of the input.
-            calibrate(&state, &step, x, || self.weight())?;
+            calibrate(&state, &step, &x()?, || self.weight())?;
             return Ok(Call::Plain);
         }
         let plan = linear_plan(&state, &step)?;
@@ -330,15 +340,15 @@ impl Linear {
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
         let _span = tracing::trace_span!("linear", path = self.path()).entered();
         let context = current();
-        let y = self
-            .check_input(x)
-            .and_then(|()| match (&context, &self.weight) {
-                (Some(context), _) => self.in_context(x, context),
-                (None, Weight::HighPrecision(weight)) => {
-                    self.plain(x, &plain_value(weight, x.dtype())?)
-                }
-                (None, Weight::Fp8(weight)) => weight.forward(x, self.bias.as_ref()),
-            });
+        let y =
+            self.check_input(x.dims(), x.dtype())
+                .and_then(|()| match (&context, &self.weight) {
+                    (Some(context), _) => self.in_context(x, context),
+                    (None, Weight::HighPrecision(weight)) => {
+                        self.plain(x, &plain_value(weight, x.dtype())?)
+                    }
+                    (None, Weight::Fp8(weight)) => weight.forward(x, self.bias.as_ref()),
+                });
         if let (Err(_), Some(context)) = (&y, &context) {
             context.note_failure();
         }

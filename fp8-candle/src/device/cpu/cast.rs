@@ -1,11 +1,11 @@
 //! Casts and amaxes over threads: a matrix is split at whole rows, and `fp8-core` gives the same bits for every
 //! split.
 
-use super::data::{Floats, for_floats};
-use super::fill::zeros;
+use super::data::{Floats, for_floats, tensor, with_f32};
+use super::fill::{filled, zeros};
 use super::{pages, tasks};
 use crate::error::{Error, Result};
-use candle_core::{CpuStorage, DType};
+use candle_core::{CpuStorage, DType, Tensor};
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
 use half::{bf16, f16};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -106,6 +106,36 @@ pub(super) fn encode(
         (codes, amax)
     }
     for_floats!(src, src => run(src, grid, quant_scales, cast, want_amax))
+}
+
+/// Elements that are made and cast at a time: they stay in the core's own cache.
+const PIECE: usize = 1 << 12;
+
+/// Codes, one row behind the other, and the amax of a matrix that `fill(start, rows)` writes into memory of the task.
+pub(crate) fn encode_filled<T: HighPrecision>(
+    grid: &ScaleGrid,
+    quant_scale: &Tensor,
+    cast: &Cast,
+    fill: impl Fn(usize, &mut [T]) + Sync,
+) -> Result<(Tensor, f32)> {
+    crate::simd::check()?;
+    let (cols, len) = (grid.cols().max(1), grid.rows() * grid.cols());
+    let piece = cols * (PIECE / cols).max(1);
+    let (codes, amaxes) = with_f32("quantize", quant_scale, |scales| {
+        Ok(filled(0u8, len, task_len(cols), |start, codes| {
+            let (mut values, mut amax) = (vec![T::default(); piece.min(codes.len())], 0f32);
+            for (index, codes) in codes.chunks_mut(piece).enumerate() {
+                let (start, values) = (start + index * piece, &mut values[..codes.len()]);
+                fill(start, values);
+                let row = start / cols;
+                let part = fp8_core::encode_rows_with_amax(cast, values, row, grid, scales, codes);
+                amax = larger(amax, part);
+            }
+            amax
+        }))
+    })?;
+    let amax = amaxes.into_iter().fold(0., larger);
+    Ok((tensor(CpuStorage::U8(codes), len)?, amax))
 }
 
 /// `decode(codes) * dequant_scale` in `dtype`.

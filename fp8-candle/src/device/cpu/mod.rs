@@ -17,6 +17,7 @@ mod unfold;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use attention::CpuAttention;
+pub(crate) use cast::encode_filled;
 pub(crate) use fill::filled;
 
 use super::backend::{AmaxCells, Backend};

@@ -10,6 +10,7 @@ use crate::device::filled;
 use crate::error::Result;
 use crate::parallel;
 use crate::profile::{Kind, enter};
+use crate::quantize::{Quantized, Quantizer};
 use candle_core::{D, Tensor};
 use curve::Curve;
 use std::fmt;
@@ -160,6 +161,34 @@ impl Activation {
         })
     }
 
+    /// The shape of the result, if [`Activation::cast_rows`] serves `x`; an error if [`Activation::apply`] would be one.
+    pub(crate) fn casts_rows(self, x: &Tensor) -> Result<Option<Vec<usize>>> {
+        self.check(x)?;
+        let mut dims = x.dims().to_vec();
+        if let (true, Some(dim)) = (self.is_gated(), dims.last_mut()) {
+            *dim /= 2;
+        }
+        let serves = x.device().is_cpu() && x.elem_count() > 0;
+        Ok(serves.then_some(dims))
+    }
+
+    /// The cast of the result, whose rows are cast as they are made; see [`Quantizer::quantize_rows`].
+    pub(crate) fn cast_rows(self, x: &Tensor, quantizer: &Quantizer) -> Result<Option<Quantized>> {
+        let _scope = enter(Kind::Activation);
+        let Some(dims) = self.casts_rows(x)? else {
+            return Ok(None);
+        };
+        let last = last_dim(OP, "x", x)?;
+        let n = dims.last().copied().unwrap_or(1);
+        for_dtype!(OP, x.dtype(), T => {
+            with_slices([x], |[x]: [&[T]; 1]| {
+                quantizer.quantize_rows(&dims, |start, y: &mut [T]| {
+                    self.part(input_of(x, start, y.len(), [last, n]), last, n, y)
+                })
+            })?
+        })
+    }
+
     /// A gated activation of gate and value in tensors of one shape and dtype, outside any graph.
     pub(crate) fn apply_to(self, gate: &Tensor, value: &Tensor) -> Result<Tensor> {
         self.check_pair(gate, value)?;
@@ -260,23 +289,28 @@ impl Activation {
     }
 
     fn values<T: Element>(self, x: &[T], last: usize) -> Vec<T> {
-        let (curve, gated) = (self.curve(), self.is_gated());
-        let n = if gated { last / 2 } else { last };
+        let n = if self.is_gated() { last / 2 } else { last };
         let rows = x.len().checked_div(last).unwrap_or(0);
         let per_task = rows_of_task(last);
         let (y, _) = filled(T::ZERO, rows * n, per_task * n, |start, y: &mut [T]| {
-            let mut buffer = Vec::new();
-            let x = T::load(input_of(x, start, y.len(), [last, n]), &mut buffer);
-            T::store(y, |y| match gated {
-                false => curve.values(x, y),
-                true => {
-                    for (x, y) in x.chunks_exact(last).zip(y.chunks_exact_mut(n)) {
-                        curve.gated(&x[..n], &x[n..], y);
-                    }
-                }
-            });
+            self.part(input_of(x, start, y.len(), [last, n]), last, n, y);
         });
         y
+    }
+
+    /// The results of rows of `last` elements, `n` each.
+    fn part<T: Element>(self, x: &[T], last: usize, n: usize, y: &mut [T]) {
+        let (curve, gated) = (self.curve(), self.is_gated());
+        let mut buffer = Vec::new();
+        let x = T::load(x, &mut buffer);
+        T::store(y, |y| match gated {
+            false => curve.values(x, y),
+            true => {
+                for (x, y) in x.chunks_exact(last).zip(y.chunks_exact_mut(n)) {
+                    curve.gated(&x[..n], &x[n..], y);
+                }
+            }
+        });
     }
 
     fn gradient<T: Element>(self, x: &[T], grad: &[T], last: usize) -> Vec<T> {

@@ -24,6 +24,33 @@ impl Norm {
         })
     }
 
+    /// The results from element `start`, the first of a row, on.
+    pub(super) fn rows<T: Element>(
+        &self,
+        x: &[T],
+        weight: &[T],
+        bias: Option<&[T]>,
+        start: usize,
+        y: &mut [T],
+    ) {
+        let cols = weight.len();
+        let mut buffers = [Vec::new(), Vec::new(), Vec::new()];
+        let [x_buffer, weight_buffer, bias_buffer] = &mut buffers;
+        let x = T::load(&x[start..start + y.len()], x_buffer);
+        let weight = T::load(weight, weight_buffer);
+        let bias = bias.map(|bias| T::load(bias, bias_buffer));
+        T::store(y, |y| {
+            simd(
+                #[inline(always)]
+                || {
+                    for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)) {
+                        self.forward_row(x, weight, bias, y);
+                    }
+                },
+            );
+        });
+    }
+
     #[inline(always)]
     fn forward_row<R: Real>(&self, x: &[R], weight: &[R], bias: Option<&[R]>, y: &mut [R]) {
         let (mean, inv_std) = self.statistics(x);

@@ -7,6 +7,7 @@ use super::node::{Fused, apply2, apply3};
 use super::{check_float, check_like, fused, last_dim, shape_error};
 use crate::error::Result;
 use crate::profile::{Kind, enter};
+use crate::quantize::{Quantized, Quantizer};
 use candle_core::{D, Storage, Tensor};
 
 /// Layer normalization over the last dimension.
@@ -94,6 +95,43 @@ pub(crate) fn forward(
     Norm { op, center, eps }.apply(&x.detach(), &weight.detach(), bias.as_ref())
 }
 
+/// Whether [`cast_rows`] serves `x`; an error if [`forward`] would be one.
+pub(crate) fn casts_rows(
+    center: bool,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<bool> {
+    let op = if center { "layer_norm" } else { "rms_norm" };
+    let norm = Norm {
+        op,
+        center,
+        eps: 0.,
+    };
+    norm.check(x, weight, bias)?;
+    Ok(x.device().is_cpu() && fused(x) && x.elem_count() > 0)
+}
+
+/// The cast of [`forward`], whose rows are cast as they are made; see [`Quantizer::quantize_rows`].
+pub(crate) fn cast_rows(
+    center: bool,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    eps: f64,
+    quantizer: &Quantizer,
+) -> Result<Option<Quantized>> {
+    let _scope = enter(Kind::Norm);
+    let op = if center { "layer_norm" } else { "rms_norm" };
+    let norm = Norm { op, center, eps };
+    for_dtype!(op, x.dtype(), T => {
+        with_slices([x, weight, bias.unwrap_or(weight)], |[values, weight, shift]: [&[T]; 3]| {
+            let shift = bias.map(|_| shift);
+            quantizer.quantize_rows(x.dims(), |start, y: &mut [T]| norm.rows(values, weight, shift, start, y))
+        })?
+    })
+}
+
 /// The gradients of x, weight and bias of [`forward`]; the latter two, which are sums over rows, times `sums_factor`.
 pub(crate) fn backward(
     center: bool,
@@ -131,7 +169,7 @@ struct Norm {
 }
 
 impl Norm {
-    fn apply(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    fn check(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
         check_float(self.op, "x", x)?;
         let d = last_dim(self.op, "x", x)?;
         for (what, parameter) in [("weight", Some(weight)), ("bias", bias)] {
@@ -141,6 +179,11 @@ impl Norm {
                 return Err(shape_error(self.op, what, format!("[{d}]"), parameter));
             }
         }
+        Ok(())
+    }
+
+    fn apply(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        self.check(x, weight, bias)?;
         if !fused(x) {
             return self.composed(x, weight, bias);
         }

@@ -36,7 +36,7 @@ pub(super) fn noting_failure<T>(compute: impl FnOnce() -> Result<T>) -> Result<T
 
 /// `layer` of `x`.
 pub(super) fn norm(node: &mut WideNode, layer: &LayerNorm, x: &Wide) -> Result<Wide> {
-    let dtype = x.tensor().dtype();
+    let dtype = x.dtype();
     let (weight, bias) = (layer.weight(), layer.bias());
     // Norms multiply tensors of one dtype.
     if weight.dtype() != dtype || (bias.is_some() && !layer.remove_mean()) {
@@ -61,7 +61,7 @@ pub(super) fn norm(node: &mut WideNode, layer: &LayerNorm, x: &Wide) -> Result<W
 pub(super) fn linears(node: &mut WideNode, layers: &[&Linear], x: &Wide) -> Result<Vec<Wide>> {
     let calls = layers
         .iter()
-        .map(|layer| layer.call(x.tensor()))
+        .map(|layer| layer.call_of(x.dims(), x.dtype(), || Ok(x.tensor()?.clone())))
         .collect::<Result<Vec<_>>>()?;
     let mut joint = vec![];
     for (layer, call) in layers.iter().zip(&calls) {

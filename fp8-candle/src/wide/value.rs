@@ -1,0 +1,100 @@
+//! The tensor of a value, which need not exist.
+//!
+//! The result of a norm or an activation is read by casts alone, most of the time. Then tasks make a few rows of it at a time, in
+//! their core's cache, and cast them: neither pass through memory happens. Whoever asks for the tensor gets it.
+
+use crate::error::Result;
+use crate::quantize::{Quantized, Quantizer};
+use candle_core::{DType, Device, Tensor};
+use std::sync::{Arc, OnceLock};
+
+#[derive(Clone)]
+pub(super) enum Value {
+    Made(Tensor),
+    Rows(Arc<Rows>),
+}
+
+/// A value whose rows can be cast as they are made.
+pub(super) struct Rows {
+    dims: Vec<usize>,
+    dtype: DType,
+    device: Device,
+    made: OnceLock<Tensor>,
+    source: Box<dyn RowSource>,
+}
+
+/// How a value is computed.
+pub(super) trait RowSource: Send + Sync {
+    /// The tensor.
+    fn make(&self) -> Result<Tensor>;
+
+    /// Its codes for a product over the columns, if `quantizer` knows its scale and nothing else looks at the tensor.
+    fn cast(&self, quantizer: &Quantizer) -> Result<Option<Quantized>>;
+}
+
+impl Value {
+    /// The value of these sizes, which `source` computes when it is needed.
+    pub(super) fn later(
+        dims: &[usize],
+        dtype: DType,
+        device: &Device,
+        source: impl RowSource + 'static,
+    ) -> Self {
+        Self::Rows(Arc::new(Rows {
+            dims: dims.to_vec(),
+            dtype,
+            device: device.clone(),
+            made: OnceLock::new(),
+            source: Box::new(source),
+        }))
+    }
+
+    pub(super) fn get(&self) -> Result<&Tensor> {
+        match self {
+            Self::Made(tensor) => Ok(tensor),
+            Self::Rows(rows) => match rows.made.get() {
+                Some(tensor) => Ok(tensor),
+                None => {
+                    let made = rows.source.make()?;
+                    Ok(rows.made.get_or_init(|| made))
+                }
+            },
+        }
+    }
+
+    /// The codes, unless the tensor exists or has to.
+    pub(super) fn cast(&self, quantizer: &Quantizer) -> Result<Option<Quantized>> {
+        match self {
+            Self::Rows(rows) if rows.made.get().is_none() => rows.source.cast(quantizer),
+            _ => Ok(None),
+        }
+    }
+
+    /// A tensor of the same shape, dtype and device, whose elements mean nothing unless the value exists.
+    pub(super) fn shaped(&self) -> Result<Tensor> {
+        match self {
+            Self::Made(tensor) => Ok(tensor.clone()),
+            Self::Rows(rows) => match rows.made.get() {
+                Some(tensor) => Ok(tensor.clone()),
+                None => {
+                    let one = Tensor::zeros(1, rows.dtype, &rows.device)?;
+                    Ok(one.broadcast_as(rows.dims.as_slice())?)
+                }
+            },
+        }
+    }
+
+    pub(super) fn dims(&self) -> &[usize] {
+        match self {
+            Self::Made(tensor) => tensor.dims(),
+            Self::Rows(rows) => &rows.dims,
+        }
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        match self {
+            Self::Made(tensor) => tensor.dtype(),
+            Self::Rows(rows) => rows.dtype,
+        }
+    }
+}
