@@ -64,3 +64,132 @@ impl Quantizer {
             .map(Some)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Activation, norm};
+    use crate::state::{Observer, Role, Slot, StepCells};
+    use crate::{CastHook, Stochastic};
+    use candle_core::DType;
+    use fp8_core::{Cast, DelayedRule, Format};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    fn wave(dims: &[usize], dtype: DType) -> Result<Tensor> {
+        let count: usize = dims.iter().product();
+        let values = (0..count).map(|i| ((i * 37 + 11) as f32 * 0.61).sin() * 3.);
+        let x = Tensor::from_iter(values, &Device::Cpu)?.reshape(dims)?;
+        Ok(x.to_dtype(dtype)?)
+    }
+
+    fn delayed() -> Result<(Quantizer, Slot)> {
+        let slot = Slot::alone("fc", Role::Input, 1, &Device::Cpu)?;
+        slot.restore(
+            &Tensor::full(48f32, 1, &Device::Cpu)?,
+            &Tensor::full(2f32, 1, &Device::Cpu)?,
+        )?;
+        let source = ScaleSource::Delayed {
+            slot: slot.clone(),
+            rule: DelayedRule::default(),
+            first: FirstScale::OwnAmax,
+        };
+        let cast = Cast::new(Format::E4M3);
+        Ok((Quantizer::new(cast, Granularity::Tensorwise, source), slot))
+    }
+
+    #[test]
+    fn rows_cast_as_they_are_made_have_the_bits_of_the_tensor() -> Result<()> {
+        for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+            for dims in [
+                vec![3, 8],
+                vec![1, 5, 300],
+                vec![2, 70, 128],
+                vec![2, 10_000],
+            ] {
+                let x = wave(&dims, dtype)?;
+                let gain = wave(&dims[dims.len() - 1..], dtype)?;
+                let bias = (&gain * 0.3)?;
+                for case in 0..4 {
+                    let (quantizer, slot) = delayed()?;
+                    let step = StepCells::new(slot.table())?;
+                    let counter = Arc::new(AtomicU64::new(0));
+                    let quantizer = quantizer
+                        .with_observer(Observer::new(step.clone(), 0, true))
+                        .with_counter(counter.clone());
+                    let activation = match case {
+                        2 => Activation::Gelu,
+                        _ => Activation::SwiGlu,
+                    };
+                    let shift = (case == 0).then_some(&bias);
+                    let (got, y) = match case {
+                        0 | 1 => (
+                            norm::cast_rows(case == 0, &x, &gain, shift, 1e-5, &quantizer)?,
+                            norm::forward(case == 0, &x, &gain, shift, 1e-5)?,
+                        ),
+                        _ => (activation.cast_rows(&x, &quantizer)?, activation.apply(&x)?),
+                    };
+                    let (Some(got), at) = (got, format!("{dtype:?} {dims:?} {case}")) else {
+                        panic!("not cast");
+                    };
+                    let recorded = step.recorded()?.amax.to_vec1::<f32>()?;
+                    assert_eq!(counter.load(Ordering::Relaxed), 1);
+                    let expected = quantizer.quantize(&y, Contraction::Cols)?;
+                    let bits = |q: &Quantized| q.tensor.codes().flatten_all()?.to_vec1::<u8>();
+                    assert_eq!(bits(&got)?, bits(&expected)?, "{at}");
+                    assert_eq!(got.tensor.dims(), expected.tensor.dims(), "{at}");
+                    let amax = |q: &Quantized| -> Result<Vec<f32>> {
+                        Ok(q.amax.as_ref().unwrap().to_vec1()?)
+                    };
+                    assert_eq!(amax(&got)?, amax(&expected)?, "{at}");
+                    assert_eq!(recorded[0], amax(&expected)?[0], "{at}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[derive(Debug)]
+    struct Sees;
+
+    impl CastHook for Sees {
+        fn on_cast(&self, _: &Tensor, _: &Quantized) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn casts_that_need_the_tensor_are_left_to_it() -> Result<()> {
+        let (known, slot) = delayed()?;
+        let fresh = Slot::alone("fc", Role::Input, 1, &Device::Cpu)?;
+        let first = |first| ScaleSource::Delayed {
+            slot: fresh.clone(),
+            rule: DelayedRule::default(),
+            first,
+        };
+        let fill = |start: usize, y: &mut [f32]| {
+            for (i, y) in y.iter_mut().enumerate() {
+                *y = (start + i) as f32;
+            }
+        };
+        let casts = |quantizer: &Quantizer| -> Result<bool> {
+            Ok(quantizer.quantize_rows(&[3, 4], fill)?.is_some())
+        };
+        let with = |source| known.clone().with_source(source);
+        assert!(casts(&known)? && casts(&with(first(FirstScale::One)))?);
+        assert!(!casts(&with(first(FirstScale::OwnAmax)))?);
+        assert!(!casts(
+            &known.clone().with_granularity(Granularity::Rowwise)
+        )?);
+        let hook: Arc<dyn CastHook> = Arc::new(Sees);
+        assert!(!casts(&known.clone().with_hook(hook))?);
+        let mut random = known.clone();
+        random.stochastic = Some(Stochastic::new(slot, 1));
+        assert!(!casts(&random)?);
+        assert!(!casts(&Quantizer::dynamic(
+            Format::E4M3,
+            Granularity::Tensorwise
+        ))?);
+        Ok(())
+    }
+}
