@@ -7,9 +7,8 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A wait for helpers of this length, and of some tasks, is one for a processor.
+/// A wait for a helper of this length, and as long without a processor for the helper, is worth avoiding.
 const LATE: Duration = Duration::from_millis(1);
-const TASKS: u32 = 3;
 
 /// How long a caller goes on alone at first, and at most.
 const FIRST: Duration = Duration::from_millis(32);
@@ -31,12 +30,62 @@ pub(super) fn alone() -> bool {
     until.is_some_and(|until| Instant::now() < until)
 }
 
-/// Notes how long the caller waited for helpers after its own tasks, which took `task` each.
-pub(super) fn note(task: Option<Duration>, waited: Duration) {
-    let Some(task) = task else { return };
-    if waited > LATE && waited > TASKS * task {
+/// Notes how long the caller waited for helpers of which one was interrupted.
+pub(super) fn note(waited: Duration) {
+    if waited > LATE {
         ALONE.set(Some(after(ALONE.get(), Instant::now())));
     }
+}
+
+/// A stretch of work of this thread. A long task is none that was interrupted: what counts is time without a processor.
+pub(super) struct Watch {
+    begun: Instant,
+    cpu: Duration,
+}
+
+impl Watch {
+    /// None where the system does not say how long a thread has had a processor.
+    pub(super) fn begin() -> Option<Self> {
+        let (begun, cpu) = (Instant::now(), thread_time()?);
+        Some(Self { begun, cpu })
+    }
+
+    pub(super) fn was_interrupted(&self) -> bool {
+        let passed = self.begun.elapsed();
+        let worked = thread_time().map(|now| now.saturating_sub(self.cpu));
+        worked.is_some_and(|worked| passed.saturating_sub(worked) > LATE)
+    }
+}
+
+/// How long this thread has had a processor.
+#[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
+fn thread_time() -> Option<Duration> {
+    use std::ffi::c_int;
+    const CLOCK_THREAD_CPUTIME_ID: c_int = 3;
+    #[repr(C)]
+    struct Timespec {
+        seconds: i64,
+        nanoseconds: i64,
+    }
+    unsafe extern "C" {
+        fn clock_gettime(clock: c_int, time: *mut Timespec) -> c_int;
+    }
+    let mut time = Timespec {
+        seconds: 0,
+        nanoseconds: 0,
+    };
+    // SAFETY: it writes one `timespec`, which on 64-bit Linux is two 64-bit integers.
+    let done = unsafe { clock_gettime(CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    let (seconds, nanoseconds) = (time.seconds.try_into(), time.nanoseconds.try_into());
+    match (done, seconds, nanoseconds) {
+        (0, Ok(seconds), Ok(nanoseconds)) => Some(Duration::new(seconds, nanoseconds)),
+        _ => None,
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64", not(miri))))]
+fn thread_time() -> Option<Duration> {
+    None
 }
 
 /// The time alone after a wait that ended `now`.
@@ -71,14 +120,19 @@ mod tests {
     #[test]
     fn only_long_waits_count() {
         std::thread::spawn(|| {
-            note(None, 100 * LATE);
-            note(Some(LATE), 2 * LATE);
-            note(Some(LATE / 100), LATE / 2);
+            note(LATE / 2);
             assert!(!alone());
-            note(Some(LATE / 100), 2 * LATE);
+            note(2 * LATE);
             assert!(alone());
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn time_without_a_processor_counts() {
+        let Some(watch) = Watch::begin() else { return };
+        std::thread::sleep(20 * LATE);
+        assert!(watch.was_interrupted());
     }
 }

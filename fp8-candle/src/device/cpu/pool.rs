@@ -41,6 +41,8 @@ struct Loop {
     /// Who waits, and whether it sleeps.
     caller: Thread,
     caller_sleeps: AtomicBool,
+    /// Whether a helper has lost its processor in the middle of a task.
+    interrupted: AtomicBool,
     panicked: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -51,21 +53,19 @@ unsafe impl Send for Loop {}
 unsafe impl Sync for Loop {}
 
 impl Loop {
-    /// Takes tasks until there are none left, or one of them has panicked; says how many it has done.
-    fn work(&self) -> u32 {
-        let mut done = 0;
+    /// Takes tasks until there are none left, or one of them has panicked.
+    fn work(&self) {
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             if index >= self.count || self.panicked.load(Ordering::Relaxed) {
-                return done;
+                return;
             }
-            done += 1;
             // SAFETY: the caller of `for_each` waits until everybody has left this function.
             let task = unsafe { &*self.task };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(index))) {
                 self.panicked.store(true, Ordering::Relaxed);
                 lock(&self.panic).get_or_insert(panic);
-                return done;
+                return;
             }
         }
     }
@@ -143,18 +143,20 @@ pub(super) fn for_each(threads: usize, count: usize, task: &Task<'_>) {
         inside: AtomicUsize::new(0),
         caller: thread::current(),
         caller_sleeps: AtomicBool::new(false),
+        interrupted: AtomicBool::new(false),
         panicked: AtomicBool::new(false),
         panic: Mutex::new(None),
     });
     POOL.begin(&this, helpers);
-    let begun = Instant::now();
-    let done = {
+    {
         let _working = Working::begin();
-        this.work()
-    };
-    let worked = begun.elapsed();
+        this.work();
+    }
+    let waits = Instant::now();
     POOL.end(&this);
-    pace::note(worked.checked_div(done), begun.elapsed() - worked);
+    if this.interrupted.load(Ordering::Relaxed) {
+        pace::note(waits.elapsed());
+    }
     if let Some(panic) = lock(&this.panic).take() {
         resume_unwind(panic);
     }
@@ -228,7 +230,11 @@ impl Pool {
             seen = self.announced.load(Ordering::Relaxed);
             drop(state);
             if let Some(this) = joined {
+                let watch = pace::Watch::begin();
                 this.work();
+                if watch.is_some_and(|watch| watch.was_interrupted()) {
+                    this.interrupted.store(true, Ordering::Relaxed);
+                }
                 let last = this.inside.fetch_sub(1, Ordering::SeqCst) == 1;
                 if last && this.caller_sleeps.load(Ordering::SeqCst) {
                     this.caller.unpark();
