@@ -1,4 +1,4 @@
-//! Compiles `kernels/*.cu` to PTX with the CUDA feature; does nothing without it.
+//! With the CUDA feature, compiles `kernels/*.cu` to PTX and that to machine code; does nothing without it.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -11,12 +11,24 @@ fn main() {
 mod cuda {
     use std::fmt::Write as _;
     use std::path::{Path, PathBuf};
+    use std::process::Command;
 
-    /// 80: casts and emulation on chips without FP8 units; 89: Ada, and newer chips through the driver's compiler; 90a:
-    /// Hopper.
+    /// Of PTX. 80: casts and emulation on chips without FP8 units; 89: Ada and newer chips; 90a: Hopper.
     const ARCHITECTURES: [&str; 3] = ["80", "89", "90a"];
 
+    /// Of machine code, and the PTX it is made from. The driver would make it when a kernel is first used, which takes half a
+    /// minute for all of them, and it refuses PTX of a toolkit that is newer than itself. Chips of the last two do what this
+    /// library asks of them by the code of 89.
+    const CUBINS: [(&str, &str); 5] = [
+        ("80", "80"),
+        ("89", "89"),
+        ("90a", "90a"),
+        ("100", "89"),
+        ("120", "89"),
+    ];
+
     pub fn compile() {
+        let ptxas = ptxas();
         let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
         let sources = sources();
         for arch in ARCHITECTURES {
@@ -32,8 +44,64 @@ mod cuda {
                 .build_ptx()
                 .unwrap_or_else(|error| panic!("nvcc for compute capability {arch}: {error}"));
         }
+        for (arch, ptx) in CUBINS {
+            let (from, to) = (
+                out.join(format!("sm_{ptx}")),
+                out.join(format!("cubin_{arch}")),
+            );
+            std::fs::create_dir_all(&to).expect("the build folder can be written");
+            for source in &sources {
+                let stem = stem(source);
+                assemble(
+                    &ptxas,
+                    arch,
+                    &from.join(format!("{stem}.ptx")),
+                    &to.join(stem),
+                );
+            }
+        }
         std::fs::write(out.join("modules.rs"), modules(&sources))
             .expect("the build folder can be written");
+    }
+
+    /// `to.cubin` by NVIDIA's assembler, and `to.resources`, what it says of registers and memory. Both are empty where it is
+    /// missing or does not know the architecture: the PTX remains.
+    fn assemble(ptxas: &Path, arch: &str, ptx: &Path, to: &Path) {
+        let (cubin, resources) = (to.with_extension("cubin"), to.with_extension("resources"));
+        let stand_in = std::fs::read(ptx).is_ok_and(|text| text.starts_with(b"// stand-in"));
+        let done = (!stand_in).then(|| {
+            Command::new(ptxas)
+                .args(["-v", "-O3", &format!("-arch=sm_{arch}"), "-o"])
+                .args([&cubin, ptx])
+                .output()
+        });
+        let said = match done {
+            Some(Ok(output)) if output.status.success() => output.stderr,
+            failed => {
+                if let Some(Err(error)) = failed {
+                    println!(
+                        "cargo::warning=no ptxas, so kernels are compiled when first used: {error}"
+                    );
+                }
+                std::fs::write(&cubin, []).expect("the build folder can be written");
+                vec![]
+            }
+        };
+        std::fs::write(resources, said).expect("the build folder can be written");
+    }
+
+    /// The assembler of the toolkit whose compiler is used.
+    fn ptxas() -> PathBuf {
+        let toolkit = cudaforge::CudaToolkit::detect();
+        toolkit.map_or_else(
+            |_| "ptxas".into(),
+            |toolkit| toolkit.nvcc_path.with_file_name("ptxas"),
+        )
+    }
+
+    fn stem(source: &Path) -> &str {
+        let stem = source.file_stem().and_then(|stem| stem.to_str());
+        stem.expect("kernel files have plain names")
     }
 
     fn sources() -> Vec<PathBuf> {
@@ -46,25 +114,37 @@ mod cuda {
         sources
     }
 
-    /// A constant per file: its PTX for each architecture.
+    /// A constant per file: its PTX and machine code for each architecture.
     fn modules(sources: &[PathBuf]) -> String {
         let mut code = String::new();
         for source in sources {
-            let stem = source.file_stem().and_then(|stem| stem.to_str());
-            let stem = stem.expect("kernel files have plain names");
+            let stem = stem(source);
             let name = stem.to_uppercase();
             let _ = writeln!(code, "pub(crate) static {name}: Module = Module {{");
             let _ = writeln!(code, "    name: \"fp8_{stem}\",\n    ptx: [");
             for arch in ARCHITECTURES {
-                let path = Path::new(&format!("sm_{arch}")).join(format!("{stem}.ptx"));
                 let _ = writeln!(
                     code,
-                    "        include_str!(concat!(env!(\"OUT_DIR\"), \"/{}\")),",
-                    path.display()
+                    "        include_str!({}),",
+                    built(arch, "sm", stem, "ptx")
                 );
             }
-            code.push_str("    ],\n};\n");
+            code.push_str("    ],\n    cubins: [\n");
+            for (arch, _) in CUBINS {
+                let file = built(arch, "cubin", stem, "cubin");
+                let _ = writeln!(code, "        include_bytes!({file}),");
+            }
+            let resources = built("90a", "cubin", stem, "resources");
+            let _ = writeln!(
+                code,
+                "    ],\n    #[cfg(test)]\n    resources: include_str!({resources}),\n}};"
+            );
         }
         code
+    }
+
+    /// The path of a built file, as code.
+    fn built(arch: &str, folder: &str, stem: &str, extension: &str) -> String {
+        format!("concat!(env!(\"OUT_DIR\"), \"/{folder}_{arch}/{stem}.{extension}\")")
     }
 }

@@ -66,10 +66,10 @@ pub fn run(session: &Session) -> Result<()> {
             flop: Some(config.flop()),
             bytes: None,
         };
-        let bar = delayed.then_some(32.);
+        let bar = delayed.then_some(20.);
         session.report(&case, (Metric::Ms, Some(ms)), bar, measured());
         if recipe.is_some() {
-            let bar = delayed.then_some(1.4);
+            let bar = delayed.then_some(1.5);
             session.report(&case, (Metric::RatioBf16, None), bar, measured());
         }
     }

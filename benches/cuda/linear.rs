@@ -8,21 +8,24 @@ use crate::upstream::GradientFrom;
 use anyhow::Result;
 use candle_core::{DType, Var};
 use fp8::RecipeName;
+use fp8::fp8_candle::device::{cuda_info, take_gemm_paths};
 
 /// (tokens, in_features, out_features).
 const SHAPE: (usize, usize, usize) = (16384, 4096, 16384);
 
 /// What is asked of whole steps.
-const RECIPES: [(RecipeName, Option<f64>); 4] = [
+const RECIPES: [(RecipeName, Option<f64>); 5] = [
     (RecipeName::Delayed, Some(1.65)),
     (RecipeName::Tensorwise, Some(1.55)),
     (RecipeName::Rowwise, Some(1.4)),
     (RecipeName::RowwiseWithGwHp, None),
+    (RecipeName::Blockwise, Some(1.35)),
 ];
 
 /// Whole steps, then forward passes of training alone.
 pub fn run(session: &Session) -> Result<()> {
     let (m, k, n) = SHAPE;
+    let hopper = cuda_info(&session.device)?.capability == (9, 0);
     for (part, backward) in [("forward+backward", true), ("forward", false)] {
         let recipes: Vec<_> = RECIPES
             .into_iter()
@@ -34,6 +37,8 @@ pub fn run(session: &Session) -> Result<()> {
                 )
             })
             .filter(|(case, ..)| session.wants(case))
+            // Only Hopper multiplies blocks.
+            .filter(|(_, recipe, _)| hopper || *recipe != RecipeName::Blockwise)
             .collect();
         if !recipes.is_empty() {
             steps(session, backward, recipes)?;
@@ -85,9 +90,11 @@ fn steps(
                 step.run()?;
             }
         }
+        take_gemm_paths();
         for (name, (ours, expected)) in NAMES.iter().zip(steps[0].run()?.iter().zip(&expected)) {
             check(&format!("{case}: {name}"), ours, expected, 0.1)?;
         }
+        session.multiplied_fp8(case)?;
     }
     drop(expected);
 

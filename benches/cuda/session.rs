@@ -3,9 +3,9 @@
 use crate::args::Args;
 use crate::race::{Contestant, Pace, Track};
 use crate::rows::{Metric, Row, print_row};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Shape, Tensor};
-use fp8::fp8_candle::device::cuda_info;
+use fp8::fp8_candle::device::{cuda_info, open_cuda_untracked, take_gemm_paths};
 use std::cell::RefCell;
 
 /// Caches hold less than this.
@@ -33,7 +33,8 @@ pub struct Measured {
 impl Session {
     /// Opens the first GPU and says what it is.
     pub fn new(args: &Args) -> Result<Self> {
-        let device = Device::new_cuda(0).context("this bench needs an NVIDIA GPU")?;
+        // SAFETY: the only CUDA device of this program, which has no second stream.
+        let device = unsafe { open_cuda_untracked(0) }.context("this bench needs an NVIDIA GPU")?;
         let info = cuda_info(&device)?;
         let (major, minor) = info.capability;
         println!(
@@ -86,6 +87,19 @@ impl Session {
         (2 * CACHE / self.args.shrink)
             .div_ceil(bytes.max(1))
             .clamp(2, 64)
+    }
+
+    /// Fails if an FP8 product since the last call was decoded and multiplied in f32: then there is no FP8 product to time.
+    pub fn multiplied_fp8(&self, case: &str) -> Result<()> {
+        let paths = take_gemm_paths();
+        ensure!(
+            paths.dequantized == 0,
+            "{case}: {} of its products were multiplied in f32, {} by cuBLASLt, {} by cuBLASLt and scaled by a kernel",
+            paths.dequantized,
+            paths.direct,
+            paths.scaled_after
+        );
+        Ok(())
     }
 
     /// Standard normal values.

@@ -3,14 +3,12 @@
 use crate::upstream::GradientFrom;
 use anyhow::{Context, Result, ensure};
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Module, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use fp8::fp8_candle::ops::{AttentionOptions, attention_tokens_first};
-use fp8::nn::{LayerNorm, Linear, layer_norm, linear, ops};
+use fp8::nn::ops::Activation;
+use fp8::nn::{LayerInputs, NormKind, TransformerConfig, TransformerLayer, transformer_layer};
 use fp8::optim::{AdamW, AdamWConfig};
-use fp8::{
-    Fp8Module, PrepareOptions, Recipe, RecipeName, check_gradients, fp8_autocast, prepare_fp8,
-};
+use fp8::{PrepareOptions, Recipe, RecipeName, check_gradients, fp8_autocast, prepare_fp8};
 
 /// Sizes of the layer and of what goes through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,72 +53,28 @@ impl LayerConfig {
     }
 }
 
-/// LayerNorm, attention, residual, LayerNorm, MLP with GELU, residual.
-#[derive(Fp8Module)]
-pub struct EncoderLayer {
-    norm_attention: LayerNorm,
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    proj: Linear,
-    norm_mlp: LayerNorm,
-    up: Linear,
-    down: Linear,
-    #[fp8(skip)]
-    config: LayerConfig,
-}
-
-impl EncoderLayer {
-    pub fn new(config: LayerConfig, vb: VarBuilder<'_>) -> Result<Self> {
-        let LayerConfig {
-            hidden, ffn, heads, ..
-        } = config;
-        ensure!(
-            heads > 0 && hidden > 0 && hidden.is_multiple_of(heads),
-            "a hidden size of {hidden} cannot be shared by {heads} heads"
-        );
-        // Three projections of the same input rather than one and its parts: the gradient of a part costs candle a tensor
-        // of the whole.
-        Ok(Self {
-            norm_attention: layer_norm(hidden, 1e-5, vb.pp("norm_attention"))?,
-            query: linear(hidden, hidden, vb.pp("query"))?,
-            key: linear(hidden, hidden, vb.pp("key"))?,
-            value: linear(hidden, hidden, vb.pp("value"))?,
-            proj: linear(hidden, hidden, vb.pp("proj"))?,
-            norm_mlp: layer_norm(hidden, 1e-5, vb.pp("norm_mlp"))?,
-            up: linear(hidden, ffn, vb.pp("up"))?,
-            down: linear(ffn, hidden, vb.pp("down"))?,
-            config,
-        })
-    }
-}
-
-impl Module for EncoderLayer {
-    /// `[batch, tokens, hidden]` to the same shape.
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let (batch, tokens, hidden) = x.dims3()?;
-        let heads = self.config.heads;
-        let normed = self.norm_attention.forward(x)?;
-        let project = |projection: &Linear| {
-            let y = projection.forward(&normed)?;
-            y.reshape((batch, tokens, heads, hidden / heads))
-        };
-        let options = AttentionOptions::default().with_causal(self.config.causal);
-        let (q, k, v) = (
-            project(&self.query)?,
-            project(&self.key)?,
-            project(&self.value)?,
-        );
-        let y = attention_tokens_first(&q, &k, &v, options)?.reshape((batch, tokens, hidden))?;
-        let x = (x + self.proj.forward(&y)?)?;
-        let up = self.up.forward(&self.norm_mlp.forward(&x)?)?;
-        &x + self.down.forward(&ops::gelu(&up)?)?
-    }
+/// LayerNorm, attention, residual, LayerNorm, MLP with GELU, residual: one node of candle's graph.
+fn encoder_layer(config: LayerConfig, vb: VarBuilder<'_>) -> Result<TransformerLayer> {
+    let LayerConfig {
+        hidden, ffn, heads, ..
+    } = config;
+    ensure!(
+        heads > 0 && hidden > 0 && hidden.is_multiple_of(heads),
+        "a hidden size of {hidden} cannot be shared by {heads} heads"
+    );
+    let layer = TransformerConfig::new(hidden, heads)
+        .with_intermediate_size(ffn)
+        .with_norm(NormKind::LayerNorm)
+        .with_norm_eps(1e-5)
+        .with_hidden_act(Activation::Gelu)
+        .with_bias(true)
+        .with_causal(config.causal);
+    Ok(transformer_layer(&layer, vb)?)
 }
 
 /// Forward and backward passes of a layer, with gradients for its input and all its parameters.
 pub struct LayerStep {
-    layer: EncoderLayer,
+    layer: TransformerLayer,
     vars: VarMap,
     recipe: Option<Recipe>,
     x: Var,
@@ -137,7 +91,7 @@ impl LayerStep {
     ) -> Result<Self> {
         let vars = VarMap::new();
         let vb = VarBuilder::from_varmap(&vars, dtype, device);
-        let layer = EncoderLayer::new(config, vb)?;
+        let layer = encoder_layer(config, vb)?;
         if recipe.is_some() {
             prepare_fp8(&layer, &PrepareOptions::default())?;
         }
@@ -160,7 +114,7 @@ impl LayerStep {
     /// One step: all gradients.
     pub fn run(&self) -> Result<GradStore> {
         let guard = self.recipe.clone().map(fp8_autocast).transpose()?;
-        let y = self.layer.forward(&self.x)?;
+        let y = self.layer.forward(&self.x, &LayerInputs::default())?;
         if let Some(guard) = guard {
             guard.close()?;
         }

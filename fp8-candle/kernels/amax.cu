@@ -51,7 +51,7 @@ template <int N, class T>
 __device__ __forceinline__ void amax_columns(const T* x, uint32_t* out, uint64_t rows, uint64_t cols, uint64_t col,
                                              uint64_t first, uint64_t end) {
   uint32_t largest[N] = {};
-#pragma unroll 4
+#pragma unroll 8
   for (uint64_t row = first; row < end; row++) {
     float v[N];
     load_f32<N>(x + row * cols + col, v);

@@ -44,7 +44,8 @@ __device__ __forceinline__ void attention_backward_kv(const Heads<const T>& all_
                                                       const Heads<T>& all_dk, const Heads<T>& all_dv,
                                                       const Problem& problem, float softmax_scale_log2, float softmax_scale) {
   constexpr int KEYS = BackwardTiles<T>::KEYS, STEP = BackwardTiles<T>::QUERY_STEP, N = STEP / 8;
-  extern __shared__ uint8_t shared[];
+  // Tiles are read 16 bytes at a time, eight rows of which make 128.
+  extern __shared__ __align__(128) uint8_t shared[];
   T* const k_tile = reinterpret_cast<T*>(shared);
   T* const v_tile = k_tile + KEYS * D;
   T* const stages = v_tile + KEYS * D;
@@ -132,7 +133,8 @@ __device__ __forceinline__ void attention_backward_q(const Heads<const T>& all_q
                                                      float softmax_scale_log2, float softmax_scale) {
   constexpr int M = BackwardTiles<T>::M, QUERIES = BackwardTiles<T>::QUERIES, STEP = BackwardTiles<T>::KEY_STEP;
   constexpr int N = STEP / 8;
-  extern __shared__ uint8_t shared[];
+  // Tiles are read 16 bytes at a time, eight rows of which make 128.
+  extern __shared__ __align__(128) uint8_t shared[];
   T* const q_tile = reinterpret_cast<T*>(shared);
   T* const dout_tile = q_tile + QUERIES * D;
   T* const stages = dout_tile + QUERIES * D;

@@ -15,7 +15,8 @@ __device__ __forceinline__ void attention_forward(const Heads<const T>& all_q, c
                                                   float* __restrict__ all_lse, const Problem& problem,
                                                   float softmax_scale_log2) {
   constexpr int M = ForwardTiles<T>::M, QUERIES = ForwardTiles<T>::QUERIES, KEYS = ForwardTiles<T>::KEYS, N = KEYS / 8;
-  extern __shared__ uint8_t shared[];
+  // Tiles are read 16 bytes at a time, eight rows of which make 128.
+  extern __shared__ __align__(128) uint8_t shared[];
   T* const q_tile = reinterpret_cast<T*>(shared);
   T* const stages = q_tile + QUERIES * D;
 

@@ -1,26 +1,6 @@
 // Casts of a matrix to FP8 codes: row-major, transposed or both, from one read.
-#include "encode.cuh"
+#include "cast_tiles.cuh"
 #include "scales.cuh"
-
-// Sixteen codes from sixteen values, each with its scale; `largest` gets the largest magnitude.
-template <bool IS_E5M2, class T>
-__device__ __forceinline__ uint4 encode16(const T* x, const float (&quant_scale)[16], uint32_t& largest) {
-  float v[16];
-  load_f32<16>(x, v);
-  uint32_t codes[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    float quad[4], scales[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      quad[j] = v[4 * i + j];
-      scales[j] = quant_scale[4 * i + j];
-      largest = max(largest, magnitude_bits(quad[j]));
-    }
-    codes[i] = encode4<IS_E5M2>(quad, scales);
-  }
-  return make_uint4(codes[0], codes[1], codes[2], codes[3]);
-}
 
 template <bool IS_E5M2> __device__ __forceinline__ uint8_t encode1(float x, float quant_scale) {
   const float v[4] = {x, 0, 0, 0}, s[4] = {quant_scale, 0, 0, 0};
@@ -85,75 +65,6 @@ __device__ void cast_rows(const T* x, uint8_t* codes, float* amax, float* quant_
   }
 }
 
-constexpr int TILE = 128;
-
-// Tiles of 128x128: each thread casts 4 rows of 16 values, turns them 4x4 with byte permutations, and the block writes
-// columns of 128 codes. `codes` (may be null) is row-major; `transposed` [cols, rows]. quant_scale has one value, or
-// one for each column (per_col). rows and cols are multiples of 16 and all pointers are aligned to 16 bytes.
-template <bool IS_E5M2, class T>
-__device__ void cast_transpose(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed,
-                               uint32_t* amax, uint64_t rows, uint64_t cols, bool per_col, uint32_t* tile) {
-  // In `tile`: word (column, four rows); rows are rotated by column, so that neither writes nor reads have bank conflicts.
-  const int group_col = threadIdx.x % 8, group_row = threadIdx.x / 8;
-  const uint64_t col_tiles = (cols + TILE - 1) / TILE, tiles = col_tiles * ((rows + TILE - 1) / TILE);
-  uint32_t largest = 0;
-  for (uint64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const uint64_t row0 = index / col_tiles * TILE, col0 = index % col_tiles * TILE;
-    const uint64_t row = row0 + group_row * 4, col = col0 + group_col * 16;
-    if (row < rows && col < cols) {
-      float scales[16];
-      if (per_col) {
-        load_f32<16>(quant_scale + col, scales);
-      } else {
-        const float scale = *quant_scale;
-#pragma unroll
-        for (int i = 0; i < 16; i++) scales[i] = scale;
-      }
-      uint32_t words[4][4];
-#pragma unroll
-      for (int r = 0; r < 4; r++) {
-        const uint4 pack = encode16<IS_E5M2>(x + (row + r) * cols + col, scales, largest);
-        words[r][0] = pack.x, words[r][1] = pack.y, words[r][2] = pack.z, words[r][3] = pack.w;
-        if (codes) *reinterpret_cast<uint4*>(codes + (row + r) * cols + col) = pack;
-      }
-#pragma unroll
-      for (int w = 0; w < 4; w++) {
-        // Columns 4w .. 4w+3 of four rows: byte c of each word goes to column c.
-        const uint32_t low01 = __byte_perm(words[0][w], words[1][w], 0x5140);
-        const uint32_t low23 = __byte_perm(words[2][w], words[3][w], 0x5140);
-        const uint32_t high01 = __byte_perm(words[0][w], words[1][w], 0x7362);
-        const uint32_t high23 = __byte_perm(words[2][w], words[3][w], 0x7362);
-        const uint32_t columns[4] = {__byte_perm(low01, low23, 0x5410), __byte_perm(low01, low23, 0x7632),
-                                     __byte_perm(high01, high23, 0x5410), __byte_perm(high01, high23, 0x7632)};
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          const int c = 4 * w + j;
-          tile[(group_col * 16 + c) * 32 + ((group_row + 4 * group_col + c) & 31)] = columns[j];
-        }
-      }
-    }
-    __syncthreads();
-    // Eight threads write the 128 rows of a column, 16 at a time.
-#pragma unroll
-    for (int step = 0; step < 4; step++) {
-      const int c = step * 32 + threadIdx.x / 8, part = threadIdx.x % 8;
-      const uint64_t out_row = row0 + part * 16;
-      if (col0 + c < cols && out_row < rows) {
-        uint32_t words[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) words[i] = tile[c * 32 + ((part * 4 + i + 4 * (c / 16) + c % 16) & 31)];
-        *reinterpret_cast<uint4*>(transposed + (col0 + c) * rows + out_row) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-      }
-    }
-    __syncthreads();
-  }
-  if (amax) {
-    largest = block_reduce<Max>(largest, 0u);
-    if (threadIdx.x == 0 && largest) atomicMax(amax, largest);
-  }
-}
-
 // Every format, rounding, overflow and grid of scales, value by value.
 template <class T>
 __device__ void cast_general(const T* x, const float* quant_scales, uint8_t* codes, uint32_t* amax, uint64_t n,
@@ -198,14 +109,15 @@ __device__ void cast_general(const T* x, const float* quant_scales, uint8_t* cod
       cast_rows<false>(x, codes, amax, quant_scale, dequant_scale, rows, cols, max_value, policy, eps,                \
                        power_of_two != 0);                                                                            \
   }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(256)                                                                   \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS)                                                          \
       fp8_cast_transpose_##NAME(const T* x, const float* quant_scale, uint8_t* codes, uint8_t* transposed,            \
                                 uint32_t* amax, uint64_t rows, uint64_t cols, uint32_t per_col, uint32_t e5m2) {      \
-    __shared__ uint32_t tile[TILE * TILE / 4];                                                                        \
+    __shared__ Tile tile;                                                                                             \
+    const CastTo to{codes, transposed, amax, nullptr};                                                                \
     if (e5m2)                                                                                                         \
-      cast_transpose<true>(x, quant_scale, codes, transposed, amax, rows, cols, per_col != 0, tile);                  \
+      cast_tiles<true>(Stored<T>{x, cols}, quant_scale, to, rows, cols, per_col != 0, tile);                          \
     else                                                                                                              \
-      cast_transpose<false>(x, quant_scale, codes, transposed, amax, rows, cols, per_col != 0, tile);                 \
+      cast_tiles<false>(Stored<T>{x, cols}, quant_scale, to, rows, cols, per_col != 0, tile);                         \
   }                                                                                                                   \
   extern "C" __global__ void fp8_cast_general_##NAME(                                                                 \
       const T* x, const float* quant_scales, uint8_t* codes, uint32_t* amax, uint64_t n, uint64_t cols,               \

@@ -57,7 +57,7 @@ template <int N, class T>
 __device__ __forceinline__ void sum_columns(const T* x, float* out, uint64_t cols, uint64_t col, uint64_t first,
                                             uint64_t end) {
   float sums[N] = {};
-#pragma unroll 4
+#pragma unroll 8
   for (uint64_t row = first; row < end; row++) {
     float v[N];
     load_f32<N>(x + row * cols + col, v);
@@ -83,12 +83,25 @@ __device__ void sum_rows(const T* x, float* partial, uint64_t rows, uint64_t col
   }
 }
 
-// out [cols] = sums of partial [parts, cols], in order.
+// out [cols] = sums of partial [parts, cols]. A block of 8 warps for 32 columns: each warp takes every eighth part, then the
+// warps' sums are added in order.
 template <class T> __device__ void sum_partials(const float* partial, T* out, uint64_t parts, uint64_t cols) {
-  for (uint64_t col = global_thread(); col < cols; col += global_threads()) {
-    float sum = 0.0f;
-    for (uint64_t part = 0; part < parts; part++) sum += partial[part * cols + col];
-    out[col] = from_f32<T>(sum);
+  constexpr int WARPS = 8;
+  __shared__ float sums[WARPS][32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const uint64_t col = blockIdx.x * (uint64_t)32 + lane;
+  float sum = 0.0f;
+  if (col < cols) {
+#pragma unroll 4
+    for (uint64_t part = warp; part < parts; part += WARPS) sum += partial[part * cols + col];
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0 && col < cols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) total += sums[w][lane];
+    out[col] = from_f32<T>(total);
   }
 }
 
@@ -106,7 +119,8 @@ template <class T> __device__ void sum_partials(const float* partial, T* out, ui
                                                  uint32_t rows_per_block) {                                           \
     sum_rows(x, partial, rows, cols, rows_per_block);                                                                 \
   }                                                                                                                   \
-  extern "C" __global__ void fp8_sum_partials_##NAME(const float* partial, T* out, uint64_t parts, uint64_t cols) {   \
+  extern "C" __global__ void __launch_bounds__(256)                                                                   \
+      fp8_sum_partials_##NAME(const float* partial, T* out, uint64_t parts, uint64_t cols) {   \
     sum_partials(partial, out, parts, cols);                                                                          \
   }
 FP8_FOR_FLOATS(DEFINE)

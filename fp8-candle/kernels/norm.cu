@@ -37,7 +37,7 @@ __device__ __forceinline__ float2 moments(Group group, const T* x, uint64_t cols
   return make_float2(mean, __fdiv_rn(1.0f, __fsqrt_rn(variance + eps)));
 }
 
-// `bias` and `statistics` may be null.
+// `bias`, `y` and `statistics` may be null.
 template <class T>
 __device__ __forceinline__ void norm(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                                      T* __restrict__ y, float2* __restrict__ statistics, uint64_t rows, uint64_t cols,
@@ -49,6 +49,7 @@ __device__ __forceinline__ void norm(const T* __restrict__ x, const T* __restric
     T* y_row = y + row * cols;
     const float2 m = moments(group, x_row, cols, center, eps, vec);
     if (statistics != nullptr && group.thread() == 0) statistics[row] = m;
+    if (y == nullptr) return;
     for_parts(group, cols, vec, [&](uint64_t first, auto count) {
       constexpr int N = decltype(count)::value;
       float v[N], w[N];

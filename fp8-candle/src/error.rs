@@ -116,6 +116,12 @@ pub enum Error {
         /// Its compute capability.
         capability: (i32, i32),
     },
+    /// A CUDA device whose stream is that of the calling thread is used by a second thread.
+    #[error(
+        "{0:?} was opened with the stream of the calling thread (`Device::new_cuda`) and is used by a second one, whose work \
+         would race with the first one's: open it with `fp8_candle::device::open_cuda` or `Device::new_cuda_with_stream`"
+    )]
+    StreamOfAnotherThread(DeviceLocation),
     /// A GPU does not have enough memory left.
     #[error(
         "no {bytes} bytes ({what}) to be had on {chip}, of which {free} are free: {source_text}"

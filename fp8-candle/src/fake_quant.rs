@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::quantize::Quantizer;
-use crate::ready::{Ready, owned_storage};
+use crate::ready::{Ready, owned_storage, take_storage};
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Shape, Tensor};
 use fp8_core::Contraction;
 
@@ -51,7 +51,7 @@ pub fn cast_values_and_gradient(
         None => owned_storage(x)?,
         Some((quantizer, contraction)) => {
             let cast = quantizer.quantize(x, contraction)?.tensor;
-            owned_storage(&cast.dequantize(x.dtype())?)?
+            take_storage(cast.dequantize(x.dtype())?)?
         }
     };
     let ready = Ready::new(storage, x.shape())?;

@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result, internal};
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CudaStorage, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Shape, Storage, Tensor};
 use std::sync::{Mutex, PoisonError};
 
 /// One result, to be taken once.
@@ -113,22 +113,77 @@ fn cuda_len(storage: &CudaStorage) -> Option<usize> {
 
 /// The values of `x` in a storage of their own, contiguous from its start.
 pub(crate) fn owned_storage(x: &Tensor) -> Result<Storage> {
-    let owns_all = {
-        let (storage, layout) = x.storage_and_layout();
-        let len = match &*storage {
-            Storage::Cpu(storage) => cpu_len(storage),
-            // Other storages copy by layout.
-            _ => Some(x.elem_count()),
-        };
-        layout.is_contiguous() && layout.start_offset() == 0 && len == Some(x.elem_count())
-    };
-    let x = if owns_all {
+    let x = if fills_its_storage(x) {
         x.clone()
     } else {
         x.force_contiguous()?
     };
     let (storage, layout) = x.storage_and_layout();
     Ok(storage.try_clone(layout)?)
+}
+
+/// Whether a storage of `x` alone would be the same.
+fn fills_its_storage(x: &Tensor) -> bool {
+    let (storage, layout) = x.storage_and_layout();
+    let len = match &*storage {
+        Storage::Cpu(storage) => cpu_len(storage),
+        // Other storages copy by layout, and may be longer.
+        _ => Some(x.elem_count()),
+    };
+    layout.is_contiguous() && layout.start_offset() == 0 && len == Some(x.elem_count())
+}
+
+/// As [`owned_storage`], without a copy where `x` is contiguous from the start of its memory. The caller has just computed `x`:
+/// no other tensor shares its memory, which is gone from `x` afterwards.
+pub(crate) fn take_storage(x: Tensor) -> Result<Storage> {
+    // candle refuses to write in place where a stride is 0, as it is beside a size of 0.
+    if !fills_its_storage(&x) || x.elem_count() == 0 {
+        return owned_storage(&x);
+    }
+    let taken = Taken::default();
+    x.inplace_op1(&taken)?;
+    let taken = taken.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match taken {
+        Some(storage) => Ok(storage),
+        None => internal!("a tensor on {:?} gave no storage", x.device().location()),
+    }
+}
+
+/// Puts nothing in the place of a tensor's memory.
+#[derive(Default)]
+struct Taken(Mutex<Option<Storage>>);
+
+impl Taken {
+    fn put(&self, storage: Storage) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);
+    }
+}
+
+impl InplaceOp1 for Taken {
+    fn name(&self) -> &'static str {
+        "take"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        self.put(Storage::Cpu(std::mem::replace(
+            storage,
+            CpuStorage::U8(vec![]),
+        )));
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> candle_core::Result<()> {
+        use candle_core::backend::{BackendDevice, BackendStorage};
+        // SAFETY: nothing reads it.
+        let nothing = unsafe {
+            storage
+                .device()
+                .alloc_uninit(&Shape::from(1), candle_core::DType::U8)
+        }?;
+        self.put(Storage::Cuda(std::mem::replace(storage, nothing)));
+        Ok(())
+    }
 }
 
 fn cpu_len(storage: &CpuStorage) -> Option<usize> {
@@ -163,6 +218,27 @@ mod tests {
             assert_eq!(copy.to_vec2::<f32>()?, view.to_vec2::<f32>()?);
         }
         assert_eq!(x.dtype(), DType::F32);
+        Ok(())
+    }
+
+    #[test]
+    fn memory_is_taken_only_from_a_tensor_that_fills_it() -> Result<()> {
+        let new = || Tensor::arange(0f32, 24., &Device::Cpu)?.reshape((4, 6));
+        let views: [fn(Tensor) -> candle_core::Result<Tensor>; 4] =
+            [Ok, |x| x.narrow(0, 1, 2), |x| x.narrow(0, 0, 2), |x| x.t()];
+        for view in views {
+            let (expected, shape) = (view(new()?)?.to_vec2::<f32>()?, view(new()?)?);
+            let taken = Ready::new(take_storage(view(new()?)?)?, shape.shape())?;
+            assert_eq!(taken.into_tensor()?.to_vec2::<f32>()?, expected);
+        }
+        let x = new()?;
+        let address = |x: &Tensor| match &*x.storage_and_layout().0 {
+            Storage::Cpu(CpuStorage::F32(values)) => values.as_ptr(),
+            _ => std::ptr::null(),
+        };
+        let before = address(&x);
+        let taken = tensor_of(take_storage(x)?, (4, 6))?;
+        assert_eq!(address(&taken), before, "nothing was copied");
         Ok(())
     }
 

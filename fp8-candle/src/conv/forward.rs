@@ -6,7 +6,7 @@ use super::products::Geometry;
 use super::shape::ConvShape;
 use crate::error::{Error, Result};
 use crate::linear::{LinearPlan, Saved, WeightCache, recast};
-use crate::ready::{Ready, owned_storage, tensor_of};
+use crate::ready::{Ready, take_storage, tensor_of};
 use candle_core::{DType, Tensor};
 use fp8_core::Granularity;
 
@@ -280,7 +280,7 @@ fn convolve(
     let y = convolution.output(x_values, &w_values, bias_data.as_ref(), x.dtype(), how)?;
     let y = match &plan.results.output {
         None => y,
-        cast => owned_storage(&recast(tensor_of(y, out_dims.as_slice())?, cast.as_ref())?)?,
+        cast => take_storage(recast(tensor_of(y, out_dims.as_slice())?, cast.as_ref())?)?,
     };
     let ready = Ready::new(y, out_dims)?;
     let tracks = [Some(x), Some(weight.tensor), bias];

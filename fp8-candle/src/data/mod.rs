@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 pub mod codes;
 pub mod columns;
+pub(crate) mod made;
 pub mod scales;
 pub(crate) mod window;
 

@@ -3,6 +3,7 @@
 use crate::data::attention::Attention;
 use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::data::made::{Made, MadeCast};
 use crate::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 use crate::error::Result;
 use candle_core::{DType, Device, Storage, Tensor};
@@ -96,6 +97,21 @@ pub trait Backend: Send + Sync {
     /// The row-major codes `[n, k]` that [`Backend::pack`] was given.
     fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor>;
 
+    /// `a^T b` `[N, K]` of floats `[M, N]` and `[M, K]`: the gradient of a weight in high precision.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::device::backend;
+    /// let a = Tensor::new(&[[1f32], [2.]], &Device::Cpu)?;
+    /// let b = Tensor::new(&[[3f32, 4.], [5., 6.]], &Device::Cpu)?;
+    /// let product = backend(&Device::Cpu)?.transposed_product(&a, &b)?;
+    /// assert_eq!(product.to_vec2::<f32>()?, [[13., 16.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    fn transposed_product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        Ok(a.t()?.matmul(b)?)
+    }
+
     /// Sum over the rows of `[rows, cols]`, accumulated in f32, as `dtype` `[cols]`.
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor>;
 
@@ -138,6 +154,23 @@ pub trait AmaxCells: std::fmt::Debug + Send + Sync {
 
     /// Merges amaxes of the first rows: maximum of amaxes, sum of counts.
     fn merge(&self, recorded: &Recorded) -> Result<()>;
+}
+
+/// Casts of values that are computed for them alone, and sums over rows beside a cast.
+pub(crate) trait MadeCasts: Send + Sync {
+    /// Whether there are kernels for this; the other method is not called otherwise.
+    fn supports(&self, made: &Made<'_>, cast: &Cast) -> bool;
+
+    /// Codes of `made` times the one `quant_scale`, with `measure` its amax, with `sum_rows` the sums over its rows in that dtype.
+    fn cast(
+        &self,
+        made: &Made<'_>,
+        quant_scale: &Tensor,
+        cast: &Cast,
+        orientation: Orientation,
+        measure: bool,
+        sum_rows: Option<DType>,
+    ) -> Result<MadeCast>;
 }
 
 /// Attention that never stores its probabilities.

@@ -5,16 +5,20 @@ mod backend;
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+mod open;
 mod unfold;
 
 pub use crate::data::codes::{Codes, GemmCodes, GemmOperand, GemmOutput, Orientation};
 pub use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
 pub use crate::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
-pub(crate) use backend::FusedAttention;
 pub use backend::{AmaxCells, Backend};
+pub(crate) use backend::{FusedAttention, MadeCasts};
 pub(crate) use cpu::{encode_filled, filled};
 #[cfg(feature = "cuda")]
 pub use cuda::info::{CudaInfo, cuda_info};
+#[cfg(feature = "cuda")]
+pub use cuda::paths::{GemmPaths, take_gemm_paths};
+pub use open::{open_cuda, open_cuda_untracked};
 pub(crate) use unfold::Unfolding;
 
 use crate::error::{Error, Result};
@@ -50,6 +54,15 @@ pub(crate) fn unfolding(device: &Device) -> &'static dyn Unfolding {
     match device {
         Device::Cpu => &cpu::CpuBackend,
         _ => &unfold::Composed,
+    }
+}
+
+/// The casts of values as they are made of `device`, if it has any.
+pub(crate) fn made_casts(device: &Device) -> Option<&'static dyn MadeCasts> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => Some(&cuda::made::CudaMadeCasts),
+        _ => None,
     }
 }
 

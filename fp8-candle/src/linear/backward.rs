@@ -91,6 +91,16 @@ pub(crate) trait Layer {
     /// The sums of grad_output, or of what `cast` makes of it; then that comes too, for the products.
     fn grad_bias(&self, cast: Option<&Quantizer>) -> Result<(Tensor, Option<Self::Cast>)>;
 
+    /// The sums of grad_output, and its cast, in one pass where a device has that; the cast sums over the columns, with `both` over the
+    /// rows too.
+    fn grad_bias_beside_cast(
+        &self,
+        _quantizer: &Quantizer,
+        _both: bool,
+    ) -> Result<Option<(Tensor, Self::Cast)>> {
+        Ok(None)
+    }
+
     /// In x's dtype.
     fn grad_input(&self, operands: Operands<Self::Cast>) -> Result<Tensor>;
 
@@ -116,21 +126,33 @@ pub(crate) fn gradients<L: Layer>(
     // Kept for the second product if one copy serves both.
     let mut go8 = None;
     let mut gradients = [None, None, None];
+    let of_input = plan.grad_input.as_ref().filter(|_| !layer.is_frozen());
+    let both = of_input.is_some_and(|gemm| {
+        let again = |second: &GemmPlan| serves_both(&gemm.a, &second.a);
+        wanted.weight && plan.grad_weight.as_ref().is_some_and(again)
+    });
     if wanted.bias {
-        let (grad, cast) = layer.grad_bias(plan.cast_for_bias())?;
+        let beside = match (plan.cast_for_bias(), of_input) {
+            (None, Some(gemm)) if wanted.input && !plan.grad_output_in_high_precision => {
+                layer.grad_bias_beside_cast(&gemm.a, both)?
+            }
+            _ => None,
+        };
+        let (grad, cast) = match beside {
+            Some((grad, cast)) => (grad, Some(cast)),
+            None => layer.grad_bias(plan.cast_for_bias())?,
+        };
         gradients[2] = Some(grad);
         go8 = cast;
     }
     if wanted.input {
-        let operands = match plan.grad_input.as_ref().filter(|_| !layer.is_frozen()) {
+        let operands = match of_input {
             None => Operands::HighPrecision,
             Some(gemm) => {
                 let other = match &saved.weight {
                     Some(saved) => saved.clone(),
                     None => layer.cast(Which::Weight, &gemm.b, Rows, false)?,
                 };
-                let again = |second: &GemmPlan| serves_both(&gemm.a, &second.a);
-                let both = wanted.weight && plan.grad_weight.as_ref().is_some_and(again);
                 match plan.grad_output_in_high_precision {
                     true => Operands::OneCast(other),
                     false => {

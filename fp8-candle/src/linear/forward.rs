@@ -8,7 +8,7 @@ use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
 use crate::error::{Error, Result};
 use crate::packed::PackedWeight;
-use crate::ready::{Ready, owned_storage, tensor_of};
+use crate::ready::{Ready, take_storage, tensor_of};
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction;
@@ -88,7 +88,7 @@ pub(crate) fn compute(
                 LinearWeight::Fp8(weight) => weight.dequantize(x.dtype())?,
                 LinearWeight::Packed(weight) => weight.dequantize(x.dtype())?,
             };
-            owned_storage(&add_bias(x2()?.matmul(&weight.t()?)?, bias_data.as_ref())?)?
+            take_storage(add_bias(x2()?.matmul(&weight.t()?)?, bias_data.as_ref())?)?
         }
         Some(gemm) => {
             // Whether a backward GEMM uses the same codes, summing over the other dimension.
@@ -143,7 +143,7 @@ pub(crate) fn compute(
     };
     let storage = match &plan.results.output {
         None => storage,
-        cast => owned_storage(&recast(tensor_of(storage, (m, n))?, cast.as_ref())?)?,
+        cast => take_storage(recast(tensor_of(storage, (m, n))?, cast.as_ref())?)?,
     };
     saved.keep_frozen(x_tracks, weight);
     Ok((storage, out_dims, saved))

@@ -11,11 +11,12 @@ use crate::quantize::Quantizer;
 use crate::ready::Ready;
 use crate::tensor::Fp8Tensor;
 use crate::wide::collect::offer;
+use crate::wide::value::Value;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor,
 };
 use fp8_core::Contraction::{self, Cols, Rows};
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 
 /// What the backward pass needs of the forward pass.
 #[derive(Debug, Clone, Default)]
@@ -81,7 +82,8 @@ impl LinearOp {
             weight,
             bias,
         };
-        let [mut grad_x, mut grad_weight, mut grad_bias] = of.gradients(grad_output, wanted)?;
+        let grad_output = Value::Made(grad_output.clone());
+        let [mut grad_x, mut grad_weight, mut grad_bias] = of.gradients(&grad_output, wanted)?;
         if let Some(grad) = &mut grad_x {
             *grad = grad.reshape(x.shape())?;
         }
@@ -111,13 +113,13 @@ impl<F: FnMut() -> Result<Tensor>> Of<'_, F> {
     /// The gradients of x `[M, K]`, weight and bias.
     pub(crate) fn gradients(
         &self,
-        grad_output: &Tensor,
+        grad_output: &Value,
         wanted: Wanted,
     ) -> Result<[Option<Tensor>; 3]> {
-        let (m, n) = matrix_dims(grad_output.dims());
         let pass = Backward {
             of: self,
-            go: grad_output.contiguous()?.reshape((m, n))?,
+            value: grad_output,
+            made: OnceCell::new(),
         };
         gradients(&pass, self.plan, &self.saved.casts, wanted)
     }
@@ -126,8 +128,10 @@ impl<F: FnMut() -> Result<Tensor>> Of<'_, F> {
 /// One backward pass.
 struct Backward<'a, F> {
     of: &'a Of<'a, F>,
-    /// `[M, N]`
-    go: Tensor,
+    /// The gradient of the output, of any shape.
+    value: &'a Value,
+    /// It as a matrix, once somebody has asked for it.
+    made: OnceCell<Tensor>,
 }
 
 impl<F: FnMut() -> Result<Tensor>> Backward<'_, F> {
@@ -138,11 +142,22 @@ impl<F: FnMut() -> Result<Tensor>> Backward<'_, F> {
         }
     }
 
+    /// The gradient of the output, `[M, N]`.
+    fn go(&self) -> Result<&Tensor> {
+        if let Some(go) = self.made.get() {
+            return Ok(go);
+        }
+        let (m, n) = matrix_dims(self.value.dims());
+        let go = self.value.get()?.contiguous()?.reshape((m, n))?;
+        Ok(self.made.get_or_init(|| go))
+    }
+
     /// `[M, K]`
     fn input(&self) -> Result<Tensor> {
         let x = (self.of.input.borrow_mut())()?;
         let k = x.dims().last().copied().unwrap_or(0);
-        Ok(x.contiguous()?.reshape((self.go.dim(0)?, k))?)
+        let (m, _) = matrix_dims(self.value.dims());
+        Ok(x.contiguous()?.reshape((m, k))?)
     }
 
     /// The result of a backward GEMM, detached.
@@ -181,28 +196,45 @@ impl<F: FnMut() -> Result<Tensor>> Layer for Backward<'_, F> {
         let x = match which {
             Which::Input => self.input()?,
             Which::Weight => self.weight()?.clone(),
-            Which::GradOutput => self.go.clone(),
+            Which::GradOutput => {
+                if let (Cols, Some(cast)) = (contraction, self.value.cast(quantizer, both)?) {
+                    return Ok(cast.tensor);
+                }
+                self.go()?.clone()
+            }
         };
         Ok(quantizer.quantize_for(&x, contraction, both)?.tensor)
     }
 
     fn grad_bias(&self, cast: Option<&Quantizer>) -> Result<(Tensor, Option<Fp8Tensor>)> {
-        let dtype = self.of.bias.map_or(self.go.dtype(), Tensor::dtype);
+        let dtype = self.of.bias.map_or(self.value.dtype(), Tensor::dtype);
+        let go = self.go()?;
         let sum = |x: &Tensor| backend(x.device())?.sum_rows(x, dtype);
         match cast {
-            None => Ok((sum(&self.go)?, None)),
+            None => Ok((sum(go)?, None)),
             Some(cast) => {
-                let cast = cast.quantize_for(&self.go, Cols, true)?.tensor;
+                let cast = cast.quantize_for(go, Cols, true)?.tensor;
                 Ok((sum(&cast.dequantize(DType::F32)?)?, Some(cast)))
             }
         }
     }
 
+    fn grad_bias_beside_cast(
+        &self,
+        quantizer: &Quantizer,
+        both: bool,
+    ) -> Result<Option<(Tensor, Fp8Tensor)>> {
+        let dtype = self.of.bias.map_or(self.value.dtype(), Tensor::dtype);
+        let both_done = self.value.cast_and_sum(quantizer, both, dtype)?;
+        Ok(both_done.map(|(cast, sums)| (sums, cast.tensor)))
+    }
+
     /// `go weight`, `[M, K]`.
     fn grad_input(&self, operands: Operands<Fp8Tensor>) -> Result<Tensor> {
-        let (go, dtype) = (&self.go, self.of.dtype);
+        let dtype = self.of.dtype;
         match operands {
             Operands::HighPrecision => {
+                let go = self.go()?;
                 let weight = match (self.of.weight, &self.of.saved.frozen) {
                     (Some(weight), _) => weight.detach().to_dtype(go.dtype())?,
                     // A frozen FP8 weight has no state for gradients, so they are computed from its dequantized value.
@@ -216,7 +248,10 @@ impl<F: FnMut() -> Result<Tensor>> Layer for Backward<'_, F> {
                 Ok(go.matmul(&weight)?)
             }
             Operands::OneCast(weight) => {
-                let (go, weight) = (go.to_dtype(DType::F32)?, weight.dequantize(DType::F32)?);
+                let (go, weight) = (
+                    self.go()?.to_dtype(DType::F32)?,
+                    weight.dequantize(DType::F32)?,
+                );
                 Ok(go.matmul(&weight)?.to_dtype(dtype)?)
             }
             Operands::Cast {
@@ -229,12 +264,15 @@ impl<F: FnMut() -> Result<Tensor>> Layer for Backward<'_, F> {
 
     /// `go^T x`, `[N, K]`.
     fn grad_weight(&self, operands: Operands<Fp8Tensor>) -> Result<Tensor> {
-        let (go, dtype) = (&self.go, self.weight()?.dtype());
+        let dtype = self.weight()?.dtype();
         match operands {
-            // In the order of candle's own matmul backward, so that the bits equal the plain layer's.
-            Operands::HighPrecision => Ok(self.input()?.t()?.matmul(go)?.t()?.to_dtype(dtype)?),
+            Operands::HighPrecision => {
+                let go = self.go()?;
+                let product = backend(go.device())?.transposed_product(go, &self.input()?)?;
+                Ok(product.to_dtype(dtype)?)
+            }
             Operands::OneCast(x) => {
-                let (go, x) = (go.to_dtype(DType::F32)?, x.dequantize(DType::F32)?);
+                let (go, x) = (self.go()?.to_dtype(DType::F32)?, x.dequantize(DType::F32)?);
                 Ok(go.t()?.matmul(&x)?.to_dtype(dtype)?)
             }
             Operands::Cast {

@@ -172,6 +172,14 @@ impl LinearPlan {
         (shared && serves_both(&first.a, &second.a)).then_some(&first.a)
     }
 
+    /// Whether the codes of the input serve the gradient of the weight too.
+    pub(crate) fn saves_input(&self) -> bool {
+        match (&self.output, &self.grad_weight) {
+            (Some(output), Some(gemm)) => serves_both(&output.a, &gemm.b),
+            _ => false,
+        }
+    }
+
     /// The same plan with or without [`LinearPlan::bias_from_cast`].
     pub fn with_bias_from_cast(self, on: bool) -> Self {
         Self {

@@ -3,7 +3,7 @@
 use crate::device::{GemmOutput, backend};
 use crate::error::Result;
 use crate::quantize::Quantizer;
-use crate::ready::owned_storage;
+use crate::ready::take_storage;
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction;
@@ -34,7 +34,7 @@ pub(crate) fn multiply(
     } else {
         b
     };
-    owned_storage(&add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
+    take_storage(add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
 }
 
 /// A result quantized and dequantized by its cast, if it has one.

@@ -1,11 +1,13 @@
 //! GELU, tanh approximation.
 
+#[cfg(feature = "cuda")]
+use super::Activation;
 use super::data::{compute_dtype, for_dtype, map_rows, storage, tensor, with_slices};
 use super::math::Real;
 use super::node::{Fused, apply1};
 use super::{check_float, fused};
 #[cfg(feature = "cuda")]
-use crate::device::cuda::ops::gelu as cuda;
+use crate::device::cuda::ops::activation as cuda;
 use crate::error::Result;
 use crate::profile::Kind;
 use crate::simd::simd;
@@ -92,7 +94,7 @@ impl Fused<1> for Gelu {
 
     #[cfg(feature = "cuda")]
     fn cuda_forward(&mut self, [x]: [&Tensor; 1]) -> Result<Storage> {
-        cuda::forward(x)
+        cuda::forward(Activation::Gelu, x)
     }
 
     #[cfg(feature = "cuda")]
@@ -102,7 +104,10 @@ impl Fused<1> for Gelu {
         _res: &Tensor,
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; 1]> {
-        Ok([x.track_op().then(|| cuda::backward(x, grad)).transpose()?])
+        Ok([x
+            .track_op()
+            .then(|| cuda::backward(Activation::Gelu, x, grad))
+            .transpose()?])
     }
 }
 

@@ -1,13 +1,15 @@
 //! SwiGLU: the gated activation of Llama-like models.
 
+#[cfg(feature = "cuda")]
+use super::Activation;
 use super::data::{Element, compute_dtype, for_dtype, map_rows, storage, tensor, with_slices};
 use super::math::Real;
 use super::node::{Fused, apply2};
-use super::{check_float, check_like, shape_error};
+use super::{check_float, check_like, fused, shape_error};
+#[cfg(feature = "cuda")]
+use crate::device::cuda::ops::activation as cuda;
 use crate::error::Result;
 use crate::profile::Kind;
-#[cfg(feature = "cuda")]
-use crate::ready::owned_storage;
 use crate::simd::simd;
 use candle_core::{Storage, Tensor};
 
@@ -48,7 +50,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
             up,
         ));
     }
-    if !gate.device().is_cpu() {
+    if !fused(gate) {
         return composed(gate, up);
     }
     apply2(SwiGlu, gate, up)
@@ -104,18 +106,21 @@ impl Fused<2> for SwiGlu {
 
     #[cfg(feature = "cuda")]
     fn cuda_forward(&mut self, [gate, up]: [&Tensor; 2]) -> Result<Storage> {
-        owned_storage(&composed(gate, up)?)
+        cuda::forward_pair(Activation::SwiGlu, gate, up)
     }
 
-    // Never called: devices other than the CPU compose.
     #[cfg(feature = "cuda")]
     fn cuda_backward(
         &self,
-        _: [&Tensor; 2],
+        [gate, up]: [&Tensor; 2],
         _: &Tensor,
-        _: &Tensor,
+        grad: &Tensor,
     ) -> Result<[Option<Tensor>; 2]> {
-        crate::error::internal!("swiglu is composed on a GPU")
+        let [dgate, dup] = cuda::backward_pair(Activation::SwiGlu, gate, up, grad)?;
+        Ok([
+            gate.track_op().then_some(dgate),
+            up.track_op().then_some(dup),
+        ])
     }
 }
 

@@ -365,7 +365,8 @@ impl Quantizer {
                 (codes, quant_scale, dequant_scale, amax)
             }
             ScaleSource::Unscaled => {
-                let one = Tensor::ones(grid.len(), DType::F32, x.device())?;
+                let one = Tensor::ones(grid.len().max(1), DType::F32, x.device())?;
+                let one = one.narrow(0, 0, grid.len())?;
                 let (codes, amax) = measured(&one)?;
                 (codes, one.clone(), one, amax)
             }

@@ -1,13 +1,14 @@
-//! Casts of tensors that are computed row by row for it.
+//! Casts of tensors that are computed for it: row by row on the CPU, tile by tile by kernels of a device.
 
 use super::{Made, Quantized, Quantizer, scales_of};
+use crate::data::made::Made as MadeOf;
 use crate::data::matrix_dims;
-use crate::device::{Codes, encode_filled};
-use crate::error::Result;
+use crate::device::{Codes, backend, encode_filled, made_casts};
+use crate::error::{Result, internal};
 use crate::profile::{Kind, enter};
 use crate::recall::Recall;
 use crate::scale_source::{FirstScale, ScaleSource};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use fp8_core::{Contraction, Granularity, HighPrecision, ScaleGrid};
 
 impl Quantizer {
@@ -19,35 +20,19 @@ impl Quantizer {
         dims: &[usize],
         fill: impl Fn(usize, &mut [T]) + Sync,
     ) -> Result<Option<Quantized>> {
-        let whole = self.granularity == Granularity::Tensorwise;
-        if !whole || self.stochastic.is_some() || self.hook.is_some() {
-            return Ok(None);
-        }
-        let known = match &self.source {
-            ScaleSource::Delayed { slot, first, .. } => {
-                *first != FirstScale::OwnAmax || !slot.is_initial()?
-            }
-            ScaleSource::Static(_) => true,
-            _ => false,
-        };
-        if !known {
+        if !self.casts_unseen()? {
             return Ok(None);
         }
         let _scope = enter(Kind::Cast);
-        let noted = self.recall.as_ref().and_then(Recall::next);
-        let format = self.cast.format;
-        let (quant_scale, dequant_scale) = match (scales_of(&noted), &self.source) {
-            (Some(scales), _) => scales,
-            (None, ScaleSource::Delayed { slot, rule, .. }) => slot.delayed_scale(format, rule)?,
-            (None, ScaleSource::Static(slot)) => slot.static_scale(format)?,
-            (None, _) => return Ok(None),
-        };
+        let Unseen {
+            scales: [quant_scale, dequant_scale],
+            repeated,
+            measures,
+        } = self.unseen()?;
         let (rows, cols) = matrix_dims(dims);
         let grid = ScaleGrid::tensorwise(rows, cols);
         let (codes, amax) = encode_filled(&grid, &quant_scale, &self.cast, fill)?;
-        let repeated = noted.is_some();
-        let records = !repeated && self.observer.as_ref().is_some_and(|o| o.record);
-        let amax = match records {
+        let amax = match measures {
             true => Some(Tensor::from_slice(&[amax], 1, &Device::Cpu)?),
             false => None,
         };
@@ -63,6 +48,94 @@ impl Quantizer {
         self.finish(made, dims, Contraction::Cols, repeated)
             .map(Some)
     }
+
+    /// [`Quantizer::quantize_for`] over the columns of what a device computes as it casts it. None where
+    /// [`Quantizer::quantize_rows`] gives none, and where the device has no kernel for it.
+    pub(crate) fn quantize_made(&self, made: &MadeOf<'_>, both: bool) -> Result<Option<Quantized>> {
+        let cast = self.quantize_and_sum(made, both, None)?;
+        Ok(cast.map(|(quantized, _)| quantized))
+    }
+
+    /// [`Quantizer::quantize_made`], and in `sum_rows` the sums over the rows before the cast.
+    pub(crate) fn quantize_and_sum(
+        &self,
+        made: &MadeOf<'_>,
+        both: bool,
+        sum_rows: Option<DType>,
+    ) -> Result<Option<(Quantized, Option<Tensor>)>> {
+        let device = made_casts(made.like().device());
+        let Some(device) = device.filter(|device| device.supports(made, &self.cast)) else {
+            return Ok(None);
+        };
+        if !self.casts_unseen()? {
+            return Ok(None);
+        }
+        let _scope = enter(Kind::Cast);
+        let Unseen {
+            scales: [quant_scale, dequant_scale],
+            repeated,
+            measures,
+        } = self.unseen()?;
+        let orientation = backend(made.like().device())?.orientation(Contraction::Cols, both);
+        let cast = device.cast(
+            made,
+            &quant_scale,
+            &self.cast,
+            orientation,
+            measures,
+            sum_rows,
+        )?;
+        let codes = Made {
+            codes: cast.codes,
+            scales: [quant_scale, dequant_scale],
+            amax: cast.amax,
+            cast: self.cast,
+        };
+        let quantized = self.finish(codes, &made.dims(), Contraction::Cols, repeated)?;
+        Ok(Some((quantized, cast.sums)))
+    }
+
+    /// Whether a cast needs nothing of the tensor but to see each value once.
+    fn casts_unseen(&self) -> Result<bool> {
+        let whole = self.granularity == Granularity::Tensorwise;
+        if !whole || self.stochastic.is_some() || self.hook.is_some() {
+            return Ok(false);
+        }
+        Ok(match &self.source {
+            ScaleSource::Delayed { slot, first, .. } => {
+                *first != FirstScale::OwnAmax || !slot.is_initial()?
+            }
+            ScaleSource::Static(_) => true,
+            _ => false,
+        })
+    }
+
+    /// The scales of such a cast, which is made now.
+    fn unseen(&self) -> Result<Unseen> {
+        let noted = self.recall.as_ref().and_then(Recall::next);
+        let format = self.cast.format;
+        let (quant_scale, dequant_scale) = match (scales_of(&noted), &self.source) {
+            (Some(scales), _) => scales,
+            (None, ScaleSource::Delayed { slot, rule, .. }) => slot.delayed_scale(format, rule)?,
+            (None, ScaleSource::Static(slot)) => slot.static_scale(format)?,
+            (None, _) => internal!("a cast without a scale that is known beforehand"),
+        };
+        let repeated = noted.is_some();
+        Ok(Unseen {
+            scales: [quant_scale, dequant_scale],
+            repeated,
+            measures: !repeated && self.observer.as_ref().is_some_and(|o| o.record),
+        })
+    }
+}
+
+/// A cast whose scale is known before the tensor.
+struct Unseen {
+    /// quant_scale and dequant_scale.
+    scales: [Tensor; 2],
+    /// Whether it was made before, and recorded then.
+    repeated: bool,
+    measures: bool,
 }
 
 #[cfg(test)]
@@ -71,7 +144,6 @@ mod tests {
     use crate::ops::{Activation, norm};
     use crate::state::{Observer, Role, Slot, StepCells};
     use crate::{CastHook, Stochastic};
-    use candle_core::DType;
     use fp8_core::{Cast, DelayedRule, Format};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -124,10 +196,20 @@ mod tests {
                     let shift = (case == 0).then_some(&bias);
                     let (got, y) = match case {
                         0 | 1 => (
-                            norm::cast_rows(case == 0, &x, &gain, shift, 1e-5, &quantizer)?,
+                            norm::cast_rows(
+                                case == 0,
+                                &x,
+                                &gain,
+                                shift,
+                                1e-5,
+                                (&quantizer, false),
+                            )?,
                             norm::forward(case == 0, &x, &gain, shift, 1e-5)?,
                         ),
-                        _ => (activation.cast_rows(&x, &quantizer)?, activation.apply(&x)?),
+                        _ => (
+                            activation.cast_rows(&x, &quantizer, false)?,
+                            activation.apply(&x)?,
+                        ),
                     };
                     let (Some(got), at) = (got, format!("{dtype:?} {dims:?} {case}")) else {
                         panic!("not cast");

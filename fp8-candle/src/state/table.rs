@@ -300,12 +300,16 @@ fn id_of(name: &str) -> u32 {
 
 /// Scales of 1 and histories of zeros.
 fn initial_columns(rows: usize, len: usize, device: &Device) -> Result<Columns> {
-    let one = Tensor::ones(rows, DType::F32, device)?;
+    // Of a row at least: candle cannot fill a tensor without elements on a GPU.
+    let made = rows.max(1);
+    let first = |x: Tensor| x.narrow(0, 0, rows);
+    let one = first(Tensor::ones(made, DType::F32, device)?)?;
+    let history = Tensor::zeros(made * len.max(1), DType::F32, device)?;
     Ok(Columns {
         quant_scale: one.clone(),
         dequant_scale: one,
-        amax_history: Tensor::zeros((rows, len), DType::F32, device)?,
-        non_finite: Tensor::zeros(rows, DType::U32, device)?,
+        amax_history: history.narrow(0, 0, rows * len)?.reshape((rows, len))?,
+        non_finite: first(Tensor::zeros(made, DType::U32, device)?)?,
     })
 }
 

@@ -3,12 +3,14 @@
 use super::kept::Kept;
 use super::value::{RowSource, Value};
 use super::{Wide, WideNode};
+use crate::data::made::Made;
+use crate::device::made_casts;
 use crate::error::Result;
 use crate::ops::Activation;
 use crate::ops::add::add;
 use crate::ops::dropout;
 use crate::quantize::{Quantized, Quantizer};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 /// The result of an activation.
 struct Activated {
@@ -21,8 +23,45 @@ impl RowSource for Activated {
         self.activation.apply(&self.x)
     }
 
-    fn cast(&self, quantizer: &Quantizer) -> Result<Option<Quantized>> {
-        self.activation.cast_rows(&self.x, quantizer)
+    fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
+        self.activation.cast_rows(&self.x, quantizer, both)
+    }
+}
+
+/// The gradient of what an activation reads.
+struct ActivationGradient {
+    x: Tensor,
+    grad: Tensor,
+    activation: Activation,
+}
+
+impl ActivationGradient {
+    fn made(&self) -> Made<'_> {
+        Made::ActivationGradient {
+            activation: self.activation,
+            x: &self.x,
+            grad: &self.grad,
+        }
+    }
+}
+
+impl RowSource for ActivationGradient {
+    fn make(&self) -> Result<Tensor> {
+        self.activation.backward(&self.x, &self.grad)
+    }
+
+    fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
+        quantizer.quantize_made(&self.made(), both)
+    }
+
+    fn cast_and_sum(
+        &self,
+        quantizer: &Quantizer,
+        both: bool,
+        dtype: DType,
+    ) -> Result<Option<(Quantized, Tensor)>> {
+        let cast = quantizer.quantize_and_sum(&self.made(), both, Some(dtype))?;
+        Ok(cast.and_then(|(quantized, sums)| Some((quantized, sums?))))
     }
 }
 
@@ -91,8 +130,18 @@ impl WideNode {
         let y = self.record(value, kept, &[id], move |sweep, grad| {
             sweep.memos.forget(own);
             let x = input.get(&mut sweep.memos)?;
-            let dx = activation.backward(&x, &grad.contiguous()?)?;
-            sweep.add(id, dx)
+            let grad = grad.contiguous()?;
+            if made_casts(x.device()).is_none() {
+                return sweep.add(id, activation.backward(&x, &grad)?);
+            }
+            // Perhaps only cast, which a kernel does as it computes it.
+            let (dims, dtype, device) = (x.dims().to_vec(), x.dtype(), x.device().clone());
+            let source = ActivationGradient {
+                x: x.contiguous()?,
+                grad,
+                activation,
+            };
+            sweep.add_value(id, Value::later(&dims, dtype, &device, source))
         });
         Ok(Wide { recast, ..y })
     }

@@ -135,7 +135,7 @@ impl WideNode {
                         quantized.clone()
                     }
                     _ => {
-                        let quantized = x.cast(&gemm.a)?;
+                        let quantized = x.cast(&gemm.a, true)?;
                         first.get_or_insert((gemm.a.clone(), quantized.clone()));
                         quantized
                     }
@@ -170,9 +170,10 @@ impl WideNode {
             bias.and_then(|bias| self.leaf(bias)),
         ];
         let tracks = (ids[0].is_some(), ids[1].is_some());
+        let both = tracks.1 && plan.saves_input();
         let quantized = match (quantized, &plan.output) {
-            (None, Some(gemm)) if x.recast => Some(x.cast(&gemm.a)?),
-            (None, Some(gemm)) => x.value.cast(&gemm.a)?,
+            (None, Some(gemm)) if x.recast => Some(x.cast(&gemm.a, true)?),
+            (None, Some(gemm)) => x.value.cast(&gemm.a, both)?,
             (quantized, _) => quantized,
         };
         let cast = quantized.as_ref().map(|quantized| quantized.tensor.clone());
@@ -257,8 +258,8 @@ impl WideNode {
 
 impl Wide {
     /// The cast of this value, row by row if it can be.
-    fn cast(&self, quantizer: &Quantizer) -> Result<Quantized> {
-        match self.value.cast(quantizer)? {
+    fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Quantized> {
+        match self.value.cast(quantizer, both)? {
             Some(quantized) => Ok(quantized),
             None => quantizer.quantize_for(&rows(self.value.get()?)?, Cols, true),
         }

@@ -39,7 +39,7 @@ mod opaque;
 mod recompute;
 mod shape;
 mod sweep;
-mod value;
+pub(crate) mod value;
 
 pub use collect::backward;
 pub use linear::WideLinear;
@@ -232,6 +232,19 @@ impl WideNode {
         parents: &[Option<usize>],
         backward: impl Fn(&mut Sweep, &Tensor) -> Result<()> + Send + Sync + 'static,
     ) -> Wide {
+        self.record_lazy(value, kept, parents, move |sweep, grad| {
+            backward(sweep, grad.get()?)
+        })
+    }
+
+    /// [`WideNode::record`] of an operation that a gradient need not exist for.
+    fn record_lazy(
+        &mut self,
+        value: Value,
+        kept: Kept,
+        parents: &[Option<usize>],
+        backward: impl Fn(&mut Sweep, &Value) -> Result<()> + Send + Sync + 'static,
+    ) -> Wide {
         let id = parents.iter().any(Option::is_some).then(|| {
             let id = self.new_value();
             self.steps.push(Step {
@@ -273,7 +286,9 @@ impl WideNode {
             let mut sweep = Sweep::new(values);
             sweep.add_shared(Some(id), grad)?;
             sweep.run(&steps)?;
-            Ok(leaf_values.iter().map(|id| sweep.take(*id)).collect())
+            let made = |value: Value| value.get().cloned();
+            let grads = leaf_values.iter().map(|id| sweep.take(*id));
+            grads.map(|grad| grad.map(made).transpose()).collect()
         };
         let tensor = result.value.get()?.clone();
         attach::attach(self.name, tensor, &self.leaves, backward)

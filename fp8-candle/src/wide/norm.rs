@@ -28,9 +28,10 @@ impl RowSource for Normed {
         )
     }
 
-    fn cast(&self, quantizer: &Quantizer) -> Result<Option<Quantized>> {
+    fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
         let (weight, bias) = (&self.weight, self.bias.as_ref());
-        norm::cast_rows(self.center, &self.x, weight, bias, self.eps, quantizer)
+        let how = (quantizer, both);
+        norm::cast_rows(self.center, &self.x, weight, bias, self.eps, how)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The backward pass of a wide node.
 
 use super::kept::Memos;
+use super::value::Value;
 use crate::error::Result;
 use crate::ops::data::Element;
 use crate::ops::math::Real;
@@ -8,7 +9,7 @@ use crate::parallel;
 use crate::simd::simd;
 use candle_core::{CpuStorage, InplaceOp2, Layout, Tensor};
 
-type FromOne = dyn Fn(&mut Sweep, &Tensor) -> Result<()> + Send + Sync;
+type FromOne = dyn Fn(&mut Sweep, &Value) -> Result<()> + Send + Sync;
 type FromMany = dyn Fn(&mut Sweep, Vec<Option<Tensor>>) -> Result<()> + Send + Sync;
 
 /// How gradients go from the results of an operation to its arguments.
@@ -25,7 +26,7 @@ pub(super) struct Step {
 }
 
 struct Grad {
-    tensor: Tensor,
+    value: Value,
     /// Whether nobody else holds its storage.
     owned: bool,
 }
@@ -56,7 +57,11 @@ impl Sweep {
                     }
                 }
                 Backward::Many(backward) => {
-                    let grads: Vec<_> = step.outputs.iter().map(|id| self.take(*id)).collect();
+                    let mut grads = vec![];
+                    for id in &step.outputs {
+                        let grad = self.take(*id);
+                        grads.push(grad.map(|grad| grad.get().cloned()).transpose()?);
+                    }
                     if grads.iter().any(Option::is_some) {
                         backward(self, grads)?;
                     }
@@ -66,27 +71,26 @@ impl Sweep {
         Ok(())
     }
 
-    pub(super) fn take(&mut self, id: usize) -> Option<Tensor> {
+    pub(super) fn take(&mut self, id: usize) -> Option<Value> {
         let grad = self.grads.get_mut(id).and_then(Option::take)?;
-        Some(grad.tensor)
+        Some(grad.value)
     }
 
     /// Adds a gradient that the caller has made and gives away.
     pub(super) fn add(&mut self, id: Option<usize>, grad: Tensor) -> Result<()> {
+        self.add_value(id, Value::Made(grad))
+    }
+
+    /// Adds a gradient that need not exist: what it goes to may cast it as it is made.
+    pub(super) fn add_value(&mut self, id: Option<usize>, value: Value) -> Result<()> {
         let owned = true;
-        self.meet(
-            id,
-            Grad {
-                tensor: grad,
-                owned,
-            },
-        )
+        self.meet(id, Grad { value, owned })
     }
 
     /// Adds a gradient that somebody else may hold too.
     pub(super) fn add_shared(&mut self, id: Option<usize>, grad: &Tensor) -> Result<()> {
-        let (tensor, owned) = (grad.clone(), false);
-        self.meet(id, Grad { tensor, owned })
+        let (value, owned) = (Value::Made(grad.clone()), false);
+        self.meet(id, Grad { value, owned })
     }
 
     fn meet(&mut self, id: Option<usize>, new: Grad) -> Result<()> {
@@ -96,14 +100,15 @@ impl Sweep {
         *slot = Some(match slot.take() {
             None => new,
             Some(old) => {
-                let tensor = match (old.owned, new.owned) {
-                    (true, _) => add_into(old.tensor, &new.tensor)?,
+                let (a, b) = (old.value.get()?.clone(), new.value.get()?.clone());
+                let sum = match (old.owned, new.owned) {
+                    (true, _) => add_into(a, &b)?,
                     // Addition commutes to the bit.
-                    (false, true) => add_into(new.tensor, &old.tensor)?,
-                    (false, false) => (old.tensor + new.tensor)?,
+                    (false, true) => add_into(b, &a)?,
+                    (false, false) => (a + b)?,
                 };
                 Grad {
-                    tensor,
+                    value: Value::Made(sum),
                     owned: true,
                 }
             }
@@ -215,12 +220,15 @@ mod tests {
             sweep.add_shared(Some(0), &shared)?;
             sweep.add_shared(Some(1), &shared)?;
             sweep.add(None, tensor(9.)?)?;
-            let mean = |x: Option<Tensor>| -> Result<f64> {
-                let x = x.map_or_else(|| tensor(0.), Ok)?;
+            let mean = |x: Option<Value>| -> Result<f64> {
+                let x = match x {
+                    Some(x) => x.get()?.clone(),
+                    None => tensor(0.)?,
+                };
                 Ok(x.to_dtype(DType::F64)?.mean_all()?.to_scalar()?)
             };
             assert_eq!((mean(sweep.take(0))?, mean(sweep.take(1))?), (4., 2.));
-            assert_eq!(mean(Some(shared))?, 1.);
+            assert_eq!(mean(Some(Value::Made(shared)))?, 1.);
             assert!(sweep.take(0).is_none());
         }
         Ok(())

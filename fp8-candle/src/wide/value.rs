@@ -3,19 +3,20 @@
 //! The result of a norm or an activation is read by casts alone, most of the time. Then tasks make a few rows of it at a time, in
 //! their core's cache, and cast them: neither pass through memory happens. Whoever asks for the tensor gets it.
 
+use crate::data::made::Made;
 use crate::error::Result;
 use crate::quantize::{Quantized, Quantizer};
 use candle_core::{DType, Device, Tensor};
 use std::sync::{Arc, OnceLock};
 
 #[derive(Clone)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Made(Tensor),
     Rows(Arc<Rows>),
 }
 
 /// A value whose rows can be cast as they are made.
-pub(super) struct Rows {
+pub(crate) struct Rows {
     dims: Vec<usize>,
     dtype: DType,
     device: Device,
@@ -24,17 +25,28 @@ pub(super) struct Rows {
 }
 
 /// How a value is computed.
-pub(super) trait RowSource: Send + Sync {
+pub(crate) trait RowSource: Send + Sync {
     /// The tensor.
     fn make(&self) -> Result<Tensor>;
 
-    /// Its codes for a product over the columns, if `quantizer` knows its scale and nothing else looks at the tensor.
-    fn cast(&self, quantizer: &Quantizer) -> Result<Option<Quantized>>;
+    /// Its codes for a product over the columns (with `both`, for one over the rows too), if `quantizer` knows its scale and
+    /// nothing else looks at the tensor.
+    fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>>;
+
+    /// The same, and the sums over rows in a dtype, if a device does that in one pass.
+    fn cast_and_sum(
+        &self,
+        _: &Quantizer,
+        _: bool,
+        _: DType,
+    ) -> Result<Option<(Quantized, Tensor)>> {
+        Ok(None)
+    }
 }
 
 impl Value {
     /// The value of these sizes, which `source` computes when it is needed.
-    pub(super) fn later(
+    pub(crate) fn later(
         dims: &[usize],
         dtype: DType,
         device: &Device,
@@ -49,7 +61,7 @@ impl Value {
         }))
     }
 
-    pub(super) fn get(&self) -> Result<&Tensor> {
+    pub(crate) fn get(&self) -> Result<&Tensor> {
         match self {
             Self::Made(tensor) => Ok(tensor),
             Self::Rows(rows) => match rows.made.get() {
@@ -63,11 +75,29 @@ impl Value {
     }
 
     /// The codes, unless the tensor exists or has to.
-    pub(super) fn cast(&self, quantizer: &Quantizer) -> Result<Option<Quantized>> {
+    pub(crate) fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
         match self {
-            Self::Rows(rows) if rows.made.get().is_none() => rows.source.cast(quantizer),
+            Self::Rows(rows) if rows.made.get().is_none() => rows.source.cast(quantizer, both),
             _ => Ok(None),
         }
+    }
+
+    /// The codes and the sums over rows, if a device does that in one pass.
+    pub(crate) fn cast_and_sum(
+        &self,
+        quantizer: &Quantizer,
+        both: bool,
+        dtype: DType,
+    ) -> Result<Option<(Quantized, Tensor)>> {
+        let made = match self {
+            Self::Made(tensor) => tensor,
+            Self::Rows(rows) => match rows.made.get() {
+                Some(tensor) => tensor,
+                None => return rows.source.cast_and_sum(quantizer, both, dtype),
+            },
+        };
+        let cast = quantizer.quantize_and_sum(&Made::Stored(made), both, Some(dtype))?;
+        Ok(cast.and_then(|(quantized, sums)| Some((quantized, sums?))))
     }
 
     /// A tensor of the same shape, dtype and device, whose elements mean nothing unless the value exists.
@@ -84,14 +114,14 @@ impl Value {
         }
     }
 
-    pub(super) fn dims(&self) -> &[usize] {
+    pub(crate) fn dims(&self) -> &[usize] {
         match self {
             Self::Made(tensor) => tensor.dims(),
             Self::Rows(rows) => &rows.dims,
         }
     }
 
-    pub(super) fn dtype(&self) -> DType {
+    pub(crate) fn dtype(&self) -> DType {
         match self {
             Self::Made(tensor) => tensor.dtype(),
             Self::Rows(rows) => rows.dtype,

@@ -41,7 +41,13 @@ impl Approx {
 
     /// Written to memory in `dtype` by a kernel that computes in f32, and read again.
     pub fn stored(self, dtype: DType) -> Self {
-        self.rounded(unit_of_16_bits(dtype) / UNIT)
+        let relative = unit_of_16_bits(dtype) * self.value.abs();
+        // Half the distance of the subnormal numbers of f16, which small factors reach.
+        let subnormal = match dtype {
+            DType::F16 => 2f64.powi(-25),
+            _ => 0.0,
+        };
+        self.off_by(relative.max(subnormal) / UNIT)
     }
 
     pub fn abs(self) -> Self {

@@ -4,7 +4,7 @@ use candle_core::Device;
 use std::cell::OnceCell;
 
 thread_local! {
-    /// One per thread: candle's CUDA streams are per thread too.
+    /// One per thread, so that tests do not wait for each other.
     static DEVICE: OnceCell<Device> = const { OnceCell::new() };
 }
 
@@ -19,15 +19,14 @@ pub fn device() -> Device {
 fn choose() -> Device {
     match std::env::var("FP8_TEST_DEVICE").as_deref() {
         Ok("cpu") => Device::Cpu,
-        Ok("cuda") => Device::new_cuda(0)
+        Ok("cuda") => Device::new_cuda_with_stream(0)
             .unwrap_or_else(|error| panic!("FP8_TEST_DEVICE=cuda, but there is none: {error}")),
         Ok(other) => panic!("FP8_TEST_DEVICE={other}: expected cpu or cuda"),
-        Err(_) if candle_core::utils::cuda_is_available() => {
-            Device::new_cuda(0).unwrap_or_else(|error| {
+        Err(_) if candle_core::utils::cuda_is_available() => Device::new_cuda_with_stream(0)
+            .unwrap_or_else(|error| {
                 println!("no CUDA device, so tests run on the CPU: {error}");
                 Device::Cpu
-            })
-        }
+            }),
         Err(_) => Device::Cpu,
     }
 }

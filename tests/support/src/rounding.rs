@@ -40,6 +40,14 @@ pub fn bound(len: usize, magnitude: f64, square: f64) -> f64 {
     always.min(LAMBDA * UNIT * (n as f64 * square).sqrt())
 }
 
+/// [`bound`] for FP8 tensor cores, which keep about 14 bits of a sum: they shift the products of a step of 32 terms and the sum
+/// so far to the largest exponent among them and drop what lies 13 bits below it (measured for Hopper in "DeepSeek-V3 Technical
+/// Report", arXiv:2412.19437, section 3.3.2). Each of `len` terms loses at most `2^-13` of the largest partial sum, which is
+/// `3 q` with hardly an exception; the standard deviation of what a truncation takes is that over `sqrt(3)`, and signs are random.
+pub fn tensor_core_bound(len: usize, square: f64) -> f64 {
+    LAMBDA * 2f64.powi(-13) * (3. * roundings(len) as f64 * square).sqrt()
+}
+
 /// The largest Euclidean norm of the errors of many such sums, as a share of the norm of the exact sums. A norm
 /// averages, so it is close to the standard deviation; a factor of 1.5 leaves room for the chance in the exact sums.
 pub fn norm_share(len: usize) -> f64 {

@@ -103,6 +103,7 @@ struct Matrix {
 struct Problem {
   const char* call;
   int compute, scale_type, transa, transb, epilogue, a_mode, b_mode, bias_type;
+  bool fast_accum;
   const float *a_scale, *b_scale;
   const void* bias;
   bool extras;  // attributes of fp8 outputs and auxiliary outputs, which are not covered

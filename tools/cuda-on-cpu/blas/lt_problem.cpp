@@ -34,6 +34,7 @@ Problem::Problem(const char* call, const MatmulDesc& desc, const Layout& la, con
   a_mode = at.get<int32_t>(kDescAScaleMode, kScalar);
   b_mode = at.get<int32_t>(kDescBScaleMode, kScalar);
   a_scale = at.get<const float*>(kDescAScale, nullptr);
+  fast_accum = at.get<int8_t>(kDescFastAccum, 0) != 0;
   b_scale = at.get<const float*>(kDescBScale, nullptr);
   bias = at.get<const void*>(kDescBiasPointer, nullptr);
   bias_type = at.get<int32_t>(kDescBiasDataType, -1);
@@ -83,6 +84,9 @@ Status Problem::check_scales() const {
   bool a_block = a_mode == kVec128 || a_mode == kBlk128, b_block = b_mode == kVec128 || b_mode == kBlk128;
   if (a_block != b_block || (a_mode == kOuterVec) != (b_mode == kOuterVec) || (a_mode == kBlk128 && b_mode == kBlk128))
     return refuse(kNotSupported, call, "scale modes %d and %d do not go together", a_mode, b_mode);
+  if (a_block && fast_accum) return refuse(kNotSupported, call, "block scales do not go with fast accumulation");
+  if (a_block && (m % 16 || n % 16))
+    return refuse(kNotSupported, call, "block scales need rows and columns that are multiples of 16: m %ld n %ld", m, n);
   if (a_mode != kScalar && d.batch != 1)
     return refuse(kNotSupported, call, "batches with scale mode %d are not covered", a_mode);
   return kSuccess;

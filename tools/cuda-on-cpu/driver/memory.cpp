@@ -60,6 +60,7 @@ void check_zones(uintptr_t start, const Allocation& a, const char* after) {
 }
 
 CUresult allocate(CUdeviceptr* out, size_t bytes) {
+  if (!bytes) return CUDA_ERROR_INVALID_VALUE;
   Memory& m = memory();
   std::lock_guard<std::mutex> lock(m.mutex);
   if (m.used + bytes > options().memory) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -174,9 +175,10 @@ EXPORT void coc_check_guards(const char* after) { check_guards(after); }
 
 EXPORT CUresult cuMemAlloc(CUdeviceptr* out, size_t bytes) {
   NEED_CONTEXT();
-  return bytes ? allocate(out, bytes) : CUDA_ERROR_INVALID_VALUE;
+  return allocate(out, bytes);
 }
 
+// Of nothing: the drivers of chips with memory pools give null, though their documentation does not promise it.
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr* out, size_t bytes, CUstream) {
   NEED_CONTEXT();
   *out = 0;
@@ -191,6 +193,20 @@ EXPORT CUresult cuMemFree(CUdeviceptr address) {
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream) {
   NEED_CONTEXT();
   return release(address);
+}
+
+// The one pool there is; it keeps nothing, so its threshold changes nothing.
+EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
+  if (device != 0) return CUDA_ERROR_INVALID_DEVICE;
+  *pool = reinterpret_cast<CUmemoryPool>(&memory());
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void* value) {
+  if (pool != reinterpret_cast<CUmemoryPool>(&memory()) || !value) return CUDA_ERROR_INVALID_VALUE;
+  if (which != CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) return CUDA_ERROR_NOT_SUPPORTED;
+  trace("memory pool keeps %lu bytes", *static_cast<uint64_t*>(value));
+  return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemGetInfo(size_t* free, size_t* total) {

@@ -126,6 +126,11 @@ EXPORT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   NEED_CONTEXT();
   if (!image) return CUDA_ERROR_INVALID_VALUE;
   auto* text = static_cast<const char*>(image);
+  // Machine code: there is none for this chip, as for one that is newer than the program.
+  if (!memcmp(text, "\x7f" "ELF", 4)) {
+    trace("machine code refused");
+    return CUDA_ERROR_NO_BINARY_FOR_GPU;
+  }
   auto* m = new CUmod_st;
   if (is_text(text)) m->kernels = parse_ptx(text);
   m->any_kernel = m->kernels.empty();

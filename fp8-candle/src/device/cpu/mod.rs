@@ -171,6 +171,11 @@ impl Backend for CpuBackend {
         tensor(CpuStorage::U8(codes), (n, k))
     }
 
+    /// In the order of candle's own matmul backward, so that the bits equal the plain layer's.
+    fn transposed_product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        Ok(b.t()?.matmul(a)?.t()?)
+    }
+
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
         let _scope = enter(Kind::Gemm);
         let cols = x.dim(1)?;

@@ -349,6 +349,7 @@ const ONE_BLOCK: Shape = Shape {
     grid: (1, 1, 1),
     threads: NORM_THREADS,
     shared: 0,
+    resident: false,
 };
 
 impl Table {

@@ -5,7 +5,7 @@ use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels, launch};
 use crate::data::attention::Attention;
 use crate::device::backend::FusedAttention;
 use crate::error::{Result, internal};
-use crate::ready::{owned_storage, tensor_of};
+use crate::ready::{take_storage, tensor_of};
 use candle_core::{DType, Layout, Storage, Tensor};
 
 kernels! { ATTENTION_FORWARD_KERNELS in ATTENTION_FORWARD;
@@ -72,7 +72,7 @@ impl FusedAttention for CudaAttention {
         if q.dtype() != out_dtype {
             let (y, lse) = self.forward(attention, [&q, &k, &v], q.dtype())?;
             let y = tensor_of(y, q.shape())?.to_dtype(out_dtype)?;
-            return Ok((owned_storage(&y)?, lse));
+            return Ok((take_storage(y)?, lse));
         }
         let qkv = [&q, &k, &v];
         let gpu = Gpu::of(qkv[0])?;

@@ -1,5 +1,6 @@
 //! Casts: which kernel is used for which matrix.
 
+use super::arena::zeroed_cell;
 use super::gpu::{Buffer, Gpu, with_pointers};
 use super::kernels::{Arg, Shape, format_id, kernels, launch};
 use super::scales::{Scales, amax, in_f32, policy_args, row_threads, scales};
@@ -17,7 +18,7 @@ kernels! { CAST_KERNELS in CAST;
 }
 
 /// Whether the hardware conversion computes `cast`: the OCP formats, nearest-even, saturating, rounded once.
-fn is_plain(cast: &Cast) -> bool {
+pub(super) fn is_plain(cast: &Cast) -> bool {
     matches!(cast.format, Format::E4M3 | Format::E5M2)
         && cast.rounding == Rounding::NearestEven
         && cast.overflow == Overflow::Saturate
@@ -43,21 +44,23 @@ pub(super) fn quantize(
     let x = in_f32(x)?;
     let gpu = Gpu::of(&x)?;
     let (rows, cols, n) = (grid.rows(), grid.cols(), x.elem_count());
-    let amax = measure.then(|| gpu.zeros(DType::F32, 1)).transpose()?;
-    let amax_ptr = Arg::Ptr(amax.as_ref().map_or(0, Buffer::ptr));
+    let amax = measure.then(|| zeroed_cell(&gpu)).transpose()?;
     if n == 0 {
-        let empty = || Tensor::zeros(shape, DType::U8, x.device());
         let codes = Codes {
-            row_major: Some(empty()?),
+            row_major: Some(gpu.zero_tensor(DType::U8, shape)?),
             transposed: (orientation.transposed())
-                .then(|| Tensor::zeros((cols, rows), DType::U8, x.device()))
+                .then(|| gpu.zero_tensor(DType::U8, (cols, rows)))
                 .transpose()?,
         };
-        return Ok((codes, amax.map(|amax| amax.into_tensor(1)).transpose()?));
+        return Ok((codes, amax));
     }
     let quant_scale = quant_scale.contiguous()?;
     let scales = Scales::of(grid);
-    let codes = with_pointers(&gpu, [&x, &quant_scale], |[x_ptr, scale_ptr]| {
+    // Without a measurement any tensor will do; its address is not passed on.
+    let cell = amax.as_ref().unwrap_or(&quant_scale);
+    let inputs = [&x, &quant_scale, cell];
+    let codes = with_pointers(&gpu, inputs, |[x_ptr, scale_ptr, cell]| {
+        let amax_ptr = Arg::Ptr(if measure { cell } else { 0 });
         let dtype = x.dtype();
         let (from, by) = (Arg::Ptr(x_ptr), Arg::Ptr(scale_ptr));
         let e5m2 = Arg::Int((cast.format == Format::E5M2).into());
@@ -83,11 +86,13 @@ pub(super) fn quantize(
                 Arg::Int((scales == Scales::PerCol).into()),
                 e5m2,
             ];
-            // Four blocks fit on a multiprocessor; more of them take turns.
-            let shape_ = Shape::blocks(tiles.min(gpu.multiprocessors() * 16), 256);
+            let blocks = Shape {
+                resident: true,
+                ..Shape::blocks(tiles, 256)
+            };
             // SAFETY: x and the codes have rows * cols elements, both dimensions are multiples of 16 and x is aligned, as
             // the kernel requires; there is one scale, or one per column.
-            unsafe { launch(&gpu, CAST_TRANSPOSE.of(OP, dtype)?, shape_, &args)? };
+            unsafe { launch(&gpu, CAST_TRANSPOSE.of(OP, dtype)?, blocks, &args)? };
             return Ok(Codes {
                 row_major: row_major
                     .map(|codes| codes.into_tensor(shape))
@@ -99,7 +104,7 @@ pub(super) fn quantize(
         let to = Arg::Ptr(row_major.ptr());
         if plain && scales == Scales::One {
             let args = [from, by, to, amax_ptr, Arg::Len(n as u64), e5m2];
-            let shape = Shape::stride(&gpu, n.div_ceil(16));
+            let shape = Shape::stride(n.div_ceil(16));
             // SAFETY: n values, n codes, one scale.
             unsafe { launch(&gpu, CAST_FLAT.of(OP, dtype)?, shape, &args)? };
         } else {
@@ -123,14 +128,7 @@ pub(super) fn quantize(
                 Arg::Int(key.tensor),
             ];
             // SAFETY: n values, n codes, and as many scales as the grid has, which the caller has checked.
-            unsafe {
-                launch(
-                    &gpu,
-                    CAST_GENERAL.of(OP, dtype)?,
-                    Shape::stride(&gpu, n),
-                    &args,
-                )?
-            };
+            unsafe { launch(&gpu, CAST_GENERAL.of(OP, dtype)?, Shape::stride(n), &args)? };
         }
         let row_major = row_major.into_tensor(shape)?;
         let transposed = (orientation.transposed())
@@ -143,7 +141,7 @@ pub(super) fn quantize(
             transposed,
         })
     })?;
-    Ok((codes, amax.map(|amax| amax.into_tensor(1)).transpose()?))
+    Ok((codes, amax))
 }
 
 fn rounding_args(rounding: Rounding) -> Result<(u32, fp8_core::StochasticKey)> {

@@ -31,10 +31,10 @@ pub(super) fn dequantize(
     let kernel = DEQUANTIZE.of("dequantize", dtype)?;
     let (codes, dequant_scale) = (codes.contiguous()?, dequant_scale.contiguous()?);
     let n = codes.elem_count();
-    if n == 0 {
-        return Ok(Tensor::zeros(codes.shape(), dtype, codes.device())?);
-    }
     let gpu = Gpu::of(&codes)?;
+    if n == 0 {
+        return gpu.zero_tensor(dtype, codes.shape());
+    }
     let out = gpu.alloc(dtype, n)?;
     with_pointers(&gpu, [&codes, &dequant_scale], |[code_ptr, scale_ptr]| {
         let args = [
@@ -49,7 +49,7 @@ pub(super) fn dequantize(
             Arg::Int(format_id(format)),
         ];
         // SAFETY: n codes and values, and as many scales as the grid has.
-        unsafe { launch(&gpu, kernel, Shape::stride(&gpu, n.div_ceil(16)), &args) }
+        unsafe { launch(&gpu, kernel, Shape::stride(n.div_ceil(16)), &args) }
     })?;
     out.into_tensor(codes.shape())
 }
@@ -60,7 +60,7 @@ pub(super) fn transpose(codes: &Tensor, out_rows: usize) -> Result<Tensor> {
     let codes = codes.contiguous()?;
     let gpu = Gpu::of(&codes)?;
     if cols * out_rows == 0 {
-        return Ok(Tensor::zeros((cols, out_rows), DType::U8, codes.device())?);
+        return gpu.zero_tensor(DType::U8, (cols, out_rows));
     }
     let out = gpu.alloc(DType::U8, cols * out_rows)?;
     with_pointers(&gpu, [&codes], |[from]| {
@@ -93,7 +93,7 @@ pub(super) fn pad(codes: &Tensor, out_rows: usize, out_cols: usize) -> Result<Te
             Arg::Len(out_rows as u64),
             Arg::Len(out_cols as u64),
         ];
-        let shape = Shape::stride(&gpu, out_rows * out_cols);
+        let shape = Shape::stride(out_rows * out_cols);
         // SAFETY: rows * cols codes in, out_rows * out_cols out.
         unsafe { launch(&gpu, &PAD_CODES, shape, &args) }
     })?;

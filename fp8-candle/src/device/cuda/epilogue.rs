@@ -31,7 +31,7 @@ pub(super) fn add_bias(
             Arg::Len(len as u64),
             Arg::Len(bias.elem_count() as u64),
         ];
-        let shape = Shape::stride(gpu, len.div_ceil(8));
+        let shape = Shape::stride(len.div_ceil(8));
         // SAFETY: y has len values, in rows as long as the bias.
         unsafe { launch(gpu, ADD_BIAS.of(OP, dtype)?, shape, &args) }
     })
@@ -68,7 +68,7 @@ pub(super) fn scale_product(
                 Arg::Int(per_row.into()),
                 Arg::Int(per_col.into()),
             ];
-            let shape = Shape::stride(gpu, (m * n).div_ceil(4));
+            let shape = Shape::stride((m * n).div_ceil(4));
             // SAFETY: sums has m rows of `pitch` values, y m * n; scales are one or one per row and column; the bias has n.
             unsafe { launch(gpu, SCALE_PRODUCT.of(OP, out.dtype)?, shape, &args) }
         },
@@ -82,17 +82,11 @@ pub(super) fn sum_rows(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let x = in_f32(&x.contiguous()?)?;
     let gpu = Gpu::of(&x)?;
     if rows * cols == 0 {
-        return Ok(Tensor::zeros(cols, dtype, x.device())?);
+        return gpu.zero_tensor(dtype, cols);
     }
     let run = rows_per_block(rows);
     let parts = rows.div_ceil(run as usize);
     let partial = gpu.alloc(DType::F32, parts * cols)?;
-    let narrow = if dtype == DType::F64 {
-        DType::F32
-    } else {
-        dtype
-    };
-    let out = gpu.alloc(narrow, cols)?;
     with_pointers(&gpu, [&x], |[x_ptr]| {
         let args = [
             Arg::Ptr(x_ptr),
@@ -105,20 +99,31 @@ pub(super) fn sum_rows(x: &Tensor, dtype: DType) -> Result<Tensor> {
         // SAFETY: rows * cols values; a row of partial sums for each run of rows.
         unsafe { launch(&gpu, SUM_ROWS.of("sum_rows", x.dtype())?, shape, &args) }
     })?;
+    sum_partials(&gpu, &partial, (parts, cols), dtype)
+}
+
+/// `[cols]`, the sums over the rows of `partial`, f32 `[parts, cols]`, in an order that depends only on the shape.
+pub(super) fn sum_partials(
+    gpu: &Gpu,
+    partial: &Buffer,
+    (parts, cols): (usize, usize),
+    dtype: DType,
+) -> Result<Tensor> {
+    const COLS: usize = 32;
+    const THREADS: u32 = 256;
+    let narrow = match dtype {
+        DType::F64 => DType::F32,
+        dtype => dtype,
+    };
+    let out = gpu.alloc(narrow, cols)?;
     let args = [
         Arg::Ptr(partial.ptr()),
         Arg::Ptr(out.ptr()),
         Arg::Len(parts as u64),
         Arg::Len(cols as u64),
     ];
-    // SAFETY: parts rows of cols partial sums, cols results.
-    unsafe {
-        launch(
-            &gpu,
-            SUM_PARTIALS.of("sum_rows", narrow)?,
-            Shape::stride(&gpu, cols),
-            &args,
-        )?
-    };
+    let shape = Shape::blocks(cols.div_ceil(COLS), THREADS);
+    // SAFETY: parts rows of cols partial sums, cols results; a block of 8 warps for 32 columns.
+    unsafe { launch(gpu, SUM_PARTIALS.of("sum_rows", narrow)?, shape, &args)? };
     Ok(out.into_tensor(cols)?.to_dtype(dtype)?)
 }

@@ -7,16 +7,24 @@
 //! | the same | 8.9 | cuBLASLt to f32 without scales, then a kernel that scales, adds the bias and rounds |
 //! | 1x128, 128x128 | 9.0, CUDA 12.9 | cuBLASLt, block scales |
 //! | any other, and format pairs that the chip cannot multiply | any | dequantized, then candle's f32 product |
+//!
+//! [`GemmPaths`](super::paths::GemmPaths) counts which way products took: the last one is 20 to 30 times slower, and its values
+//! are right.
+//!
+//! Rounding of a bias: cuBLASLt's epilogue adds it in f32 and rounds once. The other ways round the scaled sum to the
+//! output's dtype first, as on the CPU, and then the sum with the bias, so f16 and bf16 results can differ by one unit in the
+//! last place between them.
 
 use super::codes::{pad, transpose};
 use super::epilogue::{add_bias, scale_product};
 use super::gpu::{Buffer, Gpu, with_pointers};
 use super::lt::{self, Operand, Product, ScaleMode};
+use super::paths::{self, GemmPath};
 use super::scales::Scales;
 use crate::data::codes::{GemmCodes, GemmOperand, GemmOutput};
 use crate::error::{Error, Result};
-use crate::ready::owned_storage;
-use candle_core::{DType, Device, Storage, Tensor};
+use crate::ready::take_storage;
+use candle_core::{DType, Storage, Tensor};
 use fp8_core::{Contraction, Format, ScaleGrid};
 
 const OP: &str = "fp8 gemm";
@@ -122,7 +130,10 @@ pub(super) fn gemm(
     };
     match done {
         Some(storage) => Ok(storage),
-        None => dequantized(&gpu, (a, kinds.0), (b, kinds.1), out),
+        None => {
+            paths::count(GemmPath::Dequantized);
+            dequantized(&gpu, (a, kinds.0), (b, kinds.1), out)
+        }
     }
 }
 
@@ -144,11 +155,9 @@ fn block_mode(kind: Kind) -> Option<ScaleMode> {
 
 /// The result if there is nothing to sum: zeros, plus the bias.
 fn empty(gpu: &Gpu, m: usize, n: usize, out: &GemmOutput<'_>) -> Result<Storage> {
-    let device = Device::Cuda(gpu.device().clone());
-    let zeros = Tensor::zeros((m, n), out.dtype, &device)?;
     match out.bias {
-        Some(bias) => owned_storage(&zeros.broadcast_add(bias)?),
-        None => owned_storage(&zeros),
+        Some(bias) if m * n > 0 => take_storage(bias.broadcast_as((m, n))?.force_contiguous()?),
+        _ => Ok(gpu.zeros(out.dtype, m * n)?.into_storage()),
     }
 }
 
@@ -262,10 +271,10 @@ fn direct(
 ) -> Result<Option<Storage>> {
     let (m, n) = (a.kept(), b.kept());
     let k = a.contracted().next_multiple_of(MULTIPLE);
-    // Rows of 1x128 scales are read 16 bytes at a time, in the layout of Transformer Engine.
-    let rows = match a_mode {
-        ScaleMode::Vector128 => m.next_multiple_of(4),
-        _ => m,
+    // The columns of the library's column-major result may be any number, but with block scales.
+    let rows = match a_mode.is_block() {
+        true => m.next_multiple_of(MULTIPLE),
+        false => m,
     };
     let a = Ready::new(a, a_mode, rows, k)?;
     let b = Ready::new(b, b_mode, n.next_multiple_of(MULTIPLE), k)?;
@@ -287,6 +296,7 @@ fn direct(
         },
         None => return Ok(None),
     };
+    paths::count(GemmPath::Direct);
     if !whole {
         return finish_padded(y, (rows, b.kept), (m, n), bias.as_ref()).map(Some);
     }
@@ -305,8 +315,8 @@ fn finish_padded(
 ) -> Result<Storage> {
     let y = y.into_tensor(padded)?.narrow(0, 0, m)?.narrow(1, 0, n)?;
     match bias {
-        Some(bias) => owned_storage(&y.broadcast_add(bias)?),
-        None => owned_storage(&y.contiguous()?),
+        Some(bias) => take_storage(y.broadcast_add(bias)?),
+        None => take_storage(y.force_contiguous()?),
     }
 }
 
@@ -327,7 +337,7 @@ fn product(
             out: y.ptr(),
             dtype: out.dtype,
             bias,
-            fast_accum: out.use_fast_accum,
+            fast_accum: out.use_fast_accum && !a.mode.is_block() && !b.mode.is_block(),
         };
         // SAFETY: codes are [kept, contracted], scales as their mode requires, y has a.kept * b.kept values of the dtype,
         // the bias b.kept of the same; all are on this device and live beyond the launch in stream order.
@@ -369,6 +379,7 @@ fn scaled_after(
     if !product(gpu, &left, &right, &sums, &wide, None)? {
         return Ok(None);
     }
+    paths::count(GemmPath::ScaledAfter);
     let sums = sums.into_tensor((m, right.kept))?;
     let (by_row, by_col) = (a.dequant_scale.contiguous()?, b.dequant_scale.contiguous()?);
     let sizes = (m, n, right.kept);

@@ -1,27 +1,15 @@
 //! A CUDA device as kernels need it: its chip, its memory, pointers to tensors.
 
+use super::chip::Chip;
 use crate::error::{Error, Result, internal};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaStream, DevicePtr, SyncOnDrop,
-    sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop,
 };
 use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Shape, Storage, Tensor};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// Constant properties of a chip.
-#[derive(Debug, Clone)]
-struct Chip {
-    name: String,
-    capability: (i32, i32),
-    multiprocessors: usize,
-}
-
-/// Chips by ordinal, since asking the driver takes longer than a launch.
-static CHIPS: Mutex<Option<HashMap<usize, Arc<Chip>>>> = Mutex::new(None);
+use std::sync::Arc;
 
 /// A CUDA device of candle.
 #[derive(Debug, Clone)]
@@ -38,32 +26,15 @@ impl Gpu {
     }
 
     /// The GPU of `device`.
+    ///
+    /// # Errors
+    /// If it is no CUDA device, or one whose stream belongs to another thread.
     pub(crate) fn new(device: &Device) -> Result<Self> {
         let Device::Cuda(cuda) = device else {
             return Err(Error::Device(device.location()));
         };
         let stream = cuda.cuda_stream();
-        let context = stream.context();
-        // This thread may not be the one that opened the device.
-        context.bind_to_thread().map_err(candle_core::Error::wrap)?;
-        let mut chips = CHIPS.lock().unwrap_or_else(PoisonError::into_inner);
-        let chips = chips.get_or_insert_default();
-        let chip = match chips.get(&context.ordinal()) {
-            Some(chip) => chip.clone(),
-            None => {
-                let wrap = candle_core::Error::wrap;
-                let count = context
-                    .attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-                    .map_err(wrap)?;
-                let chip = Arc::new(Chip {
-                    name: context.name().map_err(wrap)?,
-                    capability: context.compute_capability().map_err(wrap)?,
-                    multiprocessors: usize::try_from(count).unwrap_or(1).max(1),
-                });
-                chips.insert(context.ordinal(), chip.clone());
-                chip
-            }
-        };
+        let chip = Chip::of(cuda, &stream)?;
         Ok(Self {
             device: cuda.clone(),
             stream,
@@ -96,13 +67,14 @@ impl Gpu {
         self.chip.multiprocessors
     }
 
-    /// Memory for `len` elements of `dtype`, with no defined values.
+    /// Memory for `len` elements of `dtype`, with no defined values. Not every driver allocates nothing, so there is always
+    /// memory for one.
     ///
     /// # Errors
     /// [`Error::DeviceMemory`] if there is not enough.
     pub(crate) fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
         // SAFETY: kernels write every element before anything reads it.
-        let storage = unsafe { self.device.alloc_uninit(&Shape::from(len), dtype) };
+        let storage = unsafe { self.device.alloc_uninit(&Shape::from(len.max(1)), dtype) };
         self.buffer(storage, dtype, len)
     }
 
@@ -111,7 +83,7 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::alloc`].
     pub(crate) fn zeros(&self, dtype: DType, len: usize) -> Result<Buffer> {
-        let storage = self.device.zeros_impl(&Shape::from(len), dtype);
+        let storage = self.device.zeros_impl(&Shape::from(len.max(1)), dtype);
         self.buffer(storage, dtype, len)
     }
 
@@ -124,7 +96,13 @@ impl Gpu {
         match storage {
             Ok(storage) => {
                 let ptr = pointer(&storage, 0, &self.stream)?.0;
-                Ok(Buffer { storage, ptr, len })
+                let stream = self.stream.clone();
+                Ok(Buffer {
+                    storage,
+                    ptr,
+                    len,
+                    stream,
+                })
             }
             Err(source) => {
                 let free = self
@@ -143,6 +121,12 @@ impl Gpu {
         }
     }
 
+    /// A tensor of zeros, of any size.
+    pub(crate) fn zero_tensor(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        self.zeros(dtype, shape.elem_count())?.into_tensor(shape)
+    }
+
     /// A tensor on this device from values on the host.
     pub(crate) fn upload<T: candle_core::WithDType>(&self, values: &[T]) -> Result<Tensor> {
         Ok(Tensor::from_slice(
@@ -159,6 +143,7 @@ pub(crate) struct Buffer {
     storage: CudaStorage,
     ptr: u64,
     len: usize,
+    stream: Arc<CudaStream>,
 }
 
 impl Buffer {
@@ -167,12 +152,14 @@ impl Buffer {
         self.ptr
     }
 
-    /// As a storage for a custom op or [`crate::ready::Ready`].
-    pub(crate) fn into_storage(self) -> Storage {
+    /// As a storage for a custom op or [`crate::ready::Ready`], once the kernels that write it are launched.
+    pub(crate) fn into_storage(mut self) -> Storage {
+        record_write(&mut self.storage, &self.stream);
         Storage::Cuda(self.storage)
     }
 
-    /// As a tensor outside any graph; `shape` has as many elements as were allocated.
+    /// As a tensor outside any graph; `shape` has as many elements as were allocated. As [`Buffer::into_storage`], after the
+    /// launches.
     pub(crate) fn into_tensor(self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.elem_count() != self.len {
@@ -182,7 +169,7 @@ impl Buffer {
             );
         }
         Ok(Tensor::from_storage(
-            Storage::Cuda(self.storage),
+            self.into_storage(),
             shape,
             BackpropOp::none(),
             false,
@@ -279,4 +266,20 @@ fn pointer<'a>(
         CudaStorageSlice::F8E4M3(slice) => at(slice, offset, stream),
         _ => internal!("no kernel takes {:?}", storage.dtype()),
     })
+}
+
+/// Tells cudarc that everything launched so far may have written to `storage`, for other devices' streams to wait for.
+fn record_write(storage: &mut CudaStorage, stream: &CudaStream) {
+    fn record<T>(slice: &mut CudaSlice<T>, stream: &CudaStream) {
+        let _recorded_when_dropped = slice.device_ptr_mut(stream);
+    }
+    match &mut storage.slice {
+        CudaStorageSlice::U8(slice) => record(slice, stream),
+        CudaStorageSlice::U32(slice) => record(slice, stream),
+        CudaStorageSlice::BF16(slice) => record(slice, stream),
+        CudaStorageSlice::F16(slice) => record(slice, stream),
+        CudaStorageSlice::F32(slice) => record(slice, stream),
+        CudaStorageSlice::F64(slice) => record(slice, stream),
+        _ => {}
+    }
 }

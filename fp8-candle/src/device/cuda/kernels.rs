@@ -1,6 +1,7 @@
 //! The kernels of `kernels/*.cu`: their names, their parameters, and the one place that launches them.
 
 use super::gpu::Gpu;
+use super::loaded;
 use crate::error::{Error, Result, internal};
 use candle_core::DType;
 use candle_core::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
@@ -14,17 +15,11 @@ pub(crate) struct Module {
     pub(super) name: &'static str,
     /// For compute capability 8.0, 8.9 and 9.0a.
     pub(super) ptx: [&'static str; 3],
-}
-
-impl Module {
-    /// The PTX for a chip of `capability`.
-    fn ptx(&self, capability: (i32, i32)) -> &'static str {
-        match capability {
-            (9, 0) => self.ptx[2],
-            newer if newer >= (8, 9) => self.ptx[1],
-            _ => self.ptx[0],
-        }
-    }
+    /// Machine code for 8.0, 8.9, 9.0a, 10.0 and 12.0; empty where the build had no assembler for it.
+    pub(super) cubins: [&'static [u8]; 5],
+    /// What the assembler says of the kernels of 9.0a.
+    #[cfg(test)]
+    pub(super) resources: &'static str,
 }
 
 /// A kernel and its parameters: `p` a device pointer, `l` a u64, `i` a 32-bit integer, `f` an f32.
@@ -137,6 +132,9 @@ pub(crate) struct Shape {
     pub(crate) grid: (u32, u32, u32),
     pub(crate) threads: u32,
     pub(crate) shared: u32,
+    /// Whether blocks beyond those that are resident at once are not launched: they would only begin when the first have ended,
+    /// and leave most of the chip idle at the end. For kernels with a grid-stride loop.
+    pub(crate) resident: bool,
 }
 
 impl Shape {
@@ -152,16 +150,18 @@ impl Shape {
             grid: (clamp(x, i32::MAX as u32), clamp(y, 65535), 1),
             threads,
             shared: 0,
+            resident: false,
         }
     }
 
     /// Enough blocks of 256 threads for `items`, or as many as fill the chip, where each thread takes several items: for
     /// kernels with a grid-stride loop.
-    pub(crate) fn stride(gpu: &Gpu, items: usize) -> Self {
+    pub(crate) fn stride(items: usize) -> Self {
         const THREADS: usize = 256;
-        const BLOCKS_PER_PROCESSOR: usize = 8;
-        let full = gpu.multiprocessors() * BLOCKS_PER_PROCESSOR;
-        Self::blocks(items.div_ceil(THREADS).min(full), THREADS as u32)
+        Self {
+            resident: true,
+            ..Self::blocks(items.div_ceil(THREADS), THREADS as u32)
+        }
     }
 }
 
@@ -171,7 +171,6 @@ impl Shape {
 /// The pointers in `args` must be what the kernel expects: to its element types, in bounds for the sizes that are passed,
 /// alive until the stream has run the kernel, and not written by anything else until then.
 pub(crate) unsafe fn launch(gpu: &Gpu, kernel: &Kernel, shape: Shape, args: &[Arg]) -> Result<()> {
-    use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MAX_SHARED;
     if !args
         .iter()
         .map(|arg| arg.letter())
@@ -183,18 +182,9 @@ pub(crate) unsafe fn launch(gpu: &Gpu, kernel: &Kernel, shape: Shape, args: &[Ar
             kernel.parameters
         );
     }
-    let module = kernel.module;
-    let ptx = module.ptx(gpu.capability());
-    let function = gpu
-        .device()
-        .get_or_load_custom_func(kernel.name, module.name, ptx)
-        .map_err(|error| error.context(format!("kernel {}", kernel.name)))?;
-    if shape.shared > 48 << 10 {
-        function
-            .set_attribute(MAX_SHARED, shape.shared as i32)
-            .map_err(candle_core::Error::wrap)?;
-    }
-    let mut builder = function.builder();
+    let loaded = loaded::function(gpu, kernel)?;
+    let function = loaded.with_shared(shape.shared)?;
+    let mut builder = gpu.stream().launch_builder(function);
     for arg in args {
         match arg {
             Arg::Ptr(value) | Arg::Len(value) => builder.arg(value),
@@ -202,8 +192,12 @@ pub(crate) unsafe fn launch(gpu: &Gpu, kernel: &Kernel, shape: Shape, args: &[Ar
             Arg::Float(value) => builder.arg(value),
         };
     }
+    let mut grid = shape.grid;
+    if shape.resident {
+        grid.0 = grid.0.min(loaded.resident(gpu, shape)?);
+    }
     let config = LaunchConfig {
-        grid_dim: shape.grid,
+        grid_dim: grid,
         block_dim: (shape.threads, 1, 1),
         shared_mem_bytes: shape.shared,
     };

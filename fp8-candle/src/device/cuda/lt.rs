@@ -33,6 +33,13 @@ pub(super) enum ScaleMode {
     Block128 = 5,
 }
 
+impl ScaleMode {
+    /// Whether scales change along the sum.
+    pub(super) fn is_block(self) -> bool {
+        matches!(self, Self::Vector128 | Self::Block128)
+    }
+}
+
 /// An operand as cuBLASLt sees it: `[kept, contracted]`, the sum contiguous.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Operand {
@@ -51,8 +58,9 @@ pub(super) struct Product {
     pub(super) contracted: usize,
     pub(super) out: u64,
     pub(super) dtype: DType,
-    /// `[b.kept]` in `dtype`, 0 for none.
+    /// `[b.kept]` in `dtype`, 0 for none. Added in f32 before the only rounding.
     pub(super) bias: u64,
+    /// Not with block scales, which the library refuses it for.
     pub(super) fast_accum: bool,
 }
 
@@ -69,9 +77,9 @@ struct Key {
     alignments: [u32; 3],
 }
 
-/// An algorithm and the bytes of workspace it needs, or why there is none.
+/// An algorithm and the bytes of workspace it needs; None if the library does not support the product.
 #[derive(Clone)]
-struct Choice(std::result::Result<(cublasLtMatmulAlgo_t, usize), String>);
+struct Choice(Option<(cublasLtMatmulAlgo_t, usize)>);
 
 // SAFETY: an algorithm is plain data, valid on any thread.
 unsafe impl Send for Choice {}
@@ -116,7 +124,8 @@ struct Descriptors {
 
 type LtResult<T> = std::result::Result<T, lt::CublasError>;
 
-/// Runs `product` on `gpu`'s stream; `Ok(false)` if the library has no algorithm for it.
+/// Runs `product` on `gpu`'s stream; `Ok(false)` if the library does not support it. Every other refusal is an error: a
+/// product that is computed in another, much slower way after a mistake of ours would pass every test of its values.
 ///
 /// # Safety
 /// The addresses must be of memory on `gpu` as [`Product`] describes it, alive until the stream has run the product.
@@ -126,7 +135,7 @@ pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
             version: version(),
             problem: describe(product),
             chip: gpu.chip_name().to_string(),
-            status: status.to_string(),
+            status: status_text(status.0),
         }
     };
     let descriptors = Descriptors::new(product).map_err(failed)?;
@@ -142,11 +151,14 @@ pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
     let choice = match remembered {
         Some(choice) => choice,
         None => {
-            let choice = Choice(
-                descriptors
-                    .algorithm(handle, most_workspace(gpu), &key.alignments)
-                    .map_err(|status| status.to_string()),
-            );
+            let found = descriptors.algorithm(handle, most_workspace(gpu), &key.alignments);
+            let choice = match found {
+                Ok(found) => Choice(Some(found)),
+                Err(lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => {
+                    Choice(None)
+                }
+                Err(status) => return Err(failed(status)),
+            };
             let mut choices = CHOICES.lock().unwrap_or_else(PoisonError::into_inner);
             let choices = choices.get_or_insert_default();
             if choices.len() >= MOST_CHOICES {
@@ -156,7 +168,7 @@ pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
             choice
         }
     };
-    let Ok((algorithm, workspace_len)) = choice.0 else {
+    let Some((algorithm, workspace_len)) = choice.0 else {
         return Ok(false);
     };
     let workspace = match workspace_len {
@@ -190,6 +202,13 @@ pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
     }
     .map_err(failed)?;
     Ok(true)
+}
+
+/// Name of a status and what the library says of it.
+fn status_text(status: sys::cublasStatus_t) -> String {
+    // SAFETY: the library returns a C string that lives as long as it does, for any status.
+    let text = unsafe { std::ffi::CStr::from_ptr(sys::cublasLtGetStatusString(status)) };
+    format!("{status:?}: {}", text.to_string_lossy())
 }
 
 impl Key {

@@ -2,16 +2,23 @@
 //! amax or history is copied to the host.
 
 pub(crate) mod adamw;
+mod arena;
 pub(crate) mod attention;
 mod cast;
+mod chip;
 mod codes;
 mod epilogue;
 mod gemm;
 pub(crate) mod gpu;
 pub(super) mod info;
 pub(crate) mod kernels;
+mod loaded;
 mod lt;
+pub(super) mod made;
+#[cfg(test)]
+mod made_tests;
 pub(crate) mod ops;
+pub(super) mod paths;
 mod scales;
 mod state;
 #[cfg(test)]

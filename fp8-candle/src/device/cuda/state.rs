@@ -39,9 +39,10 @@ impl CudaCells {
     }
 
     fn zeros(&self) -> Result<(Tensor, Tensor)> {
+        let gpu = Gpu::new(&self.device)?;
         Ok((
-            Tensor::zeros(self.rows, DType::F32, &self.device)?,
-            Tensor::zeros(self.rows, DType::U32, &self.device)?,
+            gpu.zero_tensor(DType::F32, self.rows)?,
+            gpu.zero_tensor(DType::U32, self.rows)?,
         ))
     }
 
@@ -111,7 +112,7 @@ impl AmaxCells for CudaCells {
                 Arg::Len(self.rows as u64),
             ];
             // SAFETY: all five have an entry per row.
-            unsafe { launch(&gpu, &TAKE_CELLS, Shape::stride(&gpu, self.rows), &args) }
+            unsafe { launch(&gpu, &TAKE_CELLS, Shape::stride(self.rows), &args) }
         })?;
         Ok(Recorded {
             amax: amax.into_tensor(self.rows)?,
@@ -140,7 +141,7 @@ impl AmaxCells for CudaCells {
                 Arg::Len(rows as u64),
             ];
             // SAFETY: the cells have at least as many rows as what is merged into them.
-            unsafe { launch(&gpu, &MERGE_CELLS, Shape::stride(&gpu, rows), &args) }
+            unsafe { launch(&gpu, &MERGE_CELLS, Shape::stride(rows), &args) }
         })
     }
 }
@@ -190,7 +191,7 @@ pub(super) fn update_columns(
     let flags = gpu.upload(&rows.iter().map(flags).collect::<Vec<_>>())?;
     let quant_scales = gpu.alloc(DType::F32, count)?;
     let dequant_scales = gpu.alloc(DType::F32, count)?;
-    let histories = gpu.alloc(DType::F32, (count * len).max(1))?;
+    let histories = gpu.alloc(DType::F32, count * len)?;
     let counts = gpu.alloc(DType::U32, count)?;
     let (amax, more) = (
         recorded.amax.contiguous()?,
@@ -220,12 +221,11 @@ pub(super) fn update_columns(
         // SAFETY: a block per row; every column has an entry, or `len`, per row.
         unsafe { launch(&gpu, &UPDATE_COLUMNS, Shape::blocks(count, 128), &args) }
     })?;
-    let histories = histories.into_tensor((count * len).max(1))?;
     Ok(Updated {
         columns: Columns {
             quant_scale: quant_scales.into_tensor(count)?,
             dequant_scale: dequant_scales.into_tensor(count)?,
-            amax_history: histories.narrow(0, 0, count * len)?.reshape((count, len))?,
+            amax_history: histories.into_tensor((count, len))?,
             non_finite: counts.into_tensor(count)?,
         },
         changed: None,

@@ -7,6 +7,7 @@ const OWN_LISTS: &[&[&[Kernel]]] = &[
     super::scales::AMAX_KERNELS,
     super::scales::SCALE_KERNELS,
     super::cast::CAST_KERNELS,
+    super::made::MADE_KERNELS,
     super::codes::CODE_KERNELS,
     super::state::STATE_KERNELS,
     super::epilogue::EPILOGUE_KERNELS,
@@ -94,5 +95,36 @@ fn ptx_has_the_chips_own_conversions() {
                 || hopper_or_ada.contains("ld.global.nc.v4")
         );
         assert!(hopper_or_ada.contains("st.global.v4"));
+    }
+}
+
+/// No kernel for Hopper spills registers to memory.
+#[test]
+fn kernels_for_hopper_stay_in_registers() {
+    let lists = OWN_LISTS.iter().chain(super::ops::KERNELS);
+    let kernels = lists.flat_map(|list| list.iter().copied().flatten());
+    let modules: BTreeMap<_, _> = kernels.map(|k| (k.module.name, k.module)).collect();
+    let mut seen = 0;
+    for module in modules.values() {
+        let texts = module.resources.split("Compiling entry function '").skip(1);
+        for text in texts {
+            seen += 1;
+            let name = text.split('\'').next().unwrap_or_default();
+            // "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", "Used 40 registers, .."
+            let before = |what: &str| -> usize {
+                let number = text
+                    .split(what)
+                    .next()
+                    .and_then(|text| text.split_whitespace().last());
+                let number = number.and_then(|number| number.parse().ok());
+                number.unwrap_or_else(|| panic!("{name}: no number before {what:?} in {text}"))
+            };
+            println!("{name}: {} registers", before(" registers"));
+            assert_eq!(before(" bytes spill stores"), 0, "{name}");
+            assert_eq!(before(" bytes spill loads"), 0, "{name}");
+        }
+    }
+    if seen == 0 {
+        println!("skipped: the kernels were not assembled");
     }
 }

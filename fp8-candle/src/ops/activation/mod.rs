@@ -5,12 +5,17 @@ mod curve;
 mod tests;
 
 use super::data::{Element, compute_dtype, for_dtype, map_rows, tensor, with_slices};
-use super::{check_float, last_dim, shape_error};
-use crate::device::filled;
+use super::{check_float, fused, last_dim, shape_error};
+use crate::data::made::Made;
+#[cfg(feature = "cuda")]
+use crate::device::cuda::ops::activation as cuda;
+use crate::device::{filled, made_casts};
 use crate::error::Result;
 use crate::parallel;
 use crate::profile::{Kind, enter};
 use crate::quantize::{Quantized, Quantizer};
+#[cfg(feature = "cuda")]
+use crate::ready::tensor_of;
 use candle_core::{D, Tensor};
 use curve::Curve;
 use std::fmt;
@@ -102,6 +107,19 @@ impl Activation {
         )
     }
 
+    /// The number of its function in kernels.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn curve_id(self) -> u32 {
+        match self.curve() {
+            Curve::Gelu => 0,
+            Curve::QuickGelu => 1,
+            Curve::Relu => 2,
+            Curve::SquaredRelu => 3,
+            Curve::Silu => 4,
+            Curve::Sigmoid => 5,
+        }
+    }
+
     fn curve(self) -> Curve {
         match self {
             Self::Gelu | Self::GeGlu => Curve::Gelu,
@@ -130,9 +148,14 @@ impl Activation {
     pub fn apply(self, x: &Tensor) -> Result<Tensor> {
         let _scope = enter(Kind::Activation);
         self.check(x)?;
-        match x.device().is_cpu() && !x.track_op() {
-            true => self.on_cpu(x),
-            false => self.composed(x),
+        match x.device() {
+            _ if x.track_op() || !fused(x) => self.composed(x),
+            #[cfg(feature = "cuda")]
+            candle_core::Device::Cuda(_) => {
+                let y = cuda::forward(self, &x.contiguous()?)?;
+                tensor_of(y, self.result_dims(x.dims()))
+            }
+            _ => self.on_cpu(x),
         }
     }
 
@@ -149,6 +172,10 @@ impl Activation {
     /// The gradient of `x`, outside any graph.
     pub(crate) fn backward(self, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let _scope = enter(Kind::Activation);
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() && fused(x) {
+            return cuda::backward(self, &x.contiguous()?, &grad.contiguous()?);
+        }
         if !x.device().is_cpu() {
             let [dx] = super::gradients([x], grad, |[x]| self.composed(x))?;
             return Ok(dx.to_dtype(x.dtype())?);
@@ -164,20 +191,33 @@ impl Activation {
     /// The shape of the result, if [`Activation::cast_rows`] serves `x`; an error if [`Activation::apply`] would be one.
     pub(crate) fn casts_rows(self, x: &Tensor) -> Result<Option<Vec<usize>>> {
         self.check(x)?;
-        let mut dims = x.dims().to_vec();
+        let serves = x.device().is_cpu() || made_casts(x.device()).is_some() && x.is_contiguous();
+        Ok((serves && x.elem_count() > 0).then(|| self.result_dims(x.dims())))
+    }
+
+    fn result_dims(self, dims: &[usize]) -> Vec<usize> {
+        let mut dims = dims.to_vec();
         if let (true, Some(dim)) = (self.is_gated(), dims.last_mut()) {
             *dim /= 2;
         }
-        let serves = x.device().is_cpu() && x.elem_count() > 0;
-        Ok(serves.then_some(dims))
+        dims
     }
 
     /// The cast of the result, whose rows are cast as they are made; see [`Quantizer::quantize_rows`].
-    pub(crate) fn cast_rows(self, x: &Tensor, quantizer: &Quantizer) -> Result<Option<Quantized>> {
+    pub(crate) fn cast_rows(
+        self,
+        x: &Tensor,
+        quantizer: &Quantizer,
+        both: bool,
+    ) -> Result<Option<Quantized>> {
         let _scope = enter(Kind::Activation);
         let Some(dims) = self.casts_rows(x)? else {
             return Ok(None);
         };
+        if !x.device().is_cpu() {
+            let activation = self;
+            return quantizer.quantize_made(&Made::Activation { activation, x }, both);
+        }
         let last = last_dim(OP, "x", x)?;
         let n = dims.last().copied().unwrap_or(1);
         for_dtype!(OP, x.dtype(), T => {
@@ -192,6 +232,11 @@ impl Activation {
     /// A gated activation of gate and value in tensors of one shape and dtype, outside any graph.
     pub(crate) fn apply_to(self, gate: &Tensor, value: &Tensor) -> Result<Tensor> {
         self.check_pair(gate, value)?;
+        #[cfg(feature = "cuda")]
+        if gate.device().is_cuda() && fused(gate) {
+            let y = cuda::forward_pair(self, &gate.contiguous()?, &value.contiguous()?)?;
+            return tensor_of(y, gate.shape());
+        }
         if !gate.device().is_cpu() {
             return self.composed_of(gate, value);
         }
@@ -211,6 +256,11 @@ impl Activation {
         value: &Tensor,
         grad: &Tensor,
     ) -> Result<[Tensor; 2]> {
+        #[cfg(feature = "cuda")]
+        if gate.device().is_cuda() && fused(gate) {
+            let (gate, value) = (gate.contiguous()?, value.contiguous()?);
+            return cuda::backward_pair(self, &gate, &value, &grad.contiguous()?);
+        }
         if !gate.device().is_cpu() {
             let [dgate, dvalue] = super::gradients([gate, value], grad, |[gate, value]| {
                 self.composed_of(gate, value)
@@ -264,11 +314,7 @@ impl Activation {
 
     fn on_cpu(self, x: &Tensor) -> Result<Tensor> {
         crate::simd::check()?;
-        let last = last_dim(OP, "x", x)?;
-        let mut dims = x.dims().to_vec();
-        if let (true, Some(dim)) = (self.is_gated(), dims.last_mut()) {
-            *dim /= 2;
-        }
+        let (last, dims) = (last_dim(OP, "x", x)?, self.result_dims(x.dims()));
         for_dtype!(OP, x.dtype(), T => {
             with_slices([x], |[x]: [&[T]; 1]| tensor(self.values(x, last), dims))?
         })

@@ -5,6 +5,8 @@ mod cpu;
 use super::data::{compute_dtype, for_dtype, storage, tensor, with_slices};
 use super::node::{Fused, apply2, apply3};
 use super::{check_float, check_like, fused, last_dim, shape_error};
+use crate::data::made::Made;
+use crate::device::made_casts;
 use crate::error::Result;
 use crate::profile::{Kind, enter};
 use crate::quantize::{Quantized, Quantizer};
@@ -109,7 +111,8 @@ pub(crate) fn casts_rows(
         eps: 0.,
     };
     norm.check(x, weight, bias)?;
-    Ok(x.device().is_cpu() && fused(x) && x.elem_count() > 0)
+    let serves = x.device().is_cpu() || made_casts(x.device()).is_some() && x.is_contiguous();
+    Ok(serves && fused(x) && x.elem_count() > 0)
 }
 
 /// The cast of [`forward`], whose rows are cast as they are made; see [`Quantizer::quantize_rows`].
@@ -119,9 +122,19 @@ pub(crate) fn cast_rows(
     weight: &Tensor,
     bias: Option<&Tensor>,
     eps: f64,
-    quantizer: &Quantizer,
+    (quantizer, both): (&Quantizer, bool),
 ) -> Result<Option<Quantized>> {
     let _scope = enter(Kind::Norm);
+    if !x.device().is_cpu() {
+        let made = Made::Norm {
+            center,
+            x,
+            weight,
+            bias,
+            eps,
+        };
+        return quantizer.quantize_made(&made, both);
+    }
     let op = if center { "layer_norm" } else { "rms_norm" };
     let norm = Norm { op, center, eps };
     for_dtype!(op, x.dtype(), T => {
@@ -148,6 +161,21 @@ pub(crate) fn backward(
         return norm.cpu_gradients(x, weight, grad, sums_factor);
     }
     let dtype = x.dtype();
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() && fused(x) {
+        let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+        let (grad, cuda) = (grad.to_dtype(dtype)?.contiguous()?, norm.on_cuda());
+        let statistics = cuda.statistics(&x, &weight)?;
+        let dx = cuda.backward(&x, &weight, &grad, &statistics)?;
+        let (dw, db) = cuda.parameter_gradients(&x, &weight, &grad, &statistics, true)?;
+        let Some(db) = db else {
+            crate::error::internal!("{op}: no gradient of the bias");
+        };
+        return Ok(match sums_factor == 1. {
+            true => [dx, dw, db],
+            false => [dx, (dw * sums_factor)?, (db * sums_factor)?],
+        });
+    }
     let bias = weight.zeros_like()?;
     let [dx, dw, db] = super::gradients([x, weight, &bias], grad, |[x, weight, bias]| {
         norm.composed(x, weight, Some(bias))
@@ -253,12 +281,15 @@ impl NormNode {
 }
 
 #[cfg(feature = "cuda")]
-impl NormNode {
-    fn on_cuda(&self) -> crate::device::cuda::ops::norm::Norm {
-        let Norm { op, center, eps } = self.norm;
+impl Norm {
+    fn on_cuda(self) -> crate::device::cuda::ops::norm::Norm {
+        let Norm { op, center, eps } = self;
         crate::device::cuda::ops::norm::Norm { op, center, eps }
     }
+}
 
+#[cfg(feature = "cuda")]
+impl NormNode {
     fn cuda_forward(
         &mut self,
         x: &Tensor,
@@ -269,7 +300,7 @@ impl NormNode {
             .iter()
             .flatten()
             .any(|arg| arg.track_op());
-        let (y, statistics) = self.on_cuda().forward(x, weight, bias, keep)?;
+        let (y, statistics) = self.norm.on_cuda().forward(x, weight, bias, keep)?;
         self.statistics = statistics;
         Ok(y)
     }
@@ -282,7 +313,7 @@ impl NormNode {
         bias: Option<&Tensor>,
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        let (norm, mut gradients) = (self.on_cuda(), [const { None }; 3]);
+        let (norm, mut gradients) = (self.norm.on_cuda(), [const { None }; 3]);
         let Some(statistics) = &self.statistics else {
             crate::error::internal!("{}: the forward pass kept nothing for a gradient", norm.op);
         };

@@ -155,7 +155,7 @@ pub(crate) fn to_i64(targets: &Tensor) -> Result<Tensor> {
                 kind,
             ];
             // SAFETY: targets are n integers of the dtype that `kind` names, out has room for n of i64.
-            unsafe { launch(&gpu, &TO_I64, Shape::stride(&gpu, n), &args) }
+            unsafe { launch(&gpu, &TO_I64, Shape::stride(n), &args) }
         })?;
     }
     out.into_tensor(targets.shape())

@@ -2,8 +2,8 @@
 //!
 //! Arguments are contiguous tensors of checked shapes, at any offset of their storage. Nothing is copied to the host.
 
+pub(crate) mod activation;
 pub(crate) mod cross_entropy;
-pub(crate) mod gelu;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
@@ -13,8 +13,8 @@ use super::kernels::{Arg, Shape};
 /// The kernels of each file, for the test that compares declarations with the PTX.
 #[cfg(test)]
 pub(crate) const KERNELS: &[&[&[super::kernels::Kernel]]] = &[
+    activation::KERNELS,
     cross_entropy::KERNELS,
-    gelu::KERNELS,
     norm::KERNELS,
     rope::KERNELS,
     softmax::KERNELS,

@@ -32,36 +32,55 @@ impl Norm {
         keep: bool,
     ) -> Result<(Storage, Option<Tensor>)> {
         let gpu = Gpu::of(x)?;
-        let (rows, cols) = matrix(x, weight);
+        let (rows, _) = matrix(x, weight);
         let y = gpu.alloc(x.dtype(), x.elem_count())?;
-        let statistics = match keep {
-            true => Some(gpu.alloc(DType::F32, rows * 2)?),
-            false => None,
-        };
-        if rows > 0 {
-            let kernel = FORWARD.of(self.op, x.dtype())?;
-            let (shape, by_warp) = by_rows(rows, cols);
-            let tensors: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
-            with_pointer_list(&gpu, &tensors, |pointers| {
-                let args = [
-                    Arg::Ptr(pointers[0]),
-                    Arg::Ptr(pointers[1]),
-                    Arg::Ptr(pointers.get(2).copied().unwrap_or(0)),
-                    Arg::Ptr(y.ptr()),
-                    Arg::Ptr(statistics.as_ref().map_or(0, Buffer::ptr)),
-                    Arg::Len(rows as u64),
-                    Arg::Len(cols as u64),
-                    Arg::Float(self.eps as f32),
-                    Arg::Int(u32::from(self.center)),
-                    by_warp,
-                ];
-                // SAFETY: x and y are `[rows, cols]`, weight and bias (or null) `[cols]`, of the kernel's dtype;
-                // statistics are `[rows, 2]` of f32 in a new allocation, or null.
-                unsafe { launch(&gpu, kernel, shape, &args) }
-            })?;
-        }
+        let statistics = keep.then(|| gpu.alloc(DType::F32, rows * 2)).transpose()?;
+        self.run(&gpu, (x, weight, bias), [Some(&y), statistics.as_ref()])?;
         let statistics = statistics.map(|statistics| statistics.into_tensor((rows, 2)));
         Ok((y.into_storage(), statistics.transpose()?))
+    }
+
+    /// The statistics alone.
+    pub(crate) fn statistics(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        let gpu = Gpu::of(x)?;
+        let (rows, _) = matrix(x, weight);
+        let statistics = gpu.alloc(DType::F32, rows * 2)?;
+        self.run(&gpu, (x, weight, None), [None, Some(&statistics)])?;
+        statistics.into_tensor((rows, 2))
+    }
+
+    /// `outputs`: result and statistics, each if it is wanted.
+    fn run(
+        &self,
+        gpu: &Gpu,
+        (x, weight, bias): (&Tensor, &Tensor, Option<&Tensor>),
+        outputs: [Option<&Buffer>; 2],
+    ) -> Result<()> {
+        let (rows, cols) = matrix(x, weight);
+        if rows == 0 {
+            return Ok(());
+        }
+        let kernel = FORWARD.of(self.op, x.dtype())?;
+        let (shape, by_warp) = by_rows(rows, cols);
+        let tensors: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
+        let [y, statistics] = outputs.map(|output| Arg::Ptr(output.map_or(0, Buffer::ptr)));
+        with_pointer_list(gpu, &tensors, |pointers| {
+            let args = [
+                Arg::Ptr(pointers[0]),
+                Arg::Ptr(pointers[1]),
+                Arg::Ptr(pointers.get(2).copied().unwrap_or(0)),
+                y,
+                statistics,
+                Arg::Len(rows as u64),
+                Arg::Len(cols as u64),
+                Arg::Float(self.eps as f32),
+                Arg::Int(u32::from(self.center)),
+                by_warp,
+            ];
+            // SAFETY: x and y are `[rows, cols]`, weight and bias (or null) `[cols]`, of the kernel's dtype; statistics are
+            // `[rows, 2]` of f32 in a new allocation, or null.
+            unsafe { launch(gpu, kernel, shape, &args) }
+        })
     }
 
     /// The gradient of x.

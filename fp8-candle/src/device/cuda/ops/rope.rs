@@ -25,7 +25,7 @@ pub(crate) fn rotate(
     if n > 0 {
         let kernel = ROTATE.of("rope", x.dtype())?;
         let (b, h, t, d) = x.dims4()?;
-        let shape = Shape::stride(&gpu, (n / 2).div_ceil(PAIRS_OF_A_THREAD));
+        let shape = Shape::stride((n / 2).div_ceil(PAIRS_OF_A_THREAD));
         with_pointers(&gpu, [x, cos, sin], |[x, cos, sin]| {
             let args = [
                 Arg::Ptr(x),

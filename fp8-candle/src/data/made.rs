@@ -1,0 +1,98 @@
+//! Matrices that a cast computes from others instead of reading them.
+
+use super::matrix_dims;
+use crate::device::Codes;
+use crate::ops::Activation;
+use candle_core::{DType, Tensor};
+
+/// What is cast. All tensors are contiguous, of one float dtype and on one device; the result has that dtype, to which its values
+/// are rounded before they are cast.
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only the kernels of a GPU read it")
+)]
+#[derive(Clone, Copy)]
+pub(crate) enum Made<'a> {
+    /// A tensor.
+    Stored(&'a Tensor),
+    /// LayerNorm (`center`) or RMSNorm over the last dimension.
+    Norm {
+        center: bool,
+        x: &'a Tensor,
+        weight: &'a Tensor,
+        bias: Option<&'a Tensor>,
+        eps: f64,
+    },
+    /// The result of an activation for `x`.
+    Activation {
+        activation: Activation,
+        x: &'a Tensor,
+    },
+    /// The gradient of `x` of an activation whose result has the gradient `grad`.
+    ActivationGradient {
+        activation: Activation,
+        x: &'a Tensor,
+        grad: &'a Tensor,
+    },
+}
+
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only the kernels of a GPU read it")
+)]
+impl Made<'_> {
+    /// A tensor whose dtype and device are those of the result.
+    pub(crate) fn like(&self) -> &Tensor {
+        match self {
+            Self::Stored(x)
+            | Self::Norm { x, .. }
+            | Self::Activation { x, .. }
+            | Self::ActivationGradient { x, .. } => x,
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.like().dtype()
+    }
+
+    /// The shape of the result.
+    pub(crate) fn dims(&self) -> Vec<usize> {
+        let mut dims = self.like().dims().to_vec();
+        if let Self::Activation { activation, .. } = self
+            && let (true, Some(last)) = (activation.is_gated(), dims.last_mut())
+        {
+            *last /= 2;
+        }
+        dims
+    }
+
+    /// The result as a matrix.
+    pub(crate) fn matrix(&self) -> (usize, usize) {
+        matrix_dims(&self.dims())
+    }
+
+    /// Every tensor that is read.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let tensors = match *self {
+            Self::Stored(x) | Self::Activation { x, .. } => [Some(x), None, None],
+            Self::Norm {
+                x, weight, bias, ..
+            } => [Some(x), Some(weight), bias],
+            Self::ActivationGradient { x, grad, .. } => [Some(x), Some(grad), None],
+        };
+        tensors.into_iter().flatten()
+    }
+}
+
+/// What a cast of a [`Made`] gives.
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only the kernels of a GPU read it")
+)]
+pub(crate) struct MadeCast {
+    pub(crate) codes: Codes,
+    /// f32 `[1]`, if it was to be measured.
+    pub(crate) amax: Option<Tensor>,
+    /// `[cols]`, the sums over rows of the values that were cast, before the cast; if asked for.
+    pub(crate) sums: Option<Tensor>,
+}

@@ -1,0 +1,58 @@
+//! Which way FP8 products took. The slow one gives the right values, so only a count shows it.
+
+use std::cell::Cell;
+
+/// The way of a product; see the table in `gemm.rs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GemmPath {
+    Direct,
+    ScaledAfter,
+    Dequantized,
+}
+
+/// How many FP8 products of this thread went which way. Products without elements are not counted.
+///
+/// ```
+/// let none = fp8_candle::device::GemmPaths::default();
+/// assert_eq!(none.direct + none.scaled_after + none.dequantized, 0);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct GemmPaths {
+    /// Multiplied and scaled by cuBLASLt.
+    pub direct: usize,
+    /// Multiplied by cuBLASLt into f32, then scaled and rounded by a kernel: per-row scales on chips that only take one scale
+    /// per operand.
+    pub scaled_after: usize,
+    /// Decoded and multiplied in f32, 20 to 30 times slower: formats that the chip cannot multiply, scales that cuBLASLt has
+    /// no layout for.
+    pub dequantized: usize,
+}
+
+thread_local! {
+    static COUNTS: Cell<GemmPaths> = const { Cell::new(GemmPaths { direct: 0, scaled_after: 0, dequantized: 0 }) };
+}
+
+pub(super) fn count(path: GemmPath) {
+    let mut counts = COUNTS.get();
+    match path {
+        GemmPath::Direct => counts.direct += 1,
+        GemmPath::ScaledAfter => counts.scaled_after += 1,
+        GemmPath::Dequantized => counts.dequantized += 1,
+    }
+    COUNTS.set(counts);
+}
+
+/// The FP8 products that this thread has computed on CUDA devices since the last call, by the way they took.
+///
+/// ```
+/// # fn main() -> Result<(), candle_core::Error> {
+/// use fp8_candle::device::take_gemm_paths;
+/// let paths = take_gemm_paths();
+/// assert_eq!(paths.dequantized, 0, "nothing was multiplied on a GPU here");
+/// # Ok(())
+/// # }
+/// ```
+pub fn take_gemm_paths() -> GemmPaths {
+    COUNTS.take()
+}
