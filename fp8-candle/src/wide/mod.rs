@@ -232,24 +232,11 @@ impl WideNode {
         parents: &[Option<usize>],
         backward: impl Fn(&mut Sweep, &Tensor) -> Result<()> + Send + Sync + 'static,
     ) -> Wide {
-        self.record_lazy(value, kept, parents, move |sweep, grad| {
-            backward(sweep, grad.get()?)
-        })
-    }
-
-    /// [`WideNode::record`] of an operation that a gradient need not exist for.
-    fn record_lazy(
-        &mut self,
-        value: Value,
-        kept: Kept,
-        parents: &[Option<usize>],
-        backward: impl Fn(&mut Sweep, &Value) -> Result<()> + Send + Sync + 'static,
-    ) -> Wide {
         let id = parents.iter().any(Option::is_some).then(|| {
             let id = self.new_value();
             self.steps.push(Step {
                 outputs: vec![id],
-                backward: Backward::One(Box::new(backward)),
+                backward: Backward::One(Box::new(move |sweep, grad| backward(sweep, grad.get()?))),
             });
             id
         });
