@@ -142,6 +142,7 @@ impl PackedWeight {
             format: self.format,
             grid,
             dequant_scale: &self.dequant_scale,
+            powers_of_two: self.granularity == Granularity::Mx,
             contraction: Contraction::Cols,
         }
     }

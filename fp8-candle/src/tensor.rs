@@ -45,7 +45,8 @@ impl Fp8Tensor {
     /// Combines existing codes and scales.
     ///
     /// `codes` is U8 of any shape; `dequant_scale` is f32 with as many elements as the granularity has scales,
-    /// in row-major order of the grid, on the same device.
+    /// in row-major order of the grid, on the same device. With [`Granularity::Mx`] they are powers of two, as E8M0 holds them:
+    /// a GPU that multiplies with E8M0 scales gives NaN for others.
     ///
     /// # Errors
     /// If a dtype, the number of scales or the device does not fit.
@@ -278,6 +279,7 @@ impl Fp8Tensor {
             format: self.format,
             grid: self.grid(),
             dequant_scale: &self.dequant_scale,
+            powers_of_two: self.granularity == Granularity::Mx,
             contraction,
         }
     }

@@ -67,6 +67,8 @@ pub struct GemmOperand<'a> {
     pub grid: ScaleGrid,
     /// f32 `[scale_rows, scale_cols]`, multiplied in after decoding.
     pub dequant_scale: &'a Tensor,
+    /// Whether all scales are powers of two that E8M0 holds, as those of the MX formats: some devices multiply with these.
+    pub powers_of_two: bool,
     /// The dimension that the product sums over.
     pub contraction: Contraction,
 }

@@ -10,7 +10,7 @@ use candle_core::{DType, Tensor};
 use fp8_candle::device::{GemmCodes, GemmOutput, backend};
 use fp8_candle::{Fp8Tensor, Result};
 use fp8_core::Contraction::{self, Cols, Rows};
-use fp8_core::{Cast, Format, Granularity};
+use fp8_core::{Cast, E8M0, Format, Granularity};
 use fp8_test_support::{device, isa, on_cuda, rounding};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -94,6 +94,10 @@ impl Operand {
         let scales = granularity.grid(rows, cols, scales_along).len();
         let scales = (0..scales)
             .map(|_| 2f32.powf(rng.random_range(-2f32..2.)))
+            .map(|scale| match granularity {
+                Granularity::Mx => E8M0::from_f32(scale).to_f32(),
+                _ => scale,
+            })
             .collect();
         Self::from_parts(
             (rows, cols),

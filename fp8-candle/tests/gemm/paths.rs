@@ -21,6 +21,8 @@ fn products_take_the_expected_way() -> Result<()> {
     let info = cuda_info(&device())?;
     // Per-row and block scales are for 9.0, from CUDA 12.9 on.
     let vectors = info.capability == (9, 0) && info.cublas_lt >= 120_900;
+    // E8M0 scales are for 10.0 and newer, from CUDA 12.8 on.
+    let mx = info.capability >= (10, 0) && info.cublas_lt >= 120_800;
     let (e4m3, e5m2) = (Format::E4M3, Format::E5M2);
     let direct = |yes: bool, otherwise: &'static str| if yes { "direct" } else { otherwise };
     let cases = [
@@ -65,7 +67,20 @@ fn products_take_the_expected_way() -> Result<()> {
         ),
         // No library has a layout for these two.
         (e4m3, e4m3, BLOCK_128X128, BLOCK_128X128, "dequantized"),
-        (e4m3, e4m3, Granularity::Mx, Granularity::Mx, "dequantized"),
+        (
+            e4m3,
+            e4m3,
+            Granularity::Mx,
+            Granularity::Mx,
+            direct(mx, "dequantized"),
+        ),
+        (
+            e5m2,
+            e4m3,
+            Granularity::Mx,
+            Granularity::Mx,
+            direct(mx, "dequantized"),
+        ),
     ];
     for (a_format, b_format, a_scales, b_scales, expected) in cases {
         for (m, n, k) in [(16, 32, 256), (128, 256, 512), (17, 33, 130), (1, 1, 256)] {
@@ -80,6 +95,11 @@ fn products_take_the_expected_way() -> Result<()> {
                 ..
             } = take_gemm_paths();
             let counts = [direct, scaled_after, dequantized];
+            // A scale per row of one row is one scale.
+            let expected = match (m, n, expected) {
+                (1, 1, "scaled after") => "direct",
+                _ => expected,
+            };
             let want =
                 ["direct", "scaled after", "dequantized"].map(|way| usize::from(way == expected));
             assert_eq!(

@@ -12,7 +12,7 @@ namespace blas {
 
 namespace {
 
-constexpr int64_t kStretch = 128;  // of the sum between two applications of stretch scales
+constexpr int64_t kDepth = 256;  // of the sum that is packed at once, where no scales are applied in between
 
 template <class T> struct Tile;
 // Rows are vectors of 64 bytes, two to a tile.
@@ -95,14 +95,14 @@ void multiply_part(const Operand& a, const Operand& b, int64_t m, int64_t m0, in
                    const StretchScales* scales, T* sums) {
   constexpr int rows = Tile<T>::rows, cols = Tile<T>::cols;
   constexpr int64_t block_m = rows * 8, block_n = cols * 64;
-  int64_t depth_max = scales ? kStretch : 2 * kStretch;
+  int64_t depth_max = scales ? scales->length : kDepth;
   std::vector<T> pa(block_m * depth_max + 16), pb(block_n * depth_max + 16);
   alignas(64) T tile[rows * cols];
   for (int64_t j = n0; j < n1; j++) std::fill(sums + j * m + m0, sums + j * m + m1, T(0));
   for (int64_t jb = n0; jb < n1; jb += block_n) {
     int64_t nb = std::min(block_n, n1 - jb);
     for (int64_t p0 = 0; p0 < k; p0 += depth_max) {
-      int64_t depth = std::min(depth_max, k - p0), stretch = p0 / kStretch;
+      int64_t depth = std::min(depth_max, k - p0), stretch = p0 / depth_max;
       pack(b, jb, nb, p0, depth, cols, false, pb.data());
       for (int64_t ib = m0; ib < m1; ib += block_m) {
         int64_t mb = std::min(block_m, m1 - ib);

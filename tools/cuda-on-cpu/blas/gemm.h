@@ -12,9 +12,10 @@ struct Operand {
   bool transposed;  // stored as cols x rows
 };
 
-// Scales that change along the sum: stretch p / 128 of row (of A) or column (of B) i.
+// Scales that change along the sum: stretch p / length of row (of A) or column (of B) i.
 // Null pointers stand for 1.
 struct StretchScales {
+  int64_t length = 128;
   const float* a = nullptr;
   int64_t a_row_stride = 0, a_stretch_stride = 0, a_row_block = 1;
   const float* b = nullptr;

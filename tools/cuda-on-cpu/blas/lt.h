@@ -81,6 +81,7 @@ enum PreferenceAttribute {
   kPrefImpl = 12,
 };
 enum ScaleMode { kScalar = 0, kVec16 = 1, kVec32 = 2, kOuterVec = 3, kVec128 = 4, kBlk128 = 5 };
+inline bool is_block(int mode) { return mode == kVec32 || mode == kVec128 || mode == kBlk128; }
 enum Epilogue { kEpilogueDefault = 1, kEpilogueBias = 4 };
 
 struct MatmulDesc {
@@ -112,6 +113,9 @@ struct Problem {
 
   Problem(const char* call, const MatmulDesc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d);
   bool fp8() const { return is_fp8(a.type) || is_fp8(b.type); }
+  // Whether scales change along the sum.
+  bool a_blocks() const { return is_block(a_mode); }
+  bool b_blocks() const { return is_block(b_mode); }
   // What can be said without the operands' addresses.
   Status check() const;
 

@@ -1,5 +1,6 @@
 // The product itself and the heuristic that precedes it.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "gemm.h"
@@ -22,14 +23,32 @@ constexpr size_t kWorkspace = 1 << 20;  // what an algorithm asks for where the 
 
 int64_t blocks(int64_t n) { return (n + 127) / 128; }
 
-// Numbers of scales that a mode reads for an operand of `outer` rows (of A) or columns (of B).
-size_t scale_count(int mode, int64_t outer, int64_t k) {
+// Tiles of 128 rows by 4 scales along the sum.
+int64_t tiles_across(int64_t k) { return (k + 127) / 128; }
+
+// Bytes of scales that a mode reads for an operand of `outer` rows (of A) or columns (of B).
+size_t scale_bytes(int mode, int64_t outer, int64_t k) {
   switch (mode) {
-    case kOuterVec: return outer;
-    case kVec128: return outer * blocks(k);
-    case kBlk128: return blocks(outer) * ((blocks(k) + 3) / 4 * 4);
-    default: return 1;
+    case kVec32: return blocks(outer) * tiles_across(k) * 512;
+    case kOuterVec: return 4 * outer;
+    case kVec128: return 4 * outer * blocks(k);
+    case kBlk128: return 4 * blocks(outer) * ((blocks(k) + 3) / 4 * 4);
+    default: return 4;
   }
+}
+
+// E8M0 scales in tiles, as floats [outer, ceil(k / 32)].
+std::vector<float> from_tiles(const void* scales, int64_t outer, int64_t k) {
+  const uint8_t* codes = static_cast<const uint8_t*>(scales);
+  int64_t along = (k + 31) / 32;
+  std::vector<float> values(outer * along);
+  for (int64_t i = 0; i < outer; i++)
+    for (int64_t j = 0; j < along; j++) {
+      int64_t tile = i / 128 * tiles_across(k) + j / 4;
+      uint8_t code = codes[tile * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4];
+      values[i * along + j] = code == 0xFF ? NAN : std::ldexp(1.0f, code - 127);
+    }
+  return values;
 }
 
 // VEC128: the outer dimension is contiguous. BLK128x128: the sum's blocks are contiguous, padded to a multiple of 4.
@@ -65,10 +84,10 @@ Status check_addresses(const Problem& p, const void* a, const void* b, const voi
   if (p.fp8()) {
     if (!aligned(a) || !aligned(b) || !aligned(d) || (reads_c && !aligned(c)))
       return refuse(kNotSupported, p.call, "FP8 operands must be aligned to 16 bytes");
-    if ((p.a_mode >= kVec128 && !aligned(p.a_scale)) || (p.b_mode >= kVec128 && !aligned(p.b_scale)))
+    if ((p.a_blocks() && !aligned(p.a_scale)) || (p.b_blocks() && !aligned(p.b_scale)))
       return refuse(kNotSupported, p.call, "block scales must be aligned to 16 bytes");
-    if (p.a_scale && outside("A's scales", p.a_scale, scale_count(p.a_mode, p.m, p.k) * 4)) return kExecutionFailed;
-    if (p.b_scale && outside("B's scales", p.b_scale, scale_count(p.b_mode, p.n, p.k) * 4)) return kExecutionFailed;
+    if (p.a_scale && outside("A's scales", p.a_scale, scale_bytes(p.a_mode, p.m, p.k))) return kExecutionFailed;
+    if (p.b_scale && outside("B's scales", p.b_scale, scale_bytes(p.b_mode, p.n, p.k))) return kExecutionFailed;
   }
   if (outside("A", a, p.a.extent()) || outside("B", b, p.b.extent()) || outside("D", d, p.d.extent())) return kExecutionFailed;
   if (reads_c && outside("C", c, p.c.extent())) return kExecutionFailed;
@@ -86,8 +105,14 @@ template <class T> const T* at(const void* base, const Matrix& x, int64_t i) {
 void compute(const Problem& p, double alpha, double beta, const void* a, const void* b, const void* c, void* d) {
   const void* bias = p.epilogue == kEpilogueBias ? p.bias : nullptr;
   const float *row_scales = nullptr, *column_scales = nullptr;
-  bool stretches = p.fp8() && p.a_mode >= kVec128;
+  bool stretches = p.fp8() && p.a_blocks();
   StretchScales scales = stretches ? stretch_scales(p) : StretchScales{};
+  std::vector<float> a_values, b_values;
+  if (p.fp8() && p.a_mode == kVec32) {
+    a_values = from_tiles(p.a_scale, p.m, p.k), b_values = from_tiles(p.b_scale, p.n, p.k);
+    scales.length = 32, scales.a = a_values.data(), scales.b = b_values.data();
+    scales.a_row_stride = scales.b_row_stride = (p.k + 31) / 32, scales.a_stretch_stride = scales.b_stretch_stride = 1;
+  }
   if (p.fp8() && p.a_mode == kOuterVec) row_scales = p.a_scale, column_scales = p.b_scale;
   if (p.fp8() && p.a_mode == kScalar) alpha *= double(p.a_scale ? *p.a_scale : 1.0f) * (p.b_scale ? *p.b_scale : 1.0f);
   for (int64_t i = 0; i < p.d.batch; i++) {

@@ -76,17 +76,21 @@ Status Problem::check_shapes() const {
 Status Problem::check_scales() const {
   int sm = compute_capability();
   for (int mode : {a_mode, b_mode}) {
-    if (mode == kVec16 || mode == kVec32)
-      return refuse(kNotSupported, call, "scale mode %d needs compute capability 10.0 and is not covered", mode);
     if (mode < kScalar || mode > kBlk128) return refuse(kInvalidValue, call, "there is no scale mode %d", mode);
-    if (mode != kScalar && sm != 90) return refuse(kNotSupported, call, "scale mode %d needs compute capability 9.0", mode);
+    if (mode == kVec16) return refuse(kNotSupported, call, "scale mode %d is for 4-bit types", mode);
+    if (mode == kVec32 && sm < 100) return refuse(kNotSupported, call, "scale mode %d needs compute capability 10.0", mode);
+    if (mode > kVec32 && sm != 90) return refuse(kNotSupported, call, "scale mode %d needs compute capability 9.0", mode);
   }
-  bool a_block = a_mode == kVec128 || a_mode == kBlk128, b_block = b_mode == kVec128 || b_mode == kBlk128;
-  if (a_block != b_block || (a_mode == kOuterVec) != (b_mode == kOuterVec) || (a_mode == kBlk128 && b_mode == kBlk128))
+  bool a_block = a_blocks(), b_block = b_blocks();
+  bool alike = (a_mode == kVec32) == (b_mode == kVec32) && (a_mode == kOuterVec) == (b_mode == kOuterVec);
+  if (a_block != b_block || !alike || (a_mode == kBlk128 && b_mode == kBlk128))
     return refuse(kNotSupported, call, "scale modes %d and %d do not go together", a_mode, b_mode);
   if (a_block && fast_accum) return refuse(kNotSupported, call, "block scales do not go with fast accumulation");
   if (a_block && (m % 16 || n % 16))
     return refuse(kNotSupported, call, "block scales need rows and columns that are multiples of 16: m %ld n %ld", m, n);
+  // As Transformer Engine demands of its MXFP8 operands.
+  if (a_mode == kVec32 && (m % 32 || n % 32 || k % 32))
+    return refuse(kNotSupported, call, "scales of 32 values need sizes that are multiples of 32: m %ld n %ld k %ld", m, n, k);
   if (a_mode != kScalar && d.batch != 1)
     return refuse(kNotSupported, call, "batches with scale mode %d are not covered", a_mode);
   return kSuccess;

@@ -78,13 +78,15 @@ struct Fp8 {
   int64_t m = 64, n = 48, k = 256;
   int a_type = kE4M3, b_type = kE4M3, d_type = kBF16, a_mode = kScalar, b_mode = kScalar, transa = 1, transb = 0,
       compute = kCompute32F;
-  bool bias = false, null_scales = false, use_algorithm = true;
+  bool bias = false, null_scales = false, use_algorithm = true, fast_accum = true;
   float alpha = 1, beta = 0;
   int64_t a_offset = 0;
 
+  // In floats; those of kVec32 are bytes.
   static size_t scales(int mode, int64_t outer, int64_t k) {
     int64_t blocks = (k + 127) / 128;
     return mode == kScalar     ? 1
+           : mode == kVec32    ? (outer + 127) / 128 * blocks * 128
            : mode == kOuterVec ? outer
            : mode == kVec128   ? outer * blocks
                                : (outer + 127) / 128 * ((blocks + 3) / 4 * 4);
@@ -92,6 +94,10 @@ struct Fp8 {
   static float scale(const std::vector<float>& s, int mode, int64_t outer, int64_t i, int64_t p, int64_t k) {
     int64_t padded = ((k + 127) / 128 + 3) / 4 * 4;
     switch (mode) {
+      case kVec32: {
+        int64_t tile = i / 128 * ((k + 127) / 128) + p / 128, within = i % 32 * 16 + i / 32 % 4 * 4 + p / 32 % 4;
+        return std::ldexp(1.0f, reinterpret_cast<const uint8_t*>(s.data())[tile * 512 + within] - 127);
+      }
       case kOuterVec: return s[i];
       case kVec128: return s[p / 128 * outer + i];
       case kBlk128: return s[i / 128 * padded + p / 128];
@@ -107,6 +113,12 @@ struct Fp8 {
     auto sa = random_floats(scales(a_mode, m, k), 5), sb = random_floats(scales(b_mode, n, k), 6);
     for (auto* s : {&sa, &sb})
       for (float& v : *s) v = 1.5f + v;
+    auto powers = [](std::vector<float>& s, unsigned seed) {
+      uint8_t* codes = reinterpret_cast<uint8_t*>(s.data());
+      for (size_t i = 0; i < s.size() * 4; i++) codes[i] = uint8_t(126 + (i * 2654435761u + seed) / 1000 % 3);
+    };
+    if (a_mode == kVec32) powers(sa, 7);
+    if (b_mode == kVec32) powers(sb, 8);
     Device<char> da(vec(a)), db(vec(b)), dc(vec(c)), dd(m * n * size_of(d_type)), dbias(vec(bias_values)), workspace(1 << 20);
     Device<float> dsa(sa), dsb(sb);
     void *handle, *desc, *la, *lb, *lc, *preference;
@@ -120,7 +132,7 @@ struct Fp8 {
     if (!null_scales) set(kDescAScale, dsa.data()), set(kDescBScale, dsb.data());
     set(kDescAScaleMode, a_mode);
     set(kDescBScaleMode, b_mode);
-    set(kDescFastAccum, int8_t(1));
+    set(kDescFastAccum, int8_t(fast_accum));
     if (bias) set(kDescEpilogue, int(kEpilogueBias)), set(kDescBiasPointer, dbias.data()), set(kDescBiasDataType, bias_type);
     cublasLtMatrixLayoutCreate(&la, a_type, transa ? k : m, transa ? m : k, transa ? k : m);
     cublasLtMatrixLayoutCreate(&lb, b_type, transb ? n : k, transb ? k : n, transb ? n : k);
@@ -171,13 +183,15 @@ TEST(cublaslt_fp8_types) {
 TEST(cublaslt_fp8_scales) {
   auto with = [](int a, int b, auto... more) {
     Fp8 p;
-    p.a_mode = a, p.b_mode = b, p.m = 272, p.n = 144, p.k = 720, p.d_type = kF32;
+    p.a_mode = a, p.b_mode = b, p.m = 272, p.n = 144, p.k = 720, p.d_type = kF32, p.fast_accum = false;
     (more(p), ...);
     return p.run();
   };
   for (int mode : {kScalar, kOuterVec, kVec128}) CHECK(with(mode, mode) == kSuccess);
   CHECK(with(kVec128, kBlk128) == kSuccess);
   CHECK(with(kBlk128, kVec128) == kSuccess);
+  CHECK(with(kVec128, kVec128, [](Fp8& p) { p.fast_accum = true; }) == kNotSupported);
+  CHECK(with(kOuterVec, kOuterVec, [](Fp8& p) { p.fast_accum = true; }) == kSuccess);
   CHECK(with(kBlk128, kBlk128) == kNotSupported);
   CHECK(with(kScalar, kOuterVec) == kNotSupported);
   CHECK(with(kScalar, kVec128) == kNotSupported);
@@ -211,6 +225,21 @@ DIES(cublaslt_ada_has_scalars_only, nullptr, "FP8_FAKE_SM=89") {
   CHECK(p.run() == kSuccess);
   p.a_mode = p.b_mode = kOuterVec;
   CHECK(p.run() == kNotSupported);
+}
+DIES(cublaslt_blackwell_has_powers_of_two, nullptr, "FP8_FAKE_SM=100") {
+  auto with = [](int a, int b, auto... more) {
+    Fp8 p;
+    p.a_mode = a, p.b_mode = b, p.m = 288, p.n = 160, p.k = 736, p.d_type = kF32, p.fast_accum = false;
+    (more(p), ...);
+    return p.run();
+  };
+  CHECK(with(kScalar, kScalar) == kSuccess);
+  CHECK(with(kVec32, kVec32) == kSuccess);
+  CHECK(with(kVec32, kVec32, [](Fp8& p) { p.bias = true, p.alpha = 0.5f, p.beta = 2; }) == kSuccess);
+  CHECK(with(kVec32, kVec32, [](Fp8& p) { p.fast_accum = true; }) == kNotSupported);
+  CHECK(with(kVec32, kVec32, [](Fp8& p) { p.n = 144; }) == kNotSupported);
+  CHECK(with(kVec32, kScalar) == kNotSupported);
+  CHECK(with(kOuterVec, kOuterVec) == kNotSupported);
 }
 DIES(cublaslt_ampere_has_no_fp8, nullptr, "FP8_FAKE_SM=80") { CHECK(Fp8().run() == kNotSupported); }
 

@@ -6,6 +6,7 @@
 //! | one per kept index of an operand | 9.0, CUDA 12.9 | cuBLASLt, outer vectors |
 //! | the same | 8.9 | cuBLASLt to f32 without scales, then a kernel that scales, adds the bias and rounds |
 //! | 1x128, 128x128 | 9.0, CUDA 12.9 | cuBLASLt, block scales |
+//! | 1x32, powers of two (MX) | 10.0, CUDA 12.8 | cuBLASLt, E8M0 scales |
 //! | any other, and format pairs that the chip cannot multiply | any | dequantized, then candle's f32 product |
 //!
 //! [`GemmPaths`](super::paths::GemmPaths) counts which way products took: the last one is 20 to 30 times slower, and its values
@@ -15,52 +16,28 @@
 //! output's dtype first, as on the CPU, and then the sum with the bias, so f16 and bf16 results can differ by one unit in the
 //! last place between them.
 
-use super::codes::{pad, transpose};
+use super::codes::transpose;
 use super::epilogue::{add_bias, scale_product};
 use super::gpu::{Buffer, Gpu, with_pointers};
-use super::lt::{self, Operand, Product, ScaleMode};
+use super::lt::{self, Product, ScaleMode};
+use super::operand::{Kind, Ready, along_sum};
 use super::paths::{self, GemmPath};
-use super::scales::Scales;
 use crate::data::codes::{GemmCodes, GemmOperand, GemmOutput};
 use crate::error::{Error, Result};
 use crate::ready::take_storage;
 use candle_core::{DType, Storage, Tensor};
-use fp8_core::{Contraction, Format, ScaleGrid};
+use fp8_core::{Contraction, Format, MX_BLOCK, ScaleGrid};
 
 const OP: &str = "fp8 gemm";
 
 /// cuBLASLt needs multiples of this for the dimension that is summed over and for the rows of its column-major result.
 const MULTIPLE: usize = 16;
 
+/// The version with E8M0 scales.
+const MX_SCALES_VERSION: usize = 120_800;
+
 /// The version with outer-vector and block scales.
 const VECTOR_SCALES_VERSION: usize = 120_900;
-
-/// How the scales of an operand are laid out in the product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    One,
-    PerKept,
-    /// 1x128 along the sum.
-    Vector128,
-    Block128,
-    Other,
-}
-
-impl Kind {
-    fn of(operand: &GemmOperand<'_>) -> Self {
-        let grid = match operand.contraction {
-            Contraction::Cols => operand.grid,
-            Contraction::Rows => operand.grid.transpose(),
-        };
-        match (Scales::of(&grid), grid.block_rows(), grid.block_cols()) {
-            (Scales::One, ..) => Self::One,
-            (Scales::PerRow, ..) => Self::PerKept,
-            (_, 1, 128) => Self::Vector128,
-            (_, 128, 128) => Self::Block128,
-            _ => Self::Other,
-        }
-    }
-}
 
 /// `[a.kept, b.kept]` = the scaled product, accumulated in f32.
 pub(super) fn gemm(
@@ -102,7 +79,8 @@ pub(super) fn gemm(
     if m * n == 0 || k == 0 {
         return empty(&gpu, m, n, out);
     }
-    let kinds = (Kind::of(a), Kind::of(b));
+    let mx_scales = gpu.capability() >= (10, 0) && lt::version() >= MX_SCALES_VERSION;
+    let kinds = (Kind::of(a, mx_scales), Kind::of(b, mx_scales));
     let simple = |kind| matches!(kind, Kind::One | Kind::PerKept);
     let vector_scales = gpu.capability() == (9, 0) && lt::version() >= VECTOR_SCALES_VERSION;
     let multiplies = multiplies(a.format, b.format);
@@ -121,6 +99,8 @@ pub(super) fn gemm(
             Some(done) => Some(done),
             None => scaled_after(&gpu, (a, kinds.0), (b, kinds.1), out)?,
         }
+    } else if kinds == (Kind::Mx, Kind::Mx) {
+        direct(&gpu, (a, ScaleMode::Mx32), (b, ScaleMode::Mx32), out)?
     } else if let (true, Some(a_mode), Some(b_mode)) =
         (vector_scales, block_mode(kinds.0), block_mode(kinds.1))
     {
@@ -161,107 +141,6 @@ fn empty(gpu: &Gpu, m: usize, n: usize, out: &GemmOutput<'_>) -> Result<Storage>
     }
 }
 
-/// Codes `[kept, contracted]` with the sum contiguous, padded with zero codes in both directions as cuBLASLt requires.
-fn along_sum(operand: &GemmOperand<'_>, kept: usize, contracted: usize) -> Result<Tensor> {
-    let (rows, cols) = (operand.grid.rows(), operand.grid.cols());
-    let codes = match (operand.codes, operand.contraction) {
-        (GemmCodes::RowMajor(codes), Contraction::Cols) => codes.reshape((rows, cols))?,
-        (GemmCodes::Transposed(codes), Contraction::Rows) => codes.reshape((cols, rows))?,
-        (GemmCodes::RowMajor(codes), Contraction::Rows) => {
-            transpose(&codes.reshape((rows, cols))?, contracted)?
-        }
-        (GemmCodes::Transposed(codes), Contraction::Cols) => {
-            transpose(&codes.reshape((cols, rows))?, contracted)?
-        }
-        (GemmCodes::Packed(codes), _) => {
-            return Err(Error::Shape {
-                op: OP,
-                what: "packed codes, which this device does not make,",
-                expected: "row-major or transposed codes".into(),
-                got: codes.dims().to_vec(),
-            });
-        }
-    };
-    if codes.dims() == [kept, contracted] {
-        Ok(codes.contiguous()?)
-    } else {
-        pad(&codes, kept, contracted)
-    }
-}
-
-/// An operand ready for cuBLASLt, with the tensors that own its memory.
-struct Ready {
-    codes: Tensor,
-    scales: Tensor,
-    kept: usize,
-    mode: ScaleMode,
-    format: Format,
-}
-
-impl Ready {
-    /// `kept` as padded.
-    fn new(
-        operand: &GemmOperand<'_>,
-        mode: ScaleMode,
-        kept: usize,
-        contracted: usize,
-    ) -> Result<Self> {
-        Ok(Self {
-            codes: along_sum(operand, kept, contracted)?,
-            scales: scales(operand, mode, kept)?,
-            kept,
-            mode,
-            format: operand.format,
-        })
-    }
-
-    fn operand(&self, codes: u64, dequant_scale: u64) -> Operand {
-        Operand {
-            codes,
-            format: self.format,
-            kept: self.kept,
-            dequant_scale,
-            mode: self.mode,
-        }
-    }
-}
-
-/// dequant_scales in the order that `mode` requires.
-fn scales(operand: &GemmOperand<'_>, mode: ScaleMode, kept: usize) -> Result<Tensor> {
-    let scales = operand.dequant_scale;
-    // Scale rows along the kept dimension.
-    let by_kept = |scales: &Tensor| match operand.contraction {
-        Contraction::Cols => Ok(scales.clone()),
-        Contraction::Rows => scales.t(),
-    };
-    match mode {
-        ScaleMode::Scalar => Ok(scales.contiguous()?),
-        ScaleMode::OuterVector => {
-            let flat = scales.flatten_all()?;
-            if flat.elem_count() == 1 {
-                return Ok(flat.broadcast_as(kept)?.contiguous()?);
-            }
-            match kept - operand.kept() {
-                0 => Ok(flat.contiguous()?),
-                missing => Ok(flat.pad_with_zeros(0, 0, missing)?.contiguous()?),
-            }
-        }
-        // The kept dimension is contiguous, as the cuBLAS documentation requires for 1x128 scales.
-        ScaleMode::Vector128 => {
-            let scales = by_kept(scales)?;
-            let missing = kept - operand.kept();
-            Ok(scales.pad_with_zeros(0, 0, missing)?.t()?.contiguous()?)
-        }
-        // The dimension of the sum is contiguous, with a stride that is a multiple of 4.
-        ScaleMode::Block128 => {
-            let scales = by_kept(scales)?;
-            let along = scales.dim(1)?;
-            let missing = along.next_multiple_of(4) - along;
-            Ok(scales.pad_with_zeros(1, 0, missing)?.contiguous()?)
-        }
-    }
-}
-
 /// Through cuBLASLt, which applies the scales. `None` if it has no algorithm.
 fn direct(
     gpu: &Gpu,
@@ -270,14 +149,18 @@ fn direct(
     out: &GemmOutput<'_>,
 ) -> Result<Option<Storage>> {
     let (m, n) = (a.kept(), b.kept());
-    let k = a.contracted().next_multiple_of(MULTIPLE);
+    let multiple = match a_mode {
+        ScaleMode::Mx32 => MX_BLOCK,
+        _ => MULTIPLE,
+    };
+    let k = a.contracted().next_multiple_of(multiple);
     // The columns of the library's column-major result may be any number, but with block scales.
     let rows = match a_mode.is_block() {
-        true => m.next_multiple_of(MULTIPLE),
+        true => m.next_multiple_of(multiple),
         false => m,
     };
     let a = Ready::new(a, a_mode, rows, k)?;
-    let b = Ready::new(b, b_mode, n.next_multiple_of(MULTIPLE), k)?;
+    let b = Ready::new(b, b_mode, n.next_multiple_of(multiple), k)?;
     let whole = (rows, b.kept) == (m, n);
     let bias = out.bias.map(Tensor::contiguous).transpose()?;
     // In the library's epilogue, if it supports a bias of the output's dtype and there is no padding.

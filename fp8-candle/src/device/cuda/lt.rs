@@ -25,6 +25,8 @@ use std::sync::{Mutex, PoisonError};
 pub(super) enum ScaleMode {
     /// One f32.
     Scalar = 0,
+    /// One E8M0 code per 1x32 values along the sum.
+    Mx32 = 2,
     /// One f32 for each kept index.
     OuterVector = 3,
     /// One f32 per 1x128 values along the sum.
@@ -36,7 +38,7 @@ pub(super) enum ScaleMode {
 impl ScaleMode {
     /// Whether scales change along the sum.
     pub(super) fn is_block(self) -> bool {
-        matches!(self, Self::Vector128 | Self::Block128)
+        matches!(self, Self::Mx32 | Self::Vector128 | Self::Block128)
     }
 }
 

@@ -17,6 +17,7 @@ mod lt;
 pub(super) mod made;
 #[cfg(test)]
 mod made_tests;
+mod operand;
 pub(crate) mod ops;
 pub(super) mod paths;
 mod scales;

@@ -17,6 +17,7 @@ kernels! { AMAX_KERNELS in AMAX;
 kernels! { SCALE_KERNELS in SCALES;
     RECIPROCAL = one "fp8_reciprocal"("ppl");
     QUANT_SCALE = one "fp8_quant_scale"("ppplfifi");
+    E8M0_TILES = one "fp8_e8m0_tiles"("ppll");
 }
 
 /// Rows per block of a column reduction. A thread has eight loads of 16 bytes in flight, a block of 64 threads 8 KiB; some 40 KiB
