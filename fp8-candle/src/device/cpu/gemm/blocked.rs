@@ -7,7 +7,7 @@ use super::super::shared::Shared;
 use super::super::tasks;
 use super::epilogue::{Epilogue, merge_segment};
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums};
-use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, a_len, b_len, padded};
+use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, a_len, padded};
 use super::results::{Block, Results};
 use super::scratch::Scratch;
 use super::side::{Codes, Side};
@@ -58,8 +58,8 @@ enum Panels<'a, V> {
     Values { values: &'a [V], first: usize },
     /// Packed codes of all panels, decoded in the kernel.
     Packed(&'a [u8]),
-    /// One panel, packed slice by slice, so that each slice stays in the first-level cache.
-    OneByOne,
+    /// Up to [`PANEL`] columns, packed slice by slice, so that each slice stays in the first-level cache.
+    BySlice,
 }
 
 /// Whether the scales of these operands can be applied between segments of the sum, or at its end.
@@ -117,17 +117,20 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
 }
 
 impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
+    /// Columns of a panel.
+    const WIDTH: usize = E::ORDER.panel();
+
     fn k(&self) -> usize {
         self.a.contracted()
     }
 
     fn panels(&self) -> usize {
-        self.b.kept().div_ceil(PANEL)
+        self.b.kept().div_ceil(Self::WIDTH)
     }
 
     /// Elements of one panel.
     fn panel_len(&self) -> usize {
-        b_len(1, self.k())
+        padded(self.k()) * Self::WIDTH
     }
 
     /// Packs with `task`, on this thread only if there are few codes.
@@ -158,9 +161,11 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             rows: m,
         };
         let panels = self.panels();
+        let together = PANEL / Self::WIDTH;
         let per_task = (TASK_CODES / self.panel_len().max(1))
             .min(panels / (4 * self.threads))
-            .max(1);
+            .max(1)
+            .next_multiple_of(together);
         self.for_each(panels.div_ceil(per_task), |task| {
             let panels = task * per_task..panels.min((task + 1) * per_task);
             if let Codes::Panels(_, codes) = self.b.codes
@@ -169,8 +174,9 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                 self.block(&a, 0..m, panels, Panels::Packed(codes));
                 return;
             }
-            for panel in panels {
-                self.block(&a, 0..m, panel..panel + 1, Panels::OneByOne);
+            for first in panels.clone().step_by(together) {
+                let panels = first..panels.end.min(first + together);
+                self.block(&a, 0..m, panels, Panels::BySlice);
             }
         });
     }
@@ -290,11 +296,12 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                     contraction: self.b.contraction,
                 };
                 self.engine
-                    .pack_b(self.b.format, matrix, panel * PANEL, range, values);
+                    .pack_b(self.b.format, matrix, panel * Self::WIDTH, range, values);
             }
             Codes::Panels(_, codes) => {
                 let len = self.panel_len();
-                let codes = &codes[panel * len..][range.start * PANEL..range.end * PANEL];
+                let codes =
+                    &codes[panel * len..][range.start * Self::WIDTH..range.end * Self::WIDTH];
                 self.engine.decode_panel(self.b.format, codes, values);
             }
         }
@@ -308,14 +315,14 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         panels: Range<usize>,
         b: Panels<'_, E::Value>,
     ) {
-        let stride = panels.len() * PANEL;
+        let stride = panels.len() * Self::WIDTH;
         let padded_rows = rows.len().next_multiple_of(ROWS);
         let results = self
             .results
             .filter(|_| self.segment.is_none() && self.k() > 0);
         if let Some(results) = results {
             // SAFETY: each task has its own rows and columns.
-            let block = unsafe { results.block(rows.start, panels.start * PANEL) };
+            let block = unsafe { results.block(rows.start, panels.start * Self::WIDTH) };
             let kept = if self.k() > SLICE {
                 padded_rows * stride
             } else {
@@ -341,13 +348,13 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
                     self.sum(a, &rows, &panels, b, start..end, &mut part, None);
                     self.a.scales_into(rows.start, start, &mut row_scales);
                     self.b
-                        .scales_into(panels.start * PANEL, start, &mut col_scales);
+                        .scales_into(panels.start * Self::WIDTH, start, &mut col_scales);
                     merge_segment(&part, &row_scales, &col_scales, &mut sums);
                 }
             }
         }
         let n = self.b.kept();
-        let cols = panels.start * PANEL..n.min(panels.end * PANEL);
+        let cols = panels.start * Self::WIDTH..n.min(panels.end * Self::WIDTH);
         for (row, sums) in rows.zip(sums.chunks_exact(stride)) {
             // SAFETY: each task has its own rows and columns.
             let out = unsafe { self.out.part(row * n + cols.start..row * n + cols.end) };
@@ -371,30 +378,34 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let few = self.a.kept() <= self.engine.few_rows();
         // SAFETY: sessions are made only here, and packing and multiplying run no other tasks.
         let session = unsafe { self.engine.session(self.b.format, few) };
-        let (stride, len) = (panels.len() * PANEL, self.panel_len());
+        let (stride, len) = (panels.len() * Self::WIDTH, self.panel_len());
         let a_rows = a.rows.next_multiple_of(ROWS);
         let mut packed = match b {
-            Panels::OneByOne => Some(Scratch::new(range.len().min(SLICE) * PANEL)),
+            Panels::BySlice => Some(Scratch::new(range.len().min(SLICE) * stride)),
             _ => None,
         };
         let mut start = range.start;
         while start < range.end {
             let end = range.end.min((start / SLICE + 1) * SLICE);
             let row = start / SLICE * a_rows + rows.start - a.first;
+            let slice_len = (end - start) * Self::WIDTH;
             if let Some(packed) = &mut packed {
-                self.pack_b(panels.start, start..end, packed);
+                let packed = packed.chunks_exact_mut(slice_len);
+                for (panel, packed) in panels.clone().zip(packed) {
+                    self.pack_b(panel, start..end, packed);
+                }
             }
             let panel = |index: usize| {
                 let part = |first: usize| {
                     let panel = (panels.start + index - first) * len;
-                    panel + start * PANEL..panel + end * PANEL
+                    panel + start * Self::WIDTH..panel + end * Self::WIDTH
                 };
                 match b {
                     Panels::Values { values, first } => Panel::Values(&values[part(first)]),
                     Panels::Packed(codes) => Panel::Packed(&codes[part(0)]),
-                    Panels::OneByOne => {
+                    Panels::BySlice => {
                         let packed = packed.as_deref().unwrap_or_default();
-                        Panel::Values(&packed[..(end - start) * PANEL])
+                        Panel::Values(&packed[index * slice_len..][..slice_len])
                     }
                 }
             };

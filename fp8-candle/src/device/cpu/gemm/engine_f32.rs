@@ -1,4 +1,4 @@
-//! The engine of processors without bf16 units: f32 multiply-adds of AVX2 or AVX-512.
+//! The engine of processors with AVX-512, but without bf16 units: f32 multiply-adds.
 //!
 //! Codes are decoded directly into the panels that the tiles read, so nothing is packed twice.
 
@@ -12,23 +12,17 @@ use std::ops::Range;
 
 /// Kernels that multiply f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct F32Engine {
-    avx512: bool,
-}
+pub(super) struct F32Engine(());
 
 impl F32Engine {
     /// The engine for `isa`, if there is one.
     pub(super) fn of(isa: Isa) -> Option<Self> {
-        match isa.level() {
-            IsaLevel::Avx2 => Some(Self { avx512: false }),
-            IsaLevel::Avx512 => Some(Self { avx512: true }),
-            _ => None,
-        }
+        (isa.level() == IsaLevel::Avx512).then_some(Self(()))
     }
 }
 
 /// The values of all codes of each format.
-static VALUES: [[f32; 256]; Format::ALL.len()] = {
+pub(super) static VALUES: [[f32; 256]; Format::ALL.len()] = {
     let mut values = [[0.; 256]; Format::ALL.len()];
     let mut index = 0;
     while index < Format::ALL.len() {
@@ -157,7 +151,7 @@ impl Engine for F32Engine {
     }
 
     fn multiply<'b>(
-        engine: &Self,
+        _: &Self::Session,
         a: &[f32],
         rows: usize,
         panels: usize,
@@ -170,12 +164,7 @@ impl Engine for F32Engine {
     ) {
         let a = &a[skip..];
         let Sums { values, stride } = sums;
-        let (height, parts) = if engine.avx512 {
-            (tile_f32::ROWS_AVX512, 1)
-        } else {
-            (tile_f32::ROWS_AVX2, 2)
-        };
-        let tiles = rows.div_ceil(height) * parts;
+        let tiles = rows.div_ceil(tile_f32::ROWS);
         for index in 0..panels {
             let Panel::Values(b) = panel(index) else {
                 unreachable!("this engine asks for decoded panels");
@@ -184,28 +173,21 @@ impl Engine for F32Engine {
                 Some(Panel::Values(next)) => next,
                 _ => &[],
             };
-            // The part of the panel stays in the first-level cache for all rows.
-            for part in 0..parts {
-                for (tile, row) in (0..rows).step_by(height).enumerate() {
-                    prefetch_part(next, part * tiles / parts + tile, tiles);
-                    if index + part == 0 {
-                        prefetch_rows(a, row + height..row + 2 * height, b.len() / PANEL);
-                    }
-                    let a = &a[row * SLICE_STRIDE..];
-                    let sums = Sums {
-                        values: &mut values[row * stride + index * PANEL..],
-                        stride,
-                    };
-                    let height = (rows - row).min(height);
-                    // SAFETY: an engine exists only where its instructions do.
-                    unsafe {
-                        if engine.avx512 {
-                            tile_f32::avx512(height, a, b, sums, accumulate);
-                        } else {
-                            tile_f32::avx2(height, a, b, part, sums, accumulate);
-                        }
-                    }
+            for (tile, row) in (0..rows).step_by(tile_f32::ROWS).enumerate() {
+                prefetch_part(next, tile, tiles);
+                let following = row + tile_f32::ROWS..row + 2 * tile_f32::ROWS;
+                if index == 0 {
+                    prefetch_rows(a, following, b.len() / PANEL);
                 }
+                let sums = Sums {
+                    values: &mut values[row * stride + index * PANEL..],
+                    stride,
+                };
+                let height = (rows - row).min(tile_f32::ROWS);
+                // SAFETY: an engine exists only where its instructions do.
+                unsafe {
+                    tile_f32::multiply(height, &a[row * SLICE_STRIDE..], b, sums, accumulate)
+                };
             }
         }
     }

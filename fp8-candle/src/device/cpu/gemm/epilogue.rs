@@ -88,68 +88,74 @@ impl<'a> Epilogue<'a> {
             Scales::One(scale) => *scale,
             Scales::Each(scales) => scales[row],
         };
-        let extreme = is_extreme(row_scale);
-        let exact = |sum: f32, col_scale: f32| scaled_in_f64(sum, row_scale, col_scale);
         let cols = first..first + out.len();
         let bias = self.bias.map(|bias| &bias[cols.clone()]);
-        match &self.cols {
-            Scales::One(scale) if extreme => {
-                finish(sums, bias, out, |_, sum| exact(sum, *scale));
-            }
-            Scales::One(scale) => {
-                let scale = *scale;
-                finish(
-                    sums,
-                    bias,
-                    out,
-                    #[inline(always)]
-                    |_, sum| sum * row_scale * scale,
-                );
-            }
-            Scales::Each(scales) => {
-                let scales = &scales[cols];
-                if extreme {
-                    finish(sums, bias, out, |col, sum| exact(sum, scales[col]));
-                } else {
-                    let scales = &scales[..out.len()];
-                    finish(
-                        sums,
-                        bias,
-                        out,
-                        #[inline(always)]
-                        |col, sum| sum * row_scale * scales[col],
-                    );
-                }
-            }
+        let col_scales = match &self.cols {
+            Scales::One(scale) => ColScales::One(*scale),
+            Scales::Each(scales) => ColScales::Each(&scales[cols]),
+        };
+        if is_extreme(row_scale) {
+            let exact = move |sum: f32, col_scale: f32| scaled_in_f64(sum, row_scale, col_scale);
+            return finish(sums, col_scales, bias, out, exact);
         }
+        finish(
+            sums,
+            col_scales,
+            bias,
+            out,
+            #[inline(always)]
+            move |sum, col_scale| sum * row_scale * col_scale,
+        );
     }
+}
+
+/// Scales of the columns of a row.
+#[derive(Clone, Copy)]
+enum ColScales<'a> {
+    One(f32),
+    Each(&'a [f32]),
 }
 
 /// Values that are rounded at a time: in registers and the nearest cache, and enough for a conversion that is called.
 const PIECE: usize = 128;
 
+/// What closures capture by value cannot lie in what they write, and zipped slices need no checks: so these loops become vector
+/// code to their end.
 #[inline(always)]
 fn finish<T: HighPrecision>(
     sums: &[f32],
+    cols: ColScales<'_>,
     bias: Option<&[f32]>,
     out: &mut [MaybeUninit<T>],
-    scaled: impl Fn(usize, f32) -> f32,
+    scaled: impl Fn(f32, f32) -> f32,
 ) {
     let sums = &sums[..out.len()];
     if size_of::<T>() >= size_of::<f32>() {
         // Nothing to round.
         return simd(
             #[inline(always)]
-            || match bias {
-                None => {
-                    for (col, (out, &sum)) in out.iter_mut().zip(sums).enumerate() {
-                        out.write(T::from_f32(scaled(col, sum)));
+            move || {
+                let pairs = out.iter_mut().zip(sums);
+                match (cols, bias) {
+                    (ColScales::One(scale), None) => {
+                        for (out, &sum) in pairs {
+                            out.write(T::from_f32(scaled(sum, scale)));
+                        }
                     }
-                }
-                Some(bias) => {
-                    let bias = &bias[..out.len()];
-                    for (col, (out, &sum)) in out.iter_mut().zip(sums).enumerate() {
-                        out.write(T::from_f32(scaled(col, sum) + bias[col]));
+                    (ColScales::One(scale), Some(bias)) => {
+                        for ((out, &sum), &bias) in pairs.zip(bias) {
+                            out.write(T::from_f32(scaled(sum, scale) + bias));
+                        }
+                    }
+                    (ColScales::Each(scales), None) => {
+                        for ((out, &sum), &scale) in pairs.zip(scales) {
+                            out.write(T::from_f32(scaled(sum, scale)));
+                        }
+                    }
+                    (ColScales::Each(scales), Some(bias)) => {
+                        for (((out, &sum), &scale), &bias) in pairs.zip(scales).zip(bias) {
+                            out.write(T::from_f32(scaled(sum, scale) + bias));
+                        }
                     }
                 }
             },
@@ -157,19 +163,28 @@ fn finish<T: HighPrecision>(
     }
     simd(
         #[inline(always)]
-        || {
+        move || {
             let (mut wide, mut narrow) = ([0f32; PIECE], [T::default(); PIECE]);
             let pieces = out.chunks_mut(PIECE).zip(sums.chunks(PIECE));
             for (piece, (out, sums)) in pieces.enumerate() {
                 let (wide, narrow) = (&mut wide[..sums.len()], &mut narrow[..sums.len()]);
-                let first = piece * PIECE;
-                for (i, (wide, &sum)) in wide.iter_mut().zip(sums).enumerate() {
-                    *wide = scaled(first + i, sum);
+                let piece = piece * PIECE..piece * PIECE + sums.len();
+                let pairs = wide.iter_mut().zip(sums);
+                match cols {
+                    ColScales::One(scale) => {
+                        for (wide, &sum) in pairs {
+                            *wide = scaled(sum, scale);
+                        }
+                    }
+                    ColScales::Each(scales) => {
+                        for ((wide, &sum), &scale) in pairs.zip(&scales[piece.clone()]) {
+                            *wide = scaled(sum, scale);
+                        }
+                    }
                 }
                 T::narrow(wide, narrow);
                 if let Some(bias) = bias {
-                    let bias = &bias[first..first + sums.len()];
-                    for ((wide, narrow), &bias) in wide.iter_mut().zip(&*narrow).zip(bias) {
+                    for ((wide, narrow), &bias) in wide.iter_mut().zip(&*narrow).zip(&bias[piece]) {
                         *wide = narrow.to_f32() + bias;
                     }
                     T::narrow(wide, narrow);
@@ -202,7 +217,7 @@ pub(super) fn merge_segment(
         } else {
             simd(
                 #[inline(always)]
-                || {
+                move || {
                     for ((sum, &part), &col_scale) in sums.iter_mut().zip(part).zip(col_scales) {
                         *sum += part * row_scale * col_scale;
                     }

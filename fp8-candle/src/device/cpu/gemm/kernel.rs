@@ -28,7 +28,7 @@ impl Matrix<'_> {
     }
 }
 
-/// One panel of B, from some index of the sum on.
+/// One panel of B ([`Order::panel`] columns), from some index of the sum on.
 #[derive(Clone, Copy)]
 pub(super) enum Panel<'a, V> {
     /// Packed as B.

@@ -6,15 +6,19 @@
 //!   constant stride, the offsets of a tile's rows are constants, and the rows spread over the cache.
 //!   For `vdpbf16ps`, an A that sums over rows is kept as it comes instead: `[slices][tiles][pairs][rows of the tile][2]`.
 //!   The tiles are cut as `tile_bf16.rs` says; each begins where its first row would otherwise.
-//! - B: panels of [`PANEL`] columns: `[panels][sum][PANEL]` for f32, `[panels][pairs][PANEL][2]` for bf16, since `vdpbf16ps`
-//!   and AMX sum over pairs of neighbours.
+//!   For AVX2 likewise: `[slices][tiles][sum][rows of the tile]`. One stream of values instead of one per row.
+//! - B: panels of [`Order::panel`] columns: `[panels][sum][columns]` for f32, `[panels][pairs][columns][2]` for bf16, since
+//!   `vdpbf16ps` and AMX sum over pairs of neighbours.
 //! - packed codes: panels like those of B, but of bytes, in an [`Order`] for either.
 
 use super::super::shared::Shared;
 use super::super::tasks;
 
-/// Columns of a panel of B: two vectors of f32 sums.
+/// Columns of a panel of B: two vectors of 16 f32 sums.
 pub(super) const PANEL: usize = 32;
+
+/// Columns of a panel of B: two vectors of 8 f32 sums.
+pub(super) const NARROW_PANEL: usize = 16;
 
 /// Sums are padded to a multiple of this: the depth of an AMX tile.
 pub(super) const DEPTH: usize = 32;
@@ -41,9 +45,9 @@ pub(super) fn a_len(rows: usize, k: usize) -> usize {
     k.div_ceil(SLICE) * rows.next_multiple_of(ROWS) * SLICE_STRIDE
 }
 
-/// Elements of `panels` panels packed as B, or of packed codes.
-pub(super) fn b_len(panels: usize, k: usize) -> usize {
-    panels * padded(k) * PANEL
+/// Elements of `kept` indices packed as B in panels of `panel` columns, or of packed codes.
+pub(super) fn b_len(panel: usize, kept: usize, k: usize) -> usize {
+    kept.next_multiple_of(panel) * padded(k)
 }
 
 /// The order of packed codes within a panel.
@@ -51,16 +55,26 @@ pub(super) fn b_len(panels: usize, k: usize) -> usize {
 pub(in super::super) enum Order {
     /// `[sum][PANEL]`, for f32.
     Rows,
+    /// `[sum][NARROW_PANEL]`, for f32 in shorter vectors.
+    NarrowRows,
     /// For bf16: each pair of sum indices has 64 bytes, a vector of four lanes. Their low halves hold columns 0 to 15 and
     /// their high halves 16 to 31, so that decoding to bytes and interleaving gives two vectors of columns in order.
     Pairs,
 }
 
 impl Order {
-    /// The position of the code of column `col` (below [`PANEL`]) and sum index `k` in its panel.
+    /// Columns of a panel.
+    pub(super) const fn panel(self) -> usize {
+        match self {
+            Self::Rows | Self::Pairs => PANEL,
+            Self::NarrowRows => NARROW_PANEL,
+        }
+    }
+
+    /// The position of the code of column `col` (below [`Order::panel`]) and sum index `k` in its panel.
     pub(super) const fn place(self, col: usize, k: usize) -> usize {
         match self {
-            Self::Rows => k * PANEL + col,
+            Self::Rows | Self::NarrowRows => k * self.panel() + col,
             Self::Pairs => {
                 let (half, lane, column) = (col / 16, col % 16 / 4, col % 4);
                 k / 2 * 64 + lane * 16 + half * 8 + column * 2 + k % 2
@@ -71,14 +85,15 @@ impl Order {
 
 /// Packs row-major codes `[n, k]` into panels.
 pub(in super::super) fn pack_codes(order: Order, codes: &[u8], n: usize, k: usize) -> Vec<u8> {
-    let mut packed = vec![0; b_len(n.div_ceil(PANEL), k)];
-    let len = b_len(1, k);
+    let width = order.panel();
+    let mut packed = vec![0; b_len(width, n, k)];
+    let len = padded(k) * width;
     let panels = Shared::new(&mut packed);
-    tasks::for_each(n.div_ceil(PANEL), |panel| {
+    tasks::for_each(n.div_ceil(width), |panel| {
         // SAFETY: each task has its own panel.
         let dst = unsafe { panels.part(panel * len..(panel + 1) * len) };
-        let cols = PANEL.min(n - panel * PANEL);
-        let codes = &codes[panel * PANEL * k..][..cols * k];
+        let cols = width.min(n - panel * width);
+        let codes = &codes[panel * width * k..][..cols * k];
         for (col, codes) in codes.chunks(k.max(1)).enumerate() {
             for (k, &code) in codes.iter().enumerate() {
                 dst[order.place(col, k)] = code;
@@ -90,10 +105,11 @@ pub(in super::super) fn pack_codes(order: Order, codes: &[u8], n: usize, k: usiz
 
 /// The inverse of [`pack_codes`].
 pub(in super::super) fn unpack_codes(order: Order, packed: &[u8], n: usize, k: usize) -> Vec<u8> {
+    let width = order.panel();
     let mut codes = vec![0; n * k];
     for (panel, codes) in packed
-        .chunks((padded(k) * PANEL).max(1))
-        .zip(codes.chunks_mut((k * PANEL).max(1)))
+        .chunks((padded(k) * width).max(1))
+        .zip(codes.chunks_mut((k * width).max(1)))
     {
         for (col, codes) in codes.chunks_mut(k).enumerate() {
             for (k, code) in codes.iter_mut().enumerate() {
@@ -162,7 +178,7 @@ pub(super) mod reference {
         k: usize,
         code: impl Fn(usize, usize) -> u8,
     ) -> Vec<u16> {
-        let mut packed = vec![0; b_len(cols.div_ceil(PANEL), k)];
+        let mut packed = vec![0; b_len(PANEL, cols, k)];
         for col in 0..cols {
             for index in 0..k {
                 let at = (col / PANEL * padded(k) / 2 + index / 2) * 2 * PANEL
@@ -183,7 +199,7 @@ mod tests {
     fn packed_codes_come_back() {
         for (n, k) in [(0, 3), (1, 1), (5, 0), (31, 33), (32, 64), (70, 129)] {
             let codes: Vec<u8> = (0..n * k).map(|i| (i * 7 + i / 251) as u8).collect();
-            for order in [Order::Rows, Order::Pairs] {
+            for order in [Order::Rows, Order::NarrowRows, Order::Pairs] {
                 let packed = pack_codes(order, &codes, n, k);
                 assert_eq!(unpack_codes(order, &packed, n, k), codes, "{n} {k}");
                 let nonzero = |codes: &[u8]| codes.iter().filter(|&&code| code != 0).count();

@@ -1,7 +1,7 @@
 //! An operand of a GEMM on the host.
 
 use super::super::data::{with_codes, with_f32};
-use super::layout::{Order, PANEL, b_len};
+use super::layout::{Order, b_len};
 use crate::data::codes::{GemmCodes, GemmOperand};
 use crate::error::{Error, Result};
 use candle_core::Tensor;
@@ -12,7 +12,7 @@ use fp8_core::{Contraction, Format, ScaleGrid};
 pub(super) enum Codes<'a> {
     /// `[rows, cols]` of the grid.
     RowMajor(&'a [u8]),
-    /// Panels of 32 kept indices, see `layout.rs`.
+    /// Panels of kept indices, see `layout.rs`.
     Panels(Order, &'a [u8]),
 }
 
@@ -45,7 +45,7 @@ pub(super) fn with_side<R>(
     };
     let grid = operand.grid;
     let values = match operand.codes {
-        GemmCodes::Packed(_) => b_len(operand.kept().div_ceil(PANEL), operand.contracted()),
+        GemmCodes::Packed(_) => b_len(order.panel(), operand.kept(), operand.contracted()),
         _ => grid.rows() * grid.cols(),
     };
     let check = |what, expected: usize, tensor: &Tensor| {

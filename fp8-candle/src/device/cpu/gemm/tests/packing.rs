@@ -62,7 +62,7 @@ fn packing_equals_its_definition() {
 
                     let expected = layout::reference::pack_b(format, kept, contracted, code);
                     let mut packed = vec![0x5555; expected.len()];
-                    let len = layout::b_len(1, contracted);
+                    let len = layout::b_len(PANEL, 1, contracted);
                     for (panel, dst) in packed.chunks_mut(len).enumerate() {
                         let middle = (contracted / 2).next_multiple_of(32);
                         let (left, right) = dst.split_at_mut(middle * PANEL);

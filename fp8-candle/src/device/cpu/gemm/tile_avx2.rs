@@ -1,0 +1,52 @@
+//! Tiles of sums with f32 multiply-adds of AVX2: six rows by one panel of 16 columns.
+
+use super::kernel::Sums;
+use super::layout::NARROW_PANEL;
+use super::tile_f32::tiles;
+use std::arch::x86_64::*;
+
+/// Rows of a tile: with two columns of vectors, all sixteen registers are used.
+pub(super) const ROWS: usize = 6;
+
+/// Computes the `rows x 16` sums, or adds to them.
+///
+/// `a`: one tile of a slice, packed as A, from the first index of the sum on; `b`: one panel from that index on, whose length is
+/// that of the sum.
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+    tiles!(rows, tile, (a, b, sums, accumulate), 1 2 3 4 5 6)
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn tile<const R: usize>(a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+    let (b, _) = b.as_chunks::<NARROW_PANEL>();
+    let (a, _) = a.as_chunks::<R>();
+    assert!(sums.values.len() >= (R - 1) * sums.stride + NARROW_PANEL);
+    assert!(a.len() >= b.len());
+    let (stride, sums) = (sums.stride, sums.values.as_mut_ptr());
+    let mut tile = [[_mm256_setzero_ps(); 2]; R];
+    // SAFETY: the rows of `sums` were checked above; a row of `b` is two vectors.
+    unsafe {
+        if accumulate {
+            for (row, tile) in tile.iter_mut().enumerate() {
+                tile[0] = _mm256_loadu_ps(sums.add(row * stride));
+                tile[1] = _mm256_loadu_ps(sums.add(row * stride + 8));
+            }
+        }
+        for (a, b) in a.iter().zip(b) {
+            let b = [
+                _mm256_loadu_ps(b.as_ptr()),
+                _mm256_loadu_ps(b.as_ptr().add(8)),
+            ];
+            for (a, tile) in a.iter().zip(&mut tile) {
+                let a = _mm256_broadcast_ss(a);
+                tile[0] = _mm256_fmadd_ps(a, b[0], tile[0]);
+                tile[1] = _mm256_fmadd_ps(a, b[1], tile[1]);
+            }
+        }
+        for (row, tile) in tile.iter().enumerate() {
+            _mm256_storeu_ps(sums.add(row * stride), tile[0]);
+            _mm256_storeu_ps(sums.add(row * stride + 8), tile[1]);
+        }
+    }
+}
