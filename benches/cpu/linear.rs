@@ -1,5 +1,6 @@
 //! The linear layer under a guard: forward with a cached weight, and whole training steps with every cast.
 
+use crate::gemm::bar;
 use crate::inputs::{check, normal};
 use crate::rows::Work;
 use crate::session::{Field, Session, Times};
@@ -53,7 +54,7 @@ fn forward(session: &Session, (m, k, n): (usize, usize, usize)) -> Result<()> {
     })?;
     guard.close()?;
     let work = Work::Flop(2. * (m * n * k) as f64);
-    session.report_ratio(case, Some(1.85), times, work)
+    session.report_ratio(case, Some(bar(session, 1.85)), times, work)
 }
 
 fn calls<'a>(layer: &'a impl Module, x: &'a Tensor) -> Contestant<'a> {
@@ -65,9 +66,9 @@ fn calls<'a>(layer: &'a impl Module, x: &'a Tensor) -> Contestant<'a> {
 
 /// One recipe after the other against the same f32 and bf16 runs, all in turn.
 fn steps(session: &Session, (m, k, n): (usize, usize, usize)) -> Result<()> {
-    let named = RECIPES.map(|(recipe, bar)| {
+    let named = RECIPES.map(|(recipe, most)| {
         let case = format!("linear forward+backward {m} {k}->{n} {recipe}");
-        (session.name(case), recipe, bar)
+        (session.name(case), recipe, bar(session, most))
     });
     let cases: Vec<_> = named
         .into_iter()
