@@ -10,7 +10,7 @@ use thiserror::Error;
 pub enum IsaLevel {
     /// What every processor of the target has.
     Portable,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX-512 F, BW, DQ and VL.

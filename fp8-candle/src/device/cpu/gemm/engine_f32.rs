@@ -1,47 +1,75 @@
-//! The engine of processors with AVX-512, but without bf16 units: f32 multiply-adds.
+//! The engine of processors without bf16 units: f32 multiply-adds of AVX-512 or AVX2.
 //!
-//! Codes are decoded directly into the panels that the tiles read, so nothing is packed twice.
+//! Codes are decoded directly into the tiles and panels that are multiplied, so nothing is packed twice.
 
 use super::super::shared::Shared;
-use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
-use super::layout::{Order, PANEL, SLICE, SLICE_STRIDE};
+use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part};
+use super::layout::{Order, ROWS_STEP, SLICE, SLICE_STRIDE};
+use super::pack_f32;
 use super::results::Block;
-use super::tile_f32;
 use fp8_core::{Contraction, Format, Isa, IsaLevel};
+use std::marker::PhantomData;
 use std::ops::Range;
+
+/// How the vectors of one instruction set multiply.
+///
+/// # Safety
+/// The level has AVX2, FMA and F16C, with which codes are packed, and those with which its tiles multiply.
+pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
+    /// The level that multiplies this way.
+    const LEVEL: IsaLevel;
+
+    /// The order of packed codes, whose panels are as wide as a tile.
+    const ORDER: Order;
+
+    /// The most rows of a tile: a divisor of [`ROWS_STEP`], and no more than [`pack_f32::MOST_ROWS`].
+    const ROWS: usize;
+
+    /// See [`Engine::task_size`].
+    const TASK_SIZE: (usize, usize);
+
+    /// Computes the sums of `rows` rows by one panel, or adds to them.
+    ///
+    /// `a`: one tile of a slice, packed as A, from the first index of the sum on; `b`: one panel from that index on, whose
+    /// length is that of the sum.
+    ///
+    /// # Safety
+    /// The processor must have this level.
+    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool);
+}
+
+/// Calls `$tile::<$rows>`, where `$rows` is one of the counts.
+macro_rules! tiles {
+    ($rows:expr, $tile:ident, $arguments:tt, $($count:literal)+) => {
+        match $rows {
+            $($count => $tile::<$count> $arguments,)+
+            rows => unreachable!("a tile of {rows} rows"),
+        }
+    };
+}
+pub(super) use tiles;
 
 /// Kernels that multiply f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct F32Engine(());
+pub(super) struct F32Engine<T>(PhantomData<T>);
 
-impl F32Engine {
-    /// The engine for `isa`, if there is one.
+impl<T: Tiles> F32Engine<T> {
+    /// The engine for `isa`, if it is its level.
     pub(super) fn of(isa: Isa) -> Option<Self> {
-        (isa.level() == IsaLevel::Avx512).then_some(Self(()))
+        const { assert!(ROWS_STEP.is_multiple_of(T::ROWS) && T::ROWS <= pack_f32::MOST_ROWS) };
+        (isa.level() == T::LEVEL).then_some(Self(PhantomData))
     }
 }
 
-/// The values of all codes of each format.
-pub(super) static VALUES: [[f32; 256]; Format::ALL.len()] = {
-    let mut values = [[0.; 256]; Format::ALL.len()];
-    let mut index = 0;
-    while index < Format::ALL.len() {
-        let format = Format::ALL[index];
-        let mut code = 0;
-        while code < 256 {
-            values[format as usize][code] = format.decode(code as u8);
-            code += 1;
-        }
-        index += 1;
-    }
-    values
-};
-
-impl Engine for F32Engine {
+impl<T: Tiles> Engine for F32Engine<T> {
     type Value = f32;
     type Session = Self;
 
-    const ORDER: Order = Order::Rows;
+    const ORDER: Order = T::ORDER;
+
+    fn task_size(self) -> (usize, usize) {
+        T::TASK_SIZE
+    }
 
     fn packed_rows(self) -> usize {
         // Panels are decoded slice by slice into the first-level cache.
@@ -58,32 +86,15 @@ impl Engine for F32Engine {
         dst: Shared<'_, f32>,
     ) {
         let k = matrix.contracted;
-        let row_of = |slice: usize, row: usize| {
-            let start = (slice * padded_rows + row - first) * SLICE_STRIDE;
-            // SAFETY: the caller guarantees that only this call uses these rows; it uses one at a time.
-            unsafe { dst.part(start..start + SLICE_STRIDE) }
-        };
-        let values = &VALUES[format as usize];
         for slice in 0..k.div_ceil(SLICE) {
             let range = slice * SLICE..k.min((slice + 1) * SLICE);
-            for row in rows.clone() {
-                let dst = row_of(slice, row);
-                match matrix.contraction {
-                    Contraction::Cols => {
-                        let start = matrix.place(row, range.start);
-                        let codes = &matrix.codes[start..start + range.len()];
-                        fp8_core::decode(format, codes, 1., &mut dst[..range.len()]);
-                    }
-                    Contraction::Rows => {
-                        let codes = matrix.codes[matrix.place(row, range.start)..]
-                            .iter()
-                            .step_by(matrix.kept);
-                        for (dst, &code) in dst[..range.len()].iter_mut().zip(codes) {
-                            *dst = values[usize::from(code)];
-                        }
-                    }
-                }
-                dst[range.len()..].fill(0.);
+            for row in rows.clone().step_by(T::ROWS) {
+                let tile = row..rows.end.min(row + T::ROWS);
+                let start = (slice * padded_rows + row - first) * SLICE_STRIDE;
+                // SAFETY: the caller guarantees that only this call uses these rows; it uses the place of one tile at a time.
+                let dst = unsafe { dst.part(start..start + tile.len() * SLICE_STRIDE) };
+                // SAFETY: an engine exists only where its instructions do.
+                unsafe { pack_f32::tile(format, matrix, tile, range.clone(), dst) };
             }
         }
     }
@@ -96,54 +107,27 @@ impl Engine for F32Engine {
         range: Range<usize>,
         dst: &mut [f32],
     ) {
-        let values = &VALUES[format as usize];
-        let cols = (matrix.kept - first).min(PANEL);
-        let rows = matrix.contracted.min(range.end).saturating_sub(range.start);
-        let (dst, rest) = dst[..range.len() * PANEL].split_at_mut(rows * PANEL);
+        let width = T::ORDER.panel();
+        let cols = first..matrix.kept.min(first + width);
+        let rows = range.start..matrix.contracted.min(range.end).max(range.start);
+        let (dst, rest) = dst[..range.len() * width].split_at_mut(rows.len() * width);
         rest.fill(0.);
-        match matrix.contraction {
-            Contraction::Rows => {
-                for (row, dst) in dst.chunks_exact_mut(PANEL).enumerate() {
-                    let start = matrix.place(first, range.start + row);
-                    let codes = &matrix.codes[start..start + cols];
-                    for (dst, &code) in dst.iter_mut().zip(codes) {
-                        *dst = values[usize::from(code)];
-                    }
-                    dst[cols..].fill(0.);
+        // SAFETY: an engine exists only where its instructions do.
+        unsafe {
+            match matrix.contraction {
+                Contraction::Rows => {
+                    pack_f32::panel_of_rows(format, matrix, cols, rows, width, dst)
                 }
-            }
-            Contraction::Cols => {
-                let codes = |col: usize| {
-                    // Columns that are dropped later may have any codes.
-                    let col = if col < cols { col } else { 0 };
-                    let start = matrix.place(first + col, range.start);
-                    matrix.codes[start..start + rows].as_chunks::<8>()
-                };
-                // Eight codes of two columns at once: one load per eight codes, and consecutive stores to one cache line.
-                for col in (0..PANEL).step_by(2) {
-                    let [(left, left_rest), (right, right_rest)] = [codes(col), codes(col + 1)];
-                    let (chunks, rest) = dst.as_chunks_mut::<{ 8 * PANEL }>();
-                    for ((dst, left), right) in chunks.iter_mut().zip(left).zip(right) {
-                        let [left, right] = [left, right].map(|codes| u64::from_le_bytes(*codes));
-                        for row in 0..8 {
-                            let value =
-                                |codes: u64| values[usize::from((codes >> (8 * row)) as u8)];
-                            dst[row * PANEL + col] = value(left);
-                            dst[row * PANEL + col + 1] = value(right);
-                        }
-                    }
-                    let rest = rest.chunks_exact_mut(PANEL);
-                    for ((dst, &left), &right) in rest.zip(left_rest).zip(right_rest) {
-                        dst[col] = values[usize::from(left)];
-                        dst[col + 1] = values[usize::from(right)];
-                    }
+                Contraction::Cols => {
+                    pack_f32::panel_of_cols(format, matrix, cols, rows, width, dst)
                 }
             }
         }
     }
 
     fn decode_panel(self, format: Format, packed: &[u8], dst: &mut [f32]) {
-        fp8_core::decode(format, packed, 1., &mut dst[..packed.len()]);
+        // SAFETY: an engine exists only where its instructions do.
+        unsafe { pack_f32::decode(format, packed, &mut dst[..packed.len()]) };
     }
 
     unsafe fn session(self, _: Format, _: bool) -> Self {
@@ -162,9 +146,8 @@ impl Engine for F32Engine {
             accumulate, skip, ..
         }: Mode,
     ) {
-        let a = &a[skip..];
         let Sums { values, stride } = sums;
-        let tiles = rows.div_ceil(tile_f32::ROWS);
+        let tiles = rows.div_ceil(T::ROWS);
         for index in 0..panels {
             let Panel::Values(b) = panel(index) else {
                 unreachable!("this engine asks for decoded panels");
@@ -173,21 +156,16 @@ impl Engine for F32Engine {
                 Some(Panel::Values(next)) => next,
                 _ => &[],
             };
-            for (tile, row) in (0..rows).step_by(tile_f32::ROWS).enumerate() {
+            for (tile, row) in (0..rows).step_by(T::ROWS).enumerate() {
                 prefetch_part(next, tile, tiles);
-                let following = row + tile_f32::ROWS..row + 2 * tile_f32::ROWS;
-                if index == 0 {
-                    prefetch_rows(a, following, b.len() / PANEL);
-                }
+                let height = (rows - row).min(T::ROWS);
                 let sums = Sums {
-                    values: &mut values[row * stride + index * PANEL..],
+                    values: &mut values[row * stride + index * T::ORDER.panel()..],
                     stride,
                 };
-                let height = (rows - row).min(tile_f32::ROWS);
+                let a = &a[row * SLICE_STRIDE + skip * height..];
                 // SAFETY: an engine exists only where its instructions do.
-                unsafe {
-                    tile_f32::multiply(height, &a[row * SLICE_STRIDE..], b, sums, accumulate)
-                };
+                unsafe { T::multiply(height, a, b, sums, accumulate) };
             }
         }
     }

@@ -233,6 +233,7 @@ fn is_extreme(row_scale: f32) -> bool {
     row_scale.is_finite() && row_scale.abs() > 1e12 || row_scale.abs() < 1e-12
 }
 
+#[inline(always)]
 fn scaled_in_f64(sum: f32, row_scale: f32, col_scale: f32) -> f32 {
     (f64::from(sum) * f64::from(row_scale) * f64::from(col_scale)) as f32
 }

@@ -18,17 +18,15 @@ mod slab;
 #[cfg(target_arch = "x86_64")]
 mod blocked;
 #[cfg(target_arch = "x86_64")]
-mod engine_avx2;
-#[cfg(target_arch = "x86_64")]
 mod engine_bf16;
 #[cfg(target_arch = "x86_64")]
 mod engine_f32;
 #[cfg(target_arch = "x86_64")]
 mod kernel;
 #[cfg(target_arch = "x86_64")]
-mod pack_avx2;
-#[cfg(target_arch = "x86_64")]
 mod pack_bf16;
+#[cfg(target_arch = "x86_64")]
+mod pack_f32;
 #[cfg(target_arch = "x86_64")]
 mod results;
 #[cfg(target_arch = "x86_64")]
@@ -36,9 +34,9 @@ mod tile_amx;
 #[cfg(target_arch = "x86_64")]
 mod tile_avx2;
 #[cfg(target_arch = "x86_64")]
-mod tile_bf16;
+mod tile_avx512;
 #[cfg(target_arch = "x86_64")]
-mod tile_f32;
+mod tile_bf16;
 
 #[cfg(test)]
 mod tests;
@@ -51,7 +49,10 @@ use side::{Side, with_side};
 use std::mem::MaybeUninit;
 
 #[cfg(target_arch = "x86_64")]
-use {engine_avx2::Avx2Engine, engine_bf16::Bf16Engine, engine_f32::F32Engine, kernel::Engine};
+use {
+    engine_bf16::Bf16Engine, engine_f32::F32Engine, kernel::Engine, tile_avx2::Avx2,
+    tile_avx512::Avx512,
+};
 
 pub(super) use layout::{Order, pack_codes, unpack_codes};
 #[cfg(target_arch = "x86_64")]
@@ -62,8 +63,8 @@ pub(super) fn packed_order(isa: Isa) -> Option<Order> {
     #[cfg(target_arch = "x86_64")]
     {
         let order = Bf16Engine::of(isa).map(|_| Bf16Engine::ORDER);
-        let order = order.or(F32Engine::of(isa).map(|_| F32Engine::ORDER));
-        order.or(Avx2Engine::of(isa).map(|_| Avx2Engine::ORDER))
+        let order = order.or(F32Engine::<Avx512>::of(isa).map(|_| F32Engine::<Avx512>::ORDER));
+        order.or(F32Engine::<Avx2>::of(isa).map(|_| F32Engine::<Avx2>::ORDER))
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
@@ -163,9 +164,9 @@ fn tiled<T: HighPrecision>(
     }
     if let Some(engine) = Bf16Engine::of(isa) {
         blocked::gemm(engine, a, b, bias, out);
-    } else if let Some(engine) = F32Engine::of(isa) {
+    } else if let Some(engine) = F32Engine::<Avx512>::of(isa) {
         blocked::gemm(engine, a, b, bias, out);
-    } else if let Some(engine) = Avx2Engine::of(isa) {
+    } else if let Some(engine) = F32Engine::<Avx2>::of(isa) {
         blocked::gemm(engine, a, b, bias, out);
     } else {
         return false;

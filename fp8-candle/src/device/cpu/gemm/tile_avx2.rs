@@ -1,19 +1,31 @@
 //! Tiles of sums with f32 multiply-adds of AVX2: six rows by one panel of 16 columns.
 
+use super::engine_f32::{Tiles, tiles};
 use super::kernel::Sums;
-use super::layout::NARROW_PANEL;
-use super::tile_f32::tiles;
+use super::layout::{NARROW_PANEL, Order};
+use fp8_core::IsaLevel;
 use std::arch::x86_64::*;
 
-/// Rows of a tile: with two columns of vectors, all sixteen registers are used.
-pub(super) const ROWS: usize = 6;
+/// AVX2 with FMA and F16C.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Avx2;
 
-/// Computes the `rows x 16` sums, or adds to them.
-///
-/// `a`: one tile of a slice, packed as A, from the first index of the sum on; `b`: one panel from that index on, whose length is
-/// that of the sum.
+// SAFETY: the level is AVX2 with FMA and F16C.
+unsafe impl Tiles for Avx2 {
+    const LEVEL: IsaLevel = IsaLevel::Avx2;
+    const ORDER: Order = Order::NarrowRows;
+    // Twelve sums, two vectors of B and one of A: fifteen of sixteen registers.
+    const ROWS: usize = 6;
+    const TASK_SIZE: (usize, usize) = (192, 16);
+
+    unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+        // SAFETY: the caller guarantees this level.
+        unsafe { multiply(rows, a, b, sums, accumulate) }
+    }
+}
+
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
+fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool) {
     tiles!(rows, tile, (a, b, sums, accumulate), 1 2 3 4 5 6)
 }
 

@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 mod packing;
 #[cfg(target_arch = "x86_64")]
-mod packing_avx2;
+mod packing_f32;
 
 use super::layout::{self, PANEL, ROWS, SLICE, pack_codes};
 use super::side::{Codes, Side};

@@ -1,9 +1,9 @@
-//! Packing for AVX2 against its definition, code by code.
+//! Packing to f32 against its definition, code by code.
 
-use super::super::engine_avx2::Avx2Engine;
+use super::super::engine_f32::{F32Engine, Tiles};
 use super::super::kernel::{Engine, Matrix};
-use super::super::layout::{self, DEPTH, NARROW_PANEL, Order, ROWS, ROWS_STEP, SLICE};
-use super::super::tile_avx2;
+use super::super::layout::{self, DEPTH, ROWS, ROWS_STEP, SLICE};
+use super::super::{tile_avx2::Avx2, tile_avx512::Avx512};
 use super::*;
 use crate::device::cpu::shared::Shared;
 
@@ -17,8 +17,13 @@ fn same(left: f32, right: f32) -> bool {
 
 #[test]
 fn packing_equals_its_definition() {
-    let Some(engine) = Isa::available().find_map(Avx2Engine::of) else {
-        println!("skipped: no AVX2");
+    check::<Avx2>();
+    check::<Avx512>();
+}
+
+fn check<T: Tiles>() {
+    let Some(engine) = Isa::available().find_map(F32Engine::<T>::of) else {
+        println!("skipped: no {}", T::LEVEL.name());
         return;
     };
     let sizes = [
@@ -28,6 +33,8 @@ fn packing_equals_its_definition() {
         (7, 33),
         (16, 255),
         (17, 256),
+        (12, 200),
+        (13, 65),
         (33, 300),
         (96, 40),
         (97, 520),
@@ -55,8 +62,8 @@ fn packing_equals_its_definition() {
     }
 }
 
-fn check_a(
-    engine: Avx2Engine,
+fn check_a<T: Tiles>(
+    engine: F32Engine<T>,
     format: Format,
     matrix: Matrix<'_>,
     value: &dyn Fn(usize, usize) -> f32,
@@ -74,8 +81,8 @@ fn check_a(
         unsafe { engine.pack_a(format, matrix, rows, 0, padded_rows, shared) };
     }
     for row in 0..kept {
-        let first = row / tile_avx2::ROWS * tile_avx2::ROWS;
-        let height = tile_avx2::ROWS.min(kept - first);
+        let first = row / T::ROWS * T::ROWS;
+        let height = T::ROWS.min(kept - first);
         for k in 0..contracted.next_multiple_of(DEPTH) {
             let tile = (k / SLICE * padded_rows + first) * layout::SLICE_STRIDE;
             let got = packed[tile + k % SLICE * height + row - first];
@@ -88,8 +95,8 @@ fn check_a(
     }
 }
 
-fn check_b(
-    engine: Avx2Engine,
+fn check_b<T: Tiles>(
+    engine: F32Engine<T>,
     format: Format,
     matrix: Matrix<'_>,
     value: &dyn Fn(usize, usize) -> f32,
@@ -101,44 +108,41 @@ fn check_b(
         contracted,
         contraction,
     } = matrix;
+    let width = T::ORDER.panel();
     let depth = contracted.next_multiple_of(DEPTH);
-    let decoded = pack_codes(Order::NarrowRows, codes, kept, contracted);
-    for first in (0..kept).step_by(NARROW_PANEL) {
-        let cols = NARROW_PANEL.min(kept - first);
-        // In two parts, as slices come.
-        let mut packed = vec![UNTOUCHED; depth * NARROW_PANEL];
-        let middle = depth / 2 / DEPTH * DEPTH;
-        let (left, right) = packed.split_at_mut(middle * NARROW_PANEL);
-        engine.pack_b(format, matrix, first, 0..middle, left);
-        engine.pack_b(format, matrix, first, middle..depth, right);
-        for k in 0..depth {
-            for col in 0..cols {
-                let got = packed[k * NARROW_PANEL + col];
-                let expected = match k < contracted {
-                    true => value(first + col, k),
-                    false => 0.,
-                };
+    for first in (0..kept).step_by(width) {
+        let cols = width.min(kept - first);
+        // Columns that do not exist are zero where a row of codes ends; elsewhere their values do not count.
+        let expected = |k: usize, col: usize| match (k < contracted, col < cols) {
+            (true, true) => Some(value(first + col, k)),
+            (true, false) if contraction == Cols => None,
+            _ => Some(0.),
+        };
+        let check = |packed: &[f32], how: &str| {
+            for (at, &got) in packed.iter().enumerate() {
+                let (k, col) = (at / width, at % width);
+                let right = expected(k, col).is_none_or(|expected| same(got, expected));
                 let at = first + col;
                 assert!(
-                    same(got, expected),
-                    "{what} B[{at}, {k}]: {got}, expected {expected}"
+                    right,
+                    "{what} {how} B[{at}, {k}]: {got}, expected {:?}",
+                    expected(k, col)
                 );
             }
-        }
+        };
+        // In two parts, as slices come.
+        let mut packed = vec![UNTOUCHED; depth * width];
+        let middle = depth / 2 / DEPTH * DEPTH;
+        let (left, right) = packed.split_at_mut(middle * width);
+        engine.pack_b(format, matrix, first, 0..middle, left);
+        engine.pack_b(format, matrix, first, middle..depth, right);
+        check(&packed, "from codes");
         if contraction == Cols {
-            let start = first / NARROW_PANEL * depth * NARROW_PANEL;
-            let codes = &decoded[start..start + depth * NARROW_PANEL];
-            let mut panel = vec![UNTOUCHED; codes.len()];
-            engine.decode_panel(format, codes, &mut panel);
-            for k in 0..contracted {
-                for col in 0..cols {
-                    let (got, expected) = (panel[k * NARROW_PANEL + col], value(first + col, k));
-                    assert!(
-                        same(got, expected),
-                        "{what} panel {first} [{col}, {k}]: {got}"
-                    );
-                }
-            }
+            let codes = pack_codes(T::ORDER, codes, kept, contracted);
+            let start = first / width * depth * width;
+            packed.fill(UNTOUCHED);
+            engine.decode_panel(format, &codes[start..start + depth * width], &mut packed);
+            check(&packed, "from packed codes");
         }
     }
 }

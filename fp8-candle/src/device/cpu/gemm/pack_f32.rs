@@ -1,0 +1,234 @@
+//! Packing to f32: codes in the order of `layout.rs`, decoded by vectors of AVX2, which every level with kernels has.
+//!
+//! E4M3 and E5M2 are read as f16: with its exponent and mantissa moved into place, an E5M2 code is the upper byte of its f16, and
+//! an E4M3 code is that of an f16 which is 2^8 times smaller. So the processor's conversion handles subnormals, and it is exact.
+
+use super::kernel::Matrix;
+use super::layout::{DEPTH, SLICE};
+use fp8_core::{Contraction, Format};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// The values of all codes of each format.
+static VALUES: [[f32; 256]; Format::ALL.len()] = {
+    let mut values = [[0.; 256]; Format::ALL.len()];
+    let mut index = 0;
+    while index < Format::ALL.len() {
+        let format = Format::ALL[index];
+        let mut code = 0;
+        while code < 256 {
+            values[format as usize][code] = format.decode(code as u8);
+            code += 1;
+        }
+        index += 1;
+    }
+    values
+};
+
+/// Eight codes in the low half of `codes`, decoded. The format is E5M2 or else E4M3.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decode_8<const E5M2: bool>(codes: __m128i) -> __m256 {
+    if E5M2 {
+        return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));
+    }
+    let words = _mm_cvtepi8_epi16(codes);
+    // The sign is in bits 7 to 15: bit 14 would be an exponent.
+    let halves = _mm_and_si128(_mm_slli_epi16::<7>(words), _mm_set1_epi16(!0x4000));
+    let magnitude = _mm_and_si128(words, _mm_set1_epi16(0x7F));
+    let nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7F));
+    let values = _mm256_cvtph_ps(_mm_or_si128(halves, nan));
+    _mm256_mul_ps(values, _mm256_set1_ps(256.))
+}
+
+/// [`decode_16`] of E4M3 or E5M2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decode_16_as<const E5M2: bool>(codes: __m128i, dst: &mut [f32; 16]) {
+    let high = _mm_unpackhi_epi64(codes, codes);
+    let values = [decode_8::<E5M2>(codes), decode_8::<E5M2>(high)];
+    let (chunks, _) = dst.as_chunks_mut::<8>();
+    for (dst, values) in chunks.iter_mut().zip(values) {
+        // SAFETY: `dst` is eight values.
+        unsafe { _mm256_storeu_ps(dst.as_mut_ptr(), values) };
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn load(codes: &[u8; 16]) -> __m128i {
+    // SAFETY: sixteen bytes.
+    unsafe { _mm_loadu_si128(codes.as_ptr().cast()) }
+}
+
+/// Up to sixteen codes, and zeros behind them.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn load_some(codes: &[u8]) -> __m128i {
+    match codes.first_chunk() {
+        Some(codes) => load(codes),
+        None => {
+            let mut bytes = [0; 16];
+            bytes[..codes.len()].copy_from_slice(codes);
+            load(&bytes)
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn store(codes: __m128i, bytes: &mut [u8; 16]) {
+    // SAFETY: sixteen bytes.
+    unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), codes) };
+}
+
+/// Sixteen codes, decoded.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decode_16(format: Format, codes: __m128i, dst: &mut [f32; 16]) {
+    match format {
+        Format::E4M3 => decode_16_as::<false>(codes, dst),
+        Format::E5M2 => decode_16_as::<true>(codes, dst),
+        Format::E4M3Fnuz | Format::E5M2Fnuz => {
+            let mut bytes = [0; 16];
+            store(codes, &mut bytes);
+            look_up(format, &bytes, dst);
+        }
+    }
+}
+
+/// Decodes codes by the values of all of them.
+#[inline]
+fn look_up(format: Format, codes: &[u8], dst: &mut [f32]) {
+    let values = &VALUES[format as usize];
+    for (dst, &code) in dst.iter_mut().zip(codes) {
+        *dst = values[usize::from(code)];
+    }
+}
+
+/// Decodes codes that are in order already.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn decode(format: Format, codes: &[u8], dst: &mut [f32]) {
+    let dst = &mut dst[..codes.len()];
+    let (codes, rest) = codes.as_chunks::<16>();
+    let (dst, dst_rest) = dst.as_chunks_mut::<16>();
+    for (codes, dst) in codes.iter().zip(dst) {
+        decode_16(format, load(codes), dst);
+    }
+    look_up(format, rest, dst_rest);
+}
+
+/// The most rows of a tile.
+pub(super) const MOST_ROWS: usize = 12;
+
+/// Packs one tile of A: kept indices `rows`, `range` of the sum, `[range][rows]`, and zeros for the padding of the sum.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn tile(
+    format: Format,
+    matrix: Matrix<'_>,
+    rows: Range<usize>,
+    range: Range<usize>,
+    dst: &mut [f32],
+) {
+    let height = rows.len();
+    let len = range.len() * height;
+    // The codes in the order of the tile, and place for a vector that begins at the last of them.
+    let mut codes = [0u8; MOST_ROWS * SLICE + 16];
+    match matrix.contraction {
+        Contraction::Rows => {
+            for (k, to) in range.clone().zip(codes.chunks_exact_mut(height)) {
+                to.copy_from_slice(&matrix.codes[matrix.place(rows.start, k)..][..height]);
+            }
+        }
+        Contraction::Cols => {
+            let row = |index: usize| {
+                let start = matrix.place(rows.start + index.min(height - 1), range.start);
+                &matrix.codes[start..start + range.len()]
+            };
+            interleave(std::array::from_fn(row), height, &mut codes);
+        }
+    }
+    let end = range.len().next_multiple_of(DEPTH) * height;
+    let (dst, rest) = dst[..end].split_at_mut(len);
+    decode(format, &codes[..len], dst);
+    rest.fill(0.);
+}
+
+/// Rows of codes of the same length as `[sum][height]`; the first `height` rows count. What is behind is overwritten.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn interleave(rows: [&[u8]; 16], height: usize, to: &mut [u8]) {
+    let len = rows[0].len();
+    for first in (0..len).step_by(16) {
+        let block = transpose(rows.map(|row| load_some(&row[first..])));
+        // Each vector writes over what the one before has beyond its `height` codes.
+        for (k, codes) in (first..len).zip(block) {
+            store(
+                codes,
+                to[k * height..]
+                    .first_chunk_mut()
+                    .expect("place for a vector"),
+            );
+        }
+    }
+}
+
+/// Packs a panel of a B that sums over its rows: `[rows][width]`; columns that do not exist become 0.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn panel_of_rows(
+    format: Format,
+    matrix: Matrix<'_>,
+    cols: Range<usize>,
+    rows: Range<usize>,
+    width: usize,
+    dst: &mut [f32],
+) {
+    for (row, dst) in rows.zip(dst.chunks_exact_mut(width)) {
+        let codes = &matrix.codes[matrix.place(cols.start, row)..][..cols.len()];
+        decode(format, codes, &mut dst[..codes.len()]);
+        dst[codes.len()..].fill(0.);
+    }
+}
+
+/// Packs a panel of a B that sums over its columns: `[rows][width]`, where `rows` are indices of the sum; columns that do not
+/// exist get the values of another, as their sums are dropped.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn panel_of_cols(
+    format: Format,
+    matrix: Matrix<'_>,
+    cols: Range<usize>,
+    rows: Range<usize>,
+    width: usize,
+    dst: &mut [f32],
+) {
+    for first_col in (0..width).step_by(16) {
+        let codes: [&[u8]; 16] = std::array::from_fn(|col| {
+            let col = cols.start + (first_col + col).min(cols.len() - 1);
+            let start = matrix.place(col, rows.start);
+            &matrix.codes[start..start + rows.len()]
+        });
+        for first in (0..rows.len()).step_by(16) {
+            let block = transpose(codes.map(|codes| load_some(&codes[first..])));
+            for (row, codes) in (first..rows.len()).zip(block) {
+                let dst = dst[row * width + first_col..].first_chunk_mut();
+                decode_16(format, codes, dst.expect("a row of a panel"));
+            }
+        }
+    }
+}
+
+/// A transposed block of 16 x 16 bytes: four rounds that each interleave the rows of the first half with those of the second.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn transpose(mut rows: [__m128i; 16]) -> [__m128i; 16] {
+    for _ in 0..4 {
+        let mut next = rows;
+        for i in 0..8 {
+            next[2 * i] = _mm_unpacklo_epi8(rows[i], rows[i + 8]);
+            next[2 * i + 1] = _mm_unpackhi_epi8(rows[i], rows[i + 8]);
+        }
+        rows = next;
+    }
+    rows
+}
