@@ -246,3 +246,29 @@ fn a_result_that_reaches_only_some_arguments() -> Result<(), Error> {
     assert_eq!(grads.get(&b).ok_or("b")?.to_vec1::<f32>()?, [2.]);
     Ok(())
 }
+
+/// A function with operations of this crate inside a node, where the sweep around it collects.
+#[test]
+fn applied_functions_have_their_own_collection() -> Result<(), Error> {
+    let x = Var::from_tensor(&wave(&[3, 8], 1)?)?;
+    let weight = Var::from_tensor(&wave(&[8], 2)?)?;
+    let run = |collects: bool| -> Result<[Tensor; 2], Error> {
+        let mut node = WideNode::new("applied");
+        let (a, b) = (node.argument(&x), node.argument(&weight));
+        let y = node.apply(&[&a, &b], |args| layer_norm(&args[0], &args[1], None, 1e-5))?;
+        let loss = node.finish(y)?.sqr()?.sum_all()?;
+        let grads = match collects {
+            true => backward(&loss)?,
+            false => loss.backward()?,
+        };
+        let grad = |var: &Var| grads.get(var).cloned().ok_or("no gradient");
+        Ok([grad(&x)?, grad(&weight)?])
+    };
+    let (got, want) = (run(true)?, run(false)?);
+    for (got, want) in got.iter().zip(&want) {
+        let (got, want) = (got.flatten_all()?, want.flatten_all()?);
+        assert_eq!(got.to_vec1::<f64>()?, want.to_vec1::<f64>()?);
+        assert!(want.abs()?.sum_all()?.to_scalar::<f64>()? > 0.);
+    }
+    Ok(())
+}

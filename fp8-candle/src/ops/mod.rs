@@ -65,7 +65,8 @@ pub(crate) fn gradients<const N: usize>(
         .map(|x| Var::from_tensor(&wide(x)?))
         .collect::<candle_core::Result<Vec<_>>>()?;
     let y = f(std::array::from_fn(|i| vars[i].as_tensor()))?;
-    let found = (y * wide(grad)?)?.sum_all()?.backward()?;
+    // A collection of its own: these variables are of no interest to one around this.
+    let found = crate::wide::backward(&(y * wide(grad)?)?.sum_all()?)?;
     let of = |var: &Var| match found.get(var) {
         Some(grad) => Ok(grad.clone()),
         None => var.zeros_like(),

@@ -1,5 +1,6 @@
 //! Any differentiable function within a wide node.
 
+use super::collect;
 use super::kept::Kept;
 use super::value::Value;
 use super::{Wide, WideNode};
@@ -8,7 +9,8 @@ use candle_core::{Tensor, Var};
 
 impl WideNode {
     /// What `f`, which must be differentiable by candle and always give the same, makes of these values. It runs once more in the
-    /// backward pass, on variables, for its gradients: for what has no operation of its own here.
+    /// backward pass, on variables, for its gradients: for what has no operation of its own here. Variables that `f` captures get
+    /// none.
     ///
     /// # Errors
     /// Those of `f`.
@@ -48,7 +50,8 @@ impl WideNode {
                     vars.push(var);
                 }
                 let y = f(&args)?;
-                let grads = (y * grad)?.sum_all()?.backward()?;
+                // A collection of its own: these variables are of no interest to one around this sweep.
+                let grads = collect::backward(&(y * grad)?.sum_all()?)?;
                 for (var, id) in vars.iter().zip(&to) {
                     if let Some(grad) = var.as_ref().and_then(|var| grads.get(var)) {
                         sweep.add_shared(*id, grad)?;

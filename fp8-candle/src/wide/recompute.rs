@@ -17,7 +17,8 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Tens
 /// `first` of `inputs`, as one node of the graph that keeps the inputs, the variables that the function uses, and `again`, by
 /// which the backward pass has its graph again. The two must give the same to the bit; `first` may take notes for it.
 ///
-/// Inputs that no gradient goes to stay so. What the function captures may be part of a graph itself.
+/// Inputs that no gradient goes to stay so. What the function captures may be part of a graph itself, but that part is swept on its
+/// own, so FP8 layers in it cast this gradient beside the others that they get: what was computed had better be an input.
 ///
 /// # Errors
 /// Those of `first`. The backward pass fails with those of `again`, and with [`Error::RecomputedValues`],
@@ -44,7 +45,8 @@ pub fn recompute<E: From<Error> + From<candle_core::Error>>(
     first: impl FnOnce(&[Tensor]) -> Result<Tensor, E>,
     again: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor, E> {
-    let kept: Vec<Input> = inputs.iter().copied().map(Input::new).collect();
+    let kept = inputs.iter().copied().map(Input::new);
+    let kept = kept.collect::<Result<Vec<_>>>()?;
     let copies = copies(&kept)?;
     let y = first(&copies)?;
     let variables = variables(&y, &copies);
@@ -73,14 +75,17 @@ pub fn recompute<E: From<Error> + From<candle_core::Error>>(
 struct Input {
     value: Tensor,
     tracked: bool,
+    /// If it is a variable: nothing else changes in place.
+    seen: Option<Seen>,
 }
 
 impl Input {
-    fn new(x: &Tensor) -> Self {
-        Self {
+    fn new(x: &Tensor) -> Result<Self> {
+        Ok(Self {
             value: x.detach(),
             tracked: x.track_op(),
-        }
+            seen: x.is_variable().then(|| Seen::new(x)).transpose()?,
+        })
     }
 }
 
@@ -138,7 +143,9 @@ struct Again {
 impl Again {
     /// The gradients of the tracked inputs, then of the variables.
     fn gradients(&self, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
-        for (variable, seen) in self.variables.iter().zip(&self.seen) {
+        let inputs = self.inputs.iter();
+        let inputs = inputs.filter_map(|input| Some((&input.value, input.seen.as_ref()?)));
+        for (variable, seen) in self.variables.iter().zip(&self.seen).chain(inputs) {
             if Seen::new(variable)? != *seen {
                 return Err(Error::RecomputedValues {
                     shape: variable.dims().to_vec(),

@@ -34,6 +34,20 @@ fn a_changed_variable() {
     assert_eq!(bits(grads.get(&w).unwrap()), bits(&x));
 }
 
+/// One that the function is called with, too.
+#[test]
+fn a_changed_input() {
+    let w = var(2, &[4]);
+    let y = checkpoint(Tensor::sqr, w.as_tensor()).unwrap();
+    let loss = y.sum_all().unwrap();
+    w.set(&(w.as_tensor() * 2.).unwrap()).unwrap();
+    let error = backward(&loss).unwrap_err();
+    assert!(
+        matches!(error, Fp8Error::RecomputedValues { .. }),
+        "{error}"
+    );
+}
+
 #[test]
 fn other_variables_than_at_first() {
     let (x, a, b) = (var(1, &[4]), var(2, &[4]), var(3, &[4]));

@@ -1,9 +1,14 @@
 //! The layer as one node against its layers one by one, over its options and recipes.
 
 use crate::support::*;
-use candle_core::DType;
+use candle_core::{DType, Var};
+use candle_nn::VarBuilder;
 use fp8_candle::ops::Activation;
-use fp8_recipes::nn::{AttentionConfig, LayerInputs, NormKind, NormPlacement, TransformerConfig};
+use fp8_recipes::nn::{
+    AttentionConfig, LayerInputs, LayerNorm, LayerNormLinear, Linear, NormKind, NormPlacement,
+    TransformerConfig, layer_norm_mlp,
+};
+use fp8_test_support::{assert_same, device, tensor};
 
 /// What flows through the sum of the gradients of q's, k's and v's input.
 const SUMS: [&str; 2] = ["x", "input_layernorm"];
@@ -206,14 +211,19 @@ fn norms_and_biases() {
 #[test]
 fn parameters_in_f32_under_activations_in_bf16() {
     for recipe in [None, Some("delayed"), Some("rowwise")] {
-        for norm in [NormKind::LayerNorm, NormKind::RmsNorm] {
+        for (norm, collects) in [
+            (NormKind::LayerNorm, false),
+            (NormKind::LayerNorm, true),
+            (NormKind::RmsNorm, true),
+        ] {
             let config = config().with_norm(norm).with_fused_qkv(true);
             let run = |single| {
                 let model = Model::prepared(&config, single, DType::F32);
+                let model = Model { collects, ..model };
                 model.step(&input(DType::BF16), &Default::default(), recipe)
             };
             let (one, apart) = (run(true), run(false));
-            let case = format!("{recipe:?}, {norm:?}");
+            let case = format!("{recipe:?}, {norm:?}, collects {collects}");
             assert_eq!(one.all["y"].dtype(), DType::BF16);
             // As above, a rounding for each token; here of the first step.
             let (sums, tolerance): (&[&str], _) = match recipe {
@@ -223,4 +233,44 @@ fn parameters_in_f32_under_activations_in_bf16() {
             assert_steps(&case, &one, &apart, sums, tolerance);
         }
     }
+}
+
+/// Biases of norms alone in another dtype.
+#[test]
+fn a_bias_in_f32_behind_a_weight_in_bf16() {
+    let run = |single| {
+        let part = |seed, dtype| tensor(seed, &[HIDDEN]).to_dtype(dtype).unwrap();
+        let norm = LayerNorm::new(part(1, DType::BF16), part(2, DType::F32), 1e-5);
+        let weight = tensor(3, &[8, HIDDEN]).to_dtype(DType::BF16).unwrap();
+        let layer = LayerNormLinear::new(norm, Linear::new(weight, None));
+        let layer = layer.with_single_node(single);
+        layer.try_forward(&input(DType::BF16)).unwrap()
+    };
+    assert_same("y", &run(true), &run(false));
+}
+
+/// Products of nodes have no f64: the layers are called one by one.
+#[test]
+fn in_f64() {
+    for single in [false, true] {
+        let model = Model::new(&config(), single, DType::F64);
+        let step = model.step(&input(DType::F64), &Default::default(), None);
+        let want = Model::new(&config(), false, DType::F64);
+        let want = want.step(&input(DType::F64), &Default::default(), None);
+        assert_eq!(step.all["y"].dtype(), DType::F64);
+        assert_steps("f64", &step, &want, &[], 0.);
+    }
+}
+
+/// Gradients that meet where there are no tokens. (candle's linear layer refuses them, so there is nothing to compare with.)
+#[test]
+fn an_mlp_of_no_tokens() {
+    let config = config().with_hidden_act(Activation::SwiGlu);
+    let vb = VarBuilder::zeros(DType::F32, &device());
+    let mlp = layer_norm_mlp(&config, vb).unwrap();
+    let x = Var::zeros((2, 0, HIDDEN), DType::F32, &device()).unwrap();
+    let y = mlp.try_forward(&x).unwrap();
+    assert_eq!(y.dims(), [2, 0, HIDDEN]);
+    let grads = y.sum_all().unwrap().backward().unwrap();
+    assert_eq!(grads.get(&x).unwrap().dims(), [2, 0, HIDDEN]);
 }

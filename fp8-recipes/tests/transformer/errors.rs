@@ -6,8 +6,8 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8_recipes::checkpoint::fp8_state;
 use fp8_recipes::config::Recipe;
 use fp8_recipes::nn::{
-    AttentionConfig, LayerInputs, LayerNormMlp, Linear, MlpInput, TransformerConfig,
-    layer_norm_mlp, ops::Activation, transformer_layer,
+    AttentionConfig, KeyValues, LayerInputs, LayerNormMlp, Linear, MlpInput, MultiheadAttention,
+    TransformerConfig, layer_norm_mlp, ops::Activation, transformer_layer,
 };
 use fp8_recipes::{Error, RecipeName, fp8_autocast};
 use fp8_test_support::{assert_text, device, tensor};
@@ -63,6 +63,9 @@ fn heads_that_cannot_be() {
         ];
         assert_text(got, build(&config().with_attention(own)), &parts);
     }
+    let own = attention().with_sliding_window(0);
+    let parts = ["layer.self_attn", "sliding_window", "is 0", "one token"];
+    assert_text("window", build(&config().with_attention(own)), &parts);
 }
 
 #[test]
@@ -194,4 +197,63 @@ fn a_failure_under_a_guard() {
         };
         assert_eq!(run(true), run(false), "{case}");
     }
+}
+
+/// A layer that fails behind one that has cast: whatever the form, the step is not taken.
+#[test]
+fn a_failure_of_no_linear_layer_under_a_guard() {
+    for single in [false, true] {
+        let good = Model::prepared(&config(), single, DType::F32);
+        let state = || format!("{:?}", fp8_state(&good).unwrap());
+        let x = input(DType::F32);
+        good.step(&x, &LayerInputs::default(), Some("delayed"));
+        let before = state();
+        let guard = fp8_autocast(Recipe::from(RecipeName::Delayed)).unwrap();
+        let y = good.layer.forward(&x, &LayerInputs::default()).unwrap();
+        let lengths = LayerInputs::default().with_key_lengths(vec![17, 16]);
+        good.layer.forward(&y, &lengths).unwrap_err();
+        drop(guard);
+        fp8_recipes::end_step().unwrap();
+        assert_eq!(state(), before, "single {single}");
+        // In the forms that are never one node.
+        let guard = fp8_autocast(Recipe::from(RecipeName::Delayed)).unwrap();
+        let mut cache = KeyValues::default();
+        let cached = |lengths: Option<Vec<usize>>, cache: &mut KeyValues| {
+            let inputs = LayerInputs::default().with_key_lengths(lengths);
+            good.layer.forward_cached(&x, &inputs, cache)
+        };
+        cached(None, &mut cache).unwrap();
+        cached(Some(vec![33, 32]), &mut cache).unwrap_err();
+        drop(guard);
+        fp8_recipes::end_step().unwrap();
+        assert_eq!(state(), before, "cached, single {single}");
+    }
+}
+
+/// What a failed call would have added to a cache is not there.
+#[test]
+fn a_cache_after_a_failure() {
+    let config = config();
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
+    let good = transformer_layer(&config, vb).unwrap();
+    let projections = good.attention().projections().clone();
+    // Behind attention, a layer that reads more features than there are.
+    let out = Linear::new(tensor(1, &[HIDDEN, 96]), None);
+    let bad = MultiheadAttention::new(None, projections, out, config.attention);
+    let (x, inputs) = (input(DType::F32), LayerInputs::default());
+    let mut cache = KeyValues::default();
+    let parts = [x.narrow(1, 0, 8).unwrap(), x.narrow(1, 8, 8).unwrap()];
+    let attention = good.attention();
+    let first = attention
+        .forward_cached(&parts[0], &inputs, &mut cache)
+        .unwrap();
+    bad.forward_cached(&parts[1], &inputs, &mut cache)
+        .unwrap_err();
+    let second = attention
+        .forward_cached(&parts[1], &inputs, &mut cache)
+        .unwrap();
+    let got = Tensor::cat(&[first, second], 1).unwrap();
+    let want = attention.forward(&x, &inputs).unwrap();
+    fp8_test_support::assert_close("tokens", &got, &want, 1e-5);
 }

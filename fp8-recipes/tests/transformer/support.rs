@@ -37,6 +37,8 @@ pub fn config() -> TransformerConfig {
 pub struct Model {
     pub vars: VarMap,
     pub layer: TransformerLayer,
+    /// Whether its backward pass is [`fp8_recipes::backward`].
+    pub collects: bool,
 }
 
 impl Model {
@@ -58,6 +60,7 @@ impl Model {
         Self {
             vars,
             layer: layer.with_single_node(single),
+            collects: false,
         }
     }
 
@@ -105,7 +108,11 @@ impl Model {
     /// The gradients that flow from `y`.
     pub fn backward(&self, x: &Tensor, y: Tensor) -> Step {
         let loss = normal(77, y.dims()).to_dtype(y.dtype()).unwrap();
-        let grads = (&y * loss).unwrap().sum_all().unwrap().backward().unwrap();
+        let loss = (&y * loss).unwrap().sum_all().unwrap();
+        let grads = match self.collects {
+            true => fp8_recipes::backward(&loss).unwrap(),
+            false => loss.backward().unwrap(),
+        };
         let mut all = BTreeMap::from([("y".to_string(), y)]);
         all.extend(grads.get(x).map(|grad| ("x".to_string(), grad.clone())));
         for (name, var) in self.named() {

@@ -80,7 +80,11 @@ pub(super) fn gemm(
         return empty(&gpu, m, n, out);
     }
     let mx_scales = gpu.capability() >= (10, 0) && lt::version() >= MX_SCALES_VERSION;
-    let kinds = (Kind::of(a, mx_scales), Kind::of(b, mx_scales));
+    let kinds = match (Kind::of(a, mx_scales), Kind::of(b, mx_scales)) {
+        both @ (Kind::Mx, Kind::Mx) => both,
+        // One block per row beside an operand of another kind: scales of rows.
+        _ => (Kind::of(a, false), Kind::of(b, false)),
+    };
     let simple = |kind| matches!(kind, Kind::One | Kind::PerKept);
     let vector_scales = gpu.capability() == (9, 0) && lt::version() >= VECTOR_SCALES_VERSION;
     let multiplies = multiplies(a.format, b.format);

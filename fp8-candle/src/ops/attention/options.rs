@@ -197,7 +197,8 @@ impl Attention {
             keys,
             head_dim,
             causal,
-            window: options.window,
+            // As wide as the keys, it hides nothing that `causal` does not.
+            window: options.window.filter(|&window| window < keys),
             key_lengths: options.key_lengths.as_deref().map(Into::into),
             softmax_scale: options
                 .softmax_scale

@@ -184,6 +184,10 @@ impl AttentionConfig {
                 "one head or more, of one feature or more; heads that divide the hidden size have one by default",
             ));
         }
+        if self.sliding_window == Some(0) {
+            let expected = "one token or more, or None for all";
+            return Err(unfit(path, "AttentionConfig::sliding_window", 0, expected));
+        }
         match kv_heads != 0 && heads.is_multiple_of(kv_heads) {
             true => Ok(()),
             false => Err(unfit(
@@ -238,7 +242,7 @@ pub struct TransformerConfig {
     pub attention: AttentionConfig,
     /// LayerNorm or RMSNorm (`normalization`).
     pub norm: NormKind,
-    /// Before or behind (`output_layernorm`).
+    /// Before or behind (`output_layernorm`). For whole layers: a part by itself has its norm before it.
     pub norm_placement: NormPlacement,
     /// Added to the variance.
     pub norm_eps: f64,
@@ -250,9 +254,10 @@ pub struct TransformerConfig {
     pub fused_qkv: bool,
     /// Whether gate and value of a gated activation are one projection, `gate_up_proj`, the gate first.
     pub fused_gate_up: bool,
-    /// The share of the results of attention and MLP that training drops before they are added.
+    /// The share of the results of attention and MLP that training drops before they are added: in whole layers.
     pub hidden_dropout: f64,
-    /// See [`TransformerConfig::with_recomputation`].
+    /// See [`TransformerConfig::with_recomputation`]. For whole layers and [`LayerNormMlp`](super::LayerNormMlp); around others,
+    /// [`checkpoint`](crate::nn::checkpoint).
     pub recomputation: bool,
 }
 

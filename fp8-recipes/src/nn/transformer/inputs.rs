@@ -21,7 +21,8 @@ pub struct LayerInputs<'a> {
     /// Of each batch entry, how many tokens there are before its padding; None: all.
     pub key_lengths: Option<Vec<usize>>,
     /// Drops elements, each module's share: which ones follows from this seed, the layer and the place. None does not, as
-    /// evaluation wants. A new step needs a new seed.
+    /// evaluation wants. A new step needs a new seed. Layers are told apart by their paths: those without one (made of tensors, not
+    /// by a `VarBuilder`) all drop the same elements.
     pub dropout_seed: Option<u64>,
 }
 

@@ -38,6 +38,19 @@ impl<A: Array> KeyValues<A> {
         keys.and_then(|dims| dims.get(2)).copied().unwrap_or(0)
     }
 
+    /// What `compute` gives, which adds tokens; without them if it fails.
+    pub(super) fn extended<T>(
+        &mut self,
+        compute: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let before = self.clone();
+        let done = compute(self);
+        if done.is_err() {
+            *self = before;
+        }
+        done
+    }
+
     /// Adds those of new tokens; gives all that a new token may see.
     pub(super) fn append(&mut self, k: A, v: A, window: Option<usize>) -> Result<(A, A)> {
         let (mut k, mut v) = match &self.0 {

@@ -163,7 +163,7 @@ impl TransformerLayer {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
-        if !self.fits() {
+        if !self.fits() || !node::takes(x) {
             return self.composed(x, inputs, None);
         }
         node::run("transformer-layer", self.mlp.recomputes(), x, |node, x| {
@@ -200,7 +200,7 @@ impl TransformerLayer {
     /// [`TransformerLayer::forward_array`] of tokens that follow those in `cache`, which gets theirs.
     ///
     /// # Errors
-    /// As [`MultiheadAttention::forward`].
+    /// As [`MultiheadAttention::forward_cached`].
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
@@ -223,7 +223,7 @@ impl TransformerLayer {
         inputs: &LayerInputs<'_>,
         cache: &mut KeyValues<A>,
     ) -> Result<A> {
-        self.composed(x, inputs, Some(cache))
+        cache.extended(|cache| self.composed(x, inputs, Some(cache)))
     }
 
     fn check_dropout(&self) -> Result<()> {
@@ -267,6 +267,15 @@ impl TransformerLayer {
     }
 
     fn composed<A: Array>(
+        &self,
+        x: &A,
+        inputs: &LayerInputs<'_>,
+        cache: Option<&mut KeyValues<A>>,
+    ) -> Result<A> {
+        node::noting_failure(|| self.layer_by_layer(x, inputs, cache))
+    }
+
+    fn layer_by_layer<A: Array>(
         &self,
         x: &A,
         inputs: &LayerInputs<'_>,

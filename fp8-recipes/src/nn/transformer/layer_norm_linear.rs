@@ -116,8 +116,8 @@ impl LayerNormLinear {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
-        if !self.single_node || !node::fits([&self.norm], [&self.linear]) {
-            return self.linear.apply(&self.norm.apply(x)?);
+        if !self.single_node || !node::takes(x) || !node::fits([&self.norm], [&self.linear]) {
+            return self.composed(x);
         }
         node::run("layer-norm-linear", false, x, |node, x| {
             let normed = node::norm(node, &self.norm, x)?;
@@ -146,8 +146,12 @@ impl LayerNormLinear {
     pub fn forward_array<A: Array>(&self, x: &A) -> Result<A> {
         match x.as_tensor() {
             Some(x) => A::from_tensor(self.try_forward(x)?),
-            None => self.linear.apply(&self.norm.apply(x)?),
+            None => self.composed(x),
         }
+    }
+
+    fn composed<A: Array>(&self, x: &A) -> Result<A> {
+        node::noting_failure(|| self.linear.apply(&self.norm.apply(x)?))
     }
 }
 

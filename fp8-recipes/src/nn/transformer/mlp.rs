@@ -266,6 +266,10 @@ impl LayerNormMlp {
     }
 
     pub(super) fn composed<A: Array>(&self, x: &A) -> Result<A> {
+        node::noting_failure(|| self.layer_by_layer(x))
+    }
+
+    fn layer_by_layer<A: Array>(&self, x: &A) -> Result<A> {
         let normed = match &self.norm {
             Some(norm) => norm.apply(x)?,
             None => x.clone(),
@@ -300,7 +304,7 @@ impl LayerNormMlp {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
-        if !self.fits() {
+        if !self.fits() || !node::takes(x) {
             return self.composed(x);
         }
         node::run("layer-norm-mlp", self.recomputation, x, |node, x| {

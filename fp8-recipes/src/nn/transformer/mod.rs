@@ -14,8 +14,8 @@
 //! share are cast once, and the backward pass keeps FP8 codes instead of tensors where it can.
 //!
 //! Where a single node is not possible the layers are called one by one: for scaled arithmetic, for parameters on a
-//! [`ScaledVarMap`](crate::scaled::ScaledVarMap), where a recipe casts the tensors around norms (emulation), and with
-//! `with_single_node(false)`, which tests compare with.
+//! [`ScaledVarMap`](crate::scaled::ScaledVarMap), where a recipe casts the tensors around norms (emulation), in f64, with a cache of
+//! keys and values, and with `with_single_node(false)`, which tests compare with.
 
 mod attention;
 mod config;

@@ -4,6 +4,7 @@ use super::{LayerNorm, Linear, Tensor, Wide, WideNode};
 use crate::autocast::{Mode, current};
 use crate::error::Result;
 use crate::nn::linear::Call;
+use candle_core::DType;
 use fp8_candle::{LinearWeight, WideLinear};
 
 /// Whether these layers can be operations of one node here.
@@ -18,6 +19,11 @@ pub(super) fn fits<'a>(
         && linears
             .into_iter()
             .all(|linear| linear.scaled_weight().is_none())
+}
+
+/// Whether operations of a node compute in the dtype of `x`: their products have results up to f32.
+pub(super) fn takes(x: &Tensor) -> bool {
+    x.dtype() != DType::F64
 }
 
 /// Whether the innermost guard computes in FP8.
@@ -39,7 +45,8 @@ pub(super) fn norm(node: &mut WideNode, layer: &LayerNorm, x: &Wide) -> Result<W
     let dtype = x.dtype();
     let (weight, bias) = (layer.weight(), layer.bias());
     // Norms multiply tensors of one dtype.
-    if weight.dtype() != dtype || (bias.is_some() && !layer.remove_mean()) {
+    let differs = |parameter: &Tensor| parameter.dtype() != dtype;
+    if differs(weight) || bias.is_some_and(|bias| differs(bias) || !layer.remove_mean()) {
         let (layer, value) = (layer.clone(), node.argument(weight));
         let mut values = vec![x.clone(), value];
         values.extend(bias.map(|bias| node.argument(bias)));
