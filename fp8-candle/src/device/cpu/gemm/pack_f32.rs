@@ -75,6 +75,32 @@ fn load_some(codes: &[u8]) -> __m128i {
     }
 }
 
+/// The codes of each row from `first` on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn vectors<const N: usize>(rows: &[&[u8]; N], first: usize) -> [__m128i; N] {
+    let mut vectors = [_mm_setzero_si128(); N];
+    for (vector, row) in vectors.iter_mut().zip(rows) {
+        *vector = load_some(&row[first..]);
+    }
+    vectors
+}
+
+/// The first sixteen elements.
+#[inline]
+fn place<T>(to: &mut [T]) -> &mut [T; 16] {
+    to.first_chunk_mut().expect("place for a vector")
+}
+
+/// The first eight codes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn store_8(codes: __m128i, to: &mut [u8]) {
+    let to: &mut [u8; 8] = to.first_chunk_mut().expect("place for half a vector");
+    // SAFETY: eight bytes.
+    unsafe { _mm_storel_epi64(to.as_mut_ptr().cast(), codes) };
+}
+
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn store(codes: __m128i, bytes: &mut [u8; 16]) {
@@ -111,11 +137,23 @@ fn look_up(format: Format, codes: &[u8], dst: &mut [f32]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn decode(format: Format, codes: &[u8], dst: &mut [f32]) {
     let dst = &mut dst[..codes.len()];
+    match format {
+        Format::E4M3 => decode_as::<false>(codes, dst),
+        Format::E5M2 => decode_as::<true>(codes, dst),
+        Format::E4M3Fnuz | Format::E5M2Fnuz => look_up(format, codes, dst),
+    }
+}
+
+/// [`decode`] of E4M3 or E5M2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decode_as<const E5M2: bool>(codes: &[u8], dst: &mut [f32]) {
     let (codes, rest) = codes.as_chunks::<16>();
     let (dst, dst_rest) = dst.as_chunks_mut::<16>();
     for (codes, dst) in codes.iter().zip(dst) {
-        decode_16(format, load(codes), dst);
+        decode_16_as::<E5M2>(load(codes), dst);
     }
+    let format = if E5M2 { Format::E5M2 } else { Format::E4M3 };
     look_up(format, rest, dst_rest);
 }
 
@@ -133,7 +171,7 @@ pub(super) fn tile(
 ) {
     let height = rows.len();
     let len = range.len() * height;
-    // The codes in the order of the tile, and place for a vector that begins at the last of them.
+    // The codes in the order of the tile, and place for a vector behind them.
     let mut codes = [0u8; MOST_ROWS * SLICE + 16];
     match matrix.contraction {
         Contraction::Rows => {
@@ -155,21 +193,28 @@ pub(super) fn tile(
     rest.fill(0.);
 }
 
-/// Rows of codes of the same length as `[sum][height]`; the first `height` rows count. What is behind is overwritten.
+/// `height` rows of codes of the same length as `[sum][height]`; the other rows do not count. What is behind is overwritten.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn interleave(rows: [&[u8]; 16], height: usize, to: &mut [u8]) {
     let len = rows[0].len();
-    for first in (0..len).step_by(16) {
-        let block = transpose(rows.map(|row| load_some(&row[first..])));
-        // Each vector writes over what the one before has beyond its `height` codes.
-        for (k, codes) in (first..len).zip(block) {
-            store(
-                codes,
-                to[k * height..]
-                    .first_chunk_mut()
-                    .expect("place for a vector"),
-            );
+    // Each store writes over what the one before has beyond its `height` codes.
+    if let (0..=8, Some(rows)) = (height, rows.first_chunk::<8>()) {
+        for first in (0..len).step_by(16) {
+            for (pair, codes) in transpose_8(vectors(rows, first)).into_iter().enumerate() {
+                let k = first + 2 * pair;
+                store_8(codes, &mut to[k * height..]);
+                store_8(
+                    _mm_unpackhi_epi64(codes, codes),
+                    &mut to[(k + 1) * height..],
+                );
+            }
+        }
+    } else {
+        for first in (0..len).step_by(16) {
+            for (k, codes) in transpose(vectors(&rows, first)).into_iter().enumerate() {
+                store(codes, place(&mut to[(first + k) * height..]));
+            }
         }
     }
 }
@@ -209,10 +254,9 @@ pub(super) fn panel_of_cols(
             &matrix.codes[start..start + rows.len()]
         });
         for first in (0..rows.len()).step_by(16) {
-            let block = transpose(codes.map(|codes| load_some(&codes[first..])));
+            let block = transpose(vectors(&codes, first));
             for (row, codes) in (first..rows.len()).zip(block) {
-                let dst = dst[row * width + first_col..].first_chunk_mut();
-                decode_16(format, codes, dst.expect("a row of a panel"));
+                decode_16(format, codes, place(&mut dst[row * width + first_col..]));
             }
         }
     }
@@ -227,6 +271,21 @@ fn transpose(mut rows: [__m128i; 16]) -> [__m128i; 16] {
         for i in 0..8 {
             next[2 * i] = _mm_unpacklo_epi8(rows[i], rows[i + 8]);
             next[2 * i + 1] = _mm_unpackhi_epi8(rows[i], rows[i + 8]);
+        }
+        rows = next;
+    }
+    rows
+}
+
+/// A transposed block of 8 x 16 bytes: two columns in each vector.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn transpose_8(mut rows: [__m128i; 8]) -> [__m128i; 8] {
+    for _ in 0..3 {
+        let mut next = rows;
+        for i in 0..4 {
+            next[2 * i] = _mm_unpacklo_epi8(rows[i], rows[i + 4]);
+            next[2 * i + 1] = _mm_unpackhi_epi8(rows[i], rows[i + 4]);
         }
         rows = next;
     }
