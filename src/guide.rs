@@ -8,6 +8,7 @@
 //! | give some layers, or some GEMMs, another recipe | [`mixed_recipes`] |
 //! | validate while training | [`evaluation`] |
 //! | train with batches larger than memory | [`micro_batches`] |
+//! | build from whole transformer layers, with less memory | [`transformer`] |
 //! | stop and go on, or continue an f32 run in FP8 | [`checkpoints`] |
 //! | make an FP8 file, serve it, fine-tune from it | [`calibration`] |
 //! | run, write and convert FP8 files of any family | [`models`] |
@@ -36,6 +37,7 @@ pages! {
     mixed_recipes "guide/mixed_recipes.md";
     evaluation "guide/evaluation.md";
     micro_batches "guide/micro_batches.md";
+    transformer "guide/transformer.md";
     checkpoints "guide/checkpoints.md";
     calibration "guide/calibration.md";
     models "guide/models.md";

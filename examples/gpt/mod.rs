@@ -107,6 +107,13 @@ impl Gpt {
         })
     }
 
+    /// Whether blocks compute inner tensors again in the backward pass instead of keeping them, to the bit.
+    pub fn set_recomputation(&mut self, recomputation: bool) {
+        for block in &mut self.blocks {
+            *block = block.clone().with_recomputation(recomputation);
+        }
+    }
+
     pub fn forward<A: Array>(&self, tokens: &Tensor) -> Result<A> {
         self.run(tokens, 0, None)
     }

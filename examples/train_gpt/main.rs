@@ -93,6 +93,9 @@ struct Args {
     /// Measure every cast of each Nth step: a table, and lines in stats.jsonl. Such steps take longer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     stats: Option<u64>,
+    /// With FP8 recipes: compute inner tensors again in the backward pass instead of keeping them. The results are the same
+    #[arg(long)]
+    recompute: bool,
     /// Print where a step's time went: of the calling thread, so on a GPU only what the host waited for
     #[arg(long)]
     profile: bool,
@@ -163,6 +166,7 @@ fn example(args: &Args) -> Result<()> {
         let mut run = Run::new(name, &settings, &device)?;
         run.measure_every(args.stats);
         run.measure_times(args.profile);
+        run.model.set_recomputation(args.recompute);
         runs.push(run);
     }
     ensure!(!runs.is_empty(), "--recipe names nothing to train");

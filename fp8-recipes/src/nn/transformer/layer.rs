@@ -91,6 +91,14 @@ impl TransformerLayer {
         }
     }
 
+    /// The same with or without [computing inner tensors again](super::TransformerConfig::with_recomputation).
+    pub fn with_recomputation(self, recomputation: bool) -> Self {
+        Self {
+            mlp: self.mlp.with_recomputation(recomputation),
+            ..self
+        }
+    }
+
     /// The same module as one node of the graph, or as a node per layer.
     pub fn with_single_node(self, single_node: bool) -> Self {
         Self {
