@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-enum Curve : uint32_t { GELU = 0, QUICK_GELU = 1, RELU = 2, SQUARED_RELU = 3, SILU = 4, SIGMOID = 5 };
+enum Curve : uint32_t { GELU = 0, QUICK_GELU = 1, RELU = 2, SQUARED_RELU = 3, SILU = 4, SIGMOID = 5, GELU_ERF = 6 };
 
 constexpr double SQRT_2_OVER_PI = 0.7978845608028654;
 constexpr double CUBIC = 0.044715;
@@ -42,6 +42,13 @@ __device__ __forceinline__ float gelu_slope(float x) {
   return fmaf(s.slope, du, s.value);
 }
 
+// GELU by the error function: x times the distribution of a normal variable.
+__device__ __forceinline__ float gelu_erf_slope(float x) {
+  // Not of an infinite x, which would be Inf * 0.
+  x = bounded(x, 40.0f);
+  return fmaf(x, 0.398942280f * expf(-0.5f * __fmul_rn(x, x)), normcdff(x));
+}
+
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x).value; }
 
 __device__ __forceinline__ float silu_slope(float x) {
@@ -61,6 +68,7 @@ template <int N, class F> __device__ __forceinline__ void each(float (&v)[N], F 
 template <int N> __device__ __forceinline__ void curve_values(uint32_t curve, float (&v)[N]) {
   switch (curve) {
     case GELU: each(v, [](float x) { return gelu(x); }); break;
+    case GELU_ERF: each(v, [](float x) { return x * normcdff(x); }); break;
     case QUICK_GELU: each(v, [](float x) { return x * sigmoid(x * 1.702f).value; }); break;
     case RELU: each(v, [](float x) { return relu(x); }); break;
     case SQUARED_RELU: each(v, [](float x) { return relu(x) * relu(x); }); break;
@@ -72,6 +80,7 @@ template <int N> __device__ __forceinline__ void curve_values(uint32_t curve, fl
 template <int N> __device__ __forceinline__ void curve_slopes(uint32_t curve, float (&v)[N]) {
   switch (curve) {
     case GELU: each(v, [](float x) { return gelu_slope(x); }); break;
+    case GELU_ERF: each(v, [](float x) { return gelu_erf_slope(x); }); break;
     case QUICK_GELU: each(v, [](float x) { return silu_slope(x * 1.702f); }); break;
     case RELU: each(v, [](float x) { return x > 0.0f ? 1.0f : 0.0f; }); break;
     case SQUARED_RELU: each(v, [](float x) { return relu(x) + relu(x); }); break;

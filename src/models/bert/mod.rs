@@ -10,6 +10,7 @@ use super::pool::in_pool;
 use super::token_rows;
 use crate::nn::{Embedding, LayerNorm, Linear, VarBuilder, embedding, layer_norm, linear};
 use candle_core::{D, DType, Device, Module, Tensor};
+use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
 #[derive(Debug, Fp8Module)]
@@ -59,8 +60,8 @@ impl Layer {
             .forward(&(x + self.attention_output.forward(&y)?)?)?;
         let inner = self.up.forward(&x)?;
         let inner = match self.config.activation {
-            BertActivation::Gelu => inner.gelu_erf()?,
-            BertActivation::GeluTanh => fp8_candle::ops::gelu(&inner)?,
+            BertActivation::Gelu => ops::Activation::GeluErf.apply(&inner)?,
+            BertActivation::GeluTanh => ops::gelu(&inner)?,
             BertActivation::Relu => inner.relu()?,
         };
         Ok(self.norm.forward(&(x + self.down.forward(&inner)?)?)?)

@@ -1,5 +1,6 @@
 //! The functions of activations, and their slopes.
 
+use super::erf;
 use crate::error::Result;
 use crate::ops::gelu::{slope as gelu_slope, value as gelu_value};
 use crate::ops::math::Real;
@@ -10,6 +11,7 @@ use candle_core::Tensor;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Curve {
     Gelu,
+    GeluErf,
     QuickGelu,
     Relu,
     SquaredRelu,
@@ -22,6 +24,7 @@ macro_rules! with_curve {
     ($curve:expr, $R:ident, ($value:ident, $slope:ident) => $body:expr) => {
         match $curve {
             Curve::Gelu => with_curve!(@ $R, $value, $slope, gelu_value::<$R>, gelu_slope::<$R>, $body),
+            Curve::GeluErf => with_curve!(@ $R, $value, $slope, erf::value::<$R>, erf::slope::<$R>, $body),
             Curve::QuickGelu => with_curve!(@ $R, $value, $slope, quick_gelu::<$R>, quick_gelu_slope::<$R>, $body),
             Curve::Relu => with_curve!(@ $R, $value, $slope, relu::<$R>, step::<$R>, $body),
             Curve::SquaredRelu => with_curve!(@ $R, $value, $slope, squared_relu::<$R>, squared_relu_slope::<$R>, $body),
@@ -87,6 +90,7 @@ impl Curve {
         };
         Ok(match self {
             Self::Gelu => crate::ops::gelu::composed(x)?,
+            Self::GeluErf => erf::composed(x)?,
             Self::QuickGelu => (x * sigmoid(&(x * 1.702)?)?)?,
             Self::Relu => x.relu()?,
             Self::SquaredRelu => x.relu()?.sqr()?,

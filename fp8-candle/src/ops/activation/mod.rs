@@ -1,6 +1,7 @@
 //! The activations of feed-forward networks, gated or not.
 
 mod curve;
+mod erf;
 #[cfg(test)]
 mod tests;
 
@@ -36,9 +37,11 @@ const OP: &str = "activation";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Activation {
-    /// GELU, tanh approximation.
+    /// GELU, tanh approximation; candle_nn's `NewGelu`.
     #[default]
     Gelu,
+    /// GELU by the error function, `x (1 + erf(x / sqrt 2)) / 2`; candle_nn's `Gelu`, and `gelu` of Hugging Face's configurations.
+    GeluErf,
     /// `x sigmoid(1.702 x)`.
     QuickGelu,
     /// `max(x, 0)`.
@@ -49,8 +52,10 @@ pub enum Activation {
     Silu,
     /// `sigmoid(gate) value`.
     Glu,
-    /// `gelu(gate) value`.
+    /// `gelu(gate) value`, tanh approximation.
     GeGlu,
+    /// `gelu_erf(gate) value`.
+    GeGluErf,
     /// `quick_gelu(gate) value`.
     QuickGeGlu,
     /// `max(gate, 0) value`.
@@ -61,15 +66,17 @@ pub enum Activation {
     SwiGlu,
 }
 
-/// All activations by Transformer Engine's names.
-const NAMES: [(Activation, &str); 11] = [
+/// All activations by Transformer Engine's names, and the two that it does not have.
+const NAMES: [(Activation, &str); 13] = [
     (Activation::Gelu, "gelu"),
+    (Activation::GeluErf, "gelu_erf"),
     (Activation::QuickGelu, "qgelu"),
     (Activation::Relu, "relu"),
     (Activation::SquaredRelu, "srelu"),
     (Activation::Silu, "silu"),
     (Activation::Glu, "glu"),
     (Activation::GeGlu, "geglu"),
+    (Activation::GeGluErf, "geglu_erf"),
     (Activation::QuickGeGlu, "qgeglu"),
     (Activation::ReGlu, "reglu"),
     (Activation::SquaredReGlu, "sreglu"),
@@ -81,7 +88,7 @@ impl Activation {
     ///
     /// ```
     /// # use fp8_candle::ops::Activation;
-    /// assert_eq!(Activation::all().filter(|activation| activation.is_gated()).count(), 6);
+    /// assert_eq!(Activation::all().filter(|activation| activation.is_gated()).count(), 7);
     /// # Ok::<(), fp8_candle::Error>(())
     /// ```
     pub fn all() -> impl Iterator<Item = Self> {
@@ -100,6 +107,7 @@ impl Activation {
             self,
             Self::Glu
                 | Self::GeGlu
+                | Self::GeGluErf
                 | Self::QuickGeGlu
                 | Self::ReGlu
                 | Self::SquaredReGlu
@@ -117,12 +125,14 @@ impl Activation {
             Curve::SquaredRelu => 3,
             Curve::Silu => 4,
             Curve::Sigmoid => 5,
+            Curve::GeluErf => 6,
         }
     }
 
     fn curve(self) -> Curve {
         match self {
             Self::Gelu | Self::GeGlu => Curve::Gelu,
+            Self::GeluErf | Self::GeGluErf => Curve::GeluErf,
             Self::QuickGelu | Self::QuickGeGlu => Curve::QuickGelu,
             Self::Relu | Self::ReGlu => Curve::Relu,
             Self::SquaredRelu | Self::SquaredReGlu => Curve::SquaredRelu,
@@ -421,7 +431,7 @@ impl FromStr for Activation {
 /// A name that no activation has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no activation `{0}`: gelu, qgelu, relu, srelu, silu, glu, geglu, qgeglu, reglu, sreglu or swiglu"
+    "no activation `{0}`: gelu, gelu_erf, qgelu, relu, srelu, silu, glu, geglu, geglu_erf, qgeglu, reglu, sreglu or swiglu"
 )]
 ///
 /// ```

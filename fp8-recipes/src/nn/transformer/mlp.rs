@@ -342,6 +342,10 @@ impl LayerNormMlp {
 fn curve<A: Array>(activation: Activation, x: &A) -> Result<A> {
     match activation {
         Activation::Gelu | Activation::GeGlu => x.gelu(),
+        Activation::GeluErf | Activation::GeGluErf => {
+            let erf = x.mul_constant(std::f64::consts::FRAC_1_SQRT_2)?.erf()?;
+            x.mul(&erf.add_constant(1.)?.mul_constant(0.5)?)
+        }
         Activation::QuickGelu | Activation::QuickGeGlu => x.mul(&x.mul_constant(1.702)?.sigmoid()?),
         Activation::Relu | Activation::ReGlu => x.relu(),
         Activation::SquaredRelu | Activation::SquaredReGlu => x.relu()?.square(),
