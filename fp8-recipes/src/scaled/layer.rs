@@ -253,6 +253,12 @@ pub(super) fn embedding(layer: &nn::Embedding, indexes: &Tensor) -> Result<Scale
     Ok(table.embedding(indexes)?)
 }
 
+/// GELU by the error function: `x (1 + erf(x / sqrt 2)) / 2`.
+pub(crate) fn gelu_erf<A: Array>(x: &A) -> Result<A> {
+    let erf = x.mul_constant(std::f64::consts::FRAC_1_SQRT_2)?.erf()?;
+    x.mul(&erf.add_constant(1.0)?.mul_constant(0.5)?)
+}
+
 pub(super) fn activation(layer: &nn::Activation, x: &Scaled) -> Result<Scaled> {
     use nn::Activation;
     Ok(match layer {
@@ -261,11 +267,7 @@ pub(super) fn activation(layer: &nn::Activation, x: &Scaled) -> Result<Scaled> {
         Activation::NewGelu | Activation::GeluPytorchTanh => x.gelu()?,
         Activation::Silu | Activation::Swish => x.silu()?,
         Activation::Sigmoid => x.sigmoid()?,
-        Activation::Gelu => {
-            // x Phi(x) with the error function.
-            let phi = x.mul_constant(std::f64::consts::FRAC_1_SQRT_2)?.erf()?;
-            x.mul(&phi.add_constant(1.0)?.mul_constant(0.5)?)?
-        }
+        Activation::Gelu => gelu_erf(x)?,
         _ => return Err(fp8_candle::Error::NoScaleRule { op: "activation" }.into()),
     })
 }

@@ -34,6 +34,7 @@ pub use array::Array;
 pub(crate) use checkpoint::is_scaled;
 pub use checkpoint::{ScaleStorage, load, save};
 pub use layer::Layer;
+pub(crate) use layer::gelu_erf;
 pub(crate) use layer::{plain_value, refuse_scaled, refuse_scaled_model};
 pub use training::{TrainingState, resume_training, save_training, training_state};
 pub use tree::ScaledTree;

@@ -184,32 +184,35 @@ fn any_number_of_threads() {
 fn scaled_parameters() {
     use fp8_candle::scaled::{Scaled, as_scaled};
     use fp8_recipes::scaled::ScaledVarMap;
-    let plain = Model::new(&config(), true, DType::F32);
-    let vars = ScaledVarMap::new(DType::F16, &device()).unwrap();
-    let layer =
-        fp8_recipes::nn::transformer_layer(&config(), vars.var_builder().pp("layer")).unwrap();
-    for (name, var) in plain.named() {
-        vars.set(&name, &var).unwrap();
+    for activation in Activation::all() {
+        let config = config().with_hidden_act(activation);
+        let plain = Model::new(&config, true, DType::F32);
+        let vars = ScaledVarMap::new(DType::F16, &device()).unwrap();
+        let layer =
+            fp8_recipes::nn::transformer_layer(&config, vars.var_builder().pp("layer")).unwrap();
+        for (name, var) in plain.named() {
+            vars.set(&name, &var).unwrap();
+        }
+        let x = input(DType::F32);
+        let want = forward(&plain, &x);
+        let scaled: Scaled = as_scaled(&x.to_dtype(DType::F16).unwrap(), None).unwrap();
+        let y = layer
+            .forward_array(&scaled, &LayerInputs::default())
+            .unwrap();
+        let grads = y.square().unwrap().sum_all().unwrap().backward().unwrap();
+        assert!(vars.missing_gradients(&grads).is_empty(), "{activation}");
+        // f16 has 11 bits; a dozen operations round.
+        assert_close(
+            &format!("scaled, {activation}"),
+            &y.detach().to_tensor(DType::F32).unwrap(),
+            &want,
+            0.02,
+        );
+        // Plain tensors through the same door.
+        let same = plain
+            .layer
+            .forward_array(&x, &LayerInputs::default())
+            .unwrap();
+        assert_same("plain", &same, &want);
     }
-    let x = input(DType::F32);
-    let want = forward(&plain, &x);
-    let scaled: Scaled = as_scaled(&x.to_dtype(DType::F16).unwrap(), None).unwrap();
-    let y = layer
-        .forward_array(&scaled, &LayerInputs::default())
-        .unwrap();
-    let grads = y.square().unwrap().sum_all().unwrap().backward().unwrap();
-    assert!(vars.missing_gradients(&grads).is_empty());
-    // f16 has 11 bits; a dozen operations round.
-    assert_close(
-        "scaled",
-        &y.detach().to_tensor(DType::F32).unwrap(),
-        &want,
-        0.02,
-    );
-    // Plain tensors through the same door.
-    let same = plain
-        .layer
-        .forward_array(&x, &LayerInputs::default())
-        .unwrap();
-    assert_same("plain", &same, &want);
 }

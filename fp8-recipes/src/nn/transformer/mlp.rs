@@ -5,7 +5,7 @@ use super::layer_norm_linear::norm;
 use super::node;
 use super::{LayerNorm, Linear, Wide, WideNode};
 use crate::error::Result;
-use crate::scaled::{Array, Layer};
+use crate::scaled::{Array, Layer, gelu_erf};
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
@@ -342,10 +342,7 @@ impl LayerNormMlp {
 fn curve<A: Array>(activation: Activation, x: &A) -> Result<A> {
     match activation {
         Activation::Gelu | Activation::GeGlu => x.gelu(),
-        Activation::GeluErf | Activation::GeGluErf => {
-            let erf = x.mul_constant(std::f64::consts::FRAC_1_SQRT_2)?.erf()?;
-            x.mul(&erf.add_constant(1.)?.mul_constant(0.5)?)
-        }
+        Activation::GeluErf | Activation::GeGluErf => gelu_erf(x),
         Activation::QuickGelu | Activation::QuickGeGlu => x.mul(&x.mul_constant(1.702)?.sigmoid()?),
         Activation::Relu | Activation::ReGlu => x.relu(),
         Activation::SquaredRelu | Activation::SquaredReGlu => x.relu()?.square(),
