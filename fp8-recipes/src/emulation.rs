@@ -47,7 +47,7 @@ use crate::config::Fp8LinearConfig;
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
 use crate::optim::DynamicLossScaler;
-use crate::prepare::{CastTable, PrepareOptions, PrepareReport, prepare_fp8, unmatched};
+use crate::prepare::{CastTable, PrepareOptions, PrepareReport, named, prepare_fp8};
 use measured::Measured;
 
 /// A training run in emulated FP8: a prepared model, the recipe for its guards, a loss scaler and a count of steps.
@@ -124,7 +124,7 @@ impl Emulator {
         }
         let loss_scaler = DynamicLossScaler::new(options.loss_scaler.clone())?;
         // Before anything of the model changes.
-        if let Some(first) = unmatched(model, &prepare).into_iter().next() {
+        if let Some(first) = named(model, &prepare).unmatched.into_iter().next() {
             return Err(Error::UnmatchedPattern {
                 pattern: first.pattern,
                 near: first.near,

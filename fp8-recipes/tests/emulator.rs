@@ -264,6 +264,54 @@ fn a_refused_model_is_as_it_was() {
     assert!(layer.fp8_state().is_none());
 }
 
+/// The toolkit's own example list: `conv1`, `bn1`, `fc`.
+#[test]
+fn a_batch_norm_may_be_exempt() {
+    #[derive(Fp8Module)]
+    struct Small {
+        conv1: nn::Conv2d,
+        bn1: nn::BatchNorm,
+        fc: nn::Linear,
+    }
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, CPU);
+    let root = vb.pp("net");
+    let net = Small {
+        conv1: nn::conv2d(3, 16, 3, Default::default(), root.pp("conv1")).unwrap(),
+        bn1: nn::batch_norm(16, 1e-5, root.pp("bn1")).unwrap(),
+        fc: nn::linear(16, 16, root.pp("fc")).unwrap(),
+    };
+    let exempt = |names: &[&str]| {
+        let options = EmulatorOptions::default();
+        let options = names.iter().fold(options, |o, name| o.with_exempt(*name));
+        Emulator::initialize(&net, EmulationMethod::Direct, options)
+    };
+    let emulator = exempt(&["net.conv1", "net.bn1", "net.fc"]).unwrap();
+    let report = emulator.report();
+    assert_eq!(report.converted(), 0);
+    assert_eq!(report.high_precision_anyway, ["net.bn1"]);
+    let text = report.to_string();
+    assert!(
+        text.contains("note: `net.bn1` is in high precision anyway"),
+        "{text}"
+    );
+    // `net` holds layers, which it does not leave out; `net.bn2` is nothing.
+    for pattern in ["net", "net.bn2"] {
+        let error = exempt(&[pattern]).unwrap_err().to_string();
+        assert!(
+            error.contains(pattern) && error.contains("net.bn1"),
+            "{error}"
+        );
+    }
+    // What is not converted under these options may be named, a recipe for it is a mistake.
+    use fp8_recipes::{PrepareOptions, prepare_fp8};
+    let options = PrepareOptions::default().with_off("net.conv1").unwrap();
+    let options = options.with_recipe("net.bn1", "rowwise".parse::<fp8_recipes::Recipe>().unwrap());
+    let report = prepare_fp8(&net, &options.unwrap()).unwrap();
+    assert_eq!(report.high_precision_anyway, ["net.conv1"]);
+    assert_eq!(report.unmatched[0].pattern, "net.bn1");
+}
+
 /// An operator that fails inside a guard is a step that has not happened, as with a layer.
 #[test]
 fn a_failed_operator_aborts_the_step() {

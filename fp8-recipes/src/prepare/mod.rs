@@ -20,7 +20,7 @@ use candle_core::{DType, Device, Tensor, TensorId};
 use fp8_candle::StateTable;
 use std::collections::HashMap;
 use std::sync::Arc;
-pub(crate) use unmatched::unmatched;
+pub(crate) use unmatched::named;
 
 /// Gives FP8 state to every linear layer that the options take, and where they say so to convolutions and operators. A weight that something else than a linear layer uses
 /// too (a head tied to an embedding) stays in high precision: here, in the export and when served. Layers already prepared keep
@@ -35,7 +35,7 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     options: &PrepareOptions,
 ) -> Result<PrepareReport> {
     options.check()?;
-    let unmatched = unmatched(model, options);
+    let named = named(model, options);
     let mut owners = Owners::default();
     model.visit(&mut owners);
     let mut preparer = Preparer {
@@ -54,7 +54,8 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     let mut operators = preparer.for_operators();
     model.visit(&mut operators);
     let mut report = operators.finish()?;
-    report.unmatched = unmatched;
+    report.unmatched = named.unmatched;
+    report.high_precision_anyway = named.high_precision_anyway.into_iter().collect();
     for unmatched in &report.unmatched {
         tracing::warn!("prepare_fp8: {unmatched}");
     }

@@ -86,6 +86,8 @@ pub struct PrepareReport {
     pub layers: Vec<LayerReport>,
     /// Patterns that name none of them.
     pub unmatched: Vec<Unmatched>,
+    /// Paths that patterns leave in high precision and that have no casts under these options: a batch norm.
+    pub high_precision_anyway: Vec<String>,
 }
 
 impl PrepareReport {
@@ -127,6 +129,9 @@ impl fmt::Display for PrepareReport {
                 }
                 Outcome::Skipped(reason) => writeln!(f, "high precision: {reason}")?,
             }
+        }
+        for path in &self.high_precision_anyway {
+            writeln!(f, "note: `{path}` is in high precision anyway")?;
         }
         for unmatched in &self.unmatched {
             writeln!(f, "warning: {unmatched}")?;

@@ -1,54 +1,114 @@
-//! Patterns that name no layer.
+//! Patterns that name no layer, and those that name what no recipe casts.
 
-use super::{PrepareOptions, Unmatched};
+use super::{LayerChoice, PrepareOptions, Unmatched};
 use crate::config::near;
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::operator::{Fp8Operator, LayerKind};
 use candle_core::Tensor;
+use std::collections::BTreeSet;
 
-/// Patterns of the options that name none of the layers and operators that [`prepare_fp8`](crate::prepare_fp8) would look at.
-pub(crate) fn unmatched<M: Fp8Module + ?Sized>(
-    model: &M,
-    options: &PrepareOptions,
-) -> Vec<Unmatched> {
-    let mut looked_at = Paths {
+/// What the patterns of the options name beside the layers and operators that [`prepare_fp8`](crate::prepare_fp8) looks at.
+#[derive(Default)]
+pub(crate) struct Named {
+    /// Patterns that name nothing.
+    pub(crate) unmatched: Vec<Unmatched>,
+    /// What patterns leave in high precision, and is there anyway.
+    pub(crate) high_precision_anyway: BTreeSet<String>,
+}
+
+pub(crate) fn named<M: Fp8Module + ?Sized>(model: &M, options: &PrepareOptions) -> Named {
+    let mut paths = Paths {
         options,
-        paths: vec![],
+        looked_at: vec![],
+        others: BTreeSet::new(),
     };
-    model.visit(&mut looked_at);
-    let paths = || looked_at.paths.iter().map(String::as_str);
-    let patterns = options.layers().iter().map(|(pattern, _)| pattern);
-    let patterns = patterns.chain(&options.output_fused).filter_map(|pattern| {
-        let named = paths().any(|path| pattern.matches(path));
-        (!named).then(|| pattern.as_str())
-    });
-    let parts = options.filter.skipped_parts().iter();
-    let parts = parts.filter(|part| !paths().any(|path| path.contains(part.as_str())));
-    let all = patterns.chain(parts.map(String::as_str));
-    all.map(|pattern| Unmatched {
-        pattern: pattern.to_string(),
-        near: near(pattern, paths()),
-    })
-    .collect()
+    model.visit(&mut paths);
+    let mut named = Named::default();
+    for (pattern, choice) in options.layers() {
+        // A recipe for what has nothing to cast would be lost without a word.
+        let others = *choice == LayerChoice::Off;
+        paths.look_up(
+            pattern.as_str(),
+            |path| pattern.matches(path),
+            others,
+            &mut named,
+        );
+    }
+    for pattern in &options.output_fused {
+        paths.look_up(
+            pattern.as_str(),
+            |path| pattern.matches(path),
+            true,
+            &mut named,
+        );
+    }
+    for part in options.filter.skipped_parts() {
+        paths.look_up(part, |path| path.contains(part.as_str()), true, &mut named);
+    }
+    named
 }
 
 struct Paths<'a> {
     options: &'a PrepareOptions,
-    paths: Vec<String>,
+    /// Layers and operators that may be prepared.
+    looked_at: Vec<String>,
+    /// Those that are not prepared under these options, and what holds tensors without being either: a batch norm.
+    others: BTreeSet<String>,
+}
+
+impl Paths<'_> {
+    fn look_up(
+        &self,
+        pattern: &str,
+        matches: impl Fn(&str) -> bool,
+        others: bool,
+        named: &mut Named,
+    ) {
+        if self.looked_at.iter().any(|path| matches(path)) {
+            return;
+        }
+        let anyway = self.others.iter().filter(|path| {
+            // Not the path of a block with layers in it, which the pattern does not leave out.
+            let within = |layer: &String| {
+                (layer.strip_prefix(path.as_str())).is_some_and(|rest| rest.starts_with('.'))
+            };
+            others && matches(path) && !self.looked_at.iter().any(within)
+        });
+        let anyway: Vec<String> = anyway.cloned().collect();
+        if anyway.is_empty() {
+            let paths = self
+                .looked_at
+                .iter()
+                .chain(self.others.iter().filter(|_| others));
+            named.unmatched.push(Unmatched {
+                pattern: pattern.to_string(),
+                near: near(pattern, paths.map(String::as_str)),
+            });
+        }
+        named.high_precision_anyway.extend(anyway);
+    }
 }
 
 impl Visitor for Paths<'_> {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
-        if self.options.convolutions || layer.kind() != LayerKind::Convolution {
-            self.paths.extend(layer.path().map(str::to_string));
+        let path = layer.path().map(str::to_string);
+        match self.options.convolutions || layer.kind() != LayerKind::Convolution {
+            true => self.looked_at.extend(path),
+            false => self.others.extend(path),
         }
     }
 
     fn operator(&mut self, operator: &dyn Fp8Operator) {
-        if self.options.operators {
-            self.paths.extend(operator.path().map(str::to_string));
+        let path = operator.path().map(str::to_string);
+        match self.options.operators {
+            true => self.looked_at.extend(path),
+            false => self.others.extend(path),
         }
     }
 
-    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
+    fn tensor(&mut self, path: Option<&str>, _: &Tensor) {
+        if let Some((parent, _)) = path.and_then(|path| path.rsplit_once('.')) {
+            self.others.insert(parent.to_string());
+        }
+    }
 }
