@@ -52,29 +52,67 @@ pub fn open_regular(path: impl AsRef<Path>) -> Result<File> {
     Ok(file)
 }
 
-/// The text of a regular file of at most `limit` bytes.
+/// Longer than any `config.json`, `generation_config.json` or the like: the longest name every expert of every layer. Parsed
+/// JSON takes up to 20 times the memory of its text.
+pub const MAX_CONFIG: u64 = 16 << 20;
+
+/// The bytes of a regular file of at most `limit` of them.
 ///
 /// # Errors
-/// As [`open_regular`]; [`Error::TooLarge`] for a longer file, and [`Error::Read`] for one that is not UTF-8.
-pub fn read_text(path: impl AsRef<Path>, limit: u64) -> Result<String> {
+/// As [`open_regular`]; [`Error::TooLarge`] for a longer file, of which nothing is read.
+pub fn read_bytes(path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
     let path = path.as_ref();
     let io = |source| Error::Read {
         path: path.to_path_buf(),
         source,
     };
+    let too_large = || Error::TooLarge {
+        path: path.to_path_buf(),
+        limit,
+    };
     let file = open_regular(path)?;
-    let mut text = String::new();
+    let length = file.metadata().map_err(io)?.len();
+    if length > limit {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::with_capacity(length as usize);
     // A file may grow while it is read, so its length is no bound.
     file.take(limit.saturating_add(1))
-        .read_to_string(&mut text)
+        .read_to_end(&mut bytes)
         .map_err(io)?;
-    if text.len() as u64 > limit {
-        return Err(Error::TooLarge {
-            path: path.to_path_buf(),
-            limit,
-        });
+    match bytes.len() as u64 > limit {
+        true => Err(too_large()),
+        false => Ok(bytes),
     }
-    Ok(text)
+}
+
+/// The text of a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// As [`read_bytes`], and [`Error::Read`] for a file that is not UTF-8.
+pub fn read_text(path: impl AsRef<Path>, limit: u64) -> Result<String> {
+    let path = path.as_ref();
+    String::from_utf8(read_bytes(path, limit)?).map_err(|error| Error::Read {
+        path: path.to_path_buf(),
+        source: std::io::Error::new(std::io::ErrorKind::InvalidData, error.utf8_error()),
+    })
+}
+
+/// [`read_text`] of a file that need not be there: `None` without it.
+///
+/// # Errors
+/// As [`read_text`]; a symbolic link that leads nowhere is [`Error::Read`].
+pub fn read_text_if_present(path: impl AsRef<Path>, limit: u64) -> Result<Option<String>> {
+    let path = path.as_ref();
+    match read_text(path, limit) {
+        Err(Error::Read { source, .. })
+            if source.kind() == std::io::ErrorKind::NotFound
+                && path.symlink_metadata().is_err() =>
+        {
+            Ok(None)
+        }
+        read => read.map(Some),
+    }
 }
 
 fn check_regular(path: &Path, metadata: &Metadata) -> Result<()> {

@@ -8,7 +8,7 @@ use fp8::checkpoint::{TrainingMeta, resume_training, save_training, training_met
 use fp8::config::Recipe;
 use fp8::load::{Checkpoint, var_builder};
 use fp8::optim::{AdamW, AdamWConfig, OptimError};
-use fp8::read::{open_regular, read_text};
+use fp8::read::{MAX_CONFIG, open_regular, read_bytes, read_text, read_text_if_present};
 use fp8::{Error, fp8_autocast, nn};
 use fp8_test_support::files::{codes, f32s, raw, write, write_with};
 use fp8_test_support::{Mlp, assert_text, delayed, device, fill, flat, of, prepare, tensor};
@@ -182,6 +182,8 @@ fn read(path: &Path) -> Vec<Error> {
         resume_training(path, &model, &vars, &mut optimizer, None).unwrap_err(),
         open_regular(path).unwrap_err(),
         read_text(path, 100).unwrap_err(),
+        read_text_if_present(path, 100).unwrap_err(),
+        read_bytes(path, 100).unwrap_err(),
     ]
 }
 
@@ -247,6 +249,29 @@ fn texts_are_read_up_to_a_limit() {
     );
     fs::write(&path, [0xFF, 0xFE]).unwrap();
     assert!(matches!(read_text(&path, 9), Err(Error::Read { .. })));
+    assert_eq!(read_bytes(&path, 2).unwrap(), [0xFF, 0xFE]);
+    assert!(matches!(
+        read_bytes(&path, 1),
+        Err(Error::TooLarge { limit: 1, .. })
+    ));
+    fs::remove_file(&path).unwrap();
+    assert_eq!(read_text_if_present(&path, 9).unwrap(), None);
+}
+
+/// Parsed, 60 MB of JSON took 1.2 GB.
+#[test]
+fn a_configuration_beyond_all_that_exist_is_refused() {
+    let dir = dir();
+    let path = dir.path().join("model.safetensors");
+    write(&path, &[("a", Dtype::F32, &[1], &f32s(&[1.]))]);
+    let config = dir.path().join("config.json");
+    let file = fs::File::create(&config).unwrap();
+    file.set_len(MAX_CONFIG + 1).unwrap();
+    let error = Checkpoint::open(&[&path]).unwrap_err();
+    assert!(
+        matches!(&error, Error::TooLarge { path, limit: MAX_CONFIG } if *path == config),
+        "{error:?}"
+    );
 }
 
 /// A trained model and its optimizer.

@@ -8,14 +8,11 @@ use super::family::{At, Family};
 use super::names::split;
 use super::options::OpenOptions;
 use crate::error::{Error, Result};
-use crate::read::read_text;
+use crate::read::{MAX_CONFIG, read_text_if_present};
 use crate::safetensors_file::SafetensorsFile;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
-
-/// Longer than any configuration; a vocabulary is not in it.
-const MAX_CONFIG: u64 = 64 << 20;
 
 /// What stands beside the files of a directory.
 #[derive(Debug)]
@@ -111,11 +108,8 @@ fn native(directory: &Path, files: &[&SafetensorsFile]) -> Result<Option<Arc<dyn
 
 /// A JSON file; None if there is none.
 fn json(path: &Path) -> Result<Option<Value>> {
-    let text = match read_text(path, MAX_CONFIG) {
-        Err(Error::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            return Ok(None);
-        }
-        read => read?,
+    let Some(text) = read_text_if_present(path, MAX_CONFIG)? else {
+        return Ok(None);
     };
     let value = serde_json::from_str(&text).map_err(|error| Error::Json {
         path: path.to_path_buf(),
