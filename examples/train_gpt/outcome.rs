@@ -105,8 +105,11 @@ pub fn serve_fp8(
     run.calibrate(data, CALIBRATION_BATCHES)?;
     let config = serde_json::to_value(&settings.model)?;
     let config = config.as_object().cloned().unwrap_or_default();
-    // The layers of the example know their names, so that no map of variables is needed.
-    let options = ExportOptions::new().with_config(config);
+    // The layers of the example know their names, so that no map of variables is needed. No other engine knows this model, so inputs
+    // may keep the powers of two of the recipe.
+    let options = ExportOptions::new()
+        .with_config(config)
+        .with_power_of_two_inputs(true);
     let report = save_calibrated_with(&run.model, dir.join("model.safetensors"), &options)?;
     let vb = load::var_builder(&[&report.model], DType::F32, device)?;
     let served = Gpt::new(&settings.model, vb)?;

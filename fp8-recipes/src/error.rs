@@ -372,9 +372,9 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
-    /// Export to a path that is neither a directory nor a safetensors file.
+    /// Export to a file whose name does not end in `.safetensors`.
     #[error(
-        "{path} cannot take an exported model: expected a directory or a name that ends in .safetensors"
+        "{path} is not a directory: an exported model goes into one, or to a name that ends in .safetensors"
     )]
     ExportPath {
         /// The path as given.

@@ -50,7 +50,7 @@ pub use autocast::{
 pub use cast_hook::{CastEvent, CastObserver};
 pub use config::{DelayedScaling, Fp8LinearConfig, LayerFilter, Recipe, RecipeName};
 pub use error::{Error, Result};
-pub use export::{ExportOptions, ExportReport, save_calibrated, save_calibrated_with};
+pub use export::{ExportOptions, ExportReport, Ragged, save_calibrated, save_calibrated_with};
 pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;

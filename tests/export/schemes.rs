@@ -1,14 +1,15 @@
 //! Each granularity is exported as itself: blocks, microscaling, several strategies in one file. And what is refused.
 
-use candle_core::Module;
-use fp8::config::{CastConfig, RecipeName};
+use candle_core::{DType, Module};
+use candle_nn::{VarBuilder, VarMap};
+use fp8::config::{CastConfig, Fp8LinearConfig, RecipeName};
 use fp8::fp8_core::Granularity;
-use fp8::load::Checkpoint;
-use fp8::{Error, save_calibrated};
+use fp8::load::{Checkpoint, var_builder};
+use fp8::{Error, ExportOptions, Ragged, nn, save_calibrated, save_calibrated_with};
 use fp8_test_support::calibrated::{
     HIDDEN, Net, blocks, calibrate, casts, eval, fresh, quantization, x,
 };
-use fp8_test_support::{assert_same, assert_served, assert_text, tensor};
+use fp8_test_support::{assert_same, assert_served, assert_text, device, fill, prepare, tensor};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use std::fs;
@@ -155,6 +156,60 @@ fn recipes_that_the_format_cannot_express_are_refused() {
             fs::read_dir(dir.path()).unwrap().count(),
             0,
             "nothing is made"
+        );
+    }
+}
+
+/// Recipes pad the last group of a tensor, files have whole groups only.
+#[test]
+fn features_that_do_not_divide_are_refused_or_stored_by_rows_or_in_high_precision() {
+    for (recipe, groups) in [
+        (RecipeName::Blockwise, "groups of 128"),
+        (RecipeName::Mxfp8, "microscaled blocks of 32"),
+    ] {
+        let vars = VarMap::new();
+        let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
+        let mut net = (
+            nn::linear(688, 128, vb.pp("down")).unwrap(),
+            nn::linear(128, 40, vb.pp("up")).unwrap(),
+        );
+        fill(&vars, 8);
+        prepare(&mut net);
+        let (x, hidden) = (tensor(1, &[5, 688]), tensor(2, &[5, 128]));
+        calibrate(&net.0, recipe, &x);
+        calibrate(&net.1, recipe, &hidden);
+        let dir = tempfile::tempdir().unwrap();
+        let error = save_calibrated(&net, dir.path().join("out")).unwrap_err();
+        assert!(matches!(&error, Error::NotExportable { .. }), "{error:?}");
+        let parts = ["`down`", "688", groups, "with_off", "with_ragged"];
+        assert_text("refused", error, &parts);
+
+        let options = ExportOptions::new().with_power_of_two_inputs(true);
+        let by_rows = options.clone().with_ragged(Ragged::Rowwise);
+        let report = save_calibrated_with(&net, dir.path(), &by_rows).unwrap();
+        assert_eq!(report.quantized, ["down", "up"]);
+        let open = || var_builder(&[&report.model], DType::F32, &device()).unwrap();
+        let loaded = nn::linear(688, 128, open().pp("down")).unwrap();
+        let held = loaded.static_weight().unwrap();
+        assert_eq!(held.codes().granularity(), Granularity::Rowwise);
+        // As the layer computes with one scale per row, rounded as in the recipe it was trained with.
+        let pow2 = Fp8LinearConfig::from_recipe_name(recipe).round_scales_to_power_of_two;
+        let rows = Fp8LinearConfig::from_recipe_name(RecipeName::Rowwise)
+            .with_round_scales_to_power_of_two(pow2);
+        let (got, expected) = (loaded.forward(&x).unwrap(), eval(&net.0, rows, &x));
+        match pow2 {
+            true => assert_same("by rows", &got, &expected),
+            false => assert_served("by rows", &got, &expected),
+        }
+        let loaded = nn::linear(128, 40, open().pp("up")).unwrap();
+        let expected = eval(&net.1, recipe, &hidden);
+        assert_same("whole", &loaded.forward(&hidden).unwrap(), &expected);
+
+        let plain = options.with_ragged(Ragged::HighPrecision);
+        let report = save_calibrated_with(&net, dir.path(), &plain).unwrap();
+        assert_eq!(
+            (report.quantized, report.ignored),
+            (vec!["up".into()], vec!["down".into()])
         );
     }
 }

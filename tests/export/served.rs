@@ -6,7 +6,9 @@ use fp8::config::{Fp8LinearConfig, Recipe, RecipeName};
 use fp8::fp8_core::Granularity;
 use fp8::load::{Checkpoint, var_builder};
 use fp8::nn::InputScaling;
-use fp8::{Autocast, fp8_autocast, save_calibrated};
+use fp8::{
+    Autocast, ExportOptions, ExportReport, fp8_autocast, save_calibrated, save_calibrated_with,
+};
 use fp8_test_support::{
     assert_close, assert_differ, assert_same, assert_served, assert_text, delayed, device, recipes,
     skipped_on_cuda, tensor, var,
@@ -121,14 +123,6 @@ fn rowwise_exports_a_scale_per_channel_and_scales_inputs_per_token() {
     assert_eq!(group["input_activations"]["strategy"], "token");
     assert_eq!(group["input_activations"]["dynamic"], true);
 
-    // The scales of the recipe are powers of two, in memory and loaded.
-    let expected = eval(&net, RecipeName::Rowwise, &ids(2));
-    let vb = var_builder(&[&report.model], DType::F32, &device()).unwrap();
-    let loaded = Net::new(vb).unwrap();
-    assert_rowwise(&loaded, true);
-    assert_same("rowwise", &loaded.forward(&ids(2)).unwrap(), &expected);
-
-    // Exact ones; candle's own VarBuilder, which reads no metadata, always makes such.
     let exact = Fp8LinearConfig::from_recipe_name(RecipeName::Rowwise)
         .with_round_scales_to_power_of_two(false);
     calibrate(&net, exact.clone());
@@ -142,6 +136,47 @@ fn rowwise_exports_a_scale_per_channel_and_scales_inputs_per_token() {
         assert_rowwise(&loaded, false);
         assert_served("exact", &loaded.forward(&ids(2)).unwrap(), &expected);
     }
+}
+
+#[test]
+fn powers_of_two_of_inputs_are_announced_only_when_asked_for() {
+    const KEY: &str = "fp8_power_of_two_inputs";
+    let (_vars, net) = calibrated(RecipeName::Rowwise);
+    let vb = |report: &ExportReport| var_builder(&[&report.model], DType::F32, &device()).unwrap();
+    let told = |report: &ExportReport| {
+        let file = Checkpoint::open(&[&report.model]).unwrap();
+        file.metadata(KEY).map(str::to_string)
+    };
+    let in_memory = eval(&net, RecipeName::Rowwise, &ids(2));
+
+    // A reader of metadata and one that knows none compute the same.
+    let usual = dir();
+    let report = save_calibrated(&net, usual.path()).unwrap();
+    assert_eq!(told(&report), None);
+    let loaded = Net::new(vb(&report)).unwrap();
+    assert_rowwise(&loaded, false);
+    let exact = loaded.forward(&ids(2)).unwrap();
+    let candles = Net::new(candle_var_builder(&report.model, DType::F32)).unwrap();
+    assert_same("whoever reads", &candles.forward(&ids(2)).unwrap(), &exact);
+    assert_differ("the recipe has powers of two", &exact, &in_memory);
+
+    let asked = ExportOptions::new().with_power_of_two_inputs(true);
+    let private = dir();
+    let report = save_calibrated_with(&net, private.path(), &asked).unwrap();
+    let layers = r#"["blocks.0.fc1","blocks.0.fc2","blocks.1.fc1","blocks.1.fc2"]"#;
+    assert_eq!(told(&report).as_deref(), Some(layers));
+    let loaded = Net::new(vb(&report)).unwrap();
+    assert_rowwise(&loaded, true);
+    assert_same("asked for", &loaded.forward(&ids(2)).unwrap(), &in_memory);
+
+    // The same holds for what was loaded.
+    let again = dir();
+    let report = save_calibrated(&loaded, again.path()).unwrap();
+    assert_eq!(told(&report), None);
+    let copy = Net::new(vb(&report)).unwrap();
+    assert_same("copied", &copy.forward(&ids(2)).unwrap(), &exact);
+    let report = save_calibrated_with(&loaded, again.path(), &asked).unwrap();
+    assert_eq!(told(&report).as_deref(), Some(layers));
 }
 
 /// The weights have a scale for each row, the inputs are cast with one for each token.

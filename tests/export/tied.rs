@@ -4,14 +4,19 @@ use crate::net::*;
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::load::Checkpoint;
+use fp8::models::{Llama, LlamaConfig};
 use fp8::nn::Linear;
-use fp8::{Autocast, fp8_autocast, save_calibrated};
+use fp8::rewrite::Spelling;
+use fp8::{
+    Autocast, ExportOptions, Recipe, fp8_autocast, prepare_fp8, save_calibrated,
+    save_calibrated_with,
+};
 use fp8_test_support::calibrated::{IN, Tied, calibrate, eval, quantization};
 use fp8_test_support::{
     assert_same, delayed, device, fill, flat, prepare, skipped_on_cuda, tensor, var,
 };
 use safetensors::Dtype;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn a_weight_tied_to_an_embedding_stays_in_high_precision() {
@@ -41,6 +46,78 @@ fn a_weight_tied_to_an_embedding_stays_in_high_precision() {
         json_of(&report.config)["quantization_config"]["ignore"],
         json!(["head"])
     );
+}
+
+/// The list at `pointer` of a configuration of a calibrated language model with a tied head.
+fn left_out(
+    model_type: &str,
+    recipe: &str,
+    spelling: Spelling,
+    file: &str,
+    pointer: &str,
+) -> Value {
+    let config = json!({
+        "model_type": model_type, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "vocab_size": VOCAB, "tie_word_embeddings": true,
+        "num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+    });
+    let config = LlamaConfig::parse("config.json", &config).unwrap();
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
+    let model = Llama::new(&config, vb).unwrap();
+    fill(&vars, 3);
+    prepare_fp8(&model, &Default::default()).unwrap();
+    let recipe: Recipe = recipe.parse().unwrap();
+    let guard = fp8_autocast(Autocast::new(recipe).calibrating(true)).unwrap();
+    model.forward(&ids(0)).unwrap();
+    guard.close().unwrap();
+    let dir = dir();
+    let options = ExportOptions::new().with_spelling(spelling);
+    save_calibrated_with(&model, dir.path(), &options).unwrap();
+    json_of(&dir.path().join(file))
+        .pointer(pointer)
+        .unwrap_or_else(|| panic!("{file} has no {pointer}"))
+        .clone()
+}
+
+/// Other engines have the layer, look for its scale unless it is named, and make one up.
+#[test]
+fn a_head_that_is_the_embedding_is_left_out_by_name_in_every_spelling() {
+    let config = "config.json";
+    let list = "/quantization_config/ignore";
+    for (recipe, spelling, file, pointer) in [
+        ("delayed", Spelling::CompressedTensors, config, list),
+        (
+            "delayed",
+            Spelling::AutoFp8,
+            config,
+            "/quantization_config/ignored_layers",
+        ),
+        (
+            "blockwise",
+            Spelling::Fp8Blocks,
+            config,
+            "/quantization_config/modules_to_not_convert",
+        ),
+        ("delayed", Spelling::ModelOpt, config, list),
+        (
+            "delayed",
+            Spelling::ModelOpt,
+            "hf_quant_config.json",
+            "/quantization/exclude_modules",
+        ),
+    ] {
+        let got = left_out("llama", recipe, spelling, file, pointer);
+        assert_eq!(got, json!(["lm_head"]), "{spelling}: {file}");
+    }
+}
+
+#[test]
+fn routers_of_experts_are_left_out_by_name() {
+    let list = "/quantization_config/ignore";
+    let spelling = Spelling::CompressedTensors;
+    let got = left_out("qwen3_moe", "delayed", spelling, "config.json", list);
+    assert_eq!(got, json!(["model.layers.0.mlp.gate", "lm_head"]));
 }
 
 #[test]

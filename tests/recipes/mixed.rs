@@ -8,8 +8,8 @@ use fp8::load::{Checkpoint, var_builder};
 use fp8::nn::{Linear, linear};
 use fp8::optim::{AdamW, AdamWConfig};
 use fp8::{
-    Autocast, Error, Fp8Module, PrepareOptions, RecipeName, check_gradients, fp8_autocast,
-    prepare_fp8, save_calibrated, with_fp8,
+    Autocast, Error, ExportOptions, Fp8Module, PrepareOptions, RecipeName, check_gradients,
+    fp8_autocast, prepare_fp8, save_calibrated_with, with_fp8,
 };
 use fp8_test_support::{assert_differ, assert_same, device, fill, flat, tensor};
 use serde_json::Value;
@@ -152,7 +152,8 @@ fn calibrated_and_loaded_it_gives_the_logits_in_memory_to_the_bit() {
     }
     guard.close().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let report = save_calibrated(&model, dir.path()).unwrap();
+    let recipes_own = ExportOptions::new().with_power_of_two_inputs(true);
+    let report = save_calibrated_with(&model, dir.path(), &recipes_own).unwrap();
     assert_eq!(report.quantized, ["layers.0", "layers.1", "layers.2"]);
     assert_eq!(report.ignored, ["layers.3"]);
     let config: Value =
@@ -187,7 +188,7 @@ fn calibrated_and_loaded_it_gives_the_logits_in_memory_to_the_bit() {
     }
     // What was loaded is written as it is, with the same scales of inputs.
     let again = tempfile::tempdir().unwrap();
-    let copy = save_calibrated(&served, again.path()).unwrap();
+    let copy = save_calibrated_with(&served, again.path(), &recipes_own).unwrap();
     let (first, second) = (
         Checkpoint::open(&[&report.model]),
         Checkpoint::open(&[&copy.model]),

@@ -6,7 +6,7 @@ use crate::load::{InputScheme, StoredLayer};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::nn::{InputScaling, StaticWeight, join};
 use crate::operator::LayerKind;
-use crate::rewrite::{Contents, Described, Kind};
+use crate::rewrite::{Contents, Described, Kind, Role as TensorRole, role_by_name};
 use crate::scaled::plain_value;
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
@@ -52,8 +52,10 @@ pub(super) fn collect<M: Fp8Module + ?Sized>(
         Some(error) => Err(error),
         None if collector.out.contents.layers.is_empty() => Err(Error::NothingToExport),
         None => {
-            options.spelling.check(&collector.out.contents)?;
-            Ok(collector.out)
+            let mut out = collector.out;
+            out.contents.name_tied_head();
+            options.spelling.check(&out.contents)?;
+            Ok(out)
         }
     }
 }
@@ -146,15 +148,7 @@ impl Collector<'_> {
         }
         if let Some(other) = other {
             // Stored once, by what else uses it.
-            if !self
-                .out
-                .contents
-                .ignored
-                .iter()
-                .any(|ignored| ignored == path)
-            {
-                self.out.contents.ignored.push(path.to_string());
-            }
+            self.ignore(path);
             if other != name {
                 self.out.tied.insert(name, other);
             }
@@ -170,11 +164,14 @@ impl Collector<'_> {
                         path: path.to_string(),
                     });
                 }
-                Kind::calibrated(&calibration, sizes, path)?.map(|scheme| (scheme, state))
+                let scheme = Kind::calibrated(&calibration, path)?;
+                let scheme = scheme.map(|scheme| scheme.cut(sizes, path, self.options.ragged));
+                let scheme = scheme.transpose()?.flatten();
+                scheme.map(|scheme| (scheme, state))
             }
         };
         let Some((scheme, state)) = scheme else {
-            self.out.contents.ignored.push(path.to_string());
+            self.ignore(path);
             self.out.tensors.insert(name, weight.detach());
             return Ok(());
         };
@@ -189,10 +186,22 @@ impl Collector<'_> {
             // What the configuration says; no tensor is made of it.
             _ => InputScaling::None,
         };
-        self.add_codes(path, scheme, sizes, codes, input)
+        let kind = match self.options.power_of_two_inputs {
+            true => scheme,
+            false => scheme.with_exact_inputs(),
+        };
+        self.add_codes(path, kind, sizes, codes, input)
     }
 
-    /// A layer that was loaded in FP8 is written as it is.
+    /// Lists a linear layer in high precision.
+    fn ignore(&mut self, path: &str) {
+        let ignored = &mut self.out.contents.ignored;
+        if !ignored.iter().any(|other| other == path) {
+            ignored.push(path.to_string());
+        }
+    }
+
+    /// A layer that was loaded in FP8 is written as it is, as far as the family has words for it.
     fn add_static(
         &mut self,
         path: &str,
@@ -201,7 +210,10 @@ impl Collector<'_> {
     ) -> Result<()> {
         let codes = weight.weight().unpack()?;
         let input = weight.input_scaling();
-        let kind = Kind::of_loaded(codes.granularity(), input, sizes, path)?;
+        let mut kind = Kind::of_loaded(codes.granularity(), input, sizes, path)?;
+        if !self.options.power_of_two_inputs && !self.options.spelling.says_power_of_two() {
+            kind = kind.with_exact_inputs();
+        }
         self.add_codes(path, kind, sizes, codes, input.clone())
     }
 
@@ -280,6 +292,21 @@ impl Visitor for Collector<'_> {
             (None, Name::Buffer) => return,
             (None, Name::Unknown) => Err(unnamed(tensor)),
         };
-        self.error = name.and_then(|name| self.keep(name, tensor)).err();
+        let kept = name.and_then(|name| self.keep(name, tensor).map(|()| name));
+        let name = match kept {
+            Ok(name) => name,
+            Err(error) => {
+                self.error = Some(error);
+                return;
+            }
+        };
+        match role_by_name(name).filter(|_| tensor.rank() == 2) {
+            Some((path, TensorRole::Embedding)) => {
+                self.out.contents.embeddings.push(path.to_string());
+            }
+            // A router, or a layer that is not one of ours: to other engines a linear layer.
+            Some((path, _)) => self.ignore(path),
+            None => {}
+        }
     }
 }

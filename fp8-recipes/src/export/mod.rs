@@ -25,7 +25,7 @@ mod options;
 mod scheme;
 mod target;
 
-pub use options::ExportOptions;
+pub use options::{ExportOptions, Ragged};
 
 use crate::atomic::{FileError, Part, replace_together, write_safetensors};
 use crate::error::Result;
@@ -78,8 +78,9 @@ pub fn save_calibrated<M: Fp8Module + ?Sized>(
 /// not followed. There is one writer per directory at a time.
 ///
 /// Scales are made of the calibrated amaxes (static inputs) and of the weights as they are now. Where a recipe rounds scales to
-/// powers of two, so are those of rows and blocks here, and the file's metadata names the layers whose inputs this library then
-/// scales so too; other loaders, which know no such entry, make exact ones. Static scales and those of whole weights are exact.
+/// powers of two, so are those of the rows and blocks of weights here; static scales and those of whole weights are exact. Scales that
+/// are made of inputs when the file is served are exact too, here as in every other engine, unless
+/// [`ExportOptions::with_power_of_two_inputs`] asks for those of the recipe.
 ///
 /// # Errors
 /// If no layer is prepared, a prepared layer was not calibrated or cannot be stored as it was calibrated, a tensor has

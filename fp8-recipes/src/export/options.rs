@@ -26,6 +26,20 @@ pub(super) enum Name<'a> {
     Unknown,
 }
 
+/// What an export does with a layer whose input features cannot be cut into the groups of its recipe: 128 for `blockwise`, 32 for `mxfp8`.
+/// A recipe pads the last group while it trains; a file has whole groups only.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Ragged {
+    /// [`Error::NotExportable`](crate::Error::NotExportable), which names the layer.
+    #[default]
+    Refuse,
+    /// The next coarser scales: one per row of the weight and one per token, as `rowwise` has them.
+    Rowwise,
+    /// The layer is written in high precision.
+    HighPrecision,
+}
+
 /// Options of [`save_calibrated_with`](crate::save_calibrated_with): what the model must have in it.
 ///
 /// An export holds what the model shows ([`Fp8Module::visit`](crate::Fp8Module::visit)). A field with
@@ -44,6 +58,8 @@ pub struct ExportOptions {
     names: Option<HashMap<TensorId, String>>,
     pub(super) config: Option<Map<String, Value>>,
     pub(super) spelling: Spelling,
+    pub(super) power_of_two_inputs: bool,
+    pub(super) ragged: Ragged,
 }
 
 impl ExportOptions {
@@ -102,6 +118,36 @@ impl ExportOptions {
     #[must_use]
     pub fn with_spelling(mut self, spelling: Spelling) -> Self {
         self.spelling = spelling;
+        self
+    }
+
+    /// Whether inputs of the loaded model are scaled by powers of two where the recipe of the calibration does so (`rowwise`,
+    /// `rowwise_with_gw_hp`, `blockwise`), so that it computes the bits of the calibrated model. Default no: each input gets the exact
+    /// scale that other engines make of the same file.
+    ///
+    /// The configuration of [`Spelling::Fp8Blocks`] says it (`scale_fmt`), which not all engines look at. That of compressed-tensors
+    /// cannot: an entry of the file's metadata does, which this library alone reads, so that the file then means one thing here and
+    /// another elsewhere; logits of the two agree to about 20 dB. The other spellings refuse such layers.
+    ///
+    /// ```
+    /// use fp8_recipes::ExportOptions;
+    /// let options = ExportOptions::new().with_power_of_two_inputs(true);
+    /// ```
+    #[must_use]
+    pub fn with_power_of_two_inputs(mut self, announce: bool) -> Self {
+        self.power_of_two_inputs = announce;
+        self
+    }
+
+    /// What becomes of layers whose inputs cannot be cut into the groups of their recipe. Default: the export fails.
+    ///
+    /// ```
+    /// use fp8_recipes::{ExportOptions, Ragged};
+    /// let options = ExportOptions::new().with_ragged(Ragged::Rowwise);
+    /// ```
+    #[must_use]
+    pub fn with_ragged(mut self, ragged: Ragged) -> Self {
+        self.ragged = ragged;
         self
     }
 

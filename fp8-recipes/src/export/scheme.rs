@@ -1,5 +1,6 @@
 //! From the casts of a calibration to what the file holds of a layer.
 
+use super::options::Ragged;
 use crate::error::{Error, Result};
 use crate::load::InputScheme;
 use crate::nn::InputScaling;
@@ -9,13 +10,13 @@ use candle_core::{DType, Device, Tensor};
 use fp8_candle::{Fp8Tensor, Quantizer, ScaleSource};
 use fp8_core::{Cast, Contraction, Format, Granularity, MX_BLOCK, static_dequant_scale};
 
+/// What can be done about a layer whose features cannot be cut into groups.
+const EXPORT_WAY_OUT: &str = "leave it in high precision by `PrepareOptions::with_off`, or choose what becomes of it by \
+     `ExportOptions::with_ragged`";
+
 impl Kind {
     /// The scheme of a layer calibrated so; None where the recipe leaves its product in high precision.
-    pub(crate) fn calibrated(
-        calibration: &Calibration,
-        sizes: (usize, usize),
-        path: &str,
-    ) -> Result<Option<Self>> {
+    pub(crate) fn calibrated(calibration: &Calibration, path: &str) -> Result<Option<Self>> {
         let Calibration { input, weight, .. } = calibration;
         if input.is_disabled() || weight.is_disabled() {
             return Ok(None);
@@ -39,14 +40,34 @@ impl Kind {
                 return Err(refused(path, reason));
             }
         };
-        let scheme = Self {
+        Ok(Some(Self {
             weight: weight.granularity,
             input,
             power_of_two: calibration.round_scales_to_power_of_two,
             amax_bound: None,
-        };
-        scheme.check(sizes, path)?;
-        Ok(Some(scheme))
+        }))
+    }
+
+    /// What an export makes of it for a layer of these sizes; None where it stays in high precision.
+    pub(crate) fn cut(
+        self,
+        sizes: (usize, usize),
+        path: &str,
+        ragged: Ragged,
+    ) -> Result<Option<Self>> {
+        let whole = self.check(sizes, path, EXPORT_WAY_OUT);
+        if self.ragged(sizes).is_none() {
+            return whole.map(|()| Some(self));
+        }
+        match ragged {
+            Ragged::Refuse => whole.map(|()| Some(self)),
+            Ragged::Rowwise => Ok(Some(Self {
+                weight: Granularity::Rowwise,
+                input: InputScheme::PerToken,
+                ..self
+            })),
+            Ragged::HighPrecision => Ok(None),
+        }
     }
 
     /// The scheme of a layer that was loaded in FP8.
@@ -57,30 +78,41 @@ impl Kind {
         path: &str,
     ) -> Result<Self> {
         let scheme = Self::of(weight, input);
-        scheme.check(sizes, path)?;
+        scheme.check(sizes, path, EXPORT_WAY_OUT)?;
         Ok(scheme)
     }
 
-    /// Whether a weight of these sizes can be cut into its blocks and groups.
-    pub(crate) fn check(&self, (_, k): (usize, usize), path: &str) -> Result<()> {
-        let whole = |size: usize, what: &str| match k.is_multiple_of(size.max(1)) {
-            true => Ok(()),
-            false => Err(refused(
-                path,
-                format!("{k} input features are no multiple of {what} of {size}"),
-            )),
+    /// The size of the groups of inputs, where it does not divide the input features.
+    fn ragged(&self, (_, k): (usize, usize)) -> Option<usize> {
+        let size = match (self.weight, self.input) {
+            (Granularity::Mx, InputScheme::Mx | InputScheme::None) => MX_BLOCK,
+            (_, InputScheme::PerGroup(size)) => size,
+            _ => return None,
         };
+        (!k.is_multiple_of(size.max(1))).then_some(size)
+    }
+
+    /// Whether a weight of these sizes can be cut into its blocks and groups. `way_out` says what can be done where it cannot.
+    pub(crate) fn check(&self, sizes: (usize, usize), path: &str, way_out: &str) -> Result<()> {
         match (self.weight, self.input) {
-            (Granularity::Mx, InputScheme::Mx | InputScheme::None) => {
-                whole(MX_BLOCK, "microscaled blocks")
+            (Granularity::Mx, InputScheme::Mx | InputScheme::None) => {}
+            (Granularity::Mx, _) | (_, InputScheme::Mx) => {
+                let reason = "microscaled weights go with microscaled inputs only";
+                return Err(refused(path, reason.into()));
             }
-            (Granularity::Mx, _) | (_, InputScheme::Mx) => Err(refused(
-                path,
-                "microscaled weights go with microscaled inputs only".into(),
-            )),
-            (_, InputScheme::PerGroup(size)) => whole(size, "groups"),
-            _ => Ok(()),
+            _ => {}
         }
+        let Some(size) = self.ragged(sizes) else {
+            return Ok(());
+        };
+        let groups = match self.weight {
+            Granularity::Mx => "microscaled blocks",
+            _ => "groups",
+        };
+        let features = sizes.1;
+        let reason =
+            format!("{features} input features are no multiple of {groups} of {size}; {way_out}");
+        Err(refused(path, reason))
     }
 
     /// The codes and scales of a weight as it is now, which is the calibrated one unless the model was trained further.

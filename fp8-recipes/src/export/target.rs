@@ -16,28 +16,23 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// A path that ends in `.safetensors` is a file; one without an extension, and any that is a directory, is a
-    /// directory.
+    /// A path that ends in `.safetensors` and is no directory is a file, any other a directory: names of models have dots in them.
     pub(super) fn new(path: &Path) -> Result<Self> {
-        let extension = path.extension().map(|e| e.to_string_lossy().into_owned());
-        let directory = |path: &Path| Self {
-            directory: or_here(path),
-            model: format!("model.{EXTENSION}").into(),
-        };
-        // `v1.2/` is a directory that may not exist yet.
-        if path.is_dir() || ends_in_separator(path) {
-            return Ok(directory(path));
-        }
-        match (extension, path.file_name()) {
-            (None, _) | (_, None) => Ok(directory(path)),
-            (Some(extension), Some(name)) if extension.eq_ignore_ascii_case(EXTENSION) => {
-                Ok(Self {
-                    directory: or_here(path.parent().unwrap_or(Path::new(""))),
-                    model: name.to_os_string(),
-                })
-            }
-            (Some(_), _) => Err(Error::ExportPath {
+        let extension = path.extension();
+        let named = extension.is_some_and(|extension| extension.eq_ignore_ascii_case(EXTENSION));
+        // `v1.safetensors/` is a directory that may not exist yet.
+        let directory = !named || path.is_dir() || ends_in_separator(path);
+        match path.file_name() {
+            Some(name) if !directory => Ok(Self {
+                directory: or_here(path.parent().unwrap_or(Path::new(""))),
+                model: name.to_os_string(),
+            }),
+            _ if path.exists() && !path.is_dir() => Err(Error::ExportPath {
                 path: path.to_path_buf(),
+            }),
+            _ => Ok(Self {
+                directory: or_here(path),
+                model: format!("model.{EXTENSION}").into(),
             }),
         }
     }

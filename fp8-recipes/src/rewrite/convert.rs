@@ -2,7 +2,7 @@
 
 use super::companions::Changes;
 use super::job::Job;
-use super::kind::{AttentionScale, Contents, Described, KvScale};
+use super::kind::{AttentionScale, Contents, Described, HEAD, KvScale};
 use super::options::{WriteOptions, WriteReport};
 use super::progress::OnProgress;
 use super::select::{Role, role};
@@ -27,7 +27,8 @@ pub(super) enum Origin {
 }
 
 /// Writes an FP8 checkpoint of any family into `target` in another spelling: the same codes, scales of the same value, inputs scaled in
-/// the same way. Nothing is quantized anew.
+/// the same way. Nothing is quantized anew. Input scales that are powers of two in the source are exact in a target whose configuration
+/// cannot say so ([`WriteReport::exact_inputs`]), unless [`WriteOptions::power_of_two_inputs`] announces them.
 ///
 /// Scales become f32, which holds BF16 and F16 exactly, and take the target's shape; KV scales take its names. All else stays as it is,
 /// as [`quantize`](super::quantize) says.
@@ -78,6 +79,10 @@ pub fn convert(
     let parts = take_scales(checkpoint, checkpoint.other_names())?;
     let others = keep(parts, options, &mut contents);
     name_others(checkpoint, &others, &mut contents);
+    let exact_inputs = match options.power_of_two_inputs || spelling.says_power_of_two() {
+        true => vec![],
+        false => contents.make_inputs_exact(),
+    };
     spelling.check(&contents)?;
 
     let mut batches = vec![];
@@ -104,6 +109,7 @@ pub fn convert(
             ..Changes::default()
         },
         unmatched: vec![],
+        exact_inputs,
     };
     job.run(on_progress, |origin| match origin {
         Origin::Layer(described, layouts) => {
@@ -135,10 +141,8 @@ pub(super) fn name_others(source: &dyn Source, others: &[String], contents: &mut
         }
     }
     // A tied head has no tensor, but the model has the layer, which every list of this kind has to name.
-    let heads = contents.layers.iter().map(|layer| &layer.path);
-    let mut heads = heads.chain(&contents.ignored);
-    if !heads.any(|path| super::kind::is_head(path)) {
-        contents.ignored.push("lm_head".to_string());
+    if !contents.has_head() {
+        contents.ignored.push(HEAD.to_string());
     }
     contents
         .ignored

@@ -68,6 +68,7 @@ pub fn dequantize(
             ..Changes::default()
         },
         unmatched: vec![],
+        exact_inputs: vec![],
     };
     job.run(on_progress, |origin| match origin {
         Origin::Other(name, dtype) => Ok(vec![source.value(name, *dtype)?]),

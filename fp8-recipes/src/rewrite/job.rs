@@ -26,6 +26,7 @@ pub(super) struct Job<'a, S> {
     pub(super) spelling: Option<Spelling>,
     pub(super) changes: Changes,
     pub(super) unmatched: Vec<String>,
+    pub(super) exact_inputs: Vec<String>,
 }
 
 impl<S> Job<'_, S> {
@@ -78,6 +79,7 @@ impl<S> Job<'_, S> {
             quantized: layers.map(|layer| layer.path).collect(),
             ignored: self.contents.ignored,
             unmatched: self.unmatched,
+            exact_inputs: self.exact_inputs,
             bytes,
         })
     }

@@ -36,6 +36,14 @@ impl Kind {
         }
     }
 
+    /// The same weights and inputs, whose scales, where they are made of inputs, are exact.
+    pub(crate) fn with_exact_inputs(self) -> Self {
+        Self {
+            power_of_two: false,
+            ..self
+        }
+    }
+
     /// Whether loaders have to be told that input scales are powers of two.
     pub(crate) fn has_power_of_two_inputs(&self) -> bool {
         let made_while_running = matches!(
@@ -111,6 +119,34 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
+    /// Whether a layer that makes logits or classes is named.
+    pub(crate) fn has_head(&self) -> bool {
+        let paths = self.layers.iter().map(|layer| &layer.path);
+        paths.chain(&self.ignored).any(|path| is_head(path))
+    }
+
+    /// Names the head of a language model that multiplies by its embedding and so has no tensor: every engine has the layer.
+    pub(crate) fn name_tied_head(&mut self) {
+        const TIED: [&str; 3] = ["embed_tokens", "wte", "word_embeddings"];
+        let own = |path: &String| {
+            path.rsplit('.')
+                .next()
+                .is_some_and(|own| TIED.contains(&own))
+        };
+        if !self.has_head() && self.embeddings.iter().any(own) {
+            self.ignored.push(HEAD.to_string());
+        }
+    }
+
+    /// Makes input scales exact; paths of the layers where they were powers of two.
+    pub(crate) fn make_inputs_exact(&mut self) -> Vec<String> {
+        let powers = self.power_of_two_inputs();
+        for layer in &mut self.layers {
+            layer.kind = layer.kind.with_exact_inputs();
+        }
+        powers
+    }
+
     /// Layers whose input scales are to be powers of two wherever the file is loaded.
     pub(crate) fn power_of_two_inputs(&self) -> Vec<String> {
         let layers = self.layers.iter();
@@ -118,6 +154,9 @@ impl Contents {
         layers.map(|layer| layer.path.clone()).collect()
     }
 }
+
+/// The head of a language model, by Hugging Face's name.
+pub(crate) const HEAD: &str = "lm_head";
 
 /// Whether the layer at `path` makes logits or classes: files keep it in high precision as a rule.
 pub(crate) fn is_head(path: &str) -> bool {

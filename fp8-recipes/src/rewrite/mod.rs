@@ -33,5 +33,6 @@ pub use options::{WriteOptions, WriteReport};
 pub use progress::{OnProgress, Progress, quiet};
 pub use quantize::{QuantizeOptions, quantize};
 pub use scheme::Scheme;
+pub(crate) use select::{Role, role_by_name};
 pub use source::Source;
 pub use spelling::Spelling;

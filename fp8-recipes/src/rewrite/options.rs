@@ -22,6 +22,10 @@ pub struct WriteOptions {
     /// Whether scales of KV caches, and of queries and probabilities in FP8 attention, are left out, which a target may be
     /// unable to say. Default no.
     pub drop_kv_scales: bool,
+    /// Of [`convert`](super::convert): whether layers of the source whose input scales are powers of two are announced as such in the
+    /// target's metadata, which this library alone reads, where the family's configuration cannot say it. Default no: they get exact
+    /// scales, as every engine gives them.
+    pub power_of_two_inputs: bool,
 }
 
 impl Default for WriteOptions {
@@ -30,6 +34,7 @@ impl Default for WriteOptions {
             shard_bytes: SHARD_BYTES,
             overwrite: false,
             drop_kv_scales: false,
+            power_of_two_inputs: false,
         }
     }
 }
@@ -63,6 +68,13 @@ impl WriteOptions {
     #[must_use]
     pub fn with_drop_kv_scales(mut self, drop: bool) -> Self {
         self.drop_kv_scales = drop;
+        self
+    }
+
+    /// See [`WriteOptions::power_of_two_inputs`].
+    #[must_use]
+    pub fn with_power_of_two_inputs(mut self, announce: bool) -> Self {
+        self.power_of_two_inputs = announce;
         self
     }
 }
@@ -99,6 +111,9 @@ pub struct WriteReport {
     pub quantized: Vec<String>,
     /// Paths of the linear layers in high precision.
     pub ignored: Vec<String>,
+    /// Paths of the layers in FP8 whose input scales are powers of two in the source and exact in what was written, because the target's
+    /// configuration cannot say it: see [`WriteOptions::power_of_two_inputs`].
+    pub exact_inputs: Vec<String>,
     /// Patterns of layers to ignore that no linear layer has met.
     pub unmatched: Vec<String>,
     /// Bytes of all tensors.

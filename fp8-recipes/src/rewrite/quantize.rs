@@ -5,7 +5,7 @@ use super::convert::{
     Origin, add_scales, keep, kv_tensors, layer_batch, name_others, other_batch, sort,
 };
 use super::job::Job;
-use super::kind::{Contents, Described};
+use super::kind::{Contents, Described, HEAD};
 use super::options::{WriteOptions, WriteReport};
 use super::progress::OnProgress;
 use super::scheme::Scheme;
@@ -20,8 +20,9 @@ use candle_core::{DType, Device};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The head of a language model, by Hugging Face's name.
-const HEAD: &str = "lm_head";
+/// What can be done about a layer whose features cannot be cut into groups.
+const WAY_OUT: &str = "leave it in high precision by `QuantizeOptions::with_ignore` (`--ignore`), or choose a scheme without groups: \
+     channel-token";
 
 /// What [`quantize`] makes.
 ///
@@ -184,7 +185,7 @@ pub fn quantize(
         return Err(Error::NothingToConvert);
     }
     for layer in &contents.layers {
-        kind.check(layer.sizes, &layer.path)?;
+        kind.check(layer.sizes, &layer.path, WAY_OUT)?;
         if options.scheme.needs_calibration() && !options.input_amaxes.contains_key(&layer.path) {
             return Err(Error::MissingAmax {
                 path: layer.path.clone(),
@@ -222,6 +223,7 @@ pub fn quantize(
             ..Changes::default()
         },
         unmatched: patterns.unmatched(),
+        exact_inputs: vec![],
     };
     job.run(on_progress, |origin| match origin {
         Origin::Layer(layer, layouts) => {

@@ -8,7 +8,7 @@ use fancy_regex::Regex;
 
 /// What a matrix called `X.weight` is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(crate) enum Role {
     Linear,
     Head,
     /// Chooses experts: tiny and sensitive.
@@ -18,10 +18,18 @@ pub(super) enum Role {
 
 /// The layer path and role of a matrix called `X.weight`; None of any other tensor.
 pub(super) fn role<'a>(source: &dyn Source, name: &'a str) -> Option<(&'a str, Role)> {
+    match is_matrix(source, name) {
+        true => role_by_name(name),
+        false => None,
+    }
+}
+
+/// The same of a matrix.
+pub(crate) fn role_by_name(name: &str) -> Option<(&str, Role)> {
     const EMBEDDINGS: [&str; 5] = ["wte", "wpe", "shared", "relative_attention_bias", "tok"];
     const ROUTERS: [&str; 4] = ["gate", "router", "shared_expert_gate", "classifier_gate"];
     let path = name.strip_suffix(".weight")?;
-    if path.is_empty() || !is_matrix(source, name) {
+    if path.is_empty() {
         return None;
     }
     let own = path.rsplit('.').next().unwrap_or(path);

@@ -133,6 +133,46 @@ fn what_engines_do_with_the_inputs_can_be_written_down() {
     assert_eq!(quantization["weight_block_size"], json!([128, 128]));
 }
 
+/// Powers of two of inputs, where the target's configuration has no word for them.
+#[test]
+fn a_target_means_what_other_engines_take_it_for() {
+    const KEY: &str = "fp8_power_of_two_inputs";
+    let dir = dir();
+    let from = dir.path().join("from");
+    std::fs::create_dir(&from).unwrap();
+    let golden = golden("hf_block_f32");
+    let mut config = json_file(golden.join("config.json"));
+    config["quantization_config"]["scale_fmt"] = json!("ue8m0");
+    std::fs::write(from.join("config.json"), config.to_string()).unwrap();
+    let model = "model.safetensors";
+    std::fs::copy(golden.join(model), from.join(model)).unwrap();
+    let source = open(&from);
+    let to = |name: &str| dir.path().join(name);
+    let (usual, asked) = (
+        WriteOptions::new(),
+        WriteOptions::new().with_power_of_two_inputs(true),
+    );
+    let convert = |to: &Path, spelling, options: &WriteOptions| {
+        rewrite::convert(&source, to, spelling, options, &mut rewrite::quiet).unwrap()
+    };
+
+    let report = convert(&to("blocks"), Fp8Blocks, &usual);
+    assert!(report.exact_inputs.is_empty());
+    assert!(all_facts(&open(to("blocks"))) == all_facts(&source));
+
+    let report = convert(&to("exact"), CompressedTensors, &usual);
+    assert_eq!(report.exact_inputs, report.quantized);
+    let exact = open(to("exact"));
+    assert_eq!(exact.metadata(KEY), None);
+    assert!(all_facts(&exact) == all_facts(&open_golden("hf_block_f32")));
+
+    let report = convert(&to("private"), CompressedTensors, &asked);
+    assert!(report.exact_inputs.is_empty());
+    let private = open(to("private"));
+    assert!(private.metadata(KEY).is_some());
+    assert!(all_facts(&private) == all_facts(&source));
+}
+
 #[test]
 fn scales_of_caches_have_the_names_of_the_family_or_are_dropped_on_demand() {
     let source = open_golden("modelopt_fp8_kv");

@@ -14,6 +14,10 @@ pub struct Args {
     /// compressed-tensors, fp8-blocks (DeepSeek, Qwen), autofp8 or modelopt
     #[arg(long, value_name = "SPELLING")]
     to: Spelling,
+    /// Announce input scales that are powers of two in metadata that this library alone reads, where the target's configuration cannot
+    /// say it
+    #[arg(long)]
+    power_of_two_inputs: bool,
     #[command(flatten)]
     target: Target,
     #[command(flatten)]
@@ -23,7 +27,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let checkpoint = args.opening.open(&args.dir)?;
     let mut bar = Bar::new("convert")?;
-    let (out, options) = (&args.target.out, args.target.options());
+    let out = &args.target.out;
+    let options = args
+        .target
+        .options()
+        .with_power_of_two_inputs(args.power_of_two_inputs);
     let report = rewrite::convert(&checkpoint, out, args.to, &options, &mut |p| bar.show(p))?;
     drop(bar);
     args.target.print(&report)

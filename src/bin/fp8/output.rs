@@ -42,6 +42,7 @@ impl Target {
                 "quantized": report.quantized,
                 "ignored": report.ignored,
                 "unmatched": report.unmatched,
+                "exact_inputs": report.exact_inputs,
                 "bytes": report.bytes,
             });
             return print_json(&value);
@@ -49,6 +50,12 @@ impl Target {
         let mut text = String::new();
         for pattern in &report.unmatched {
             eprintln!("warning: no linear layer is named by `{pattern}`");
+        }
+        if let Some(first) = report.exact_inputs.first() {
+            eprintln!(
+                "warning: input scales of {} layers (`{first}` is the first) are powers of two in the source and exact in what is written",
+                report.exact_inputs.len()
+            );
         }
         let (layers, bytes) = (report.quantized.len(), size(report.bytes));
         writeln!(

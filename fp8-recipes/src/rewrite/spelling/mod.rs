@@ -85,6 +85,11 @@ impl Spelling {
         }
     }
 
+    /// Whether the family's own configuration can say that input scales are powers of two.
+    pub(crate) fn says_power_of_two(self) -> bool {
+        self == Self::Fp8Blocks
+    }
+
     /// Fails unless the file can say all of it.
     pub(crate) fn check(self, contents: &Contents) -> Result<()> {
         let mut layers = contents.layers.iter();
