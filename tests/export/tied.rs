@@ -4,7 +4,7 @@ use crate::net::*;
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::load::Checkpoint;
-use fp8::models::{Llama, LlamaConfig};
+use fp8::models::{Bert, BertConfig, Llama, LlamaConfig};
 use fp8::nn::Linear;
 use fp8::rewrite::Spelling;
 use fp8::{
@@ -110,6 +110,28 @@ fn a_head_that_is_the_embedding_is_left_out_by_name_in_every_spelling() {
         let got = left_out("llama", recipe, spelling, file, pointer);
         assert_eq!(got, json!(["lm_head"]), "{spelling}: {file}");
     }
+}
+
+/// Hidden states do without it, so that the model has none of its tensors.
+#[test]
+fn the_pooler_of_an_encoder_is_left_out_by_name() {
+    let config = json!({
+        "model_type": "bert", "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "vocab_size": VOCAB,
+    });
+    let config = BertConfig::parse("config.json", &config).unwrap();
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
+    let model = Bert::new(&config, vb).unwrap();
+    fill(&vars, 3);
+    prepare_fp8(&model, &Default::default()).unwrap();
+    let guard = fp8_autocast(Autocast::new(delayed(4)).calibrating(true)).unwrap();
+    let mask = ids(0).ones_like().unwrap();
+    model.forward(&ids(0), &mask).unwrap();
+    guard.close().unwrap();
+    let dir = dir();
+    let report = save_calibrated(&model, dir.path()).unwrap();
+    assert_eq!(report.ignored, ["pooler.dense"]);
 }
 
 #[test]

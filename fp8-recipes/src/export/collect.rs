@@ -53,7 +53,7 @@ pub(super) fn collect<M: Fp8Module + ?Sized>(
         None if collector.out.contents.layers.is_empty() => Err(Error::NothingToExport),
         None => {
             let mut out = collector.out;
-            out.contents.name_tied_head();
+            out.contents.name_absent_layers();
             options.spelling.check(&out.contents)?;
             Ok(out)
         }

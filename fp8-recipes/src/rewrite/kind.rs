@@ -125,16 +125,24 @@ impl Contents {
         paths.chain(&self.ignored).any(|path| is_head(path))
     }
 
-    /// Names the head of a language model that multiplies by its embedding and so has no tensor: every engine has the layer.
-    pub(crate) fn name_tied_head(&mut self) {
+    /// Names layers that other engines have and the model does not show: the head of a language model that multiplies by its
+    /// embedding, and the pooler of a BERT encoder, which its hidden states do without.
+    pub(crate) fn name_absent_layers(&mut self) {
         const TIED: [&str; 3] = ["embed_tokens", "wte", "word_embeddings"];
-        let own = |path: &String| {
-            path.rsplit('.')
-                .next()
-                .is_some_and(|own| TIED.contains(&own))
-        };
-        if !self.has_head() && self.embeddings.iter().any(own) {
-            self.ignored.push(HEAD.to_string());
+        let has_head = self.has_head();
+        for table in &self.embeddings {
+            let own = table.rsplit('.').next().unwrap_or(table);
+            let absent = match table.strip_suffix("embeddings.word_embeddings") {
+                Some(root) if root.is_empty() || root.ends_with('.') => {
+                    format!("{root}pooler.dense")
+                }
+                _ if TIED.contains(&own) && !has_head => HEAD.to_string(),
+                _ => continue,
+            };
+            let layers = self.layers.iter().map(|layer| &layer.path);
+            if !layers.chain(&self.ignored).any(|path| *path == absent) {
+                self.ignored.push(absent);
+            }
         }
     }
 

@@ -1,0 +1,125 @@
+//! Calibrates a model from the Hugging Face Hub under a recipe, writes it as FP8, opens the files and runs it.
+//!
+//! `cargo run --release --example calibrate -- MODEL --ids ids.safetensors --recipe rowwise --out FP8`
+//!
+//! `tools/check_exports.py` runs it on every kind of model, to compare what transformers makes of the same files.
+
+#[path = "../shared/end.rs"]
+mod end;
+
+use anyhow::{Context, Result, bail};
+use candle_core::{Device, Tensor};
+use clap::Parser;
+use end::end;
+use fp8::load::{Inputs, OpenOptions};
+use fp8::models::{Model, ModelOptions, open};
+use fp8::rewrite::Spelling;
+use fp8::{
+    Autocast, ExportOptions, Fp8Module, Ragged, Recipe, atomic, fp8_autocast, prepare_fp8,
+    save_calibrated_with, with_fp8,
+};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Calibrate a model under a recipe, write it as FP8 and run what was written.
+#[derive(Parser)]
+struct Args {
+    /// Folder with config.json and model.safetensors; without --recipe it is run as it is
+    model: PathBuf,
+    /// A safetensors file with `input_ids`, [batch, tokens]
+    #[arg(long, value_name = "FILE")]
+    ids: PathBuf,
+    /// The recipe
+    #[arg(long, requires = "out")]
+    recipe: Option<Recipe>,
+    /// Folder for the FP8 model
+    #[arg(long, value_name = "DIR", requires = "recipe")]
+    out: Option<PathBuf>,
+    /// compressed-tensors, fp8-blocks, autofp8 or modelopt
+    #[arg(long, value_name = "SPELLING", default_value_t = Spelling::CompressedTensors)]
+    to: Spelling,
+    /// Scale inputs of the written model by powers of two where the recipe does
+    #[arg(long)]
+    power_of_two_inputs: bool,
+    /// Leave inputs in high precision when the written model runs
+    #[arg(long)]
+    weight_only: bool,
+    /// A safetensors file for logits, or hidden states of an encoder: `served`, and `calibrated`, those of the model in memory
+    #[arg(long, value_name = "FILE")]
+    outputs: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    end(run(&Args::parse()))
+}
+
+fn run(args: &Args) -> Result<()> {
+    let file = || args.ids.display().to_string();
+    let ids = candle_core::safetensors::load(&args.ids, &Device::Cpu).with_context(file)?;
+    let ids = ids
+        .get("input_ids")
+        .with_context(|| format!("{} has no `input_ids`", file()))?;
+    let mut outputs = BTreeMap::new();
+    let served = match (&args.recipe, &args.out) {
+        (Some(recipe), Some(out)) => {
+            let model = open(&args.model, &ModelOptions::new())?;
+            let calibrated = match &model {
+                Model::Llama(llama) => export(args, recipe, out, llama, &|| forward(&model, ids))?,
+                Model::Bert(bert) => export(args, recipe, out, bert, &|| forward(&model, ids))?,
+                _ => bail!("{}: a kind that is new here", args.model.display()),
+            };
+            outputs.insert("calibrated".to_string(), calibrated);
+            out
+        }
+        _ => &args.model,
+    };
+    let inputs = match args.weight_only {
+        true => Inputs::WeightOnly,
+        false => Inputs::AsStored,
+    };
+    let checkpoint = OpenOptions::new().with_inputs(inputs);
+    let model = open(served, &ModelOptions::new().with_checkpoint(checkpoint))?;
+    outputs.insert("served".to_string(), forward(&model, ids)?);
+    if let Some(path) = &args.outputs {
+        atomic::write_safetensors_atomic(path, &outputs, None)?;
+    }
+    Ok(())
+}
+
+/// Calibrates and writes; what the model in memory then computes.
+fn export<M: Fp8Module>(
+    args: &Args,
+    recipe: &Recipe,
+    out: &Path,
+    model: &M,
+    forward: &dyn Fn() -> Result<Tensor>,
+) -> Result<Tensor> {
+    prepare_fp8(model, &Default::default())?;
+    let guard = fp8_autocast(Autocast::new(recipe.clone()).calibrating(true))?;
+    forward()?;
+    guard.close()?;
+    let config = std::fs::read_to_string(args.model.join("config.json"))?;
+    let options = ExportOptions::new()
+        .with_config(serde_json::from_str(&config)?)
+        .with_spelling(args.to)
+        .with_power_of_two_inputs(args.power_of_two_inputs)
+        .with_ragged(Ragged::Rowwise);
+    let report = save_calibrated_with(model, out, &options)?;
+    println!(
+        "{}: {} layers in FP8, {} in high precision: {}",
+        report.model.display(),
+        report.quantized.len(),
+        report.ignored.len(),
+        report.ignored.join(", ")
+    );
+    with_fp8(Autocast::new(recipe.clone()).training(false), forward)
+}
+
+fn forward(model: &Model, ids: &Tensor) -> Result<Tensor> {
+    Ok(match model {
+        Model::Llama(model) => model.forward(ids)?,
+        Model::Bert(model) => model.forward(ids, &ids.ones_like()?)?,
+        _ => bail!("a kind that is new here"),
+    })
+}
