@@ -73,8 +73,11 @@ pub fn run(data: &[u8]) {
     }
     for (path, n, k, value) in layers {
         // One way to read a layer gives what the other does.
-        let layer = nn::linear_no_bias(k, n, vb.pp(&path))
-            .unwrap_or_else(|e| panic!("{path} {n} {k}: {e}"));
+        let at = match path.as_str() {
+            "" => vb.clone(),
+            path => vb.pp(path),
+        };
+        let layer = nn::linear_no_bias(k, n, at).unwrap_or_else(|e| panic!("{path} {n} {k}: {e}"));
         let weight = layer.weight().unwrap().flatten_all().unwrap();
         assert_eq!(weight.to_vec1::<f32>().unwrap(), value, "{path}");
     }
@@ -238,6 +241,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
                 (&names[2], Dtype::F32, &[], f32s(1)),
                 float("tok_embeddings.weight", &[2]),
             ],
+            &[],
+        ),
+        seed(
+            0,
+            Value::Null,
+            &[weight("weight"), float("weight_scale", &[4, 1])],
             &[],
         ),
         seed(

@@ -1,5 +1,6 @@
 //! Models from the Hugging Face Hub, by way of the cache that its other programs use too. Needs the feature `hub`.
 
+use fp8_recipes::read::read_text;
 use hf_hub::api::sync::{ApiBuilder, ApiError};
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 use serde_json::Value;
@@ -9,6 +10,9 @@ use std::path::{Path, PathBuf};
 /// What says how a sentence encoder makes one vector of those of its tokens, and the list of parts that leads there.
 const POOLING: &str = "1_Pooling/config.json";
 const MODULES: &str = "modules.json";
+
+/// Longer than any list of files that stands beside a model.
+const MAX_INDEX: u64 = 64 << 20;
 
 /// Where a model is looked for.
 ///
@@ -221,7 +225,7 @@ pub fn cached(model: &str, options: &HubOptions) -> Result<Option<PathBuf>, HubE
 
 /// Whether the parts of a sentence encoder include the pooling. A file that cannot be read is one to ask the hub about.
 fn names_pooling(modules: &Path) -> bool {
-    let Ok(text) = std::fs::read_to_string(modules) else {
+    let Ok(text) = read_text(modules, MAX_INDEX) else {
         return true;
     };
     match serde_json::from_str(&text) {
@@ -299,7 +303,7 @@ fn shards(index: &Path) -> Result<BTreeSet<String>, HubError> {
         path: index.to_path_buf(),
         reason,
     };
-    let text = std::fs::read_to_string(index).map_err(|error| wrong(error.to_string()))?;
+    let text = read_text(index, MAX_INDEX).map_err(|error| wrong(error.to_string()))?;
     let json: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     let map = json["weight_map"].as_object();
     let map = map.ok_or_else(|| wrong("there is no `weight_map`".to_string()))?;

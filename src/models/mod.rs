@@ -40,7 +40,7 @@ pub use error::{Error, Result};
 pub use generate::{FinishReason, Output, Stop, Token, generate};
 pub use kv_cache::{KvCache, KvScales};
 pub use llama::{Llama, LlamaConfig, MoeConfig, MoeNames};
-pub use open::{Model, ModelOptions, of_checkpoint, open};
+pub use open::{Config, Model, ModelOptions, config_of, of_checkpoint, open};
 pub use options::GenerationOptions;
 pub use rope::{RopeConfig, RopeScaling};
 pub use text::{TextOutput, TextPiece, TextStream, generate_text};

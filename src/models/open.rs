@@ -4,8 +4,9 @@ use super::bert::{Bert, BertConfig};
 use super::error::{Error, Result};
 use super::gguf::GgufFile;
 use super::llama::{Llama, LlamaConfig};
-use crate::load::{Checkpoint, FamilyName, OpenOptions};
+use crate::load::{Checkpoint, OpenOptions};
 use candle_core::{DType, Device};
+use candle_nn::VarBuilder;
 use serde_json::Value;
 use std::path::Path;
 
@@ -93,6 +94,17 @@ pub enum Model {
 }
 
 impl Model {
+    /// The model of a configuration, of the tensors of `vb`.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape.
+    pub fn new(config: &Config, vb: VarBuilder<'_>) -> Result<Self> {
+        Ok(match config {
+            Config::Llama(config) => Self::Llama(Llama::new(config, vb)?),
+            Config::Bert(config) => Self::Bert(Bert::new(config, vb)?),
+        })
+    }
+
     /// The language model, if it is one.
     ///
     /// ```
@@ -147,7 +159,8 @@ impl fp8_recipes::Fp8Module for Model {
     }
 }
 
-/// Opens the model in a directory of safetensors with a `config.json`, FP8 of any family or not, or in a GGUF file.
+/// Opens the model in a directory of safetensors with a `config.json` or Mistral's `params.json`, FP8 of any family or not, or in
+/// a GGUF file.
 ///
 /// A 16-bit embedding stays in the dtype of the file, whatever the activations are.
 ///
@@ -160,7 +173,7 @@ impl fp8_recipes::Fp8Module for Model {
 /// ```
 ///
 /// # Errors
-/// As [`Checkpoint::open_dir`]; [`Error::Config`] for a `config.json` of another kind of model or without what a model needs.
+/// As [`Checkpoint::open_dir`] and [`config_of`].
 pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Model> {
     let path = path.as_ref();
     if is_gguf(path) {
@@ -203,20 +216,13 @@ pub fn of_checkpoint(
     path: impl AsRef<Path>,
     options: &ModelOptions,
 ) -> Result<Model> {
-    let path = path.as_ref().join(match checkpoint.family() {
-        FamilyName::MistralNative => "params.json",
-        _ => "config.json",
-    });
-    let Some(config) = checkpoint.config().cloned() else {
-        return Err(missing(&path));
+    let config = match config_of(&checkpoint, path.as_ref())? {
+        Config::Bert(config) => {
+            let vb = checkpoint.var_builder(options.dtype, &options.device)?;
+            return Ok(Model::Bert(Bert::new(&config, vb)?));
+        }
+        Config::Llama(config) => config,
     };
-    let is_bert = config.get("model_type").and_then(Value::as_str) == Some("bert");
-    if is_bert {
-        let config = BertConfig::parse(&path, &config)?;
-        let vb = checkpoint.var_builder(options.dtype, &options.device)?;
-        return Ok(Model::Bert(Bert::new(&config, vb)?));
-    }
-    let config = LlamaConfig::parse(&path, &config)?;
     let embedding = match checkpoint.dtype("model.embed_tokens.weight") {
         Some(safetensors::Dtype::BF16) => DType::BF16,
         Some(safetensors::Dtype::F16) => DType::F16,
@@ -230,7 +236,54 @@ pub fn of_checkpoint(
 
 fn is_gguf(path: &Path) -> bool {
     let extension = path.extension();
-    extension.is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && path.is_file()
+    extension.is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && !path.is_dir()
+}
+
+/// The shape of a model, of the kind that it is.
+///
+/// ```
+/// # use fp8::load::Checkpoint;
+/// # use fp8::models::{Config, config_of};
+/// # use candle_core::{DType, Device, Tensor};
+/// # let dir = tempfile::tempdir()?;
+/// # let tensors = [("lm_head.weight", Tensor::ones((32, 16), DType::F32, &Device::Cpu)?)].into();
+/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+///     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// std::fs::write(dir.path().join("config.json"), json.to_string())?;
+/// let checkpoint = Checkpoint::open_dir(dir.path())?;
+/// assert!(matches!(config_of(&checkpoint, dir.path())?, Config::Llama(config) if config.num_layers == 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Config {
+    /// Of a language model.
+    Llama(LlamaConfig),
+    /// Of an encoder.
+    Bert(BertConfig),
+}
+
+/// The shape of the model in a checkpoint, by its `config.json` or, where there is none, by Mistral's `params.json`; `path`, the
+/// directory, is for messages.
+///
+/// # Errors
+/// [`Error::Config`] for a configuration that is missing, of another kind of model or without what a model needs.
+pub fn config_of(checkpoint: &Checkpoint, path: impl AsRef<Path>) -> Result<Config> {
+    let path = path.as_ref();
+    let Some(config) = checkpoint.config() else {
+        let path = path.join("params.json");
+        return match checkpoint.params() {
+            Some(params) => Ok(Config::Llama(LlamaConfig::parse_params(path, params)?)),
+            None => Err(missing(&path.with_file_name("config.json"))),
+        };
+    };
+    let path = path.join("config.json");
+    let is_bert = config.get("model_type").and_then(Value::as_str) == Some("bert");
+    Ok(match is_bert {
+        true => Config::Bert(BertConfig::parse(&path, config)?),
+        false => Config::Llama(LlamaConfig::parse(&path, config)?),
+    })
 }
 
 fn missing(path: &Path) -> Error {

@@ -1,4 +1,4 @@
-//! Ctrl-C.
+//! Ctrl-C, and kills.
 
 #![cfg(unix)]
 
@@ -25,8 +25,8 @@ fn signal(child: &Child, name: &str) {
     assert!(status.success(), "kill {name}: {status}");
 }
 
-/// Presses Ctrl-C while the command has something half done beside `dir/out`; None if it was done before that.
-fn interrupt(dir: &Dir, args: &[&str]) -> Option<Output> {
+/// Sends a signal, `-INT` for Ctrl-C, while the command has something half done beside `dir/out`; None if it was done before that.
+fn interrupt(dir: &Dir, args: &[&str], name: &str) -> Option<Output> {
     let half_done = || dir.names().iter().any(|name| name.starts_with(".out."));
     let mut child = Command::new(env!("CARGO_BIN_EXE_fp8"))
         .args(args)
@@ -43,7 +43,7 @@ fn interrupt(dir: &Dir, args: &[&str]) -> Option<Output> {
     // It stands still until the signal is there. A process that has ended is kept until it is waited for.
     signal(&child, "-STOP");
     let caught = half_done();
-    signal(&child, "-INT");
+    signal(&child, name);
     signal(&child, "-CONT");
     let output = child.wait_with_output().unwrap();
     (caught && !output.status.success()).then_some(output)
@@ -72,7 +72,7 @@ fn leaves_nothing(prepare: impl Fn(&Dir, usize) -> Vec<String>) {
         let args = prepare(&dir, layers);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let before = files(&dir.join(""));
-        let Some(output) = interrupt(&dir, &args) else {
+        let Some(output) = interrupt(&dir, &args, "-INT") else {
             continue;
         };
         assert_eq!(output.status.code(), Some(1), "{args:?}");
@@ -122,4 +122,27 @@ fn dequantize_leaves_what_it_was_to_replace() {
         ];
         args.map(str::to_string).to_vec()
     });
+}
+
+/// A kill leaves a copy under a hidden name, which the next run takes away.
+#[test]
+fn what_a_kill_leaves_goes_with_the_next_run() {
+    for layers in [48, 192, 768] {
+        let dir = Dir::new();
+        let (plain, out) = (dir.join("plain"), dir.join("out"));
+        write_model(&plain, layers);
+        let args = ["quantize", &plain, "--out", &out];
+        if interrupt(&dir, &args, "-KILL").is_none() {
+            continue;
+        }
+        let left = dir.names();
+        assert!(
+            left.iter().any(|name| name.starts_with(".out.")),
+            "{left:?}"
+        );
+        output(&args);
+        assert_eq!(dir.names(), ["out", "plain"]);
+        return;
+    }
+    panic!("the command was done before the signal each time");
 }

@@ -1,5 +1,7 @@
 //! Small models as their libraries write them, run by `fp8::models::Llama`.
 
+mod mixtures;
+mod native;
 mod stock;
 
 use candle_core::{DType, Device, Tensor};

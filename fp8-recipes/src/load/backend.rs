@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::var_builder::SimpleBackend;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A name that only [`Backend`] answers to.
@@ -139,4 +140,56 @@ impl SimpleBackend for Backend {
     fn contains_tensor(&self, name: &str) -> bool {
         name.ends_with(CHECKED) || self.0.resolve(name).is_some()
     }
+}
+
+/// Opens safetensors files as a VarBuilder: see [`Checkpoint`].
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::load::Checkpoint;
+/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// # let dir = tempfile::tempdir()?;
+/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+/// use fp8_recipes::load;
+/// let vb = load::var_builder(&[fp8.join("model.safetensors")], DType::F32, &Device::Cpu)?;
+/// // A stock layer gets the dequantized weight.
+/// let layer = candle_nn::linear(64, 32, vb.pp("fc"))?;
+/// assert_eq!(layer.weight().dtype(), DType::F32);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`Checkpoint::open`] and [`Checkpoint::var_builder`].
+pub fn var_builder<P: AsRef<Path>>(
+    paths: &[P],
+    dtype: DType,
+    device: &Device,
+) -> crate::error::Result<VarBuilder<'static>> {
+    Checkpoint::open(paths)?.var_builder(dtype, device)
+}
+
+/// Opens the model in a directory as a VarBuilder: see [`Checkpoint::open_dir`].
+///
+/// ```no_run
+/// use candle_core::{DType, Device};
+/// use fp8_recipes::{load, nn};
+/// let vb = load::open_dir("Qwen3-8B-FP8", DType::F32, &Device::Cpu)?;
+/// let layer = nn::linear_no_bias(4096, 4096, vb.pp("model.layers.0.self_attn.q_proj"))?;
+/// assert!(layer.static_weight().is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`Checkpoint::open_dir`] and [`Checkpoint::var_builder`].
+pub fn open_dir(
+    dir: impl AsRef<Path>,
+    dtype: DType,
+    device: &Device,
+) -> crate::error::Result<VarBuilder<'static>> {
+    Checkpoint::open_dir(dir)?.var_builder(dtype, device)
 }

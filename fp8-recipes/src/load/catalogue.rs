@@ -227,6 +227,12 @@ impl Source<'_> {
         if !cache.is_empty() {
             let shape = self.cache_scale_shape(&stored)?;
             for name in cache {
+                if let Some(Value::CacheScale { stored: other, .. }) =
+                    sorted.found.values.get(&name)
+                {
+                    self.check_same_scale(other, &stored)?;
+                    continue;
+                }
                 let (stored, shape) = (stored.clone(), shape.clone());
                 let value = Value::CacheScale { stored, shape };
                 self.insert(&mut sorted.found, name, value)?;
@@ -304,21 +310,6 @@ impl Source<'_> {
         }
     }
 
-    fn cache_scale_shape(&self, stored: &Stored) -> Result<Vec<usize>> {
-        self.check_dtype(stored, &FLOATS, FLOATS_TEXT)?;
-        match self.shape(stored) {
-            [] => Ok(vec![1]),
-            [heads, rest @ ..] if *heads > 0 && rest.iter().all(|size| *size == 1) => {
-                Ok(vec![*heads])
-            }
-            shape => Err(Error::TensorShape {
-                tensor: stored.name.clone(),
-                got: shape.to_vec(),
-                expected: format!("[1] or [heads, 1, 1], in {}", self.path(stored).display()),
-            }),
-        }
-    }
-
     pub(super) fn check_dtype(&self, stored: &Stored, allowed: &[Dtype], text: &str) -> Result<()> {
         match self.dtype(stored) {
             Some(dtype) if allowed.contains(&dtype) => Ok(()),
@@ -345,7 +336,7 @@ impl Source<'_> {
         }
     }
 
-    fn ambiguous(&self, name: &str, first: &Stored, second: &Stored) -> Error {
+    pub(super) fn ambiguous(&self, name: &str, first: &Stored, second: &Stored) -> Error {
         Error::Ambiguous {
             path: self.path(second).to_path_buf(),
             tensor: name.to_string(),

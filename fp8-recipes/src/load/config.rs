@@ -20,21 +20,37 @@ pub(super) struct Configuration {
     pub(super) family: Arc<dyn Family>,
     /// `config.json`.
     pub(super) config: Option<Value>,
+    /// Mistral's `params.json`, if the files are Mistral's own.
+    pub(super) params: Option<Value>,
 }
 
-/// The configuration of `files`, which are those of the model in `directory`.
-pub(super) fn configuration(
-    directory: &Path,
-    files: &[&SafetensorsFile],
-    options: &OpenOptions,
-) -> Result<Configuration> {
-    let path = directory.join("config.json");
-    let config = json(&path)?;
-    let family = match native(directory, files)? {
-        Some(family) => family,
-        None => family_of(directory, &path, config.as_ref(), files, options)?,
-    };
-    Ok(Configuration { family, config })
+/// The `config.json` of `directory`, if there is one.
+pub(super) fn read(directory: &Path) -> Result<Option<Value>> {
+    json(&directory.join("config.json"))
+}
+
+impl Configuration {
+    /// The configuration of `files`, which are those of the model in `directory`, beside `config`.
+    pub(super) fn new(
+        directory: &Path,
+        config: Option<Value>,
+        files: &[&SafetensorsFile],
+        options: &OpenOptions,
+    ) -> Result<Self> {
+        let path = directory.join("config.json");
+        let (family, params) = match native(directory, &path, config.as_ref(), files)? {
+            Some((family, params)) => (family, params),
+            None => {
+                let family = family_of(directory, &path, config.as_ref(), files, options)?;
+                (family, None)
+            }
+        };
+        Ok(Self {
+            family,
+            config,
+            params,
+        })
+    }
 }
 
 /// The configuration decides, then metadata, then names.
@@ -87,17 +103,28 @@ fn is_scale(name: &str) -> bool {
     ends.iter().any(|end| own.ends_with(end)) || own.contains("qscale")
 }
 
-/// Mistral's own files, by their names: the `config.json` beside them speaks of other files.
-fn native(directory: &Path, files: &[&SafetensorsFile]) -> Result<Option<Arc<dyn Family>>> {
-    let path = directory.join("params.json");
+/// Mistral's own files, by their names: a `quantization_config` beside them speaks of other files. The counts of heads may
+/// stand in `config.json` alone.
+fn native(
+    directory: &Path,
+    path: &Path,
+    config: Option<&Value>,
+    files: &[&SafetensorsFile],
+) -> Result<Option<(Arc<dyn Family>, Option<Value>)>> {
     let has_scales = any_name(files, |name| name.ends_with(".qscale_weight"));
     if !has_scales && !any_name(files, |name| name == "tok_embeddings.weight") {
         return Ok(None);
     }
-    match json(&path)? {
-        Some(params) => Ok(Some(Arc::new(Mistral::parse(&At::new(
-            &path, "", &params,
-        ))?))),
+    let own = directory.join("params.json");
+    if let Some(params) = json(&own)? {
+        let family = Mistral::parse(&At::new(&own, "", &params))?;
+        return Ok(Some((Arc::new(family), Some(params))));
+    }
+    match config {
+        Some(config) => {
+            let family = Mistral::of_config(&At::new(path, "", config), has_scales)?;
+            Ok(Some((Arc::new(family), None)))
+        }
         None if has_scales => Err(Error::NoCheckpoint {
             path: directory.to_path_buf(),
             reason: "expected params.json beside the scales named `qscale_weight`".into(),

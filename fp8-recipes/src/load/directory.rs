@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 
 /// Longer than the index of any model; one of 700 billion parameters takes ten megabytes.
-const MAX_INDEX: u64 = 256 << 20;
+const MAX_INDEX: u64 = 32 << 20;
 
 /// Names under which a model is kept, before and after `.index.json`.
 const MODELS: [&str; 2] = ["model.safetensors", "diffusion_pytorch_model.safetensors"];
@@ -33,9 +33,10 @@ pub(super) fn files_of(directory: &Path) -> Result<Found> {
     // Mistral's repositories may hold the model twice; what stands beside config.json is the one for transformers.
     let is_mistral =
         is_file(&directory.join("params.json")) && !is_file(&directory.join("config.json"));
+    let [first, second] = MODELS;
     let names = match is_mistral {
-        true => &[MISTRAL, MODELS[0], MODELS[1]][..],
-        false => &MODELS[..],
+        true => [MISTRAL, first, second],
+        false => [first, second, MISTRAL],
     };
     for name in names {
         let index = directory.join(format!("{name}.index.json"));

@@ -122,6 +122,11 @@ impl Checkpoint {
         self.config.as_ref()
     }
 
+    /// Mistral's `params.json` as it was read; None if there is none, or the files are not Mistral's own.
+    pub fn params(&self) -> Option<&serde_json::Value> {
+        self.params.as_ref()
+    }
+
     /// Dtype of a tensor, by its canonical name or as stored. Weights of four codes in a word are F8_E4M3, scales of caches F32.
     ///
     /// ```

@@ -27,6 +27,7 @@ mod catalogue;
 mod config;
 mod dequantize;
 mod directory;
+mod experts;
 mod facts;
 mod families;
 mod family;
@@ -42,7 +43,7 @@ mod scales;
 mod scheme;
 mod targets;
 
-pub use backend::LoadedNames;
+pub use backend::{LoadedNames, open_dir, var_builder};
 pub(crate) use backend::{holds, is_checked, scheme};
 pub use dequantize::{DequantizeOptions, DequantizeReport, dequantize_into, dequantize_into_with};
 pub use family_name::FamilyName;
@@ -97,6 +98,7 @@ pub struct Checkpoint {
     index: HashMap<String, usize>,
     catalogue: Catalogue,
     config: Option<serde_json::Value>,
+    params: Option<serde_json::Value>,
     /// Names under which a tensor is known beside its own: tied weights are stored once.
     tied: HashMap<String, String>,
     /// Layers whose dynamic input scales are powers of two.
@@ -106,8 +108,9 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens the model in `dir` and checks it as [`Checkpoint::open`] does: the files that `model.safetensors.index.json` names, or
-    /// `model.safetensors`, or Mistral's `params.json` with `consolidated.safetensors`, or the only safetensors file there. With an
-    /// index only the files that it names count; a weight and its scale may be in different ones.
+    /// `model.safetensors`, or Mistral's `consolidated.safetensors`, with an index or without (first where there is `params.json` and
+    /// no `config.json`), or the only safetensors file there. With an index only the files that it names count; a weight and its
+    /// scale may be in different ones.
     ///
     /// ```no_run
     /// use candle_core::Device;
@@ -196,42 +199,50 @@ impl Checkpoint {
         listed: Option<&directory::Found>,
         options: &OpenOptions,
     ) -> Result<Self> {
-        let files: Vec<SafetensorsFile> = paths
-            .iter()
-            .map(|path| SafetensorsFile::open(path))
-            .collect::<Result<_>>()?;
+        let files = paths.iter().map(|path| SafetensorsFile::open(path));
+        let mut files: Vec<SafetensorsFile> = files.collect::<Result<_>>()?;
         files.iter().try_for_each(refuse::file)?;
-        let directories: Vec<&Path> = files
+        if let Some(found) = listed {
+            found.check(&files)?;
+        }
+        let directories: Vec<PathBuf> = files
             .iter()
-            .map(|file| file.path().parent().unwrap_or(Path::new("")))
+            .map(|file| file.path().parent().unwrap_or(Path::new("")).to_path_buf())
             .collect();
         // The files of one directory are one model.
         let mut known: HashMap<&Path, Configuration> = HashMap::new();
         for directory in &directories {
-            if !known.contains_key(directory) {
-                let here = |(_, at): &(_, &&Path)| *at == directory;
-                let here = files.iter().zip(&directories).filter(here);
-                let here: Vec<&SafetensorsFile> = here.map(|(file, _)| file).collect();
-                known.insert(directory, config::configuration(directory, &here, options)?);
+            if !known.contains_key(directory.as_path()) {
+                let config = config::read(directory)?;
+                let mut here: Vec<&mut SafetensorsFile> = files
+                    .iter_mut()
+                    .zip(&directories)
+                    .filter_map(|(file, at)| (at == directory).then_some(file))
+                    .collect();
+                experts::cut(&mut here, config.as_ref())?;
+                let here: Vec<&SafetensorsFile> = here.into_iter().map(|file| &*file).collect();
+                known.insert(
+                    directory,
+                    Configuration::new(directory, config, &here, options)?,
+                );
             }
         }
-        let families = directories.iter().map(|dir| known[dir].family.clone());
+        let known = |directory: &PathBuf| &known[directory.as_path()];
+        let families = directories.iter().map(|dir| known(dir).family.clone());
         let families: Vec<Arc<dyn Family>> = families.collect();
-        let configs = directories.iter().map(|dir| &known[dir].config);
-        let config = configs.into_iter().flatten().next().cloned();
+        let config = directories.iter().find_map(|dir| known(dir).config.clone());
+        let params = directories.iter().find_map(|dir| known(dir).params.clone());
         let mut checkpoint = Self {
             index: listed.map(|found| found.index.clone()).unwrap_or_default(),
             files,
             families,
             catalogue: Catalogue::default(),
             config,
+            params,
             tied: HashMap::new(),
             power_of_two_inputs: HashSet::new(),
             loaded: LoadedNames::default(),
         };
-        if let Some(found) = listed {
-            found.check(&checkpoint.files)?;
-        }
         checkpoint.index_tensors(listed.is_some_and(|found| !found.index.is_empty()))?;
         checkpoint.read_metadata()?;
         let source = Source {
@@ -249,6 +260,10 @@ impl Checkpoint {
 
     /// Which file holds a name. Where an index says it, that counts.
     fn index_tensors(&mut self, listed: bool) -> Result<()> {
+        // Tensors of all experts are known by their parts.
+        let files = &self.files;
+        self.index
+            .retain(|name, at| files[*at].dtype(name).is_some());
         let told = match listed {
             true => self.index.clone(),
             false => HashMap::new(),
@@ -348,56 +363,4 @@ impl Checkpoint {
         let backend = Box::new(backend::Backend(self));
         Ok(VarBuilder::from_backend(backend, dtype, device.clone()))
     }
-}
-
-/// Opens safetensors files as a VarBuilder: see [`Checkpoint`].
-///
-/// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_recipes::load::Checkpoint;
-/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-/// # let dir = tempfile::tempdir()?;
-/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-/// use fp8_recipes::load;
-/// let vb = load::var_builder(&[fp8.join("model.safetensors")], DType::F32, &Device::Cpu)?;
-/// // A stock layer gets the dequantized weight.
-/// let layer = candle_nn::linear(64, 32, vb.pp("fc"))?;
-/// assert_eq!(layer.weight().dtype(), DType::F32);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// As [`Checkpoint::open`] and [`Checkpoint::var_builder`].
-pub fn var_builder<P: AsRef<Path>>(
-    paths: &[P],
-    dtype: DType,
-    device: &Device,
-) -> Result<VarBuilder<'static>> {
-    Checkpoint::open(paths)?.var_builder(dtype, device)
-}
-
-/// Opens the model in a directory as a VarBuilder: see [`Checkpoint::open_dir`].
-///
-/// ```no_run
-/// use candle_core::{DType, Device};
-/// use fp8_recipes::{load, nn};
-/// let vb = load::open_dir("Qwen3-8B-FP8", DType::F32, &Device::Cpu)?;
-/// let layer = nn::linear_no_bias(4096, 4096, vb.pp("model.layers.0.self_attn.q_proj"))?;
-/// assert!(layer.static_weight().is_some());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// As [`Checkpoint::open_dir`] and [`Checkpoint::var_builder`].
-pub fn open_dir(
-    dir: impl AsRef<Path>,
-    dtype: DType,
-    device: &Device,
-) -> Result<VarBuilder<'static>> {
-    Checkpoint::open_dir(dir)?.var_builder(dtype, device)
 }

@@ -1,8 +1,11 @@
 //! Paths of layers and the tensors' own names.
 
-/// The path of a layer and the tensor's own name.
+/// The path of a layer and the tensor's own name. A name that begins with a dot has no path, so that [`join`] gives it back.
 pub(super) fn split(name: &str) -> (&str, &str) {
-    name.rsplit_once('.').unwrap_or(("", name))
+    let parts = name.rsplit_once('.');
+    parts
+        .filter(|(path, _)| !path.is_empty())
+        .unwrap_or(("", name))
 }
 
 pub(super) fn join(path: &str, own: &str) -> String {

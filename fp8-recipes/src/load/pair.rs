@@ -1,6 +1,7 @@
 //! One FP8 weight with its scale and that of its inputs, held against the configuration.
 
 use super::catalogue::{FLOATS, FLOATS_TEXT, Source, Stored, Weight};
+use super::experts;
 use super::family::{Family, Order, ScaleLayout};
 use super::names::{join, split};
 use super::options::{Inputs, OpenOptions};
@@ -221,7 +222,40 @@ impl Source<'_> {
         };
         self.check_dtype(scale, allowed, text)?;
         self.check_heads(codes, n, granularity, scale)?;
+        self.check_halves(codes, n, granularity, scale)?;
         Ok(granularity)
+    }
+
+    /// A block that holds rows of an expert's gate and of its other projection belongs to neither.
+    fn check_halves(
+        &self,
+        codes: &Stored,
+        n: usize,
+        granularity: Granularity,
+        scale: &Stored,
+    ) -> Result<()> {
+        let file = self.file(scale);
+        let (Granularity::Blockwise { rows, .. }, Some((whole, dims))) =
+            (granularity, file.whole(&scale.name))
+        else {
+            return Ok(());
+        };
+        let both = n.saturating_mul(2);
+        let is_cut_between_blocks = both <= rows || n.is_multiple_of(rows);
+        if !experts::is_halved(whole)
+            || is_cut_between_blocks && dims.get(1) == Some(&both.div_ceil(rows))
+        {
+            return Ok(());
+        }
+        Err(Error::TensorShape {
+            tensor: whole.to_string(),
+            got: dims.to_vec(),
+            expected: format!(
+                "blocks of {rows} rows that end where the {n} rows of `{}` end, in {}",
+                codes.name,
+                file.path().display()
+            ),
+        })
     }
 
     /// The rows of a head change places among each other, so a block of several rows has to hold whole heads: otherwise its

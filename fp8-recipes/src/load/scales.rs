@@ -48,7 +48,12 @@ impl Checkpoint {
         }
         match weight.granularity {
             Granularity::Mx => self.check_powers(stored, &values)?,
-            _ => self.check_weight_scales(weight, stored, &values, (rows, cols))?,
+            _ => {
+                self.check_weight_scales(weight, stored, &values, (rows, cols))?;
+                // What is left has codes of 0 alone. Any scale gives their value, and this one can be divided by.
+                let zeros = values.iter_mut().filter(|scale| **scale == 0.);
+                zeros.for_each(|scale| *scale = 1.);
+            }
         }
         let shape: &[usize] = match weight.granularity {
             Granularity::Tensorwise => &[1],

@@ -110,6 +110,7 @@ pub fn convert(
         },
         unmatched: vec![],
         exact_inputs,
+        requantized: vec![],
     };
     job.run(on_progress, |origin| match origin {
         Origin::Layer(described, layouts) => {

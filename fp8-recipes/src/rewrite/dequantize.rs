@@ -6,7 +6,7 @@ use super::job::Job;
 use super::kind::Contents;
 use super::options::{WriteOptions, WriteReport};
 use super::progress::OnProgress;
-use super::source::{Source, take_scales};
+use super::source::{Source, model_dtype, take_scales};
 use crate::check::is_float;
 use crate::error::{Error, Result};
 use candle_core::DType;
@@ -14,8 +14,10 @@ use std::path::Path;
 
 /// Writes a model of any family as an ordinary checkpoint in `dtype`: f32, bf16 or f16.
 ///
-/// FP8 weights are code * scale in f32, rounded once to `dtype`; all other floating point tensors are rounded to it, integers stay. Scales of KV
-/// caches and attention and `quantization_config` are left out. All else is as [`quantize`](super::quantize) says.
+/// FP8 weights are code * scale in f32, rounded once to `dtype`; all other floating point tensors are rounded to it, integers stay. With
+/// `None` what is not FP8 stays as it is, and FP8 weights take the dtype that most other tensors have: nothing that was in high
+/// precision is rounded. Scales of KV caches and attention and `quantization_config` are left out. All else is as
+/// [`quantize`](super::quantize) says.
 ///
 /// ```
 /// use candle_core::DType;
@@ -40,19 +42,27 @@ use std::path::Path;
 pub fn dequantize(
     source: &dyn Source,
     target: impl AsRef<Path>,
-    dtype: DType,
+    dtype: impl Into<Option<DType>>,
     options: &WriteOptions,
     on_progress: &mut OnProgress<'_>,
 ) -> Result<WriteReport> {
-    if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
-        return Err(Error::BuilderDType { got: dtype });
+    let asked = dtype.into();
+    if let Some(got) = asked
+        && !matches!(got, DType::F32 | DType::BF16 | DType::F16)
+    {
+        return Err(Error::BuilderDType { got });
     }
     let names = take_scales(source, source.names())?.others;
+    let default = model_dtype(source, &names);
     let mut batches: Vec<_> = names
         .into_iter()
         .map(|name| {
-            let stored = source.dtype(&name).filter(|stored| !is_float(*stored));
-            other_batch(source, name, stored.unwrap_or(dtype))
+            let stored = source.dtype(&name);
+            let dtype = match asked {
+                Some(dtype) => stored.filter(|stored| !is_float(*stored)).unwrap_or(dtype),
+                None => stored.unwrap_or(default),
+            };
+            other_batch(source, name, dtype)
         })
         .collect();
     sort(&mut batches);
@@ -64,11 +74,13 @@ pub fn dequantize(
         contents: Contents::default(),
         spelling: None,
         changes: Changes {
-            dtype: Some(dtype),
+            dtype: asked,
+            default_dtype: Some(default),
             ..Changes::default()
         },
         unmatched: vec![],
         exact_inputs: vec![],
+        requantized: vec![],
     };
     job.run(on_progress, |origin| match origin {
         Origin::Other(name, dtype) => Ok(vec![source.value(name, *dtype)?]),

@@ -27,6 +27,8 @@ pub(super) struct Job<'a, S> {
     pub(super) changes: Changes,
     pub(super) unmatched: Vec<String>,
     pub(super) exact_inputs: Vec<String>,
+    /// Layers whose FP8 weights are rounded anew.
+    pub(super) requantized: Vec<String>,
 }
 
 impl<S> Job<'_, S> {
@@ -77,6 +79,7 @@ impl<S> Job<'_, S> {
             directory,
             files,
             quantized: layers.map(|layer| layer.path).collect(),
+            requantized: self.requantized,
             ignored: self.contents.ignored,
             unmatched: self.unmatched,
             exact_inputs: self.exact_inputs,

@@ -109,6 +109,8 @@ pub struct WriteReport {
     pub files: Vec<String>,
     /// Paths of the layers in FP8.
     pub quantized: Vec<String>,
+    /// Those of them that were FP8 before: their values are rounded a second time.
+    pub requantized: Vec<String>,
     /// Paths of the linear layers in high precision.
     pub ignored: Vec<String>,
     /// Paths of the layers in FP8 whose input scales are powers of two in the source and exact in what was written, because the target's

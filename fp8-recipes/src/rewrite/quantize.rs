@@ -43,7 +43,7 @@ pub struct QuantizeOptions {
     /// Layers that stay in high precision: paths, globs (`*` also stands for dots), or `re:` and a regular expression that matches from
     /// the start.
     pub ignore: Vec<String>,
-    /// Whether the head is quantized too. Default no.
+    /// Whether the head is quantized too. Default no, unless it is FP8 already.
     pub head: bool,
     /// For static schemes: the largest absolute input of each layer, by path.
     pub input_amaxes: BTreeMap<String, f32>,
@@ -108,7 +108,8 @@ impl QuantizeOptions {
 ///
 /// Linear layers are the matrices called `X.weight`, but embeddings, routers of experts (`gate`, `router`) and, unless
 /// [`QuantizeOptions::with_head`], heads. Scales are amax/448 in f32 (powers of two for microscaling: 2^ceil(log2(amax/448))), codes are
-/// rounded to the nearest. An FP8 source is dequantized first and so rounded twice.
+/// rounded to the nearest. FP8 layers of the source are dequantized first and so rounded twice, which
+/// [`WriteReport::requantized`] lists; a head among them stays FP8. [`convert`](super::convert) keeps their codes.
 ///
 /// The directory gets the weights in files of [`WriteOptions::shard_bytes`] with an index, `config.json` with the source's entries and
 /// `quantization_config`, in which every linear layer in high precision is listed, and copies of tokenizer, vocabulary, chat template
@@ -156,7 +157,8 @@ pub fn quantize(
         match role(source, &name) {
             Some((path, role)) => {
                 let ignored = patterns.matches(path)?;
-                let chosen = role == Role::Linear || (role == Role::Head && options.head);
+                let head = options.head || source.is_fp8(&name);
+                let chosen = role == Role::Linear || (role == Role::Head && head);
                 match source.shape(&name).as_deref() {
                     Some(&[n, k]) if chosen && !ignored => contents.layers.push(Described {
                         path: path.to_string(),
@@ -197,6 +199,9 @@ pub fn quantize(
         .sort_by_cached_key(|layer| super::source::natural_order(&layer.path));
     name_others(source, &others, &mut contents);
     spelling.check(&contents)?;
+    let paths = contents.layers.iter().map(|layer| layer.path.clone());
+    let requantized = paths.filter(|path| source.is_fp8(&crate::nn::join(path, "weight")));
+    let requantized = requantized.collect();
 
     let mut batches: Vec<_> = contents
         .layers
@@ -224,6 +229,7 @@ pub fn quantize(
         },
         unmatched: patterns.unmatched(),
         exact_inputs: vec![],
+        requantized,
     };
     job.run(on_progress, |origin| match origin {
         Origin::Layer(layer, layouts) => {

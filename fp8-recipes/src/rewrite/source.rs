@@ -97,6 +97,11 @@ pub trait Source {
     /// ```
     fn dtype(&self, name: &str) -> Option<DType>;
 
+    /// Whether a tensor is kept as FP8 codes, so that quantizing it rounds its value a second time.
+    fn is_fp8(&self, _name: &str) -> bool {
+        false
+    }
+
     /// The value of a tensor on the CPU, in `dtype`, which is [`Source::dtype`] or a floating point dtype.
     ///
     /// ```
@@ -220,6 +225,10 @@ impl Source for Checkpoint {
             true => None,
             false => DType::try_from(Checkpoint::dtype(self, name)?).ok(),
         }
+    }
+
+    fn is_fp8(&self, name: &str) -> bool {
+        self.holds_codes(name)
     }
 
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {

@@ -10,6 +10,7 @@ use half::{bf16, f16};
 use positioned::Positioned;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use std::collections::{BTreeMap, HashSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -25,8 +26,20 @@ pub(crate) struct SafetensorsFile {
     path: PathBuf,
     file: Positioned,
     header: Metadata,
+    /// Tensors that are shown in pieces, and the pieces, each with the name of what it was cut from.
+    cut: HashSet<String>,
+    pieces: BTreeMap<String, (TensorInfo, String)>,
     /// Where the data begins.
     start: u64,
+}
+
+/// A part of a stored tensor under a name of its own.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    /// Its first element in the stored tensor; the others follow it there.
+    pub(crate) first: usize,
 }
 
 impl SafetensorsFile {
@@ -77,8 +90,46 @@ impl SafetensorsFile {
             path: path.to_path_buf(),
             file: Positioned::new(file),
             header,
+            cut: HashSet::new(),
+            pieces: BTreeMap::new(),
             start,
         })
+    }
+
+    /// Shows the tensor called `name` as `pieces`, which lie within it, and no longer under its own name.
+    pub(crate) fn cut(&mut self, name: &str, pieces: Vec<Piece>) -> Result<()> {
+        let TensorInfo {
+            dtype,
+            data_offsets: (begin, _),
+            ..
+        } = *self.info(name)?;
+        let bits = dtype.bitsize();
+        for piece in pieces {
+            if self.find(&piece.name).is_some() {
+                return Err(Error::Ambiguous {
+                    path: self.path.clone(),
+                    tensor: piece.name.clone(),
+                    first: piece.name,
+                    second: name.to_string(),
+                });
+            }
+            let begin = begin + piece.first * bits / 8;
+            let size = piece.shape.iter().product::<usize>() * bits / 8;
+            let info = TensorInfo {
+                dtype,
+                shape: piece.shape,
+                data_offsets: (begin, begin + size),
+            };
+            self.pieces.insert(piece.name, (info, name.to_string()));
+        }
+        self.cut.insert(name.to_string());
+        Ok(())
+    }
+
+    /// The stored tensor that the one called `name` is a piece of, and its shape.
+    pub(crate) fn whole(&self, name: &str) -> Option<(&str, &[usize])> {
+        let (_, whole) = self.pieces.get(name)?;
+        Some((whole, &self.header.info(whole)?.shape))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -87,16 +138,26 @@ impl SafetensorsFile {
 
     pub(crate) fn names(&self) -> impl Iterator<Item = String> + use<> {
         let mut names = self.header.offset_keys();
+        names.retain(|name| !self.cut.contains(name));
+        names.extend(self.pieces.keys().cloned());
         names.sort();
         names.into_iter()
     }
 
     pub(crate) fn dtype(&self, name: &str) -> Option<Dtype> {
-        Some(self.header.info(name)?.dtype)
+        Some(self.find(name)?.dtype)
     }
 
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
-        Some(&self.header.info(name)?.shape)
+        Some(&self.find(name)?.shape)
+    }
+
+    fn find(&self, name: &str) -> Option<&TensorInfo> {
+        match self.pieces.get(name) {
+            Some((info, _)) => Some(info),
+            None if self.cut.contains(name) => None,
+            None => self.header.info(name),
+        }
     }
 
     /// All metadata entries.
@@ -114,7 +175,7 @@ impl SafetensorsFile {
 
     /// Shape and dtype of a tensor, and where its bytes are in the file.
     fn info(&self, name: &str) -> Result<&TensorInfo> {
-        self.header.info(name).ok_or_else(|| Error::MissingTensor {
+        self.find(name).ok_or_else(|| Error::MissingTensor {
             tensor: name.to_string(),
             place: self.path.display().to_string(),
         })

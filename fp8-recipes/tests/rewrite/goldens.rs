@@ -232,6 +232,40 @@ fn dequantized_is_code_times_scale() {
     }
 }
 
+/// Without a dtype that was asked for, only FP8 changes.
+#[test]
+fn what_is_in_high_precision_is_not_rounded_unasked() {
+    use candle_core::DType;
+    let dir = dir();
+    let (plain, fp8) = (dir.path().join("plain"), dir.path().join("fp8"));
+    plain_model(&plain, (64, 96), false, DType::F32);
+    let mut tensors =
+        candle_core::safetensors::load(plain.join("model.safetensors"), &CPU).unwrap();
+    for (name, tensor) in &mut tensors {
+        if name.ends_with("proj.weight") {
+            *tensor = tensor.to_dtype(DType::BF16).unwrap();
+        }
+    }
+    candle_core::safetensors::save(&tensors, plain.join("model.safetensors")).unwrap();
+    let options = rewrite::QuantizeOptions::default();
+    rewrite::quantize(&open(&plain), &fp8, &options, &mut rewrite::quiet).unwrap();
+    for (at, from) in [&plain, &fp8].into_iter().enumerate() {
+        let (source, to) = (open(from), dir.path().join(format!("to{at}")));
+        let options = WriteOptions::new();
+        rewrite::dequantize(&source, &to, None, &options, &mut rewrite::quiet).unwrap();
+        let written = open(&to);
+        for (name, before) in &tensors {
+            let after = written.tensor(name, &CPU).unwrap();
+            if rewrite::Source::is_fp8(&source, name) {
+                assert_eq!(after.dtype(), DType::F32, "{name}");
+                continue;
+            }
+            assert_eq!(after.dtype(), before.dtype(), "{name}");
+            assert_eq!(bits(&after), bits(before), "{name}");
+        }
+    }
+}
+
 #[test]
 fn the_granularity_of_the_goldens_is_what_the_table_supposes() {
     let layer = open_golden("ct_block128");

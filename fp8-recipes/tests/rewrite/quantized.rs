@@ -272,6 +272,30 @@ fn an_fp8_source_is_quantized_anew() {
     let options = QuantizeOptions::new(Scheme::ChannelToken);
     let report = quantize(&golden("ct_static_tensor"), &to, &options).unwrap();
     assert_eq!(report.quantized.len(), 14);
+    assert_eq!(report.requantized, report.quantized);
     let layer = open(&to).stored_layer(&report.quantized[0], &CPU).unwrap();
     assert_eq!(layer.codes.granularity(), Granularity::Rowwise);
+}
+
+#[test]
+fn a_head_in_fp8_stays_so_and_only_fp8_is_reported_as_rounded_again() {
+    let dir = dir();
+    let (plain, once, again) = (
+        dir.path().join("plain"),
+        dir.path().join("once"),
+        dir.path().join("again"),
+    );
+    plain_model(&plain, (64, 96), false, DType::F32);
+    let kept = "model.layers.0.mlp.up_proj";
+    let options = QuantizeOptions::new(Scheme::TensorToken);
+    let with_head = options.clone().with_head(true).with_ignore([kept]);
+    let report = quantize(&plain, &once, &with_head).unwrap();
+    assert!(report.requantized.is_empty());
+    let report = quantize(&once, &again, &options).unwrap();
+    let mut rounded = report.quantized.clone();
+    assert!(rounded.contains(&"lm_head".to_string()));
+    rounded.retain(|path| path != kept);
+    assert_eq!(report.requantized, rounded);
+    assert_eq!(report.requantized.len() + 1, report.quantized.len());
+    assert!(open(&again).layer_paths().contains(&"lm_head".to_string()));
 }

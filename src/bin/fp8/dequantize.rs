@@ -13,9 +13,9 @@ use std::path::PathBuf;
 pub struct Args {
     /// The checkpoint
     dir: PathBuf,
-    /// Dtype of all weights
-    #[arg(long, value_enum, default_value = "bf16")]
-    dtype: Precision,
+    /// Dtype of all weights; unless told what is not FP8 keeps its own, and FP8 takes that of the model
+    #[arg(long, value_enum)]
+    dtype: Option<Precision>,
     #[command(flatten)]
     target: Target,
     #[command(flatten)]
@@ -30,11 +30,11 @@ enum Precision {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let dtype = match args.dtype {
+    let dtype = args.dtype.map(|dtype| match dtype {
         Precision::F32 => DType::F32,
         Precision::Bf16 => DType::BF16,
         Precision::F16 => DType::F16,
-    };
+    });
     let checkpoint = args.opening.open(&args.dir)?;
     let mut bar = Bar::new("dequantize")?;
     let (out, options) = (&args.target.out, args.target.options());

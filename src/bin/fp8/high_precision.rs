@@ -4,24 +4,17 @@ use candle_core::{DType, Device, Error, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use fp8::load::Checkpoint;
-use fp8::models::{Bert, BertConfig, Llama, LlamaConfig, Model};
+use fp8::models::{Model, config_of};
 use fp8::rewrite::Source;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The model of a checkpoint that has a configuration, in f32; `path` is for messages.
-pub fn model(checkpoint: Checkpoint, config: &Value, path: &Path) -> fp8::models::Result<Model> {
-    let vb = || {
-        let values = Values::new(checkpoint);
-        VarBuilder::from_backend(Box::new(values), DType::F32, Device::Cpu)
-    };
-    if config["model_type"] == "bert" {
-        let config = BertConfig::parse(path, config)?;
-        return Ok(Model::Bert(Bert::new(&config, vb())?));
-    }
-    let config = LlamaConfig::parse(path, config)?;
-    Ok(Model::Llama(Llama::new(&config, vb())?))
+/// The model of a checkpoint in f32; `dir` is for messages.
+pub fn model(checkpoint: Checkpoint, dir: &Path) -> fp8::models::Result<Model> {
+    let config = config_of(&checkpoint, dir)?;
+    let values = Values::new(checkpoint);
+    let vb = VarBuilder::from_backend(Box::new(values), DType::F32, Device::Cpu);
+    Model::new(&config, vb)
 }
 
 /// The values of a checkpoint's tensors, without the scales that they were made of.

@@ -74,12 +74,8 @@ impl Source {
     pub fn load_high_precision(&self) -> Result<Model> {
         if !self.is_gguf() {
             let checkpoint = self.opening.open(&self.model)?;
-            if let (false, Some(config)) = (
-                checkpoint.layer_paths().is_empty(),
-                checkpoint.config().cloned(),
-            ) {
-                let path = self.model.join("config.json");
-                return Ok(high_precision::model(checkpoint, &config, &path)?);
+            if !checkpoint.layer_paths().is_empty() {
+                return Ok(high_precision::model(checkpoint, &self.model)?);
             }
         }
         Ok(self.load()?.0)

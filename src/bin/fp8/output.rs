@@ -35,11 +35,18 @@ impl Target {
     }
 
     pub fn print(&self, report: &WriteReport) -> Result<()> {
+        if let [first, ..] = report.requantized.as_slice() {
+            let count = report.requantized.len();
+            eprintln!(
+                "warning: {count} layers were FP8 before and are rounded a second time (first {first}); `fp8 convert` keeps codes as they are"
+            );
+        }
         if self.json {
             let value = json!({
                 "directory": report.directory,
                 "files": report.files,
                 "quantized": report.quantized,
+                "requantized": report.requantized,
                 "ignored": report.ignored,
                 "unmatched": report.unmatched,
                 "exact_inputs": report.exact_inputs,

@@ -22,6 +22,10 @@ pub enum GgufError {
         source: std::io::Error,
     },
 
+    /// What stands there is no file to read: a directory, a named pipe, a device.
+    #[error(transparent)]
+    Unreadable(Box<fp8_recipes::Error>),
+
     /// The file is no GGUF file, or it is broken.
     #[error("{path}: {reason}", path = .path.display())]
     Broken {

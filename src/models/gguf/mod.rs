@@ -28,6 +28,7 @@ use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use config::Dimensions;
+use fp8_recipes::read::open_regular;
 use names::{Architecture, Rows, Target};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -79,7 +80,10 @@ impl GgufFile {
             path: path.clone(),
             source,
         };
-        let mut file = File::open(&path).map_err(io)?;
+        let mut file = open_regular(&path).map_err(|error| match error {
+            fp8_recipes::Error::Read { source, .. } => io(source),
+            error => GgufError::Unreadable(Box::new(error)),
+        })?;
         scan::check(&path, &mut file)?;
         let content = std::io::Seek::rewind(&mut file)
             .map_err(io)

@@ -15,6 +15,9 @@ const MAX_DEPTH: usize = 4;
 /// Header entries and strings beyond this are broken files; the largest vocabularies have some 300 thousand.
 const MAX_COUNT: u64 = 1 << 26;
 
+/// Values in all arrays together; each takes some 30 bytes of memory, and the largest vocabularies have one million of them.
+const MAX_VALUES: u64 = 1 << 22;
+
 /// Types of tensors that candle reads: number, elements per block, bytes per block.
 const READ_TYPES: [(u32, u64, u64); 15] = [
     (0, 1, 4),      // F32
@@ -79,6 +82,7 @@ pub(super) fn check(path: &Path, file: impl Read + Seek) -> Result<(), GgufError
     let start = header.reader.stream_position().map_err(io_error(path))?;
     let start = start.div_ceil(alignment).saturating_mul(alignment);
     let mut names = HashSet::new();
+    let mut places = vec![];
     for entry in &entries {
         let broken = |reason: String| GgufError::Broken {
             path: path.to_path_buf(),
@@ -108,14 +112,30 @@ pub(super) fn check(path: &Path, file: impl Read + Seek) -> Result<(), GgufError
         }
         let end = (elements / block)
             .checked_mul(*bytes)
-            .and_then(|size| size.checked_add(entry.offset))
-            .and_then(|end| end.checked_add(start));
-        if entry.offset % alignment != 0 || end.is_none_or(|end| end > header.size) {
+            .and_then(|size| size.checked_add(entry.offset));
+        let in_file = |end: &u64| {
+            let end = end.checked_add(start);
+            end.is_some_and(|end| end <= header.size)
+        };
+        let Some(end) = end.filter(|end| entry.offset % alignment == 0 && in_file(end)) else {
             let text = format!(
                 "{elements} elements at offset {} do not lie within the file",
                 entry.offset
             );
             return Err(broken(text));
+        };
+        places.push((entry.offset, end, &entry.name));
+    }
+    places.sort_unstable();
+    for pair in places.windows(2) {
+        let ((_, end, first), (offset, _, second)) = (pair[0], pair[1]);
+        if offset < end {
+            return Err(GgufError::Broken {
+                path: path.to_path_buf(),
+                reason: format!(
+                    "tensor `{second}` begins at offset {offset}, within tensor `{first}`, which ends at {end}"
+                ),
+            });
         }
     }
     Ok(())
@@ -144,6 +164,8 @@ struct Header<'a, R: Read + Seek> {
     path: &'a Path,
     reader: BufReader<R>,
     size: u64,
+    /// Values of arrays so far.
+    values: u64,
 }
 
 impl<'a, R: Read + Seek> Header<'a, R> {
@@ -151,7 +173,12 @@ impl<'a, R: Read + Seek> Header<'a, R> {
         let size = file.seek(SeekFrom::End(0)).map_err(io_error(path))?;
         file.seek(SeekFrom::Start(0)).map_err(io_error(path))?;
         let reader = BufReader::with_capacity(1 << 16, file);
-        Ok(Self { path, reader, size })
+        Ok(Self {
+            path,
+            reader,
+            size,
+            values: 0,
+        })
     }
 
     fn broken<T>(&self, reason: String) -> Result<T, GgufError> {
@@ -216,7 +243,15 @@ impl<'a, R: Read + Seek> Header<'a, R> {
             }
             9 if depth < MAX_DEPTH => {
                 let kind = self.u32()?;
-                for _ in 0..self.count("values of an array")? {
+                let count = self.count("values of an array")?;
+                self.values = self.values.saturating_add(count);
+                if self.values > MAX_VALUES {
+                    let values = self.values;
+                    return self.broken(format!(
+                        "its arrays have {values} values or more, at most {MAX_VALUES} are read"
+                    ));
+                }
+                for _ in 0..count {
                     self.value(kind, depth + 1)?;
                 }
                 None

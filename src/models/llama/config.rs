@@ -196,7 +196,7 @@ impl LlamaConfig {
 }
 
 /// More than any model has.
-const MAX_LAYERS: usize = 1 << 16;
+pub(super) const MAX_LAYERS: usize = 1 << 16;
 
 /// Which layers look back on a window only: `layer_types` says it, or before that `max_window_layers` of Qwen.
 fn sliding_windows(
@@ -235,13 +235,14 @@ fn sliding_windows(
 
 impl MoeConfig {
     fn parse(config: &Entries<'_>, kind: &str, num_layers: usize) -> Result<Option<Self>> {
-        let (count, names) = match kind {
-            "mixtral" => ("num_local_experts", MoeNames::Mixtral),
-            "qwen3_moe" => ("num_experts", MoeNames::Qwen),
+        // With the defaults of transformers.
+        let (names, experts, per_token) = match kind {
+            "mixtral" => (MoeNames::Mixtral, 8, 2),
+            "qwen3_moe" => (MoeNames::Qwen, 128, 8),
             _ => return Ok(None),
         };
-        let num_experts = config.size(count, 8)?;
-        let experts_per_token = config.size("num_experts_per_tok", 2)?;
+        let num_experts = num_experts(config, experts)?;
+        let experts_per_token = config.size("num_experts_per_tok", per_token)?;
         if experts_per_token > num_experts {
             let expected = format!("at most the {num_experts} experts");
             return Err(config.error("num_experts_per_tok", expected));
@@ -269,4 +270,14 @@ impl MoeConfig {
             dense_layers,
         }))
     }
+}
+
+/// transformers 5 writes `num_local_experts` for every mixture, before that Qwen's were called `num_experts`.
+fn num_experts(config: &Entries<'_>, default: usize) -> Result<usize> {
+    let (new, old) = ("num_local_experts", "num_experts");
+    let count = config.size(old, config.size(new, default)?)?;
+    if config.size(new, count)? != count {
+        return Err(config.error(new, format!("{count}, as {old} says")));
+    }
+    Ok(count)
 }

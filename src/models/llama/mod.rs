@@ -6,6 +6,7 @@ mod head;
 mod joint;
 mod mlp;
 mod moe;
+mod params;
 
 pub(super) use attention::masked_attention;
 pub use config::{LlamaConfig, MoeConfig, MoeNames};

@@ -23,9 +23,12 @@ impl Moe {
         moe: &MoeConfig,
         layer: VarBuilder<'_>,
     ) -> Result<Self> {
+        // transformers 5 gives experts that it writes as one tensor the same names in every model.
+        let is_renamed = layer.contains_tensor("mlp.gate.weight")
+            && !layer.contains_tensor("block_sparse_moe.gate.weight");
         let (folder, names) = match moe.names {
-            MoeNames::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
-            MoeNames::Qwen => ("mlp", mlp::NAMES),
+            MoeNames::Mixtral if !is_renamed => ("block_sparse_moe", ["w1", "w3", "w2"]),
+            _ => ("mlp", mlp::NAMES),
         };
         let vb = layer.pp(folder);
         let gate = vb.pp("gate");

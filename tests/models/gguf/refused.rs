@@ -172,6 +172,12 @@ fn broken_files_are_refused() -> Outcome {
     let offset = changed(norm + 16, &(u64::MAX - 31).to_le_bytes());
     assert!(offset.contains("within the file"), "{offset}");
     let embedding = after(&whole, b"token_embd.weight");
+    // The offset of another tensor.
+    let shared = changed(embedding + 24, &whole[norm + 16..norm + 24]);
+    assert!(
+        shared.contains("`token_embd.weight`") && shared.contains("within"),
+        "{shared}"
+    );
     let rows = changed(embedding + 4, &40u64.to_le_bytes());
     assert!(rows.contains("no multiple of 32"), "{rows}");
     let twice = changed(norm - b"output_norm.weight".len(), b"blk.0.ffn_up.weigh");
@@ -202,5 +208,43 @@ fn an_alignment_of_zero_is_refused() -> Outcome {
         let error = GgufFile::open(path).expect_err("refused").to_string();
         assert!(error.contains("general.alignment"), "{error}");
     }
+    Ok(())
+}
+
+/// Values of arrays take some 30 bytes each when they are read.
+#[test]
+fn arrays_beyond_any_vocabulary_are_refused() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("m.gguf");
+    let count = 5_000_000u64;
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(3u32.to_le_bytes());
+    bytes.extend([0u64, 1, 1].map(u64::to_le_bytes).concat());
+    bytes.push(b'k');
+    // An array of bytes.
+    bytes.extend([9u32, 0].map(u32::to_le_bytes).concat());
+    bytes.extend(count.to_le_bytes());
+    std::fs::write(&path, bytes)?;
+    let file = std::fs::OpenOptions::new().write(true).open(&path)?;
+    file.set_len(2 * count)?;
+    let error = GgufFile::open(&path).expect_err("refused").to_string();
+    assert!(error.contains("5000000 values"), "{error}");
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn pipes_and_devices_are_refused_at_once() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let pipe = dir.path().join("m.gguf");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    if made.is_ok_and(|status| status.success()) {
+        let error = GgufFile::open(&pipe).expect_err("refused").to_string();
+        assert!(error.contains("named pipe"), "{error}");
+    }
+    let error = GgufFile::open("/dev/zero")
+        .expect_err("refused")
+        .to_string();
+    assert!(error.contains("device"), "{error}");
     Ok(())
 }

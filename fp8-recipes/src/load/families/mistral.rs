@@ -89,6 +89,29 @@ impl Mistral {
             kind,
         })
     }
+
+    /// `at` is the whole of `config.json`, beside which there is no `params.json`; `has_scales`: whether there are
+    /// `qscale_weight`s. Inputs are static where there are scales of them.
+    pub(in crate::load) fn of_config(at: &At<'_>, has_scales: bool) -> Result<Self> {
+        let at = match at.get("text_config") {
+            text if text.is_null() => at.clone(),
+            text => text,
+        };
+        let heads = at.get("num_attention_heads").count()?;
+        let kv_heads = match at.get("num_key_value_heads") {
+            at if at.is_null() => heads,
+            at => at.count()?,
+        };
+        Ok(Self {
+            path: at.file(),
+            heads,
+            kv_heads,
+            kind: match has_scales {
+                true => Kind::Fp8(LayerScheme::default()),
+                false => Kind::HighPrecision,
+            },
+        })
+    }
 }
 
 /// A name with its beginning replaced, up to the border of a part; None if it begins otherwise.

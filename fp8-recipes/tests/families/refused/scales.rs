@@ -264,10 +264,10 @@ fn weights_and_scales_that_do_not_belong_together() {
             &["`a.self_attn.k_scale`", "[2, 2]", "heads"],
         ),
         case(
-            "cache scale twice",
+            "two numbers for a cache's scale",
             autofp8(),
             vec![
-                floats("a.self_attn.k_scale", &[], &[1.]),
+                floats("a.self_attn.k_scale", &[], &[0.5]),
                 floats("a.self_attn.k_proj.k_scale", &[], &[1.]),
             ],
             &["`a.self_attn.k_scale`", "`a.self_attn.k_proj.k_scale`"],

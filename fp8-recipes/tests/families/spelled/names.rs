@@ -166,6 +166,85 @@ fn scales_of_caches_have_one_name() {
     }
 }
 
+/// Writers repeat a scale for engines that know one of its names.
+#[test]
+fn a_scale_of_a_cache_under_two_names_is_one_scale() {
+    let attention = "model.layers.0.self_attn";
+    let open = |second: f32, shape: &[usize]| {
+        let config = quantized(json!({"quant_method": "fp8", "activation_scheme": "dynamic"}));
+        let len = shape.iter().product();
+        let tensors = [
+            weight("fc.weight", N, K),
+            floats("fc.weight_scale", &[], &[0.02]),
+            bf16s(&format!("{attention}.k_scale"), &[1], &[1.5]),
+            floats(
+                &format!("{attention}.k_proj.k_scale"),
+                shape,
+                &vec![second; len],
+            ),
+            floats(&format!("{attention}.kv_scale"), &[], &[1.5]),
+        ];
+        Model::new(config, &tensors).open()
+    };
+    let checkpoint = open(1.5, &[]).unwrap();
+    let names = ["k_scale", "v_scale"].map(|own| format!("{attention}.{own}"));
+    assert_eq!(checkpoint.other_names(), names);
+    let scale = checkpoint.tensor(&names[0], &CPU).unwrap();
+    assert_eq!(scale.to_vec1::<f32>().unwrap(), [1.5]);
+    // Two numbers for the same keys, or another count of heads.
+    let error = open(0.75, &[]).unwrap_err();
+    assert!(
+        matches!(error, fp8_recipes::Error::TensorValue { index: 0, .. }),
+        "{error}"
+    );
+    let text = error.to_string();
+    for part in ["k_scale`", "1.5", "0.75"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let error = open(1.5, &[2, 1, 1]).unwrap_err();
+    assert!(
+        matches!(error, fp8_recipes::Error::Ambiguous { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_scale_of_0_over_codes_of_0_can_be_divided_by() {
+    let config = quantized(
+        json!({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [N / 2, K]}),
+    );
+    let mut codes = codes(N * K);
+    codes[..N / 2 * K].fill(0);
+    let tensors = [
+        entry("fc.weight", Dtype::F8_E4M3, &[N, K], codes),
+        floats("fc.weight_scale_inv", &[2, 1], &[0., 0.5]),
+    ];
+    let checkpoint = Model::new(config, &tensors).open().unwrap();
+    let layer = checkpoint.stored_layer("fc", &CPU).unwrap();
+    let scales = layer.codes.dequant_scale().flatten_all().unwrap();
+    assert_eq!(scales.to_vec1::<f32>().unwrap(), [1., 0.5]);
+    assert_eq!(value(&checkpoint, "fc")[..N / 2 * K], vec![0.; N / 2 * K]);
+}
+
+/// They are no layer: paths join with dots.
+#[test]
+fn names_without_a_path_are_read_back() {
+    for name in ["weight", ".weight"] {
+        let tensors = [
+            weight(name, N, K),
+            floats(&format!("{name}_scale"), &[], &[0.5]),
+        ];
+        let checkpoint = Model::new(None, &tensors).open().unwrap();
+        for path in checkpoint.layer_paths() {
+            assert_eq!(path, "");
+            assert_eq!(value(&checkpoint, ""), expected(N, K, |_, _| 0.5));
+        }
+        for name in checkpoint.other_names() {
+            checkpoint.tensor(&name, &CPU).unwrap();
+        }
+    }
+}
+
 #[test]
 fn an_index_decides_between_files() {
     let dir = tempfile::tempdir().unwrap();
