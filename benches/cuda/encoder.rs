@@ -35,6 +35,7 @@ pub fn run(session: &Session) -> Result<()> {
         ffn: session.size(full.ffn),
         heads: session.size(full.heads),
         causal: false,
+        attention: None,
     };
     // The ratios need bf16 whatever the filter says.
     let cases: Vec<_> = cases

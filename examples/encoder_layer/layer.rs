@@ -1,7 +1,11 @@
 //! A GPT encoder layer and its training step.
 
+#[path = "../shared/attention.rs"]
+pub mod attention;
+
 use crate::upstream::GradientFrom;
 use anyhow::{Context, Result, ensure};
+use attention::Operands;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -23,6 +27,8 @@ pub struct LayerConfig {
     pub heads: usize,
     /// Whether tokens see only those before them.
     pub causal: bool,
+    /// What the products of attention multiply; without one, that of the recipe.
+    pub attention: Option<Operands>,
 }
 
 impl Default for LayerConfig {
@@ -35,6 +41,7 @@ impl Default for LayerConfig {
             ffn: 16384,
             heads: 32,
             causal: false,
+            attention: None,
         }
     }
 }
@@ -54,7 +61,11 @@ impl LayerConfig {
 }
 
 /// LayerNorm, attention, residual, LayerNorm, MLP with GELU, residual: one node of candle's graph.
-fn encoder_layer(config: LayerConfig, vb: VarBuilder<'_>) -> Result<TransformerLayer> {
+fn encoder_layer(
+    config: LayerConfig,
+    attention: Operands,
+    vb: VarBuilder<'_>,
+) -> Result<TransformerLayer> {
     let LayerConfig {
         hidden, ffn, heads, ..
     } = config;
@@ -69,6 +80,8 @@ fn encoder_layer(config: LayerConfig, vb: VarBuilder<'_>) -> Result<TransformerL
         .with_hidden_act(Activation::Gelu)
         .with_bias(true)
         .with_causal(config.causal);
+    let heads = layer.attention.clone().with_operands(attention.dtype());
+    let layer = layer.with_attention(heads);
     Ok(transformer_layer(&layer, vb)?)
 }
 
@@ -91,7 +104,8 @@ impl LayerStep {
     ) -> Result<Self> {
         let vars = VarMap::new();
         let vb = VarBuilder::from_varmap(&vars, dtype, device);
-        let layer = encoder_layer(config, vb)?;
+        let operands = (config.attention).unwrap_or(Operands::of_run(recipe.is_some()));
+        let layer = encoder_layer(config, operands, vb)?;
         if recipe.is_some() {
             prepare_fp8(&layer, &PrepareOptions::default())?;
         }

@@ -23,6 +23,7 @@ use clock::Clock;
 use device::DeviceName;
 use end::end;
 use fp8::RecipeName;
+use layer::attention::Operands;
 use layer::{LayerConfig, LayerStep};
 use spread::Spread;
 use std::process::ExitCode;
@@ -57,6 +58,9 @@ struct Args {
     /// Let tokens see only those before them
     #[arg(long)]
     causal: bool,
+    /// What the products of attention multiply [default: bf16 with a recipe, else f32: tensors as they are]
+    #[arg(long)]
+    attention: Option<Operands>,
     /// Let a GPU round the operands of f32 products to TF32
     #[arg(long)]
     tf32: bool,
@@ -112,6 +116,7 @@ fn run(args: &Args) -> Result<()> {
         ffn: args.ffn,
         heads: args.heads,
         causal: args.causal,
+        attention: args.attention,
     };
     let sizes = [args.sequence, args.batch, args.ffn, args.iterations];
     ensure!(
@@ -158,6 +163,7 @@ fn run(args: &Args) -> Result<()> {
             "ffn": config.ffn,
             "heads": config.heads,
             "causal": config.causal,
+            "attention": config.attention.unwrap_or(Operands::of_run(recipe.is_some())),
             "tf32": args.tf32,
             "iterations": args.iterations,
             "ms": median,

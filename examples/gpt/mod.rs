@@ -1,7 +1,11 @@
 //! A small GPT on `fp8_recipes::nn`: pre-norm blocks, rotary positions, GELU MLP. One definition for plain tensors, FP8
 //! recipes and scaled arithmetic.
 
+#[path = "../shared/attention.rs"]
+pub mod attention;
+
 use anyhow::{Context, Result, ensure};
+use attention::Operands;
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 use candle_nn::VarBuilder;
 use fp8::nn::ops::Activation;
@@ -26,6 +30,9 @@ pub struct GptConfig {
     pub num_heads: usize,
     /// Tokens that attention looks back on.
     pub context: usize,
+    /// What the products of attention multiply; [`Operands::F32`] where a file does not say. A run without one takes that of its recipe.
+    #[serde(default)]
+    pub attention: Option<Operands>,
 }
 
 impl Default for GptConfig {
@@ -36,6 +43,7 @@ impl Default for GptConfig {
             num_layers: 4,
             num_heads: 4,
             context: 128,
+            attention: None,
         }
     }
 }
@@ -63,7 +71,8 @@ fn block(config: &GptConfig, vb: VarBuilder<'_>) -> Result<TransformerLayer> {
     };
     let heads = AttentionConfig::new(config.num_heads, config.head_size())
         .with_causal(true)
-        .with_sliding_window(config.context);
+        .with_sliding_window(config.context)
+        .with_operands(config.attention.and_then(Operands::dtype));
     let input = MlpInput::Up(linear(d, 4 * d, vb.pp("up"))?);
     let down = linear(4 * d, d, vb.pp("down"))?;
     Ok(TransformerLayer::new(

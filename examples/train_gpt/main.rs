@@ -34,6 +34,7 @@ use data::Data;
 use device::DeviceName;
 use end::end;
 use gpt::GptConfig;
+use gpt::attention::Operands;
 use record::{Line, Metrics, trim_stats};
 use run::{Run, Settings, saved_settings};
 use std::collections::BTreeMap;
@@ -72,6 +73,10 @@ struct Args {
     /// for one --vocab only [default: 256]
     #[arg(long)]
     vocab: Option<usize>,
+    /// What the products of attention multiply: f32 (tensors as they are), or rounded to bf16, which is faster. The saved model
+    /// remembers it [default: bf16 with an FP8 recipe, else f32]
+    #[arg(long)]
+    attention: Option<Operands>,
     /// Where to train; may change when a run is resumed
     #[arg(long, default_value = "cpu")]
     device: DeviceName,
@@ -117,6 +122,7 @@ fn example(args: &Args) -> Result<()> {
         settings.steps = args.steps.unwrap_or(settings.steps);
         settings.seed = args.seed.unwrap_or(settings.seed);
         settings.batch = args.batch.unwrap_or(settings.batch);
+        settings.model.attention = args.attention;
         for (size, asked) in sizes(&mut settings.model, args) {
             *size = asked.unwrap_or(*size);
         }
@@ -139,6 +145,10 @@ fn example(args: &Args) -> Result<()> {
         same("--steps", args.steps.as_ref(), &settings.steps)?;
         same("--seed", args.seed.as_ref(), &settings.seed)?;
         same("--batch", args.batch.as_ref(), &settings.batch)?;
+        if args.attention.is_some() {
+            let saved = settings.model.attention;
+            same("--attention", Some(&args.attention), &saved)?;
+        }
         for ((size, asked), flag) in sizes(&mut settings.model, args).into_iter().zip(SIZES) {
             same(flag, asked.as_ref(), size)?;
         }
@@ -239,7 +249,7 @@ fn example(args: &Args) -> Result<()> {
     let served = fp8.max_by_key(|run| run.name == "delayed");
     match served {
         Some(run) => outcome::serve_fp8(run, &settings, &data, &dir, &device),
-        None => outcome::save_plain(&runs[0], &settings, &data, &dir),
+        None => outcome::save_plain(&runs[0], &data, &dir),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::record::{Line, Metrics, Summary, write_json, write_summary};
 use crate::run::{Run, Settings};
 use crate::size;
 use crate::vocabulary::{self, Vocabulary};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use fp8::{ExportOptions, atomic, load, save_calibrated_with};
 use std::io::Write;
@@ -56,7 +56,7 @@ pub fn summarize(
             linear_weight_bytes: run.served_weight_bytes()?,
             converted_layers: run.converted_layers(),
             quantized_tensors: run.quantized_tensors(),
-            model: serde_json::to_value(model)?,
+            model: serde_json::to_value(&run.config)?,
             parameters: size::check(model)?,
             profile_ms: run.profile.as_ref().map(|profile| {
                 let parts = profile.parts().into_iter();
@@ -103,7 +103,7 @@ pub fn serve_fp8(
     device: &Device,
 ) -> Result<()> {
     run.calibrate(data, CALIBRATION_BATCHES)?;
-    let config = serde_json::to_value(&settings.model)?;
+    let config = serde_json::to_value(&run.config)?;
     let config = config.as_object().cloned().unwrap_or_default();
     // The layers of the example know their names, so that no map of variables is needed. No other engine knows this model, so inputs
     // may keep the powers of two of the recipe.
@@ -112,9 +112,9 @@ pub fn serve_fp8(
         .with_power_of_two_inputs(true);
     let report = save_calibrated_with(&run.model, dir.join("model.safetensors"), &options)?;
     let vb = load::var_builder(&[&report.model], DType::F32, device)?;
-    let served = Gpt::new(&settings.model, vb)?;
+    let served = Gpt::new(&run.config, vb)?;
 
-    let prompt = data.prompt(settings.model.context);
+    let prompt = data.prompt(run.config.context);
     let tokens = Tensor::from_slice(prompt, (1, prompt.len()), device)?;
     let ours = {
         let _guard = run.evaluation_guard()?;
@@ -125,7 +125,14 @@ pub fn serve_fp8(
         .flatten_all()?
         .max(0)?;
     let largest = ours.abs()?.flatten_all()?.max(0)?;
-    let relative = (difference / largest)?.to_scalar::<f32>()?;
+    let equal = difference.to_scalar::<f32>()? == 0.;
+    let relative = (&difference / largest)?.to_scalar::<f32>()?;
+    ensure!(
+        equal || !run.keeps_logits()?,
+        "{}: reloaded logits differ by {relative:.1e} of the largest from those of the calibrated model, where none may: {} is not to be served",
+        run.name,
+        report.model.display()
+    );
     let (bytes, f32_bytes) = served.linear_weight_bytes();
     println!(
         "\n{} saved as FP8: {} layers, {bytes} bytes of linear weights ({:.3} of f32), reloaded logits differ by {relative:.1e} of the largest\n",
@@ -150,9 +157,9 @@ fn write_text(model: &Gpt, vocabulary: &Vocabulary, prompt: &[u32], seed: u64) -
 }
 
 /// A high-precision model, in the same place.
-pub fn save_plain(run: &Run, settings: &Settings, data: &Data, dir: &Path) -> Result<()> {
+pub fn save_plain(run: &Run, data: &Data, dir: &Path) -> Result<()> {
     save_vocabulary(&data.vocabulary, dir)?;
-    write_json(&dir.join("config.json"), &settings.model)?;
+    write_json(&dir.join("config.json"), &run.config)?;
     let tensors = run.weights.tensors()?;
     atomic::write_safetensors_atomic(dir.join("model.safetensors"), &tensors, None)?;
     tell_where(dir);

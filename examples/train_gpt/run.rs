@@ -2,6 +2,7 @@
 
 use crate::clock::{Clock, Mark};
 use crate::data::{Batch, Data};
+use crate::gpt::attention::Operands;
 use crate::gpt::{Gpt, GptConfig};
 use crate::runs::checkpoints;
 use crate::weights::{self, Place, Weights, scaled_matmul};
@@ -53,6 +54,8 @@ pub struct Run {
     pub name: String,
     pub recipe: Option<Recipe>,
     pub model: Gpt,
+    /// Of the model: that of the settings with this run's attention.
+    pub config: GptConfig,
     pub report: Option<PrepareReport>,
     /// Finished steps.
     pub step: u64,
@@ -82,19 +85,20 @@ impl Run {
             max_grad_norm: Some(1.),
             ..AdamWConfig::default()
         };
-        let mut recipe = None;
-        let (gpt, seed) = (&settings.model, settings.seed);
-        let (model, weights) = match (name, scaled_matmul(name)) {
-            (_, Some(matmul)) => Weights::scaled(matmul, gpt, seed, config, device)?,
-            ("f32", _) => Weights::plain(DType::F32, gpt, seed, config, device)?,
-            ("bf16", _) => Weights::plain(DType::BF16, gpt, seed, config, device)?,
-            (other, _) => {
-                let name: RecipeName = other.parse().context(
-                    "--recipe takes f32, bf16, scaled_fp16, scaled_fp8 and the names of FP8 recipes",
-                )?;
-                recipe = Some(Recipe::from(name));
-                Weights::plain(DType::F32, gpt, seed, config, device)?
-            }
+        let matmul = scaled_matmul(name);
+        let recipe = match name {
+            "f32" | "bf16" => None,
+            _ if matmul.is_some() => None,
+            other => Some(Recipe::from(other.parse::<RecipeName>().context(
+                "--recipe takes f32, bf16, scaled_fp16, scaled_fp8 and the names of FP8 recipes",
+            )?)),
+        };
+        let (mut gpt, seed) = (settings.model.clone(), settings.seed);
+        (gpt.attention).get_or_insert(Operands::of_run(recipe.is_some()));
+        let (model, weights) = match (name, matmul) {
+            (_, Some(matmul)) => Weights::scaled(matmul, &gpt, seed, config, device)?,
+            ("bf16", _) => Weights::plain(DType::BF16, &gpt, seed, config, device)?,
+            _ => Weights::plain(DType::F32, &gpt, seed, config, device)?,
         };
         let report = match &recipe {
             None => None,
@@ -107,6 +111,7 @@ impl Run {
             name: name.to_string(),
             recipe,
             model,
+            config: gpt,
             report,
             step: 0,
             weights,
@@ -254,6 +259,16 @@ impl Run {
         }
         guard.close()?;
         Ok(())
+    }
+
+    /// Whether a calibrated model and the one in its file compute the same: not where inputs have one scale for a tensor, made of the
+    /// tensor itself, as the file has calibrated ones.
+    pub fn keeps_logits(&self) -> Result<bool> {
+        let config = self.recipe.as_ref().map(Recipe::resolve).transpose()?;
+        Ok(config.is_none_or(|config| {
+            let input = config.input;
+            !(input.scaling.is_from_tensor() && input.granularity == Granularity::Tensorwise)
+        }))
     }
 
     pub fn quantized_tensors(&self) -> u64 {

@@ -2,7 +2,9 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use fp8_recipes::nn::{LayerInputs, TransformerConfig, TransformerLayer, transformer_layer};
+use fp8_recipes::nn::{
+    AttentionConfig, LayerInputs, TransformerConfig, TransformerLayer, transformer_layer,
+};
 use fp8_recipes::{PrepareOptions, RecipeName, end_step, fp8_autocast, prepare_fp8};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
@@ -78,7 +80,10 @@ const TORCH: usize = 4 + 4 + 2 + 2 + 6 + 2 + 8 + 8;
 fn layer(single: bool, recomputation: bool) -> TransformerLayer {
     let vars = VarMap::new();
     let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    // As torch's autocast.
+    let own = AttentionConfig::new(8, HIDDEN / 8).with_operands(DType::BF16);
     let config = TransformerConfig::new(HIDDEN, 8)
+        .with_attention(own)
         .with_causal(true)
         .with_recomputation(recomputation);
     let layer = transformer_layer(&config, vb.pp("layer")).unwrap();

@@ -4,6 +4,7 @@ mod bad_files;
 mod calibration;
 mod failing_writes;
 mod files;
+mod language_model;
 mod net;
 mod schemes;
 mod served;

@@ -4,6 +4,7 @@ mod dropout;
 mod equal;
 mod errors;
 mod flows;
+mod guards;
 mod inference;
 mod modules;
 mod sharing;

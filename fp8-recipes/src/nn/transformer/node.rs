@@ -27,7 +27,7 @@ pub(super) fn takes(x: &Tensor) -> bool {
 }
 
 /// Whether the innermost guard computes in FP8.
-pub(super) fn in_fp8() -> bool {
+fn in_fp8() -> bool {
     current().is_some_and(|context| context.settings.mode == Mode::Fp8)
 }
 

@@ -27,7 +27,7 @@ impl MultiheadAttention {
 
     fn options(&self, inputs: &LayerInputs<'_>) -> AttentionOptions {
         let seed = inputs.seed(self.out.path(), 0);
-        (self.config).options(inputs.key_lengths.clone(), seed, node::in_fp8())
+        (self.config).options(inputs.key_lengths.clone(), seed)
     }
 
     /// The batch and the tokens of x; fails for options and inputs that do not fit them. `past`: tokens before those of x.
