@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result};
 use candle_core::{Device, Module, Tensor};
-use candle_nn::{Init, VarBuilder, VarMap};
+use candle_nn::{VarBuilder, VarMap};
 use fp8::Fp8Module;
-use fp8::nn::{Embedding, Linear, embedding, linear, linear_no_bias, ops};
+use fp8::nn::{Embedding, Linear, LoraConfig, LoraLinear, embedding, linear, linear_no_bias, ops};
 use rand::Rng;
 use rand::rngs::StdRng;
 use rand_distr::{Distribution, Normal};
@@ -16,7 +16,7 @@ const HIDDEN: usize = 512;
 /// Weight of the adapters, divided by their rank.
 const ALPHA: f64 = 16.;
 
-/// Bytes in, logits of the next byte out; `L` is [`Linear`] or [`Lora`].
+/// Bytes in, logits of the next byte out; `L` is [`Linear`] or [`LoraLinear`].
 #[derive(Fp8Module)]
 pub struct Net<L> {
     embed: Embedding,
@@ -37,12 +37,13 @@ impl Net<Linear> {
     }
 
     /// Adapters of this rank beside every linear layer, over the variables of `vb`.
-    pub fn with_adapters(self, rank: usize, vb: VarBuilder<'_>) -> Result<Net<Lora>> {
+    pub fn with_adapters(self, rank: usize, vb: VarBuilder<'_>) -> Result<Net<LoraLinear>> {
+        let config = LoraConfig::new(rank).with_alpha(ALPHA);
         Ok(Net {
             embed: self.embed,
-            up: Lora::new(self.up, rank, vb.pp("up"))?,
-            down: Lora::new(self.down, rank, vb.pp("down"))?,
-            head: Lora::new(self.head, rank, vb.pp("head"))?,
+            up: LoraLinear::new(self.up, config, vb.pp("up"))?,
+            down: LoraLinear::new(self.down, config, vb.pp("down"))?,
+            head: LoraLinear::new(self.head, config, vb.pp("head"))?,
         })
     }
 
@@ -62,35 +63,6 @@ impl<L: Module> Net<L> {
         let x = ops::gelu(&self.up.forward(&x)?)?;
         let x = ops::gelu(&self.down.forward(&x)?)?;
         ops::cross_entropy(&self.head.forward(&x)?, next)
-    }
-}
-
-/// `y = base(x) + ALPHA / rank (x A^T) B^T` with a frozen base. A and B are trained in f32; B starts at zero, so that training begins
-/// with the base's own output.
-pub struct Lora {
-    base: Linear,
-    a: Tensor,
-    b: Tensor,
-    scale: f64,
-}
-
-impl Lora {
-    fn new(base: Linear, rank: usize, vb: VarBuilder<'_>) -> Result<Self> {
-        let (out_features, in_features) = base.features();
-        let init = Init::Const(0.);
-        Ok(Self {
-            base,
-            a: vb.get_with_hints((rank, in_features), "lora_A.weight", init)?,
-            b: vb.get_with_hints((out_features, rank), "lora_B.weight", init)?,
-            scale: ALPHA / rank as f64,
-        })
-    }
-}
-
-impl Module for Lora {
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let update = x.matmul(&self.a.t()?)?.matmul(&self.b.t()?)?;
-        self.base.forward(x)? + (update * self.scale)?
     }
 }
 

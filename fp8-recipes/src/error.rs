@@ -293,7 +293,7 @@ pub enum Error {
         /// Features of the projections.
         got: Vec<usize>,
     },
-    /// An option of a transformer module, or an input of its call, does not fit the module.
+    /// An option of a transformer module or an adapter, or an input of its call, does not fit the module.
     #[error("`{path}`: {what} is {got}, expected {expected}")]
     TransformerOption {
         /// Path of the module, or of one of its layers; empty if unknown.

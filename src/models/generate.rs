@@ -1,7 +1,7 @@
 //! Generation of tokens, for many prompts at once.
 
 use super::sampling::Sampler;
-use super::{CausalLm, GenerationOptions, Result, TextError};
+use super::{CausalLm, GenerationOptions, KvCache, Result, TextError};
 use candle_core::{DType, Tensor};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -71,6 +71,8 @@ pub enum FinishReason {
     StopToken,
     /// A text of `stop_strings` came up.
     StopString,
+    /// The model has no positions for more tokens ([`CausalLm::max_positions`]).
+    Positions,
     /// The caller ended it.
     Stopped,
 }
@@ -135,16 +137,20 @@ pub struct Output {
 
 /// Continues each prompt; the outputs stand in the order of the prompts.
 ///
-/// Prompts of equal length run as one batch, one such batch after the other, so that no row ever sees padding: greedily each
-/// prompt gets what it would get alone. (Two things are outside of that: a model whose dynamic scales span all rows of a
-/// batch, and products that round differently for another number of rows.) A row that has ended is not chosen for again and
-/// its tokens are not reported, its batch goes on until all rows have ended.
+/// All prompts run as one batch, without padding: those of equal length are read together, one length after the other, and then each
+/// step adds a token to every row at its own position. (A model that does not take such rows, see [`CausalLm::takes_unequal_rows`], runs one
+/// length after the other.) Greedily each prompt gets what it would get alone. Two things are outside of that: a model whose dynamic scales
+/// span all rows of a batch, and products that round differently for another number of rows, by f32 roundings of their sums.
+/// A row that has ended is not chosen for again and its tokens are not reported, its batch goes on until all rows have ended.
+///
+/// A row ends with `max_new_tokens`, a stop token (the model's own [`CausalLm::eos_tokens`] where the options name none), or at the model's
+/// [`CausalLm::max_positions`]. The cache takes memory as it fills.
 ///
 /// `on_token` is called for each new token, at once; with `Break` it ends the row of the token or all rows, which then end
 /// with [`FinishReason::Stopped`] and what they have.
 ///
 /// # Errors
-/// [`TextError`]: options that mean nothing, an empty prompt, a token that the model does not have, a cache that cannot hold
+/// [`TextError`]: options that mean nothing, an empty prompt, a token that the model does not have, more tokens than it has positions, a cache that cannot hold
 /// prompt and new tokens, all before anything is computed; logits that are NaN; and the model's own errors.
 ///
 /// ```no_run
@@ -168,16 +174,29 @@ pub fn generate(
     on_token: &mut dyn FnMut(Token) -> ControlFlow<Stop>,
 ) -> Result<Vec<Output>> {
     check(model, prompts, options)?;
+    let ends = Ends {
+        stop_tokens: match options.stop_tokens.is_empty() && !options.ignore_eos {
+            true => model.eos_tokens(),
+            false => &options.stop_tokens,
+        },
+        max_new_tokens: options.max_new_tokens,
+        positions: model.max_positions().unwrap_or(usize::MAX),
+    };
     let mut by_length: BTreeMap<usize, Vec<Row<'_>>> = BTreeMap::new();
     for (prompt, ids) in prompts.iter().enumerate() {
-        let row = Row::new(prompt, ids, options);
+        let row = Row::new(prompt, ids, options, ends);
         by_length.entry(ids.len()).or_default().push(row);
     }
+    let batches: Vec<Vec<Row<'_>>> = match model.takes_unequal_rows() && !prompts.is_empty() {
+        // Shorter prompts first, so that equal ones are neighbours.
+        true => vec![by_length.into_values().flatten().collect()],
+        false => by_length.into_values().collect(),
+    };
     let mut outputs: Vec<Option<Output>> = vec![None; prompts.len()];
     let mut stopped = options.max_new_tokens == 0;
-    for (length, mut rows) in by_length {
+    for mut rows in batches {
         if !stopped {
-            stopped = run(model, &mut rows, length, options, on_token)?;
+            stopped = run(model, &mut rows, options, on_token)?;
         }
         for row in rows {
             let prompt = row.prompt;
@@ -202,6 +221,14 @@ fn check(model: &dyn CausalLm, prompts: &[Vec<u32>], options: &GenerationOptions
             };
             return Err(error.into());
         }
+        if let Some(positions) = model.max_positions().filter(|&most| ids.len() > most) {
+            let error = TextError::TooManyTokens {
+                prompt,
+                tokens: ids.len(),
+                positions,
+            };
+            return Err(error.into());
+        }
         let capacity = options.cache_capacity.unwrap_or(usize::MAX);
         if needed(ids.len(), options.max_new_tokens).is_none_or(|needed| needed > capacity) {
             let error = TextError::CacheTooSmall {
@@ -222,6 +249,15 @@ fn needed(prompt: usize, max_new_tokens: usize) -> Option<usize> {
     prompt.checked_add(max_new_tokens)
 }
 
+/// What ends a row.
+#[derive(Clone, Copy)]
+struct Ends<'a> {
+    stop_tokens: &'a [u32],
+    max_new_tokens: usize,
+    /// Tokens that the model has positions for.
+    positions: usize,
+}
+
 /// One prompt and what follows it.
 struct Row<'a> {
     prompt: usize,
@@ -230,20 +266,18 @@ struct Row<'a> {
     /// Where the new ones begin.
     start: usize,
     sampler: Sampler,
-    stop_tokens: &'a [u32],
-    max_new_tokens: usize,
+    ends: Ends<'a>,
     finish: Option<FinishReason>,
 }
 
 impl<'a> Row<'a> {
-    fn new(prompt: usize, ids: &[u32], options: &'a GenerationOptions) -> Self {
+    fn new(prompt: usize, ids: &[u32], options: &GenerationOptions, ends: Ends<'a>) -> Self {
         Self {
             prompt,
             ids: ids.to_vec(),
             start: ids.len(),
             sampler: Sampler::new(options, prompt),
-            stop_tokens: &options.stop_tokens,
-            max_new_tokens: options.max_new_tokens,
+            ends,
             finish: None,
         }
     }
@@ -253,10 +287,12 @@ impl<'a> Row<'a> {
         let id = self.sampler.choose(logits, &self.ids, self.prompt)?;
         let index = self.ids.len() - self.start;
         self.ids.push(id);
-        if self.stop_tokens.contains(&id) {
+        if self.ends.stop_tokens.contains(&id) {
             self.finish = Some(FinishReason::StopToken);
-        } else if index + 1 == self.max_new_tokens {
+        } else if index + 1 == self.ends.max_new_tokens {
             self.finish = Some(FinishReason::Length);
+        } else if self.ids.len() >= self.ends.positions {
+            self.finish = Some(FinishReason::Positions);
         }
         Ok(Token {
             prompt: self.prompt,
@@ -279,31 +315,20 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Runs rows whose prompts have `length` tokens until all have ended; true if the caller ended everything.
+/// Runs rows, prompts of equal length beside each other, until all have ended; true if the caller ended everything.
 fn run(
     model: &dyn CausalLm,
     rows: &mut [Row<'_>],
-    length: usize,
     options: &GenerationOptions,
     on_token: &mut dyn FnMut(Token) -> ControlFlow<Stop>,
 ) -> Result<bool> {
+    let longest = rows.iter().map(|row| row.start).max().unwrap_or(0);
     let capacity = options
         .cache_capacity
-        .unwrap_or(length + options.max_new_tokens);
+        .unwrap_or(longest + options.max_new_tokens);
     let mut cache = model.new_cache(rows.len(), capacity)?;
-    let prompts: Vec<u32> = rows.iter().flat_map(|row| row.ids.clone()).collect();
-    let mut ids = Tensor::from_vec(prompts, (rows.len(), length), model.device())?;
+    let mut logits = read_prompts(model, rows, longest, &mut cache)?;
     loop {
-        let logits = model.last_logits(&ids, &mut cache)?;
-        let expected = [rows.len(), model.vocab_size()];
-        if logits.dims() != expected {
-            return Err(TextError::LogitsShape {
-                actual: logits.dims().to_vec(),
-                expected: expected.to_vec(),
-            }
-            .into());
-        }
-        let logits = logits.to_dtype(DType::F32)?.to_vec2::<f32>()?;
         for (row, logits) in rows.iter_mut().zip(logits) {
             if row.finish.is_some() {
                 continue;
@@ -321,6 +346,48 @@ fn run(
         }
         // Rows that have ended go on with their last token; nobody looks at what follows.
         let last: Vec<u32> = rows.iter().map(|row| row.ids[row.ids.len() - 1]).collect();
-        ids = Tensor::from_vec(last, (rows.len(), 1), model.device())?;
+        let ids = Tensor::from_vec(last, (rows.len(), 1), model.device())?;
+        logits = checked(model.last_logits(&ids, &mut cache)?, rows.len(), model)?;
     }
+}
+
+/// The logits behind each prompt.
+fn read_prompts(
+    model: &dyn CausalLm,
+    rows: &[Row<'_>],
+    longest: usize,
+    cache: &mut KvCache,
+) -> Result<Vec<Vec<f32>>> {
+    let read = |rows: &[Row<'_>], cache: &mut KvCache| {
+        let ids: Vec<u32> = rows.iter().flat_map(|row| row.ids.clone()).collect();
+        let shape = (rows.len(), ids.len() / rows.len());
+        let ids = Tensor::from_vec(ids, shape, model.device())?;
+        checked(model.last_logits(&ids, cache)?, rows.len(), model)
+    };
+    let lengths: Vec<&[Row<'_>]> = rows.chunk_by(|a, b| a.start == b.start).collect();
+    if let [rows] = *lengths {
+        return read(rows, cache);
+    }
+    cache.reserve(longest)?;
+    let (mut logits, mut start) = (vec![], 0);
+    for rows in lengths {
+        let mut part = cache.part(start, rows.len())?;
+        logits.extend(read(rows, &mut part)?);
+        cache.take_seen(start, &part);
+        start += rows.len();
+    }
+    Ok(logits)
+}
+
+/// Logits of `rows` rows as numbers.
+fn checked(logits: Tensor, rows: usize, model: &dyn CausalLm) -> Result<Vec<Vec<f32>>> {
+    let expected = [rows, model.vocab_size()];
+    if logits.dims() != expected {
+        return Err(TextError::LogitsShape {
+            actual: logits.dims().to_vec(),
+            expected: expected.to_vec(),
+        }
+        .into());
+    }
+    Ok(logits.to_dtype(DType::F32)?.to_vec2::<f32>()?)
 }

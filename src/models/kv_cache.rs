@@ -1,4 +1,8 @@
-//! Keys and values of the tokens seen so far, with room for a fixed number of them.
+//! Keys and values of the tokens seen so far, with room that grows up to a fixed number of them.
+
+mod room;
+
+pub(super) use room::Rows;
 
 use super::error::{Error, Result};
 use super::layer_cache::LayerCache;
@@ -42,9 +46,9 @@ pub(super) struct KvSizes {
     pub(super) head_dim: usize,
 }
 
-/// What a model has seen of a batch of sequences of equal length: keys and values of every layer.
+/// What a model has seen of a batch of sequences: keys and values of every layer.
 ///
-/// Memory for [`KvCache::capacity`] tokens is taken when it is made and never grows; more tokens are an error. Made by
+/// Memory grows with the tokens, by doubling, up to [`KvCache::capacity`] of them; more tokens are an error. Made by
 /// [`CausalLm::new_cache`](super::CausalLm::new_cache). It holds values of the model's dtype, or E4M3 codes with the scales
 /// of the file ([`Llama::new_fp8_cache`](super::Llama::new_fp8_cache)). It is for inference: logits that come from it have no gradient.
 ///
@@ -69,9 +73,14 @@ pub(super) struct KvSizes {
 #[derive(Debug)]
 pub struct KvCache {
     pub(super) layers: Vec<LayerCache>,
+    /// The most tokens, of which there is memory for [`KvCache::allocated`].
     sizes: KvSizes,
-    len: usize,
+    /// Tokens seen of each sequence.
+    seen: Vec<usize>,
 }
+
+/// Tokens that there is memory for at first.
+const FIRST: usize = 64;
 
 impl KvCache {
     /// One entry of `scales` per layer; None for values in `dtype`.
@@ -81,7 +90,11 @@ impl KvCache {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        check_memory(sizes, scales.len(), dtype)?;
+        let first = KvSizes {
+            capacity: sizes.capacity.min(FIRST),
+            ..sizes
+        };
+        room::check_memory(first, scales.len(), dtype)?;
         let layers = scales.into_iter().map(|scales| {
             let dtype = if scales.is_some() { DType::U8 } else { dtype };
             let zeros = || {
@@ -90,7 +103,7 @@ impl KvCache {
                     kv_heads,
                     capacity,
                     head_dim,
-                } = sizes;
+                } = first;
                 Tensor::zeros((batch, kv_heads, capacity, head_dim), dtype, device)
             };
             let wide = |scales: Vec<f32>| match *scales.as_slice() {
@@ -117,12 +130,12 @@ impl KvCache {
         });
         Ok(Self {
             layers: layers.collect::<Result<_>>()?,
+            seen: vec![0; sizes.batch],
             sizes,
-            len: 0,
         })
     }
 
-    /// Tokens seen.
+    /// Tokens seen, of the sequence that has most.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
@@ -139,7 +152,7 @@ impl KvCache {
     /// # Ok::<(), fp8::models::Error>(())
     /// ```
     pub fn len(&self) -> usize {
-        self.len
+        self.seen.iter().copied().max().unwrap_or(0)
     }
 
     /// Whether no token was seen.
@@ -157,10 +170,10 @@ impl KvCache {
     /// # Ok::<(), fp8::models::Error>(())
     /// ```
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
-    /// Tokens that there is room for.
+    /// The most tokens of a sequence.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
@@ -218,7 +231,7 @@ impl KvCache {
         self.layers.iter().any(|layer| layer.scales.is_some())
     }
 
-    /// Bytes of keys and values, filled or not.
+    /// Bytes of keys and values, filled or not; they grow with the tokens.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
@@ -259,58 +272,15 @@ impl KvCache {
     /// # Ok::<(), fp8::models::Error>(())
     /// ```
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
-
-    /// Checks that `tokens` more of `batch` sequences fit.
-    pub(super) fn check(&self, batch: usize, tokens: usize, layers: usize) -> Result<()> {
-        if self.layers.len() != layers {
-            return Err(Error::CacheMismatch {
-                what: "a model of layers:",
-                got: self.layers.len().to_string(),
-                expected: layers.to_string(),
-            });
+        for seen in &mut self.seen {
+            *seen = len.min(*seen);
         }
-        if self.sizes.batch != batch {
-            return Err(Error::CacheMismatch {
-                what: "a batch of",
-                got: self.sizes.batch.to_string(),
-                expected: batch.to_string(),
-            });
-        }
-        if tokens > self.sizes.capacity - self.len {
-            return Err(Error::CacheFull {
-                len: self.len,
-                tokens,
-                capacity: self.sizes.capacity,
-            });
-        }
-        Ok(())
     }
 
     /// Counts tokens that all layers have taken.
     pub(super) fn advance(&mut self, tokens: usize) {
-        self.len += tokens;
-    }
-}
-
-/// Fails where sizes overflow or the memory is not there: an allocation that fails later would end the program.
-fn check_memory(sizes: KvSizes, layers: usize, dtype: DType) -> Result<()> {
-    let factors = [
-        sizes.batch,
-        sizes.kv_heads,
-        sizes.capacity,
-        sizes.head_dim,
-        2 * dtype.size_in_bytes(),
-        layers,
-    ];
-    let bytes = factors.into_iter().try_fold(1usize, usize::checked_mul);
-    let fits = bytes.is_some_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
-    match fits {
-        true => Ok(()),
-        false => Err(Error::CacheMemory {
-            batch: sizes.batch,
-            capacity: sizes.capacity,
-        }),
+        for seen in &mut self.seen {
+            *seen += tokens;
+        }
     }
 }

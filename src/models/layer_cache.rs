@@ -34,6 +34,15 @@ impl LayerCache {
         Ok(())
     }
 
+    /// Of `count` rows from `start`, in the same memory.
+    pub(super) fn part(&self, start: usize, count: usize) -> Result<Self> {
+        Ok(Self {
+            k: self.k.narrow(0, start, count)?,
+            v: self.v.narrow(0, start, count)?,
+            scales: self.scales.clone(),
+        })
+    }
+
     fn sides(&self) -> [CachedTokens<'_>; 2] {
         match &self.scales {
             None => [

@@ -171,6 +171,22 @@ pub trait CausalLm {
     /// # Ok::<(), fp8::models::Error>(())
     /// ```
     fn device(&self) -> &Device;
+
+    /// Whether sequences of one cache may have seen different numbers of tokens. [`generate()`] then runs prompts of all lengths
+    /// together; otherwise, and by default, one length after the other.
+    fn takes_unequal_rows(&self) -> bool {
+        false
+    }
+
+    /// Tokens of a sequence that the model has positions for; None, the default: it does not say.
+    fn max_positions(&self) -> Option<usize> {
+        None
+    }
+
+    /// Tokens that end a text, by the model's own configuration; none by default.
+    fn eos_tokens(&self) -> &[u32] {
+        &[]
+    }
 }
 
 /// Checks that `ids` are `[batch, tokens]` of integers below `vocab_size`; as u32.

@@ -268,22 +268,66 @@ pub enum Config {
 /// directory, is for messages.
 ///
 /// # Errors
-/// [`Error::Config`] for a configuration that is missing, of another kind of model or without what a model needs.
+/// [`Error::Config`] for a configuration that is missing, of another kind of model, without what a model needs, or of fewer layers than there are.
 pub fn config_of(checkpoint: &Checkpoint, path: impl AsRef<Path>) -> Result<Config> {
     let path = path.as_ref();
     let Some(config) = checkpoint.config() else {
         let path = path.join("params.json");
         return match checkpoint.params() {
-            Some(params) => Ok(Config::Llama(LlamaConfig::parse_params(path, params)?)),
+            Some(params) => {
+                let config = LlamaConfig::parse_params(&path, params)?;
+                check_layers(checkpoint, &path, ("n_layers", config.num_layers), DECODER)?;
+                Ok(Config::Llama(config))
+            }
             None => Err(missing(&path.with_file_name("config.json"))),
         };
     };
     let path = path.join("config.json");
     let is_bert = config.get("model_type").and_then(Value::as_str) == Some("bert");
-    Ok(match is_bert {
-        true => Config::Bert(BertConfig::parse(&path, config)?),
-        false => Config::Llama(LlamaConfig::parse(&path, config)?),
-    })
+    const KEY: &str = "num_hidden_layers";
+    if is_bert {
+        let config = BertConfig::parse(&path, config)?;
+        check_layers(
+            checkpoint,
+            &path,
+            (KEY, config.num_layers),
+            "encoder.layer.",
+        )?;
+        return Ok(Config::Bert(config));
+    }
+    let config = LlamaConfig::parse(&path, config)?;
+    check_layers(checkpoint, &path, (KEY, config.num_layers), DECODER)?;
+    Ok(Config::Llama(config))
+}
+
+/// What the layers of language models are called.
+const DECODER: &str = "model.layers.";
+
+/// Fails for tensors of more layers than `key` counts in the configuration at `path`: names begin with `list` and the layer's number.
+fn check_layers(
+    checkpoint: &Checkpoint,
+    path: &Path,
+    (key, num_layers): (&str, usize),
+    list: &str,
+) -> Result<()> {
+    let layer = |name: &str| {
+        let name = name.strip_prefix("bert.").unwrap_or(name);
+        let number = name.strip_prefix(list)?.split('.').next()?;
+        number.parse::<usize>().ok()
+    };
+    let names = checkpoint.layer_paths().into_iter();
+    let last = (names.chain(checkpoint.other_names()))
+        .filter_map(|name| Some((layer(&name)?, name)))
+        .max();
+    match last {
+        Some((last, name)) if last >= num_layers => Err(Error::Config {
+            path: path.to_path_buf(),
+            key: key.into(),
+            value: num_layers.to_string(),
+            expected: format!("at least {}: there is `{name}`", last.saturating_add(1)),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn missing(path: &Path) -> Error {

@@ -32,8 +32,11 @@ pub struct GenerationOptions {
     pub repetition_window: Option<usize>,
     /// Row `i` of a batch draws with the seed `seed + i`.
     pub seed: u64,
-    /// A row ends with one of these tokens; it is the last of its output.
+    /// A row ends with one of these tokens; it is the last of its output. Where there are none, with the model's own
+    /// ([`CausalLm::eos_tokens`](super::CausalLm::eos_tokens)).
     pub stop_tokens: Vec<u32>,
+    /// Without stop tokens, go on behind those of the model too.
+    pub ignore_eos: bool,
     /// A text ends before one of these; only [`generate_text`](super::generate_text) knows texts.
     pub stop_strings: Vec<String>,
     /// Capacity of the cache in tokens per row; `None` takes what prompt and new tokens need.
@@ -51,6 +54,7 @@ impl Default for GenerationOptions {
             repetition_window: None,
             seed: 0,
             stop_tokens: vec![],
+            ignore_eos: false,
             stop_strings: vec![],
             cache_capacity: None,
         }
@@ -98,6 +102,17 @@ impl GenerationOptions {
     /// Sets the tokens that end a row.
     pub fn with_stop_tokens(mut self, stop_tokens: impl Into<Vec<u32>>) -> Self {
         self.stop_tokens = stop_tokens.into();
+        self
+    }
+
+    /// Sets [`GenerationOptions::ignore_eos`].
+    ///
+    /// ```
+    /// use fp8::models::GenerationOptions;
+    /// assert!(GenerationOptions::default().with_ignore_eos(true).ignore_eos);
+    /// ```
+    pub fn with_ignore_eos(mut self, ignore_eos: bool) -> Self {
+        self.ignore_eos = ignore_eos;
         self
     }
 

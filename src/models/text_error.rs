@@ -41,6 +41,17 @@ pub enum TextError {
         vocab_size: usize,
     },
 
+    /// A prompt of more tokens than the model has positions for.
+    #[error("prompt {prompt} has {tokens} tokens, and the model has {positions} positions")]
+    TooManyTokens {
+        /// Which prompt.
+        prompt: usize,
+        /// Its tokens.
+        tokens: usize,
+        /// What the model has.
+        positions: usize,
+    },
+
     /// Prompt and new tokens together do not fit into the cache.
     #[error(
         "prompt {prompt} has {tokens} tokens and {max_new_tokens} are to follow, but the cache holds {capacity}"

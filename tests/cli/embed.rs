@@ -1,6 +1,6 @@
 //! `fp8 embed`.
 
-use crate::support::{Dir, failure, json_output, output, speaking, write_tokenizer};
+use crate::support::{Dir, failure, json_output, output, speaking, words, write_tokenizer};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -168,4 +168,23 @@ fn what_has_no_vector_is_said() {
     std::fs::remove_file(format!("{model}/tokenizer.json")).unwrap();
     let line = failure(&["embed", &model, "w3"]);
     assert!(line.contains("encoder/tokenizer.json"), "{line}");
+}
+
+#[test]
+fn calibration_cuts_its_samples_to_the_positions_of_the_model() {
+    let dir = Dir::new();
+    let model = encoder(&dir);
+    let (text, out) = (dir.join("text.txt"), dir.join("fp8"));
+    std::fs::write(&text, words(&(0..40).collect::<Vec<u64>>())).unwrap();
+    let args = [
+        "quantize",
+        &model,
+        "--scheme",
+        "static-tensor",
+        "--calibrate",
+        &text,
+        "--out",
+        &out,
+    ];
+    output(&args);
 }

@@ -182,3 +182,46 @@ fn what_cannot_be_generated_is_said() {
     let line = failure(&["generate", &model, "--prompt", "w3"]);
     assert!(line.contains("tokenizer.json"), "{line}");
 }
+
+#[test]
+fn a_text_ends_where_the_model_has_no_more_positions() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    edit(&format!("{model}/config.json"), |config| {
+        config["max_position_embeddings"] = json!(6);
+        config["eos_token_id"] = json!(null);
+    });
+    let args = ["generate", &model, "--prompt", "w3 w4 w5", "--json"];
+    let output = fp8(&args);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(tokens(&report).len(), 3);
+    assert_eq!(report["outputs"][0]["finish"], "positions");
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("warning") && said.contains("6 positions"),
+        "{said}"
+    );
+    let long = failure(&["generate", &model, "--prompt", "w1 w2 w3 w4 w5 w6 w7"]);
+    assert!(
+        long.contains("7 tokens") && long.contains("6 positions"),
+        "{long}"
+    );
+}
+
+#[test]
+fn layers_that_the_configuration_does_not_count_are_refused() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    edit(&format!("{model}/config.json"), |config| {
+        config["num_hidden_layers"] = json!(1)
+    });
+    let line = failure(&["generate", &model, "--prompt", "w3"]);
+    for part in [
+        "config.json",
+        "num_hidden_layers is 1",
+        "at least 2",
+        "model.layers.1.",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+}

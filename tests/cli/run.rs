@@ -54,10 +54,14 @@ fn what_has_no_perplexity_is_said() {
     let (empty, text) = (dir.join("empty.txt"), dir.join("text.txt"));
     std::fs::write(&empty, "").unwrap();
     std::fs::write(&text, "w3 w4 w150").unwrap();
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 6] = [
         (&["--data", &empty], "empty.txt has fewer than two tokens"),
         (&["--data", "/no/such/text"], "/no/such/text"),
         (&["--data", &text, "--window", "1"], "--window is 1"),
+        (
+            &["--data", &text, "--window", "66"],
+            "--window is 66, and the model has 64 positions",
+        ),
         (&["--data", &text, "--tokens", "1"], "--tokens is 1"),
         (&[], "--data"),
     ];

@@ -2,38 +2,14 @@
 
 use crate::support::*;
 use candle_core::{DType, Module, Tensor, Var};
-use candle_nn::{Init, Optimizer, VarBuilder, VarMap};
-use fp8_recipes::nn::Linear;
+use candle_nn::{Optimizer, VarBuilder, VarMap};
+use fp8_recipes::nn::{Linear, LoraConfig, LoraLinear};
 use fp8_recipes::optim::{AdamW, AdamWConfig};
 use fp8_recipes::{Fp8Layer, check_gradients, with_fp8};
 
 /// `y = base(x) + 2 (x a^T) b^T`
-struct Lora {
-    base: Linear,
-    a: Tensor,
-    b: Tensor,
-}
-
-impl Lora {
-    fn new(base: Linear, vb: VarBuilder<'_>) -> Self {
-        let (out, inp) = base.features();
-        Self {
-            base,
-            a: vb.get_with_hints((4, inp), "a", Init::Const(0.)).unwrap(),
-            b: vb.get_with_hints((out, 4), "b", Init::Const(0.)).unwrap(),
-        }
-    }
-
-    fn adapter(&self, x: &Tensor) -> Tensor {
-        let x = x.matmul(&self.a.t().unwrap()).unwrap();
-        (x.matmul(&self.b.t().unwrap()).unwrap() * 2.).unwrap()
-    }
-}
-
-impl Module for Lora {
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        self.base.forward(x)? + self.adapter(x)
-    }
+fn lora(base: Linear, vb: VarBuilder<'_>) -> LoraLinear {
+    LoraLinear::new(base, LoraConfig::new(4).with_alpha(8.), vb).unwrap()
 }
 
 #[test]
@@ -46,7 +22,8 @@ fn gradients_pass_through_a_static_layer_and_reach_input_and_adapters() -> Outco
     let dequantized = weight.codes().dequantize(DType::F32)?;
     let adapters = VarMap::new();
     let vb = VarBuilder::from_varmap(&adapters, DType::F32, &device());
-    let lora = Lora::new(up, vb.pp("up"));
+    let lora = lora(up, vb.pp("up"));
+    let [a, b] = lora.adapters();
     for (i, (_, var)) in named(&adapters).iter().enumerate() {
         var.set(&(tensor(10 + i as u64, var.dims()) * 0.1)?)?;
     }
@@ -65,13 +42,13 @@ fn gradients_pass_through_a_static_layer_and_reach_input_and_adapters() -> Outco
 
         // The chain rule by hand; to its gradient the base is linear, whatever the cast of its input has rounded.
         let grad_y = ((y.detach() - &target)? * (2. / y.elem_count() as f64))?;
-        let (a, b, x_values) = (lora.a.detach(), lora.b.detach(), x.as_detached_tensor());
-        let grad_b = (grad_y.t()?.matmul(&x_values.matmul(&a.t()?)?)? * 2.)?;
-        let grad_a = (grad_y.matmul(&b)?.t()?.matmul(&x_values)? * 2.)?;
-        let through = (grad_y.matmul(&b)?.matmul(&a)? * 2.)?;
+        let (a_values, b_values, x_values) = (a.detach(), b.detach(), x.as_detached_tensor());
+        let grad_b = (grad_y.t()?.matmul(&x_values.matmul(&a_values.t()?)?)? * 2.)?;
+        let grad_a = (grad_y.matmul(&b_values)?.t()?.matmul(&x_values)? * 2.)?;
+        let through = (grad_y.matmul(&b_values)?.matmul(&a_values)? * 2.)?;
         let grad_x = (grad_y.matmul(&dequantized)? + through)?;
-        assert_close(&format!("{case}, b"), &of(&lora.b)?, &grad_b, 1e-5);
-        assert_close(&format!("{case}, a"), &of(&lora.a)?, &grad_a, 1e-5);
+        assert_close(&format!("{case}, b"), &of(b)?, &grad_b, 1e-5);
+        assert_close(&format!("{case}, a"), &of(a)?, &grad_a, 1e-5);
         assert_close(&format!("{case}, x"), &of(&x)?, &grad_x, 1e-5);
     }
     Ok(())
@@ -84,9 +61,9 @@ fn adapters_learn_and_the_base_stays() -> Outcome {
     let adapters = VarMap::new();
     let vb = VarBuilder::from_varmap(&adapters, DType::F32, &device());
     let [up, down] = load(&path);
-    let [up, down] = [Lora::new(up, vb.pp("up")), Lora::new(down, vb.pp("down"))];
+    let [up, down] = [lora(up, vb.pp("up")), lora(down, vb.pp("down"))];
     for (i, (name, var)) in named(&adapters).iter().enumerate() {
-        if name.ends_with(".a") {
+        if name.ends_with("lora_A.weight") {
             var.set(&(tensor(10 + i as u64, var.dims()) * 0.1)?)?;
         }
     }
@@ -118,7 +95,73 @@ fn adapters_learn_and_the_base_stays() -> Outcome {
         weight.flatten_all().unwrap().to_vec1::<u8>().unwrap()
     };
     let [fresh_up, fresh_down] = load(&path);
-    assert_eq!(codes(&up.base), codes(&fresh_up));
-    assert_eq!(codes(&down.base), codes(&fresh_down));
+    assert_eq!(codes(up.base()), codes(&fresh_up));
+    assert_eq!(codes(down.base()), codes(&fresh_down));
+    Ok(())
+}
+
+#[test]
+fn adapters_take_inputs_of_any_rank_freeze_a_base_in_high_precision_and_merge() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let [fp8, _] = load(&fp8_file(dir.path(), 1));
+    let frozen = VarMap::new();
+    let vb = VarBuilder::from_varmap(&frozen, DType::F32, &device());
+    let plain = fp8_recipes::nn::linear(IN, HIDDEN, vb.pp("up"))?;
+    for (case, base) in [("fp8", fp8), ("high precision", plain)] {
+        let adapters = VarMap::new();
+        let vb = VarBuilder::from_varmap(&adapters, DType::F32, &device());
+        let lora = lora(base.clone(), vb.pp("up"));
+        assert_eq!(
+            named(&adapters)
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect::<Vec<_>>(),
+            ["up.lora_A.weight", "up.lora_B.weight"]
+        );
+        for (i, (_, var)) in named(&adapters).iter().enumerate() {
+            var.set(&(tensor(10 + i as u64, var.dims()) * 0.1)?)?;
+        }
+        let x = tensor(20, &[2, 3, IN]);
+        let y = lora.forward(&x)?;
+        let rows = lora.forward(&x.reshape((6, IN))?)?;
+        let grads = y.sqr()?.sum_all()?.backward()?;
+        assert!(check_gradients(&adapters, &grads).is_empty(), "{case}");
+        assert_eq!(
+            check_gradients(&frozen, &grads).len(),
+            frozen.all_vars().len()
+        );
+        assert_eq!(y.dims(), [2, 3, HIDDEN], "{case}");
+        // A scale for the tensor of the inputs is the same in both; sums of other shapes round alike.
+        assert_close(case, &rows.reshape(y.dims())?, &y, 1e-6);
+        let one = lora.forward(&x.get(0)?.get(0)?)?;
+        assert_eq!(one.dims(), [HIDDEN], "{case}");
+        let dropped = lora.forward_t(&x, true)?;
+        assert_eq!(flat(&dropped), flat(&y), "{case}");
+
+        let merged = lora.merge()?;
+        assert_eq!(
+            (merged.path(), merged.features()),
+            (Some("up"), (HIDDEN, IN))
+        );
+        let [a, b] = lora.adapters();
+        let weight = (base.weight()? + (b.matmul(a)? * 2.)?)?;
+        assert_close(case, &merged.weight()?, &weight, 1e-6);
+    }
+    let [base, _] = load(&fp8_file(dir.path(), 1));
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
+    for config in [
+        LoraConfig::new(0),
+        LoraConfig::new(4).with_alpha(f64::NAN),
+        LoraConfig::new(4).with_dropout(1.),
+    ] {
+        let error = LoraLinear::new(base.clone(), config, vb.pp("down"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("down") && error.contains("LoraConfig::"),
+            "{error}"
+        );
+    }
     Ok(())
 }

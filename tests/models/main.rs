@@ -5,3 +5,4 @@ mod gguf;
 mod real;
 mod streams;
 mod toy;
+mod unequal;

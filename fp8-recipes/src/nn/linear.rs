@@ -312,6 +312,17 @@ impl Linear {
         }
     }
 
+    /// The same layer without gradients for its weight and bias; scaled parameters stay as they are.
+    pub(super) fn frozen(mut self) -> Self {
+        if self.scaled_weight().is_none() {
+            self.bias = self.bias.map(|bias| bias.detach());
+            if let Weight::HighPrecision(weight) = &mut self.weight {
+                *weight = weight.detach();
+            }
+        }
+        self
+    }
+
     /// The outputs of layers that read the same input, in their order: what each gives alone.
     ///
     /// # Errors

@@ -10,6 +10,9 @@ use rayon::prelude::*;
 use serde_json::json;
 use std::path::PathBuf;
 
+/// Tokens that the model sees at once.
+const WINDOW: usize = 512;
+
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -20,17 +23,17 @@ pub struct Args {
     /// Read this many tokens of it
     #[arg(long, value_name = "N")]
     tokens: Option<usize>,
-    /// Tokens that the model sees at once
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    window: usize,
+    /// Tokens that the model sees at once [default: 512, or the positions of a model that has fewer]
+    #[arg(long, value_name = "N")]
+    window: Option<usize>,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    if args.window < 2 {
-        bail!("--window is {}, expected at least 2 tokens", args.window);
+    if let Some(window @ ..2) = args.window {
+        bail!("--window is {window}, expected at least 2 tokens");
     }
     if let Some(tokens @ ..2) = args.tokens {
         bail!("--tokens is {tokens}, expected at least 2");
@@ -43,6 +46,12 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("{} has fewer than two tokens", args.data.display());
     }
     let (model, _) = args.source.load_llama()?;
+    let positions = model.max_positions().unwrap_or(usize::MAX);
+    let window = args.window.unwrap_or(WINDOW.min(positions).max(2));
+    // The last token of a window is only foretold.
+    if window - 1 > positions {
+        bail!("--window is {window}, and the model has {positions} positions");
+    }
     if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocab_size()) {
         bail!(
             "the tokenizer gives token {id}, the model has {}: they do not belong together",
@@ -52,7 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut bar = Bar::counting("eval")?;
     let (mut sum, mut counted, mut done) = (0f64, 0usize, 0usize);
     // A window of one token at the end has nothing to foretell.
-    for window in ids.chunks(args.window).filter(|window| window.len() > 1) {
+    for window in ids.chunks(window).filter(|window| window.len() > 1) {
         if bar.at("", done as u64, ids.len() as u64).is_break() {
             bail!("stopped after {done} of {} tokens", ids.len());
         }
@@ -68,13 +77,13 @@ pub fn run(args: &Args) -> Result<()> {
             "nll_per_token": nll,
             "nll": sum,
             "tokens": counted,
-            "window": args.window,
+            "window": window,
         }));
     }
     print(&format!(
         "perplexity {:.4}, {nll:.5} nats per token, {counted} tokens in windows of {}\n",
         nll.exp(),
-        args.window
+        window
     ))
 }
 

@@ -3,7 +3,9 @@
 use crate::model::Source;
 use crate::output::{print, print_json};
 use anyhow::{Result, bail};
-use fp8::models::{ChatMessage, FinishReason, GenerationOptions, TextOutput, generate_text};
+use fp8::models::{
+    CausalLm, ChatMessage, FinishReason, GenerationOptions, TextOutput, generate_text,
+};
 use serde_json::json;
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -111,6 +113,16 @@ pub fn run(args: &Args) -> Result<()> {
         }
     })?;
     drop(stdout);
+    let cut = outputs
+        .iter()
+        .filter(|output| output.finish == FinishReason::Positions)
+        .count();
+    if let (1.., Some(positions)) = (cut, model.max_positions()) {
+        eprintln!(
+            "warning: {cut} of {} texts end because the model has {positions} positions",
+            outputs.len()
+        );
+    }
     let times = Times {
         first: first.unwrap_or_default(),
         all: start.elapsed(),
@@ -164,6 +176,7 @@ fn report(
         FinishReason::Length => "length",
         FinishReason::StopToken => "stop_token",
         FinishReason::StopString => "stop_string",
+        FinishReason::Positions => "positions",
         _ => "stopped",
     };
     let rows = args.prompt.iter().zip(prompts).zip(outputs);

@@ -5,7 +5,7 @@ use crate::progress::Bar;
 use crate::source;
 use anyhow::{Context, Result, bail};
 use candle_core::{Device, Tensor};
-use fp8::models::Model;
+use fp8::models::{CausalLm, Model};
 use fp8::rewrite::{self, QuantizeOptions, Scheme, Spelling};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub struct Args {
     /// For static-tensor: a text on which the model runs to find them
     #[arg(long, value_name = "FILE", conflicts_with = "amaxes")]
     calibrate: Option<PathBuf>,
-    /// Samples of 512 tokens that are taken of the text
+    /// Samples of 512 tokens (or the positions of a model that has fewer) that are taken of the text
     #[arg(long, value_name = "N", default_value_t = 8)]
     samples: usize,
     #[command(flatten)]
@@ -71,7 +71,7 @@ fn read_amaxes(path: &Path) -> Result<BTreeMap<String, f32>> {
         .with_context(|| format!("{} is no JSON object of numbers by path", path.display()))
 }
 
-/// Tokens of a sample.
+/// Tokens of a sample, for models with as many positions.
 const SAMPLE: usize = 512;
 
 /// The largest inputs of each layer while the model reads a text.
@@ -85,7 +85,12 @@ fn calibrate(model: &Path, text: &Path, samples: usize) -> Result<BTreeMap<Strin
         .tokenizer()?
         .encode(&String::from_utf8_lossy(&bytes), true)?;
     let loaded = source.load_high_precision()?;
-    let samples: Vec<&[u32]> = ids.chunks(SAMPLE).take(samples).collect();
+    let positions = match &loaded {
+        Model::Llama(model) => model.max_positions().unwrap_or(SAMPLE),
+        Model::Bert(model) => model.config().max_position_embeddings,
+        _ => SAMPLE,
+    };
+    let samples: Vec<&[u32]> = ids.chunks(SAMPLE.min(positions)).take(samples).collect();
     if samples.is_empty() {
         bail!("{}: no token to calibrate with", text.display());
     }

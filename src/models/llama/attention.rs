@@ -3,19 +3,19 @@
 use super::LlamaConfig;
 use super::joint::Joint;
 use crate::models::error::Result;
-use crate::models::kv_cache::KvScales;
+use crate::models::kv_cache::{KvScales, Rows};
 use crate::models::layer_cache::LayerCache;
 use crate::nn::{Linear, RmsNorm, VarBuilder, linear_b, rms_norm};
 use candle_core::{DType, Device, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
-/// What attention needs to know of a call.
-pub(super) struct Call<'a> {
+/// What attention needs to know of rows of a batch that have seen the same number of tokens.
+pub(super) struct Call {
+    /// Which rows.
+    pub(super) rows: Rows,
     /// Cosines and sines of the new tokens.
-    pub(super) rope: (&'a Tensor, &'a Tensor),
-    /// Tokens seen before.
-    pub(super) seen: usize,
+    pub(super) rope: (Tensor, Tensor),
 }
 
 /// New tokens at most that are attended to straight from the cache, without a matrix of scores.
@@ -81,23 +81,47 @@ impl Attention {
         self.scales.as_ref()
     }
 
-    /// x: `[batch, tokens, hidden]`.
+    /// x: `[batch, tokens, hidden]`, whose rows `calls` share.
     pub(super) fn forward(
         &self,
         x: &Tensor,
-        call: &Call<'_>,
+        calls: &[Call],
         cache: Option<&LayerCache>,
     ) -> Result<Tensor> {
-        let (batch, tokens, _) = x.dims3()?;
+        let qkv = self.qkv.forward::<3>(x)?;
+        let y = match calls {
+            [call] => self.attend(&qkv, call, cache)?,
+            calls => {
+                let parts = calls.iter().map(|call| {
+                    let Rows { start, count, .. } = call.rows;
+                    let [q, k, v] = &qkv;
+                    let part = |x: &Tensor| x.narrow(0, start, count);
+                    let cache = cache.map(|cache| cache.part(start, count)).transpose()?;
+                    self.attend(&[part(q)?, part(k)?, part(v)?], call, cache.as_ref())
+                });
+                Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)?
+            }
+        };
+        Ok(self.output.forward(&y)?)
+    }
+
+    /// What rows attend to, `[rows, tokens, heads * head_dim]`.
+    fn attend(
+        &self,
+        [q, k, v]: &[Tensor; 3],
+        call: &Call,
+        cache: Option<&LayerCache>,
+    ) -> Result<Tensor> {
+        let (batch, tokens, _) = q.dims3()?;
+        let seen = call.rows.seen;
         let Sizes {
             heads,
             kv_heads,
             head_dim,
             ..
         } = self.sizes;
-        let [q, k, v] = self.qkv.forward::<3>(x)?;
-        let q = self.heads(&q, heads, self.q_norm.as_ref(), call)?;
-        let k = self.heads(&k, kv_heads, self.k_norm.as_ref(), call)?;
+        let q = self.heads(q, heads, self.q_norm.as_ref(), call)?;
+        let k = self.heads(k, kv_heads, self.k_norm.as_ref(), call)?;
         let v = v
             .reshape((batch, tokens, kv_heads, head_dim))?
             .transpose(1, 2)?;
@@ -105,12 +129,12 @@ impl Attention {
         let y = match cache {
             None => self.over(&q, &k, &v, scale)?,
             Some(cache) => {
-                cache.append(&k, &v, call.seen)?;
-                let keys = call.seen + tokens;
+                cache.append(&k, &v, seen)?;
+                let keys = seen + tokens;
                 let windowed = self.sizes.window.is_some_and(|window| keys > window);
                 if tokens <= FEW_TOKENS && !windowed {
                     cache.attention(&q, keys, scale)?
-                } else if call.seen == 0 && !cache.is_lossy(k.dtype()) {
+                } else if seen == 0 && !cache.is_lossy(k.dtype()) {
                     self.over(&q, &k, &v, scale)?
                 } else {
                     let (k, v) = cache.values(keys, q.dtype())?;
@@ -118,10 +142,8 @@ impl Attention {
                 }
             }
         };
-        let y = y
-            .transpose(1, 2)?
-            .reshape((batch, tokens, heads * head_dim))?;
-        Ok(self.output.forward(&y)?)
+        let y = y.transpose(1, 2)?;
+        Ok(y.reshape((batch, tokens, heads * head_dim))?)
     }
 
     /// `[batch, tokens, heads * head_dim]` to heads, normalized where the model does, and rotated.
@@ -130,7 +152,7 @@ impl Attention {
         x: &Tensor,
         heads: usize,
         norm: Option<&RmsNorm>,
-        call: &Call<'_>,
+        call: &Call,
     ) -> Result<Tensor> {
         let (batch, tokens, _) = x.dims3()?;
         let Sizes {
@@ -145,7 +167,7 @@ impl Attention {
             1 => x.reshape((batch, heads, 1, head_dim))?,
             _ => x.transpose(1, 2)?,
         };
-        let (cos, sin) = call.rope;
+        let (cos, sin) = &call.rope;
         if rotated == head_dim {
             return Ok(ops::rope(&x, cos, sin)?);
         }

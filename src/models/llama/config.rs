@@ -2,7 +2,7 @@
 
 use crate::models::entries::Entries;
 use crate::models::error::Result;
-use crate::models::rope::RopeConfig;
+use crate::models::rope::{RopeConfig, RopeScaling};
 use serde_json::Value;
 use std::path::Path;
 
@@ -192,6 +192,21 @@ impl LlamaConfig {
             eos_token_ids: config.token_ids("eos_token_id")?,
             moe: MoeConfig::parse(&config, &kind, num_layers)?,
         })
+    }
+
+    /// Tokens that rotary positions are made for; None where they stretch with the text.
+    pub(super) fn positions(&self) -> Option<usize> {
+        let most = self.max_position_embeddings;
+        let stretched =
+            |from: usize, factor: f64| Some(((from as f64 * factor) as usize).max(most));
+        match &self.rope.scaling {
+            RopeScaling::Dynamic { .. } => None,
+            RopeScaling::Linear { factor } => stretched(most, *factor),
+            RopeScaling::Yarn {
+                factor, original, ..
+            } => stretched(*original, *factor),
+            _ => Some(most),
+        }
     }
 }
 

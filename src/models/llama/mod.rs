@@ -12,7 +12,7 @@ pub(super) use attention::masked_attention;
 pub use config::{LlamaConfig, MoeConfig, MoeNames};
 
 use super::error::{Error, Result};
-use super::kv_cache::{KvCache, KvSizes};
+use super::kv_cache::{KvCache, KvSizes, Rows};
 use super::layer_cache::LayerCache;
 use super::pool::in_pool;
 use super::{CausalLm, token_rows};
@@ -58,10 +58,10 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: &Tensor, call: &Call<'_>, cache: Option<&LayerCache>) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, calls: &[Call], cache: Option<&LayerCache>) -> Result<Tensor> {
         let attended = self
             .attention
-            .forward(&self.input_norm.forward(x)?, call, cache)?;
+            .forward(&self.input_norm.forward(x)?, calls, cache)?;
         let x = (x + attended)?;
         let normed = self.post_norm.forward(&x)?;
         let y = match &self.feedforward {
@@ -264,25 +264,32 @@ impl Llama {
     }
 
     /// Features of all tokens behind the last norm.
-    fn run(&self, ids: &Tensor, cache: Option<&mut KvCache>) -> Result<Tensor> {
+    fn run(&self, ids: &Tensor, mut cache: Option<&mut KvCache>) -> Result<Tensor> {
         let ids = token_rows(ids, self.config.vocab_size)?;
         let (batch, tokens) = ids.dims2()?;
-        let seen = cache.as_ref().map_or(0, |cache| cache.len());
-        if let Some(cache) = &cache {
-            cache.check(batch, tokens, self.layers.len())?;
-        }
-        let (cos, sin) = self
-            .config
-            .rope
-            .tables(seen, tokens, self.dtype, &self.device)?;
-        let call = Call {
-            rope: (&cos, &sin),
-            seen,
+        let rows = match &mut cache {
+            None => vec![Rows {
+                start: 0,
+                count: batch,
+                seen: 0,
+            }],
+            Some(cache) => {
+                cache.make_room(batch, tokens, self.layers.len())?;
+                cache.rows()
+            }
         };
+        let calls = rows.into_iter().map(|rows| {
+            let tables = (self.config.rope).tables(rows.seen, tokens, self.dtype, &self.device);
+            Ok(Call {
+                rows,
+                rope: tables?,
+            })
+        });
+        let calls = calls.collect::<Result<Vec<_>>>()?;
         let mut x = self.embedding.forward(&ids)?.to_dtype(self.dtype)?;
         for (i, layer) in self.layers.iter().enumerate() {
             let layer_cache = cache.as_ref().map(|cache| &cache.layers[i]);
-            x = layer.forward(&x, &call, layer_cache)?;
+            x = layer.forward(&x, &calls, layer_cache)?;
         }
         if let Some(cache) = cache {
             cache.advance(tokens);
@@ -329,5 +336,17 @@ impl CausalLm for Llama {
 
     fn device(&self) -> &Device {
         &self.device
+    }
+
+    fn takes_unequal_rows(&self) -> bool {
+        true
+    }
+
+    fn max_positions(&self) -> Option<usize> {
+        self.config.positions()
+    }
+
+    fn eos_tokens(&self) -> &[u32] {
+        &self.config.eos_token_ids
     }
 }

@@ -1,0 +1,205 @@
+//! A frozen linear layer with a trainable update of low rank.
+
+use super::{Linear, show};
+use crate::error::{Error, Result};
+use crate::{Fp8Module, Visitor};
+use candle_core::{DType, Module, Tensor};
+use candle_nn::{Init, VarBuilder};
+
+/// Rank, weight and dropout of the update of a [`LoraLinear`].
+///
+/// ```
+/// use fp8_recipes::nn::LoraConfig;
+/// let config = LoraConfig::new(8).with_alpha(16.).with_dropout(0.05);
+/// assert_eq!(config.alpha / config.rank as f64, 2.);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct LoraConfig {
+    /// Features between the two matrices.
+    pub rank: usize,
+    /// The update is multiplied by `alpha / rank`; by default it is the rank.
+    pub alpha: f64,
+    /// The share of the update's inputs that [`LoraLinear::forward_t`] drops in training.
+    pub dropout: f32,
+}
+
+impl LoraConfig {
+    /// An update of this rank, multiplied by 1, without dropout.
+    ///
+    /// ```
+    /// assert_eq!(fp8_recipes::nn::LoraConfig::new(4).alpha, 4.);
+    /// ```
+    pub fn new(rank: usize) -> Self {
+        Self {
+            rank,
+            alpha: rank as f64,
+            dropout: 0.,
+        }
+    }
+
+    /// The same with another alpha.
+    pub fn with_alpha(self, alpha: f64) -> Self {
+        Self { alpha, ..self }
+    }
+
+    /// The same with dropout.
+    pub fn with_dropout(self, dropout: f32) -> Self {
+        Self { dropout, ..self }
+    }
+
+    fn check(&self, path: &str) -> Result<()> {
+        let wrong = |what, got: String, expected: &str| {
+            Err(Error::TransformerOption {
+                path: path.to_string(),
+                what,
+                got,
+                expected: expected.to_string(),
+            })
+        };
+        if self.rank == 0 {
+            return wrong("LoraConfig::rank", "0".into(), "at least 1");
+        }
+        if !self.alpha.is_finite() {
+            let got = self.alpha.to_string();
+            return wrong("LoraConfig::alpha", got, "a finite number");
+        }
+        match (0.0..1.0).contains(&self.dropout) {
+            true => Ok(()),
+            false => {
+                let expected = "a probability from 0 up to, but not, 1";
+                wrong("LoraConfig::dropout", self.dropout.to_string(), expected)
+            }
+        }
+    }
+}
+
+/// `y = base(x) + alpha / rank (x A^T) B^T` with a frozen base: LoRA.
+///
+/// The base is FP8 codes from a file, or in high precision, when it gets no gradient either; gradients pass through it to x. A
+/// `[rank, in_features]` and B `[out_features, rank]` are trained in their own dtype, whatever guard is open. They stand in
+/// checkpoints as `lora_A.weight` and `lora_B.weight` under their path, as in PEFT.
+///
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use fp8_recipes::nn::{LoraConfig, LoraLinear, linear};
+///
+/// # fn main() -> fp8_recipes::Result<()> {
+/// // The base may come from a file as well: from `load::var_builder`.
+/// let frozen = VarMap::new();
+/// let base = linear(16, 32, VarBuilder::from_varmap(&frozen, DType::F32, &Device::Cpu).pp("up"))?;
+/// let adapters = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&adapters, DType::F32, &Device::Cpu).pp("up");
+/// let layer = LoraLinear::new(base.clone(), LoraConfig::new(4).with_alpha(8.), vb)?;
+/// let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
+/// // B begins with zeros, so training begins with the base.
+/// assert_eq!(layer.forward(&x)?.to_vec3::<f32>()?, base.forward(&x)?.to_vec3::<f32>()?);
+/// let merged = layer.merge()?; // a plain layer again
+/// assert_eq!(merged.path(), Some("up"));
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct LoraLinear {
+    base: Linear,
+    a: Tensor,
+    b: Tensor,
+    config: LoraConfig,
+    path: String,
+}
+
+impl LoraLinear {
+    /// An update of `base`, whose matrices are `lora_A.weight` and `lora_B.weight` of `vb`: new ones are drawn evenly from
+    /// +-1 / sqrt(in_features), and zeros.
+    ///
+    /// # Errors
+    /// If the rank is 0, alpha not finite, dropout no probability below 1; if a matrix has another shape.
+    pub fn new(base: Linear, config: LoraConfig, vb: VarBuilder<'_>) -> Result<Self> {
+        let path = vb.prefix();
+        config.check(&path)?;
+        let (out_features, in_features) = base.features();
+        let bound = 1. / (in_features.max(1) as f64).sqrt();
+        let init = Init::Uniform {
+            lo: -bound,
+            up: bound,
+        };
+        let a = vb.get_with_hints((config.rank, in_features), "lora_A.weight", init)?;
+        let zeros = Init::Const(0.);
+        let b = vb.get_with_hints((out_features, config.rank), "lora_B.weight", zeros)?;
+        Ok(Self {
+            base: base.frozen(),
+            a,
+            b,
+            config,
+            path,
+        })
+    }
+
+    /// The layer that is not trained.
+    pub fn base(&self) -> &Linear {
+        &self.base
+    }
+
+    /// A `[rank, in_features]` and B `[out_features, rank]`.
+    pub fn adapters(&self) -> [&Tensor; 2] {
+        [&self.a, &self.b]
+    }
+
+    /// Rank, alpha and dropout.
+    pub fn config(&self) -> LoraConfig {
+        self.config
+    }
+
+    /// The forward pass, x `[.., in_features]` to `[.., out_features]` of x's dtype; with `train`, with dropout.
+    ///
+    /// # Errors
+    /// As [`Linear::try_forward`].
+    pub fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        let y = self.base.try_forward(x)?;
+        let mut update = x.to_dtype(self.a.dtype())?;
+        if train && self.config.dropout > 0. {
+            update = candle_nn::ops::dropout(&update, self.config.dropout)?;
+        }
+        let in_features = self.base.features().1;
+        let update = (update.reshape(((), in_features))?)
+            .matmul(&self.a.t()?)?
+            .matmul(&self.b.t()?)?;
+        let update = (update * self.factor())?.reshape(y.dims())?;
+        Ok((y + update.to_dtype(x.dtype())?)?)
+    }
+
+    fn factor(&self) -> f64 {
+        self.config.alpha / self.config.rank as f64
+    }
+
+    /// The base with the update added to its weight, in f32 and detached: a layer in high precision under the base's path, to be calibrated and
+    /// exported anew. An FP8 base multiplies by its dequantized weight then, and no longer casts its input.
+    ///
+    /// # Errors
+    /// Those of candle.
+    pub fn merge(&self) -> Result<Linear> {
+        let wide = |x: &Tensor| x.detach().to_dtype(DType::F32);
+        let update = (wide(&self.b)?.matmul(&wide(&self.a)?)? * self.factor())?;
+        let weight = (self.base.weight()?.to_dtype(DType::F32)? + update)?.detach();
+        let merged = Linear::new(weight, self.base.bias().map(Tensor::detach));
+        Ok(match self.base.path() {
+            Some(path) => merged.with_path(path),
+            None => merged,
+        })
+    }
+}
+
+impl Module for LoraLinear {
+    /// [`LoraLinear::forward_t`] without dropout.
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        Ok(self.forward_t(x, false)?)
+    }
+}
+
+impl Fp8Module for LoraLinear {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        self.base.visit(visitor);
+        show(visitor, Some(self.path.as_str()), "lora_A.weight", &self.a);
+        show(visitor, Some(self.path.as_str()), "lora_B.weight", &self.b);
+    }
+}
