@@ -12,7 +12,7 @@
 //! | to choose how | [`Recipe`], [`RecipeName`], [`Fp8LinearConfig`], [`DelayedScaling`], [`config`] |
 //! | to train | [`optim`], [`GradAccumulator`], [`check_gradients`], [`checkpoint`] |
 //! | to see what casts do | [`CastStats`], [`StepSummary`] |
-//! | an FP8 file | [`save_calibrated`], [`save_calibrated_with`], [`ExportOptions`] |
+//! | an FP8 file | [`save_calibrated`], [`save_calibrated_with`], [`ExportOptions`], [`Ragged`] |
 //! | to read one | [`load::var_builder`], [`load::dequantize_into`] |
 //! | a Llama, a mixture of experts, a BERT that runs FP8 files | [`models`] |
 //! | to handle errors | [`Error`], [`Result`] |

@@ -76,6 +76,28 @@ fn sizes_that_are_refused_say_why() {
     );
 }
 
+/// Before the training: the file has whole groups, and the run would be for nothing.
+#[test]
+fn sizes_that_a_recipe_cannot_be_saved_in_are_refused() {
+    let check = |hidden, recipes: &[&str]| {
+        let recipes: Vec<String> = recipes.iter().map(|recipe| recipe.to_string()).collect();
+        size::check_groups(hidden, &recipes)
+    };
+    for (recipe, group) in [("blockwise", 128), ("mxfp8", 32)] {
+        check(group * 2, &["f32", recipe]).unwrap();
+        // These are trained, and another one is saved.
+        check(group + 16, &["f32", "delayed", recipe]).unwrap();
+        check(group + 16, &[recipe, "rowwise", "scaled_fp8"]).unwrap();
+        let hidden = group + 16;
+        let refused = SizeError::Groups {
+            hidden,
+            recipe: recipe.to_string(),
+            group,
+        };
+        assert_eq!(check(hidden, &["f32", recipe]), Err(refused));
+    }
+}
+
 #[test]
 fn parameters_are_those_of_the_model() -> Outcome {
     for config in [GptConfig::default(), config(24, 3, 2, 7, 300)] {

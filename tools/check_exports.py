@@ -9,8 +9,11 @@ spelling, calibrates them under every recipe, and says for each file
 
 - whether weights are code * scale, read by hand, and what transformers dequantizes them to;
 - how near logits (hidden states of BERT) are to those of transformers in f32, in dB of signal over difference, and how near
-  transformers' own run in bf16 is to its run in f32. Where transformers dequantizes whatever the configuration says of inputs, ours run
-  with inputs in high precision too.
+  transformers' own run in bf16 is to its run in f32. Where transformers casts no inputs (blocks of `fp8`, models with experts), ours
+  stay in high precision too.
+
+transformers makes one tensor of all experts of a layer, and can do so with one scale per tensor or channel, or with blocks of `fp8`; other
+files with experts are compared by hand alone.
 
 With paths it compares the weights of what is there:
 

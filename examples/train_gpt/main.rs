@@ -140,6 +140,7 @@ fn example(args: &Args) -> Result<()> {
         "--checkpoint-every 0: give at least 1"
     );
     let parameters = size::check(&settings.model)?;
+    size::check_groups(settings.model.hidden_size, &settings.recipes)?;
     if args.resume.is_some() {
         same("--recipe", args.recipe.as_ref(), &settings.recipes)?;
         same("--steps", args.steps.as_ref(), &settings.steps)?;

@@ -31,6 +31,14 @@ pub enum SizeError {
         layers: usize,
         vocab: usize,
     },
+    #[error(
+        "--hidden {hidden} --recipe {recipe}: files of this recipe have whole groups of {group} inputs, give a multiple of {group}"
+    )]
+    Groups {
+        hidden: usize,
+        recipe: String,
+        group: usize,
+    },
     #[error("--context {context}: give at most {LONGEST_CONTEXT} tokens")]
     Context { context: usize },
 }
@@ -70,6 +78,27 @@ pub fn check(config: &GptConfig) -> Result<u64, SizeError> {
             layers,
             vocab,
         })
+}
+
+/// Whether the model that is saved of these recipes can be written as FP8. The inputs of its layers are `hidden` or four times that.
+pub fn check_groups(hidden: usize, recipes: &[String]) -> Result<(), SizeError> {
+    let group = |recipe: &str| match recipe {
+        "blockwise" => 128,
+        "mxfp8" => 32,
+        _ => 1,
+    };
+    // As `main` chooses: `delayed` if it is there, else the last one in FP8.
+    let high_precision = |recipe: &str| recipe == "f32" || recipe.starts_with("scaled_");
+    let fp8 = recipes.iter().filter(|recipe| !high_precision(recipe));
+    let saved = fp8.max_by_key(|recipe| *recipe == "delayed");
+    match saved.map(|recipe| (recipe, group(recipe))) {
+        Some((recipe, group)) if !hidden.is_multiple_of(group) => Err(SizeError::Groups {
+            hidden,
+            recipe: recipe.clone(),
+            group,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// A block: four projections of attention and two of the MLP with biases, two norms; around the blocks an embedding, a head

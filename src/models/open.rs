@@ -2,7 +2,7 @@
 
 use super::bert::{Bert, BertConfig};
 use super::error::{Error, Result};
-use super::gguf::GgufFile;
+use super::gguf::{GgufFile, is_gguf};
 use super::llama::{Llama, LlamaConfig};
 use crate::load::{Checkpoint, OpenOptions};
 use candle_core::{DType, Device};
@@ -232,11 +232,6 @@ pub fn of_checkpoint(
     Ok(Model::Llama(Llama::with_embedding_dtype(
         &config, embedding, vb,
     )?))
-}
-
-fn is_gguf(path: &Path) -> bool {
-    let extension = path.extension();
-    extension.is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && !path.is_dir()
 }
 
 /// The shape of a model, of the kind that it is.

@@ -141,6 +141,7 @@ pub(super) fn name_others(source: &dyn Source, others: &[String], contents: &mut
             None => {}
         }
     }
+    contents.name_absent_layers();
     // A tied head has no tensor, but the model has the layer, which every list of this kind has to name.
     if !contents.has_head() {
         contents.ignored.push(HEAD.to_string());

@@ -248,6 +248,31 @@ fn ragged_and_empty_blocks_come_back_as_they_were() {
     assert_eq!(open(dir.path().join("y")).layer_paths(), ["fc"]);
 }
 
+/// Encoders come with and without it, and other engines make one that is not in the file.
+#[test]
+fn the_pooler_of_an_encoder_is_left_out_by_name() {
+    for (root, has_pooler) in [("", false), ("bert.", false), ("", true)] {
+        let dir = dir();
+        let plain = dir.path().join("plain");
+        std::fs::create_dir(&plain).unwrap();
+        let pooler = format!("{root}pooler.dense");
+        let layer = format!("{root}encoder.layer.0.output.dense");
+        let table = format!("{root}embeddings.word_embeddings.weight");
+        let mut tensors = std::collections::HashMap::from([
+            (table, tensor(1, &[32, 64])),
+            (format!("{layer}.weight"), tensor(2, &[64, 64])),
+        ]);
+        if has_pooler {
+            tensors.insert(format!("{pooler}.weight"), tensor(3, &[64, 64]));
+        }
+        candle_core::safetensors::save(&tensors, plain.join("model.safetensors")).unwrap();
+        let options = QuantizeOptions::new(Scheme::ChannelToken);
+        let report = quantize(&plain, &dir.path().join("out"), &options).unwrap();
+        assert_eq!(report.ignored.contains(&pooler), !has_pooler, "{root}");
+        assert_eq!(report.quantized.contains(&pooler), has_pooler, "{root}");
+    }
+}
+
 #[test]
 fn a_weight_that_is_not_finite_is_named() {
     let dir = dir();

@@ -5,7 +5,7 @@ use crate::source::Opening;
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
 use fp8::load::Checkpoint;
-use fp8::models::gguf::GgufFile;
+use fp8::models::gguf::{GgufFile, is_gguf};
 use fp8::models::{GenerationOptions, Llama, Model, ModelOptions, Tokenizer, of_checkpoint, open};
 use std::path::{Path, PathBuf};
 
@@ -44,8 +44,7 @@ impl Source {
     }
 
     fn is_gguf(&self) -> bool {
-        let extension = self.model.extension();
-        extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+        is_gguf(&self.model)
     }
 
     /// Builds the model.

@@ -100,7 +100,7 @@ fn wrapped(error: super::GgufError) -> Error {
     candle_core::Error::wrap(error).into()
 }
 
-/// Whether a path names a GGUF file.
+/// Whether a path names a GGUF file: it ends in `.gguf`, and no directory has that name.
 ///
 /// ```
 /// use fp8::models::gguf::is_gguf;
@@ -110,4 +110,5 @@ fn wrapped(error: super::GgufError) -> Error {
 pub fn is_gguf(path: impl AsRef<Path>) -> bool {
     let extension = path.as_ref().extension();
     extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+        && !path.as_ref().is_dir()
 }

@@ -112,8 +112,10 @@ fn a_directory_has_what_the_file_has() -> Outcome {
         let dir = tempfile::tempdir()?;
         let content = small(architecture)?;
         let path = write(&content, dir.path())?;
-        let out = dir.path().join("out");
+        // What a name ends in says nothing of a directory.
+        let out = dir.path().join("out.gguf");
         gguf::convert(&path, &out, DType::F32)?;
+        assert!(gguf::is_gguf(&path) && !gguf::is_gguf(&out));
 
         let tensors = candle_core::safetensors::load(out.join("model.safetensors"), &Device::Cpu)?;
         assert_eq!(tensors.len(), content.tensors.len());
