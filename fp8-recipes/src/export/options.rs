@@ -112,8 +112,10 @@ impl ExportOptions {
     /// with [`Error::Inexpressible`](crate::Error::Inexpressible) for a layer that they cannot hold.
     ///
     /// ```
-    /// use fp8_recipes::{ExportOptions, rewrite::Spelling};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::{ExportOptions, rewrite::Spelling};
     /// let options = ExportOptions::new().with_spelling(Spelling::ModelOpt);
+    /// println!("{options:?}"); // for `save_calibrated_with`
     /// ```
     #[must_use]
     pub fn with_spelling(mut self, spelling: Spelling) -> Self {

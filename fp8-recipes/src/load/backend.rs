@@ -37,6 +37,7 @@ pub(crate) fn scheme(vb: &VarBuilder<'_>) -> Result<Option<LayerScheme>> {
 /// Names that a model has taken from a [`Checkpoint`] while it was built. Clones share the list.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Tensor};
 /// # use fp8_recipes::load::Checkpoint;
 /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -50,7 +51,7 @@ pub(crate) fn scheme(vb: &VarBuilder<'_>) -> Result<Option<LayerScheme>> {
 /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
 /// let loaded = checkpoint.loaded_names();
 /// let vb = checkpoint.var_builder(DType::F32, &Device::Cpu)?;
-/// let layer = fp8_recipes::nn::linear_no_bias(64, 32, vb.pp("fc"))?;
+/// fp8::nn::linear_no_bias(64, 32, vb.pp("fc"))?;
 /// assert!(!loaded.names().contains(&"fc.bias".to_string())); // the model has none
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
