@@ -132,7 +132,8 @@ impl ExportOptions {
     /// another elsewhere; logits of the two agree to 23 dB or so. The other spellings refuse such layers.
     ///
     /// ```
-    /// use fp8_recipes::ExportOptions;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::ExportOptions;
     /// let options = ExportOptions::new().with_power_of_two_inputs(true);
     /// ```
     #[must_use]
@@ -144,7 +145,8 @@ impl ExportOptions {
     /// What becomes of layers whose inputs cannot be cut into the groups of their recipe. Default: the export fails.
     ///
     /// ```
-    /// use fp8_recipes::{ExportOptions, Ragged};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::{ExportOptions, Ragged};
     /// let options = ExportOptions::new().with_ragged(Ragged::Rowwise);
     /// ```
     #[must_use]
