@@ -27,6 +27,9 @@ macro_rules! pages {
             #[doc = include_str!(concat!("../docs/", $file))]
             pub mod $name {}
         )*
+
+        #[cfg(test)]
+        const PAGES: &[(&str, &str)] = &[$((stringify!($name), include_str!(concat!("../docs/", $file)))),*];
     };
 }
 
@@ -49,4 +52,41 @@ pages! {
     errors "guide/errors.md";
     migration "migration.md";
     coming_from "coming_from.md";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PAGES;
+
+    const README: &str = include_str!("../README.md");
+
+    #[test]
+    fn no_page_has_a_link_that_leads_nowhere_here() {
+        for (name, page) in PAGES.iter().copied().chain([("README", README)]) {
+            for target in page.split("](").skip(1) {
+                let target = target.split(')').next().unwrap();
+                let lives = ["crate::", "https://", "macro@crate::", "#"];
+                assert!(
+                    lives.iter().any(|start| target.starts_with(start)),
+                    "{name}: ({target}) is the path of a file, which is not among rustdoc's pages"
+                );
+            }
+        }
+        // What README calls by a file's path on its last lines has a page of this crate at the top of lib.rs.
+        let definitions = |text: &'static str, mark: &'static str| {
+            let lines = text.lines().filter_map(move |line| line.strip_prefix(mark));
+            lines.filter_map(|line| line.split_once("]: "))
+        };
+        let pages: Vec<_> = definitions(include_str!("lib.rs"), "//! [").collect();
+        let mut files = 0;
+        for (label, file) in definitions(README, "[") {
+            let page = file.rsplit('/').next().unwrap().trim_end_matches(".md");
+            assert!(
+                pages.contains(&(label, &format!("guide::{page}"))),
+                "README: [{label}]"
+            );
+            files += 1;
+        }
+        assert_eq!(files, pages.len());
+    }
 }

@@ -1,9 +1,27 @@
+// Here README's links lead to the pages of the guide: of two definitions of a link the first one counts.
+//! [calibration]: guide::calibration
+//! [checkpoints]: guide::checkpoints
+//! [choosing]: guide::choosing
+//! [coming from]: guide::coming_from
+//! [emulation]: guide::emulation
+//! [errors]: guide::errors
+//! [evaluation]: guide::evaluation
+//! [LoRA]: guide::lora
+//! [micro-batches]: guide::micro_batches
+//! [mixed recipes]: guide::mixed_recipes
+//! [models]: guide::models
+//! [scaled arithmetic]: guide::scaled
+//! [Start]: guide::start
+//! [statistics]: guide::statistics
+//! [steps]: guide::steps
+//! [threads]: guide::threads
+//! [transformer modules]: guide::transformer
+//!
 #![doc = include_str!("../README.md")]
 //!
 //! # Where things are
 //!
-//! **[`guide`]** explains the library by task; begin with [`guide::start`]. (Links to files in the text above lead into the
-//! repository; the guide's pages are here too.) Everything of [`fp8_recipes`] stands at the root of this crate:
+//! **[`guide`]** explains the library by task; begin with [`guide::start`]. Everything of [`fp8_recipes`] stands at the root of this crate:
 //!
 //! | you want | items |
 //! |---|---|
@@ -19,6 +37,8 @@
 //! | freed memory kept for the next step | [`keep_freed_memory`] |
 //! | formats, casts of slices and the maths of scales, without candle | [`fp8_core`] |
 //! | FP8 tensors, casts, products and differentiable operations | [`fp8_candle`] |
+
+#![doc(test(attr(deny(warnings))))]
 
 pub mod guide;
 mod memory;

@@ -130,9 +130,9 @@ fn run(args: &Args) -> Result<()> {
     let mut optimizer = step.optimizer()?;
     let grads = step.run()?;
     step.check(&grads)?;
-    let _ = optimizer.apply(&grads)?;
+    optimizer.apply(&grads)?;
     for _ in 1..args.warmup {
-        let _ = optimizer.apply(&step.run()?)?;
+        optimizer.apply(&step.run()?)?;
     }
     // Read at the end: on CUDA the host runs ahead, as it does in training.
     let clock = Clock::new(&device);
@@ -141,7 +141,7 @@ fn run(args: &Args) -> Result<()> {
         let begin = clock.mark()?;
         let grads = step.run()?;
         marks.push((begin, clock.mark()?));
-        let _ = optimizer.apply(&grads)?;
+        optimizer.apply(&grads)?;
     }
     let times = marks
         .iter()

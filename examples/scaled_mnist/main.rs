@@ -2,8 +2,6 @@
 //!
 //! `cargo run --release --example scaled_mnist -- --dtype fp8 --plot`
 
-#[path = "../shared/curves.rs"]
-mod curves;
 #[path = "../train_vision/data.rs"]
 mod data;
 #[path = "../shared/end.rs"]
@@ -102,7 +100,7 @@ fn example(args: &Args) -> Result<()> {
     );
     if args.plot {
         let path = args.out.join("scales.svg");
-        plot::write_scales_svg(&path, &watched.curves())?;
+        plot::write_scales_svg(&path, &watched.panels())?;
         println!("written: {}", path.display());
     }
     let path = args.out.join("summary.json");

@@ -175,7 +175,7 @@ fn train_step(
         Weights::Plain(optimizer) => {
             let loss = net.forward(x, &mut |_, _, y| y)?.cross_entropy(y)?;
             optimizer.set_lr(lr)?;
-            let _ = optimizer.apply(&loss.backward()?)?;
+            optimizer.apply(&loss.backward()?)?;
             loss.value()?
         }
         Weights::Scaled(optimizer, options) => {
@@ -199,7 +199,7 @@ fn train_step(
             let loss = logits.cross_entropy(y)?;
             drop(scope);
             optimizer.set_lr(lr)?;
-            let _ = optimizer.apply(&loss.backward()?)?;
+            optimizer.apply(&loss.backward()?)?;
             Array::value(&loss)?
         }
     };

@@ -1,7 +1,7 @@
 //! What is seen of a scaled run: the scales of every layer, and how much of its data is out of range.
 
 use candle_core::DType;
-use fp8::fp8_core::Format;
+use fp8::Format;
 use fp8::scaled::{Scaled, ScaledDType};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,6 +34,9 @@ struct Seen {
     over: f64,
     under: f64,
 }
+
+/// A layer and its points: step and base-2 logarithm of the scale.
+pub type Curve = (String, Vec<(f64, f64)>);
 
 type ByTensor = BTreeMap<(usize, Kind), Vec<Seen>>;
 
@@ -80,14 +83,21 @@ impl Watch {
         shares.iter().sum::<f64>() / shares.len().max(1) as f64
     }
 
-    /// A name and (step, exponent) for each tensor.
-    pub fn curves(&self) -> Vec<(String, Vec<(f64, f64)>)> {
+    /// For each kind the layers with (step, exponent).
+    pub fn panels(&self) -> Vec<(String, Vec<Curve>)> {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let curves = seen.iter().map(|((layer, kind), seen)| {
-            let points = (seen.iter()).map(|seen| (seen.step as f64, f64::from(seen.exponent)));
-            (format!("layers.{layer} {kind}"), points.collect())
-        });
-        curves.collect()
+        let panel = |kind: Kind| {
+            let of_kind = seen.iter().filter(|((_, of), _)| *of == kind);
+            let curves = of_kind.map(|((layer, _), seen)| {
+                let points = seen.iter();
+                let points = points.map(|seen| (seen.step as f64, f64::from(seen.exponent)));
+                (format!("layers.{layer}"), points.collect())
+            });
+            (kind.to_string(), curves.collect())
+        };
+        [Kind::Input, Kind::Weight, Kind::Gradient]
+            .map(panel)
+            .into()
     }
 }
 

@@ -4,6 +4,8 @@
 //! This crate knows tensors and scales, but not recipes or parameter names: `fp8-recipes` decides which cast happens
 //! where.
 
+#![doc(test(attr(deny(warnings))))]
+
 pub mod conv;
 mod data;
 pub mod device;

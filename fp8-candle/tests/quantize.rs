@@ -360,3 +360,36 @@ fn mx_scales_are_those_of_rceil() -> Result<()> {
     }
     Ok(())
 }
+
+/// A power of two moves no rounding: groups of 32 lose less than rows and blocks where values are small beside the largest of
+/// their row, and nowhere more.
+#[test]
+fn mx_rounds_as_rows_with_powers_of_two_do_and_small_values_better() -> Result<()> {
+    let spread = Tensor::randn(0f32, 4., (64, 256), &device())?.exp()?;
+    let x = (Tensor::randn(0f32, 1., (64, 256), &device())? * spread)?;
+    let exact = flat(&x);
+    for contraction in [Cols, Rows] {
+        let mx = Quantizer::dynamic(Format::E4M3, Granularity::Mx).quantize(&x, contraction)?;
+        let mx = flat(&mx.tensor.dequantize(DType::F32)?);
+        for coarse in [
+            Granularity::Rowwise,
+            Granularity::Blockwise { rows: 1, cols: 128 },
+        ] {
+            let coarse = Quantizer::dynamic(Format::E4M3, coarse).with_power_of_two(true);
+            let coarse = coarse.quantize(&x, contraction)?.tensor;
+            let values = flat(&coarse.dequantize(DType::F32)?);
+            let mut small = 0;
+            for (i, code) in codes(&coarse).into_iter().enumerate() {
+                let (x, mx, coarse) = (exact[i], mx[i], values[i]);
+                assert!((mx - x).abs() <= (coarse - x).abs(), "{x}: {mx}, {coarse}");
+                // Above the least normal value both have four significant bits.
+                match code & 0x7F > 0x08 {
+                    true => assert_eq!(mx, coarse, "{x}"),
+                    false => small += usize::from(mx != coarse),
+                }
+            }
+            assert!(small > 0, "no value is small");
+        }
+    }
+    Ok(())
+}

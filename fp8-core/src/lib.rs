@@ -32,6 +32,8 @@
 //! or unavailable one is an error, see [`Isa::from_env`]. The results of this crate are the same to the bit on every
 //! level; those of the GEMMs built on it differ in the order of their sums.
 
+#![doc(test(attr(deny(warnings))))]
+
 mod cast;
 mod e8m0;
 mod error;

@@ -2,6 +2,8 @@
 //!
 //! Use it as `fp8::Fp8Module` or `fp8_recipes::Fp8Module`, where the trait of the same name lives.
 
+#![doc(test(attr(deny(warnings))))]
+
 mod attributes;
 mod expand;
 
@@ -29,6 +31,7 @@ fn derive(input: TokenStream, default_crate: &str) -> TokenStream {
 /// `ExportOptions::with_vars` finds it.
 ///
 /// ```
+/// # #![allow(dead_code)]
 /// # mod fp8_recipes {
 /// #     pub trait Visitor {}
 /// #     pub trait Fp8Module { fn visit(&self, visitor: &mut dyn Visitor); }

@@ -11,10 +11,11 @@ use std::sync::Arc;
 /// One cast of a layer.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{Device, Module, Tensor};
 /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-/// use fp8_recipes::{Autocast, CastEvent, CastObserver};
-/// use fp8_recipes::config::Operand;
+/// use fp8::{Autocast, CastEvent, CastObserver};
+/// use fp8::config::Operand;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let x = Tensor::ones((4, 32), candle_core::DType::F32, &Device::Cpu)?;
 /// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
@@ -74,9 +75,10 @@ impl CastObserver {
     /// `observe` is called for each cast, on the thread that does it, in forward and backward passes.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{Device, Module, Tensor};
     /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-    /// use fp8_recipes::{Autocast, CastObserver};
+    /// use fp8::{Autocast, CastObserver};
     /// use std::sync::Arc;
     /// use std::sync::atomic::{AtomicU64, Ordering};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

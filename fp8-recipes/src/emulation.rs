@@ -13,11 +13,12 @@
 //! | `emulator.fuse_bnlayers_and_quantize_model(model)` | [`nn::fuse_batch_norm`](crate::nn), [`quantize_model`](crate::quantize_model) |
 //!
 //! ```
+//! # use fp8_recipes as fp8;
 //! use candle_core::{DType, Device, Module, Tensor};
 //! use candle_nn::{VarBuilder, VarMap};
-//! use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-//! use fp8_recipes::optim::{Sgd, SgdConfig};
-//! use fp8_recipes::{nn, with_fp8};
+//! use fp8::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+//! use fp8::optim::{Sgd, SgdConfig};
+//! use fp8::{nn, with_fp8};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let vars = VarMap::new();
 //! let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
@@ -55,11 +56,12 @@ use measured::Measured;
 /// A training checkpoint takes its loss scaler and its count with the optimizer: [`Emulator::with_optimizer`].
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Module, Tensor};
 /// # use candle_nn::{VarBuilder, VarMap};
 /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
 /// # use fp8_recipes::{nn, with_fp8};
-/// use fp8_recipes::optim::{Sgd, SgdConfig};
+/// use fp8::optim::{Sgd, SgdConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let vars = VarMap::new();
 /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
@@ -91,10 +93,11 @@ impl Emulator {
     /// invalid configuration of the loss scaler; and what [`prepare_fp8`] finds.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use fp8_recipes as fp8;
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
@@ -104,7 +107,7 @@ impl Emulator {
     ///
     /// let options = EmulatorOptions::default().with_exempt("cf");
     /// let error = Emulator::initialize(&model, EmulationMethod::Direct, options).unwrap_err();
-    /// assert!(matches!(error, fp8_recipes::Error::UnmatchedPattern { .. }));
+    /// assert!(matches!(error, fp8::Error::UnmatchedPattern { .. }));
     /// # Ok(()) }
     /// ```
     pub fn initialize<M: Fp8Module + ?Sized>(
@@ -148,14 +151,14 @@ impl Emulator {
     /// Its method.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
     /// assert_eq!(emulator.method(), EmulationMethod::Direct);
     /// # Ok(()) }
     /// ```
@@ -174,7 +177,7 @@ impl Emulator {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
     /// let x = Tensor::full(1.1f32, (4, 32), &Device::Cpu)?;
     /// let y = with_fp8(emulator.autocast().training(false), || model.forward(&x))?;
     /// assert_ne!(y.to_vec2::<f32>()?, model.forward(&x)?.to_vec2::<f32>()?);
@@ -191,14 +194,14 @@ impl Emulator {
     /// What became of each layer and operator.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
     /// assert_eq!(emulator.report().converted(), 1);
     /// # Ok(()) }
     /// ```
@@ -212,14 +215,14 @@ impl Emulator {
     /// If the recipe of a layer is inconsistent.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
     /// assert!(emulator.cast_table()?.to_string().contains("uns_ten_e5m2"));
     /// # Ok(()) }
     /// ```
@@ -230,14 +233,14 @@ impl Emulator {
     /// Steps taken, or told by [`Emulator::update_global_steps`].
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
     /// assert_eq!(emulator.global_steps(), 0);
     /// # Ok(()) }
     /// ```
@@ -248,10 +251,10 @@ impl Emulator {
     /// Says how many steps are done, in a run that goes on: statistics go by it.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;

@@ -15,14 +15,15 @@ use std::sync::PoisonError;
 /// none by their nature and are left out.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes as fp8;
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
 /// # fn main() -> candle_core::Result<()> {
 /// let vars = VarMap::new();
 /// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
 /// let (used, _unused) = (vb.get(3, "used")?, vb.get(3, "unused")?);
 /// let grads = used.sqr()?.sum_all()?.backward()?;
-/// assert_eq!(fp8_recipes::check_gradients(&vars, &grads), ["unused"]);
+/// assert_eq!(fp8::check_gradients(&vars, &grads), ["unused"]);
 /// # Ok(()) }
 /// ```
 pub fn check_gradients(vars: &VarMap, grads: &GradStore) -> Vec<String> {

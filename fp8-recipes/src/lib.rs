@@ -17,6 +17,8 @@
 //! | rewrite checkpoints: quantize, convert, dequantize | [`rewrite`] |
 //! | open a file that may be none | [`read`] |
 
+#![doc(test(attr(deny(warnings))))]
+
 pub mod atomic;
 mod autocast;
 mod cast_hook;
@@ -48,7 +50,11 @@ pub use autocast::{
     end_step, fp8_autocast, is_fp8_enabled, is_guard_open, is_recomputing, with_fp8,
 };
 pub use cast_hook::{CastEvent, CastObserver};
-pub use config::{DelayedScaling, Fp8LinearConfig, LayerFilter, Recipe, RecipeName};
+pub use config::{
+    AmaxCompute, CastConfig, CastRounding, CustomAmax, DelayedFormat, DelayedScaling, Format,
+    FormatPair, Fp8LinearConfig, GemmConfig, Granularity, InitialScale, LayerFilter, Operand,
+    Overflow, Recipe, RecipeName, ScaleRounding, ScalingType,
+};
 pub use error::{Error, Result};
 pub use export::{ExportOptions, ExportReport, Ragged, save_calibrated, save_calibrated_with};
 pub use fp8_candle::wide::backward;

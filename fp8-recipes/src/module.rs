@@ -18,8 +18,9 @@ pub trait Fp8Layer {
     /// What it computes.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{DType, Device, Tensor};
-    /// use fp8_recipes::{Fp8Layer, LayerKind, nn};
+    /// use fp8::{Fp8Layer, LayerKind, nn};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let weight = Tensor::zeros((16, 32), DType::F32, &Device::Cpu)?;
     /// assert_eq!(nn::Linear::new(weight, None).kind(), LayerKind::Linear);
@@ -79,7 +80,8 @@ pub trait Visitor {
     /// An operator without a GEMM of its own, whose tensors a recipe may cast. Its tensors are shown by [`Visitor::tensor`] as well.
     ///
     /// ```
-    /// use fp8_recipes::{Fp8Module, Fp8Operator, LayerKind, Visitor, nn};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::{Fp8Module, Fp8Operator, LayerKind, Visitor, nn};
     /// struct Kinds(Vec<LayerKind>);
     /// impl Visitor for Kinds {
     ///     fn operator(&mut self, operator: &dyn Fp8Operator) {
@@ -114,7 +116,9 @@ pub trait Visitor {
 /// Paths come from the layers themselves, which know them from `VarBuilder::prefix`.
 ///
 /// ```
-/// use fp8_recipes::{Fp8Module, nn};
+/// # #![allow(dead_code)]
+/// # use fp8_recipes as fp8;
+/// use fp8::{Fp8Module, nn};
 ///
 /// #[derive(Fp8Module)]
 /// struct Mlp {

@@ -13,7 +13,8 @@ use std::sync::Arc;
 /// What a layer or operator computes.
 ///
 /// ```
-/// use fp8_recipes::{Fp8Operator, LayerKind, nn};
+/// # use fp8_recipes as fp8;
+/// use fp8::{Fp8Operator, LayerKind, nn};
 /// assert_eq!(nn::Matmul::new("scores").kind(), LayerKind::Matmul);
 /// assert_eq!(LayerKind::LayerNorm.to_string(), "layer norm");
 /// ```
@@ -69,7 +70,8 @@ impl fmt::Display for LayerKind {
 /// [`nn::Matmul`](crate::nn::Matmul), ..
 ///
 /// ```
-/// use fp8_recipes::{Fp8Operator, PrepareOptions, nn, prepare_fp8};
+/// # use fp8_recipes as fp8;
+/// use fp8::{Fp8Operator, nn};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let operator: &dyn Fp8Operator = &nn::Matmul::new("attention.scores");
 /// let named = format!("{} {}", operator.kind(), operator.path().unwrap_or("?"));
@@ -80,7 +82,7 @@ pub trait Fp8Operator {
     /// Path in the checkpoint, or a name for an operator without tensors; None where it has none.
     ///
     /// ```
-    /// # use fp8_recipes::{Fp8Operator, LayerKind, PrepareOptions, nn, prepare_fp8};
+    /// # use fp8_recipes::{Fp8Operator, nn};
     /// assert_eq!(Fp8Operator::path(&nn::Add::new("residual")), Some("residual"));
     /// ```
     fn path(&self) -> Option<&str>;
@@ -88,7 +90,7 @@ pub trait Fp8Operator {
     /// What it computes.
     ///
     /// ```
-    /// # use fp8_recipes::{Fp8Operator, LayerKind, PrepareOptions, nn, prepare_fp8};
+    /// # use fp8_recipes::{Fp8Operator, LayerKind, nn};
     /// assert_eq!(nn::Div::new("ratio").kind(), LayerKind::Div);
     /// ```
     fn kind(&self) -> LayerKind;
@@ -97,7 +99,7 @@ pub trait Fp8Operator {
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::{Fp8Operator, LayerKind, PrepareOptions, nn, prepare_fp8};
+    /// # use fp8_recipes::{Fp8Operator, nn};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let embedding = nn::Embedding::new(Tensor::zeros((8, 4), DType::F32, &Device::Cpu)?, 4);
     /// assert!(embedding.device().is_some_and(Device::is_cpu));
@@ -109,7 +111,7 @@ pub trait Fp8Operator {
     /// FP8 state, if the operator is prepared.
     ///
     /// ```
-    /// # use fp8_recipes::{Fp8Operator, LayerKind, PrepareOptions, nn, prepare_fp8};
+    /// # use fp8_recipes::{Fp8Operator, PrepareOptions, nn, prepare_fp8};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let add = nn::Add::new("residual");
     /// assert!(add.fp8_state().is_none());
@@ -122,7 +124,7 @@ pub trait Fp8Operator {
     /// Gives or takes away FP8 state, for this operator and all clones of it.
     ///
     /// ```
-    /// # use fp8_recipes::{Fp8Operator, LayerKind, PrepareOptions, nn, prepare_fp8};
+    /// # use fp8_recipes::{Fp8Operator, PrepareOptions, nn, prepare_fp8};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let add = nn::Add::new("residual");
     /// prepare_fp8(&add, &PrepareOptions::default().with_operators(true))?;

@@ -16,8 +16,8 @@ use std::fmt;
 /// [`PtqScheme::E4m3`] is the nearest to it, and what a forward pass of hybrid training computes.
 ///
 /// ```
-/// use fp8_core::Format;
-/// use fp8_recipes::PtqScheme;
+/// # use fp8_recipes as fp8;
+/// use fp8::{Format, PtqScheme};
 /// assert_eq!(PtqScheme::default(), PtqScheme::E4m3);
 /// assert_eq!(PtqScheme::E5m2.input(), Format::E5M2);
 /// ```
@@ -63,7 +63,8 @@ impl PtqScheme {
     /// The casts: inputs with one calibrated scale for the tensor, weights with a scale for each output channel.
     ///
     /// ```
-    /// use fp8_recipes::{PtqScheme, config::Recipe};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::{PtqScheme, config::Recipe};
     /// let config = PtqScheme::E5m2.config();
     /// assert!(Recipe::from(config).resolve().unwrap().to_string().starts_with("i:sta_ten_e5m2,w:dyn_axs_e5m2"));
     /// ```
@@ -115,10 +116,11 @@ impl Quantized {
     /// Outside it the model is what it was.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{Device, Module, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-    /// use fp8_recipes::config::Operand;
-    /// use fp8_recipes::{PtqScheme, quantize_model};
+    /// # use fp8_recipes::{PrepareOptions, nn, with_fp8};
+    /// use fp8::config::Operand;
+    /// use fp8::{PtqScheme, quantize_model};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let x = Tensor::ones((4, 32), candle_core::DType::F32, &Device::Cpu)?;
     /// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");

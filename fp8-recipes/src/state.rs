@@ -131,9 +131,10 @@ impl Fp8State {
     /// How many times this layer has cast a tensor for one use. A copy that serves both uses of an operand counts for the first.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{Device, Module, Tensor};
     /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-    /// use fp8_recipes::config::Operand;
+    /// use fp8::config::Operand;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let x = Tensor::ones((4, 32), candle_core::DType::F32, &Device::Cpu)?;
     /// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
@@ -155,10 +156,9 @@ impl Fp8State {
     /// [`PrepareOptions::with_output_fused`](crate::PrepareOptions::with_output_fused).
     ///
     /// ```
-    /// # use candle_core::{Device, Module, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let x = Tensor::ones((4, 32), candle_core::DType::F32, &Device::Cpu)?;
     /// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
     /// prepare_fp8(&layer, &PrepareOptions::default().with_output_fused("fc")?)?;
     /// assert!(layer.fp8_state().unwrap().is_output_fused());

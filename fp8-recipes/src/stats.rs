@@ -1,6 +1,7 @@
 //! What casts do to the tensors of each layer: amax, scales, saturation, underflow, signal to noise.
 
 mod curves;
+mod drawing;
 mod log;
 
 pub use curves::{StatsCurves, StatsQuantity};
@@ -19,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// changed since it was cast is not cast again, and so has no row.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Module, Tensor};
+/// # use candle_core::{Device, Module, Tensor};
 /// # use fp8_recipes::{Autocast, CastStats, PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let x = Tensor::randn(0f32, 1., (4, 32), &Device::Cpu)?;

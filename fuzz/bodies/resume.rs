@@ -40,7 +40,7 @@ impl Run {
         guard.close().unwrap();
         let grads = y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
         // Skipped where a variable in the checkpoint was not finite, which is allowed.
-        let _ = self.optimizer.apply(&grads).unwrap();
+        self.optimizer.apply(&grads).unwrap();
     }
 
     /// The bits of all that a checkpoint may change.

@@ -9,9 +9,9 @@ use std::ops::ControlFlow;
 /// A token that was just chosen.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # use fp8::models::{Llama, LlamaConfig};
 /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
 /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
 /// # let config = LlamaConfig::parse("config.json", &json)?;
@@ -46,9 +46,9 @@ pub struct Token {
 /// Why a row ended.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # use fp8::models::{Llama, LlamaConfig};
 /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
 /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
 /// # let config = LlamaConfig::parse("config.json", &json)?;
@@ -80,9 +80,9 @@ pub enum FinishReason {
 /// What the callback of [`generate`] ends.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # use fp8::models::{Llama, LlamaConfig};
 /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
 /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
 /// # let config = LlamaConfig::parse("config.json", &json)?;
@@ -110,9 +110,9 @@ pub enum Stop {
 /// What followed one prompt.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # use fp8::models::{Llama, LlamaConfig};
 /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
 /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
 /// # let config = LlamaConfig::parse("config.json", &json)?;
@@ -157,6 +157,7 @@ pub struct Output {
 /// use fp8::models::{GenerationOptions, Llama, generate};
 /// use std::ops::ControlFlow;
 ///
+/// # #[expect(dead_code)]
 /// # fn example(model: &Llama) -> fp8::models::Result<()> {
 /// let prompts = vec![vec![1, 5, 9], vec![1, 7]]; // of any lengths
 /// let options = GenerationOptions::default().with_max_new_tokens(8);

@@ -158,7 +158,7 @@ impl KvCache {
     /// Whether no token was seen.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
@@ -176,7 +176,7 @@ impl KvCache {
     /// The most tokens of a sequence.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
@@ -194,7 +194,7 @@ impl KvCache {
     /// Sequences in the batch.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
@@ -212,7 +212,7 @@ impl KvCache {
     /// Whether keys and values are FP8 codes.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
@@ -234,7 +234,7 @@ impl KvCache {
     /// Bytes of keys and values, filled or not; they grow with the tokens.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,

@@ -122,7 +122,7 @@ pub trait CausalLm {
     /// An empty cache for `batch` sequences of up to `capacity` tokens, in the model's dtype.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
@@ -142,7 +142,7 @@ pub trait CausalLm {
     /// Tokens in the vocabulary.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,

@@ -108,9 +108,9 @@ impl Model {
     /// The language model, if it is one.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # use fp8::models::{Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
     /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
     /// # let config = LlamaConfig::parse("config.json", &json)?;
@@ -130,7 +130,7 @@ impl Model {
     /// The encoder, if it is one.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{Bert, BertConfig};
     /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
@@ -191,9 +191,9 @@ pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Model> {
 /// ```
 /// # use fp8::load::Checkpoint;
 /// # use fp8::models::{ModelOptions, of_checkpoint};
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # use fp8::models::{Llama, LlamaConfig};
 /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
 /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
 /// # let vars = VarMap::new();

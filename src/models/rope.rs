@@ -73,7 +73,7 @@ pub enum RopeScaling {
 ///
 /// ```
 /// use fp8::models::LlamaConfig;
-/// let mut json = serde_json::json!({
+/// let json = serde_json::json!({
 ///     "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
 ///     "num_hidden_layers": 1, "num_attention_heads": 2, "rope_theta": 500_000.,
 /// });

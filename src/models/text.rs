@@ -213,9 +213,9 @@ fn overlap(text: &str, stop: &str) -> usize {
 /// New text of one prompt.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # use fp8::models::{Llama, LlamaConfig};
 /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
 /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
 /// # let config = LlamaConfig::parse("config.json", &json)?;
@@ -256,9 +256,9 @@ pub struct TextPiece {
 /// What followed one prompt.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # use fp8::models::{Llama, LlamaConfig};
 /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
 /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
 /// # let config = LlamaConfig::parse("config.json", &json)?;
@@ -302,6 +302,7 @@ pub struct TextOutput {
 /// use fp8::models::{GenerationOptions, Llama, Tokenizer, generate_text};
 /// use std::ops::ControlFlow;
 ///
+/// # #[expect(dead_code)]
 /// # fn example(model: &Llama) -> Result<(), Box<dyn std::error::Error>> {
 /// let tokenizer = Tokenizer::open("model")?;
 /// let prompts = vec![tokenizer.encode("In the beginning", true)?];

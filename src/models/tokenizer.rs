@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// let ids = tokenizer.encode("In the beginning", true)?;
 /// println!("{}", tokenizer.decode(&ids, true)?);
 /// let chat = tokenizer.chat(&[ChatMessage::new("user", "Hello!")])?;
-/// let ids = tokenizer.encode(&chat, false)?;
+/// println!("{:?}", tokenizer.encode(&chat, false)?);
 /// # Ok::<(), fp8::models::TextError>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -102,6 +102,7 @@ impl Tokenizer {
     /// use fp8::models::gguf::GgufFile;
     ///
     /// let tokenizer = Tokenizer::from_gguf(&GgufFile::open("model.gguf")?)?;
+    /// println!("{}", tokenizer.vocab_size());
     /// # Ok::<(), fp8::models::gguf::GgufError>(())
     /// ```
     ///
@@ -284,7 +285,8 @@ impl Tokenizer {
     /// use fp8::models::ChatMessage;
     /// let text = tokenizer.chat(&[ChatMessage::new("user", "in")])?;
     /// assert_eq!(text, "in</s>");
-    /// let ids = tokenizer.encode(&text, false)?;
+    /// let ids = tokenizer.encode(&text, false)?; // the template has written what begins and ends a text
+    /// assert_eq!(ids[0], 3);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -44,6 +44,7 @@ pub fn open_cuda(ordinal: usize) -> Result<Device> {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // SAFETY: the only CUDA device of this program, and nothing here asks for its stream.
 /// let device = unsafe { fp8_candle::device::open_cuda_untracked(0) }?;
+/// assert!(device.is_cuda());
 /// # Ok(())
 /// # }
 /// ```

@@ -25,8 +25,8 @@ impl Scaled {
     /// If the shapes do not fit or the devices differ.
     ///
     /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::{Scaled, as_scaled};
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::scaled::as_scaled;
     /// let x = as_scaled(&Tensor::new(&[[1f32, 2.0]], &Device::Cpu)?, 4.0)?;
     /// let weight = as_scaled(&Tensor::new(&[[3f32, 5.0]], &Device::Cpu)?, None)?;
     /// let bias = as_scaled(&Tensor::new(&[7f32], &Device::Cpu)?, None)?;

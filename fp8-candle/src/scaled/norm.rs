@@ -34,7 +34,7 @@ impl Scaled {
     /// If `gain` is not `[last dim]`.
     ///
     /// ```
-    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_core::{Device, Tensor};
     /// use fp8_candle::scaled::{Scaled, as_scaled};
     /// let x = Scaled::from_parts(&Tensor::new(&[2f32, -2.0], &Device::Cpu)?, 0.25)?;
     /// let gain = as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, None)?;

@@ -258,12 +258,9 @@ impl Options {
 /// Keeps settings in force on its thread until it is dropped. Scopes nest; the inner one counts.
 ///
 /// ```
-/// # use candle_core::{Device, Tensor};
 /// # use fp8_candle::scaled::*;
-/// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
 /// let scope = scaled_scope(ScaledOptions::default().with_gradients(false));
 /// drop(scope); // what was in force before is again
-/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 #[must_use = "the settings are in force while the scope lives"]

@@ -174,7 +174,7 @@ impl Scaled {
     /// Zeros of the scale 0, which is the only value of that scale that strict checks know.
     ///
     /// ```
-    /// # use candle_core::{Device, Tensor};
+    /// # use candle_core::Device;
     /// # use fp8_candle::scaled::*;
     /// let zeros = Scaled::zeros(2, candle_core::DType::F16, &Device::Cpu)?;
     /// assert!(zeros.scale().is_zero());

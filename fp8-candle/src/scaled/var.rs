@@ -123,7 +123,7 @@ impl ScaledVar {
     /// the constructor of a layer. None for every other tensor, and once all clones of the parameter are gone.
     ///
     /// ```
-    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_core::{Device, Tensor};
     /// use fp8_candle::scaled::ScaledVar;
     /// let w = ScaledVar::new("w", &Tensor::new(&[1f32, 2.0], &Device::Cpu)?)?;
     /// let plain = w.data_var().as_tensor().clone();

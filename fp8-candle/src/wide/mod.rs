@@ -6,7 +6,7 @@
 //! backward pass.
 //!
 //! ```
-//! use candle_core::{Device, Tensor, Var};
+//! use candle_core::{Device, Var};
 //! use fp8_candle::ops::Activation;
 //! use fp8_candle::{LinearWeight, WideNode};
 //!

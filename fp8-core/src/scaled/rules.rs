@@ -194,7 +194,7 @@ pub fn sum_rule(s: Scale, length: usize, round: Pow2Round) -> Factored {
 ///
 /// ```
 /// # use fp8_core::scaled::*;
-/// let (a, b) = (Scale::new(8.0)?, Scale::new(2.0)?);
+/// let a = Scale::new(8.0)?;
 /// let rule = mean_rule(a, 16, Pow2Round::default());
 /// assert_eq!((rule.scale.to_f32(), rule.data_factor), (8.0 * 4.0 / 16.0, 0.25));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -215,7 +215,7 @@ pub fn mean_rule(s: Scale, length: usize, round: Pow2Round) -> Factored {
 ///
 /// ```
 /// # use fp8_core::scaled::*;
-/// let (a, b) = (Scale::new(8.0)?, Scale::new(2.0)?);
+/// let a = Scale::new(8.0)?;
 /// assert_eq!(powi_rule(a, -2)?.scale.to_f32(), 1.0 / 64.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -267,7 +267,7 @@ pub fn sqrt_rule(s: Scale) -> Factored {
 ///
 /// ```
 /// # use fp8_core::scaled::*;
-/// let (a, b) = (Scale::new(8.0)?, Scale::new(2.0)?);
+/// let a = Scale::new(8.0)?;
 /// let rule = rsqrt_rule(a)?;
 /// assert_eq!((rule.scale.to_f32(), rule.data_factor), (0.25, 0.5));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

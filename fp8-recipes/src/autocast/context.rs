@@ -137,8 +137,9 @@ pub(super) fn current_recall() -> Recall {
 /// has effects beyond its result, such as running statistics, has had them already.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{Device, Tensor, Var};
-/// use fp8_recipes::{is_recomputing, nn::checkpoint};
+/// use fp8::{is_recomputing, nn::checkpoint};
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicU32, Ordering};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -170,7 +171,8 @@ pub fn is_fp8_enabled() -> bool {
 /// Whether a guard is open on this thread, of whatever mode. Work that moves to another thread leaves it behind.
 ///
 /// ```
-/// use fp8_recipes::{Autocast, fp8_autocast, is_fp8_enabled, is_guard_open};
+/// # use fp8_recipes as fp8;
+/// use fp8::{Autocast, fp8_autocast, is_fp8_enabled, is_guard_open};
 ///
 /// let guard = fp8_autocast(Autocast::disabled())?;
 /// assert!(is_guard_open() && !is_fp8_enabled());

@@ -16,6 +16,26 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// If the recipe is unknown or inconsistent, or the thread is a worker of a rayon pool ([`super::AutocastHandle::run`] works there).
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use fp8::{PrepareOptions, fp8_autocast, nn, prepare_fp8};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let vars = VarMap::new();
+/// let model = nn::linear(64, 32, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+/// prepare_fp8(&model, &PrepareOptions::default())?;
+/// let x = Tensor::randn(0f32, 1., (8, 64), &Device::Cpu)?;
+///
+/// let guard = fp8_autocast("delayed")?;
+/// let y = model.forward(&x)?; // in FP8
+/// y.sqr()?.mean_all()?.backward()?;
+/// let summary = guard.close()?; // ends the step; `with_fp8` is the same around a closure
+/// assert_eq!((summary.layers(), summary.casts()), (1, 3));
+/// # Ok(()) }
+/// ```
 pub fn fp8_autocast<A>(autocast: A) -> Result<AutocastGuard>
 where
     A: TryInto<Autocast>,

@@ -14,12 +14,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// it is closed, the handle opens nothing.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use fp8_recipes::fp8_autocast;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let guard = fp8_autocast("tensorwise")?;
 /// let handle = guard.handle();
 /// std::thread::scope(|scope| {
-///     scope.spawn(|| -> fp8_recipes::Result<()> {
+///     scope.spawn(|| -> fp8::Result<()> {
 ///         let inner = handle.open()?;
 ///         // forward passes of this thread
 ///         inner.close()?;

@@ -6,6 +6,7 @@
 //! let guard = fp8_autocast("tensorwise")?;
 //! // forward pass
 //! let summary = guard.close()?;
+//! println!("{} casts", summary.casts());
 //! # Ok(()) }
 //! ```
 //!

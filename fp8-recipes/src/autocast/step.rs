@@ -17,7 +17,7 @@ use std::sync::Weak;
 /// # use fp8_recipes::{end_step, fp8_autocast};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let guard = fp8_autocast("delayed")?;
-/// for batch in 0..1000 {
+/// for _ in 0..1000 {
 ///     // forward, backward, optimizer
 ///     end_step()?;
 /// }

@@ -12,11 +12,12 @@
 //! a checkpoint.
 //!
 //! ```
+//! # use fp8_recipes as fp8;
 //! use candle_core::{DType, Device, Module, Tensor};
 //! use candle_nn::{VarBuilder, VarMap};
-//! use fp8_recipes::checkpoint::{TrainingMeta, resume_training, save_training};
-//! use fp8_recipes::optim::{AdamW, AdamWConfig};
-//! use fp8_recipes::{PrepareOptions, Recipe, nn, prepare_fp8, with_fp8};
+//! use fp8::checkpoint::{TrainingMeta, resume_training, save_training};
+//! use fp8::optim::{AdamW, AdamWConfig};
+//! use fp8::{PrepareOptions, Recipe, nn, prepare_fp8, with_fp8};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let dir = tempfile::tempdir()?;
 //! # let path = dir.path().join("run.safetensors");
@@ -24,7 +25,7 @@
 //! let make = || -> Result<_, Box<dyn std::error::Error>> {
 //!     let vars = VarMap::new();
 //!     let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-//!     let mut model = nn::linear(16, 8, vb.pp("fc"))?;
+//!     let model = nn::linear(16, 8, vb.pp("fc"))?;
 //!     prepare_fp8(&model, &PrepareOptions::default())?;
 //!     let optimizer = AdamW::from_varmap(&vars, AdamWConfig::default())?;
 //!     Ok((vars, model, optimizer))
@@ -127,6 +128,31 @@ struct OptimizerMeta {
 /// # Errors
 /// If a tensor cannot be read or the file not written; the old file survives. [`Error::ScaledParameter`] for a model with scaled
 /// parameters, which [`scaled::save_training`](crate::scaled::save_training) saves.
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// use candle_core::{DType, Device};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use fp8::checkpoint::{TrainingMeta, save_training};
+/// use fp8::optim::{AdamW, AdamWConfig};
+/// use fp8::{PrepareOptions, nn, prepare_fp8};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("run.safetensors");
+/// let vars = VarMap::new();
+/// let model = nn::linear(16, 8, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+/// prepare_fp8(&model, &PrepareOptions::default())?;
+/// let optimizer = AdamW::from_varmap(&vars, AdamWConfig::default())?;
+/// let meta = TrainingMeta {
+///     step: 0,
+///     recipe: Some("delayed".parse()?),
+///     random: serde_json::json!({ "seed": 17 }),
+///     extra: serde_json::Value::Null,
+/// };
+/// save_training(&path, &model, &vars, &optimizer, &meta)?;
+/// # Ok(()) }
+/// ```
 pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 /// [`resume_training`](super::resume_training).
 ///
 /// ```
-/// use fp8_recipes::checkpoint::ResumeOptions;
+/// # use fp8_recipes as fp8;
+/// use fp8::checkpoint::ResumeOptions;
 /// // From f32 with candle's AdamW to FP8 with this library's.
 /// let options = ResumeOptions::new().allow_recipe_change(true).fresh_optimizer(true);
 /// # let _ = options;

@@ -45,20 +45,21 @@ pub fn resume_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
 /// and any run with another optimizer. The report says what came back and what begins anew.
 ///
 /// ```
-/// use candle_core::{DType, Device, Module, Tensor};
+/// # use fp8_recipes as fp8;
+/// use candle_core::{DType, Device};
 /// use candle_nn::{VarBuilder, VarMap};
-/// use fp8_recipes::checkpoint::{
+/// use fp8::checkpoint::{
 ///     Restored, ResumeOptions, TrainingMeta, resume_training_with, save_training,
 /// };
-/// use fp8_recipes::optim::{AdamW, AdamWConfig};
-/// use fp8_recipes::{Recipe, nn, prepare_fp8};
+/// use fp8::optim::{AdamW, AdamWConfig};
+/// use fp8::{Recipe, nn, prepare_fp8};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("f32.safetensors");
 /// // A run in f32 ..
 /// let vars = VarMap::new();
 /// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// let mut model = nn::linear(16, 8, vb.pp("fc"))?;
+/// let model = nn::linear(16, 8, vb.pp("fc"))?;
 /// let mut optimizer = AdamW::from_varmap(&vars, AdamWConfig::default())?;
 /// # let meta = TrainingMeta {
 /// #     step: 100, recipe: None, random: Default::default(), extra: Default::default(),

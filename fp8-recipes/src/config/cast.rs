@@ -35,7 +35,8 @@ impl ScalingType {
     /// Whether the scale comes from the tensor that is cast, with no state.
     ///
     /// ```
-    /// use fp8_recipes::config::ScalingType;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::config::ScalingType;
     /// assert!(ScalingType::Current.is_from_tensor() && !ScalingType::Unscaled.is_from_tensor());
     /// ```
     pub const fn is_from_tensor(self) -> bool {
@@ -45,7 +46,8 @@ impl ScalingType {
     /// The first three letters, as torchao abbreviates: `dyn`, `cur`, `del`, `sta`, `uns`, `dis`.
     ///
     /// ```
-    /// use fp8_recipes::config::ScalingType;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::config::ScalingType;
     /// assert_eq!(ScalingType::Unscaled.short(), "uns");
     /// ```
     pub fn short(self) -> &'static str {
@@ -96,7 +98,8 @@ impl FromStr for ScalingType {
 /// How a cast rounds. In JSON `nearest_even`, `stochastic`.
 ///
 /// ```
-/// use fp8_recipes::config::{CastConfig, CastRounding};
+/// # use fp8_recipes as fp8;
+/// use fp8::config::{CastConfig, CastRounding};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let cast = CastConfig::unscaled().with_rounding(CastRounding::Stochastic);
 /// assert_eq!(serde_json::to_value(cast)?["rounding"], "stochastic");
@@ -194,7 +197,8 @@ impl CastConfig {
     /// The values themselves, with a quant_scale of 1.
     ///
     /// ```
-    /// use fp8_recipes::config::{CastConfig, ScalingType};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::config::{CastConfig, ScalingType};
     /// assert_eq!(CastConfig::unscaled().scaling, ScalingType::Unscaled);
     /// assert!(!CastConfig::unscaled().is_disabled());
     /// ```
@@ -205,7 +209,8 @@ impl CastConfig {
     /// High precision.
     ///
     /// ```
-    /// use fp8_recipes::config::CastConfig;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::config::CastConfig;
     /// assert!(CastConfig::disabled().is_disabled());
     /// ```
     pub const fn disabled() -> Self {
@@ -287,8 +292,9 @@ impl CastConfig {
 /// One of the casts of a layer: an operand in one of the two GEMMs that use it, or what a GEMM gives.
 ///
 /// ```
-/// use fp8_recipes::RecipeName;
-/// use fp8_recipes::config::{Operand, Recipe};
+/// # use fp8_recipes as fp8;
+/// use fp8::RecipeName;
+/// use fp8::config::{Operand, Recipe};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let config = Recipe::from(RecipeName::Hybrid).resolve()?;
 /// assert_eq!(config.cast(Operand::Input).scaling.short(), "cur");

@@ -29,8 +29,9 @@ impl DelayedFormat {
     /// Format of inputs and weights.
     ///
     /// ```
-    /// use fp8_core::Format;
-    /// use fp8_recipes::config::DelayedFormat;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::Format;
+    /// use fp8::config::DelayedFormat;
     /// assert_eq!(DelayedFormat::Hybrid.forward(), Format::E4M3);
     /// ```
     pub fn forward(self) -> Format {
@@ -43,8 +44,9 @@ impl DelayedFormat {
     /// Format of output gradients.
     ///
     /// ```
-    /// use fp8_core::Format;
-    /// use fp8_recipes::config::DelayedFormat;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::Format;
+    /// use fp8::config::DelayedFormat;
     /// assert_eq!(DelayedFormat::Hybrid.backward(), Format::E5M2);
     /// ```
     pub fn backward(self) -> Format {
@@ -127,8 +129,8 @@ impl Default for DelayedScaling {
 /// ([`AmaxCompute::Custom`]).
 ///
 /// ```
-/// use fp8_core::{AmaxCompute, CustomAmax};
-/// use fp8_recipes::DelayedScaling;
+/// # use fp8_recipes as fp8;
+/// use fp8::{AmaxCompute, CustomAmax, DelayedScaling};
 /// let mean = |history: &[f32]| history.iter().sum::<f32>() / history.len() as f32;
 /// let recipe = DelayedScaling::fp8layers()
 ///     .with_amax_compute(AmaxCompute::Custom(CustomAmax::new("mean", mean)));
@@ -170,9 +172,10 @@ impl DelayedScaling {
     /// there and nothing here.
     ///
     /// ```
-    /// # use fp8_recipes::DelayedScaling;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::{DelayedScaling, ScaleRounding};
     /// let recipe = DelayedScaling::fp8layers();
-    /// assert_eq!((recipe.amax_history_len, recipe.scale_rounding), (16, fp8_core::ScaleRounding::PowerOfTwo));
+    /// assert_eq!((recipe.amax_history_len, recipe.scale_rounding), (16, ScaleRounding::PowerOfTwo));
     /// ```
     pub fn fp8layers() -> Self {
         Self::default()

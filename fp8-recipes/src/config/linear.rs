@@ -31,9 +31,10 @@ impl GemmConfig {
 /// checked here; [`Fp8LinearConfig::resolve`] does that.
 ///
 /// ```
-/// # use fp8_recipes::config::{CastConfig, Fp8LinearConfig, RecipeName};
+/// # use fp8_recipes as fp8;
+/// use fp8::{CastConfig, Format, Fp8LinearConfig, RecipeName};
 /// let config = Fp8LinearConfig::from_recipe_name(RecipeName::Tensorwise)
-///     .with_grad_output(CastConfig::dynamic_tensorwise().with_format(fp8_core::Format::E4M3))
+///     .with_grad_output(CastConfig::dynamic_tensorwise().with_format(Format::E4M3))
 ///     .with_emulate(true);
 /// assert_eq!(config.resolve()?.grad_output.short(), "dyn_ten_e4m3");
 /// # Ok::<(), fp8_recipes::config::ConfigError>(())

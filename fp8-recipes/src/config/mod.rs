@@ -42,6 +42,11 @@ mod resolve;
 mod skip;
 mod text;
 
+// What fields of the configurations are made of.
+pub use fp8_core::{
+    AmaxCompute, CustomAmax, Format, FormatPair, Granularity, Overflow, ScaleRounding,
+};
+
 pub use cast::{CastConfig, CastRounding, Gemm, Operand, ScalingType};
 pub(crate) use delayed::check_history_len;
 pub use delayed::{DelayedFormat, DelayedScaling, InitialScale};

@@ -11,11 +11,12 @@ use crate::optim::{
 /// such a checkpoint lacks stays as it is.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Module, Tensor};
+/// # use fp8_recipes as fp8;
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
 /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
 /// # use fp8_recipes::nn;
-/// use fp8_recipes::optim::{CheckpointOptimizer, Sgd, SgdConfig};
+/// use fp8::optim::{CheckpointOptimizer, Sgd, SgdConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let vars = VarMap::new();
 /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
@@ -37,16 +38,17 @@ impl Emulator {
     /// The optimizer as a checkpoint is to see it: with the loss scaler and the count of steps of this emulator.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use fp8_recipes as fp8;
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
     /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// use fp8_recipes::checkpoint::{TrainingMeta, resume_training, save_training};
-    /// use fp8_recipes::optim::{Sgd, SgdConfig};
+    /// use fp8::checkpoint::{TrainingMeta, resume_training, save_training};
+    /// use fp8::optim::{Sgd, SgdConfig};
     /// # let directory = tempfile::tempdir()?;
     /// # let path = directory.path().join("run.safetensors");
     /// # let (random, extra) = Default::default();

@@ -35,14 +35,15 @@ impl Emulator {
     /// Whether the coming step is measured: the one place that decides it. After the step the count is another.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use fp8_recipes as fp8;
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// let stats = fp8_recipes::CastStats::default();
+    /// let stats = fp8::CastStats::default();
     /// let options = EmulatorOptions::default().with_stats(&stats, 3);
     /// let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, options)?;
     /// let due = (0..5).map(|step| {
@@ -59,10 +60,10 @@ impl Emulator {
     /// The log of [`EmulatorOptions::with_stats_log`], which knows whether it could be written.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;

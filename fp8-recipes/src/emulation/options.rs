@@ -11,7 +11,8 @@ use std::str::FromStr;
 /// Which formats an emulated training uses.
 ///
 /// ```
-/// use fp8_recipes::emulation::EmulationMethod;
+/// # use fp8_recipes as fp8;
+/// use fp8::emulation::EmulationMethod;
 ///
 /// assert_eq!("hybrid".parse::<EmulationMethod>()?, EmulationMethod::ScaledHybrid);
 /// # Ok::<(), fp8_recipes::Error>(())
@@ -29,8 +30,9 @@ impl EmulationMethod {
     /// The recipe that does it.
     ///
     /// ```
-    /// use fp8_recipes::RecipeName;
-    /// use fp8_recipes::emulation::EmulationMethod;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::RecipeName;
+    /// use fp8::emulation::EmulationMethod;
     /// assert_eq!(EmulationMethod::ScaledHybrid.recipe_name(), RecipeName::Hybrid);
     /// ```
     pub fn recipe_name(self) -> RecipeName {
@@ -66,8 +68,9 @@ impl FromStr for EmulationMethod {
 /// What an [`Emulator`](super::Emulator) is told beside its method.
 ///
 /// ```
-/// use fp8_recipes::emulation::EmulatorOptions;
-/// use fp8_recipes::optim::LossScalerConfig;
+/// # use fp8_recipes as fp8;
+/// use fp8::emulation::EmulatorOptions;
+/// use fp8::optim::LossScalerConfig;
 ///
 /// let options = EmulatorOptions::default()
 ///     .with_exempt("layers.0")

@@ -10,14 +10,14 @@ impl Emulator {
     /// How the loss is scaled now, and how many steps were left out.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
     /// assert_eq!(emulator.loss_scaler().skipped_steps(), 0);
     /// # Ok(()) }
     /// ```
@@ -28,15 +28,16 @@ impl Emulator {
     /// The loss scaler, for example to load its state.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use fp8_recipes as fp8;
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
+    /// # use fp8_recipes::nn;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
     /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// let mut other = fp8_recipes::optim::DynamicLossScaler::default();
+    /// let mut other = fp8::optim::DynamicLossScaler::default();
     /// other.update(true);
     /// emulator.loss_scaler_mut().load_state(&other.state())?;
     /// assert_eq!(emulator.loss_scaler().loss_scale(), 32768.);
@@ -53,11 +54,12 @@ impl Emulator {
     /// The optimizer's or candle's; the count and the loss scale stay as they were.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use fp8_recipes as fp8;
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
-    /// use fp8_recipes::optim::{Sgd, SgdConfig};
+    /// # use fp8_recipes::nn;
+    /// use fp8::optim::{Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
@@ -85,6 +87,7 @@ impl Emulator {
     /// As [`Emulator::optimizer_step`].
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{DType, Device, Module, Tensor};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
@@ -93,8 +96,8 @@ impl Emulator {
     /// # let vars = VarMap::new();
     /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
     /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// use fp8_recipes::GradAccumulator;
-    /// use fp8_recipes::optim::{Sgd, SgdConfig};
+    /// use fp8::GradAccumulator;
+    /// use fp8::optim::{Sgd, SgdConfig};
     /// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
     /// let mut micro_batches = GradAccumulator::new(&vars);
     /// for x in Tensor::full(0.1f32, (8, 32), &Device::Cpu)?.chunk(4, 0)? {

@@ -112,8 +112,10 @@ impl ExportOptions {
     /// with [`Error::Inexpressible`](crate::Error::Inexpressible) for a layer that they cannot hold.
     ///
     /// ```
-    /// use fp8_recipes::{ExportOptions, rewrite::Spelling};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::{ExportOptions, rewrite::Spelling};
     /// let options = ExportOptions::new().with_spelling(Spelling::ModelOpt);
+    /// println!("{options:?}"); // for `save_calibrated_with`
     /// ```
     #[must_use]
     pub fn with_spelling(mut self, spelling: Spelling) -> Self {
@@ -130,7 +132,8 @@ impl ExportOptions {
     /// another elsewhere; logits of the two agree to 23 dB or so. The other spellings refuse such layers.
     ///
     /// ```
-    /// use fp8_recipes::ExportOptions;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::ExportOptions;
     /// let options = ExportOptions::new().with_power_of_two_inputs(true);
     /// ```
     #[must_use]
@@ -142,7 +145,8 @@ impl ExportOptions {
     /// What becomes of layers whose inputs cannot be cut into the groups of their recipe. Default: the export fails.
     ///
     /// ```
-    /// use fp8_recipes::{ExportOptions, Ragged};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::{ExportOptions, Ragged};
     /// let options = ExportOptions::new().with_ragged(Ragged::Rowwise);
     /// ```
     #[must_use]

@@ -17,14 +17,15 @@ use std::sync::PoisonError;
 /// history.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Module, Tensor};
 /// use candle_nn::{Optimizer, VarBuilder, VarMap};
-/// use fp8_recipes::optim::{AdamW, AdamWConfig};
-/// use fp8_recipes::{GradAccumulator, Recipe, check_gradients, fp8_autocast, nn, prepare_fp8};
+/// use fp8::optim::{AdamW, AdamWConfig};
+/// use fp8::{GradAccumulator, Recipe, check_gradients, fp8_autocast, nn, prepare_fp8};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let vars = VarMap::new();
 /// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// let mut model = nn::linear(16, 8, vb.pp("fc"))?;
+/// let model = nn::linear(16, 8, vb.pp("fc"))?;
 /// prepare_fp8(&model, &Default::default())?;
 /// let recipe: Recipe = "delayed".parse()?;
 /// let mut optimizer = AdamW::from_varmap(&vars, AdamWConfig::default())?;

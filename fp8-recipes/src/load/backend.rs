@@ -37,6 +37,7 @@ pub(crate) fn scheme(vb: &VarBuilder<'_>) -> Result<Option<LayerScheme>> {
 /// Names that a model has taken from a [`Checkpoint`] while it was built. Clones share the list.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Tensor};
 /// # use fp8_recipes::load::Checkpoint;
 /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -50,7 +51,7 @@ pub(crate) fn scheme(vb: &VarBuilder<'_>) -> Result<Option<LayerScheme>> {
 /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
 /// let loaded = checkpoint.loaded_names();
 /// let vb = checkpoint.var_builder(DType::F32, &Device::Cpu)?;
-/// let layer = fp8_recipes::nn::linear_no_bias(64, 32, vb.pp("fc"))?;
+/// fp8::nn::linear_no_bias(64, 32, vb.pp("fc"))?;
 /// assert!(!loaded.names().contains(&"fc.bias".to_string())); // the model has none
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -145,6 +146,7 @@ impl SimpleBackend for Backend {
 /// Opens safetensors files as a VarBuilder: see [`Checkpoint`].
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Tensor};
 /// # use fp8_recipes::load::Checkpoint;
 /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -155,7 +157,7 @@ impl SimpleBackend for Backend {
 /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
 /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
 /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-/// use fp8_recipes::load;
+/// use fp8::load;
 /// let vb = load::var_builder(&[fp8.join("model.safetensors")], DType::F32, &Device::Cpu)?;
 /// // A stock layer gets the dequantized weight.
 /// let layer = candle_nn::linear(64, 32, vb.pp("fc"))?;
@@ -176,8 +178,9 @@ pub fn var_builder<P: AsRef<Path>>(
 /// Opens the model in a directory as a VarBuilder: see [`Checkpoint::open_dir`].
 ///
 /// ```no_run
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device};
-/// use fp8_recipes::{load, nn};
+/// use fp8::{load, nn};
 /// let vb = load::open_dir("Qwen3-8B-FP8", DType::F32, &Device::Cpu)?;
 /// let layer = nn::linear_no_bias(4096, 4096, vb.pp("model.layers.0.self_attn.q_proj"))?;
 /// assert!(layer.static_weight().is_some());

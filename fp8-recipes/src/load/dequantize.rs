@@ -23,9 +23,10 @@ use std::sync::PoisonError;
 /// ([`weight_version`](fp8_candle::weight_version)), and its FP8 state stays.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Module, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
-/// use fp8_recipes::{
+/// use fp8::{
 ///     Autocast, Recipe, fp8_autocast, load, nn, prepare_fp8, save_calibrated, with_fp8,
 /// };
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +34,7 @@ use std::sync::PoisonError;
 /// # let path = dir.path().join("model.safetensors");
 /// let recipe: Recipe = "delayed".parse()?;
 /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// # let mut model = nn::linear(16, 8, vb.pp("fc"))?;
+/// # let model = nn::linear(16, 8, vb.pp("fc"))?;
 /// # prepare_fp8(&model, &Default::default())?;
 /// # let guard = fp8_autocast(Autocast::new(recipe.clone()).calibrating(true))?;
 /// # model.forward(&Tensor::ones((1, 16), DType::F32, &Device::Cpu)?)?;
@@ -41,7 +42,7 @@ use std::sync::PoisonError;
 /// # save_calibrated(&model, &path)?;
 /// // A model as for training from scratch ..
 /// let vars = VarMap::new();
-/// let mut model = nn::linear(16, 8, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+/// let model = nn::linear(16, 8, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
 /// // .. begins with the values of an FP8 file.
 /// let report = load::dequantize_into(&vars, &[&path])?;
 /// assert_eq!(report.dequantized, ["fc.weight"]);
@@ -63,7 +64,8 @@ pub fn dequantize_into<P: AsRef<Path>>(vars: &VarMap, paths: &[P]) -> Result<Deq
 /// As [`dequantize_into`], with names missing where `options` allow it.
 ///
 /// ```no_run
-/// use fp8_recipes::load::{DequantizeOptions, dequantize_into_with};
+/// # use fp8_recipes as fp8;
+/// use fp8::load::{DequantizeOptions, dequantize_into_with};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let vars = candle_nn::VarMap::new();
 /// // A classifier on a language model: its head is new, the old one is left out.
@@ -173,7 +175,8 @@ impl Checkpoint {
 /// What [`dequantize_into_with`] lets be missing. By default nothing.
 ///
 /// ```
-/// use fp8_recipes::load::DequantizeOptions;
+/// # use fp8_recipes as fp8;
+/// use fp8::load::DequantizeOptions;
 /// let options = DequantizeOptions::new().allow_unused(true);
 /// assert!(options.allow_unused && !options.allow_missing);
 /// ```
@@ -190,7 +193,8 @@ impl DequantizeOptions {
     /// Nothing may be missing.
     ///
     /// ```
-    /// use fp8_recipes::load::DequantizeOptions;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::load::DequantizeOptions;
     /// // A base model into an adapter's variables: names may be missing on either side.
     /// let options = DequantizeOptions::new().allow_missing(true).allow_unused(true);
     /// assert_ne!(options, DequantizeOptions::new());
@@ -202,6 +206,7 @@ impl DequantizeOptions {
     /// Whether variables of which the checkpoint has no tensor keep their values.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
     /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -215,7 +220,7 @@ impl DequantizeOptions {
     /// # let fp8 = fp8.join("model.safetensors");
     /// # let vars = candle_nn::VarMap::new();
     /// # let vb = candle_nn::VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// use fp8_recipes::load::{DequantizeOptions, dequantize_into_with};
+    /// use fp8::load::{DequantizeOptions, dequantize_into_with};
     /// vb.get((32, 64), "fc.weight")?;
     /// vb.get(32, "fc.bias")?;
     /// vb.get(4, "new.weight")?;
@@ -232,6 +237,7 @@ impl DequantizeOptions {
     /// Whether tensors that belong to no variable are left out.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
     /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -245,7 +251,7 @@ impl DequantizeOptions {
     /// # let fp8 = fp8.join("model.safetensors");
     /// # let vars = candle_nn::VarMap::new();
     /// # let vb = candle_nn::VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// use fp8_recipes::load::{DequantizeOptions, dequantize_into_with};
+    /// use fp8::load::{DequantizeOptions, dequantize_into_with};
     /// vb.get((32, 64), "fc.weight")?;
     /// let options = DequantizeOptions::new().allow_unused(true);
     /// let report = dequantize_into_with(&vars, &[fp8], &options)?;
@@ -261,6 +267,7 @@ impl DequantizeOptions {
 /// What [`dequantize_into`] has done, all names sorted. Prints as a line, and one for each name that has no counterpart.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Tensor};
 /// # use fp8_recipes::load::Checkpoint;
 /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -276,7 +283,7 @@ impl DequantizeOptions {
 /// # let vb = candle_nn::VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
 /// vb.get((32, 64), "fc.weight")?;
 /// vb.get(32, "fc.bias")?;
-/// let report = fp8_recipes::load::dequantize_into(&vars, &[fp8])?;
+/// let report = fp8::load::dequantize_into(&vars, &[fp8])?;
 /// assert_eq!(report.dequantized, ["fc.weight"]);
 /// assert_eq!(report.copied, ["fc.bias"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

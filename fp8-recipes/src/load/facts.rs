@@ -7,6 +7,7 @@ impl Checkpoint {
     /// Which family of checkpoints it is: that of the first file with FP8 in it.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
     /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -18,7 +19,7 @@ impl Checkpoint {
     /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
     /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
     /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// use fp8_recipes::load::FamilyName;
+    /// use fp8::load::FamilyName;
     /// assert_eq!(checkpoint.family(), FamilyName::CompressedTensors);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

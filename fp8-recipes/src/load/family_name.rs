@@ -5,7 +5,8 @@ use std::fmt;
 /// Who writes checkpoints like this one: the spelling of names, scales and configuration.
 ///
 /// ```
-/// use fp8_recipes::load::FamilyName;
+/// # use fp8_recipes as fp8;
+/// use fp8::load::FamilyName;
 /// assert_eq!(FamilyName::Fp8Blocks.to_string(), "fp8 blocks (DeepSeek, Qwen)");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -113,8 +113,9 @@ impl Checkpoint {
     /// scale may be in different ones.
     ///
     /// ```no_run
+    /// # use fp8_recipes as fp8;
     /// use candle_core::Device;
-    /// use fp8_recipes::load::Checkpoint;
+    /// use fp8::load::Checkpoint;
     ///
     /// let checkpoint = Checkpoint::open_dir("Llama-3.1-8B-Instruct-FP8")?;
     /// println!("{}", checkpoint.family());
@@ -135,10 +136,12 @@ impl Checkpoint {
     /// As [`Checkpoint::open_dir`], with `options`.
     ///
     /// ```no_run
-    /// use fp8_recipes::load::{Checkpoint, Inputs, OpenOptions};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::load::{Checkpoint, Inputs, OpenOptions};
     /// // Weights in FP8, inputs untouched, whatever the checkpoint says.
     /// let options = OpenOptions::new().with_inputs(Inputs::WeightOnly);
     /// let checkpoint = Checkpoint::open_dir_with("Qwen3-8B-FP8", &options)?;
+    /// println!("{:?}", checkpoint.family());
     /// # Ok::<(), fp8_recipes::Error>(())
     /// ```
     ///
@@ -181,9 +184,11 @@ impl Checkpoint {
     /// As [`Checkpoint::open`], with `options`.
     ///
     /// ```no_run
-    /// use fp8_recipes::load::{Checkpoint, OpenOptions};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::load::{Checkpoint, OpenOptions};
     /// let options = OpenOptions::new().with_allow_unscaled(true);
     /// let checkpoint = Checkpoint::open_with(&["t5xxl_fp8_e4m3fn.safetensors"], &options)?;
+    /// println!("{:?}", checkpoint.family());
     /// # Ok::<(), fp8_recipes::Error>(())
     /// ```
     ///
@@ -335,6 +340,7 @@ impl Checkpoint {
     /// A VarBuilder over this checkpoint; other tensors than FP8 weights are cast to `dtype`.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
     /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -348,7 +354,7 @@ impl Checkpoint {
     /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
     /// use candle_core::Module;
     /// let vb = checkpoint.var_builder(DType::F32, &Device::Cpu)?;
-    /// let layer = fp8_recipes::nn::linear(64, 32, vb.pp("fc"))?; // holds the codes
+    /// let layer = fp8::nn::linear(64, 32, vb.pp("fc"))?; // holds the codes
     /// let y = layer.forward(&Tensor::ones((1, 64), DType::F32, &Device::Cpu)?)?;
     /// assert_eq!(y.dims(), [1, 32]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -3,6 +3,7 @@
 /// What becomes of the inputs of FP8 layers.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Tensor};
 /// # use fp8_recipes::load::Checkpoint;
 /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -13,8 +14,8 @@
 /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
 /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
 /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-/// use fp8_recipes::load::{Inputs, OpenOptions};
-/// use fp8_recipes::nn::InputScaling;
+/// use fp8::load::{Inputs, OpenOptions};
+/// use fp8::nn::InputScaling;
 /// let options = OpenOptions::new().with_inputs(Inputs::WeightOnly);
 /// let checkpoint = Checkpoint::open_dir_with(&fp8, &options)?;
 /// let layer = checkpoint.stored_layer("fc", &Device::Cpu)?;
@@ -36,7 +37,8 @@ pub enum Inputs {
 /// How [`Checkpoint::open_dir_with`](super::Checkpoint::open_dir_with) takes what it finds.
 ///
 /// ```
-/// use fp8_recipes::load::{Inputs, OpenOptions};
+/// # use fp8_recipes as fp8;
+/// use fp8::load::{Inputs, OpenOptions};
 /// let options = OpenOptions::new().with_inputs(Inputs::Groups(128));
 /// assert_eq!(options.inputs, Inputs::Groups(128));
 /// assert!(!options.allow_unscaled);
@@ -54,7 +56,8 @@ impl OpenOptions {
     /// Inputs as stored, every FP8 weight with its scale.
     ///
     /// ```
-    /// use fp8_recipes::load::{Inputs, OpenOptions};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::load::{Inputs, OpenOptions};
     /// assert_eq!(OpenOptions::new().inputs, Inputs::AsStored);
     /// ```
     pub fn new() -> Self {

@@ -17,6 +17,7 @@ use safetensors::Dtype;
 /// An FP8 layer of a checkpoint in the one form that all families are brought into.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Tensor};
 /// # use fp8_recipes::load::Checkpoint;
 /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -28,7 +29,7 @@ use safetensors::Dtype;
 /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
 /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
 /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-/// use fp8_recipes::nn::InputScaling;
+/// use fp8::nn::InputScaling;
 /// let layer = checkpoint.stored_layer("fc", &Device::Cpu)?;
 /// assert_eq!(layer.codes.dims(), [32, 64]);
 /// assert_eq!(layer.codes.dequant_scale().elem_count(), 32); // one per output feature
@@ -50,11 +51,12 @@ impl Checkpoint {
     /// The FP8 layer at a canonical path, on `device`.
     ///
     /// ```no_run
+    /// # use fp8_recipes as fp8;
     /// use candle_core::{DType, Device};
-    /// use fp8_recipes::load::Checkpoint;
+    /// use fp8::load::Checkpoint;
     /// let checkpoint = Checkpoint::open_dir("Qwen3-8B-FP8")?;
     /// let layer = checkpoint.stored_layer("model.layers.0.mlp.up_proj", &Device::Cpu)?;
-    /// let value = layer.codes.dequantize(DType::F32)?;
+    /// println!("{}", layer.codes.dequantize(DType::F32)?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -29,9 +29,10 @@ use std::ops::Deref;
 /// [`AutocastGuard::abort`]: crate::AutocastGuard::abort
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Tensor};
 /// # use candle_nn::{VarBuilder, VarMap};
-/// use fp8_recipes::nn::{self, ModuleT};
+/// use fp8::nn::{self, ModuleT};
 /// # fn main() -> candle_core::Result<()> {
 /// let vars = VarMap::new();
 /// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
@@ -265,7 +266,7 @@ impl BatchNorm {
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::nn::BatchNorm;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let (zeros, ones) = (Tensor::zeros(2, DType::F32, &Device::Cpu)?, Tensor::ones(2, DType::F32, &Device::Cpu)?);
+    /// # let ones = Tensor::ones(2, DType::F32, &Device::Cpu)?;
     /// let bn = BatchNorm::new_no_bias(2, ones.clone(), (ones * 4.)?, 0.)?;
     /// let y = bn.forward_eval(&Tensor::new(&[[3f32, 1.]], &Device::Cpu)?)?;
     /// assert_eq!(y.to_vec2::<f32>()?, [[1., 0.]]);

@@ -31,10 +31,11 @@ use std::sync::Arc;
 ///
 /// # Examples
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
-/// use fp8_recipes::nn::{LayerInputs, TransformerConfig, checkpoint, transformer_layer};
-/// use fp8_recipes::{fp8_autocast, prepare_fp8};
+/// use fp8::nn::{LayerInputs, TransformerConfig, checkpoint, transformer_layer};
+/// use fp8::{fp8_autocast, prepare_fp8};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let vars = VarMap::new();
 /// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
@@ -73,8 +74,9 @@ where
 ///
 /// # Examples
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{Device, Tensor, Var};
-/// use fp8_recipes::nn::checkpoint_many;
+/// use fp8::nn::checkpoint_many;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let x = Var::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?;
 /// let rows = Tensor::new(&[1u32, 1], &Device::Cpu)?;

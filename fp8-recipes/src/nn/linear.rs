@@ -115,8 +115,9 @@ impl Linear {
     /// The scaled parameter of a layer that was built on a [`ScaledVarMap`](crate::scaled::ScaledVarMap), None of others.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// use candle_core::{DType, Device};
-    /// use fp8_recipes::{nn, scaled::ScaledVarMap};
+    /// use fp8::{nn, scaled::ScaledVarMap};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
     /// let fc = nn::linear(4, 8, vars.var_builder().pp("fc"))?;
@@ -329,8 +330,9 @@ impl Linear {
     /// Those of the first layer that fails.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_recipes::nn::Linear;
+    /// use fp8::nn::Linear;
     /// # fn main() -> candle_core::Result<()> {
     /// let weight = |n| Tensor::ones((n, 4), DType::F32, &Device::Cpu);
     /// let layers = [Linear::new(weight(8)?, None), Linear::new(weight(2)?, None)];
@@ -421,6 +423,22 @@ impl Fp8Module for Linear {
 ///
 /// # Errors
 /// If a tensor is missing or has another shape, or holds FP8 values without their scale.
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use fp8::nn;
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let vars = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// let layer = nn::linear(64, 32, vb.pp("fc"))?;
+/// assert_eq!(layer.path(), Some("fc")); // its name in reports, patterns and files
+/// let x = Tensor::randn(0f32, 1., (8, 64), &Device::Cpu)?;
+/// assert_eq!(layer.forward(&x)?.dims(), [8, 32]);
+/// # Ok(()) }
+/// ```
 pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder<'_>) -> candle_core::Result<Linear> {
     linear_b(in_dim, out_dim, true, vb)
 }

@@ -88,7 +88,7 @@ operators! {
     /// product of plain matrices, where a recipe casts operators.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let scores = nn::Matmul::new("attention.scores");
@@ -102,7 +102,8 @@ operators! {
         new {
         ///
         /// ```
-        /// use fp8_recipes::{Fp8Operator, nn};
+        /// # use fp8_recipes as fp8;
+        /// use fp8::{Fp8Operator, nn};
         /// assert_eq!(nn::Matmul::new("attention.scores").path(), Some("attention.scores"));
         /// ```
         }
@@ -122,9 +123,10 @@ operators! {
     /// The sum of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{Device, Tensor};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let residual = fp8_recipes::nn::Add::new("block.residual");
+    /// let residual = fp8::nn::Add::new("block.residual");
     /// let x = Tensor::new(&[1f32, 2.], &Device::Cpu)?;
     /// assert_eq!(residual.forward(&x, &x)?.to_vec1::<f32>()?, [2., 4.]);
     /// # Ok(()) }
@@ -133,8 +135,9 @@ operators! {
         new {
         ///
         /// ```
+        /// # use fp8_recipes as fp8;
         /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-        /// use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
+        /// use fp8::{PrepareOptions, nn, prepare_fp8};
         /// let add = nn::Add::new("block.residual");
         /// let report = prepare_fp8(&add, &PrepareOptions::default().with_operators(true))?;
         /// assert_eq!(report.layers[0].path.as_deref(), Some("block.residual"));
@@ -157,9 +160,10 @@ operators! {
     /// The elementwise product of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{Device, Tensor};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let gate = fp8_recipes::nn::Mul::new("mlp.gate");
+    /// let gate = fp8::nn::Mul::new("mlp.gate");
     /// let x = Tensor::new(&[1f32, 3.], &Device::Cpu)?;
     /// assert_eq!(gate.forward(&x, &x)?.to_vec1::<f32>()?, [1., 9.]);
     /// # Ok(()) }
@@ -168,7 +172,8 @@ operators! {
         new {
         ///
         /// ```
-        /// use fp8_recipes::{Fp8Operator, LayerKind, nn};
+        /// # use fp8_recipes as fp8;
+        /// use fp8::{Fp8Operator, LayerKind, nn};
         /// let gates = ["up.gate", "down.gate"].map(nn::Mul::new);
         /// assert_eq!((gates[1].path(), gates[1].kind()), (Some("down.gate"), LayerKind::Mul));
         /// ```
@@ -190,9 +195,10 @@ operators! {
     /// The elementwise quotient of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{Device, Tensor};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let ratio = fp8_recipes::nn::Div::new("ratio");
+    /// let ratio = fp8::nn::Div::new("ratio");
     /// let x = Tensor::new(&[1f32, 3.], &Device::Cpu)?;
     /// assert_eq!(ratio.forward(&x, &x)?.to_vec1::<f32>()?, [1., 1.]);
     /// # Ok(()) }
@@ -201,7 +207,8 @@ operators! {
         new {
         ///
         /// ```
-        /// use fp8_recipes::{Fp8Operator, nn};
+        /// # use fp8_recipes as fp8;
+        /// use fp8::{Fp8Operator, nn};
         /// // Prepared by `prepare_fp8`, not here.
         /// assert!(nn::Div::new("attention.temperature").fp8_state().is_none());
         /// ```

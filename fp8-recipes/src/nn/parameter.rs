@@ -6,8 +6,9 @@ use candle_core::Tensor;
 /// A parameter that is not part of a layer of this module, with its checkpoint name.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Tensor};
-/// use fp8_recipes::nn::Parameter;
+/// use fp8::nn::Parameter;
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let gain = Parameter::new("blocks.0.gain", Tensor::ones(4, DType::F32, &Device::Cpu)?);

@@ -9,9 +9,10 @@ impl<T: Module + Fp8Module> Layer for T {}
 /// `candle_nn::Sequential` whose layers can be visited, so that those inside it can run in FP8.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Module, Tensor};
 /// # use candle_nn::{VarBuilder, VarMap};
-/// use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
+/// use fp8::{PrepareOptions, nn, prepare_fp8};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// # let vars = VarMap::new();

@@ -36,7 +36,7 @@ use super::{AdamWConfig, ParamGroup};
 ///
 /// ```
 /// # use candle_core::{DType, Device, Var};
-/// # use fp8_recipes::optim::{AdamW, AdamWConfig, ParamGroup};
+/// # use fp8_recipes::optim::{AdamW, AdamWConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
 /// let config = AdamWConfig { lr: 0.25, weight_decay: 0., ..Default::default() };
@@ -251,7 +251,7 @@ impl Optimizer for AdamW {
 
     /// As [`AdamW::apply`], without the report.
     fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
-        let _ = self.apply(grads)?;
+        self.apply(grads)?;
         Ok(())
     }
 

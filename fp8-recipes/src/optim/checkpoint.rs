@@ -27,9 +27,10 @@ use super::{LossScalerState, OptimError};
 /// The variables themselves are not the optimizer's to save. An optimizer of your own:
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::backprop::GradStore;
 /// use candle_core::{DType, Tensor, Var};
-/// use fp8_recipes::optim::{CheckpointOptimizer, OptimError, OptimizerState};
+/// use fp8::optim::{CheckpointOptimizer, OptimError, OptimizerState};
 ///
 /// /// `velocity = momentum * velocity + gradient; variable -= lr * velocity`
 /// struct Momentum { lr: f64, momentum: f64, vars: Vec<(String, Var)>, velocity: Vec<Tensor> }
@@ -122,8 +123,8 @@ pub trait CheckpointOptimizer {
     /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, CheckpointOptimizer, Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
+    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let scaler = DynamicLossScaler::default();
     /// assert!(!sgd.scales_loss());
     /// assert!(LossScaled::new(sgd, scaler).scales_loss());
     /// # Ok(()) }
@@ -136,8 +137,9 @@ pub trait CheckpointOptimizer {
 /// The state of an optimizer: which one it is, named tensors, and hyperparameters as JSON.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_recipes::optim::{OptimError, OptimizerState};
+/// use fp8::optim::{OptimError, OptimizerState};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let state = OptimizerState::new("my_crate.Sign")
 ///     .with_hyperparameters(0.01f64)?
@@ -180,7 +182,8 @@ impl OptimizerState {
     /// The state of the loss scaler, if one drives the optimizer.
     ///
     /// ```
-    /// use fp8_recipes::optim::{DynamicLossScaler, OptimizerState};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::optim::{DynamicLossScaler, OptimizerState};
     /// let state = OptimizerState::new("my_crate.Sign");
     /// assert_eq!(state.loss_scaler(), None);
     /// let scaler = DynamicLossScaler::default().state();
@@ -200,7 +203,8 @@ impl OptimizerState {
     /// That count, if the run keeps one.
     ///
     /// ```
-    /// use fp8_recipes::optim::OptimizerState;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::optim::OptimizerState;
     /// let state = OptimizerState::new("my_crate.Sign");
     /// assert_eq!(state.global_steps(), None);
     /// assert_eq!(state.with_global_steps(7).global_steps(), Some(7));
@@ -311,7 +315,8 @@ impl OptimizerState {
 /// [`ResumeOptions::fresh_optimizer`](crate::checkpoint::ResumeOptions::fresh_optimizer) leaves that out.
 ///
 /// ```
-/// use fp8_recipes::optim::{CheckpointOptimizer, NoOptimizer};
+/// # use fp8_recipes as fp8;
+/// use fp8::optim::{CheckpointOptimizer, NoOptimizer};
 /// let state = NoOptimizer.optimizer_state()?;
 /// assert!(state.tensors().is_empty());
 /// # Ok::<(), fp8_recipes::optim::OptimError>(())

@@ -19,8 +19,9 @@ enum GroupLr {
 /// groups name a variable, the last one counts.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Var};
-/// use fp8_recipes::optim::{AdamW, AdamWConfig, OptimError, ParamGroup};
+/// use fp8::optim::{AdamW, AdamWConfig, ParamGroup};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let var = || Var::ones(3, DType::F32, &Device::Cpu);
 /// let vars = vec![("fc.weight".to_string(), var()?), ("fc.bias".to_string(), var()?)];

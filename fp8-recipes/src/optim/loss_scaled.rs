@@ -13,11 +13,12 @@ use super::{
 /// and leaves the scaler as it is; the optimizer's part is the same with and without one.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Var};
-/// use fp8_recipes::optim::{CheckpointOptimizer, DynamicLossScaler, LossScaled, Sgd, SgdConfig};
+/// use fp8::optim::{CheckpointOptimizer, DynamicLossScaler, LossScaled, Sgd, SgdConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-/// let make = || -> Result<_, fp8_recipes::optim::OptimError> {
+/// let make = || -> Result<_, fp8::optim::OptimError> {
 ///     let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default())?;
 ///     Ok(LossScaled::new(sgd, DynamicLossScaler::default()))
 /// };
@@ -45,8 +46,8 @@ impl<O> LossScaled<O> {
     /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
+    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let scaler = DynamicLossScaler::default();
     /// let scaled = LossScaled::new(sgd, scaler);
     /// assert_eq!((scaled.optimizer.lr(), scaled.scaler.loss_scale()), (0.25, 65536.));
     /// # Ok(()) }
@@ -67,8 +68,8 @@ impl<O: NamedOptimizer> LossScaled<O> {
     /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
+    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let scaler = DynamicLossScaler::default();
     /// let mut scaled = LossScaled::new(sgd, scaler);
     /// let step = scaled.backward_step(&w.sqr()?.sum_all()?)?;
     /// assert_eq!((step.skipped(), scaled.optimizer.steps()), (false, 1));
@@ -88,8 +89,8 @@ impl<O: NamedOptimizer> LossScaled<O> {
     /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
+    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let scaler = DynamicLossScaler::default();
     /// let mut scaled = LossScaled::new(sgd, scaler);
     /// let mut grads = scaled.scaler.scaled(&w.sqr()?.sum_all()?)?.backward()?;
     /// assert!(!scaled.apply(&mut grads)?.skipped());

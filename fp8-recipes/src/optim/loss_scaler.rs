@@ -21,9 +21,10 @@ use super::unscale::Unscaled;
 /// [`DynamicLossScaler::update`]. [`LossScaled`](super::LossScaled) keeps it in training checkpoints.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Var};
 /// use candle_nn::{Optimizer, SGD};
-/// use fp8_recipes::optim::DynamicLossScaler;
+/// use fp8::optim::DynamicLossScaler;
 /// # fn main() -> candle_core::Result<()> {
 /// let w = Var::ones(3, DType::F32, &Device::Cpu)?;
 /// let mut optimizer = SGD::new(vec![w.clone()], 0.25)?;
@@ -50,7 +51,8 @@ pub struct DynamicLossScaler {
 /// serde, for programs that keep checkpoints of their own.
 ///
 /// ```
-/// use fp8_recipes::optim::DynamicLossScaler;
+/// # use fp8_recipes as fp8;
+/// use fp8::optim::DynamicLossScaler;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mut first = DynamicLossScaler::default();
 /// first.update(true);
@@ -110,7 +112,7 @@ impl DynamicLossScaler {
     ///
     /// ```
     /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
-    /// # let mut scaler = DynamicLossScaler::default();
+    /// # let scaler = DynamicLossScaler::default();
     /// assert_eq!(scaler.config(), &LossScalerConfig::default());
     /// ```
     pub fn config(&self) -> &LossScalerConfig {
@@ -120,7 +122,7 @@ impl DynamicLossScaler {
     /// What the next loss is multiplied by.
     ///
     /// ```
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # use fp8_recipes::optim::DynamicLossScaler;
     /// # let mut scaler = DynamicLossScaler::default();
     /// assert_eq!(scaler.loss_scale(), 65536.);
     /// scaler.update(true);
@@ -133,7 +135,7 @@ impl DynamicLossScaler {
     /// Steps without a non-finite gradient since the loss scale last moved.
     ///
     /// ```
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # use fp8_recipes::optim::DynamicLossScaler;
     /// # let mut scaler = DynamicLossScaler::default();
     /// scaler.update(false);
     /// scaler.update(false);
@@ -148,7 +150,7 @@ impl DynamicLossScaler {
     /// Steps left out so far.
     ///
     /// ```
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # use fp8_recipes::optim::DynamicLossScaler;
     /// # let mut scaler = DynamicLossScaler::default();
     /// for found_non_finite in [true, false, true] {
     ///     scaler.update(found_non_finite);
@@ -166,11 +168,10 @@ impl DynamicLossScaler {
     /// candle's.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::optim::DynamicLossScaler;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut scaler = DynamicLossScaler::default();
+    /// # let scaler = DynamicLossScaler::default();
     /// let loss = Tensor::new(0.5f32, &Device::Cpu)?.to_dtype(DType::BF16)?;
     /// assert_eq!(scaler.scaled(&loss)?.to_scalar::<f32>()?, 32768.);
     /// # Ok(()) }
@@ -196,11 +197,11 @@ impl DynamicLossScaler {
     /// candle's, when memory for the gradients cannot be had or a device fails; some may have been replaced then.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use candle_core::{DType, Device, Var};
     /// # use fp8_recipes::optim::DynamicLossScaler;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut scaler = DynamicLossScaler::default();
+    /// # let scaler = DynamicLossScaler::default();
     /// let mut grads = scaler.scaled(&w.sqr()?.sum_all()?)?.backward()?;
     /// assert_eq!(scaler.unscale(&mut grads, [&w])?, 0);
     /// assert_eq!(grads.get(&w).unwrap().to_vec1::<f32>()?, [2.; 3]);
@@ -260,7 +261,7 @@ impl DynamicLossScaler {
     /// What later steps depend on.
     ///
     /// ```
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+    /// # use fp8_recipes::optim::DynamicLossScaler;
     /// # let mut scaler = DynamicLossScaler::default();
     /// scaler.update(false);
     /// let state = scaler.state();

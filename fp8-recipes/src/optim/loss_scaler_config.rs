@@ -12,7 +12,8 @@ const HIGHEST: f64 = (1u128 << 126) as f64;
 /// How a [`DynamicLossScaler`](super::DynamicLossScaler) moves. The defaults are those of the FP8 Emulation Toolkit.
 ///
 /// ```
-/// use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
+/// # use fp8_recipes as fp8;
+/// use fp8::optim::{DynamicLossScaler, LossScalerConfig};
 /// let config = LossScalerConfig::default()
 ///     .with_initial_loss_scale(1024.)
 ///     .with_growth_interval(100)
@@ -110,7 +111,8 @@ impl LossScalerConfig {
     /// fault.
     ///
     /// ```
-    /// use fp8_recipes::optim::LossScalerConfig;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::optim::LossScalerConfig;
     /// let error = LossScalerConfig::default().with_growth_factor(3.).validate().unwrap_err();
     /// assert!(error.to_string().starts_with("growth_factor = 3"), "{error}");
     /// ```

@@ -30,14 +30,15 @@ const DOMAIN: u64 = 0x6D61_7374_6572_7321;
 /// running statistics of a batch norm: leave them out with `from_named` where they may be so large. "Itself": no copy is kept, since it could hold nothing that the variable does not.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Var};
-/// use fp8_recipes::optim::{MasterDType, Sgd, SgdConfig};
+/// use fp8::optim::{MasterDType, Sgd, SgdConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // The FP8 Emulation Toolkit's masters: f16, of f32 variables.
 /// let config = SgdConfig::default().with_masters(MasterDType::F16).with_seed(17);
 /// let w = Var::ones(3, DType::F32, &Device::Cpu)?;
 /// let mut optimizer = Sgd::from_named(vec![("w".into(), w.clone())], config)?;
-/// let _ = optimizer.apply(&w.sqr()?.sum_all()?.backward()?)?;
+/// optimizer.apply(&w.sqr()?.sum_all()?.backward()?)?;
 /// assert_eq!(optimizer.state()?["w.master_param"].dtype(), DType::F16);
 /// # Ok(()) }
 /// ```
@@ -58,8 +59,9 @@ impl MasterDType {
     /// candle's name for it.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// use candle_core::DType;
-    /// use fp8_recipes::optim::MasterDType;
+    /// use fp8::optim::MasterDType;
     /// assert_eq!(MasterDType::Bf16.dtype(), DType::BF16);
     /// ```
     pub fn dtype(self) -> DType {

@@ -28,7 +28,7 @@
 //! | `schedule.rs` | [`LrSchedule`] |
 //!
 //! ```
-//! use candle_core::{DType, Device, Tensor};
+//! use candle_core::{DType, Device};
 //! use candle_nn::{VarBuilder, VarMap};
 //! # use fp8_recipes::optim::{AdamW, AdamWConfig, LrSchedule};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -13,8 +13,9 @@ use super::{AdamW, OptimError, Sgd, StepReport};
 /// own. [`DynamicLossScaler`](super::DynamicLossScaler) drives any.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor, Var};
-/// use fp8_recipes::optim::{AdamW, AdamWConfig, NamedOptimizer, Sgd, SgdConfig};
+/// use fp8::optim::{AdamW, AdamWConfig, NamedOptimizer, Sgd, SgdConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// fn train(optimizer: &mut impl NamedOptimizer, loss: &Tensor) -> Result<(), Box<dyn std::error::Error>> {
 ///     let report = optimizer.apply_gradients(&loss.backward()?)?;
@@ -35,7 +36,7 @@ pub trait NamedOptimizer {
     /// # use fp8_recipes::optim::{NamedOptimizer, Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
     /// let (name, var) = &sgd.named_vars()[0];
     /// assert_eq!(name, "w");
     /// assert_eq!(var.id(), w.id());

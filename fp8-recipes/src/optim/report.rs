@@ -13,7 +13,6 @@ use candle_core::Tensor;
 /// first call of a method here copies them to the host, which waits for the device. A program that
 /// does not read its reports never waits. The values are those of this step, whatever steps follow.
 #[derive(Clone, Debug)]
-#[must_use = "a step may have been skipped"]
 pub struct StepReport {
     /// The learning rate of this step.
     pub lr: f64,

@@ -23,7 +23,6 @@ use super::{DynamicLossScaler, NamedOptimizer, OptimError, StepReport};
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "a step may have been skipped"]
 pub struct ScaledStep<R> {
     loss_scale: f64,
     non_finite: usize,
@@ -35,7 +34,7 @@ impl<R> ScaledStep<R> {
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
+    /// # use fp8_recipes::optim::{DynamicLossScaler, Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
     /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
@@ -53,7 +52,7 @@ impl<R> ScaledStep<R> {
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
+    /// # use fp8_recipes::optim::{DynamicLossScaler, Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
     /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
@@ -70,7 +69,7 @@ impl<R> ScaledStep<R> {
     /// How many variables had a gradient with an infinite or NaN element.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use candle_core::{DType, Device, Var};
     /// # use fp8_recipes::optim::DynamicLossScaler;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
@@ -88,7 +87,7 @@ impl<R> ScaledStep<R> {
     /// What the optimizer returned; None if it was not asked.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use candle_core::{DType, Device, Var};
     /// # use fp8_recipes::optim::DynamicLossScaler;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
@@ -116,7 +115,7 @@ impl DynamicLossScaler {
     /// candle's, or what `take` returns.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use candle_core::{DType, Device, Var};
     /// # use fp8_recipes::optim::DynamicLossScaler;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
@@ -147,10 +146,11 @@ impl DynamicLossScaler {
     /// candle's, or what `take` returns.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{DType, Device, Var};
     /// # use fp8_recipes::optim::DynamicLossScaler;
     /// use candle_nn::{Optimizer, SGD};
-    /// use fp8_recipes::GradAccumulator;
+    /// use fp8::GradAccumulator;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
     /// # let mut scaler = DynamicLossScaler::default();
@@ -201,7 +201,7 @@ impl DynamicLossScaler {
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
+    /// # use fp8_recipes::optim::{DynamicLossScaler, Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
     /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
@@ -228,7 +228,7 @@ impl DynamicLossScaler {
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, Sgd, SgdConfig};
+    /// # use fp8_recipes::optim::{DynamicLossScaler, Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
     /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;

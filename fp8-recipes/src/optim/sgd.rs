@@ -30,8 +30,9 @@ use super::{ParamGroup, SgdConfig, StepReport};
 ///   norm once per step.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Var};
-/// use fp8_recipes::optim::{Sgd, SgdConfig};
+/// use fp8::optim::{Sgd, SgdConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let w = Var::ones(3, DType::F32, &Device::Cpu)?;
 /// let config = SgdConfig::default().with_lr(0.125).with_momentum(0.5);
@@ -104,7 +105,7 @@ impl Sgd {
     /// use candle_nn::{VarBuilder, VarMap};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let vars = VarMap::new();
-    /// let fc = candle_nn::linear(2, 3, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// candle_nn::linear(2, 3, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
     /// let sgd = Sgd::from_varmap(&vars, SgdConfig::default())?;
     /// assert!(sgd.vars().map(|(name, _)| name).eq(["fc.bias", "fc.weight"]));
     /// # Ok(()) }
@@ -126,12 +127,13 @@ impl Sgd {
     /// The groups, in the order given.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # use candle_core::{DType, Device, Var};
     /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// use fp8_recipes::optim::ParamGroup;
+    /// use fp8::optim::ParamGroup;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
     /// assert!(sgd.groups().is_empty());
     /// let sgd = sgd.with_groups(vec![ParamGroup::new("*")?.with_weight_decay(0.1)])?;
     /// assert_eq!(sgd.groups()[0].weight_decay(), Some(0.1));
@@ -249,7 +251,7 @@ impl Sgd {
     /// # use fp8_recipes::optim::{Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
     /// assert_eq!(sgd.lr(), 0.25);
     /// # Ok(()) }
     /// ```
@@ -312,7 +314,7 @@ impl Sgd {
     /// # use fp8_recipes::optim::{Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
+    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
     /// for (name, var) in sgd.vars() {
     ///     assert_eq!((name, var.dims()), ("w", [3].as_slice()));
     /// }
@@ -349,7 +351,7 @@ impl Optimizer for Sgd {
 
     /// As [`Sgd::apply`], without the report.
     fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
-        let _ = self.apply(grads)?;
+        self.apply(grads)?;
         Ok(())
     }
 

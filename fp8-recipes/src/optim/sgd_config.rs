@@ -9,7 +9,8 @@ use super::{DecayScope, MasterDType};
 /// The hyperparameters of [`Sgd`](super::Sgd). The defaults are torch's: no momentum, no decay, and no clipping.
 ///
 /// ```
-/// use fp8_recipes::optim::{Sgd, SgdConfig};
+/// # use fp8_recipes as fp8;
+/// use fp8::optim::SgdConfig;
 /// let config = SgdConfig::default().with_lr(0.1).with_momentum(0.9).with_nesterov(true);
 /// assert!(config.validate().is_ok());
 /// let error = config.with_dampening(0.5).validate().unwrap_err().to_string();
@@ -117,7 +118,8 @@ impl SgdConfig {
     /// fault.
     ///
     /// ```
-    /// use fp8_recipes::optim::SgdConfig;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::optim::SgdConfig;
     /// let error = SgdConfig::default().with_nesterov(true).validate().unwrap_err();
     /// assert!(error.to_string().contains("above 0 with nesterov"));
     /// ```

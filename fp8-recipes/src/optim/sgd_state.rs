@@ -78,7 +78,7 @@ impl Sgd {
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{STEP_NAME, Sgd, SgdConfig};
+    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
     /// # let make = || Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_momentum(0.5));

@@ -48,8 +48,9 @@ impl CastRow {
     /// [`nn::Matmul`](crate::nn::Matmul) stays in high precision, and so does its gradient. A table marks it with `*`.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use fp8_recipes::{CAST_TENSORS, PrepareOptions, RecipeName, nn, prepare_fp8};
+    /// use fp8::{CAST_TENSORS, PrepareOptions, RecipeName, nn, prepare_fp8};
     /// let scores = nn::Matmul::new("attention.scores");
     /// let report = prepare_fp8(&scores, &PrepareOptions::default().with_operators(true))?;
     /// let table = report.cast_table(RecipeName::Direct)?;
@@ -68,7 +69,7 @@ impl CastRow {
 ///
 /// ```
 /// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_recipes::{CAST_TENSORS, LayerKind, PrepareOptions, RecipeName, nn, prepare_fp8};
+/// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let layer = nn::Linear::new(Tensor::zeros((16, 32), DType::F32, &Device::Cpu)?, None).with_path("fc");
 /// # let report = prepare_fp8(&layer, &PrepareOptions::default())?;

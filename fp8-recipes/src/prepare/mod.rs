@@ -30,6 +30,22 @@ pub(crate) use unmatched::named;
 /// # Errors
 /// If the length of histories is out of range, or a tensor operation fails. Layers that cannot be converted are no error: the
 /// report says why, and names patterns that match no layer.
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// use candle_core::{DType, Device};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use fp8::{PrepareOptions, nn, prepare_fp8};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let vars = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// let model = vec![nn::linear(64, 32, vb.pp("up"))?, nn::linear(32, 10, vb.pp("head"))?];
+/// let report = prepare_fp8(&model, &PrepareOptions::default().with_off("head")?)?;
+/// assert_eq!(report.converted(), 1);
+/// println!("{report}"); // a line for each layer
+/// # Ok(()) }
+/// ```
 pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     model: &M,
     options: &PrepareOptions,

@@ -15,8 +15,9 @@ use std::collections::BTreeMap;
 /// The model computes in high precision. It is prepared for FP8 by this, which changes nothing outside of a guard.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Module, Tensor};
-/// use fp8_recipes::{nn::Linear, rewrite::input_amaxes};
+/// use fp8::{nn::Linear, rewrite::input_amaxes};
 ///
 /// # fn main() -> fp8_recipes::Result<()> {
 /// let weight = Tensor::ones((16, 32), DType::F32, &Device::Cpu)?;

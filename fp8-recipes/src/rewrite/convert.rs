@@ -34,9 +34,10 @@ pub(super) enum Origin {
 /// as [`quantize`](super::quantize) says.
 ///
 /// ```
-/// use fp8_recipes::load::Checkpoint;
-/// use fp8_recipes::rewrite::{self, Spelling, WriteOptions};
-/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes as fp8;
+/// use fp8::load::Checkpoint;
+/// use fp8::rewrite::{self, Spelling, WriteOptions};
+/// # use candle_core::{Device, Tensor};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
 /// # let (model, target) = (dir.path().join("model"), dir.path().join("autofp8"));

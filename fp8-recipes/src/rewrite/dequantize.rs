@@ -20,9 +20,10 @@ use std::path::Path;
 /// [`quantize`](super::quantize) says.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::DType;
-/// use fp8_recipes::load::Checkpoint;
-/// use fp8_recipes::rewrite::{self, WriteOptions};
+/// use fp8::load::Checkpoint;
+/// use fp8::rewrite::{self, WriteOptions};
 /// # use candle_core::{Device, Tensor};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;

@@ -8,7 +8,8 @@ const SHARD_BYTES: u64 = 5_000_000_000;
 /// Options of every rewrite.
 ///
 /// ```
-/// use fp8_recipes::rewrite::WriteOptions;
+/// # use fp8_recipes as fp8;
+/// use fp8::rewrite::WriteOptions;
 /// let options = WriteOptions::new().with_shard_bytes(1 << 30).with_overwrite(true);
 /// assert_eq!(options.shard_bytes, 1 << 30);
 /// ```
@@ -43,7 +44,8 @@ impl WriteOptions {
     /// The defaults.
     ///
     /// ```
-    /// let options = fp8_recipes::rewrite::WriteOptions::new();
+    /// # use fp8_recipes as fp8;
+    /// let options = fp8::rewrite::WriteOptions::new();
     /// assert!(!options.overwrite); // a model in the way is an error
     /// ```
     pub fn new() -> Self {

@@ -38,6 +38,7 @@ pub struct Progress<'a> {
 /// Called before each layer. [`ControlFlow::Break`] cancels: the call then returns [`Error::Cancelled`] and leaves nothing behind.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Tensor};
 /// # use fp8_recipes::load::Checkpoint;
 /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
@@ -46,13 +47,13 @@ pub struct Progress<'a> {
 /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
 /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
 /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-/// use fp8_recipes::rewrite::{OnProgress, Progress};
+/// use fp8::rewrite::{OnProgress, Progress};
 /// use std::ops::ControlFlow;
 /// let model = Checkpoint::open_dir(dir.path())?;
 /// let cancel: &mut OnProgress<'_> = &mut |_: Progress<'_>| ControlFlow::Break(());
 /// let options = QuantizeOptions::new(Scheme::ChannelToken);
 /// let outcome = rewrite::quantize(&model, dir.path().join("fp8"), &options, cancel);
-/// assert!(matches!(outcome, Err(fp8_recipes::Error::Cancelled)));
+/// assert!(matches!(outcome, Err(fp8::Error::Cancelled)));
 /// assert!(!dir.path().join("fp8").exists());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -61,8 +62,9 @@ pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
 /// A progress callback that shows nothing and never cancels.
 ///
 /// ```
-/// use fp8_recipes::rewrite::{self, Spelling, WriteOptions};
-/// use fp8_recipes::load::Checkpoint;
+/// # use fp8_recipes as fp8;
+/// use fp8::rewrite::{self, Spelling, WriteOptions};
+/// use fp8::load::Checkpoint;
 /// # fn main() -> Result<(), fp8_recipes::Error> {
 /// # if false {
 /// let checkpoint = Checkpoint::open_dir("model")?;

@@ -27,7 +27,8 @@ const WAY_OUT: &str = "leave it in high precision by `QuantizeOptions::with_igno
 /// What [`quantize`] makes.
 ///
 /// ```
-/// use fp8_recipes::rewrite::{QuantizeOptions, Scheme, Spelling};
+/// # use fp8_recipes as fp8;
+/// use fp8::rewrite::{QuantizeOptions, Scheme, Spelling};
 /// let options = QuantizeOptions::new(Scheme::Block128)
 ///     .with_spelling(Spelling::Fp8Blocks)
 ///     .with_ignore(["*.down_proj", "re:.*layers\\.0\\."]);
@@ -55,7 +56,8 @@ impl QuantizeOptions {
     /// Compressed-tensors files of all linear layers but the head.
     ///
     /// ```
-    /// use fp8_recipes::rewrite::{QuantizeOptions, Scheme, Spelling};
+    /// # use fp8_recipes as fp8;
+    /// use fp8::rewrite::{QuantizeOptions, Scheme, Spelling};
     /// let options = QuantizeOptions::new(Scheme::ChannelToken);
     /// assert_eq!(options.spelling, Spelling::CompressedTensors);
     /// assert!(!options.head);
@@ -117,9 +119,10 @@ impl QuantizeOptions {
 /// [`Error::Cancelled`] leaves nothing behind.
 ///
 /// ```
-/// use fp8_recipes::load::Checkpoint;
-/// use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes as fp8;
+/// use fp8::load::Checkpoint;
+/// use fp8::rewrite::{self, QuantizeOptions, Scheme};
+/// # use candle_core::{Device, Tensor};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
 /// # let (model, target) = (dir.path().join("model"), dir.path().join("fp8"));

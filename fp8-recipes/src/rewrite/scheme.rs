@@ -19,7 +19,8 @@ use std::str::FromStr;
 /// | `weight-only`, `weight-only:GRANULARITY` | per channel, or `tensorwise`, `rowwise`, `blockwise:128x128`, `mx` | high precision |
 ///
 /// ```
-/// use fp8_recipes::rewrite::Scheme;
+/// # use fp8_recipes as fp8;
+/// use fp8::rewrite::Scheme;
 /// let scheme: Scheme = "channel-token".parse()?;
 /// assert_eq!(scheme, Scheme::ChannelToken);
 /// assert_eq!("weight-only:mx".parse::<Scheme>()?.to_string(), "weight-only:mx");
@@ -53,7 +54,8 @@ impl Scheme {
     /// Whether it needs the amax of each layer's inputs.
     ///
     /// ```
-    /// use fp8_recipes::rewrite::Scheme;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::rewrite::Scheme;
     /// assert!(Scheme::StaticTensor.needs_calibration()); // see `rewrite::input_amaxes`
     /// assert!(!Scheme::ChannelToken.needs_calibration());
     /// ```

@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 /// one tensor is asked for at a time.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme, Source};
+/// use fp8::rewrite::{self, QuantizeOptions, Scheme, Source};
 /// use std::path::PathBuf;
 ///
 /// // One layer, made up on the spot.
@@ -26,7 +27,7 @@ use std::path::{Path, PathBuf};
 ///     fn names(&self) -> Vec<String> { vec!["fc.weight".into()] }
 ///     fn shape(&self, name: &str) -> Option<Vec<usize>> { (name == "fc.weight").then(|| vec![32, 64]) }
 ///     fn dtype(&self, _: &str) -> Option<DType> { Some(DType::F32) }
-///     fn value(&self, _: &str, dtype: DType) -> fp8_recipes::Result<Tensor> {
+///     fn value(&self, _: &str, dtype: DType) -> fp8::Result<Tensor> {
 ///         Ok(Tensor::ones((32, 64), dtype, &Device::Cpu)?)
 ///     }
 ///     fn config(&self) -> Option<&serde_json::Value> { None }
@@ -45,7 +46,7 @@ pub trait Source {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # use fp8_recipes::rewrite::{self};
     /// # let dir = tempfile::tempdir()?;
     /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
     /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
@@ -64,7 +65,7 @@ pub trait Source {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # use fp8_recipes::rewrite::{self};
     /// # let dir = tempfile::tempdir()?;
     /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
     /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
@@ -83,7 +84,7 @@ pub trait Source {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # use fp8_recipes::rewrite::{self};
     /// # let dir = tempfile::tempdir()?;
     /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
     /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
@@ -107,7 +108,7 @@ pub trait Source {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # use fp8_recipes::rewrite::{self};
     /// # let dir = tempfile::tempdir()?;
     /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
     /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
@@ -130,7 +131,7 @@ pub trait Source {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # use fp8_recipes::rewrite::{self};
     /// # let dir = tempfile::tempdir()?;
     /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
     /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
@@ -149,7 +150,7 @@ pub trait Source {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # use fp8_recipes::rewrite::{self};
     /// # let dir = tempfile::tempdir()?;
     /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
     /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
@@ -168,7 +169,7 @@ pub trait Source {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # use fp8_recipes::rewrite::{self};
     /// # let dir = tempfile::tempdir()?;
     /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
     /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
@@ -192,7 +193,7 @@ pub trait Source {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+    /// # use fp8_recipes::rewrite::{self};
     /// # let dir = tempfile::tempdir()?;
     /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
     /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;

@@ -21,11 +21,12 @@ macro_rules! array {
         /// its rule. Where an operation needs more than tensors have in common, a model calls it on either type by itself.
         ///
         /// ```
+        /// # use fp8_recipes as fp8;
         /// use candle_core::{Device, Tensor};
         /// use fp8_candle::scaled::as_scaled;
-        /// use fp8_recipes::scaled::Array;
+        /// use fp8::scaled::Array;
         ///
-        /// fn swiglu<A: Array>(gate: &A, up: &A) -> fp8_recipes::Result<A> {
+        /// fn swiglu<A: Array>(gate: &A, up: &A) -> fp8::Result<A> {
         ///     gate.silu()?.mul(up)
         /// }
         ///
@@ -40,8 +41,7 @@ macro_rules! array {
             /// The sizes of the dimensions.
             ///
             /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_candle::scaled::*;
+            /// # use candle_core::{Device, Tensor};
             /// # use fp8_recipes::scaled::*;
             /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
             /// assert_eq!(Array::dims(&x), [2]);
@@ -52,8 +52,7 @@ macro_rules! array {
             /// Where the data are.
             ///
             /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_candle::scaled::*;
+            /// # use candle_core::{Device, Tensor};
             /// # use fp8_recipes::scaled::*;
             /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
             /// assert!(Array::device(&x).is_cpu());
@@ -67,7 +66,7 @@ macro_rules! array {
             /// If a device fails.
             ///
             /// ```
-            /// # use candle_core::{DType, Device, Tensor};
+            /// # use candle_core::{Device, Tensor};
             /// # use fp8_candle::scaled::*;
             /// # use fp8_recipes::scaled::*;
             /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
@@ -82,8 +81,7 @@ macro_rules! array {
             /// If shapes do not fit.
             ///
             /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_candle::scaled::*;
+            /// # use candle_core::{Device, Tensor};
             /// # use fp8_recipes::scaled::*;
             /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
             /// assert_eq!(<Tensor as Array>::cat(&[&x, &x], 0)?.dims(), [4]);
@@ -97,8 +95,7 @@ macro_rules! array {
             /// If shapes do not fit.
             ///
             /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_candle::scaled::*;
+            /// # use candle_core::{Device, Tensor};
             /// # use fp8_recipes::scaled::*;
             /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
             /// let x = x.reshape((1, 1, 1, 2))?; // of one key
@@ -265,8 +262,7 @@ array! {
     /// The same elements in another shape.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::reshape(&x, &[2, 1])?.dims(), [2, 1]);
@@ -277,8 +273,7 @@ array! {
     /// Row by row in memory. Scaled tensors see to that themselves.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert!(Array::contiguous(&x.t()?)?.is_contiguous());
@@ -289,8 +284,7 @@ array! {
     /// Two dimensions exchanged.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert_eq!(Array::transpose(&x, 0, 1)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 3.0, -4.0, 2.0]);
@@ -301,8 +295,7 @@ array! {
     /// The dimensions in another order.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert_eq!(Array::permute(&x, &[1, 0])?.flatten_all()?.to_vec1::<f32>()?, [1.0, 3.0, -4.0, 2.0]);
@@ -313,8 +306,7 @@ array! {
     /// A range of a dimension.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::narrow(&x, 0, 1, 1)?.flatten_all()?.to_vec1::<f32>()?, [-4.0]);
@@ -325,8 +317,7 @@ array! {
     /// Repeated along dimensions of size 1.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::broadcast_as(&x, &[3, 2])?.dims(), [3, 2]);
@@ -337,8 +328,7 @@ array! {
     /// Without a dimension of size 1.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::squeeze(&x.reshape((1, 2))?, 0)?.dims(), [2]);
@@ -349,8 +339,7 @@ array! {
     /// With a dimension of size 1 more.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::unsqueeze(&x, 0)?.dims(), [1, 2]);
@@ -361,8 +350,7 @@ array! {
     /// Zeros before and after a dimension.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::pad(&x, 0, 1, 0)?.flatten_all()?.to_vec1::<f32>()?, [0.0, 1.0, -4.0]);
@@ -373,8 +361,7 @@ array! {
     /// The sum, shapes broadcast.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::add(&x, &x)?.flatten_all()?.to_vec1::<f32>()?, [2.0, -8.0]);
@@ -385,8 +372,7 @@ array! {
     /// The difference, shapes broadcast.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::sub(&x, &x)?.flatten_all()?.to_vec1::<f32>()?, [0.0, 0.0]);
@@ -397,8 +383,7 @@ array! {
     /// The product, shapes broadcast.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::mul(&x, &x)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 16.0]);
@@ -409,8 +394,7 @@ array! {
     /// The quotient, shapes broadcast.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::div(&x, &x)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 1.0]);
@@ -421,8 +405,7 @@ array! {
     /// Times a constant.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::mul_constant(&x, 3.0)?.flatten_all()?.to_vec1::<f32>()?, [3.0, -12.0]);
@@ -433,8 +416,7 @@ array! {
     /// Plus a constant.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::add_constant(&x, 3.0)?.flatten_all()?.to_vec1::<f32>()?, [4.0, -1.0]);
@@ -445,8 +427,7 @@ array! {
     /// The larger element, shapes broadcast.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::maximum(&x, &x.neg()?)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 4.0]);
@@ -457,8 +438,7 @@ array! {
     /// The smaller element, shapes broadcast.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::minimum(&x, &x.neg()?)?.flatten_all()?.to_vec1::<f32>()?, [-1.0, -4.0]);
@@ -469,8 +449,7 @@ array! {
     /// The negative.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::neg(&x)?.flatten_all()?.to_vec1::<f32>()?, [-1.0, 4.0]);
@@ -481,8 +460,7 @@ array! {
     /// The magnitude.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::abs(&x)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 4.0]);
@@ -493,8 +471,7 @@ array! {
     /// e to the power of each element.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::exp(&(x * 0.0)?)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 1.0]);
@@ -505,8 +482,7 @@ array! {
     /// The natural logarithm.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::log(&x.ones_like()?)?.flatten_all()?.to_vec1::<f32>()?, [0.0, 0.0]);
@@ -517,8 +493,7 @@ array! {
     /// The sine.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::sin(&(x * 0.0)?)?.flatten_all()?.to_vec1::<f32>()?, [0.0, 0.0]);
@@ -529,8 +504,7 @@ array! {
     /// The cosine.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::cos(&(x * 0.0)?)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 1.0]);
@@ -541,8 +515,7 @@ array! {
     /// The hyperbolic tangent.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::tanh(&(x * 0.0)?)?.flatten_all()?.to_vec1::<f32>()?, [0.0, 0.0]);
@@ -553,8 +526,7 @@ array! {
     /// The error function.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::erf(&(x * 0.0)?)?.flatten_all()?.to_vec1::<f32>()?, [0.0, 0.0]);
@@ -565,8 +537,7 @@ array! {
     /// `1 / (1 + e^-x)`.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::sigmoid(&(x * 0.0)?)?.flatten_all()?.to_vec1::<f32>()?, [0.5, 0.5]);
@@ -577,8 +548,7 @@ array! {
     /// The square root.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::sqrt(&x.sqr()?)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 4.0]);
@@ -589,8 +559,7 @@ array! {
     /// One over the square root.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::rsqrt(&x.sqr()?)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 0.25]);
@@ -601,8 +570,7 @@ array! {
     /// One over each element.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::recip(&x)?.flatten_all()?.to_vec1::<f32>()?, [1.0, -0.25]);
@@ -613,8 +581,7 @@ array! {
     /// The square.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::square(&x)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 16.0]);
@@ -625,8 +592,7 @@ array! {
     /// The positive part.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::relu(&x)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 0.0]);
@@ -637,8 +603,7 @@ array! {
     /// GELU in its tanh form: [`fp8_candle::ops::gelu`].
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::gelu(&(x * 0.0)?)?.flatten_all()?.to_vec1::<f32>()?, [0.0, 0.0]);
@@ -649,8 +614,7 @@ array! {
     /// `x * sigmoid(x)`.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::silu(&(x * 0.0)?)?.flatten_all()?.to_vec1::<f32>()?, [0.0, 0.0]);
@@ -661,8 +625,7 @@ array! {
     /// The sum over dimensions, which stay with the size 1.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert_eq!(Array::sum_keepdim(&x, &[1])?.flatten_all()?.to_vec1::<f32>()?, [-3.0, 5.0]);
@@ -673,8 +636,7 @@ array! {
     /// The mean over dimensions, which stay with the size 1.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert_eq!(Array::mean_keepdim(&x, &[1])?.flatten_all()?.to_vec1::<f32>()?, [-1.5, 2.5]);
@@ -685,8 +647,7 @@ array! {
     /// The largest element along a dimension, which stays with the size 1.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert_eq!(Array::max_keepdim(&x, 1)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 3.0]);
@@ -697,8 +658,7 @@ array! {
     /// The sum of all elements.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert_eq!(Array::sum_all(&x)?.to_scalar::<f32>()?, 2.0);
@@ -709,8 +669,7 @@ array! {
     /// The mean of all elements.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert_eq!(Array::mean_all(&x)?.to_scalar::<f32>()?, 0.5);
@@ -721,8 +680,7 @@ array! {
     /// The product of matrices, leading dimensions broadcast.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert_eq!(Array::matmul(&x, &x)?.flatten_all()?.to_vec1::<f32>()?, [-11.0, -12.0, 9.0, -8.0]);
@@ -733,8 +691,7 @@ array! {
     /// Softmax over a dimension.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::softmax(&(x * 0.0)?, 0)?.flatten_all()?.to_vec1::<f32>()?, [0.5, 0.5]);
@@ -751,8 +708,7 @@ array! {
     /// Causal softmax of attention scores `[.., t, s]`: [`fp8_candle::ops::causal_softmax`].
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert_eq!(Array::causal_softmax(&(x * 0.0)?, 1.0)?.flatten_all()?.to_vec1::<f32>()?, [1.0, 0.0, 0.5, 0.5]);
@@ -763,8 +719,7 @@ array! {
     /// Rotary position embedding, half-split, of `[b, h, t, d]`: [`fp8_candle::ops::rope`].
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// let (cos, sin) = (Tensor::new(&[[1f32]], &Device::Cpu)?, Tensor::new(&[[0f32]], &Device::Cpu)?);
@@ -788,8 +743,7 @@ array! {
     /// Mean cross entropy of logits `[.., classes]` and class indexes: [`fp8_candle::ops::cross_entropy`].
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// let loss = Array::cross_entropy(&(x * 0.0)?, &Tensor::new(&[0u32, 1], &Device::Cpu)?)?;
@@ -801,8 +755,7 @@ array! {
     /// The largest element of each square of `size` pixels of images `[b, c, h, w]`.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?;
     /// assert_eq!(Array::max_pool2d(&x.reshape((1, 1, 2, 2))?, 2)?.flatten_all()?.to_vec1::<f32>()?, [3.0]);
@@ -813,7 +766,7 @@ array! {
     /// Casts the value on its way forward; nothing for plain tensors, whose recipe casts. See [`Scaled::cast_on_forward`].
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
@@ -828,8 +781,7 @@ array! {
     /// Casts the cotangent on its way back; nothing for plain tensors. See [`Scaled::cast_on_backward`].
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;
     /// assert_eq!(Array::cast_on_backward(&x, fp8_core::Format::E5M2.into())?.flatten_all()?.to_vec1::<f32>()?, [1.0, -4.0]);
@@ -840,7 +792,7 @@ array! {
     /// Moves size between data and scale; nothing for plain tensors. See [`Scaled::rescale`].
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
     /// let x = Tensor::new(&[1f32, -4.0], &Device::Cpu)?;

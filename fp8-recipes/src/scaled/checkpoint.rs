@@ -24,7 +24,7 @@ const FP8_KEY: &str = "fp8_data";
 /// How scales are stored.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{Device, Tensor};
 /// # use fp8_candle::scaled::*;
 /// # use fp8_recipes::scaled::*;
 /// # let dir = tempfile::tempdir()?;
@@ -108,8 +108,9 @@ pub(super) fn stored(path: &Path, tree: &ScaledTree, storage: ScaleStorage) -> R
 /// have.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_recipes::scaled::{ScaleStorage, ScaledTree, load, save};
+/// use fp8::scaled::{ScaleStorage, ScaledTree, load, save};
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("scaled.safetensors");
 /// let w = [("w".to_string(), Tensor::new(&[3f32, 6.0], &Device::Cpu)?)];
@@ -133,7 +134,7 @@ pub fn save(path: impl AsRef<Path>, tree: &ScaledTree, storage: ScaleStorage) ->
 /// [`Error::DataScale`], [`Error::TensorDType`] or [`Error::TensorShape`], naming the tensor.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{Device, Tensor};
 /// # use fp8_candle::scaled::*;
 /// # use fp8_recipes::scaled::*;
 /// # let dir = tempfile::tempdir()?;

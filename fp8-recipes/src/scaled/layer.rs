@@ -14,12 +14,13 @@ use fp8_candle::scaled::{Scaled, ScaledVar};
 /// [settings](fp8_candle::scaled::ScaledOptions) of the scope.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
 /// use fp8_candle::scaled::as_scaled;
-/// use fp8_recipes::nn;
-/// use fp8_recipes::scaled::{Array, Layer, ScaledVarMap};
+/// use fp8::nn;
+/// use fp8::scaled::{Array, Layer, ScaledVarMap};
 ///
-/// fn mlp<A: Array>(layers: &[nn::Linear], x: &A) -> fp8_recipes::Result<A> {
+/// fn mlp<A: Array>(layers: &[nn::Linear], x: &A) -> fp8::Result<A> {
 ///     let [up, down] = layers else { panic!("two layers") };
 ///     down.apply(&up.apply(x)?.relu()?)
 /// }
@@ -44,10 +45,11 @@ pub trait Layer<A: Array> {
     /// Those of the layer's forward pass; [`Error::NotScaled`] for a scaled `x` where a parameter is a plain tensor.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_recipes as fp8;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
-    /// let relu = fp8_recipes::nn::Activation::Relu;
+    /// let relu = fp8::nn::Activation::Relu;
     /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
     /// assert_eq!(relu.apply(&x)?.to_vec1()?, [1.0, 0.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -123,10 +125,11 @@ impl nn::Embedding {
     /// If an index is not in the table; [`Error::NotScaled`] for scaled rows of a plain table.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// use candle_core::{DType, Device, Tensor};
     /// use fp8_candle::scaled::Scaled;
-    /// use fp8_recipes::nn;
-    /// use fp8_recipes::scaled::ScaledVarMap;
+    /// use fp8::nn;
+    /// use fp8::scaled::ScaledVarMap;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
     /// let embedding = nn::embedding(10, 4, vars.var_builder().pp("embed"))?;
     /// let x: Scaled = embedding.lookup(&Tensor::new(&[3u32, 5], &Device::Cpu)?)?;

@@ -11,13 +11,13 @@
 //! [`optim::scaled`](crate::optim::scaled) trains them.
 //!
 //! ```
+//! # use fp8_recipes as fp8;
 //! use candle_core::{DType, Device};
-//! use fp8_candle::scaled::ScaledVar;
-//! use fp8_recipes::nn;
-//! use fp8_recipes::scaled::ScaledVarMap;
+//! use fp8::nn;
+//! use fp8::scaled::ScaledVarMap;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-//! let fc = nn::linear(16, 8, params.var_builder().pp("fc"))?;
+//! nn::linear(16, 8, params.var_builder().pp("fc"))?; // a layer: its parameters are in the map
 //! assert_eq!(params.names(), ["fc.bias", "fc.weight"]);
 //! assert_eq!(params.get("fc.weight")?.dtype(), DType::F16);
 //! # Ok(()) }

@@ -20,11 +20,7 @@ pub(super) const KEY: &str = "scaled_training";
 /// What a checkpoint of scaled training holds beside tensors.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_candle::scaled::*;
 /// # use fp8_recipes::scaled::*;
-/// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
-/// # use fp8_recipes::optim::scaled::*;
 /// let state = TrainingState::new(7).with_extra("epoch", 2);
 /// assert_eq!((state.step, state.extra["epoch"].as_u64()), (7, Some(2)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -44,11 +40,7 @@ impl TrainingState {
     /// After `step` steps, with nothing extra.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
-    /// # use fp8_recipes::optim::scaled::*;
     /// assert!(TrainingState::new(7).extra.is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -81,11 +73,12 @@ struct Saved {
 /// [`Error::Write`]; [`Error::NameClash`] if a parameter is named as a tensor of the optimizer is in the file, `optimizer/..`.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
 /// use fp8_candle::scaled::ScaledVar;
-/// use fp8_recipes::optim::SgdConfig;
-/// use fp8_recipes::optim::scaled::ScaledSgd;
-/// use fp8_recipes::scaled::{ScaledVarMap, TrainingState, resume_training, save_training, training_state};
+/// use fp8::optim::SgdConfig;
+/// use fp8::optim::scaled::ScaledSgd;
+/// use fp8::scaled::{ScaledVarMap, TrainingState, resume_training, save_training, training_state};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("run.safetensors");
@@ -158,16 +151,15 @@ fn saved(path: &Path, file: &SafetensorsFile) -> Result<Saved> {
 /// If the file cannot be read; [`Error::Json`] for one without the state of a training.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_candle::scaled::*;
+/// # use candle_core::{DType, Device};
 /// # use fp8_recipes::scaled::*;
-/// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+/// # use fp8_recipes::optim::SgdConfig;
 /// # use fp8_recipes::optim::scaled::*;
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("run.safetensors");
 /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-/// let w = vars.var_builder().get((2, 3), "w")?;
-/// let mut optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
+/// vars.var_builder().get((2, 3), "w")?;
+/// let optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
 /// save_training(&path, &vars, &optimizer, &TrainingState::new(7))?;
 /// assert_eq!(training_state(&path)?.step, 7);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -185,15 +177,14 @@ pub fn training_state(path: impl AsRef<Path>) -> Result<TrainingState> {
 /// [`Error::Optim`] for the state of another optimizer, and what does not fit in it.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_candle::scaled::*;
+/// # use candle_core::{DType, Device};
 /// # use fp8_recipes::scaled::*;
-/// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+/// # use fp8_recipes::optim::SgdConfig;
 /// # use fp8_recipes::optim::scaled::*;
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("run.safetensors");
 /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-/// let w = vars.var_builder().get((2, 3), "w")?;
+/// vars.var_builder().get((2, 3), "w")?;
 /// let mut optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
 /// save_training(&path, &vars, &optimizer, &TrainingState::new(7))?;
 /// assert_eq!(resume_training(&path, &vars, &mut optimizer)?.step, 7);

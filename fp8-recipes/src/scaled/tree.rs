@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 /// Named scaled tensors, in the order of their names.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_recipes::scaled::ScaledTree;
+/// use fp8::scaled::ScaledTree;
 /// let batch = [("x".to_string(), Tensor::new(&[3f32, 6.0], &Device::Cpu)?)];
 /// let tree = ScaledTree::as_scaled(batch, 2.0)?.astype(DType::F16)?;
 /// assert_eq!(tree.get("x").unwrap().data()?.dtype(), DType::F16);
@@ -40,8 +41,7 @@ impl ScaledTree {
     /// [`Error::NameClash`] if a name occurs twice; if a tensor is of integers or the scale is not one.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_recipes::scaled::*;
     /// let plain = [("w".to_string(), Tensor::new(&[1f32, 3.0], &Device::Cpu)?)];
     /// let tree = ScaledTree::as_scaled(plain, None)?;
@@ -66,7 +66,7 @@ impl ScaledTree {
     /// Puts in a value, and gives back the one that was there.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
     /// let mut tree = ScaledTree::default();
@@ -81,7 +81,7 @@ impl ScaledTree {
     /// The value of this name.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
     /// let mut tree = ScaledTree::default();
@@ -96,7 +96,7 @@ impl ScaledTree {
     /// Names and values, sorted by name.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
     /// let mut tree = ScaledTree::default();
@@ -112,7 +112,7 @@ impl ScaledTree {
     /// How many values there are.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
     /// let mut tree = ScaledTree::default();
@@ -127,7 +127,7 @@ impl ScaledTree {
     /// Whether there are none.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{Device, Tensor};
     /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
     /// let mut tree = ScaledTree::default();
@@ -145,8 +145,9 @@ impl ScaledTree {
     /// The first of `f`.
     ///
     /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_recipes::scaled::ScaledTree;
+    /// # use fp8_recipes as fp8;
+    /// use candle_core::{Device, Tensor};
+    /// use fp8::scaled::ScaledTree;
     /// let x = [("x".to_string(), Tensor::new(&[3f32, 6.0], &Device::Cpu)?)];
     /// let tree = ScaledTree::as_scaled(x, None)?.map(|x| x.dynamic_rescale_max())?;
     /// assert_eq!(tree.get("x").unwrap().scale().to_f32(), 4.0);

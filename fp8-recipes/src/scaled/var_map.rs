@@ -18,9 +18,10 @@ const PLACE: &str = "the map of scaled parameters";
 /// belongs to by [`ScaledVar::of`]. **A layer that knows nothing of scales would compute with the data as if they were the values.**
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
 /// use fp8_candle::scaled::ScaledVar;
-/// use fp8_recipes::scaled::ScaledVarMap;
+/// use fp8::scaled::ScaledVarMap;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
 /// let init = candle_nn::Init::Const(0.02);
@@ -56,8 +57,9 @@ impl ScaledVarMap {
     /// [`Error::TensorDType`] for another dtype.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// use candle_core::{DType, Device};
-    /// use fp8_recipes::scaled::ScaledVarMap;
+    /// use fp8::scaled::ScaledVarMap;
     /// assert!(ScaledVarMap::new(DType::F16, &Device::Cpu)?.is_empty());
     /// assert!(ScaledVarMap::new(DType::F64, &Device::Cpu).is_err());
     /// # Ok::<(), fp8_recipes::Error>(())
@@ -76,7 +78,7 @@ impl ScaledVarMap {
     /// data. [`VarBuilder::to_dtype`] changes the dtype of what is made next.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
@@ -92,11 +94,10 @@ impl ScaledVarMap {
     /// The dtype of the data of new parameters.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// assert_eq!(vars.dtype(), DType::F16);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -107,11 +108,10 @@ impl ScaledVarMap {
     /// Where the parameters are.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// assert!(vars.device().is_cpu());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -125,11 +125,10 @@ impl ScaledVarMap {
     /// [`Error::MissingTensor`] if there is none.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// assert_eq!(vars.get("w")?.dims(), [2, 3]);
     /// assert!(vars.get("v").is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -145,11 +144,10 @@ impl ScaledVarMap {
     /// All names, sorted.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// assert_eq!(vars.names(), ["w"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -160,11 +158,10 @@ impl ScaledVarMap {
     /// All parameters, in the order of their names.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// assert_eq!(vars.vars()[0].name(), "w");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -175,11 +172,10 @@ impl ScaledVarMap {
     /// How many parameters there are.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// assert_eq!(vars.len(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -190,11 +186,10 @@ impl ScaledVarMap {
     /// Whether there are none.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// assert!(!vars.is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -208,9 +203,10 @@ impl ScaledVarMap {
     /// [`Error::NameClash`] if there is another one of that name, [`Error::TensorDType`] if its data are f64.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// use candle_core::{DType, Device, Tensor};
     /// use fp8_candle::scaled::ScaledVar;
-    /// use fp8_recipes::scaled::ScaledVarMap;
+    /// use fp8::scaled::ScaledVarMap;
     /// let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
     /// let gain = ScaledVar::new("gain", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?;
     /// params.insert(&gain)?;
@@ -238,10 +234,9 @@ impl ScaledVarMap {
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
     /// # use fp8_recipes::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// vars.set("w", &Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?;
     /// assert_eq!(vars.get("w")?.scale().to_f32(), 1.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -255,9 +250,10 @@ impl ScaledVarMap {
     /// of scaled parameters.
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// use candle_core::{DType, Device, Tensor};
     /// use fp8_candle::scaled::ScaledVar;
-    /// use fp8_recipes::scaled::ScaledVarMap;
+    /// use fp8::scaled::ScaledVarMap;
     /// let params = ScaledVarMap::new(DType::F32, &Device::Cpu)?;
     /// let one = Tensor::ones(1, DType::F32, &Device::Cpu)?;
     /// let (used, unused) = (ScaledVar::new("used", &one)?, ScaledVar::new("unused", &one)?);
@@ -279,11 +275,10 @@ impl ScaledVarMap {
     /// candle's, when there is no memory for it.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// assert_eq!(vars.to_tree()?.get("w").unwrap().dims(), [2, 3]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -302,9 +297,10 @@ impl ScaledVarMap {
     /// [`Error::UnmatchedNames`], [`Error::TensorShape`] or [`Error::TensorDType`].
     ///
     /// ```
+    /// # use fp8_recipes as fp8;
     /// use candle_core::{DType, Device, Tensor};
     /// use fp8_candle::scaled::ScaledVar;
-    /// use fp8_recipes::scaled::ScaledVarMap;
+    /// use fp8::scaled::ScaledVarMap;
     /// let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
     /// params.insert(&ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?)?;
     /// let before = params.to_tree()?;

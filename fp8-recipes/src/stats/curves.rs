@@ -1,10 +1,11 @@
 //! Recorded statistics over the steps, and drawings of them.
 
+use super::drawing::{self, Line, Panel};
+use crate::config::Operand;
 use crate::error::{Error, Result};
 use crate::read::read_text;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::path::Path;
 
 /// The largest file of statistics that is read: some million rows.
@@ -13,7 +14,8 @@ const FILE_LIMIT: u64 = 1 << 30;
 /// What a drawing shows over the steps.
 ///
 /// ```
-/// use fp8_recipes::{StatsCurves, StatsQuantity};
+/// # use fp8_recipes as fp8;
+/// use fp8::{StatsCurves, StatsQuantity};
 /// let curves = StatsCurves::default();
 /// let files = StatsQuantity::ALL.map(|quantity| (format!("{}.svg", quantity.name()), curves.to_svg(quantity)));
 /// assert_eq!(files[4].0, "sqnr.svg");
@@ -21,9 +23,9 @@ const FILE_LIMIT: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StatsQuantity {
-    /// Largest magnitude, in powers of ten.
+    /// Largest magnitude.
     Amax,
-    /// Largest quant_scale, in powers of ten.
+    /// Largest quant_scale.
     QuantScale,
     /// Share of the elements beyond the format's range, in percent.
     Overflow,
@@ -46,7 +48,8 @@ impl StatsQuantity {
     /// As it stands over a drawing and, without the unit, in a file name: `amax`, `quant_scale`, `overflow`, `underflow`, `sqnr`.
     ///
     /// ```
-    /// use fp8_recipes::StatsQuantity;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::StatsQuantity;
     /// assert_eq!(StatsQuantity::ALL.map(StatsQuantity::name)[1], "quant_scale");
     /// ```
     pub fn name(self) -> &'static str {
@@ -69,12 +72,23 @@ impl StatsQuantity {
         }
     }
 
-    fn unit(self) -> &'static str {
+    /// Of the values beside a drawing; none for those of powers of ten.
+    pub(super) fn unit(self) -> &'static str {
         match self {
-            Self::Amax | Self::QuantScale => "powers of ten",
+            Self::Amax | Self::QuantScale => "",
             Self::Overflow | Self::Underflow => "%",
             Self::Sqnr => "dB",
         }
+    }
+
+    /// Whether equal distances are equal ratios.
+    pub(super) fn is_logarithmic(self) -> bool {
+        matches!(self, Self::Amax | Self::QuantScale)
+    }
+
+    /// Where every drawing begins.
+    pub(super) fn least(self) -> Option<f64> {
+        matches!(self, Self::Overflow | Self::Underflow).then_some(0.)
     }
 
     /// The height at which a value is drawn; None where it has none, as the logarithm of 0.
@@ -86,12 +100,54 @@ impl StatsQuantity {
         };
         height.is_finite().then_some(height)
     }
+
+    /// What makes a line one of the worst, for people.
+    pub(super) fn worst_is(self) -> &'static str {
+        match self {
+            Self::Amax | Self::QuantScale => "named: those that move most (largest / least)",
+            Self::Overflow | Self::Underflow => "named: the largest",
+            Self::Sqnr => "named: the lowest",
+        }
+    }
+
+    /// How bad a line of these points is: the larger, the worse.
+    pub(super) fn badness(self, points: &[(f64, f64)]) -> f64 {
+        let heights = || points.iter().map(|point| point.1);
+        let largest = || heights().fold(f64::NEG_INFINITY, f64::max);
+        let least = || heights().fold(f64::INFINITY, f64::min);
+        match self {
+            Self::Amax | Self::QuantScale => largest() - least(),
+            Self::Overflow | Self::Underflow => largest(),
+            Self::Sqnr => -least(),
+        }
+    }
+
+    /// The value that `badness` stands for.
+    pub(super) fn worst_value(self, badness: f64) -> String {
+        match self {
+            Self::Amax | Self::QuantScale => format!("\u{d7}{}", three_digits(10f64.powf(badness))),
+            Self::Overflow | Self::Underflow => format!("{} %", three_digits(badness)),
+            Self::Sqnr => format!("{badness:.1} dB", badness = -badness),
+        }
+    }
+}
+
+/// Short, for people.
+fn three_digits(value: f64) -> String {
+    match value {
+        0. => "0".to_string(),
+        10.0..10_000.0 => format!("{value:.0}"),
+        1.0..10.0 => format!("{value:.1}"),
+        0.01..1.0 => format!("{value:.2}"),
+        _ => format!("{value:.0e}"),
+    }
 }
 
 /// What a [`StatsLog`](super::StatsLog) has written: for each layer and operand its rows over the steps.
 ///
 /// ```
-/// use fp8_recipes::{StatsCurves, StatsQuantity};
+/// # use fp8_recipes as fp8;
+/// use fp8::{StatsCurves, StatsQuantity};
 /// let lines = r#"{"step": 0, "layer": "fc", "operand": "input", "amax": 3.5}
 /// {"step": 10, "layer": "fc", "operand": "input", "amax": 4.5}"#;
 /// let curves = StatsCurves::from_json_lines(lines);
@@ -109,7 +165,7 @@ impl StatsCurves {
     /// If there is no regular file of at most 1 GiB of UTF-8. Lines that are no rows, as one that was cut off, are left out.
     ///
     /// ```
-    /// # use fp8_recipes::{StatsCurves, StatsQuantity};
+    /// # use fp8_recipes::StatsCurves;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
     /// # {"step": 0, "layer": "fc", "operand": "weight", "amax": 2.0}"#;
@@ -136,7 +192,7 @@ impl StatsCurves {
     /// Reads lines. Those that are no rows are left out.
     ///
     /// ```
-    /// # use fp8_recipes::{StatsCurves, StatsQuantity};
+    /// # use fp8_recipes::StatsCurves;
     /// let row = r#"{"step": 3, "layer": "fc", "operand": "input", "amax": 1.5}"#;
     /// let curves = StatsCurves::from_json_lines(&format!("{row}\n{}", &row[..20]));
     /// assert_eq!(curves.steps(), [3]);
@@ -162,7 +218,7 @@ impl StatsCurves {
     /// The steps that were recorded, in order.
     ///
     /// ```
-    /// # use fp8_recipes::{StatsCurves, StatsQuantity};
+    /// # use fp8_recipes::StatsCurves;
     /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
     /// # {"step": 0, "layer": "fc", "operand": "weight", "amax": 2.0}"#;
     /// assert_eq!(StatsCurves::from_json_lines(lines).steps(), [0, 10]);
@@ -191,9 +247,9 @@ impl StatsCurves {
         self.0.iter().filter_map(curve).collect()
     }
 
-    /// A drawing of how `quantity` moves, a line for each layer and operand. A browser names a line under the pointer; the
-    /// first sixteen are named beside it.
-    ///
+    /// A drawing of how `quantity` moves: below each other a panel for each operand, in it a line for each layer. The five
+    /// worst are in color and named beside it: those of the lowest signal to noise, of the largest shares, and amaxes and scales
+    /// that move most. All others are gray; a browser names a line under the pointer.
     /// ```
     /// # use fp8_recipes::{StatsCurves, StatsQuantity};
     /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
@@ -202,127 +258,34 @@ impl StatsCurves {
     /// assert!(svg.contains("<title>fc.weight</title>") && !svg.contains("fc.input"));
     /// ```
     pub fn to_svg(&self, quantity: StatsQuantity) -> String {
-        let mut svg = String::new();
-        // Writing to a String cannot fail.
-        let _ = draw(&mut svg, quantity, &self.of(quantity));
-        svg
-    }
-}
-
-const COLORS: [&str; 8] = [
-    "#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f",
-];
-/// Of the drawing.
-const SIZE: (f64, f64) = (960., 480.);
-/// Where the lines are drawn: left, top, right, bottom.
-const FRAME: (f64, f64, f64, f64) = (70., 40., 680., 440.);
-/// Lines that are named beside the drawing.
-const NAMED: usize = 16;
-
-fn draw(
-    svg: &mut String,
-    quantity: StatsQuantity,
-    curves: &[(String, Vec<(u64, f64)>)],
-) -> std::fmt::Result {
-    let (width, height) = SIZE;
-    let (left, top, right, bottom) = FRAME;
-    let heights = |points: &[(u64, f64)]| -> Vec<(f64, f64)> {
-        let at = |&(step, value): &(u64, f64)| Some((step as f64, quantity.height(value)?));
-        points.iter().filter_map(at).collect()
-    };
-    let lines: Vec<_> = curves
-        .iter()
-        .map(|(name, points)| (name, heights(points)))
-        .collect();
-    let all = || lines.iter().flat_map(|(_, points)| points);
-    let (first, last) = bounds(all().map(|point| point.0));
-    let (low, high) = bounds(all().map(|point| point.1));
-    let x = |step: f64| left + (step - first) / (last - first) * (right - left);
-    let y = |value: f64| bottom - (value - low) / (high - low) * (bottom - top);
-
-    writeln!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">
-<rect width="100%" height="100%" fill="white"/>
-<text x="{left}" y="24" font-size="16">{} ({})</text>
-<text x="{right}" y="{:.0}" text-anchor="end">step</text>"##,
-        quantity.name(),
-        quantity.unit(),
-        bottom + 34.,
-    )?;
-    for i in 0..=4 {
-        let part = f64::from(i) / 4.;
-        let (step, value) = (first + part * (last - first), low + part * (high - low));
-        let (at_x, at_y) = (x(step), y(value));
-        writeln!(
-            svg,
-            r##"<path d="M{left} {at_y:.1}H{right}M{at_x:.1} {top}V{bottom}" stroke="#dddddd"/>
-<text x="{:.0}" y="{:.1}" text-anchor="end">{}</text>
-<text x="{at_x:.1}" y="{:.0}" text-anchor="middle">{}</text>"##,
-            left - 6.,
-            at_y + 4.,
-            tick(value),
-            bottom + 18.,
-            tick(step),
-        )?;
-    }
-    for (i, (name, points)) in lines.iter().enumerate() {
-        let (color, name) = (COLORS[i % COLORS.len()], escaped(name));
-        let at: Vec<_> = points
-            .iter()
-            .map(|&(step, value)| format!("{:.1},{:.1}", x(step), y(value)))
-            .collect();
-        writeln!(
-            svg,
-            r##"<polyline points="{}" fill="none" stroke="{color}" stroke-width="1.5"><title>{name}</title></polyline>"##,
-            at.join(" ")
-        )?;
-        if i < NAMED {
-            let at = top + 20. * i as f64;
-            let (from, to) = (right + 12., right + 32.);
-            writeln!(
-                svg,
-                r##"<path d="M{from} {at}H{to}" stroke="{color}" stroke-width="2"/><text x="{:.0}" y="{:.0}">{name}</text>"##,
-                to + 6.,
-                at + 4.,
-            )?;
+        let mut panels: Vec<Panel> = vec![];
+        for ((layer, operand), rows) in &self.0 {
+            let height = |(&step, row): (&u64, &Value)| {
+                let value = row[quantity.key()].as_f64()?;
+                Some((step as f64, quantity.height(value)?))
+            };
+            let points: Vec<_> = rows.iter().filter_map(height).collect();
+            if points.is_empty() {
+                continue;
+            }
+            let line = Line {
+                layer: layer.clone(),
+                name: crate::nn::join(layer, operand),
+                points,
+            };
+            match panels.iter_mut().find(|panel| panel.operand == *operand) {
+                Some(panel) => panel.lines.push(line),
+                None => panels.push(Panel {
+                    operand: operand.clone(),
+                    lines: vec![line],
+                }),
+            }
         }
+        let operands = || Operand::OF_GEMMS.into_iter().chain(Operand::RESULTS);
+        panels.sort_by_key(|panel| {
+            let known = operands().position(|operand| operand.name() == panel.operand);
+            (known.unwrap_or(usize::MAX), panel.operand.clone())
+        });
+        drawing::to_svg(quantity, &panels)
     }
-    if lines.len() > NAMED {
-        let at = top + 20. * NAMED as f64 + 4.;
-        let more = lines.len() - NAMED;
-        writeln!(
-            svg,
-            r##"<text x="{}" y="{at}">and {more} more</text>"##,
-            right + 38.
-        )?;
-    }
-    svg.push_str("</svg>\n");
-    Ok(())
-}
-
-/// The least and the largest, apart from each other.
-fn bounds(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let span = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
-    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), span);
-    match () {
-        _ if low > high => (0., 1.),
-        _ if low == high => (low - 0.5, high + 0.5),
-        _ => (low, high),
-    }
-}
-
-/// Three digits are enough at a line.
-fn tick(value: f64) -> String {
-    match value.abs() {
-        large if large >= 100. => format!("{value:.0}"),
-        middle if middle >= 1. || middle == 0. => format!("{value:.1}"),
-        _ => format!("{value:.3}"),
-    }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 ///     if log.is_due(step) {
 ///         autocast = autocast.with_stats(&stats); // the other steps measure nothing
 ///     }
-///     let y = with_fp8(autocast, || layer.forward(&x))?;
+///     with_fp8(autocast, || layer.forward(&x))?;
 ///     if let Some(report) = log.record(step, &stats) {
 ///         println!("{report}"); // the table
 ///     }

@@ -8,7 +8,7 @@ use std::path::Path;
 /// Shape of a BERT encoder.
 ///
 /// ```
-/// use fp8::models::{BertActivation, BertConfig};
+/// use fp8::models::BertConfig;
 /// let json = serde_json::json!({
 ///     "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
 ///     "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -43,9 +43,7 @@ pub struct BertConfig {
 /// The activation of a BERT encoder's MLP.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{Bert, BertConfig};
+/// # use fp8::models::BertConfig;
 /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
 /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
 /// use fp8::models::BertActivation;

@@ -107,7 +107,7 @@ impl Bert {
     /// Builds the encoder from the tensors of `vb`, with or without a leading `bert.`.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{Bert, BertConfig};
     /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
@@ -147,7 +147,7 @@ impl Bert {
     /// Its shape.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{Bert, BertConfig};
     /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
@@ -174,6 +174,7 @@ impl Bert {
     /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
     /// # let model = Bert::new(&config, vb)?;
     /// let ids = Tensor::new(&[[5u32, 6, 7]], model.device())?;
+    /// assert_eq!(ids.dims(), [1, 3]);
     /// # Ok::<(), fp8::models::Error>(())
     /// ```
     pub fn device(&self) -> &Device {

@@ -72,6 +72,7 @@ impl GgufFile {
     ///
     /// let file = GgufFile::open("model.gguf")?;
     /// let norm = file.tensor("model.norm.weight", DType::F32, &Device::Cpu)?;
+    /// println!("{:?}", norm.dims());
     /// # Ok::<(), fp8::models::gguf::GgufError>(())
     /// ```
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
@@ -299,6 +300,7 @@ impl GgufFile {
     /// let file = GgufFile::open("model.gguf")?;
     /// use candle_core::{DType, Device};
     /// let norm = file.tensor("model.norm.weight", DType::F32, &Device::Cpu)?;
+    /// println!("{:?}", norm.dims());
     /// # Ok::<(), fp8::models::gguf::GgufError>(())
     /// ```
     ///
@@ -336,6 +338,7 @@ impl GgufFile {
     /// let file = GgufFile::open("model.gguf")?;
     /// let config = LlamaConfig::parse(file.path(), &file.config()?)?;
     /// let model = Llama::new(&config, file.var_builder(DType::F32, &Device::Cpu))?;
+    /// println!("{:?}", model.config());
     /// # Ok::<(), fp8::models::Error>(())
     /// ```
     pub fn var_builder(self, dtype: DType, device: &Device) -> VarBuilder<'static> {
@@ -353,6 +356,7 @@ impl GgufFile {
 ///
 /// let vb = fp8::models::gguf::var_builder("model.gguf", DType::F32, &Device::Cpu)?;
 /// let norm = vb.get(576, "model.norm.weight")?;
+/// println!("{norm}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn var_builder(

@@ -120,14 +120,15 @@ impl Llama {
     /// head.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # use fp8::models::{Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
     /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
     /// let config = LlamaConfig::parse("config.json", &json)?;
     /// let vars = VarMap::new();
     /// let model = Llama::new(&config, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
+    /// assert_eq!(model.config().hidden_size, 16);
     /// assert_eq!(vars.data().lock().unwrap()["model.embed_tokens.weight"].dims(), [32, 16]);
     /// # Ok::<(), fp8::models::Error>(())
     /// ```
@@ -177,9 +178,9 @@ impl Llama {
     /// Its shape.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # use fp8::models::{Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
     /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
     /// # let config = LlamaConfig::parse("config.json", &json)?;
@@ -197,7 +198,7 @@ impl Llama {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+    /// # use fp8::models::{Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
     /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
     /// # let config = LlamaConfig::parse("config.json", &json)?;
@@ -206,7 +207,7 @@ impl Llama {
     /// let ids = Tensor::new(&[[1u32, 5, 9, 2]], &Device::Cpu)?;
     /// let logits = model.forward(&ids.narrow(1, 0, 3)?)?.squeeze(0)?;
     /// let targets = ids.narrow(1, 1, 3)?.squeeze(0)?; // each token's next one
-    /// let grads = candle_nn::loss::cross_entropy(&logits, &targets)?.backward()?;
+    /// candle_nn::loss::cross_entropy(&logits, &targets)?.backward()?; // or of a model in an optimizer
     /// # Ok::<(), fp8::models::Error>(())
     /// ```
     ///
@@ -221,7 +222,7 @@ impl Llama {
     /// the file has none for some layer.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
     /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,

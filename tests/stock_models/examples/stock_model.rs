@@ -63,7 +63,7 @@ fn main() -> Result<()> {
             let missing = check_gradients(&vars, &grads);
             println!("variables without a gradient: {missing:?}");
         }
-        optimizer.apply(&grads)?.skipped()?;
+        optimizer.apply(&grads)?;
         if step % 5 == 0 || step + 1 == STEPS {
             println!("step {step}: loss {:.4}", loss.to_scalar::<f32>()?);
         }

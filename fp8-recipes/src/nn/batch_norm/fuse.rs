@@ -14,9 +14,10 @@ use candle_core::{DType, Result, Tensor};
 /// If `bn` has another number of features than `conv` has output channels.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Module, Tensor};
 /// # use candle_nn::{VarBuilder, VarMap};
-/// use fp8_recipes::nn::{self, ModuleT};
+/// use fp8::nn::{self, ModuleT};
 /// # fn main() -> candle_core::Result<()> {
 /// # let vars = VarMap::new();
 /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);

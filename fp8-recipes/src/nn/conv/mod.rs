@@ -211,7 +211,7 @@ convolutions! {
             ///
             /// ```
             /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
+            /// # use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
             /// # let weight = Tensor::ones((16, 16, 3), DType::F32, &Device::Cpu)?;
             /// let conv = nn::Conv1d::new(weight, None, Default::default()).with_path("conv1d");
@@ -224,6 +224,7 @@ convolutions! {
         try_forward {
             ///
             /// ```
+            /// # use fp8_recipes as fp8;
             /// # use candle_core::{DType, Device, Tensor};
             /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -232,7 +233,7 @@ convolutions! {
             /// # prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
             /// let x = Tensor::zeros((1, 8, 8), DType::F32, &Device::Cpu)?; // 8 channels, not 16
             /// let error = with_fp8(RecipeName::Tensorwise, || conv.try_forward(&x)).unwrap_err();
-            /// assert!(matches!(error, fp8_recipes::Error::Fp8(fp8_candle::Error::Conv { .. })));
+            /// assert!(matches!(error, fp8::Error::Fp8(fp8_candle::Error::Conv { .. })));
             /// # Ok(()) }
             /// ```
         };
@@ -255,7 +256,7 @@ convolutions! {
             ///
             /// ```
             /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
+            /// # use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
             /// # let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
             /// let conv = nn::Conv2d::new(weight, None, Default::default()).with_path("conv2d");
@@ -299,7 +300,7 @@ convolutions! {
             ///
             /// ```
             /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
+            /// # use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
             /// # let weight = Tensor::ones((16, 16, 2), DType::F32, &Device::Cpu)?;
             /// let conv = nn::ConvTranspose1d::new(weight, None, Default::default()).with_path("conv_transpose1d");
@@ -312,7 +313,7 @@ convolutions! {
             ///
             /// ```
             /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
+            /// # use fp8_recipes::nn;
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
             /// # let weight = Tensor::ones((16, 16, 2), DType::F32, &Device::Cpu)?;
             /// let conv = nn::ConvTranspose1d::new(weight, None, Default::default()).with_path("conv_transpose1d");
@@ -340,7 +341,7 @@ convolutions! {
             ///
             /// ```
             /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
+            /// # use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
             /// # let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
             /// let conv = nn::ConvTranspose2d::new(weight, None, Default::default()).with_path("conv_transpose2d");

@@ -70,7 +70,8 @@ pub enum NormPlacement {
 /// How a [`MultiheadAttention`](super::MultiheadAttention) attends.
 ///
 /// ```
-/// use fp8_recipes::nn::AttentionConfig;
+/// # use fp8_recipes as fp8;
+/// use fp8::nn::AttentionConfig;
 /// let config = AttentionConfig::new(8, 64).with_num_key_value_heads(2).with_causal(true).with_sliding_window(4096);
 /// assert_eq!(config.num_key_value_heads, 2);
 /// ```
@@ -228,7 +229,8 @@ impl AttentionConfig {
 /// The sizes and options from which [`transformer_layer`](super::transformer_layer) and its parts are built.
 ///
 /// ```
-/// use fp8_recipes::nn::{NormKind, TransformerConfig, ops::Activation};
+/// # use fp8_recipes as fp8;
+/// use fp8::nn::{NormKind, TransformerConfig, ops::Activation};
 /// // A layer of Llama.
 /// let config = TransformerConfig::new(4096, 32)
 ///     .with_intermediate_size(11008)

@@ -5,8 +5,9 @@ use candle_core::Tensor;
 /// What a call has beside its input: positions, padding, whether it trains.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{Device, Tensor};
-/// use fp8_recipes::nn::LayerInputs;
+/// use fp8::nn::LayerInputs;
 /// let angles = Tensor::zeros((4, 2), candle_core::DType::F32, &Device::Cpu)?;
 /// let (cos, sin) = (angles.cos()?, angles.sin()?);
 /// let inputs = LayerInputs::default().with_rope(&cos, &sin).with_key_lengths(vec![4, 2]).with_dropout_seed(7);

@@ -14,13 +14,11 @@ use fp8_candle::ops::Activation;
 /// The first projection of a feed-forward network.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
 /// # use fp8_recipes::nn::*;
 /// # let vars = VarMap::new();
 /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// # let config = TransformerConfig::new(16, 2);
-/// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
 /// let input = MlpInput::Up(linear(16, 64, vb.pp("up"))?);
 /// # let _ = input;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -51,8 +49,9 @@ impl MlpInput {
 /// A feed-forward network, with or without a norm before it, as one node: `down(activation(up(norm(x))))`.
 ///
 /// ```
-/// use candle_core::{DType, Device, Tensor};
-/// use fp8_recipes::nn::{Linear, LayerNormMlp, MlpInput, Module, ops::Activation};
+/// # use fp8_recipes as fp8;
+/// use candle_core::{Device, Tensor};
+/// use fp8::nn::{Linear, LayerNormMlp, MlpInput, Module, ops::Activation};
 /// # fn main() -> candle_core::Result<()> {
 /// let weight = |out, input| Ok::<_, candle_core::Error>(Linear::new(Tensor::randn(0f32, 1., (out, input), &Device::Cpu)?, None));
 /// let input = MlpInput::GateUp { gate: weight(32, 8)?, up: weight(32, 8)? };
@@ -79,7 +78,6 @@ impl LayerNormMlp {
     /// # use fp8_recipes::nn::*;
     /// # let vars = VarMap::new();
     /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
     /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
     /// let input = MlpInput::Up(linear(16, 64, vb.pp("up"))?);
     /// let mlp = LayerNormMlp::new(None, input, linear(64, 16, vb.pp("down"))?, ops::Activation::Gelu);
@@ -121,13 +119,12 @@ impl LayerNormMlp {
     /// The norm, if it has one.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::nn::*;
     /// # let vars = VarMap::new();
     /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
     /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
     /// # let mlp = layer_norm_mlp(&config, vb)?;
     /// assert!(mlp.norm().is_some());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -139,13 +136,12 @@ impl LayerNormMlp {
     /// The first projection.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::nn::*;
     /// # let vars = VarMap::new();
     /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
     /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
     /// # let mlp = layer_norm_mlp(&config, vb)?;
     /// assert!(matches!(mlp.input(), MlpInput::Up(_)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -157,13 +153,12 @@ impl LayerNormMlp {
     /// The second projection.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::nn::*;
     /// # let vars = VarMap::new();
     /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
     /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
     /// # let mlp = layer_norm_mlp(&config, vb)?;
     /// assert_eq!(mlp.down().features(), (16, 64));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -175,13 +170,12 @@ impl LayerNormMlp {
     /// Between the projections.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::nn::*;
     /// # let vars = VarMap::new();
     /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
     /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
     /// # let mlp = layer_norm_mlp(&config, vb)?;
     /// assert_eq!(mlp.activation(), ops::Activation::Gelu);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -25,10 +25,11 @@ use fp8_candle::scaled::{ScaledGrads, ScaledVar};
 /// rounding (it follows from the betas and `t`), since `u` may round to 0 where `m` does not.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
 /// use fp8_candle::scaled::ScaledVar;
-/// use fp8_recipes::optim::AdamWConfig;
-/// use fp8_recipes::optim::scaled::{ScaledAdamW, ScaledOptimizer};
+/// use fp8::optim::AdamWConfig;
+/// use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let w = ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?;
 /// let config = AdamWConfig { lr: 0.25, weight_decay: 0., ..Default::default() };
@@ -51,13 +52,12 @@ impl ScaledAdamW {
     /// As [`ScaledAdamW::from_vars`].
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::AdamWConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// let optimizer = ScaledAdamW::new(&vars, AdamWConfig::default())?;
     /// assert_eq!(optimizer.steps(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -75,8 +75,7 @@ impl ScaledAdamW {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::AdamWConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
     /// let optimizer = ScaledAdamW::from_vars(vec![w], AdamWConfig::default())?;
@@ -123,13 +122,12 @@ impl ScaledAdamW {
     /// The hyperparameters, with the learning rate of the next step.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::AdamWConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// let optimizer = ScaledAdamW::new(&vars, AdamWConfig::default())?;
     /// assert_eq!(optimizer.config().lr, AdamWConfig::default().lr);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -141,13 +139,12 @@ impl ScaledAdamW {
     /// The parameters, in the order of the updates.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::AdamWConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// let optimizer = ScaledAdamW::new(&vars, AdamWConfig::default())?;
     /// assert_eq!(optimizer.vars().next().unwrap().name(), "w");
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -23,11 +23,12 @@
 //! The CPU. Parameters on another device are refused ([`OptimError::ScaledDevice`](super::OptimError::ScaledDevice)).
 //!
 //! ```
+//! # use fp8_recipes as fp8;
 //! use candle_core::{DType, Device, Tensor};
 //! use fp8_candle::scaled::ScaledVar;
-//! use fp8_recipes::optim::AdamWConfig;
-//! use fp8_recipes::optim::scaled::{ScaledAdamW, ScaledOptimizer};
-//! use fp8_recipes::scaled::ScaledVarMap;
+//! use fp8::optim::AdamWConfig;
+//! use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
+//! use fp8::scaled::ScaledVarMap;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
 //! let w = ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?;
@@ -62,7 +63,8 @@ use serde::{Deserialize, Serialize};
 /// How a step rounds parameters and moments to 16 bits.
 ///
 /// ```
-/// use fp8_recipes::optim::scaled::RoundTo;
+/// # use fp8_recipes as fp8;
+/// use fp8::optim::scaled::RoundTo;
 /// assert_eq!(RoundTo::default(), RoundTo::Stochastic { seed: 0 });
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,10 +90,11 @@ impl Default for RoundTo {
 /// An optimizer of scaled parameters.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
 /// use fp8_candle::scaled::ScaledVar;
-/// use fp8_recipes::optim::scaled::{ScaledOptimizer, ScaledSgd};
-/// use fp8_recipes::optim::SgdConfig;
+/// use fp8::optim::scaled::{ScaledOptimizer, ScaledSgd};
+/// use fp8::optim::SgdConfig;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let w = ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?;
 /// let mut optimizer: Box<dyn ScaledOptimizer> =
@@ -112,8 +115,7 @@ pub trait ScaledOptimizer: CheckpointOptimizer {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::SgdConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
     /// let mut optimizer = ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?;
@@ -128,8 +130,7 @@ pub trait ScaledOptimizer: CheckpointOptimizer {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::SgdConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
     /// let mut optimizer = ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?;
@@ -147,8 +148,7 @@ pub trait ScaledOptimizer: CheckpointOptimizer {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::SgdConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
     /// let mut optimizer = ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?;
@@ -163,12 +163,11 @@ pub trait ScaledOptimizer: CheckpointOptimizer {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::SgdConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
     /// let mut optimizer = ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?;
-    /// let _ = optimizer.apply(&w.value().sum_all()?.backward()?)?;
+    /// optimizer.apply(&w.value().sum_all()?.backward()?)?;
     /// assert_eq!(optimizer.steps(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -179,12 +178,11 @@ pub trait ScaledOptimizer: CheckpointOptimizer {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::SgdConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
     /// let mut optimizer = ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?;
-    /// let _ = optimizer.apply(&w.value().sum_all()?.backward()?)?;
+    /// optimizer.apply(&w.value().sum_all()?.backward()?)?;
     /// assert_eq!(optimizer.counts().saturated, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

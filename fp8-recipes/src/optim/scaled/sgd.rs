@@ -17,10 +17,11 @@ use fp8_candle::scaled::{ScaledGrads, ScaledVar};
 /// buffer in the dtype of its parameter and a scale of its own. See [the module](super).
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
 /// use fp8_candle::scaled::ScaledVar;
-/// use fp8_recipes::optim::SgdConfig;
-/// use fp8_recipes::optim::scaled::{ScaledOptimizer, ScaledSgd};
+/// use fp8::optim::SgdConfig;
+/// use fp8::optim::scaled::{ScaledOptimizer, ScaledSgd};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let w = ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?;
 /// let config = SgdConfig::default().with_lr(0.125).with_momentum(0.5);
@@ -45,13 +46,12 @@ impl ScaledSgd {
     /// As [`ScaledSgd::from_vars`].
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::SgdConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// let optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
     /// assert_eq!(optimizer.steps(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -69,8 +69,7 @@ impl ScaledSgd {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::SgdConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
     /// let optimizer = ScaledSgd::from_vars(vec![w], SgdConfig::default())?;
@@ -114,13 +113,12 @@ impl ScaledSgd {
     /// The hyperparameters, with the learning rate of the next step.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::SgdConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// let optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
     /// assert_eq!(optimizer.config().lr, SgdConfig::default().lr);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -132,13 +130,12 @@ impl ScaledSgd {
     /// The parameters, in the order of the updates.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
+    /// # use candle_core::{DType, Device};
     /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+    /// # use fp8_recipes::optim::SgdConfig;
     /// # use fp8_recipes::optim::scaled::*;
     /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
+    /// vars.var_builder().get((2, 3), "w")?;
     /// let optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
     /// assert_eq!(optimizer.vars().next().unwrap().name(), "w");
     /// # Ok::<(), Box<dyn std::error::Error>>(())

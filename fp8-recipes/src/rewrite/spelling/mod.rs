@@ -28,7 +28,8 @@ use std::str::FromStr;
 /// | `modelopt` | tensor + static, channel + per token, blocks of 128 without inputs, MX; one of them | | per tensor | TensorRT-LLM, vLLM, sglang |
 ///
 /// ```
-/// use fp8_recipes::rewrite::Spelling;
+/// # use fp8_recipes as fp8;
+/// use fp8::rewrite::Spelling;
 /// let spelling: Spelling = "fp8-blocks".parse()?;
 /// assert_eq!(spelling, Spelling::Fp8Blocks);
 /// assert_eq!(spelling.to_string(), "fp8-blocks");
@@ -53,7 +54,8 @@ impl Spelling {
     /// All of them.
     ///
     /// ```
-    /// use fp8_recipes::rewrite::Spelling;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::rewrite::Spelling;
     /// assert!(Spelling::ALL.contains(&Spelling::ModelOpt));
     /// ```
     pub const ALL: [Self; 4] = [

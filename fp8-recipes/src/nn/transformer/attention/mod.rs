@@ -17,13 +17,11 @@ use candle_nn::VarBuilder;
 /// The projections of queries, keys and values.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_core::{DType, Device};
 /// # use candle_nn::{VarBuilder, VarMap};
 /// # use fp8_recipes::nn::*;
 /// # let vars = VarMap::new();
 /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// # let config = TransformerConfig::new(16, 2);
-/// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
 /// let qkv = Projections::Fused(linear(16, 48, vb.pp("qkv"))?);
 /// # let _ = qkv;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -56,8 +54,9 @@ impl Projections {
 /// Self-attention with its projections, and with or without a norm before them, as one node.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// use candle_core::{Device, Tensor};
-/// use fp8_recipes::nn::{AttentionConfig, LayerInputs, Linear, MultiheadAttention, Projections};
+/// use fp8::nn::{AttentionConfig, LayerInputs, Linear, MultiheadAttention, Projections};
 /// let linear = |out, input| -> candle_core::Result<Linear> {
 ///     Ok(Linear::new(Tensor::randn(0f32, 1., (out, input), &Device::Cpu)?, None))
 /// };
@@ -87,7 +86,6 @@ impl MultiheadAttention {
     /// # use fp8_recipes::nn::*;
     /// # let vars = VarMap::new();
     /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
     /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
     /// let qkv = Projections::Fused(linear(16, 48, vb.pp("qkv"))?);
     /// let attention = MultiheadAttention::new(None, qkv, linear(16, 16, vb.pp("out"))?, AttentionConfig::new(2, 8));
@@ -120,15 +118,13 @@ impl MultiheadAttention {
     /// Heads and masks.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::nn::*;
     /// # let vars = VarMap::new();
     /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
     /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
     /// # let attention = multihead_attention(&config, vb)?;
-    /// # let inputs = LayerInputs::default();
     /// assert_eq!(attention.config().head_dim, 8);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -139,15 +135,13 @@ impl MultiheadAttention {
     /// The projections of queries, keys and values.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::nn::*;
     /// # let vars = VarMap::new();
     /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
     /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
     /// # let attention = multihead_attention(&config, vb)?;
-    /// # let inputs = LayerInputs::default();
     /// assert!(matches!(attention.projections(), Projections::Separate { .. }));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -158,15 +152,13 @@ impl MultiheadAttention {
     /// The projection of results.
     ///
     /// ```
-    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_core::{DType, Device};
     /// # use candle_nn::{VarBuilder, VarMap};
     /// # use fp8_recipes::nn::*;
     /// # let vars = VarMap::new();
     /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
     /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
     /// # let attention = multihead_attention(&config, vb)?;
-    /// # let inputs = LayerInputs::default();
     /// assert_eq!(attention.out().path(), Some("o_proj"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
