@@ -187,7 +187,8 @@ impl fmt::Display for PrepareReport {
             writeln!(
                 f,
                 "no export: the layer trains under these recipes, but its in_features are no multiple of their block, so that no file \
-                 holds its scales. Leave it out with PrepareOptions::with_off(path), or quantize with --ignore path"
+                 holds its scales. Leave it out with PrepareOptions::with_off(path), quantize with --ignore path, or store it by \
+                 rows with ExportOptions::with_ragged"
             )?;
         }
         for unmatched in &self.unmatched {
