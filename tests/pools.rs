@@ -20,7 +20,7 @@ fn pool(threads: usize) -> rayon::ThreadPool {
 fn no_guard_opens_on_a_worker() {
     let guard = fp8_autocast(delayed(4)).unwrap();
     let handle = guard.handle();
-    for pool in [pool(2), pool(3)] {
+    for pool in [pool(1), pool(2), pool(3)] {
         pool.install(|| {
             let parts = ["worker", "AutocastHandle::run"];
             assert_text("guard", fp8_autocast(delayed(4)).unwrap_err(), &parts);
@@ -97,34 +97,59 @@ fn tasks_of_one_pool_see_no_guard_but_their_own() {
     }
 }
 
-/// A pool with one worker runs its tasks one after the other. A guard opened there closes before the next task begins.
+/// A pool's only worker runs other tasks too: while it waits for another pool, and when it yields.
 #[test]
 fn tasks_of_a_pool_of_one_thread_see_no_guard_but_their_own() {
     if skipped_on_cuda(THREADS) {
         return;
     }
+    const TASKS: usize = 100;
     let x = tensor(1, &[32, SIZE]);
     let layer = Layer::prepared("fc", 3, SIZE, SIZE);
     let plain = bits(&layer.linear.forward(&x).unwrap());
-    let seen = AtomicUsize::new(0);
-    pool(1).install(|| {
-        (0..400).into_par_iter().for_each(|task| {
-            if task % 5 == 0 {
-                let guard = fp8_autocast(delayed(4)).unwrap();
-                let y = layer.linear.forward(&x).unwrap();
-                y.matmul(&y.t().unwrap()).unwrap();
-                (0..64)
-                    .into_par_iter()
-                    .for_each(|_| assert!(is_fp8_enabled()));
-                guard.close().unwrap();
-            } else {
-                let y = layer.linear.forward(&x).unwrap();
-                let wrong = is_fp8_enabled() || bits(&y) != plain;
-                seen.fetch_add(wrong.into(), Ordering::Relaxed);
+    let (wrong, served) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let task = || {
+        let y = layer.linear.forward(&x).unwrap();
+        let seen = is_fp8_enabled() || bits(&y) != plain;
+        wrong.fetch_add(seen.into(), Ordering::Relaxed);
+        served.fetch_add(1, Ordering::Relaxed);
+    };
+    let other = pool(2);
+    // What a task does while others wait behind it, with a guard where one opens.
+    let waits: [&(dyn Fn() + Sync); 2] = [
+        // Until the worker has nothing else to do.
+        &|| while rayon::yield_now() == Some(rayon::Yield::Executed) {},
+        &|| other.install(|| std::thread::sleep(std::time::Duration::from_millis(1))),
+    ];
+    for wait in waits {
+        pool(1).scope(|scope| {
+            for _ in 0..TASKS {
+                scope.spawn(|_| {
+                    let _guard = fp8_autocast(delayed(4)).ok();
+                    wait();
+                });
+                scope.spawn(|_| task());
             }
         });
+    }
+    // Work that asks for a guard gets one, and the tasks that are run meanwhile do not.
+    pool(1).scope(|scope| {
+        for _ in 0..TASKS {
+            scope.spawn(|_| {
+                let forward = || {
+                    let guard = fp8_autocast(delayed(4)).unwrap();
+                    let y = layer.linear.forward(&x).unwrap();
+                    guard.close().unwrap();
+                    y
+                };
+                let y = AutocastHandle::current().run(forward).unwrap();
+                assert_ne!(bits(&y), plain);
+            });
+            scope.spawn(|_| task());
+        }
     });
-    assert_eq!(seen.load(Ordering::Relaxed), 0);
+    assert_eq!(served.into_inner(), 3 * TASKS);
+    assert_eq!(wrong.into_inner(), 0);
 }
 
 /// Many tasks use the model of one guard at once.

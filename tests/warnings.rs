@@ -1,5 +1,5 @@
-//! An enabled guard under which nothing is cast warns about it once. This is a program of its own because the warning
-//! comes once in a process.
+//! What guards warn of: one under which nothing is cast, once in a process, and one that never ends. This is a program of its
+//! own because of the former, and because the messages of a process have one subscriber.
 
 use candle_core::Module;
 use fp8::{Autocast, fp8_autocast};
@@ -44,16 +44,17 @@ impl Subscriber for Keep {
     }
 }
 
+/// How many of the messages so far contain this.
+fn said(part: &str) -> usize {
+    static INSTALLED: std::sync::Once = std::sync::Once::new();
+    INSTALLED.call_once(|| tracing::subscriber::set_global_default(Keep).unwrap());
+    let texts = TEXTS.lock().unwrap();
+    texts.iter().filter(|text| text.contains(part)).count()
+}
+
 #[test]
 fn a_guard_under_which_nothing_is_cast_warns_once() {
-    tracing::subscriber::set_global_default(Keep).unwrap();
-    let said = || {
-        let texts = std::mem::take(&mut *TEXTS.lock().unwrap());
-        texts
-            .iter()
-            .filter(|text| text.contains("without any FP8"))
-            .count()
-    };
+    let said = || said("without any FP8");
     let x = tensor(1, &[2, 8]);
 
     // No warning: something was cast, or nothing was meant to be.
@@ -82,5 +83,30 @@ fn a_guard_under_which_nothing_is_cast_warns_once() {
         scope.spawn(|| layer.linear.forward(&x).unwrap());
     });
     assert_eq!(guard.close().unwrap().casts(), 0);
+    assert_eq!(said(), 1);
+}
+
+#[test]
+fn steps_inside_of_a_forgotten_guard_warn_once_they_train_on() {
+    let said = || said("goes on although weights have changed");
+    let x = tensor(1, &[2, 8]);
+    let layer = Layer::prepared("fc", 1, 4, 8);
+    let steps_of = |forgotten: bool| {
+        for step in 0..3 {
+            let guard = fp8_autocast(delayed(4)).unwrap();
+            // Two micro-batches.
+            for _ in 0..2 {
+                let inner = fp8_autocast(delayed(4)).unwrap();
+                layer.linear.forward(&x).unwrap();
+                inner.close().unwrap();
+            }
+            guard.close().unwrap();
+            assert_eq!(said(), usize::from(forgotten && step > 0), "step {step}");
+            layer.weight.set(&tensor(2 + step, &[4, 8])).unwrap();
+        }
+    };
     assert_eq!(said(), 0);
+    steps_of(false);
+    std::mem::forget(fp8_autocast(delayed(4)).unwrap());
+    steps_of(true);
 }

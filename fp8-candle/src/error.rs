@@ -298,6 +298,21 @@ pub enum Error {
         /// Operation of the first node that is gone.
         op: &'static str,
     },
+    /// A parameter was changed between a forward pass and the backward pass, which reads it again.
+    #[error(
+        "`{op}`: its {what} of shape {shape:?} ({dtype:?}) has changed since the forward pass, but the backward pass needs the values \
+         that it had: step the optimizer after all backward passes, or run this forward pass again"
+    )]
+    ChangedValues {
+        /// Path of the layer, or the operation.
+        op: String,
+        /// Which parameter.
+        what: &'static str,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Its dtype.
+        dtype: DType,
+    },
     /// A variable was changed between a forward pass and the backward pass that computes it again.
     #[error(
         "the backward pass computes a forward pass again, but its variable of shape {shape:?} ({dtype:?}) has changed since: step \

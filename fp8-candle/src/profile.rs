@@ -247,12 +247,15 @@ pub fn enter(kind: Kind) -> Scope {
 
 #[cold]
 fn begin(kind: Kind) -> Option<(u64, usize)> {
-    CLOCK.with_borrow_mut(|clock| {
+    // As in `end`.
+    let place = CLOCK.try_with(|clock| {
+        let mut clock = clock.borrow_mut();
         let clock = clock.as_mut()?;
         clock.count();
         clock.scopes.push(kind);
         Some((clock.id, clock.scopes.len() - 1))
-    })
+    });
+    place.ok().flatten()
 }
 
 impl Drop for Scope {

@@ -8,6 +8,7 @@
 use crate::error::Result;
 use crate::quantize::Quantized;
 use crate::tensor::Fp8Tensor;
+use crate::weight_version::Seen;
 use candle_core::Tensor;
 use fp8_core::{Cast, Rounding, StochasticKey};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +42,7 @@ pub struct CastNotes(Arc<Notes>);
 struct Notes {
     casts: Mutex<Vec<Noted>>,
     /// Of a weight, from its cache.
-    codes: OnceLock<Fp8Tensor>,
+    codes: OnceLock<(Fp8Tensor, Seen)>,
 }
 
 /// One cast.
@@ -154,15 +155,15 @@ impl Recall {
     }
 
     /// Notes codes of a cached weight.
-    pub(crate) fn note_codes(&self, codes: &Fp8Tensor) {
+    pub(crate) fn note_codes(&self, codes: &Fp8Tensor, seen: &Seen) {
         if let Self::Note(notes) = self {
             // A cache that is asked twice for one cast gives the same codes.
-            let _ = notes.0.codes.set(codes.clone());
+            let _ = notes.0.codes.set((codes.clone(), seen.clone()));
         }
     }
 
-    /// The noted codes of a cached weight.
-    pub(crate) fn codes(&self) -> Option<&Fp8Tensor> {
+    /// The noted codes of a cached weight, and the values that they were made from.
+    pub(crate) fn codes(&self) -> Option<&(Fp8Tensor, Seen)> {
         match self {
             Self::Note(_) => None,
             Self::Repeat(repetition) => repetition.notes.0.codes.get(),

@@ -6,7 +6,10 @@
 //! in another way (`Var::set`, `VarMap::load`, another optimizer) has to call [`announce_change`] afterwards, or old codes
 //! stay in use.
 
-use candle_core::{Tensor, TensorId};
+use crate::device::backend;
+use crate::error::{Error, Result};
+use crate::wide::collect::tell;
+use candle_core::{DType, Tensor, TensorId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -52,6 +55,74 @@ impl WeightVersion {
 /// its codes, and rely on every later change being announced.
 pub fn announce_change(weight: &Tensor) {
     WeightVersion::of(weight).announce_change();
+}
+
+/// The values of a tensor at one moment, as far as their change can be noticed without a copy to the host.
+///
+/// Whoever reads a tensor in a forward pass and again in a backward pass takes this before the first and checks it after the
+/// second: then a change by another thread in the middle of either is noticed too.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen(Values);
+
+#[derive(Debug, Clone)]
+enum Values {
+    Fingerprint(u64),
+    /// With the version, which would be lost if nobody held it.
+    Announced(WeightVersion, u64),
+    /// Of a dtype that is not compared.
+    Unknown,
+}
+
+impl Seen {
+    /// The values of `tensor` now.
+    pub(crate) fn of(tensor: &Tensor) -> Result<Self> {
+        Ok(Self(match fingerprint(tensor)? {
+            None => Values::Unknown,
+            Some(Some(fingerprint)) => Values::Fingerprint(fingerprint),
+            Some(None) => {
+                let version = WeightVersion::of(tensor);
+                let announced = version.get();
+                Values::Announced(version, announced)
+            }
+        }))
+    }
+
+    /// Values that somebody has taken the fingerprint of.
+    pub(crate) fn with_fingerprint(fingerprint: u64) -> Self {
+        Self(Values::Fingerprint(fingerprint))
+    }
+
+    /// Whether `tensor`, or what shares its storage, still has these values.
+    pub(crate) fn holds(&self, tensor: &Tensor) -> Result<bool> {
+        Ok(match &self.0 {
+            Values::Fingerprint(before) => fingerprint(tensor)?.flatten() == Some(*before),
+            Values::Announced(version, before) => version.get() == *before,
+            Values::Unknown => true,
+        })
+    }
+
+    /// An error if `tensor`, which is `what` of `op`, has other values.
+    pub(crate) fn check(&self, tensor: &Tensor, op: &str, what: &'static str) -> Result<()> {
+        match self.holds(tensor)? {
+            true => Ok(()),
+            false => Err(tell(Error::ChangedValues {
+                op: op.to_string(),
+                what,
+                shape: tensor.dims().to_vec(),
+                dtype: tensor.dtype(),
+            })),
+        }
+    }
+}
+
+/// None for a dtype that has none, `Some(None)` on a device that would need a copy.
+fn fingerprint(tensor: &Tensor) -> Result<Option<Option<u64>>> {
+    match tensor.dtype() {
+        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => {
+            Ok(Some(backend(tensor.device())?.fingerprint(tensor)?))
+        }
+        _ => Ok(None),
+    }
 }
 
 #[cfg(test)]

@@ -29,9 +29,10 @@ pub enum Rounding {
     TowardZero,
     /// To the nearest code, ties away from zero.
     NearestAway,
-    /// Toward positive infinity.
+    /// Toward positive infinity: to the next code above, however near the one below is. The FP8 Emulation Toolkit's `RPINF` is
+    /// another rounding: positive values to the nearest, ties up, negative ones toward zero.
     TowardPositive,
-    /// Toward negative infinity.
+    /// Toward negative infinity. The toolkit's `RNINF` differs in the same way.
     TowardNegative,
 }
 

@@ -331,6 +331,9 @@ pub enum Error {
     /// The system could not start a thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
+    /// A guard was opened by the destructor of a `thread_local` value, while its thread ends.
+    #[error("no autocast guard opens on a thread that ends")]
+    ThreadEnds,
     /// A layer has no state for a tensor that the recipe casts.
     #[error("layer `{path}` keeps no state for its {role}")]
     NoRole {

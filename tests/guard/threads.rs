@@ -188,3 +188,32 @@ fn a_handle_taken_without_a_guard_gives_high_precision() {
     guard.close().unwrap();
     assert_same("no guard", &y, &layer.stock().forward(&x).unwrap());
 }
+
+thread_local! {
+    static KEPT: std::cell::RefCell<Option<AutocastGuard>> = const { std::cell::RefCell::new(None) };
+}
+
+#[test]
+fn a_guard_kept_until_its_thread_ends_closes_its_step() {
+    if skipped_on_cuda("the threads share what lives on the device of one of them") {
+        return;
+    }
+    // What a thread uses first is dropped last: the guard, or the frames of the thread's guards.
+    for frames_first in [false, true] {
+        let layer = Layer::prepared("fc", 99, 4, 8);
+        let x = tensor(98, &[5, 8]);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                if frames_first {
+                    assert!(!is_fp8_enabled());
+                }
+                KEPT.with_borrow_mut(|kept| *kept = Some(open(delayed(4))));
+                layer.linear.forward(&x).unwrap();
+            });
+            // The end of a scope alone does not wait for destructors.
+            thread.join().unwrap();
+        });
+        let history = layer.slot("input").history;
+        assert_eq!(history[0], amax(&x), "frames first: {frames_first}");
+    }
+}

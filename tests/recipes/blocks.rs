@@ -1,11 +1,11 @@
 //! Microscaling against torchao's cast, blocks against DeepSeek's (`tests/golden/blocks.py` made the data).
 
-use candle_core::{DType, Tensor};
-use fp8::config::{Gemm, ResolvedConfig};
+use candle_core::{DType, Module, Tensor, Var};
+use fp8::config::{CastConfig, Fp8LinearConfig, Gemm, ResolvedConfig};
 use fp8::fp8_candle::{Fp8Tensor, Quantizer};
 use fp8::fp8_core::{Contraction, E8M0, Format, Granularity};
-use fp8::{Recipe, RecipeName};
-use fp8_test_support::{device, flat, golden};
+use fp8::{Recipe, RecipeName, fp8_autocast};
+use fp8_test_support::{Layer, device, flat, golden, tensor};
 use std::collections::HashMap;
 
 fn goldens() -> HashMap<String, Tensor> {
@@ -111,5 +111,34 @@ fn blockwise_casts_as_deepseek() {
         let (got, expected) = (kept(&bytes(ours.codes())), kept(&bytes(codes)));
         assert!(got.len() > 2 * clamped.len(), "most blocks are compared");
         assert_equal(&format!("{name} codes"), &got, &expected);
+    }
+}
+
+/// Blocks that no tile of a processor has, alone and against one scale per tensor.
+#[test]
+fn large_gradients_stay_finite_in_odd_blocks() {
+    let kinds = [
+        CastConfig::dynamic_blockwise(3, 5),
+        CastConfig::dynamic_tensorwise(),
+    ];
+    // All fits f32 by far.
+    let go = (tensor(3, &[6, 20]) * 1e36).unwrap();
+    for combination in 0..8 {
+        let kind = |operand: usize| kinds[combination >> operand & 1];
+        let config = Fp8LinearConfig::default()
+            .with_input(kind(0))
+            .with_weight(kind(1))
+            .with_grad_output(kind(2));
+        let layer = Layer::prepared("fc", 1, 20, 30);
+        let x = Var::from_tensor(&tensor(2, &[6, 30])).unwrap();
+        let guard = fp8_autocast(config).unwrap();
+        let y = layer.linear.forward(&x).unwrap();
+        guard.close().unwrap();
+        let grads = (y * &go).unwrap().sum_all().unwrap().backward().unwrap();
+        for (name, var) in [("x", &x), ("weight", &layer.weight)] {
+            let grad = flat(grads.get(var).unwrap());
+            let finite = grad.iter().filter(|value| value.is_finite()).count();
+            assert_eq!(finite, grad.len(), "{name}, combination {combination}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use super::shape::ConvShape;
 use crate::error::{Error, Result};
 use crate::linear::{LinearPlan, Saved, WeightCache, recast};
 use crate::ready::{Ready, take_storage, tensor_of};
+use crate::weight_version::Seen;
 use candle_core::{DType, Tensor};
 use fp8_core::Granularity;
 
@@ -253,25 +254,36 @@ fn convolve(
     let x_data = x.detach().contiguous()?;
     let mut saved = Saved::default();
     let (x_values, w_values, how) = match &plan.output {
-        None => (
-            Values::high_precision(&x_data)?,
-            Values::high_precision(&weight.tensor.detach().to_dtype(x.dtype())?)?,
-            (true, false),
-        ),
+        None => {
+            saved.seen = x.track_op().then(|| Seen::of(weight.tensor)).transpose()?;
+            (
+                Values::high_precision(&x_data)?,
+                Values::high_precision(&weight.tensor.detach().to_dtype(x.dtype())?)?,
+                (true, false),
+            )
+        }
         Some(gemm) => {
             let x8 = Values::images(&x_data, &gemm.a)?;
             let geometry = &convolution.geometry;
             let (contraction, granularity) =
                 (convolution.forward_contraction(), gemm.b.granularity);
             let matrix = Weight::matrix(weight.tensor, geometry, granularity, contraction)?;
-            let w8 = Values::Fp8(match weight.cache {
-                Some(cache) => {
-                    cache.quantize_as(weight.tensor, &matrix, &gemm.b, contraction, false)?
-                }
-                None => gemm.b.quantize(&matrix, contraction)?.tensor,
-            });
             // Scales of a group's own lie in another order for the other contraction.
             let same = granularity == Granularity::Tensorwise || geometry.groups == 1;
+            let rereads = x.track_op() && !(same && !plan.rereads_weight());
+            let (w8, seen) = match weight.cache {
+                Some(cache) => {
+                    let (w8, seen) =
+                        cache.quantize_as(weight.tensor, &matrix, &gemm.b, contraction, false)?;
+                    (w8, rereads.then_some(seen))
+                }
+                None => {
+                    let seen = rereads.then(|| Seen::of(weight.tensor)).transpose()?;
+                    (gemm.b.quantize(&matrix, contraction)?.tensor, seen)
+                }
+            };
+            saved.seen = seen;
+            let w8 = Values::Fp8(w8);
             let for_x = (x.track_op() && same, x8.clone());
             saved.keep(plan, gemm, for_x, (weight.tensor.track_op(), w8.clone()));
             (x8, w8, (plan.emulate, gemm.use_fast_accum))

@@ -186,9 +186,9 @@ impl Layer for Backward<'_> {
                 let geometry = &convolution.geometry;
                 let granularity = quantizer.granularity;
                 let matrix = Weight::matrix(self.weight, geometry, granularity, contraction)?;
-                Ok(Values::Fp8(
-                    quantizer.quantize(&matrix, contraction)?.tensor,
-                ))
+                let codes = quantizer.quantize(&matrix, contraction)?.tensor;
+                self.op.saved.check(self.weight, &self.op.plan.path)?;
+                Ok(Values::Fp8(codes))
             }
         }
     }
@@ -220,8 +220,12 @@ impl Layer for Backward<'_> {
         let dtype = self.x.dtype();
         // As the forward pass of a layer in high precision casts it.
         let weight = self.weight.detach().to_dtype(dtype)?;
+        let reads = matches!(operands, Operands::HighPrecision);
         let (go, weight, how) = self.operands(operands, &weight)?;
         let grad = self.op.convolution.grad_input(go, &weight, dtype, how)?;
+        if reads {
+            self.op.saved.check(self.weight, &self.op.plan.path)?;
+        }
         tensor_of(grad, self.x.shape())
     }
 

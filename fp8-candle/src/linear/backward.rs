@@ -6,6 +6,7 @@ use super::product::recast;
 use super::same::serves_both;
 use crate::error::Result;
 use crate::quantize::Quantizer;
+use crate::weight_version::Seen;
 use candle_core::Tensor;
 use fp8_core::Contraction::{self, Cols, Rows};
 
@@ -14,6 +15,8 @@ use fp8_core::Contraction::{self, Cols, Rows};
 pub(crate) struct Saved<C> {
     pub(crate) input: Option<C>,
     pub(crate) weight: Option<C>,
+    /// The values of the weight, where the backward pass reads them again.
+    pub(crate) seen: Option<Seen>,
 }
 
 impl<C> Default for Saved<C> {
@@ -21,11 +24,20 @@ impl<C> Default for Saved<C> {
         Self {
             input: None,
             weight: None,
+            seen: None,
         }
     }
 }
 
 impl<C> Saved<C> {
+    /// Checks values of the weight that the backward pass of layer `path` has read again.
+    pub(crate) fn check(&self, weight: &Tensor, path: &str) -> Result<()> {
+        match &self.seen {
+            Some(seen) => seen.check(weight, path, "weight"),
+            None => Ok(()),
+        }
+    }
+
     /// Keeps what the gradients will need. Each operand comes with whether it is in the graph.
     pub(crate) fn keep(
         &mut self,

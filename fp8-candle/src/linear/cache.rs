@@ -9,10 +9,10 @@ use crate::recall::Recall;
 use crate::scale_source::{FirstScale, ScaleSource};
 use crate::state::{Role, Slot, StepCells};
 use crate::tensor::Fp8Tensor;
-use crate::weight_version::WeightVersion;
+use crate::weight_version::{Seen, WeightVersion};
 use candle_core::{DType, Tensor, TensorId};
 use fp8_core::{Contraction, DelayedRule};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// How many casts of one weight are kept at the same time. The least recently used one is dropped first.
 const ENTRIES: usize = 4;
@@ -23,8 +23,8 @@ const ENTRIES: usize = 4;
 /// need a copy to the host, codes are kept only for weights whose changes are announced, see [`crate::weight_version`].
 ///
 /// Under delayed scaling the amax is recorded once per change of the weight. The codes then stay, with the scale they were
-/// made with, until the weight changes again. Only codes made with the initial scale are replaced as soon as a real one is
-/// known; otherwise a frozen weight would keep them forever.
+/// made with, until the weight changes again. Only codes made with the initial scale, or one that was made by another rule, are
+/// replaced as soon as the right one is known; otherwise a frozen weight would keep them forever.
 #[derive(Debug, Default)]
 pub struct WeightCache {
     cached: Mutex<Cached>,
@@ -35,7 +35,9 @@ pub struct WeightCache {
 #[derive(Debug, Default)]
 struct Cached {
     /// The values that the entries were made from.
-    seen: Option<Seen>,
+    seen: Option<Identity>,
+    /// The step that has last trained with the weight.
+    step: Weak<StepCells>,
     /// Whether the amax of these values was recorded.
     recorded: Option<Recorded>,
     /// The most recently used one is the last.
@@ -45,7 +47,7 @@ struct Cached {
 
 /// What identifies the values of a weight.
 #[derive(Debug, Clone)]
-struct Seen {
+struct Identity {
     id: TensorId,
     values: Values,
 }
@@ -56,7 +58,7 @@ enum Values {
     Announced(u64),
 }
 
-impl Seen {
+impl Identity {
     fn is(&self, other: &Self) -> bool {
         self.id == other.id && self.values == other.values
     }
@@ -94,12 +96,25 @@ struct Entry {
     trained: bool,
     /// Version of the slot when the codes were made.
     version: (u64, u64),
+    /// Whether the slot's scale was made by the rule of `quantizer`.
+    settled: bool,
     quant_scale: Tensor,
     quantized: Fp8Tensor,
     /// How often the codes have been reused.
     reuses: u32,
     /// The codes again, packed for the device.
     packed: Option<PackedWeight>,
+}
+
+impl Entry {
+    /// Whether the codes stay, although the slot may have another scale by now.
+    fn is_settled(&self, source: &ScaleSource) -> bool {
+        let same_rule = match (&self.quantizer.source, source) {
+            (ScaleSource::Delayed { rule: a, .. }, ScaleSource::Delayed { rule: b, .. }) => a == b,
+            _ => true,
+        };
+        self.version.0 > 0 && self.settled && same_rule
+    }
 }
 
 /// How to get the codes.
@@ -150,8 +165,16 @@ impl Request<'_> {
 }
 
 impl Cached {
-    fn decide(&mut self, seen: &Seen, request: &Request<'_>) -> Step {
-        if !self.seen.as_ref().is_some_and(|before| before.is(seen)) {
+    fn decide(&mut self, seen: &Identity, request: &Request<'_>) -> Step {
+        let unchanged = self.seen.as_ref().is_some_and(|before| before.is(seen));
+        if let Some(observer) = request.quantizer.observer.as_ref().filter(|o| o.record) {
+            let step = Arc::downgrade(&observer.step);
+            if !unchanged && self.step.ptr_eq(&step) {
+                observer.step.note_changed_weight();
+            }
+            self.step = step;
+        }
+        if !unchanged {
             self.seen = Some(seen.clone());
             self.recorded = None;
             self.entries.clear();
@@ -173,7 +196,7 @@ impl Cached {
         let entry = &mut self.entries[at];
         let fresh = entry.version == request.now;
         let usable = match request.records() {
-            true => recorded && (fresh || entry.version.0 > 0),
+            true => recorded && (fresh || entry.is_settled(&request.quantizer.source)),
             false => fresh,
         };
         if usable {
@@ -206,7 +229,7 @@ impl WeightCache {
     }
 
     /// The current values of `weight`; `None` if a change could not be noticed.
-    fn see(&self, weight: &Tensor) -> Result<Option<Seen>> {
+    fn see(&self, weight: &Tensor) -> Result<Option<Identity>> {
         let values = match backend(weight.device())?.fingerprint(weight)? {
             Some(fingerprint) => Values::Fingerprint(fingerprint),
             None => {
@@ -222,7 +245,7 @@ impl WeightCache {
                 }
             }
         };
-        Ok(Some(Seen {
+        Ok(Some(Identity {
             id: weight.id(),
             values,
         }))
@@ -252,10 +275,10 @@ impl WeightCache {
         if !recorded.holds(epoch) || entry.version.1 != epoch {
             return Ok(None);
         }
-        Ok(Some(match entry.version.0 {
-            // Codes made with the initial scale are replaced.
-            0 => slot.tensors()?.quant_scale,
-            _ => entry.quant_scale.clone(),
+        Ok(Some(match entry.is_settled(&entry.quantizer.source) {
+            true => entry.quant_scale.clone(),
+            // These codes are replaced.
+            false => slot.tensors()?.quant_scale,
         }))
     }
 
@@ -304,17 +327,18 @@ impl WeightCache {
         quantizer: &Quantizer,
         contraction: Contraction,
     ) -> Result<Fp8Tensor> {
-        self.quantize_for(weight, quantizer, contraction, false)
+        Ok(self.quantize_for(weight, quantizer, contraction, false)?.0)
     }
 
-    /// [`WeightCache::quantize`]; `both` as in [`Quantizer::quantize_for`].
+    /// [`WeightCache::quantize`]; `both` as in [`Quantizer::quantize_for`]. With the values of the weight that the codes
+    /// were made from.
     pub(super) fn quantize_for(
         &self,
         weight: &Tensor,
         quantizer: &Quantizer,
         contraction: Contraction,
         both: bool,
-    ) -> Result<Fp8Tensor> {
+    ) -> Result<(Fp8Tensor, Seen)> {
         self.quantize_as(weight, weight, quantizer, contraction, both)
     }
 
@@ -327,27 +351,36 @@ impl WeightCache {
         quantizer: &Quantizer,
         contraction: Contraction,
         both: bool,
-    ) -> Result<Fp8Tensor> {
+    ) -> Result<(Fp8Tensor, Seen)> {
+        let uncached = || -> Result<_> {
+            let version = Seen::of(weight)?;
+            let codes = quantizer.quantize_for(matrix, contraction, both)?.tensor;
+            Ok((codes, version))
+        };
         if let Some(recall @ Recall::Repeat(_)) = &quantizer.recall {
             return match recall.codes() {
-                Some(codes) => Ok(codes.clone()),
-                None => Ok(quantizer.quantize_for(matrix, contraction, both)?.tensor),
+                Some((codes, version)) => Ok((codes.clone(), version.clone())),
+                None => uncached(),
             };
         }
         let Some(seen) = self.see(weight)? else {
-            return Ok(quantizer.quantize_for(matrix, contraction, both)?.tensor);
+            return uncached();
+        };
+        let version = match seen.values {
+            Values::Fingerprint(fingerprint) => Seen::with_fingerprint(fingerprint),
+            Values::Announced(_) => Seen::of(weight)?,
         };
         let codes = self.quantize_seen((weight, seen), matrix, quantizer, contraction, both)?;
         if let Some(recall) = &quantizer.recall {
-            recall.note_codes(&codes);
+            recall.note_codes(&codes, &version);
         }
-        Ok(codes)
+        Ok((codes, version))
     }
 
     /// [`WeightCache::quantize_as`] of values whose changes are noticed.
     fn quantize_seen(
         &self,
-        (weight, seen): (&Tensor, Seen),
+        (weight, seen): (&Tensor, Identity),
         matrix: &Tensor,
         quantizer: &Quantizer,
         contraction: Contraction,
@@ -366,6 +399,11 @@ impl WeightCache {
         // The casts below run on the thread pool, whose threads may start another call of this layer while they wait, so
         // the lock must not be held.
         let step = self.lock().decide(&seen, &request);
+        let settled = match (&step, &quantizer.source) {
+            (Step::MakeKept(_), _) => true,
+            (_, ScaleSource::Delayed { slot, rule, .. }) => slot.is_made_by(rule),
+            _ => true,
+        };
         let observed = match step {
             Step::Use(codes) => return Ok(codes),
             Step::MakeAside | Step::Make { record: true } => quantizer.clone(),
@@ -411,6 +449,7 @@ impl WeightCache {
             both,
             trained: request.records() || matches!(step, Step::MakeKept(_)),
             version,
+            settled,
             quant_scale: made.quant_scale,
             quantized: made.tensor.clone(),
             reuses: 0,
@@ -419,7 +458,10 @@ impl WeightCache {
         drop(cached);
         match step {
             // Evaluation uses a scale of its own.
-            Step::MakeKept(_) => self.quantize_as(weight, matrix, quantizer, contraction, both),
+            Step::MakeKept(_) => {
+                let again = self.quantize_as(weight, matrix, quantizer, contraction, both)?;
+                Ok(again.0)
+            }
             _ => Ok(made.tensor),
         }
     }

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::packed::PackedWeight;
 use crate::ready::{Ready, take_storage, tensor_of};
 use crate::tensor::Fp8Tensor;
+use crate::weight_version::Seen;
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction;
 
@@ -81,10 +82,14 @@ pub(crate) fn compute(
         .transpose()?;
 
     let mut saved = op::Saved::default();
+    let rereads = x_tracks && plan.rereads_weight();
     let storage = match &plan.output {
         None => {
             let weight = match weight {
-                LinearWeight::HighPrecision(weight, _) => weight.detach().to_dtype(x.dtype())?,
+                LinearWeight::HighPrecision(weight, _) => {
+                    saved.casts.seen = rereads.then(|| Seen::of(weight)).transpose()?;
+                    weight.detach().to_dtype(x.dtype())?
+                }
                 LinearWeight::Fp8(weight) => weight.dequantize(x.dtype())?,
                 LinearWeight::Packed(weight) => weight.dequantize(x.dtype())?,
             };
@@ -119,10 +124,19 @@ pub(crate) fn compute(
             match weight {
                 LinearWeight::HighPrecision(w, cache) => {
                     let both = x_tracks && again(&gemm.b, &plan.grad_input);
-                    let w8 = match cache {
-                        Some(cache) => cache.quantize_for(w, &gemm.b, Contraction::Cols, both)?,
-                        None => gemm.b.quantize_for(w, Contraction::Cols, both)?.tensor,
+                    let (w8, seen) = match cache {
+                        Some(cache) => {
+                            let (w8, seen) =
+                                cache.quantize_for(w, &gemm.b, Contraction::Cols, both)?;
+                            (w8, rereads.then_some(seen))
+                        }
+                        None => {
+                            let seen = rereads.then(|| Seen::of(w)).transpose()?;
+                            let w8 = gemm.b.quantize_for(w, Contraction::Cols, both)?.tensor;
+                            (w8, seen)
+                        }
                     };
+                    saved.casts.seen = seen;
                     // With few rows, reading the weight takes most of the time.
                     let packed = match cache {
                         Some(cache) if m <= FEW_ROWS && !plan.emulate => cache.packed(&w8)?,

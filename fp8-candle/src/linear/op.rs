@@ -142,6 +142,14 @@ impl<F: FnMut() -> Result<Tensor>> Backward<'_, F> {
         }
     }
 
+    /// After its values were read.
+    fn check_weight(&self) -> Result<()> {
+        match self.of.weight {
+            Some(weight) => self.of.saved.casts.check(weight, &self.of.plan.path),
+            None => Ok(()),
+        }
+    }
+
     /// The gradient of the output, `[M, N]`.
     fn go(&self) -> Result<&Tensor> {
         if let Some(go) = self.made.get() {
@@ -195,7 +203,12 @@ impl<F: FnMut() -> Result<Tensor>> Layer for Backward<'_, F> {
     ) -> Result<Fp8Tensor> {
         let x = match which {
             Which::Input => self.input()?,
-            Which::Weight => self.weight()?.clone(),
+            Which::Weight => {
+                let weight = self.weight()?;
+                let codes = quantizer.quantize_for(weight, contraction, both)?.tensor;
+                self.check_weight()?;
+                return Ok(codes);
+            }
             Which::GradOutput => {
                 if let (Cols, Some(cast)) = (contraction, self.value.cast(quantizer, both)?) {
                     return Ok(cast.tensor);
@@ -245,7 +258,9 @@ impl<F: FnMut() -> Result<Tensor>> Layer for Backward<'_, F> {
                         self.of.plan.path
                     ),
                 };
-                Ok(go.matmul(&weight)?)
+                let grad = go.matmul(&weight)?;
+                self.check_weight()?;
+                Ok(grad)
             }
             Operands::OneCast(weight) => {
                 let (go, weight) = (

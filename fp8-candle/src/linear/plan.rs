@@ -180,6 +180,14 @@ impl LinearPlan {
         }
     }
 
+    /// Whether the gradient of the input is made from the values of the weight, not from the codes of the forward pass.
+    pub(crate) fn rereads_weight(&self) -> bool {
+        match (&self.output, &self.grad_input) {
+            (Some(output), Some(gemm)) => !serves_both(&output.b, &gemm.b),
+            _ => true,
+        }
+    }
+
     /// The same plan with or without [`LinearPlan::bias_from_cast`].
     pub fn with_bias_from_cast(self, on: bool) -> Self {
         Self {

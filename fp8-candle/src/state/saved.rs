@@ -132,6 +132,7 @@ impl StateTable {
             row.generation = used.into();
             row.epoch += 1;
             row.format = saved.format;
+            row.made_by = None;
             row.window = saved.amax_history.len();
             row.calibrated_amax = saved.calibrated_amax;
             (row.draws, row.id) = (saved.draws, saved.id);

@@ -172,6 +172,11 @@ impl Slot {
         self.with(|row, _| row.format.is_none_or(|made_for| made_for == format))
     }
 
+    /// Whether the row's scale was made by `rule`, as far as is known.
+    pub(crate) fn is_made_by(&self, rule: &DelayedRule) -> bool {
+        self.with(|row, _| row.is_made_by(rule))
+    }
+
     /// The scale of a delayed cast to `format`: the row's own or, if that was made for another format, one made from its
     /// history. The row is not changed; the next update makes its scale for the new format.
     pub(crate) fn delayed_scale(&self, format: Format, rule: &DelayedRule) -> Result<Scales> {

@@ -23,6 +23,7 @@ pub struct StepCells {
     status: RwLock<Status>,
     notes: Mutex<Notes>,
     casts: AtomicU64,
+    changed_weights: AtomicBool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +54,7 @@ impl StepCells {
             status: RwLock::new(Status::Open),
             notes: Mutex::default(),
             casts: AtomicU64::new(0),
+            changed_weights: AtomicBool::new(false),
         }))
     }
 
@@ -121,6 +123,15 @@ impl StepCells {
     /// How many tensors were cast in this step so far.
     pub fn casts(&self) -> u64 {
         self.casts.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_changed_weight(&self) {
+        self.changed_weights.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a weight was trained with in this step, changed, and was trained with again.
+    pub fn has_changed_weights(&self) -> bool {
+        self.changed_weights.load(Ordering::Relaxed)
     }
 
     /// Whether the step was aborted, so that what it recorded is dropped.

@@ -85,6 +85,8 @@ pub(super) struct Row {
     pub(super) idle: IdleRule,
     /// The format that the scale was made for; `None` for the initial scale.
     pub(super) format: Option<Format>,
+    /// The rule that the scale was made by; `None` for the initial scale and one from outside.
+    pub(super) made_by: Option<DelayedRule>,
     /// Entries of the history in use.
     pub(super) window: usize,
     /// Number of updates that changed the scale; 0 for the initial scale.
@@ -100,6 +102,13 @@ pub(super) struct Row {
     pub(super) id: u32,
     /// An amax was recorded since the last update, even 0.
     pub(super) touched: bool,
+}
+
+impl Row {
+    /// Whether the scale was made by `rule`, as far as is known.
+    pub(super) fn is_made_by(&self, rule: &DelayedRule) -> bool {
+        self.made_by.as_ref().is_none_or(|made_by| made_by == rule)
+    }
 }
 
 /// Whether a row's scale is still the initial one.
@@ -204,6 +213,7 @@ impl StateTable {
                 rule: None,
                 idle: IdleRule::OfTheStep,
                 format: None,
+                made_by: None,
                 window: amax_history_len,
                 generation: 0,
                 epoch: 0,

@@ -124,7 +124,9 @@ impl StateTable {
                     rule: rule.rule.clone(),
                     format: rule.format,
                     window: rule.window,
-                    remake: row.format.is_some_and(|format| format != rule.format),
+                    remake: row.format.is_some_and(|format| format != rule.format)
+                        // An unchanged weight is recorded no more; other tensors are, with every cast.
+                        || row.role == Role::Weight && !row.is_made_by(&rule.rule),
                 })
             })
             .collect();
@@ -148,6 +150,7 @@ impl StateTable {
             if changed.unwrap_or(may_have) {
                 row.generation += 1;
                 row.format = Some(update.format);
+                row.made_by = Some(update.rule.clone());
                 // The scale is no longer the one from calibration.
                 row.calibrated_amax = None;
             }

@@ -71,7 +71,7 @@ pub(super) fn is_open() -> bool {
 }
 
 /// Keeps `error` for whoever collects; gives it with its message otherwise, or what says the same.
-pub(super) fn tell(error: Error) -> Error {
+pub(crate) fn tell(error: Error) -> Error {
     COLLECTOR.with(|collector| match collector.borrow_mut().as_mut() {
         None => error,
         Some(collected) => {

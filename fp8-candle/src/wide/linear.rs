@@ -11,6 +11,7 @@ use crate::linear::{LinearPlan, LinearWeight, Of, SavedCasts, Wanted, compute, m
 use crate::quantize::{Quantized, Quantizer};
 use crate::ready::tensor_of;
 use crate::tensor::Fp8Tensor;
+use crate::weight_version::Seen;
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::Cols;
 use fp8_core::{Cast, Format, Granularity};
@@ -70,6 +71,8 @@ struct Layer {
     dims: Vec<usize>,
     weight: Option<Tensor>,
     bias: Option<Tensor>,
+    /// The values of the bias, where the result is computed again.
+    bias_seen: Option<Seen>,
     /// The values of x, weight and bias.
     ids: [Option<usize>; 3],
 }
@@ -181,6 +184,7 @@ impl WideNode {
             true => x.value.shaped()?,
             false => x.value.get()?.clone(),
         };
+        let bias_seen = bias.filter(|_| self.recomputes).map(Seen::of).transpose()?;
         let (storage, dims, mut saved) = compute(&input, weight, bias, plan, tracks, cast)?;
         let recast = quantized
             .filter(|_| x.recast && saved.casts.input.take().is_some())
@@ -199,6 +203,7 @@ impl WideNode {
             dims: x.dims().to_vec(),
             weight: held.map(Tensor::detach),
             bias: bias.map(Tensor::detach),
+            bias_seen,
             ids,
         });
         let kept = match self.recomputes && layer.can_repeat() {
@@ -309,6 +314,9 @@ impl Layer {
             use_fast_accum: gemm.use_fast_accum,
         };
         let storage = multiply((x8, Cols), (w8, Cols), &out, self.plan.emulate)?;
+        if let (Some(seen), Some(bias)) = (&self.bias_seen, &self.bias) {
+            seen.check(bias, &self.plan.path, "bias")?;
+        }
         tensor_of(storage, dims)
     }
 }

@@ -6,7 +6,9 @@ use super::{Wide, WideNode};
 use crate::error::Result;
 use crate::ops::norm;
 use crate::quantize::{Quantized, Quantizer};
+use crate::weight_version::Seen;
 use candle_core::Tensor;
+use std::sync::Arc;
 
 /// The result of a norm.
 struct Normed {
@@ -32,6 +34,23 @@ impl RowSource for Normed {
         let (weight, bias) = (&self.weight, self.bias.as_ref());
         let how = (quantizer, both);
         norm::cast_rows(self.center, &self.x, weight, bias, self.eps, how)
+    }
+}
+
+/// What the parameters were in the forward pass: the backward pass reads them again.
+struct Parameters {
+    op: &'static str,
+    weight: Seen,
+    bias: Option<Seen>,
+}
+
+impl Parameters {
+    fn check(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+        self.weight.check(weight, self.op, "weight")?;
+        match (&self.bias, bias) {
+            (Some(seen), Some(bias)) => seen.check(bias, self.op, "bias"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -95,6 +114,15 @@ impl WideNode {
             bias.and_then(|bias| self.leaf(bias)),
         ];
         let input = x.value.get()?;
+        let parameters = match ids.iter().any(Option::is_some) {
+            true => Some(Parameters {
+                op: if center { "layer_norm" } else { "rms_norm" },
+                weight: Seen::of(weight)?,
+                bias: bias.map(Seen::of).transpose()?,
+            }),
+            false => None,
+        };
+        let parameters = Arc::new(parameters);
         let (weight, bias) = (weight.detach(), bias.map(Tensor::detach));
         let value = match norm::casts_rows(center, input, &weight, bias.as_ref())? {
             false => Value::Made(norm::forward(center, input, &weight, bias.as_ref(), eps)?),
@@ -111,8 +139,13 @@ impl WideNode {
         };
         let kept = {
             let (x, weight, bias) = (x.kept.clone(), weight.clone(), bias.clone());
+            let parameters = parameters.clone();
             Kept::again(move |memos| {
-                norm::forward(center, &x.get(memos)?, &weight, bias.as_ref(), eps)
+                let y = norm::forward(center, &x.get(memos)?, &weight, bias.as_ref(), eps)?;
+                if let Some(parameters) = &*parameters {
+                    parameters.check(&weight, bias.as_ref())?;
+                }
+                Ok(y)
             })
         };
         let (input, own) = (x.kept.clone(), kept.memo());
@@ -121,6 +154,9 @@ impl WideNode {
             let x = input.get(&mut sweep.memos)?;
             let grad = grad.contiguous()?;
             let [dx, dw, db] = norm::backward(center, &x, &weight, &grad, eps, 1.)?;
+            if let Some(parameters) = &*parameters {
+                parameters.check(&weight, None)?;
+            }
             sweep.add(ids[0], dx)?;
             sweep.add(ids[1], dw)?;
             sweep.add(ids[2], db)

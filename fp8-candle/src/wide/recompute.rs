@@ -7,10 +7,9 @@
 
 use super::attach::attach;
 use super::collect;
-use crate::device::backend;
 use crate::error::{Error, Result};
 use crate::ready::{Ready, owned_storage};
-use crate::weight_version::WeightVersion;
+use crate::weight_version::Seen;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Tensor, Var};
 
@@ -51,10 +50,7 @@ pub fn recompute<E: From<Error> + From<candle_core::Error>>(
     let y = first(&copies)?;
     let variables = variables(&y, &copies);
     drop(copies);
-    let seen = variables
-        .iter()
-        .map(Seen::new)
-        .collect::<Result<Vec<_>>>()?;
+    let seen = variables.iter().map(Seen::of).collect::<Result<Vec<_>>>()?;
     let result = y.detach();
     // The graph.
     drop(y);
@@ -84,7 +80,7 @@ impl Input {
         Ok(Self {
             value: x.detach(),
             tracked: x.track_op(),
-            seen: x.is_variable().then(|| Seen::new(x)).transpose()?,
+            seen: x.is_variable().then(|| Seen::of(x)).transpose()?,
         })
     }
 }
@@ -106,27 +102,6 @@ fn variables(y: &Tensor, copies: &[Tensor]) -> Vec<Tensor> {
     variables.cloned().collect()
 }
 
-/// The values of a variable, as far as their change can be noticed without a copy to the host.
-#[derive(PartialEq)]
-enum Seen {
-    Fingerprint(u64),
-    Announced(u64),
-    Unknown,
-}
-
-impl Seen {
-    fn new(variable: &Tensor) -> Result<Self> {
-        match variable.dtype() {
-            DType::F32 | DType::BF16 | DType::F16 | DType::F64 => {}
-            _ => return Ok(Self::Unknown),
-        }
-        Ok(match backend(variable.device())?.fingerprint(variable)? {
-            Some(fingerprint) => Self::Fingerprint(fingerprint),
-            None => Self::Announced(WeightVersion::of(variable).get()),
-        })
-    }
-}
-
 type Run = dyn Fn(&[Tensor]) -> Result<Tensor> + Send + Sync;
 
 /// The second run.
@@ -146,7 +121,7 @@ impl Again {
         let inputs = self.inputs.iter();
         let inputs = inputs.filter_map(|input| Some((&input.value, input.seen.as_ref()?)));
         for (variable, seen) in self.variables.iter().zip(&self.seen).chain(inputs) {
-            if Seen::new(variable)? != *seen {
+            if !seen.holds(variable)? {
                 return Err(Error::RecomputedValues {
                     shape: variable.dims().to_vec(),
                     dtype: variable.dtype(),

@@ -141,3 +141,39 @@ fn extreme_scales_do_not_overflow_on_the_way() -> Result<()> {
     }
     Ok(())
 }
+
+/// Blocks that do not fit the tiles of the processor, against every kind of scale.
+#[test]
+fn large_values_in_odd_blocks_do_not_overflow_on_the_way() -> Result<()> {
+    let block = Granularity::Blockwise { rows: 3, cols: 5 };
+    let k = 60;
+    for other in [block, Granularity::Tensorwise, Granularity::Rowwise] {
+        for (contraction, b_contraction) in COMBINATIONS {
+            let operand = |seed, kept, (granularity, contraction), amax: f32| {
+                let mut operand =
+                    Operand::new(seed, (kept, k), (Format::E4M3, granularity, contraction))?;
+                let scales = operand.tensor.dequant_scale().dims().to_vec();
+                let scales = vec![amax / 448.; scales.iter().product()];
+                let (rows, cols) = operand.tensor.codes().dims2()?;
+                let codes = operand.tensor.codes().flatten_all()?.to_vec1()?;
+                let kind = (Format::E4M3, granularity, contraction);
+                operand = Operand::from_parts((rows, cols), codes, scales, kind, contraction)?;
+                candle_core::Result::Ok(operand)
+            };
+            // As an output gradient, and a weight.
+            let a = operand(1, 6, (block, contraction), 1e36)?;
+            let b = operand(2, 9, (other, b_contraction), 0.25)?;
+            check(
+                &format!("3x5 by {other}, {contraction:?} {b_contraction:?}"),
+                &a,
+                &b,
+            )?;
+            check(
+                &format!("{other} by 3x5, {b_contraction:?} {contraction:?}"),
+                &b,
+                &a,
+            )?;
+        }
+    }
+    Ok(())
+}

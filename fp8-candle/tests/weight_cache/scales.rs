@@ -141,3 +141,35 @@ fn the_kept_scale_is_that_of_training() -> Result<()> {
     assert_eq!(kept.map(|scale| 1. / flat(&scale)[0]), Some(trained[0]));
     Ok(())
 }
+
+/// A recipe whose margin changes reaches a weight that does not.
+#[test]
+fn another_rule_renews_a_frozen_weight() -> Result<()> {
+    if skipped_on_cuda(NO_CACHE) {
+        return Ok(());
+    }
+    let cached = Cached::new();
+    let mut row = Row::new("l", Role::Weight, 4);
+    for made in [true, true, false] {
+        cached.get(&row.train(), made);
+        row.update();
+    }
+    let before = row.scale();
+    let history = row.history();
+    row.rule.rule = row.rule.rule.clone().with_margin(3);
+    // The step begins with the scale of the step before it, as ever.
+    for _ in 0..2 {
+        let codes = cached.get(&row.train(), false);
+        assert_eq!(flat(codes.dequant_scale()), [1. / before]);
+    }
+    row.update();
+    assert_eq!(row.scale(), before / 8.);
+    assert_eq!(row.history(), history, "recorded again");
+    for made in [true, false] {
+        let codes = cached.get(&row.train(), made);
+        assert_eq!(flat(codes.dequant_scale()), [8. / before]);
+        row.update();
+    }
+    assert_eq!(row.scale(), before / 8.);
+    Ok(())
+}

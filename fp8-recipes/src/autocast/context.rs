@@ -112,25 +112,29 @@ impl ThreadState {
 }
 
 thread_local! {
-    pub(super) static THREAD: RefCell<ThreadState> = RefCell::default();
+    static THREAD: RefCell<ThreadState> = RefCell::default();
+}
+
+/// `f` of the guards of this thread. None once the thread has ended so far that they are gone: what the program keeps in a
+/// `thread_local` may be dropped later.
+pub(super) fn on_thread<R>(f: impl FnOnce(&mut ThreadState) -> R) -> Option<R> {
+    THREAD.try_with(|thread| f(&mut thread.borrow_mut())).ok()
 }
 
 /// The innermost guard's context on this thread.
 pub(crate) fn current() -> Option<Context> {
-    THREAD.with_borrow(|thread| {
+    on_thread(|thread| {
         let frame = thread.frames.last()?;
         let context = frame.context.clone()?;
         let recall = frame.recall.clone();
         Some(Context { recall, ..context })
-    })
+    })?
 }
 
 /// What is noted and repeated on this thread.
 pub(super) fn current_recall() -> Recall {
-    THREAD.with_borrow(|thread| match thread.frames.last() {
-        None => Recall::default(),
-        Some(frame) => frame.recall.clone(),
-    })
+    let recall = on_thread(|thread| Some(thread.frames.last()?.recall.clone()));
+    recall.flatten().unwrap_or_default()
 }
 
 /// Whether this thread runs a checkpointed function again, in a backward pass ([`nn::checkpoint`](crate::nn::checkpoint)): what
@@ -185,12 +189,15 @@ pub fn is_guard_open() -> bool {
 }
 
 /// # Errors
-/// On a worker of a rayon pool that has others: see [`super`].
+/// On a worker of a rayon pool: see [`super`]; on a thread that has ended but for its `thread_local` values.
 pub(super) fn check_thread() -> Result<()> {
+    if on_thread(|_| ()).is_none() {
+        return Err(Error::ThreadEnds);
+    }
     match rayon::current_thread_index() {
-        // What a lone worker waits for lies on top of its own queue: it takes nothing else meanwhile.
-        Some(worker) if rayon::current_num_threads() > 1 => Err(Error::OnPoolWorker { worker }),
-        _ => Ok(()),
+        // A lone one too: it runs other tasks while it waits for another pool, or yields.
+        Some(worker) => Err(Error::OnPoolWorker { worker }),
+        None => Ok(()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The guard.
 
 use super::Autocast;
-use super::context::{Context, Frame, THREAD, check_thread, current_recall};
+use super::context::{Context, Frame, check_thread, current_recall, on_thread};
 use super::recall::Recall;
 use super::session::{Kind, Session};
 use super::settings::{Mode, Settings};
@@ -59,8 +59,14 @@ where
     // What runs a second time has had its step.
     let wanted = wanted.filter(|_| !recall.replays());
     let outer = wanted.and_then(outer_session);
-    let owner = wanted.is_some() && outer.is_none();
-    let session = outer.or_else(|| wanted.map(|kind| Arc::new(Session::new(kind))));
+    let (step, session) = match (outer, wanted) {
+        (Some(outer), _) => (Step::Joined(outer.clone()), Some(outer)),
+        (None, Some(kind)) => {
+            let own = Arc::new(Session::new(kind));
+            (Step::Own(own.clone()), Some(own))
+        }
+        (None, None) => (Step::None, None),
+    };
     let settings = Settings {
         mode,
         training: autocast.training,
@@ -72,12 +78,12 @@ where
         hook: autocast.cast_observer,
     };
     let context = Context::new(settings, session);
-    Ok(AutocastGuard::push(Some(context), recall, owner))
+    Ok(AutocastGuard::push(Some(context), recall, step))
 }
 
 /// The session that a guard of this kind joins: the innermost one around it, beyond disabled guards, that can take it.
 fn outer_session(kind: Kind) -> Option<Arc<Session>> {
-    THREAD.with_borrow(|thread| {
+    on_thread(|thread| {
         let contexts = thread.frames.iter().rev();
         let mut sessions = contexts
             .filter_map(|frame| frame.context.as_ref())
@@ -89,7 +95,7 @@ fn outer_session(kind: Kind) -> Option<Arc<Session>> {
             Kind::Training => sessions.find(|session| session.kind() == Kind::Training),
             Kind::Evaluation => sessions.next(),
         }
-    })
+    })?
 }
 
 /// Keeps an autocast context open on this thread.
@@ -104,13 +110,27 @@ fn outer_session(kind: Kind) -> Option<Arc<Session>> {
 /// | [`abort`](Self::abort), or dropped by a panic | leaves no trace |
 ///
 /// A guard cannot know that `?` is leaving its scope with an error of somebody else: [`super::with_fp8`] does.
+///
+/// A guard that is never dropped (`mem::forget`, a leaked box) stays open, and its step with it: later guards of the thread are
+/// inside of it. Where they train on, a warning says so.
 #[must_use = "the context closes when the guard is dropped"]
 #[derive(Debug)]
 pub struct AutocastGuard {
     id: u64,
-    owner: bool,
+    step: Step,
     closed: bool,
     not_send: PhantomData<*const ()>,
+}
+
+/// The step that a guard is part of.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// It ends with the guard. Held here too, as a guard in a `thread_local` may outlive the frames of its thread.
+    Own(Arc<Session>),
+    /// That of a guard around it.
+    Joined(Arc<Session>),
+    /// None, or that of a guard on another thread.
+    None,
 }
 
 /// What becomes of the step.
@@ -120,8 +140,8 @@ enum End {
 }
 
 impl AutocastGuard {
-    pub(super) fn push(context: Option<Context>, recall: Recall, owner: bool) -> Self {
-        let id = THREAD.with_borrow_mut(|thread| {
+    pub(super) fn push(context: Option<Context>, recall: Recall, step: Step) -> Self {
+        let id = on_thread(|thread| {
             thread.next_id += 1;
             let id = thread.next_id;
             thread.frames.push(Frame {
@@ -132,8 +152,9 @@ impl AutocastGuard {
             id
         });
         Self {
-            id,
-            owner,
+            // 0 is no frame's: `check_thread` has seen that there are frames.
+            id: id.unwrap_or(0),
+            step,
             closed: false,
             not_send: PhantomData,
         }
@@ -141,19 +162,20 @@ impl AutocastGuard {
 
     /// The context of this guard; None without one.
     pub(super) fn context(&self) -> Option<Context> {
-        THREAD.with_borrow(|thread| {
+        on_thread(|thread| {
             let mut frames = thread.frames.iter();
             frames.find(|frame| frame.id == self.id)?.context.clone()
-        })
+        })?
     }
 
     /// What is noted and repeated inside.
     pub(super) fn recall(&self) -> Recall {
-        THREAD.with_borrow(|thread| {
+        let recall = on_thread(|thread| {
             let mut frames = thread.frames.iter();
             let own = frames.find(|frame| frame.id == self.id);
-            own.map(|frame| frame.recall.clone()).unwrap_or_default()
-        })
+            own.map(|frame| frame.recall.clone())
+        });
+        recall.flatten().unwrap_or_default()
     }
 
     /// Closes the guard; says what was cast in the step that ends with it, which for a guard inside another one of its step
@@ -178,22 +200,24 @@ impl AutocastGuard {
         if std::mem::replace(&mut self.closed, true) {
             return Ok(StepSummary::default());
         }
-        let frame = THREAD.with_borrow_mut(|thread| {
+        let frame = on_thread(|thread| {
             let index = thread.frames.iter().position(|frame| frame.id == self.id)?;
             Some(thread.frames.remove(index))
         });
-        let context = frame.and_then(|frame| frame.context);
-        let Some(session) = context.filter(|_| self.owner).and_then(|c| c.session) else {
-            return Ok(StepSummary::default());
-        };
-        match end {
-            End::Abort => {
+        drop(frame);
+        match (&self.step, end) {
+            (Step::None, _) | (Step::Joined(_), End::Abort) => Ok(StepSummary::default()),
+            (Step::Joined(session), End::Close) => {
+                session.warn_of_training_on();
+                Ok(StepSummary::default())
+            }
+            (Step::Own(session), End::Abort) => {
                 session.abort();
                 Ok(StepSummary::default())
             }
-            End::Close => {
+            (Step::Own(session), End::Close) => {
                 let (tables, done) = session.close();
-                THREAD.with_borrow_mut(|thread| thread.remember(&tables));
+                on_thread(|thread| thread.remember(&tables));
                 done
             }
         }
@@ -201,8 +225,7 @@ impl AutocastGuard {
 
     /// Whether a layer inside of this guard's own step has failed.
     fn has_failed(&self) -> bool {
-        let session = self.context().and_then(|context| context.session);
-        self.owner && session.is_some_and(|session| session.has_failed())
+        matches!(&self.step, Step::Own(session) if session.has_failed())
     }
 }
 

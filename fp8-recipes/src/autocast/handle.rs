@@ -1,7 +1,7 @@
 //! Carrying a context to other threads.
 
 use super::context::{Context, can_open_here, check_thread, current, current_recall};
-use super::guard::AutocastGuard;
+use super::guard::{AutocastGuard, Step};
 use super::recall::{Log, Recall};
 use super::session::Session;
 use crate::error::{Error, Result};
@@ -81,17 +81,21 @@ impl AutocastHandle {
         if recall.replays() {
             let context = self.context.as_ref();
             let context = context.map(|context| Context::new(context.settings.clone(), None));
-            return Ok(AutocastGuard::push(context, recall, false));
+            return Ok(AutocastGuard::push(context, recall, Step::None));
         }
         match self.session() {
             Some(session) if !session.is_open() => Err(Error::GuardClosed),
-            _ => Ok(AutocastGuard::push(self.context.clone(), recall, false)),
+            _ => Ok(AutocastGuard::push(
+                self.context.clone(),
+                recall,
+                Step::None,
+            )),
         }
     }
 
     /// Runs `f` inside the context, on any thread.
     ///
-    /// On a worker of a rayon pool of several (a parallel iterator, `Device::with_context`) `f` runs on a thread of its own, while the
+    /// On a worker of a rayon pool (a parallel iterator, `Device::with_context`) `f` runs on a thread of its own, while the
     /// worker goes on with other tasks, which see no guard. That costs tens of microseconds: worth it for a forward pass, not
     /// for a row.
     ///

@@ -23,8 +23,8 @@
 //!
 //! # Threads
 //! A worker of a rayon pool that waits, in this library or in candle, runs other tasks of its pool on the same stack, which
-//! would then see its guard. So no guard opens there: [`AutocastHandle::run`] carries a context into such a task. A pool of one
-//! thread has no such tasks while it waits, unless it waits for another pool.
+//! would then see its guard. So no guard opens there: [`AutocastHandle::run`] carries a context into such a task. This holds for
+//! a pool of one thread too, whose worker runs other tasks while it waits for another pool or yields.
 
 mod config;
 mod context;

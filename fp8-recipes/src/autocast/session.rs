@@ -27,6 +27,7 @@ pub(super) struct Session {
     state: Mutex<State>,
     failed: AtomicBool,
     static_casts: AtomicU64,
+    warned: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -55,6 +56,7 @@ impl Session {
             state: Mutex::default(),
             failed: AtomicBool::new(false),
             static_casts: AtomicU64::new(0),
+            warned: AtomicBool::new(false),
         }
     }
 
@@ -163,6 +165,16 @@ impl Session {
             summary
         });
         (tables, done)
+    }
+
+    /// Says once, at the end of a guard inside, that weights change while the step goes on.
+    pub(super) fn warn_of_training_on(&self) {
+        let changed = |state: &State| state.steps.iter().any(|step| step.has_changed_weights());
+        if changed(&self.lock()) && !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "an FP8 autocast guard was closed inside of another one whose step goes on although weights have changed since it                  began: no scale is updated. Was the outer guard forgotten (mem::forget, a leaked box)? One that stands around                  a loop needs end_step() after each optimizer step"
+            );
+        }
     }
 
     /// Ends a step of a session that goes on.

@@ -1,7 +1,7 @@
 //! Ending steps, and steps as closures.
 
 use super::Autocast;
-use super::context::{THREAD, is_recomputing};
+use super::context::{is_recomputing, on_thread};
 use super::guard::fp8_autocast;
 use super::session::{Kind, update_gradients};
 use super::settings::Mode;
@@ -34,7 +34,7 @@ pub fn end_step() -> Result<StepSummary> {
     if is_recomputing() {
         return Ok(StepSummary::default());
     }
-    let session = THREAD.with_borrow(|thread| {
+    let session = on_thread(|thread| {
         let frames = thread.frames.iter().rev();
         let mut contexts = frames.filter_map(|frame| frame.context.as_ref());
         contexts.find_map(|context| {
@@ -43,6 +43,7 @@ pub fn end_step() -> Result<StepSummary> {
                 .then_some(session)
         })
     });
+    let session = session.flatten();
     // Not under the borrow: a reduction over ranks may run the user's code.
     let (mut first, mut tables) = match session {
         Some(session) => {
@@ -51,7 +52,7 @@ pub fn end_step() -> Result<StepSummary> {
         }
         None => (Ok(StepSummary::default()), vec![]),
     };
-    let known = THREAD.with_borrow(|thread| thread.tables.clone());
+    let known = on_thread(|thread| thread.tables.clone()).unwrap_or_default();
     for table in known.iter().filter_map(Weak::upgrade) {
         if !tables
             .iter()

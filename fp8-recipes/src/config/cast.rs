@@ -264,12 +264,9 @@ impl CastConfig {
         matches!(self.scaling, ScalingType::Disabled)
     }
 
-    /// The short description, as torchao's: `dyn_ten_e4m3`, `dyn_axs_e4m3`, `del_ten_e5m2`, `dis`.
-    /// An unset format is left out: `dyn_ten`. Stochastic rounding adds `_sr`, overflow to Inf or NaN `_inf`.
+    /// The short description, as torchao's: `dyn_ten_e4m3`, `dyn_axs_e4m3`, `del_ten_e5m2`,
+    /// `dis_ten_e4m3`. An unset format is left out: `dyn_ten`. Stochastic rounding adds `_sr`, overflow to Inf or NaN `_inf`.
     pub fn short(&self) -> String {
-        if self.is_disabled() {
-            return self.scaling.short().to_string();
-        }
         let granularity = text::granularity_short(self.granularity);
         let format = self
             .format

@@ -156,6 +156,8 @@ impl DelayedScaling {
     /// made at the end of the step before, of the same amaxes. So the `*_scale` that flax holds after a step is the
     /// dequant_scale that ours had during it, and its `*_amax_history` is ours as a [`fp8_core::HistoryOrder::Ring`], which also
     /// takes over a state of flax. A tensor of zeros pushes a 0 there and nothing here.
+    /// A weight that does not change (frozen, or in further micro-batches) pushes its amax in every step there; here its history
+    /// rolls once, as it is cast once.
     ///
     /// ```
     /// # use fp8_recipes::DelayedScaling;

@@ -71,16 +71,12 @@ pub enum ConfigError {
         cols: usize,
     },
 
-    /// Gathering weights in FP8 needs one scale per weight.
-    #[error("enable_fp8_all_gather needs a tensorwise weight, got {granularity}")]
-    AllGatherGranularity {
-        /// The granularity of the weight.
-        granularity: Granularity,
-    },
-
-    /// Gathering weights in FP8 needs weights that are cast to FP8.
-    #[error("enable_fp8_all_gather needs a weight in FP8, but its cast is disabled")]
-    AllGatherDisabled,
+    /// Ranks that share weights do not exist yet, so nothing would be gathered.
+    #[error(
+        "enable_fp8_all_gather (torchao's enable_fsdp_float8_all_gather) is not supported: there are no ranks yet among which weights \
+         could be gathered; leave it false"
+    )]
+    AllGather,
 
     /// A GEMM runs in FP8 or in high precision, not half and half.
     #[error("GEMM {gemm}: the cast of {disabled} is disabled and that of {enabled} is not")]

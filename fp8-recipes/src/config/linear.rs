@@ -79,8 +79,11 @@ pub struct Fp8LinearConfig {
     pub pad_inner_dim: bool,
     /// Dequantizes and multiplies in f32 instead of multiplying FP8: the reference for tests.
     pub emulate: bool,
-    /// Lets data-parallel ranks exchange the weight in FP8. Needs a tensorwise weight.
+    /// torchao's `enable_fsdp_float8_all_gather`, which lets ranks exchange the weight in FP8. There are no such ranks yet: true is
+    /// refused by [`Fp8LinearConfig::resolve`].
     pub enable_fp8_all_gather: bool,
+    /// Accepted with a warning for compatibility, as torchao does: the weight is cast once per change.
+    pub force_recompute_fp8_weight_in_bwd: bool,
     /// OCP formats, or the FNUZ ones of some AMD hardware in their place. In JSON `ocp`, `fnuz`.
     pub format_pair: FormatPair,
     /// The seed of stochastic rounding.
@@ -110,6 +113,7 @@ impl Default for Fp8LinearConfig {
             pad_inner_dim: false,
             emulate: false,
             enable_fp8_all_gather: false,
+            force_recompute_fp8_weight_in_bwd: false,
             format_pair: FormatPair::Ocp,
             output: CastConfig::disabled(),
             grad_input: CastConfig::disabled(),
@@ -249,8 +253,10 @@ setters! {
     with_pad_inner_dim, pad_inner_dim: bool;
     /// A copy that emulates FP8 GEMMs in f32, or not.
     with_emulate, emulate: bool;
-    /// A copy that exchanges weights in FP8, or not.
+    /// A copy that exchanges weights in FP8, which is refused, or not.
     with_enable_fp8_all_gather, enable_fp8_all_gather: bool;
+    /// A copy with this flag, which changes nothing here.
+    with_force_recompute_fp8_weight_in_bwd, force_recompute_fp8_weight_in_bwd: bool;
     /// A copy with the formats of this pair.
     with_format_pair, format_pair: FormatPair;
     /// A copy with another seed of stochastic rounding.

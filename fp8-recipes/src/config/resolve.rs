@@ -1,6 +1,7 @@
 //! Filling in what a configuration leaves open, and checking that the whole makes sense.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fp8_core::{Format, FormatPair, Granularity, ScaleRounding};
 
@@ -52,8 +53,6 @@ pub struct ResolvedConfig {
     pub pad_inner_dim: bool,
     /// Whether FP8 GEMMs are emulated in f32.
     pub emulate: bool,
-    /// Whether data-parallel ranks exchange the weight in FP8.
-    pub enable_fp8_all_gather: bool,
     /// The pair that unset formats were taken from.
     pub format_pair: FormatPair,
     /// The seed of stochastic rounding.
@@ -143,15 +142,6 @@ impl ResolvedConfig {
                 });
             }
         }
-        if self.enable_fp8_all_gather {
-            if self.weight.is_disabled() {
-                return Err(ConfigError::AllGatherDisabled);
-            }
-            if self.weight.granularity != Granularity::Tensorwise {
-                let granularity = self.weight.granularity;
-                return Err(ConfigError::AllGatherGranularity { granularity });
-            }
-        }
         Ok(())
     }
 
@@ -209,6 +199,17 @@ impl fmt::Display for ResolvedConfig {
     }
 }
 
+/// Says once in a process, as a configuration is resolved by every guard.
+fn warn_of_recomputed_weights() {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            "force_recompute_fp8_weight_in_bwd has no effect: a weight is cast once per change, and its codes are kept for the \
+             backward pass"
+        );
+    }
+}
+
 /// The two uses of each operand.
 const USES: [(Operand, Operand); 3] = [
     (Operand::Input, Operand::InputForGradWeight),
@@ -228,6 +229,12 @@ impl Fp8LinearConfig {
     /// # Errors
     /// A [`ConfigError`] that names the value at fault.
     pub fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
+        if self.enable_fp8_all_gather {
+            return Err(ConfigError::AllGather);
+        }
+        if self.force_recompute_fp8_weight_in_bwd {
+            warn_of_recomputed_weights();
+        }
         let resolved = self.filled_in();
         resolved.check()?;
         Ok(resolved)
@@ -273,7 +280,6 @@ impl Fp8LinearConfig {
             round_scales_to_power_of_two: self.round_scales_to_power_of_two,
             pad_inner_dim: self.pad_inner_dim,
             emulate: self.emulate,
-            enable_fp8_all_gather: self.enable_fp8_all_gather,
             format_pair: pair,
             output: result(&self.output, Format::E4M3),
             grad_input: result(&self.grad_input, Format::E5M2),
@@ -371,7 +377,8 @@ fn check_cast(operand: Operand, cast: &CastConfig) -> Result<(), ConfigError> {
         granularity,
         ..
     } = *cast;
-    if cast.is_disabled() {
+    // As in torchao, whose axiswise casts are dynamic; other granularities mean nothing to a disabled cast.
+    if cast.is_disabled() && granularity != Granularity::Rowwise {
         return Ok(());
     }
     let own_rule = granularity == Granularity::Mx && scaling == ScalingType::Current;

@@ -1,7 +1,8 @@
 //! What `prepare_fp8` says.
 
-use crate::config::{Recipe, SkipReason};
+use crate::config::{Recipe, RecipeName, SkipReason};
 use crate::operator::LayerKind;
+use fp8_core::{Granularity, MX_BLOCK};
 use std::fmt;
 
 /// What became of one layer.
@@ -56,6 +57,46 @@ pub struct LayerReport {
     pub in_features: usize,
     /// What became of it.
     pub outcome: Outcome,
+}
+
+impl LayerReport {
+    /// Recipes under which the layer trains, but whose scales no checkpoint can hold for it: `in_features` is no multiple of their
+    /// block. Of a layer with a recipe of its own only that one is looked at, otherwise every named one.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_recipes::nn::Linear;
+    /// use fp8_recipes::{RecipeName, prepare_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let weight = Tensor::ones((4, 688), DType::F32, &Device::Cpu)?;
+    /// let down = Linear::new(weight, None).with_path("down");
+    /// let report = prepare_fp8(&down, &Default::default())?;
+    /// let refused = report.layers[0].without_export();
+    /// assert_eq!(refused, [RecipeName::Blockwise.into(), RecipeName::Mxfp8.into()]);
+    /// # Ok(()) }
+    /// ```
+    pub fn without_export(&self) -> Vec<Recipe> {
+        let (LayerKind::Linear, Outcome::Converted(notes)) = (self.kind, &self.outcome) else {
+            return vec![];
+        };
+        let own = notes.iter().find_map(|note| match note {
+            Note::OwnRecipe(recipe) => Some((**recipe).clone()),
+            _ => None,
+        });
+        let recipes = match own {
+            Some(own) => vec![own],
+            None => RecipeName::ALL.map(Recipe::from).to_vec(),
+        };
+        let cuts = |recipe: &Recipe| {
+            let block = recipe.resolve().ok().map(|config| config.input.granularity);
+            match block {
+                Some(Granularity::Blockwise { cols, .. }) => self.in_features.is_multiple_of(cols),
+                Some(Granularity::Mx) => self.in_features.is_multiple_of(MX_BLOCK),
+                _ => true,
+            }
+        };
+        recipes.into_iter().filter(|recipe| !cuts(recipe)).collect()
+    }
 }
 
 /// A pattern that names no layer of the model: most likely a typo.
@@ -115,6 +156,7 @@ impl fmt::Display for PrepareReport {
         let widths = self.layers.iter().map(|layer| name(layer).len());
         let width = widths.max().unwrap_or(0).max("layer".len());
         writeln!(f, "{:width$}  {:>13}  result", "layer", "[out, in]")?;
+        let mut without_export = false;
         for layer in &self.layers {
             let shape = match layer.out_features {
                 0 => layer.kind.to_string(),
@@ -122,16 +164,32 @@ impl fmt::Display for PrepareReport {
             };
             write!(f, "{:width$}  {shape:>13}  ", name(layer))?;
             match &layer.outcome {
-                Outcome::Converted(notes) if notes.is_empty() => writeln!(f, "fp8")?,
                 Outcome::Converted(notes) => {
-                    let notes: Vec<_> = notes.iter().map(Note::to_string).collect();
-                    writeln!(f, "fp8 ({})", notes.join("; "))?;
+                    let mut notes: Vec<_> = notes.iter().map(Note::to_string).collect();
+                    let recipes = layer.without_export();
+                    if !recipes.is_empty() {
+                        let names: Vec<_> = recipes.iter().map(Recipe::to_string).collect();
+                        notes.push(format!("no export under {}", names.join(", ")));
+                        without_export = true;
+                    }
+                    match notes.is_empty() {
+                        true => writeln!(f, "fp8")?,
+                        false => writeln!(f, "fp8 ({})", notes.join("; "))?,
+                    }
                 }
                 Outcome::Skipped(reason) => writeln!(f, "high precision: {reason}")?,
             }
         }
         for path in &self.high_precision_anyway {
             writeln!(f, "note: `{path}` is in high precision anyway")?;
+        }
+        if without_export {
+            writeln!(
+                f,
+                "no export: the layer trains under these recipes, but its in_features are no multiple of their block, so that no file \
+                 holds its scales. Leave it out with PrepareOptions::with_off(path), quantize with --ignore path, or store it by \
+                 rows with ExportOptions::with_ragged"
+            )?;
         }
         for unmatched in &self.unmatched {
             writeln!(f, "warning: {unmatched}")?;

@@ -128,7 +128,7 @@ prop_compose! {
             .with_round_scales_to_power_of_two(flags[3])
             .with_pad_inner_dim(flags[4])
             .with_emulate(flags[5])
-            .with_enable_fp8_all_gather(flags[6])
+            .with_force_recompute_fp8_weight_in_bwd(flags[6])
             .with_format_pair(if fnuz { FormatPair::Fnuz } else { FormatPair::Ocp })
     }
 }

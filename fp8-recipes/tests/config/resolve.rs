@@ -14,7 +14,7 @@ fn named_recipes_print_as_torchao() {
         ("rowwise", "i:dyn_axs_e4m3,w:dyn_axs_e4m3,go:dyn_axs_e4m3"),
         (
             "rowwise_with_gw_hp",
-            "i:dyn_axs_e4m3,w:dyn_axs_e4m3,go:dyn_axs_e4m3,i_gw:dis,w_gi:dyn_ten_e4m3,go_gw:dis",
+            "i:dyn_axs_e4m3,w:dyn_axs_e4m3,go:dyn_axs_e4m3,i_gw:dis_ten_e4m3,w_gi:dyn_ten_e4m3,go_gw:dis_ten_e4m3",
         ),
         ("delayed", "i:del_ten_e4m3,w:del_ten_e4m3,go:del_ten_e5m2"),
         ("current", "i:cur_ten_e4m3,w:cur_ten_e4m3,go:cur_ten_e5m2"),
@@ -218,12 +218,13 @@ fn errors_name_the_value() {
             "input_for_grad_weight: rowwise scaling must be dynamic, got static",
         ),
         (
-            base().with_enable_fp8_all_gather(true).with_weight(row),
-            "enable_fp8_all_gather needs a tensorwise weight, got rowwise",
+            base().with_enable_fp8_all_gather(true),
+            "enable_fp8_all_gather (torchao's enable_fsdp_float8_all_gather) is not supported: there are no ranks yet among which \
+             weights could be gathered; leave it false",
         ),
         (
-            Fp8LinearConfig::disabled().with_enable_fp8_all_gather(true),
-            "enable_fp8_all_gather needs a weight in FP8, but its cast is disabled",
+            Fp8LinearConfig::disabled().with_weight(row.with_scaling(ScalingType::Disabled)),
+            "weight: rowwise scaling must be dynamic, got disabled",
         ),
         (
             base().with_input(off).with_input_for_grad_weight(Some(DYN)),
@@ -308,5 +309,8 @@ fn errors_name_the_value() {
 fn all_disabled_is_consistent() {
     let resolved = Fp8LinearConfig::disabled().resolve().unwrap();
     assert!(Gemm::ALL.iter().all(|gemm| !resolved.is_fp8(*gemm)));
-    assert_eq!(resolved.to_string(), "i:dis,w:dis,go:dis");
+    assert_eq!(
+        resolved.to_string(),
+        "i:dis_ten_e4m3,w:dis_ten_e4m3,go:dis_ten_e5m2"
+    );
 }

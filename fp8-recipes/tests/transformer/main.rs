@@ -1,5 +1,6 @@
 //! Transformer modules as one node of the graph, against their layers one by one.
 
+mod changed;
 mod dropout;
 mod equal;
 mod errors;

@@ -4,7 +4,7 @@ use super::*;
 use candle_core::{DType, Module, Tensor};
 use fp8::config::{LayerFilter, RecipeName};
 use fp8::nn::Linear;
-use fp8::{PrepareOptions, PrepareReport, fp8_autocast, prepare_fp8};
+use fp8::{PrepareOptions, PrepareReport, Recipe, fp8_autocast, prepare_fp8};
 use fp8_test_support::{
     Mlp, assert_differ, assert_same, delayed, of, prepare, recipes, slots, tensor, values,
 };
@@ -25,8 +25,10 @@ fn the_report_names_every_linear_layer_and_prints_as_a_table() {
     assert_eq!(report.get("sideways"), None);
     let expected = "\
 layer      [out, in]  result
-up          [20, 12]  fp8
+up          [20, 12]  fp8 (no export under blockwise, mxfp8)
 down         [6, 20]  high precision: path contains `down`
+no export: the layer trains under these recipes, but its in_features are no multiple of their block, so that no file holds its \
+scales. Leave it out with PrepareOptions::with_off(path), quantize with --ignore path, or store it by rows with ExportOptions::with_ragged
 1 converted, 1 left in high precision";
     assert_eq!(report.to_string(), expected);
     assert_eq!(
@@ -34,6 +36,39 @@ down         [6, 20]  high precision: path contains `down`
         2,
         "an empty table prints"
     );
+}
+
+/// Features that blocks of 128 or of 32 do not cut train all the same, and are said not to be exportable.
+#[test]
+fn layers_that_no_file_can_hold_are_named() {
+    let named = |names: &[RecipeName]| names.iter().map(|&name| name.into()).collect::<Vec<_>>();
+    let (blockwise, mxfp8) = (RecipeName::Blockwise, RecipeName::Mxfp8);
+    for (features, own, expected) in [
+        (688, None, vec![blockwise, mxfp8]),
+        (672, None, vec![blockwise]),
+        (640, None, vec![]),
+        (688, Some("mxfp8"), vec![mxfp8]),
+        (688, Some("rowwise"), vec![]),
+    ] {
+        let layer = Linear::new(tensor(1, &[4, features]), None).with_path("down");
+        let mut options = PrepareOptions::default();
+        if let Some(own) = own {
+            options = options
+                .with_recipe("down", own.parse::<Recipe>().unwrap())
+                .unwrap();
+        }
+        let report = prepare_fp8(&layer, &options).unwrap();
+        let case = format!("{features} features, {own:?}");
+        assert_eq!(
+            report.layers[0].without_export(),
+            named(&expected),
+            "{case}"
+        );
+        let text = report.to_string();
+        for part in ["with_off(path)", "--ignore"] {
+            assert_eq!(text.contains(part), !expected.is_empty(), "{case}: {text}");
+        }
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::device::made_casts;
 use crate::error::Result;
 use crate::profile::{Kind, enter};
 use crate::quantize::{Quantized, Quantizer};
+use crate::weight_version::Seen;
 use candle_core::{D, Storage, Tensor};
 
 /// Layer normalization over the last dimension.
@@ -217,6 +218,7 @@ impl Norm {
         }
         let node = NormNode {
             norm: self,
+            seen: x.track_op().then(|| Seen::of(weight)).transpose()?,
             #[cfg(feature = "cuda")]
             statistics: None,
         };
@@ -262,12 +264,22 @@ impl Norm {
 /// The op as a node of the graph.
 struct NormNode {
     norm: Norm,
+    /// The values of the weight, which the gradient of x needs again.
+    seen: Option<Seen>,
     /// The statistics of each row, for the backward pass on CUDA.
     #[cfg(feature = "cuda")]
     statistics: Option<Tensor>,
 }
 
 impl NormNode {
+    /// After the weight was read again.
+    fn check(&self, weight: &Tensor) -> Result<()> {
+        match &self.seen {
+            Some(seen) => seen.check(weight, self.norm.op, "weight"),
+            None => Ok(()),
+        }
+    }
+
     fn cpu_forward(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Storage> {
         for_dtype!(self.norm.op, x.dtype(), T => match bias {
             Some(bias) => with_slices([x, weight, bias], |[x, weight, bias]: [&[T]; 3]| {
@@ -319,6 +331,7 @@ impl NormNode {
         };
         if x.track_op() {
             gradients[0] = Some(norm.backward(x, weight, grad, statistics)?);
+            self.check(weight)?;
         }
         let with_bias = bias.is_some_and(|bias| bias.track_op());
         if weight.track_op() || with_bias {
@@ -354,6 +367,7 @@ impl Fused<2> for NormNode {
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; 2]> {
         let [dx, dw, _] = self.norm.cpu_gradients(x, weight, grad, 1.0)?;
+        self.check(weight)?;
         Ok([tracked(x, dx), tracked(weight, dw)])
     }
 
@@ -394,6 +408,7 @@ impl Fused<3> for NormNode {
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         let [dx, dw, db] = self.norm.cpu_gradients(x, weight, grad, 1.0)?;
+        self.check(weight)?;
         Ok([tracked(x, dx), tracked(weight, dw), tracked(bias, db)])
     }
 

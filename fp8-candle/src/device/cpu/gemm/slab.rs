@@ -23,12 +23,17 @@ struct Slabs<'a> {
     format: Format,
     grid: ScaleGrid,
     contraction: Contraction,
-    /// Whether to scale while decoding: scales that vary along the contraction cannot wait for the epilogue.
     scale_in_decode: bool,
 }
 
+/// Whether to scale while decoding: scales that vary along the contraction cannot wait for the epilogue. Then not those of the
+/// other operand either: products of values and codes can leave the range of f32 although those of values do not.
+fn scale_in_decode(a: &Side<'_>, b: &Side<'_>) -> bool {
+    a.segment().is_some() || b.segment().is_some()
+}
+
 impl<'a> Slabs<'a> {
-    fn new(side: &Side<'a>) -> Self {
+    fn new(side: &Side<'a>, scale_in_decode: bool) -> Self {
         Self {
             codes: match side.codes {
                 Codes::RowMajor(codes) => codes.into(),
@@ -40,7 +45,7 @@ impl<'a> Slabs<'a> {
             format: side.format,
             grid: side.grid,
             contraction: side.contraction,
-            scale_in_decode: side.segment().is_some(),
+            scale_in_decode,
         }
     }
 
@@ -84,7 +89,8 @@ pub(super) fn gemm<T: HighPrecision>(
     if m == 0 || n == 0 {
         return;
     }
-    let (a_slabs, b_slabs) = (Slabs::new(a), Slabs::new(b));
+    let scaled = scale_in_decode(a, b);
+    let (a_slabs, b_slabs) = (Slabs::new(a, scaled), Slabs::new(b, scaled));
     let mut sums = Scratch::<f32>::new(m * n);
     if a.contracted() == 0 {
         sums.fill(0.);
@@ -242,7 +248,7 @@ fn finish<T: HighPrecision>(
     out: &mut [MaybeUninit<T>],
 ) {
     let n = b.kept();
-    let epilogue = Epilogue::new((a, a.segment().is_some()), (b, b.segment().is_some()), bias);
+    let epilogue = Epilogue::new((a, scale_in_decode(a, b)), (b, scale_in_decode(a, b)), bias);
     let rows_per_task = (SLAB / 32 / n).max(1);
     out.par_chunks_mut(rows_per_task * n)
         .zip(sums.par_chunks(rows_per_task * n))

@@ -1,0 +1,88 @@
+//! Parameters that are changed between the forward and the backward pass: the gradients are those of the values that the forward
+//! pass has used, or there are none.
+
+use crate::support::*;
+use candle_core::{DType, Var};
+use fp8_recipes::config::Recipe;
+use fp8_recipes::fp8_autocast;
+use fp8_recipes::nn::{LayerInputs, NormKind, TransformerConfig};
+use fp8_test_support::{assert_same, normal};
+
+/// How many of the parameters the backward pass refuses.
+fn refused(config: &TransformerConfig, single: bool, recipe: Option<&str>) -> usize {
+    let case = format!("{recipe:?}, {:?}, single: {single}", config.norm);
+    let model = Model::prepared(config, single, DType::F32);
+    let guard = recipe.map(|name| fp8_autocast(name.parse::<Recipe>().unwrap()).unwrap());
+    let x = Var::from_tensor(&input(DType::F32)).unwrap();
+    let y = model.layer.forward(&x, &LayerInputs::default()).unwrap();
+    guard.map(|guard| guard.close().unwrap());
+    let first = model.backward(&x, y.clone());
+    let loss = (&y * normal(77, y.dims())).unwrap().sum_all().unwrap();
+    let mut refused = 0;
+    for (name, var) in model.named() {
+        let before = var.as_tensor().copy().unwrap();
+        // As Hogwild's other threads do it.
+        std::thread::scope(|scope| {
+            let change = || var.set(&before.affine(1.5, 0.1).unwrap()).unwrap();
+            scope.spawn(change);
+        });
+        match fp8_recipes::backward(&loss) {
+            Err(error) => {
+                let fp8_candle::Error::ChangedValues { shape, .. } = &error else {
+                    panic!("{case}, {name}: {error}");
+                };
+                assert_eq!(shape, before.dims(), "{case}, {name}");
+                let text = loss.backward().unwrap_err().to_string();
+                assert!(text.contains("has changed since the forward"), "{text}");
+                refused += 1;
+            }
+            Ok(grads) => {
+                for (other, var) in model.named() {
+                    let case = format!("{case}, {name} changed: {other}");
+                    assert_same(&case, grads.get(&var).unwrap(), &first.all[&other]);
+                }
+            }
+        }
+        var.set(&before).unwrap();
+        // As if nothing had been.
+        let grads = fp8_recipes::backward(&loss).unwrap();
+        assert_same(&case, grads.get(&x).unwrap(), &first.all["x"]);
+    }
+    refused
+}
+
+#[test]
+fn a_changed_parameter_gives_no_other_gradients() {
+    for recipe in RECIPES {
+        for (single, norm) in [
+            (false, NormKind::LayerNorm),
+            (true, NormKind::LayerNorm),
+            (true, NormKind::RmsNorm),
+        ] {
+            let refused = refused(&config().with_norm(norm), single, Some(recipe));
+            // Two norms; where no codes of the forward pass serve the backward pass, the weights of six projections too, and within
+            // a node the biases of the norms, whose results are computed again for them.
+            let rereads = ["rowwise", "rowwise_with_gw_hp", "mxfp8"].contains(&recipe);
+            let expected = match (rereads, single && norm == NormKind::LayerNorm) {
+                (false, _) => 2,
+                (true, false) => 8,
+                (true, true) => 10,
+            };
+            assert_eq!(refused, expected, "{recipe}, {norm:?}, single: {single}");
+        }
+    }
+}
+
+#[test]
+fn nor_where_results_are_computed_again() {
+    for recipe in RECIPES {
+        let refused = refused(&config().with_recomputation(true), true, Some(recipe));
+        assert!(refused >= 2, "{recipe}: {refused}");
+    }
+}
+
+#[test]
+fn nor_in_high_precision() {
+    // Apart, layers are candle's products, which use what the weight is by then.
+    assert_eq!(refused(&config(), true, None), 10);
+}
