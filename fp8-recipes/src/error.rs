@@ -19,6 +19,17 @@ pub enum Error {
         near: Vec<String>,
     },
 
+    /// A batch norm cannot be folded into the layer before it.
+    #[error("batch norm `{batch_norm}` cannot be folded into layer `{layer}`: {reason}")]
+    CannotFold {
+        /// Path of the layer.
+        layer: String,
+        /// Path of the batch norm.
+        batch_norm: String,
+        /// What is in the way.
+        reason: String,
+    },
+
     /// A recipe or configuration is unknown or inconsistent.
     #[error(transparent)]
     Config(#[from] ConfigError),

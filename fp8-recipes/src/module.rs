@@ -1,6 +1,6 @@
 //! How a model shows its layers: conversion, export and checkpoints visit them by path.
 
-use crate::nn::{StaticWeight, join};
+use crate::nn::{BatchNorm, StaticWeight, join};
 use crate::operator::{Fp8Operator, LayerKind};
 use crate::state::Fp8State;
 use candle_core::Tensor;
@@ -52,6 +52,11 @@ pub trait Fp8Layer {
     /// Kept and contracted size of the weight's matrix: (out_features, in_features).
     fn features(&self) -> (usize, usize);
 
+    /// The dimension of the weight that has the output channels: 0, or 1 of a transposed convolution. None where groups share it.
+    fn output_dim(&self) -> Option<usize> {
+        Some(0)
+    }
+
     /// Bytes that the weight and its scales hold.
     fn weight_bytes(&self) -> usize {
         match self.static_weight() {
@@ -94,6 +99,31 @@ pub trait Visitor {
     /// ```
     fn operator(&mut self, operator: &dyn Fp8Operator) {
         let _ = operator;
+    }
+
+    /// A batch norm, which is never cast. By default its tensors are handed to [`Visitor::tensor`].
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// use fp8_recipes::{Fp8Module, Visitor, nn};
+    /// struct Paths(Vec<String>);
+    /// impl Visitor for Paths {
+    ///     fn batch_norm(&mut self, norm: &nn::BatchNorm) {
+    ///         self.0.extend(norm.path().map(str::to_string));
+    ///     }
+    ///
+    ///     fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
+    /// }
+    /// # fn main() -> candle_core::Result<()> {
+    /// let ones = Tensor::ones(2, DType::F32, &Device::Cpu)?;
+    /// let norm = nn::BatchNorm::new_no_bias(2, ones.clone(), ones, 1e-5)?.with_path("bn1");
+    /// let mut paths = Paths(vec![]);
+    /// norm.visit(&mut paths);
+    /// assert_eq!(paths.0, ["bn1"]);
+    /// # Ok(()) }
+    /// ```
+    fn batch_norm(&mut self, norm: &BatchNorm) {
+        norm.show_tensors(self);
     }
 
     /// A tensor that belongs to no such layer.

@@ -2,11 +2,13 @@
 
 mod fuse;
 mod running;
+mod whole;
 
 pub use candle_nn::batch_norm::BatchNormConfig;
 pub use fuse::fuse_batch_norm;
+pub use whole::{adjacent_batch_norms, fold_batch_norms};
 
-use super::show;
+use super::join;
 use crate::error::Error;
 use crate::scaled::refuse_scaled;
 use crate::{Fp8Module, Visitor};
@@ -363,12 +365,23 @@ impl ModuleT for BatchNorm {
 
 impl Fp8Module for BatchNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.batch_norm(self);
+    }
+}
+
+impl BatchNorm {
+    /// Shows its tensors by name.
+    pub(crate) fn show_tensors(&self, visitor: &mut (impl Visitor + ?Sized)) {
         let path = self.path();
-        show(visitor, path, "running_mean", self.running_mean());
-        show(visitor, path, "running_var", self.running_var());
+        let mut show = |name: &str, tensor: &Tensor| {
+            let name = path.map(|path| join(path, name));
+            visitor.tensor(name.as_deref(), tensor);
+        };
+        show("running_mean", self.running_mean());
+        show("running_var", self.running_var());
         if let Some((weight, bias)) = self.weight_and_bias() {
-            show(visitor, path, "weight", weight);
-            show(visitor, path, "bias", bias);
+            show("weight", weight);
+            show("bias", bias);
         }
     }
 }

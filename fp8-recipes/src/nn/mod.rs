@@ -15,7 +15,7 @@
 //! | [`loss::cross_entropy`] | in one pass |
 //! | [`Conv1d`], [`Conv2d`], [`ConvTranspose1d`], [`ConvTranspose2d`] | compute in FP8 inside a guard once they are prepared |
 //! | [`Conv1d`], [`ConvTranspose1d`] | right gradients, which candle 0.11.1 does not compute for batches |
-//! | [`BatchNorm`] | dtypes may differ; [`fuse_batch_norm`] |
+//! | [`BatchNorm`] | dtypes may differ; [`fuse_batch_norm`], [`fold_batch_norms`] of a whole model |
 //! | [`Embedding`], [`GroupNorm`], [`LSTM`], [`Sequential`], .. | show their parameters by name |
 //!
 //! candle-nn's own versions of the rows that say "differentiable" are applied without a backward pass: whatever lies before
@@ -51,7 +51,9 @@ pub mod varlen_attention;
 
 pub use candle_nn::*;
 
-pub use batch_norm::{BatchNorm, batch_norm, fuse_batch_norm};
+pub use batch_norm::{
+    BatchNorm, adjacent_batch_norms, batch_norm, fold_batch_norms, fuse_batch_norm,
+};
 pub use checkpoint::{checkpoint, checkpoint_many};
 pub use conv::{
     Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, conv_transpose1d, conv_transpose1d_no_bias,

@@ -30,11 +30,27 @@ use candle_core::{DType, Result, Tensor};
 /// # Ok(()) }
 /// ```
 pub fn fuse_batch_norm(conv: &Conv2d, bn: &candle_nn::BatchNorm) -> Result<Conv2d> {
-    let weight = &plain_value(conv.weight(), DType::F32)?;
-    let (features, channels) = (bn.running_mean().dim(0)?, weight.dim(0)?);
-    if features != channels {
+    let (weight, bias) = folded(conv.weight(), conv.bias(), bn, 0)?;
+    let fused = Conv2d::new(weight, Some(bias), *conv.config());
+    Ok(match conv.path() {
+        Some(path) => fused.with_path(path),
+        None => fused,
+    })
+}
+
+/// Weight and bias of a layer with `bn` folded in, detached, in the dtype of `weight`; `channels` is the dimension of the weight that
+/// has the output channels.
+pub(super) fn folded(
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    bn: &candle_nn::BatchNorm,
+    channels: usize,
+) -> Result<(Tensor, Tensor)> {
+    let weight = &plain_value(weight, DType::F32)?;
+    let (features, found) = (bn.running_mean().dim(0)?, weight.dim(channels)?);
+    if features != found {
         candle_core::bail!(
-            "a batch norm of {features} features cannot follow a convolution of {channels} output channels"
+            "a batch norm of {features} features cannot follow a convolution of {found} output channels"
         );
     }
     let dtype = weight.dtype();
@@ -50,15 +66,13 @@ pub fn fuse_batch_norm(conv: &Conv2d, bn: &candle_nn::BatchNorm) -> Result<Conv2
     };
     let factor = gain.div(&deviation)?;
     let mean = widened(bn.running_mean())?;
-    let offset = match conv.bias() {
+    let offset = match bias {
         Some(bias) => (widened(&plain_value(bias, DType::F32)?)? - mean)?,
         None => mean.neg()?,
     };
     let bias = (shift + factor.mul(&offset)?)?.to_dtype(dtype)?;
-    let weight = widened(weight)?.broadcast_mul(&factor.reshape((channels, 1, 1, 1))?)?;
-    let fused = Conv2d::new(weight.to_dtype(dtype)?, Some(bias), *conv.config());
-    Ok(match conv.path() {
-        Some(path) => fused.with_path(path),
-        None => fused,
-    })
+    let mut along = vec![1; weight.rank()];
+    along[channels] = found;
+    let weight = widened(weight)?.broadcast_mul(&factor.reshape(along)?)?;
+    Ok((weight.to_dtype(dtype)?, bias))
 }

@@ -147,6 +147,10 @@ macro_rules! convolutions {
                 fn features(&self) -> (usize, usize) {
                     self.inner.features()
                 }
+
+                fn output_dim(&self) -> Option<usize> {
+                    self.inner.output_dim()
+                }
             }
 
             impl Fp8Module for $type {

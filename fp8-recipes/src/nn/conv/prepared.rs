@@ -20,6 +20,9 @@ pub(super) trait Sizes {
     /// (out_features, in_features) of the weight as a matrix.
     fn features(&self) -> (usize, usize);
 
+    /// The dimension of the weight that has the output channels; None where groups share it.
+    fn output_dim(&self) -> Option<usize>;
+
     fn fp8(&self, x: &Tensor, weight: ConvWeight<'_>, plan: &LinearPlan) -> Result<Tensor>;
 }
 
@@ -49,6 +52,14 @@ macro_rules! sizes {
                     };
                     // Transposed, the first dimension is summed over.
                     if $transposed { (rest, first) } else { (first, rest) }
+                }
+
+                fn output_dim(&self) -> Option<usize> {
+                    let groups: usize = $groups(self.config());
+                    match $transposed {
+                        true => (groups == 1).then_some(1),
+                        false => Some(0),
+                    }
                 }
 
                 fn fp8(
