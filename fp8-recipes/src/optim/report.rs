@@ -45,13 +45,27 @@ struct DeviceValues {
 }
 
 impl StepReport {
-    /// A step that was taken.
-    pub(super) fn taken(lr: f64, updated: usize, grad_norm: f64, clip_coefficient: f64) -> Self {
+    /// A step that was taken, with the norm of the gradients before they were clipped, and what they were multiplied by.
+    ///
+    /// ```
+    /// use fp8_recipes::optim::StepReport;
+    /// let report = StepReport::taken(1e-3, 12, 4., 0.25);
+    /// assert!(!report.skipped()? && report.clip_coefficient()? == 0.25);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn taken(lr: f64, updated: usize, grad_norm: f64, clip_coefficient: f64) -> Self {
         Self::known(lr, updated, grad_norm, clip_coefficient, false)
     }
 
-    /// A step that was not; says so to `tracing`.
-    pub(super) fn skipped_step(lr: f64, updated: usize, grad_norm: f64, step: u64) -> Self {
+    /// A step that was left out after `step` others, for gradients of this norm; says so to `tracing`.
+    ///
+    /// ```
+    /// use fp8_recipes::optim::StepReport;
+    /// let report = StepReport::skipped_step(1e-3, 12, f64::INFINITY, 100);
+    /// assert!(report.skipped()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn skipped_step(lr: f64, updated: usize, grad_norm: f64, step: u64) -> Self {
         warn_skipped(grad_norm, step);
         Self::known(lr, updated, grad_norm, 0.0, true)
     }

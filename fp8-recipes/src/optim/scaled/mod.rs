@@ -57,6 +57,8 @@ pub use sgd::ScaledSgd;
 use super::error::Result;
 use super::{CheckpointOptimizer, StepReport};
 use fp8_candle::scaled::ScaledGrads;
+#[cfg(doc)]
+use fp8_candle::scaled::ScaledVar;
 use serde::{Deserialize, Serialize};
 
 /// How a step rounds parameters and moments to 16 bits.
@@ -85,21 +87,108 @@ impl Default for RoundTo {
     }
 }
 
-/// An optimizer of scaled parameters.
+/// An optimizer of scaled parameters: [`ScaledSgd`], [`ScaledAdamW`], or one of your own, which whatever takes an optimizer takes
+/// ([`scaled::save_training`](crate::scaled::save_training) too).
+///
+/// A step reads values in f32 (`to_tensor`), computes, and hands new ones to [`ScaledVar::set_rescaled`], which chooses their scale
+/// and has FP8 copies made anew; [`ScaledVar::set`] takes data with a scale of your choice. What it keeps between steps goes into
+/// its state.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::ScaledVar;
-/// use fp8_recipes::optim::scaled::{ScaledOptimizer, ScaledSgd};
-/// use fp8_recipes::optim::SgdConfig;
+/// use fp8_candle::scaled::{ScaledGrads, ScaledVar};
+/// use fp8_recipes::optim::scaled::ScaledOptimizer;
+/// use fp8_recipes::optim::{CheckpointOptimizer, OptimError, OptimizerState, StepReport};
+///
+/// /// `momentum = beta * momentum + (1 - beta) * gradient; variable -= lr * sign(momentum)`
+/// struct SignMomentum {
+///     vars: Vec<(ScaledVar, Tensor)>,
+///     lr: f64,
+///     beta: f64,
+///     steps: u64,
+/// }
+///
+/// impl ScaledOptimizer for SignMomentum {
+///     fn apply(&mut self, grads: &ScaledGrads) -> Result<StepReport, OptimError> {
+///         let mut next = vec![];
+///         let mut squares = 0f64;
+///         for (at, (var, momentum)) in self.vars.iter().enumerate() {
+///             let Some(grad) = grads.get(var) else { continue };
+///             let grad = grad.to_tensor(DType::F32)?;
+///             squares += f64::from(grad.sqr()?.sum_all()?.to_scalar::<f32>()?);
+///             let momentum = ((momentum * self.beta)? + (grad * (1. - self.beta))?)?;
+///             let change = (momentum.sign()? * self.lr)?;
+///             next.push((at, (var.value().to_tensor(DType::F32)? - change)?, momentum));
+///         }
+///         // Nothing has changed so far.
+///         if !squares.is_finite() {
+///             return Ok(StepReport::skipped_step(self.lr, next.len(), squares.sqrt(), self.steps));
+///         }
+///         let updated = next.len();
+///         for (at, value, momentum) in next {
+///             self.vars[at].0.set_rescaled(&value)?;
+///             self.vars[at].1 = momentum;
+///         }
+///         self.steps += 1;
+///         Ok(StepReport::taken(self.lr, updated, squares.sqrt(), 1.))
+///     }
+///
+///     fn lr(&self) -> f64 {
+///         self.lr
+///     }
+///
+///     fn set_lr(&mut self, lr: f64) -> Result<(), OptimError> {
+///         self.lr = lr;
+///         Ok(())
+///     }
+///
+///     fn steps(&self) -> u64 {
+///         self.steps
+///     }
+/// }
+///
+/// impl CheckpointOptimizer for SignMomentum {
+///     fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
+///         let numbers = (self.lr, self.beta, self.steps);
+///         let mut state = OptimizerState::new("my_crate.SignMomentum").with_hyperparameters(numbers)?;
+///         for (var, momentum) in &self.vars {
+///             state = state.with_tensor(format!("{}.momentum", var.name()), momentum.clone());
+///         }
+///         Ok(state)
+///     }
+///
+///     fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<(), OptimError> {
+///         state.check_kind("my_crate.SignMomentum")?;
+///         let numbers: Option<(f64, f64, u64)> = state.hyperparameters()?;
+///         let name = |var: &ScaledVar| format!("{}.momentum", var.name());
+///         state.check_names(self.vars.iter().map(|(var, _)| name(var)))?;
+///         let mut momenta = vec![];
+///         for (var, _) in &self.vars {
+///             momenta.push(state.tensor(&name(var), DType::F32, &var.dims().into())?);
+///         }
+///         for ((_, own), momentum) in self.vars.iter_mut().zip(momenta) {
+///             *own = momentum.clone();
+///         }
+///         if let Some((lr, beta, steps)) = numbers {
+///             (self.lr, self.beta, self.steps) = (lr, beta, steps);
+///         }
+///         Ok(())
+///     }
+/// }
+///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let w = ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?;
+/// let momentum = Tensor::zeros(4, DType::F32, &Device::Cpu)?;
 /// let mut optimizer: Box<dyn ScaledOptimizer> =
-///     Box::new(ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?);
-/// optimizer.set_lr(0.5)?;
-/// let report = optimizer.apply(&w.value().sum_all()?.backward()?)?;
-/// assert_eq!((report.updated, optimizer.steps()), (1, 1));
+///     Box::new(SignMomentum { vars: vec![(w.clone(), momentum)], lr: 0.125, beta: 0.9, steps: 0 });
+/// for _ in 0..4 {
+///     let report = optimizer.apply(&w.value().sum_all()?.backward()?)?;
+///     assert_eq!((report.updated, report.grad_norm()?), (1, 2.));
+/// }
 /// assert_eq!(w.value().to_vec1()?, [0.5; 4]);
+/// let state = optimizer.optimizer_state()?;
+/// optimizer.load_optimizer_state(&state)?;
+/// assert_eq!(optimizer.steps(), 4);
 /// # Ok(()) }
 /// ```
 pub trait ScaledOptimizer: CheckpointOptimizer {
@@ -174,7 +263,7 @@ pub trait ScaledOptimizer: CheckpointOptimizer {
     /// ```
     fn steps(&self) -> u64;
 
-    /// What rounding and rescaling have done so far.
+    /// What rounding and rescaling have done so far; nothing is counted unless overridden.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
@@ -188,5 +277,7 @@ pub trait ScaledOptimizer: CheckpointOptimizer {
     /// assert_eq!(optimizer.counts().saturated, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    fn counts(&self) -> ScaledCounts;
+    fn counts(&self) -> ScaledCounts {
+        ScaledCounts::default()
+    }
 }
