@@ -3,7 +3,7 @@
 use crate::helpers::*;
 use candle_core::{DType, Module, Tensor};
 use fp8::config::{CastConfig, Fp8LinearConfig, Recipe};
-use fp8::fp8_core::{Format, Granularity};
+use fp8::fp8_core::{AmaxCompute, Format, Granularity};
 use fp8::{Autocast, end_step, fp8_autocast, is_fp8_enabled};
 use fp8_test_support::{Layer, assert_close, assert_text, delayed, device, of, slots, tensor};
 
@@ -194,17 +194,28 @@ fn a_training_guard_inside_an_evaluation_guard_begins_a_step() {
 
 #[test]
 fn calibrating_again_keeps_the_inputs_seen_but_not_the_old_weight() {
-    let layer = Layer::prepared("l", 3, 6, 8);
-    let calibrate = |x: &Tensor| {
-        let _guard = open(Autocast::new(delayed(4)).calibrating(true));
-        layer.linear.forward(x).unwrap();
+    let calibrated = |recipe: Recipe| {
+        let layer = Layer::prepared("l", 3, 6, 8);
+        let calibrate = |x: &Tensor| {
+            let _guard = open(Autocast::new(recipe.clone()).calibrating(true));
+            layer.linear.forward(x).unwrap();
+        };
+        layer.weight.set(&of(&[1.; 48], &[6, 8])).unwrap();
+        calibrate(&of(&[8.; 8], &[1, 8]));
+        layer.weight.set(&of(&[0.5; 48], &[6, 8])).unwrap();
+        calibrate(&of(&[2.; 8], &[1, 8]));
+        ["input", "weight"].map(|role| layer.slot(role).quant_scale)
     };
-    calibrate(&of(&[8.; 8], &[1, 8]));
-    layer.weight.set(&of(&[0.5; 48], &[6, 8])).unwrap();
-    calibrate(&of(&[2.; 8], &[1, 8]));
     // Calibration makes dequant_scale = amax / MAX; quant_scale is its reciprocal.
-    assert_eq!(layer.slot("input").quant_scale, 1. / (8. / 448.));
-    assert_eq!(layer.slot("weight").quant_scale, 1. / (0.5 / 448.));
+    let [input, weight] = calibrated("tensorwise".parse().unwrap());
+    assert_eq!((input, weight), (1. / (8. / 448.), 1. / (0.5 / 448.)));
+    // Delayed scaling has a history, of weights too.
+    let as_stored = |quant_scale: f32| 1. / (1. / quant_scale);
+    let expected = [448. / 8., 448. / 1.].map(as_stored);
+    assert_eq!(calibrated(delayed(4).into()), expected);
+    let newest = delayed(4).with_amax_compute(AmaxCompute::MostRecent);
+    let expected = [448. / 2., 448. / 0.5].map(as_stored);
+    assert_eq!(calibrated(newest.into()), expected);
 }
 
 #[test]

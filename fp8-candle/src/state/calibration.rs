@@ -1,15 +1,17 @@
-//! Static scales from the amaxes of calibration batches.
+//! Scales from the amaxes of calibration batches.
 
 use super::group::ReductionGroup;
 use super::step::StepCells;
-use super::table::{Initial, StateTable};
+use super::table::{Initial, Inner, RowRule, StateTable, check_history_len, longer};
 use super::update::all_reduce_max;
+use crate::data::columns::{Columns, Recorded, RowUpdate};
+use crate::device::backend;
 use crate::error::{Error, Result};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use fp8_core::{Format, ScaleError, reciprocal, static_dequant_scale};
 
 /// How calibration sets one row.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CalibrationRow {
     /// The row.
@@ -20,16 +22,48 @@ pub struct CalibrationRow {
     pub with_earlier: bool,
     /// Whether a tensor of zeros gets a scale. For inputs it should not: every real input would saturate under it.
     pub allow_zero: bool,
+    /// Of a delayed cast: the amax enters the history, from which the rule makes the scale, as at the end of a training step.
+    pub rule: Option<RowRule>,
 }
 
 impl CalibrationRow {
-    /// A static scale for `format`, from this calibration alone; an amax of 0 is an error.
+    /// The scale `amax / MAX` for `format`, from this calibration alone; an amax of 0 is an error.
     pub fn new(row: usize, format: Format) -> Self {
         Self {
             row,
             format,
             with_earlier: false,
             allow_zero: false,
+            rule: None,
+        }
+    }
+
+    /// The same row with another [`CalibrationRow::rule`].
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::state::{CalibrationRow, RowRule, StepCells};
+    /// use fp8_candle::{Role, Slot, StateTable};
+    /// use fp8_core::{DelayedRule, Format, ScaleRounding};
+    ///
+    /// let table = StateTable::new(&Device::Cpu)?;
+    /// let row = table.add_rows(&[("fc", Role::Input)], 4)?;
+    /// let rule = DelayedRule::default().with_scale_rounding(ScaleRounding::PowerOfTwo);
+    /// let wanted = CalibrationRow::new(row, Format::E4M3).with_rule(RowRule::new(rule, Format::E4M3, 4));
+    /// for amax in [1f32, 3.0, 2.0] {
+    ///     let step = StepCells::new(&table)?;
+    ///     step.record(row, &Tensor::new(&[amax], &Device::Cpu)?, true)?;
+    ///     assert!(table.finish_calibration(&step, &[wanted.clone()], None)?.is_empty());
+    /// }
+    /// let now = Slot::new(&table, row).tensors()?;
+    /// assert_eq!(now.quant_scale.to_vec1::<f32>()?, [128.0]); // 448 / 3, rounded down
+    /// assert_eq!(now.amax_history.to_vec1::<f32>()?, [2.0, 3.0, 1.0, 0.0]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn with_rule(self, rule: impl Into<Option<RowRule>>) -> Self {
+        Self {
+            rule: rule.into(),
+            ..self
         }
     }
 
@@ -48,7 +82,8 @@ impl CalibrationRow {
 }
 
 impl StateTable {
-    /// Sets static scales, `dequant_scale = amax / MAX`, from what `step` has recorded, reduced over the ranks of `group`.
+    /// Sets scales from what `step` has recorded, reduced over the ranks of `group`: `dequant_scale = amax / MAX`, or by the rule
+    /// of a delayed cast.
     /// A row in which nothing was recorded stays as it is. Returns an error for each row that cannot be calibrated; its
     /// state stays as well.
     ///
@@ -82,48 +117,120 @@ impl StateTable {
         amaxes: &[f32],
     ) -> Result<Vec<Error>> {
         let mut inner = self.lock();
-        let mut quant_scale = inner.columns.quant_scale.to_vec1::<f32>()?;
-        let mut dequant_scale = inner.columns.dequant_scale.to_vec1::<f32>()?;
         let mut errors = vec![];
+        let mut made: Vec<(&CalibrationRow, f32)> = vec![];
         for wanted in rows {
             let index = wanted.row;
             // Rows added after the step began have no cell in it.
-            let (Some(&amax), Some(row)) = (amaxes.get(index), inner.rows.get_mut(index)) else {
+            let (Some(&amax), Some(row)) = (amaxes.get(index), inner.rows.get(index)) else {
                 continue;
             };
             if !step.is_touched(index) && amax == 0. {
                 continue;
             }
-            let refused = |source| Error::Calibration {
-                slot: row.name.to_string(),
-                source,
-            };
             if !amax.is_finite() {
-                errors.push(refused(ScaleError::NonFinite { amax }));
+                errors.push(Error::Calibration {
+                    slot: row.name.to_string(),
+                    source: ScaleError::NonFinite { amax },
+                });
                 continue;
             }
             if amax == 0. && !wanted.allow_zero {
                 errors.push(Error::ZeroCalibration(row.name.to_string()));
                 continue;
             }
-            let earlier = row.calibrated_amax.filter(|_| wanted.with_earlier);
-            let amax = amax.max(earlier.unwrap_or(0.));
-            match static_dequant_scale(amax, wanted.format) {
-                Err(source) => errors.push(refused(source)),
-                Ok(scale) => {
-                    dequant_scale[index] = scale;
-                    quant_scale[index] = reciprocal(scale);
-                    row.calibrated_amax = Some(amax);
-                    row.format = Some(wanted.format);
-                    row.initial = Initial::No;
-                    row.epoch += 1;
+            made.push((wanted, amax));
+        }
+        inner.enter_histories(&made, self)?;
+        let mut quant_scale = inner.columns.quant_scale.to_vec1::<f32>()?;
+        let mut dequant_scale = inner.columns.dequant_scale.to_vec1::<f32>()?;
+        for (wanted, amax) in made {
+            let index = wanted.row;
+            let (scale, amax) = match &wanted.rule {
+                Some(rule) => {
+                    let history = inner.columns.amax_history.get(index)?.to_vec1::<f32>()?;
+                    let window = &history[..rule.window.min(history.len())];
+                    let reduced = rule.rule.amax_compute.reduce(window);
+                    // The history of a tensor of zeros may be empty.
+                    let reduced = if reduced.is_finite() {
+                        reduced.max(0.)
+                    } else {
+                        amax
+                    };
+                    (reciprocal(quant_scale[index]), reduced)
                 }
-            }
+                None => {
+                    let earlier = inner.rows[index]
+                        .calibrated_amax
+                        .filter(|_| wanted.with_earlier);
+                    let amax = amax.max(earlier.unwrap_or(0.));
+                    match static_dequant_scale(amax, wanted.format) {
+                        Ok(scale) => (scale, amax),
+                        Err(source) => {
+                            let slot = inner.rows[index].name.to_string();
+                            errors.push(Error::Calibration { slot, source });
+                            continue;
+                        }
+                    }
+                }
+            };
+            let row = &mut inner.rows[index];
+            // As a file that holds the dequant_scale alone has it.
+            dequant_scale[index] = scale;
+            quant_scale[index] = reciprocal(scale).min(f32::MAX);
+            row.calibrated_amax = Some(amax);
+            row.format = Some(wanted.format);
+            row.initial = Initial::No;
+            row.epoch += 1;
         }
         let column = |values: Vec<f32>| Tensor::from_slice(&values, values.len(), self.device());
         inner.columns.quant_scale = column(quant_scale)?;
         inner.columns.dequant_scale = column(dequant_scale)?;
         Ok(errors)
+    }
+}
+
+impl Inner {
+    /// Updates the rows that have a rule, as the end of a training step does.
+    fn enter_histories(
+        &mut self,
+        made: &[(&CalibrationRow, f32)],
+        table: &StateTable,
+    ) -> Result<()> {
+        let count = self.rows.len();
+        let mut updates: Vec<Option<RowUpdate>> = vec![None; count];
+        let mut amaxes = vec![0f32; count];
+        for (wanted, amax) in made {
+            let Some(rule) = &wanted.rule else { continue };
+            let row = &mut self.rows[wanted.row];
+            updates[wanted.row] = Some(RowUpdate {
+                rule: rule.rule.clone(),
+                format: wanted.format,
+                window: rule.window,
+                remake: row.format.is_some_and(|format| format != wanted.format),
+            });
+            amaxes[wanted.row] = *amax;
+        }
+        let Some(longest) = updates.iter().flatten().map(|update| update.window).max() else {
+            return Ok(());
+        };
+        check_history_len(longest)?;
+        let device = table.device();
+        let columns = Columns {
+            amax_history: longer(&self.columns.amax_history, longest)?,
+            ..self.columns.clone()
+        };
+        let recorded = Recorded {
+            amax: Tensor::from_vec(amaxes, count, device)?,
+            non_finite: Tensor::zeros(count, DType::U32, device)?,
+        };
+        self.columns = backend(device)?
+            .update_columns(&columns, &updates, &recorded)?
+            .columns;
+        for (row, update) in self.rows.iter_mut().zip(&updates) {
+            row.window = update.as_ref().map_or(row.window, |update| update.window);
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,9 @@ use crate::data::columns::{Columns, Recorded, RowUpdate};
 use crate::device::backend;
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
-use fp8_core::{DelayedRule, Format, StochasticKey, reciprocal, static_dequant_scale};
+use fp8_core::{
+    DelayedRule, Format, StochasticKey, delayed_quant_scale, reciprocal, static_dequant_scale,
+};
 use std::sync::Arc;
 
 /// A row of a [`StateTable`]: the scaling state of one tensor role of one layer.
@@ -177,7 +179,10 @@ impl Slot {
     pub(crate) fn delayed_scale(&self, format: Format, rule: &DelayedRule) -> Result<Scales> {
         let (made_for, calibrated) = self.with(|row, _| (row.format, row.calibrated_amax));
         match (made_for, calibrated) {
-            (Some(made_for), Some(amax)) if made_for != format => self.static_from(amax, format),
+            (Some(made_for), Some(amax)) if made_for != format => {
+                let quant_scale = delayed_quant_scale(amax, format, rule.margin, 1.);
+                self.scales_of(reciprocal(rule.scale_rounding.apply(quant_scale)))
+            }
             (Some(made_for), None) if made_for != format => {
                 let nothing = Tensor::zeros(1, DType::F32, self.device())?;
                 self.made_scale(&nothing, format, rule)
@@ -240,7 +245,13 @@ impl Slot {
                 slot: self.name().to_string(),
                 source,
             })?;
+        self.scales_of(dequant_scale)
+    }
+
+    /// Those of a calibrated row with this dequant_scale.
+    fn scales_of(&self, dequant_scale: f32) -> Result<Scales> {
         let one = |value: f32| Tensor::from_slice(&[value], 1, self.device());
-        Ok((one(reciprocal(dequant_scale))?, one(dequant_scale)?))
+        let quant_scale = reciprocal(dequant_scale).min(f32::MAX);
+        Ok((one(quant_scale)?, one(dequant_scale)?))
     }
 }

@@ -291,7 +291,7 @@ impl Ended {
     }
 }
 
-/// Inputs take earlier batches into account; a weight is known whole.
+/// Inputs take earlier batches into account; a weight is known whole. Delayed casts follow their rule, whose history knows both.
 fn calibration_rows(used: &Use) -> Vec<CalibrationRow> {
     let rows = used.state.slots().iter().filter_map(|(role, slot)| {
         let is_input = match role {
@@ -299,11 +299,16 @@ fn calibration_rows(used: &Use) -> Vec<CalibrationRow> {
             Role::Weight => false,
             _ => return None,
         };
-        let format = casts_of(&used.config, *role)[0].format?;
+        let cast = casts_of(&used.config, *role)[0];
+        let rule = match cast.scaling {
+            ScalingType::Delayed => delayed_rule(&used.config, *role).map(|(rule, _)| rule),
+            _ => None,
+        };
         Some(
-            CalibrationRow::new(slot.row(), format)
+            CalibrationRow::new(slot.row(), cast.format?)
                 .with_earlier(is_input)
-                .allow_zero(!is_input),
+                .allow_zero(!is_input)
+                .with_rule(rule),
         )
     });
     rows.collect()

@@ -48,6 +48,8 @@
 //! # Ok(()) }
 //! ```
 //!
+//! [`save_fp8_state`] writes the same without an optimizer, for a model that only evaluates or whose optimizer begins anew.
+//!
 //! Beginnings from other files:
 //!
 //! | you have | call |
@@ -60,10 +62,12 @@
 mod fp8;
 mod options;
 mod resume;
+mod state;
 
 pub use fp8::Fp8Rows;
 pub use options::{Restored, ResumeOptions, ResumeReport};
 pub use resume::{resume_training, resume_training_with};
+pub use state::{load_fp8_state, save_fp8_state};
 
 use crate::atomic::write_safetensors_atomic;
 use crate::autocast::end_step;
@@ -139,12 +143,7 @@ pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
         "checkpoint::save_training",
         "call scaled::save_training",
     )?;
-    end_step()?;
-    let layers = layers(model);
-    for layer in &layers {
-        // The guards of the last step may have been another thread's.
-        layer.state.table().update_gradients()?;
-    }
+    let layers = settled_layers(model)?;
     let path = path.as_ref();
     let mut tensors: BTreeMap<String, Tensor> = variables(vars);
     let (state, rows) = fp8::save(&layers)?;
@@ -162,28 +161,35 @@ pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
             return Err(Error::NameClash { tensor: name });
         }
     }
-    let json = |what: &'static str, text: serde_json::Result<String>| {
-        text.map_err(|error| Error::Json {
-            path: path.to_path_buf(),
-            what,
-            reason: error.to_string(),
-        })
-    };
     let metadata = HashMap::from([
-        (
-            KEY.to_string(),
-            json("the training metadata", serde_json::to_string(meta))?,
-        ),
-        (
-            ROWS_KEY.to_string(),
-            json("the FP8 state", serde_json::to_string(&rows))?,
-        ),
+        (KEY.to_string(), json(path, "the training metadata", meta)?),
+        (ROWS_KEY.to_string(), json(path, "the FP8 state", &rows)?),
         (
             OPTIMIZER_KEY.to_string(),
-            json("the optimizer", serde_json::to_string(&optimizer_meta))?,
+            json(path, "the optimizer", &optimizer_meta)?,
         ),
     ]);
     Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
+}
+
+/// The prepared layers of `model`, after its last step has ended.
+fn settled_layers<M: Fp8Module + ?Sized>(model: &M) -> Result<Vec<Layer>> {
+    end_step()?;
+    let layers = layers(model);
+    for layer in &layers {
+        // The guards of the last step may have been another thread's.
+        layer.state.table().update_gradients()?;
+    }
+    Ok(layers)
+}
+
+/// An entry of the metadata.
+fn json(path: &Path, what: &'static str, value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::Json {
+        path: path.to_path_buf(),
+        what,
+        reason: error.to_string(),
+    })
 }
 
 /// Reads the metadata of a training checkpoint without its tensors.

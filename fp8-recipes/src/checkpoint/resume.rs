@@ -156,13 +156,7 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Siz
             var.set(&stored[name].to_device(var.device())?)?;
         }
     }
-    for weight in layers.iter().filter_map(|layer| layer.weight.as_ref()) {
-        let version = WeightVersion::of(weight);
-        // The first announcement promises that all later changes will be announced too.
-        if optimizer.announces_changes() || version.get() > 0 {
-            version.announce_change();
-        }
-    }
+    announce(&layers, optimizer.announces_changes());
     let fp8_state = state.restore(&layers)?;
     Ok(ResumeReport {
         path: path.to_path_buf(),
@@ -176,6 +170,17 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Siz
         },
         meta,
     })
+}
+
+/// Says that the weights have changed, if their changes are announced.
+pub(super) fn announce(layers: &[Layer], announces_changes: bool) {
+    for weight in layers.iter().filter_map(|layer| layer.weight.as_ref()) {
+        let version = WeightVersion::of(weight);
+        // The first announcement promises that all later changes will be announced too.
+        if announces_changes || version.get() > 0 {
+            version.announce_change();
+        }
+    }
 }
 
 /// Rows to be put into a table.
@@ -245,7 +250,7 @@ fn fresh_rows(layers: &[Layer]) -> Result<Vec<TableRows>> {
     Ok(tables)
 }
 
-fn rows_of(file: &SafetensorsFile) -> Result<fp8::Meta> {
+pub(super) fn rows_of(file: &SafetensorsFile) -> Result<fp8::Meta> {
     let Some(json) = file.metadata(ROWS_KEY) else {
         return Ok(fp8::Meta::default());
     };
@@ -279,7 +284,7 @@ fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
 }
 
 /// The same names, shapes and dtypes on both sides.
-fn check_same(
+pub(super) fn check_same(
     path: &Path,
     expected: &BTreeMap<String, Tensor>,
     stored: &BTreeMap<String, Tensor>,

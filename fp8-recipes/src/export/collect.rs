@@ -175,14 +175,15 @@ impl Collector<'_> {
             self.out.tensors.insert(name, weight.detach());
             return Ok(());
         };
-        let codes = scheme.quantize(weight, path)?;
+        // The scales with which the calibrated model computes: the weight is the calibrated one.
+        let calibrated = |role| -> Result<Tensor> {
+            let slot = state.slot(role).filter(|slot| slot.is_calibrated());
+            let slot = slot.ok_or_else(|| not_calibrated(path))?;
+            Ok(slot.tensors()?.dequant_scale)
+        };
+        let codes = scheme.quantize(weight, Some(calibrated(Role::Weight)?), path)?;
         let input = match scheme.input {
-            InputScheme::Static => {
-                let slot = state.slot(Role::Input);
-                let amax = slot.and_then(|slot| slot.calibrated_amax());
-                let amax = amax.ok_or_else(|| not_calibrated(path))?;
-                InputScaling::Static(scheme.input_scale(amax, weight.device(), path)?)
-            }
+            InputScheme::Static => InputScaling::Static(calibrated(Role::Input)?),
             // What the configuration says; no tensor is made of it.
             _ => InputScaling::None,
         };

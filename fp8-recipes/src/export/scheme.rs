@@ -115,13 +115,23 @@ impl Kind {
         Err(refused(path, reason))
     }
 
-    /// The codes and scales of a weight as it is now, which is the calibrated one unless the model was trained further.
-    pub(crate) fn quantize(&self, weight: &Tensor, path: &str) -> Result<Fp8Tensor> {
+    /// The codes and scales of a weight. A scale for all of it is the `calibrated` dequant_scale, f32 `[1]`, or made of its amax.
+    pub(crate) fn quantize(
+        &self,
+        weight: &Tensor,
+        calibrated: Option<Tensor>,
+        path: &str,
+    ) -> Result<Fp8Tensor> {
         let quantizer = match self.weight {
             Granularity::Tensorwise => {
-                let amax = weight.abs()?.flatten_all()?.max(0)?;
-                let amax = amax.to_dtype(DType::F32)?.to_scalar()?;
-                let dequant_scale = static_scale(amax, weight.device(), path, "weight")?;
+                let dequant_scale = match calibrated {
+                    Some(dequant_scale) => dequant_scale,
+                    None => {
+                        let amax = weight.abs()?.flatten_all()?.max(0)?;
+                        let amax = amax.to_dtype(DType::F32)?.to_scalar()?;
+                        static_scale(amax, weight.device(), path, "weight")?
+                    }
+                };
                 let source = ScaleSource::Fixed { dequant_scale };
                 Quantizer::new(Cast::new(Format::E4M3), Granularity::Tensorwise, source)
             }

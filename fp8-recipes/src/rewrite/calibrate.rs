@@ -36,7 +36,8 @@ pub fn input_amaxes<M: Fp8Module + ?Sized>(
     run: impl FnOnce() -> Result<()>,
 ) -> Result<BTreeMap<String, f32>> {
     prepare_fp8(model, &PrepareOptions::default())?;
-    let recipe = Recipe::from(RecipeName::Delayed);
+    // Without a history, in which other inputs may stand.
+    let recipe = Recipe::from(RecipeName::Tensorwise);
     let guard = fp8_autocast(Autocast::new(recipe).calibrating(true))?;
     run()?;
     guard.close()?;

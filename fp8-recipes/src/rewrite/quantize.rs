@@ -282,7 +282,7 @@ fn quantized(
             expected: "finite, as a weight has to be".into(),
         });
     }
-    let codes = layer.kind.quantize(&weight, path)?;
+    let codes = layer.kind.quantize(&weight, None, path)?;
     let input = match layer.kind.input {
         InputScheme::Static => {
             let amax = options.input_amaxes.get(path).copied();
