@@ -163,7 +163,7 @@ fn layers(x: &Tensor, vb: VarBuilder<'_>) -> Done {
     );
     let _ = (nn::ops::layer_norm, nn::ops::rms_norm);
     let _ = "swiglu".parse::<nn::ops::Activation>();
-    let of = |config: TransformerConfig, inputs: LayerInputs| {
+    let of = |config: TransformerConfig, inputs: LayerInputs<'_>| {
         let TransformerConfig {
             norm,
             hidden_act,
