@@ -85,6 +85,7 @@ fn recipes(cast: CastConfig, gemm: GemmConfig, rule: DelayedScaling) -> Done {
         .with_gemm_grad_input(gemm)
         .with_gemm_grad_weight(gemm)
         .with_enable_fp8_all_gather(false)
+        .with_force_recompute_fp8_weight_in_bwd(true)
         .with_pad_inner_dim(true)
         .with_emulate(true)
         .with_round_scales_to_power_of_two(true)
