@@ -2,7 +2,7 @@
 //! own because of the former, and because the messages of a process have one subscriber.
 
 use candle_core::Module;
-use fp8::{Autocast, fp8_autocast};
+use fp8::{Autocast, end_step, fp8_autocast};
 use fp8_test_support::{Layer, delayed, tensor};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -65,6 +65,11 @@ fn a_guard_under_which_nothing_is_cast_warns_once() {
     drop(fp8_autocast(Autocast::disabled()).unwrap());
     let calibrating = Autocast::new(delayed(4)).calibrating(true);
     drop(fp8_autocast(calibrating).unwrap());
+    // A guard around a loop, which closes after its last step has ended.
+    let guard = fp8_autocast(delayed(4)).unwrap();
+    layer.linear.forward(&x).unwrap();
+    end_step().unwrap();
+    guard.close().unwrap();
     assert_eq!(said(), 0);
 
     // A warning: the model is not prepared.
@@ -74,6 +79,7 @@ fn a_guard_under_which_nothing_is_cast_warns_once() {
     let summary = guard.close().unwrap();
     assert_eq!((summary.casts(), summary.layers()), (0, 0));
     assert_eq!(said(), 1);
+    assert_eq!(crate::said("not prepared (`plain`): call prepare_fp8"), 1);
 
     // No second warning for a guard that closes at once, or for a forward pass on another thread.
     let _ = fp8_autocast(delayed(4)).unwrap();

@@ -47,7 +47,7 @@ pub fn run(session: &Session) -> Result<()> {
         };
         let plain = candle_nn::Conv2d::new(weight.as_tensor().clone(), None, config);
         let ours = Conv2d::new(weight.as_tensor().clone(), None, config).with_path("conv");
-        prepare_fp8(&ours, &PrepareOptions::default().with_convolutions(true))?;
+        prepare_fp8(&ours, &PrepareOptions::default())?;
         let run_ours = |x: &Tensor| with_fp8(RecipeName::Tensorwise, || ours.forward(x));
 
         let images = x.as_detached_tensor();

@@ -62,7 +62,7 @@ impl How {
                 let recipe: RecipeName = other
                     .parse()
                     .context("--recipe takes f32 and the names of recipes")?;
-                let mut options = PrepareOptions::default().with_convolutions(true);
+                let mut options = PrepareOptions::default();
                 for pattern in &settings.exempt {
                     options = options.with_off(pattern)?;
                 }

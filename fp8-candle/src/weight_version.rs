@@ -8,17 +8,25 @@
 
 use crate::device::backend;
 use crate::error::{Error, Result};
+use crate::state::StateTable;
 use crate::wide::collect::tell;
 use candle_core::{DType, Tensor, TensorId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-static VERSIONS: Mutex<Option<HashMap<TensorId, Weak<AtomicU64>>>> = Mutex::new(None);
+static VERSIONS: Mutex<Option<HashMap<TensorId, Weak<Shared>>>> = Mutex::new(None);
 
-/// The version of one tensor's values, shared by its clones.
+#[derive(Debug, Default)]
+struct Shared {
+    version: AtomicU64,
+    /// Of the models that the tensor is a parameter of.
+    tables: Mutex<Vec<Weak<StateTable>>>,
+}
+
+/// The version of one tensor's values, shared by its clones, and the tables of the models that have it as a parameter.
 #[derive(Debug, Clone)]
-pub struct WeightVersion(Arc<AtomicU64>);
+pub struct WeightVersion(Arc<Shared>);
 
 impl WeightVersion {
     /// The version of `weight`; 0 until the first change is announced.
@@ -32,19 +40,46 @@ impl WeightVersion {
             // Forget tensors that are gone before the table grows.
             versions.retain(|_, version| version.strong_count() > 0);
         }
-        let version = Arc::new(AtomicU64::new(0));
+        let version = Arc::new(Shared::default());
         versions.insert(weight.id(), Arc::downgrade(&version));
         Self(version)
     }
 
     /// How many changes have been announced.
     pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
+        self.0.version.load(Ordering::Acquire)
     }
 
     /// Announces a change. The first announcement is also a promise to announce all later ones.
     pub fn announce_change(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
+        self.0.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Notes that the tensor is a parameter of the model of `table`, as long as somebody holds this.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::{StateTable, weight_version::WeightVersion};
+    /// let weight = Tensor::zeros((4, 8), DType::F32, &Device::Cpu)?;
+    /// let table = StateTable::new(&Device::Cpu)?;
+    /// let held_by_the_model = WeightVersion::of(&weight);
+    /// held_by_the_model.note_table(&table);
+    /// assert_eq!(WeightVersion::of(&weight).tables().len(), 1);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn note_table(&self, table: &Arc<StateTable>) {
+        let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.retain(|table| table.strong_count() > 0);
+        let new = Arc::downgrade(table);
+        if !tables.iter().any(|known| known.ptr_eq(&new)) {
+            tables.push(new);
+        }
+    }
+
+    /// The tables of [`WeightVersion::note_table`] that still exist.
+    pub fn tables(&self) -> Vec<Arc<StateTable>> {
+        let tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.iter().filter_map(Weak::upgrade).collect()
     }
 }
 

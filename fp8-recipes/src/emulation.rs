@@ -117,7 +117,6 @@ impl Emulator {
     ) -> Result<Self> {
         let mut prepare = PrepareOptions::default()
             .with_operators(true)
-            .with_convolutions(true)
             .with_amax_history_len(1);
         for pattern in &options.exempt {
             prepare = prepare.with_off(pattern)?;

@@ -2,6 +2,7 @@
 
 use crate::config::{CastConfig, Operand, Recipe, ResolvedConfig, ScalingType};
 use fp8_candle::state::{IdleRule, RowRule};
+use fp8_candle::weight_version::WeightVersion;
 use fp8_candle::{CastCounter, Role, Slot, StateTable, WeightCache};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,6 +59,8 @@ pub struct Fp8State {
     output_fused: AtomicBool,
     own_recipe: Mutex<Option<LayerRecipe>>,
     calibration: Mutex<Calibrated>,
+    /// Those of the model: optimizers find its table by them.
+    parameters: Mutex<Arc<[WeightVersion]>>,
 }
 
 #[derive(Debug, Default)]
@@ -89,6 +92,7 @@ impl Fp8State {
             output_fused: AtomicBool::new(false),
             own_recipe: Mutex::default(),
             calibration: Mutex::default(),
+            parameters: Mutex::new(Arc::new([])),
         })
     }
 
@@ -170,6 +174,15 @@ impl Fp8State {
 
     pub(crate) fn set_output_fused(&self, fused: bool) {
         self.output_fused.store(fused, Ordering::Relaxed);
+    }
+
+    /// Holds what leads from the model's parameters to its table.
+    pub(crate) fn hold_parameters(&self, parameters: &Arc<[WeightVersion]>) {
+        for parameter in parameters.iter() {
+            parameter.note_table(&self.table);
+        }
+        let own = self.parameters.lock();
+        *own.unwrap_or_else(PoisonError::into_inner) = parameters.clone();
     }
 
     fn lock(&self) -> MutexGuard<'_, Calibrated> {

@@ -132,7 +132,7 @@ fn named_recipes_compute_in_fp8_inside_a_guard_only() {
     for name in NAMES {
         let (vars, net) = net();
         let plain = step(&vars, &net);
-        let report = prepare_fp8(&net, &PrepareOptions::default().with_convolutions(true)).unwrap();
+        let report = prepare_fp8(&net, &PrepareOptions::default()).unwrap();
         assert_eq!(report.converted(), 5, "{report}");
         // The first step of delayed scaling casts with a scale of 1.
         for _ in 0..2 {
@@ -205,7 +205,7 @@ fn calibrating_records_the_inputs_and_computes_in_high_precision() {
     let (_vars, net) = net();
     let (image, line) = inputs();
     let plain = net.forward(&image, &line).unwrap();
-    prepare_fp8(&net, &PrepareOptions::default().with_convolutions(true)).unwrap();
+    prepare_fp8(&net, &PrepareOptions::default()).unwrap();
     let recipe = Recipe::from(RecipeName::Delayed);
     let guard = fp8_autocast(Autocast::new(recipe).calibrating(true)).unwrap();
     let calibrated = net.forward(&image, &line).unwrap();
@@ -227,7 +227,7 @@ fn an_export_keeps_convolutions_in_high_precision() {
     let (vars, net) = net();
     let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
     let model = (net, nn::linear(16, 16, vb.pp("head")).unwrap());
-    prepare_fp8(&model, &PrepareOptions::default().with_convolutions(true)).unwrap();
+    prepare_fp8(&model, &PrepareOptions::default()).unwrap();
     let recipe = Recipe::from(RecipeName::Delayed);
     let guard = fp8_autocast(Autocast::new(recipe).calibrating(true)).unwrap();
     let (image, line) = inputs();
@@ -257,7 +257,7 @@ fn an_export_keeps_convolutions_in_high_precision() {
 #[test]
 fn clones_share_state_and_renamed_layers_do_not() {
     let (_vars, net) = net();
-    prepare_fp8(&net, &PrepareOptions::default().with_convolutions(true)).unwrap();
+    prepare_fp8(&net, &PrepareOptions::default()).unwrap();
     assert!(net.stem.clone().fp8_state().is_some());
     assert!(net.stem.clone().with_path("other").fp8_state().is_none());
 }
@@ -265,7 +265,7 @@ fn clones_share_state_and_renamed_layers_do_not() {
 #[test]
 fn what_does_not_fit_is_an_error_that_names_the_layer() {
     let (_vars, net) = net();
-    prepare_fp8(&net, &PrepareOptions::default().with_convolutions(true)).unwrap();
+    prepare_fp8(&net, &PrepareOptions::default()).unwrap();
     let guard = fp8_autocast(Autocast::new(Recipe::from(RecipeName::Tensorwise))).unwrap();
     let error = net.stem.try_forward(&values(1, &[1, 4, 8, 8])).unwrap_err();
     drop(guard);
@@ -279,7 +279,7 @@ fn what_does_not_fit_is_an_error_that_names_the_layer() {
 #[test]
 fn a_layer_without_a_path_is_skipped() {
     let conv = Conv2d::new(values(1, &[4, 3, 3, 3]), None, Default::default());
-    let report = prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true)).unwrap();
+    let report = prepare_fp8(&conv, &PrepareOptions::default()).unwrap();
     assert_eq!(report.converted(), 0);
     let skipped = format!("{report:?}");
     assert!(

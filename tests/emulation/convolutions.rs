@@ -53,9 +53,7 @@ type Casts = BTreeMap<(String, String), (usize, Format, &'static str, Overflow)>
 fn observed(recipe: RecipeName) -> Casts {
     let vars = VarMap::new();
     let net = Net::new(&vars).unwrap();
-    let options = PrepareOptions::default()
-        .with_operators(true)
-        .with_convolutions(true);
+    let options = PrepareOptions::default().with_operators(true);
     let report = prepare_fp8(&net, &options).unwrap();
     assert_eq!(report.get("grouped").unwrap().kind, LayerKind::Convolution);
     let casts = Arc::new(Mutex::new(Casts::new()));

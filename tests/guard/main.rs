@@ -7,6 +7,7 @@ mod helpers;
 mod high_precision;
 mod histories;
 mod nesting;
+mod non_finite;
 mod reduction;
 mod scales;
 mod step_ends;

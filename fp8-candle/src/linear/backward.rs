@@ -135,6 +135,14 @@ pub(crate) fn gradients<L: Layer>(
     saved: &Saved<L::Cast>,
     wanted: Wanted,
 ) -> Result<[Option<Tensor>; 3]> {
+    let gemms = [&plan.output, &plan.grad_input, &plan.grad_weight];
+    let observers = gemms
+        .into_iter()
+        .flatten()
+        .filter_map(|gemm| gemm.a.observer.as_ref());
+    for observer in observers {
+        observer.step.note_backward();
+    }
     // Kept for the second product if one copy serves both.
     let mut go8 = None;
     let mut gradients = [None, None, None];

@@ -7,7 +7,7 @@ use crate::packed::PackedWeight;
 use crate::quantize::Quantizer;
 use crate::recall::Recall;
 use crate::scale_source::{FirstScale, ScaleSource};
-use crate::state::{Role, Slot, StepCells};
+use crate::state::{Role, Slot, StepCells, is_non_finite};
 use crate::tensor::Fp8Tensor;
 use crate::weight_version::{Seen, WeightVersion};
 use candle_core::{DType, Tensor, TensorId};
@@ -43,6 +43,16 @@ struct Cached {
     /// The most recently used one is the last.
     entries: Vec<Entry>,
     kept: Option<Kept>,
+    /// Set where the values hold Inf or NaN.
+    bad: Option<Bad>,
+}
+
+/// A weight with Inf or NaN: its codes hide that from the steps that reuse them, so that each of them is told.
+#[derive(Debug)]
+struct Bad {
+    amax: Tensor,
+    /// The last step that knows.
+    told: Weak<StepCells>,
 }
 
 /// What identifies the values of a weight.
@@ -178,6 +188,7 @@ impl Cached {
             self.seen = Some(seen.clone());
             self.recorded = None;
             self.entries.clear();
+            self.bad = None;
         }
         if let ScaleSource::Delayed { slot, .. } = &request.quantizer.source
             && slot.is_made_for(request.quantizer.cast.format)
@@ -377,6 +388,23 @@ impl WeightCache {
         Ok((codes, version))
     }
 
+    /// Tells a training step that uses codes of values with Inf or NaN, once.
+    fn tell(&self, quantizer: &Quantizer) -> Result<()> {
+        let observer = quantizer.observer.as_ref();
+        let Some(observer) = observer.filter(|o| o.record && o.watches_amax) else {
+            return Ok(());
+        };
+        let step = Arc::downgrade(&observer.step);
+        let amax = match &mut self.lock().bad {
+            Some(bad) if !bad.told.ptr_eq(&step) => {
+                bad.told = step;
+                bad.amax.clone()
+            }
+            _ => return Ok(()),
+        };
+        observer.step.record(observer.row, &amax, false)
+    }
+
     /// [`WeightCache::quantize_as`] of values whose changes are noticed.
     fn quantize_seen(
         &self,
@@ -404,10 +432,11 @@ impl WeightCache {
             (_, ScaleSource::Delayed { slot, rule, .. }) => slot.is_made_by(rule),
             _ => true,
         };
+        self.tell(quantizer)?;
         let observed = match step {
             Step::Use(codes) => return Ok(codes),
-            Step::MakeAside | Step::Make { record: true } => quantizer.clone(),
-            Step::Make { record: false } => without_record(quantizer),
+            Step::Make { record: false } if request.is_delayed() => without_record(quantizer),
+            Step::MakeAside | Step::Make { .. } => quantizer.clone(),
             Step::MakeKept(ref quant_scale) => with_scale(quantizer, quant_scale)?,
         };
         let made = observed.quantize_for(matrix, contraction, both)?;
@@ -428,6 +457,18 @@ impl WeightCache {
         if let Some(step) = recorded {
             let epoch = request.now.1;
             cached.recorded = Some(Recorded { step, epoch });
+        }
+        // A GPU does not tell; it makes the codes again in each step.
+        if let Some(amax) = &made.amax
+            && amax.device().is_cpu()
+            && is_non_finite(amax)?
+        {
+            let observer = quantizer.observer.as_ref().filter(|o| o.record);
+            let told = observer.map(|observer| Arc::downgrade(&observer.step));
+            cached.bad = Some(Bad {
+                amax: amax.clone(),
+                told: told.unwrap_or_default(),
+            });
         }
         let outdated = |entry: &Entry| {
             request.fits(entry)

@@ -21,11 +21,14 @@ mod slot;
 mod step;
 mod table;
 mod update;
+mod window;
 
 pub use calibration::CalibrationRow;
 pub use group::{ReductionGroup, SingleProcess};
 pub use role::Role;
 pub use saved::SavedRow;
 pub use slot::{Slot, SlotTensors};
+pub(crate) use step::is_non_finite;
 pub use step::{Observer, StepCells};
 pub use table::{IdleRule, RowRule, StateTable};
+pub use window::StepMark;

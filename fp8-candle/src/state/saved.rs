@@ -144,6 +144,7 @@ impl StateTable {
         inner.columns.amax_history = Tensor::from_vec(histories, (count, len), device)?;
         inner.columns.non_finite = Tensor::from_vec(non_finite, count, device)?;
         inner.reported = inner.columns.non_finite.clone();
+        self.restart_window(inner.columns.non_finite.clone());
         inner.gradients_due = false;
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use super::role::Role;
 use super::table::{IdleRule, RowRule, StateTable};
+use super::window::StepMark;
 use crate::data::columns::Recorded;
 use crate::device::{AmaxCells, backend};
 use crate::error::Result;
@@ -20,6 +21,10 @@ pub struct StepCells {
     cells: Box<dyn AmaxCells>,
     /// Rows in which something was recorded, even an amax of 0.
     touched: Vec<AtomicBool>,
+    /// The step of the table that these cells belong to; None in evaluation and calibration, which veto nothing.
+    mark: Option<Arc<StepMark>>,
+    /// Rows whose place in the order of time is known.
+    timed: Vec<AtomicBool>,
     status: RwLock<Status>,
     notes: Mutex<Notes>,
     casts: AtomicU64,
@@ -46,11 +51,39 @@ pub(super) struct Notes {
 impl StepCells {
     /// Empty cells for a step of `table`.
     pub fn new(table: &Arc<StateTable>) -> Result<Arc<Self>> {
+        Self::of(table, None)
+    }
+
+    /// Empty cells for the training step that [`StateTable::begin_step`] has begun: Inf and NaN that its casts see veto the
+    /// optimizer's step.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::{Role, StateTable, state::StepCells};
+    /// let table = StateTable::new(&Device::Cpu)?;
+    /// let row = table.add_rows(&[("fc", Role::Input)], 4)?;
+    /// table.begin_step()?;
+    /// let step = StepCells::training(&table)?;
+    /// step.record(row, &Tensor::new(f32::INFINITY, &Device::Cpu)?, true)?;
+    /// let (before, now) = table.seen_in_step()?;
+    /// assert_eq!((before.to_vec1::<u32>()?, now.to_vec1::<u32>()?), (vec![0], vec![1]));
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn training(table: &Arc<StateTable>) -> Result<Arc<Self>> {
+        let step = Self::of(table, Some(table.mark()))?;
+        table.note_open(&step);
+        Ok(step)
+    }
+
+    fn of(table: &Arc<StateTable>, mark: Option<Arc<StepMark>>) -> Result<Arc<Self>> {
         let rows = table.rows();
+        let none = || (0..rows).map(|_| AtomicBool::new(false)).collect();
         Ok(Arc::new(Self {
             table: table.clone(),
             cells: backend(table.device())?.amax_cells(table.device(), rows)?,
-            touched: (0..rows).map(|_| AtomicBool::new(false)).collect(),
+            touched: none(),
+            timed: none(),
+            mark,
             status: RwLock::new(Status::Open),
             notes: Mutex::default(),
             casts: AtomicU64::new(0),
@@ -66,6 +99,34 @@ impl StepCells {
     /// Number of rows of the table when the step began.
     pub fn rows(&self) -> usize {
         self.touched.len()
+    }
+
+    /// The training step that these cells belong to, if they belong to one.
+    pub fn mark(&self) -> Option<&Arc<StepMark>> {
+        self.mark.as_ref()
+    }
+
+    /// Notes that a backward pass has reached a layer of this step.
+    pub(crate) fn note_backward(&self) {
+        if let Some(mark) = &self.mark {
+            mark.note_backward();
+        }
+    }
+
+    /// Notes a row's place in the order in which casts saw Inf and NaN. A GPU does not tell the host what a cast has seen: there it is
+    /// the order of the first casts.
+    fn note_time(&self, row: usize, amax: &Tensor) -> Result<()> {
+        let (Some(mark), Some(timed)) = (&self.mark, self.timed.get(row)) else {
+            return Ok(());
+        };
+        if timed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let on_host = amax.device().is_cpu();
+        if (!on_host || is_non_finite(amax)?) && !timed.swap(true, Ordering::Relaxed) {
+            self.table.note_time(row, mark, on_host);
+        }
+        Ok(())
     }
 
     /// Notes that a row is cast with delayed scales in this step. The last rule applies.
@@ -98,6 +159,9 @@ impl StepCells {
     pub fn record(&self, row: usize, amax: &Tensor, keep: bool) -> Result<()> {
         // Held while recording: a commit in between would lose the amax.
         let status = self.status.read().unwrap_or_else(PoisonError::into_inner);
+        if *status != Status::Aborted {
+            self.note_time(row, amax)?;
+        }
         match *status {
             Status::Open => {
                 if let Some(touched) = self.touched.get(row).filter(|_| keep) {
@@ -154,7 +218,15 @@ impl StepCells {
         let mut status = self.status.write().unwrap_or_else(PoisonError::into_inner);
         if *status == Status::Open {
             *status = Status::Aborted;
+            if let Some(mark) = &self.mark {
+                self.table.forget_culprit_of(mark);
+            }
         }
+    }
+
+    /// Whether the step is neither committed nor aborted.
+    pub(super) fn is_open(&self) -> bool {
+        *self.status.read().unwrap_or_else(PoisonError::into_inner) == Status::Open
     }
 
     /// Merges the cells into the table. Returns whether the step was still open.
@@ -170,6 +242,12 @@ impl StepCells {
         *status = Status::Committed;
         Ok(true)
     }
+}
+
+/// Whether an amax on the CPU, of one scale or many, holds Inf or NaN.
+pub(crate) fn is_non_finite(amax: &Tensor) -> Result<bool> {
+    let amaxes = amax.flatten_all()?.to_vec1::<f32>()?;
+    Ok(amaxes.iter().any(|amax| !amax.is_finite()))
 }
 
 /// Where a cast records what it saw.

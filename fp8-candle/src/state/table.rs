@@ -2,6 +2,7 @@
 
 use super::group::ReductionGroup;
 use super::role::Role;
+use super::window::Window;
 use crate::data::columns::Columns;
 use crate::device::{AmaxCells, backend};
 use crate::error::{Error, Result};
@@ -162,6 +163,7 @@ pub struct StateTable {
     running: RwLock<Box<dyn AmaxCells>>,
     /// Held during an update, its reduction included: a second caller finds it done.
     updating: Mutex<()>,
+    window: Mutex<Window>,
 }
 
 impl StateTable {
@@ -177,6 +179,7 @@ impl StateTable {
             }),
             running: RwLock::new(backend(device)?.amax_cells(device, 0)?),
             updating: Mutex::new(()),
+            window: Mutex::default(),
         }))
     }
 
@@ -288,6 +291,10 @@ impl StateTable {
     // usable.
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn lock_window(&self) -> MutexGuard<'_, Window> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn updating(&self) -> MutexGuard<'_, ()> {

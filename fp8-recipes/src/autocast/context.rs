@@ -54,6 +54,13 @@ impl Context {
         Ok(Some(self.recall.noted(state, settings, cells)))
     }
 
+    /// Notes that a layer has no FP8 state.
+    pub(crate) fn note_unprepared(&self, path: Option<&str>) {
+        if let (Mode::Fp8, Some(session)) = (self.settings.mode, &self.session) {
+            session.note_unprepared(path);
+        }
+    }
+
     /// Counts a cast of a layer that has no state of its own.
     pub(crate) fn count_static_cast(&self) {
         if let Some(session) = &self.session {

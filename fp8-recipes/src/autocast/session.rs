@@ -1,11 +1,10 @@
 //! One step: which layers were used between the opening and the closing of an outermost guard.
 
 use super::settings::{Mode, Settings};
-use super::summary::StepSummary;
+use super::summary::{Counts, StepSummary};
 use crate::config::{ResolvedConfig, ScalingType};
 use crate::error::{Error, Result};
 use crate::state::{Calibration, Fp8State, casts_of, delayed_rule};
-use candle_core::Tensor;
 use fp8_candle::state::{CalibrationRow, ReductionGroup, StepCells};
 use fp8_candle::{Role, StateTable};
 use std::collections::HashMap;
@@ -26,9 +25,16 @@ pub(super) struct Session {
     kind: Kind,
     state: Mutex<State>,
     failed: AtomicBool,
+    /// Something was cast, or a prepared layer used, in whatever step.
+    used: AtomicBool,
     static_casts: AtomicU64,
     warned: AtomicBool,
+    /// Layers that computed in high precision since nobody has prepared them.
+    unprepared: Mutex<Vec<String>>,
 }
+
+/// How many layers are named that were not prepared.
+const NAMED: usize = 3;
 
 #[derive(Debug, Default)]
 struct State {
@@ -55,6 +61,8 @@ impl Session {
             kind,
             state: Mutex::default(),
             failed: AtomicBool::new(false),
+            used: AtomicBool::new(false),
+            unprepared: Mutex::default(),
             static_casts: AtomicU64::new(0),
             warned: AtomicBool::new(false),
         }
@@ -81,7 +89,28 @@ impl Session {
         self.kind != Kind::Evaluation && self.failed.load(Ordering::Relaxed)
     }
 
+    /// Notes that a layer without FP8 state computes in high precision.
+    pub(super) fn note_unprepared(&self, path: Option<&str>) {
+        if self.used.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut names = (self.unprepared.lock()).unwrap_or_else(PoisonError::into_inner);
+        let name = path.unwrap_or("a layer without a path");
+        if names.len() < NAMED && !names.iter().any(|known| known == name) {
+            names.push(name.to_string());
+        }
+    }
+
+    /// Says it if nothing was ever cast.
+    fn check_used(&self) {
+        if self.kind != Kind::Calibration && !self.used.load(Ordering::Relaxed) {
+            let names = (self.unprepared.lock()).unwrap_or_else(PoisonError::into_inner);
+            warn_of_nothing(&names);
+        }
+    }
+
     pub(super) fn count_static_cast(&self) {
+        self.used.store(true, Ordering::Relaxed);
         self.static_casts.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -103,26 +132,35 @@ impl Session {
             // The backward pass of the model's last step is over. Not under the lock: a reduction over ranks may run the
             // user's code.
             table.update_gradients()?;
+            table.begin_step()?;
         }
+        let trains = settings.mode == Mode::Fp8 && settings.training;
         let mut state = self.lock();
         if state.closed {
             return Err(Error::GuardClosed);
         }
         let rows = layer.rows_end();
         let known = (state.steps.iter().rev())
-            .find(|step| Arc::ptr_eq(step.table(), table) && step.rows() >= rows)
+            .find(|step| {
+                let same = Arc::ptr_eq(step.table(), table) && step.rows() >= rows;
+                // What evaluation sees in the middle of a training step vetoes nothing.
+                same && step.mark().is_some() == trains
+            })
             .cloned();
         let step = match known {
             Some(step) => step,
             // The first use of the table, or rows have come since.
             None => {
-                let step = StepCells::new(table)?;
+                let step = match trains {
+                    true => StepCells::training(table)?,
+                    false => StepCells::new(table)?,
+                };
                 state.steps.push(step.clone());
                 step
             }
         };
+        self.used.store(true, Ordering::Relaxed);
         let key = Arc::as_ptr(layer) as usize;
-        let trains = settings.mode == Mode::Fp8 && settings.training;
         let again = state.used.get(&key).is_some_and(|before| {
             Arc::ptr_eq(&before.config, &settings.config)
                 && same_group(&before.group, &settings.group)
@@ -159,9 +197,7 @@ impl Session {
         };
         let done = done.map(|mut summary| {
             summary.casts += static_casts;
-            if self.kind != Kind::Calibration && summary.casts == 0 && summary.layers == 0 {
-                warn_of_nothing();
-            }
+            self.check_used();
             summary
         });
         (tables, done)
@@ -184,6 +220,7 @@ impl Session {
         let static_casts = self.static_casts.swap(0, Ordering::Relaxed);
         let done = ended.commit().map(|mut summary| {
             summary.casts += static_casts;
+            self.check_used();
             summary
         });
         (ended.tables(), done)
@@ -241,13 +278,18 @@ impl Ended {
         for table in self.tables() {
             let own = self.steps.iter().map(|step| &**step);
             let own: Vec<_> = own
-                .filter(|step| Arc::ptr_eq(step.table(), &table))
+                .filter(|step| Arc::ptr_eq(step.table(), &table) && step.mark().is_some())
                 .collect();
             let done = table.commit_all(&own);
             first = first.and(done);
-            let (before, now) = table.report()?;
-            summary.counts.push((table, before, now));
+            table.report()?;
+            if let Some(mark) = own.first().and_then(|step| step.mark().cloned()) {
+                let began = table.began()?;
+                summary.counts.push(Counts::of_step(table, began, mark));
+            }
         }
+        let aside = self.steps.iter().filter(|step| step.mark().is_none());
+        summary.add_recorded(aside)?;
         for used in &self.used {
             if used.trained {
                 used.state.set_calibration(None);
@@ -260,11 +302,7 @@ impl Ended {
     /// Evaluation changes nothing.
     fn report(&self) -> Result<StepSummary> {
         let mut summary = self.summary();
-        for step in &self.steps {
-            let counts = step.recorded()?.non_finite;
-            let none = Tensor::zeros_like(&counts)?;
-            summary.counts.push((step.table().clone(), none, counts));
-        }
+        summary.add_recorded(self.steps.iter())?;
         Ok(summary)
     }
 
@@ -362,18 +400,30 @@ pub(super) fn update_gradients(table: &Arc<StateTable>) -> Result<StepSummary> {
     table.update_gradients()?;
     let (before, now) = table.report()?;
     Ok(StepSummary {
-        counts: vec![(table.clone(), before, now)],
+        counts: vec![Counts::between(table.clone(), before, now)],
         ..StepSummary::default()
     })
 }
 
-/// Says once in a process that a guard was enabled for nothing.
-fn warn_of_nothing() {
+/// Says once in a process that a guard was enabled for nothing: in `tracing`, or on stderr where nobody listens to that.
+fn warn_of_nothing(unprepared: &[String]) {
     static WARNED: AtomicBool = AtomicBool::new(false);
-    if !WARNED.swap(true, Ordering::Relaxed) {
-        tracing::warn!(
-            "an enabled FP8 autocast guard was closed without any FP8: is the model prepared (prepare_fp8), is the guard bound \
-             to a name (`let _guard = ..`, not `let _ = ..`), does the forward pass run on the guard's thread (else take a handle)?"
-        );
+    if WARNED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let why = match unprepared {
+        [] => "no layer of this library ran in it: is the guard bound to a name (`let _guard = ..`, not `let _ = ..`), does the forward \
+               pass run on the guard's thread (else take a handle), are the layers those of `nn` (those of candle_nn have no FP8)?"
+            .to_string(),
+        names => format!(
+            "layers ran in high precision because they are not prepared (`{}`{}): call prepare_fp8, whose report says what became of each",
+            names.join("`, `"),
+            if names.len() == NAMED { ", .." } else { "" },
+        ),
+    };
+    let text = format!("an enabled FP8 autocast guard was closed without any FP8; {why}");
+    match tracing::dispatcher::has_been_set() {
+        true => tracing::warn!("{text}"),
+        false => eprintln!("warning: {text}"),
     }
 }

@@ -49,6 +49,10 @@ pub enum SkipReason {
     Custom,
     /// It was loaded from an FP8 checkpoint.
     AlreadyFp8,
+    /// It is a convolution, and [`crate::PrepareOptions::convolutions`] is off.
+    ConvolutionsOff,
+    /// It is a layer of candle_nn, which has no FP8 form; those of [`nn`](crate::nn) have the same names and signatures.
+    CandleNn,
     /// It does not know its path.
     NoPath,
     /// It stands at the root of the checkpoint: its weight is called `weight` and nothing else.
@@ -107,6 +111,12 @@ impl fmt::Display for SkipReason {
             } => write!(f, "N = {n}, K = {k} is too small to gain from `{recipe}`"),
             SkipReason::Custom => f.write_str("custom filter"),
             SkipReason::AlreadyFp8 => f.write_str("the weight is FP8 already (static inference)"),
+            SkipReason::ConvolutionsOff => f.write_str(
+                "convolutions are off: PrepareOptions::with_convolutions(true) converts them",
+            ),
+            SkipReason::CandleNn => {
+                f.write_str("a layer of candle_nn, which has no FP8: take that of `nn`")
+            }
             SkipReason::NoPath => {
                 f.write_str("it has no path: build it from a VarBuilder or call with_path")
             }

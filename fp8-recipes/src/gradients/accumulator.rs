@@ -1,9 +1,11 @@
 //! One optimizer step from several micro-batches.
 
 use crate::error::{Error, Result};
+use crate::optim::Seen;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
+use fp8_candle::weight_version::WeightVersion;
 use std::collections::HashSet;
 use std::sync::PoisonError;
 
@@ -12,6 +14,9 @@ use std::sync::PoisonError;
 /// The mean over micro-batches of mean losses is the gradient of the mean loss of the whole batch, within rounding; where their
 /// sizes differ, give each its size as weight. Gradients of bf16 and f16 variables are added in f32 and rounded once, at the end;
 /// no other copies are kept. Gradients of anything but the variables are dropped as they come.
+///
+/// A micro-batch in which a cast has seen Inf or NaN makes the sum NaN, so that the optimizer leaves the step out: what a saturating cast
+/// makes of Inf is no gradient.
 ///
 /// One guard may stand around all micro-batches of a step: then they share their scales, and the close makes one entry in each
 /// history.
@@ -131,10 +136,15 @@ impl GradAccumulator {
         if !(weight > 0. && weight.is_finite()) {
             return Err(Error::MicroBatchWeight { weight });
         }
-        for var in self.vars.all() {
-            let Some(grad) = grads.remove(&var) else {
-                continue;
-            };
+        let vars = self.vars.all();
+        let versions: Vec<WeightVersion> = vars.iter().map(|var| WeightVersion::of(var)).collect();
+        let mut own: Vec<(Var, Tensor)> = vars
+            .into_iter()
+            .filter_map(|var| grads.remove(&var).map(|grad| (var, grad)))
+            .collect();
+        // The step that the optimizer sees may be a later one, of another micro-batch.
+        Seen::by(versions.iter())?.mark(own.iter_mut().map(|(_, grad)| grad))?;
+        for (var, grad) in own {
             if let Err(error) = self.add_one(&var, grad, weight) {
                 // Half a micro-batch would be a gradient of nothing.
                 self.clear();

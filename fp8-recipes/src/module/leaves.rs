@@ -2,6 +2,7 @@
 
 use super::{Fp8Module, Visitor};
 use crate::nn::kv_cache;
+use crate::operator::LayerKind;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use std::marker::PhantomData;
 
@@ -21,9 +22,10 @@ impl Fp8Module for Var {
 
 /// Layers that keep their tensors readable and know no names.
 macro_rules! weight_and_bias {
-    ($($type:ident),*) => {
+    ($($type:ident $(: $kind:ident)?),*) => {
         $(impl Fp8Module for candle_nn::$type {
             fn visit(&self, visitor: &mut dyn Visitor) {
+                $(visitor.candle_layer(LayerKind::$kind, self.weight());)?
                 visitor.tensor(None, self.weight());
                 if let Some(bias) = self.bias() {
                     visitor.tensor(None, bias);
@@ -34,12 +36,12 @@ macro_rules! weight_and_bias {
 }
 
 weight_and_bias!(
-    Linear,
+    Linear: Linear,
     LayerNorm,
-    Conv1d,
-    Conv2d,
-    ConvTranspose1d,
-    ConvTranspose2d
+    Conv1d: Convolution,
+    Conv2d: Convolution,
+    ConvTranspose1d: Convolution,
+    ConvTranspose2d: Convolution
 );
 
 macro_rules! one_tensor {

@@ -239,7 +239,10 @@ impl Linear {
         }
         let signed_in = match self.state.get() {
             Some(state) => context.sign_in(&state)?.map(|step| (state, step)),
-            None => None,
+            None => {
+                context.note_unprepared(self.path());
+                None
+            }
         };
         let Some((state, step)) = signed_in else {
             return Ok(Call::Plain);

@@ -13,6 +13,7 @@ use super::masters::Kept;
 use super::named::{numbered, of_varmap, sorted};
 use super::norm::SumOfSquares;
 use super::params::check_lr;
+use super::seen::Streak;
 use super::slot::Slot;
 use super::{AdamWConfig, ParamGroup};
 
@@ -28,7 +29,8 @@ use super::{AdamWConfig, ParamGroup};
 /// - [`AdamW::with_groups`] gives some variables a learning rate and weight decay of their own.
 /// - A variable without a gradient is left alone; the step counter is shared by all, as in
 ///   candle-nn.
-/// - A step whose gradient norm is not finite changes nothing, the step counter included.
+/// - A step whose gradient norm is not finite changes nothing, the step counter included; nor does one in which a cast of the model
+///   has seen Inf or NaN, which a saturating cast makes finite. After [`AdamWConfig::max_skipped_steps`] of them in a row: an error.
 /// - Results do not depend on the number of threads. With all variables on one CUDA device they are
 ///   those of the CPU to the bit (the sign of a zero in f64 aside), the norm included.
 /// - With all variables on one CUDA device, a step never waits for it: see [`StepReport`](super::StepReport). Variables in groups and with masters in
@@ -55,6 +57,7 @@ pub struct AdamW {
     pub(super) refused_lr: Option<f64>,
     pub(super) sum: SumOfSquares,
     pub(super) groups: Groups,
+    pub(super) streak: Streak,
     /// Made when a step needs them.
     #[cfg(feature = "cuda")]
     pub(super) devices: Option<Vec<cuda::Group>>,
@@ -91,6 +94,7 @@ impl AdamW {
             refused_lr: None,
             sum: SumOfSquares::default(),
             groups: Groups::default(),
+            streak: Streak::default(),
             #[cfg(feature = "cuda")]
             devices: None,
         })

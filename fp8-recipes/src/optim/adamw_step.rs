@@ -14,6 +14,7 @@ use super::fused::Coefficients;
 use super::named::gradients;
 use super::norm::clip_coefficient;
 use super::params::check_lr;
+use super::seen::Seen;
 use super::{AdamW, AdamWConfig, StepReport};
 
 impl AdamW {
@@ -27,7 +28,7 @@ impl AdamW {
     ///
     /// # Errors
     /// A gradient of another shape, dtype or device than its variable, or a rate that candle's interface could
-    /// not refuse (before anything is changed), or an error of the device.
+    /// not refuse (before anything is changed), [`TooManySkipped`](super::OptimError::TooManySkipped), or an error of the device.
     pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
         let _scope = profile::enter(profile::Kind::Optimizer);
         self.refused_lr.map_or(Ok(()), check_lr)?;
@@ -36,7 +37,8 @@ impl AdamW {
             .iter()
             .map(|slot| (slot.name.as_str(), &slot.var));
         let grads = gradients(vars, grads)?;
-        let done = self.update(&grads);
+        let seen = Seen::by(self.slots.iter().map(|slot| &slot.version))?;
+        let done = self.update(&grads, seen);
         // Also after an error in the middle, and a step that turns out to be skipped: to say it too often costs a cast.
         for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
             slot.version.announce_change();
@@ -44,7 +46,7 @@ impl AdamW {
         done
     }
 
-    fn update(&mut self, grads: &[Option<Tensor>]) -> Result<StepReport> {
+    fn update(&mut self, grads: &[Option<Tensor>], seen: Seen) -> Result<StepReport> {
         #[cfg(feature = "cuda")]
         {
             if self.devices.is_none() {
@@ -55,17 +57,29 @@ impl AdamW {
             if let (true, Counter::Device(counter), Some([group])) =
                 (all, &self.counter, self.devices.as_deref_mut())
             {
+                // Of reports that were read.
+                let vars = self.slots.iter();
+                let vars = vars.map(|slot| (slot.name.as_str(), slot.var.as_tensor()));
+                let limit = self.config.max_skipped_steps;
+                let checked = self.streak.check(limit, &seen, vars);
+                if checked.is_err() {
+                    self.streak.end();
+                }
+                checked?;
                 let hyper = cuda::hyperparameters(&self.config);
-                let outcome = group.step(grads, &hyper, counter)?;
+                let mut marked = grads.to_vec();
+                seen.mark(marked.iter_mut().flatten())?;
+                let outcome = group.step(&marked, &hyper, counter)?;
                 let updated = grads.iter().flatten().count();
-                return Ok(StepReport::on_device(self.config.lr, updated, outcome));
+                let (lr, streak) = (self.config.lr, self.streak.clone());
+                return Ok(StepReport::on_device(lr, updated, outcome, seen, streak));
             }
         }
-        self.apply_from_host(grads)
+        self.apply_from_host(grads, seen)
     }
 
     /// A step whose norm the host reads.
-    fn apply_from_host(&mut self, grads: &[Option<Tensor>]) -> Result<StepReport> {
+    fn apply_from_host(&mut self, grads: &[Option<Tensor>], seen: Seen) -> Result<StepReport> {
         let lr = self.config.lr;
         let updated = grads.iter().flatten().count();
         let step = self.counter.get()?;
@@ -87,11 +101,18 @@ impl AdamW {
             self.sum
                 .add_device_sum(group.sum_of_squares(&for_kernels)?)?;
         }
+        self.sum.add_marks(seen.marks()?)?;
         let grad_norm = self.sum.total()?.sqrt();
         self.sum.clear();
         if !grad_norm.is_finite() {
-            return Ok(StepReport::skipped_step(lr, updated, grad_norm, step));
+            self.streak.add();
+            let vars = self.slots.iter();
+            let vars = vars.map(|slot| (slot.name.as_str(), slot.var.as_tensor()));
+            self.streak
+                .check(self.config.max_skipped_steps, &seen, vars)?;
+            return StepReport::left_out(lr, updated, grad_norm, step, seen);
         }
+        self.streak.end();
         let clip = clip_coefficient(self.config.max_grad_norm, grad_norm);
         self.counter.set(step + 1)?;
         let coefficients = self.coefficients(step + 1, clip);

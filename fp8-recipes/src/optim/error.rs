@@ -177,6 +177,23 @@ pub enum OptimError {
         dtype: DType,
     },
 
+    /// So many steps in a row were left out because of Inf or NaN that no later one will be taken: `max_skipped_steps` of the
+    /// configuration.
+    #[error(
+        "{steps} steps in a row were left out because gradients are not finite (max_skipped_steps = {limit}){}",
+        origin(.first, .variable)
+    )]
+    TooManySkipped {
+        /// How many.
+        steps: u64,
+        /// The limit.
+        limit: u64,
+        /// The tensor in whose cast Inf or NaN was first seen since the last clean step, if a cast has seen any.
+        first: Option<String>,
+        /// A variable that holds Inf or NaN, if one does.
+        variable: Option<String>,
+    },
+
     /// Whatever else goes wrong in an optimizer of your own.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
@@ -216,6 +233,13 @@ pub enum OptimError {
     /// An error of an FP8 operation. Never [`fp8_candle::Error::Candle`], which becomes [`OptimError::Candle`].
     #[error(transparent)]
     Fp8(fp8_candle::Error),
+}
+
+fn origin(first: &Option<String>, variable: &Option<String>) -> String {
+    let cast = |name| format!(": Inf or NaN was first seen in a cast of `{name}`");
+    let value = |name| format!("; the variable `{name}` holds Inf or NaN");
+    let parts = [first.as_ref().map(cast), variable.as_ref().map(value)];
+    parts.into_iter().flatten().collect()
 }
 
 fn hint(near: &[String]) -> String {

@@ -4,10 +4,12 @@ use std::collections::HashSet;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
+use fp8_candle::weight_version::WeightVersion;
 use serde::{Deserialize, Serialize};
 
 use super::error::Result;
 use super::loss_scaler_config::{LossScalerConfig, check_loss_scale};
+use super::seen::{Seen, too_many};
 use super::unscale::Unscaled;
 
 /// Multiplies the loss, so that small gradients are not rounded to 0 on their way back, and takes the factor out of the gradients
@@ -72,6 +74,9 @@ pub struct LossScalerState {
     pub clean_steps: u64,
     /// Steps left out so far.
     pub skipped_steps: u64,
+    /// Steps left out since the last one that was taken.
+    #[serde(default)]
+    pub skipped_in_a_row: u64,
 }
 
 impl Default for DynamicLossScaler {
@@ -104,6 +109,7 @@ impl DynamicLossScaler {
             loss_scale: config.initial_loss_scale,
             clean_steps: 0,
             skipped_steps: 0,
+            skipped_in_a_row: 0,
         };
         Self { config, state }
     }
@@ -185,7 +191,8 @@ impl DynamicLossScaler {
     }
 
     /// Divides the gradients of `vars` by the loss scale, and looks at each element in the same pass. Returns how many
-    /// gradients have an infinite or NaN element: if any, leave the step out. Call it once per step, also with gradients summed over
+    /// gradients have an infinite or NaN element, at least 1 if a cast of the step has seen Inf or NaN in a model with one of `vars`: if
+    /// any, leave the step out. Call it once per step, also with gradients summed over
     /// micro-batches. A variable that comes twice, as tied weights do, is divided once. It changes the loss scale of no later step: [`DynamicLossScaler::update`] does.
     ///
     /// The factor is a power of two, so this rounds nothing in f32, f64 and bf16 above their subnormals. f16 has too few
@@ -212,15 +219,33 @@ impl DynamicLossScaler {
         grads: &mut GradStore,
         vars: impl IntoIterator<Item = &'a Var>,
     ) -> Result<usize> {
+        Ok(self.unscale_seen(grads, vars)?.0)
+    }
+
+    /// [`DynamicLossScaler::unscale`], and what casts have seen.
+    pub(super) fn unscale_seen<'a>(
+        &self,
+        grads: &mut GradStore,
+        vars: impl IntoIterator<Item = &'a Var>,
+    ) -> Result<(usize, Seen)> {
         let mut unscaled = Unscaled::new(1. / self.state.loss_scale, self.config.f32_gradients);
-        let mut seen = HashSet::new();
-        for var in vars.into_iter().filter(|var| seen.insert(var.id())) {
+        let mut known = HashSet::new();
+        let mut versions = vec![];
+        for var in vars.into_iter().filter(|var| known.insert(var.id())) {
+            versions.push(WeightVersion::of(var));
             if let Some(grad) = grads.remove(var) {
                 let grad = unscaled.take(&grad)?;
                 grads.insert(var, grad);
             }
         }
-        unscaled.non_finite()
+        let seen = Seen::by(versions.iter())?;
+        Ok((unscaled.non_finite(seen.marks()?)?, seen))
+    }
+
+    /// Fails after too many steps left out in a row.
+    pub(super) fn check_skips(&self, seen: &Seen) -> Result<()> {
+        let limit = self.config.max_skipped_steps;
+        too_many(self.state.skipped_in_a_row, limit, seen, std::iter::empty())
     }
 
     /// Moves the loss scale after a step: down if a gradient was not finite, up after so many clean steps.
@@ -249,8 +274,10 @@ impl DynamicLossScaler {
             state.loss_scale = (state.loss_scale * backoff_factor).max(floor);
             state.clean_steps = 0;
             state.skipped_steps = state.skipped_steps.saturating_add(1);
+            state.skipped_in_a_row = state.skipped_in_a_row.saturating_add(1);
             return;
         }
+        state.skipped_in_a_row = 0;
         state.clean_steps = state.clean_steps.saturating_add(1);
         if state.clean_steps >= growth_interval {
             state.loss_scale = (state.loss_scale * growth_factor).min(max_loss_scale);

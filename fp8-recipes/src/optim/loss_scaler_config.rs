@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Result;
 use super::params::check;
+use super::seen::check_limit;
 
 /// The lowest loss scale: its reciprocal, and its own, are normal f32.
 const LOWEST: f64 = 1. / (1u128 << 126) as f64;
@@ -44,6 +45,8 @@ pub struct LossScalerConfig {
     /// Whether f16 gradients become f32 when they are divided by the loss scale, see
     /// [`DynamicLossScaler::unscale`](super::DynamicLossScaler::unscale). Default: true.
     pub f32_gradients: bool,
+    /// As [`AdamWConfig::max_skipped_steps`](super::AdamWConfig::max_skipped_steps), for the steps that the scaler leaves out. Default 100.
+    pub max_skipped_steps: Option<u64>,
 }
 
 impl Default for LossScalerConfig {
@@ -56,6 +59,7 @@ impl Default for LossScalerConfig {
             max_loss_scale: 16_777_216.,
             min_loss_scale: None,
             f32_gradients: true,
+            max_skipped_steps: Some(100),
         }
     }
 }
@@ -103,6 +107,12 @@ impl LossScalerConfig {
         self
     }
 
+    /// The same with another [`LossScalerConfig::max_skipped_steps`].
+    pub fn with_max_skipped_steps(mut self, steps: impl Into<Option<u64>>) -> Self {
+        self.max_skipped_steps = steps.into();
+        self
+    }
+
     /// Checks that loss scales are powers of two from 2^-126 to 2^126, the first one between floor and cap, and that factors are
     /// powers of two on their side of 1.
     ///
@@ -117,6 +127,7 @@ impl LossScalerConfig {
     /// assert!(error.to_string().starts_with("growth_factor = 3"), "{error}");
     /// ```
     pub fn validate(&self) -> Result<()> {
+        check_limit(self.max_skipped_steps)?;
         check_loss_scale("max_loss_scale", self.max_loss_scale, LOWEST, HIGHEST)?;
         if let Some(floor) = self.min_loss_scale {
             check_loss_scale("min_loss_scale", floor, LOWEST, self.max_loss_scale)?;

@@ -17,6 +17,7 @@
 //! | `loss_scaled.rs` | [`LossScaled`]: an optimizer with its loss scaler in a checkpoint |
 //! | `counter.rs` | the step counter, on the host or the device |
 //! | `report.rs` | [`StepReport`] |
+//! | `seen.rs` | Inf and NaN that casts of the model have seen: they veto the step; steps left out in a row |
 //! | `slot.rs` | one variable with its moments; the choice between the fused and the composed update |
 //! | `fused.rs` | the update in place over contiguous f32, bf16 and f16 on the CPU |
 //! | `cuda.rs` | the variables of a CUDA device, updated together |
@@ -71,6 +72,7 @@ mod report;
 pub mod scaled;
 mod scaled_step;
 mod schedule;
+mod seen;
 mod sgd;
 mod sgd_config;
 mod sgd_slot;
@@ -94,6 +96,7 @@ pub use params::{AdamWConfig, DecayScope};
 pub use report::StepReport;
 pub use scaled_step::ScaledStep;
 pub use schedule::LrSchedule;
+pub(crate) use seen::Seen;
 pub use sgd::Sgd;
 pub use sgd_config::SgdConfig;
 pub(crate) use state::KIND as ADAMW_KIND;

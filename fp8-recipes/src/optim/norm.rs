@@ -57,6 +57,17 @@ impl SumOfSquares {
         Ok(())
     }
 
+    /// Adds what makes the sum NaN if a cast has seen Inf or NaN.
+    pub(super) fn add_marks(&mut self, marks: Vec<Tensor>) -> Result<()> {
+        for mark in marks {
+            match mark.device().is_cpu() {
+                true => self.partials.push(mark.to_scalar()?),
+                false => self.on_device.push(mark),
+            }
+        }
+        Ok(())
+    }
+
     /// Adds a sum that a device has computed, a tensor of one element.
     #[cfg(feature = "cuda")]
     pub(super) fn add_device_sum(&mut self, sum: Tensor) -> Result<()> {

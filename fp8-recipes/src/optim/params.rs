@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::seen::check_limit;
 use super::{MasterDType, OptimError};
 
 /// Which variables weight decay acts on.
@@ -57,6 +58,10 @@ pub struct AdamWConfig {
     pub master_dtype: MasterDType,
     /// Seed of the bits by which 16-bit masters are rounded. Default 0.
     pub seed: u64,
+    /// So many steps left out in a row, because of Inf or NaN, are an error that names where those came from
+    /// ([`OptimError::TooManySkipped`]); None: never. Where a CUDA device decides about its steps, those count whose reports are read.
+    /// Default 100.
+    pub max_skipped_steps: Option<u64>,
 }
 
 impl Default for AdamWConfig {
@@ -72,6 +77,7 @@ impl Default for AdamWConfig {
             master_weights: false,
             master_dtype: MasterDType::F32,
             seed: 0,
+            max_skipped_steps: Some(100),
         }
     }
 }
@@ -109,6 +115,7 @@ impl AdamWConfig {
             self.weight_decay >= 0.0,
             not_negative,
         )?;
+        check_limit(self.max_skipped_steps)?;
         if let Some(limit) = self.max_grad_norm {
             check(
                 "max_grad_norm",

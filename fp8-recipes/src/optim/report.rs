@@ -4,6 +4,10 @@
 use std::sync::{Arc, OnceLock};
 
 use super::error::Result;
+use super::seen::Seen;
+#[cfg(feature = "cuda")]
+use super::seen::Streak;
+use crate::autocast::NonFinite;
 #[cfg(feature = "cuda")]
 use candle_core::Tensor;
 
@@ -19,6 +23,7 @@ pub struct StepReport {
     /// How many variables had a gradient: so many were updated, unless the step was skipped.
     pub updated: usize,
     outcome: Outcome,
+    seen: Seen,
 }
 
 #[derive(Clone, Debug)]
@@ -40,6 +45,7 @@ struct Values {
 #[derive(Debug)]
 struct DeviceValues {
     tensor: Tensor,
+    streak: Streak,
     read: OnceLock<Values>,
 }
 
@@ -65,8 +71,23 @@ impl StepReport {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn skipped_step(lr: f64, updated: usize, grad_norm: f64, step: u64) -> Self {
-        warn_skipped(grad_norm, step);
+        warn_skipped(grad_norm, step, None);
         Self::known(lr, updated, grad_norm, 0.0, true)
+    }
+
+    /// [`StepReport::skipped_step`] with what casts have seen.
+    pub(super) fn left_out(
+        lr: f64,
+        updated: usize,
+        grad_norm: f64,
+        step: u64,
+        seen: Seen,
+    ) -> Result<Self> {
+        warn_skipped(grad_norm, step, seen.culprit()?.as_deref());
+        Ok(Self {
+            seen,
+            ..Self::known(lr, updated, grad_norm, 0.0, true)
+        })
     }
 
     fn known(
@@ -84,17 +105,29 @@ impl StepReport {
                 clip_coefficient,
                 skipped,
             }),
+            seen: Seen::default(),
         }
     }
 
     /// A step whose outcome lies in `tensor`, as `MultiTensorAdamW::step` returns it.
     #[cfg(feature = "cuda")]
-    pub(super) fn on_device(lr: f64, updated: usize, tensor: Tensor) -> Self {
-        let read = OnceLock::new();
+    pub(super) fn on_device(
+        lr: f64,
+        updated: usize,
+        tensor: Tensor,
+        seen: Seen,
+        streak: Streak,
+    ) -> Self {
+        let values = DeviceValues {
+            tensor,
+            streak,
+            read: OnceLock::new(),
+        };
         Self {
             lr,
             updated,
-            outcome: Outcome::OnDevice(Arc::new(DeviceValues { tensor, read })),
+            outcome: Outcome::OnDevice(Arc::new(values)),
+            seen,
         }
     }
 
@@ -117,15 +150,22 @@ impl StepReport {
                     skipped: skipped != 0.0,
                 };
                 // Whoever comes first warns.
-                if device.read.set(values).is_ok() && values.skipped {
-                    warn_skipped(grad_norm, step as u64);
+                if device.read.set(values).is_ok() {
+                    if values.skipped {
+                        device.streak.add();
+                        let first = self.seen.culprit()?;
+                        warn_skipped(grad_norm, step as u64, first.as_deref());
+                    } else {
+                        device.streak.end();
+                    }
                 }
                 Ok(values)
             }
         }
     }
 
-    /// Euclidean norm over all gradients before clipping; not finite when some gradient is not.
+    /// Euclidean norm over all gradients before clipping; not finite when some gradient is not, and NaN when a cast of the step has
+    /// seen Inf or NaN: what a saturating cast makes of them is no gradient.
     ///
     /// # Errors
     /// candle's, when it cannot be copied from the device.
@@ -148,12 +188,51 @@ impl StepReport {
     pub fn skipped(&self) -> Result<bool> {
         Ok(self.values()?.skipped)
     }
+
+    /// Where casts of the step saw Inf or NaN in the models that have variables of this optimizer, the first one in time first; empty for a
+    /// step that was taken.
+    ///
+    /// # Errors
+    /// As [`StepReport::grad_norm`].
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
+    /// # use fp8_recipes::{nn, prepare_fp8, with_fp8};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let vars = VarMap::new();
+    /// # let model = nn::linear_no_bias(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+    /// # prepare_fp8(&model, &Default::default())?;
+    /// # let x = Tensor::ones((4, 32), DType::F32, &Device::Cpu)?;
+    /// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
+    /// let y = with_fp8("delayed", || model.forward(&x))?;
+    /// let loss = (y.sum_all()? * f64::INFINITY)?;
+    /// // The cast of the gradient saturates, so that the gradients of the weight are finite.
+    /// let report = optimizer.apply(&loss.backward()?)?;
+    /// assert!(report.skipped()?);
+    /// assert_eq!(report.non_finite()?[0].slot, "fc.grad_output");
+    /// # Ok(()) }
+    /// ```
+    pub fn non_finite(&self) -> Result<Vec<NonFinite>> {
+        self.seen.casts()
+    }
+
+    /// The tensor in which Inf or NaN was first seen since the last clean step, as
+    /// [`StepSummary::first_non_finite`](crate::StepSummary::first_non_finite).
+    ///
+    /// # Errors
+    /// As [`StepReport::grad_norm`].
+    pub fn first_non_finite(&self) -> Result<Option<String>> {
+        self.seen.culprit()
+    }
 }
 
-fn warn_skipped(grad_norm: f64, step: u64) {
+fn warn_skipped(grad_norm: f64, step: u64, first: Option<&str>) {
     tracing::warn!(
         grad_norm,
         step,
+        first_non_finite = first,
         "gradients are not finite: optimizer step skipped"
     );
 }

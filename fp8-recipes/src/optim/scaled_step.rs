@@ -4,7 +4,9 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 
 use super::error::Result;
+use super::seen::Seen;
 use super::{DynamicLossScaler, NamedOptimizer, OptimError, StepReport};
+use crate::autocast::NonFinite;
 
 /// What one step with a scaled loss did.
 ///
@@ -27,6 +29,7 @@ pub struct ScaledStep<R> {
     loss_scale: f64,
     non_finite: usize,
     report: Option<R>,
+    seen: Seen,
 }
 
 impl<R> ScaledStep<R> {
@@ -66,7 +69,8 @@ impl<R> ScaledStep<R> {
         self.report.is_none()
     }
 
-    /// How many variables had a gradient with an infinite or NaN element.
+    /// How many variables had a gradient with an infinite or NaN element; at least 1 for a step that was left out because a cast has
+    /// seen Inf or NaN.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
@@ -82,6 +86,23 @@ impl<R> ScaledStep<R> {
     /// ```
     pub fn non_finite(&self) -> usize {
         self.non_finite
+    }
+
+    /// Where casts of the step saw Inf or NaN, the first one in time first, in the models with a variable of the optimizer; empty for a
+    /// step that was taken. [`StepReport::non_finite`] of a step with a loss scaler.
+    ///
+    /// # Errors
+    /// candle's, when counts cannot be copied from the device.
+    pub fn non_finite_casts(&self) -> Result<Vec<NonFinite>> {
+        self.seen.casts()
+    }
+
+    /// As [`StepReport::first_non_finite`].
+    ///
+    /// # Errors
+    /// As [`ScaledStep::non_finite_casts`].
+    pub fn first_non_finite(&self) -> Result<Option<String>> {
+        self.seen.culprit()
     }
 
     /// What the optimizer returned; None if it was not asked.
@@ -109,7 +130,8 @@ impl DynamicLossScaler {
     /// gradients or, if one is not finite, nothing but a warning in `tracing`; last the update of the loss scale. `vars` are the variables
     /// that `take` changes: those that are not among them keep scaled gradients that nobody has looked at.
     ///
-    /// An error, also of `take`, leaves the loss scale as it is.
+    /// An error, also of `take`, leaves the loss scale as it is, but for the one of too many steps left out in a row
+    /// ([`LossScalerConfig::max_skipped_steps`](super::LossScalerConfig::max_skipped_steps)).
     ///
     /// # Errors
     /// candle's, or what `take` returns.
@@ -172,18 +194,21 @@ impl DynamicLossScaler {
         vars: impl IntoIterator<Item = &'a Var>,
         take: impl FnOnce(&GradStore) -> Result<R, E>,
     ) -> Result<ScaledStep<R>, E> {
-        let non_finite = self.unscale(grads, vars)?;
+        let (non_finite, seen) = self.unscale_seen(grads, vars)?;
         let loss_scale = self.loss_scale();
-        let report = match non_finite {
-            0 => Some(take(grads)?),
-            _ => None,
+        let (report, seen) = match non_finite {
+            0 => (Some(take(grads)?), Seen::default()),
+            _ => (None, seen),
         };
         self.update(non_finite > 0);
         if report.is_none() {
+            self.check_skips(&seen)?;
+            let first = seen.culprit()?;
             tracing::warn!(
                 loss_scale,
                 next_loss_scale = self.loss_scale(),
                 non_finite,
+                first_non_finite = first.as_deref(),
                 "gradients are not finite: step skipped, the loss scale backs off"
             );
         }
@@ -191,6 +216,7 @@ impl DynamicLossScaler {
             loss_scale,
             non_finite,
             report,
+            seen,
         })
     }
 

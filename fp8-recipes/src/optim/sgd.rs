@@ -11,6 +11,7 @@ use super::masters::Kept;
 use super::named::{gradients, numbered, of_varmap, sorted};
 use super::norm::{SumOfSquares, clip_coefficient};
 use super::params::check_lr;
+use super::seen::{Seen, Streak};
 use super::sgd_slot::{Rates, SgdSlot};
 use super::{ParamGroup, SgdConfig, StepReport};
 
@@ -25,7 +26,8 @@ use super::{ParamGroup, SgdConfig, StepReport};
 /// - Momentum buffers are f32 (f64 for f64 variables), also for bf16 and f16 variables, which are updated in f32 and rounded to nearest
 ///   once. [`SgdConfig::masters`] keeps what that rounds away.
 /// - A variable without a gradient is left alone, its momentum too.
-/// - A step whose gradient norm is not finite changes nothing, the step counter included.
+/// - A step whose gradient norm is not finite changes nothing, the step counter included; nor does one in which a cast of the model
+///   has seen Inf or NaN. After [`SgdConfig::max_skipped_steps`] of them in a row: an error.
 /// - Results do not depend on the number of threads. On accelerators candle's operations compute the update, and the host reads the
 ///   norm once per step.
 ///
@@ -53,6 +55,7 @@ pub struct Sgd {
     /// A learning rate that is none, from candle's interface.
     refused_lr: Option<f64>,
     sum: SumOfSquares,
+    streak: Streak,
 }
 
 impl Sgd {
@@ -91,6 +94,7 @@ impl Sgd {
             config,
             refused_lr: None,
             sum: SumOfSquares::default(),
+            streak: Streak::default(),
         })
     }
 
@@ -157,7 +161,8 @@ impl Sgd {
     ///
     /// # Errors
     /// A gradient of another shape or device than its variable, or of a dtype that is neither its own nor f32 for a 16-bit one, or a rate that
-    /// candle's interface could not refuse (before anything is changed), or an error of the device.
+    /// candle's interface could not refuse (before anything is changed), [`TooManySkipped`](super::OptimError::TooManySkipped), or an error
+    /// of the device.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
@@ -178,7 +183,8 @@ impl Sgd {
             .iter()
             .map(|slot| (slot.name.as_str(), &slot.var));
         let grads = gradients(vars, grads)?;
-        let done = self.update(&grads);
+        let seen = Seen::by(self.slots.iter().map(|slot| &slot.version))?;
+        let done = self.update(&grads, seen);
         // Also after an error in the middle: to say it too often costs a cast.
         for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
             slot.version.announce_change();
@@ -186,7 +192,7 @@ impl Sgd {
         done
     }
 
-    fn update(&mut self, grads: &[Option<Tensor>]) -> Result<StepReport> {
+    fn update(&mut self, grads: &[Option<Tensor>], seen: Seen) -> Result<StepReport> {
         let SgdConfig {
             lr,
             momentum,
@@ -195,6 +201,7 @@ impl Sgd {
             weight_decay,
             max_grad_norm,
             seed,
+            max_skipped_steps,
             ..
         } = self.config;
         let updated = grads.iter().flatten().count();
@@ -202,11 +209,17 @@ impl Sgd {
         for (slot, grad) in self.slots.iter().zip(grads) {
             self.sum.add(slot.var.elem_count(), grad.as_ref())?;
         }
+        self.sum.add_marks(seen.marks()?)?;
         let grad_norm = self.sum.total()?.sqrt();
         self.sum.clear();
         if !grad_norm.is_finite() {
-            return Ok(StepReport::skipped_step(lr, updated, grad_norm, self.step));
+            self.streak.add();
+            let vars = self.slots.iter();
+            let vars = vars.map(|slot| (slot.name.as_str(), slot.var.as_tensor()));
+            self.streak.check(max_skipped_steps, &seen, vars)?;
+            return StepReport::left_out(lr, updated, grad_norm, self.step, seen);
         }
+        self.streak.end();
         let clip = clip_coefficient(max_grad_norm, grad_norm);
         self.step += 1;
         for (i, (slot, grad)) in self.slots.iter_mut().zip(grads).enumerate() {

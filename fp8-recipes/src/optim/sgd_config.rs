@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Result;
 use super::params::{check, check_lr};
+use super::seen::check_limit;
 use super::{DecayScope, MasterDType};
 
 /// The hyperparameters of [`Sgd`](super::Sgd). The defaults are torch's: no momentum, no decay, and no clipping.
@@ -38,6 +39,8 @@ pub struct SgdConfig {
     pub masters: Option<MasterDType>,
     /// Seed of the bits by which 16-bit masters are rounded. Default 0.
     pub seed: u64,
+    /// As [`AdamWConfig::max_skipped_steps`](super::AdamWConfig::max_skipped_steps). Default 100.
+    pub max_skipped_steps: Option<u64>,
 }
 
 impl Default for SgdConfig {
@@ -52,6 +55,7 @@ impl Default for SgdConfig {
             max_grad_norm: None,
             masters: None,
             seed: 0,
+            max_skipped_steps: Some(100),
         }
     }
 }
@@ -111,6 +115,12 @@ impl SgdConfig {
         self
     }
 
+    /// The same with another [`SgdConfig::max_skipped_steps`].
+    pub fn with_max_skipped_steps(mut self, steps: impl Into<Option<u64>>) -> Self {
+        self.max_skipped_steps = steps.into();
+        self
+    }
+
     /// Checks that every value is finite and in range.
     ///
     /// # Errors
@@ -143,6 +153,7 @@ impl SgdConfig {
             self.weight_decay >= 0.,
             "it must be finite and at least 0",
         )?;
+        check_limit(self.max_skipped_steps)?;
         match self.max_grad_norm {
             None => Ok(()),
             Some(limit) => check(

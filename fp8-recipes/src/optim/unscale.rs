@@ -48,16 +48,28 @@ impl Unscaled {
         Ok(out)
     }
 
-    /// How many gradients have an element that is not finite; one copy from the accelerator for all.
-    pub(super) fn non_finite(self) -> Result<usize> {
-        let Some(first) = self.marks.first() else {
+    /// How many gradients have an element that is not finite, at least 1 if one of `casts` (f64 scalars) is NaN; one copy from the
+    /// accelerator for all.
+    pub(super) fn non_finite(self, casts: Vec<Tensor>) -> Result<usize> {
+        let mut marks = self.marks;
+        let own = marks.len();
+        for cast in casts {
+            marks.push(cast.to_dtype(DType::F32)?);
+        }
+        // The accelerator's first, so that all go there, and come back in one copy.
+        let accelerator = marks.iter().find(|mark| !mark.device().is_cpu());
+        let Some(device) = accelerator
+            .or(marks.first())
+            .map(|mark| mark.device().clone())
+        else {
             return Ok(self.found);
         };
-        let device = first.device().clone();
-        let marks = self.marks.iter().map(|mark| mark.to_device(&device));
+        let marks = marks.iter().map(|mark| mark.to_device(&device));
         let marks = Tensor::stack(&marks.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
         let marks = marks.to_vec1::<f32>()?;
-        Ok(self.found + marks.iter().filter(|mark| !mark.is_finite()).count())
+        let bad = |marks: &[f32]| marks.iter().filter(|mark| !mark.is_finite()).count();
+        let found = self.found + bad(&marks[..own]);
+        Ok(found.max(bad(&marks[own..]).min(1)))
     }
 
     fn on_cpu(&self, grad: &Tensor) -> candle_core::Result<(Tensor, bool)> {

@@ -18,11 +18,12 @@ use crate::operator::LayerKind;
 use crate::state::{Fp8State, LayerRecipe};
 use candle_core::{DType, Device, Tensor, TensorId};
 use fp8_candle::StateTable;
+use fp8_candle::weight_version::WeightVersion;
 use std::collections::HashMap;
 use std::sync::Arc;
 pub(crate) use unmatched::named;
 
-/// Gives FP8 state to every linear layer that the options take, and where they say so to convolutions and operators. A weight that something else than a linear layer uses
+/// Gives FP8 state to every linear layer and convolution that the options take, and where they say so to operators. A weight that something else than a linear layer uses
 /// too (a head tied to an embedding) stays in high precision: here, in the export and when served. Layers already prepared keep
 /// their state, unless they are skipped this time; what the options say of their recipes counts anew. Layers not prepared stay in
 /// high precision inside a guard.
@@ -56,6 +57,7 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
     model.visit(&mut owners);
     let mut preparer = Preparer {
         options,
+        parameters: owners.parameters.into_values().collect(),
         owners: owners.names,
         tables: owners.tables,
         others: owners.others,
@@ -85,9 +87,15 @@ struct Owners {
     names: HashMap<TensorId, Vec<String>>,
     others: HashMap<TensorId, Option<String>>,
     tables: Vec<Arc<StateTable>>,
+    parameters: HashMap<TensorId, WeightVersion>,
 }
 
 impl Owners {
+    fn parameter(&mut self, tensor: &Tensor) {
+        let of = || WeightVersion::of(tensor);
+        self.parameters.entry(tensor.id()).or_insert_with(of);
+    }
+
     fn note(&mut self, path: &str, tensor: &Tensor) {
         let names = self.names.entry(tensor.id()).or_default();
         if !names.iter().any(|name| name == path) {
@@ -101,6 +109,10 @@ impl Visitor for Owners {
         if let Some(path) = layer.path() {
             self.note(&join(path, "weight"), layer.held_weight());
         }
+        self.parameter(layer.held_weight());
+        if let Some(bias) = layer.bias() {
+            self.parameter(bias);
+        }
         if let Some(state) = layer.fp8_state()
             && !(self.tables.iter()).any(|table| Arc::ptr_eq(table, state.table()))
         {
@@ -109,6 +121,7 @@ impl Visitor for Owners {
     }
 
     fn tensor(&mut self, path: Option<&str>, tensor: &Tensor) {
+        self.parameter(tensor);
         if let Some(path) = path {
             self.note(path, tensor);
         }
@@ -119,6 +132,8 @@ impl Visitor for Owners {
 
 struct Preparer<'a> {
     options: &'a PrepareOptions,
+    /// What an optimizer of the model's parameters finds its tables by.
+    parameters: Arc<[WeightVersion]>,
     owners: HashMap<TensorId, Vec<String>>,
     /// One for each device.
     tables: Vec<Arc<StateTable>>,
@@ -219,6 +234,7 @@ impl Preparer<'_> {
         }
         state.set_output_fused(self.options.is_output_fused(path));
         state.set_own_recipe(own);
+        state.hold_parameters(&self.parameters);
         let entry = (weight.id(), state.clone());
         self.by_path.insert(path.to_string(), entry);
         layer.set_fp8_state(Some(state));
@@ -231,12 +247,13 @@ impl Visitor for Preparer<'_> {
         if self.error.is_some() {
             return;
         }
-        if layer.kind() == LayerKind::Convolution && !self.options.convolutions {
-            layer.set_fp8_state(None);
-            return;
-        }
+        let off = layer.kind() == LayerKind::Convolution && !self.options.convolutions;
         let (out_features, in_features) = layer.features();
-        match self.outcome(layer) {
+        let outcome = match off {
+            true => Ok(Outcome::Skipped(SkipReason::ConvolutionsOff)),
+            false => self.outcome(layer),
+        };
+        match outcome {
             Ok(outcome) => {
                 if matches!(outcome, Outcome::Skipped(_)) {
                     layer.set_fp8_state(None);
@@ -251,6 +268,17 @@ impl Visitor for Preparer<'_> {
             }
             Err(error) => self.error = Some(error),
         }
+    }
+
+    fn candle_layer(&mut self, kind: LayerKind, weight: &Tensor) {
+        let out_features = weight.dims().first().copied().unwrap_or(0);
+        self.report.layers.push(LayerReport {
+            path: None,
+            kind,
+            out_features,
+            in_features: weight.elem_count() / out_features.max(1),
+            outcome: Outcome::Skipped(SkipReason::CandleNn),
+        });
     }
 
     fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}

@@ -8,6 +8,7 @@ use crate::module::{Fp8Layer, Visitor};
 use crate::operator::{Fp8Operator, LayerKind};
 use crate::state::{Fp8State, LayerRecipe};
 use candle_core::{Device, Tensor};
+use fp8_candle::weight_version::WeightVersion;
 use fp8_candle::{Role, StateTable};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 /// Visits a model after its layers have state: operators without tensors share a table with them.
 pub(super) struct OperatorPreparer<'a> {
     options: &'a PrepareOptions,
+    parameters: Arc<[WeightVersion]>,
     tables: Vec<Arc<StateTable>>,
     by_path: HashMap<String, (LayerKind, Arc<Fp8State>)>,
     /// Paths of converted layers, whose rows have the same names.
@@ -27,6 +29,7 @@ impl<'a> Preparer<'a> {
     pub(super) fn for_operators(self) -> OperatorPreparer<'a> {
         OperatorPreparer {
             options: self.options,
+            parameters: self.parameters,
             tables: self.tables,
             by_path: HashMap::new(),
             taken: self.by_path.into_keys().collect(),
@@ -104,6 +107,7 @@ impl OperatorPreparer<'_> {
         }
         state.set_output_fused(fused);
         state.set_own_recipe(own);
+        state.hold_parameters(&self.parameters);
         let entry = (operator.kind(), state.clone());
         self.by_path.insert(path.to_string(), entry);
         operator.set_fp8_state(Some(state));

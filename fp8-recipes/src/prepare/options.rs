@@ -22,8 +22,8 @@ pub struct PrepareOptions {
     /// Whether to prepare operators without a GEMM of their own too: embeddings, norms, [`nn::Matmul`](crate::nn::Matmul), ..
     /// Recipes that cast them ([`RecipeName::Direct`](crate::RecipeName), `Hybrid`) then do. Off by default.
     pub operators: bool,
-    /// Whether to convert convolutions too, under any recipe. Off by default: FP8 checkpoints have no form for them, so a calibrated
-    /// model is served with its convolutions in high precision.
+    /// Whether to convert convolutions too, under any recipe. On by default. FP8 checkpoints have no form for them, so a calibrated
+    /// model is served with its convolutions in high precision; off, it computes like that before it is written, too.
     pub convolutions: bool,
     pub(super) output_fused: Vec<PathPattern>,
     pub(super) layers: Vec<(PathPattern, LayerChoice)>,
@@ -45,7 +45,7 @@ impl Default for PrepareOptions {
             filter: LayerFilter::default(),
             amax_history_len: 1024,
             operators: false,
-            convolutions: false,
+            convolutions: true,
             output_fused: vec![],
             layers: vec![],
         }

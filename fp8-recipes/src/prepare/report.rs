@@ -119,7 +119,8 @@ impl fmt::Display for Unmatched {
     }
 }
 
-/// Every linear layer of a model, in the order of its fields. Prints as a table.
+/// Every linear layer and convolution of a model, in the order of its fields. Prints as a table. Layers of candle_nn that were left in the
+/// model are among them, without a path, since they know none; what a closure or a skipped field holds cannot be seen.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct PrepareReport {

@@ -36,7 +36,8 @@ pub fn input_amaxes<M: Fp8Module + ?Sized>(
     model: &M,
     run: impl FnOnce() -> Result<()>,
 ) -> Result<BTreeMap<String, f32>> {
-    prepare_fp8(model, &PrepareOptions::default())?;
+    // Files have no form for convolutions.
+    prepare_fp8(model, &PrepareOptions::default().with_convolutions(false))?;
     // Without a history, in which other inputs may stand.
     let recipe = Recipe::from(RecipeName::Tensorwise);
     let guard = fp8_autocast(Autocast::new(recipe).calibrating(true))?;

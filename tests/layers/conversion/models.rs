@@ -4,7 +4,9 @@ use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::quantized_tensors;
 use fp8::nn::{self, Linear, Parameter};
-use fp8::{Fp8Layer, Fp8Module, Visitor, fp8_autocast, is_fp8_enabled};
+use fp8::{
+    Fp8Layer, Fp8Module, PrepareOptions, Visitor, fp8_autocast, is_fp8_enabled, prepare_fp8,
+};
 use fp8_test_support::{assert_same, delayed, device, prepare};
 
 #[derive(Fp8Module)]
@@ -96,6 +98,52 @@ struct NoLinear {
 
 #[derive(Fp8Module)]
 struct Empty {}
+
+/// What was left of candle_nn is listed, as far as it can be seen; convolutions are too, converted or not.
+#[test]
+fn the_report_lists_convolutions_and_what_was_left_of_candle_nn() {
+    #[derive(Fp8Module)]
+    struct Classifier {
+        conv: nn::Conv2d,
+        left_over: candle_nn::Linear,
+        left_over_conv: candle_nn::Conv1d,
+        head: nn::Linear,
+        #[fp8(skip)]
+        _unseen: candle_nn::Linear,
+    }
+    let vars = VarMap::new();
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, &device());
+    let model = Classifier {
+        conv: nn::conv2d(3, 16, 3, Default::default(), vb.pp("conv")).unwrap(),
+        left_over: candle_nn::linear(16, 32, vb.pp("left_over")).unwrap(),
+        left_over_conv: candle_nn::conv1d(4, 8, 3, Default::default(), vb.pp("line")).unwrap(),
+        head: nn::linear(32, 10, vb.pp("head")).unwrap(),
+        _unseen: candle_nn::linear(2, 2, vb.pp("unseen")).unwrap(),
+    };
+    let expected = |conv: &str| {
+        format!(
+            "layer          [out, in]  result\n\
+             conv            [16, 27]  {conv}\n\
+             (no path)       [32, 16]  high precision: a layer of candle_nn, which has no FP8: take that of `nn`\n\
+             (no path)        [8, 12]  high precision: a layer of candle_nn, which has no FP8: take that of `nn`\n\
+             head            [10, 32]  fp8\n"
+        )
+    };
+    let report = prepare_fp8(&model, &PrepareOptions::default()).unwrap();
+    let text = format!("{}2 converted, 2 left in high precision", expected("fp8"));
+    assert_eq!(report.to_string(), text);
+    let kinds: Vec<_> = report.layers.iter().map(|layer| layer.kind).collect();
+    let (linear, convolution) = (fp8::LayerKind::Linear, fp8::LayerKind::Convolution);
+    assert_eq!(kinds, [convolution, linear, convolution, linear]);
+
+    let options = PrepareOptions::default().with_convolutions(false);
+    let report = prepare_fp8(&model, &options).unwrap();
+    let off = "high precision: convolutions are off: PrepareOptions::with_convolutions(true) converts them";
+    let text = format!("{}1 converted, 3 left in high precision", expected(off));
+    let text = text.replace("fp8\n", "fp8 (was prepared before)\n");
+    assert_eq!(report.to_string(), text);
+    assert!(model.conv.fp8_state().is_none());
+}
 
 #[test]
 fn a_model_without_a_linear_layer_gives_an_empty_report() {

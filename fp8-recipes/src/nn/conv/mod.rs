@@ -70,7 +70,7 @@ macro_rules! convolutions {
                 $(#[$try_forward])*
                 pub fn try_forward(&self, x: &Tensor) -> crate::Result<Tensor> {
                     let inner = self.plain(x.dtype())?;
-                    prepared::forward(&inner, &self.state, x, || Ok($forward(&inner, x)?))
+                    prepared::forward(&inner, (&self.state, self.path()), x, || Ok($forward(&inner, x)?))
                 }
 
                 /// Path in the checkpoint: empty at its root, None if unknown.
@@ -203,7 +203,7 @@ convolutions! {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let weight = Tensor::ones((16, 16, 3), DType::F32, &Device::Cpu)?;
     /// let conv = nn::Conv1d::new(weight, None, Default::default()).with_path("stem");
-    /// prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
+    /// prepare_fp8(&conv, &PrepareOptions::default())?;
     /// let x = Tensor::ones((1, 16, 8), DType::F32, &Device::Cpu)?;
     /// let y = with_fp8(RecipeName::Tensorwise, || conv.forward(&x))?;
     /// assert_eq!(y.dims(), [1, 16, 6]);
@@ -220,7 +220,7 @@ convolutions! {
             /// # let weight = Tensor::ones((16, 16, 3), DType::F32, &Device::Cpu)?;
             /// let conv = nn::Conv1d::new(weight, None, Default::default()).with_path("conv1d");
             /// assert!(conv.fp8_state().is_none());
-            /// prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
+            /// prepare_fp8(&conv, &PrepareOptions::default())?;
             /// assert_eq!(conv.fp8_state().unwrap().path(), "conv1d");
             /// # Ok(()) }
             /// ```
@@ -234,7 +234,7 @@ convolutions! {
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
             /// # let weight = Tensor::ones((16, 16, 3), DType::F32, &Device::Cpu)?;
             /// let conv = nn::Conv1d::new(weight, None, Default::default()).with_path("conv1d");
-            /// # prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
+            /// # prepare_fp8(&conv, &PrepareOptions::default())?;
             /// let x = Tensor::zeros((1, 8, 8), DType::F32, &Device::Cpu)?; // 8 channels, not 16
             /// let error = with_fp8(RecipeName::Tensorwise, || conv.try_forward(&x)).unwrap_err();
             /// assert!(matches!(error, fp8::Error::Fp8(fp8_candle::Error::Conv { .. })));
@@ -248,7 +248,7 @@ convolutions! {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
     /// let conv = nn::Conv2d::new(weight, None, nn::Conv2dConfig { padding: 1, ..Default::default() }).with_path("features.0");
-    /// prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
+    /// prepare_fp8(&conv, &PrepareOptions::default())?;
     /// let x = Tensor::ones((1, 16, 8, 8), DType::F32, &Device::Cpu)?;
     /// let y = with_fp8(RecipeName::Tensorwise, || conv.forward(&x))?;
     /// assert_eq!(y.dims(), [1, 16, 8, 8]);
@@ -264,9 +264,9 @@ convolutions! {
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
             /// # let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
             /// let conv = nn::Conv2d::new(weight, None, Default::default()).with_path("conv2d");
-            /// // Convolutions are left alone by default.
-            /// prepare_fp8(&conv, &PrepareOptions::default())?;
             /// assert!(conv.fp8_state().is_none());
+            /// prepare_fp8(&conv, &PrepareOptions::default())?;
+            /// assert!(conv.fp8_state().is_some());
             /// # Ok(()) }
             /// ```
         }
@@ -278,7 +278,7 @@ convolutions! {
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
             /// # let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
             /// let conv = nn::Conv2d::new(weight, None, Default::default()).with_path("conv2d");
-            /// # prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
+            /// # prepare_fp8(&conv, &PrepareOptions::default())?;
             /// let x = Tensor::zeros((1, 8, 8, 8), DType::F32, &Device::Cpu)?;
             /// let error = with_fp8(RecipeName::Tensorwise, || conv.try_forward(&x)).unwrap_err();
             /// assert!(error.to_string().contains("an input of 8 channels, expected 16"), "{error}");
@@ -292,7 +292,7 @@ convolutions! {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let weight = Tensor::ones((16, 16, 2), DType::F32, &Device::Cpu)?;
     /// let conv = nn::ConvTranspose1d::new(weight, None, nn::ConvTranspose1dConfig { stride: 2, ..Default::default() }).with_path("up");
-    /// prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
+    /// prepare_fp8(&conv, &PrepareOptions::default())?;
     /// let x = Tensor::ones((2, 16, 4), DType::F32, &Device::Cpu)?;
     /// let y = with_fp8(RecipeName::Tensorwise, || conv.forward(&x))?;
     /// assert_eq!(y.dims(), [2, 16, 8]);
@@ -308,7 +308,7 @@ convolutions! {
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
             /// # let weight = Tensor::ones((16, 16, 2), DType::F32, &Device::Cpu)?;
             /// let conv = nn::ConvTranspose1d::new(weight, None, Default::default()).with_path("conv_transpose1d");
-            /// prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
+            /// prepare_fp8(&conv, &PrepareOptions::default())?;
             /// assert_eq!(conv.fp8_state().unwrap().slots().len(), 3);
             /// # Ok(()) }
             /// ```
@@ -333,7 +333,7 @@ convolutions! {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
     /// let conv = nn::ConvTranspose2d::new(weight, None, Default::default()).with_path("decoder.up");
-    /// prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
+    /// prepare_fp8(&conv, &PrepareOptions::default())?;
     /// let x = Tensor::ones((1, 16, 4, 4), DType::F32, &Device::Cpu)?;
     /// let y = with_fp8(RecipeName::Tensorwise, || conv.forward(&x))?;
     /// assert_eq!(y.dims(), [1, 16, 6, 6]);
@@ -350,7 +350,7 @@ convolutions! {
             /// # let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
             /// let conv = nn::ConvTranspose2d::new(weight, None, Default::default()).with_path("conv_transpose2d");
             /// let clone = conv.clone();
-            /// prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
+            /// prepare_fp8(&conv, &PrepareOptions::default())?;
             /// // Clones share it.
             /// assert!(clone.fp8_state().is_some());
             /// # Ok(()) }
@@ -364,7 +364,7 @@ convolutions! {
             /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
             /// # let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
             /// let conv = nn::ConvTranspose2d::new(weight, None, Default::default()).with_path("conv_transpose2d");
-            /// # prepare_fp8(&conv, &PrepareOptions::default().with_convolutions(true))?;
+            /// # prepare_fp8(&conv, &PrepareOptions::default())?;
             /// let x = Tensor::ones((1, 16, 1, 1), DType::F32, &Device::Cpu)?;
             /// let y = with_fp8(RecipeName::Direct, || conv.try_forward(&x))?;
             /// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [16.; 16 * 9]);

@@ -88,7 +88,7 @@ sizes! {
 /// The layer in FP8 where a guard says so and it is prepared; else `plain`.
 pub(super) fn forward(
     layer: &impl Sizes,
-    state: &SharedState,
+    state: (&SharedState, Option<&str>),
     x: &Tensor,
     plain: impl Fn() -> Result<Tensor>,
 ) -> Result<Tensor> {
@@ -104,14 +104,17 @@ pub(super) fn forward(
 
 fn in_context(
     layer: &impl Sizes,
-    state: &SharedState,
+    (state, path): (&SharedState, Option<&str>),
     x: &Tensor,
     plain: impl Fn() -> Result<Tensor>,
     context: &Context,
 ) -> Result<Tensor> {
     let signed_in = match state.get() {
         Some(state) => context.sign_in(&state)?.map(|step| (state, step)),
-        None => None,
+        None => {
+            context.note_unprepared(path);
+            None
+        }
     };
     let Some((state, step)) = signed_in else {
         return plain();

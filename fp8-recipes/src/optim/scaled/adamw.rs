@@ -157,8 +157,9 @@ impl ScaledAdamW {
 impl ScaledOptimizer for ScaledAdamW {
     fn apply(&mut self, grads: &ScaledGrads) -> Result<StepReport> {
         let config = &self.config;
-        let (lr, decay, limit) = (config.lr, config.weight_decay, config.max_grad_norm);
-        (self.core).apply(grads, lr, decay, limit, |slot, grad, rates| {
+        let (lr, decay) = (config.lr, config.weight_decay);
+        let limits = (config.max_grad_norm, config.max_skipped_steps);
+        (self.core).apply(grads, lr, decay, limits, |slot, grad, rates| {
             update(slot, grad, rates, config)
         })
     }

@@ -5,6 +5,7 @@ use super::super::error::Result;
 use super::super::groups::Groups;
 use super::super::named::address;
 use super::super::norm::clip_coefficient;
+use super::super::seen::{Seen, Streak};
 use super::super::{ParamGroup, StepReport};
 use super::grad::Grad;
 use super::slot::{Rounded, Slot};
@@ -21,6 +22,7 @@ pub(super) struct Core<const N: usize> {
     pub(super) groups: Groups,
     pub(super) round: RoundTo,
     pub(super) counts: ScaledCounts,
+    streak: Streak,
 }
 
 /// Numbers of a step that differ from variable to variable.
@@ -54,6 +56,7 @@ impl<const N: usize> Core<N> {
             groups: Groups::default(),
             round: RoundTo::default(),
             counts: ScaledCounts::default(),
+            streak: Streak::default(),
         })
     }
 
@@ -79,7 +82,7 @@ impl<const N: usize> Core<N> {
         grads: &ScaledGrads,
         lr: f64,
         weight_decay: f64,
-        max_grad_norm: Option<f64>,
+        (max_grad_norm, max_skipped_steps): (Option<f64>, Option<u64>),
         update: impl Fn(&mut Slot<N>, &Grad, &Rates) -> candle_core::Result<u64>,
     ) -> Result<StepReport> {
         let _scope = profile::enter(profile::Kind::Optimizer);
@@ -95,8 +98,14 @@ impl<const N: usize> Core<N> {
         let squares: f64 = grads.iter().flatten().map(Grad::squares).sum();
         let grad_norm = squares.sqrt();
         if !grad_norm.is_finite() {
-            return Ok(StepReport::skipped_step(lr, updated, grad_norm, self.step));
+            self.streak.add();
+            let vars = self.slots.iter();
+            let vars = vars.map(|slot| (slot.var.name(), slot.var.data_var().as_tensor()));
+            let seen = Seen::default();
+            self.streak.check(max_skipped_steps, &seen, vars)?;
+            return StepReport::left_out(lr, updated, grad_norm, self.step, seen);
         }
+        self.streak.end();
         let clip = clip_coefficient(max_grad_norm, grad_norm);
         self.step += 1;
         for (i, (slot, grad)) in self.slots.iter_mut().zip(&grads).enumerate() {

@@ -154,6 +154,7 @@ impl ScaledOptimizer for ScaledSgd {
             nesterov,
             weight_decay,
             max_grad_norm,
+            max_skipped_steps,
             ..
         } = self.config;
         let numbers = Momentum {
@@ -165,7 +166,7 @@ impl ScaledOptimizer for ScaledSgd {
             grads,
             lr,
             weight_decay,
-            max_grad_norm,
+            (max_grad_norm, max_skipped_steps),
             |slot, grad, rates| update(slot, grad, rates, numbers),
         )
     }
