@@ -36,15 +36,15 @@ fn runs_without_a_named_folder_go_to_fresh_ones() -> Outcome {
     let default = root.path().join("target/train_gpt");
     assert!(runs::newest_model(&default).is_err());
     for name in ["train_gpt", "train_gpt-2", "train_gpt-3"] {
-        let dir = runs::begin(None, &default, false)?;
+        let dir = runs::begin(None, &default, false, true)?;
         assert_eq!(dir, root.path().join("target").join(name));
         finish(&dir)?;
     }
     let first = default.join("checkpoint/f32.safetensors");
     assert_eq!(fs::read_to_string(first)?, "old");
     // The folder of a run that stopped before it wrote anything is used again.
-    let fourth = runs::begin(None, &default, false)?;
-    assert_eq!(runs::begin(None, &default, false)?, fourth);
+    let fourth = runs::begin(None, &default, false, true)?;
+    assert_eq!(runs::begin(None, &default, false, true)?, fourth);
     assert_eq!(
         runs::newest_model(&default)?,
         root.path().join("target/train_gpt-3")
@@ -56,7 +56,7 @@ fn runs_without_a_named_folder_go_to_fresh_ones() -> Outcome {
 fn an_earlier_run_is_removed_only_with_overwrite() -> Outcome {
     let root = tempfile::tempdir()?;
     let (out, default) = (root.path().join("out"), root.path().join("default"));
-    let begin = |overwrite| runs::begin(Some(&out), &default, overwrite);
+    let begin = |overwrite| runs::begin(Some(&out), &default, overwrite, true);
     assert_eq!(begin(false)?, out);
     for file in ["metrics.jsonl", "checkpoint/delayed.safetensors"] {
         fs::write(out.join(file), "old")?;
@@ -69,7 +69,10 @@ fn an_earlier_run_is_removed_only_with_overwrite() -> Outcome {
         assert_eq!(fs::read_to_string(out.join(file))?, "old");
         fs::remove_file(out.join(file))?;
     }
+    // Not every example can go on with a run.
     finish(&out)?;
+    let error = runs::begin(Some(&out), &default, false, false).unwrap_err();
+    assert!(!error.to_string().contains("--resume"), "{error}");
     fs::write(out.join("notes.txt"), "mine")?;
     begin(true)?;
     let left = fs::read_dir(&out)?.map(|entry| Ok(entry?.file_name()));

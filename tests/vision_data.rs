@@ -1,5 +1,6 @@
 //! The example `train_vision`: the images that it reads, and a few steps of each of its runs.
 
+#[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../examples/train_vision/data.rs"]
 mod data;
 #[path = "../examples/train_vision/net.rs"]

@@ -6,14 +6,19 @@
 mod device;
 #[path = "../shared/end.rs"]
 mod end;
+#[path = "../shared/flags.rs"]
+mod flags;
 mod net;
+#[allow(dead_code, reason = "train_gpt uses the rest")]
+#[path = "../shared/runs.rs"]
+mod runs;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device};
 use candle_nn::{VarBuilder, VarMap};
 use clap::Parser;
-use device::DeviceName;
 use end::end;
+use flags::Flags;
 use fp8::optim::{AdamW, AdamWConfig};
 use fp8::{
     Autocast, Recipe, check_gradients, fp8_autocast, load, prepare_fp8, save_calibrated, with_fp8,
@@ -34,9 +39,6 @@ struct Args {
     /// FP8 base: a model.safetensors, with its config.json beside it, that this example has made before [default: a new one]
     #[arg(long)]
     model: Option<PathBuf>,
-    /// Folder for the adapters and a new base; files of these names are replaced
-    #[arg(long, default_value = "target/lora")]
-    out: PathBuf,
     /// Steps of the adapters
     #[arg(long, default_value_t = 300)]
     steps: u64,
@@ -46,9 +48,8 @@ struct Args {
     /// Seed of weights and batches
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Where to run
-    #[arg(long, default_value = "cpu")]
-    device: DeviceName,
+    #[command(flatten)]
+    flags: Flags,
 }
 
 fn main() -> ExitCode {
@@ -57,11 +58,12 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    let device = args.device.open()?;
+    let device = args.flags.device.open()?;
+    let out = args.flags.begin("target/lora", false)?;
     let mut rng = StdRng::seed_from_u64(args.seed);
     let model = match &args.model {
         Some(model) => model.clone(),
-        None => make_base(&args.out.join("base"), &mut rng, &device)?,
+        None => make_base(&out.join("base"), &mut rng, &device)?,
     };
     let base = Net::new(load::var_builder(&[&model], DType::F32, &device)?)
         .with_context(|| format!("{} is no base of this example", model.display()))?;
@@ -114,8 +116,7 @@ fn run(args: &Args) -> Result<()> {
     let trained = validate(&net)?;
     println!("loss after training: {trained:.3}");
 
-    let path = args.out.join("adapters.safetensors");
-    std::fs::create_dir_all(&args.out)?;
+    let path = out.join("adapters.safetensors");
     adapters.save(&path)?;
     // Into adapters made anew, as the next program does.
     initialize(&adapters, &mut rng)?;

@@ -4,19 +4,29 @@
 
 #[path = "../train_vision/data.rs"]
 mod data;
+#[path = "../shared/device.rs"]
+mod device;
 #[path = "../shared/end.rs"]
 mod end;
+#[path = "../shared/flags.rs"]
+mod flags;
 mod net;
 mod plot;
+#[path = "../shared/progress.rs"]
+mod progress;
 mod run;
+#[allow(dead_code, reason = "train_gpt uses the rest")]
+#[path = "../shared/runs.rs"]
+mod runs;
 mod watch;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Parser;
 use data::Data;
 use end::end;
+use flags::Flags;
 use fp8::atomic::write_atomic;
-use indicatif::{ProgressBar, ProgressStyle};
+use progress::Progress;
 use run::{Precision, Settings, train};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,9 +53,8 @@ struct Args {
     /// The largest learning rate
     #[arg(long, default_value_t = 2e-3)]
     lr: f64,
-    /// Where summary.json goes, and scales.svg
-    #[arg(long, default_value = "target/scaled_mnist")]
-    out: PathBuf,
+    #[command(flatten)]
+    flags: Flags,
     /// Draw how the scales of weights and gradients move: scales.svg
     #[arg(long)]
     plot: bool,
@@ -62,7 +71,8 @@ fn example(args: &Args) -> Result<()> {
         args.epochs != Some(0),
         "--epochs 0: there is nothing to train"
     );
-    let data = Data::load(args.data.as_deref())?;
+    let device = args.flags.device.open()?;
+    let data = Data::load(args.data.as_deref())?.to_device(&device)?;
     println!(
         "{}: {} of {}x{} to train with, {} to test",
         data.name,
@@ -71,7 +81,7 @@ fn example(args: &Args) -> Result<()> {
         data.size,
         data.test.len()
     );
-    std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let out = args.flags.begin("target/scaled_mnist", false)?;
     let settings = Settings {
         dtype: args.dtype,
         seed: args.seed,
@@ -79,16 +89,11 @@ fn example(args: &Args) -> Result<()> {
         batch: args.batch,
         lr: args.lr,
     };
-    let bar = ProgressBar::no_length();
-    bar.set_style(ProgressStyle::with_template(
-        "{msg:24} {bar:40} {pos}/{len} {eta}",
-    )?);
+    let mut bar = Progress::new("train", "{pos}/{len}")?;
     let (summary, watched) = train(&settings, &data, |step, steps, loss| {
-        bar.set_length(steps);
-        bar.set_position(step);
-        bar.set_message(format!("loss {loss:.4}"));
+        bar.show(step, steps, &format!("loss {loss:.4}"));
     })?;
-    bar.finish_and_clear();
+    drop(bar);
     print!("{watched}");
     println!(
         "{}, seed {}: train loss {:.4}, test accuracy {:.4}, {} products in FP8",
@@ -99,11 +104,11 @@ fn example(args: &Args) -> Result<()> {
         summary.fp8_matmuls
     );
     if args.plot {
-        let path = args.out.join("scales.svg");
+        let path = out.join("scales.svg");
         plot::write_scales_svg(&path, &watched.panels())?;
         println!("written: {}", path.display());
     }
-    let path = args.out.join("summary.json");
+    let path = out.join("summary.json");
     let json = serde_json::to_string_pretty(&summary)?;
     write_atomic(&path, |out| out.write_all(json.as_bytes()))?;
     println!("written: {}", path.display());

@@ -4,7 +4,7 @@ use crate::data::{CLASSES, Data, Split};
 use crate::net::{Mlp, initialize};
 use crate::watch::{Kind, Watch};
 use anyhow::Result;
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use clap::ValueEnum;
 use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
@@ -85,7 +85,7 @@ pub fn train(
         weight_decay: 1e-4,
         ..AdamWConfig::default()
     };
-    let (net, mut weights) = build(settings, data.size, config)?;
+    let (net, mut weights) = build(settings, data, config)?;
     let watch = Watch::default();
     let count = data.train.len();
     let batches = count.div_ceil(settings.batch);
@@ -124,12 +124,12 @@ pub fn train(
 }
 
 /// The same initial weights for every dtype.
-fn build(settings: &Settings, size: usize, config: AdamWConfig) -> Result<(Mlp, Weights)> {
-    let device = Device::Cpu;
+fn build(settings: &Settings, data: &Data, config: AdamWConfig) -> Result<(Mlp, Weights)> {
+    let (size, device) = (data.size, data.train.images.device());
     let matmul = match settings.dtype {
         Precision::F32 => {
             let vars = VarMap::new();
-            let net = Mlp::new(size, VarBuilder::from_varmap(&vars, DType::F32, &device))?;
+            let net = Mlp::new(size, VarBuilder::from_varmap(&vars, DType::F32, device))?;
             let named = vars
                 .data()
                 .lock()
@@ -139,20 +139,20 @@ fn build(settings: &Settings, size: usize, config: AdamWConfig) -> Result<(Mlp, 
                 .iter()
                 .map(|(name, var)| (name.clone(), var.dims().to_vec()));
             initialize(shapes.collect(), settings.seed, |name, value| {
-                Ok(named[name].set(&value)?)
+                Ok(named[name].set(&value.to_device(device)?)?)
             })?;
             return Ok((net, Weights::Plain(AdamW::from_varmap(&vars, config)?)));
         }
         Precision::F16 => MatmulPrecision::Data,
         Precision::Fp8 => MatmulPrecision::FP8,
     };
-    let vars = ScaledVarMap::new(DType::F16, &device)?;
+    let vars = ScaledVarMap::new(DType::F16, device)?;
     let net = Mlp::new(size, vars.var_builder())?;
     let shapes = (vars.vars().iter())
         .map(|var| (var.name().to_string(), var.dims().to_vec()))
         .collect();
     initialize(shapes, settings.seed, |name, value| {
-        Ok(vars.set(name, &value)?)
+        Ok(vars.set(name, &value.to_device(device)?)?)
     })?;
     let options = ScaledOptions::default()
         .with_matmul(matmul)
@@ -216,7 +216,7 @@ fn look(net: &Mlp, watch: &Watch, step: u64, layer: usize, fp8: bool, x: &Scaled
 }
 
 fn select(split: &Split, indexes: &[u32]) -> candle_core::Result<(Tensor, Tensor)> {
-    let indexes = Tensor::from_slice(indexes, indexes.len(), &Device::Cpu)?;
+    let indexes = Tensor::from_slice(indexes, indexes.len(), split.images.device())?;
     Ok((
         split.images.index_select(&indexes, 0)?.flatten_from(1)?,
         split.labels.index_select(&indexes, 0)?,

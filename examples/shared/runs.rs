@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// Where a run goes that is told nothing; later ones add a number.
 pub const DEFAULT: &str = "target/train_gpt";
-/// What a run leaves in its folder, beside checkpoints.
-const FILES: [&str; 7] = [
+/// What the run of an example leaves in its folder, beside checkpoints.
+const FILES: [&str; 11] = [
     "stats.jsonl",
     "metrics.jsonl",
     "summary.json",
@@ -16,6 +16,10 @@ const FILES: [&str; 7] = [
     "model.safetensors",
     "config.json",
     "merges.json",
+    "scales.svg",
+    "adapters.safetensors",
+    "base/model.safetensors",
+    "base/config.json",
 ];
 
 /// The folder of a run's checkpoints.
@@ -24,8 +28,13 @@ pub fn checkpoints(dir: &Path) -> PathBuf {
 }
 
 /// Makes the folder of a new run: `out`, or the first free one of `default`, `default-2` and so on. What an earlier run
-/// left in `out` goes with `overwrite` and is an error without.
-pub fn begin(out: Option<&Path>, default: &Path, overwrite: bool) -> Result<PathBuf> {
+/// left in `out` goes with `overwrite` and is an error without. A run that `resumes` has a folder for its checkpoints.
+pub fn begin(
+    out: Option<&Path>,
+    default: &Path,
+    overwrite: bool,
+    resumes: bool,
+) -> Result<PathBuf> {
     let dir = match out {
         Some(out) => out.to_path_buf(),
         None if overwrite => default.to_path_buf(),
@@ -33,8 +42,12 @@ pub fn begin(out: Option<&Path>, default: &Path, overwrite: bool) -> Result<Path
     };
     let old = files(&dir)?;
     if let (Some(first), false) = (old.first(), overwrite) {
+        let go_on = match resumes {
+            true => format!("go on with it by --resume {}, ", dir.display()),
+            false => String::new(),
+        };
         bail!(
-            "{} holds an earlier run ({}): go on with it by --resume {0}, replace it by --overwrite, or name another folder with --out",
+            "{} holds an earlier run ({}): {go_on}replace it by --overwrite, or name another folder with --out",
             dir.display(),
             first.strip_prefix(&dir).unwrap_or(first).display()
         );
@@ -46,7 +59,11 @@ pub fn begin(out: Option<&Path>, default: &Path, overwrite: bool) -> Result<Path
     for file in &old {
         fs::remove_file(file).with_context(|| format!("removing {}", file.display()))?;
     }
-    fs::create_dir_all(checkpoints(&dir)).with_context(|| format!("creating {}", dir.display()))?;
+    let made = match resumes {
+        true => checkpoints(&dir),
+        false => dir.clone(),
+    };
+    fs::create_dir_all(&made).with_context(|| format!("creating {}", made.display()))?;
     Ok(dir)
 }
 

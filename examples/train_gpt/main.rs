@@ -12,6 +12,8 @@ mod data;
 mod device;
 #[path = "../shared/end.rs"]
 mod end;
+#[path = "../shared/flags.rs"]
+mod flags;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod outcome;
@@ -31,14 +33,14 @@ mod weights;
 use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use data::Data;
-use device::DeviceName;
 use end::end;
+use flags::Flags;
 use gpt::GptConfig;
 use gpt::attention::Operands;
 use record::{Line, Metrics, trim_stats};
 use run::{Run, Settings, saved_settings};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Train a small GPT with FP8 recipes and in f32 side by side.
@@ -77,20 +79,13 @@ struct Args {
     /// remembers it [default: bf16 with an FP8 recipe, else f32]
     #[arg(long)]
     attention: Option<Operands>,
-    /// Where to train; may change when a run is resumed
-    #[arg(long, default_value = "cpu")]
-    device: DeviceName,
     /// A text file or a folder of them [default: the sources of candle-core]
     #[arg(long)]
     data: Option<PathBuf>,
-    /// Where to write [default: target/train_gpt, or with a number behind it where that holds a run]
-    #[arg(long, conflicts_with = "resume")]
-    out: Option<PathBuf>,
-    /// Replace the run that the folder holds
-    #[arg(long, conflicts_with = "resume")]
-    overwrite: bool,
+    #[command(flatten)]
+    flags: Flags,
     /// Go on with the run in this folder
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["out", "overwrite"])]
     resume: Option<PathBuf>,
     /// Steps between checkpoints
     #[arg(long, default_value_t = 100)]
@@ -112,7 +107,7 @@ fn main() -> ExitCode {
 }
 
 fn example(args: &Args) -> Result<()> {
-    let device = args.device.open()?;
+    let device = args.flags.device.open()?;
     let mut settings = match &args.resume {
         Some(dir) => saved_settings(dir)?,
         None => defaults(),
@@ -189,18 +184,7 @@ fn example(args: &Args) -> Result<()> {
             }
             dir.clone()
         }
-        None => {
-            let default = Path::new(runs::DEFAULT);
-            let dir = runs::begin(args.out.as_deref(), default, args.overwrite)?;
-            if args.out.is_none() && dir != default {
-                println!(
-                    "{} holds an earlier run: this one goes to {}",
-                    runs::DEFAULT,
-                    dir.display()
-                );
-            }
-            dir
-        }
+        None => args.flags.begin(runs::DEFAULT, true)?,
     };
     println!(
         "text: {}; {:.1} million parameters",

@@ -24,6 +24,13 @@ impl Split {
     pub fn len(&self) -> usize {
         self.labels.elem_count()
     }
+
+    fn to_device(&self, device: &Device) -> candle_core::Result<Self> {
+        Ok(Self {
+            images: self.images.to_device(device)?,
+            labels: self.labels.to_device(device)?,
+        })
+    }
 }
 
 pub struct Data {
@@ -44,6 +51,15 @@ impl Data {
             None if debian.is_dir() => Self::idx(debian),
             None => Self::digits(),
         }
+    }
+
+    /// With all images there; what trains on them runs where they are.
+    pub fn to_device(self, device: &Device) -> candle_core::Result<Self> {
+        Ok(Self {
+            train: self.train.to_device(device)?,
+            test: self.test.to_device(device)?,
+            ..self
+        })
     }
 
     fn digits() -> Result<Self> {

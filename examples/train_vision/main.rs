@@ -5,19 +5,29 @@
 #[path = "../shared/curves.rs"]
 mod curves;
 mod data;
+#[path = "../shared/device.rs"]
+mod device;
 #[path = "../shared/end.rs"]
 mod end;
+#[path = "../shared/flags.rs"]
+mod flags;
 mod net;
 mod plot;
+#[path = "../shared/progress.rs"]
+mod progress;
 mod run;
+#[allow(dead_code, reason = "train_gpt uses the rest")]
+#[path = "../shared/runs.rs"]
+mod runs;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use data::Data;
 use end::end;
+use flags::Flags;
 use fp8::atomic::write_atomic;
-use indicatif::{ProgressBar, ProgressStyle};
 use net::ModelName;
+use progress::Progress;
 use run::{Settings, train};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -51,9 +61,8 @@ struct Args {
     /// dataset-fashion-mnist puts them, else the digits that come with the program]
     #[arg(long)]
     data: Option<PathBuf>,
-    /// Where summary.json and loss.svg go
-    #[arg(long, default_value = "target/train_vision")]
-    out: PathBuf,
+    #[command(flatten)]
+    flags: Flags,
 }
 
 fn main() -> ExitCode {
@@ -67,7 +76,8 @@ fn example(args: &Args) -> Result<()> {
         args.epochs != Some(0),
         "--epochs 0: there is nothing to train"
     );
-    let data = Data::load(args.data.as_deref())?;
+    let device = args.flags.device.open()?;
+    let data = Data::load(args.data.as_deref())?.to_device(&device)?;
     println!(
         "{}: {} of {}x{} to train with, {} to test",
         data.name,
@@ -76,7 +86,7 @@ fn example(args: &Args) -> Result<()> {
         data.size,
         data.test.len()
     );
-    std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let out = args.flags.begin("target/train_vision", false)?;
     let default_epochs = if data.size > 16 { 2 } else { 40 };
     let mut summaries = vec![];
     let mut curves = vec![];
@@ -90,16 +100,12 @@ fn example(args: &Args) -> Result<()> {
                 seed,
                 exempt: args.exempt.clone(),
             };
-            let bar = ProgressBar::no_length();
-            let style = ProgressStyle::with_template("{msg:24} {bar:40} {pos}/{len} {eta}")?;
-            bar.set_style(style);
+            let mut bar = Progress::new(name, "{pos}/{len}")?;
             let (summary, losses) = train(name, &settings, &data, |step, steps, loss| {
-                bar.set_length(steps);
-                bar.set_position(step);
-                bar.set_message(format!("{name}: loss {loss:.4}"));
+                bar.show(step, steps, &format!("loss {loss:.4}"));
             })
             .with_context(|| format!("training {name}"))?;
-            bar.finish_and_clear();
+            drop(bar);
             println!(
                 "{name:20} seed {seed}  train loss {:.4}  test accuracy {:.4}  skipped {}  loss scale {}",
                 summary.final_train_loss,
@@ -111,10 +117,10 @@ fn example(args: &Args) -> Result<()> {
             summaries.push(summary);
         }
     }
-    let path = args.out.join("summary.json");
+    let path = out.join("summary.json");
     let json = serde_json::to_string_pretty(&summaries)?;
     write_atomic(&path, |out| out.write_all(json.as_bytes()))?;
-    plot::write_loss_svg(&args.out.join("loss.svg"), &curves)?;
+    plot::write_loss_svg(&out.join("loss.svg"), &curves)?;
     println!("written: {}", path.display());
     Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::data::{CLASSES, Data, Split};
 use crate::net::{ModelName, Net, initialize};
 use anyhow::{Context, Result, ensure};
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::cast_counts;
 use fp8::emulation::{EmulationMethod, Emulator, EmulatorOptions};
@@ -105,7 +105,7 @@ pub fn train(
         ..
     } = *settings;
     let vars = VarMap::new();
-    let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_varmap(&vars, DType::F32, data.train.images.device());
     let net = Net::new(model, data.size, vb)?;
     initialize(&vars, seed)?;
     let mut how = How::new(name, &net, settings)?;
@@ -167,7 +167,7 @@ pub fn train(
 }
 
 fn select(split: &Split, indexes: &[u32]) -> candle_core::Result<(Tensor, Tensor)> {
-    let indexes = Tensor::from_slice(indexes, indexes.len(), &Device::Cpu)?;
+    let indexes = Tensor::from_slice(indexes, indexes.len(), split.images.device())?;
     Ok((
         split.images.index_select(&indexes, 0)?,
         split.labels.index_select(&indexes, 0)?,

@@ -13,7 +13,10 @@ pub struct ParseFormatError {
 
 /// A string that is not the name of a variant of one of the enums of this crate.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("unknown {what} {name:?}; expected {expected}")]
+#[error(
+    "unknown {what} {name:?}; expected {expected}{}",
+    did_you_mean(name, names(expected))
+)]
 pub struct ParseNameError {
     /// What the string should name, for example `rounding`.
     pub what: &'static str,
@@ -21,6 +24,28 @@ pub struct ParseNameError {
     pub name: String,
     /// The accepted names.
     pub expected: &'static str,
+}
+
+/// The names in a list as an error shows it.
+fn names(expected: &str) -> impl Iterator<Item = &str> {
+    expected.split([',', ' ', '(', ')'])
+}
+
+/// What an error adds where `name` is likely a misspelling of one of `names`: `; did you mean rowwise?`, or nothing.
+///
+/// ```
+/// use fp8_core::did_you_mean;
+/// assert_eq!(did_you_mean("rowise", ["tensorwise", "rowwise"]), "; did you mean rowwise?");
+/// assert_eq!(did_you_mean("int4", ["tensorwise", "rowwise"]), "");
+/// ```
+pub fn did_you_mean<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+    // Words that join a list are no names.
+    let names = names.into_iter().filter(|name| name.len() > 2);
+    let near = names.map(|near| (strsim::normalized_damerau_levenshtein(name, near), near));
+    match near.max_by(|a, b| a.0.total_cmp(&b.0)) {
+        Some((likeness, near)) if likeness >= 0.6 => format!("; did you mean {near}?"),
+        _ => String::new(),
+    }
 }
 
 /// An amax from which no static scale can be made.

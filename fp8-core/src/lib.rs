@@ -53,7 +53,7 @@ mod types;
 
 pub use cast::{Cast, Overflow, Rounding, StochasticKey};
 pub use e8m0::E8M0;
-pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError};
+pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError, did_you_mean};
 pub use format::{Format, FormatPair};
 pub use granularity::{Contraction, Granularity, MX_BLOCK, ScaleGrid};
 pub use half_rounding::{HalfPrecision, stochastic_round};

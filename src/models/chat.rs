@@ -1,7 +1,5 @@
 //! Chats in the form that a model was trained on: messages through the template of its files.
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, ErrorKind, Value as Jinja, context};
 use serde_json::Value;
 
 /// One turn of a chat.
@@ -62,58 +60,9 @@ pub(super) fn chat_template(config: &Value) -> Option<String> {
     template.as_str().or_else(named).map(str::to_string)
 }
 
-/// With the settings and the functions that transformers gives to templates.
-pub(super) fn render(
-    template: &str,
-    messages: &[ChatMessage],
-    bos: &str,
-    eos: &str,
-) -> Result<String, minijinja::Error> {
-    let mut jinja = Environment::new();
-    let syntax = SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build()?;
-    jinja.set_syntax(syntax);
-    // Methods of Python's texts, lists and dictionaries.
-    jinja.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    jinja.add_function("raise_exception", |text: String| -> Result<String, _> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, text))
-    });
-    let messages: Vec<Jinja> = messages
-        .iter()
-        .map(|message| context! { role => &message.role, content => &message.content })
-        .collect();
-    jinja.render_str(
-        template,
-        context! { messages, bos_token => bos, eos_token => eos, add_generation_prompt => true },
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn templates_know_what_transformers_gives_them() -> Result<(), minijinja::Error> {
-        let template = "{{ bos_token }}{%- for m in messages %}\n{% if m['role'] == 'user' %}\n<u>{{ m['content'].strip() }}</u>\n{% endif %}\n\
-            {% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
-        let messages = [ChatMessage::new("user", " hi ")];
-        let text = render(template, &messages, "<s>", "</s>")?;
-        assert_eq!(text, "<s><u>hi</u>\n<a>");
-        Ok(())
-    }
-
-    #[test]
-    fn a_template_can_refuse() {
-        let template = "{{ raise_exception('roles must alternate') }}";
-        let error = render(template, &[], "", "").expect_err("refused");
-        assert!(
-            error.to_string().contains("roles must alternate"),
-            "{error}"
-        );
-        assert!(render("{% for %}", &[], "", "").is_err());
-    }
 
     #[test]
     fn special_tokens_and_templates_have_two_spellings() {

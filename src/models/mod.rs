@@ -15,6 +15,7 @@
 //! your own.
 
 mod bert;
+mod caught;
 mod chat;
 mod entries;
 mod error;
@@ -30,6 +31,7 @@ mod options;
 mod pool;
 mod rope;
 mod sampling;
+mod template;
 mod text;
 mod text_error;
 mod tokenizer;

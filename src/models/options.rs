@@ -1,6 +1,7 @@
 //! How tokens are chosen, and when to stop.
 
 use super::TextError;
+use fp8_recipes::read::{MAX_CONFIG, read_text_if_present};
 use serde_json::Value;
 use std::path::Path;
 
@@ -141,7 +142,7 @@ impl GenerationOptions {
     /// ```
     ///
     /// # Errors
-    /// [`TextError::Io`] and [`TextError::Json`] for a file that is there and cannot be read, [`TextError::Option`] for a
+    /// [`TextError::File`] and [`TextError::Json`] for a file that is there and cannot be read, [`TextError::Option`] for a
     /// value that means nothing.
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, TextError> {
         let dir = dir.as_ref();
@@ -279,13 +280,8 @@ impl GenerationOptions {
 
 /// The content of a JSON file, if it is there.
 pub(super) fn read_json(path: &Path) -> Result<Option<Value>, TextError> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => {
-            let path = path.to_path_buf();
-            return Err(TextError::Io { path, source });
-        }
+    let Some(text) = read_text_if_present(path, MAX_CONFIG)? else {
+        return Ok(None);
     };
     let json = serde_json::from_str(&text).map_err(|error| TextError::Json {
         path: path.to_path_buf(),

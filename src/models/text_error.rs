@@ -89,14 +89,9 @@ pub enum TextError {
         position: usize,
     },
 
-    /// A file cannot be read.
-    #[error("{path}: {source}", path = .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    /// A file cannot be read, is longer than any of its kind, or is none: a named pipe, a device.
+    #[error(transparent)]
+    File(#[from] fp8_recipes::Error),
 
     /// A JSON file is broken, or an entry of it is of another kind.
     #[error("{path}: {reason}", path = .path.display())]
@@ -126,9 +121,9 @@ pub enum TextError {
     /// The chat template does not compile or does not take these messages.
     #[error("{path}: the chat template fails: {reason}", path = .path.display())]
     ChatTemplate {
-        /// The directory of the model.
+        /// The file that has it.
         path: PathBuf,
-        /// The template's own words.
+        /// The template's own words, or which bound it went beyond.
         reason: String,
     },
 }

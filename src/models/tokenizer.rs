@@ -1,11 +1,15 @@
 //! Text to tokens and back, with what a model's directory says about them.
 
 use super::TextError;
-use super::chat::{ChatMessage, chat_template, render, special};
+use super::caught::caught;
+use super::chat::{ChatMessage, chat_template, special};
 use super::gguf::{GgufError, GgufFile};
 use super::options::{read_json, token_ids};
+use super::template::{self, Template};
+use fp8_recipes::read::{read_text, read_text_if_present};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use tokenizers::{PostProcessor, TruncationParams};
 
 /// `tokenizer.json` of a model's directory, with its special tokens and chat template.
 ///
@@ -22,14 +26,18 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    dir: PathBuf,
+    /// `tokenizer.json`, or a GGUF file.
+    path: PathBuf,
     bos: Option<u32>,
     eos: Vec<u32>,
-    chat_template: Option<String>,
+    chat_template: Option<Template>,
     /// As text, for the chat template.
     bos_text: String,
     eos_text: String,
 }
+
+/// Bytes of the longest `tokenizer.json`. Those of 262,000 tokens have 35 million.
+const MAX_TOKENIZER: u64 = 256 << 20;
 
 impl Tokenizer {
     /// Reads `tokenizer.json` of a directory. Special tokens come from `tokenizer_config.json`, numbers of the tokens that end
@@ -56,10 +64,10 @@ impl Tokenizer {
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, TextError> {
         let dir = dir.as_ref();
         let path = dir.join("tokenizer.json");
-        let bytes = read(&path)?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(fault(&path))?;
+        let text = read_text(&path, MAX_TOKENIZER)?;
+        let mut inner = guarded(&path, || load(&text))?;
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(fault(&path))?;
+        guarded(&path, || inner.with_truncation(None).map(|_| ()))?;
 
         let config_path = dir.join("tokenizer_config.json");
         let config = read_json(&config_path)?.unwrap_or(Value::Null);
@@ -80,13 +88,14 @@ impl Tokenizer {
         if eos.is_empty() {
             eos.extend(eos_text.as_ref().and_then(|text| inner.token_to_id(text)));
         }
-        let chat_template = match std::fs::read_to_string(dir.join("chat_template.jinja")) {
-            Ok(text) => Some(text),
-            Err(_) => chat_template(&config),
+        let jinja = dir.join("chat_template.jinja");
+        let chat_template = match read_text_if_present(&jinja, template::MAX_SOURCE as u64)? {
+            Some(source) => Some(Template::new(jinja, source)),
+            None => chat_template(&config).map(|source| Template::new(config_path, source)),
         };
         Ok(Self {
             inner,
-            dir: dir.to_path_buf(),
+            path,
             bos,
             eos,
             chat_template,
@@ -118,8 +127,9 @@ impl Tokenizer {
             bos: id(&bos_text),
             eos: id(&eos_text).into_iter().collect(),
             inner,
-            dir: file.path().to_path_buf(),
-            chat_template: chat_template(&config),
+            path: file.path().to_path_buf(),
+            chat_template: chat_template(&config)
+                .map(|source| Template::new(file.path().to_path_buf(), source)),
             bos_text: bos_text.unwrap_or_default(),
             eos_text: eos_text.unwrap_or_default(),
         })
@@ -143,8 +153,44 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError::Tokenizer`].
     pub fn encode(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, TextError> {
-        let encoding = self.inner.encode_fast(text, special_tokens);
-        Ok(encoding.map_err(self.fault())?.get_ids().to_vec())
+        let encoding = guarded(&self.path, || self.inner.encode_fast(text, special_tokens))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The same, but texts of more than `tokens` are cut there, those that the tokenizer puts around a text included.
+    ///
+    /// ```
+    /// # use fp8::models::Tokenizer;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
+    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
+    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
+    /// let tokenizer = Tokenizer::open(dir.path())?.with_max_tokens(2)?;
+    /// assert_eq!(tokenizer.encode("in the beginning", true)?, [3, 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`TextError::Option`] if there is no room beside the tokens that are always there.
+    pub fn with_max_tokens(mut self, tokens: usize) -> Result<Self, TextError> {
+        let added = self.inner.get_post_processor();
+        let added = added.map_or(0, |processor| processor.added_tokens(false));
+        if tokens <= added {
+            return Err(TextError::Option {
+                option: "the number of tokens",
+                value: tokens.to_string(),
+                expected: "more than those that the tokenizer puts around a text",
+            });
+        }
+        let truncation = TruncationParams {
+            max_length: tokens,
+            ..TruncationParams::default()
+        };
+        let inner = &mut self.inner;
+        guarded(&self.path, || {
+            inner.with_truncation(Some(truncation)).map(|_| ())
+        })?;
+        Ok(self)
     }
 
     /// The text of tokens, without special tokens where `skip_special_tokens` says so.
@@ -165,9 +211,7 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError::Tokenizer`].
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
-        self.inner
-            .decode(ids, skip_special_tokens)
-            .map_err(self.fault())
+        guarded(&self.path, || self.inner.decode(ids, skip_special_tokens))
     }
 
     /// The token that begins a text, if the model has one.
@@ -294,16 +338,16 @@ impl Tokenizer {
     /// [`TextError::NoChatTemplate`], and [`TextError::ChatTemplate`] for a template that does not compile or refuses these
     /// messages.
     pub fn chat(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
-        let path = || self.dir.clone();
         let Some(template) = &self.chat_template else {
-            return Err(TextError::NoChatTemplate { path: path() });
+            // The folder, or the GGUF file.
+            let folder = self
+                .path
+                .parent()
+                .filter(|_| self.path.ends_with("tokenizer.json"));
+            let path = folder.unwrap_or(&self.path).to_path_buf();
+            return Err(TextError::NoChatTemplate { path });
         };
-        render(template, messages, &self.bos_text, &self.eos_text).map_err(|error| {
-            TextError::ChatTemplate {
-                path: path(),
-                reason: error.to_string(),
-            }
-        })
+        template.render(messages, &self.bos_text, &self.eos_text)
     }
 
     /// The tokenizer itself, for all else that it can do.
@@ -323,23 +367,23 @@ impl Tokenizer {
     pub fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner
     }
-
-    fn fault(&self) -> impl FnOnce(tokenizers::Error) -> TextError + use<> {
-        fault(&self.dir.join("tokenizer.json"))
-    }
 }
 
-fn fault(path: &Path) -> impl FnOnce(tokenizers::Error) -> TextError + use<> {
-    let path = path.to_path_buf();
-    move |error| TextError::Tokenizer {
-        path,
-        reason: error.to_string(),
-    }
+/// From JSON. The crate unwraps what it takes for granted in some places, and text that is no JSON is one of them.
+fn load(text: &str) -> tokenizers::Result<tokenizers::Tokenizer> {
+    serde_json::from_str::<serde::de::IgnoredAny>(text)?;
+    tokenizers::Tokenizer::from_bytes(text)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TextError> {
-    std::fs::read(path).map_err(|source| TextError::Io {
+/// Calls the crate on what the file at `path` said, where it may panic.
+fn guarded<T>(path: &Path, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TextError> {
+    let reason = match caught(call) {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(error)) => error.to_string(),
+        Err(message) => format!("the tokenizer contradicts itself: {message}"),
+    };
+    Err(TextError::Tokenizer {
         path: path.to_path_buf(),
-        source,
+        reason,
     })
 }

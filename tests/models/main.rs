@@ -4,5 +4,6 @@ mod batches;
 mod gguf;
 mod real;
 mod streams;
+mod tokenizers;
 mod toy;
 mod unequal;

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 /// The letters of byte-level BPE for the bytes of `text`.
 fn letters(text: &str) -> Vec<String> {
-    let encoding = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+    let encoding = ::tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
     // Printable bytes stand for themselves, the others for letters from U+0100 on.
     let mut others = 0x100u32..;
     let mut table = vec![String::new(); 256];

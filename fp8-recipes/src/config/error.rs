@@ -1,6 +1,6 @@
 //! What can be wrong with a configuration.
 
-use fp8_core::{Format, Granularity, ParseFormatError, ParseNameError};
+use fp8_core::{Format, Granularity, ParseFormatError, ParseNameError, did_you_mean};
 
 use super::{Gemm, Operand, ScalingType};
 
@@ -9,7 +9,7 @@ use super::{Gemm, Operand, ScalingType};
 #[non_exhaustive]
 pub enum ConfigError {
     /// No recipe has this name.
-    #[error("unknown recipe `{got}`; valid recipes are {valid}")]
+    #[error("unknown recipe `{got}`; valid recipes are {valid}{}", did_you_mean(got, valid.split(", ")))]
     UnknownRecipe {
         /// The name that was given.
         got: String,

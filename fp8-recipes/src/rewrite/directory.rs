@@ -263,7 +263,9 @@ fn check_free(target: &Path, overwrite: bool) -> Result<()> {
         .into()),
         Ok(found) if !found.is_dir() => refused("is not a directory"),
         Ok(_) if is_empty(target) => Ok(()),
-        Ok(_) if !overwrite => refused("is not empty, and it was not asked to overwrite it"),
+        Ok(_) if !overwrite => refused(
+            "is not empty: --overwrite (`with_overwrite`) replaces a model that stands there",
+        ),
         Ok(_) if !target.join("config.json").is_file() => {
             refused("holds no config.json, so it is no model to overwrite")
         }

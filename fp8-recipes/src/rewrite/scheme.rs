@@ -115,19 +115,23 @@ impl FromStr for Scheme {
         if let Some(scheme) = plain.into_iter().find(|scheme| scheme.to_string() == name) {
             return Ok(scheme);
         }
-        let weight_only = match name.strip_prefix("weight-only") {
-            Some("") => Some(Granularity::Rowwise),
-            Some(rest) => rest.strip_prefix(':').and_then(|name| name.parse().ok()),
-            None => None,
-        };
-        match weight_only {
-            Some(granularity) => Ok(Self::WeightOnly { granularity }),
-            None => Err(ParseNameError {
-                what: "scheme",
-                name: name.to_string(),
-                expected: "static-tensor, dynamic-tensor, tensor-token, channel-token, block128, mxfp8, weight-only or \
-                     weight-only:GRANULARITY",
-            }),
+        match name.strip_prefix("weight-only") {
+            Some("") => {
+                return Ok(Self::WeightOnly {
+                    granularity: Granularity::Rowwise,
+                });
+            }
+            Some(rest) if rest.starts_with(':') => {
+                let granularity = rest[1..].parse()?;
+                return Ok(Self::WeightOnly { granularity });
+            }
+            _ => {}
         }
+        Err(ParseNameError {
+            what: "scheme",
+            name: name.to_string(),
+            expected: "static-tensor, dynamic-tensor, tensor-token, channel-token, block128, mxfp8, weight-only or \
+                 weight-only:GRANULARITY",
+        })
     }
 }

@@ -202,7 +202,7 @@ fn errors_name_the_value() {
         unknown,
         "unknown recipe `rowwiese`; \
          valid recipes are tensorwise, rowwise, rowwise_with_gw_hp, delayed, current, blockwise, \
-         mxfp8, direct, hybrid"
+         mxfp8, direct, hybrid; did you mean rowwise?"
     );
 
     let base = Fp8LinearConfig::default;

@@ -3,6 +3,7 @@
 use crate::output::Target;
 use crate::progress::Bar;
 use crate::source;
+use crate::usage::{Usage, at_least};
 use anyhow::{Context, Result, bail};
 use candle_core::{Device, Tensor};
 use fp8::models::{CausalLm, Model};
@@ -14,8 +15,9 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// The model: a directory with safetensors files, or a GGUF file
     model: PathBuf,
-    /// channel-token, block128, mxfp8, static-tensor, dynamic-tensor, tensor-token, weight-only or weight-only:GRANULARITY
-    #[arg(long, default_value_t = Scheme::ChannelToken)]
+    /// channel-token, block128, mxfp8, static-tensor, dynamic-tensor, tensor-token, weight-only (a scale per channel) or
+    /// weight-only:GRANULARITY, which is tensorwise, rowwise, blockwise:ROWSxCOLS (as blockwise:128x128) or mx
+    #[arg(long, value_name = "SCHEME", default_value_t = Scheme::ChannelToken)]
     scheme: Scheme,
     /// compressed-tensors, fp8-blocks (DeepSeek, Qwen), autofp8 or modelopt
     #[arg(long, value_name = "SPELLING", default_value_t = Spelling::CompressedTensors)]
@@ -33,7 +35,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "amaxes")]
     calibrate: Option<PathBuf>,
     /// Samples of 512 tokens (or the positions of a model that has fewer) that are taken of the text
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least(1))]
     samples: usize,
     #[command(flatten)]
     target: Target,
@@ -44,10 +46,9 @@ pub fn run(args: &Args) -> Result<()> {
         (Some(path), _) => read_amaxes(path)?,
         (None, Some(text)) => calibrate(&args.model, text, args.samples)?,
         (None, None) if args.scheme.needs_calibration() => {
-            bail!(
-                "--scheme {} needs the inputs' amaxes: give --calibrate TEXT or --amaxes FILE",
-                args.scheme
-            )
+            let scheme = args.scheme;
+            let why = "needs the inputs' amaxes: give --calibrate TEXT or --amaxes FILE";
+            return Err(Usage(format!("--scheme {scheme} {why}")).into());
         }
         (None, None) => BTreeMap::new(),
     };
@@ -76,10 +77,7 @@ const SAMPLE: usize = 512;
 
 /// The largest inputs of each layer while the model reads a text.
 fn calibrate(model: &Path, text: &Path, samples: usize) -> Result<BTreeMap<String, f32>> {
-    if samples == 0 {
-        bail!("--samples is 0, expected at least 1");
-    }
-    let bytes = std::fs::read(text).with_context(|| text.display().to_string())?;
+    let bytes = fp8::read::read_bytes(text, source::MAX_TEXT)?;
     let source = crate::model::Source::of(model);
     let ids = source
         .tokenizer()?

@@ -1,6 +1,6 @@
 //! What every command refuses in the same words.
 
-use crate::support::{Dir, copy, edit, failure, golden, output, speaking, write_ids};
+use crate::support::{Dir, copy, edit, failure, golden, output, refusal, speaking, write_ids};
 use candle_core::{Device, Tensor};
 use serde_json::json;
 
@@ -117,7 +117,7 @@ fn a_directory_that_exists_is_replaced_only_when_told() {
         let config = std::fs::read_to_string(format!("{out}/config.json")).unwrap();
         let line = failure(args);
         assert!(
-            line.contains(&out) && line.contains("not empty"),
+            line.contains(&out) && line.contains("--overwrite"),
             "{args:?}: {line}"
         );
         let unchanged = std::fs::read_to_string(format!("{out}/config.json")).unwrap();
@@ -134,4 +134,90 @@ fn a_directory_that_exists_is_replaced_only_when_told() {
     }
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "mine");
     assert_eq!(dir.names(), ["out"]);
+}
+
+#[test]
+fn arguments_that_mean_nothing_end_with_code_2_and_what_was_meant() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    let out = dir.join("out");
+    let quantize = ["quantize", &model, "--out", &out];
+    let cases: [(&[&str], &str); 15] = [
+        (&[], "a command is missing"),
+        (&["quantise"], "did you mean quantize?"),
+        (&["quantize", &model, "--otu", &out], "did you mean --out?"),
+        (&["--scheme", "chanel-token"], "did you mean channel-token?"),
+        (&["--scheme", "weight-only:rowise"], "did you mean rowwise?"),
+        (&["--scheme", "static-tensor"], "--calibrate TEXT"),
+        (&["--to", "model-opt"], "did you mean modelopt?"),
+        (
+            &["dequantize", &model, "--dtype", "f23"],
+            "did you mean f32?",
+        ),
+        (&["generate", &model], "--prompt"),
+        (
+            &["generate", &model, "--prompt", "a", "--temperature", "-1"],
+            "--temperature is -1: expected",
+        ),
+        (
+            &["generate", &model, "--prompt", "a", "--top-p", "-0.5"],
+            "--top-p is -0.5: expected",
+        ),
+        (
+            &["generate", &model, "--prompt", "a", "--max-tokens", "-1"],
+            "--max-tokens is -1",
+        ),
+        (
+            &["bench", &model, "--decode", "0"],
+            "--decode is 0: expected",
+        ),
+        (
+            &["eval", &model, "--data", "text", "--window", "1"],
+            "--window is 1: expected",
+        ),
+        (
+            &["inspect", &model, "--groups", "0"],
+            "--groups is 0: expected",
+        ),
+    ];
+    for (args, part) in cases {
+        let whole = match args.first() {
+            Some(first) if first.starts_with("--") => [&quantize, args].concat(),
+            _ => args.to_vec(),
+        };
+        let (code, line) = refusal(&whole);
+        assert_eq!(code, 2, "{args:?}: {line}");
+        assert!(line.contains(part), "{args:?}: {line}");
+    }
+    let (code, _) = refusal(&["inspect", "/no/such/model"]);
+    assert_eq!(code, 1);
+    let help = output(&["quantize", "--help"]);
+    for granularity in ["tensorwise", "rowwise", "blockwise:ROWSxCOLS", "mx"] {
+        assert!(help.contains(granularity), "{help}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn texts_are_regular_files() {
+    let dir = Dir::new();
+    let model = speaking("ct_static_tensor", &dir.join("model"));
+    let out = dir.join("out");
+    let fifo = dir.join("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.unwrap().success());
+    let calibrate = ["--scheme", "static-tensor", "--out", &out, "--calibrate"];
+    for (path, kind) in [("/dev/zero", "device"), (&*fifo, "named pipe")] {
+        for args in [
+            vec!["eval", &model, "--data", path],
+            vec!["embed", &model, "--data", path],
+            [&["quantize", &model], &calibrate[..], &[path]].concat(),
+        ] {
+            let line = failure(&args);
+            assert!(
+                line.contains(path) && line.contains(kind),
+                "{args:?}: {line}"
+            );
+        }
+    }
 }

@@ -5,7 +5,7 @@ mod convert;
 mod dequantize;
 mod diff;
 mod embed;
-#[path = "../../../examples/shared/end.rs"]
+#[path = "../../examples/shared/end.rs"]
 mod end;
 mod eval;
 mod generate;
@@ -17,6 +17,7 @@ mod output;
 mod progress;
 mod quantize;
 mod source;
+mod usage;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -56,7 +57,7 @@ enum Command {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return refuse(&error),
+        Err(error) => return usage::refuse(&error),
     };
     let result = match cli.command {
         Command::Inspect(args) => inspect::run(&args),
@@ -70,23 +71,11 @@ fn main() -> ExitCode {
         Command::Logits(args) => logits::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
-    end::end(result)
-}
-
-/// Help and version as clap prints them; anything else in one line.
-fn refuse(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr() {
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+    match result {
+        Err(error) if error.is::<usage::Usage>() => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+        result => end::end(result),
     }
-    let text = error.render().to_string();
-    let what = text.split("\n\n").next().unwrap_or_default();
-    let line: Vec<&str> = what.split_whitespace().collect();
-    let line = line.join(" ");
-    match line.strip_prefix("error: ") {
-        Some(_) => eprintln!("{line}. Try `fp8 --help`"),
-        // Without any argument clap's error is the help itself.
-        None => eprintln!("error: a command is missing. Try `fp8 --help`"),
-    }
-    ExitCode::FAILURE
 }

@@ -2,6 +2,7 @@
 
 use crate::model::Source;
 use crate::output::{print, print_json};
+use crate::usage::Usage;
 use anyhow::{Result, bail};
 use fp8::models::{
     CausalLm, ChatMessage, FinishReason, GenerationOptions, TextOutput, generate_text,
@@ -22,22 +23,22 @@ pub struct Args {
     #[arg(long)]
     chat: bool,
     /// New tokens, at most [default: 128, or the model's setting]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_tokens: Option<usize>,
     /// 0 takes the likeliest token [default: the model's setting]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
     /// Draw from this many of the likeliest tokens
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Draw from the likeliest tokens that have this probability together
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// Above 1: tokens that were there before become less likely
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repetition_penalty: Option<f32>,
     /// The penalty counts this many of the last tokens
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     repetition_window: Option<usize>,
     /// End before this text
     #[arg(long, value_name = "TEXT")]
@@ -74,7 +75,9 @@ impl Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let options = args.options()?;
-    options.check()?;
+    options
+        .check()
+        .map_err(|error| Usage(format!("--{}", error.to_string().replacen('_', "-", 1))))?;
     let tokenizer = args.source.tokenizer()?;
     let mut prompts = vec![];
     for prompt in &args.prompt {

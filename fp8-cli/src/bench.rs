@@ -2,7 +2,8 @@
 
 use crate::model::Source;
 use crate::output::{print, print_json, size};
-use anyhow::{Result, bail};
+use crate::usage::at_least;
+use anyhow::Result;
 use candle_core::Tensor;
 use fp8::models::{CausalLm, Llama};
 use serde_json::json;
@@ -13,13 +14,13 @@ pub struct Args {
     #[command(flatten)]
     source: Source,
     /// Tokens of the prompt that is read
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least(1))]
     prefill: usize,
     /// Tokens that are written, one by one, behind a prompt of 16
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least(1))]
     decode: usize,
     /// Times that each is done; the fastest counts
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least(1))]
     repeats: usize,
     /// Print the result as JSON
     #[arg(long)]
@@ -27,15 +28,6 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    for (name, value) in [
-        ("--prefill", args.prefill),
-        ("--decode", args.decode),
-        ("--repeats", args.repeats),
-    ] {
-        if value == 0 {
-            bail!("{name} is 0, expected at least 1");
-        }
-    }
     fp8::keep_freed_memory();
     let (model, linear) = args.source.load_llama()?;
     let prefill = fastest(args.repeats, || prefill(&model, args.prefill))?;

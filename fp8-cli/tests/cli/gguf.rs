@@ -133,3 +133,20 @@ fn a_file_that_is_no_gguf_is_named() {
     }
     assert_eq!(dir.names(), ["model.gguf", "text.txt"]);
 }
+
+#[test]
+fn commands_for_fp8_name_those_that_take_gguf() {
+    let dir = Dir::new();
+    let (model, out) = (write_model(&dir), dir.join("out"));
+    for args in [
+        vec!["inspect", &model],
+        vec!["dequantize", &model, "--out", &out],
+        vec!["convert", &model, "--to", "autofp8", "--out", &out],
+    ] {
+        let line = failure(&args);
+        assert!(
+            line.contains("GGUF") && line.contains("`fp8 quantize`"),
+            "{args:?}: {line}"
+        );
+    }
+}

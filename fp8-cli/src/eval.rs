@@ -3,9 +3,12 @@
 use crate::model::Source;
 use crate::output::{print, print_json};
 use crate::progress::Bar;
-use anyhow::{Context, Result, bail};
+use crate::source::MAX_TEXT;
+use crate::usage::at_least;
+use anyhow::{Result, bail};
 use candle_core::{DType, Tensor};
 use fp8::models::{CausalLm, Llama, Tokenizer};
+use fp8::read::read_bytes;
 use rayon::prelude::*;
 use serde_json::json;
 use std::path::PathBuf;
@@ -21,10 +24,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
     /// Read this many tokens of it
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least(2))]
     tokens: Option<usize>,
     /// Tokens that the model sees at once [default: 512, or the positions of a model that has fewer]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least(2))]
     window: Option<usize>,
     /// Print the result as JSON
     #[arg(long)]
@@ -32,13 +35,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    if let Some(window @ ..2) = args.window {
-        bail!("--window is {window}, expected at least 2 tokens");
-    }
-    if let Some(tokens @ ..2) = args.tokens {
-        bail!("--tokens is {tokens}, expected at least 2");
-    }
-    let bytes = std::fs::read(&args.data).with_context(|| args.data.display().to_string())?;
+    let bytes = read_bytes(&args.data, MAX_TEXT)?;
     let text = String::from_utf8_lossy(&bytes);
     let tokenizer = args.source.tokenizer()?;
     let ids = encode(&tokenizer, &text, args.tokens)?;

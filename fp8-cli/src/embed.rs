@@ -1,13 +1,14 @@
 //! `fp8 embed`: one vector for each text, by an encoder.
 
 use crate::model::Source;
-use crate::output::{print, print_json};
-use anyhow::{Context, Result, anyhow, bail};
+use crate::output::print;
+use crate::source::MAX_TEXT;
+use anyhow::{Context, Result, bail};
 use candle_core::Tensor;
-use fp8::models::{Bert, Model, Pooling};
+use fp8::models::{Bert, Model, Pooling, Tokenizer};
+use fp8::read::{MAX_CONFIG, read_text, read_text_if_present};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use tokenizers::{PostProcessor, Tokenizer, TruncationParams};
 
 /// Texts that run together.
 const BATCH: usize = 32;
@@ -22,7 +23,7 @@ pub struct Args {
     /// A file with a text in each line; empty lines are passed over
     #[arg(long, value_name = "FILE", conflicts_with = "texts")]
     data: Option<PathBuf>,
-    /// Print texts and vectors as JSON
+    /// Print a JSON object on a line for each text
     #[arg(long)]
     json: bool,
 }
@@ -31,7 +32,7 @@ pub fn run(args: &Args) -> Result<()> {
     let texts = match &args.data {
         None => args.texts.clone(),
         Some(path) => {
-            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let text = read_text(path, MAX_TEXT)?;
             let lines = text.lines().filter(|line| !line.trim().is_empty());
             lines.map(str::to_string).collect()
         }
@@ -47,12 +48,11 @@ pub fn run(args: &Args) -> Result<()> {
     let pooling = Pooling::of_dir(args.source.path())?;
     let mut ids = vec![];
     for text in &texts {
-        let encoding = tokenizer.encode_fast(text.as_str(), true);
-        let encoding = encoding.map_err(|error| anyhow!("{error}"))?;
-        if encoding.get_ids().is_empty() {
+        let tokens = tokenizer.encode(text, true)?;
+        if tokens.is_empty() {
             bail!("the text {text:?} has no tokens");
         }
-        ids.push(encoding.get_ids().to_vec());
+        ids.push(tokens);
     }
     // Texts of about one length have little padding.
     let mut order: Vec<usize> = (0..ids.len()).collect();
@@ -65,9 +65,11 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     if args.json {
-        let rows = texts.iter().zip(&vectors);
-        let rows = rows.map(|(text, vector)| json!({ "text": text, "embedding": vector }));
-        return print_json(&Value::Array(rows.collect()));
+        for (text, vector) in texts.iter().zip(&vectors) {
+            let row = json!({ "text": text, "embedding": vector });
+            print(&format!("{row}\n"))?;
+        }
+        return Ok(());
     }
     for vector in vectors {
         let numbers: Vec<String> = vector.iter().map(f32::to_string).collect();
@@ -80,31 +82,18 @@ pub fn run(args: &Args) -> Result<()> {
 fn tokenizer(args: &Args, model: &Bert) -> Result<Tokenizer> {
     let path = args.source.path().join("sentence_bert_config.json");
     let positions = model.config().max_position_embeddings;
-    let trained = match std::fs::read_to_string(&path) {
-        Ok(text) => {
+    let trained = match read_text_if_present(&path, MAX_CONFIG)? {
+        Some(text) => {
             let json: Value =
                 serde_json::from_str(&text).with_context(|| path.display().to_string())?;
             json["max_seq_length"]
                 .as_u64()
                 .map(|length| length as usize)
         }
-        Err(_) => None,
+        None => None,
     };
-    let mut tokenizer = args.source.tokenizer()?.inner().clone();
     let longest = trained.unwrap_or(positions).min(positions);
-    let added = tokenizer
-        .get_post_processor()
-        .map_or(0, |processor| processor.added_tokens(false));
-    if longest <= added {
-        bail!("texts of {longest} tokens have no room beside the {added} that are always there");
-    }
-    tokenizer
-        .with_truncation(Some(TruncationParams {
-            max_length: longest,
-            ..TruncationParams::default()
-        }))
-        .map_err(|error| anyhow!("{error}"))?;
-    Ok(tokenizer)
+    Ok(args.source.tokenizer()?.with_max_tokens(longest)?)
 }
 
 fn embed(model: &Bert, rows: &[&[u32]], pooling: Pooling) -> Result<Vec<Vec<f32>>> {

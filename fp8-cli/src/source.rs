@@ -1,16 +1,20 @@
 //! Opening what a command reads.
 
+use crate::usage::at_least;
 use anyhow::{Result, bail};
 use fp8::load::{Checkpoint, Inputs, OpenOptions};
 use fp8::models::gguf::{GgufFile, GgufSource, is_gguf};
 use fp8::rewrite::Source;
 use std::path::Path;
 
+/// Bytes of the longest text that is read.
+pub const MAX_TEXT: u64 = 1 << 30;
+
 /// How an FP8 checkpoint is opened.
 #[derive(Default, clap::Args)]
 pub struct Opening {
     /// Scale inputs in groups of N, whatever the checkpoint says (ModelOpt's fp8_pb_wo runs with 128)
-    #[arg(long, value_name = "N", conflicts_with = "weight_only")]
+    #[arg(long, value_name = "N", conflicts_with = "weight_only", value_parser = at_least(1))]
     groups: Option<usize>,
     /// Leave inputs in high precision, whatever the checkpoint says
     #[arg(long)]
@@ -23,8 +27,14 @@ pub struct Opening {
 impl Opening {
     /// A directory, or a single safetensors file.
     pub fn open(&self, path: &Path) -> Result<Checkpoint> {
+        if is_gguf(path) {
+            bail!(
+                "{} is a GGUF file, which holds no FP8: quantize, generate, eval, logits, bench and diff take it, and \
+                 `fp8 quantize` makes an FP8 checkpoint of it",
+                path.display()
+            );
+        }
         let inputs = match self.groups {
-            Some(0) => bail!("--groups is 0, expected the number of inputs in a group"),
             Some(size) => Inputs::Groups(size),
             None if self.weight_only => Inputs::WeightOnly,
             None => Inputs::AsStored,

@@ -162,8 +162,11 @@ fn what_cannot_be_generated_is_said() {
     let model = speaking("ct_static_tensor", &dir.join("model"));
     let cases: [(&[&str], &str); 6] = [
         (&["--prompt", ""], "no tokens"),
-        (&["--prompt", "w3", "--temperature=-1"], "temperature is -1"),
-        (&["--prompt", "w3", "--top-p", "2"], "top_p is 2"),
+        (
+            &["--prompt", "w3", "--temperature", "-1"],
+            "--temperature is -1",
+        ),
+        (&["--prompt", "w3", "--top-p", "2"], "--top-p is 2"),
         (&["--prompt", "w3", "--groups", "0"], "--groups is 0"),
         (&["--prompt", "w3", "--dtype", "f64"], "f64"),
         (&[], "--prompt"),

@@ -1,6 +1,6 @@
 //! `fp8 embed`.
 
-use crate::support::{Dir, failure, json_output, output, speaking, words, write_tokenizer};
+use crate::support::{Dir, failure, output, speaking, words, write_tokenizer};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -53,12 +53,20 @@ fn encoder(dir: &Dir) -> String {
     path
 }
 
-fn vectors(report: &Value) -> Vec<Vec<f64>> {
+/// What is printed as JSON, an object on each line.
+#[track_caller]
+fn rows(args: &[&str]) -> Vec<Value> {
+    let text = output(args);
+    let rows = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    rows.collect()
+}
+
+fn vectors(rows: &[Value]) -> Vec<Vec<f64>> {
     let vector = |row: &Value| {
         let numbers = row["embedding"].as_array().unwrap();
         numbers.iter().map(|x| x.as_f64().unwrap()).collect()
     };
-    report.as_array().unwrap().iter().map(vector).collect()
+    rows.iter().map(vector).collect()
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -71,14 +79,15 @@ fn texts_get_their_vectors_in_order() {
     let model = encoder(&dir);
     let texts = ["w3 w4 w5 w6", "w7", "w8 w9"];
     let [a, b, c] = texts;
-    let report = json_output(&["embed", &model, "--json", a, b, c]);
+    let report = rows(&["embed", &model, "--json", a, b, c]);
+    assert_eq!(report.len(), 3);
     let all = vectors(&report);
     for (i, text) in texts.iter().enumerate() {
         assert_eq!(report[i]["text"], *text);
         assert_eq!(all[i].len(), 32);
         // Of length 1, and that of the text alone, whose batch has no padding.
         assert!((dot(&all[i], &all[i]) - 1.).abs() < 1e-5);
-        let alone = &vectors(&json_output(&["embed", &model, "--json", text]))[0];
+        let alone = &vectors(&rows(&["embed", &model, "--json", text]))[0];
         let cosine = dot(&all[i], alone);
         assert!((cosine - 1.).abs() < 1e-5, "{text}: {cosine}");
     }
@@ -95,7 +104,7 @@ fn texts_get_their_vectors_in_order() {
     // In FP8 it is nearly the same.
     let fp8 = dir.join("fp8");
     output(&["quantize", &model, "--out", &fp8]);
-    let rounded = vectors(&json_output(&["embed", &fp8, "--json", a, b, c]));
+    let rounded = vectors(&rows(&["embed", &fp8, "--json", a, b, c]));
     for (rounded, exact) in rounded.iter().zip(&all) {
         let cosine = dot(rounded, exact);
         assert!((0.98..0.999_999).contains(&cosine), "{cosine}");
@@ -106,7 +115,7 @@ fn texts_get_their_vectors_in_order() {
 fn files_of_sentence_encoders_are_followed() {
     let dir = Dir::new();
     let model = encoder(&dir);
-    let embed = |text: &str| vectors(&json_output(&["embed", &model, "--json", text])).remove(0);
+    let embed = |text: &str| vectors(&rows(&["embed", &model, "--json", text])).remove(0);
     let mean = embed("w3 w4 w5");
     // Texts are cut where the model has no more positions, or where it was trained no further.
     let longest = "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14";

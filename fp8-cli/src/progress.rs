@@ -1,8 +1,10 @@
-//! A progress bar on stderr, and Ctrl-C.
+//! Progress on stderr, and Ctrl-C.
+
+#[path = "../../examples/shared/progress.rs"]
+mod shown;
 
 use anyhow::Result;
 use fp8::rewrite::Progress;
-use indicatif::{ProgressBar, ProgressStyle};
 use std::ops::ControlFlow;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Whether Ctrl-C was pressed.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// Shows how far a work is. Nothing is shown where stderr is no terminal.
-pub struct Bar(ProgressBar);
+/// Shows how far a work is.
+pub struct Bar(shown::Progress);
 
 impl Bar {
     /// `what` is done. From now on Ctrl-C stops at the next layer, and a second one at once.
@@ -36,11 +38,7 @@ impl Bar {
             });
         });
         set?;
-        let bar = ProgressBar::new(0);
-        let style = format!("{{prefix}} {{bar:30}} {units} {{eta}} {{msg}}");
-        bar.set_style(ProgressStyle::with_template(&style)?);
-        bar.set_prefix(what);
-        Ok(Self(bar))
+        Ok(Self(shown::Progress::new(what, units)?))
     }
 
     /// As the rewriting functions call it.
@@ -50,18 +48,10 @@ impl Bar {
 
     /// `name` is next, with `done` of `total` bytes behind it.
     pub fn at(&mut self, name: &str, done: u64, total: u64) -> ControlFlow<()> {
-        self.0.set_length(total);
-        self.0.set_position(done);
-        self.0.set_message(name.to_string());
+        self.0.show(done, total, name);
         match STOPPED.load(Ordering::Relaxed) {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
     }
 }

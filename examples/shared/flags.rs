@@ -1,0 +1,35 @@
+//! Flags of every example that trains.
+
+use crate::device::DeviceName;
+use crate::runs;
+use anyhow::Result;
+use std::path::{Path, PathBuf};
+
+/// Where to run and to write.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// Where to run
+    #[arg(long, default_value = "cpu")]
+    pub device: DeviceName,
+    /// Where to write [default: the example's name under target, with a number behind it where that holds a run]
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+    /// Replace the run that the folder holds
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+impl Flags {
+    /// The folder of a new run, as [`runs::begin`] makes it. Says where it is if nobody has named it.
+    pub fn begin(&self, default: &str, resumes: bool) -> Result<PathBuf> {
+        let path = Path::new(default);
+        let dir = runs::begin(self.out.as_deref(), path, self.overwrite, resumes)?;
+        if self.out.is_none() && dir != path {
+            println!(
+                "{default} holds an earlier run: this one goes to {}",
+                dir.display()
+            );
+        }
+        Ok(dir)
+    }
+}

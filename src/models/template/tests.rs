@@ -1,0 +1,217 @@
+//! Templates that transformers writes, and templates that mean harm.
+
+use super::*;
+
+fn rendered(source: &str) -> Result<String, String> {
+    let template = Template::new("folder/chat_template.jinja".into(), source.into());
+    let messages = [
+        ChatMessage::new("user", " hi "),
+        ChatMessage::new("assistant", "ho"),
+    ];
+    template
+        .render(&messages, "<s>", "</s>")
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn templates_know_what_transformers_gives_them() {
+    let template = "{{ bos_token }}{%- for m in messages %}\n{% if m['role'] == 'user' %}\n<u>{{ m['content'].strip() }}</u>\n{% endif %}\n\
+        {% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+    assert_eq!(rendered(template).as_deref(), Ok("<s><u>hi</u>\n<a>"));
+}
+
+#[test]
+fn a_template_can_refuse() {
+    let error = rendered("{{ raise_exception('roles must alternate') }}").expect_err("refused");
+    assert!(error.contains("roles must alternate"), "{error}");
+    assert!(rendered("{% for %}").is_err());
+}
+
+#[test]
+fn bounded_templates_say_what_they_said_before() {
+    let cases = [
+        ("{{ 'a' ~ 1 ~ none }}", "a1None"),
+        ("{{ 'a' + 'b' }}{{ [1] + [2] }}{{ 1 + 2 }}", "ab[1, 2]3"),
+        (
+            "{{ 'ab' * 2 }}{{ 2 * 3 }}{{ 2 * 1.5 }}{{ [1] * 2 }}{{ 7 % 4 }}{{ 2 ** 3 }}",
+            "abab63.0[1, 1]38",
+        ),
+        (
+            "{{ messages[0].role }}{{ messages[-1]['content'] }}{{ messages[1:]|length }}",
+            "userho1",
+        ),
+        (
+            "{{ messages|map(attribute='role')|join(', ') }}",
+            "user, assistant",
+        ),
+        (
+            "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}",
+            "1",
+        ),
+        (
+            "{{ {'a': 1, 'b': [true, none]}|tojson }}",
+            r#"{"a": 1, "b": [true, null]}"#,
+        ),
+        (
+            "{{ 'a b'.split(' ')[-1] }}{{ 'x'.join(['a', 'b']) }}{{ 'a-b'.replace('-', '+') }}",
+            "baxba+b",
+        ),
+        (
+            "{{ 'a\nb'|indent(2) }}{{ '%s-%d'|format('x', 3) }}",
+            "a\n  bx-3",
+        ),
+        (
+            "{{ tools is defined }}{{ tools is not defined and messages is defined }}",
+            "FalseTrue",
+        ),
+        (
+            "{{ x|default('d') }}{{ '' or 'e' }}{{ 'f' if x else 'g' }}",
+            "deg",
+        ),
+        (
+            "{{ 'i' in 'hi' }}{{ 3 not in [1, 2] }}{{ 1 < 2 < 3 }}",
+            "TrueTrueTrue",
+        ),
+        (
+            "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + loop.index %}{% endfor %}{{ ns.n }}",
+            "3",
+        ),
+        (
+            "{% macro twice(x, y='!') %}{{ x }}{{ x }}{{ y }}{% endmacro %}{{ twice('a') }}{{ twice('b', y='?') }}",
+            "aa!bb?",
+        ),
+        (
+            "{% set x %}a{{ 1 }}{% endset %}{{ x }}{% set a, b = 1, 2 %}{{ b }}{% filter upper %}q{% endfilter %}",
+            "a12Q",
+        ),
+        (
+            "{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% else %}z{% endfor %}",
+            "a102",
+        ),
+        (
+            "{% macro box(x) %}<{{ caller() }}{{ x }}>{% endmacro %}{% call box('b') %}a{% endcall %}{{ dict(a=1).a }}",
+            "<ab>1",
+        ),
+    ];
+    let mut wrong = vec![];
+    for (source, expected) in cases {
+        let text = rendered(source);
+        if text.as_deref() != Ok(expected) {
+            wrong.push((source, expected, text));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Each of these took more than a minute, all memory, or all of the stack.
+#[test]
+fn templates_without_an_end_are_errors() {
+    let loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}{% endfor %}{% endfor %}{% endfor %}";
+    let macros = "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}";
+    let endless = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
+    let nested = "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}";
+    let lists = "{% set l = range(100000)|list %}{% for a in range(100000) %}{% set x = l|sort|unique|list %}{% endfor %}";
+    let index =
+        "{% set l = range(100000) %}{% for a in range(100000) %}{% set x = l[99999] %}{% endfor %}";
+    let compare = "{% set l = range(100000)|list %}{% for a in range(100000) %}{% if l == l + [] %}{% endif %}{% endfor %}";
+    for source in [loops, macros, endless, nested, lists, index, compare] {
+        refused(source);
+    }
+}
+
+#[test]
+fn templates_that_fill_the_memory_are_errors() {
+    let start = "{% set ns = namespace(x='0123456789abcdef', l=[1]) %}{% for i in range(60) %}";
+    let steps = [
+        "{% set ns.x = ns.x ~ ns.x %}",
+        "{% set ns.x = ns.x + ns.x %}",
+        "{% set ns.x = ns.x * 16 %}",
+        "{% set ns.x = [ns.x, ns.x]|join %}",
+        "{% set ns.x = ns.x|join(ns.x) %}",
+        "{% set ns.x = ns.x.join([ns.x, ns.x, ns.x]) %}",
+        "{% set ns.x = '%s%s'|format(ns.x, ns.x) %}",
+        "{% set ns.x = '{0}{0}'.format(ns.x) %}",
+        "{% set ns.x = ns.x|replace('0', ns.x) %}",
+        "{% set ns.x = ns.x.replace('', ns.x) %}",
+        "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}",
+        "{% set ns.l = ns.l + ns.l %}",
+        "{% set ns.l = ns.l * 16 %}",
+        "{% set ns.l = [ns.l, ns.l] %}{{ ns.l }}",
+        "{% set ns.l = [ns.l, ns.l] %}{% set ns.x = ns.l|tojson %}",
+        "{% set ns.l = [ns.l, ns.l] %}{% if ns.l == [ns.l] %}{% endif %}",
+        "{% set ns.l = {'a': ns.l, 'b': ns.l} %}{% set ns.x = ns.l|string %}",
+        "{% set ns.l = ['0123456789' * 100000] * 100 %}{% set ns.x = ns.l|map('upper')|list %}{{ ns.x|length }}",
+    ];
+    for step in steps {
+        refused(&format!("{start}{step}{{% endfor %}}{{{{ ns.x }}}}"));
+    }
+    let whole = [
+        "{{ '%999999999d'|format(1) }}",
+        "{{ '%*d'|format(999999999, 1) }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ ['%999999999d']|map('format', 1)|list }}",
+        "{{ 'a'|indent(9999999999, true) }}",
+        "{{ ['a']|map('indent', 9999999999, true)|list }}",
+        "{{ [1]|batch(9999999999, 0) }}",
+        "{{ [1]|slice(9999999999, 0) }}",
+        "{{ [1, 2]|tojson(indent=9999999999) }}",
+        "{{ 'x' * 99999999 * 99 }}",
+        "{% for i in range(100000) %}{% for i in range(100000) %}some text{% endfor %}{% endfor %}",
+        "{% set x %}{% for i in range(100000) %}{% for i in range(100000) %}some text{% endfor %}{% endfor %}{% endset %}",
+    ];
+    for source in whole {
+        refused(source);
+    }
+    // Folded by the compiler, if it is let.
+    let products = "{{ 'x' * 99999999 }}".repeat(5000);
+    refused(&products);
+}
+
+#[test]
+fn templates_that_overflow_the_stack_are_errors() {
+    let deep = |start: &str, inner: &str, end: &str| {
+        let times = (MAX_SOURCE - inner.len()) / (start.len() + end.len()) - 10;
+        format!("{}{inner}{}", start.repeat(times), end.repeat(times))
+    };
+    let within = |source: String| format!("{{{{ {source} }}}}");
+    for source in [
+        within(deep("not ", "x", "")),
+        within(deep("-", "x", "")),
+        within(deep("x if x else ", "x", "")),
+        within(deep("", "x", ".a")),
+        within(deep("", "x", "[0]")),
+        within(deep("", "x", "|e")),
+        within(deep("", "1", "+1")),
+        within(deep("", "x", " and x")),
+        within(deep("", "x", " is x")),
+        within(deep("[", "", "]")),
+        within(deep("(", "x", ")")),
+        within(deep("f(", "x", ")")),
+        deep("{%if x%}", "", "{%endif%}"),
+        format!("{{% if x %}}{}{{% endif %}}", deep("{%elif x%}", "", "")),
+        deep("{%for i in x%}", "", "{%endfor%}"),
+    ] {
+        refused(&source);
+    }
+    refused(&within("not ".repeat(200_000) + "x"));
+    for source in [
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
+        "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns.x|tojson }}",
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns == ns.x }}",
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ {ns: 1} }}",
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ 'a' ~ ns }}",
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ [ns]|join }}",
+        "{% set ns = namespace(x=1) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+    ] {
+        refused(source);
+    }
+}
+
+/// The error is short and names the file.
+#[track_caller]
+fn refused(source: &str) {
+    let start: String = source.chars().take(200).collect();
+    let error = rendered(source).expect_err(&start);
+    assert!(error.starts_with("folder/chat_template.jinja: "), "{error}");
+    assert!(error.len() < MAX_REASON + 200, "{start}: {}", error.len());
+}
