@@ -110,15 +110,8 @@ fn a_plain_layer_refuses_scaled_input_by_name() -> anyhow::Result<()> {
 fn layers_without_a_scaled_form_are_not_built_on_scaled_parameters() -> anyhow::Result<()> {
     let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
     let vb = vars.var_builder();
-    let errors = [
-        nn::batch_norm(4, 1e-5, vb.pp("bn")).unwrap_err(),
-        nn::group_norm(2, 4, 1e-5, vb.pp("gn")).unwrap_err(),
-        nn::lstm(4, 4, Default::default(), vb.pp("lstm")).unwrap_err(),
-    ];
-    for (error, path) in errors.iter().zip(["bn", "gn", "lstm"]) {
-        let message = error.to_string();
-        assert!(message.contains(&format!("`{path}`")), "{message}");
-    }
+    let error = nn::lstm(4, 4, Default::default(), vb.pp("lstm")).unwrap_err();
+    assert!(error.to_string().contains("`lstm`"), "{error}");
     Ok(())
 }
 

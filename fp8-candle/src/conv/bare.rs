@@ -53,6 +53,25 @@ impl BareConv {
         }))
     }
 
+    /// Of the transposed convolution of `x` `[batch, in, height, width]` and a weight `[in, channels / groups, height, width]`: the
+    /// convolution with that weight whose images are its results, and whose gradient of the input it is.
+    pub(crate) fn transposed(
+        x: [usize; 4],
+        weight: [usize; 4],
+        shape: &ConvShape,
+    ) -> Result<Self, ConvError> {
+        Ok(Self(Geometry {
+            window: shape.transposed_window(x, weight)?,
+            n: weight[0],
+            groups: shape.groups,
+        }))
+    }
+
+    /// `[batch, channels, height, width]` of the images.
+    pub(crate) fn image_dims(&self) -> [usize; 4] {
+        self.0.window.dims()
+    }
+
     /// How many terms each value of the output sums, each of the gradient of the input at most, and each of that of the weight.
     pub(crate) fn lengths(&self) -> [usize; 3] {
         let (window, [n, columns]) = (&self.0.window, self.0.weight_dims());

@@ -45,6 +45,7 @@
 mod activation;
 mod arith;
 mod attention;
+mod channel_norm;
 mod compare;
 mod conv;
 mod data_norm;

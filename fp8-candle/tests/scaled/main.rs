@@ -1,5 +1,6 @@
 //! Scaled arithmetic.
 
+mod channels;
 mod compound;
 mod equivariance;
 mod errors;

@@ -10,11 +10,10 @@ pub use whole::{adjacent_batch_norms, fold_batch_norms};
 
 use super::join;
 use crate::error::Error;
-use crate::scaled::refuse_scaled;
 use crate::{Fp8Module, Visitor};
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
-use running::{Before, follow};
+use running::{Before, follow, follow_scaled, plain_values};
 use std::ops::Deref;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` of each channel: over the batch in training, where the running
@@ -238,6 +237,10 @@ impl BatchNorm {
     /// # Ok(()) }
     /// ```
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
+        if let Some(plain) = self.plain()? {
+            let y = plain.forward_train(x)?;
+            return follow_scaled(self, &plain).map(|()| y);
+        }
         let features = self.features(x)?;
         if x.elem_count() < 2 * features {
             return Err(Error::NoVariance {
@@ -275,11 +278,28 @@ impl BatchNorm {
     /// # Ok(()) }
     /// ```
     pub fn forward_eval(&self, x: &Tensor) -> Result<Tensor> {
+        if let Some(plain) = self.plain()? {
+            return plain.forward_eval(x);
+        }
         self.features(x)?;
         match self.has_one_dtype(x) {
             true => self.inner.forward_t(x, false),
             false => self.forward_mixed(x, false),
         }
+    }
+
+    /// Whether the mean is subtracted.
+    pub(crate) fn remove_mean(&self) -> bool {
+        self.remove_mean
+    }
+
+    /// The layer with the values of its parameters where these are scaled.
+    fn plain(&self) -> Result<Option<Self>> {
+        Ok(plain_values(&self.inner)?.map(|inner| Self {
+            inner,
+            remove_mean: self.remove_mean,
+            path: self.path.clone(),
+        }))
     }
 
     fn features(&self, x: &Tensor) -> Result<usize> {
@@ -412,11 +432,6 @@ pub fn batch_norm<C: Into<BatchNormConfig>>(
 ) -> Result<BatchNorm> {
     let (config, path) = (config.into(), vb.prefix());
     let inner = candle_nn::batch_norm(num_features, config, vb)?;
-    refuse_scaled(
-        "a batch norm",
-        &path,
-        &[inner.running_mean(), inner.running_var()],
-    )?;
     Ok(BatchNorm {
         inner,
         remove_mean: config.remove_mean,

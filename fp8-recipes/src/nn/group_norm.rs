@@ -1,10 +1,11 @@
 //! Group normalization with a path.
 
 use super::show;
-use crate::scaled::refuse_scaled;
+use crate::scaled::plain_value;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
+use fp8_candle::scaled::ScaledVar;
 
 /// `candle_nn::GroupNorm` that knows its checkpoint path and shows its parameters.
 #[derive(Debug, Clone)]
@@ -12,6 +13,8 @@ pub struct GroupNorm {
     inner: candle_nn::GroupNorm,
     weight: Tensor,
     bias: Tensor,
+    num_groups: usize,
+    eps: f64,
     path: Option<String>,
 }
 
@@ -32,6 +35,8 @@ impl GroupNorm {
             inner: candle_nn::GroupNorm::new(weight, bias, num_channels, num_groups, eps)?,
             weight: own_weight,
             bias: own_bias,
+            num_groups,
+            eps,
             path: None,
         })
     }
@@ -41,6 +46,21 @@ impl GroupNorm {
     pub fn with_path(mut self, path: impl Into<String>) -> Self {
         self.path = Some(path.into());
         self
+    }
+
+    /// Into how many groups the channels are parted.
+    pub(crate) fn num_groups(&self) -> usize {
+        self.num_groups
+    }
+
+    /// What is added to the variance.
+    pub(crate) fn eps(&self) -> f64 {
+        self.eps
+    }
+
+    /// Path in the checkpoint: empty at its root, None if unknown.
+    pub fn path(&self) -> Option<&str> {
+        self.path.as_deref()
     }
 
     /// `[num_channels]`.
@@ -57,7 +77,13 @@ impl GroupNorm {
 impl Module for GroupNorm {
     /// `[batch, num_channels, ..]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.inner.forward(x)
+        if ScaledVar::of(&self.weight).is_none() {
+            return self.inner.forward(x);
+        }
+        let value = |tensor| plain_value(tensor, x.dtype());
+        let (weight, bias) = (value(&self.weight)?, value(&self.bias)?);
+        let channels = weight.elem_count();
+        candle_nn::GroupNorm::new(weight, bias, channels, self.num_groups, self.eps)?.forward(x)
     }
 }
 
@@ -80,7 +106,6 @@ pub fn group_norm(
 ) -> Result<GroupNorm> {
     let weight = vb.get_with_hints(num_channels, "weight", Init::Const(1.))?;
     let bias = vb.get_with_hints(num_channels, "bias", Init::Const(0.))?;
-    refuse_scaled("a group norm", &vb.prefix(), &[&weight, &bias])?;
     let norm = GroupNorm::new(weight, bias, num_channels, num_groups, eps)?;
     Ok(norm.with_path(vb.prefix()))
 }

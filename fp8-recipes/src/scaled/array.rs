@@ -1,5 +1,6 @@
 //! What a model computes on: plain tensors or scaled ones.
 
+use super::channels::ChannelLayer;
 use super::sealed::Sealed;
 use crate::error::Result;
 use crate::nn;
@@ -121,6 +122,10 @@ macro_rules! array {
             #[doc(hidden)]
             fn conv2d(layer: &nn::Conv2d, x: &Self) -> Result<Self>;
 
+            /// What a layer over channels computes.
+            #[doc(hidden)]
+            fn over_channels(layer: ChannelLayer<'_>, x: &Self) -> Result<Self>;
+
             /// What [`nn::LayerNorm`] computes.
             #[doc(hidden)]
             fn layer_norm(layer: &nn::LayerNorm, x: &Self) -> Result<Self>;
@@ -179,6 +184,10 @@ macro_rules! array {
                 layer.try_forward(x)
             }
 
+            fn over_channels(layer: ChannelLayer<'_>, x: &Self) -> Result<Self> {
+                super::channels::plain(layer, x)
+            }
+
             fn layer_norm(layer: &nn::LayerNorm, x: &Self) -> Result<Self> {
                 Ok(candle_core::Module::forward(layer, x)?)
             }
@@ -235,6 +244,10 @@ macro_rules! array {
 
             fn conv2d(layer: &nn::Conv2d, x: &Self) -> Result<Self> {
                 super::layer::conv2d(layer, x)
+            }
+
+            fn over_channels(layer: ChannelLayer<'_>, x: &Self) -> Result<Self> {
+                super::channels::scaled(layer, x)
             }
 
             fn layer_norm(layer: &nn::LayerNorm, x: &Self) -> Result<Self> {

@@ -142,7 +142,7 @@ impl nn::Embedding {
 }
 
 /// The scaled parameter that holds `tensor`.
-fn parameter(tensor: &Tensor, path: Option<&str>, own: &str) -> Result<Scaled> {
+pub(super) fn parameter(tensor: &Tensor, path: Option<&str>, own: &str) -> Result<Scaled> {
     match ScaledVar::of(tensor) {
         Some(var) => Ok(var.value()),
         None => Err(Error::NotScaled {
@@ -151,7 +151,11 @@ fn parameter(tensor: &Tensor, path: Option<&str>, own: &str) -> Result<Scaled> {
     }
 }
 
-fn optional(tensor: Option<&Tensor>, path: Option<&str>, own: &str) -> Result<Option<Scaled>> {
+pub(super) fn optional(
+    tensor: Option<&Tensor>,
+    path: Option<&str>,
+    own: &str,
+) -> Result<Option<Scaled>> {
     tensor.map(|t| parameter(t, path, own)).transpose()
 }
 

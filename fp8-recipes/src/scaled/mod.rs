@@ -24,6 +24,7 @@
 //! ```
 
 mod array;
+mod channels;
 mod checkpoint;
 mod layer;
 mod training;

@@ -59,7 +59,7 @@ pub(super) fn folded(
         DType::F64 => DType::F64,
         _ => DType::F32,
     };
-    let widened = |t: &Tensor| t.detach().to_dtype(wide);
+    let widened = |t: &Tensor| plain_value(t, wide)?.detach().to_dtype(wide);
     let deviation = (widened(bn.running_var())? + bn.eps())?.sqrt()?;
     let (gain, shift) = match bn.weight_and_bias() {
         Some((gain, shift)) => (widened(gain)?, widened(shift)?),
@@ -68,7 +68,7 @@ pub(super) fn folded(
     let factor = gain.div(&deviation)?;
     let mean = widened(bn.running_mean())?;
     let offset = match bias {
-        Some(bias) => (widened(&plain_value(bias, DType::F32)?)? - mean)?,
+        Some(bias) => (widened(bias)? - mean)?,
         None => mean.neg()?,
     };
     let bias = (shift + factor.mul(&offset)?)?.to_dtype(dtype)?;

@@ -1,6 +1,8 @@
 //! How running statistics follow those of a batch.
 
+use crate::scaled::plain_value;
 use candle_core::{DType, Result, Tensor, Var};
+use fp8_candle::scaled::ScaledVar;
 
 /// `running * (1 - momentum) + batch * momentum * unbiased`, in the dtype that `running` has.
 pub(super) fn follow(running: &Tensor, batch: &Tensor, momentum: f64, unbiased: f64) -> Result<()> {
@@ -39,4 +41,41 @@ impl Before {
         }
         Ok(())
     }
+}
+
+/// `bn` with the values of its parameters, None where they are plain tensors.
+pub(super) fn plain_values(bn: &candle_nn::BatchNorm) -> Result<Option<candle_nn::BatchNorm>> {
+    if ScaledVar::of(bn.running_mean()).is_none() {
+        return Ok(None);
+    }
+    let value = |tensor| plain_value(tensor, DType::F32);
+    let (mean, variance) = (value(bn.running_mean())?, value(bn.running_var())?);
+    let (features, eps, momentum) = (mean.elem_count(), bn.eps(), bn.momentum());
+    Ok(Some(match bn.weight_and_bias() {
+        Some((weight, bias)) => candle_nn::BatchNorm::new_with_momentum(
+            features,
+            mean,
+            variance,
+            value(weight)?,
+            value(bias)?,
+            eps,
+            momentum,
+        )?,
+        None => candle_nn::BatchNorm::new_no_bias_with_momentum(
+            features, mean, variance, eps, momentum,
+        )?,
+    }))
+}
+
+/// The scaled statistics of `bn` become those of `plain`.
+pub(super) fn follow_scaled(bn: &candle_nn::BatchNorm, plain: &candle_nn::BatchNorm) -> Result<()> {
+    for (running, now) in [
+        (bn.running_mean(), plain.running_mean()),
+        (bn.running_var(), plain.running_var()),
+    ] {
+        if let Some(var) = ScaledVar::of(running) {
+            var.set_rescaled(&now.detach())?;
+        }
+    }
+    Ok(())
 }
