@@ -103,6 +103,9 @@ fn is_scale(name: &str) -> bool {
     ends.iter().any(|end| own.ends_with(end)) || own.contains("qscale")
 }
 
+/// The family of Mistral's own files, and `params.json` if there is one.
+type Native = (Arc<dyn Family>, Option<Value>);
+
 /// Mistral's own files, by their names: a `quantization_config` beside them speaks of other files. The counts of heads may
 /// stand in `config.json` alone.
 fn native(
@@ -110,7 +113,7 @@ fn native(
     path: &Path,
     config: Option<&Value>,
     files: &[&SafetensorsFile],
-) -> Result<Option<(Arc<dyn Family>, Option<Value>)>> {
+) -> Result<Option<Native>> {
     let has_scales = any_name(files, |name| name.ends_with(".qscale_weight"));
     if !has_scales && !any_name(files, |name| name == "tok_embeddings.weight") {
         return Ok(None);

@@ -232,11 +232,18 @@ impl Checkpoint {
                 );
             }
         }
-        let known = |directory: &PathBuf| &known[directory.as_path()];
-        let families = directories.iter().map(|dir| known(dir).family.clone());
+        let families = directories
+            .iter()
+            .map(|dir| known[dir.as_path()].family.clone());
         let families: Vec<Arc<dyn Family>> = families.collect();
-        let config = directories.iter().find_map(|dir| known(dir).config.clone());
-        let params = directories.iter().find_map(|dir| known(dir).params.clone());
+        let (mut config, mut params) = (None, None);
+        for dir in &directories {
+            let Some(found) = known.remove(dir.as_path()) else {
+                continue;
+            };
+            config = config.or(found.config);
+            params = params.or(found.params);
+        }
         let mut checkpoint = Self {
             index: listed.map(|found| found.index.clone()).unwrap_or_default(),
             files,
