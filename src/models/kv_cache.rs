@@ -94,7 +94,8 @@ impl KvCache {
             capacity: sizes.capacity.min(FIRST),
             ..sizes
         };
-        room::check_memory(first, scales.len(), dtype)?;
+        // Of all that may come: what can never be held is said before anything is computed.
+        room::check_memory(sizes, scales.len(), dtype)?;
         let layers = scales.into_iter().map(|scales| {
             let dtype = if scales.is_some() { DType::U8 } else { dtype };
             let zeros = || {

@@ -154,8 +154,11 @@ fn a_cache_takes_memory_as_it_fills() -> Result<()> {
     assert!(cache.size_in_bytes() <= 200 * token);
     let last = last.expect("logits");
     fp8_test_support::assert_close("grown", &last, &whole.narrow(1, 89, 1)?.squeeze(1)?, 1e-4);
-    // Room for ever, as nobody needs it yet.
-    model.new_cache(1, 1 << 40)?;
+    let endless = model.new_cache(1, 1 << 50);
+    assert!(
+        matches!(endless, Err(Error::CacheMemory { .. })),
+        "{endless:?}"
+    );
     let mut full = model.new_cache(1, 65)?;
     let ids = ids.narrow(0, 0, 1)?.contiguous()?;
     let refused = model.last_logits(&ids.narrow(1, 0, 66)?, &mut full);
