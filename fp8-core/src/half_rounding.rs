@@ -1,8 +1,8 @@
-//! Stochastic rounding of f32 to the 16-bit types: the definition and its slice version.
+//! Stochastic rounding of f32 to the 16-bit types: the definition.
 
 use half::{bf16, f16};
 
-use crate::{HighPrecision, StochasticKey, kernels};
+use crate::HighPrecision;
 
 /// A 16-bit type to round to: bf16 or f16. Sealed.
 ///
@@ -79,35 +79,4 @@ fn round(bits: u32, word: u32, mantissa_bits: u32, bias: i32) -> u16 {
         rounded
     };
     (mag | (bits >> 16) & 0x8000) as u16
-}
-
-/// Rounds `src` to 16 bits at random, so that the mean is the value itself: [`HalfPrecision::from_f32_stochastic`] with the words
-/// of `key`, for elements numbered from `first_element` on. A tensor may be split anywhere: every split gives the same bits.
-///
-/// ```
-/// use fp8_core::{StochasticKey, stochastic_round};
-/// use half::f16;
-/// let key = StochasticKey { seed: 7, step: 1, tensor: 0 };
-/// let values = [1.0f32, 1.0001, 1e9, -0.0];
-/// let mut rounded = [f16::ZERO; 4];
-/// stochastic_round(key, 0, &values, &mut rounded);
-/// assert_eq!((rounded[0], rounded[2]), (f16::ONE, f16::INFINITY));
-/// assert!(rounded[1] == f16::ONE || rounded[1] == f16::ONE + f16::EPSILON);
-///
-/// let mut tail = [f16::ZERO; 3];
-/// stochastic_round(key, 1, &values[1..], &mut tail);
-/// assert_eq!(tail, rounded[1..]);
-/// ```
-///
-/// # Panics
-/// If `src` and `dst` differ in length.
-pub fn stochastic_round<T: HalfPrecision>(
-    key: StochasticKey,
-    first_element: u64,
-    src: &[f32],
-    dst: &mut [T],
-) {
-    assert_eq!(src.len(), dst.len(), "source and destination");
-    let isa = kernels::Isa::best();
-    kernels::stochastic::round(isa, key, first_element, src, dst);
 }

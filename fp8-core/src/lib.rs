@@ -36,6 +36,7 @@
 
 mod cast;
 mod e8m0;
+mod element;
 mod error;
 mod format;
 mod granularity;
@@ -56,8 +57,8 @@ pub use e8m0::E8M0;
 pub use error::{GridError, ParseFormatError, ParseNameError, ScaleError, did_you_mean};
 pub use format::{Format, FormatPair};
 pub use granularity::{Contraction, Granularity, MX_BLOCK, ScaleGrid};
-pub use half_rounding::{HalfPrecision, stochastic_round};
-pub use high_precision::{HighPrecision, widen};
+pub use half_rounding::HalfPrecision;
+pub use high_precision::HighPrecision;
 pub use history::{
     AmaxCompute, CustomAmax, DelayedRule, MAX_HISTORY_LEN, ScaleRounding, SlotUpdate, remake_scale,
     resize_history, update_slot,
@@ -73,5 +74,5 @@ pub use scaling::{
     floor_to_power_of_two, inference_quant_scale, mx_dequant_scale_floor, mx_dequant_scale_rceil,
     reciprocal, static_dequant_scale,
 };
-pub use slice::{amax, decode, encode, encode_with_amax};
+pub use slice::{amax, decode, encode, encode_with_amax, stochastic_round, widen};
 pub use types::{E4M3, E4M3Fnuz, E5M2, E5M2Fnuz};

@@ -1,6 +1,6 @@
-//! Casts over slices with one scale.
+//! Casts over slices: FP8 with one scale, and the 16-bit types.
 
-use crate::{Cast, Format, ScaleGrid, high_precision::HighPrecision, rows};
+use crate::{Cast, Format, HalfPrecision, HighPrecision, ScaleGrid, StochasticKey, kernels, rows};
 
 /// max |x| over `src` in f32, 0 if it is empty. A NaN anywhere gives NaN, otherwise an infinity gives infinity.
 ///
@@ -63,6 +63,49 @@ pub fn encode_with_amax<T: HighPrecision>(
 /// If `codes` and `dst` differ in length.
 pub fn decode<T: HighPrecision>(format: Format, codes: &[u8], dequant_scale: f32, dst: &mut [T]) {
     rows::decode_rows(format, codes, 0, &row(codes.len()), &[dequant_scale], dst);
+}
+
+/// [`HighPrecision::to_f32`] of each value, as many as both slices have; the bits of a NaN may differ.
+///
+/// ```
+/// use half::f16;
+/// let mut wide = [0.0; 2];
+/// fp8_core::widen(&[f16::ONE, f16::MAX], &mut wide);
+/// assert_eq!(wide, [1.0, 65504.0]);
+/// ```
+pub fn widen<T: HighPrecision>(values: &[T], widened: &mut [f32]) {
+    kernels::halves::widen(kernels::Isa::best(), values, widened);
+}
+
+/// Rounds `src` to 16 bits at random, so that the mean is the value itself: [`HalfPrecision::from_f32_stochastic`] with the words
+/// of `key`, for elements numbered from `first_element` on. A tensor may be split anywhere: every split gives the same bits.
+///
+/// ```
+/// use fp8_core::{StochasticKey, stochastic_round};
+/// use half::f16;
+/// let key = StochasticKey { seed: 7, step: 1, tensor: 0 };
+/// let values = [1.0f32, 1.0001, 1e9, -0.0];
+/// let mut rounded = [f16::ZERO; 4];
+/// stochastic_round(key, 0, &values, &mut rounded);
+/// assert_eq!((rounded[0], rounded[2]), (f16::ONE, f16::INFINITY));
+/// assert!(rounded[1] == f16::ONE || rounded[1] == f16::ONE + f16::EPSILON);
+///
+/// let mut tail = [f16::ZERO; 3];
+/// stochastic_round(key, 1, &values[1..], &mut tail);
+/// assert_eq!(tail, rounded[1..]);
+/// ```
+///
+/// # Panics
+/// If `src` and `dst` differ in length.
+pub fn stochastic_round<T: HalfPrecision>(
+    key: StochasticKey,
+    first_element: u64,
+    src: &[f32],
+    dst: &mut [T],
+) {
+    assert_eq!(src.len(), dst.len(), "source and destination");
+    let isa = kernels::Isa::best();
+    kernels::stochastic::round(isa, key, first_element, src, dst);
 }
 
 fn row(len: usize) -> ScaleGrid {

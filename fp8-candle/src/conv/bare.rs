@@ -1,9 +1,11 @@
 //! The products of a convolution without casts of its own and outside any graph, for arithmetic that has its own rules.
 
 use super::error::ConvError;
-use super::operand::{Values, Weight};
-use super::products::{Geometry, gather, spread, weigh};
+use super::geometry::Geometry;
+use super::operand::Weight;
+use super::products::{gather, spread, weigh};
 use super::shape::ConvShape;
+use super::values::Values;
 use crate::error::Result;
 use crate::ready::tensor_of;
 use crate::tensor::Fp8Tensor;

@@ -1,9 +1,10 @@
 //! The forward pass: checks, casts, and the node of the autograd graph.
 
+use super::geometry::Geometry;
 use super::op::{ConvOp, Convolution, WithWeight, WithWeightAndBias};
-use super::operand::{Values, Weight};
-use super::products::Geometry;
+use super::operand::Weight;
 use super::shape::ConvShape;
+use super::values::Values;
 use crate::error::{Error, Result};
 use crate::linear::{LinearPlan, Saved, WeightCache, recast};
 use crate::ready::{Ready, take_storage, tensor_of};

@@ -18,13 +18,15 @@
 //! Source: the FP8 Emulation Toolkit's `Conv2d`, candle-nn's layers for the shapes.
 
 mod bare;
+mod columns;
 mod error;
 mod forward;
+mod geometry;
 mod op;
 mod operand;
 mod products;
 mod shape;
-mod uncast;
+mod values;
 
 pub(crate) use bare::{BareConv, BareOperand};
 pub use error::ConvError;

@@ -1,8 +1,10 @@
 //! The autograd node of a convolution.
 
-use super::operand::{Values, Weight};
-use super::products::{Geometry, gather, spread, weigh};
-use super::uncast::settled;
+use super::columns::settled;
+use super::geometry::Geometry;
+use super::operand::Weight;
+use super::products::{gather, spread, weigh};
+use super::values::Values;
 use crate::data::window::Window;
 use crate::device::backend;
 use crate::error::Result;

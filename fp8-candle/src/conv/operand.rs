@@ -1,92 +1,14 @@
-//! An operand of the products: FP8 codes with their scales, values in high precision, or images that are cast later.
+//! The weight group by group, and one product of two operands.
 
-use super::products::Geometry;
-use super::uncast::Uncast;
+use super::geometry::Geometry;
+use super::values::{Values, kept_block};
 use crate::device::{GemmOutput, backend};
 use crate::error::{Result, internal};
-use crate::quantize::Quantizer;
 use crate::ready::Ready;
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::Granularity;
-
-/// A tensor that is multiplied.
-#[derive(Clone)]
-pub(super) enum Values {
-    /// A matrix, or images with one scale.
-    Fp8(Fp8Tensor),
-    /// In f32.
-    HighPrecision(Tensor),
-    /// Images whose scales run along the sums, cast as columns.
-    Uncast(Uncast),
-}
-
-impl Values {
-    /// A tensor that is not cast.
-    pub(super) fn high_precision(x: &Tensor) -> Result<Self> {
-        let x = x.detach().to_dtype(DType::F32)?.contiguous()?;
-        Ok(Self::HighPrecision(x))
-    }
-
-    /// Images, cast at once if their elements share a scale.
-    pub(super) fn images(x: &Tensor, quantizer: &Quantizer) -> Result<Self> {
-        match quantizer.granularity {
-            Granularity::Tensorwise => Ok(Self::Fp8(quantizer.quantize(x, Cols)?.tensor)),
-            _ => Ok(Self::Uncast(Uncast::new(x, quantizer)?)),
-        }
-    }
-
-    /// The values of the codes, in f32.
-    pub(super) fn emulated(self) -> Result<Self> {
-        Ok(match self {
-            Self::Fp8(x8) => Self::HighPrecision(x8.dequantize(DType::F32)?),
-            Self::Uncast(images) => Self::Uncast(images.emulated()),
-            Self::HighPrecision(_) => self,
-        })
-    }
-
-    pub(super) fn is_high_precision(&self) -> bool {
-        matches!(self, Self::HighPrecision(_))
-    }
-
-    /// The codes, or the values.
-    pub(super) fn elements(&self) -> &Tensor {
-        match self {
-            Self::Fp8(x8) => x8.codes(),
-            Self::HighPrecision(x) => x,
-            Self::Uncast(images) => images.values(),
-        }
-    }
-
-    /// Other elements with the same meaning; of codes with one scale.
-    pub(super) fn with(&self, elements: Tensor) -> Result<Self> {
-        Ok(match self {
-            Self::HighPrecision(_) => Self::HighPrecision(elements),
-            Self::Fp8(x8) => Self::Fp8(Fp8Tensor::from_parts(
-                elements,
-                x8.format(),
-                Granularity::Tensorwise,
-                Cols,
-                x8.dequant_scale().clone(),
-            )?),
-            Self::Uncast(images) => Self::Uncast(images.with(elements)),
-        })
-    }
-
-    /// The same elements in another shape; of codes with one scale.
-    pub(super) fn reshape(&self, dims: &[usize]) -> Result<Self> {
-        self.with(self.elements().reshape(dims)?)
-    }
-}
-
-/// Indices of a dimension that a product keeps which share a scale.
-pub(super) fn kept_block(granularity: Granularity) -> usize {
-    match granularity {
-        Granularity::Blockwise { rows, .. } => rows.max(1),
-        _ => 1,
-    }
-}
 
 /// The weight, of which each group is an operand.
 pub(super) struct Weight {

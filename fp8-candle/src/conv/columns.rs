@@ -1,6 +1,6 @@
 //! Casts with scales along the sums: of the columns, part by part, seen from outside as the cast of one tensor.
 
-use super::operand::{Values, kept_block};
+use super::values::{Uncast, Values, kept_block};
 use crate::data::window::{Part, Window};
 use crate::device::unfolding;
 use crate::error::Result;
@@ -12,40 +12,6 @@ use candle_core::{DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::Granularity;
 use std::sync::atomic::Ordering;
-
-/// Images in high precision, and how their columns are cast.
-#[derive(Clone)]
-pub(super) struct Uncast {
-    x: Tensor,
-    quantizer: Quantizer,
-    emulate: bool,
-}
-
-impl Uncast {
-    pub(super) fn new(x: &Tensor, quantizer: &Quantizer) -> Result<Self> {
-        Ok(Self {
-            x: x.detach().contiguous()?,
-            quantizer: quantizer.clone(),
-            emulate: false,
-        })
-    }
-
-    /// Its columns as values in f32.
-    pub(super) fn emulated(self) -> Self {
-        Self {
-            emulate: true,
-            ..self
-        }
-    }
-
-    pub(super) fn values(&self) -> &Tensor {
-        &self.x
-    }
-
-    pub(super) fn with(&self, x: Tensor) -> Self {
-        Self { x, ..self.clone() }
-    }
-}
 
 /// The columns of images for one product.
 pub(super) struct Columns<'a> {
