@@ -1,9 +1,10 @@
 //! Quantizing and dequantizing as a differentiable op, in the forward or the backward direction.
 
+use crate::data::storage::{owned_storage, take_storage};
 use crate::error::Result;
+use crate::graph::{Ready, attach};
 use crate::quantize::Quantizer;
-use crate::ready::{Ready, owned_storage, take_storage};
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Shape, Tensor};
+use candle_core::Tensor;
 use fp8_core::Contraction;
 
 /// `dequantize(quantize(x))` in x's dtype; the gradient passes straight through.
@@ -54,39 +55,13 @@ pub fn cast_values_and_gradient(
             take_storage(cast.dequantize(x.dtype())?)?
         }
     };
-    let ready = Ready::new(storage, x.shape())?;
-    if !x.track_op() {
-        return ready.into_tensor();
-    }
     let backward = backward.map(|(quantizer, contraction)| (quantizer.clone(), contraction));
-    Ok(x.apply_op1(CastOp { ready, backward })?)
-}
-
-struct CastOp {
-    ready: Ready,
-    backward: Option<(Quantizer, Contraction)>,
-}
-
-impl CustomOp1 for CastOp {
-    fn name(&self) -> &'static str {
-        "fp8_cast"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.ready.take_cpu()
-    }
-
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.ready.take_cuda()
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        match &self.backward {
-            None => Ok(Some(grad.clone())),
-            Some((quantizer, contraction)) => {
-                let cast = quantizer.quantize(grad, *contraction)?.tensor;
-                Ok(Some(cast.dequantize(grad.dtype())?))
-            }
+    let result = Ready::new(storage, x.shape())?;
+    attach("fp8_cast", [x], result, move |_, _, grad| match &backward {
+        None => Ok([Some(grad.clone())]),
+        Some((quantizer, contraction)) => {
+            let cast = quantizer.quantize(grad, *contraction)?.tensor;
+            Ok([Some(cast.dequantize(grad.dtype())?)])
         }
-    }
+    })
 }

@@ -11,6 +11,7 @@ mod data;
 pub mod device;
 mod error;
 mod fake_quant;
+mod graph;
 pub mod linear;
 pub mod ops;
 #[cfg(feature = "cuda")]
@@ -19,7 +20,6 @@ mod packed;
 pub mod parallel;
 pub mod profile;
 mod quantize;
-mod ready;
 mod recall;
 mod scale_source;
 pub mod scaled;

@@ -24,95 +24,17 @@
 //! # Ok::<(), fp8_candle::Error>(())
 //! ```
 
+mod kind;
 mod report;
 
+pub use kind::Kind;
 pub use report::{Part, Report};
 
+use kind::KINDS;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-
-/// What a thread can be at.
-///
-/// ```
-/// use fp8_candle::profile::Kind;
-/// let names: Vec<_> = Kind::all().map(Kind::name).collect();
-/// assert_eq!(names[..2], ["casts", "GEMMs"]);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Kind {
-    /// Amaxes, scales, FP8 codes of tensors and values of codes.
-    Cast,
-    /// Products of FP8 matrices, and the sums over rows that are gradients of biases.
-    Gemm,
-    /// Attention, softmax and rotary positions. Where attention is composed of products, their gradients are candle's.
-    Attention,
-    /// Layer norm and RMS norm.
-    Norm,
-    /// Activations and dropout.
-    Activation,
-    /// Cross entropy.
-    Loss,
-    /// Steps of optimizers.
-    Optimizer,
-    /// What candle computes by itself in a forward or backward pass. No operation of this crate claims it: a program enters it
-    /// around the two passes.
-    Candle,
-    /// Reading and making batches; claimed by programs.
-    Data,
-    /// What nothing has claimed.
-    Other,
-}
-
-/// Kinds of [`Kind`].
-const KINDS: usize = 10;
-
-impl Kind {
-    /// Every kind, in the order of tables.
-    ///
-    /// ```
-    /// use fp8_candle::profile::Kind;
-    /// assert_eq!(Kind::all().last(), Some(Kind::Other));
-    /// ```
-    pub fn all() -> impl Iterator<Item = Self> {
-        const ALL: [Kind; KINDS] = [
-            Kind::Cast,
-            Kind::Gemm,
-            Kind::Attention,
-            Kind::Norm,
-            Kind::Activation,
-            Kind::Loss,
-            Kind::Optimizer,
-            Kind::Candle,
-            Kind::Data,
-            Kind::Other,
-        ];
-        ALL.into_iter()
-    }
-
-    /// The word in tables.
-    ///
-    /// ```
-    /// use fp8_candle::profile::Kind;
-    /// assert_eq!(Kind::Norm.name(), "norms");
-    /// ```
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cast => "casts",
-            Self::Gemm => "GEMMs",
-            Self::Attention => "attention",
-            Self::Norm => "norms",
-            Self::Activation => "activations",
-            Self::Loss => "loss",
-            Self::Optimizer => "optimizer",
-            Self::Candle => "candle",
-            Self::Data => "data",
-            Self::Other => "other",
-        }
-    }
-}
 
 /// Recordings of all threads that run now.
 static RECORDINGS: AtomicUsize = AtomicUsize::new(0);

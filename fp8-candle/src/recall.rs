@@ -6,7 +6,7 @@
 //! codes of weights, which a cache holds anyway.
 
 use crate::error::Result;
-use crate::quantize::Quantized;
+use crate::quantize::quantized::Quantized;
 use crate::tensor::Fp8Tensor;
 use crate::weight_version::Seen;
 use candle_core::Tensor;

@@ -9,7 +9,6 @@
 use crate::device::backend;
 use crate::error::{Error, Result};
 use crate::state::StateTable;
-use crate::wide::collect::tell;
 use candle_core::{DType, Tensor, TensorId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -140,12 +139,12 @@ impl Seen {
     pub(crate) fn check(&self, tensor: &Tensor, op: &str, what: &'static str) -> Result<()> {
         match self.holds(tensor)? {
             true => Ok(()),
-            false => Err(tell(Error::ChangedValues {
+            false => Err(Error::ChangedValues {
                 op: op.to_string(),
                 what,
                 shape: tensor.dims().to_vec(),
                 dtype: tensor.dtype(),
-            })),
+            }),
         }
     }
 }

@@ -6,8 +6,8 @@ use super::operand::Weight;
 use super::products::{gather, spread, weigh};
 use super::shape::ConvShape;
 use super::values::Values;
+use crate::data::storage::tensor_of;
 use crate::error::Result;
-use crate::ready::tensor_of;
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
 

@@ -1,11 +1,11 @@
 //! Casts with scales along the sums: of the columns, part by part, seen from outside as the cast of one tensor.
 
 use super::values::{Uncast, Values, kept_block};
+use crate::data::storage::tensor_of;
 use crate::data::window::{Part, Window};
 use crate::device::unfolding;
 use crate::error::Result;
 use crate::quantize::{Quantized, Quantizer};
-use crate::ready::tensor_of;
 use crate::scale_source::ScaleSource;
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};

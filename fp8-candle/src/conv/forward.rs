@@ -1,13 +1,14 @@
 //! The forward pass: checks, casts, and the node of the autograd graph.
 
 use super::geometry::Geometry;
-use super::op::{ConvOp, Convolution, WithWeight, WithWeightAndBias};
+use super::op::{ConvOp, Convolution};
 use super::operand::Weight;
 use super::shape::ConvShape;
 use super::values::Values;
+use crate::data::storage::{take_storage, tensor_of};
 use crate::error::{Error, Result};
+use crate::graph::Ready;
 use crate::linear::{LinearPlan, Saved, WeightCache, recast};
-use crate::ready::{Ready, take_storage, tensor_of};
 use crate::weight_version::Seen;
 use candle_core::{DType, Tensor};
 use fp8_core::Granularity;
@@ -295,22 +296,12 @@ fn convolve(
         None => y,
         cast => take_storage(recast(tensor_of(y, out_dims.as_slice())?, cast.as_ref())?)?,
     };
-    let ready = Ready::new(y, out_dims)?;
-    let tracks = [Some(x), Some(weight.tensor), bias];
-    if !tracks.into_iter().flatten().any(Tensor::track_op) {
-        return ready.into_tensor();
-    }
     let op = ConvOp {
-        name: kind.name,
-        ready,
         convolution,
         plan: plan.clone(),
         saved,
     };
-    Ok(match bias {
-        Some(bias) => x.apply_op3(weight.tensor, bias, WithWeightAndBias(op))?,
-        None => x.apply_op2(weight.tensor, WithWeight(op))?,
-    })
+    op.attach(kind.name, Ready::new(y, out_dims)?, x, weight.tensor, bias)
 }
 
 /// Checks dtypes, devices and sizes.

@@ -5,15 +5,14 @@ use super::geometry::Geometry;
 use super::operand::Weight;
 use super::products::{gather, spread, weigh};
 use super::values::Values;
+use crate::data::storage::tensor_of;
 use crate::data::window::Window;
 use crate::device::backend;
-use crate::error::Result;
+use crate::error::{Result, internal};
+use crate::graph::{Ready, attach_all};
 use crate::linear::{Layer, LinearPlan, Operands, Saved, Wanted, Which, gradients};
 use crate::quantize::Quantizer;
-use crate::ready::{Ready, tensor_of};
-use candle_core::{
-    CpuStorage, CudaStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor,
-};
+use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
 
 /// What one call computes: a convolution, or a transposed one, which swaps input and output.
@@ -108,37 +107,44 @@ impl Convolution {
     }
 }
 
-/// A forward result waiting to become a node, and what its backward pass needs.
+/// A convolution, its casts, and what its backward pass keeps of the forward pass.
 pub(super) struct ConvOp {
-    pub(super) name: &'static str,
-    pub(super) ready: Ready,
     pub(super) convolution: Convolution,
     pub(super) plan: LinearPlan,
     pub(super) saved: Saved<Values>,
 }
 
 impl ConvOp {
-    fn backward(
-        &self,
+    /// `result` as a node whose arguments are x, the weight, and the bias if there is one.
+    pub(super) fn attach(
+        self,
+        name: &'static str,
+        result: Ready,
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
-        grad_output: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let pass = Backward {
-            op: self,
-            x,
-            weight,
-            bias,
-            go: grad_output.detach().contiguous()?,
-        };
-        let wanted = Wanted {
-            input: x.track_op(),
-            weight: weight.track_op(),
-            bias: bias.is_some_and(Tensor::track_op),
-        };
-        let [x, weight, bias] = gradients(&pass, &self.plan, &self.saved, wanted)?;
-        Ok((x, weight, bias))
+    ) -> Result<Tensor> {
+        let args: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
+        attach_all(name, &args, result, move |args, _, grad_output| {
+            let [x, weight, ref bias @ ..] = *args else {
+                internal!("{name}: {} arguments", args.len());
+            };
+            let bias = bias.first().copied();
+            let wanted = Wanted {
+                input: x.track_op(),
+                weight: weight.track_op(),
+                bias: bias.is_some_and(Tensor::track_op),
+            };
+            let pass = Backward {
+                op: &self,
+                x,
+                weight,
+                bias,
+                go: grad_output.detach().contiguous()?,
+            };
+            let gradients = gradients(&pass, &self.plan, &self.saved, wanted)?;
+            Ok(gradients.into_iter().take(args.len()).collect())
+        })
     }
 }
 
@@ -237,89 +243,5 @@ impl Layer for Backward<'_> {
         let grad = self.op.convolution.grad_weight(go, x, how)?;
         let grad = grad.to_dtype(self.weight.dtype())?;
         Ok(grad.reshape(self.weight.shape())?)
-    }
-}
-
-/// Arguments: x, weight.
-pub(super) struct WithWeight(pub(super) ConvOp);
-
-/// Arguments: x, weight, bias.
-pub(super) struct WithWeightAndBias(pub(super) ConvOp);
-
-impl CustomOp2 for WithWeight {
-    fn name(&self) -> &'static str {
-        self.0.name
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.0.ready.take_cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.0.ready.take_cuda()
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let (x, weight, _) = self.0.backward(x, weight, None, grad)?;
-        Ok((x, weight))
-    }
-}
-
-impl CustomOp3 for WithWeightAndBias {
-    fn name(&self) -> &'static str {
-        self.0.name
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.0.ready.take_cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.0.ready.take_cuda()
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        Ok(self.0.backward(x, weight, Some(bias), grad)?)
     }
 }

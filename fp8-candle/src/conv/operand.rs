@@ -4,7 +4,7 @@ use super::geometry::Geometry;
 use super::values::{Values, kept_block};
 use crate::device::{GemmOutput, backend};
 use crate::error::{Result, internal};
-use crate::ready::Ready;
+use crate::graph::Ready;
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};

@@ -1,8 +1,8 @@
 //! Matrices that a cast computes from others instead of reading them.
 
+use super::activation::Activation;
+use super::codes::Codes;
 use super::matrix_dims;
-use crate::device::Codes;
-use crate::ops::Activation;
 use candle_core::{DType, Tensor};
 
 /// What is cast. All tensors are contiguous, of one float dtype and on one device; the result has that dtype, to which its values

@@ -1,10 +1,12 @@
 //! Plain data that devices and operations exchange. Nothing here computes or knows a device.
 
+pub mod activation;
 pub(crate) mod attention;
 pub mod codes;
 pub mod columns;
 pub(crate) mod made;
 pub mod scales;
+pub(crate) mod storage;
 pub(crate) mod window;
 
 /// `[product of the leading dims, last dim]`; a scalar is 1x1.

@@ -5,10 +5,11 @@ use super::plan::{GemmPlan, LinearPlan, LinearWeight};
 use super::product::{add_bias, multiply, recast};
 use super::same::serves_both;
 use crate::data::matrix_dims;
+use crate::data::storage::{take_storage, tensor_of};
 use crate::device::{GemmOutput, backend};
 use crate::error::{Error, Result};
+use crate::graph::Ready;
 use crate::packed::PackedWeight;
-use crate::ready::{Ready, take_storage, tensor_of};
 use crate::tensor::Fp8Tensor;
 use crate::weight_version::Seen;
 use candle_core::{DType, Storage, Tensor};
@@ -58,7 +59,11 @@ pub fn fp8_linear(
         _ => (x.track_op(), false),
     };
     let (storage, out_dims, saved) = compute(x, weight, bias, plan, tracks, None)?;
-    attach(storage, out_dims, x, weight, bias, plan, saved)
+    let weight = match weight {
+        LinearWeight::HighPrecision(weight, _) => Some(weight),
+        LinearWeight::Fp8(_) | LinearWeight::Packed(_) => None,
+    };
+    op::attach(Ready::new(storage, out_dims)?, x, weight, bias, plan, saved)
 }
 
 /// The result of [`fp8_linear`] with its shape, and what its backward pass needs if gradients of x and weight are wanted
@@ -228,34 +233,4 @@ fn check(
         });
     }
     Ok((n, k))
-}
-
-/// The finished forward result as a node of the autograd graph.
-fn attach(
-    storage: Storage,
-    out_dims: Vec<usize>,
-    x: &Tensor,
-    weight: LinearWeight<'_>,
-    bias: Option<&Tensor>,
-    plan: &LinearPlan,
-    saved: op::Saved,
-) -> Result<Tensor> {
-    let weight = match weight {
-        LinearWeight::HighPrecision(weight, _) => Some(weight),
-        LinearWeight::Fp8(_) | LinearWeight::Packed(_) => None,
-    };
-    if ![Some(x), weight, bias]
-        .into_iter()
-        .flatten()
-        .any(Tensor::track_op)
-    {
-        return Ready::new(storage, out_dims)?.into_tensor();
-    }
-    let op = op::LinearOp::new(Ready::new(storage, out_dims)?, plan.clone(), saved);
-    match (weight, bias) {
-        (Some(weight), Some(bias)) => Ok(x.apply_op3(weight, bias, op::WeightAndBias(op))?),
-        (Some(weight), None) => Ok(x.apply_op2(weight, op::Weight(op))?),
-        (None, Some(bias)) => Ok(x.apply_op2(bias, op::Bias(op))?),
-        (None, None) => Ok(x.apply_op1(op)?),
-    }
 }

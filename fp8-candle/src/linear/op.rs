@@ -6,15 +6,12 @@ use super::product::multiply;
 use crate::data::matrix_dims;
 use crate::device::{GemmOutput, backend};
 use crate::error::{Result, internal};
+use crate::graph::{Ready, attach_all};
 use crate::packed::PackedWeight;
 use crate::quantize::Quantizer;
-use crate::ready::Ready;
 use crate::tensor::Fp8Tensor;
-use crate::wide::collect::offer;
 use crate::wide::value::Value;
-use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor,
-};
+use candle_core::{DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
 use std::cell::{OnceCell, RefCell};
 
@@ -50,51 +47,47 @@ impl Saved {
     }
 }
 
-/// A forward result waiting to become a node, and what its backward pass needs.
-pub(super) struct LinearOp {
-    ready: Ready,
-    plan: LinearPlan,
+/// `result` `[.., N]` as a node whose arguments are x, the weight unless it is FP8 codes, and the bias if there is one.
+pub(super) fn attach(
+    result: Ready,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
     saved: Saved,
-}
-
-impl LinearOp {
-    pub(super) fn new(ready: Ready, plan: LinearPlan, saved: Saved) -> Self {
-        Self { ready, plan, saved }
-    }
-
-    fn backward(
-        &self,
-        x: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        grad_output: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+) -> Result<Tensor> {
+    let args: Vec<&Tensor> = [Some(x), weight, bias].into_iter().flatten().collect();
+    let (plan, has) = (plan.clone(), [true, weight.is_some(), bias.is_some()]);
+    attach_all("fp8_linear", &args, result, move |args, _, grad_output| {
+        let mut args = args.iter().copied();
+        let [x, weight, bias] = has.map(|has| args.by_ref().take(usize::from(has)).next());
+        let Some(x) = x else {
+            internal!("fp8_linear `{}`: no argument", plan.path);
+        };
+        let tracks = |arg: Option<&Tensor>| arg.is_some_and(Tensor::track_op);
         let wanted = Wanted {
             input: x.track_op(),
-            weight: weight.is_some_and(Tensor::track_op),
-            bias: bias.is_some_and(Tensor::track_op),
+            weight: tracks(weight),
+            bias: tracks(bias),
         };
         let of = Of {
-            plan: &self.plan,
-            saved: &self.saved,
+            plan: &plan,
+            saved: &saved,
             input: &RefCell::new(|| Ok(x.detach())),
             dtype: x.dtype(),
             weight,
             bias,
         };
-        let grad_output = Value::Made(grad_output.clone());
-        let [mut grad_x, mut grad_weight, mut grad_bias] = of.gradients(&grad_output, wanted)?;
+        let [mut grad_x, grad_weight, grad_bias] =
+            of.gradients(&Value::Made(grad_output.clone()), wanted)?;
         if let Some(grad) = &mut grad_x {
             *grad = grad.reshape(x.shape())?;
         }
-        offer(x, &mut grad_x)?;
-        for (argument, grad) in [(weight, &mut grad_weight), (bias, &mut grad_bias)] {
-            if let Some(argument) = argument {
-                offer(argument, grad)?;
-            }
-        }
-        Ok((grad_x, grad_weight, grad_bias))
-    }
+        let gradients = [grad_x, grad_weight, grad_bias].into_iter().zip(has);
+        Ok(gradients
+            .filter_map(|(grad, has)| has.then_some(grad))
+            .collect())
+    })
 }
 
 /// A call of a layer whose gradients are asked for.
@@ -103,7 +96,7 @@ pub(crate) struct Of<'a, F> {
     pub(crate) saved: &'a Saved,
     /// x in high precision, where it is needed.
     pub(crate) input: &'a RefCell<F>,
-    /// Of x.
+    /// dtype of x.
     pub(crate) dtype: DType,
     pub(crate) weight: Option<&'a Tensor>,
     pub(crate) bias: Option<&'a Tensor>,
@@ -296,150 +289,5 @@ impl<F: FnMut() -> Result<Tensor>> Layer for Backward<'_, F> {
                 use_fast_accum,
             } => self.product((&grad_output, Rows), (&other, Rows), dtype, use_fast_accum),
         }
-    }
-}
-
-const NAME: &str = "fp8_linear";
-
-/// Arguments: x (frozen FP8 weight, no bias).
-impl CustomOp1 for LinearOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.ready.take_cpu()
-    }
-
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.ready.take_cuda()
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(self.backward(x, None, None, grad)?.0)
-    }
-}
-
-/// Arguments: x, weight.
-pub(super) struct Weight(pub(super) LinearOp);
-
-/// Arguments: x, bias (frozen FP8 weight).
-pub(super) struct Bias(pub(super) LinearOp);
-
-/// Arguments: x, weight, bias.
-pub(super) struct WeightAndBias(pub(super) LinearOp);
-
-impl CustomOp2 for Weight {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.0.ready.take_cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.0.ready.take_cuda()
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let (x, weight, _) = self.0.backward(x, Some(weight), None, grad)?;
-        Ok((x, weight))
-    }
-}
-
-impl CustomOp2 for Bias {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.0.ready.take_cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.0.ready.take_cuda()
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let (x, _, bias) = self.0.backward(x, None, Some(bias), grad)?;
-        Ok((x, bias))
-    }
-}
-
-impl CustomOp3 for WeightAndBias {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.0.ready.take_cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.0.ready.take_cuda()
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        Ok(self.0.backward(x, Some(weight), Some(bias), grad)?)
     }
 }

@@ -1,9 +1,9 @@
 //! One GEMM of the layer.
 
+use crate::data::storage::take_storage;
 use crate::device::{GemmOutput, backend};
 use crate::error::Result;
 use crate::quantize::Quantizer;
-use crate::ready::take_storage;
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction;

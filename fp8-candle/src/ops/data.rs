@@ -1,9 +1,9 @@
 //! What lies between tensors and kernels: dtypes, slices, and the division of rows among threads.
 
 use super::math::Real;
+use crate::data::storage::tensor_of;
 use crate::device::filled;
 use crate::error::{Result, internal};
-use crate::ready::tensor_of;
 use crate::simd::simd;
 use candle_core::{CpuStorage, DType, Layout, Shape, Storage, Tensor, WithDType};
 use fp8_core::HighPrecision;

@@ -20,25 +20,23 @@ pub(crate) mod cross_entropy;
 pub(crate) mod data;
 pub(crate) mod dropout;
 mod few_rows;
-mod gelu;
 pub(crate) mod math;
 mod node;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
-mod swiglu;
 
-pub use activation::{Activation, UnknownActivation};
+pub use crate::data::activation::{Activation, UnknownActivation};
+pub use activation::{gelu, swiglu};
+pub(crate) use activation::{scaled_curve, scaled_slope};
 pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tokens_first};
 pub use cached_attention::{CachedTokens, cached_attention};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
 pub use dropout::dropout;
 pub use few_rows::few_rows_linear;
-pub use gelu::gelu;
 pub use norm::{layer_norm, rms_norm};
 pub use rope::{rope, rope_i};
 pub use softmax::{causal_softmax, softmax_last_dim};
-pub use swiglu::swiglu;
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor, Var};
@@ -66,7 +64,7 @@ pub(crate) fn gradients<const N: usize>(
         .collect::<candle_core::Result<Vec<_>>>()?;
     let y = f(std::array::from_fn(|i| vars[i].as_tensor()))?;
     // A collection of its own: these variables are of no interest to one around this.
-    let found = crate::wide::backward(&(y * wide(grad)?)?.sum_all()?)?;
+    let found = crate::graph::backward(&(y * wide(grad)?)?.sum_all()?)?;
     let of = |var: &Var| match found.get(var) {
         Some(grad) => Ok(grad.clone()),
         None => var.zeros_like(),

@@ -2,11 +2,13 @@
 
 use super::data::{Element, compute_dtype, for_dtype, map_rows, storage, tensor, with_slices};
 use super::math::Real;
-use super::node::{Fused, apply3};
+use super::node::node;
 use super::{check_float, check_like, fused, shape_error};
+use crate::data::storage::tensor_of;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::rope as cuda;
 use crate::error::Result;
+use crate::graph::Ready;
 use crate::profile::{Kind, enter};
 use crate::simd::simd;
 use candle_core::{D, Storage, Tensor};
@@ -153,7 +155,38 @@ impl Rope {
         if !fused(x) {
             return self.composed(x, &cos, &sin);
         }
-        apply3(self, x, &cos, &sin)
+        let (x, cos, sin) = (x.contiguous()?, cos.contiguous()?, sin.contiguous()?);
+        let result = Ready::new(self.turned(&x, &cos, &sin, false)?, x.shape())?;
+        let args = [&x, &cos, &sin];
+        node(
+            self.op,
+            Kind::Attention,
+            args,
+            result,
+            move |[x, cos, sin], _, grad| {
+                let dx = match x.track_op() {
+                    true => Some(tensor_of(self.turned(grad, cos, sin, true)?, x.shape())?),
+                    false => None,
+                };
+                let [d_cos, d_sin] = self.angle_gradients(x, cos, sin, grad)?;
+                Ok([dx, d_cos, d_sin])
+            },
+        )
+    }
+
+    /// Contiguous `x` `[b, h, t, d]` turned where there are kernels, or turned back.
+    fn turned(self, x: &Tensor, cos: &Tensor, sin: &Tensor, back: bool) -> Result<Storage> {
+        let _scope = enter(Kind::Attention);
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            return Ok(cuda::rotate(x, cos, sin, self.interleaved, back)?.into_storage());
+        }
+        crate::simd::check()?;
+        for_dtype!(self.op, x.dtype(), T => {
+            with_slices([x, cos, sin], |[values, cos, sin]: [&[T]; 3]| {
+                self.rotate(values, cos, sin, x.dim(2)?, x.dims(), back).map(storage)
+            })?
+        })
     }
 
     fn composed(self, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
@@ -261,61 +294,6 @@ fn rotate_interleaved<R: Real>(x: &[R], cos: &[R], sin: &[R], sign: R, y: &mut [
     for ((y, &[x0, x1]), (&cos, &sin)) in y.iter_mut().zip(x).zip(cos.iter().zip(sin)) {
         let sin = sin * sign;
         *y = [x0 * cos - x1 * sin, x0 * sin + x1 * cos];
-    }
-}
-
-impl Fused<3> for Rope {
-    fn name(&self) -> &'static str {
-        self.op
-    }
-
-    fn kind(&self) -> Kind {
-        Kind::Attention
-    }
-
-    fn cpu_forward(&self, args: [&Tensor; 3]) -> Result<Storage> {
-        let [x, _, _] = args;
-        for_dtype!(self.op, x.dtype(), T => {
-            with_slices(args, |[values, cos, sin]: [&[T]; 3]| {
-                self.rotate(values, cos, sin, x.dim(2)?, x.dims(), false).map(storage)
-            })?
-        })
-    }
-
-    fn cpu_backward(
-        &self,
-        [x, cos, sin]: [&Tensor; 3],
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
-        let dx = || {
-            for_dtype!(self.op, x.dtype(), T => {
-                with_slices([grad, cos, sin], |[grad, cos, sin]: [&[T]; 3]| {
-                    self.rotate(grad, cos, sin, x.dim(2)?, x.dims(), true).and_then(|dx| tensor(dx, x.shape()))
-                })?
-            })
-        };
-        let dx = x.track_op().then(dx).transpose()?;
-        let [d_cos, d_sin] = self.angle_gradients(x, cos, sin, grad)?;
-        Ok([dx, d_cos, d_sin])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_forward(&mut self, [x, cos, sin]: [&Tensor; 3]) -> Result<Storage> {
-        Ok(cuda::rotate(x, cos, sin, self.interleaved, false)?.into_storage())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_backward(
-        &self,
-        [x, cos, sin]: [&Tensor; 3],
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
-        let dx = || cuda::rotate(grad, cos, sin, self.interleaved, true)?.into_tensor(x.shape());
-        let dx = x.track_op().then(dx).transpose()?;
-        let [d_cos, d_sin] = self.angle_gradients(x, cos, sin, grad)?;
-        Ok([dx, d_cos, d_sin])
     }
 }
 

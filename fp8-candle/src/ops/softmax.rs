@@ -2,11 +2,12 @@
 
 use super::data::{compute_dtype, for_dtype, map_rows, storage, tensor, with_slices};
 use super::math::{Real, max, sum, sum2};
-use super::node::{Fused, apply1};
+use super::node::node;
 use super::{check_float, fused, last_dim, shape_error};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::softmax as cuda;
 use crate::error::Result;
+use crate::graph::Ready;
 use crate::profile::{Kind, enter};
 use crate::simd::simd;
 use candle_core::{D, Storage, Tensor};
@@ -110,23 +111,17 @@ pub(crate) fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Te
 /// `factor` times the gradient of the argument of the softmax whose result is `y`.
 pub(crate) fn backward(y: &Tensor, grad: &Tensor, causal: bool, factor: f64) -> Result<Tensor> {
     let _scope = enter(Kind::Attention);
-    let (op, cols) = ("softmax", last_dim("softmax", "y", y)?);
-    let causal = match *y.dims() {
-        [.., tq, tk] if causal => Some((tq, tk)),
-        _ => None,
-    };
-    if y.device().is_cpu() {
+    if fused(y) {
+        let causal = match *y.dims() {
+            [.., tq, tk] if causal => Some((tq, tk)),
+            _ => None,
+        };
         let softmax = Softmax {
-            op,
+            op: "softmax",
             causal,
             softmax_scale: factor,
         };
-        return softmax.cpu_gradient(y, grad, cols);
-    }
-    #[cfg(feature = "cuda")]
-    if y.device().is_cuda() && fused(y) {
-        let queries = causal.map(|(queries, _)| queries);
-        return cuda::backward(&y.contiguous()?, &grad.contiguous()?, queries, factor);
+        return softmax.gradient(&y.contiguous()?, &grad.contiguous()?);
     }
     let dtype = y.dtype();
     let wide = |x: &Tensor| x.to_dtype(compute_dtype(dtype));
@@ -150,7 +145,46 @@ impl Softmax {
         if !fused(x) {
             return self.composed(x);
         }
-        apply1(self, x)
+        let x = x.contiguous()?;
+        let result = Ready::new(self.probabilities(&x)?, x.shape())?;
+        node(self.op, Kind::Attention, [&x], result, move |_, y, grad| {
+            Ok([Some(self.gradient(y, grad)?)])
+        })
+    }
+
+    /// The result for a contiguous `x` where there are kernels.
+    fn probabilities(self, x: &Tensor) -> Result<Storage> {
+        let _scope = enter(Kind::Attention);
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            let queries = self.causal.map(|(queries, _)| queries);
+            return cuda::forward(x, queries, self.softmax_scale);
+        }
+        crate::simd::check()?;
+        let cols = x.dim(D::Minus1)?;
+        for_dtype!(self.op, x.dtype(), T => {
+            with_slices([x], |x: [&[T]; 1]| {
+                storage(map_rows(x, cols, |row, [x], y| self.forward(row, cols, x, y)))
+            })
+        })
+    }
+
+    /// The gradient of x from the result `y`, where there are kernels; both tensors are contiguous.
+    fn gradient(self, y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if y.device().is_cuda() {
+            let queries = self.causal.map(|(queries, _)| queries);
+            return cuda::backward(y, grad, queries, self.softmax_scale);
+        }
+        let cols = y.dim(D::Minus1)?;
+        for_dtype!(self.op, y.dtype(), T => {
+            with_slices([y, grad], |[y_values, grad]: [&[T]; 2]| {
+                let dx = map_rows([y_values, grad], cols, |row, [y, grad], dx| {
+                    self.backward(row, y, grad, dx, cols);
+                });
+                tensor(dx, y.shape())
+            })?
+        })
     }
 
     fn composed(self, x: &Tensor) -> Result<Tensor> {
@@ -213,17 +247,6 @@ impl Softmax {
         );
     }
 
-    fn cpu_gradient(&self, y: &Tensor, grad: &Tensor, cols: usize) -> Result<Tensor> {
-        for_dtype!(self.op, y.dtype(), T => {
-            with_slices([y, grad], |[y_values, grad]: [&[T]; 2]| {
-                let dx = map_rows([y_values, grad], cols, |row, [y, grad], dx| {
-                    self.backward(row, y, grad, dx, cols);
-                });
-                tensor(dx, y.shape())
-            })?
-        })
-    }
-
     fn backward<R: Real>(&self, first_row: usize, y: &[R], grad: &[R], dx: &mut [R], cols: usize) {
         let softmax_scale = R::from_f64(self.softmax_scale);
         simd(
@@ -255,55 +278,6 @@ pub(super) fn softmax_row<R: Real>(x: &[R], softmax_scale: R, y: &mut [R]) {
     let factor = R::ONE / sum(y, |y| y);
     for y in y.iter_mut() {
         *y = *y * factor;
-    }
-}
-
-impl Fused<1> for Softmax {
-    fn name(&self) -> &'static str {
-        self.op
-    }
-
-    fn kind(&self) -> Kind {
-        Kind::Attention
-    }
-
-    fn cpu_forward(&self, [x]: [&Tensor; 1]) -> Result<Storage> {
-        let cols = x.dim(D::Minus1)?;
-        for_dtype!(self.op, x.dtype(), T => {
-            with_slices([x], |x: [&[T]; 1]| {
-                storage(map_rows(x, cols, |row, [x], y| self.forward(row, cols, x, y)))
-            })
-        })
-    }
-
-    fn cpu_backward(
-        &self,
-        [x]: [&Tensor; 1],
-        y: &Tensor,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 1]> {
-        if !x.track_op() {
-            return Ok([None]);
-        }
-        Ok([Some(self.cpu_gradient(y, grad, x.dim(D::Minus1)?)?)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_forward(&mut self, [x]: [&Tensor; 1]) -> Result<Storage> {
-        let queries = self.causal.map(|(queries, _)| queries);
-        cuda::forward(x, queries, self.softmax_scale)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_backward(
-        &self,
-        [x]: [&Tensor; 1],
-        y: &Tensor,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 1]> {
-        let queries = self.causal.map(|(queries, _)| queries);
-        let dx = || cuda::backward(y, grad, queries, self.softmax_scale);
-        Ok([x.track_op().then(dx).transpose()?])
     }
 }
 

@@ -1,6 +1,6 @@
 //! What was recorded.
 
-use super::{KINDS, Kind};
+use super::kind::{KINDS, Kind};
 use std::fmt;
 use std::time::Duration;
 

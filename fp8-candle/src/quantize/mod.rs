@@ -1,7 +1,10 @@
 //! How one tensor of one GEMM is cast: format, granularity and where its scale comes from.
 
+pub(crate) mod quantized;
 mod rows;
 mod shared;
+
+pub use quantized::Quantized;
 
 use crate::data::matrix_dims;
 use crate::device::{Codes, CurrentCast, CurrentScale, ScalePolicy, backend};
@@ -50,22 +53,6 @@ pub struct Quantizer {
     pub amax_bound: Option<f32>,
     /// Whether its casts are noted for a repetition, or are one.
     pub recall: Option<Recall>,
-}
-
-/// A quantized tensor and what the cast measured.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct Quantized {
-    /// Codes and dequant_scale.
-    pub tensor: Fp8Tensor,
-    /// f32 `[scale_rows, scale_cols]`, the factors before the cast.
-    pub quant_scale: Tensor,
-    /// f32 amax per scale, if the cast measured it.
-    pub amax: Option<Tensor>,
-    /// The cast that was done, with the key of a stochastic rounding.
-    pub cast: Cast,
-    /// Whether it was done before, and nobody is to notice it.
-    pub(crate) repeated: bool,
 }
 
 impl Quantizer {

@@ -1,9 +1,10 @@
 //! Attention.
 
 use super::arith::{Like, check_same_device};
+use super::data_norm::Norm;
 use super::data_norm::norm_of;
-use super::kernels::{convert, sized};
-use super::rescale::Norm;
+use super::kernels::convert;
+use super::parts::sized;
 use super::value::Scaled;
 use crate::data::attention::Attention;
 use crate::error::Result;

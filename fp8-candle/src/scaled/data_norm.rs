@@ -1,12 +1,32 @@
 //! Norms of data, which dynamic rescaling moves into the scale.
 
-use super::rescale::Norm;
 use crate::error::Result;
 use crate::ops::data::{Element, block_rows, compute_dtype, for_dtype, with_slices};
 use crate::ops::math::{Real, max, sum};
 use crate::simd::simd;
 use candle_core::{DType, Tensor};
 use fp8_core::floor_to_power_of_two;
+
+/// Which size of the data goes into the scale.
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::scaled::*;
+/// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+/// let of = |norm| x.dynamic_rescale(norm).map(|x| x.scale().to_f32());
+/// assert_eq!([of(Norm::Max)?, of(Norm::L1)?, of(Norm::L2)?], [4.0, 2.0, 2.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Norm {
+    /// The largest magnitude.
+    Max,
+    /// The mean magnitude.
+    L1,
+    /// The root of the mean square.
+    L2,
+}
 
 /// The norm of all elements, of which there is one at least; not finite if one of them is not.
 pub(super) fn norm_of(data: &Tensor, norm: Norm) -> Result<f32> {

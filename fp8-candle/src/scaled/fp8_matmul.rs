@@ -2,7 +2,7 @@
 
 use crate::device::{GemmOutput, backend};
 use crate::error::Result;
-use crate::ready::Ready;
+use crate::graph::Ready;
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
 use fp8_core::{Contraction, Granularity};

@@ -1,8 +1,9 @@
 //! Several tensors to one.
 
 use super::arith::{Like, check_same_device, common};
+use super::dtype::ScaledDType;
 use super::kernels::times;
-use super::value::{Scaled, ScaledDType};
+use super::value::Scaled;
 use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_core::scaled::{Scale, extreme_rule, rescale_factor};

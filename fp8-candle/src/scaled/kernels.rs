@@ -1,17 +1,15 @@
 //! Elementwise loops over data: one pass over contiguous slices on the CPU, in f32 for 16-bit data with one rounding at the end;
 //! composed of candle's operations elsewhere.
 
-use super::value::Scaled;
+use crate::data::storage::tensor_of;
 use crate::device::filled;
 use crate::error::Result;
 use crate::ops::data::{
     Element, block_rows, compute_dtype, for_dtype, map_rows, storage, with_slices,
 };
 use crate::ops::math::Real;
-use crate::ready::tensor_of;
 use crate::simd::simd;
 use candle_core::{DType, Tensor};
-use fp8_core::scaled::Factored;
 use half::{bf16, f16};
 
 /// A function of one element.
@@ -269,21 +267,6 @@ fn converted<T: Element<Real = f32>, U: Element<Real = f32>>(
         y
     })?;
     tensor_of(storage::<U>(values), x.shape())
-}
-
-/// Float data with what a value of them is multiplied by; zeros and 1 for a tensor of no size. For functions that are not
-/// homogeneous.
-pub(super) fn sized(x: &Scaled) -> Result<(Tensor, f64)> {
-    let data = x.data()?;
-    match x.scale().is_zero() {
-        true => Ok((data.zeros_like()?, 1.0)),
-        false => Ok((data, f64::from(x.scale().to_f32()))),
-    }
-}
-
-/// A cotangent of the data `data` at the scale `scale`, with what the product of the scales has left.
-pub(super) fn factored(op: &'static str, data: &Tensor, rule: &Factored) -> Result<Scaled> {
-    Scaled::new(times(op, data, rule.data_factor)?, rule.scale).zeroed()
 }
 
 /// 1000 f64 values without a pattern, from -4 to 4, zeros among them.

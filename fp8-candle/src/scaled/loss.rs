@@ -1,6 +1,6 @@
 //! Cross entropy.
 
-use super::kernels::{factored, sized};
+use super::parts::{factored, sized};
 use super::value::Scaled;
 use crate::error::Result;
 use crate::ops::{CrossEntropyOptions, cross_entropy};

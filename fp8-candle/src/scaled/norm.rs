@@ -1,7 +1,8 @@
 //! LayerNorm and RMSNorm.
 
-use super::kernels::{factored, sized, times};
+use super::kernels::times;
 use super::options::Options;
+use super::parts::{factored, sized};
 use super::value::Scaled;
 use crate::error::Result;
 use crate::ops::norm;

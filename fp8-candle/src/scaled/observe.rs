@@ -1,6 +1,7 @@
 //! Looking at what flows through a graph.
 
-use super::value::{Scaled, ScaledDType};
+use super::dtype::ScaledDType;
+use super::value::Scaled;
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};

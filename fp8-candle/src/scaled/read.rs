@@ -1,6 +1,7 @@
 //! What a scaled tensor is: shape, dtype, data, value.
 
-use super::value::{Data, Scaled, ScaledDType};
+use super::dtype::ScaledDType;
+use super::value::{Data, Scaled};
 use crate::error::{Error, Result};
 use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Device, Tensor};

@@ -1,9 +1,10 @@
 //! Moving size between data and scale, and casts, which do not.
 
-use super::data_norm::norm_of;
+use super::data_norm::{Norm, norm_of};
+use super::dtype::ScaledDType;
 use super::kernels::times;
 use super::options::Options;
-use super::value::{Scaled, ScaledDType};
+use super::value::Scaled;
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Scale, ScaledError, mul_rule, rescale_factor, rescale_norm};
@@ -251,27 +252,6 @@ impl Scaled {
             move |g, _| Ok([Some(g.detach().astype(dtype)?)]),
         ))
     }
-}
-
-/// Which size of the data goes into the scale.
-///
-/// ```
-/// # use candle_core::{Device, Tensor};
-/// # use fp8_candle::scaled::*;
-/// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-/// let of = |norm| x.dynamic_rescale(norm).map(|x| x.scale().to_f32());
-/// assert_eq!([of(Norm::Max)?, of(Norm::L1)?, of(Norm::L2)?], [4.0, 2.0, 2.0]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Norm {
-    /// The largest magnitude.
-    Max,
-    /// The mean magnitude.
-    L1,
-    /// The root of the mean square.
-    L2,
 }
 
 /// Which way a rescaling acts.

@@ -1,12 +1,13 @@
 //! Softmax.
 
-use super::kernels::{factored, sized, wide};
+use super::kernels::wide;
+use super::parts::{factored, sized};
 use super::value::Scaled;
+use crate::data::storage::tensor_of;
 use crate::error::{Error, Result};
 use crate::ops::data::{for_dtype, map_rows, storage, with_slices};
 use crate::ops::math::{Real, max, sum};
 use crate::ops::softmax;
-use crate::ready::tensor_of;
 use crate::simd::simd;
 use candle_core::{D, Tensor};
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};

@@ -5,70 +5,10 @@
 
 use super::grads::ScaledGrads;
 use super::options::Options;
-use super::value::Scaled;
+use super::value::{Node, Scaled, next_id};
 use crate::error::{Error, Result, internal};
 use std::collections::{BinaryHeap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Cotangents of the parents from that of the result; the flags say which are wanted.
-type Vjp = dyn Fn(&Scaled, &[bool]) -> Result<Vec<Option<Scaled>>> + Send + Sync;
-
-/// Where a tracked value comes from.
-pub(super) struct Node {
-    /// Rises with time, so that a node comes after its parents.
-    id: u64,
-    op: &'static str,
-    dims: Vec<usize>,
-    parents: Vec<Option<Arc<Node>>>,
-    /// None for a leaf, and once a sweep has used it.
-    vjp: Mutex<Option<Arc<Vjp>>>,
-    is_leaf: bool,
-    /// What held when the operation ran holds for its derivative as well.
-    options: Arc<Options>,
-}
-
-impl std::fmt::Debug for Node {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} #{}", self.op, self.id)
-    }
-}
-
-fn next_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-impl Node {
-    /// A variable.
-    pub(super) fn leaf(dims: &[usize]) -> Arc<Self> {
-        Arc::new(Self {
-            id: next_id(),
-            op: "variable",
-            dims: dims.to_vec(),
-            parents: vec![],
-            vjp: Mutex::new(None),
-            is_leaf: true,
-            options: Options::current(),
-        })
-    }
-
-    pub(super) fn id(&self) -> u64 {
-        self.id
-    }
-}
-
-impl Drop for Node {
-    /// Without recursion: a graph may be longer than a stack is deep.
-    fn drop(&mut self) {
-        let mut open = std::mem::take(&mut self.parents);
-        while let Some(parent) = open.pop() {
-            if let Some(mut parent) = parent.and_then(Arc::into_inner) {
-                open.append(&mut parent.parents);
-            }
-        }
-    }
-}
 
 impl Scaled {
     /// `value` as the result of `op` on `parents`. `vjp` gives the cotangent of each parent for which the flag is set, in its shape,

@@ -1,7 +1,6 @@
 //! A tensor of scaled arithmetic.
 
 use super::options::Options;
-use super::tape::Node;
 use crate::data::matrix_dims;
 use crate::device::Codes;
 use crate::error::{Error, Result};
@@ -9,6 +8,7 @@ use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Device, Shape, Tensor};
 use fp8_core::scaled::{Scale, constant_rule};
 use fp8_core::{Contraction, Format, Granularity};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// A tensor as a pair of data and scale: `value = data * scale`. See [the module](super).
@@ -43,49 +43,6 @@ pub(super) enum Data {
 /// FP8 copies of the data, made when first needed: one cast of an input serves every product that reads it.
 #[derive(Debug, Default)]
 pub(super) struct Casts(pub(super) Mutex<Vec<Fp8Tensor>>);
-
-/// The dtype of the data: one of candle's, or an FP8 format.
-///
-/// ```
-/// # use candle_core::{Device, Tensor};
-/// # use fp8_candle::scaled::*;
-/// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-/// let e4m3 = ScaledDType::from(fp8_core::Format::E4M3);
-/// assert_eq!(x.astype(e4m3)?.dtype(), e4m3);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ScaledDType {
-    /// f32, bf16, f16 or f64.
-    Float(DType),
-    /// Codes of a format, without a scale of their own.
-    Fp8(Format),
-}
-
-impl From<DType> for ScaledDType {
-    fn from(dtype: DType) -> Self {
-        match dtype {
-            DType::F8E4M3 => Self::Fp8(Format::E4M3),
-            other => Self::Float(other),
-        }
-    }
-}
-
-impl From<Format> for ScaledDType {
-    fn from(format: Format) -> Self {
-        Self::Fp8(format)
-    }
-}
-
-impl std::fmt::Display for ScaledDType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Float(dtype) => f.write_str(dtype.as_str()),
-            Self::Fp8(format) => std::fmt::Display::fmt(format, f),
-        }
-    }
-}
 
 /// `x` as data of the scale `scale`, so that the value stays: `data = x / scale`. Without a scale it is 1 and the data are `x`.
 ///
@@ -337,5 +294,64 @@ impl Scaled {
         Options::current().count_cast();
         casts.push(cast.clone());
         Ok(cast)
+    }
+}
+
+/// Cotangents of the parents from that of the result; the flags say which are wanted.
+pub(super) type Vjp = dyn Fn(&Scaled, &[bool]) -> Result<Vec<Option<Scaled>>> + Send + Sync;
+
+/// Where a tracked value comes from.
+pub(super) struct Node {
+    /// Rises with time, so that a node comes after its parents.
+    pub(super) id: u64,
+    pub(super) op: &'static str,
+    pub(super) dims: Vec<usize>,
+    pub(super) parents: Vec<Option<Arc<Node>>>,
+    /// None for a leaf, and once a sweep has used it.
+    pub(super) vjp: Mutex<Option<Arc<Vjp>>>,
+    pub(super) is_leaf: bool,
+    /// What held when the operation ran holds for its derivative as well.
+    pub(super) options: Arc<Options>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} #{}", self.op, self.id)
+    }
+}
+
+pub(super) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Node {
+    /// A variable.
+    pub(super) fn leaf(dims: &[usize]) -> Arc<Self> {
+        Arc::new(Self {
+            id: next_id(),
+            op: "variable",
+            dims: dims.to_vec(),
+            parents: vec![],
+            vjp: Mutex::new(None),
+            is_leaf: true,
+            options: Options::current(),
+        })
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+impl Drop for Node {
+    /// Without recursion: a graph may be longer than a stack is deep.
+    fn drop(&mut self) {
+        let mut open = std::mem::take(&mut self.parents);
+        while let Some(parent) = open.pop() {
+            if let Some(mut parent) = parent.and_then(Arc::into_inner) {
+                open.append(&mut parent.parents);
+            }
+        }
     }
 }

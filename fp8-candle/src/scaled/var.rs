@@ -1,9 +1,8 @@
 //! A trainable scaled tensor.
 
+use super::data_norm::Norm;
 use super::data_norm::norm_of;
-use super::rescale::Norm;
-use super::tape::Node;
-use super::value::{Casts, Scaled};
+use super::value::{Casts, Node, Scaled};
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use fp8_core::scaled::Scale;

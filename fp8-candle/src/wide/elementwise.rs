@@ -167,12 +167,14 @@ impl WideNode {
         value: &Wide,
         activation: Activation,
     ) -> Result<Wide> {
-        let tensor = activation.apply_to(gate.value.get()?, value.value.get()?)?;
+        let tensor = activation.apply_pair(gate.value.get()?, value.value.get()?)?;
         let again = |kept: &Kept| matches!(kept, Kept::Again(_));
         let kept = match self.recomputes && again(&gate.kept) && again(&value.kept) {
             true => {
                 let (gate, value) = (gate.kept.clone(), value.kept.clone());
-                Kept::again(move |memos| activation.apply_to(&gate.get(memos)?, &value.get(memos)?))
+                Kept::again(move |memos| {
+                    activation.apply_pair(&gate.get(memos)?, &value.get(memos)?)
+                })
             }
             false => Kept::Tensor(tensor.clone()),
         };
@@ -183,7 +185,7 @@ impl WideNode {
             sweep.memos.forget(own);
             let gate = gate.get(&mut sweep.memos)?;
             let value = value.get(&mut sweep.memos)?;
-            let [dgate, dvalue] = activation.backward_to(&gate, &value, &grad.contiguous()?)?;
+            let [dgate, dvalue] = activation.backward_pair(&gate, &value, &grad.contiguous()?)?;
             sweep.add(ids[0], dgate)?;
             sweep.add(ids[1], dvalue)
         });

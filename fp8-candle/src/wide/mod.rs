@@ -28,9 +28,7 @@
 //! # Ok::<(), fp8_candle::Error>(())
 //! ```
 
-mod attach;
 mod attention;
-pub(crate) mod collect;
 mod elementwise;
 mod kept;
 mod linear;
@@ -41,11 +39,12 @@ mod shape;
 mod sweep;
 pub(crate) mod value;
 
-pub use collect::backward;
+pub use crate::graph::backward;
 pub use linear::WideLinear;
 pub use recompute::recompute;
 
 use crate::error::Result;
+use crate::graph::{Ready, attach_all};
 use candle_core::{DType, Tensor, TensorId};
 use kept::Kept;
 use std::collections::HashMap;
@@ -278,6 +277,12 @@ impl WideNode {
             grads.map(|grad| grad.map(made).transpose()).collect()
         };
         let tensor = result.value.get()?.clone();
-        attach::attach(self.name, tensor, &self.leaves, backward)
+        let arguments: Vec<&Tensor> = self.leaves.iter().collect();
+        attach_all(
+            self.name,
+            &arguments,
+            Ready::of(&tensor)?,
+            move |_, _, grad| backward(grad),
+        )
     }
 }

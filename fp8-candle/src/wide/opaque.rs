@@ -1,6 +1,5 @@
 //! Any differentiable function within a wide node.
 
-use super::collect;
 use super::kept::Kept;
 use super::value::Value;
 use super::{Wide, WideNode};
@@ -51,7 +50,7 @@ impl WideNode {
                 }
                 let y = f(&args)?;
                 // A collection of its own: these variables are of no interest to one around this sweep.
-                let grads = collect::backward(&(y * grad)?.sum_all()?)?;
+                let grads = crate::graph::backward(&(y * grad)?.sum_all()?)?;
                 for (var, id) in vars.iter().zip(&to) {
                     if let Some(grad) = var.as_ref().and_then(|var| grads.get(var)) {
                         sweep.add_shared(*id, grad)?;

@@ -5,13 +5,11 @@
 //! beside the inputs, and the graph is dropped. The backward pass runs the function again on fresh copies and sweeps that
 //! graph with the gradient that has come.
 
-use super::attach::attach;
-use super::collect;
 use crate::error::{Error, Result};
-use crate::ready::{Ready, owned_storage};
+use crate::graph::{self, Ready, attach, attach_all};
 use crate::weight_version::Seen;
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 
 /// `first` of `inputs`, as one node of the graph that keeps the inputs, the variables that the function uses, and `again`, by
 /// which the backward pass has its graph again. The two must give the same to the bit; `first` may take notes for it.
@@ -63,8 +61,10 @@ pub fn recompute<E: From<Error> + From<candle_core::Error>>(
         dims: result.dims().to_vec(),
         run: Box::new(again),
     };
-    let backward = move |grad: &Tensor| pass.gradients(grad).map_err(collect::tell);
-    Ok(attach(name, result, &arguments, backward)?)
+    let arguments: Vec<&Tensor> = arguments.iter().collect();
+    let result = Ready::of(&result)?;
+    let backward = move |_: &[&Tensor], _: &Tensor, grad: &Tensor| pass.gradients(grad);
+    Ok(attach_all(name, &arguments, result, backward)?)
 }
 
 /// An input, outside any graph.
@@ -170,37 +170,13 @@ impl Again {
 /// sweep around it does: sums then have the order that they have without a node around them.
 fn sweep(y: Tensor, grad: &Tensor) -> Result<GradStore> {
     let zero = Tensor::zeros((), DType::F32, y.device())?;
-    let end = y.apply_op1(End {
-        ready: Ready::new(owned_storage(&zero)?, ())?,
-        grad: grad.clone(),
+    let grad = grad.clone();
+    let end = attach("recompute-end", [&y], Ready::of(&zero)?, move |_, _, _| {
+        Ok([Some(grad.clone())])
     })?;
     drop(y);
-    match collect::is_open() {
-        true => collect::backward(&end),
+    match graph::is_open() {
+        true => graph::backward(&end),
         false => Ok(end.backward()?),
-    }
-}
-
-/// A scalar whose argument has a given gradient.
-struct End {
-    ready: Ready,
-    grad: Tensor,
-}
-
-impl CustomOp1 for End {
-    fn name(&self) -> &'static str {
-        "recompute-end"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.ready.take_cpu()
-    }
-
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.ready.take_cuda()
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(Some(self.grad.clone()))
     }
 }

@@ -1,7 +1,7 @@
 //! From CPU tensors to slices, and from vectors to tensors: the one place that matches on dtypes.
 
+use crate::data::storage::tensor_of;
 use crate::error::{Error, Result};
-use crate::ready::tensor_of;
 use candle_core::{CpuStorage, DType, Shape, Storage, Tensor};
 use half::{bf16, f16};
 

@@ -1,7 +1,8 @@
 //! AdamW over all tensors of a CUDA device at once: `kernels/adamw.cu`.
 
 use super::gpu::{Buffer, Gpu, with_pointer_list, with_pointers};
-use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels, launch};
+use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels};
+use super::launch::launch;
 use crate::error::{Error, Result};
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use candle_core::{DType, Tensor};

@@ -1,11 +1,12 @@
 //! Launches of the attention kernels.
 
 use super::gpu::{Buffer, Gpu, with_view_pointers};
-use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels, launch};
+use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels};
+use super::launch::launch;
 use crate::data::attention::Attention;
+use crate::data::storage::{take_storage, tensor_of};
 use crate::device::backend::FusedAttention;
 use crate::error::{Result, internal};
-use crate::ready::{take_storage, tensor_of};
 use candle_core::{DType, Layout, Storage, Tensor};
 
 kernels! { ATTENTION_FORWARD_KERNELS in ATTENTION_FORWARD;

@@ -2,7 +2,8 @@
 
 use super::arena::zeroed_cell;
 use super::gpu::{Buffer, Gpu, with_pointers};
-use super::kernels::{Arg, Shape, format_id, kernels, launch};
+use super::kernels::{Arg, Shape, format_id, kernels};
+use super::launch::launch;
 use super::scales::{Scales, amax, in_f32, policy_args, row_threads, scales};
 use crate::data::codes::{Codes, Orientation};
 use crate::data::scales::{CurrentCast, CurrentScale};

@@ -1,7 +1,8 @@
 //! Decoding, transposing and padding codes; candle's F8E4M3.
 
 use super::gpu::{Gpu, with_pointers};
-use super::kernels::{Arg, Shape, format_id, kernels, launch};
+use super::kernels::{Arg, Shape, format_id, kernels};
+use super::launch::launch;
 use crate::device::backend::Backend;
 use crate::error::{Error, Result, internal};
 use candle_core::backend::BackendStorage;

@@ -1,7 +1,8 @@
 //! After a product: scales, bias, rounding; and the sums over rows for the gradient of a bias.
 
 use super::gpu::{Buffer, Gpu, with_pointers};
-use super::kernels::{Arg, Shape, kernels, launch};
+use super::kernels::{Arg, Shape, kernels};
+use super::launch::launch;
 use super::scales::{column_shape, in_f32, rows_per_block};
 use crate::data::codes::GemmOutput;
 use crate::error::Result;

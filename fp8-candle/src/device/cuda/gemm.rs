@@ -23,8 +23,8 @@ use super::lt::{self, Product, ScaleMode};
 use super::operand::{Kind, Ready, along_sum};
 use super::paths::{self, GemmPath};
 use crate::data::codes::{GemmCodes, GemmOperand, GemmOutput};
+use crate::data::storage::take_storage;
 use crate::error::{Error, Result};
-use crate::ready::take_storage;
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::{Contraction, Format, MX_BLOCK, ScaleGrid};
 

@@ -152,7 +152,7 @@ impl Buffer {
         self.ptr
     }
 
-    /// As a storage for a custom op or [`crate::ready::Ready`], once the kernels that write it are launched.
+    /// As a storage for a custom op or [`crate::graph::Ready`], once the kernels that write it are launched.
     pub(crate) fn into_storage(mut self) -> Storage {
         record_write(&mut self.storage, &self.stream);
         Storage::Cuda(self.storage)

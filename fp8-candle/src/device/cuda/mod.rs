@@ -12,6 +12,7 @@ mod gemm;
 pub(crate) mod gpu;
 pub(super) mod info;
 pub(crate) mod kernels;
+mod launch;
 mod loaded;
 mod lt;
 pub(super) mod made;

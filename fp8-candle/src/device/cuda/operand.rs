@@ -2,7 +2,8 @@
 
 use super::codes::{pad, transpose};
 use super::gpu::{Gpu, with_pointers};
-use super::kernels::{Arg, Shape, launch};
+use super::kernels::{Arg, Shape};
+use super::launch::launch;
 use super::lt::{Operand, ScaleMode};
 use super::scales::{E8M0_TILES, Scales};
 use crate::data::codes::{GemmCodes, GemmOperand};

@@ -1,7 +1,8 @@
 //! Amaxes and the scales made from them.
 
 use super::gpu::{Gpu, with_pointers};
-use super::kernels::{Arg, Shape, kernels, launch};
+use super::kernels::{Arg, Shape, kernels};
+use super::launch::launch;
 use crate::data::scales::{CurrentScale, ScalePolicy};
 use crate::error::Result;
 use candle_core::{DType, Tensor};

@@ -1,7 +1,8 @@
 //! The scaling-state table on a GPU. No amax and no scale is copied to the host.
 
 use super::gpu::{Gpu, with_pointers};
-use super::kernels::{Arg, Shape, kernels, launch};
+use super::kernels::{Arg, Shape, kernels};
+use super::launch::launch;
 use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::device::backend::{AmaxCells, Backend};
 use crate::error::{Error, Result, internal};

@@ -1,35 +1,26 @@
 //! The functions of activations, and their slopes.
+//!
+//! A value is computed of data `d` with a scale, as `f(scale * d) / scale`: the data that go with the same scale. Plain values have
+//! scale 1, by which nothing is multiplied once the compiler has seen it.
 
-use super::erf;
+use super::{erf, gelu_tanh};
+use crate::data::activation::Curve;
 use crate::error::Result;
-use crate::ops::gelu::{slope as gelu_slope, value as gelu_value};
 use crate::ops::math::Real;
 use crate::simd::simd;
 use candle_core::Tensor;
-
-/// The function of one number behind an activation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Curve {
-    Gelu,
-    GeluErf,
-    QuickGelu,
-    Relu,
-    SquaredRelu,
-    Silu,
-    Sigmoid,
-}
 
 /// Runs `$body` with functions `$value` and `$slope` for each curve.
 macro_rules! with_curve {
     ($curve:expr, $R:ident, ($value:ident, $slope:ident) => $body:expr) => {
         match $curve {
-            Curve::Gelu => with_curve!(@ $R, $value, $slope, gelu_value::<$R>, gelu_slope::<$R>, $body),
+            Curve::Gelu => with_curve!(@ $R, $value, $slope, gelu_tanh::value::<$R>, gelu_tanh::slope::<$R>, $body),
             Curve::GeluErf => with_curve!(@ $R, $value, $slope, erf::value::<$R>, erf::slope::<$R>, $body),
             Curve::QuickGelu => with_curve!(@ $R, $value, $slope, quick_gelu::<$R>, quick_gelu_slope::<$R>, $body),
             Curve::Relu => with_curve!(@ $R, $value, $slope, relu::<$R>, step::<$R>, $body),
             Curve::SquaredRelu => with_curve!(@ $R, $value, $slope, squared_relu::<$R>, squared_relu_slope::<$R>, $body),
             Curve::Silu => with_curve!(@ $R, $value, $slope, silu::<$R>, silu_slope::<$R>, $body),
-            Curve::Sigmoid => with_curve!(@ $R, $value, $slope, sigmoid::<$R>, sigmoid_slope::<$R>, $body),
+            Curve::Sigmoid => with_curve!(@ $R, $value, $slope, scaled_sigmoid::<$R>, sigmoid_slope::<$R>, $body),
         }
     };
     (@ $R:ident, $value:ident, $slope:ident, $v:expr, $s:expr, $body:expr) => {
@@ -45,7 +36,7 @@ impl Curve {
     pub(super) fn values<R: Real>(self, x: &[R], y: &mut [R]) {
         with_curve!(self, R, (value, slope) => {
             for (y, &x) in y.iter_mut().zip(x) {
-                *y = value(x);
+                *y = value(x, R::ONE);
             }
         });
     }
@@ -53,7 +44,7 @@ impl Curve {
     pub(super) fn gated<R: Real>(self, gate: &[R], up: &[R], y: &mut [R]) {
         with_curve!(self, R, (value, slope) => {
             for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
-                *y = value(gate) * up;
+                *y = value(gate, R::ONE) * up;
             }
         });
     }
@@ -78,7 +69,25 @@ impl Curve {
             let inputs = gate.iter().zip(up).zip(grad);
             for ((dgate, dup), ((&gate, &up), &grad)) in dgate.iter_mut().zip(dup).zip(inputs) {
                 *dgate = grad * up * slope(gate);
-                *dup = grad * value(gate);
+                *dup = grad * value(gate, R::ONE);
+            }
+        });
+    }
+
+    /// `f(scale * d) / scale` of each `d` of `data`, computed without the quotient.
+    pub(super) fn scaled_values<R: Real>(self, scale: R, data: &[R], y: &mut [R]) {
+        with_curve!(self, R, (value, slope) => {
+            for (y, &d) in y.iter_mut().zip(data) {
+                *y = value(d, scale);
+            }
+        });
+    }
+
+    /// `grad` times the slope at `scale * d`.
+    pub(super) fn scaled_gradient<R: Real>(self, scale: R, data: &[R], grad: &[R], dx: &mut [R]) {
+        with_curve!(self, R, (value, slope) => {
+            for ((dx, &d), &grad) in dx.iter_mut().zip(data).zip(grad) {
+                *dx = grad * slope(d * scale);
             }
         });
     }
@@ -89,7 +98,7 @@ impl Curve {
             Ok(((x * 0.5)?.tanh()? * 0.5)?.affine(1., 0.5)?)
         };
         Ok(match self {
-            Self::Gelu => crate::ops::gelu::composed(x)?,
+            Self::Gelu => gelu_tanh::composed(x)?,
             Self::GeluErf => erf::composed(x)?,
             Self::QuickGelu => (x * sigmoid(&(x * 1.702)?)?)?,
             Self::Relu => x.relu()?,
@@ -116,8 +125,8 @@ fn sigmoid_slope<R: Real>(x: R) -> R {
 }
 
 #[inline(always)]
-fn silu<R: Real>(x: R) -> R {
-    x * sigmoid(x)
+fn silu<R: Real>(d: R, scale: R) -> R {
+    d * sigmoid(d * scale)
 }
 
 #[inline(always)]
@@ -128,8 +137,8 @@ fn silu_slope<R: Real>(x: R) -> R {
 }
 
 #[inline(always)]
-fn quick_gelu<R: Real>(x: R) -> R {
-    x * sigmoid(x * R::from_f64(1.702))
+fn quick_gelu<R: Real>(d: R, scale: R) -> R {
+    d * sigmoid(d * scale * R::from_f64(1.702))
 }
 
 #[inline(always)]
@@ -138,7 +147,7 @@ fn quick_gelu_slope<R: Real>(x: R) -> R {
 }
 
 #[inline(always)]
-fn relu<R: Real>(x: R) -> R {
+fn relu<R: Real>(x: R, _: R) -> R {
     // NaN stays NaN.
     if x < R::ZERO { R::ZERO } else { x }
 }
@@ -149,14 +158,14 @@ fn step<R: Real>(x: R) -> R {
 }
 
 #[inline(always)]
-fn squared_relu<R: Real>(x: R) -> R {
-    let x = relu(x);
-    x * x
+fn squared_relu<R: Real>(d: R, scale: R) -> R {
+    let x = relu(d, scale);
+    x * x * scale
 }
 
 #[inline(always)]
 fn squared_relu_slope<R: Real>(x: R) -> R {
-    let x = relu(x);
+    let x = relu(x, R::ONE);
     x + x
 }
 
@@ -165,4 +174,10 @@ fn bound<R: Real>(x: R, limit: f64) -> R {
     let limit = R::from_f64(limit);
     let x = if x > limit { limit } else { x };
     if x < -limit { -limit } else { x }
+}
+
+/// The sigmoid is the only curve whose values do not grow with its argument.
+#[inline(always)]
+fn scaled_sigmoid<R: Real>(d: R, scale: R) -> R {
+    sigmoid(d * scale) / scale
 }

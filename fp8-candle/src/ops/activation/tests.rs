@@ -1,6 +1,7 @@
 //! Kernels against definitions.
 
 use super::*;
+use crate::data::activation::Curve;
 use crate::ops::test_support::{DTYPES, wave};
 use candle_core::{DType, Var};
 
@@ -65,5 +66,35 @@ fn extreme_inputs() -> Result<()> {
         assert!(dx.iter().all(|dx| !dx.is_nan()), "{activation}: {dx:?}");
         assert_eq!(dx[..2], [0., 0.], "{activation}");
     }
+    Ok(())
+}
+
+/// Data at a power of two are the plain values divided by it, to the bit.
+#[test]
+fn a_scale_only_moves_the_exponent() -> Result<()> {
+    let (data, grad) = (
+        wave(&[7, 33], 1)?.to_dtype(DType::F32)?,
+        wave(&[7, 33], 2)?.to_dtype(DType::F32)?,
+    );
+    for activation in Activation::all().filter(|activation| !activation.is_gated()) {
+        for scale in [0.125, 1.0, 8.0] {
+            let curve = activation.curve();
+            let value = (&data * scale)?;
+            let y = (scaled_curve("curve", curve, &data, scale)? * scale)?;
+            let dx = scaled_slope("curve", curve, &data, scale, &grad)?;
+            let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+            assert_eq!(
+                flat(&y)?,
+                flat(&activation.apply(&value)?)?,
+                "{activation} {scale}"
+            );
+            assert_eq!(
+                flat(&dx)?,
+                flat(&activation.backward(&value, &grad)?)?,
+                "{activation} {scale}"
+            );
+        }
+    }
+    assert_eq!(Activation::Glu.curve(), Curve::Sigmoid);
     Ok(())
 }

@@ -9,13 +9,13 @@ pub use options::{AttentionDropout, AttentionOptions};
 
 use super::gradients;
 use crate::data::attention::Attention;
+use crate::data::storage::tensor_of;
 use crate::device::{FusedAttention, fused_attention};
 use crate::error::Result;
+use crate::graph::{Ready, attach};
 use crate::profile::{Kind, enter};
-use crate::ready::{Ready, tensor_of};
-use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Layout, Shape, Tensor};
-
-const OP: &str = "attention";
+use candle_core::{DType, Tensor};
+use options::OP;
 
 /// Attention of every query over the keys of its head.
 ///
@@ -93,13 +93,12 @@ impl Attention {
             return Ok(self.composed(q, k, v)?.to_dtype(q.dtype())?);
         };
         let (storage, lse) = kernels.forward(&self, [q, k, v], q.dtype())?;
-        let node = Node {
-            attention: self,
-            kernels,
-            lse,
-            ready: Ready::new(storage, q.shape())?,
-        };
-        Ok(q.apply_op3(k, v, node)?)
+        let result = Ready::new(storage, q.shape())?;
+        attach(OP, [q, k, v], result, move |qkv, y, grad| {
+            let _scope = enter(Kind::Attention);
+            let wanted = qkv.map(Tensor::track_op);
+            kernels.backward(&self, qkv, (Some(y), &lse), grad, wanted)
+        })
     }
 
     /// The kernels for this call, if there are any.
@@ -180,60 +179,4 @@ pub(crate) struct Saved {
     pub(crate) lse: Option<Tensor>,
     /// The result, if the kernels need it.
     pub(crate) result: Option<Tensor>,
-}
-
-/// Attention by kernels.
-struct Node {
-    attention: Attention,
-    kernels: &'static dyn FusedAttention,
-    /// Log-sum-exps, which the forward pass keeps for the backward pass.
-    lse: Tensor,
-    ready: Ready,
-}
-
-impl CustomOp3 for Node {
-    fn name(&self) -> &'static str {
-        OP
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.ready.take_cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.ready.take_cuda()
-    }
-
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        y: &Tensor,
-        grad: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let _scope = enter(Kind::Attention);
-        let wanted = [q, k, v].map(Tensor::track_op);
-        let results = (Some(y), &self.lse);
-        let [dq, dk, dv] =
-            self.kernels
-                .backward(&self.attention, [q, k, v], results, grad, wanted)?;
-        Ok((dq, dk, dv))
-    }
 }

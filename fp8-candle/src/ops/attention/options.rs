@@ -1,10 +1,11 @@
 //! Options of attention, and what they mean for given tensors.
 
-use super::OP;
 use crate::data::attention::{Attention, Dropout};
 use crate::error::{Error, Result};
 use crate::ops::{check_float, check_like, shape_error};
 use candle_core::{DType, Tensor};
+
+pub(super) const OP: &str = "attention";
 
 /// Options of [`attention`](super::attention).
 ///

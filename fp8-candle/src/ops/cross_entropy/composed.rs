@@ -1,6 +1,6 @@
 //! Cross entropy composed of candle's primitives, with targets on the device.
 
-use super::CrossEntropyOptions;
+use super::options::CrossEntropyOptions;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::cross_entropy as cuda;
 use crate::error::Result;

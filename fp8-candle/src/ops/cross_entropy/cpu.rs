@@ -1,6 +1,6 @@
 //! Cross entropy on the CPU, with checked targets.
 
-use super::{CrossEntropyOptions, OP};
+use super::options::{CrossEntropyOptions, OP};
 use crate::device::filled;
 use crate::error::{Error, Result};
 use crate::ops::data::{Element, block_rows, par_blocks};

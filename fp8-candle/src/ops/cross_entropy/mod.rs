@@ -2,35 +2,23 @@
 
 mod composed;
 mod cpu;
+mod options;
+
+pub use options::CrossEntropyOptions;
 
 use super::data::{for_dtype, storage, tensor, with_slices};
-use super::node::{Fused, apply1};
+use super::node::node;
 use super::{check_device, check_float, fused, last_dim, shape_error};
+use crate::data::storage::tensor_of;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::cross_entropy as cuda;
 use crate::error::{Error, Result};
-use crate::profile::Kind;
-use candle_core::{DType, Shape, Storage, Tensor};
+use crate::graph::Ready;
+use crate::profile::{Kind, enter};
+use candle_core::{DType, Storage, Tensor};
 use composed::{composed, to_i64};
 pub(crate) use cpu::CheckedTargets;
-
-/// Settings of [`cross_entropy_with`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CrossEntropyOptions {
-    /// Positions with this target are left out of the sum and of the mean, and get no gradient. It need not be a class;
-    /// negative values need signed targets.
-    pub ignore_index: Option<i64>,
-}
-
-impl CrossEntropyOptions {
-    /// The same options with another [`CrossEntropyOptions::ignore_index`].
-    pub fn with_ignore_index(self, ignore_index: impl Into<Option<i64>>) -> Self {
-        Self {
-            ignore_index: ignore_index.into(),
-        }
-    }
-}
+use options::OP;
 
 /// Mean negative log likelihood of integer targets under the softmax of `logits`.
 ///
@@ -93,19 +81,68 @@ pub fn cross_entropy_with(
     if !fused(logits) {
         return composed(logits, &to_i64(targets)?, options);
     }
-    let op = match targets.device() {
-        #[cfg(feature = "cuda")]
-        candle_core::Device::Cuda(_) => CrossEntropy::OnDevice {
-            targets: targets.contiguous()?,
-            options,
-            saved: None,
+    let logits = logits.contiguous()?;
+    #[cfg(feature = "cuda")]
+    if logits.device().is_cuda() {
+        return on_cuda(&logits, targets.contiguous()?, options);
+    }
+    let checked = CheckedTargets::new(targets, classes, options)?;
+    let loss = loss(&logits, 1.0, &checked)?;
+    node(
+        OP,
+        Kind::Loss,
+        [&logits],
+        Ready::new(loss, ())?,
+        move |[logits], _, grad| {
+            let grad = grad.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+            let factor = grad / checked.counted() as f64;
+            Ok([Some(gradient(logits, 1.0, &checked, factor)?)])
         },
-        _ => CrossEntropy::Checked(CheckedTargets::new(targets, classes, options)?),
-    };
-    apply1(op, logits)
+    )
 }
 
-const OP: &str = "cross_entropy";
+/// The loss of `logits_scale * logits` on the CPU.
+fn loss(logits: &Tensor, logits_scale: f64, targets: &CheckedTargets) -> Result<Storage> {
+    let _scope = enter(Kind::Loss);
+    crate::simd::check()?;
+    for_dtype!(OP, logits.dtype(), T => {
+        with_slices([logits], |[x]: [&[T]; 1]| storage(vec![targets.forward(x, logits_scale)]))
+    })
+}
+
+/// `factor` times the gradient of the sum of losses of `logits_scale * logits`, on the CPU.
+fn gradient(
+    logits: &Tensor,
+    logits_scale: f64,
+    targets: &CheckedTargets,
+    factor: f64,
+) -> Result<Tensor> {
+    for_dtype!(OP, logits.dtype(), T => {
+        with_slices([logits], |[x]: [&[T]; 1]| {
+            tensor(targets.backward(x, logits_scale, factor), logits.shape())
+        })?
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn on_cuda(logits: &Tensor, targets: Tensor, options: CrossEntropyOptions) -> Result<Tensor> {
+    let ignore_index = options.ignore_index;
+    let of = move |values| cuda::Targets {
+        values,
+        ignore_index,
+    };
+    let (loss, saved) = {
+        let _scope = enter(Kind::Loss);
+        cuda::forward(logits, of(&targets))?
+    };
+    node(
+        OP,
+        Kind::Loss,
+        [logits],
+        Ready::new(loss, ())?,
+        move |[logits], _, grad| Ok([Some(cuda::backward(logits, of(&targets), &saved, grad)?)]),
+    )
+}
 
 /// The number of classes, if logits and targets fit each other.
 fn check(logits: &Tensor, targets: &Tensor) -> Result<usize> {
@@ -142,14 +179,9 @@ pub(crate) fn forward(
     let classes = check(logits, targets)?;
     let (logits, targets) = (logits.detach(), targets.detach());
     if logits.device().is_cpu() {
-        crate::simd::check()?;
         let checked = CheckedTargets::new(&targets, classes, options)?;
-        let loss = for_dtype!(OP, logits.dtype(), T => {
-            with_slices([&logits], |[x]: [&[T]; 1]| {
-                tensor(vec![checked.forward(x, logits_scale)], ())
-            })?
-        })?;
-        return Ok((loss, Kept::Checked(checked)));
+        let loss = loss(&logits, logits_scale, &checked)?;
+        return Ok((tensor_of(loss, ())?, Kept::Checked(checked)));
     }
     let wide = logits.to_dtype(super::wide_dtype(logits.dtype()))?;
     let loss = cross_entropy_with(&(wide * logits_scale)?, &targets, options)?;
@@ -171,14 +203,12 @@ impl Kept {
         factor: f64,
     ) -> Result<Tensor> {
         match self {
-            Self::Checked(targets) => {
-                let factor = factor / targets.counted() as f64;
-                for_dtype!(OP, logits.dtype(), T => {
-                    with_slices([logits], |[x]: [&[T]; 1]| {
-                        tensor(targets.backward(x, logits_scale, factor), logits.shape())
-                    })?
-                })
-            }
+            Self::Checked(targets) => gradient(
+                logits,
+                logits_scale,
+                targets,
+                factor / targets.counted() as f64,
+            ),
             Self::Targets(targets, options) => {
                 let dtype = logits.dtype();
                 let wide = (logits.to_dtype(super::wide_dtype(dtype))? * logits_scale)?;
@@ -189,113 +219,6 @@ impl Kept {
                 Ok(grad.to_dtype(dtype)?)
             }
         }
-    }
-}
-
-/// The op as a node of the graph.
-enum CrossEntropy {
-    Checked(CheckedTargets),
-    #[cfg(feature = "cuda")]
-    OnDevice {
-        /// Of any integer dtype.
-        targets: Tensor,
-        options: CrossEntropyOptions,
-        /// Kept by the forward pass.
-        saved: Option<cuda::Saved>,
-    },
-}
-
-impl CrossEntropy {
-    fn checked(&self) -> Result<&CheckedTargets> {
-        match self {
-            Self::Checked(targets) => Ok(targets),
-            #[cfg(feature = "cuda")]
-            Self::OnDevice { .. } => {
-                crate::error::internal!("{OP}: logits and targets are on two devices")
-            }
-        }
-    }
-}
-
-impl Fused<1> for CrossEntropy {
-    fn name(&self) -> &'static str {
-        OP
-    }
-
-    fn kind(&self) -> Kind {
-        Kind::Loss
-    }
-
-    fn shape(&self, _: [&Tensor; 1]) -> Shape {
-        Shape::from(())
-    }
-
-    fn cpu_forward(&self, [logits]: [&Tensor; 1]) -> Result<Storage> {
-        let targets = self.checked()?;
-        for_dtype!(OP, logits.dtype(), T => {
-            with_slices([logits], |[logits]: [&[T]; 1]| storage(vec![targets.forward(logits, 1.0)]))
-        })
-    }
-
-    fn cpu_backward(
-        &self,
-        [logits]: [&Tensor; 1],
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 1]> {
-        if !logits.track_op() {
-            return Ok([None]);
-        }
-        let targets = self.checked()?;
-        let grad = grad.to_dtype(DType::F64)?.to_scalar::<f64>()?;
-        let factor = grad / targets.counted() as f64;
-        for_dtype!(OP, logits.dtype(), T => {
-            with_slices([logits], |[values]: [&[T]; 1]| {
-                Ok([Some(tensor(targets.backward(values, 1.0, factor), logits.shape())?)])
-            })?
-        })
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_forward(&mut self, [logits]: [&Tensor; 1]) -> Result<Storage> {
-        let Self::OnDevice {
-            targets,
-            options,
-            saved,
-        } = self
-        else {
-            crate::error::internal!("{OP}: logits and targets are on two devices");
-        };
-        let targets = cuda::Targets {
-            values: targets,
-            ignore_index: options.ignore_index,
-        };
-        let (loss, kept) = cuda::forward(logits, targets)?;
-        *saved = Some(kept);
-        Ok(loss)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_backward(
-        &self,
-        [logits]: [&Tensor; 1],
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 1]> {
-        let Self::OnDevice {
-            targets,
-            options,
-            saved: Some(saved),
-        } = self
-        else {
-            crate::error::internal!("{OP}: the forward pass did not run on this device");
-        };
-        let targets = cuda::Targets {
-            values: targets,
-            ignore_index: options.ignore_index,
-        };
-        let dx = || cuda::backward(logits, targets, saved, grad);
-        Ok([logits.track_op().then(dx).transpose()?])
     }
 }
 

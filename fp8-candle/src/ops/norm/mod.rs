@@ -3,11 +3,11 @@
 mod cpu;
 
 use super::data::{compute_dtype, for_dtype, storage, tensor, with_slices};
-use super::node::{Fused, apply2, apply3};
 use super::{check_float, check_like, fused, last_dim, shape_error};
 use crate::data::made::Made;
 use crate::device::made_casts;
 use crate::error::Result;
+use crate::graph::{Ready, attach_all};
 use crate::profile::{Kind, enter};
 use crate::quantize::{Quantized, Quantizer};
 use crate::weight_version::Seen;
@@ -216,16 +216,100 @@ impl Norm {
         if !fused(x) {
             return self.composed(x, weight, bias);
         }
-        let node = NormNode {
-            norm: self,
-            seen: x.track_op().then(|| Seen::of(weight)).transpose()?,
-            #[cfg(feature = "cuda")]
-            statistics: None,
-        };
-        match bias {
-            Some(bias) => apply3(node, x, weight, bias),
-            None => apply2(node, x, weight),
+        let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        // The gradient of x needs the weight again.
+        let seen = x.track_op().then(|| Seen::of(&weight)).transpose()?;
+        let (result, statistics) = self.computed(&x, &weight, bias.as_ref())?;
+        let args: Vec<&Tensor> = [&x, &weight].into_iter().chain(&bias).collect();
+        let result = Ready::new(result, x.shape())?;
+        attach_all(self.op, &args, result, move |args, _, grad| {
+            let _scope = enter(Kind::Norm);
+            let [x, weight, ref bias @ ..] = *args else {
+                crate::error::internal!("{}: {} arguments", self.op, args.len());
+            };
+            let bias = bias.first().copied();
+            let grad = grad.contiguous()?;
+            let gradients = self.gradients(x, weight, bias, &grad, statistics.as_ref())?;
+            if let Some(seen) = &seen {
+                seen.check(weight, self.op, "weight")?;
+            }
+            Ok(gradients)
+        })
+    }
+
+    /// The result where there are kernels, and what they keep for the backward pass.
+    fn computed(
+        self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<(Storage, Option<Tensor>)> {
+        let _scope = enter(Kind::Norm);
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            let args = [Some(x), Some(weight), bias];
+            let keep = args.iter().flatten().any(|arg| arg.track_op());
+            return self.on_cuda().forward(x, weight, bias, keep);
         }
+        crate::simd::check()?;
+        let y = for_dtype!(self.op, x.dtype(), T => match bias {
+            Some(bias) => with_slices([x, weight, bias], |[x, weight, bias]: [&[T]; 3]| {
+                storage(self.forward(x, weight, Some(bias)))
+            }),
+            None => with_slices([x, weight], |[x, weight]: [&[T]; 2]| {
+                storage(self.forward(x, weight, None))
+            }),
+        })?;
+        Ok((y, None))
+    }
+
+    /// The gradients of the arguments that are part of a graph, as many as there are arguments.
+    fn gradients(
+        self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        grad: &Tensor,
+        statistics: Option<&Tensor>,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let arguments = 2 + usize::from(bias.is_some());
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            let Some(statistics) = statistics else {
+                crate::error::internal!(
+                    "{}: the forward pass kept nothing for a gradient",
+                    self.op
+                );
+            };
+            let mut gradients = vec![None; arguments];
+            let norm = self.on_cuda();
+            if x.track_op() {
+                gradients[0] = Some(norm.backward(x, weight, grad, statistics)?);
+            }
+            let with_bias = bias.is_some_and(|bias| bias.track_op());
+            if weight.track_op() || with_bias {
+                let (dw, db) = norm.parameter_gradients(x, weight, grad, statistics, with_bias)?;
+                gradients[1] = weight.track_op().then_some(dw);
+                if let (Some(last), true) = (gradients.get_mut(2), with_bias) {
+                    *last = db;
+                }
+            }
+            return Ok(gradients);
+        }
+        let _ = statistics;
+        let gradients = self.cpu_gradients(x, weight, grad, 1.0)?;
+        let tracked = [Some(x), Some(weight), bias].map(|arg| arg.is_some_and(Tensor::track_op));
+        let gradients = gradients.into_iter().zip(tracked).take(arguments);
+        Ok(gradients
+            .map(|(grad, tracked)| tracked.then_some(grad))
+            .collect())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn on_cuda(self) -> crate::device::cuda::ops::norm::Norm {
+        let Self { op, center, eps } = self;
+        crate::device::cuda::ops::norm::Norm { op, center, eps }
     }
 
     /// Gradients of x, weight and bias.
@@ -258,173 +342,6 @@ impl Norm {
             y = y.broadcast_add(&bias.to_dtype(compute)?)?;
         }
         Ok(y.to_dtype(dtype)?)
-    }
-}
-
-/// The op as a node of the graph.
-struct NormNode {
-    norm: Norm,
-    /// The values of the weight, which the gradient of x needs again.
-    seen: Option<Seen>,
-    /// The statistics of each row, for the backward pass on CUDA.
-    #[cfg(feature = "cuda")]
-    statistics: Option<Tensor>,
-}
-
-impl NormNode {
-    /// After the weight was read again.
-    fn check(&self, weight: &Tensor) -> Result<()> {
-        match &self.seen {
-            Some(seen) => seen.check(weight, self.norm.op, "weight"),
-            None => Ok(()),
-        }
-    }
-
-    fn cpu_forward(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Storage> {
-        for_dtype!(self.norm.op, x.dtype(), T => match bias {
-            Some(bias) => with_slices([x, weight, bias], |[x, weight, bias]: [&[T]; 3]| {
-                storage(self.norm.forward(x, weight, Some(bias)))
-            }),
-            None => with_slices([x, weight], |[x, weight]: [&[T]; 2]| {
-                storage(self.norm.forward(x, weight, None))
-            }),
-        })
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Norm {
-    fn on_cuda(self) -> crate::device::cuda::ops::norm::Norm {
-        let Norm { op, center, eps } = self;
-        crate::device::cuda::ops::norm::Norm { op, center, eps }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl NormNode {
-    fn cuda_forward(
-        &mut self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-    ) -> Result<Storage> {
-        let keep = [Some(x), Some(weight), bias]
-            .iter()
-            .flatten()
-            .any(|arg| arg.track_op());
-        let (y, statistics) = self.norm.on_cuda().forward(x, weight, bias, keep)?;
-        self.statistics = statistics;
-        Ok(y)
-    }
-
-    /// Gradients of x, weight and bias, if they are part of a graph.
-    fn cuda_backward(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
-        let (norm, mut gradients) = (self.norm.on_cuda(), [const { None }; 3]);
-        let Some(statistics) = &self.statistics else {
-            crate::error::internal!("{}: the forward pass kept nothing for a gradient", norm.op);
-        };
-        if x.track_op() {
-            gradients[0] = Some(norm.backward(x, weight, grad, statistics)?);
-            self.check(weight)?;
-        }
-        let with_bias = bias.is_some_and(|bias| bias.track_op());
-        if weight.track_op() || with_bias {
-            let (dw, db) = norm.parameter_gradients(x, weight, grad, statistics, with_bias)?;
-            gradients[1] = weight.track_op().then_some(dw);
-            gradients[2] = db;
-        }
-        Ok(gradients)
-    }
-}
-
-fn tracked(arg: &Tensor, grad: Tensor) -> Option<Tensor> {
-    arg.track_op().then_some(grad)
-}
-
-impl Fused<2> for NormNode {
-    fn name(&self) -> &'static str {
-        self.norm.op
-    }
-
-    fn kind(&self) -> Kind {
-        Kind::Norm
-    }
-
-    fn cpu_forward(&self, [x, weight]: [&Tensor; 2]) -> Result<Storage> {
-        self.cpu_forward(x, weight, None)
-    }
-
-    fn cpu_backward(
-        &self,
-        [x, weight]: [&Tensor; 2],
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 2]> {
-        let [dx, dw, _] = self.norm.cpu_gradients(x, weight, grad, 1.0)?;
-        self.check(weight)?;
-        Ok([tracked(x, dx), tracked(weight, dw)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_forward(&mut self, [x, weight]: [&Tensor; 2]) -> Result<Storage> {
-        self.cuda_forward(x, weight, None)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_backward(
-        &self,
-        [x, weight]: [&Tensor; 2],
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 2]> {
-        let [dx, dw, _] = self.cuda_backward(x, weight, None, grad)?;
-        Ok([dx, dw])
-    }
-}
-
-impl Fused<3> for NormNode {
-    fn name(&self) -> &'static str {
-        self.norm.op
-    }
-
-    fn kind(&self) -> Kind {
-        Kind::Norm
-    }
-
-    fn cpu_forward(&self, [x, weight, bias]: [&Tensor; 3]) -> Result<Storage> {
-        self.cpu_forward(x, weight, Some(bias))
-    }
-
-    fn cpu_backward(
-        &self,
-        [x, weight, bias]: [&Tensor; 3],
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
-        let [dx, dw, db] = self.norm.cpu_gradients(x, weight, grad, 1.0)?;
-        self.check(weight)?;
-        Ok([tracked(x, dx), tracked(weight, dw), tracked(bias, db)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_forward(&mut self, [x, weight, bias]: [&Tensor; 3]) -> Result<Storage> {
-        self.cuda_forward(x, weight, Some(bias))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_backward(
-        &self,
-        [x, weight, bias]: [&Tensor; 3],
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
-        self.cuda_backward(x, weight, Some(bias), grad)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A block of queries of one head, and its products.
 
-use super::tile::PANEL;
-use super::units::{Panel, Rows, Sums, Units};
+use super::layout::{PANEL, Panel, Rows, Sums};
+use super::units::Units;
 use crate::data::attention::Attention;
 use std::ops::Range;
 

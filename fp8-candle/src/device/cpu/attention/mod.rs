@@ -7,6 +7,7 @@
 mod backward;
 mod block;
 mod forward;
+mod layout;
 mod pack;
 mod rows;
 mod source;

@@ -1,8 +1,8 @@
 //! Packing of tokens as operands.
 
 use super::super::gemm::Scratch;
+use super::layout::PANEL;
 use super::source::View;
-use super::tile::PANEL;
 use super::units::Units;
 use crate::data::attention::Attention;
 use std::ops::Range;

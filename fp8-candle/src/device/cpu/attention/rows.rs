@@ -3,7 +3,7 @@
 //! Rows are whole chunks of 32 keys, without a remainder, which would cost as much as several chunks. Some of the first and of
 //! the last keys may be hidden.
 
-use super::tile::PANEL;
+use super::layout::PANEL;
 use crate::data::attention::Dropout;
 use crate::ops::math::{Real, max, sum, sum2};
 use crate::simd::simd;

@@ -1,7 +1,7 @@
 //! How the work is divided.
 
 use super::block::QUERIES;
-use super::tile::PANEL;
+use super::layout::PANEL;
 use crate::data::attention::Attention;
 use std::ops::Range;
 

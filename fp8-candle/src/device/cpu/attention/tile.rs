@@ -1,10 +1,7 @@
 //! Tiles of sums: a few rows by one panel of 32 columns.
 
-use super::units::{Panel, Rows, Sums};
+use super::layout::{PANEL, Panel, Rows, Sums};
 use std::arch::x86_64::*;
-
-/// Columns of a tile.
-pub(super) const PANEL: usize = 32;
 
 /// Panics if the slices do not hold a tile of `rows` rows.
 #[inline]

@@ -5,36 +5,12 @@
 //! of each column per step.
 
 use super::super::gemm::Plain;
-use super::tile::{self, PANEL};
+use super::layout::{PANEL, Panel, Rows, Sums};
+use super::tile;
 use crate::simd::simd;
 use fp8_core::{HighPrecision, Isa, IsaLevel};
 use half::bf16;
 use std::arch::x86_64::*;
-
-/// The left operand of a product.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    pub(super) cells: &'a [u32],
-    pub(super) row_stride: usize,
-    pub(super) step_stride: usize,
-}
-
-/// The right operand of a product: 32 columns.
-#[derive(Clone, Copy)]
-pub(super) struct Panel<'a> {
-    pub(super) cells: &'a [u32],
-    /// From one step to the next.
-    pub(super) stride: usize,
-    pub(super) steps: usize,
-}
-
-/// Rows of 32 sums.
-pub(super) struct Sums<'a> {
-    pub(super) values: &'a mut [f32],
-    pub(super) stride: usize,
-    /// Whether to add to the values.
-    pub(super) accumulate: bool,
-}
 
 /// Kernels of a processor. Holding units is proof that it has their instructions.
 pub(super) trait Units: Copy + Send + Sync {

@@ -4,6 +4,7 @@
 use super::super::shared::Shared;
 #[cfg(target_arch = "x86_64")]
 use super::results::{Out, Results};
+use super::scales::Scales;
 use super::side::Side;
 use crate::simd::simd;
 use fp8_core::HighPrecision;
@@ -14,28 +15,6 @@ pub(super) struct Epilogue<'a> {
     rows: Scales,
     cols: Scales,
     bias: Option<&'a [f32]>,
-}
-
-/// Scales of rows or of columns.
-pub(super) enum Scales {
-    One(f32),
-    Each(Vec<f32>),
-}
-
-impl Scales {
-    fn new(side: &Side<'_>, applied: bool) -> Self {
-        match side.dequant_scales {
-            _ if applied => Self::One(1.),
-            &[scale] => Self::One(scale),
-            _ => {
-                let mut scales = vec![0.; side.kept()];
-                if !scales.is_empty() && side.contracted() > 0 {
-                    side.scales_into(0, 0, &mut scales);
-                }
-                Self::Each(scales)
-            }
-        }
-    }
 }
 
 impl<'a> Epilogue<'a> {

@@ -11,12 +11,15 @@ mod epilogue;
     allow(dead_code, reason = "tiles use the rest")
 )]
 mod layout;
+mod scales;
 mod scratch;
 mod side;
 mod slab;
 
 #[cfg(target_arch = "x86_64")]
 mod blocked;
+#[cfg(target_arch = "x86_64")]
+mod decoder;
 #[cfg(target_arch = "x86_64")]
 mod engine_bf16;
 #[cfg(target_arch = "x86_64")]

@@ -1,8 +1,8 @@
 //! Tiles of sums with `vdpbf16ps`: up to [`ROWS`] rows by one panel of 32 columns, in 24 registers.
 
+use super::decoder::{Decoder, prefetch};
 use super::kernel::Sums;
 use super::layout::{PANEL, ROWS_STEP, SLICE_STRIDE};
-use super::pack_bf16::{Decoder, prefetch};
 use super::results::Block;
 use std::arch::x86_64::*;
 

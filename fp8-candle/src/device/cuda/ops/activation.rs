@@ -1,9 +1,10 @@
 //! Activations, gated or not.
 
+use crate::data::activation::Activation;
 use crate::device::cuda::gpu::{Gpu, with_pointer_list};
-use crate::device::cuda::kernels::{Arg, Shape, kernels, launch};
+use crate::device::cuda::kernels::{Arg, Shape, kernels};
+use crate::device::cuda::launch::launch;
 use crate::error::Result;
-use crate::ops::Activation;
 use candle_core::{DType, Storage, Tensor};
 
 kernels! { KERNELS in ACTIVATION;

@@ -2,7 +2,8 @@
 
 use super::by_rows;
 use crate::device::cuda::gpu::{Gpu, with_pointers};
-use crate::device::cuda::kernels::{Arg, Shape, kernels, launch};
+use crate::device::cuda::kernels::{Arg, Shape, kernels};
+use crate::device::cuda::launch::launch;
 use crate::error::{Result, internal};
 use candle_core::{D, DType, Storage, Tensor};
 

@@ -1,7 +1,8 @@
 //! Rotary position embedding.
 
 use crate::device::cuda::gpu::{Buffer, Gpu, with_pointers};
-use crate::device::cuda::kernels::{Arg, Shape, kernels, launch};
+use crate::device::cuda::kernels::{Arg, Shape, kernels};
+use crate::device::cuda::launch::launch;
 use crate::error::Result;
 use candle_core::Tensor;
 

@@ -2,7 +2,8 @@
 
 use super::by_rows;
 use crate::device::cuda::gpu::{Gpu, with_pointers};
-use crate::device::cuda::kernels::{Arg, kernels, launch};
+use crate::device::cuda::kernels::{Arg, kernels};
+use crate::device::cuda::launch::launch;
 use crate::error::Result;
 use candle_core::{D, Storage, Tensor};
 

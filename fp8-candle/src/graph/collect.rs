@@ -66,7 +66,7 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
 }
 
 /// Whether this thread collects.
-pub(super) fn is_open() -> bool {
+pub(crate) fn is_open() -> bool {
     COLLECTOR.with(|collector| collector.borrow().is_some())
 }
 

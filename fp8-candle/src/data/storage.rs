@@ -1,62 +1,11 @@
-//! A forward result that is computed before its autograd node exists.
-//!
-//! candle's custom ops compute inside `cpu_fwd` or `cuda_fwd`, on raw storages. Here results come from code that works on
-//! tensors of any device, and the node's forward pass only hands them over.
+//! Storages under tensors: put under a shape, copied, or taken from a tensor.
 
 use crate::error::{Error, Result, internal};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Shape, Storage, Tensor};
 use std::sync::{Mutex, PoisonError};
-
-/// One result, to be taken once.
-pub(crate) struct Ready {
-    storage: Mutex<Option<Storage>>,
-    shape: Shape,
-}
-
-impl Ready {
-    /// # Errors
-    /// If `storage` does not hold the values of `shape`.
-    pub(crate) fn new(storage: Storage, shape: impl Into<Shape>) -> Result<Self> {
-        let shape = shape.into();
-        check_len(&storage, &shape)?;
-        Ok(Self {
-            storage: Mutex::new(Some(storage)),
-            shape,
-        })
-    }
-
-    fn take(&self) -> Option<Storage> {
-        self.storage
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-    }
-
-    pub(crate) fn take_cpu(&self) -> candle_core::Result<(CpuStorage, Shape)> {
-        match self.take() {
-            Some(Storage::Cpu(storage)) => Ok((storage, self.shape.clone())),
-            _ => {
-                candle_core::bail!("the result of this node is not on the CPU or was taken before")
-            }
-        }
-    }
-
-    pub(crate) fn take_cuda(&self) -> candle_core::Result<(CudaStorage, Shape)> {
-        match self.take() {
-            Some(Storage::Cuda(storage)) => Ok((storage, self.shape.clone())),
-            _ => candle_core::bail!("the result of this node is not on CUDA or was taken before"),
-        }
-    }
-
-    /// The result as a tensor outside any graph.
-    pub(crate) fn into_tensor(self) -> Result<Tensor> {
-        match self.take() {
-            Some(storage) => tensor_of(storage, self.shape),
-            None => internal!("the result of this node was taken before"),
-        }
-    }
-}
 
 /// A detached tensor that owns `storage`.
 ///
@@ -73,7 +22,7 @@ pub(crate) fn tensor_of(storage: Storage, shape: impl Into<Shape>) -> Result<Ten
     ))
 }
 
-fn check_len(storage: &Storage, shape: &Shape) -> Result<()> {
+pub(crate) fn check_len(storage: &Storage, shape: &Shape) -> Result<()> {
     let fits = |len: usize| match storage {
         Storage::Cpu(_) => len == shape.elem_count(),
         // A device allocation may be longer.
@@ -214,7 +163,7 @@ mod tests {
             x.t()?,
             x.narrow(0, 0, 2)?,
         ] {
-            let copy = Ready::new(owned_storage(&view)?, view.shape())?.into_tensor()?;
+            let copy = tensor_of(owned_storage(&view)?, view.shape())?;
             assert_eq!(copy.to_vec2::<f32>()?, view.to_vec2::<f32>()?);
         }
         assert_eq!(x.dtype(), DType::F32);
@@ -228,8 +177,8 @@ mod tests {
             [Ok, |x| x.narrow(0, 1, 2), |x| x.narrow(0, 0, 2), |x| x.t()];
         for view in views {
             let (expected, shape) = (view(new()?)?.to_vec2::<f32>()?, view(new()?)?);
-            let taken = Ready::new(take_storage(view(new()?)?)?, shape.shape())?;
-            assert_eq!(taken.into_tensor()?.to_vec2::<f32>()?, expected);
+            let taken = tensor_of(take_storage(view(new()?)?)?, shape.shape())?;
+            assert_eq!(taken.to_vec2::<f32>()?, expected);
         }
         let x = new()?;
         let address = |x: &Tensor| match &*x.storage_and_layout().0 {
@@ -251,16 +200,14 @@ mod tests {
             (1, vec![0]),
         ] {
             let storage = || Storage::Cpu(CpuStorage::F32(vec![0.; values]));
-            let ready = Ready::new(storage(), shape.as_slice()).map(|_| ());
-            let tensor = tensor_of(storage(), shape.as_slice()).map(|_| ());
-            for result in [ready, tensor] {
-                let error = result.unwrap_err().to_string();
-                let expected = format!("{values} values does not make a tensor of shape {shape:?}");
-                assert!(error.contains(&expected), "{error}");
-            }
+            let error = tensor_of(storage(), shape.as_slice())
+                .unwrap_err()
+                .to_string();
+            let expected = format!("{values} values does not make a tensor of shape {shape:?}");
+            assert!(error.contains(&expected), "{error}");
         }
-        let empty = Ready::new(Storage::Cpu(CpuStorage::BF16(vec![])), (3, 0))?;
-        assert_eq!(empty.into_tensor()?.dims(), [3, 0]);
+        let empty = tensor_of(Storage::Cpu(CpuStorage::BF16(vec![])), (3, 0))?;
+        assert_eq!(empty.dims(), [3, 0]);
         Ok(())
     }
 }

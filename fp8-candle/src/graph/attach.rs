@@ -1,0 +1,221 @@
+//! The one adaptor between operations and candle's custom ops.
+//!
+//! A custom op of candle has three arguments at most. A node with more has two: its first argument and a *token*. The other
+//! arguments are bundled by threes into ops whose results, the tokens, hold a single zero; each bundle after the first takes the
+//! token before it. In the backward pass candle visits the node first: it computes all gradients, returns that of its first
+//! argument, and leaves the others in a box, from which the bundles return them.
+
+use super::collect::{offer, tell};
+use super::ready::Ready;
+use crate::error::{Result, internal};
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor,
+};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+
+/// One gradient per argument.
+type Gradients = Vec<Gradient>;
+
+type Gradient = Option<Tensor>;
+
+/// From the arguments, the result and its gradient to the gradients of the arguments.
+type Backward = dyn Fn(&[&Tensor], &Tensor, &Tensor) -> Result<Gradients> + Send + Sync;
+
+/// `result` as a tensor of candle's graph that depends on `args`; `backward` computes their gradients from the arguments, the
+/// result and the gradient of the result. Where no argument is part of a graph, neither is the result.
+///
+/// A gradient has the shape and dtype of its argument. `None` stands for zeros.
+pub(crate) fn attach<const N: usize>(
+    name: &'static str,
+    args: [&Tensor; N],
+    result: Ready,
+    backward: impl Fn([&Tensor; N], &Tensor, &Tensor) -> Result<[Option<Tensor>; N]>
+    + Send
+    + Sync
+    + 'static,
+) -> Result<Tensor> {
+    attach_all(
+        name,
+        &args,
+        result,
+        move |args, result, grad| match <[&Tensor; N]>::try_from(args) {
+            Ok(args) => Ok(backward(args, result, grad)?.into()),
+            Err(_) => internal!("{name}: {} arguments of {N}", args.len()),
+        },
+    )
+}
+
+/// [`attach`] with any number of arguments.
+pub(crate) fn attach_all(
+    name: &'static str,
+    args: &[&Tensor],
+    result: Ready,
+    backward: impl Fn(&[&Tensor], &Tensor, &Tensor) -> Result<Gradients> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    if !args.iter().any(|arg| arg.track_op()) {
+        return result.into_tensor();
+    }
+    if args.len() <= 3 {
+        let op = Op::new(name, result, move |args, result, grad| {
+            complete(args, backward(args, result, grad).map_err(tell)?)
+        });
+        return op.apply(args);
+    }
+    let letters = Arc::new(Letters::default());
+    let (first, token) = (args[0], bundles(name, &args[1..], &letters)?);
+    let all: Vec<Tensor> = args.iter().map(|&arg| arg.clone()).collect();
+    let op = Op::new(name, result, move |given, result, grad| {
+        let args: Vec<&Tensor> = all.iter().collect();
+        let mut gradients =
+            complete(&args, backward(&args, result, grad).map_err(tell)?)?.into_iter();
+        let first = gradients.next().flatten();
+        letters.lay(gradients.collect());
+        // candle visits the bundles only if their tokens have a gradient.
+        let token = given.last().map(|token| token.zeros_like()).transpose()?;
+        Ok(vec![first, token])
+    });
+    op.apply(&[first, &token])
+}
+
+/// Collects the gradients of variables. Other arguments that were computed get zeros where they have no gradient: candle
+/// panics without one.
+fn complete(args: &[&Tensor], mut gradients: Gradients) -> Result<Gradients> {
+    for (&arg, gradient) in args.iter().zip(&mut gradients) {
+        offer(arg, gradient)?;
+        if gradient.is_none() && arg.track_op() && !arg.is_variable() {
+            *gradient = Some(arg.zeros_like()?);
+        }
+    }
+    Ok(gradients)
+}
+
+/// The last token of bundles of `args`.
+fn bundles(name: &'static str, args: &[&Tensor], letters: &Arc<Letters>) -> Result<Tensor> {
+    let (mut token, mut done): (Option<Tensor>, usize) = (None, 0);
+    while done < args.len() {
+        let (first, with_token) = (done, usize::from(token.is_some()));
+        let now = &args[done..args.len().min(done + 3 - with_token)];
+        let zero = Tensor::zeros(1, DType::F32, args[0].device())?;
+        let letters = letters.clone();
+        let bundle = Op::new("bundle", Ready::of(&zero)?, move |given, _, _| {
+            let (token, args) = given.split_at(with_token);
+            let zeros = token.iter().map(|token| Ok(Some(token.zeros_like()?)));
+            let taken = (0..args.len()).map(|place| Ok(letters.take(first + place)));
+            zeros.chain(taken).collect()
+        });
+        let bundled: Vec<&Tensor> = token.iter().chain(now.iter().copied()).collect();
+        done += now.len();
+        token = Some(bundle.apply(&bundled)?);
+    }
+    match token {
+        Some(token) => Ok(token),
+        None => internal!("{name}: a bundle without arguments"),
+    }
+}
+
+/// Gradients on their way to the bundles, by the thread whose backward pass it is.
+#[derive(Default)]
+struct Letters(Mutex<HashMap<ThreadId, Gradients>>);
+
+impl Letters {
+    fn lay(&self, gradients: Gradients) {
+        if gradients.iter().any(Option::is_some) {
+            let mut letters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            letters.insert(thread::current().id(), gradients);
+        }
+    }
+
+    fn take(&self, index: usize) -> Option<Tensor> {
+        let mut letters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = thread::current().id();
+        let gradients = letters.get_mut(&here)?;
+        let taken = gradients.get_mut(index).and_then(Option::take);
+        if gradients.iter().all(Option::is_none) {
+            letters.remove(&here);
+        }
+        taken
+    }
+}
+
+/// A custom op of one, two or three arguments.
+struct Op {
+    name: &'static str,
+    result: Ready,
+    backward: Box<Backward>,
+}
+
+impl Op {
+    fn new(
+        name: &'static str,
+        result: Ready,
+        backward: impl Fn(&[&Tensor], &Tensor, &Tensor) -> Result<Gradients> + Send + Sync + 'static,
+    ) -> Self {
+        let backward = Box::new(backward);
+        Self {
+            name,
+            result,
+            backward,
+        }
+    }
+
+    fn apply(self, args: &[&Tensor]) -> Result<Tensor> {
+        match *args {
+            [a] => Ok(a.apply_op1(self)?),
+            [a, b] => Ok(a.apply_op2(b, self)?),
+            [a, b, c] => Ok(a.apply_op3(b, c, self)?),
+            _ => internal!("{}: a custom op of {} arguments", self.name, args.len()),
+        }
+    }
+
+    fn gradients<const N: usize>(
+        &self,
+        args: [&Tensor; N],
+        result: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; N]> {
+        match <[Option<Tensor>; N]>::try_from((self.backward)(&args, result, grad)?) {
+            Ok(gradients) => Ok(gradients),
+            Err(all) => internal!("{}: {} gradients of {N}", self.name, all.len()),
+        }
+    }
+}
+
+macro_rules! custom_op {
+    ($CustomOp:ident: $($arg:ident),+ => $Gradients:ty) => {
+        impl $CustomOp for Op {
+            fn name(&self) -> &'static str {
+                self.name
+            }
+
+            fn cpu_fwd(
+                &self,
+                $(_: custom_op!(@for $arg &CpuStorage), _: &Layout),+
+            ) -> candle_core::Result<(CpuStorage, Shape)> {
+                self.result.take_cpu()
+            }
+
+            fn cuda_fwd(
+                &self,
+                $(_: custom_op!(@for $arg &CudaStorage), _: &Layout),+
+            ) -> candle_core::Result<(CudaStorage, Shape)> {
+                self.result.take_cuda()
+            }
+
+            fn bwd(
+                &self,
+                $($arg: &Tensor,)+
+                result: &Tensor,
+                grad: &Tensor,
+            ) -> candle_core::Result<$Gradients> {
+                let [$($arg),+] = self.gradients([$($arg),+], result, grad)?;
+                Ok(($($arg),+))
+            }
+        }
+    };
+    (@for $arg:ident $Type:ty) => { $Type };
+}
+custom_op!(CustomOp1: a => Gradient);
+custom_op!(CustomOp2: a, b => (Gradient, Gradient));
+custom_op!(CustomOp3: a, b, c => (Gradient, Gradient, Gradient));

@@ -1,0 +1,164 @@
+//! Activations on the CPU, in tasks of whole rows.
+
+use crate::data::activation::Activation;
+use crate::device::filled;
+use crate::error::Result;
+use crate::ops::data::{Element, for_dtype, map_rows, storage, tensor, with_slices};
+use crate::parallel;
+use crate::quantize::{Quantized, Quantizer};
+use candle_core::{Storage, Tensor};
+
+pub(super) fn forward(activation: Activation, x: &Tensor) -> Result<Storage> {
+    crate::simd::check()?;
+    for_dtype!(activation.name(), x.dtype(), T => {
+        with_slices([x], |[values]: [&[T]; 1]| storage(self::values(activation, values, last_dim(x))))
+    })
+}
+
+pub(super) fn forward_pair(
+    activation: Activation,
+    gate: &Tensor,
+    value: &Tensor,
+) -> Result<Storage> {
+    crate::simd::check()?;
+    let curve = activation.curve();
+    for_dtype!(activation.name(), gate.dtype(), T => {
+        with_slices([gate, value], |slices: [&[T]; 2]| {
+            storage(map_rows(slices, 1, |_, [gate, value], y| curve.gated(gate, value, y)))
+        })
+    })
+}
+
+pub(super) fn backward(activation: Activation, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    crate::simd::check()?;
+    for_dtype!(activation.name(), x.dtype(), T => {
+        with_slices([x, grad], |[values, grad]: [&[T]; 2]| {
+            tensor(gradient(activation, values, grad, last_dim(x)), x.shape())
+        })?
+    })
+}
+
+pub(super) fn backward_pair(
+    activation: Activation,
+    gate: &Tensor,
+    value: &Tensor,
+    grad: &Tensor,
+) -> Result<[Tensor; 2]> {
+    crate::simd::check()?;
+    let curve = activation.curve();
+    for_dtype!(activation.name(), gate.dtype(), T => {
+        with_slices([gate, value, grad], |slices: [&[T]; 3]| {
+            let (mut dgate, mut dvalue) = (zeros::<T>(slices[0].len()), zeros::<T>(slices[0].len()));
+            let outs = dgate.chunks_mut(TASK).zip(dvalue.chunks_mut(TASK));
+            parallel::for_each(outs.enumerate(), |(task, (dgate, dvalue))| {
+                let mut buffers = [Vec::new(), Vec::new(), Vec::new()];
+                let [a, b, c] = &mut buffers;
+                let range = task * TASK..task * TASK + dgate.len();
+                let gate = T::load(&slices[0][range.clone()], a);
+                let value = T::load(&slices[1][range.clone()], b);
+                let grad = T::load(&slices[2][range], c);
+                T::store(dgate, |dgate| {
+                    T::store(dvalue, |dvalue| curve.gated_gradient(gate, value, grad, dgate, dvalue));
+                });
+            });
+            Ok([tensor(dgate, gate.shape())?, tensor(dvalue, gate.shape())?])
+        })?
+    })
+}
+
+/// The cast of the result, of shape `dims`, whose rows are cast as they are made.
+pub(super) fn cast_rows(
+    activation: Activation,
+    x: &Tensor,
+    dims: &[usize],
+    quantizer: &Quantizer,
+) -> Result<Option<Quantized>> {
+    let (last, n) = (last_dim(x), dims.last().copied().unwrap_or(1));
+    for_dtype!(activation.name(), x.dtype(), T => {
+        with_slices([x], |[x]: [&[T]; 1]| {
+            quantizer.quantize_rows(dims, |start, y: &mut [T]| {
+                part(activation, input_of(x, start, y.len(), [last, n]), [last, n], y);
+            })
+        })?
+    })
+}
+
+/// The size of the last dimension; a scalar is one row of one element.
+fn last_dim(x: &Tensor) -> usize {
+    x.dims().last().copied().unwrap_or(1)
+}
+
+fn values<T: Element>(activation: Activation, x: &[T], last: usize) -> Vec<T> {
+    let n = if activation.is_gated() {
+        last / 2
+    } else {
+        last
+    };
+    let rows = x.len().checked_div(last).unwrap_or(0);
+    let per_task = rows_of_task(last);
+    let (y, _) = filled(T::ZERO, rows * n, per_task * n, |start, y: &mut [T]| {
+        part(
+            activation,
+            input_of(x, start, y.len(), [last, n]),
+            [last, n],
+            y,
+        );
+    });
+    y
+}
+
+/// The results of rows of `last` elements, `n` each.
+fn part<T: Element>(activation: Activation, x: &[T], [last, n]: [usize; 2], y: &mut [T]) {
+    let (curve, gated) = (activation.curve(), activation.is_gated());
+    let mut buffer = Vec::new();
+    let x = T::load(x, &mut buffer);
+    T::store(y, |y| match gated {
+        false => curve.values(x, y),
+        true => {
+            for (x, y) in x.chunks_exact(last).zip(y.chunks_exact_mut(n)) {
+                curve.gated(&x[..n], &x[n..], y);
+            }
+        }
+    });
+}
+
+fn gradient<T: Element>(activation: Activation, x: &[T], grad: &[T], last: usize) -> Vec<T> {
+    let (curve, gated) = (activation.curve(), activation.is_gated());
+    let n = if gated { last / 2 } else { last };
+    let per_task = rows_of_task(last);
+    let (dx, _) = filled(T::ZERO, x.len(), per_task * last, |start, dx: &mut [T]| {
+        let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
+        let x = &x[start..start + dx.len()];
+        let grad = input_of(grad, start, dx.len(), [n, last]);
+        let (x, grad) = (T::load(x, &mut x_buffer), T::load(grad, &mut grad_buffer));
+        T::store(dx, |dx| match gated {
+            false => curve.gradient(x, grad, dx),
+            true => {
+                let rows = x.chunks_exact(last).zip(grad.chunks_exact(n));
+                for ((x, grad), dx) in rows.zip(dx.chunks_exact_mut(last)) {
+                    let (dgate, dvalue) = dx.split_at_mut(n);
+                    curve.gated_gradient(&x[..n], &x[n..], grad, dgate, dvalue);
+                }
+            }
+        });
+    });
+    dx
+}
+
+fn zeros<T: Element>(len: usize) -> Vec<T> {
+    vec![<T as Element>::ZERO; len]
+}
+
+/// The rows of `x`, of `cols[0]` elements each, that belong to `len` elements from `start` on of rows of `cols[1]`.
+fn input_of<T>(x: &[T], start: usize, len: usize, cols: [usize; 2]) -> &[T] {
+    let [from, to] = cols.map(|cols| cols.max(1));
+    &x[start / to * from..][..len / to * from]
+}
+
+/// Elements of one task.
+const TASK: usize = 1 << 14;
+
+/// Rows of one task.
+fn rows_of_task(last: usize) -> usize {
+    TASK.div_ceil(last.max(1))
+}
