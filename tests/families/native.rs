@@ -99,6 +99,14 @@ fn config(quantization: bool) -> Result<Value> {
     Ok(config)
 }
 
+/// What it is, how tensors are called, `params.json` and `config.json`.
+type Case = (
+    &'static str,
+    fn(&str) -> String,
+    Option<Value>,
+    Option<Value>,
+);
+
 #[test]
 fn consolidated_files_beside_any_configuration() -> Result<()> {
     let golden = folder(GOLDEN);
@@ -109,7 +117,7 @@ fn consolidated_files_beside_any_configuration() -> Result<()> {
     };
     let same = logits(&golden)?;
     let own = |name: &str| name.to_string();
-    let cases: [(&str, fn(&str) -> String, Option<Value>, Option<Value>); 7] = [
+    let cases: [Case; 7] = [
         ("params.json", native, Some(params()), None),
         ("both", native, Some(params()), Some(config(false)?)),
         (
