@@ -6,42 +6,34 @@
 
 #![doc(test(attr(deny(warnings))))]
 
-pub mod conv;
-mod data;
+mod base;
+mod cast;
 pub mod device;
-mod error;
-mod fake_quant;
 mod graph;
-pub mod linear;
+mod layers;
 pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod optim;
-mod packed;
-pub mod parallel;
-pub mod profile;
-mod quantize;
-mod recall;
-mod scale_source;
 pub mod scaled;
-mod simd;
-pub mod state;
-mod stochastic;
-mod tensor;
-pub mod weight_version;
-pub mod wide;
 
+pub use base::error::{Error, Result};
+pub use base::{parallel, profile};
+pub use cast::packed::PackedWeight;
+pub use cast::quantize::{CastCounter, CastHook, Quantized, Quantizer};
+pub use cast::recall::{CastNotes, Recall, Repetition};
+pub use cast::scale_source::{FirstScale, ScaleSource};
+pub use cast::state::{Observer, Role, Slot, StateTable};
+pub use cast::stochastic::{Draw, Stochastic};
+pub use cast::tensor::Fp8Tensor;
+pub use cast::{state, weight_version};
 pub use device::ScalePolicy;
-pub use error::{Error, Result};
-pub use fake_quant::{cast_values_and_gradient, fake_quantize, grad_cast};
-pub use linear::{GemmPlan, LinearPlan, LinearWeight, ResultCasts, WeightCache, fp8_linear};
-pub use packed::PackedWeight;
-pub use quantize::{CastCounter, CastHook, Quantized, Quantizer};
-pub use recall::{CastNotes, Recall, Repetition};
-pub use scale_source::{FirstScale, ScaleSource};
-pub use state::{Observer, Role, Slot, StateTable};
-pub use stochastic::{Draw, Stochastic};
-pub use tensor::Fp8Tensor;
-pub use wide::{Wide, WideLinear, WideNode};
+pub use graph::wide;
+pub use graph::wide::{Wide, WideNode};
+pub use layers::linear::{
+    GemmPlan, LinearPlan, LinearWeight, ResultCasts, WeightCache, WideLinear, fp8_linear,
+};
+pub use layers::{conv, linear};
+pub use ops::fake_quant::{cast_values_and_gradient, fake_quantize, grad_cast};
 
 use candle_core::{Device, Tensor};
 

@@ -1,11 +1,11 @@
 //! What a device has to provide.
 
-use crate::data::attention::Attention;
-use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
-use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
-use crate::data::made::{Made, MadeCast};
-use crate::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
-use crate::error::Result;
+use crate::base::data::attention::Attention;
+use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
+use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::base::data::made::{Made, MadeCast};
+use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
+use crate::base::error::Result;
 use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, ScaleGrid};
 

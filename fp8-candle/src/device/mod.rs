@@ -8,9 +8,9 @@ pub(crate) mod cuda;
 mod open;
 mod unfold;
 
-pub use crate::data::codes::{Codes, GemmCodes, GemmOperand, GemmOutput, Orientation};
-pub use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
-pub use crate::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
+pub use crate::base::data::codes::{Codes, GemmCodes, GemmOperand, GemmOutput, Orientation};
+pub use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
+pub use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
 pub use backend::{AmaxCells, Backend};
 pub(crate) use backend::{FusedAttention, MadeCasts};
 pub(crate) use cpu::{encode_filled, filled};
@@ -21,7 +21,7 @@ pub use cuda::paths::{GemmPaths, take_gemm_paths};
 pub use open::{open_cuda, open_cuda_untracked};
 pub(crate) use unfold::Unfolding;
 
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::{DType, Device};
 
 /// The backend of a device.
@@ -31,7 +31,7 @@ use candle_core::{DType, Device};
 pub fn backend(device: &Device) -> Result<&'static dyn Backend> {
     match device {
         Device::Cpu => {
-            crate::simd::check()?;
+            crate::base::simd::check()?;
             Ok(&cpu::CpuBackend)
         }
         #[cfg(feature = "cuda")]

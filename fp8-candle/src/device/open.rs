@@ -1,6 +1,6 @@
 //! Opening a GPU so that its work is in one order, whichever thread asks for it.
 
-use crate::error::Result;
+use crate::base::error::Result;
 use candle_core::Device;
 
 /// The GPU `ordinal` with a stream of its own, which everything on the device goes to in the order of the calls: a tensor

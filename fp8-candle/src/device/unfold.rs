@@ -1,9 +1,9 @@
 //! Unfolding of images into columns and folding back: what convolutions need of a device, composed of candle's operations
 //! where it has nothing better.
 
-use crate::data::storage::owned_storage;
-use crate::data::window::{Part, Window};
-use crate::error::{Error, Result};
+use crate::base::data::storage::owned_storage;
+use crate::base::data::window::{Part, Window};
+use crate::base::error::{Error, Result};
 use candle_core::{DType, Device, Storage, Tensor};
 
 /// Unfolds and folds images.

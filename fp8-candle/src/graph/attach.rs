@@ -7,7 +7,7 @@
 
 use super::collect::{offer, tell};
 use super::ready::Ready;
-use crate::error::{Result, internal};
+use crate::base::error::{Result, internal};
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor,
 };

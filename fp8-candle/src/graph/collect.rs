@@ -1,6 +1,6 @@
 //! The gradients of variables, past candle's store.
 
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId};
 use std::cell::RefCell;

@@ -6,6 +6,7 @@
 mod attach;
 mod collect;
 mod ready;
+pub mod wide;
 
 pub(crate) use attach::{attach, attach_all};
 pub use collect::backward;

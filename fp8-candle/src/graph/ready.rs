@@ -1,7 +1,7 @@
 //! A forward result that is computed before its autograd node exists; the node's forward pass only hands it over.
 
-use crate::data::storage::{check_len, owned_storage, tensor_of};
-use crate::error::{Result, internal};
+use crate::base::data::storage::{check_len, owned_storage, tensor_of};
+use crate::base::error::{Result, internal};
 use candle_core::{CpuStorage, CudaStorage, Shape, Storage, Tensor};
 use std::sync::{Mutex, PoisonError};
 

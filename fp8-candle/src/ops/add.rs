@@ -1,8 +1,8 @@
 //! The sum of two tensors.
 
-use super::data::{for_dtype, map_rows, tensor, with_slices};
-use crate::error::Result;
-use crate::simd::simd;
+use crate::base::error::Result;
+use crate::base::simd::simd;
+use crate::device::cpu::elements::{for_dtype, map_rows, tensor, with_slices};
 use candle_core::{DType, Tensor};
 
 /// `a + b` of one shape and dtype, outside any graph. candle adds on threads of its own, which wait for each other in loops.

@@ -1,13 +1,13 @@
 //! Attention of a few new tokens over a cache of keys and values, which may be FP8 codes.
 
 use super::attention::{AttentionOptions, attention};
-use super::data::{par_blocks, storage};
-use super::math::{Real, max, sum2};
 use super::{check_float, shape_error};
-use crate::data::storage::tensor_of;
-use crate::error::{Error, Result};
-use crate::profile::{Kind, enter};
-use crate::simd::simd;
+use crate::base::data::storage::tensor_of;
+use crate::base::error::{Error, Result};
+use crate::base::math::{Real, max, sum2};
+use crate::base::profile::{Kind, enter};
+use crate::base::simd::simd;
+use crate::device::cpu::elements::{par_blocks, storage};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use fp8_core::{Format, HighPrecision};
 use half::{bf16, f16};
@@ -180,7 +180,7 @@ pub fn cached_attention(
         let y = attention(&q.to_dtype(DType::F32)?, &k, &v, options)?;
         return Ok(y.to_dtype(q.dtype())?);
     }
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     let q_wide = q.to_dtype(DType::F32)?.contiguous()?;
     let q_wide = q_wide.flatten_all()?.to_vec1::<f32>()?;
     let capacity = k.tensor().dims()[2];

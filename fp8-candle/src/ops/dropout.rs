@@ -1,8 +1,8 @@
 //! Dropout whose mask follows from a seed and an element's place alone.
 
-use super::data::par_blocks;
-use crate::error::{Error, Result};
-use crate::profile::{Kind, enter};
+use crate::base::error::{Error, Result};
+use crate::base::profile::{Kind, enter};
+use crate::device::cpu::elements::par_blocks;
 use candle_core::Tensor;
 use fp8_core::philox4x32_10;
 

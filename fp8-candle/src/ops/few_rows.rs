@@ -1,12 +1,12 @@
 //! Products of few rows with a matrix that is read once, in its own dtype.
 
-use super::data::{Element, storage, with_slices};
-use super::math::sum2;
 use super::{check_device, check_float, last_dim, shape_error};
-use crate::data::matrix_dims;
-use crate::data::storage::tensor_of;
-use crate::error::{Error, Result};
-use crate::simd::simd;
+use crate::base::data::matrix_dims;
+use crate::base::data::storage::tensor_of;
+use crate::base::error::{Error, Result};
+use crate::base::math::sum2;
+use crate::base::simd::simd;
+use crate::device::cpu::elements::{Element, storage, with_slices};
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 
@@ -63,7 +63,7 @@ pub fn few_rows_linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
             .matmul(&weight.to_dtype(x.dtype())?.t()?)?;
         return Ok(y.reshape(shape)?);
     }
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     let (rows, _) = matrix_dims(x.dims());
     let wide = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
     let y = match weight.dtype() {
@@ -92,7 +92,7 @@ fn product<T: Element<Real = f32>>(
             return turned;
         }
         let parts = turned.chunks_mut(TASK * rows).enumerate();
-        crate::parallel::for_each(parts, |(task, y)| {
+        crate::base::parallel::for_each(parts, |(task, y)| {
             let mut buffer = Vec::new();
             let first = task * TASK;
             for (i, y) in y.chunks_mut(rows).enumerate() {

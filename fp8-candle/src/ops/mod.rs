@@ -17,16 +17,16 @@ pub(crate) mod add;
 pub(crate) mod attention;
 mod cached_attention;
 pub(crate) mod cross_entropy;
-pub(crate) mod data;
 pub(crate) mod dropout;
+pub(crate) mod fake_quant;
 mod few_rows;
-pub(crate) mod math;
 mod node;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
+mod wide;
 
-pub use crate::data::activation::{Activation, UnknownActivation};
+pub use crate::base::data::activation::{Activation, UnknownActivation};
 pub use activation::{gelu, swiglu};
 pub(crate) use activation::{scaled_curve, scaled_slope};
 pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tokens_first};
@@ -38,12 +38,12 @@ pub use norm::{layer_norm, rms_norm};
 pub use rope::{rope, rope_i};
 pub use softmax::{causal_softmax, softmax_last_dim};
 
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result, unsupported_dtype};
 use candle_core::{DType, Tensor, Var};
 
 /// The dtype in which kernels for `dtype` compute: f64 for f64, f32 for the others.
 pub(crate) fn wide_dtype(dtype: DType) -> DType {
-    data::compute_dtype(dtype)
+    crate::device::cpu::elements::compute_dtype(dtype)
 }
 
 /// Whether there is a fused form for the dtype and device of `x`.
@@ -75,16 +75,7 @@ pub(crate) fn gradients<const N: usize>(
         .collect::<candle_core::Result<Vec<_>>>()?;
     match <[Tensor; N]>::try_from(grads) {
         Ok(grads) => Ok(grads),
-        Err(grads) => crate::error::internal!("{} gradients of {N} arguments", grads.len()),
-    }
-}
-
-pub(crate) fn unsupported_dtype(op: &'static str, what: &'static str, got: DType) -> Error {
-    Error::DType {
-        op,
-        what,
-        expected: "f32, bf16, f16 or f64",
-        got,
+        Err(grads) => crate::base::error::internal!("{} gradients of {N} arguments", grads.len()),
     }
 }
 
@@ -146,7 +137,7 @@ fn last_dim(op: &'static str, what: &'static str, x: &Tensor) -> Result<usize> {
 
 #[cfg(test)]
 mod test_support {
-    use crate::error::Result;
+    use crate::base::error::Result;
     use candle_core::{DType, Device, Tensor, Var};
 
     pub(super) const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];

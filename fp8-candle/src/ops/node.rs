@@ -1,8 +1,8 @@
 //! What fused operations have in common as nodes of the graph.
 
-use crate::error::Result;
+use crate::base::error::Result;
+use crate::base::profile::{Kind, enter};
 use crate::graph::{Ready, attach};
-use crate::profile::{Kind, enter};
 use candle_core::Tensor;
 
 /// [`attach`] for an operation whose time counts as `kind`, and whose backward function takes a contiguous gradient.

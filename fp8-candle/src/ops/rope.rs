@@ -1,16 +1,18 @@
 //! Rotary position embedding.
 
-use super::data::{Element, compute_dtype, for_dtype, map_rows, storage, tensor, with_slices};
-use super::math::Real;
 use super::node::node;
 use super::{check_float, check_like, fused, shape_error};
-use crate::data::storage::tensor_of;
+use crate::base::data::storage::tensor_of;
+use crate::base::error::Result;
+use crate::base::math::Real;
+use crate::base::profile::{Kind, enter};
+use crate::base::simd::simd;
+use crate::device::cpu::elements::{
+    Element, compute_dtype, for_dtype, map_rows, storage, tensor, with_slices,
+};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::rope as cuda;
-use crate::error::Result;
 use crate::graph::Ready;
-use crate::profile::{Kind, enter};
-use crate::simd::simd;
 use candle_core::{D, Storage, Tensor};
 
 /// Rotary position embedding, half-split: rotates the pair `(x[j], x[j + d/2])` by the angle of its position.
@@ -106,7 +108,7 @@ pub(crate) fn tokens_first(
         return Ok(rope.apply(&x, cos, &sin)?.transpose(1, 2)?.contiguous()?);
     }
     rope.check(x, t, cos, &sin)?;
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     let rope = Rope {
         heads_inside: heads,
         ..rope
@@ -181,7 +183,7 @@ impl Rope {
         if x.device().is_cuda() {
             return Ok(cuda::rotate(x, cos, sin, self.interleaved, back)?.into_storage());
         }
-        crate::simd::check()?;
+        crate::base::simd::check()?;
         for_dtype!(self.op, x.dtype(), T => {
             with_slices([x, cos, sin], |[values, cos, sin]: [&[T]; 3]| {
                 self.rotate(values, cos, sin, x.dim(2)?, x.dims(), back).map(storage)

@@ -1,15 +1,17 @@
 //! Softmax over the last dimension, plain and with a causal mask.
 
-use super::data::{compute_dtype, for_dtype, map_rows, storage, tensor, with_slices};
-use super::math::{Real, max, sum, sum2};
 use super::node::node;
 use super::{check_float, fused, last_dim, shape_error};
+use crate::base::error::Result;
+use crate::base::math::{Real, max, sum, sum2};
+use crate::base::profile::{Kind, enter};
+use crate::base::simd::simd;
+use crate::device::cpu::elements::{
+    compute_dtype, for_dtype, map_rows, storage, tensor, with_slices,
+};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::softmax as cuda;
-use crate::error::Result;
 use crate::graph::Ready;
-use crate::profile::{Kind, enter};
-use crate::simd::simd;
 use candle_core::{D, Storage, Tensor};
 
 /// Softmax over the last dimension.
@@ -160,7 +162,7 @@ impl Softmax {
             let queries = self.causal.map(|(queries, _)| queries);
             return cuda::forward(x, queries, self.softmax_scale);
         }
-        crate::simd::check()?;
+        crate::base::simd::check()?;
         let cols = x.dim(D::Minus1)?;
         for_dtype!(self.op, x.dtype(), T => {
             with_slices([x], |x: [&[T]; 1]| {

@@ -2,8 +2,8 @@
 
 use super::parts::sized;
 use super::value::Scaled;
-use crate::data::activation::{Activation, Curve};
-use crate::error::Result;
+use crate::base::data::activation::{Activation, Curve};
+use crate::base::error::Result;
 use crate::ops::{scaled_curve, scaled_slope};
 
 impl Scaled {

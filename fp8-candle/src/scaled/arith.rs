@@ -4,7 +4,7 @@ use super::dtype::ScaledDType;
 use super::kernels::{Axpby, Product, Quotient, map_fn, map1, map2, times};
 use super::options::Options;
 use super::value::{Data, Scaled};
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Aligned, Factored, Scale, add_rule, constant_rule, div_rule, mul_rule};
 

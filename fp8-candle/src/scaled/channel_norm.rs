@@ -1,7 +1,7 @@
 //! Norms over the values of a channel or of a group of channels.
 
 use super::value::Scaled;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::Tensor;
 
 impl Scaled {

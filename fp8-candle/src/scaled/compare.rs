@@ -2,7 +2,7 @@
 
 use super::arith::meet;
 use super::value::Scaled;
-use crate::error::Result;
+use crate::base::error::Result;
 use candle_core::{DType, Tensor};
 
 impl Scaled {

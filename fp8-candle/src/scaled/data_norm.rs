@@ -1,9 +1,9 @@
 //! Norms of data, which dynamic rescaling moves into the scale.
 
-use crate::error::Result;
-use crate::ops::data::{Element, block_rows, compute_dtype, for_dtype, with_slices};
-use crate::ops::math::{Real, max, sum};
-use crate::simd::simd;
+use crate::base::error::Result;
+use crate::base::math::{Real, max, sum};
+use crate::base::simd::simd;
+use crate::device::cpu::elements::{Element, block_rows, compute_dtype, for_dtype, with_slices};
 use candle_core::{DType, Tensor};
 use fp8_core::floor_to_power_of_two;
 
@@ -49,7 +49,7 @@ pub(super) fn norm_of(data: &Tensor, norm: Norm) -> Result<f32> {
 }
 
 fn on_cpu(data: &Tensor, norm: Norm) -> Result<f64> {
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!("dynamic_rescale", data.dtype(), T => {
         with_slices([data], |[x]: [&[T]; 1]| blocks(x, norm))
     })
@@ -57,7 +57,7 @@ fn on_cpu(data: &Tensor, norm: Norm) -> Result<f64> {
 
 /// In one pass. Blocks are summed in order, so that no bit depends on the number of threads.
 fn blocks<T: Element>(x: &[T], norm: Norm) -> f64 {
-    let parts: Vec<f64> = crate::parallel::map(x.chunks(block_rows(x.len(), 1)), |block| {
+    let parts: Vec<f64> = crate::base::parallel::map(x.chunks(block_rows(x.len(), 1)), |block| {
         let mut buffer = Vec::new();
         let x = T::load(block, &mut buffer);
         let part = simd(

@@ -2,9 +2,9 @@
 
 use super::kernels::{Map2, map2};
 use super::value::Scaled;
-use crate::error::Result;
+use crate::base::error::Result;
+use crate::base::math::Real;
 use crate::ops::dropout::{check, mask};
-use crate::ops::math::Real;
 use candle_core::Tensor;
 use fp8_core::scaled::{Factored, constant_rule, mul_rule};
 

@@ -1,9 +1,9 @@
 //! Products of FP8 codes.
 
+use crate::base::error::Result;
+use crate::cast::tensor::Fp8Tensor;
 use crate::device::{GemmOutput, backend};
-use crate::error::Result;
 use crate::graph::Ready;
-use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
 use fp8_core::{Contraction, Granularity};
 

@@ -2,7 +2,7 @@
 
 use super::value::Scaled;
 use super::var::ScaledVar;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use std::collections::HashMap;
 
 /// Gradients of the variables that a loss was computed from, each with a scale of its own.

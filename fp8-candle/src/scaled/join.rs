@@ -4,7 +4,7 @@ use super::arith::{Like, check_same_device, common};
 use super::dtype::ScaledDType;
 use super::kernels::times;
 use super::value::Scaled;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_core::scaled::{Scale, extreme_rule, rescale_factor};
 

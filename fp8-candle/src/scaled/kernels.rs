@@ -1,14 +1,14 @@
 //! Elementwise loops over data: one pass over contiguous slices on the CPU, in f32 for 16-bit data with one rounding at the end;
 //! composed of candle's operations elsewhere.
 
-use crate::data::storage::tensor_of;
-use crate::device::filled;
-use crate::error::Result;
-use crate::ops::data::{
+use crate::base::data::storage::tensor_of;
+use crate::base::error::Result;
+use crate::base::math::Real;
+use crate::base::simd::simd;
+use crate::device::cpu::elements::{
     Element, block_rows, compute_dtype, for_dtype, map_rows, storage, with_slices,
 };
-use crate::ops::math::Real;
-use crate::simd::simd;
+use crate::device::filled;
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 
@@ -49,12 +49,12 @@ macro_rules! map_fn {
 
         impl crate::scaled::kernels::$Map for $name {
             #[inline(always)]
-            fn apply<R: crate::ops::math::Real>(self, $($arg: R),+) -> R {
+            fn apply<R: crate::base::math::Real>(self, $($arg: R),+) -> R {
                 $(let $field = R::from_f64(self.$field);)*
                 $apply
             }
 
-            fn composed(self, $($tensor: &candle_core::Tensor),+) -> crate::error::Result<candle_core::Tensor> {
+            fn composed(self, $($tensor: &candle_core::Tensor),+) -> crate::base::error::Result<candle_core::Tensor> {
                 $(let $field = self.$field;)*
                 Ok($composed)
             }
@@ -77,7 +77,7 @@ pub(super) fn map1(op: &'static str, f: impl Map1, x: &Tensor) -> Result<Tensor>
     if !x.device().is_cpu() {
         return wide([x], |[x]| f.composed(x));
     }
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!(op, x.dtype(), T => {
         let values = with_slices([x], |[x]: [&[T]; 1]| map_rows([x], 1, |_, [x], y| {
             simd(#[inline(always)] || for (y, &x) in y.iter_mut().zip(x) {
@@ -93,7 +93,7 @@ pub(super) fn map2(op: &'static str, f: impl Map2, x: &Tensor, y: &Tensor) -> Re
     if !x.device().is_cpu() {
         return wide([x, y], |[x, y]| f.composed(x, y));
     }
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!(op, x.dtype(), T => {
         let values = with_slices([x, y], |slices: [&[T]; 2]| map_rows(slices, 1, |_, [x, y], z| {
             simd(#[inline(always)] || for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
@@ -110,7 +110,7 @@ pub(super) fn map3(op: &'static str, f: impl Map3, args: [&Tensor; 3]) -> Result
     if !x.device().is_cpu() {
         return wide(args, |[x, y, z]| f.composed(x, y, z));
     }
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!(op, x.dtype(), T => {
         let values = with_slices(args, |slices: [&[T]; 3]| map_rows(slices, 1, |_, [x, y, z], out| {
             simd(#[inline(always)] || for (((out, &x), &y), &z) in out.iter_mut().zip(x).zip(y).zip(z) {
@@ -127,7 +127,7 @@ pub(super) fn wide<const N: usize>(
     f: impl FnOnce([&Tensor; N]) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let Some(dtype) = args.first().map(|x| x.dtype()) else {
-        crate::error::internal!("an operation without arguments");
+        crate::base::error::internal!("an operation without arguments");
     };
     let args = args
         .into_iter()
@@ -227,7 +227,7 @@ pub(super) fn convert(op: &'static str, x: &Tensor, factor: f32, dtype: DType) -
         };
         return Ok(times(op, &x.to_dtype(wider)?, factor)?.to_dtype(dtype)?);
     }
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     match x.dtype() {
         DType::BF16 => convert_from::<bf16>(x, factor, dtype),
         DType::F16 => convert_from::<f16>(x, factor, dtype),

@@ -4,7 +4,7 @@ use super::arith::Like;
 use super::kernels::convert;
 use super::softmax::check_dim;
 use super::value::Scaled;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use crate::ops::wide_dtype;
 use candle_core::Tensor;
 

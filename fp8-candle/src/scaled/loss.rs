@@ -2,7 +2,7 @@
 
 use super::parts::{factored, sized};
 use super::value::Scaled;
-use crate::error::Result;
+use crate::base::error::Result;
 use crate::ops::{CrossEntropyOptions, cross_entropy};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};

@@ -5,8 +5,8 @@ use super::fp8_matmul;
 use super::kernels::convert;
 use super::options::{MatmulPrecision, Options};
 use super::value::{Data, Scaled};
-use crate::data::matrix_dims;
-use crate::error::{Error, Result};
+use crate::base::data::matrix_dims;
+use crate::base::error::{Error, Result};
 use candle_core::{D, DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::Format;
@@ -111,7 +111,7 @@ impl Scaled {
 fn check_dtype(op: &'static str, dtype: DType) -> Result<()> {
     match dtype {
         DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(()),
-        got => Err(crate::ops::unsupported_dtype(op, "the result", got)),
+        got => Err(crate::base::error::unsupported_dtype(op, "the result", got)),
     }
 }
 
@@ -218,7 +218,7 @@ fn batch(
     let options = Options::current();
     let ([a_lead @ .., a_rows, a_cols], [b_lead @ .., b_rows, b_cols]) = (a.dims(), b.dims())
     else {
-        crate::error::internal!("{op}: operands without rows and columns");
+        crate::base::error::internal!("{op}: operands without rows and columns");
     };
     let lead = broadcast_dims(op, a_lead, b_lead)?;
     let (length, m) = match a_contraction {
@@ -249,7 +249,7 @@ fn batch(
                     rule.data_factor,
                     dtype,
                 )?,
-                _ => crate::error::internal!("{op}: codes that were moved are no codes"),
+                _ => crate::base::error::internal!("{op}: codes that were moved are no codes"),
             }
         }
         None => {

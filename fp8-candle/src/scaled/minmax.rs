@@ -3,7 +3,7 @@
 use super::arith::{Like, broadcast_dims, check_same_device, common_dtype, meet};
 use super::kernels::{map_fn, map1, map2, map3, times};
 use super::value::Scaled;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Aligned, Scale, extreme_rule};
 

@@ -4,7 +4,7 @@ use super::kernels::times;
 use super::options::Options;
 use super::parts::{factored, sized};
 use super::value::Scaled;
-use crate::error::Result;
+use crate::base::error::Result;
 use crate::ops::norm;
 use fp8_core::scaled::{Aligned, Scale, add_rule, div_rule, mul_rule, sum_rule};
 

@@ -2,7 +2,7 @@
 
 use super::dtype::ScaledDType;
 use super::value::Scaled;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 

@@ -2,7 +2,7 @@
 
 use super::kernels::times;
 use super::value::Scaled;
-use crate::error::Result;
+use crate::base::error::Result;
 use candle_core::Tensor;
 use fp8_core::scaled::Factored;
 

@@ -2,7 +2,7 @@
 
 use super::kernels::convert;
 use super::value::Scaled;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use crate::ops::wide_dtype;
 use candle_core::Tensor;
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};
@@ -100,7 +100,7 @@ impl Scaled {
 /// The windows of images of the shape `dims`, `[images, rows of windows, k, windows in a row, k]`.
 fn windows(x: &Tensor, dims: &[usize], k: usize) -> Result<Tensor> {
     let &[batch, channels, height, width] = dims else {
-        crate::error::internal!("an image with {} dimensions", dims.len());
+        crate::base::error::internal!("an image with {} dimensions", dims.len());
     };
     let (rows, cols) = (height / k, width / k);
     let x = x.narrow(2, 0, rows * k)?.narrow(3, 0, cols * k)?;

@@ -2,7 +2,7 @@
 
 use super::reduce::check_dims;
 use super::value::Scaled;
-use crate::error::Result;
+use crate::base::error::Result;
 use candle_core::{D, DType, Tensor};
 use fp8_core::scaled::{mul_rule, powi_rule};
 

@@ -2,8 +2,8 @@
 
 use super::dtype::ScaledDType;
 use super::value::{Data, Scaled};
-use crate::error::{Error, Result};
-use crate::tensor::Fp8Tensor;
+use crate::base::error::{Error, Result};
+use crate::cast::tensor::Fp8Tensor;
 use candle_core::{DType, Device, Tensor};
 use fp8_core::scaled::Scale;
 

@@ -3,7 +3,7 @@
 use super::kernels::{Times, map_fn, map3};
 use super::options::Options;
 use super::value::Scaled;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Factored, mean_rule, sum_rule};
 

@@ -5,7 +5,7 @@ use super::dtype::ScaledDType;
 use super::kernels::times;
 use super::options::Options;
 use super::value::Scaled;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Scale, ScaledError, mul_rule, rescale_factor, rescale_norm};
 

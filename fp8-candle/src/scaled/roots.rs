@@ -3,8 +3,8 @@
 use super::arith::Like;
 use super::kernels::{Map1, map_fn, map1};
 use super::value::Scaled;
-use crate::error::Result;
-use crate::ops::math::Real;
+use crate::base::error::Result;
+use crate::base::math::Real;
 use candle_core::Tensor;
 use fp8_core::scaled::{Scale, ScaledError, div_rule, mul_rule, powi_rule, rsqrt_rule, sqrt_rule};
 

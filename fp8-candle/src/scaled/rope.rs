@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
 use super::value::Scaled;
-use crate::error::Result;
+use crate::base::error::Result;
 use crate::ops;
 use candle_core::Tensor;
 

@@ -1,7 +1,7 @@
 //! Operations that move elements: the scale stays.
 
 use super::value::{Data, Scaled};
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::Tensor;
 
 impl Scaled {

@@ -3,12 +3,12 @@
 use super::kernels::wide;
 use super::parts::{factored, sized};
 use super::value::Scaled;
-use crate::data::storage::tensor_of;
-use crate::error::{Error, Result};
-use crate::ops::data::{for_dtype, map_rows, storage, with_slices};
-use crate::ops::math::{Real, max, sum};
+use crate::base::data::storage::tensor_of;
+use crate::base::error::{Error, Result};
+use crate::base::math::{Real, max, sum};
+use crate::base::simd::simd;
+use crate::device::cpu::elements::{for_dtype, map_rows, storage, with_slices};
 use crate::ops::softmax;
-use crate::simd::simd;
 use candle_core::{D, Tensor};
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};
 
@@ -122,7 +122,7 @@ fn log_softmax(x: &Tensor, scale: f64) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return wide([x], |[x]| log_softmax_composed(x, scale));
     }
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!("log_softmax", x.dtype(), T => {
         let values = with_slices([x], |x: [&[T]; 1]| map_rows(x, cols, |_, [x], y| {
             log_softmax_rows(x, scale, y, cols);
@@ -143,7 +143,7 @@ fn log_softmax_gradient(y: &Tensor, g: &Tensor) -> Result<Tensor> {
     if !y.device().is_cpu() {
         return wide([y, g], |[y, g]| log_softmax_gradient_composed(y, g));
     }
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!("log_softmax", y.dtype(), T => {
         let values = with_slices([y, g], |slices: [&[T]; 2]| map_rows(slices, cols, |_, [y, g], dx| {
             log_softmax_gradient_rows(y, g, dx, cols);

@@ -6,7 +6,7 @@
 use super::grads::ScaledGrads;
 use super::options::Options;
 use super::value::{Node, Scaled, next_id};
-use crate::error::{Error, Result, internal};
+use crate::base::error::{Error, Result, internal};
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 

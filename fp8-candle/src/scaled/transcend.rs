@@ -3,8 +3,8 @@
 use super::arith::Like;
 use super::kernels::{Map1, Map2, map_fn, map1, map2};
 use super::value::Scaled;
-use crate::error::Result;
-use crate::ops::math::Real;
+use crate::base::error::Result;
+use crate::base::math::Real;
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Factored, Scale, ScaledError};
 use half::{bf16, f16};

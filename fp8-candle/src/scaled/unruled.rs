@@ -2,7 +2,7 @@
 //! them.
 
 use super::value::Scaled;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 
 impl Scaled {
     /// Running sums: their sizes grow along the dimension, and one scale cannot follow.

@@ -1,10 +1,10 @@
 //! A tensor of scaled arithmetic.
 
 use super::options::Options;
-use crate::data::matrix_dims;
+use crate::base::data::matrix_dims;
+use crate::base::error::{Error, Result};
+use crate::cast::tensor::Fp8Tensor;
 use crate::device::Codes;
-use crate::error::{Error, Result};
-use crate::tensor::Fp8Tensor;
 use candle_core::{DType, Device, Shape, Tensor};
 use fp8_core::scaled::{Scale, constant_rule};
 use fp8_core::{Contraction, Format, Granularity};

@@ -3,7 +3,7 @@
 use super::data_norm::Norm;
 use super::data_norm::norm_of;
 use super::value::{Casts, Node, Scaled};
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use fp8_core::scaled::Scale;
 use std::collections::HashMap;

@@ -3,8 +3,9 @@
 
 use super::data::{Floats, for_floats, tensor, with_f32};
 use super::fill::{filled, zeros};
-use super::{pages, tasks};
-use crate::error::{Error, Result};
+use super::pages;
+use crate::base::error::{Error, Result};
+use crate::base::parallel::tasks;
 use candle_core::{CpuStorage, DType, Tensor};
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
 use half::{bf16, f16};
@@ -47,7 +48,7 @@ pub(super) fn amax(src: Floats<'_>, grid: &ScaleGrid) -> Vec<f32> {
         }
         // A few runs of tasks, each with amaxes of its own: a grid may be as large as a row.
         let per_run = src.len().div_ceil(len).div_ceil(RUNS) * len;
-        let runs = crate::parallel::map(src.chunks(per_run).enumerate(), |(index, src)| {
+        let runs = crate::base::parallel::map(src.chunks(per_run).enumerate(), |(index, src)| {
             let mut out = vec![0f32; grid.len()];
             fp8_core::amax_rows(src, index * per_run / grid.cols(), grid, &mut out);
             out
@@ -118,7 +119,7 @@ pub(crate) fn encode_filled<T: HighPrecision>(
     cast: &Cast,
     fill: impl Fn(usize, &mut [T]) + Sync,
 ) -> Result<(Tensor, f32)> {
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     let (cols, len) = (grid.cols().max(1), grid.rows() * grid.cols());
     let piece = cols * (PIECE / cols).max(1);
     let (codes, amaxes) = with_f32("quantize", quant_scale, |scales| {

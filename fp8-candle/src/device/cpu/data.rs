@@ -1,7 +1,7 @@
 //! From CPU tensors to slices, and from vectors to tensors: the one place that matches on dtypes.
 
-use crate::data::storage::tensor_of;
-use crate::error::{Error, Result};
+use crate::base::data::storage::tensor_of;
+use crate::base::error::{Error, Result};
 use candle_core::{CpuStorage, DType, Shape, Storage, Tensor};
 use half::{bf16, f16};
 
@@ -124,7 +124,7 @@ pub(super) fn narrow(op: &'static str, values: Vec<f32>, dtype: DType) -> Result
     fn rounded<T: Copy + Send>(values: &[f32], zero: T, round: impl Fn(f32) -> T + Sync) -> Vec<T> {
         let mut out = vec![zero; values.len()];
         let tasks = out.chunks_mut(CHUNK).zip(values.chunks(CHUNK));
-        crate::parallel::for_each(tasks, |(out, values)| {
+        crate::base::parallel::for_each(tasks, |(out, values)| {
             out.iter_mut()
                 .zip(values)
                 .for_each(|(out, &v)| *out = round(v));

@@ -16,7 +16,7 @@ pub(crate) fn filled<T: Copy + Send + Sync, Out: Send>(
     let mut values = pages::vec_for(len);
     let part_len = part_len.max(1);
     let parts = values.spare_capacity_mut()[..len].chunks_mut(part_len);
-    let outs = crate::parallel::map(parts.enumerate(), |(index, part)| {
+    let outs = crate::base::parallel::map(parts.enumerate(), |(index, part)| {
         task(index * part_len, zeros(zero, part))
     });
     // SAFETY: every part has been written. After a panic this place is not reached.

@@ -27,7 +27,7 @@ fn run(bytes: &[u8]) -> u64 {
     if bytes.len() <= CHUNK {
         return hash(bytes);
     }
-    let hashes: Vec<u64> = crate::parallel::map(bytes.chunks(CHUNK), hash);
+    let hashes: Vec<u64> = crate::base::parallel::map(bytes.chunks(CHUNK), hash);
     hash(cast_slice(&hashes))
 }
 

@@ -4,15 +4,12 @@
 mod attention;
 mod cast;
 mod data;
+pub(crate) mod elements;
 mod fill;
 mod gemm;
 mod hash;
-mod pace;
 mod pages;
-mod pool;
-mod shared;
 mod state;
-pub(crate) mod tasks;
 mod unfold;
 
 #[cfg(target_arch = "x86_64")]
@@ -21,13 +18,13 @@ pub(crate) use cast::encode_filled;
 pub(crate) use fill::filled;
 
 use super::backend::{AmaxCells, Backend};
-use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
-use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
-use crate::data::matrix_dims;
-use crate::data::scales::ScalePolicy;
-use crate::error::{Error, Result};
-use crate::profile::{Kind, enter};
-use crate::simd::simd;
+use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
+use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::base::data::matrix_dims;
+use crate::base::data::scales::ScalePolicy;
+use crate::base::error::{Error, Result};
+use crate::base::profile::{Kind, enter};
+use crate::base::simd::simd;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use data::{for_floats, tensor, with_codes, with_f32, with_floats};
 use fp8_core::{Cast, Contraction, Format, Isa, ScaleGrid};
@@ -275,7 +272,7 @@ fn sum_rows<T: fp8_core::HighPrecision>(x: &[T], cols: usize) -> Vec<f32> {
         );
     };
     if x.len() > PARALLEL {
-        crate::parallel::for_each(sums.chunks_mut(COLS).enumerate(), add);
+        crate::base::parallel::for_each(sums.chunks_mut(COLS).enumerate(), add);
     } else {
         sums.chunks_mut(COLS).enumerate().for_each(add);
     }

@@ -1,9 +1,9 @@
 //! The scaling-state table on the host: cells that any thread may record into, and the update of all rows.
 
 use super::data::{tensor, with_f32, with_u32};
-use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::base::error::{Error, Result};
 use crate::device::backend::AmaxCells;
-use crate::error::{Error, Result};
 use candle_core::{CpuStorage, Tensor};
 use fp8_core::{SlotUpdate, reciprocal, remake_scale, update_slot};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -2,12 +2,13 @@
 //! one element and each sum is in the order of the taps.
 
 use super::data::{tensor, with_codes, with_f32, with_floats};
-use super::shared::Shared;
-use super::{CpuBackend, data::Floats, tasks};
-use crate::data::window::{Part, Window};
+use super::{CpuBackend, data::Floats};
+use crate::base::data::window::{Part, Window};
+use crate::base::error::{Error, Result};
+use crate::base::parallel::shared::Shared;
+use crate::base::parallel::tasks;
+use crate::base::simd::simd;
 use crate::device::unfold::{Images, Unfolding};
-use crate::error::{Error, Result};
-use crate::simd::simd;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use fp8_core::HighPrecision;

@@ -3,7 +3,7 @@
 use super::gpu::{Buffer, Gpu, with_pointer_list, with_pointers};
 use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels};
 use super::launch::launch;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use candle_core::{DType, Tensor};
 

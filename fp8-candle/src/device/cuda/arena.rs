@@ -1,7 +1,7 @@
 //! Zeroed cells for amaxes that casts measure: one allocation and one memset for many casts.
 
 use super::gpu::Gpu;
-use crate::error::Result;
+use crate::base::error::Result;
 use candle_core::cuda_backend::DeviceId;
 use candle_core::{DType, Tensor};
 use std::cell::RefCell;

@@ -3,10 +3,10 @@
 use super::gpu::{Buffer, Gpu, with_view_pointers};
 use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels};
 use super::launch::launch;
-use crate::data::attention::Attention;
-use crate::data::storage::{take_storage, tensor_of};
+use crate::base::data::attention::Attention;
+use crate::base::data::storage::{take_storage, tensor_of};
+use crate::base::error::{Result, internal};
 use crate::device::backend::FusedAttention;
-use crate::error::{Result, internal};
 use candle_core::{DType, Layout, Storage, Tensor};
 
 kernels! { ATTENTION_FORWARD_KERNELS in ATTENTION_FORWARD;

@@ -5,9 +5,9 @@ use super::gpu::{Buffer, Gpu, with_pointers};
 use super::kernels::{Arg, Shape, format_id, kernels};
 use super::launch::launch;
 use super::scales::{Scales, amax, in_f32, policy_args, row_threads, scales};
-use crate::data::codes::{Codes, Orientation};
-use crate::data::scales::{CurrentCast, CurrentScale};
-use crate::error::{Result, internal};
+use crate::base::data::codes::{Codes, Orientation};
+use crate::base::data::scales::{CurrentCast, CurrentScale};
+use crate::base::error::{Result, internal};
 use candle_core::{DType, Tensor};
 use fp8_core::{Cast, Format, Overflow, Rounding, ScaleGrid};
 

@@ -1,6 +1,6 @@
 //! What is asked of the driver once per GPU, and the check that a stream is used as its kind allows.
 
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::cuda_backend::DeviceId;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaContext, CudaStream, result,

@@ -3,8 +3,8 @@
 use super::gpu::{Gpu, with_pointers};
 use super::kernels::{Arg, Shape, format_id, kernels};
 use super::launch::launch;
+use crate::base::error::{Error, Result, internal};
 use crate::device::backend::Backend;
-use crate::error::{Error, Result, internal};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;

@@ -4,8 +4,8 @@ use super::gpu::{Buffer, Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels};
 use super::launch::launch;
 use super::scales::{column_shape, in_f32, rows_per_block};
-use crate::data::codes::GemmOutput;
-use crate::error::Result;
+use crate::base::data::codes::GemmOutput;
+use crate::base::error::Result;
 use candle_core::{DType, Storage, Tensor};
 
 kernels! { EPILOGUE_KERNELS in EPILOGUE;

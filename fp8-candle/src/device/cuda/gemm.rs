@@ -22,9 +22,9 @@ use super::gpu::{Buffer, Gpu, with_pointers};
 use super::lt::{self, Product, ScaleMode};
 use super::operand::{Kind, Ready, along_sum};
 use super::paths::{self, GemmPath};
-use crate::data::codes::{GemmCodes, GemmOperand, GemmOutput};
-use crate::data::storage::take_storage;
-use crate::error::{Error, Result};
+use crate::base::data::codes::{GemmCodes, GemmOperand, GemmOutput};
+use crate::base::data::storage::take_storage;
+use crate::base::error::{Error, Result};
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::{Contraction, Format, MX_BLOCK, ScaleGrid};
 

@@ -1,7 +1,7 @@
 //! A CUDA device as kernels need it: its chip, its memory, pointers to tensors.
 
 use super::chip::Chip;
-use crate::error::{Error, Result, internal};
+use crate::base::error::{Error, Result, internal};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop,

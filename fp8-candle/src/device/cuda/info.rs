@@ -2,7 +2,7 @@
 
 use super::gpu::Gpu;
 use super::lt;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::Device;
 use cudarc::driver::sys::{CUresult, cuDriverGetVersion};
 

@@ -2,7 +2,7 @@
 
 use super::gpu::Gpu;
 use super::loaded;
-use crate::error::{Error, Result, internal};
+use crate::base::error::{Error, Result, internal};
 use candle_core::DType;
 use candle_core::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
 use fp8_core::Format;

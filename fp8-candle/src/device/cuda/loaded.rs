@@ -2,7 +2,7 @@
 
 use super::gpu::Gpu;
 use super::kernels::{Kernel, Module, Shape};
-use crate::error::Result;
+use crate::base::error::Result;
 use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MAX_SHARED;
 use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaModule};
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;

@@ -5,7 +5,7 @@
 //! has a stream per thread, and a workspace kept with the handle would be shared between streams.
 
 use super::gpu::Gpu;
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use candle_core::DType;
 use cudarc::cublas::sys::cublasOperation_t;
 use cudarc::cublaslt::result as lt;

@@ -8,10 +8,10 @@ use super::kernels::{Arg, FloatKernels, Shape, kernels};
 use super::launch::launch;
 use super::ops::activation::Sides;
 use super::ops::norm::Norm;
-use crate::data::codes::{Codes, Orientation};
-use crate::data::made::{Made, MadeCast};
+use crate::base::data::codes::{Codes, Orientation};
+use crate::base::data::made::{Made, MadeCast};
+use crate::base::error::Result;
 use crate::device::backend::MadeCasts;
-use crate::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_core::{Cast, Format};
 
@@ -102,7 +102,7 @@ impl MadeCasts for CudaMadeCasts {
         with_pointer_list(&gpu, &inputs, |pointers| {
             let (values, [scale, cell]) = match pointers.split_last_chunk::<2>() {
                 Some((values, last)) => (values, *last),
-                None => crate::error::internal!("a cast without a scale"),
+                None => crate::base::error::internal!("a cast without a scale"),
             };
             let (kernels, mut args) = source(made, values, cols);
             let ptr = |buffer: &Option<Buffer>| Arg::Ptr(buffer.as_ref().map_or(0, Buffer::ptr));

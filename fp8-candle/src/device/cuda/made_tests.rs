@@ -1,12 +1,12 @@
 //! Casts of values as they are made against casts of the made tensors.
 
-use crate::data::codes::GemmCodes;
-use crate::data::made::Made;
-use crate::error::Result;
+use crate::base::data::codes::GemmCodes;
+use crate::base::data::made::Made;
+use crate::base::error::Result;
+use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::scale_source::{FirstScale, ScaleSource};
+use crate::cast::state::{Observer, Role, Slot, StepCells};
 use crate::ops::{Activation, norm};
-use crate::quantize::{Quantized, Quantizer};
-use crate::scale_source::{FirstScale, ScaleSource};
-use crate::state::{Observer, Role, Slot, StepCells};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::{Cast, DelayedRule, Format, Granularity};

@@ -27,11 +27,11 @@ mod state;
 mod tests;
 
 use super::backend::{AmaxCells, Backend};
-use crate::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
-use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
-use crate::data::matrix_dims;
-use crate::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
-use crate::error::{Result, internal};
+use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
+use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::base::data::matrix_dims;
+use crate::base::data::scales::{CurrentCast, CurrentScale, ScalePolicy};
+use crate::base::error::{Result, internal};
 use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, ScaleGrid};
 

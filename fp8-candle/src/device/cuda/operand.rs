@@ -6,8 +6,8 @@ use super::kernels::{Arg, Shape};
 use super::launch::launch;
 use super::lt::{Operand, ScaleMode};
 use super::scales::{E8M0_TILES, Scales};
-use crate::data::codes::{GemmCodes, GemmOperand};
-use crate::error::{Error, Result};
+use crate::base::data::codes::{GemmCodes, GemmOperand};
+use crate::base::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::{Contraction, Format, MX_BLOCK};
 

@@ -3,8 +3,8 @@
 use super::gpu::{Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels};
 use super::launch::launch;
-use crate::data::scales::{CurrentScale, ScalePolicy};
-use crate::error::Result;
+use crate::base::data::scales::{CurrentScale, ScalePolicy};
+use crate::base::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_core::{Format, ScaleGrid};
 

@@ -3,9 +3,9 @@
 use super::gpu::{Gpu, with_pointers};
 use super::kernels::{Arg, Shape, kernels};
 use super::launch::launch;
-use crate::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
+use crate::base::error::{Error, Result, internal};
 use crate::device::backend::{AmaxCells, Backend};
-use crate::error::{Error, Result, internal};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{AmaxCompute, Format, ScaleRounding};
 use std::sync::{Mutex, MutexGuard, PoisonError};

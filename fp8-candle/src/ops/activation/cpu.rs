@@ -1,15 +1,15 @@
 //! Activations on the CPU, in tasks of whole rows.
 
-use crate::data::activation::Activation;
+use crate::base::data::activation::Activation;
+use crate::base::error::Result;
+use crate::base::parallel;
+use crate::cast::quantize::{Quantized, Quantizer};
+use crate::device::cpu::elements::{Element, for_dtype, map_rows, storage, tensor, with_slices};
 use crate::device::filled;
-use crate::error::Result;
-use crate::ops::data::{Element, for_dtype, map_rows, storage, tensor, with_slices};
-use crate::parallel;
-use crate::quantize::{Quantized, Quantizer};
 use candle_core::{Storage, Tensor};
 
 pub(super) fn forward(activation: Activation, x: &Tensor) -> Result<Storage> {
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!(activation.name(), x.dtype(), T => {
         with_slices([x], |[values]: [&[T]; 1]| storage(self::values(activation, values, last_dim(x))))
     })
@@ -20,7 +20,7 @@ pub(super) fn forward_pair(
     gate: &Tensor,
     value: &Tensor,
 ) -> Result<Storage> {
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     let curve = activation.curve();
     for_dtype!(activation.name(), gate.dtype(), T => {
         with_slices([gate, value], |slices: [&[T]; 2]| {
@@ -30,7 +30,7 @@ pub(super) fn forward_pair(
 }
 
 pub(super) fn backward(activation: Activation, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!(activation.name(), x.dtype(), T => {
         with_slices([x, grad], |[values, grad]: [&[T]; 2]| {
             tensor(gradient(activation, values, grad, last_dim(x)), x.shape())
@@ -44,7 +44,7 @@ pub(super) fn backward_pair(
     value: &Tensor,
     grad: &Tensor,
 ) -> Result<[Tensor; 2]> {
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     let curve = activation.curve();
     for_dtype!(activation.name(), gate.dtype(), T => {
         with_slices([gate, value, grad], |slices: [&[T]; 3]| {

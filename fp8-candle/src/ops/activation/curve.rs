@@ -4,10 +4,10 @@
 //! scale 1, by which nothing is multiplied once the compiler has seen it.
 
 use super::{erf, gelu_tanh};
-use crate::data::activation::Curve;
-use crate::error::Result;
-use crate::ops::math::Real;
-use crate::simd::simd;
+use crate::base::data::activation::Curve;
+use crate::base::error::Result;
+use crate::base::math::Real;
+use crate::base::simd::simd;
 use candle_core::Tensor;
 
 /// Runs `$body` with functions `$value` and `$slope` for each curve.

@@ -1,7 +1,7 @@
 //! GELU by the error function: `x Phi(x)`, with Phi the distribution of a normal variable.
 
-use crate::error::Result;
-use crate::ops::math::Real;
+use crate::base::error::Result;
+use crate::base::math::Real;
 use candle_core::Tensor;
 use std::f64::consts::FRAC_1_SQRT_2;
 

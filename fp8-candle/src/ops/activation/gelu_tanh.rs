@@ -1,7 +1,7 @@
 //! GELU, tanh approximation.
 
-use crate::error::Result;
-use crate::ops::math::Real;
+use crate::base::error::Result;
+use crate::base::math::Real;
 use candle_core::Tensor;
 
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;

@@ -10,18 +10,18 @@ mod tests;
 
 pub(crate) use scaled::{scaled_curve, scaled_slope};
 
-use super::data::compute_dtype;
 use super::node::node;
 use super::{check_float, check_like, fused, last_dim, shape_error};
-use crate::data::activation::Activation;
-use crate::data::made::Made;
+use crate::base::data::activation::Activation;
+use crate::base::data::made::Made;
+use crate::base::error::Result;
+use crate::base::profile::{Kind, enter};
+use crate::cast::quantize::{Quantized, Quantizer};
+use crate::device::cpu::elements::compute_dtype;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::activation as cuda;
 use crate::device::made_casts;
-use crate::error::Result;
 use crate::graph::Ready;
-use crate::profile::{Kind, enter};
-use crate::quantize::{Quantized, Quantizer};
 use candle_core::{D, Storage, Tensor};
 
 /// Gaussian error linear unit, tanh approximation, elementwise: the function of [`Tensor::gelu`].

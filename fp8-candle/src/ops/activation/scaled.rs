@@ -1,10 +1,10 @@
 //! Activations of data with a scale: results and gradients have the scale of what they are computed from.
 
-use super::super::data::{compute_dtype, for_dtype, map_rows, tensor, with_slices};
-use crate::data::activation::Curve;
-use crate::error::Result;
+use crate::base::data::activation::Curve;
+use crate::base::error::Result;
+use crate::base::math::Real;
+use crate::device::cpu::elements::{compute_dtype, for_dtype, map_rows, tensor, with_slices};
 use crate::ops::gradients;
-use crate::ops::math::Real;
 use candle_core::Tensor;
 
 /// The data of `f(value)`, where the value is `scale * data`, at the same scale.
@@ -17,7 +17,7 @@ pub(crate) fn scaled_curve(
     if !data.device().is_cpu() {
         return Ok(composed(curve, data, scale)?.to_dtype(data.dtype())?);
     }
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!(op, data.dtype(), T => {
         with_slices([data], |x: [&[T]; 1]| {
             let y = map_rows(x, 1, |_, [x], y| curve.scaled_values(Real::from_f64(scale), x, y));
@@ -38,7 +38,7 @@ pub(crate) fn scaled_slope(
         let [dx] = gradients([data], grad, |[data]| composed(curve, data, scale))?;
         return Ok(dx.to_dtype(data.dtype())?);
     }
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!(op, data.dtype(), T => {
         with_slices([data, grad], |slices: [&[T]; 2]| {
             let dx = map_rows(slices, 1, |_, [x, grad], dx| {

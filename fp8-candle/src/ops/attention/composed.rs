@@ -1,8 +1,8 @@
 //! Attention composed of products and softmax, in candle's graph: the reference, and the form for devices without kernels.
 
-use crate::data::attention::Attention;
-use crate::error::Result;
-use crate::ops::data::compute_dtype;
+use crate::base::data::attention::Attention;
+use crate::base::error::Result;
+use crate::device::cpu::elements::compute_dtype;
 use crate::ops::{causal_softmax, softmax_last_dim};
 use candle_core::{DType, Tensor};
 

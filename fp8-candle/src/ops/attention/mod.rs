@@ -8,12 +8,12 @@ mod tests;
 pub use options::{AttentionDropout, AttentionOptions};
 
 use super::gradients;
-use crate::data::attention::Attention;
-use crate::data::storage::tensor_of;
+use crate::base::data::attention::Attention;
+use crate::base::data::storage::tensor_of;
+use crate::base::error::Result;
+use crate::base::profile::{Kind, enter};
 use crate::device::{FusedAttention, fused_attention};
-use crate::error::Result;
 use crate::graph::{Ready, attach};
-use crate::profile::{Kind, enter};
 use candle_core::{DType, Tensor};
 use options::OP;
 
@@ -104,7 +104,7 @@ impl Attention {
     /// The kernels for this call, if there are any.
     fn kernels(&self, q: &Tensor) -> Result<Option<&'static dyn FusedAttention>> {
         if q.device().is_cpu() {
-            crate::simd::check()?;
+            crate::base::simd::check()?;
         }
         let kernels = fused_attention(q.device());
         Ok(kernels.filter(|kernels| kernels.supports(self, q.dtype())))

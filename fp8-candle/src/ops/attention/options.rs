@@ -1,7 +1,7 @@
 //! Options of attention, and what they mean for given tensors.
 
-use crate::data::attention::{Attention, Dropout};
-use crate::error::{Error, Result};
+use crate::base::data::attention::{Attention, Dropout};
+use crate::base::error::{Error, Result};
 use crate::ops::{check_float, check_like, shape_error};
 use candle_core::{DType, Tensor};
 

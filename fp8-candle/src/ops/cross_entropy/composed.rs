@@ -1,10 +1,10 @@
 //! Cross entropy composed of candle's primitives, with targets on the device.
 
 use super::options::CrossEntropyOptions;
+use crate::base::error::Result;
+use crate::device::cpu::elements::compute_dtype;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::cross_entropy as cuda;
-use crate::error::Result;
-use crate::ops::data::compute_dtype;
 use candle_core::{D, DType, Tensor};
 
 /// Contiguous I64 targets. candle does not cast every integer dtype on every device.

@@ -1,12 +1,12 @@
 //! Cross entropy on the CPU, with checked targets.
 
 use super::options::{CrossEntropyOptions, OP};
+use crate::base::error::{Error, Result};
+use crate::base::math::{Real, max, sum};
+use crate::base::simd::simd;
+use crate::device::cpu::elements::{Element, block_rows, par_blocks};
 use crate::device::filled;
-use crate::error::{Error, Result};
-use crate::ops::data::{Element, block_rows, par_blocks};
-use crate::ops::math::{Real, max, sum};
 use crate::ops::softmax::softmax_row;
-use crate::simd::simd;
 use candle_core::{DType, Tensor};
 
 /// Targets on the host.

@@ -6,15 +6,15 @@ mod options;
 
 pub use options::CrossEntropyOptions;
 
-use super::data::{for_dtype, storage, tensor, with_slices};
 use super::node::node;
 use super::{check_device, check_float, fused, last_dim, shape_error};
-use crate::data::storage::tensor_of;
+use crate::base::data::storage::tensor_of;
+use crate::base::error::{Error, Result};
+use crate::base::profile::{Kind, enter};
+use crate::device::cpu::elements::{for_dtype, storage, tensor, with_slices};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::cross_entropy as cuda;
-use crate::error::{Error, Result};
 use crate::graph::Ready;
-use crate::profile::{Kind, enter};
 use candle_core::{DType, Storage, Tensor};
 use composed::{composed, to_i64};
 pub(crate) use cpu::CheckedTargets;
@@ -104,7 +104,7 @@ pub fn cross_entropy_with(
 /// The loss of `logits_scale * logits` on the CPU.
 fn loss(logits: &Tensor, logits_scale: f64, targets: &CheckedTargets) -> Result<Storage> {
     let _scope = enter(Kind::Loss);
-    crate::simd::check()?;
+    crate::base::simd::check()?;
     for_dtype!(OP, logits.dtype(), T => {
         with_slices([logits], |[x]: [&[T]; 1]| storage(vec![targets.forward(x, logits_scale)]))
     })

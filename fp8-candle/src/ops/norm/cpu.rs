@@ -1,10 +1,10 @@
 //! LayerNorm and RMSNorm on the CPU, over blocks of rows.
 
 use super::Norm;
+use crate::base::math::{Real, sum, sum2};
+use crate::base::simd::simd;
+use crate::device::cpu::elements::{Element, block_rows, map_rows};
 use crate::device::filled;
-use crate::ops::data::{Element, block_rows, map_rows};
-use crate::ops::math::{Real, sum, sum2};
-use crate::simd::simd;
 
 impl Norm {
     pub(super) fn forward<T: Element>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {

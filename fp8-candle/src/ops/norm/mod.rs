@@ -2,15 +2,15 @@
 
 mod cpu;
 
-use super::data::{compute_dtype, for_dtype, storage, tensor, with_slices};
 use super::{check_float, check_like, fused, last_dim, shape_error};
-use crate::data::made::Made;
+use crate::base::data::made::Made;
+use crate::base::error::Result;
+use crate::base::profile::{Kind, enter};
+use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::weight_version::Seen;
+use crate::device::cpu::elements::{compute_dtype, for_dtype, storage, tensor, with_slices};
 use crate::device::made_casts;
-use crate::error::Result;
 use crate::graph::{Ready, attach_all};
-use crate::profile::{Kind, enter};
-use crate::quantize::{Quantized, Quantizer};
-use crate::weight_version::Seen;
 use candle_core::{D, Storage, Tensor};
 
 /// Layer normalization over the last dimension.
@@ -170,7 +170,7 @@ pub(crate) fn backward(
         let dx = cuda.backward(&x, &weight, &grad, &statistics)?;
         let (dw, db) = cuda.parameter_gradients(&x, &weight, &grad, &statistics, true)?;
         let Some(db) = db else {
-            crate::error::internal!("{op}: no gradient of the bias");
+            crate::base::error::internal!("{op}: no gradient of the bias");
         };
         return Ok(match sums_factor == 1. {
             true => [dx, dw, db],
@@ -226,7 +226,7 @@ impl Norm {
         attach_all(self.op, &args, result, move |args, _, grad| {
             let _scope = enter(Kind::Norm);
             let [x, weight, ref bias @ ..] = *args else {
-                crate::error::internal!("{}: {} arguments", self.op, args.len());
+                crate::base::error::internal!("{}: {} arguments", self.op, args.len());
             };
             let bias = bias.first().copied();
             let grad = grad.contiguous()?;
@@ -252,7 +252,7 @@ impl Norm {
             let keep = args.iter().flatten().any(|arg| arg.track_op());
             return self.on_cuda().forward(x, weight, bias, keep);
         }
-        crate::simd::check()?;
+        crate::base::simd::check()?;
         let y = for_dtype!(self.op, x.dtype(), T => match bias {
             Some(bias) => with_slices([x, weight, bias], |[x, weight, bias]: [&[T]; 3]| {
                 storage(self.forward(x, weight, Some(bias)))
@@ -277,7 +277,7 @@ impl Norm {
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
             let Some(statistics) = statistics else {
-                crate::error::internal!(
+                crate::base::error::internal!(
                     "{}: the forward pass kept nothing for a gradient",
                     self.op
                 );

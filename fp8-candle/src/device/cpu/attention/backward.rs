@@ -6,8 +6,6 @@
 //! ```
 
 use super::super::gemm::Scratch;
-use super::super::shared::Shared;
-use super::super::tasks::for_each;
 use super::block::{Block, QUERIES};
 use super::layout::PANEL;
 use super::pack::Packer;
@@ -15,7 +13,9 @@ use super::rows::{self, Row};
 use super::source::{Output, View};
 use super::split::Split;
 use super::units::{Units, bits};
-use crate::data::attention::Attention;
+use crate::base::data::attention::Attention;
+use crate::base::parallel::shared::Shared;
+use crate::base::parallel::tasks::for_each;
 use fp8_core::HighPrecision;
 
 /// Writes all of the gradients of q, k and v that are there. `views`: q, k, v and the gradient of the result.

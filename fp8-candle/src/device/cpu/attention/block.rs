@@ -2,7 +2,7 @@
 
 use super::layout::{PANEL, Panel, Rows, Sums};
 use super::units::Units;
-use crate::data::attention::Attention;
+use crate::base::data::attention::Attention;
 use std::ops::Range;
 
 /// Queries of a block: tiles of keys are summed over so many, and a row of scores is kept for each.

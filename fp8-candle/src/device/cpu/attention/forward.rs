@@ -1,8 +1,6 @@
 //! The forward pass.
 
 use super::super::gemm::Scratch;
-use super::super::shared::Shared;
-use super::super::tasks::for_each;
 use super::block::{Block, QUERIES};
 use super::layout::PANEL;
 use super::pack::Packer;
@@ -10,7 +8,9 @@ use super::rows::{self, Row};
 use super::source::{Output, View};
 use super::split::Split;
 use super::units::{Units, bits};
-use crate::data::attention::Attention;
+use crate::base::data::attention::Attention;
+use crate::base::parallel::shared::Shared;
+use crate::base::parallel::tasks::for_each;
 use fp8_core::HighPrecision;
 
 /// Writes the result, and the log-sum-exps `[batch, heads, queries]`; all of both.

@@ -16,9 +16,9 @@ mod tile;
 mod units;
 
 use super::data::{tensor, with_f32};
-use crate::data::attention::Attention;
+use crate::base::data::attention::Attention;
+use crate::base::error::{Result, internal};
 use crate::device::backend::FusedAttention;
-use crate::error::{Result, internal};
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::{Isa, IsaLevel};
 use half::{bf16, f16};

@@ -4,7 +4,7 @@ use super::super::gemm::Scratch;
 use super::layout::PANEL;
 use super::source::View;
 use super::units::Units;
-use crate::data::attention::Attention;
+use crate::base::data::attention::Attention;
 use std::ops::Range;
 
 /// Packs tokens of heads.

@@ -4,9 +4,9 @@
 //! the last keys may be hidden.
 
 use super::layout::PANEL;
-use crate::data::attention::Dropout;
-use crate::ops::math::{Real, max, sum, sum2};
-use crate::simd::simd;
+use crate::base::data::attention::Dropout;
+use crate::base::math::{Real, max, sum, sum2};
+use crate::base::simd::simd;
 use std::ops::Range;
 
 /// A row of scores, of which some are visible.

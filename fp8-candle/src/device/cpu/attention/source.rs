@@ -1,9 +1,9 @@
 //! Rows of tensors: inputs of any strides with neighbouring features, and outputs.
 
-use super::super::shared::Shared;
-use crate::data::attention::Attention;
-use crate::error::{Error, Result};
-use crate::simd::simd;
+use crate::base::data::attention::Attention;
+use crate::base::error::{Error, Result};
+use crate::base::parallel::shared::Shared;
+use crate::base::simd::simd;
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use fp8_core::HighPrecision;
 use half::{bf16, f16};
@@ -79,7 +79,7 @@ pub(super) fn with_views<const N: usize, Out>(
     }
     match <[View<'_>; N]>::try_from(views) {
         Ok(views) => f(views),
-        Err(views) => crate::error::internal!("{} views of {N} tensors", views.len()),
+        Err(views) => crate::base::error::internal!("{} views of {N} tensors", views.len()),
     }
 }
 

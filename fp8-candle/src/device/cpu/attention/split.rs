@@ -2,7 +2,7 @@
 
 use super::block::QUERIES;
 use super::layout::PANEL;
-use crate::data::attention::Attention;
+use crate::base::data::attention::Attention;
 use std::ops::Range;
 
 /// Enough tasks for the threads of most processors; a constant, so that no sum depends on the number of threads.

@@ -7,7 +7,7 @@
 use super::super::gemm::Plain;
 use super::layout::{PANEL, Panel, Rows, Sums};
 use super::tile;
-use crate::simd::simd;
+use crate::base::simd::simd;
 use fp8_core::{HighPrecision, Isa, IsaLevel};
 use half::bf16;
 use std::arch::x86_64::*;

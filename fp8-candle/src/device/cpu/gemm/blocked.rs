@@ -3,14 +3,14 @@
 //! Every FP8 value is exact in bf16 and f32, and every product of two of them in f32. The order of each sum depends only on
 //! the sizes: slices of the sum are added in order, whatever the tiles and threads.
 
-use super::super::shared::Shared;
-use super::super::tasks;
 use super::epilogue::{Epilogue, merge_segment};
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, a_len, padded};
 use super::results::{Block, Results};
 use super::scratch::Scratch;
 use super::side::{Codes, Side};
+use crate::base::parallel::shared::Shared;
+use crate::base::parallel::tasks;
 use fp8_core::HighPrecision;
 use std::mem::MaybeUninit;
 use std::ops::Range;

@@ -1,6 +1,5 @@
 //! The engine of processors with bf16 units: AVX-512 BF16, and AMX if available.
 
-use super::super::shared::Shared;
 use super::decoder::Decoder;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part, prefetch_rows};
 use super::layout::{DEPTH, Order, PANEL, ROWS, SLICE, SLICE_STRIDE};
@@ -8,6 +7,7 @@ use super::pack_bf16;
 use super::results::Block;
 use super::tile_amx::Tiles;
 use super::tile_bf16::{self, Columns, Rows, To};
+use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format, Isa, IsaLevel};
 use std::ops::Range;
 

@@ -2,11 +2,11 @@
 //!
 //! Codes are decoded directly into the tiles and panels that are multiplied, so nothing is packed twice.
 
-use super::super::shared::Shared;
 use super::kernel::{Engine, Matrix, Mode, Panel, Sums, prefetch_part};
 use super::layout::{Order, ROWS_STEP, SLICE, SLICE_STRIDE};
 use super::pack_f32;
 use super::results::Block;
+use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format, Isa, IsaLevel};
 use std::marker::PhantomData;
 use std::ops::Range;

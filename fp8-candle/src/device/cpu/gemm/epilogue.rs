@@ -1,12 +1,12 @@
 //! After the sums: scales, rounding to the output dtype, bias.
 
 #[cfg(target_arch = "x86_64")]
-use super::super::shared::Shared;
-#[cfg(target_arch = "x86_64")]
 use super::results::{Out, Results};
 use super::scales::Scales;
 use super::side::Side;
-use crate::simd::simd;
+#[cfg(target_arch = "x86_64")]
+use crate::base::parallel::shared::Shared;
+use crate::base::simd::simd;
 use fp8_core::HighPrecision;
 use std::mem::MaybeUninit;
 

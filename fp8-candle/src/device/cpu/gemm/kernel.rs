@@ -1,11 +1,11 @@
 //! What the blocked GEMM needs from the kernels of a processor.
 
-use super::super::shared::Shared;
 use super::layout::Order;
 #[cfg(doc)]
 use super::layout::ROWS_STEP;
 use super::results::Block;
 use super::scratch::Plain;
+use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format};
 use std::ops::Range;
 

@@ -11,8 +11,8 @@
 //!   `vdpbf16ps` and AMX sum over pairs of neighbours.
 //! - packed codes: panels like those of B, but of bytes, in an [`Order`] for either.
 
-use super::super::shared::Shared;
-use super::super::tasks;
+use crate::base::parallel::shared::Shared;
+use crate::base::parallel::tasks;
 
 /// Columns of a panel of B: two vectors of 16 f32 sums.
 pub(super) const PANEL: usize = 32;

@@ -44,8 +44,8 @@ mod tile_bf16;
 #[cfg(test)]
 mod tests;
 
-use crate::data::codes::{GemmCodes, GemmOperand, GemmOutput};
-use crate::error::{Error, Result};
+use crate::base::data::codes::{GemmCodes, GemmOperand, GemmOutput};
+use crate::base::error::{Error, Result};
 use candle_core::{CpuStorage, DType};
 use fp8_core::{HighPrecision, Isa};
 use side::{Side, with_side};

@@ -1,10 +1,10 @@
 //! From codes to panels of bf16, with AVX-512 VBMI. Every FP8 value is exact in bf16; the layouts are those of `layout.rs`.
 
-use super::super::shared::Shared;
 use super::decoder::{Decoder, load, prefetch};
 use super::kernel::Matrix;
 use super::layout::{DEPTH, Order, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, padded};
 use super::tile_bf16;
+use crate::base::parallel::shared::Shared;
 use fp8_core::Contraction;
 use std::arch::x86_64::*;
 use std::ops::Range;

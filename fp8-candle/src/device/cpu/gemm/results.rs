@@ -1,8 +1,8 @@
 //! Results written straight from the registers of a tile: scaled, rounded, with the bias.
 
-use super::super::shared::Shared;
 use super::layout::PANEL;
 use super::scales::Scales;
+use crate::base::parallel::shared::Shared;
 use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;

@@ -2,8 +2,8 @@
 
 use super::super::data::{with_codes, with_f32};
 use super::layout::{Order, b_len};
-use crate::data::codes::{GemmCodes, GemmOperand};
-use crate::error::{Error, Result};
+use crate::base::data::codes::{GemmCodes, GemmOperand};
+use crate::base::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_core::{Contraction, Format, ScaleGrid};
 

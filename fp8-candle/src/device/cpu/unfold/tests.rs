@@ -145,7 +145,7 @@ fn strides_beyond_the_image_need_no_memory() -> Result<()> {
     fold(&expected, &window, &part, None, &mut folded);
     let mut images = Composed.images(&window, DType::F32, &Device::Cpu)?;
     images.fold(&columns, &window, &part, None)?;
-    let images = crate::data::storage::tensor_of(images.finish()?, window.dims().as_slice())?;
+    let images = crate::base::data::storage::tensor_of(images.finish()?, window.dims().as_slice())?;
     assert_eq!(images.flatten_all()?.to_vec1::<f32>()?, folded);
 
     // Of two positions far apart, the space between them would have to be there.

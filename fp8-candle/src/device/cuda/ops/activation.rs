@@ -1,10 +1,10 @@
 //! Activations, gated or not.
 
-use crate::data::activation::Activation;
+use crate::base::data::activation::Activation;
+use crate::base::error::Result;
 use crate::device::cuda::gpu::{Gpu, with_pointer_list};
 use crate::device::cuda::kernels::{Arg, Shape, kernels};
 use crate::device::cuda::launch::launch;
-use crate::error::Result;
 use candle_core::{DType, Storage, Tensor};
 
 kernels! { KERNELS in ACTIVATION;
@@ -174,7 +174,7 @@ fn run_backward(
 
 /// Rows of `x` and features of the result.
 fn size(activation: Activation, x: &Tensor) -> (usize, usize) {
-    let (rows, cols) = crate::data::matrix_dims(x.dims());
+    let (rows, cols) = crate::base::data::matrix_dims(x.dims());
     (
         rows,
         if activation.is_gated() {

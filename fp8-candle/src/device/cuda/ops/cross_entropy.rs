@@ -1,10 +1,10 @@
 //! Cross entropy with targets on the device.
 
 use super::by_rows;
+use crate::base::error::{Result, internal};
 use crate::device::cuda::gpu::{Gpu, with_pointers};
 use crate::device::cuda::kernels::{Arg, Shape, kernels};
 use crate::device::cuda::launch::launch;
-use crate::error::{Result, internal};
 use candle_core::{D, DType, Storage, Tensor};
 
 kernels! { KERNELS in CROSS_ENTROPY;

@@ -1,10 +1,10 @@
 //! LayerNorm and RMSNorm.
 
 use super::by_rows;
+use crate::base::error::Result;
 use crate::device::cuda::gpu::{Buffer, Gpu, with_pointer_list, with_pointers};
 use crate::device::cuda::kernels::{Arg, Shape, kernels};
 use crate::device::cuda::launch::launch;
-use crate::error::Result;
 use candle_core::{DType, Storage, Tensor};
 
 kernels! { KERNELS in NORM;

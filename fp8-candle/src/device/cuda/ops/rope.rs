@@ -1,9 +1,9 @@
 //! Rotary position embedding.
 
+use crate::base::error::Result;
 use crate::device::cuda::gpu::{Buffer, Gpu, with_pointers};
 use crate::device::cuda::kernels::{Arg, Shape, kernels};
 use crate::device::cuda::launch::launch;
-use crate::error::Result;
 use candle_core::Tensor;
 
 kernels! { KERNELS in ROPE;

@@ -1,10 +1,10 @@
 //! Softmax over the last dimension, plain and causal.
 
 use super::by_rows;
+use crate::base::error::Result;
 use crate::device::cuda::gpu::{Gpu, with_pointers};
 use crate::device::cuda::kernels::{Arg, kernels};
 use crate::device::cuda::launch::launch;
-use crate::error::Result;
 use candle_core::{D, Storage, Tensor};
 
 kernels! { KERNELS in SOFTMAX;

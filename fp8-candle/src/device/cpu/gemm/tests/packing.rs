@@ -5,10 +5,10 @@ use super::*;
 /// The vector packings equal the scalar ones of `layout.rs`.
 #[test]
 fn packing_equals_its_definition() {
-    use super::super::super::shared::Shared;
     use super::super::engine_bf16::Bf16Engine;
     use super::super::kernel::{Engine, Matrix};
     use super::layout::Order;
+    use crate::base::parallel::shared::Shared;
 
     for isa in Isa::available() {
         let Some(engine) = Bf16Engine::of(isa) else {

@@ -5,7 +5,7 @@ use super::super::kernel::{Engine, Matrix};
 use super::super::layout::{self, DEPTH, ROWS, ROWS_STEP, SLICE};
 use super::super::{tile_avx2::Avx2, tile_avx512::Avx512};
 use super::*;
-use crate::device::cpu::shared::Shared;
+use crate::base::parallel::shared::Shared;
 
 /// Where packing has written nothing.
 const UNTOUCHED: f32 = 12345.;

@@ -1,0 +1,103 @@
+//! Loops over the threads of this process, as every operation of this crate on the CPU runs them.
+//!
+//! The number of threads is that of the caller's rayon pool, or else of the global one (`RAYON_NUM_THREADS`). The threads are
+//! the caller and helpers of this crate, which stay awake for a moment after each loop: rayon's workers sleep at once, and
+//! wake up too late for loops of some 100 us. A loop within a loop runs on its thread alone.
+
+mod pace;
+mod pool;
+pub(crate) mod shared;
+pub(crate) mod tasks;
+
+use std::sync::{Mutex, PoisonError};
+
+/// Calls `task` with every item, in no order, on as many threads as the caller's rayon pool has.
+///
+/// # Panics
+/// If a task does.
+///
+/// # Examples
+/// ```
+/// let mut squares = vec![0usize; 1000];
+/// fp8_candle::parallel::for_each(squares.chunks_mut(100).enumerate(), |(chunk, squares)| {
+///     for (i, square) in squares.iter_mut().enumerate() {
+///         *square = (chunk * 100 + i).pow(2);
+///     }
+/// });
+/// assert_eq!(squares[999], 998_001);
+/// ```
+pub fn for_each<I: Send>(items: impl IntoIterator<Item = I>, task: impl Fn(I) + Sync) {
+    map(items, task);
+}
+
+/// Runs `kernel` compiled for the widest vectors of this processor, or those that `FP8_ISA` allows.
+///
+/// `kernel` is to be an `#[inline(always)]` closure, and what it calls `#[inline(always)]` functions: only what is inlined is
+/// compiled anew. No instruction set changes a bit of a result: products and sums are not fused unless by `mul_add`.
+///
+/// # Examples
+/// ```
+/// let (x, mut y) = (vec![2f32; 1000], vec![1f32; 1000]);
+/// fp8_candle::parallel::vectorized(
+///     #[inline(always)]
+///     || {
+///         for (y, x) in y.iter_mut().zip(&x) {
+///             *y += x.sqrt();
+///         }
+///     },
+/// );
+/// assert_eq!(y[0], 1.0 + 2f32.sqrt());
+/// ```
+#[inline]
+pub fn vectorized<Out>(kernel: impl FnOnce() -> Out) -> Out {
+    crate::base::simd::simd(kernel)
+}
+
+/// What `task` makes of every item, in the order of the items.
+///
+/// # Panics
+/// If a task does.
+///
+/// # Examples
+/// ```
+/// let x: Vec<f64> = (0..1000).map(f64::from).collect();
+/// let sums = fp8_candle::parallel::map(x.chunks(100), |x| x.iter().sum::<f64>());
+/// assert_eq!(sums.len(), 10);
+/// assert_eq!(sums.iter().sum::<f64>(), 499_500.);
+/// ```
+pub fn map<I: Send, Out: Send>(
+    items: impl IntoIterator<Item = I>,
+    task: impl Fn(I) -> Out + Sync,
+) -> Vec<Out> {
+    enum Slot<I, Out> {
+        Item(I),
+        Taken,
+        Out(Out),
+    }
+    let mut items = items.into_iter();
+    let (Some(first), second) = (items.next(), items.next()) else {
+        return Vec::new();
+    };
+    let Some(second) = second else {
+        return vec![task(first)];
+    };
+    let slots: Vec<Mutex<Slot<I, Out>>> = [first, second]
+        .into_iter()
+        .chain(items)
+        .map(|item| Mutex::new(Slot::Item(item)))
+        .collect();
+    tasks::for_each(slots.len(), |index| {
+        let mut slot = slots[index].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Slot::Item(item) = std::mem::replace(&mut *slot, Slot::Taken) {
+            *slot = Slot::Out(task(item));
+        }
+    });
+    let out = slots.into_iter().filter_map(|slot| {
+        match slot.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Slot::Out(out) => Some(out),
+            // A loop that has returned has run every task.
+            Slot::Item(_) | Slot::Taken => None,
+        }
+    });
+    out.collect()
+}

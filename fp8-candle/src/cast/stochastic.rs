@@ -1,0 +1,102 @@
+//! Which random bits a stochastic cast rounds with.
+
+use crate::base::error::Result;
+use crate::cast::state::Slot;
+use crate::device::backend;
+use candle_core::Tensor;
+use fp8_core::StochasticKey;
+
+/// Stochastic rounding of a tensor role.
+///
+/// ```
+/// use fp8_candle::{Draw, Quantizer, Role, ScaleSource, Slot};
+/// use fp8_core::{Cast, Format, Granularity};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let slot = Slot::alone("fc", Role::GradOutput, 1, &candle_core::Device::Cpu)?;
+/// let cast = Quantizer::new(Cast::new(Format::E5M2), Granularity::Tensorwise, ScaleSource::Unscaled);
+/// assert!(cast.stochastic.is_none());
+/// let stochastic = cast.with_stochastic(slot, 17).stochastic.unwrap();
+/// assert_eq!((stochastic.seed, stochastic.draw), (17, Draw::Next));
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Stochastic {
+    /// The row whose name the bits belong to, and that counts draws.
+    pub slot: Slot,
+    /// The seed of the run.
+    pub seed: u64,
+    /// How the bits of one cast differ from those of another.
+    pub draw: Draw,
+}
+
+/// What the random bits of one cast are made from, besides the seed, the name of the row and the index of the element.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8_candle::{Draw, Quantizer, Role, ScaleSource, Slot};
+/// use fp8_core::{Cast, Contraction, Format, Granularity};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let slot = Slot::alone("fc", Role::GradOutput, 1, &Device::Cpu)?;
+/// let cast = Quantizer::new(Cast::new(Format::E5M2), Granularity::Tensorwise, ScaleSource::Unscaled);
+/// let x = Tensor::full(1.0625f32, 1000, &Device::Cpu)?;
+/// let rounded = |draw| -> Result<Vec<f32>, Box<dyn std::error::Error>> {
+///     let cast = cast.clone().with_stochastic(slot.clone(), 17).with_draw(draw);
+///     Ok(cast.quantize(&x, Contraction::Cols)?.tensor.dequantize(DType::F32)?.to_vec1()?)
+/// };
+/// assert_eq!(rounded(Draw::OfValues)?, rounded(Draw::OfValues)?);
+/// assert_ne!(rounded(Draw::Next)?, rounded(Draw::Next)?);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Draw {
+    /// The number of draws of the row so far, which is part of its checkpoints: other bits for every cast. Casts that run at
+    /// the same time on several threads draw in the order in which they come.
+    Next,
+    /// That number too, but nothing is drawn: what is trained after an evaluation does not depend on it. The number here tells
+    /// apart the casts of one layer.
+    Evaluation(u32),
+    /// The values themselves, for weights: a weight has the same codes until it changes, however often it is cast, before and
+    /// after a checkpoint is loaded. Where a device would have to copy them to the host, it is [`Draw::Next`].
+    OfValues,
+}
+
+// The kinds of draws differ in the key, not in the counter, which each uses whole.
+const EVALUATION: u64 = 0x9e37_79b9_7f4a_7c15;
+const OF_VALUES: u64 = 0xd1b5_4a32_d192_ed03;
+
+impl Stochastic {
+    pub(crate) fn new(slot: Slot, seed: u64) -> Self {
+        Self {
+            slot,
+            seed,
+            draw: Draw::Next,
+        }
+    }
+
+    /// The key of a cast of `x`.
+    pub(crate) fn key(&self, x: &Tensor) -> Result<StochasticKey> {
+        let seed = match self.draw {
+            Draw::Next => return Ok(self.slot.next_stochastic_key(self.seed)),
+            Draw::Evaluation(cast) => {
+                let salt = EVALUATION.wrapping_mul(u64::from(cast) * 2 + 1);
+                let key = self.slot.stochastic_key(self.seed ^ salt);
+                return Ok(key);
+            }
+            Draw::OfValues => match backend(x.device())?.fingerprint(x)? {
+                None => return Ok(self.slot.next_stochastic_key(self.seed)),
+                Some(values) => self.seed ^ OF_VALUES ^ values,
+            },
+        };
+        Ok(StochasticKey {
+            step: 0,
+            ..self.slot.stochastic_key(seed)
+        })
+    }
+
+    /// Whether the bits for equal values are the same.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.seed == other.seed && self.draw == other.draw && self.slot.is(&other.slot)
+    }
+}

@@ -1,0 +1,189 @@
+//! Announcing that a weight has changed.
+//!
+//! On the CPU a cached FP8 weight is compared with its source by a fingerprint of all its bits, so every change is noticed
+//! and nothing has to be announced. On a GPU that would need a copy to the host: there, codes are kept only for weights
+//! whose owner announces changes. The optimizer of `fp8-recipes` and `resume_training` do. Code that changes such a weight
+//! in another way (`Var::set`, `VarMap::load`, another optimizer) has to call [`announce_change`] afterwards, or old codes
+//! stay in use.
+
+use crate::base::error::{Error, Result};
+use crate::cast::state::StateTable;
+use crate::device::backend;
+use candle_core::{DType, Tensor, TensorId};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+static VERSIONS: Mutex<Option<HashMap<TensorId, Weak<Shared>>>> = Mutex::new(None);
+
+#[derive(Debug, Default)]
+struct Shared {
+    version: AtomicU64,
+    /// Of the models that the tensor is a parameter of.
+    tables: Mutex<Vec<Weak<StateTable>>>,
+}
+
+/// The version of one tensor's values, shared by its clones, and the tables of the models that have it as a parameter.
+#[derive(Debug, Clone)]
+pub struct WeightVersion(Arc<Shared>);
+
+impl WeightVersion {
+    /// The version of `weight`; 0 until the first change is announced.
+    pub fn of(weight: &Tensor) -> Self {
+        let mut versions = VERSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let versions = versions.get_or_insert_default();
+        if let Some(version) = versions.get(&weight.id()).and_then(Weak::upgrade) {
+            return Self(version);
+        }
+        if versions.len() == versions.capacity() {
+            // Forget tensors that are gone before the table grows.
+            versions.retain(|_, version| version.strong_count() > 0);
+        }
+        let version = Arc::new(Shared::default());
+        versions.insert(weight.id(), Arc::downgrade(&version));
+        Self(version)
+    }
+
+    /// How many changes have been announced.
+    pub fn get(&self) -> u64 {
+        self.0.version.load(Ordering::Acquire)
+    }
+
+    /// Announces a change. The first announcement is also a promise to announce all later ones.
+    pub fn announce_change(&self) {
+        self.0.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Notes that the tensor is a parameter of the model of `table`, as long as somebody holds this.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::{StateTable, weight_version::WeightVersion};
+    /// let weight = Tensor::zeros((4, 8), DType::F32, &Device::Cpu)?;
+    /// let table = StateTable::new(&Device::Cpu)?;
+    /// let held_by_the_model = WeightVersion::of(&weight);
+    /// held_by_the_model.note_table(&table);
+    /// assert_eq!(WeightVersion::of(&weight).tables().len(), 1);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn note_table(&self, table: &Arc<StateTable>) {
+        let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.retain(|table| table.strong_count() > 0);
+        let new = Arc::downgrade(table);
+        if !tables.iter().any(|known| known.ptr_eq(&new)) {
+            tables.push(new);
+        }
+    }
+
+    /// The tables of [`WeightVersion::note_table`] that still exist.
+    pub fn tables(&self) -> Vec<Arc<StateTable>> {
+        let tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// Announces that the values of `weight` (a variable's tensor, or a clone of it) have changed, so that FP8 copies are made
+/// again.
+///
+/// Needed on a GPU only. It reaches layers that have computed with the weight before; from the first announcement they keep
+/// its codes, and rely on every later change being announced.
+pub fn announce_change(weight: &Tensor) {
+    WeightVersion::of(weight).announce_change();
+}
+
+/// The values of a tensor at one moment, as far as their change can be noticed without a copy to the host.
+///
+/// Whoever reads a tensor in a forward pass and again in a backward pass takes this before the first and checks it after the
+/// second: then a change by another thread in the middle of either is noticed too.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen(Values);
+
+#[derive(Debug, Clone)]
+enum Values {
+    Fingerprint(u64),
+    /// With the version, which would be lost if nobody held it.
+    Announced(WeightVersion, u64),
+    /// Of a dtype that is not compared.
+    Unknown,
+}
+
+impl Seen {
+    /// The values of `tensor` now.
+    pub(crate) fn of(tensor: &Tensor) -> Result<Self> {
+        Ok(Self(match fingerprint(tensor)? {
+            None => Values::Unknown,
+            Some(Some(fingerprint)) => Values::Fingerprint(fingerprint),
+            Some(None) => {
+                let version = WeightVersion::of(tensor);
+                let announced = version.get();
+                Values::Announced(version, announced)
+            }
+        }))
+    }
+
+    /// Values that somebody has taken the fingerprint of.
+    pub(crate) fn with_fingerprint(fingerprint: u64) -> Self {
+        Self(Values::Fingerprint(fingerprint))
+    }
+
+    /// Whether `tensor`, or what shares its storage, still has these values.
+    pub(crate) fn holds(&self, tensor: &Tensor) -> Result<bool> {
+        Ok(match &self.0 {
+            Values::Fingerprint(before) => fingerprint(tensor)?.flatten() == Some(*before),
+            Values::Announced(version, before) => version.get() == *before,
+            Values::Unknown => true,
+        })
+    }
+
+    /// An error if `tensor`, which is `what` of `op`, has other values.
+    pub(crate) fn check(&self, tensor: &Tensor, op: &str, what: &'static str) -> Result<()> {
+        match self.holds(tensor)? {
+            true => Ok(()),
+            false => Err(Error::ChangedValues {
+                op: op.to_string(),
+                what,
+                shape: tensor.dims().to_vec(),
+                dtype: tensor.dtype(),
+            }),
+        }
+    }
+}
+
+/// None for a dtype that has none, `Some(None)` on a device that would need a copy.
+fn fingerprint(tensor: &Tensor) -> Result<Option<Option<u64>>> {
+    match tensor.dtype() {
+        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => {
+            Ok(Some(backend(tensor.device())?.fingerprint(tensor)?))
+        }
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{Device, Result, Var};
+
+    #[test]
+    fn clones_share_a_version_and_others_do_not() -> Result<()> {
+        let w = Var::zeros(3, candle_core::DType::F32, &Device::Cpu)?;
+        let version = WeightVersion::of(w.as_tensor());
+        assert_eq!(version.get(), 0);
+        announce_change(&w.as_tensor().clone());
+        assert_eq!(version.get(), 1);
+        let other = Tensor::zeros(3, candle_core::DType::F32, &Device::Cpu)?;
+        announce_change(&other);
+        assert_eq!((version.get(), WeightVersion::of(&other).get()), (1, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn versions_of_tensors_that_are_gone_are_forgotten() -> Result<()> {
+        for _ in 0..10_000 {
+            WeightVersion::of(&Tensor::zeros(1, candle_core::DType::F32, &Device::Cpu)?);
+        }
+        let versions = VERSIONS.lock().unwrap();
+        assert!(versions.as_ref().map_or(0, HashMap::len) < 5_000);
+        Ok(())
+    }
+}

@@ -1,0 +1,248 @@
+//! What lies between tensors and kernels: dtypes, slices, and the division of rows among threads.
+
+use crate::base::data::storage::tensor_of;
+use crate::base::error::{Result, internal};
+use crate::base::math::Real;
+use crate::base::simd::simd;
+use crate::device::filled;
+use candle_core::{CpuStorage, DType, Layout, Shape, Storage, Tensor, WithDType};
+use fp8_core::HighPrecision;
+use half::{bf16, f16};
+
+/// The type of a tensor's elements, and the type in which its kernels compute.
+pub(crate) trait Element: WithDType {
+    type Real: Real;
+    const ZERO: Self;
+
+    /// The values of `src`, in `buffer` if they have to be widened.
+    fn load<'a>(src: &'a [Self], buffer: &'a mut Vec<Self::Real>) -> &'a [Self::Real];
+
+    /// Writes what `fill` computes, rounded once.
+    fn store(dst: &mut [Self], fill: impl FnOnce(&mut [Self::Real]));
+}
+
+macro_rules! wide {
+    ($float:ty) => {
+        impl Element for $float {
+            type Real = $float;
+            const ZERO: Self = 0.0;
+
+            fn load<'a>(src: &'a [Self], _: &'a mut Vec<Self>) -> &'a [Self] {
+                src
+            }
+
+            fn store(dst: &mut [Self], fill: impl FnOnce(&mut [Self])) {
+                fill(dst);
+            }
+        }
+    };
+}
+wide!(f32);
+wide!(f64);
+
+macro_rules! narrow {
+    ($half:ty, $round:path) => {
+        impl Element for $half {
+            type Real = f32;
+            const ZERO: Self = <$half>::ZERO;
+
+            fn load<'a>(src: &'a [Self], buffer: &'a mut Vec<f32>) -> &'a [f32] {
+                buffer.resize(src.len(), 0.0);
+                fp8_core::widen(src, buffer);
+                buffer
+            }
+
+            fn store(dst: &mut [Self], fill: impl FnOnce(&mut [f32])) {
+                let mut buffer = vec![0.0; dst.len()];
+                fill(&mut buffer);
+                $round(dst, &buffer);
+            }
+        }
+    };
+}
+narrow!(bf16, round_bf16);
+narrow!(f16, round_f16);
+
+fn round_f16(dst: &mut [f16], src: &[f32]) {
+    f16::narrow(src, dst);
+}
+
+fn round_bf16(dst: &mut [bf16], src: &[f32]) {
+    simd(
+        #[inline(always)]
+        || {
+            for (dst, &src) in dst.iter_mut().zip(src) {
+                *dst = HighPrecision::from_f32(src);
+            }
+        },
+    );
+}
+
+/// Runs `$body` with the type `$T` that belongs to `$dtype`.
+macro_rules! for_dtype {
+    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            ::candle_core::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            ::candle_core::DType::BF16 => {
+                type $T = ::half::bf16;
+                $body
+            }
+            ::candle_core::DType::F16 => {
+                type $T = ::half::f16;
+                $body
+            }
+            ::candle_core::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            got => Err($crate::base::error::unsupported_dtype($op, "x", got)),
+        }
+    };
+}
+pub(crate) use for_dtype;
+
+/// A CPU tensor rounded to bf16, contiguous.
+pub(crate) fn to_bf16(x: &Tensor) -> Result<Tensor> {
+    if x.dtype() != DType::F32 {
+        return Ok(x.to_dtype(DType::BF16)?.contiguous()?);
+    }
+    with_slices([x], |[values]: [&[f32]; 1]| {
+        let mut rounded = vec![bf16::ZERO; values.len()];
+        let tasks = rounded.chunks_mut(1 << 14).zip(values.chunks(1 << 14));
+        crate::base::parallel::for_each(tasks, |(rounded, values)| round_bf16(rounded, values));
+        tensor(rounded, x.shape())
+    })?
+}
+
+/// The dtype in which kernels for `dtype` compute.
+pub(crate) fn compute_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    }
+}
+
+/// The values of a contiguous tensor.
+fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+    match layout.contiguous_offsets() {
+        // A part of an empty tensor may start behind its end.
+        Some((start, end)) if start == end => Ok(&[]),
+        Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
+        None => internal!(
+            "a fused op takes contiguous tensors, got strides {:?}",
+            layout.stride()
+        ),
+    }
+}
+
+/// Calls `f` with the values of CPU tensors of one dtype, made contiguous first.
+pub(crate) fn with_slices<T: WithDType, const N: usize, Out>(
+    tensors: [&Tensor; N],
+    f: impl FnOnce([&[T]; N]) -> Out,
+) -> Result<Out> {
+    let tensors = tensors
+        .iter()
+        .map(|t| t.contiguous())
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    let storages: Vec<_> = tensors.iter().map(|t| t.storage_and_layout()).collect();
+    let mut slices: [&[T]; N] = [&[]; N];
+    for (out, (storage, layout)) in slices.iter_mut().zip(&storages) {
+        *out = match &**storage {
+            Storage::Cpu(storage) => slice(storage, layout)?,
+            _ => internal!("a fused op takes CPU tensors"),
+        };
+    }
+    Ok(f(slices))
+}
+
+/// A CPU storage that owns `values`.
+pub(crate) fn storage<T: WithDType>(values: Vec<T>) -> Storage {
+    Storage::Cpu(T::to_cpu_storage_owned(values))
+}
+
+/// A detached CPU tensor that owns `values`, as many as `shape` needs.
+pub(crate) fn tensor<T: WithDType>(values: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
+    tensor_of(storage(values), shape)
+}
+
+/// Rows per block of a `[rows, cols]` matrix: at most 64 blocks, of 8192 elements or more. It depends only on the shape, so
+/// that partial sums per block are the same on any number of threads.
+pub(crate) fn block_rows(rows: usize, cols: usize) -> usize {
+    const MAX_BLOCKS: usize = 64;
+    const MIN_BLOCK: usize = 8192;
+    rows.div_ceil(MAX_BLOCKS)
+        .max(MIN_BLOCK.div_ceil(cols.max(1)))
+}
+
+/// Calls `f(start, block)` for each block of `len` elements of `dst`, in parallel; the results are in order.
+pub(crate) fn par_blocks<T: Send, Out: Send>(
+    dst: &mut [T],
+    len: usize,
+    f: impl Fn(usize, &mut [T]) -> Out + Sync,
+) -> Vec<Out> {
+    if dst.is_empty() {
+        Vec::new()
+    } else if dst.len() <= len {
+        vec![f(0, dst)]
+    } else {
+        let blocks = dst.chunks_mut(len).enumerate();
+        crate::base::parallel::map(blocks, |(i, block)| f(i * len, block))
+    }
+}
+
+/// `out[i] = f(inputs[..][i])` for whole rows of `cols` elements: allocates the result, widens the blocks of the inputs
+/// and passes them to `f(first_row, blocks, out_block)`.
+pub(crate) fn map_rows<T: Element, const N: usize>(
+    inputs: [&[T]; N],
+    cols: usize,
+    f: impl Fn(usize, [&[T::Real]; N], &mut [T::Real]) + Sync,
+) -> Vec<T> {
+    let (count, cols) = (inputs.first().map_or(0, |x| x.len()), cols.max(1));
+    let len = block_rows(count / cols, cols) * cols;
+    let (dst, _) = filled(T::ZERO, count, len, |start, dst: &mut [T]| {
+        let mut buffers: [Vec<T::Real>; N] = std::array::from_fn(|_| Vec::new());
+        let mut blocks: [&[T::Real]; N] = [&[]; N];
+        for ((block, buffer), input) in blocks.iter_mut().zip(&mut buffers).zip(inputs) {
+            *block = T::load(&input[start..start + dst.len()], buffer);
+        }
+        T::store(dst, |dst| f(start / cols, blocks, dst));
+    });
+    dst
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounding_is_that_of_half() {
+        // Every upper half, with the lower halves around which rounding changes.
+        let lower = [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
+        for upper in 0..=u16::MAX {
+            let src =
+                lower.map(|lower: u16| f32::from_bits((u32::from(upper) << 16) | u32::from(lower)));
+            let mut dst = [bf16::ZERO; 6];
+            round_bf16(&mut dst, &src);
+            for (src, dst) in src.iter().zip(dst) {
+                assert_eq!(
+                    dst.to_bits(),
+                    bf16::from_f32(*src).to_bits(),
+                    "{src} = {:08x}",
+                    src.to_bits()
+                );
+            }
+        }
+        let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        let mut wide = vec![0.0; all.len()];
+        fp8_core::widen(&all, &mut wide);
+        assert!(
+            all.iter()
+                .zip(&wide)
+                .all(|(h, w)| h.to_f32().to_bits() == w.to_bits() || h.is_nan() && w.is_nan())
+        );
+    }
+}

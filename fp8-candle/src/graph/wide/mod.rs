@@ -1,0 +1,283 @@
+//! Many operations as one node of candle's graph.
+//!
+//! candle's `backward` fills zeros and adds for every edge of its graph, and keeps every gradient in its store until the next
+//! node has run. A [`WideNode`] computes a whole layer on detached tensors and appears in the graph once: gradients between
+//! its operations never reach candle's store, those that meet are added in place, and it decides itself what it keeps for the
+//! backward pass.
+//!
+//! ```
+//! use candle_core::{Device, Var};
+//! use fp8_candle::ops::Activation;
+//! use fp8_candle::{LinearWeight, WideNode};
+//!
+//! let device = Device::Cpu;
+//! let (x, up, down) = (
+//!     Var::randn(0f32, 1., (5, 8), &device)?,
+//!     Var::randn(0f32, 1., (32, 8), &device)?,
+//!     Var::randn(0f32, 1., (8, 32), &device)?,
+//! );
+//! let mut node = WideNode::new("mlp");
+//! let input = node.argument(&x);
+//! let hidden = node.linear(&input, LinearWeight::HighPrecision(&up, None), None, None)?;
+//! let hidden = node.activation(&hidden, Activation::Gelu)?;
+//! let output = node.linear(&hidden, LinearWeight::HighPrecision(&down, None), None, None)?;
+//! let sum = node.add(&output, &input)?;
+//! let y = node.finish(sum)?; // one node of the graph, with three arguments
+//! let grads = y.sqr()?.sum_all()?.backward()?;
+//! assert!([&x, &up, &down].iter().all(|var| grads.get(var).is_some()));
+//! # Ok::<(), fp8_candle::Error>(())
+//! ```
+
+pub(crate) mod kept;
+mod opaque;
+mod recompute;
+mod shape;
+pub(crate) mod sweep;
+pub(crate) mod value;
+
+pub use crate::graph::backward;
+pub use recompute::recompute;
+
+use crate::base::error::Result;
+use crate::graph::{Ready, attach_all};
+use candle_core::{DType, Tensor, TensorId};
+use kept::Kept;
+use std::collections::HashMap;
+use std::sync::Arc;
+use sweep::{Backward, Step, Sweep};
+use value::Value;
+
+/// Operations that become one node of candle's graph; see [the module](self).
+///
+/// Methods take and give [`Wide`] values and compute at once. Nothing is differentiable before [`WideNode::finish`].
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::WideNode;
+/// let x = Tensor::new(&[1f32], &Device::Cpu)?;
+/// let mut node = WideNode::new("twice");
+/// let value = node.argument(&x);
+/// let sum = node.add(&value, &value)?;
+/// assert_eq!(node.finish(sum)?.to_vec1::<f32>()?, [2.]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+pub struct WideNode {
+    pub(crate) name: &'static str,
+    /// The arguments of the node that are part of a graph.
+    pub(crate) leaves: Vec<Tensor>,
+    pub(crate) ids: HashMap<TensorId, usize>,
+    /// The value of each leaf.
+    pub(crate) leaf_values: Vec<usize>,
+    pub(crate) values: usize,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) recomputes: bool,
+}
+
+/// A value within a [`WideNode`].
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::WideNode;
+/// let mut node = WideNode::new("identity");
+/// let value: fp8_candle::Wide = node.argument(&Tensor::new(&[1f32], &Device::Cpu)?);
+/// assert_eq!(value.dims(), [1]);
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Wide {
+    pub(crate) value: Value,
+    /// None if no gradient goes there.
+    pub(crate) id: Option<usize>,
+    pub(crate) kept: Kept,
+    /// Whether it is computed again anyway: then casts of it are repeated rather than kept.
+    pub(crate) recast: bool,
+}
+
+impl Wide {
+    /// A value that is kept as it is.
+    pub(crate) fn held(tensor: Tensor, id: Option<usize>) -> Self {
+        Self {
+            kept: Kept::Tensor(tensor.clone()),
+            value: Value::Made(tensor),
+            id,
+            recast: false,
+        }
+    }
+
+    /// The values, outside any graph. Those of a norm or an activation are computed now, if nothing has asked for them before.
+    ///
+    /// # Errors
+    /// If that fails.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::WideNode;
+    /// let x = Tensor::new(&[1f32, 2.], &Device::Cpu)?;
+    /// let mut node = WideNode::new("twice");
+    /// let x = node.argument(&x);
+    /// assert_eq!(node.add(&x, &x)?.tensor()?.to_vec1::<f32>()?, [2., 4.]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn tensor(&self) -> Result<&Tensor> {
+        self.value.get()
+    }
+
+    /// The dtype.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use fp8_candle::WideNode;
+    /// let mut node = WideNode::new("identity");
+    /// assert_eq!(node.argument(&Tensor::new(&[1f32], &Device::Cpu)?).dtype(), DType::F32);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn dtype(&self) -> DType {
+        self.value.dtype()
+    }
+
+    /// Sizes of the dimensions.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::WideNode;
+    /// let mut node = WideNode::new("identity");
+    /// assert_eq!(node.argument(&Tensor::new(&[[1f32, 2.]], &Device::Cpu)?).dims(), [1, 2]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn dims(&self) -> &[usize] {
+        self.value.dims()
+    }
+}
+
+impl WideNode {
+    /// A node without operations. `name` appears in candle's messages.
+    ///
+    /// ```
+    /// # use fp8_candle::WideNode;
+    /// let node = WideNode::new("my-layer");
+    /// # let _ = node;
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            leaves: vec![],
+            ids: HashMap::new(),
+            leaf_values: vec![],
+            values: 0,
+            steps: vec![],
+            recomputes: false,
+        }
+    }
+
+    /// The same node with or without computing again, in the backward pass, what follows to the bit from what it keeps anyway:
+    /// FP8 codes of the results of norms and activations, and from them results of linear layers. Less memory for about a tenth more products.
+    ///
+    /// ```
+    /// use fp8_candle::WideNode;
+    /// let node = WideNode::new("mlp").with_recomputation(true);
+    /// # let _ = node;
+    /// ```
+    pub fn with_recomputation(self, recomputes: bool) -> Self {
+        Self { recomputes, ..self }
+    }
+
+    /// A tensor from outside: an input or a parameter. The same tensor is one argument however often it is used.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::WideNode;
+    /// let mut node = WideNode::new("identity");
+    /// let value = node.argument(&Tensor::new(&[1f32], &Device::Cpu)?);
+    /// assert_eq!(value.tensor()?.to_vec1::<f32>()?, [1.]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn argument(&mut self, x: &Tensor) -> Wide {
+        let tensor = x.detach();
+        let id = self.leaf(x);
+        Wide::held(tensor, id)
+    }
+
+    /// The value of an argument, if a gradient is wanted there.
+    pub(crate) fn leaf(&mut self, x: &Tensor) -> Option<usize> {
+        if !x.track_op() {
+            return None;
+        }
+        if let Some(id) = self.ids.get(&x.id()) {
+            return Some(*id);
+        }
+        let id = self.new_value();
+        self.ids.insert(x.id(), id);
+        self.leaves.push(x.clone());
+        self.leaf_values.push(id);
+        Some(id)
+    }
+
+    pub(crate) fn new_value(&mut self) -> usize {
+        self.values += 1;
+        self.values - 1
+    }
+
+    /// A result, and how its gradient goes on to `parents`, if any of them wants one.
+    pub(crate) fn record(
+        &mut self,
+        value: Value,
+        kept: Kept,
+        parents: &[Option<usize>],
+        backward: impl Fn(&mut Sweep, &Tensor) -> Result<()> + Send + Sync + 'static,
+    ) -> Wide {
+        let id = parents.iter().any(Option::is_some).then(|| {
+            let id = self.new_value();
+            self.steps.push(Step {
+                outputs: vec![id],
+                backward: Backward::One(Box::new(move |sweep, grad| backward(sweep, grad.get()?))),
+            });
+            id
+        });
+        Wide {
+            value,
+            id,
+            kept,
+            recast: false,
+        }
+    }
+
+    /// `result` as a tensor of candle's graph.
+    ///
+    /// # Errors
+    /// If candle refuses the node.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Var};
+    /// # use fp8_candle::WideNode;
+    /// let x = Var::new(&[3f32], &Device::Cpu)?;
+    /// let mut node = WideNode::new("twice");
+    /// let value = node.argument(&x);
+    /// let sum = node.add(&value, &value)?;
+    /// let y = node.finish(sum)?;
+    /// assert_eq!(y.backward()?.get(&x).unwrap().to_vec1::<f32>()?, [2.]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn finish(self, result: Wide) -> Result<Tensor> {
+        let Some(id) = result.id else {
+            return Ok(result.value.get()?.clone());
+        };
+        let (steps, values, leaf_values) = (Arc::new(self.steps), self.values, self.leaf_values);
+        let backward = move |grad: &Tensor| {
+            let mut sweep = Sweep::new(values);
+            sweep.add_shared(Some(id), grad)?;
+            sweep.run(&steps)?;
+            let made = |value: Value| value.get().cloned();
+            let grads = leaf_values.iter().map(|id| sweep.take(*id));
+            grads.map(|grad| grad.map(made).transpose()).collect()
+        };
+        let tensor = result.value.get()?.clone();
+        let arguments: Vec<&Tensor> = self.leaves.iter().collect();
+        attach_all(
+            self.name,
+            &arguments,
+            Ready::of(&tensor)?,
+            move |_, _, grad| backward(grad),
+        )
+    }
+}

@@ -1,0 +1,97 @@
+//! Views within a wide node.
+
+use super::kept::Kept;
+use super::value::Value;
+use super::{Wide, WideNode};
+use crate::base::error::Result;
+use candle_core::Tensor;
+
+impl WideNode {
+    /// The same values, in the same order, in other dimensions.
+    ///
+    /// # Errors
+    /// If `dims` has another number of elements.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::WideNode;
+    /// let x = Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?;
+    /// let mut node = WideNode::new("flat");
+    /// let x = node.argument(&x);
+    /// assert_eq!(node.reshape(&x, &[4])?.tensor()?.to_vec1::<f32>()?, [1., 2., 3., 4.]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn reshape(&mut self, x: &Wide, dims: &[usize]) -> Result<Wide> {
+        let tensor = x.value.get()?.reshape(dims)?;
+        let (id, before, to) = (x.id, x.dims().to_vec(), dims.to_vec());
+        let kept = match &x.kept {
+            Kept::Tensor(_) | Kept::Value(_) => Kept::Tensor(tensor.clone()),
+            again => {
+                let again = again.clone();
+                Kept::again(move |memos| Ok(again.get(memos)?.reshape(to.as_slice())?))
+            }
+        };
+        let y = self.record(Value::Made(tensor), kept, &[id], move |sweep, grad| {
+            // The caller's gradient is not used again: a view of it is as good as a tensor of its own.
+            sweep.add_shared(id, &grad.reshape(before.as_slice())?)
+        });
+        let recast = x.recast;
+        Ok(Wide { recast, ..y })
+    }
+
+    /// Parts of the last dimension, one after the other, each contiguous.
+    ///
+    /// # Errors
+    /// If `sizes` do not add up to it.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::WideNode;
+    /// let x = Tensor::new(&[[1f32, 2., 3.]], &Device::Cpu)?;
+    /// let mut node = WideNode::new("parts");
+    /// let x = node.argument(&x);
+    /// let parts = node.split(&x, &[1, 2])?;
+    /// assert_eq!(parts[1].tensor()?.to_vec2::<f32>()?, [[2., 3.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn split(&mut self, x: &Wide, sizes: &[usize]) -> Result<Vec<Wide>> {
+        let last = x.dims().last().copied().unwrap_or(0);
+        if sizes.iter().sum::<usize>() != last {
+            return Err(crate::Error::Shape {
+                op: "split",
+                what: "x",
+                expected: format!("a last dimension of {sizes:?} parts"),
+                got: x.dims().to_vec(),
+            });
+        }
+        let dim = x.dims().len() - 1;
+        let whole = x.value.get()?;
+        let mut parts = vec![];
+        let mut start = 0;
+        for &size in sizes {
+            let tensor = whole.narrow(dim, start, size)?.contiguous()?;
+            start += size;
+            let id = x.id.map(|_| self.new_value());
+            parts.push(Wide::held(tensor, id));
+        }
+        let Some(id) = x.id else {
+            return Ok(parts);
+        };
+        let outputs = parts.iter().filter_map(|part| part.id).collect();
+        let like: Vec<Vec<usize>> = parts.iter().map(|part| part.dims().to_vec()).collect();
+        let (dtype, device) = (whole.dtype(), whole.device().clone());
+        let backward = move |sweep: &mut super::Sweep, grads: Vec<Option<Tensor>>| {
+            let grads = grads.into_iter().zip(&like).map(|(grad, dims)| match grad {
+                Some(grad) => Ok(grad),
+                None => Tensor::zeros(dims.as_slice(), dtype, &device),
+            });
+            let grads = grads.collect::<candle_core::Result<Vec<_>>>()?;
+            sweep.add(Some(id), Tensor::cat(&grads, dim)?)
+        };
+        self.steps.push(super::Step {
+            outputs,
+            backward: super::Backward::Many(Box::new(backward)),
+        });
+        Ok(parts)
+    }
+}

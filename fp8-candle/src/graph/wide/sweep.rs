@@ -1,0 +1,237 @@
+//! The backward pass of a wide node.
+
+use super::kept::Memos;
+use super::value::Value;
+use crate::base::error::Result;
+use crate::base::math::Real;
+use crate::base::parallel;
+use crate::base::simd::simd;
+use crate::device::cpu::elements::Element;
+use candle_core::{CpuStorage, InplaceOp2, Layout, Tensor};
+
+type FromOne = dyn Fn(&mut Sweep, &Value) -> Result<()> + Send + Sync;
+type FromMany = dyn Fn(&mut Sweep, Vec<Option<Tensor>>) -> Result<()> + Send + Sync;
+
+/// How gradients go from the results of an operation to its arguments.
+pub(crate) enum Backward {
+    One(Box<FromOne>),
+    /// Of an operation with several results: a result that nothing used has no gradient.
+    Many(Box<FromMany>),
+}
+
+/// An operation.
+pub(crate) struct Step {
+    pub(crate) outputs: Vec<usize>,
+    pub(crate) backward: Backward,
+}
+
+struct Grad {
+    value: Value,
+    /// Whether nobody else holds its storage.
+    owned: bool,
+}
+
+/// The gradients of the values of a node during its backward pass.
+pub(crate) struct Sweep {
+    grads: Vec<Option<Grad>>,
+    /// What was computed again.
+    pub(crate) memos: Memos,
+}
+
+impl Sweep {
+    pub(crate) fn new(values: usize) -> Self {
+        Self {
+            grads: (0..values).map(|_| None).collect(),
+            memos: Memos::default(),
+        }
+    }
+
+    /// Takes the operations, the latest first.
+    pub(crate) fn run(&mut self, steps: &[Step]) -> Result<()> {
+        for step in steps.iter().rev() {
+            match &step.backward {
+                Backward::One(backward) => {
+                    let output = step.outputs.first().and_then(|id| self.take(*id));
+                    if let Some(grad) = output {
+                        backward(self, &grad)?;
+                    }
+                }
+                Backward::Many(backward) => {
+                    let mut grads = vec![];
+                    for id in &step.outputs {
+                        let grad = self.take(*id);
+                        grads.push(grad.map(|grad| grad.get().cloned()).transpose()?);
+                    }
+                    if grads.iter().any(Option::is_some) {
+                        backward(self, grads)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn take(&mut self, id: usize) -> Option<Value> {
+        let grad = self.grads.get_mut(id).and_then(Option::take)?;
+        Some(grad.value)
+    }
+
+    /// Adds a gradient that the caller has made and gives away.
+    pub(crate) fn add(&mut self, id: Option<usize>, grad: Tensor) -> Result<()> {
+        self.add_value(id, Value::Made(grad))
+    }
+
+    /// Adds a gradient that need not exist: what it goes to may cast it as it is made.
+    pub(crate) fn add_value(&mut self, id: Option<usize>, value: Value) -> Result<()> {
+        let owned = true;
+        self.meet(id, Grad { value, owned })
+    }
+
+    /// Adds a gradient that somebody else may hold too.
+    pub(crate) fn add_shared(&mut self, id: Option<usize>, grad: &Tensor) -> Result<()> {
+        let (value, owned) = (Value::Made(grad.clone()), false);
+        self.meet(id, Grad { value, owned })
+    }
+
+    fn meet(&mut self, id: Option<usize>, new: Grad) -> Result<()> {
+        let Some(slot) = id.and_then(|id| self.grads.get_mut(id)) else {
+            return Ok(());
+        };
+        *slot = Some(match slot.take() {
+            None => new,
+            Some(old) => {
+                let (a, b) = (old.value.get()?.clone(), new.value.get()?.clone());
+                let sum = match (old.owned, new.owned) {
+                    (true, _) => add_into(a, &b)?,
+                    // Addition commutes to the bit.
+                    (false, true) => add_into(b, &a)?,
+                    (false, false) => (a + b)?,
+                };
+                Grad {
+                    value: Value::Made(sum),
+                    owned: true,
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// `total + part`, in the storage of `total` on the CPU.
+fn add_into(total: Tensor, part: &Tensor) -> Result<Tensor> {
+    let in_place = total.device().is_cpu()
+        && total.is_contiguous()
+        && part.is_contiguous()
+        && total.dtype() == part.dtype();
+    // candle takes strides of a tensor without elements for overlapping ones.
+    if !in_place || total.elem_count() == 0 {
+        return Ok((total + part)?);
+    }
+    total.inplace_op2(part, &AddInto)?;
+    Ok(total)
+}
+
+struct AddInto;
+
+impl InplaceOp2 for AddInto {
+    fn name(&self) -> &'static str {
+        "add-into"
+    }
+
+    fn cpu_fwd(
+        &self,
+        total: &mut CpuStorage,
+        total_layout: &Layout,
+        part: &CpuStorage,
+        part_layout: &Layout,
+    ) -> candle_core::Result<()> {
+        let start = total_layout.start_offset();
+        let range = start..start + total_layout.shape().elem_count();
+        let start = part_layout.start_offset();
+        let part_range = start..start + part_layout.shape().elem_count();
+        macro_rules! add {
+            ($add:ident, $total:expr, $part:expr) => {
+                $add(&mut $total[range], &$part[part_range])
+            };
+        }
+        match (total, part) {
+            (CpuStorage::F32(total), CpuStorage::F32(part)) => add!(add_wide, total, part),
+            (CpuStorage::F64(total), CpuStorage::F64(part)) => add!(add_wide, total, part),
+            (CpuStorage::BF16(total), CpuStorage::BF16(part)) => add!(add_narrow, total, part),
+            (CpuStorage::F16(total), CpuStorage::F16(part)) => add!(add_narrow, total, part),
+            (total, _) => {
+                use candle_core::backend::BackendStorage;
+                candle_core::bail!("add-into: {:?} is not a float", total.dtype())
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Elements of a task.
+const TASK: usize = 1 << 15;
+
+fn add_wide<R: Real>(total: &mut [R], part: &[R]) {
+    let tasks = total.chunks_mut(TASK).zip(part.chunks(TASK));
+    parallel::for_each(tasks, |(total, part)| {
+        simd(
+            #[inline(always)]
+            || {
+                for (total, &part) in total.iter_mut().zip(part) {
+                    *total += part;
+                }
+            },
+        );
+    });
+}
+
+/// Rounds every sum.
+fn add_narrow<T: Element>(total: &mut [T], part: &[T]) {
+    let tasks = total.chunks_mut(TASK).zip(part.chunks(TASK));
+    parallel::for_each(tasks, |(total, part)| {
+        let (mut sums, mut buffer) = (Vec::new(), Vec::new());
+        let sums = T::load(total, &mut sums).to_vec();
+        let part = T::load(part, &mut buffer);
+        T::store(total, |total| {
+            simd(
+                #[inline(always)]
+                || {
+                    for ((total, &sum), &part) in total.iter_mut().zip(&sums).zip(part) {
+                        *total = sum + part;
+                    }
+                },
+            );
+        });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+
+    #[test]
+    fn gradients_that_meet_add_up_and_leave_those_that_others_hold() -> Result<()> {
+        for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+            let tensor = |x: f64| Tensor::full(x, 100_000, &Device::Cpu)?.to_dtype(dtype);
+            let (shared, mut sweep) = (tensor(1.)?, Sweep::new(2));
+            sweep.add_shared(Some(0), &shared)?;
+            sweep.add_shared(Some(1), &shared)?;
+            sweep.add(Some(0), tensor(2.)?)?;
+            sweep.add_shared(Some(0), &shared)?;
+            sweep.add_shared(Some(1), &shared)?;
+            sweep.add(None, tensor(9.)?)?;
+            let mean = |x: Option<Value>| -> Result<f64> {
+                let x = match x {
+                    Some(x) => x.get()?.clone(),
+                    None => tensor(0.)?,
+                };
+                Ok(x.to_dtype(DType::F64)?.mean_all()?.to_scalar()?)
+            };
+            assert_eq!((mean(sweep.take(0))?, mean(sweep.take(1))?), (4., 2.));
+            assert_eq!(mean(Some(Value::Made(shared)))?, 1.);
+            assert!(sweep.take(0).is_none());
+        }
+        Ok(())
+    }
+}

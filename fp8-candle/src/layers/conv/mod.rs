@@ -1,0 +1,33 @@
+//! Convolutions in FP8: the products of a linear layer over unfolded images.
+//!
+//! With `columns` the images unfolded to `[C/groups * kh * kw, B * Ho * Wo]`, each group computes
+//!
+//! | product | A | B |
+//! |---|---|---|
+//! | output `[N, B * Ho * Wo]` | weight `[N, C/groups * kh * kw]` | columns |
+//! | columns of grad_input, folded back | weight | grad_output `[N, B * Ho * Wo]` |
+//! | grad_weight | grad_output | columns |
+//!
+//! A tensorwise cast does not care for the shape, so an image is cast once and its codes are unfolded: of a 3x3 kernel nine
+//! bytes instead of nine floats per value. Batches are cut into parts whose columns stay in the caches. With other
+//! granularities scales run along the sums, group by group: there the image is kept in high precision, and the columns of a
+//! part are cast once they are unfolded, in the backward pass again. Who observes casts sees all columns of a tensor as one.
+//!
+//! A transposed convolution computes the second product forward and the first one backward.
+//!
+//! Source: the FP8 Emulation Toolkit's `Conv2d`, candle-nn's layers for the shapes.
+
+mod bare;
+mod columns;
+mod forward;
+mod geometry;
+mod op;
+mod operand;
+mod products;
+mod shape;
+mod values;
+
+pub use crate::base::error::ConvError;
+pub(crate) use bare::{BareConv, BareOperand};
+pub use forward::{ConvWeight, fp8_conv_transpose1d, fp8_conv_transpose2d, fp8_conv1d, fp8_conv2d};
+pub use shape::ConvShape;

@@ -1,0 +1,236 @@
+//! The forward pass.
+
+use super::op;
+use super::plan::{GemmPlan, LinearPlan, LinearWeight};
+use super::product::{add_bias, multiply, recast};
+use crate::base::data::matrix_dims;
+use crate::base::data::storage::{take_storage, tensor_of};
+use crate::base::error::{Error, Result};
+use crate::cast::packed::PackedWeight;
+use crate::cast::same::serves_both;
+use crate::cast::tensor::Fp8Tensor;
+use crate::cast::weight_version::Seen;
+use crate::device::{GemmOutput, backend};
+use crate::graph::Ready;
+use candle_core::{DType, Storage, Tensor};
+use fp8_core::Contraction;
+
+/// For calls with at most this many tokens, a weight that does not change is packed, in addition to its codes.
+const FEW_ROWS: usize = 32;
+
+/// `y = x weight^T + bias` with FP8 GEMMs.
+///
+/// # Shapes
+/// `x` `[.., K]` with any number of leading dims, including none; weight `[N, K]`; bias `[N]`; result `[.., N]`.
+///
+/// # Dtypes
+/// x, weight and bias are each f32, bf16 or f16; the result and grad_x have x's dtype, the other gradients that of
+/// their tensor. Bias is added in the output dtype.
+///
+/// # Errors
+/// If a dtype, a device or the number of features does not fit.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use fp8_candle::{GemmPlan, LinearPlan, LinearWeight, Quantizer, fp8_linear};
+/// use fp8_core::{Format, Granularity};
+///
+/// let x = Tensor::randn(0f32, 1.0, (4, 8), &Device::Cpu)?;
+/// let weight = Var::randn(0f32, 1.0, (16, 8), &Device::Cpu)?;
+///
+/// // The output in FP8; the gradients in high precision.
+/// let cast = Quantizer::dynamic(Format::E4M3, Granularity::Tensorwise);
+/// let plan = LinearPlan::new("fc").with_output(GemmPlan::new(cast.clone(), cast));
+/// let y = fp8_linear(&x, LinearWeight::HighPrecision(&weight, None), None, &plan)?;
+/// assert_eq!(y.dims(), [4, 16]);
+/// let grads = y.sum_all()?.backward()?;
+/// assert!(grads.get(&weight).is_some());
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+pub fn fp8_linear(
+    x: &Tensor,
+    weight: LinearWeight<'_>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
+) -> Result<Tensor> {
+    let tracks = match weight {
+        LinearWeight::HighPrecision(w, _) => (x.track_op(), w.track_op()),
+        _ => (x.track_op(), false),
+    };
+    let (storage, out_dims, saved) = compute(x, weight, bias, plan, tracks, None)?;
+    let weight = match weight {
+        LinearWeight::HighPrecision(weight, _) => Some(weight),
+        LinearWeight::Fp8(_) | LinearWeight::Packed(_) => None,
+    };
+    op::attach(Ready::new(storage, out_dims)?, x, weight, bias, plan, saved)
+}
+
+/// The result of [`fp8_linear`] with its shape, and what its backward pass needs if gradients of x and weight are wanted
+/// (`tracks`). `cast` is x already cast for this layer.
+pub(crate) fn compute(
+    x: &Tensor,
+    weight: LinearWeight<'_>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
+    tracks: (bool, bool),
+    cast: Option<Fp8Tensor>,
+) -> Result<(Storage, Vec<usize>, op::Saved)> {
+    let (x_tracks, w_tracks) = tracks;
+    let (n, k) = check(x, weight, bias, plan)?;
+    let out_dims = [&x.dims()[..x.rank() - 1], &[n]].concat();
+    // Not from the number of elements, which is 0 if K is.
+    let (m, _) = matrix_dims(x.dims());
+    let x2 = || x.detach().contiguous()?.reshape((m, k));
+    let bias_data = bias
+        .map(|bias| bias.detach().to_dtype(x.dtype()))
+        .transpose()?;
+
+    let mut saved = op::Saved::default();
+    let rereads = x_tracks && plan.rereads_weight();
+    let storage = match &plan.output {
+        None => {
+            let weight = match weight {
+                LinearWeight::HighPrecision(weight, _) => {
+                    saved.casts.seen = rereads.then(|| Seen::of(weight)).transpose()?;
+                    weight.detach().to_dtype(x.dtype())?
+                }
+                LinearWeight::Fp8(weight) => weight.dequantize(x.dtype())?,
+                LinearWeight::Packed(weight) => weight.dequantize(x.dtype())?,
+            };
+            take_storage(add_bias(x2()?.matmul(&weight.t()?)?, bias_data.as_ref())?)?
+        }
+        Some(gemm) => {
+            // Whether a backward GEMM uses the same codes, summing over the other dimension.
+            let again = |first, gemm: &Option<GemmPlan>| {
+                gemm.as_ref()
+                    .is_some_and(|gemm| serves_both(first, &gemm.b))
+            };
+            let x8 = match cast {
+                Some(cast) => cast,
+                None => {
+                    let both = w_tracks && again(&gemm.a, &plan.grad_weight);
+                    gemm.a.quantize_for(&x2()?, Contraction::Cols, both)?.tensor
+                }
+            };
+            let out = GemmOutput {
+                dtype: x.dtype(),
+                bias: bias_data.as_ref(),
+                use_fast_accum: gemm.use_fast_accum,
+            };
+            let product = |w8: &Fp8Tensor| {
+                let operands = ((&x8, Contraction::Cols), (w8, Contraction::Cols));
+                multiply(operands.0, operands.1, &out, plan.emulate)
+            };
+            let stream = |w8: &PackedWeight| {
+                let x8 = x8.operand(Contraction::Cols);
+                backend(x.device())?.gemm(&x8, &w8.operand(), &out)
+            };
+            match weight {
+                LinearWeight::HighPrecision(w, cache) => {
+                    let both = x_tracks && again(&gemm.b, &plan.grad_input);
+                    let (w8, seen) = match cache {
+                        Some(cache) => {
+                            let (w8, seen) =
+                                cache.quantize_for(w, &gemm.b, Contraction::Cols, both)?;
+                            (w8, rereads.then_some(seen))
+                        }
+                        None => {
+                            let seen = rereads.then(|| Seen::of(w)).transpose()?;
+                            let w8 = gemm.b.quantize_for(w, Contraction::Cols, both)?.tensor;
+                            (w8, seen)
+                        }
+                    };
+                    saved.casts.seen = seen;
+                    // With few rows, reading the weight takes most of the time.
+                    let packed = match cache {
+                        Some(cache) if m <= FEW_ROWS && !plan.emulate => cache.packed(&w8)?,
+                        _ => None,
+                    };
+                    let y = match packed {
+                        Some(packed) => stream(&packed)?,
+                        None => product(&w8)?,
+                    };
+                    saved.casts.keep(plan, gemm, (x_tracks, x8), (w_tracks, w8));
+                    y
+                }
+                LinearWeight::Fp8(w8) => product(w8)?,
+                LinearWeight::Packed(w8) if plan.emulate => product(&w8.unpack()?)?,
+                LinearWeight::Packed(w8) => stream(w8)?,
+            }
+        }
+    };
+    let storage = match &plan.results.output {
+        None => storage,
+        cast => take_storage(recast(tensor_of(storage, (m, n))?, cast.as_ref())?)?,
+    };
+    saved.keep_frozen(x_tracks, weight);
+    Ok((storage, out_dims, saved))
+}
+
+/// Checks dtypes, devices and sizes; returns (N, K).
+fn check(
+    x: &Tensor,
+    weight: LinearWeight<'_>,
+    bias: Option<&Tensor>,
+    plan: &LinearPlan,
+) -> Result<(usize, usize)> {
+    const OP: &str = "fp8_linear";
+    let (dims, device) = match weight {
+        LinearWeight::HighPrecision(weight, _) => (weight.dims(), weight.device()),
+        LinearWeight::Fp8(weight) => (weight.dims(), weight.device()),
+        LinearWeight::Packed(weight) => (weight.dims(), weight.device()),
+    };
+    let &[n, k] = dims else {
+        let expected = "[out_features, in_features]".to_string();
+        return Err(Error::Shape {
+            op: OP,
+            what: "weight",
+            expected,
+            got: dims.to_vec(),
+        });
+    };
+    let mut tensors = vec![("x", x)];
+    if let LinearWeight::HighPrecision(weight, _) = weight {
+        tensors.push(("weight", weight));
+    }
+    tensors.extend(bias.map(|bias| ("bias", bias)));
+    for (what, tensor) in tensors {
+        if !matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16) {
+            let got = tensor.dtype();
+            return Err(Error::DType {
+                op: OP,
+                what,
+                expected: "f32, bf16 or f16",
+                got,
+            });
+        }
+        if !tensor.device().same_device(device) {
+            return Err(Error::DeviceMismatch {
+                op: OP,
+                what,
+                expected: device.location(),
+                got: tensor.device().location(),
+            });
+        }
+    }
+    let features = x.dims().last().copied();
+    if features != Some(k) {
+        return Err(Error::InFeatures {
+            path: plan.path.to_string(),
+            expected: k,
+            got: features.unwrap_or(0),
+            shape: x.dims().to_vec(),
+        });
+    }
+    if let Some(bias) = bias.filter(|bias| bias.dims() != [n]) {
+        let expected = format!("[{n}]");
+        return Err(Error::Shape {
+            op: OP,
+            what: "bias",
+            expected,
+            got: bias.dims().to_vec(),
+        });
+    }
+    Ok((n, k))
+}

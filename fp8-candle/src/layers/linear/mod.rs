@@ -1,0 +1,29 @@
+//! The linear layer in FP8: one forward and two backward GEMMs, each operand with its own cast.
+//!
+//! | GEMM | A | B |
+//! |---|---|---|
+//! | output `[M, N]` | x `[M, K]` | weight `[N, K]` |
+//! | grad_input `[M, K]` | grad_output `[M, N]` | weight |
+//! | grad_weight `[N, K]` | grad_output | x |
+//!
+//! Scales run along the dimension that a GEMM keeps, so a rowwise operand is quantized again from high precision for its
+//! second GEMM; a tensorwise copy serves both. The gradient of a cast is straight-through.
+//!
+//! Source: torchao's `matmul_with_hp_or_float8_args`, Transformer Engine's `Linear`.
+
+mod backward;
+mod cache;
+mod forward;
+mod op;
+mod plan;
+mod product;
+mod wide;
+
+pub(crate) use backward::{Layer, Operands, Saved, Wanted, Which, gradients};
+pub use cache::WeightCache;
+pub(crate) use forward::compute;
+pub use forward::fp8_linear;
+pub(crate) use op::{Of, Saved as SavedCasts};
+pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};
+pub(crate) use product::{multiply, recast};
+pub use wide::WideLinear;

@@ -1,0 +1,210 @@
+//! What one call of a linear layer computes, and with which casts.
+
+use super::cache::WeightCache;
+use crate::cast::packed::PackedWeight;
+use crate::cast::quantize::Quantizer;
+use crate::cast::same::serves_both;
+use crate::cast::tensor::Fp8Tensor;
+use candle_core::Tensor;
+use std::sync::Arc;
+
+/// The casts of the operands of one GEMM, and its options.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct GemmPlan {
+    /// Operand A: x, grad_output or grad_output, see [`crate::layers::linear`].
+    pub a: Quantizer,
+    /// Operand B: weight, weight or x.
+    pub b: Quantizer,
+    /// Whether a device may accumulate with fewer bits than f32.
+    pub use_fast_accum: bool,
+}
+
+impl GemmPlan {
+    /// A GEMM of operands cast by `a` and `b`, accumulated in f32.
+    pub fn new(a: Quantizer, b: Quantizer) -> Self {
+        Self {
+            a,
+            b,
+            use_fast_accum: false,
+        }
+    }
+
+    /// The same GEMM with or without [`GemmPlan::use_fast_accum`].
+    pub fn with_fast_accum(self, use_fast_accum: bool) -> Self {
+        Self {
+            use_fast_accum,
+            ..self
+        }
+    }
+}
+
+/// How one call of a linear layer is computed. A GEMM without a plan runs in high precision.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LinearPlan {
+    /// Path of the layer, for messages.
+    pub path: Arc<str>,
+    /// `x weight^T`.
+    pub output: Option<GemmPlan>,
+    /// `grad_output weight`.
+    pub grad_input: Option<GemmPlan>,
+    /// `grad_output^T x`.
+    pub grad_weight: Option<GemmPlan>,
+    /// Whether to dequantize and multiply in f32 instead of calling the FP8 GEMM: the reference path.
+    pub emulate: bool,
+    /// The casts of what the GEMMs give.
+    pub results: ResultCasts,
+    /// Leaves grad_output in high precision: the backward GEMMs multiply it with their other operand, quantized and dequantized.
+    pub grad_output_in_high_precision: bool,
+    /// Sums the gradient of the bias from the cast grad_output; it needs a cast that serves both GEMMs. Otherwise from
+    /// grad_output as it comes.
+    pub bias_from_cast: bool,
+}
+
+/// Casts of the results of an operator: quantized and dequantized at once, for studies of formats. None leaves a result as it is.
+///
+/// ```
+/// use fp8_candle::{LinearPlan, Quantizer, ResultCasts, ScaleSource};
+/// use fp8_core::{Cast, Format, Granularity};
+/// let cast = Quantizer::new(Cast::new(Format::E5M2), Granularity::Tensorwise, ScaleSource::Unscaled);
+/// let plan = LinearPlan::new("fc").with_results(ResultCasts::default().with_grad_input(cast));
+/// assert!(plan.results.grad_input.is_some() && plan.results.output.is_none());
+/// ```
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ResultCasts {
+    /// Of the output, with its bias.
+    pub output: Option<Quantizer>,
+    /// Of the gradient of the input.
+    pub grad_input: Option<Quantizer>,
+    /// Of the gradient of the weight.
+    pub grad_weight: Option<Quantizer>,
+}
+
+impl ResultCasts {
+    /// The same casts with another one of the output.
+    pub fn with_output(self, cast: impl Into<Option<Quantizer>>) -> Self {
+        Self {
+            output: cast.into(),
+            ..self
+        }
+    }
+
+    /// The same casts with another one of the gradient of the input.
+    pub fn with_grad_input(self, cast: impl Into<Option<Quantizer>>) -> Self {
+        Self {
+            grad_input: cast.into(),
+            ..self
+        }
+    }
+
+    /// The same casts with another one of the gradient of the weight.
+    pub fn with_grad_weight(self, cast: impl Into<Option<Quantizer>>) -> Self {
+        Self {
+            grad_weight: cast.into(),
+            ..self
+        }
+    }
+}
+
+impl LinearPlan {
+    /// A plan with all three GEMMs in high precision.
+    pub fn new(path: impl Into<Arc<str>>) -> Self {
+        Self {
+            path: path.into(),
+            output: None,
+            grad_input: None,
+            grad_weight: None,
+            emulate: false,
+            results: ResultCasts::default(),
+            grad_output_in_high_precision: false,
+            bias_from_cast: false,
+        }
+    }
+
+    /// The same plan with another GEMM for the output.
+    pub fn with_output(self, gemm: impl Into<Option<GemmPlan>>) -> Self {
+        Self {
+            output: gemm.into(),
+            ..self
+        }
+    }
+
+    /// The same plan with another GEMM for the gradient of the input.
+    pub fn with_grad_input(self, gemm: impl Into<Option<GemmPlan>>) -> Self {
+        Self {
+            grad_input: gemm.into(),
+            ..self
+        }
+    }
+
+    /// The same plan with another GEMM for the gradient of the weight.
+    pub fn with_grad_weight(self, gemm: impl Into<Option<GemmPlan>>) -> Self {
+        Self {
+            grad_weight: gemm.into(),
+            ..self
+        }
+    }
+
+    /// The same plan with or without [`LinearPlan::emulate`].
+    pub fn with_emulate(self, emulate: bool) -> Self {
+        Self { emulate, ..self }
+    }
+
+    /// The same plan with other casts of results.
+    pub fn with_results(self, results: ResultCasts) -> Self {
+        Self { results, ..self }
+    }
+
+    /// The same plan with or without [`LinearPlan::grad_output_in_high_precision`].
+    pub fn with_grad_output_in_high_precision(self, on: bool) -> Self {
+        Self {
+            grad_output_in_high_precision: on,
+            ..self
+        }
+    }
+
+    /// The cast whose result the gradient of the bias is summed from, which both backward GEMMs then use.
+    pub(crate) fn cast_for_bias(&self) -> Option<&Quantizer> {
+        let (first, second) = (self.grad_input.as_ref()?, self.grad_weight.as_ref()?);
+        let shared = self.bias_from_cast && !self.grad_output_in_high_precision;
+        (shared && serves_both(&first.a, &second.a)).then_some(&first.a)
+    }
+
+    /// Whether the codes of the input serve the gradient of the weight too.
+    pub(crate) fn saves_input(&self) -> bool {
+        match (&self.output, &self.grad_weight) {
+            (Some(output), Some(gemm)) => serves_both(&output.a, &gemm.b),
+            _ => false,
+        }
+    }
+
+    /// Whether the gradient of the input is made from the values of the weight, not from the codes of the forward pass.
+    pub(crate) fn rereads_weight(&self) -> bool {
+        match (&self.output, &self.grad_input) {
+            (Some(output), Some(gemm)) => !serves_both(&output.b, &gemm.b),
+            _ => true,
+        }
+    }
+
+    /// The same plan with or without [`LinearPlan::bias_from_cast`].
+    pub fn with_bias_from_cast(self, on: bool) -> Self {
+        Self {
+            bias_from_cast: on,
+            ..self
+        }
+    }
+}
+
+/// The weight of a linear layer.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum LinearWeight<'a> {
+    /// High precision `[N, K]`, quantized in the call. A cache keeps the codes until the weight changes.
+    HighPrecision(&'a Tensor, Option<&'a WeightCache>),
+    /// Frozen FP8 `[N, K]`.
+    Fp8(&'a Fp8Tensor),
+    /// Frozen FP8 `[N, K]`, packed for its device.
+    Packed(&'a PackedWeight),
+}

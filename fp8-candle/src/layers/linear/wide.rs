@@ -1,0 +1,366 @@
+//! Linear layers of a wide node.
+
+use crate::base::data::matrix_dims;
+use crate::base::data::storage::tensor_of;
+use crate::base::error::{Result, internal};
+use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::tensor::Fp8Tensor;
+use crate::cast::weight_version::Seen;
+use crate::device::{GemmOutput, backend};
+use crate::graph::wide::kept::{Kept, Memos};
+use crate::graph::wide::sweep::{Backward, Step};
+use crate::graph::wide::value::Value;
+use crate::graph::wide::{Wide, WideNode};
+use crate::layers::linear::{LinearPlan, LinearWeight, Of, SavedCasts, Wanted, compute, multiply};
+use candle_core::{DType, Tensor};
+use fp8_core::Contraction::Cols;
+use fp8_core::{Cast, Format, Granularity};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// One of several linear layers that read the same input: see [`WideNode::linear_joint`].
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_candle::{LinearWeight, WideLinear};
+/// # let weight = Tensor::new(&[[2f32, 0.]], &Device::Cpu)?;
+/// let layer = WideLinear::new(LinearWeight::HighPrecision(&weight, None), None, None);
+/// assert!(layer.bias.is_none());
+/// # Ok::<(), fp8_candle::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct WideLinear<'a> {
+    /// `[N, K]`
+    pub weight: LinearWeight<'a>,
+    /// `[N]`
+    pub bias: Option<&'a Tensor>,
+    /// None multiplies in high precision, with a weight in high precision only.
+    pub plan: Option<&'a LinearPlan>,
+}
+
+impl<'a> WideLinear<'a> {
+    /// A layer.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::{LinearWeight, WideLinear};
+    /// # let weight = Tensor::new(&[[2f32, 0.]], &Device::Cpu)?;
+    /// let layer = WideLinear::new(LinearWeight::HighPrecision(&weight, None), None, None);
+    /// assert!(layer.plan.is_none()); // in high precision
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn new(
+        weight: LinearWeight<'a>,
+        bias: Option<&'a Tensor>,
+        plan: Option<&'a LinearPlan>,
+    ) -> Self {
+        Self { weight, bias, plan }
+    }
+}
+
+/// What the backward pass of one layer needs.
+struct Layer {
+    plan: LinearPlan,
+    saved: SavedCasts,
+    /// How to make the codes of x again, which are not kept.
+    recast: Option<Recast>,
+    /// x, unless its codes are kept for all that reads it.
+    input: Option<Kept>,
+    dtype: DType,
+    dims: Vec<usize>,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    /// The values of the bias, where the result is computed again.
+    bias_seen: Option<Seen>,
+    /// The values of x, weight and bias.
+    ids: [Option<usize>; 3],
+}
+
+impl WideNode {
+    /// `x weight^T + bias`: [`fp8_linear`](crate::fp8_linear) with a plan, candle's product in high precision without one.
+    ///
+    /// # Shapes
+    /// x `[.., K]`, weight `[N, K]`, bias `[N]`; result `[.., N]` in x's dtype.
+    ///
+    /// # Errors
+    /// As [`fp8_linear`](crate::fp8_linear).
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::{LinearWeight, WideNode};
+    /// # let weight = Tensor::new(&[[2f32, 0.]], &Device::Cpu)?;
+    /// let mut node = WideNode::new("linear");
+    /// let x = node.argument(&Tensor::new(&[[3f32, 5.]], &Device::Cpu)?);
+    /// let y = node.linear(&x, LinearWeight::HighPrecision(&weight, None), None, None)?;
+    /// assert_eq!(y.tensor()?.to_vec2::<f32>()?, [[6.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn linear(
+        &mut self,
+        x: &Wide,
+        weight: LinearWeight<'_>,
+        bias: Option<&Tensor>,
+        plan: Option<&LinearPlan>,
+    ) -> Result<Wide> {
+        self.linear_with(x, WideLinear { weight, bias, plan }, None)
+    }
+
+    /// Layers that read the same input. Where their casts of it give the same codes, as tensorwise and rowwise casts with equal
+    /// scales do, it is cast once, and counted and recorded for each.
+    ///
+    /// # Errors
+    /// As [`WideNode::linear`].
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::{LinearWeight, WideLinear, WideNode};
+    /// let x = Tensor::randn(0f32, 1., (3, 8), &Device::Cpu)?;
+    /// let (q, k) = (Tensor::randn(0f32, 1., (8, 8), &Device::Cpu)?, Tensor::randn(0f32, 1., (4, 8), &Device::Cpu)?);
+    /// let layer = |weight| WideLinear::new(LinearWeight::HighPrecision(weight, None), None, None);
+    /// let mut node = WideNode::new("qk");
+    /// let x = node.argument(&x);
+    /// let y = node.linear_joint(&x, &[layer(&q), layer(&k)])?;
+    /// assert_eq!((y[0].dims(), y[1].dims()), ([3, 8].as_slice(), [3, 4].as_slice()));
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn linear_joint(&mut self, x: &Wide, layers: &[WideLinear<'_>]) -> Result<Vec<Wide>> {
+        let mut first: Option<(Quantizer, Quantized)> = None;
+        let mut results = vec![];
+        for layer in layers {
+            let cast = match layer.plan.and_then(|plan| plan.output.as_ref()) {
+                None => None,
+                Some(gemm) => Some(match &first {
+                    Some((quantizer, quantized))
+                        if gemm.a.gives_the_codes_of(quantizer, quantized)? =>
+                    {
+                        gemm.a.note_shared(|| x.value.get(), quantized)?;
+                        quantized.clone()
+                    }
+                    _ => {
+                        let quantized = x.cast(&gemm.a, true)?;
+                        first.get_or_insert((gemm.a.clone(), quantized.clone()));
+                        quantized
+                    }
+                }),
+            };
+            results.push(self.linear_with(x, *layer, cast)?);
+        }
+        Ok(results)
+    }
+
+    fn linear_with(
+        &mut self,
+        x: &Wide,
+        WideLinear { weight, bias, plan }: WideLinear<'_>,
+        quantized: Option<Quantized>,
+    ) -> Result<Wide> {
+        let plain;
+        let plan = match plan {
+            Some(plan) => plan,
+            None => {
+                plain = LinearPlan::new(self.name);
+                &plain
+            }
+        };
+        let held = match weight {
+            LinearWeight::HighPrecision(weight, _) => Some(weight),
+            _ => None,
+        };
+        let ids = [
+            x.id,
+            held.and_then(|weight| self.leaf(weight)),
+            bias.and_then(|bias| self.leaf(bias)),
+        ];
+        let tracks = (ids[0].is_some(), ids[1].is_some());
+        let both = tracks.1 && plan.saves_input();
+        let quantized = match (quantized, &plan.output) {
+            (None, Some(gemm)) if x.recast => Some(x.cast(&gemm.a, true)?),
+            (None, Some(gemm)) => x.value.cast(&gemm.a, both)?,
+            (quantized, _) => quantized,
+        };
+        let cast = quantized.as_ref().map(|quantized| quantized.tensor.clone());
+        let input = match cast.is_some() {
+            true => x.value.shaped()?,
+            false => x.value.get()?.clone(),
+        };
+        let bias_seen = bias.filter(|_| self.recomputes).map(Seen::of).transpose()?;
+        let (storage, dims, mut saved) = compute(&input, weight, bias, plan, tracks, cast)?;
+        let recast = quantized
+            .filter(|_| x.recast && saved.casts.input.take().is_some())
+            .map(|quantized| Recast::new(&quantized));
+        let tensor = tensor_of(storage, dims)?;
+        if ids.iter().all(Option::is_none) {
+            return Ok(Wide::held(tensor, None));
+        }
+        let reads_input = recast.is_some() || ids[1].is_some() && saved.casts.input.is_none();
+        let layer = Arc::new(Layer {
+            plan: plan.clone(),
+            saved,
+            recast,
+            input: reads_input.then(|| x.kept.clone()),
+            dtype: x.value.dtype(),
+            dims: x.dims().to_vec(),
+            weight: held.map(Tensor::detach),
+            bias: bias.map(Tensor::detach),
+            bias_seen,
+            ids,
+        });
+        let kept = match self.recomputes && layer.can_repeat() {
+            true => {
+                let (layer, dims) = (layer.clone(), tensor.dims().to_vec());
+                Kept::again(move |memos| layer.repeat(memos, &dims))
+            }
+            false => Kept::Tensor(tensor.clone()),
+        };
+        let (id, own) = (self.new_value(), kept.memo());
+        self.steps.push(Step {
+            outputs: vec![id],
+            backward: Backward::One(Box::new(move |sweep, grad| {
+                let Layer { ids, .. } = *layer;
+                sweep.memos.forget(own);
+                let codes = match &layer.recast {
+                    None => None,
+                    Some(recast) => Some(recast.codes(&layer.input(&mut sweep.memos)?)?),
+                };
+                let saved = codes.map(|codes| layer.saved.with_input(codes));
+                let memos = RefCell::new(&mut sweep.memos);
+                let input = RefCell::new(|| layer.input(*memos.borrow_mut()));
+                let of = Of {
+                    plan: &layer.plan,
+                    saved: saved.as_ref().unwrap_or(&layer.saved),
+                    input: &input,
+                    dtype: layer.dtype,
+                    weight: layer.weight.as_ref(),
+                    bias: layer.bias.as_ref(),
+                };
+                let wanted = Wanted {
+                    input: ids[0].is_some(),
+                    weight: ids[1].is_some(),
+                    bias: ids[2].is_some(),
+                };
+                let [dx, dw, db] = of.gradients(grad, wanted)?;
+                for (id, grad) in ids.into_iter().zip([dx, dw, db]) {
+                    if let (Some(_), Some(grad)) = (id, grad) {
+                        let grad = match id == ids[0] {
+                            true => grad.reshape(layer.dims.as_slice())?,
+                            false => grad,
+                        };
+                        sweep.add(id, grad)?;
+                    }
+                }
+                Ok(())
+            })),
+        });
+        Ok(Wide {
+            value: Value::Made(tensor),
+            id: Some(id),
+            kept,
+            recast: false,
+        })
+    }
+}
+
+impl Wide {
+    /// The cast of this value, row by row if it can be.
+    fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Quantized> {
+        match self.value.cast(quantizer, both)? {
+            Some(quantized) => Ok(quantized),
+            None => quantizer.quantize_for(&rows(self.value.get()?)?, Cols, true),
+        }
+    }
+}
+
+impl Layer {
+    /// x.
+    fn input(&self, memos: &mut Memos) -> Result<Tensor> {
+        match &self.input {
+            Some(input) => input.get(memos),
+            None => internal!("fp8_linear `{}`: its input is not kept", self.plan.path),
+        }
+    }
+
+    /// Whether the result follows to the bit from codes that are kept anyway.
+    fn can_repeat(&self) -> bool {
+        let casts = &self.saved.casts;
+        (casts.input.is_some() || self.recast.is_some())
+            && casts.weight.is_some()
+            && self.plan.output.is_some()
+            && self.plan.results.output.is_none()
+    }
+
+    /// The result once more.
+    fn repeat(&self, memos: &mut Memos, dims: &[usize]) -> Result<Tensor> {
+        let casts = &self.saved.casts;
+        let again = match &self.recast {
+            Some(recast) => Some(recast.codes(&self.input(memos)?)?),
+            None => None,
+        };
+        let input = again.as_ref().or(casts.input.as_ref());
+        let (Some(x8), Some(w8), Some(gemm)) = (input, &casts.weight, &self.plan.output) else {
+            internal!(
+                "fp8_linear `{}`: no codes to repeat the product of",
+                self.plan.path
+            );
+        };
+        let bias = self
+            .bias
+            .as_ref()
+            .map(|bias| bias.to_dtype(self.dtype))
+            .transpose()?;
+        let out = GemmOutput {
+            dtype: self.dtype,
+            bias: bias.as_ref(),
+            use_fast_accum: gemm.use_fast_accum,
+        };
+        let storage = multiply((x8, Cols), (w8, Cols), &out, self.plan.emulate)?;
+        if let (Some(seen), Some(bias)) = (&self.bias_seen, &self.bias) {
+            seen.check(bias, &self.plan.path, "bias")?;
+        }
+        tensor_of(storage, dims)
+    }
+}
+
+/// `x` as a contiguous matrix `[product of the leading dims, last dim]`.
+fn rows(x: &Tensor) -> Result<Tensor> {
+    let (m, k) = matrix_dims(x.dims());
+    Ok(x.contiguous()?.reshape((m, k))?)
+}
+
+/// A cast that can be repeated with the scales it had.
+struct Recast {
+    cast: Cast,
+    format: Format,
+    granularity: Granularity,
+    quant_scale: Tensor,
+    dequant_scale: Tensor,
+}
+
+impl Recast {
+    fn new(quantized: &Quantized) -> Self {
+        Self {
+            cast: quantized.cast,
+            format: quantized.tensor.format(),
+            granularity: quantized.tensor.granularity(),
+            quant_scale: quantized.quant_scale.clone(),
+            dequant_scale: quantized.tensor.dequant_scale().clone(),
+        }
+    }
+
+    /// The codes of `x`, of which no scale is remade and nothing recorded.
+    fn codes(&self, x: &Tensor) -> Result<Fp8Tensor> {
+        let x = rows(x)?;
+        let (m, k) = matrix_dims(x.dims());
+        let grid = self.granularity.grid(m, k, Cols);
+        let backend = backend(x.device())?;
+        let orientation = backend.orientation(Cols, true);
+        let codes = backend.quantize(&x, &grid, &self.quant_scale, &self.cast, orientation)?;
+        Fp8Tensor::from_codes(
+            codes,
+            x.dims(),
+            self.format,
+            (self.granularity, Cols),
+            self.dequant_scale.clone(),
+        )
+    }
+}

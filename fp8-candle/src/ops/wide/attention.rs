@@ -1,0 +1,95 @@
+//! Attention of a wide node.
+
+use crate::base::data::attention::Attention;
+use crate::base::error::Result;
+use crate::device::cpu::elements::to_bf16;
+use crate::graph::wide::kept::Kept;
+use crate::graph::wide::value::Value;
+use crate::graph::wide::{Wide, WideNode};
+use crate::ops::{AttentionOptions, rope};
+use candle_core::Tensor;
+
+impl WideNode {
+    /// Rotary positions of `x` `[b, t, h, d]`: [`rope`], or [`rope_i`](crate::ops::rope_i) if `interleaved`,
+    /// with tokens before heads. No gradient goes to the angles.
+    ///
+    /// # Errors
+    /// As [`rope`].
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::WideNode;
+    /// let (cos, sin) = (Tensor::new(&[[0f32]], &Device::Cpu)?, Tensor::new(&[[1f32]], &Device::Cpu)?);
+    /// let mut node = WideNode::new("rope");
+    /// let x = node.argument(&Tensor::new(&[[[[1f32, 2.]]]], &Device::Cpu)?);
+    /// let y = node.rope(&x, &cos, &sin, false)?;
+    /// assert_eq!(y.tensor()?.flatten_all()?.to_vec1::<f32>()?, [-2., 1.]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn rope(
+        &mut self,
+        x: &Wide,
+        cos: &Tensor,
+        sin: &Tensor,
+        interleaved: bool,
+    ) -> Result<Wide> {
+        let (cos, sin) = (cos.detach(), sin.detach());
+        let tensor = rope::tokens_first(x.value.get()?, &cos, &sin, interleaved, false)?;
+        let (id, kept) = (x.id, Kept::Tensor(tensor.clone()));
+        Ok(
+            self.record(Value::Made(tensor), kept, &[id], move |sweep, grad| {
+                let grad = grad.contiguous()?;
+                sweep.add(
+                    id,
+                    rope::tokens_first(&grad, &cos, &sin, interleaved, true)?,
+                )
+            }),
+        )
+    }
+
+    /// [`attention_tokens_first`](crate::ops::attention_tokens_first): q `[b, tq, h, d]`, k and v `[b, tk, h_kv, d]`, result `[b, tq, h, d]`.
+    ///
+    /// # Errors
+    /// As [`attention_tokens_first`](crate::ops::attention_tokens_first).
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::{WideNode, ops::AttentionOptions};
+    /// let mut node = WideNode::new("attention");
+    /// let x = node.argument(&Tensor::randn(0f32, 1., (1, 5, 2, 8), &Device::Cpu)?);
+    /// let y = node.attention([&x, &x, &x], &AttentionOptions::default())?;
+    /// assert_eq!(y.dims(), [1, 5, 2, 8]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn attention(&mut self, qkv: [&Wide; 3], options: &AttentionOptions) -> Result<Wide> {
+        let tensors = [
+            qkv[0].value.get()?,
+            qkv[1].value.get()?,
+            qkv[2].value.get()?,
+        ];
+        let attention = Attention::new(tensors, options, true)?;
+        let dtype = tensors[0].dtype();
+        let ids = qkv.map(|x| x.id);
+        // Copies in bf16 give the same bits where the products are in bf16.
+        let kept = match attention.reads_bf16_copies(tensors[0])? {
+            true => tensors.map(to_bf16),
+            false => tensors.map(|x| Ok(x.clone())),
+        };
+        let [q, k, v] = kept;
+        let kept = [q?, k?, v?];
+        let (tensor, saved) = attention.forward(kept.each_ref(), dtype)?;
+        let result = Kept::Tensor(tensor.clone());
+        Ok(
+            self.record(Value::Made(tensor), result, &ids, move |sweep, grad| {
+                let wanted = ids.map(|id| id.is_some());
+                let grads = attention.backward(kept.each_ref(), &saved, grad, wanted)?;
+                for (id, grad) in ids.into_iter().zip(grads) {
+                    if let Some(grad) = grad {
+                        sweep.add(id, grad.to_dtype(dtype)?)?;
+                    }
+                }
+                Ok(())
+            }),
+        )
+    }
+}

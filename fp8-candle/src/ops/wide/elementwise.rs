@@ -1,0 +1,220 @@
+//! Elementwise operations of a wide node.
+
+use crate::base::data::made::Made;
+use crate::base::error::Result;
+use crate::cast::quantize::{Quantized, Quantizer};
+use crate::device::made_casts;
+use crate::graph::wide::kept::Kept;
+use crate::graph::wide::value::{RowSource, Value};
+use crate::graph::wide::{Wide, WideNode};
+use crate::ops::Activation;
+use crate::ops::add::add;
+use crate::ops::dropout;
+use candle_core::{DType, Tensor};
+
+/// The result of an activation.
+struct Activated {
+    x: Tensor,
+    activation: Activation,
+}
+
+impl RowSource for Activated {
+    fn make(&self) -> Result<Tensor> {
+        self.activation.apply(&self.x)
+    }
+
+    fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
+        self.activation.cast_rows(&self.x, quantizer, both)
+    }
+}
+
+/// The gradient of what an activation reads.
+struct ActivationGradient {
+    x: Tensor,
+    grad: Tensor,
+    activation: Activation,
+}
+
+impl ActivationGradient {
+    fn made(&self) -> Made<'_> {
+        Made::ActivationGradient {
+            activation: self.activation,
+            x: &self.x,
+            grad: &self.grad,
+        }
+    }
+}
+
+impl RowSource for ActivationGradient {
+    fn make(&self) -> Result<Tensor> {
+        self.activation.backward(&self.x, &self.grad)
+    }
+
+    fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
+        quantizer.quantize_made(&self.made(), both)
+    }
+
+    fn cast_and_sum(
+        &self,
+        quantizer: &Quantizer,
+        both: bool,
+        dtype: DType,
+    ) -> Result<Option<(Quantized, Tensor)>> {
+        let cast = quantizer.quantize_and_sum(&self.made(), both, Some(dtype))?;
+        Ok(cast.and_then(|(quantized, sums)| Some((quantized, sums?))))
+    }
+}
+
+impl WideNode {
+    /// `a + b`, of one shape and dtype: a residual. Its gradient goes to both without a copy.
+    ///
+    /// # Errors
+    /// If shapes or dtypes differ.
+    ///
+    /// ```
+    /// # use candle_core::{Device, Tensor};
+    /// # use fp8_candle::WideNode;
+    /// let mut node = WideNode::new("residual");
+    /// let x = node.argument(&Tensor::new(&[1f32], &Device::Cpu)?);
+    /// let y = node.argument(&Tensor::new(&[2f32], &Device::Cpu)?);
+    /// assert_eq!(node.add(&x, &y)?.tensor()?.to_vec1::<f32>()?, [3.]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn add(&mut self, a: &Wide, b: &Wide) -> Result<Wide> {
+        let tensor = add(a.value.get()?, b.value.get()?)?;
+        let kept = Kept::Tensor(tensor.clone());
+        let ids = [a.id, b.id];
+        Ok(
+            self.record(Value::Made(tensor), kept, &ids, move |sweep, grad| {
+                sweep.add_shared(ids[0], grad)?;
+                sweep.add_shared(ids[1], grad)
+            }),
+        )
+    }
+
+    /// [`Activation::apply`]. The backward pass keeps `x`, or what `x` is computed from again.
+    ///
+    /// # Errors
+    /// As [`Activation::apply`].
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::{WideNode, ops::Activation};
+    /// let x = Tensor::new(&[[-1f32, 2.]], &Device::Cpu)?;
+    /// let mut node = WideNode::new("relu");
+    /// let x = node.argument(&x);
+    /// assert_eq!(node.activation(&x, Activation::Relu)?.tensor()?.to_vec2::<f32>()?, [[0., 2.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn activation(&mut self, x: &Wide, activation: Activation) -> Result<Wide> {
+        let tensor = x.value.get()?;
+        let value = match activation.casts_rows(tensor)? {
+            None => Value::Made(activation.apply(tensor)?),
+            Some(dims) => {
+                let source = Activated {
+                    x: tensor.clone(),
+                    activation,
+                };
+                Value::later(&dims, tensor.dtype(), tensor.device(), source)
+            }
+        };
+        let kept = match self.recomputes && matches!(x.kept, Kept::Again(_)) {
+            true => {
+                let x = x.kept.clone();
+                Kept::again(move |memos| activation.apply(&x.get(memos)?))
+            }
+            false => Kept::Value(value.clone()),
+        };
+        let (id, input, own) = (x.id, x.kept.clone(), kept.memo());
+        let recast = matches!(kept, Kept::Again(_));
+        let y = self.record(value, kept, &[id], move |sweep, grad| {
+            sweep.memos.forget(own);
+            let x = input.get(&mut sweep.memos)?;
+            let grad = grad.contiguous()?;
+            if made_casts(x.device()).is_none() {
+                return sweep.add(id, activation.backward(&x, &grad)?);
+            }
+            // Perhaps only cast, which a kernel does as it computes it.
+            let (dims, dtype, device) = (x.dims().to_vec(), x.dtype(), x.device().clone());
+            let source = ActivationGradient {
+                x: x.contiguous()?,
+                grad,
+                activation,
+            };
+            sweep.add_value(id, Value::later(&dims, dtype, &device, source))
+        });
+        Ok(Wide { recast, ..y })
+    }
+
+    /// A gated `activation` whose gate and value are tensors of their own, of one shape.
+    ///
+    /// # Errors
+    /// If the shapes differ or the activation is not gated.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::{WideNode, ops::Activation};
+    /// let mut node = WideNode::new("reglu");
+    /// let gate = node.argument(&Tensor::new(&[[-1f32, 2.]], &Device::Cpu)?);
+    /// let value = node.argument(&Tensor::new(&[[3f32, 3.]], &Device::Cpu)?);
+    /// let y = node.gated_activation(&gate, &value, Activation::ReGlu)?;
+    /// assert_eq!(y.tensor()?.to_vec2::<f32>()?, [[0., 6.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn gated_activation(
+        &mut self,
+        gate: &Wide,
+        value: &Wide,
+        activation: Activation,
+    ) -> Result<Wide> {
+        let tensor = activation.apply_pair(gate.value.get()?, value.value.get()?)?;
+        let again = |kept: &Kept| matches!(kept, Kept::Again(_));
+        let kept = match self.recomputes && again(&gate.kept) && again(&value.kept) {
+            true => {
+                let (gate, value) = (gate.kept.clone(), value.kept.clone());
+                Kept::again(move |memos| {
+                    activation.apply_pair(&gate.get(memos)?, &value.get(memos)?)
+                })
+            }
+            false => Kept::Tensor(tensor.clone()),
+        };
+        let ids = [gate.id, value.id];
+        let (gate, value, own) = (gate.kept.clone(), value.kept.clone(), kept.memo());
+        let recast = again(&kept);
+        let y = self.record(Value::Made(tensor), kept, &ids, move |sweep, grad| {
+            sweep.memos.forget(own);
+            let gate = gate.get(&mut sweep.memos)?;
+            let value = value.get(&mut sweep.memos)?;
+            let [dgate, dvalue] = activation.backward_pair(&gate, &value, &grad.contiguous()?)?;
+            sweep.add(ids[0], dgate)?;
+            sweep.add(ids[1], dvalue)
+        });
+        Ok(Wide { recast, ..y })
+    }
+
+    /// Zeros instead of a share `p` of the elements, the others times `1 / (1 - p)`. Which ones follows from `seed` and an
+    /// element's place alone.
+    ///
+    /// # Errors
+    /// If `p` is not within `0..1`.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fp8_candle::WideNode;
+    /// let x = Tensor::ones(1000, DType::F32, &Device::Cpu)?;
+    /// let mut node = WideNode::new("dropout");
+    /// let x = node.argument(&x);
+    /// let kept = node.dropout(&x, 0.25, 7)?.tensor()?.sum_all()?.to_scalar::<f32>()? * 0.75;
+    /// assert!((650. ..850.).contains(&kept));
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn dropout(&mut self, x: &Wide, p: f64, seed: u64) -> Result<Wide> {
+        let tensor = dropout::dropout(x.value.get()?, p, seed)?;
+        let (id, kept) = (x.id, Kept::Tensor(tensor.clone()));
+        Ok(
+            self.record(Value::Made(tensor), kept, &[id], move |sweep, grad| {
+                sweep.add_shared(id, &dropout::dropout(grad, p, seed)?)
+            }),
+        )
+    }
+}

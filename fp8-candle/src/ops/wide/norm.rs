@@ -1,0 +1,167 @@
+//! Norms of a wide node.
+
+use crate::base::error::Result;
+use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::weight_version::Seen;
+use crate::graph::wide::kept::Kept;
+use crate::graph::wide::value::{RowSource, Value};
+use crate::graph::wide::{Wide, WideNode};
+use crate::ops::norm;
+use candle_core::Tensor;
+use std::sync::Arc;
+
+/// The result of a norm.
+struct Normed {
+    center: bool,
+    x: Tensor,
+    weight: Tensor,
+    bias: Option<Tensor>,
+    eps: f64,
+}
+
+impl RowSource for Normed {
+    fn make(&self) -> Result<Tensor> {
+        norm::forward(
+            self.center,
+            &self.x,
+            &self.weight,
+            self.bias.as_ref(),
+            self.eps,
+        )
+    }
+
+    fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
+        let (weight, bias) = (&self.weight, self.bias.as_ref());
+        let how = (quantizer, both);
+        norm::cast_rows(self.center, &self.x, weight, bias, self.eps, how)
+    }
+}
+
+/// What the parameters were in the forward pass: the backward pass reads them again.
+struct Parameters {
+    op: &'static str,
+    weight: Seen,
+    bias: Option<Seen>,
+}
+
+impl Parameters {
+    fn check(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+        self.weight.check(weight, self.op, "weight")?;
+        match (&self.bias, bias) {
+            (Some(seen), Some(bias)) => seen.check(bias, self.op, "bias"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl WideNode {
+    /// [`layer_norm`](crate::ops::layer_norm) over the last dimension. The backward pass keeps `x` alone: results and
+    /// statistics are computed again.
+    ///
+    /// # Errors
+    /// As [`layer_norm`](crate::ops::layer_norm).
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::WideNode;
+    /// let x = Tensor::new(&[[1f32, 3.]], &Device::Cpu)?;
+    /// let gain = Tensor::new(&[1f32, 1.], &Device::Cpu)?;
+    /// let mut node = WideNode::new("norm");
+    /// let x = node.argument(&x);
+    /// assert_eq!(node.layer_norm(&x, &gain, None, 0.)?.tensor()?.to_vec2::<f32>()?, [[-1., 1.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn layer_norm(
+        &mut self,
+        x: &Wide,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Wide> {
+        self.norm(true, x, weight, bias, eps)
+    }
+
+    /// [`rms_norm`](crate::ops::rms_norm) over the last dimension.
+    ///
+    /// # Errors
+    /// As [`rms_norm`](crate::ops::rms_norm).
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use fp8_candle::WideNode;
+    /// let x = Tensor::new(&[[2f32, -2.]], &Device::Cpu)?;
+    /// let gain = Tensor::new(&[1f32, 3.], &Device::Cpu)?;
+    /// let mut node = WideNode::new("norm");
+    /// let x = node.argument(&x);
+    /// assert_eq!(node.rms_norm(&x, &gain, 0.)?.tensor()?.to_vec2::<f32>()?, [[1., -3.]]);
+    /// # Ok::<(), fp8_candle::Error>(())
+    /// ```
+    pub fn rms_norm(&mut self, x: &Wide, weight: &Tensor, eps: f64) -> Result<Wide> {
+        self.norm(false, x, weight, None, eps)
+    }
+
+    fn norm(
+        &mut self,
+        center: bool,
+        x: &Wide,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Wide> {
+        let ids = [
+            x.id,
+            self.leaf(weight),
+            bias.and_then(|bias| self.leaf(bias)),
+        ];
+        let input = x.value.get()?;
+        let parameters = match ids.iter().any(Option::is_some) {
+            true => Some(Parameters {
+                op: if center { "layer_norm" } else { "rms_norm" },
+                weight: Seen::of(weight)?,
+                bias: bias.map(Seen::of).transpose()?,
+            }),
+            false => None,
+        };
+        let parameters = Arc::new(parameters);
+        let (weight, bias) = (weight.detach(), bias.map(Tensor::detach));
+        let value = match norm::casts_rows(center, input, &weight, bias.as_ref())? {
+            false => Value::Made(norm::forward(center, input, &weight, bias.as_ref(), eps)?),
+            true => {
+                let source = Normed {
+                    center,
+                    x: input.clone(),
+                    weight: weight.clone(),
+                    bias: bias.clone(),
+                    eps,
+                };
+                Value::later(input.dims(), input.dtype(), input.device(), source)
+            }
+        };
+        let kept = {
+            let (x, weight, bias) = (x.kept.clone(), weight.clone(), bias.clone());
+            let parameters = parameters.clone();
+            Kept::again(move |memos| {
+                let y = norm::forward(center, &x.get(memos)?, &weight, bias.as_ref(), eps)?;
+                if let Some(parameters) = &*parameters {
+                    parameters.check(&weight, bias.as_ref())?;
+                }
+                Ok(y)
+            })
+        };
+        let (input, own) = (x.kept.clone(), kept.memo());
+        let y = self.record(value, kept, &ids, move |sweep, grad| {
+            sweep.memos.forget(own);
+            let x = input.get(&mut sweep.memos)?;
+            let grad = grad.contiguous()?;
+            let [dx, dw, db] = norm::backward(center, &x, &weight, &grad, eps, 1.)?;
+            if let Some(parameters) = &*parameters {
+                parameters.check(&weight, None)?;
+            }
+            sweep.add(ids[0], dx)?;
+            sweep.add(ids[1], dw)?;
+            sweep.add(ids[2], db)
+        });
+        let recast = self.recomputes;
+        Ok(Wide { recast, ..y })
+    }
+}

@@ -1,0 +1,106 @@
+//! The rules of ARCHITECTURE.md: no circle of files, no arrow upward between rooms.
+
+use fp8_structure::{Arrow, Crate, circles};
+use std::path::{Path, PathBuf};
+
+/// Crates and their root files; a later one may name an earlier one.
+const CRATES: [(&str, &str); 2] = [
+    ("fp8_core", "fp8-core/src/lib.rs"),
+    ("fp8_candle", "fp8-candle/src/lib.rs"),
+];
+
+/// The rooms of a crate from the bottom up: a file may import from its own room and from those before it.
+const ROOMS: [(&str, &[&str]); 1] = [(
+    "fp8-candle/src",
+    &["base", "device", "cast", "graph", "ops", "layers", "scaled"],
+)];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The arrows between files, with paths from the workspace's folder.
+fn arrows() -> Result<Vec<Arrow>, String> {
+    let root = workspace();
+    let crates = CRATES.map(|(name, file)| Crate::read(name, &root.join(file)));
+    let crates = crates.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let arrows = Crate::arrows(&crates).into_iter();
+    let short = |path: PathBuf| {
+        path.strip_prefix(&root)
+            .map(Path::to_path_buf)
+            .unwrap_or(path)
+    };
+    let short = arrows.map(|arrow| Arrow {
+        from: short(arrow.from),
+        to: short(arrow.to),
+        names: arrow.names,
+    });
+    Ok(short.collect())
+}
+
+fn shown(arrow: &Arrow) -> String {
+    let (from, to) = (arrow.from.display(), arrow.to.display());
+    format!("  {from} imports {:?} from {to}\n", arrow.names)
+}
+
+#[test]
+fn no_files_import_each_other() -> Result<(), String> {
+    let arrows = arrows()?;
+    assert!(
+        arrows.len() > 500,
+        "only {} arrows were found",
+        arrows.len()
+    );
+    let mut found = String::new();
+    for circle in circles(&arrows) {
+        found += &format!("a circle of {} files:\n", circle.len());
+        let within = |arrow: &&Arrow| {
+            circle.contains(arrow.from.as_path()) && circle.contains(arrow.to.as_path())
+        };
+        found.extend(arrows.iter().filter(within).map(shown));
+    }
+    assert!(found.is_empty(), "{found}");
+    Ok(())
+}
+
+#[test]
+fn rooms_import_downward() -> Result<(), String> {
+    let arrows = arrows()?;
+    let mut found = String::new();
+    for (folder, rooms) in ROOMS {
+        let room = |file: &Path| {
+            let inside = file.strip_prefix(folder).ok()?;
+            let first = Path::new(inside.components().next()?.as_os_str())
+                .file_stem()?
+                .to_owned();
+            rooms.iter().position(|room| first == *room)
+        };
+        for arrow in &arrows {
+            if let (Some(from), Some(to)) = (room(&arrow.from), room(&arrow.to))
+                && from < to
+            {
+                found += &shown(arrow);
+            }
+        }
+    }
+    assert!(found.is_empty(), "arrows upward:\n{found}");
+    Ok(())
+}
+
+#[test]
+fn circles_are_found() {
+    let arrow = |from: &str, to: &str| Arrow {
+        from: from.into(),
+        to: to.into(),
+        names: Default::default(),
+    };
+    let arrows = [
+        arrow("a", "b"),
+        arrow("b", "c"),
+        arrow("c", "b"),
+        arrow("c", "d"),
+    ];
+    let found = circles(&arrows);
+    let expected = ["b", "c"].map(Path::new);
+    assert_eq!(found, [expected.into_iter().collect()]);
+}
