@@ -3,22 +3,25 @@
 use crate::model::Source;
 use crate::output::{print, print_json, size};
 use crate::usage::at_least;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use candle_core::Tensor;
 use fp8::models::{CausalLm, Llama};
 use serde_json::json;
 use std::time::Instant;
 
+/// Tokens before those that are written.
+const PROMPT: usize = 16;
+
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     source: Source,
-    /// Tokens of the prompt that is read
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least(1))]
-    prefill: usize,
-    /// Tokens that are written, one by one, behind a prompt of 16
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least(1))]
-    decode: usize,
+    /// Tokens of the prompt that is read [default: 512, or the positions of a model that has fewer]
+    #[arg(long, value_name = "N", value_parser = at_least(1))]
+    prefill: Option<usize>,
+    /// Tokens that are written, one by one, behind a prompt of 16 [default: 64, or what such a model has room for]
+    #[arg(long, value_name = "N", value_parser = at_least(1))]
+    decode: Option<usize>,
     /// Times that each is done; the fastest counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least(1))]
     repeats: usize,
@@ -30,17 +33,27 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     fp8::keep_freed_memory();
     let (model, linear) = args.source.load_llama()?;
-    let prefill = fastest(args.repeats, || prefill(&model, args.prefill))?;
-    let decode = fastest(args.repeats, || decode(&model, args.decode))?;
-    let prefill = args.prefill as f64 / prefill;
-    let decode = args.decode as f64 / decode;
+    // Neither a prompt nor a text of any length would end in an error of its own.
+    let positions = model.max_positions().unwrap_or(u32::MAX as usize);
+    let reads = args.prefill.unwrap_or(512.min(positions));
+    let room = positions.saturating_sub(PROMPT);
+    let writes = args.decode.unwrap_or(64.min(room).max(1));
+    for (flag, tokens, room) in [("--prefill", reads, positions), ("--decode", writes, room)] {
+        if tokens > room {
+            bail!("{flag} asks for {tokens} tokens, and the model has positions for {room}");
+        }
+    }
+    let prefill = fastest(args.repeats, || prefill(&model, reads))?;
+    let decode = fastest(args.repeats, || decode(&model, writes))?;
+    let prefill = reads as f64 / prefill;
+    let decode = writes as f64 / decode;
     let threads = rayon::current_num_threads();
     let of_f32 = linear.bytes as f64 / (4 * linear.elements).max(1) as f64;
     if args.json {
         return print_json(&json!({
-            "prefill_tokens": args.prefill,
+            "prefill_tokens": reads,
             "prefill_tokens_per_second": prefill,
-            "decode_tokens": args.decode,
+            "decode_tokens": writes,
             "decode_tokens_per_second": decode,
             "linear_weight_bytes": linear.bytes,
             "linear_weight_bytes_over_f32": of_f32,
@@ -50,8 +63,8 @@ pub fn run(args: &Args) -> Result<()> {
     print(&format!(
         "prefill  {prefill:10.1} tokens/s ({} tokens)\ndecode   {decode:10.1} tokens/s ({} tokens)\n\
          linear weights {}, {of_f32:.3} of f32's\nthreads  {threads}\n",
-        args.prefill,
-        args.decode,
+        reads,
+        writes,
         size(linear.bytes),
     ))
 }
@@ -89,8 +102,7 @@ fn prefill(model: &Llama, tokens: usize) -> Result<f64> {
 
 /// The likeliest token each time, as generation does it.
 fn decode(model: &Llama, tokens: usize) -> Result<f64> {
-    const PROMPT: usize = 16;
-    let mut cache = model.new_cache(1, PROMPT.saturating_add(tokens))?;
+    let mut cache = model.new_cache(1, PROMPT + tokens)?;
     let mut logits = model.last_logits(&prompt(model, PROMPT)?, &mut cache)?;
     let start = Instant::now();
     for _ in 0..tokens {

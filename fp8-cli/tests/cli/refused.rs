@@ -145,14 +145,17 @@ fn arguments_that_mean_nothing_end_with_code_2_and_what_was_meant() {
     let cases: [(&[&str], &str); 15] = [
         (&[], "a command is missing"),
         (&["quantise"], "did you mean quantize?"),
-        (&["quantize", &model, "--otu", &out], "did you mean --out?"),
+        (
+            &["quantize", &model, "--overwrit"],
+            "did you mean --overwrite?",
+        ),
         (&["--scheme", "chanel-token"], "did you mean channel-token?"),
         (&["--scheme", "weight-only:rowise"], "did you mean rowwise?"),
         (&["--scheme", "static-tensor"], "--calibrate TEXT"),
         (&["--to", "model-opt"], "did you mean modelopt?"),
         (
-            &["dequantize", &model, "--dtype", "f23"],
-            "did you mean f32?",
+            &["dequantize", &model, "--dtype", "bf61"],
+            "did you mean bf16?",
         ),
         (&["generate", &model], "--prompt"),
         (
