@@ -8,7 +8,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::cast::state::StateTable;
-use crate::device::backend;
+use crate::device::fingerprint as fingerprint_of;
 use candle_core::{DType, Tensor, TensorId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -152,9 +152,7 @@ impl Seen {
 /// None for a dtype that has none, `Some(None)` on a device that would need a copy.
 fn fingerprint(tensor: &Tensor) -> Result<Option<Option<u64>>> {
     match tensor.dtype() {
-        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => {
-            Ok(Some(backend(tensor.device())?.fingerprint(tensor)?))
-        }
+        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(Some(fingerprint_of(tensor)?)),
         _ => Ok(None),
     }
 }

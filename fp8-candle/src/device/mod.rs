@@ -22,7 +22,7 @@ pub use open::{open_cuda, open_cuda_untracked};
 pub(crate) use unfold::Unfolding;
 
 use crate::base::error::{Error, Result};
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 
 /// The backend of a device.
 ///
@@ -46,6 +46,14 @@ pub(crate) fn has_fused_ops(device: &Device, dtype: DType) -> bool {
         Device::Cpu => true,
         Device::Cuda(_) => cfg!(feature = "cuda") && dtype != DType::F64,
         Device::Metal(_) => false,
+    }
+}
+
+/// [`Backend::fingerprint`], which is not counted as a part of a cast, and needs no valid `FP8_ISA`.
+pub(crate) fn fingerprint(x: &Tensor) -> Result<Option<u64>> {
+    match x.device() {
+        Device::Cpu => cpu::fingerprint(x).map(Some),
+        device => backend(device)?.fingerprint(x),
     }
 }
 

@@ -135,6 +135,7 @@ impl ExportOptions {
     /// # use fp8_recipes as fp8;
     /// use fp8::ExportOptions;
     /// let options = ExportOptions::new().with_power_of_two_inputs(true);
+    /// # let _ = options;
     /// ```
     #[must_use]
     pub fn with_power_of_two_inputs(mut self, announce: bool) -> Self {
@@ -148,6 +149,7 @@ impl ExportOptions {
     /// # use fp8_recipes as fp8;
     /// use fp8::{ExportOptions, Ragged};
     /// let options = ExportOptions::new().with_ragged(Ragged::Rowwise);
+    /// # let _ = options;
     /// ```
     #[must_use]
     pub fn with_ragged(mut self, ragged: Ragged) -> Self {

@@ -117,7 +117,7 @@ fn the_report_lists_convolutions_and_what_was_left_of_candle_nn() {
         conv: nn::conv2d(3, 16, 3, Default::default(), vb.pp("conv")).unwrap(),
         left_over: candle_nn::linear(16, 32, vb.pp("left_over")).unwrap(),
         left_over_conv: candle_nn::conv1d(4, 8, 3, Default::default(), vb.pp("line")).unwrap(),
-        head: nn::linear(32, 10, vb.pp("head")).unwrap(),
+        head: nn::linear(128, 10, vb.pp("head")).unwrap(),
         _unseen: candle_nn::linear(2, 2, vb.pp("unseen")).unwrap(),
     };
     let expected = |conv: &str| {
@@ -126,7 +126,7 @@ fn the_report_lists_convolutions_and_what_was_left_of_candle_nn() {
              conv            [16, 27]  {conv}\n\
              (no path)       [32, 16]  high precision: a layer of candle_nn, which has no FP8: take that of `nn`\n\
              (no path)        [8, 12]  high precision: a layer of candle_nn, which has no FP8: take that of `nn`\n\
-             head            [10, 32]  fp8\n"
+             head           [10, 128]  fp8\n"
         )
     };
     let report = prepare_fp8(&model, &PrepareOptions::default()).unwrap();

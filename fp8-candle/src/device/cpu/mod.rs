@@ -230,8 +230,13 @@ impl Backend for CpuBackend {
 
     fn fingerprint(&self, x: &Tensor) -> Result<Option<u64>> {
         let _scope = enter(Kind::Cast);
-        with_floats("fingerprint", x, |x| Ok(Some(hash::fingerprint(x))))
+        fingerprint(x).map(Some)
     }
+}
+
+/// A hash of all bits of a CPU tensor, the same on every instruction set.
+pub(super) fn fingerprint(x: &Tensor) -> Result<u64> {
+    with_floats("fingerprint", x, |x| Ok(hash::fingerprint(x)))
 }
 
 impl CpuBackend {

@@ -272,7 +272,7 @@ fn convolve(
             let matrix = Weight::matrix(weight.tensor, geometry, granularity, contraction)?;
             // Scales of a group's own lie in another order for the other contraction.
             let same = granularity == Granularity::Tensorwise || geometry.groups == 1;
-            let rereads = x.track_op() && !(same && !plan.rereads_weight());
+            let rereads = x.track_op() && (plan.rereads_weight() || !same);
             let (w8, seen) = match weight.cache {
                 Some(cache) => {
                     let (w8, seen) =
