@@ -72,7 +72,7 @@ fn example(args: &Args) -> Result<()> {
         "--epochs 0: there is nothing to train"
     );
     let device = args.flags.device.open()?;
-    let data = Data::load(args.data.as_deref())?.to_device(&device)?;
+    let data = Data::load(args.data.as_deref())?.on_device(&device)?;
     println!(
         "{}: {} of {}x{} to train with, {} to test",
         data.name,

@@ -54,7 +54,7 @@ impl Data {
     }
 
     /// With all images there; what trains on them runs where they are.
-    pub fn to_device(self, device: &Device) -> candle_core::Result<Self> {
+    pub fn on_device(self, device: &Device) -> candle_core::Result<Self> {
         Ok(Self {
             train: self.train.to_device(device)?,
             test: self.test.to_device(device)?,

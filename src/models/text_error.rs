@@ -91,7 +91,7 @@ pub enum TextError {
 
     /// A file cannot be read, is longer than any of its kind, or is none: a named pipe, a device.
     #[error(transparent)]
-    File(#[from] fp8_recipes::Error),
+    File(Box<fp8_recipes::Error>),
 
     /// A JSON file is broken, or an entry of it is of another kind.
     #[error("{path}: {reason}", path = .path.display())]
@@ -126,4 +126,10 @@ pub enum TextError {
         /// The template's own words, or which bound it went beyond.
         reason: String,
     },
+}
+
+impl From<fp8_recipes::Error> for TextError {
+    fn from(error: fp8_recipes::Error) -> Self {
+        Self::File(error.into())
+    }
 }

@@ -1,7 +1,6 @@
 //! Training in scaled arithmetic.
 
 mod channels;
-#[allow(dead_code, reason = "the examples use the rest")]
 #[path = "../../examples/train_vision/data.rs"]
 #[allow(dead_code, reason = "the example loads files as well")]
 mod data;

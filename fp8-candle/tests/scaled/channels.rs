@@ -115,10 +115,7 @@ fn transposed_convolutions() -> Result<()> {
 #[test]
 fn scales_follow_the_fan_in() -> Result<()> {
     let ones = |dims: &[usize]| -> Result<_> {
-        Ok(as_scaled(
-            &Tensor::ones(dims, DType::F16, &Device::Cpu)?,
-            None,
-        )?)
+        as_scaled(&Tensor::ones(dims, DType::F16, &Device::Cpu)?, None)
     };
     let shape = ConvShape::new();
     for (shape, scale) in [

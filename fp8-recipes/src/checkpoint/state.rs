@@ -92,11 +92,7 @@ pub fn load_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
     )?;
     let file = SafetensorsFile::open(path)?;
     let mut stored = BTreeMap::new();
-    for name in file
-        .names()
-        .into_iter()
-        .filter(|name| !name.starts_with(OPTIMIZER))
-    {
+    for name in file.names().filter(|name| !name.starts_with(OPTIMIZER)) {
         let tensor = file.tensor(&name, &Device::Cpu)?;
         stored.insert(name, tensor);
     }

@@ -299,6 +299,7 @@ impl Guard {
                 Expr::Slice(Spanned::new(node, x.span()))
             }
             Expr::UnaryOp(x) => {
+                #[allow(clippy::needless_match, reason = "the type has no copies")]
                 let op = match x.op {
                     UnaryOpKind::Not => UnaryOpKind::Not,
                     UnaryOpKind::Neg => UnaryOpKind::Neg,
