@@ -3,6 +3,7 @@
 //! | you want to | page |
 //! |---|---|
 //! | add the library to a project, train a first model | [`start`] |
+//! | see a whole training program | [`tour`] |
 //! | know when a step begins and ends, and when scales change | [`steps`] |
 //! | choose a recipe | [`choosing`] |
 //! | give some layers, or some GEMMs, another recipe | [`mixed_recipes`] |
@@ -17,6 +18,8 @@
 //! | study FP8 without the hardware, as the FP8 Emulation Toolkit | [`emulation`] |
 //! | train with a scale beside every tensor, without f32 copies | [`scaled`] |
 //! | use several threads | [`threads`] |
+//! | use NVIDIA GPUs | [`gpus`] |
+//! | see what was measured | [`benchmarks`] |
 //! | handle errors | [`errors`] |
 //! | carry a model written for candle over | [`migration`] |
 //! | translate from torchao, Transformer Engine, IPEX, fp8layers or flax | [`coming_from`] |
@@ -35,6 +38,7 @@ macro_rules! pages {
 
 pages! {
     start "guide/start.md";
+    tour "guide/tour.md";
     steps "guide/steps.md";
     choosing "guide/choosing.md";
     mixed_recipes "guide/mixed_recipes.md";
@@ -49,6 +53,8 @@ pages! {
     emulation "guide/emulation.md";
     scaled "guide/scaled.md";
     threads "guide/threads.md";
+    gpus "guide/gpus.md";
+    benchmarks "benchmarks.md";
     errors "guide/errors.md";
     migration "migration.md";
     coming_from "coming_from.md";

@@ -1,20 +1,18 @@
 // Here README's links lead to the pages of the guide: of two definitions of a link the first one counts.
+//! [benchmarks]: guide::benchmarks
 //! [calibration]: guide::calibration
 //! [checkpoints]: guide::checkpoints
 //! [choosing]: guide::choosing
 //! [coming from]: guide::coming_from
 //! [emulation]: guide::emulation
-//! [errors]: guide::errors
-//! [evaluation]: guide::evaluation
+//! [GPUs]: guide::gpus
 //! [LoRA]: guide::lora
-//! [micro-batches]: guide::micro_batches
-//! [mixed recipes]: guide::mixed_recipes
 //! [models]: guide::models
 //! [scaled arithmetic]: guide::scaled
 //! [Start]: guide::start
 //! [statistics]: guide::statistics
 //! [steps]: guide::steps
-//! [threads]: guide::threads
+//! [tour]: guide::tour
 //! [transformer modules]: guide::transformer
 //!
 #![doc = include_str!("../README.md")]

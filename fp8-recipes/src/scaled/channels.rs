@@ -61,7 +61,8 @@ impl nn::BatchNorm {
     /// let x = as_scaled(&Tensor::new(&[[1f32], [3.]], &Device::Cpu)?, 4.)?;
     /// assert_eq!(bn.apply_t(&x, true)?.flatten_all()?.to_vec1()?, [-1., 1.]);
     /// // A tenth of the way from 0 to the mean of 1 and 3.
-    /// let x: Scaled = bn.apply_t(&x, false)?;
+    /// let evaluated: Scaled = bn.apply_t(&x, false)?;
+    /// assert_eq!(evaluated.dims(), [2, 1]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn apply_t<A: Array>(&self, x: &A, train: bool) -> Result<A> {

@@ -15,6 +15,7 @@
 
 mod calibration;
 mod group;
+mod mark;
 mod role;
 mod saved;
 mod slot;
@@ -25,10 +26,10 @@ mod window;
 
 pub use calibration::CalibrationRow;
 pub use group::{ReductionGroup, SingleProcess};
+pub use mark::StepMark;
 pub use role::Role;
 pub use saved::SavedRow;
 pub use slot::{Slot, SlotTensors};
 pub(crate) use step::is_non_finite;
 pub use step::{Observer, StepCells};
 pub use table::{IdleRule, RowRule, StateTable};
-pub use window::StepMark;

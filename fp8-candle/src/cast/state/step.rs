@@ -1,8 +1,8 @@
 //! What one step records, separate from the table until the step is committed.
 
+use super::mark::{OpenStep, StepMark};
 use super::role::Role;
 use super::table::{IdleRule, RowRule, StateTable};
-use super::window::StepMark;
 use crate::base::data::columns::Recorded;
 use crate::base::error::Result;
 use crate::device::{AmaxCells, backend};
@@ -46,6 +46,16 @@ pub(super) struct Notes {
     pub(super) defaults: HashMap<Role, RowRule>,
     /// Rows that were trained with scales that are not calibrated.
     pub(super) trained: Vec<usize>,
+}
+
+impl OpenStep for StepCells {
+    fn is_open(&self) -> bool {
+        *self.status.read().unwrap_or_else(PoisonError::into_inner) == Status::Open
+    }
+
+    fn recorded(&self) -> Result<Recorded> {
+        self.cells.read()
+    }
 }
 
 impl StepCells {
@@ -222,11 +232,6 @@ impl StepCells {
                 self.table.forget_culprit_of(mark);
             }
         }
-    }
-
-    /// Whether the step is neither committed nor aborted.
-    pub(super) fn is_open(&self) -> bool {
-        *self.status.read().unwrap_or_else(PoisonError::into_inner) == Status::Open
     }
 
     /// Merges the cells into the table. Returns whether the step was still open.

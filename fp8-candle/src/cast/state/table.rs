@@ -1,8 +1,8 @@
 //! The table itself: rows, columns, and the cells into which steps are committed.
 
 use super::group::ReductionGroup;
+use super::mark::Window;
 use super::role::Role;
-use super::window::Window;
 use crate::base::data::columns::Columns;
 use crate::base::error::{Error, Result};
 use crate::device::{AmaxCells, backend};

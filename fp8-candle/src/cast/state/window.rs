@@ -1,54 +1,18 @@
 //! What the casts of the latest step saw. Inf and NaN that a saturating cast has made finite veto the optimizer's step.
 
+use super::mark::{OpenStep, StepMark, Window};
 use super::step::StepCells;
 use super::table::StateTable;
 use crate::base::error::Result;
 use candle_core::Tensor;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Steps whose backward pass is waited for. More are not remembered.
 const PENDING: usize = 64;
 
 /// Tells events of all tables apart by time.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
-
-/// One training step of a table, from the first use of the model to the first use in the next step: its backward pass usually comes
-/// after its guard has closed.
-#[derive(Debug, Default)]
-pub struct StepMark {
-    /// A backward pass has reached one of its layers.
-    backward: AtomicBool,
-    /// A cast on the CPU has seen Inf or NaN.
-    bad: AtomicBool,
-    /// The counts of the table when the next step began.
-    ended: OnceLock<Tensor>,
-}
-
-impl StepMark {
-    pub(super) fn note_backward(&self) {
-        self.backward.store(true, Ordering::Relaxed);
-    }
-
-    fn has_backward(&self) -> bool {
-        self.backward.load(Ordering::Relaxed)
-    }
-}
-
-/// The latest step of a table, and those before it whose backward pass may still come.
-#[derive(Debug, Default)]
-pub(super) struct Window {
-    /// The counts when it began; None for zeros.
-    began: Option<Tensor>,
-    mark: Arc<StepMark>,
-    open: Vec<Weak<StepCells>>,
-    /// What forward passes saw whose backward pass had not come when the next step began.
-    pending: Vec<(Tensor, Arc<StepMark>)>,
-    /// By row: when a cast first saw Inf or NaN in the latest step in which one did.
-    times: Vec<u64>,
-    /// The first row in which Inf or NaN was seen since the last step without, and in which step.
-    culprit: Option<(usize, Weak<StepMark>)>,
-}
 
 impl StateTable {
     /// Begins a training step: what casts see from now on belongs to it.
@@ -177,7 +141,8 @@ impl StateTable {
     pub(super) fn note_open(&self, step: &Arc<StepCells>) {
         let mut window = self.lock_window();
         window.open.retain(|step| step.strong_count() > 0);
-        window.open.push(Arc::downgrade(step));
+        let step: Weak<StepCells> = Arc::downgrade(step);
+        window.open.push(step);
     }
 
     /// Notes that a row has its first Inf or NaN in the step of `mark`, or its first cast where `seen` cannot be told.
@@ -205,7 +170,7 @@ impl StateTable {
     }
 
     /// The counts of the table with those of steps that are still open.
-    fn counts_with(&self, open: &[Arc<StepCells>]) -> Result<Tensor> {
+    fn counts_with(&self, open: &[Arc<dyn OpenStep>]) -> Result<Tensor> {
         let mut counts = self.non_finite_counts()?;
         let rows = counts.elem_count();
         for step in open {
