@@ -1,10 +1,7 @@
-//! The kernels of `kernels/*.cu`: their names, their parameters, and the one place that launches them.
+//! The kernels of `kernels/*.cu`: their names, and their parameters.
 
-use super::gpu::Gpu;
-use super::loaded;
-use crate::base::error::{Error, Result, internal};
+use crate::base::error::{Error, Result};
 use candle_core::DType;
-use candle_core::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
 use fp8_core::Format;
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
@@ -116,7 +113,7 @@ pub(crate) enum Arg {
 }
 
 impl Arg {
-    fn letter(self) -> char {
+    pub(super) fn letter(self) -> char {
         match self {
             Self::Ptr(_) => 'p',
             Self::Len(_) => 'l',

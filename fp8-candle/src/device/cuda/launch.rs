@@ -3,7 +3,7 @@
 use super::gpu::Gpu;
 use super::kernels::{Arg, Kernel, Shape};
 use super::loaded;
-use crate::base::error::{Error, Result, internal};
+use crate::base::error::{Result, internal};
 use candle_core::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
 
 /// Launches `kernel` on `gpu`'s stream.

@@ -126,21 +126,26 @@ fn gradient(
 
 #[cfg(feature = "cuda")]
 fn on_cuda(logits: &Tensor, targets: Tensor, options: CrossEntropyOptions) -> Result<Tensor> {
-    let ignore_index = options.ignore_index;
-    let of = move |values| cuda::Targets {
-        values,
-        ignore_index,
-    };
+    fn with(values: &Tensor, options: CrossEntropyOptions) -> cuda::Targets<'_> {
+        cuda::Targets {
+            values,
+            ignore_index: options.ignore_index,
+        }
+    }
     let (loss, saved) = {
         let _scope = enter(Kind::Loss);
-        cuda::forward(logits, of(&targets))?
+        cuda::forward(logits, with(&targets, options))?
     };
+    let result = Ready::new(loss, ())?;
     node(
         OP,
         Kind::Loss,
         [logits],
-        Ready::new(loss, ())?,
-        move |[logits], _, grad| Ok([Some(cuda::backward(logits, of(&targets), &saved, grad)?)]),
+        result,
+        move |[logits], _, grad| {
+            let targets = with(&targets, options);
+            Ok([Some(cuda::backward(logits, targets, &saved, grad)?)])
+        },
     )
 }
 
