@@ -32,7 +32,7 @@ impl Drop for Collection {
 /// is three times the parameters' bytes written per step.
 ///
 /// # Errors
-/// Those of [`Tensor::backward`], and those of a forward pass that is [computed again](super::recompute).
+/// Those of [`Tensor::backward`], and those of a forward pass that is [computed again](crate::graph::wide::recompute).
 ///
 /// # Examples
 /// ```

@@ -1,6 +1,6 @@
 //! The options of the loss.
 
-/// Settings of [`cross_entropy_with`].
+/// Settings of [`cross_entropy_with`](super::cross_entropy_with).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CrossEntropyOptions {
