@@ -23,15 +23,6 @@ pub trait HalfPrecision: HighPrecision {
     ///
     /// A value that the type has stays as it is, subnormals included. Beyond the largest finite value the next one up is
     /// infinity, at the distance that the next value would have; values beyond that are infinite. NaN stays NaN with its sign.
-    ///
-    /// ```
-    /// use fp8_core::HalfPrecision;
-    /// use half::f16;
-    /// // Halfway from 1 to the next f16: up for the lower half of all words.
-    /// let x = 1.0 + f16::EPSILON.to_f32() / 2.0;
-    /// assert_eq!(f16::from_f32_stochastic(x, u32::MAX / 2), f16::ONE + f16::EPSILON);
-    /// assert_eq!(f16::from_f32_stochastic(x, u32::MAX), f16::ONE);
-    /// ```
     fn from_f32_stochastic(value: f32, word: u32) -> Self;
 }
 

@@ -73,28 +73,6 @@ type Observe = dyn Fn(&CastEvent<'_>) + Send + Sync;
 
 impl CastObserver {
     /// `observe` is called for each cast, on the thread that does it, in forward and backward passes.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{Device, Module, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-    /// use fp8::{Autocast, CastObserver};
-    /// use std::sync::Arc;
-    /// use std::sync::atomic::{AtomicU64, Ordering};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let x = Tensor::ones((4, 32), candle_core::DType::F32, &Device::Cpu)?;
-    /// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
-    /// # prepare_fp8(&layer, &PrepareOptions::default())?;
-    /// let casts = Arc::new(AtomicU64::new(0));
-    /// let counter = casts.clone();
-    /// let observer = CastObserver::new(move |_| {
-    ///     counter.fetch_add(1, Ordering::Relaxed);
-    /// });
-    /// let autocast = Autocast::new(RecipeName::Tensorwise).with_cast_observer(&observer);
-    /// with_fp8(autocast, || layer.forward(&x))?;
-    /// assert_eq!(casts.load(Ordering::Relaxed), 2); // input and weight
-    /// # Ok(()) }
-    /// ```
     pub fn new(observe: impl Fn(&CastEvent<'_>) + Send + Sync + 'static) -> Self {
         Self(Arc::new(observe))
     }

@@ -91,25 +91,6 @@ impl Emulator {
     /// # Errors
     /// [`Error::UnmatchedPattern`] for a pattern that names no layer, with names that it may have meant; a malformed pattern; an
     /// invalid configuration of the loss scaler; and what [`prepare_fp8`] finds.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::nn;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// let options = EmulatorOptions::default().with_exempt("fc");
-    /// let emulator = Emulator::initialize(&model, EmulationMethod::Direct, options)?;
-    /// assert_eq!(emulator.report().converted(), 0);
-    ///
-    /// let options = EmulatorOptions::default().with_exempt("cf");
-    /// let error = Emulator::initialize(&model, EmulationMethod::Direct, options).unwrap_err();
-    /// assert!(matches!(error, fp8::Error::UnmatchedPattern { .. }));
-    /// # Ok(()) }
-    /// ```
     pub fn initialize<M: Fp8Module + ?Sized>(
         model: &M,
         method: EmulationMethod,
@@ -148,40 +129,12 @@ impl Emulator {
     }
 
     /// Its method.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::nn;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// assert_eq!(emulator.method(), EmulationMethod::Direct);
-    /// # Ok(()) }
-    /// ```
     pub fn method(&self) -> EmulationMethod {
         self.method
     }
 
     /// What the guards of this run switch on: around each forward pass of training, and with `training(false)` of evaluation, which
     /// is not measured.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::{nn, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// let x = Tensor::full(1.1f32, (4, 32), &Device::Cpu)?;
-    /// let y = with_fp8(emulator.autocast().training(false), || model.forward(&x))?;
-    /// assert_ne!(y.to_vec2::<f32>()?, model.forward(&x)?.to_vec2::<f32>()?);
-    /// # Ok(()) }
-    /// ```
     pub fn autocast(&self) -> Autocast {
         let autocast = Autocast::new(self.config.clone());
         Autocast {
@@ -191,19 +144,6 @@ impl Emulator {
     }
 
     /// What became of each layer and operator.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::nn;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// assert_eq!(emulator.report().converted(), 1);
-    /// # Ok(()) }
-    /// ```
     pub fn report(&self) -> &PrepareReport {
         &self.report
     }
@@ -212,56 +152,16 @@ impl Emulator {
     ///
     /// # Errors
     /// If the recipe of a layer is inconsistent.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::nn;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// assert!(emulator.cast_table()?.to_string().contains("uns_ten_e5m2"));
-    /// # Ok(()) }
-    /// ```
     pub fn cast_table(&self) -> Result<CastTable> {
         Ok(self.report.cast_table(self.config.clone())?)
     }
 
     /// Steps taken, or told by [`Emulator::update_global_steps`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::nn;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// assert_eq!(emulator.global_steps(), 0);
-    /// # Ok(()) }
-    /// ```
     pub fn global_steps(&self) -> u64 {
         self.global_steps
     }
 
     /// Says how many steps are done, in a run that goes on: statistics go by it.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::nn;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// emulator.update_global_steps(1000);
-    /// assert_eq!(emulator.global_steps(), 1000);
-    /// # Ok(()) }
-    /// ```
     pub fn update_global_steps(&mut self, steps: u64) {
         self.global_steps = steps;
     }

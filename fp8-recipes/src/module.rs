@@ -105,49 +105,11 @@ pub trait Visitor {
 
     /// A layer of candle_nn that would be an [`Fp8Layer`] if it were the one of [`nn`](crate::nn). Its tensors are shown by
     /// [`Visitor::tensor`] as well. What a closure or a skipped field holds is shown to nobody.
-    ///
-    /// ```
-    /// use fp8_recipes::{Fp8Module, LayerKind, Visitor};
-    /// # use candle_core::{DType, Device, Tensor};
-    /// struct LeftOver(usize);
-    /// impl Visitor for LeftOver {
-    ///     fn candle_layer(&mut self, _: LayerKind, _: &Tensor) {
-    ///         self.0 += 1;
-    ///     }
-    ///
-    ///     fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
-    /// }
-    /// # fn main() -> candle_core::Result<()> {
-    /// let mut left_over = LeftOver(0);
-    /// candle_nn::Linear::new(Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?, None).visit(&mut left_over);
-    /// assert_eq!(left_over.0, 1);
-    /// # Ok(()) }
-    /// ```
     fn candle_layer(&mut self, kind: LayerKind, weight: &Tensor) {
         let _ = (kind, weight);
     }
 
     /// A batch norm, which is never cast. By default its tensors are handed to [`Visitor::tensor`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// use fp8_recipes::{Fp8Module, Visitor, nn};
-    /// struct Paths(Vec<String>);
-    /// impl Visitor for Paths {
-    ///     fn batch_norm(&mut self, norm: &nn::BatchNorm) {
-    ///         self.0.extend(norm.path().map(str::to_string));
-    ///     }
-    ///
-    ///     fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
-    /// }
-    /// # fn main() -> candle_core::Result<()> {
-    /// let ones = Tensor::ones(2, DType::F32, &Device::Cpu)?;
-    /// let norm = nn::BatchNorm::new_no_bias(2, ones.clone(), ones, 1e-5)?.with_path("bn1");
-    /// let mut paths = Paths(vec![]);
-    /// norm.visit(&mut paths);
-    /// assert_eq!(paths.0, ["bn1"]);
-    /// # Ok(()) }
-    /// ```
     fn batch_norm(&mut self, norm: &BatchNorm) {
         norm.show_tensors(self);
     }

@@ -80,59 +80,18 @@ impl fmt::Display for LayerKind {
 /// ```
 pub trait Fp8Operator {
     /// Path in the checkpoint, or a name for an operator without tensors; None where it has none.
-    ///
-    /// ```
-    /// # use fp8_recipes::{Fp8Operator, nn};
-    /// assert_eq!(Fp8Operator::path(&nn::Add::new("residual")), Some("residual"));
-    /// ```
     fn path(&self) -> Option<&str>;
 
     /// What it computes.
-    ///
-    /// ```
-    /// # use fp8_recipes::{Fp8Operator, LayerKind, nn};
-    /// assert_eq!(nn::Div::new("ratio").kind(), LayerKind::Div);
-    /// ```
     fn kind(&self) -> LayerKind;
 
     /// Where its tensors are; None where it has none.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::{Fp8Operator, nn};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let embedding = nn::Embedding::new(Tensor::zeros((8, 4), DType::F32, &Device::Cpu)?, 4);
-    /// assert!(embedding.device().is_some_and(Device::is_cpu));
-    /// assert!(nn::Add::new("residual").device().is_none());
-    /// # Ok(()) }
-    /// ```
     fn device(&self) -> Option<&Device>;
 
     /// FP8 state, if the operator is prepared.
-    ///
-    /// ```
-    /// # use fp8_recipes::{Fp8Operator, PrepareOptions, nn, prepare_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let add = nn::Add::new("residual");
-    /// assert!(add.fp8_state().is_none());
-    /// prepare_fp8(&add, &PrepareOptions::default().with_operators(true))?;
-    /// assert_eq!(add.fp8_state().unwrap().path(), "residual");
-    /// # Ok(()) }
-    /// ```
     fn fp8_state(&self) -> Option<Arc<Fp8State>>;
 
     /// Gives or takes away FP8 state, for this operator and all clones of it.
-    ///
-    /// ```
-    /// # use fp8_recipes::{Fp8Operator, PrepareOptions, nn, prepare_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let add = nn::Add::new("residual");
-    /// prepare_fp8(&add, &PrepareOptions::default().with_operators(true))?;
-    /// let clone = add.clone();
-    /// add.set_fp8_state(None);
-    /// assert!(clone.fp8_state().is_none());
-    /// # Ok(()) }
-    /// ```
     fn set_fp8_state(&self, state: Option<Arc<Fp8State>>);
 }
 

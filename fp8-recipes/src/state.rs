@@ -158,16 +158,6 @@ impl Fp8State {
 
     /// Whether the output and its gradient stay in high precision, as they do where the next operator is fused to this one:
     /// [`PrepareOptions::with_output_fused`](crate::PrepareOptions::with_output_fused).
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
-    /// prepare_fp8(&layer, &PrepareOptions::default().with_output_fused("fc")?)?;
-    /// assert!(layer.fp8_state().unwrap().is_output_fused());
-    /// # Ok(()) }
-    /// ```
     pub fn is_output_fused(&self) -> bool {
         self.output_fused.load(Ordering::Relaxed)
     }

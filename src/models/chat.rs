@@ -29,11 +29,6 @@ pub struct ChatMessage {
 
 impl ChatMessage {
     /// A message.
-    ///
-    /// ```
-    /// let message = fp8::models::ChatMessage::new("user", "Hello!");
-    /// assert_eq!(message.role, "user");
-    /// ```
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self {
             role: role.into(),

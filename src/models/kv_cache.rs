@@ -27,11 +27,6 @@ pub struct KvScales {
 
 impl KvScales {
     /// `k` and `v`: dequant_scales, one number each or one per head.
-    ///
-    /// ```
-    /// let scales = fp8::models::KvScales::new(vec![0.02], vec![0.01]);
-    /// assert_eq!((scales.k, scales.v), (vec![0.02], vec![0.01]));
-    /// ```
     pub fn new(k: Vec<f32>, v: Vec<f32>) -> Self {
         Self { k, v }
     }
@@ -137,116 +132,31 @@ impl KvCache {
     }
 
     /// Tokens seen, of the sequence that has most.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// let mut cache = model.new_cache(2, 8)?;
-    /// model.last_logits(&Tensor::zeros((2, 3), DType::U32, &Device::Cpu)?, &mut cache)?;
-    /// assert_eq!(cache.len(), 3); // of each sequence
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn len(&self) -> usize {
         self.seen.iter().copied().max().unwrap_or(0)
     }
 
     /// Whether no token was seen.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// assert!(model.new_cache(1, 8)?.is_empty());
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The most tokens of a sequence.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// assert_eq!(model.new_cache(1, 8)?.capacity(), 8);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn capacity(&self) -> usize {
         self.sizes.capacity
     }
 
     /// Sequences in the batch.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// assert_eq!(model.new_cache(2, 8)?.batch(), 2);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn batch(&self) -> usize {
         self.sizes.batch
     }
 
     /// Whether keys and values are FP8 codes.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// let cache = match model.new_fp8_cache(1, 8)? {
-    ///     Some(cache) => cache,
-    ///     None => model.new_cache(1, 8)?, // the file has no scales
-    /// };
-    /// assert!(!cache.is_fp8());
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn is_fp8(&self) -> bool {
         self.layers.iter().any(|layer| layer.scales.is_some())
     }
 
     /// Bytes of keys and values, filled or not; they grow with the tokens.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// // Keys and values of one layer: 2 heads of 8 features in f32.
-    /// assert_eq!(model.new_cache(1, 10)?.size_in_bytes(), 10 * 2 * 2 * 8 * 4);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn size_in_bytes(&self) -> usize {
         let bytes = |x: &Tensor| x.elem_count() * x.dtype().size_in_bytes();
         let layers = self.layers.iter();
@@ -254,24 +164,6 @@ impl KvCache {
     }
 
     /// Forgets all tokens after the first `len`. A longer one changes nothing.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// let mut cache = model.new_cache(1, 8)?;
-    /// let ids = Tensor::new(&[[1u32, 5, 9]], &Device::Cpu)?;
-    /// let once = model.last_logits(&ids, &mut cache)?;
-    /// cache.truncate(0);
-    /// let again = model.last_logits(&ids, &mut cache)?;
-    /// assert_eq!(once.to_vec2::<f32>()?, again.to_vec2::<f32>()?);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn truncate(&mut self, len: usize) {
         for seen in &mut self.seen {
             *seen = len.min(*seen);

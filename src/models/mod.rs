@@ -76,46 +76,11 @@ pub trait CausalLm {
     /// Logits of `ids`, u32 `[batch, tokens]`, which follow the tokens in the cache: `[batch, tokens, vocab_size]`. The tokens
     /// are then in the cache.
     ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// let mut cache = model.new_cache(1, 8)?;
-    /// let ids = Tensor::new(&[[1u32, 5, 9]], &Device::Cpu)?;
-    /// assert_eq!(model.forward_cached(&ids, &mut cache)?.dims(), [1, 3, 32]);
-    /// assert_eq!(cache.len(), 3);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// If an id is not in the vocabulary, the cache is another model's or has no room; the cache is as before then.
     fn forward_cached(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor>;
 
     /// [`CausalLm::forward_cached`] with the logits of the last token only, `[batch, vocab_size]`.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// let mut cache = model.new_cache(1, 8)?;
-    /// let prompt = Tensor::new(&[[1u32, 5, 9]], &Device::Cpu)?;
-    /// let logits = model.last_logits(&prompt, &mut cache)?;
-    /// assert_eq!(logits.dims(), [1, 32]);
-    /// let next = logits.argmax(1)?.unsqueeze(1)?; // the likeliest token, `[batch, 1]`
-    /// model.last_logits(&next, &mut cache)?;
-    /// assert_eq!(cache.len(), 4);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As [`CausalLm::forward_cached`], and if there is no token.
@@ -123,55 +88,14 @@ pub trait CausalLm {
 
     /// An empty cache for `batch` sequences of up to `capacity` tokens, in the model's dtype.
     ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// let cache = model.new_cache(2, 64)?;
-    /// assert_eq!((cache.batch(), cache.capacity(), cache.len()), (2, 64, 0));
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// If there is no memory for it.
     fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache>;
 
     /// Tokens in the vocabulary.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// assert_eq!(model.vocab_size(), 32);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     fn vocab_size(&self) -> usize;
 
     /// Where the model computes.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// let ids = Tensor::new(&[[1u32, 5]], model.device())?;
-    /// model.last_logits(&ids, &mut model.new_cache(1, 2)?)?;
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     fn device(&self) -> &Device;
 
     /// Whether sequences of one cache may have seen different numbers of tokens. [`generate()`] then runs prompts of all lengths

@@ -44,11 +44,6 @@ impl Default for ModelOptions {
 
 impl ModelOptions {
     /// The defaults.
-    ///
-    /// ```
-    /// let options = fp8::models::ModelOptions::new();
-    /// assert_eq!(options.dtype, candle_core::DType::F32);
-    /// ```
     pub fn new() -> Self {
         Self::default()
     }
@@ -106,20 +101,6 @@ impl Model {
     }
 
     /// The language model, if it is one.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// let model = fp8::models::Model::Llama(model);
-    /// assert!(model.llama().is_some() && model.bert().is_none());
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn llama(&self) -> Option<&Llama> {
         match self {
             Self::Llama(model) => Some(model),
@@ -128,20 +109,6 @@ impl Model {
     }
 
     /// The encoder, if it is one.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Bert, BertConfig};
-    /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = BertConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Bert::new(&config, vb)?;
-    /// let model = fp8::models::Model::Bert(model);
-    /// assert!(model.bert().is_some() && model.llama().is_none());
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn bert(&self) -> Option<&Bert> {
         match self {
             Self::Bert(model) => Some(model),

@@ -107,11 +107,6 @@ impl GenerationOptions {
     }
 
     /// Sets [`GenerationOptions::ignore_eos`].
-    ///
-    /// ```
-    /// use fp8::models::GenerationOptions;
-    /// assert!(GenerationOptions::default().with_ignore_eos(true).ignore_eos);
-    /// ```
     pub fn with_ignore_eos(mut self, ignore_eos: bool) -> Self {
         self.ignore_eos = ignore_eos;
         self
@@ -131,15 +126,6 @@ impl GenerationOptions {
 
     /// The options that `generation_config.json` of a model's directory tells; the defaults without that file. The tokens
     /// that end a text are looked up in `config.json` where it does not name them. Sampling is on where `do_sample` is.
-    ///
-    /// ```
-    /// use fp8::models::GenerationOptions;
-    /// let dir = tempfile::tempdir()?;
-    /// std::fs::write(dir.path().join("config.json"), r#"{ "eos_token_id": 2 }"#)?;
-    /// let options = GenerationOptions::from_dir(dir.path())?.with_max_new_tokens(16);
-    /// assert_eq!(options.stop_tokens, [2]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// [`TextError::File`] and [`TextError::Json`] for a file that is there and cannot be read, [`TextError::Option`] for a
@@ -165,16 +151,6 @@ impl GenerationOptions {
     ///
     /// # Errors
     /// [`TextError::Json`] for an entry of another kind, [`TextError::Option`] for a value that means nothing.
-    ///
-    /// ```
-    /// use fp8::models::GenerationOptions;
-    ///
-    /// let json = serde_json::json!({ "do_sample": true, "top_k": 20, "eos_token_id": [1, 2] });
-    /// let options = GenerationOptions::from_json(&json, "generation_config.json".as_ref())?;
-    /// assert_eq!((options.temperature, options.top_k), (1.0, Some(20)));
-    /// assert_eq!(options.stop_tokens, [1, 2]);
-    /// # Ok::<(), fp8::models::TextError>(())
-    /// ```
     pub fn from_json(json: &Value, path: &Path) -> Result<Self, TextError> {
         let wrong = |key: &str, expected: &str| TextError::Json {
             path: path.to_path_buf(),
@@ -230,14 +206,6 @@ impl GenerationOptions {
     }
 
     /// Refuses values that mean nothing.
-    ///
-    /// ```
-    /// use fp8::models::GenerationOptions;
-    /// GenerationOptions::default().with_top_k(Some(20)).check()?;
-    /// let error = GenerationOptions::default().with_temperature(-1.).check().unwrap_err();
-    /// assert!(error.to_string().starts_with("temperature is -1"));
-    /// # Ok::<(), fp8::models::TextError>(())
-    /// ```
     ///
     /// # Errors
     /// [`TextError::Option`] naming the option and what it can be.

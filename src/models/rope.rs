@@ -94,11 +94,6 @@ pub struct RopeConfig {
 
 impl RopeConfig {
     /// Frequencies without scaling.
-    ///
-    /// ```
-    /// use fp8::models::{RopeConfig, RopeScaling};
-    /// assert_eq!(RopeConfig::new(10_000., 64).scaling, RopeScaling::None);
-    /// ```
     pub fn new(theta: f64, dim: usize) -> Self {
         Self {
             theta,

@@ -40,24 +40,6 @@ pub struct TextStream<'a> {
 
 impl<'a> TextStream<'a> {
     /// A stream that ends before the first of `stops` in the text. Special tokens give no text.
-    ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// use fp8::models::TextStream;
-    /// let stops = ["beginning".to_string()];
-    /// let mut stream = TextStream::new(&tokenizer, &stops);
-    /// let ids = tokenizer.encode("in the beginning", false)?;
-    /// let texts: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect::<Result<_, _>>()?;
-    /// assert_eq!(texts.concat(), "in the ");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn new(tokenizer: &'a Tokenizer, stops: &'a [String]) -> Self {
         Self {
             tokenizer,
@@ -72,22 +54,6 @@ impl<'a> TextStream<'a> {
 
     /// Takes a token and returns the text that is certain now; often that of the token, sometimes none.
     ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// use fp8::models::TextStream;
-    /// let mut stream = TextStream::new(&tokenizer, &[]);
-    /// assert_eq!(stream.push(3)?, "in");
-    /// assert_eq!(stream.push(4)?, " the");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// [`TextError::Tokenizer`].
     pub fn push(&mut self, id: u32) -> std::result::Result<String, TextError> {
@@ -101,23 +67,6 @@ impl<'a> TextStream<'a> {
 
     /// The text that was held back, when no token follows. Bytes that are no character come as U+FFFD.
     ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// use fp8::models::TextStream;
-    /// let stops = ["the end".to_string()];
-    /// let mut stream = TextStream::new(&tokenizer, &stops);
-    /// assert_eq!(stream.push(4)?, ""); // "the" may be the beginning of a stop text ..
-    /// assert_eq!(stream.finish()?, "the"); // .. and was not
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// [`TextError::Tokenizer`].
     pub fn finish(&mut self) -> std::result::Result<String, TextError> {
@@ -129,25 +78,6 @@ impl<'a> TextStream<'a> {
     }
 
     /// Whether a text of `stops` has come up; nothing follows then.
-    ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// use fp8::models::TextStream;
-    /// let stops = ["the".to_string()];
-    /// let mut stream = TextStream::new(&tokenizer, &stops);
-    /// stream.push(3)?;
-    /// assert!(!stream.stopped());
-    /// stream.push(4)?;
-    /// assert!(stream.stopped());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn stopped(&self) -> bool {
         self.stopped
     }

@@ -45,20 +45,6 @@ impl Tokenizer {
     /// `chat_template.jinja` or `tokenizer_config.json`. Each of these files may be missing. Padding and truncation that
     /// `tokenizer.json` asks for are turned off: what a text has is what it gets.
     ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// let tokenizer = Tokenizer::open(dir.path())?;
-    /// assert_eq!(tokenizer.eos(), [2]);
-    /// assert!(Tokenizer::open("no/such/directory").is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// [`TextError`] naming the file.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, TextError> {
@@ -106,15 +92,6 @@ impl Tokenizer {
 
     /// The tokenizer in a GGUF file, with its special tokens and chat template.
     ///
-    /// ```no_run
-    /// use fp8::models::Tokenizer;
-    /// use fp8::models::gguf::GgufFile;
-    ///
-    /// let tokenizer = Tokenizer::from_gguf(&GgufFile::open("model.gguf")?)?;
-    /// println!("{}", tokenizer.vocab_size());
-    /// # Ok::<(), fp8::models::gguf::GgufError>(())
-    /// ```
-    ///
     /// # Errors
     /// [`GgufError`], also for kinds of tokenizers that are not read.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, GgufError> {
@@ -137,19 +114,6 @@ impl Tokenizer {
 
     /// The tokens of a text; with `special_tokens` those that the tokenizer puts around a text are there too.
     ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// assert_eq!(tokenizer.encode("in the", true)?, [3, 4]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// [`TextError::Tokenizer`].
     pub fn encode(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, TextError> {
@@ -158,17 +122,6 @@ impl Tokenizer {
     }
 
     /// The same, but texts of more than `tokens` are cut there, those that the tokenizer puts around a text included.
-    ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// let tokenizer = Tokenizer::open(dir.path())?.with_max_tokens(2)?;
-    /// assert_eq!(tokenizer.encode("in the beginning", true)?, [3, 4]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// [`TextError::Option`] if there is no room beside the tokens that are always there.
@@ -195,19 +148,6 @@ impl Tokenizer {
 
     /// The text of tokens, without special tokens where `skip_special_tokens` says so.
     ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// assert_eq!(tokenizer.decode(&[3, 4], true)?, "in the");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// [`TextError::Tokenizer`].
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
@@ -215,124 +155,32 @@ impl Tokenizer {
     }
 
     /// The token that begins a text, if the model has one.
-    ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// let mut ids: Vec<u32> = tokenizer.bos().into_iter().collect();
-    /// ids.extend(tokenizer.encode("in the", false)?);
-    /// assert_eq!(ids, [1, 3, 4]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
     /// The tokens that end a text; often one, none if nothing is known.
-    ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// use fp8::models::GenerationOptions;
-    /// let options = GenerationOptions::default().with_stop_tokens(tokenizer.eos());
-    /// assert_eq!(options.stop_tokens, [2]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn eos(&self) -> &[u32] {
         &self.eos
     }
 
     /// The number of a token, `None` if there is no such token.
-    ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// assert_eq!(tokenizer.token_id("</s>"), Some(2));
-    /// assert_eq!(tokenizer.token_id("<pad>"), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
     /// Number of tokens, those added to the vocabulary included.
-    ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// assert_eq!(tokenizer.vocab_size(), 6);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
     /// Whether [`Tokenizer::chat`] can write a chat.
-    ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// use fp8::models::ChatMessage;
-    /// let text = match tokenizer.has_chat_template() {
-    ///     true => tokenizer.chat(&[ChatMessage::new("user", "in")])?,
-    ///     false => "in".to_string(),
-    /// };
-    /// assert_eq!(text, "in</s>");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn has_chat_template(&self) -> bool {
         self.chat_template.is_some()
     }
 
     /// A chat in the form that the model was trained on, up to where the model's answer begins. It holds the special tokens:
     /// encode it without further ones.
-    ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// use fp8::models::ChatMessage;
-    /// let text = tokenizer.chat(&[ChatMessage::new("user", "in")])?;
-    /// assert_eq!(text, "in</s>");
-    /// let ids = tokenizer.encode(&text, false)?; // the template has written what begins and ends a text
-    /// assert_eq!(ids[0], 3);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// [`TextError::NoChatTemplate`], and [`TextError::ChatTemplate`] for a template that does not compile or refuses these
@@ -351,19 +199,6 @@ impl Tokenizer {
     }
 
     /// The tokenizer itself, for all else that it can do.
-    ///
-    /// ```
-    /// # use fp8::models::Tokenizer;
-    /// # let dir = tempfile::tempdir()?;
-    /// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-    /// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-    /// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-    /// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-    /// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-    /// # let tokenizer = Tokenizer::open(dir.path())?;
-    /// assert_eq!(tokenizer.inner().id_to_token(4).as_deref(), Some("the"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner
     }

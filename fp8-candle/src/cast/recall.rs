@@ -91,11 +91,6 @@ pub struct Repetition {
 
 impl CastNotes {
     /// These casts once more, from the first one.
-    ///
-    /// ```
-    /// use fp8_candle::{CastNotes, Recall};
-    /// assert!(matches!(CastNotes::default().repeated(), Recall::Repeat(_)));
-    /// ```
     pub fn repeated(&self) -> Recall {
         Recall::Repeat(Repetition {
             notes: self.clone(),

@@ -54,15 +54,6 @@ impl<'a> CachedTokens<'a> {
 
     /// The values of the first `keys` tokens in `dtype`, `[batch, kv_heads, keys, head_dim]`: decoded in f32, then rounded.
     ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::ops::CachedTokens;
-    /// let cache = Tensor::ones((1, 2, 4, 8), DType::F32, &Device::Cpu)?;
-    /// let values = CachedTokens::HighPrecision(&cache).dequantize(3, DType::BF16)?;
-    /// assert_eq!((values.dims(), values.dtype()), ([1, 2, 3, 8].as_slice(), DType::BF16));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// If there are fewer tokens, or candle fails to copy.
     pub fn dequantize(&self, keys: usize, dtype: DType) -> Result<Tensor> {

@@ -10,16 +10,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If there is no channel dimension, or `gain` or `bias` are not `[channels]`.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::{Scaled, as_scaled};
-    /// let x = Scaled::from_parts(&Tensor::new(&[[1f32, 5.0], [3.0, 5.5]], &Device::Cpu)?, 2f32.powi(40))?;
-    /// let gain = as_scaled(&Tensor::ones(2, DType::F32, &Device::Cpu)?, 4.0)?;
-    /// let y = x.batch_norm(true, Some(&gain), None, 0.0)?;
-    /// assert_eq!((y.scale().to_f32(), y.flatten_all()?.to_vec1()?), (4.0, vec![-1.0, -1.0, 1.0, 1.0]));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn batch_norm(
         &self,
         center: bool,
@@ -41,16 +31,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If there is no channel dimension, `groups` does not divide it, or `gain` or `bias` are not `[channels]`.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::{Scaled, as_scaled};
-    /// let x = Scaled::from_parts(&Tensor::new(&[[1f32, 3.0, 5.0, 4.0]], &Device::Cpu)?, 0.5)?;
-    /// let gain = as_scaled(&Tensor::ones(4, DType::F32, &Device::Cpu)?, None)?;
-    /// let y = x.group_norm(2, &gain, None, 0.0)?;
-    /// assert_eq!(y.flatten_all()?.to_vec1()?, [-1.0, 1.0, 1.0, -1.0]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn group_norm(
         &self,
         groups: usize,

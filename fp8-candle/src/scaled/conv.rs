@@ -17,16 +17,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::as_scaled;
-    /// let image = as_scaled(&Tensor::ones((1, 1, 4, 4), DType::F16, &Device::Cpu)?, 2.0)?;
-    /// let kernel = as_scaled(&Tensor::ones((1, 1, 4, 4), DType::F16, &Device::Cpu)?, None)?;
-    /// let y = image.conv2d(&kernel, 0, 1, 1, 1)?;
-    /// assert_eq!((y.scale().to_f32(), y.to_scalar()?), (8.0, 16.0)); // 2 * 4, the root of 16
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn conv2d(
         &self,
         kernel: &Self,
@@ -48,16 +38,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::as_scaled;
-    /// let rows = as_scaled(&Tensor::ones((1, 4, 5), DType::F16, &Device::Cpu)?, 2.0)?;
-    /// let kernel = as_scaled(&Tensor::ones((1, 4, 4), DType::F16, &Device::Cpu)?, None)?;
-    /// let y = rows.conv1d(&kernel, 0, 1, 1, 1)?;
-    /// assert_eq!((y.dims(), y.scale().to_f32()), (&[1, 1, 2][..], 8.0)); // 2 * 4, the root of 16
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn conv1d(
         &self,
         kernel: &Self,
@@ -110,19 +90,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::conv::ConvShape;
-    /// use fp8_candle::scaled::as_scaled;
-    /// let image = as_scaled(&Tensor::ones((1, 4, 3, 3), DType::F16, &Device::Cpu)?, 2.0)?;
-    /// let kernel = as_scaled(&Tensor::ones((4, 1, 2, 2), DType::F16, &Device::Cpu)?, None)?;
-    /// let y = image.conv_transpose2d(&kernel, &ConvShape::new().with_stride([2, 2]))?;
-    /// assert_eq!(y.dims(), [1, 1, 6, 6]);
-    /// // Each place has one tap of each of the 4 channels.
-    /// assert_eq!((y.scale().to_f32(), y.to_tensor(DType::F32)?.max_all()?.to_scalar::<f32>()?), (4.0, 4.0));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn conv_transpose2d(&self, kernel: &Self, shape: &ConvShape) -> Result<Self> {
         self.transposed("conv_transpose2d", kernel, *shape)
     }
@@ -132,17 +99,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::conv::ConvShape;
-    /// use fp8_candle::scaled::as_scaled;
-    /// let x = as_scaled(&Tensor::new(&[[[1f32, 2.0]]], &Device::Cpu)?, None)?;
-    /// let kernel = as_scaled(&Tensor::new(&[[[1f32, -1.0]]], &Device::Cpu)?, None)?;
-    /// let y = x.conv_transpose1d(&kernel, &ConvShape::new())?;
-    /// assert_eq!(y.flatten_all()?.to_vec1()?, [1.0, 1.0, -2.0]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn conv_transpose1d(&self, kernel: &Self, shape: &ConvShape) -> Result<Self> {
         let shape = shape.along_width();
         one_dim("conv_transpose1d", self, kernel, |x, kernel| {

@@ -22,45 +22,16 @@ pub struct ScaledGrads(HashMap<u64, Scaled>);
 
 impl ScaledGrads {
     /// The gradient of `var`, None if the loss does not depend on it.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// let grads = w.value().square()?.sum_all()?.backward()?;
-    /// assert_eq!(grads.get(&w).unwrap().to_vec1()?, [4.0, 8.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn get(&self, var: &ScaledVar) -> Option<&Scaled> {
         self.0.get(&var.id())
     }
 
     /// Takes out the gradient of `var`.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// let mut grads = w.value().square()?.sum_all()?.backward()?;
-    /// assert!(grads.remove(&w).is_some() && grads.is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn remove(&mut self, var: &ScaledVar) -> Option<Scaled> {
         self.0.remove(&var.id())
     }
 
     /// Puts in another gradient for `var`, reduced over ranks for example, and gives back the old one.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// let mut grads = w.value().square()?.sum_all()?.backward()?;
-    /// let half = grads.get(&w).unwrap().mul_constant(0.5)?;
-    /// grads.insert(&w, half);
-    /// assert_eq!(grads.get(&w).unwrap().to_vec1()?, [2.0, 4.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn insert(&mut self, var: &ScaledVar, grad: Scaled) -> Option<Scaled> {
         self.0.insert(var.id(), grad.detach())
     }
@@ -73,20 +44,6 @@ impl ScaledGrads {
     ///
     /// # Errors
     /// If two gradients of a variable differ in shape or device; if a device fails.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::{ScaledGrads, ScaledVar};
-    /// let x = ScaledVar::new("x", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// let mut sum = ScaledGrads::default();
-    /// for micro_batch in [1.0, 2.0, 6.0] {
-    ///     let loss = x.value().mul_constant(micro_batch)?.sum_all()?;
-    ///     sum = sum.add(loss.backward()?)?;
-    /// }
-    /// let mean = sum.mul_constant(1.0 / 3.0)?;
-    /// assert_eq!(mean.get(&x).unwrap().to_vec1()?, [3.0, 3.0]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     #[allow(clippy::should_implement_trait, reason = "it can fail")]
     pub fn add(mut self, other: Self) -> Result<Self> {
         for (id, grad) in other.0 {
@@ -113,15 +70,6 @@ impl ScaledGrads {
     ///
     /// # Errors
     /// As [`Scaled::mul_constant`].
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::ScaledVar;
-    /// let x = ScaledVar::new("x", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// let grads = x.value().sum_all()?.backward()?.mul_constant(0.25)?;
-    /// assert_eq!(grads.get(&x).unwrap().to_vec1()?, [0.25, 0.25]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn mul_constant(self, constant: f64) -> Result<Self> {
         let grads = self.0.into_iter();
         let grads = grads.map(|(id, grad)| Ok((id, grad.mul_constant(constant)?)));
@@ -129,29 +77,11 @@ impl ScaledGrads {
     }
 
     /// How many variables have a gradient.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// let grads = w.value().square()?.sum_all()?.backward()?;
-    /// assert_eq!(grads.len(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Whether no variable has a gradient.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// let grads = w.value().square()?.sum_all()?.backward()?;
-    /// assert!(!grads.is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -13,17 +13,6 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::Shape`] if there is no part, the dimension does not exist, or another one differs in size.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let a = Scaled::from_parts(&Tensor::new(&[1f32, 2.0], &Device::Cpu)?, 2.0)?;
-    /// let b = Scaled::from_parts(&Tensor::new(&[3f32], &Device::Cpu)?, 8.0)?;
-    /// let joined = Scaled::cat(&[&a, &b], 0)?;
-    /// assert_eq!((joined.scale().to_f32(), joined.to_vec1()?), (8.0, vec![2.0, 4.0, 24.0]));
-    /// assert_eq!(Scaled::stack(&[&b, &b], 1)?.dims(), [1, 2]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn cat(parts: &[&Self], dim: usize) -> Result<Self> {
         let op = "cat";
         let Some(&first) = parts.first() else {
@@ -90,14 +79,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::cat`].
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(Scaled::stack(&[&x, &x], 0)?.dims(), [2, 2]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn stack(parts: &[&Self], dim: usize) -> Result<Self> {
         let parts = parts
             .iter()

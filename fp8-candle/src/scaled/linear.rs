@@ -23,16 +23,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::as_scaled;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, 2.0]], &Device::Cpu)?, 4.0)?;
-    /// let weight = as_scaled(&Tensor::new(&[[3f32, 5.0]], &Device::Cpu)?, None)?;
-    /// let bias = as_scaled(&Tensor::new(&[7f32], &Device::Cpu)?, None)?;
-    /// assert_eq!(x.linear(&weight, Some(&bias))?.to_scalar()?, 20.0);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
         let op = "linear";
         let outputs = self.check_linear(op, weight, bias)?;

@@ -14,15 +14,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If the dimension does not exist, or `ids` has not one dimension or has an index that is too large.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[1f32, 2.0, 3.0], &Device::Cpu)?, 4.0)?;
-    /// let ids = Tensor::new(&[2u32, 0], &Device::Cpu)?;
-    /// assert_eq!(x.index_select(&ids, 0)?.to_vec1()?, [12.0, 4.0]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn index_select(&self, ids: &Tensor, dim: usize) -> Result<Self> {
         let op = "index_select";
         check_dim(op, self, dim)?;
@@ -40,15 +31,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If the shapes do not fit or an index is too large.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?, 4.0)?;
-    /// let ids = Tensor::new(&[[1u32], [0]], &Device::Cpu)?;
-    /// assert_eq!(x.gather(&ids, 1)?.reshape(&[2])?.to_vec1()?, [8.0, 12.0]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn gather(&self, ids: &Tensor, dim: usize) -> Result<Self> {
         let op = "gather";
         check_dim(op, self, dim)?;
@@ -66,15 +48,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If this has not two dimensions, or an index is too large.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let table = Scaled::from_parts(&Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?, 0.5)?;
-    /// let ids = Tensor::new(&[[1u32, 0, 1]], &Device::Cpu)?;
-    /// assert_eq!(table.embedding(&ids)?.dims(), [1, 3, 2]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn embedding(&self, ids: &Tensor) -> Result<Self> {
         let &[_, width] = self.dims() else {
             return Err(Error::Shape {

@@ -13,15 +13,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`ops::cross_entropy`](crate::ops::cross_entropy).
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::as_scaled;
-    /// let logits = as_scaled(&Tensor::zeros((2, 4), DType::F16, &Device::Cpu)?, None)?;
-    /// let loss = logits.cross_entropy(&Tensor::new(&[0u32, 3], &Device::Cpu)?)?;
-    /// assert!((loss.to_scalar()? - 4f32.ln()).abs() < 1e-6);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn cross_entropy(&self, targets: &Tensor) -> Result<Self> {
         self.cross_entropy_with(targets, CrossEntropyOptions::default())
     }
@@ -30,17 +21,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::cross_entropy`].
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::ops::CrossEntropyOptions;
-    /// use fp8_candle::scaled::as_scaled;
-    /// let logits = as_scaled(&Tensor::zeros((2, 4), DType::F16, &Device::Cpu)?, None)?;
-    /// let options = CrossEntropyOptions::default().with_ignore_index(-100);
-    /// let loss = logits.cross_entropy_with(&Tensor::new(&[0i64, -100], &Device::Cpu)?, options)?;
-    /// assert!((loss.to_scalar()? - 4f32.ln()).abs() < 1e-6);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn cross_entropy_with(
         &self,
         targets: &Tensor,

@@ -24,16 +24,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If shapes do not fit or the devices differ.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// // A sum of 1024 products of 16 and 16 has no room in f16. Here its root is part of the scale.
-    /// let of = |dims: (usize, usize)| Scaled::from_parts(&Tensor::full(16f32, dims, &Device::Cpu)?.to_dtype(DType::F16)?, 1.0);
-    /// let y = of((1, 1024))?.matmul(&of((1024, 1))?)?;
-    /// assert_eq!((y.scale().to_f32(), y.to_scalar()?), (32.0, 262_144.0));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn matmul(&self, rhs: &Self) -> Result<Self> {
         self.matmul_to(rhs, common_dtype(self, rhs))
     }
@@ -42,15 +32,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::matmul`], and if `dtype` is not f32, bf16, f16 or f64.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// let x = x.astype(fp8_core::Format::E4M3)?;
-    /// assert_eq!(x.matmul_to(&x, candle_core::DType::F32)?.data()?.dtype(), candle_core::DType::F32);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn matmul_to(&self, rhs: &Self, dtype: DType) -> Result<Self> {
         let op = "matmul";
         check_dtype(op, dtype)?;

@@ -86,14 +86,6 @@ fn factor(x: Tensor, factor: f32) -> Result<(Tensor, f64)> {
 
 impl Scaled {
     /// The magnitude, with the same scale.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.abs()?.to_vec1()?, [1.0, 4.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn abs(&self) -> Result<Self> {
         let x = self.detach().zeroed()?;
         let value = Self::new(map1("abs", Abs {}, &x.data()?)?, self.scale());
@@ -108,28 +100,12 @@ impl Scaled {
     }
 
     /// -1, 0 or 1, with the scale 1. No gradient flows through it.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[-3f32, 0.0, 2.0], &Device::Cpu)?, 8.0)?;
-    /// assert_eq!((x.sign()?.scale().to_f32(), x.sign()?.to_vec1()?), (1.0, vec![-1.0, 0.0, 1.0]));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn sign(&self) -> Result<Self> {
         let data = self.detach().zeroed()?.data()?;
         Ok(Self::new(map1("sign", Sign {}, &data)?, Scale::ONE))
     }
 
     /// The value where it is above 0, else 0; the same scale.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.relu()?.to_vec1()?, [1.0, 0.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn relu(&self) -> Result<Self> {
         let data = self.detach().zeroed()?.data()?;
         let value = Self::new(map1("relu", Relu {}, &data)?, self.scale());
@@ -145,16 +121,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::add`].
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let a = Scaled::from_parts(&Tensor::new(&[1f32, 2.0], &Device::Cpu)?, 2.0)?;
-    /// let b = Scaled::from_parts(&Tensor::new(&[3f32, 5.0], &Device::Cpu)?, 1.0)?;
-    /// let larger = a.maximum(&b)?;
-    /// assert_eq!((larger.scale().to_f32(), larger.to_vec1()?), (2.0, vec![3.0, 5.0]));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn maximum(&self, other: &Self) -> Result<Self> {
         self.extreme("maximum", other, 1.0)
     }
@@ -163,14 +129,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::add`].
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.minimum(&x.neg()?)?.to_vec1()?, [-1.0, -4.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn minimum(&self, other: &Self) -> Result<Self> {
         self.extreme("minimum", other, -1.0)
     }
@@ -208,16 +166,6 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::DType`] if the mask is not U8; as [`Scaled::add`].
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[1f32, 2.0], &Device::Cpu)?, 4.0)?;
-    /// let mask = Tensor::new(&[0u8, 1], &Device::Cpu)?;
-    /// let masked = Scaled::where_cond(&mask, &x, &Scaled::zeros((), DType::F32, &Device::Cpu)?)?;
-    /// assert_eq!((masked.scale().to_f32(), masked.to_vec1()?), (4.0, vec![0.0, 8.0]));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn where_cond(mask: &Tensor, on_true: &Self, on_false: &Self) -> Result<Self> {
         let op = "where_cond";
         if mask.dtype() != DType::U8 {

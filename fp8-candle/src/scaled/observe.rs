@@ -28,14 +28,6 @@ pub struct OutOfRange {
 
 impl OutOfRange {
     /// The share of both.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::as_scaled;
-    /// let x = as_scaled(&Tensor::new(&[1f32, 1e9], &Device::Cpu)?, None)?;
-    /// assert_eq!(x.out_of_range(fp8_core::Format::E5M2)?.share(), 0.5);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn share(self) -> f64 {
         self.over + self.under
     }
@@ -47,14 +39,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If `dtype` is not f32, bf16, f16, f64 or an FP8 format.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[0f32, 1.0, 1e-3, 1e3], &Device::Cpu)?, None)?;
-    /// assert_eq!(x.out_of_range(fp8_core::Format::E4M3)?.share(), 0.5);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn out_of_range(&self, dtype: impl Into<ScaledDType>) -> Result<OutOfRange> {
         let (max, min_normal) = match dtype.into() {
             ScaledDType::Fp8(format) => (format.max().into(), format.min_normal().into()),
@@ -93,22 +77,6 @@ impl Scaled {
 
     /// The same value, whose cotangent `look` sees on its way back, once all parts of it have been added. An error that it
     /// returns fails the backward pass.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::ScaledVar;
-    /// use std::sync::{Arc, Mutex};
-    /// let x = ScaledVar::new("x", &Tensor::new(&[2f32], &Device::Cpu)?)?;
-    /// let seen = Arc::new(Mutex::new(vec![]));
-    /// let log = seen.clone();
-    /// let square = x.value().square()?.inspect_backward(move |cotangent| {
-    ///     log.lock().unwrap().push(cotangent.to_vec1()?);
-    ///     Ok(())
-    /// });
-    /// square.mul_constant(3.0)?.sum_all()?.backward()?;
-    /// assert_eq!(*seen.lock().unwrap(), [[3.0]]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn inspect_backward(
         &self,
         look: impl Fn(&Scaled) -> Result<()> + Send + Sync + 'static,

@@ -13,14 +13,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If there are not four dimensions, or k is 0 or larger than the image.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[[[[1f32, 2.0], [3.0, 4.0]]]], &Device::Cpu)?, 8.0)?;
-    /// assert_eq!(x.max_pool2d(2)?.to_scalar()?, 32.0);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn max_pool2d(&self, k: usize) -> Result<Self> {
         self.pool("max_pool2d", k, true)
     }
@@ -29,14 +21,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::max_pool2d`].
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[[[[1f32, 2.0], [3.0, 4.0]]]], &Device::Cpu)?, 8.0)?;
-    /// assert_eq!(x.avg_pool2d(2)?.to_scalar()?, 20.0);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn avg_pool2d(&self, k: usize) -> Result<Self> {
         self.pool("avg_pool2d", k, false)
     }

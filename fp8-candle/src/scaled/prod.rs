@@ -11,15 +11,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If a dimension does not exist or is named twice.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[[1f32, -2.0, 3.0]], &Device::Cpu)?, 2.0)?;
-    /// let product = x.prod_keepdim(&[1])?;
-    /// assert_eq!((product.scale().to_f32(), product.to_scalar()?), (8.0, -48.0));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn prod_keepdim(&self, dims: &[usize]) -> Result<Self> {
         let op = "prod";
         check_dims(op, self, dims)?;

@@ -9,28 +9,11 @@ use fp8_core::scaled::Scale;
 
 impl Scaled {
     /// The data in floating point: the tensor itself, or FP8 codes decoded to f16, which has all their values.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.data()?.to_vec1::<f32>()?, [0.5, -2.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn data(&self) -> Result<Tensor> {
         self.float(self.compute_dtype())
     }
 
     /// The codes, if the data are FP8.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert!(x.codes().is_none());
-    /// assert!(x.astype(fp8_core::Format::E4M3)?.codes().is_some());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn codes(&self) -> Option<&Fp8Tensor> {
         match &self.data {
             Data::Float(_) => None,
@@ -39,28 +22,11 @@ impl Scaled {
     }
 
     /// Data and scale.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// let (data, scale) = x.data_and_scale()?;
-    /// assert_eq!((data.to_vec1()?, scale.to_f32()), (vec![0.5f32, -2.0], 2.0));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn data_and_scale(&self) -> Result<(Tensor, Scale)> {
         Ok((self.data()?, self.scale()))
     }
 
     /// The dtype of the data.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.dtype(), ScaledDType::Float(candle_core::DType::F32));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn dtype(&self) -> ScaledDType {
         match &self.data {
             Data::Float(data) => ScaledDType::Float(data.dtype()),
@@ -69,14 +35,6 @@ impl Scaled {
     }
 
     /// The sizes of the dimensions.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.dims(), [2, 2]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn dims(&self) -> &[usize] {
         match &self.data {
             Data::Float(data) => data.dims(),
@@ -85,40 +43,16 @@ impl Scaled {
     }
 
     /// Number of dimensions.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.rank(), 2);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn rank(&self) -> usize {
         self.dims().len()
     }
 
     /// Number of elements.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.elem_count(), 4);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn elem_count(&self) -> usize {
         self.dims().iter().product()
     }
 
     /// Where the data are.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert!(x.device().is_cpu());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn device(&self) -> &Device {
         match &self.data {
             Data::Float(data) => data.device(),
@@ -127,14 +61,6 @@ impl Scaled {
     }
 
     /// The value, `data * scale`, rounded once to `dtype` (f32, bf16, f16 or f64).
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.to_tensor(candle_core::DType::F64)?.to_vec1::<f64>()?, [1.0, -4.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn to_tensor(&self, dtype: DType) -> Result<Tensor> {
         // Values may be out of the range of f32, in which the data are.
         let wide = match dtype {
@@ -152,27 +78,11 @@ impl Scaled {
     }
 
     /// The values of a tensor of one dimension.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.to_vec1()?, [1.0, -4.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn to_vec1(&self) -> Result<Vec<f32>> {
         Ok(self.to_tensor(DType::F32)?.to_vec1()?)
     }
 
     /// The value of a tensor of one element, of any rank.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.max_all()?.to_scalar()?, 3.0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn to_scalar(&self) -> Result<f32> {
         let value = self.to_tensor(DType::F32)?;
         match value.elem_count() {

@@ -47,14 +47,6 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::Shape`] if a dimension does not exist or is named twice.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.sum_keepdim(&[1])?.flatten_all()?.to_vec1()?, [-3.0, 5.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn sum_keepdim(&self, dims: &[usize]) -> Result<Self> {
         let op = "sum";
         check_dims(op, self, dims)?;
@@ -68,14 +60,6 @@ impl Scaled {
     }
 
     /// The sum of all elements, without dimensions.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.sum_all()?.to_scalar()?, 2.0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn sum_all(&self) -> Result<Self> {
         let dims: Vec<usize> = (0..self.rank()).collect();
         self.sum_keepdim(&dims)?.reshape(&[])
@@ -85,15 +69,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::sum_keepdim`].
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[[1f32, 2.0, 3.0, 6.0]], &Device::Cpu)?, 8.0)?;
-    /// let mean = x.mean_keepdim(&[1])?;
-    /// assert_eq!((mean.scale().to_f32(), mean.data()?.to_vec2()?), (4.0, vec![vec![6f32]]));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn mean_keepdim(&self, dims: &[usize]) -> Result<Self> {
         let op = "mean";
         check_dims(op, self, dims)?;
@@ -108,14 +83,6 @@ impl Scaled {
     }
 
     /// The mean of all elements, without dimensions.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.mean_all()?.to_scalar()?, 0.5);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn mean_all(&self) -> Result<Self> {
         let dims: Vec<usize> = (0..self.rank()).collect();
         self.mean_keepdim(&dims)?.reshape(&[])
@@ -126,15 +93,6 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::Shape`] if the dimension does not exist or is empty.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[[1f32, 5.0], [4.0, 3.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.max_keepdim(1)?.flatten_all()?.to_vec1()?, [10.0, 8.0]);
-    /// assert_eq!((x.max_all()?.to_scalar()?, x.min_all()?.to_scalar()?), (10.0, 2.0));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn max_keepdim(&self, dim: usize) -> Result<Self> {
         self.extreme_of("max", dim, |x| Ok(x.max_keepdim(dim)?))
     }
@@ -143,14 +101,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::max_keepdim`].
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.min_keepdim(1)?.flatten_all()?.to_vec1()?, [-4.0, 2.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn min_keepdim(&self, dim: usize) -> Result<Self> {
         self.extreme_of("min", dim, |x| Ok(x.min_keepdim(dim)?))
     }
@@ -159,14 +109,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::max_keepdim`].
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.max_all()?.to_scalar()?, 3.0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn max_all(&self) -> Result<Self> {
         self.flatten_all()?.max_keepdim(0)?.reshape(&[])
     }
@@ -175,14 +117,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::max_keepdim`].
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.min_all()?.to_scalar()?, -4.0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn min_all(&self) -> Result<Self> {
         self.flatten_all()?.min_keepdim(0)?.reshape(&[])
     }

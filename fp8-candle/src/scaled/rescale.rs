@@ -14,15 +14,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If `scale` is not one ([`ScaledError`](fp8_core::scaled::ScaledError)).
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// let y = x.set_scaling(16.0)?;
-    /// assert_eq!((y.scale().to_f32(), y.to_vec1()?), (16.0, vec![1.0, -4.0]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn set_scaling(&self, scale: f32) -> Result<Self> {
         let scale = Options::current().check(scale)?;
         let data = times(
@@ -40,15 +31,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If the dtype is not f32, bf16, f16, f64 or an FP8 format.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// let codes = x.astype(fp8_core::Format::E4M3)?;
-    /// assert_eq!((codes.scale(), codes.to_vec1()?), (x.scale(), vec![1.0, -4.0]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn astype(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
         let dtype = dtype.into();
         if dtype == self.dtype() {
@@ -75,14 +57,6 @@ impl Scaled {
     }
 
     /// The value outside scaled arithmetic: a plain tensor in the dtype of the data, `data * scale` rounded once.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.stop_scaling()?.to_vec1::<f32>()?, [1.0, -4.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn stop_scaling(&self) -> Result<Tensor> {
         self.to_tensor(self.compute_dtype())
     }
@@ -91,15 +65,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If `factor` is not a scale, or 0 ([`ScaledError`]).
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// let y = x.rebalance(4.0)?;
-    /// assert_eq!((y.scale().to_f32(), y.to_vec1()?), (8.0, vec![1.0, -4.0]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn rebalance(&self, factor: f32) -> Result<Self> {
         let factor = Options::current().check(factor)?;
         if factor.is_zero() {
@@ -126,15 +91,6 @@ impl Scaled {
 
     /// Moves the size of the data into the scale: by `max(r(norm), 2^-14)`, with the norm of the data in f32. A tensor with Inf or
     /// NaN stays as it is. The only operations that wait for a device.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::{Norm, Scaled};
-    /// let x = Scaled::from_parts(&Tensor::new(&[300f32, 400.0], &Device::Cpu)?, 1.0)?;
-    /// assert_eq!(x.dynamic_rescale(Norm::Max)?.scale().to_f32(), 256.0);
-    /// assert_eq!(x.dynamic_rescale(Norm::L2)?.data()?.to_vec1::<f32>()?, [300. / 256., 400. / 256.]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn dynamic_rescale(&self, norm: Norm) -> Result<Self> {
         let value = self.rebalanced(self.norm_factor(norm)?)?;
         Ok(Self::record(value, "dynamic_rescale", [self], |g, _| {
@@ -143,40 +99,16 @@ impl Scaled {
     }
 
     /// [`Scaled::dynamic_rescale`] by the largest magnitude.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.dynamic_rescale_max()?.scale().to_f32(), 4.0); // max |data| is 2
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn dynamic_rescale_max(&self) -> Result<Self> {
         self.dynamic_rescale(Norm::Max)
     }
 
     /// [`Scaled::dynamic_rescale`] by the mean magnitude.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.dynamic_rescale_l1()?.scale().to_f32(), 2.0); // mean |data| is 1.25
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn dynamic_rescale_l1(&self) -> Result<Self> {
         self.dynamic_rescale(Norm::L1)
     }
 
     /// [`Scaled::dynamic_rescale`] by the root of the mean square.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.dynamic_rescale_l2()?.scale().to_f32(), 2.0); // the root of the mean square is 1.46
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn dynamic_rescale_l2(&self) -> Result<Self> {
         self.dynamic_rescale(Norm::L2)
     }
@@ -190,15 +122,6 @@ impl Scaled {
     }
 
     /// [`Scaled::dynamic_rescale`] of the value on its way forward, or of its cotangent on its way back; the other passes unchanged.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// let y = x.rescale(Norm::Max, Direction::Forward)?;
-    /// assert_eq!((y.scale().to_f32(), y.to_vec1()?), (4.0, vec![1.0, -4.0]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn rescale(&self, norm: Norm, direction: Direction) -> Result<Self> {
         match direction {
             Direction::Forward => self.dynamic_rescale(norm),
@@ -212,14 +135,6 @@ impl Scaled {
     }
 
     /// Casts the value, forward only: the cotangent has the dtype that it would have without. Under differentiation too, unlike in the original library.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1.1f32, 2.3, 17.0, 300.0], &Device::Cpu)?, None)?;
-    /// assert_eq!(x.cast_on_forward(fp8_core::Format::E4M3)?.to_vec1()?, [1.125, 2.25, 16.0, 288.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn cast_on_forward(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
         let value = self.detach().astype(dtype)?;
         let like = super::arith::Like::of(self);
@@ -232,17 +147,6 @@ impl Scaled {
     }
 
     /// Casts the cotangent, backward only: the value stays as it is.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// let y = w.value().mul_constant(1.0625)?.cast_on_backward(fp8_core::Format::E5M2)?;
-    /// assert_eq!(y.to_vec1()?, [2.125, 4.25]); // as it was
-    /// let cotangent = as_scaled(&Tensor::new(&[1.1f32, 2.3], &Device::Cpu)?, None)?;
-    /// assert_eq!(y.backward_with(&cotangent)?.get(&w).unwrap().to_vec1()?, [1.0625, 2.65625]); // 1 and 2.5 came back
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn cast_on_backward(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
         let dtype = dtype.into();
         Ok(Self::record(

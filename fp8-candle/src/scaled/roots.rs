@@ -67,15 +67,6 @@ impl Map1 for Power {
 
 impl Scaled {
     /// The square root. Scale: `r(sqrt(s))`. The derivative of a tensor of zero scale is an error.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[2f32, 8.0], &Device::Cpu)?, 8.0)?;
-    /// let root = x.sqrt()?;
-    /// assert_eq!((root.scale().to_f32(), root.to_vec1()?), (2.0, vec![4.0, 8.0]));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn sqrt(&self) -> Result<Self> {
         let op = "sqrt";
         let rule = sqrt_rule(self.scale());
@@ -91,14 +82,6 @@ impl Scaled {
     ///
     /// # Errors
     /// [`ScaledError::Zero`] if the scale is 0.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.square()?.rsqrt()?.flatten_all()?.to_vec1()?[1], 0.25);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn rsqrt(&self) -> Result<Self> {
         let op = "rsqrt";
         let rule = rsqrt_rule(self.scale())?;
@@ -112,14 +95,6 @@ impl Scaled {
     }
 
     /// `self * self`. Scale: `s^2`.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.square()?.to_vec1()?, [1.0, 16.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn square(&self) -> Result<Self> {
         let op = "square";
         let rule = mul_rule(self.scale(), self.scale());
@@ -137,14 +112,6 @@ impl Scaled {
     ///
     /// # Errors
     /// [`ScaledError::Zero`] if the scale is 0.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.recip()?.to_vec1()?, [1.0, -0.25]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn recip(&self) -> Result<Self> {
         let op = "recip";
         let rule = div_rule(Scale::ONE, self.scale()).map_err(|_| ScaledError::Zero { op })?;
@@ -169,15 +136,6 @@ impl Scaled {
     ///
     /// # Errors
     /// [`ScaledError::Zero`] if the scale is 0 and the exponent negative.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[1.5f32, -1.0], &Device::Cpu)?, 2.0)?;
-    /// let cube = x.powi(3)?;
-    /// assert_eq!((cube.scale().to_f32(), cube.to_vec1()?), (8.0, vec![27.0, -8.0]));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn powi(&self, exponent: i32) -> Result<Self> {
         let op = "powi";
         let rule = powi_rule(self.scale(), exponent)?;

@@ -11,15 +11,6 @@ impl Scaled {
     ///
     /// # Errors
     /// If the shapes do not fit.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// let x = Scaled::from_parts(&Tensor::new(&[[[[1f32, 0.0]]]], &Device::Cpu)?, 16.0)?;
-    /// let (cos, sin) = (Tensor::new(&[[0f32]], &Device::Cpu)?, Tensor::new(&[[1f32]], &Device::Cpu)?);
-    /// assert_eq!(x.rope(&cos, &sin)?.reshape(&[2])?.to_vec1()?, [0.0, 16.0]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn rope(&self, cos: &Tensor, sin: &Tensor) -> Result<Self> {
         let x = self.data()?;
         let cos = cos.detach().to_dtype(x.dtype())?;

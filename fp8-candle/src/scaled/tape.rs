@@ -57,16 +57,6 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::NotScalar`] if this has more than one element, [`Error::GraphUsed`] if a part of the graph was swept before.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::ScaledVar;
-    /// let x = ScaledVar::new("x", &Tensor::new(&[1f32, -3.0], &Device::Cpu)?)?;
-    /// let loss = x.value().square()?.sum_all()?;
-    /// let grads = loss.backward()?;
-    /// assert_eq!(grads.get(&x).unwrap().to_vec1()?, [2.0, -6.0]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn backward(&self) -> Result<ScaledGrads> {
         self.sweep(self.unit_cotangent()?, false)
     }
@@ -75,16 +65,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::backward`].
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// let loss = w.value().square()?.sum_all()?;
-    /// let first = loss.backward_retained()?;
-    /// assert_eq!(first.get(&w).unwrap().to_vec1()?, loss.backward()?.get(&w).unwrap().to_vec1()?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn backward_retained(&self) -> Result<ScaledGrads> {
         self.sweep(self.unit_cotangent()?, true)
     }
@@ -93,16 +73,6 @@ impl Scaled {
     ///
     /// # Errors
     /// [`Error::Shape`] if the cotangent has another shape, [`Error::GraphUsed`] if a part of the graph was swept before.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// let y = w.value().square()?;
-    /// let cotangent = as_scaled(&Tensor::new(&[1f32, 0.5], &Device::Cpu)?, None)?;
-    /// assert_eq!(y.backward_with(&cotangent)?.get(&w).unwrap().to_vec1()?, [4.0, 4.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn backward_with(&self, cotangent: &Scaled) -> Result<ScaledGrads> {
         if cotangent.dims() != self.dims() {
             return Err(Error::Shape {

@@ -72,14 +72,6 @@ impl Scaled {
     /// [`Error::DType`] if `data` is not f32, bf16, f16, f64 or F8E4M3, [`Error::Scaled`] if `scale` is not a power of two and
     /// the check is not [lenient](fp8_core::scaled::ScaleCheck), or is negative, infinite or NaN; a zero scale needs a lenient
     /// check too, and [`Scaled::zeros`] does not.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = Scaled::from_parts(&Tensor::new(&[3f32], &Device::Cpu)?, 0.5)?;
-    /// assert_eq!(x.to_vec1()?, [1.5]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn from_parts(data: &Tensor, scale: f32) -> Result<Self> {
         let scale = Options::current().check(scale)?;
         match data.dtype() {
@@ -103,15 +95,6 @@ impl Scaled {
     ///
     /// # Errors
     /// As [`Scaled::from_parts`].
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let one = Tensor::new(&[0x38u8], &Device::Cpu)?;
-    /// let x = Scaled::from_codes(&one, fp8_core::Format::E4M3, 0.25)?;
-    /// assert_eq!(x.to_vec1()?, [0.25]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn from_codes(codes: &Tensor, format: Format, scale: f32) -> Result<Self> {
         Self::of_codes(codes, format, Options::current().check(scale)?)
     }
@@ -129,14 +112,6 @@ impl Scaled {
     }
 
     /// Zeros of the scale 0, which is the only value of that scale that strict checks know.
-    ///
-    /// ```
-    /// # use candle_core::Device;
-    /// # use fp8_candle::scaled::*;
-    /// let zeros = Scaled::zeros(2, candle_core::DType::F16, &Device::Cpu)?;
-    /// assert!(zeros.scale().is_zero());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let data = Tensor::zeros(shape, dtype, device)?;
         Ok(Self {
@@ -146,14 +121,6 @@ impl Scaled {
     }
 
     /// A constant as a tensor without dimensions: the power of two not above it is the scale, the rest, from 1 up to 2, the data.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device};
-    /// use fp8_candle::scaled::Scaled;
-    /// let three = Scaled::constant(3.0, DType::F16, &Device::Cpu)?;
-    /// assert_eq!((three.scale().to_f32(), three.to_scalar()?), (2.0, 3.0));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn constant(value: f64, dtype: DType, device: &Device) -> Result<Self> {
         let (scale, mantissa) = constant_rule(value);
         let data = Tensor::new(f64::from(mantissa), device)?;
@@ -223,27 +190,11 @@ impl Scaled {
     }
 
     /// The scale of the value.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(x.scale().exponent(), Some(1));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn scale(&self) -> Scale {
         self.scale
     }
 
     /// The same value outside any graph.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// assert!(w.value().is_tracked() && !w.value().detach().is_tracked());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn detach(&self) -> Self {
         Self {
             node: None,
@@ -252,14 +203,6 @@ impl Scaled {
     }
 
     /// Whether a gradient flows to a variable from here.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// assert!(w.value().square()?.is_tracked());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn is_tracked(&self) -> bool {
         self.node.is_some()
     }

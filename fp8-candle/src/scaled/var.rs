@@ -48,14 +48,6 @@ impl ScaledVar {
     ///
     /// # Errors
     /// If `x` is not f32, bf16, f16 or f64.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// assert_eq!(w.value().to_vec1()?, [2.0, 4.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn new(name: impl Into<String>, x: &Tensor) -> Result<Self> {
         Self::from_scaled(name, &Scaled::from_parts(x, 1.0)?)
     }
@@ -65,15 +57,6 @@ impl ScaledVar {
     ///
     /// # Errors
     /// If `x` or `dtype` is not f32, bf16, f16 or f64.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = Tensor::new(&[20f32, 40.0], &Device::Cpu)?;
-    /// let w = ScaledVar::rescaled("w", &x, candle_core::DType::F16)?;
-    /// assert_eq!((w.scale().to_f32(), w.value().to_vec1()?), (16.0, vec![20.0, 40.0]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn rescaled(name: impl Into<String>, x: &Tensor, dtype: DType) -> Result<Self> {
         Self::from_scaled(name, &sized(x)?.astype(dtype)?)
     }
@@ -82,14 +65,6 @@ impl ScaledVar {
     ///
     /// # Errors
     /// If the data of `x` are FP8: a parameter that steps change needs more bits.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let x = Scaled::from_parts(&Tensor::new(&[1f32], &Device::Cpu)?, 4.0)?;
-    /// assert_eq!(ScaledVar::from_scaled("w", &x)?.value().to_vec1()?, [4.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn from_scaled(name: impl Into<String>, x: &Scaled) -> Result<Self> {
         if let Some(codes) = x.codes() {
             return Err(Error::NoDType {
@@ -120,18 +95,6 @@ impl ScaledVar {
 
     /// The parameter whose data are `tensor`: the tensor of [`ScaledVar::data_var`] or a clone of it, as a `VarBuilder` hands it to
     /// the constructor of a layer. None for every other tensor, and once all clones of the parameter are gone.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::ScaledVar;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[1f32, 2.0], &Device::Cpu)?)?;
-    /// let plain = w.data_var().as_tensor().clone();
-    /// assert_eq!(ScaledVar::of(&plain).unwrap().name(), "w");
-    /// assert!(ScaledVar::of(&plain.copy()?).is_none());
-    /// drop(w);
-    /// assert!(ScaledVar::of(&plain).is_none());
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn of(tensor: &Tensor) -> Option<Self> {
         let parameters = PARAMETERS.lock().unwrap_or_else(PoisonError::into_inner);
         let found = parameters.as_ref()?.get(&tensor.id())?.upgrade();
@@ -139,27 +102,11 @@ impl ScaledVar {
     }
 
     /// Its name in checkpoints.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// assert_eq!(w.name(), "w");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
     /// The value as the start of a graph.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// assert!(w.value().is_tracked());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn value(&self) -> Scaled {
         let Current { scale, casts, .. } = self.current().clone();
         let mut value = Scaled::new(self.0.var.as_tensor().detach(), scale);
@@ -169,53 +116,21 @@ impl ScaledVar {
     }
 
     /// The scale now.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// assert_eq!(w.scale(), Scale::ONE);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn scale(&self) -> Scale {
         self.current().scale
     }
 
     /// The dtype of the data.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// assert_eq!(w.dtype(), candle_core::DType::F32);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn dtype(&self) -> DType {
         self.0.var.dtype()
     }
 
     /// The sizes of the dimensions.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// assert_eq!(w.dims(), [2]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn dims(&self) -> &[usize] {
         self.0.var.dims()
     }
 
     /// Where the data are.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// assert!(w.device().is_cpu());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn device(&self) -> &Device {
         self.0.var.device()
     }
@@ -224,15 +139,6 @@ impl ScaledVar {
     ///
     /// # Errors
     /// [`Error::Shape`] if `x` has another shape.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// w.set(&Scaled::from_parts(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?)?;
-    /// assert_eq!(w.value().to_vec1()?, [2.0, 6.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn set(&self, x: &Scaled) -> Result<()> {
         if x.dims() != self.dims() {
             return Err(Error::Shape {
@@ -251,44 +157,16 @@ impl ScaledVar {
     ///
     /// # Errors
     /// [`Error::Shape`] if `x` has another shape; if it is not f32, bf16, f16 or f64.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::ScaledVar;
-    /// let w = ScaledVar::rescaled("w", &Tensor::zeros(2, DType::F32, &Device::Cpu)?, DType::F16)?;
-    /// assert!(w.scale().is_zero());
-    /// w.set_rescaled(&Tensor::new(&[2f32.powi(-40), 0.0], &Device::Cpu)?)?;
-    /// assert_eq!(w.value().to_vec1()?, [2f32.powi(-40), 0.0]); // f16 alone ends at 2^-24
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn set_rescaled(&self, x: &Tensor) -> Result<()> {
         self.set(&sized(x)?)
     }
 
     /// The data, for an optimizer that changes them in place and calls [`ScaledVar::changed`] afterwards.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// assert_eq!(w.data_var().dims(), [2]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn data_var(&self) -> &Var {
         &self.0.var
     }
 
     /// Announces that the data were changed, and their scale: FP8 copies are made anew.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[2f32, 4.0], &Device::Cpu)?)?;
-    /// w.data_var().set(&Tensor::new(&[1f32, 1.0], &Device::Cpu)?)?;
-    /// w.changed(Scale::new(8.0)?);
-    /// assert_eq!(w.value().to_vec1()?, [8.0, 8.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn changed(&self, scale: Scale) {
         let mut current = self.current();
         *current = Current {
@@ -299,15 +177,6 @@ impl ScaledVar {
     }
 
     /// How often [`ScaledVar::changed`] was called, by [`ScaledVar::set`] too.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::scaled::ScaledVar;
-    /// let w = ScaledVar::new("w", &Tensor::new(&[1f32, 2.0], &Device::Cpu)?)?;
-    /// w.set(&w.value().neg()?)?;
-    /// assert_eq!(w.version(), 1);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn version(&self) -> u64 {
         self.current().version
     }

@@ -44,12 +44,6 @@ impl ScalingType {
     }
 
     /// The first three letters, as torchao abbreviates: `dyn`, `cur`, `del`, `sta`, `uns`, `dis`.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::config::ScalingType;
-    /// assert_eq!(ScalingType::Unscaled.short(), "uns");
-    /// ```
     pub fn short(self) -> &'static str {
         match self {
             ScalingType::Dynamic => "dyn",
@@ -207,12 +201,6 @@ impl CastConfig {
     }
 
     /// High precision.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::config::CastConfig;
-    /// assert!(CastConfig::disabled().is_disabled());
-    /// ```
     pub const fn disabled() -> Self {
         Self::new(ScalingType::Disabled, Granularity::Tensorwise)
     }

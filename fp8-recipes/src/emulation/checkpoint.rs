@@ -36,31 +36,6 @@ pub struct EmulatedOptimizer<'a, O: ?Sized> {
 
 impl Emulator {
     /// The optimizer as a checkpoint is to see it: with the loss scaler and the count of steps of this emulator.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::nn;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-    /// use fp8::checkpoint::{TrainingMeta, resume_training, save_training};
-    /// use fp8::optim::{Sgd, SgdConfig};
-    /// # let directory = tempfile::tempdir()?;
-    /// # let path = directory.path().join("run.safetensors");
-    /// # let (random, extra) = Default::default();
-    /// # let meta = TrainingMeta { step: 0, recipe: None, random, extra };
-    /// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
-    /// emulator.update_global_steps(7);
-    /// save_training(&path, &model, &vars, &emulator.with_optimizer(&mut optimizer), &meta)?;
-    /// emulator.update_global_steps(0);
-    /// resume_training(&path, &model, &vars, &mut emulator.with_optimizer(&mut optimizer), None)?;
-    /// assert_eq!(emulator.global_steps(), 7);
-    /// # Ok(()) }
-    /// ```
     pub fn with_optimizer<'a, O: ?Sized>(
         &'a mut self,
         optimizer: &'a mut O,

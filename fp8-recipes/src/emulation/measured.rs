@@ -33,47 +33,11 @@ impl Emulator {
     }
 
     /// Whether the coming step is measured: the one place that decides it. After the step the count is another.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::nn;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// let stats = fp8::CastStats::default();
-    /// let options = EmulatorOptions::default().with_stats(&stats, 3);
-    /// let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, options)?;
-    /// let due = (0..5).map(|step| {
-    ///     emulator.update_global_steps(step);
-    ///     emulator.measures_this_step()
-    /// });
-    /// assert!(due.eq([true, false, false, true, false]));
-    /// # Ok(()) }
-    /// ```
     pub fn measures_this_step(&self) -> bool {
         self.due().is_some()
     }
 
     /// The log of [`EmulatorOptions::with_stats_log`], which knows whether it could be written.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-    /// # use fp8_recipes::nn;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # let directory = tempfile::tempdir()?;
-    /// let path = directory.path().join("missing/stats.jsonl");
-    /// let options = EmulatorOptions::default().with_stats_log(&path, 100);
-    /// let emulator = Emulator::initialize(&model, EmulationMethod::Direct, options)?;
-    /// assert!(emulator.stats_log().unwrap().failure().is_none()); // so far
-    /// # Ok(()) }
-    /// ```
     pub fn stats_log(&self) -> Option<&StatsLog> {
         self.measured.as_ref()?.log.as_ref()
     }

@@ -28,13 +28,6 @@ pub enum EmulationMethod {
 
 impl EmulationMethod {
     /// The recipe that does it.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::RecipeName;
-    /// use fp8::emulation::EmulationMethod;
-    /// assert_eq!(EmulationMethod::ScaledHybrid.recipe_name(), RecipeName::Hybrid);
-    /// ```
     pub fn recipe_name(self) -> RecipeName {
         match self {
             Self::Direct => RecipeName::Direct,

@@ -130,13 +130,6 @@ impl ExportOptions {
     /// The configuration of [`Spelling::Fp8Blocks`] says it (`scale_fmt`), which not all engines look at. That of compressed-tensors
     /// cannot: an entry of the file's metadata does, which this library alone reads, so that the file then means one thing here and
     /// another elsewhere; logits of the two agree to 23 dB or so. The other spellings refuse such layers.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::ExportOptions;
-    /// let options = ExportOptions::new().with_power_of_two_inputs(true);
-    /// # let _ = options;
-    /// ```
     #[must_use]
     pub fn with_power_of_two_inputs(mut self, announce: bool) -> Self {
         self.power_of_two_inputs = announce;
@@ -144,13 +137,6 @@ impl ExportOptions {
     }
 
     /// What becomes of layers whose inputs cannot be cut into the groups of their recipe. Default: the export fails.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::{ExportOptions, Ragged};
-    /// let options = ExportOptions::new().with_ragged(Ragged::Rowwise);
-    /// # let _ = options;
-    /// ```
     #[must_use]
     pub fn with_ragged(mut self, ragged: Ragged) -> Self {
         self.ragged = ragged;

@@ -117,19 +117,6 @@ impl GradAccumulator {
     /// Adds `weight` times the gradients of one micro-batch, usually its number of samples or tokens: a step whose last micro-batch
     /// is smaller gets the mean over all of them.
     ///
-    /// ```
-    /// # use candle_core::{Device, Var};
-    /// # use fp8_recipes::GradAccumulator;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let w = Var::new(1f32, &Device::Cpu)?;
-    /// let mut accumulator = GradAccumulator::from_vars(vec![w.clone()]);
-    /// accumulator.add_weighted((w.as_tensor() * 5.)?.backward()?, 3.)?; // the mean of 3 samples
-    /// accumulator.add_weighted((w.as_tensor() * 1.)?.backward()?, 1.)?; // one sample
-    /// let grads = accumulator.finish_mean()?;
-    /// assert_eq!(grads.get(&w).unwrap().to_scalar::<f32>()?, (3. * 5. + 1.) / 4.);
-    /// # Ok(()) }
-    /// ```
-    ///
     /// # Errors
     /// [`Error::MicroBatchWeight`] unless `weight` is positive and finite, and as [`GradAccumulator::add`].
     pub fn add_weighted(&mut self, mut grads: GradStore, weight: f64) -> Result<()> {

@@ -60,24 +60,6 @@ pub struct LoadedNames(Arc<Mutex<BTreeSet<String>>>);
 
 impl LoadedNames {
     /// The names so far, sorted.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// let loaded = checkpoint.loaded_names();
-    /// checkpoint.var_builder(DType::F32, &Device::Cpu)?.get(32, "fc.bias")?;
-    /// assert_eq!(loaded.names(), ["fc.bias"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn names(&self) -> Vec<String> {
         let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         names.iter().cloned().collect()

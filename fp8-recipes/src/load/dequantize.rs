@@ -191,73 +191,17 @@ pub struct DequantizeOptions {
 
 impl DequantizeOptions {
     /// Nothing may be missing.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::load::DequantizeOptions;
-    /// // A base model into an adapter's variables: names may be missing on either side.
-    /// let options = DequantizeOptions::new().allow_missing(true).allow_unused(true);
-    /// assert_ne!(options, DequantizeOptions::new());
-    /// ```
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Whether variables of which the checkpoint has no tensor keep their values.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let fp8 = fp8.join("model.safetensors");
-    /// # let vars = candle_nn::VarMap::new();
-    /// # let vb = candle_nn::VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// use fp8::load::{DequantizeOptions, dequantize_into_with};
-    /// vb.get((32, 64), "fc.weight")?;
-    /// vb.get(32, "fc.bias")?;
-    /// vb.get(4, "new.weight")?;
-    /// let options = DequantizeOptions::new().allow_missing(true);
-    /// let report = dequantize_into_with(&vars, &[fp8], &options)?;
-    /// assert_eq!(report.missing, ["new.weight"]); // keeps its value
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn allow_missing(mut self, allow: bool) -> Self {
         self.allow_missing = allow;
         self
     }
 
     /// Whether tensors that belong to no variable are left out.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let fp8 = fp8.join("model.safetensors");
-    /// # let vars = candle_nn::VarMap::new();
-    /// # let vb = candle_nn::VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// use fp8::load::{DequantizeOptions, dequantize_into_with};
-    /// vb.get((32, 64), "fc.weight")?;
-    /// let options = DequantizeOptions::new().allow_unused(true);
-    /// let report = dequantize_into_with(&vars, &[fp8], &options)?;
-    /// assert_eq!(report.unused, ["fc.bias"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn allow_unused(mut self, allow: bool) -> Self {
         self.allow_unused = allow;
         self

@@ -5,24 +5,6 @@ use safetensors::Dtype;
 
 impl Checkpoint {
     /// Which family of checkpoints it is: that of the first file with FP8 in it.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// use fp8::load::FamilyName;
-    /// assert_eq!(checkpoint.family(), FamilyName::CompressedTensors);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn family(&self) -> FamilyName {
         let fp8 = self
             .catalogue
@@ -42,22 +24,6 @@ impl Checkpoint {
     }
 
     /// Canonical paths of the layers whose weight is FP8, sorted.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// assert_eq!(checkpoint.layer_paths(), ["fc"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn layer_paths(&self) -> Vec<String> {
         let names = self.catalogue.weights.keys();
         let paths = names.filter_map(|name| match names::split(name) {
@@ -71,22 +37,6 @@ impl Checkpoint {
 
     /// Canonical names of everything that is neither an FP8 weight of a layer nor a scale of one, sorted: biases, norms,
     /// embeddings, weights in high precision, scales of caches.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// assert_eq!(checkpoint.other_names(), ["fc.bias"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn other_names(&self) -> Vec<String> {
         let tables = self.catalogue.weights.keys();
         let tables = tables.filter(|name| names::split(name).1 != "weight");
@@ -102,23 +52,6 @@ impl Checkpoint {
     }
 
     /// The model's `config.json` as it was read; None if there is none.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// let config = checkpoint.config().expect("a config.json");
-    /// assert_eq!(config["quantization_config"]["quant_method"], "compressed-tensors");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn config(&self) -> Option<&serde_json::Value> {
         self.config.as_ref()
     }
@@ -129,23 +62,6 @@ impl Checkpoint {
     }
 
     /// Dtype of a tensor, by its canonical name or as stored. Weights of four codes in a word are F8_E4M3, scales of caches F32.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// assert_eq!(checkpoint.dtype("fc.weight"), Some(safetensors::Dtype::F8_E4M3));
-    /// assert_eq!(checkpoint.dtype("fc.bias"), Some(safetensors::Dtype::F32));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
         if self.catalogue.weights.contains_key(name) {
             return Some(Dtype::F8_E4M3);
@@ -158,23 +74,6 @@ impl Checkpoint {
     }
 
     /// Shape of a tensor, by its canonical name or as stored.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// assert_eq!(checkpoint.shape("fc.weight"), Some([32, 64].as_slice()));
-    /// assert_eq!(checkpoint.shape("none"), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         if let Some(weight) = self.catalogue.weights.get(name) {
             return Some(&weight.shape);
@@ -194,22 +93,6 @@ impl Checkpoint {
     }
 
     /// Names of all tensors as they are stored, sorted.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// assert_eq!(checkpoint.names(), ["fc.bias", "fc.weight", "fc.weight_scale"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.index.keys().map(String::as_str).collect();
         names.sort_unstable();
@@ -217,22 +100,6 @@ impl Checkpoint {
     }
 
     /// Value of a metadata key in the first file that has it.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// assert_eq!(checkpoint.metadata("format"), Some("pt"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.files.iter().find_map(|file| file.metadata(key))
     }

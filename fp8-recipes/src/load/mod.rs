@@ -112,20 +112,6 @@ impl Checkpoint {
     /// no `config.json`), or the only safetensors file there. With an index only the files that it names count; a weight and its
     /// scale may be in different ones.
     ///
-    /// ```no_run
-    /// # use fp8_recipes as fp8;
-    /// use candle_core::Device;
-    /// use fp8::load::Checkpoint;
-    ///
-    /// let checkpoint = Checkpoint::open_dir("Llama-3.1-8B-Instruct-FP8")?;
-    /// println!("{}", checkpoint.family());
-    /// for path in checkpoint.layer_paths() {
-    ///     let layer = checkpoint.stored_layer(&path, &Device::Cpu)?;
-    ///     println!("{path}: {:?}", layer.codes.dims());
-    /// }
-    /// # Ok::<(), fp8_recipes::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::NoCheckpoint`] if there is no such file, [`Error::Index`] for an index that names a missing file, a path out of the
     /// directory or a tensor that its file lacks; else as [`Checkpoint::open`].
@@ -134,16 +120,6 @@ impl Checkpoint {
     }
 
     /// As [`Checkpoint::open_dir`], with `options`.
-    ///
-    /// ```no_run
-    /// # use fp8_recipes as fp8;
-    /// use fp8::load::{Checkpoint, Inputs, OpenOptions};
-    /// // Weights in FP8, inputs untouched, whatever the checkpoint says.
-    /// let options = OpenOptions::new().with_inputs(Inputs::WeightOnly);
-    /// let checkpoint = Checkpoint::open_dir_with("Qwen3-8B-FP8", &options)?;
-    /// println!("{:?}", checkpoint.family());
-    /// # Ok::<(), fp8_recipes::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Checkpoint::open_dir`].
@@ -156,23 +132,6 @@ impl Checkpoint {
     /// FP8 weight `X.weight` has its scale in the shape that the configuration tells, every scale stands beside an FP8
     /// weight, and the configuration describes nothing that this library does not read.
     ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// let checkpoint = Checkpoint::open(&[fp8.join("model.safetensors")])?;
-    /// assert_eq!(checkpoint.layer_paths(), ["fc"]);
-    /// assert!(Checkpoint::open(&[fp8.join("config.json")]).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If a file cannot be read, is no safetensors file, is shorter or longer than its header says or names a tensor
     /// twice; if an FP8 weight has no scale or a scale no FP8 weight; [`Error::UnsupportedScheme`] for a configuration
@@ -182,15 +141,6 @@ impl Checkpoint {
     }
 
     /// As [`Checkpoint::open`], with `options`.
-    ///
-    /// ```no_run
-    /// # use fp8_recipes as fp8;
-    /// use fp8::load::{Checkpoint, OpenOptions};
-    /// let options = OpenOptions::new().with_allow_unscaled(true);
-    /// let checkpoint = Checkpoint::open_with(&["t5xxl_fp8_e4m3fn.safetensors"], &options)?;
-    /// println!("{:?}", checkpoint.family());
-    /// # Ok::<(), fp8_recipes::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
@@ -321,51 +271,11 @@ impl Checkpoint {
 
     /// The names that models have asked a VarBuilder of this checkpoint for: see
     /// [`ExportOptions::with_loaded`](crate::ExportOptions::with_loaded).
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// let loaded = checkpoint.loaded_names();
-    /// let vb = checkpoint.var_builder(DType::F32, &Device::Cpu)?;
-    /// vb.get(32, "fc.bias")?;
-    /// assert_eq!(loaded.names(), ["fc.bias"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn loaded_names(&self) -> LoadedNames {
         self.loaded.clone()
     }
 
     /// A VarBuilder over this checkpoint; other tensors than FP8 weights are cast to `dtype`.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// use candle_core::Module;
-    /// let vb = checkpoint.var_builder(DType::F32, &Device::Cpu)?;
-    /// let layer = fp8::nn::linear(64, 32, vb.pp("fc"))?; // holds the codes
-    /// let y = layer.forward(&Tensor::ones((1, 64), DType::F32, &Device::Cpu)?)?;
-    /// assert_eq!(y.dims(), [1, 32]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If `dtype` is another one than f32, bf16, f16 and f64: values cannot be held in it.

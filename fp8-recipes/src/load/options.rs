@@ -54,12 +54,6 @@ pub struct OpenOptions {
 
 impl OpenOptions {
     /// Inputs as stored, every FP8 weight with its scale.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::load::{Inputs, OpenOptions};
-    /// assert_eq!(OpenOptions::new().inputs, Inputs::AsStored);
-    /// ```
     pub fn new() -> Self {
         Self::default()
     }

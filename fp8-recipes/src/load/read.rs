@@ -50,16 +50,6 @@ pub struct StoredLayer {
 impl Checkpoint {
     /// The FP8 layer at a canonical path, on `device`.
     ///
-    /// ```no_run
-    /// # use fp8_recipes as fp8;
-    /// use candle_core::{DType, Device};
-    /// use fp8::load::Checkpoint;
-    /// let checkpoint = Checkpoint::open_dir("Qwen3-8B-FP8")?;
-    /// let layer = checkpoint.stored_layer("model.layers.0.mlp.up_proj", &Device::Cpu)?;
-    /// println!("{}", layer.codes.dequantize(DType::F32)?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::MissingTensor`] if there is no FP8 layer at `path`; if it cannot be read; [`Error::TensorValue`] for a code of
     /// NaN and for a scale that is none.
@@ -97,23 +87,6 @@ impl Checkpoint {
 
     /// A tensor by its canonical name or, for scales, by its stored one: codes as F8E4M3, scales of caches as f32, everything
     /// else as stored.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-    /// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-    /// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-    /// let bias = checkpoint.tensor("fc.bias", &Device::Cpu)?;
-    /// assert_eq!(bias.to_vec1::<f32>()?, [0.; 32]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If there is none of that name, it cannot be read, or candle has no such dtype.

@@ -76,18 +76,6 @@ impl BatchNorm {
     ///
     /// # Errors
     /// If a shape is another one or `eps` is negative.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::nn::BatchNorm;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let (zeros, ones) = (Tensor::zeros(2, DType::F32, &Device::Cpu)?, Tensor::ones(2, DType::F32, &Device::Cpu)?);
-    /// let bn = BatchNorm::new(2, zeros.clone(), ones.clone(), ones.clone(), ones.clone(), 0.)?;
-    /// let x = Tensor::new(&[[3f32, -4.]], &Device::Cpu)?;
-    /// assert_eq!(bn.forward_eval(&x)?.to_vec2::<f32>()?, [[4., -3.]]);
-    /// assert!(BatchNorm::new(3, zeros, ones.clone(), ones.clone(), ones, 0.).is_err());
-    /// # Ok(()) }
-    /// ```
     pub fn new(
         num_features: usize,
         running_mean: Tensor,
@@ -104,16 +92,6 @@ impl BatchNorm {
     ///
     /// # Errors
     /// As [`BatchNorm::new`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::nn::BatchNorm;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let (zeros, ones) = (Tensor::zeros(2, DType::F32, &Device::Cpu)?, Tensor::ones(2, DType::F32, &Device::Cpu)?);
-    /// let bn = BatchNorm::new_no_bias(2, zeros, ones, 1e-5)?;
-    /// assert!(bn.weight_and_bias().is_none());
-    /// # Ok(()) }
-    /// ```
     pub fn new_no_bias(
         num_features: usize,
         running_mean: Tensor,
@@ -128,19 +106,6 @@ impl BatchNorm {
     ///
     /// # Errors
     /// As [`BatchNorm::new`], and if the momentum is not within 0 and 1.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::nn::BatchNorm;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let (zeros, ones) = (Tensor::zeros(2, DType::F32, &Device::Cpu)?, Tensor::ones(2, DType::F32, &Device::Cpu)?);
-    /// let make = |momentum| BatchNorm::new_with_momentum(
-    ///     2, zeros.clone(), ones.clone(), ones.clone(), zeros.clone(), 1e-5, momentum,
-    /// );
-    /// assert_eq!(make(0.25)?.momentum(), 0.25);
-    /// assert!(make(1.5).is_err());
-    /// # Ok(()) }
-    /// ```
     pub fn new_with_momentum(
         num_features: usize,
         running_mean: Tensor,
@@ -166,18 +131,6 @@ impl BatchNorm {
     ///
     /// # Errors
     /// As [`BatchNorm::new_with_momentum`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::nn::BatchNorm;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let (zeros, ones) = (Tensor::zeros(2, DType::F32, &Device::Cpu)?, Tensor::ones(2, DType::F32, &Device::Cpu)?);
-    /// let bn = BatchNorm::new_no_bias_with_momentum(2, zeros, ones, 1e-5, 0.5)?;
-    /// bn.forward_train(&Tensor::new(&[[1f32, 2.], [3., 6.]], &Device::Cpu)?)?;
-    /// // Halfway from 0 to the means 2 and 4.
-    /// assert_eq!(bn.running_mean().to_vec1::<f32>()?, [1., 2.]);
-    /// # Ok(()) }
-    /// ```
     pub fn new_no_bias_with_momentum(
         num_features: usize,
         running_mean: Tensor,
@@ -203,17 +156,6 @@ impl BatchNorm {
     }
 
     /// Path in the checkpoint: empty at its root, None if unknown.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::nn::BatchNorm;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let (zeros, ones) = (Tensor::zeros(2, DType::F32, &Device::Cpu)?, Tensor::ones(2, DType::F32, &Device::Cpu)?);
-    /// let bn = BatchNorm::new_no_bias(2, zeros, ones, 1e-5)?;
-    /// assert_eq!(bn.path(), None);
-    /// assert_eq!(bn.with_path("stem.bn").path(), Some("stem.bn"));
-    /// # Ok(()) }
-    /// ```
     pub fn path(&self) -> Option<&str> {
         self.path.as_deref()
     }
@@ -223,19 +165,6 @@ impl BatchNorm {
     ///
     /// # Errors
     /// If `x` has another shape, or fewer than two values for a channel, which have no variance.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::nn::BatchNorm;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let (zeros, ones) = (Tensor::zeros(2, DType::F32, &Device::Cpu)?, Tensor::ones(2, DType::F32, &Device::Cpu)?);
-    /// let bn = BatchNorm::new_no_bias(2, zeros, ones, 0.)?;
-    /// let y = bn.forward_train(&Tensor::new(&[[1f32, 5.], [3., 7.]], &Device::Cpu)?)?;
-    /// assert_eq!(y.to_vec2::<f32>()?, [[-1., -1.], [1., 1.]]);
-    /// // One value has no variance.
-    /// assert!(bn.forward_train(&Tensor::new(&[[1f32, 5.]], &Device::Cpu)?).is_err());
-    /// # Ok(()) }
-    /// ```
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
         if let Some(plain) = self.plain()? {
             let y = plain.forward_train(x)?;
@@ -266,17 +195,6 @@ impl BatchNorm {
     ///
     /// # Errors
     /// If `x` has another shape than `[batch, num_features, ..]`.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::nn::BatchNorm;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let ones = Tensor::ones(2, DType::F32, &Device::Cpu)?;
-    /// let bn = BatchNorm::new_no_bias(2, ones.clone(), (ones * 4.)?, 0.)?;
-    /// let y = bn.forward_eval(&Tensor::new(&[[3f32, 1.]], &Device::Cpu)?)?;
-    /// assert_eq!(y.to_vec2::<f32>()?, [[1., 0.]]);
-    /// # Ok(()) }
-    /// ```
     pub fn forward_eval(&self, x: &Tensor) -> Result<Tensor> {
         if let Some(plain) = self.plain()? {
             return plain.forward_eval(x);

@@ -331,19 +331,6 @@ impl Linear {
     ///
     /// # Errors
     /// Those of the first layer that fails.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8::nn::Linear;
-    /// # fn main() -> candle_core::Result<()> {
-    /// let weight = |n| Tensor::ones((n, 4), DType::F32, &Device::Cpu);
-    /// let layers = [Linear::new(weight(8)?, None), Linear::new(weight(2)?, None)];
-    /// let x = Tensor::ones((3, 4), DType::F32, &Device::Cpu)?;
-    /// let y = Linear::forward_joint(&layers, &x)?;
-    /// assert_eq!((y[0].dims(), y[1].dims()), ([3, 8].as_slice(), [3, 2].as_slice()));
-    /// # Ok(()) }
-    /// ```
     pub fn forward_joint(layers: &[Self], x: &Tensor) -> candle_core::Result<Vec<Tensor>> {
         layers.iter().map(|layer| layer.forward(x)).collect()
     }

@@ -26,10 +26,6 @@ pub struct LoraConfig {
 
 impl LoraConfig {
     /// An update of this rank, multiplied by 1, without dropout.
-    ///
-    /// ```
-    /// assert_eq!(fp8_recipes::nn::LoraConfig::new(4).alpha, 4.);
-    /// ```
     pub fn new(rank: usize) -> Self {
         Self {
             rank,

@@ -86,143 +86,31 @@ macro_rules! operators {
 operators! {
     /// The matrix product of two activations, with candle's broadcasting of leading dimensions: both are cast, and the result of a
     /// product of plain matrices, where a recipe casts operators.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let scores = nn::Matmul::new("attention.scores");
-    /// prepare_fp8(&scores, &PrepareOptions::default().with_operators(true))?;
-    /// let (q, k) = (Tensor::new(&[[1.1f32]], &Device::Cpu)?, Tensor::new(&[[1f32]], &Device::Cpu)?);
-    /// let y = with_fp8(RecipeName::Direct, || scores.forward(&q, &k))?;
-    /// assert_eq!(y.to_vec2::<f32>()?, [[1.0]]); // E5M2 has 1 and 1.25
-    /// # Ok(()) }
-    /// ```
     Matmul {
         new {
-        ///
-        /// ```
-        /// # use fp8_recipes as fp8;
-        /// use fp8::{Fp8Operator, nn};
-        /// assert_eq!(nn::Matmul::new("attention.scores").path(), Some("attention.scores"));
-        /// ```
         }
         forward {
-        ///
-        /// ```
-        /// # use candle_core::{Device, Tensor};
-        /// # use fp8_recipes::nn;
-        /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-        /// let x = Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?;
-        /// let y = nn::Matmul::new("square").forward(&x, &x)?;
-        /// assert_eq!(y.to_vec2::<f32>()?, [[7., 10.], [15., 22.]]);
-        /// # Ok(()) }
-        /// ```
         }
     } |a, b| a.broadcast_matmul(b);
     /// The sum of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{Device, Tensor};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let residual = fp8::nn::Add::new("block.residual");
-    /// let x = Tensor::new(&[1f32, 2.], &Device::Cpu)?;
-    /// assert_eq!(residual.forward(&x, &x)?.to_vec1::<f32>()?, [2., 4.]);
-    /// # Ok(()) }
-    /// ```
     Add {
         new {
-        ///
-        /// ```
-        /// # use fp8_recipes as fp8;
-        /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-        /// use fp8::{PrepareOptions, nn, prepare_fp8};
-        /// let add = nn::Add::new("block.residual");
-        /// let report = prepare_fp8(&add, &PrepareOptions::default().with_operators(true))?;
-        /// assert_eq!(report.layers[0].path.as_deref(), Some("block.residual"));
-        /// # Ok(()) }
-        /// ```
         }
         forward {
-        ///
-        /// ```
-        /// # use candle_core::{Device, Tensor};
-        /// # use fp8_recipes::nn;
-        /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-        /// let (x, bias) = (Tensor::new(&[[1f32], [2.]], &Device::Cpu)?, Tensor::new(&[10f32, 20.], &Device::Cpu)?);
-        /// let y = nn::Add::new("bias").forward(&x, &bias)?;
-        /// assert_eq!(y.to_vec2::<f32>()?, [[11., 21.], [12., 22.]]);
-        /// # Ok(()) }
-        /// ```
         }
     } |a, b| a.broadcast_add(b);
     /// The elementwise product of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{Device, Tensor};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let gate = fp8::nn::Mul::new("mlp.gate");
-    /// let x = Tensor::new(&[1f32, 3.], &Device::Cpu)?;
-    /// assert_eq!(gate.forward(&x, &x)?.to_vec1::<f32>()?, [1., 9.]);
-    /// # Ok(()) }
-    /// ```
     Mul {
         new {
-        ///
-        /// ```
-        /// # use fp8_recipes as fp8;
-        /// use fp8::{Fp8Operator, LayerKind, nn};
-        /// let gates = ["up.gate", "down.gate"].map(nn::Mul::new);
-        /// assert_eq!((gates[1].path(), gates[1].kind()), (Some("down.gate"), LayerKind::Mul));
-        /// ```
         }
         forward {
-        ///
-        /// ```
-        /// # use candle_core::{Device, Tensor};
-        /// # use fp8_recipes::nn;
-        /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-        /// let gate = nn::Mul::new("gate");
-        /// let (x, y) = (Tensor::ones(3, candle_core::DType::F32, &Device::Cpu)?, Tensor::new(&[1f32, 2.], &Device::Cpu)?);
-        /// assert!(gate.forward(&x, &y).is_err());
-        /// assert_eq!(gate.forward(&y, &y)?.to_vec1::<f32>()?, [1., 4.]);
-        /// # Ok(()) }
-        /// ```
         }
     } |a, b| a.broadcast_mul(b);
     /// The elementwise quotient of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{Device, Tensor};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let ratio = fp8::nn::Div::new("ratio");
-    /// let x = Tensor::new(&[1f32, 3.], &Device::Cpu)?;
-    /// assert_eq!(ratio.forward(&x, &x)?.to_vec1::<f32>()?, [1., 1.]);
-    /// # Ok(()) }
-    /// ```
     Div {
         new {
-        ///
-        /// ```
-        /// # use fp8_recipes as fp8;
-        /// use fp8::{Fp8Operator, nn};
-        /// // Prepared by `prepare_fp8`, not here.
-        /// assert!(nn::Div::new("attention.temperature").fp8_state().is_none());
-        /// ```
         }
         forward {
-        ///
-        /// ```
-        /// # use candle_core::{Device, Tensor};
-        /// # use fp8_recipes::nn;
-        /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-        /// let (x, y) = (Tensor::new(&[6f32, 8.], &Device::Cpu)?, Tensor::new(&[2f32], &Device::Cpu)?);
-        /// assert_eq!(nn::Div::new("ratio").forward(&x, &y)?.to_vec1::<f32>()?, [3., 4.]);
-        /// # Ok(()) }
-        /// ```
         }
     } |a, b| a.broadcast_div(b);
 }

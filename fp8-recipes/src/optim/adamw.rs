@@ -120,17 +120,6 @@ impl AdamW {
     }
 
     /// The groups, in the order given.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{AdamW, AdamWConfig, ParamGroup};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// let optimizer = AdamW::from_named(vec![("w".into(), w)], AdamWConfig::default())?
-    ///     .with_groups(vec![ParamGroup::new("w")?.with_lr_factor(2.)])?;
-    /// assert_eq!(optimizer.groups()[0].lr(0.1), 0.2);
-    /// # Ok(()) }
-    /// ```
     pub fn groups(&self) -> &[ParamGroup] {
         self.groups.all()
     }

@@ -117,18 +117,6 @@ pub trait CheckpointOptimizer {
 
     /// Whether [`CheckpointOptimizer::load_optimizer_state`] brings a loss scaler back. Where it does not, resuming from a checkpoint
     /// that has one says so in a warning. False unless overridden.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScaled, CheckpointOptimizer, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let scaler = DynamicLossScaler::default();
-    /// assert!(!sgd.scales_loss());
-    /// assert!(LossScaled::new(sgd, scaler).scales_loss());
-    /// # Ok(()) }
-    /// ```
     fn scales_loss(&self) -> bool {
         false
     }
@@ -180,15 +168,6 @@ impl OptimizerState {
     }
 
     /// The state of the loss scaler, if one drives the optimizer.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::optim::{DynamicLossScaler, OptimizerState};
-    /// let state = OptimizerState::new("my_crate.Sign");
-    /// assert_eq!(state.loss_scaler(), None);
-    /// let scaler = DynamicLossScaler::default().state();
-    /// assert_eq!(state.with_loss_scaler(scaler).loss_scaler(), Some(&scaler));
-    /// ```
     pub fn loss_scaler(&self) -> Option<&LossScalerState> {
         self.loss_scaler.as_ref()
     }
@@ -201,14 +180,6 @@ impl OptimizerState {
     }
 
     /// That count, if the run keeps one.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::optim::OptimizerState;
-    /// let state = OptimizerState::new("my_crate.Sign");
-    /// assert_eq!(state.global_steps(), None);
-    /// assert_eq!(state.with_global_steps(7).global_steps(), Some(7));
-    /// ```
     pub fn global_steps(&self) -> Option<u64> {
         self.global_steps
     }

@@ -90,15 +90,6 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`](super::OptimError::InvalidHyperparameter), see [`LossScalerConfig::validate`].
-    ///
-    /// ```
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let config = LossScalerConfig::default().with_initial_loss_scale(8.);
-    /// assert_eq!(DynamicLossScaler::new(config.clone())?.loss_scale(), 8.);
-    /// assert!(DynamicLossScaler::new(config.with_max_loss_scale(4.)).is_err());
-    /// # Ok(()) }
-    /// ```
     pub fn new(config: LossScalerConfig) -> Result<Self> {
         config.validate()?;
         Ok(Self::with_valid(config))
@@ -115,54 +106,21 @@ impl DynamicLossScaler {
     }
 
     /// The configuration.
-    ///
-    /// ```
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
-    /// # let scaler = DynamicLossScaler::default();
-    /// assert_eq!(scaler.config(), &LossScalerConfig::default());
-    /// ```
     pub fn config(&self) -> &LossScalerConfig {
         &self.config
     }
 
     /// What the next loss is multiplied by.
-    ///
-    /// ```
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// assert_eq!(scaler.loss_scale(), 65536.);
-    /// scaler.update(true);
-    /// assert_eq!(scaler.loss_scale(), 32768.);
-    /// ```
     pub fn loss_scale(&self) -> f64 {
         self.state.loss_scale
     }
 
     /// Steps without a non-finite gradient since the loss scale last moved.
-    ///
-    /// ```
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// scaler.update(false);
-    /// scaler.update(false);
-    /// assert_eq!(scaler.clean_steps(), 2);
-    /// scaler.update(true);
-    /// assert_eq!(scaler.clean_steps(), 0);
-    /// ```
     pub fn clean_steps(&self) -> u64 {
         self.state.clean_steps
     }
 
     /// Steps left out so far.
-    ///
-    /// ```
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// for found_non_finite in [true, false, true] {
-    ///     scaler.update(found_non_finite);
-    /// }
-    /// assert_eq!(scaler.skipped_steps(), 2);
-    /// ```
     pub fn skipped_steps(&self) -> u64 {
         self.state.skipped_steps
     }
@@ -172,16 +130,6 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// candle's.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let scaler = DynamicLossScaler::default();
-    /// let loss = Tensor::new(0.5f32, &Device::Cpu)?.to_dtype(DType::BF16)?;
-    /// assert_eq!(scaler.scaled(&loss)?.to_scalar::<f32>()?, 32768.);
-    /// # Ok(()) }
-    /// ```
     pub fn scaled(&self, loss: &Tensor) -> Result<Tensor> {
         let loss = match loss.dtype() {
             DType::BF16 | DType::F16 => &loss.to_dtype(DType::F32)?,
@@ -202,18 +150,6 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// candle's, when memory for the gradients cannot be had or a device fails; some may have been replaced then.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let scaler = DynamicLossScaler::default();
-    /// let mut grads = scaler.scaled(&w.sqr()?.sum_all()?)?.backward()?;
-    /// assert_eq!(scaler.unscale(&mut grads, [&w])?, 0);
-    /// assert_eq!(grads.get(&w).unwrap().to_vec1::<f32>()?, [2.; 3]);
-    /// # Ok(()) }
-    /// ```
     pub fn unscale<'a>(
         &self,
         grads: &mut GradStore,
@@ -249,17 +185,6 @@ impl DynamicLossScaler {
     }
 
     /// Moves the loss scale after a step: down if a gradient was not finite, up after so many clean steps.
-    ///
-    /// ```
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let config = LossScalerConfig::default().with_growth_interval(2);
-    /// let mut scaler = DynamicLossScaler::new(config)?;
-    /// scaler.update(false);
-    /// scaler.update(false);
-    /// assert_eq!(scaler.loss_scale(), 131072.);
-    /// # Ok(()) }
-    /// ```
     pub fn update(&mut self, found_non_finite: bool) {
         let LossScalerConfig {
             growth_factor,
@@ -286,14 +211,6 @@ impl DynamicLossScaler {
     }
 
     /// What later steps depend on.
-    ///
-    /// ```
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// scaler.update(false);
-    /// let state = scaler.state();
-    /// assert_eq!((state.loss_scale, state.clean_steps, state.skipped_steps), (65536., 1, 0));
-    /// ```
     pub fn state(&self) -> LossScalerState {
         self.state
     }
@@ -303,20 +220,6 @@ impl DynamicLossScaler {
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) if the loss scale is no power of two between the floor and the cap of this scaler's
     /// configuration; nothing is changed.
-    ///
-    /// ```
-    /// # use fp8_recipes::optim::{DynamicLossScaler, LossScalerConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let mut other = DynamicLossScaler::default();
-    /// scaler.update(true);
-    /// other.load_state(&scaler.state())?;
-    /// assert_eq!(other, scaler);
-    /// // Above the cap of another configuration.
-    /// let config = LossScalerConfig::default().with_initial_loss_scale(8.).with_max_loss_scale(8.);
-    /// assert!(DynamicLossScaler::new(config)?.load_state(&scaler.state()).is_err());
-    /// # Ok(()) }
-    /// ```
     pub fn load_state(&mut self, state: &LossScalerState) -> Result<()> {
         self.check_state(state)?;
         self.state = *state;

@@ -119,13 +119,6 @@ impl LossScalerConfig {
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) with the name and value of the first field at
     /// fault.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::optim::LossScalerConfig;
-    /// let error = LossScalerConfig::default().with_growth_factor(3.).validate().unwrap_err();
-    /// assert!(error.to_string().starts_with("growth_factor = 3"), "{error}");
-    /// ```
     pub fn validate(&self) -> Result<()> {
         check_limit(self.max_skipped_steps)?;
         check_loss_scale("max_loss_scale", self.max_loss_scale, LOWEST, HIGHEST)?;

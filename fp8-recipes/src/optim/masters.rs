@@ -57,13 +57,6 @@ pub enum MasterDType {
 
 impl MasterDType {
     /// candle's name for it.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use candle_core::DType;
-    /// use fp8::optim::MasterDType;
-    /// assert_eq!(MasterDType::Bf16.dtype(), DType::BF16);
-    /// ```
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,

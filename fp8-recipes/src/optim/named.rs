@@ -30,37 +30,12 @@ use super::{AdamW, OptimError, Sgd, StepReport};
 /// ```
 pub trait NamedOptimizer {
     /// The variables that it updates, sorted by name.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{NamedOptimizer, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// let (name, var) = &sgd.named_vars()[0];
-    /// assert_eq!(name, "w");
-    /// assert_eq!(var.id(), w.id());
-    /// # Ok(()) }
-    /// ```
     fn named_vars(&self) -> Vec<(String, Var)>;
 
     /// One step with these gradients.
     ///
     /// # Errors
     /// A gradient that does not fit its variable, or an error of the device.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{NamedOptimizer, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// let optimizer: &mut dyn NamedOptimizer = &mut sgd;
-    /// let report = optimizer.apply_gradients(&w.sum_all()?.backward()?)?;
-    /// assert_eq!(report.updated, 1);
-    /// assert_eq!(w.to_vec1::<f32>()?, [0.75; 3]);
-    /// # Ok(()) }
-    /// ```
     fn apply_gradients(&mut self, grads: &GradStore) -> Result<StepReport>;
 }
 

@@ -63,13 +63,6 @@ impl StepReport {
     }
 
     /// A step that was left out after `step` others, for gradients of this norm; says so to `tracing`.
-    ///
-    /// ```
-    /// use fp8_recipes::optim::StepReport;
-    /// let report = StepReport::skipped_step(1e-3, 12, f64::INFINITY, 100);
-    /// assert!(report.skipped()?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn skipped_step(lr: f64, updated: usize, grad_norm: f64, step: u64) -> Self {
         warn_skipped(grad_norm, step, None);
         Self::known(lr, updated, grad_norm, 0.0, true)
@@ -194,26 +187,6 @@ impl StepReport {
     ///
     /// # Errors
     /// As [`StepReport::grad_norm`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// # use fp8_recipes::{nn, prepare_fp8, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let vars = VarMap::new();
-    /// # let model = nn::linear_no_bias(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// # prepare_fp8(&model, &Default::default())?;
-    /// # let x = Tensor::ones((4, 32), DType::F32, &Device::Cpu)?;
-    /// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
-    /// let y = with_fp8("delayed", || model.forward(&x))?;
-    /// let loss = (y.sum_all()? * f64::INFINITY)?;
-    /// // The cast of the gradient saturates, so that the gradients of the weight are finite.
-    /// let report = optimizer.apply(&loss.backward()?)?;
-    /// assert!(report.skipped()?);
-    /// assert_eq!(report.non_finite()?[0].slot, "fc.grad_output");
-    /// # Ok(()) }
-    /// ```
     pub fn non_finite(&self) -> Result<Vec<NonFinite>> {
         self.seen.casts()
     }

@@ -34,56 +34,17 @@ pub struct ScaledStep<R> {
 
 impl<R> ScaledStep<R> {
     /// What the loss of this step was multiplied by.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let step = scaler.backward_step(&(w.sum_all()? * f64::NAN)?, &mut sgd)?;
-    /// // What the step had, not what the next one has.
-    /// assert_eq!((step.loss_scale(), scaler.loss_scale()), (65536., 32768.));
-    /// # Ok(()) }
-    /// ```
     pub fn loss_scale(&self) -> f64 {
         self.loss_scale
     }
 
     /// Whether the step was left out, because of a non-finite gradient.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let loss = w.sum_all()?;
-    /// assert!(!scaler.backward_step(&loss, &mut sgd)?.skipped());
-    /// assert!(scaler.backward_step(&(loss * f64::INFINITY)?, &mut sgd)?.skipped());
-    /// # Ok(()) }
-    /// ```
     pub fn skipped(&self) -> bool {
         self.report.is_none()
     }
 
     /// How many variables had a gradient with an infinite or NaN element; at least 1 for a step that was left out because a cast has
     /// seen Inf or NaN.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let v = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// let loss = (w.sum_all()? + (v.sum_all()? * f64::INFINITY)?)?;
-    /// let step = scaler.step(&loss, [&v, &w], |_| Ok::<_, candle_core::Error>(()))?;
-    /// assert_eq!(step.non_finite(), 1);
-    /// # Ok(()) }
-    /// ```
     pub fn non_finite(&self) -> usize {
         self.non_finite
     }
@@ -106,20 +67,6 @@ impl<R> ScaledStep<R> {
     }
 
     /// What the optimizer returned; None if it was not asked.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let loss = w.sum_all()?;
-    /// let step = scaler.step(&loss, [&w], |_| Ok::<_, candle_core::Error>("taken"))?;
-    /// assert_eq!(step.report(), Some(&"taken"));
-    /// let step = scaler.step(&(loss * f64::NAN)?, [&w], |_| Ok::<_, candle_core::Error>("taken"))?;
-    /// assert_eq!(step.report(), None);
-    /// # Ok(()) }
-    /// ```
     pub fn report(&self) -> Option<&R> {
         self.report.as_ref()
     }
@@ -135,21 +82,6 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// candle's, or what `take` returns.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let sign_descent = |grads: &candle_core::backprop::GradStore| match grads.get(&w) {
-    ///     Some(grad) => w.set(&(w.as_tensor() - (grad.sign()? * 0.25)?)?),
-    ///     None => Ok(()),
-    /// };
-    /// scaler.step(&w.sqr()?.sum_all()?, [&w], sign_descent)?;
-    /// assert_eq!(w.to_vec1::<f32>()?, [0.75; 3]);
-    /// # Ok(()) }
-    /// ```
     pub fn step<'a, R, E: From<OptimError>>(
         &mut self,
         loss: &Tensor,
@@ -166,28 +98,6 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// candle's, or what `take` returns.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::DynamicLossScaler;
-    /// use candle_nn::{Optimizer, SGD};
-    /// use fp8::GradAccumulator;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let mut sgd = SGD::new(vec![w.clone()], 0.25)?;
-    /// let mut micro_batches = GradAccumulator::from_vars(vec![w.clone()]);
-    /// for factor in [1., 3.] {
-    ///     let loss = (w.sum_all()? * factor)?;
-    ///     micro_batches.add(scaler.scaled(&loss)?.backward()?)?;
-    /// }
-    /// let mut grads = micro_batches.finish_mean()?;
-    /// let step = scaler.step_with_grads(&mut grads, [&w], |grads| sgd.step(grads))?;
-    /// assert!(!step.skipped());
-    /// assert_eq!(w.to_vec1::<f32>()?, [0.5; 3]);
-    /// # Ok(()) }
-    /// ```
     pub fn step_with_grads<'a, R, E: From<OptimError>>(
         &mut self,
         grads: &mut GradStore,
@@ -224,19 +134,6 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// candle's, or the optimizer's.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let step = scaler.backward_step(&w.sqr()?.sum_all()?, &mut sgd)?;
-    /// assert!(!step.skipped());
-    /// assert_eq!(w.to_vec1::<f32>()?, [0.5; 3]);
-    /// # Ok(()) }
-    /// ```
     pub fn backward_step<O: NamedOptimizer + ?Sized>(
         &mut self,
         loss: &Tensor,
@@ -251,19 +148,6 @@ impl DynamicLossScaler {
     ///
     /// # Errors
     /// candle's, or the optimizer's.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{DynamicLossScaler, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// # let mut scaler = DynamicLossScaler::default();
-    /// let mut grads = scaler.scaled(&w.sqr()?.sum_all()?)?.backward()?;
-    /// assert!(!scaler.apply(&mut grads, &mut sgd)?.skipped());
-    /// assert_eq!(w.to_vec1::<f32>()?, [0.5; 3]);
-    /// # Ok(()) }
-    /// ```
     pub fn apply<O: NamedOptimizer + ?Sized>(
         &mut self,
         grads: &mut GradStore,

@@ -68,17 +68,6 @@ impl Sgd {
     /// [`DuplicateName`](super::OptimError::DuplicateName), [`MasterOfInteger`](super::OptimError::MasterOfInteger),
     /// [`MasterOverflow`](super::OptimError::MasterOverflow),
     /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter), or candle's when memory for master weights cannot be had.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let var = || Var::ones(3, DType::F32, &Device::Cpu);
-    /// let sgd = Sgd::from_named(vec![("b".into(), var()?), ("a".into(), var()?)], SgdConfig::default())?;
-    /// let names: Vec<&str> = sgd.vars().map(|(name, _)| name).collect();
-    /// assert_eq!(names, ["a", "b"]);
-    /// # Ok(()) }
-    /// ```
     pub fn from_named(vars: Vec<(String, Var)>, config: SgdConfig) -> Result<Self> {
         config.validate()?;
         let slots = sorted(vars, config.masters.is_some())?.into_iter();
@@ -102,18 +91,6 @@ impl Sgd {
     ///
     /// # Errors
     /// As [`Sgd::from_named`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// use candle_nn::{VarBuilder, VarMap};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let vars = VarMap::new();
-    /// candle_nn::linear(2, 3, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-    /// let sgd = Sgd::from_varmap(&vars, SgdConfig::default())?;
-    /// assert!(sgd.vars().map(|(name, _)| name).eq(["fc.bias", "fc.weight"]));
-    /// # Ok(()) }
-    /// ```
     pub fn from_varmap(varmap: &VarMap, config: SgdConfig) -> Result<Self> {
         Self::from_named(of_varmap(varmap)?, config)
     }
@@ -129,20 +106,6 @@ impl Sgd {
     }
 
     /// The groups, in the order given.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// use fp8::optim::ParamGroup;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// assert!(sgd.groups().is_empty());
-    /// let sgd = sgd.with_groups(vec![ParamGroup::new("*")?.with_weight_decay(0.1)])?;
-    /// assert_eq!(sgd.groups()[0].weight_decay(), Some(0.1));
-    /// # Ok(()) }
-    /// ```
     pub fn groups(&self) -> &[ParamGroup] {
         self.groups.all()
     }
@@ -163,18 +126,6 @@ impl Sgd {
     /// A gradient of another shape or device than its variable, or of a dtype that is neither its own nor f32 for a 16-bit one, or a rate that
     /// candle's interface could not refuse (before anything is changed), [`TooManySkipped`](super::OptimError::TooManySkipped), or an error
     /// of the device.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// let report = sgd.apply(&w.sqr()?.sum_all()?.backward()?)?;
-    /// assert_eq!((report.updated, report.lr), (1, 0.25));
-    /// assert_eq!(w.to_vec1::<f32>()?, [0.5; 3]);
-    /// # Ok(()) }
-    /// ```
     pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
         let _scope = profile::enter(profile::Kind::Optimizer);
         self.refused_lr.map_or(Ok(()), check_lr)?;
@@ -242,32 +193,11 @@ impl Sgd {
     }
 
     /// The hyperparameters, with the learning rate of the next step.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// sgd.set_lr(0.125)?;
-    /// assert_eq!(sgd.config(), &SgdConfig::default().with_lr(0.125));
-    /// # Ok(()) }
-    /// ```
     pub fn config(&self) -> &SgdConfig {
         &self.config
     }
 
     /// The learning rate of the next step.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// assert_eq!(sgd.lr(), 0.25);
-    /// # Ok(()) }
-    /// ```
     pub fn lr(&self) -> f64 {
         self.config.lr
     }
@@ -276,18 +206,6 @@ impl Sgd {
     ///
     /// # Errors
     /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) if `lr` is NaN, infinite or negative; the old one stays.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// sgd.set_lr(0.125)?;
-    /// assert!(sgd.set_lr(f64::NAN).is_err());
-    /// assert_eq!(sgd.lr(), 0.125);
-    /// # Ok(()) }
-    /// ```
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         check_lr(lr)?;
         self.config.lr = lr;
@@ -302,37 +220,11 @@ impl Sgd {
     }
 
     /// Steps taken, skipped ones not counted.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let mut sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// let loss = w.sum_all()?;
-    /// for loss in [&loss, &(&loss * f64::NAN)?] {
-    ///     sgd.apply(&loss.backward()?)?;
-    /// }
-    /// assert_eq!(sgd.steps(), 1);
-    /// # Ok(()) }
-    /// ```
     pub fn steps(&self) -> u64 {
         self.step
     }
 
     /// The variables with their names, in the order of the updates.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let sgd = Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_lr(0.25))?;
-    /// for (name, var) in sgd.vars() {
-    ///     assert_eq!((name, var.dims()), ("w", [3].as_slice()));
-    /// }
-    /// # Ok(()) }
-    /// ```
     pub fn vars(&self) -> impl Iterator<Item = (&str, &Var)> {
         let slots = self.slots.iter();
         slots.map(|slot| (slot.name.as_str(), &slot.var))

@@ -126,13 +126,6 @@ impl SgdConfig {
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) with the name and value of the first field at
     /// fault.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::optim::SgdConfig;
-    /// let error = SgdConfig::default().with_nesterov(true).validate().unwrap_err();
-    /// assert!(error.to_string().contains("above 0 with nesterov"));
-    /// ```
     pub fn validate(&self) -> Result<()> {
         check_lr(self.lr)?;
         check(

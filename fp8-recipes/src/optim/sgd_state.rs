@@ -35,20 +35,6 @@ impl Sgd {
     ///
     /// # Errors
     /// candle's, when a tensor cannot be made.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{STEP_NAME, Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let make = || Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_momentum(0.5));
-    /// let mut sgd = make()?;
-    /// sgd.apply(&(&*w * 2.)?.sum_all()?.backward()?)?;
-    /// let state = sgd.state()?;
-    /// assert_eq!(state["w.momentum_buffer"].to_vec1::<f32>()?, [2.; 3]);
-    /// assert_eq!(state[STEP_NAME].to_scalar::<i64>()?, 1);
-    /// # Ok(()) }
-    /// ```
     pub fn state(&self) -> Result<HashMap<String, Tensor>> {
         let mut state = HashMap::with_capacity(2 * self.slots.len() + 2);
         let mut buffers = 0i64;
@@ -75,19 +61,6 @@ impl Sgd {
     ///
     /// # Errors
     /// As [`AdamW::load_state`](super::AdamW::load_state).
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use fp8_recipes::optim::{Sgd, SgdConfig};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// # let make = || Sgd::from_named(vec![("w".into(), w.clone())], SgdConfig::default().with_momentum(0.5));
-    /// let (mut first, mut second) = (make()?, make()?);
-    /// first.apply(&w.sum_all()?.backward()?)?;
-    /// second.load_state(&first.state()?)?;
-    /// assert_eq!(second.steps(), 1);
-    /// # Ok(()) }
-    /// ```
     pub fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<()> {
         let mut known = HashSet::from([STEP_NAME, BUFFERS].map(String::from));
         let mut loaded = Vec::with_capacity(self.slots.len());

@@ -46,20 +46,6 @@ pub struct CastRow {
 impl CastRow {
     /// Whether the cast of this tensor is left out where the operator meets more than two dimensions: the result of a batched
     /// [`nn::Matmul`](crate::nn::Matmul) stays in high precision, and so does its gradient. A table marks it with `*`.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use fp8::{CAST_TENSORS, PrepareOptions, RecipeName, nn, prepare_fp8};
-    /// let scores = nn::Matmul::new("attention.scores");
-    /// let report = prepare_fp8(&scores, &PrepareOptions::default().with_operators(true))?;
-    /// let table = report.cast_table(RecipeName::Direct)?;
-    /// let marked = CAST_TENSORS.iter().filter(|operand| table.rows[0].of_plain_products_only(**operand));
-    /// let marked: Vec<_> = marked.map(|operand| operand.to_string()).collect();
-    /// assert_eq!(marked, ["output", "grad_output"]);
-    /// assert!(table.to_string().ends_with("* of products of two matrices; batched ones keep their results in high precision"));
-    /// # Ok(()) }
-    /// ```
     pub fn of_plain_products_only(&self, operand: Operand) -> bool {
         self.kind == LayerKind::Matmul && matches!(operand, Operand::Output | Operand::GradOutput)
     }

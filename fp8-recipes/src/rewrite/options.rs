@@ -42,12 +42,6 @@ impl Default for WriteOptions {
 
 impl WriteOptions {
     /// The defaults.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// let options = fp8::rewrite::WriteOptions::new();
-    /// assert!(!options.overwrite); // a model in the way is an error
-    /// ```
     pub fn new() -> Self {
         Self::default()
     }

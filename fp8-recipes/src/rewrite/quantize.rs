@@ -54,14 +54,6 @@ pub struct QuantizeOptions {
 
 impl QuantizeOptions {
     /// Compressed-tensors files of all linear layers but the head.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::rewrite::{QuantizeOptions, Scheme, Spelling};
-    /// let options = QuantizeOptions::new(Scheme::ChannelToken);
-    /// assert_eq!(options.spelling, Spelling::CompressedTensors);
-    /// assert!(!options.head);
-    /// ```
     pub fn new(scheme: Scheme) -> Self {
         Self {
             scheme,

@@ -42,60 +42,12 @@ use std::path::{Path, PathBuf};
 pub trait Source {
     /// Names of all tensors, by Hugging Face's names (`model.layers.0.mlp.up_proj.weight`). No scales of FP8 weights; scales of KV
     /// caches as `..self_attn.k_scale` and `v_scale`.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # use rewrite::Source;
-    /// # let source = Checkpoint::open_dir(dir.path())?;
-    /// # let source: &dyn Source = &source;
-    /// assert!(source.names().contains(&"fc.weight".to_string()));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn names(&self) -> Vec<String>;
 
     /// Shape of a tensor; None if there is none of that name.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # use rewrite::Source;
-    /// # let source = Checkpoint::open_dir(dir.path())?;
-    /// # let source: &dyn Source = &source;
-    /// assert_eq!(source.shape("fc.weight"), Some(vec![32, 64]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn shape(&self, name: &str) -> Option<Vec<usize>>;
 
     /// Dtype of a tensor's value; None if it has no particular one, as FP8 weights and those of block formats.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # use rewrite::Source;
-    /// # let source = Checkpoint::open_dir(dir.path())?;
-    /// # let source: &dyn Source = &source;
-    /// assert_eq!(source.dtype("fc.weight"), Some(DType::F32));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn dtype(&self, name: &str) -> Option<DType>;
 
     /// Whether a tensor is kept as FP8 codes, so that quantizing it rounds its value a second time.
@@ -105,82 +57,17 @@ pub trait Source {
 
     /// The value of a tensor on the CPU, in `dtype`, which is [`Source::dtype`] or a floating point dtype.
     ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # use rewrite::Source;
-    /// # let source = Checkpoint::open_dir(dir.path())?;
-    /// # let source: &dyn Source = &source;
-    /// let weight = source.value("fc.weight", DType::BF16)?;
-    /// assert_eq!((weight.dims(), weight.dtype()), ([32, 64].as_slice(), DType::BF16));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If there is none, or it cannot be read or held in `dtype`.
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor>;
 
     /// The `config.json` of the model.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # use rewrite::Source;
-    /// # let source = Checkpoint::open_dir(dir.path())?;
-    /// # let source: &dyn Source = &source;
-    /// assert!(source.config().is_none()); // no config.json beside these weights
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn config(&self) -> Option<&Value>;
 
     /// Where tokenizer files and the like stand, which are copied.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # use rewrite::Source;
-    /// # let source = Checkpoint::open_dir(dir.path())?;
-    /// # let source: &dyn Source = &source;
-    /// assert_eq!(source.directory().as_deref(), Some(dir.path()));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn directory(&self) -> Option<PathBuf>;
 
     /// JSON files that belong beside the weights and stand in no directory, by name.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # use rewrite::Source;
-    /// # let source = Checkpoint::open_dir(dir.path())?;
-    /// # let source: &dyn Source = &source;
-    /// assert!(source.files()?.is_empty()); // they stand in the directory
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// If they cannot be made.
@@ -189,22 +76,6 @@ pub trait Source {
     }
 
     /// Names of weights that are stored under another name, with that name.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::load::Checkpoint;
-    /// # use fp8_recipes::rewrite::{self};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-    /// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-    /// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-    /// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-    /// # use rewrite::Source;
-    /// # let source = Checkpoint::open_dir(dir.path())?;
-    /// # let source: &dyn Source = &source;
-    /// assert!(source.tied().is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn tied(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
     }

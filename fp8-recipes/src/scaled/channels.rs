@@ -50,21 +50,6 @@ impl nn::BatchNorm {
     ///
     /// # Errors
     /// As [`ModuleT::forward_t`]; [`Error::NotScaled`](crate::Error::NotScaled) for a scaled `x` where a parameter is a plain tensor.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::{Scaled, as_scaled};
-    /// use fp8_recipes::nn;
-    /// use fp8_recipes::scaled::ScaledVarMap;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let bn = nn::batch_norm(1, 0., vars.var_builder().pp("bn"))?;
-    /// let x = as_scaled(&Tensor::new(&[[1f32], [3.]], &Device::Cpu)?, 4.)?;
-    /// assert_eq!(bn.apply_t(&x, true)?.flatten_all()?.to_vec1()?, [-1., 1.]);
-    /// // A tenth of the way from 0 to the mean of 1 and 3.
-    /// let evaluated: Scaled = bn.apply_t(&x, false)?;
-    /// assert_eq!(evaluated.dims(), [2, 1]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn apply_t<A: Array>(&self, x: &A, train: bool) -> Result<A> {
         A::over_channels(ChannelLayer::BatchNorm(self, train), x)
     }

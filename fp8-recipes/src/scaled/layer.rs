@@ -43,17 +43,6 @@ pub trait Layer<A: Array> {
     ///
     /// # Errors
     /// Those of the layer's forward pass; [`Error::NotScaled`] for a scaled `x` where a parameter is a plain tensor.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// let relu = fp8::nn::Activation::Relu;
-    /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-    /// assert_eq!(relu.apply(&x)?.to_vec1()?, [1.0, 0.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn apply(&self, x: &A) -> Result<A>;
 }
 
@@ -123,19 +112,6 @@ impl nn::Embedding {
     ///
     /// # Errors
     /// If an index is not in the table; [`Error::NotScaled`] for scaled rows of a plain table.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::Scaled;
-    /// use fp8::nn;
-    /// use fp8::scaled::ScaledVarMap;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let embedding = nn::embedding(10, 4, vars.var_builder().pp("embed"))?;
-    /// let x: Scaled = embedding.lookup(&Tensor::new(&[3u32, 5], &Device::Cpu)?)?;
-    /// assert_eq!(x.dims(), [2, 4]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn lookup<A: Array>(&self, indexes: &Tensor) -> Result<A> {
         A::embedding(self, indexes)
     }

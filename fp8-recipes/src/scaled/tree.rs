@@ -39,15 +39,6 @@ impl ScaledTree {
     ///
     /// # Errors
     /// [`Error::NameClash`] if a name occurs twice; if a tensor is of integers or the scale is not one.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_recipes::scaled::*;
-    /// let plain = [("w".to_string(), Tensor::new(&[1f32, 3.0], &Device::Cpu)?)];
-    /// let tree = ScaledTree::as_scaled(plain, None)?;
-    /// assert_eq!(tree.get("w").unwrap().to_vec1()?, [1.0, 3.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn as_scaled(
         tensors: impl IntoIterator<Item = (String, Tensor)>,
         scale: impl Into<Option<f32>>,
@@ -64,77 +55,26 @@ impl ScaledTree {
     }
 
     /// Puts in a value, and gives back the one that was there.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// let mut tree = ScaledTree::default();
-    /// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
-    /// assert_eq!(tree.len(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn insert(&mut self, name: impl Into<String>, value: Scaled) -> Option<Scaled> {
         self.0.insert(name.into(), value)
     }
 
     /// The value of this name.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// let mut tree = ScaledTree::default();
-    /// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
-    /// assert_eq!(tree.get("w").unwrap().scale().to_f32(), 2.0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn get(&self, name: &str) -> Option<&Scaled> {
         self.0.get(name)
     }
 
     /// Names and values, sorted by name.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// let mut tree = ScaledTree::default();
-    /// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
-    /// let names: Vec<&str> = tree.iter().map(|(name, _)| name).collect();
-    /// assert_eq!(names, ["w"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Scaled)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value))
     }
 
     /// How many values there are.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// let mut tree = ScaledTree::default();
-    /// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
-    /// assert_eq!(tree.len(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Whether there are none.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// let mut tree = ScaledTree::default();
-    /// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
-    /// assert!(!tree.is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -143,16 +83,6 @@ impl ScaledTree {
     ///
     /// # Errors
     /// The first of `f`.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use candle_core::{Device, Tensor};
-    /// use fp8::scaled::ScaledTree;
-    /// let x = [("x".to_string(), Tensor::new(&[3f32, 6.0], &Device::Cpu)?)];
-    /// let tree = ScaledTree::as_scaled(x, None)?.map(|x| x.dynamic_rescale_max())?;
-    /// assert_eq!(tree.get("x").unwrap().scale().to_f32(), 4.0);
-    /// # Ok::<(), fp8_recipes::Error>(())
-    /// ```
     pub fn map(&self, f: impl Fn(&Scaled) -> fp8_candle::Result<Scaled>) -> Result<Self> {
         let values = self.iter();
         let values = values.map(|(name, value)| Ok((name.to_string(), f(value)?)));
@@ -163,16 +93,6 @@ impl ScaledTree {
     ///
     /// # Errors
     /// If the dtype is none of scaled data.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// let mut tree = ScaledTree::default();
-    /// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
-    /// assert_eq!(tree.astype(DType::F16)?.get("w").unwrap().dtype(), DType::F16.into());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn astype(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
         let dtype = dtype.into();
         self.map(|value| value.astype(dtype))
@@ -182,16 +102,6 @@ impl ScaledTree {
     ///
     /// # Errors
     /// If `dtype` is not f32, bf16, f16 or f64.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// let mut tree = ScaledTree::default();
-    /// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
-    /// assert_eq!(tree.to_tensors(DType::F32)?["w"].to_vec1::<f32>()?, [1.0, 3.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn to_tensors(&self, dtype: DType) -> Result<BTreeMap<String, Tensor>> {
         let values = self.iter();
         let values =

@@ -55,15 +55,6 @@ impl ScaledVarMap {
     ///
     /// # Errors
     /// [`Error::TensorDType`] for another dtype.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use candle_core::{DType, Device};
-    /// use fp8::scaled::ScaledVarMap;
-    /// assert!(ScaledVarMap::new(DType::F16, &Device::Cpu)?.is_empty());
-    /// assert!(ScaledVarMap::new(DType::F64, &Device::Cpu).is_err());
-    /// # Ok::<(), fp8_recipes::Error>(())
-    /// ```
     pub fn new(dtype: DType, device: &Device) -> Result<Self> {
         check_dtype(PLACE, dtype)?;
         Ok(Self {
@@ -76,45 +67,17 @@ impl ScaledVarMap {
     /// A `VarBuilder` that makes parameters here: at the first `get` of a name by its initialization hint, in f32, which is then
     /// rescaled to the power of two below its root mean square and narrowed (zeros to the scale 0). Every `get` of a name gives the same tensor, that of the
     /// data. [`VarBuilder::to_dtype`] changes the dtype of what is made next.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let w = vars.var_builder().get((2, 3), "w")?;
-    /// assert_eq!(ScaledVar::of(&w).unwrap().name(), "w");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn var_builder(&self) -> VarBuilder<'static> {
         let backend: Box<dyn SimpleBackend> = Box::new(self.clone());
         VarBuilder::from_backend(backend, self.dtype, self.device.clone())
     }
 
     /// The dtype of the data of new parameters.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// assert_eq!(vars.dtype(), DType::F16);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// Where the parameters are.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// assert!(vars.device().is_cpu());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -123,16 +86,6 @@ impl ScaledVarMap {
     ///
     /// # Errors
     /// [`Error::MissingTensor`] if there is none.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// assert_eq!(vars.get("w")?.dims(), [2, 3]);
-    /// assert!(vars.get("v").is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn get(&self, name: &str) -> Result<ScaledVar> {
         let found = self.lock().get(name).cloned();
         found.ok_or_else(|| Error::MissingTensor {
@@ -142,57 +95,21 @@ impl ScaledVarMap {
     }
 
     /// All names, sorted.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// assert_eq!(vars.names(), ["w"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn names(&self) -> Vec<String> {
         self.lock().keys().cloned().collect()
     }
 
     /// All parameters, in the order of their names.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// assert_eq!(vars.vars()[0].name(), "w");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn vars(&self) -> Vec<ScaledVar> {
         self.lock().values().cloned().collect()
     }
 
     /// How many parameters there are.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// assert_eq!(vars.len(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
     /// Whether there are none.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// assert!(!vars.is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
@@ -201,18 +118,6 @@ impl ScaledVarMap {
     ///
     /// # Errors
     /// [`Error::NameClash`] if there is another one of that name, [`Error::TensorDType`] if its data are f64.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::ScaledVar;
-    /// use fp8::scaled::ScaledVarMap;
-    /// let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// let gain = ScaledVar::new("gain", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?;
-    /// params.insert(&gain)?;
-    /// assert_eq!(params.len(), 1);
-    /// # Ok::<(), fp8_recipes::Error>(())
-    /// ```
     pub fn insert(&self, var: &ScaledVar) -> Result<()> {
         check_dtype(var.name(), var.dtype())?;
         let mut vars = self.lock();
@@ -231,16 +136,6 @@ impl ScaledVarMap {
     ///
     /// # Errors
     /// If there is no parameter of this name, or it has another shape, or `x` holds integers.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// vars.set("w", &Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?;
-    /// assert_eq!(vars.get("w")?.scale().to_f32(), 1.0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn set(&self, name: &str, x: &Tensor) -> Result<()> {
         let var = self.get(name)?;
         Ok(var.set_rescaled(&x.to_device(var.device())?)?)
@@ -248,21 +143,6 @@ impl ScaledVarMap {
 
     /// Names of the parameters that have no gradient in `grads`, sorted; empty when all is well: [`check_gradients`](crate::check_gradients)
     /// of scaled parameters.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::ScaledVar;
-    /// use fp8::scaled::ScaledVarMap;
-    /// let params = ScaledVarMap::new(DType::F32, &Device::Cpu)?;
-    /// let one = Tensor::ones(1, DType::F32, &Device::Cpu)?;
-    /// let (used, unused) = (ScaledVar::new("used", &one)?, ScaledVar::new("unused", &one)?);
-    /// params.insert(&used)?;
-    /// params.insert(&unused)?;
-    /// let grads = used.value().square()?.sum_all()?.backward()?;
-    /// assert_eq!(params.missing_gradients(&grads), ["unused"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn missing_gradients(&self, grads: &ScaledGrads) -> Vec<String> {
         let vars = self.lock();
         let missing = vars.iter().filter(|(_, var)| grads.get(var).is_none());
@@ -273,15 +153,6 @@ impl ScaledVarMap {
     ///
     /// # Errors
     /// candle's, when there is no memory for it.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// assert_eq!(vars.to_tree()?.get("w").unwrap().dims(), [2, 3]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn to_tree(&self) -> Result<ScaledTree> {
         let mut tree = ScaledTree::default();
         for var in self.vars() {
@@ -295,20 +166,6 @@ impl ScaledVarMap {
     ///
     /// # Errors
     /// [`Error::UnmatchedNames`], [`Error::TensorShape`] or [`Error::TensorDType`].
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::scaled::ScaledVar;
-    /// use fp8::scaled::ScaledVarMap;
-    /// let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// params.insert(&ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?)?;
-    /// let before = params.to_tree()?;
-    /// params.set("w", &Tensor::zeros(4, DType::F32, &Device::Cpu)?)?;
-    /// params.load_tree(&before)?;
-    /// assert_eq!(params.get("w")?.value().to_vec1()?, [1.0; 4]);
-    /// # Ok::<(), fp8_recipes::Error>(())
-    /// ```
     pub fn load_tree(&self, tree: &ScaledTree) -> Result<()> {
         let vars = self.check_tree(tree)?;
         for var in vars {

@@ -46,12 +46,6 @@ impl StatsQuantity {
     ];
 
     /// As it stands over a drawing and, without the unit, in a file name: `amax`, `quant_scale`, `overflow`, `underflow`, `sqnr`.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::StatsQuantity;
-    /// assert_eq!(StatsQuantity::ALL.map(StatsQuantity::name)[1], "quant_scale");
-    /// ```
     pub fn name(self) -> &'static str {
         match self {
             Self::Amax => "amax",
@@ -163,19 +157,6 @@ impl StatsCurves {
     ///
     /// # Errors
     /// If there is no regular file of at most 1 GiB of UTF-8. Lines that are no rows, as one that was cut off, are left out.
-    ///
-    /// ```
-    /// # use fp8_recipes::StatsCurves;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
-    /// # {"step": 0, "layer": "fc", "operand": "weight", "amax": 2.0}"#;
-    /// # let directory = tempfile::tempdir()?;
-    /// let path = directory.path().join("stats.jsonl");
-    /// std::fs::write(&path, lines)?;
-    /// assert_eq!(StatsCurves::from_file(&path)?, StatsCurves::from_json_lines(lines));
-    /// assert!(StatsCurves::from_file(directory.path()).is_err());
-    /// # Ok(()) }
-    /// ```
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let text = read_text(path, FILE_LIMIT)?;
@@ -190,13 +171,6 @@ impl StatsCurves {
     }
 
     /// Reads lines. Those that are no rows are left out.
-    ///
-    /// ```
-    /// # use fp8_recipes::StatsCurves;
-    /// let row = r#"{"step": 3, "layer": "fc", "operand": "input", "amax": 1.5}"#;
-    /// let curves = StatsCurves::from_json_lines(&format!("{row}\n{}", &row[..20]));
-    /// assert_eq!(curves.steps(), [3]);
-    /// ```
     pub fn from_json_lines(lines: &str) -> Self {
         let mut curves: BTreeMap<_, BTreeMap<u64, Value>> = BTreeMap::new();
         for line in lines.lines() {
@@ -216,28 +190,12 @@ impl StatsCurves {
     }
 
     /// The steps that were recorded, in order.
-    ///
-    /// ```
-    /// # use fp8_recipes::StatsCurves;
-    /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
-    /// # {"step": 0, "layer": "fc", "operand": "weight", "amax": 2.0}"#;
-    /// assert_eq!(StatsCurves::from_json_lines(lines).steps(), [0, 10]);
-    /// ```
     pub fn steps(&self) -> Vec<u64> {
         let steps = self.0.values().flat_map(|rows| rows.keys().copied());
         steps.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// A curve for each `layer.operand`: steps and values, where there are any.
-    ///
-    /// ```
-    /// # use fp8_recipes::{StatsCurves, StatsQuantity};
-    /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
-    /// # {"step": 0, "layer": "fc", "operand": "weight", "amax": 2.0}"#;
-    /// let curves = StatsCurves::from_json_lines(lines);
-    /// assert_eq!(curves.of(StatsQuantity::Sqnr), [("fc.input".to_string(), vec![(10, 31.5)])]);
-    /// assert!(curves.of(StatsQuantity::Underflow).is_empty());
-    /// ```
     pub fn of(&self, quantity: StatsQuantity) -> Vec<(String, Vec<(u64, f64)>)> {
         let curve = |((layer, operand), rows): (&(String, String), &BTreeMap<u64, Value>)| {
             let value = |(&step, row): (&u64, &Value)| Some((step, row[quantity.key()].as_f64()?));
@@ -250,13 +208,6 @@ impl StatsCurves {
     /// A drawing of how `quantity` moves: below each other a panel for each operand, in it a line for each layer. The five
     /// worst are in color and named beside it: those of the lowest signal to noise, of the largest shares, and amaxes and scales
     /// that move most. All others are gray; a browser names a line under the pointer.
-    /// ```
-    /// # use fp8_recipes::{StatsCurves, StatsQuantity};
-    /// # let lines = r#"{"step": 10, "layer": "fc", "operand": "input", "sqnr_db": 31.5}
-    /// # {"step": 0, "layer": "fc", "operand": "weight", "amax": 2.0}"#;
-    /// let svg = StatsCurves::from_json_lines(lines).to_svg(StatsQuantity::Amax);
-    /// assert!(svg.contains("<title>fc.weight</title>") && !svg.contains("fc.input"));
-    /// ```
     pub fn to_svg(&self, quantity: StatsQuantity) -> String {
         let mut panels: Vec<Panel> = vec![];
         for ((layer, operand), rows) in &self.0 {

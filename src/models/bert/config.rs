@@ -92,16 +92,6 @@ pub enum Pooling {
 impl Pooling {
     /// What `1_Pooling/config.json` of sentence-transformers says, in the directory of a model; the mean if there is no such file.
     ///
-    /// ```
-    /// use fp8::models::Pooling;
-    /// let dir = tempfile::tempdir()?;
-    /// std::fs::create_dir(dir.path().join("1_Pooling"))?;
-    /// let json = r#"{ "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false }"#;
-    /// std::fs::write(dir.path().join("1_Pooling/config.json"), json)?;
-    /// assert_eq!(Pooling::of_dir(dir.path())?, Pooling::FirstToken);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// If the file cannot be read or says something else.
     pub fn of_dir(dir: impl AsRef<Path>) -> Result<Self> {
@@ -144,12 +134,6 @@ impl Pooling {
 
 impl BertConfig {
     /// Reads the entries of a `config.json`; `path` is for messages.
-    ///
-    /// ```
-    /// use fp8::models::BertConfig;
-    /// let error = BertConfig::parse("config.json", &serde_json::json!({ "model_type": "t5" })).unwrap_err();
-    /// assert_eq!(error.to_string(), "config.json: model_type is \"t5\", expected bert");
-    /// ```
     ///
     /// # Errors
     /// [`Error::Config`](crate::models::Error::Config) naming the entry that is missing or not computed here.

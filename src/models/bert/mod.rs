@@ -106,19 +106,6 @@ pub struct Bert {
 impl Bert {
     /// Builds the encoder from the tensors of `vb`, with or without a leading `bert.`.
     ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Bert, BertConfig};
-    /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// let config = BertConfig::parse("config.json", &json)?;
-    /// let vars = VarMap::new();
-    /// let model = Bert::new(&config, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
-    /// assert_eq!(model.config(), &config);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// If a tensor is missing or has another shape.
     pub fn new(config: &BertConfig, vb: VarBuilder<'_>) -> Result<Self> {
@@ -145,58 +132,17 @@ impl Bert {
     }
 
     /// Its shape.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Bert, BertConfig};
-    /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = BertConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Bert::new(&config, vb)?;
-    /// assert_eq!(model.config().hidden_size, 16);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn config(&self) -> &BertConfig {
         &self.config
     }
 
     /// Where it computes.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Bert, BertConfig};
-    /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = BertConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Bert::new(&config, vb)?;
-    /// let ids = Tensor::new(&[[5u32, 6, 7]], model.device())?;
-    /// assert_eq!(ids.dims(), [1, 3]);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn device(&self) -> &Device {
         &self.device
     }
 
     /// Features of every token, `[batch, tokens, hidden_size]`, of one segment. `mask` `[batch, tokens]` is 0 where a text has
     /// no token.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Bert, BertConfig};
-    /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = BertConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Bert::new(&config, vb)?;
-    /// let ids = Tensor::new(&[[5u32, 6, 7]], &Device::Cpu)?;
-    /// assert_eq!(model.forward(&ids, &ids.ones_like()?)?.dims(), [1, 3, 16]);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     ///
     /// # Errors
     /// If an id is not in the vocabulary, a text is longer than the model's positions, or shapes differ.
@@ -234,23 +180,6 @@ impl Bert {
 
     /// The embedding of each text: the mean of its tokens' features, scaled to length 1. `[batch, hidden_size]` in f32.
     ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Bert, BertConfig};
-    /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = BertConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Bert::new(&config, vb)?;
-    /// let ids = Tensor::new(&[[5u32, 6, 7], [5, 6, 0]], &Device::Cpu)?;
-    /// let mask = Tensor::new(&[[1u32, 1, 1], [1, 1, 0]], &Device::Cpu)?;
-    /// let texts = model.embed(&ids, &mask)?;
-    /// let cosines = texts.matmul(&texts.t()?)?;
-    /// assert_eq!(cosines.dims(), [2, 2]);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// As [`Bert::forward`].
     pub fn embed(&self, ids: &Tensor, mask: &Tensor) -> Result<Tensor> {
@@ -258,22 +187,6 @@ impl Bert {
     }
 
     /// [`Bert::embed`] with another way from the features of tokens to that of a text.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Bert, BertConfig};
-    /// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = BertConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Bert::new(&config, vb)?;
-    /// use fp8::models::Pooling;
-    /// let ids = Tensor::new(&[[5u32, 6, 7]], &Device::Cpu)?;
-    /// let text = model.embed_with(&ids, &ids.ones_like()?, Pooling::FirstToken)?;
-    /// assert_eq!(text.dims(), [1, 16]);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Bert::forward`].

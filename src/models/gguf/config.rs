@@ -139,14 +139,6 @@ impl GgufFile {
     ///
     /// # Errors
     /// [`GgufError`] for metadata that are missing or that no `config.json` can tell.
-    ///
-    /// ```no_run
-    /// use fp8::models::gguf::GgufFile;
-    ///
-    /// let config = GgufFile::open("model.gguf")?.config()?;
-    /// println!("{} layers", config["num_hidden_layers"]);
-    /// # Ok::<(), fp8::models::gguf::GgufError>(())
-    /// ```
     pub fn config(&self) -> Result<Value, GgufError> {
         let Dimensions {
             layers,

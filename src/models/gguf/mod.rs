@@ -65,16 +65,6 @@ impl GgufFile {
     ///
     /// # Errors
     /// [`GgufError`] naming the file and what is wrong.
-    ///
-    /// ```no_run
-    /// use candle_core::{DType, Device};
-    /// use fp8::models::gguf::GgufFile;
-    ///
-    /// let file = GgufFile::open("model.gguf")?;
-    /// let norm = file.tensor("model.norm.weight", DType::F32, &Device::Cpu)?;
-    /// println!("{:?}", norm.dims());
-    /// # Ok::<(), fp8::models::gguf::GgufError>(())
-    /// ```
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
         let path = path.as_ref().to_path_buf();
         let io = |source| GgufError::Io {
@@ -253,56 +243,22 @@ impl GgufFile {
     }
 
     /// The file.
-    ///
-    /// ```no_run
-    /// use fp8::models::gguf::GgufFile;
-    ///
-    /// let file = GgufFile::open("model.gguf")?;
-    /// println!("{}", file.path().display());
-    /// # Ok::<(), fp8::models::gguf::GgufError>(())
-    /// ```
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The names of all tensors as transformers calls them, sorted. Tied embeddings have one name.
-    ///
-    /// ```no_run
-    /// use fp8::models::gguf::GgufFile;
-    ///
-    /// let file = GgufFile::open("model.gguf")?;
-    /// assert!(file.names().any(|name| name == "model.norm.weight"));
-    /// # Ok::<(), fp8::models::gguf::GgufError>(())
-    /// ```
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
     /// The shape of a tensor, by the name in transformers.
-    ///
-    /// ```no_run
-    /// use fp8::models::gguf::GgufFile;
-    ///
-    /// let file = GgufFile::open("model.gguf")?;
-    /// assert_eq!(file.shape("model.embed_tokens.weight"), Some([49152, 576].as_slice()));
-    /// # Ok::<(), fp8::models::gguf::GgufError>(())
-    /// ```
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         let (stored, _) = self.tensors.get(name)?;
         Some(self.content.tensor_infos.get(stored)?.shape.dims())
     }
 
     /// A tensor by the name in transformers, dequantized, its rows in the order that transformers has.
-    ///
-    /// ```no_run
-    /// use fp8::models::gguf::GgufFile;
-    ///
-    /// let file = GgufFile::open("model.gguf")?;
-    /// use candle_core::{DType, Device};
-    /// let norm = file.tensor("model.norm.weight", DType::F32, &Device::Cpu)?;
-    /// println!("{:?}", norm.dims());
-    /// # Ok::<(), fp8::models::gguf::GgufError>(())
-    /// ```
     ///
     /// # Errors
     /// [`GgufError::Tensor`], also for a name that is not there.
@@ -329,18 +285,6 @@ impl GgufFile {
     }
 
     /// A VarBuilder over the tensors, by their names in transformers.
-    ///
-    /// ```no_run
-    /// use candle_core::{DType, Device};
-    /// use fp8::models::gguf::GgufFile;
-    /// use fp8::models::{Llama, LlamaConfig};
-    ///
-    /// let file = GgufFile::open("model.gguf")?;
-    /// let config = LlamaConfig::parse(file.path(), &file.config()?)?;
-    /// let model = Llama::new(&config, file.var_builder(DType::F32, &Device::Cpu))?;
-    /// println!("{:?}", model.config());
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn var_builder(self, dtype: DType, device: &Device) -> VarBuilder<'static> {
         VarBuilder::from_backend(Box::new(self), dtype, device.clone())
     }

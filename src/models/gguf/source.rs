@@ -30,15 +30,6 @@ pub struct GgufSource {
 impl GgufSource {
     /// Takes an open file.
     ///
-    /// ```no_run
-    /// use fp8::models::gguf::{GgufFile, GgufSource};
-    /// use fp8::rewrite::Source;
-    ///
-    /// let source = GgufSource::new(GgufFile::open("model.gguf")?)?;
-    /// println!("{} tensors", source.names().len());
-    /// # Ok::<(), fp8::models::gguf::GgufError>(())
-    /// ```
-    ///
     /// # Errors
     /// [`GgufError`](super::GgufError) if no configuration can be made of its metadata.
     pub fn new(file: GgufFile) -> Result<Self, super::GgufError> {

@@ -16,14 +16,6 @@ const USER_DEFINED: i64 = 4;
 impl GgufFile {
     /// The `tokenizer.json` of this model, for byte-level BPE (`tokenizer.ggml.model` is `gpt2`).
     ///
-    /// ```no_run
-    /// use fp8::models::gguf::GgufFile;
-    ///
-    /// let file = GgufFile::open("model.gguf")?;
-    /// std::fs::write("tokenizer.json", file.tokenizer_json()?.to_string())?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// [`GgufError::UnsupportedTokenizer`] for other kinds and for a `tokenizer.ggml.pre` that is not known, and
     /// [`GgufError`] for entries that are missing or contradict each other.
@@ -90,14 +82,6 @@ impl GgufFile {
 
     /// The `tokenizer_config.json` beside it: special tokens and the chat template.
     ///
-    /// ```no_run
-    /// use fp8::models::gguf::GgufFile;
-    ///
-    /// let file = GgufFile::open("model.gguf")?;
-    /// println!("ends with {}", file.tokenizer_config()?["eos_token"]);
-    /// # Ok::<(), fp8::models::gguf::GgufError>(())
-    /// ```
-    ///
     /// # Errors
     /// [`GgufError`] for entries of another kind.
     pub fn tokenizer_config(&self) -> Result<Value, GgufError> {
@@ -123,15 +107,6 @@ impl GgufFile {
     }
 
     /// The tokenizer, without a detour over files.
-    ///
-    /// ```no_run
-    /// use fp8::models::gguf::GgufFile;
-    ///
-    /// // As the `tokenizers` crate has it; `fp8::models::Tokenizer::from_gguf` adds special tokens and chats.
-    /// let tokenizer = GgufFile::open("model.gguf")?.tokenizer()?;
-    /// println!("{} tokens", tokenizer.get_vocab_size(true));
-    /// # Ok::<(), fp8::models::gguf::GgufError>(())
-    /// ```
     ///
     /// # Errors
     /// As [`GgufFile::tokenizer_json`].

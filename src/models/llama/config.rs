@@ -116,13 +116,6 @@ const TYPES: &str = "llama, mistral, qwen2, qwen3, phi3, mixtral or qwen3_moe";
 impl LlamaConfig {
     /// Reads the entries of a `config.json`; `path` is for messages.
     ///
-    /// ```
-    /// # use fp8::models::LlamaConfig;
-    /// let error = LlamaConfig::parse("model/config.json", &serde_json::json!({ "model_type": "t5" }));
-    /// let message = error.unwrap_err().to_string();
-    /// assert!(message.starts_with("model/config.json: model_type is \"t5\", expected llama"));
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Config`](super::super::Error::Config) naming the entry that is missing or not computed here.
     pub fn parse(path: impl AsRef<Path>, config: &Value) -> Result<Self> {

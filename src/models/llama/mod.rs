@@ -119,20 +119,6 @@ impl Llama {
     /// Without an `lm_head.weight`, or with [`LlamaConfig::tie_word_embeddings`] and none in the file, the embedding is the
     /// head.
     ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// let config = LlamaConfig::parse("config.json", &json)?;
-    /// let vars = VarMap::new();
-    /// let model = Llama::new(&config, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
-    /// assert_eq!(model.config().hidden_size, 16);
-    /// assert_eq!(vars.data().lock().unwrap()["model.embed_tokens.weight"].dims(), [32, 16]);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// If a tensor is missing or has another shape.
     pub fn new(config: &LlamaConfig, vb: VarBuilder<'_>) -> Result<Self> {
@@ -176,40 +162,11 @@ impl Llama {
     }
 
     /// Its shape.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// assert_eq!(model.config().num_layers, 1);
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
 
     /// Logits of all tokens, without a cache: `ids` `[batch, tokens]` of u32 to `[batch, tokens, vocab_size]`. Differentiable.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// let ids = Tensor::new(&[[1u32, 5, 9, 2]], &Device::Cpu)?;
-    /// let logits = model.forward(&ids.narrow(1, 0, 3)?)?.squeeze(0)?;
-    /// let targets = ids.narrow(1, 1, 3)?.squeeze(0)?; // each token's next one
-    /// candle_nn::loss::cross_entropy(&logits, &targets)?.backward()?; // or of a model in an optimizer
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     ///
     /// # Errors
     /// If an id is not in the vocabulary or `ids` has another shape.
@@ -220,21 +177,6 @@ impl Llama {
 
     /// A cache of E4M3 codes with the k and v scales of the file, for `batch` sequences of up to `capacity` tokens; None where
     /// the file has none for some layer.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8::models::{CausalLm, Llama, LlamaConfig};
-    /// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-    /// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-    /// # let config = LlamaConfig::parse("config.json", &json)?;
-    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-    /// # let model = Llama::new(&config, vb)?;
-    /// // No file, so no scales: keys and values stay in the model's dtype.
-    /// let cache = model.new_fp8_cache(1, 8)?.map_or_else(|| model.new_cache(1, 8), Ok)?;
-    /// assert!(!cache.is_fp8());
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
     ///
     /// # Errors
     /// If there is no memory for it, or scales are neither one number nor one per head.

@@ -13,15 +13,6 @@ const POSITIONS: usize = 128_000;
 impl LlamaConfig {
     /// Reads the entries of Mistral's `params.json`, which stands beside `consolidated.safetensors`; `path` is for messages.
     ///
-    /// ```
-    /// use fp8::models::LlamaConfig;
-    /// let params = serde_json::json!({ "dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16,
-    ///     "hidden_dim": 96, "vocab_size": 128, "norm_eps": 1e-5, "rope_theta": 1e6 });
-    /// let config = LlamaConfig::parse_params("params.json", &params)?;
-    /// assert_eq!((config.hidden_size, config.intermediate_size), (64, 96));
-    /// # Ok::<(), fp8::models::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Config`](super::super::Error::Config) naming the entry that is missing or not computed here.
     pub fn parse_params(path: impl AsRef<Path>, params: &Value) -> Result<Self> {

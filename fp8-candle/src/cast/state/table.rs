@@ -231,15 +231,6 @@ impl StateTable {
     }
 
     /// Sets what updates a row in steps that do not use it. A row with a rule of its own lends it to no other.
-    ///
-    /// ```
-    /// # use candle_core::Device;
-    /// # use fp8_candle::{Role, StateTable, state::IdleRule};
-    /// # let table = StateTable::new(&Device::Cpu)?;
-    /// let row = table.add_rows(&[("fc", Role::Input)], 16)?;
-    /// table.set_idle_rule(row, IdleRule::Never);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn set_idle_rule(&self, row: usize, idle: IdleRule) {
         if let Some(row) = self.lock().rows.get_mut(row) {
             row.idle = idle;

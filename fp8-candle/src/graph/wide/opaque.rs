@@ -13,19 +13,6 @@ impl WideNode {
     ///
     /// # Errors
     /// Those of `f`.
-    ///
-    /// ```
-    /// use candle_core::{Device, Var};
-    /// use fp8_candle::WideNode;
-    /// let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
-    /// let mut node = WideNode::new("square");
-    /// let value = node.argument(&x);
-    /// let square = node.apply(&[&value], |args| Ok(args[0].sqr()?))?;
-    /// let y = node.finish(square)?;
-    /// let grads = y.sum_all()?.backward()?;
-    /// assert_eq!(grads.get(&x).unwrap().to_vec1::<f32>()?, [2., 4.]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn apply(
         &mut self,
         values: &[&Wide],

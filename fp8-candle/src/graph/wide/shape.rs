@@ -11,16 +11,6 @@ impl WideNode {
     ///
     /// # Errors
     /// If `dims` has another number of elements.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::WideNode;
-    /// let x = Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?;
-    /// let mut node = WideNode::new("flat");
-    /// let x = node.argument(&x);
-    /// assert_eq!(node.reshape(&x, &[4])?.tensor()?.to_vec1::<f32>()?, [1., 2., 3., 4.]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn reshape(&mut self, x: &Wide, dims: &[usize]) -> Result<Wide> {
         let tensor = x.value.get()?.reshape(dims)?;
         let (id, before, to) = (x.id, x.dims().to_vec(), dims.to_vec());
@@ -43,17 +33,6 @@ impl WideNode {
     ///
     /// # Errors
     /// If `sizes` do not add up to it.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::WideNode;
-    /// let x = Tensor::new(&[[1f32, 2., 3.]], &Device::Cpu)?;
-    /// let mut node = WideNode::new("parts");
-    /// let x = node.argument(&x);
-    /// let parts = node.split(&x, &[1, 2])?;
-    /// assert_eq!(parts[1].tensor()?.to_vec2::<f32>()?, [[2., 3.]]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn split(&mut self, x: &Wide, sizes: &[usize]) -> Result<Vec<Wide>> {
         let last = x.dims().last().copied().unwrap_or(0);
         if sizes.iter().sum::<usize>() != last {

@@ -40,15 +40,6 @@ pub struct ConvWeight<'a> {
 
 impl<'a> ConvWeight<'a> {
     /// A weight that is cast in every call.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// use fp8_candle::conv::ConvWeight;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let weight = Tensor::ones((4, 3, 3, 3), DType::F32, &Device::Cpu)?;
-    /// assert!(ConvWeight::new(&weight).cache.is_none());
-    /// # Ok(()) }
-    /// ```
     pub fn new(tensor: &'a Tensor) -> Self {
         Self {
             tensor,

@@ -41,15 +41,6 @@ pub struct WideLinear<'a> {
 
 impl<'a> WideLinear<'a> {
     /// A layer.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::{LinearWeight, WideLinear};
-    /// # let weight = Tensor::new(&[[2f32, 0.]], &Device::Cpu)?;
-    /// let layer = WideLinear::new(LinearWeight::HighPrecision(&weight, None), None, None);
-    /// assert!(layer.plan.is_none()); // in high precision
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn new(
         weight: LinearWeight<'a>,
         bias: Option<&'a Tensor>,
@@ -85,17 +76,6 @@ impl WideNode {
     ///
     /// # Errors
     /// As [`fp8_linear`](crate::fp8_linear).
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::{LinearWeight, WideNode};
-    /// # let weight = Tensor::new(&[[2f32, 0.]], &Device::Cpu)?;
-    /// let mut node = WideNode::new("linear");
-    /// let x = node.argument(&Tensor::new(&[[3f32, 5.]], &Device::Cpu)?);
-    /// let y = node.linear(&x, LinearWeight::HighPrecision(&weight, None), None, None)?;
-    /// assert_eq!(y.tensor()?.to_vec2::<f32>()?, [[6.]]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn linear(
         &mut self,
         x: &Wide,
@@ -111,19 +91,6 @@ impl WideNode {
     ///
     /// # Errors
     /// As [`WideNode::linear`].
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::{LinearWeight, WideLinear, WideNode};
-    /// let x = Tensor::randn(0f32, 1., (3, 8), &Device::Cpu)?;
-    /// let (q, k) = (Tensor::randn(0f32, 1., (8, 8), &Device::Cpu)?, Tensor::randn(0f32, 1., (4, 8), &Device::Cpu)?);
-    /// let layer = |weight| WideLinear::new(LinearWeight::HighPrecision(weight, None), None, None);
-    /// let mut node = WideNode::new("qk");
-    /// let x = node.argument(&x);
-    /// let y = node.linear_joint(&x, &[layer(&q), layer(&k)])?;
-    /// assert_eq!((y[0].dims(), y[1].dims()), ([3, 8].as_slice(), [3, 4].as_slice()));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn linear_joint(&mut self, x: &Wide, layers: &[WideLinear<'_>]) -> Result<Vec<Wide>> {
         let mut first: Option<(Quantizer, Quantized)> = None;
         let mut results = vec![];

@@ -91,14 +91,6 @@ impl Activation {
     ///
     /// # Errors
     /// If `x` is not f32, bf16, f16 or f64, has no dimension, or an odd number of features where the activation is gated.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::ops::Activation;
-    /// let x = Tensor::new(&[[-1f32, 2., 10., 10.]], &Device::Cpu)?;
-    /// assert_eq!(Activation::ReGlu.apply(&x)?.to_vec2::<f32>()?, [[0., 20.]]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn apply(self, x: &Tensor) -> Result<Tensor> {
         self.check(x)?;
         if !fused(x) {

@@ -65,11 +65,6 @@ pub struct AttentionDropout {
 
 impl AttentionDropout {
     /// Dropout with this probability and seed.
-    ///
-    /// ```
-    /// let dropout = fp8_candle::ops::AttentionDropout::new(0.1, 17);
-    /// assert_eq!((dropout.probability, dropout.seed), (0.1, 17));
-    /// ```
     pub fn new(probability: f64, seed: u64) -> Self {
         Self { probability, seed }
     }

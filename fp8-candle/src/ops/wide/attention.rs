@@ -15,17 +15,6 @@ impl WideNode {
     ///
     /// # Errors
     /// As [`rope`].
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::WideNode;
-    /// let (cos, sin) = (Tensor::new(&[[0f32]], &Device::Cpu)?, Tensor::new(&[[1f32]], &Device::Cpu)?);
-    /// let mut node = WideNode::new("rope");
-    /// let x = node.argument(&Tensor::new(&[[[[1f32, 2.]]]], &Device::Cpu)?);
-    /// let y = node.rope(&x, &cos, &sin, false)?;
-    /// assert_eq!(y.tensor()?.flatten_all()?.to_vec1::<f32>()?, [-2., 1.]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn rope(
         &mut self,
         x: &Wide,
@@ -51,16 +40,6 @@ impl WideNode {
     ///
     /// # Errors
     /// As [`attention_tokens_first`](crate::ops::attention_tokens_first).
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::{WideNode, ops::AttentionOptions};
-    /// let mut node = WideNode::new("attention");
-    /// let x = node.argument(&Tensor::randn(0f32, 1., (1, 5, 2, 8), &Device::Cpu)?);
-    /// let y = node.attention([&x, &x, &x], &AttentionOptions::default())?;
-    /// assert_eq!(y.dims(), [1, 5, 2, 8]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn attention(&mut self, qkv: [&Wide; 3], options: &AttentionOptions) -> Result<Wide> {
         let tensors = [
             qkv[0].value.get()?,

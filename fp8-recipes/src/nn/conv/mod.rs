@@ -196,180 +196,25 @@ macro_rules! convolutions {
 }
 
 convolutions! {
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let weight = Tensor::ones((16, 16, 3), DType::F32, &Device::Cpu)?;
-    /// let conv = nn::Conv1d::new(weight, None, Default::default()).with_path("stem");
-    /// prepare_fp8(&conv, &PrepareOptions::default())?;
-    /// let x = Tensor::ones((1, 16, 8), DType::F32, &Device::Cpu)?;
-    /// let y = with_fp8(RecipeName::Tensorwise, || conv.forward(&x))?;
-    /// assert_eq!(y.dims(), [1, 16, 6]);
-    /// assert_eq!(conv.fp8_state().unwrap().quantized_tensors(), 2);
-    /// # Ok(()) }
-    /// ```
     Conv1d, Conv1dConfig, one_dim::conv1d, conv1d, conv1d_no_bias,
         fp8_state {
-            ///
-            /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
-            /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-            /// # let weight = Tensor::ones((16, 16, 3), DType::F32, &Device::Cpu)?;
-            /// let conv = nn::Conv1d::new(weight, None, Default::default()).with_path("conv1d");
-            /// assert!(conv.fp8_state().is_none());
-            /// prepare_fp8(&conv, &PrepareOptions::default())?;
-            /// assert_eq!(conv.fp8_state().unwrap().path(), "conv1d");
-            /// # Ok(()) }
-            /// ```
         }
         try_forward {
-            ///
-            /// ```
-            /// # use fp8_recipes as fp8;
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-            /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-            /// # let weight = Tensor::ones((16, 16, 3), DType::F32, &Device::Cpu)?;
-            /// let conv = nn::Conv1d::new(weight, None, Default::default()).with_path("conv1d");
-            /// # prepare_fp8(&conv, &PrepareOptions::default())?;
-            /// let x = Tensor::zeros((1, 8, 8), DType::F32, &Device::Cpu)?; // 8 channels, not 16
-            /// let error = with_fp8(RecipeName::Tensorwise, || conv.try_forward(&x)).unwrap_err();
-            /// assert!(matches!(error, fp8::Error::Fp8(fp8_candle::Error::Conv { .. })));
-            /// # Ok(()) }
-            /// ```
         };
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
-    /// let conv = nn::Conv2d::new(weight, None, nn::Conv2dConfig { padding: 1, ..Default::default() }).with_path("features.0");
-    /// prepare_fp8(&conv, &PrepareOptions::default())?;
-    /// let x = Tensor::ones((1, 16, 8, 8), DType::F32, &Device::Cpu)?;
-    /// let y = with_fp8(RecipeName::Tensorwise, || conv.forward(&x))?;
-    /// assert_eq!(y.dims(), [1, 16, 8, 8]);
-    /// assert_eq!(conv.fp8_state().unwrap().quantized_tensors(), 2);
-    /// # Ok(()) }
-    /// ```
     Conv2d, Conv2dConfig, Module::forward, conv2d, conv2d_no_bias,
         fp8_state {
-            ///
-            /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
-            /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-            /// # let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
-            /// let conv = nn::Conv2d::new(weight, None, Default::default()).with_path("conv2d");
-            /// assert!(conv.fp8_state().is_none());
-            /// prepare_fp8(&conv, &PrepareOptions::default())?;
-            /// assert!(conv.fp8_state().is_some());
-            /// # Ok(()) }
-            /// ```
         }
         try_forward {
-            ///
-            /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-            /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-            /// # let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
-            /// let conv = nn::Conv2d::new(weight, None, Default::default()).with_path("conv2d");
-            /// # prepare_fp8(&conv, &PrepareOptions::default())?;
-            /// let x = Tensor::zeros((1, 8, 8, 8), DType::F32, &Device::Cpu)?;
-            /// let error = with_fp8(RecipeName::Tensorwise, || conv.try_forward(&x)).unwrap_err();
-            /// assert!(error.to_string().contains("an input of 8 channels, expected 16"), "{error}");
-            /// # Ok(()) }
-            /// ```
         };
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let weight = Tensor::ones((16, 16, 2), DType::F32, &Device::Cpu)?;
-    /// let conv = nn::ConvTranspose1d::new(weight, None, nn::ConvTranspose1dConfig { stride: 2, ..Default::default() }).with_path("up");
-    /// prepare_fp8(&conv, &PrepareOptions::default())?;
-    /// let x = Tensor::ones((2, 16, 4), DType::F32, &Device::Cpu)?;
-    /// let y = with_fp8(RecipeName::Tensorwise, || conv.forward(&x))?;
-    /// assert_eq!(y.dims(), [2, 16, 8]);
-    /// assert_eq!(conv.fp8_state().unwrap().quantized_tensors(), 2);
-    /// # Ok(()) }
-    /// ```
     ConvTranspose1d, ConvTranspose1dConfig, one_dim::conv_transpose1d, conv_transpose1d, conv_transpose1d_no_bias,
         fp8_state {
-            ///
-            /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
-            /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-            /// # let weight = Tensor::ones((16, 16, 2), DType::F32, &Device::Cpu)?;
-            /// let conv = nn::ConvTranspose1d::new(weight, None, Default::default()).with_path("conv_transpose1d");
-            /// prepare_fp8(&conv, &PrepareOptions::default())?;
-            /// assert_eq!(conv.fp8_state().unwrap().slots().len(), 3);
-            /// # Ok(()) }
-            /// ```
         }
         try_forward {
-            ///
-            /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::nn;
-            /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-            /// # let weight = Tensor::ones((16, 16, 2), DType::F32, &Device::Cpu)?;
-            /// let conv = nn::ConvTranspose1d::new(weight, None, Default::default()).with_path("conv_transpose1d");
-            /// let x = Tensor::ones((1, 16, 4), DType::F32, &Device::Cpu)?;
-            /// assert_eq!(conv.try_forward(&x)?.dims(), [1, 16, 5]);
-            /// # Ok(()) }
-            /// ```
         };
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Module, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
-    /// let conv = nn::ConvTranspose2d::new(weight, None, Default::default()).with_path("decoder.up");
-    /// prepare_fp8(&conv, &PrepareOptions::default())?;
-    /// let x = Tensor::ones((1, 16, 4, 4), DType::F32, &Device::Cpu)?;
-    /// let y = with_fp8(RecipeName::Tensorwise, || conv.forward(&x))?;
-    /// assert_eq!(y.dims(), [1, 16, 6, 6]);
-    /// assert_eq!(conv.fp8_state().unwrap().quantized_tensors(), 2);
-    /// # Ok(()) }
-    /// ```
     ConvTranspose2d, ConvTranspose2dConfig, Module::forward, conv_transpose2d, conv_transpose2d_no_bias,
         fp8_state {
-            ///
-            /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, nn, prepare_fp8};
-            /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-            /// # let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
-            /// let conv = nn::ConvTranspose2d::new(weight, None, Default::default()).with_path("conv_transpose2d");
-            /// let clone = conv.clone();
-            /// prepare_fp8(&conv, &PrepareOptions::default())?;
-            /// // Clones share it.
-            /// assert!(clone.fp8_state().is_some());
-            /// # Ok(()) }
-            /// ```
         }
         try_forward {
-            ///
-            /// ```
-            /// # use candle_core::{DType, Device, Tensor};
-            /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-            /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-            /// # let weight = Tensor::ones((16, 16, 3, 3), DType::F32, &Device::Cpu)?;
-            /// let conv = nn::ConvTranspose2d::new(weight, None, Default::default()).with_path("conv_transpose2d");
-            /// # prepare_fp8(&conv, &PrepareOptions::default())?;
-            /// let x = Tensor::ones((1, 16, 1, 1), DType::F32, &Device::Cpu)?;
-            /// let y = with_fp8(RecipeName::Direct, || conv.try_forward(&x))?;
-            /// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [16.; 16 * 9]);
-            /// # Ok(()) }
-            /// ```
         };
 }
 

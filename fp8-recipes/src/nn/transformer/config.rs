@@ -103,12 +103,6 @@ pub struct AttentionConfig {
 
 impl AttentionConfig {
     /// Heads that see all tokens.
-    ///
-    /// ```
-    /// # use fp8_recipes::nn::AttentionConfig;
-    /// assert_eq!(AttentionConfig::new(8, 64).num_key_value_heads, 8);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn new(num_attention_heads: usize, head_dim: usize) -> Self {
         Self {
             num_attention_heads,
@@ -169,13 +163,6 @@ impl AttentionConfig {
     }
 
     /// The same with [`AttentionConfig::operands`].
-    ///
-    /// ```
-    /// # use candle_core::DType;
-    /// # use fp8_recipes::nn::AttentionConfig;
-    /// let mixed_precision = AttentionConfig::new(8, 64).with_operands(DType::BF16);
-    /// assert_eq!(mixed_precision.operands, Some(DType::BF16));
-    /// ```
     pub fn with_operands(self, operands: impl Into<Option<DType>>) -> Self {
         Self {
             operands: operands.into(),
@@ -273,12 +260,6 @@ pub struct TransformerConfig {
 impl TransformerConfig {
     /// A layer as in GPT-2: LayerNorm before, GELU, biases. Heads that do not divide the hidden size have a `head_dim` of 0, which
     /// no module accepts: give them another with [`TransformerConfig::with_attention`].
-    ///
-    /// ```
-    /// # use fp8_recipes::nn::TransformerConfig;
-    /// assert_eq!(TransformerConfig::new(768, 12).intermediate_size, 3072);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn new(hidden_size: usize, num_attention_heads: usize) -> Self {
         let head_dim = match num_attention_heads {
             0 => 0,

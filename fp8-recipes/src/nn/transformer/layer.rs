@@ -44,23 +44,6 @@ pub struct TransformerLayer {
 
 impl TransformerLayer {
     /// A layer of these parts, which have no norms of their own, with norms before attention and MLP.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let part = |name| layer_norm(16, 1e-5, vb.pp(name));
-    /// # let qkv = Projections::Fused(linear(16, 48, vb.pp("qkv"))?);
-    /// # let attention = MultiheadAttention::new(None, qkv, linear(16, 16, vb.pp("out"))?, AttentionConfig::new(2, 8));
-    /// # let input = MlpInput::Up(linear(16, 64, vb.pp("up"))?);
-    /// # let mlp = LayerNormMlp::new(None, input, linear(64, 16, vb.pp("down"))?, ops::Activation::Gelu);
-    /// let layer = TransformerLayer::new(part("first")?, attention, part("second")?, mlp);
-    /// assert_eq!(layer.forward(&x, &LayerInputs::default())?.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn new(
         norm_attention: LayerNorm,
         attention: MultiheadAttention,
@@ -110,35 +93,11 @@ impl TransformerLayer {
     }
 
     /// The attention.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let layer = transformer_layer(&config, vb)?;
-    /// assert_eq!(layer.attention().config().num_attention_heads, 2);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn attention(&self) -> &MultiheadAttention {
         &self.attention
     }
 
     /// The feed-forward network.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let layer = transformer_layer(&config, vb)?;
-    /// assert_eq!(layer.mlp().down().features(), (16, 64));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn mlp(&self) -> &LayerNormMlp {
         &self.mlp
     }
@@ -152,20 +111,6 @@ impl TransformerLayer {
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let layer = transformer_layer(&config, vb)?;
-    /// # let inputs = LayerInputs::default();
-    /// assert_eq!(layer.forward(&x, &inputs)?.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
         if !self.fits() || !node::takes(x) {
             return self.composed(x, inputs, None);
@@ -179,21 +124,6 @@ impl TransformerLayer {
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let layer = transformer_layer(&config, vb)?;
-    /// # let inputs = LayerInputs::default();
-    /// let y: Tensor = layer.forward_array(&x, &inputs)?;
-    /// assert_eq!(y.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn forward_array<A: Array>(&self, x: &A, inputs: &LayerInputs<'_>) -> Result<A> {
         match x.as_tensor() {
             Some(x) => A::from_tensor(self.forward(x, inputs)?),
@@ -205,22 +135,6 @@ impl TransformerLayer {
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward_cached`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let layer = transformer_layer(&config, vb)?;
-    /// # let inputs = LayerInputs::default();
-    /// let mut cache = KeyValues::default();
-    /// let y: Tensor = layer.forward_cached(&x, &inputs, &mut cache)?;
-    /// assert_eq!(y.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn forward_cached<A: Array>(
         &self,
         x: &A,

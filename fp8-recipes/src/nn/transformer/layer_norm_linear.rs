@@ -32,20 +32,6 @@ pub struct LayerNormLinear {
 
 impl LayerNormLinear {
     /// `linear` behind `norm`.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let _ = (&x, &config);
-    /// let layer = LayerNormLinear::new(layer_norm(16, 1e-5, vb.pp("norm"))?, linear(16, 8, vb.pp("fc"))?);
-    /// assert_eq!(layer.linear().path(), Some("fc"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn new(norm: LayerNorm, linear: Linear) -> Self {
         Self {
             norm,
@@ -63,35 +49,11 @@ impl LayerNormLinear {
     }
 
     /// The norm.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let layer = layer_norm_linear(16, 8, &config, vb)?;
-    /// assert_eq!(layer.norm().path(), Some("norm"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn norm(&self) -> &LayerNorm {
         &self.norm
     }
 
     /// The linear layer.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let layer = layer_norm_linear(16, 8, &config, vb)?;
-    /// assert_eq!(layer.linear().features(), (8, 16));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn linear(&self) -> &Linear {
         &self.linear
     }
@@ -100,20 +62,6 @@ impl LayerNormLinear {
     ///
     /// # Errors
     /// Those of its layers.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let layer = layer_norm_linear(16, 8, &config, vb)?;
-    /// assert_eq!(layer.try_forward(&x)?.dims(), [2, 5, 8]);
-    /// assert!(layer.try_forward(&x.narrow(2, 0, 3)?).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
         if !self.single_node || !node::takes(x) || !node::fits([&self.norm], [&self.linear]) {
             return self.composed(x);
@@ -128,20 +76,6 @@ impl LayerNormLinear {
     ///
     /// # Errors
     /// Those of its layers.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let layer = layer_norm_linear(16, 8, &config, vb)?;
-    /// let y: Tensor = layer.forward_array(&x)?;
-    /// assert_eq!(y.dims(), [2, 5, 8]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn forward_array<A: Array>(&self, x: &A) -> Result<A> {
         match x.as_tensor() {
             Some(x) => A::from_tensor(self.try_forward(x)?),

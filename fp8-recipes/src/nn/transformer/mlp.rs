@@ -71,19 +71,6 @@ pub struct LayerNormMlp {
 
 impl LayerNormMlp {
     /// A network of these layers.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// let input = MlpInput::Up(linear(16, 64, vb.pp("up"))?);
-    /// let mlp = LayerNormMlp::new(None, input, linear(64, 16, vb.pp("down"))?, ops::Activation::Gelu);
-    /// assert_eq!(mlp.forward(&x)?.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn new(
         norm: impl Into<Option<LayerNorm>>,
         input: MlpInput,
@@ -117,69 +104,21 @@ impl LayerNormMlp {
     }
 
     /// The norm, if it has one.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let mlp = layer_norm_mlp(&config, vb)?;
-    /// assert!(mlp.norm().is_some());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn norm(&self) -> Option<&LayerNorm> {
         self.norm.as_ref()
     }
 
     /// The first projection.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let mlp = layer_norm_mlp(&config, vb)?;
-    /// assert!(matches!(mlp.input(), MlpInput::Up(_)));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn input(&self) -> &MlpInput {
         &self.input
     }
 
     /// The second projection.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let mlp = layer_norm_mlp(&config, vb)?;
-    /// assert_eq!(mlp.down().features(), (16, 64));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn down(&self) -> &Linear {
         &self.down
     }
 
     /// Between the projections.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let mlp = layer_norm_mlp(&config, vb)?;
-    /// assert_eq!(mlp.activation(), ops::Activation::Gelu);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn activation(&self) -> Activation {
         self.activation
     }
@@ -284,19 +223,6 @@ impl LayerNormMlp {
     ///
     /// # Errors
     /// Those of its layers.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let mlp = layer_norm_mlp(&config, vb)?;
-    /// assert_eq!(mlp.try_forward(&x)?.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
         if !self.fits() || !node::takes(x) {
             return self.composed(x);
@@ -310,20 +236,6 @@ impl LayerNormMlp {
     ///
     /// # Errors
     /// Those of its layers.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let mlp = layer_norm_mlp(&config, vb)?;
-    /// let y: Tensor = mlp.forward_array(&x)?;
-    /// assert_eq!(y.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn forward_array<A: Array>(&self, x: &A) -> Result<A> {
         match x.as_tensor() {
             Some(x) => A::from_tensor(self.try_forward(x)?),

@@ -200,81 +200,21 @@ pub trait ScaledOptimizer: CheckpointOptimizer {
     ///
     /// # Errors
     /// A gradient of another shape or device than its variable, or of f64, before anything is changed.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::optim::SgdConfig;
-    /// # use fp8_recipes::optim::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
-    /// let mut optimizer = ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?;
-    /// let report = optimizer.apply(&w.value().sum_all()?.backward()?)?;
-    /// assert!(!report.skipped()? && report.updated == 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn apply(&mut self, grads: &ScaledGrads) -> Result<StepReport>;
 
     /// The learning rate of the next step.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::optim::SgdConfig;
-    /// # use fp8_recipes::optim::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
-    /// let mut optimizer = ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?;
-    /// optimizer.set_lr(0.25)?;
-    /// assert_eq!(optimizer.lr(), 0.25);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn lr(&self) -> f64;
 
     /// Sets the learning rate of the next step.
     ///
     /// # Errors
     /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) if `lr` is NaN, infinite or negative; the old one stays.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::optim::SgdConfig;
-    /// # use fp8_recipes::optim::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
-    /// let mut optimizer = ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?;
-    /// optimizer.set_lr(0.25)?;
-    /// assert!(optimizer.set_lr(f64::NAN).is_err() && optimizer.lr() == 0.25);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn set_lr(&mut self, lr: f64) -> Result<()>;
 
     /// Steps taken, skipped ones not counted.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::optim::SgdConfig;
-    /// # use fp8_recipes::optim::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
-    /// let mut optimizer = ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?;
-    /// optimizer.apply(&w.value().sum_all()?.backward()?)?;
-    /// assert_eq!(optimizer.steps(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn steps(&self) -> u64;
 
     /// What rounding and rescaling have done so far; nothing is counted unless overridden.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::optim::SgdConfig;
-    /// # use fp8_recipes::optim::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
-    /// let mut optimizer = ScaledSgd::from_vars(vec![w.clone()], SgdConfig::default())?;
-    /// optimizer.apply(&w.value().sum_all()?.backward()?)?;
-    /// assert_eq!(optimizer.counts().saturated, 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     fn counts(&self) -> ScaledCounts {
         ScaledCounts::default()
     }

@@ -44,18 +44,6 @@ impl ScaledSgd {
     ///
     /// # Errors
     /// As [`ScaledSgd::from_vars`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::SgdConfig;
-    /// # use fp8_recipes::optim::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// let optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
-    /// assert_eq!(optimizer.steps(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn new(params: &ScaledVarMap, config: SgdConfig) -> Result<Self> {
         Self::from_vars(params.vars(), config)
     }
@@ -65,17 +53,6 @@ impl ScaledSgd {
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`], [`OptimError::DuplicateName`], [`OptimError::ScaledMasters`] if the configuration asks for
     /// master weights, [`OptimError::ScaledDtype`] for f64, [`OptimError::ScaledDevice`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::scaled::*;
-    /// # use fp8_recipes::optim::SgdConfig;
-    /// # use fp8_recipes::optim::scaled::*;
-    /// let w = ScaledVar::new("w", &Tensor::ones(2, DType::F16, &Device::Cpu)?)?;
-    /// let optimizer = ScaledSgd::from_vars(vec![w], SgdConfig::default())?;
-    /// assert_eq!(optimizer.vars().count(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn from_vars(vars: Vec<ScaledVar>, config: SgdConfig) -> Result<Self> {
         config.validate()?;
         if let Some(masters) = config.masters {
@@ -111,35 +88,11 @@ impl ScaledSgd {
     }
 
     /// The hyperparameters, with the learning rate of the next step.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::SgdConfig;
-    /// # use fp8_recipes::optim::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// let optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
-    /// assert_eq!(optimizer.config().lr, SgdConfig::default().lr);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn config(&self) -> &SgdConfig {
         &self.config
     }
 
     /// The parameters, in the order of the updates.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use fp8_recipes::scaled::*;
-    /// # use fp8_recipes::optim::SgdConfig;
-    /// # use fp8_recipes::optim::scaled::*;
-    /// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-    /// vars.var_builder().get((2, 3), "w")?;
-    /// let optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
-    /// assert_eq!(optimizer.vars().next().unwrap().name(), "w");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn vars(&self) -> impl Iterator<Item = &ScaledVar> {
         self.core.slots.iter().map(|slot| &slot.var)
     }

@@ -52,12 +52,6 @@ pub enum Spelling {
 
 impl Spelling {
     /// All of them.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::rewrite::Spelling;
-    /// assert!(Spelling::ALL.contains(&Spelling::ModelOpt));
-    /// ```
     pub const ALL: [Self; 4] = [
         Self::CompressedTensors,
         Self::Fp8Blocks,

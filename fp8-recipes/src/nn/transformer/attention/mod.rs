@@ -79,19 +79,6 @@ pub struct MultiheadAttention {
 
 impl MultiheadAttention {
     /// Attention with these layers.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// let qkv = Projections::Fused(linear(16, 48, vb.pp("qkv"))?);
-    /// let attention = MultiheadAttention::new(None, qkv, linear(16, 16, vb.pp("out"))?, AttentionConfig::new(2, 8));
-    /// assert_eq!(attention.forward(&x, &LayerInputs::default())?.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn new(
         norm: impl Into<Option<LayerNorm>>,
         qkv: Projections,
@@ -116,52 +103,16 @@ impl MultiheadAttention {
     }
 
     /// Heads and masks.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let attention = multihead_attention(&config, vb)?;
-    /// assert_eq!(attention.config().head_dim, 8);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn config(&self) -> &AttentionConfig {
         &self.config
     }
 
     /// The projections of queries, keys and values.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let attention = multihead_attention(&config, vb)?;
-    /// assert!(matches!(attention.projections(), Projections::Separate { .. }));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn projections(&self) -> &Projections {
         &self.qkv
     }
 
     /// The projection of results.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let attention = multihead_attention(&config, vb)?;
-    /// assert_eq!(attention.out().path(), Some("o_proj"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn out(&self) -> &Linear {
         &self.out
     }
@@ -175,20 +126,6 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// If x has another shape, heads and features of the layers do not fit each other, and those of the layers.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let attention = multihead_attention(&config, vb)?;
-    /// # let inputs = LayerInputs::default();
-    /// assert_eq!(attention.forward(&x, &inputs)?.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
         if !self.fits() || !node::takes(x) {
             return self.composed(x, inputs, None);
@@ -202,21 +139,6 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward`].
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let attention = multihead_attention(&config, vb)?;
-    /// # let inputs = LayerInputs::default();
-    /// let y: Tensor = attention.forward_array(&x, &inputs)?;
-    /// assert_eq!(y.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn forward_array<A: Array>(&self, x: &A, inputs: &LayerInputs<'_>) -> Result<A> {
         match x.as_tensor() {
             Some(x) => A::from_tensor(self.forward(x, inputs)?),
@@ -229,22 +151,6 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward`]; the cache then stays as it was.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use candle_nn::{VarBuilder, VarMap};
-    /// # use fp8_recipes::nn::*;
-    /// # let vars = VarMap::new();
-    /// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-    /// # let config = TransformerConfig::new(16, 2);
-    /// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-    /// # let attention = multihead_attention(&config, vb)?;
-    /// # let inputs = LayerInputs::default();
-    /// let mut cache = KeyValues::default();
-    /// let first: Tensor = attention.forward_cached(&x, &inputs, &mut cache)?;
-    /// assert_eq!(first.dims(), [2, 5, 16]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn forward_cached<A: Array>(
         &self,
         x: &A,
