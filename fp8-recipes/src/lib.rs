@@ -19,17 +19,14 @@
 
 #![doc(test(attr(deny(warnings))))]
 
-pub mod atomic;
 mod autocast;
 mod cast_hook;
-mod check;
 pub mod checkpoint;
 pub mod config;
 pub mod emulation;
 mod error;
 mod export;
 mod gradients;
-pub mod load;
 mod module;
 pub mod nn;
 mod operator;
@@ -37,9 +34,7 @@ pub mod optim;
 mod plan;
 mod prepare;
 mod ptq;
-pub mod read;
 pub mod rewrite;
-mod safetensors_file;
 pub mod scaled;
 mod state;
 mod stats;
@@ -60,6 +55,7 @@ pub use export::{ExportOptions, ExportReport, Ragged, save_calibrated, save_cali
 pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
+pub use fp8_files::{Error as FilesError, atomic, load, read};
 pub use gradients::{GradAccumulator, check_gradients};
 pub use module::{Fp8Layer, Fp8Module, Visitor};
 pub use operator::{Fp8Operator, LayerKind};

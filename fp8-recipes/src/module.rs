@@ -1,10 +1,11 @@
 //! How a model shows its layers: conversion, export and checkpoints visit them by path.
 
-use crate::nn::{BatchNorm, StaticWeight, join};
+use crate::nn::{BatchNorm, StaticWeight};
 use crate::operator::{Fp8Operator, LayerKind};
 use crate::state::Fp8State;
 use candle_core::Tensor;
 use fp8_candle::Role;
+use fp8_files::names::join;
 use std::sync::Arc;
 
 mod containers;

@@ -11,6 +11,7 @@
 //! What is no number of a tensor stands in the metadata, in the same order.
 
 use super::{Layer, PREFIX, mismatch};
+use crate::FilesError;
 use crate::config::{CastConfig, Recipe};
 use crate::error::{Error, Result};
 use crate::state::{Calibration, Fp8State};
@@ -89,9 +90,10 @@ pub(super) fn rows(layers: &[Layer]) -> Result<Fp8Rows> {
         for (_, slot) in layer.state.slots() {
             let (name, row) = &saved_tables[at].1[slot.row()];
             if rows.insert(name.to_string(), row.clone()).is_some() {
-                return Err(Error::NameClash {
+                return Err(FilesError::NameClash {
                     tensor: name.to_string(),
-                });
+                }
+                .into());
             }
         }
     }
@@ -231,7 +233,7 @@ pub(super) fn take(
             kept.insert(row.name.clone(), kept_scales[i]);
         }
         if rows.insert(row.name.clone(), saved).is_some() {
-            return Err(Error::NameClash { tensor: row.name });
+            return Err(FilesError::NameClash { tensor: row.name }.into());
         }
     }
     let calibrations = meta.calibrated_layers.into_iter();
@@ -261,12 +263,13 @@ fn check(row: &SavedRow, name: &str) -> Result<()> {
             index,
             value,
             expected,
-        } => Error::TensorValue {
+        } => FilesError::TensorValue {
             tensor,
             index,
             value: value.into(),
             expected: expected.to_string(),
-        },
+        }
+        .into(),
         other => other.into(),
     })
 }

@@ -70,6 +70,7 @@ pub use options::{Restored, ResumeOptions, ResumeReport};
 pub use resume::{resume_training, resume_training_with};
 pub use state::{load_fp8_state, save_fp8_state};
 
+use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::autocast::end_step;
 use crate::config::{Operand, Recipe};
@@ -77,11 +78,11 @@ use crate::error::{Error, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::operator::Fp8Operator;
 use crate::optim::{CheckpointOptimizer, LossScalerState};
-use crate::safetensors_file::SafetensorsFile;
 use crate::scaled::refuse_scaled_model;
 use crate::state::Fp8State;
 use candle_core::Tensor;
 use candle_nn::VarMap;
+use fp8_files::SafetensorsFile;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -184,7 +185,7 @@ pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
     let optimizer = optimizer.map(|(name, t)| (format!("{OPTIMIZER}{name}"), t.clone()));
     for (name, tensor) in state.into_iter().chain(optimizer) {
         if tensors.insert(name.clone(), tensor).is_some() {
-            return Err(Error::NameClash { tensor: name });
+            return Err(FilesError::NameClash { tensor: name }.into());
         }
     }
     let metadata = HashMap::from([
@@ -211,10 +212,13 @@ fn settled_layers<M: Fp8Module + ?Sized>(model: &M) -> Result<Vec<Layer>> {
 
 /// An entry of the metadata.
 fn json(path: &Path, what: &'static str, value: &impl Serialize) -> Result<String> {
-    serde_json::to_string(value).map_err(|error| Error::Json {
-        path: path.to_path_buf(),
-        what,
-        reason: error.to_string(),
+    serde_json::to_string(value).map_err(|error| {
+        FilesError::Json {
+            path: path.to_path_buf(),
+            what,
+            reason: error.to_string(),
+        }
+        .into()
     })
 }
 
@@ -227,10 +231,13 @@ pub fn training_meta(path: impl AsRef<Path>) -> Result<TrainingMeta> {
 }
 
 fn meta_of(file: &SafetensorsFile) -> Result<TrainingMeta> {
-    let invalid = |reason: String| Error::Json {
-        path: file.path().to_path_buf(),
-        what: "the training metadata",
-        reason,
+    let invalid = |reason: String| {
+        FilesError::Json {
+            path: file.path().to_path_buf(),
+            what: "the training metadata",
+            reason,
+        }
+        .into()
     };
     let json = file.metadata(KEY).ok_or_else(|| {
         invalid(format!(

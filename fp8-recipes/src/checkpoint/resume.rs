@@ -6,17 +6,18 @@ use super::{
     mismatch, recipe_text, variables,
 };
 use super::{Restored, ResumeOptions, ResumeReport};
+use crate::FilesError;
 use crate::config::Recipe;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::module::Fp8Module;
 use crate::optim::{ADAMW_KIND, CheckpointOptimizer, OptimizerState};
-use crate::safetensors_file::SafetensorsFile;
 use crate::scaled::refuse_scaled_model;
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
 use fp8_candle::StateTable;
 use fp8_candle::state::SavedRow;
 use fp8_candle::weight_version::WeightVersion;
+use fp8_files::SafetensorsFile;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -255,10 +256,13 @@ pub(super) fn rows_of(file: &SafetensorsFile) -> Result<fp8::Meta> {
     let Some(json) = file.metadata(ROWS_KEY) else {
         return Ok(fp8::Meta::default());
     };
-    serde_json::from_str(json).map_err(|error| Error::Json {
-        path: file.path().to_path_buf(),
-        what: "the FP8 state",
-        reason: error.to_string(),
+    serde_json::from_str(json).map_err(|error| {
+        FilesError::Json {
+            path: file.path().to_path_buf(),
+            what: "the FP8 state",
+            reason: error.to_string(),
+        }
+        .into()
     })
 }
 
@@ -268,7 +272,7 @@ fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
         // From before other optimizers than ours could be saved.
         return Ok(OptimizerState::new(ADAMW_KIND));
     };
-    let meta: OptimizerMeta = serde_json::from_str(json).map_err(|error| Error::Json {
+    let meta: OptimizerMeta = serde_json::from_str(json).map_err(|error| FilesError::Json {
         path: file.path().to_path_buf(),
         what: "the optimizer",
         reason: error.to_string(),

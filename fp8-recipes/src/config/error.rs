@@ -1,6 +1,7 @@
 //! What can be wrong with a configuration.
 
 use fp8_core::{Format, Granularity, ParseFormatError, ParseNameError, did_you_mean};
+use fp8_files::names::PatternError;
 
 use super::{Gemm, Operand, ScalingType};
 
@@ -126,13 +127,8 @@ pub enum ConfigError {
     },
 
     /// A pattern of layer paths is malformed.
-    #[error("the path pattern `{pattern}` is not valid: {reason}")]
-    Pattern {
-        /// The pattern.
-        pattern: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
 
     /// The recipe of the layers that a pattern names is inconsistent.
     #[error("the recipe for the layers `{pattern}`: {source}")]

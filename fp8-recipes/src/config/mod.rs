@@ -13,7 +13,6 @@
 //! | `recipe.rs` | [`RecipeName`], [`Recipe`] |
 //! | `resolve.rs` | filling in and checking; [`ResolvedConfig`] |
 //! | `filter.rs`, `skip.rs` | [`LayerFilter`]: which layers are converted, and why the others are not |
-//! | `pattern.rs` | [`PathPattern`]: naming layers by path |
 //! | `text.rs` | spellings that fp8-core does not have |
 //! | `error.rs` | [`ConfigError`] |
 //!
@@ -36,7 +35,6 @@ mod delayed;
 mod error;
 mod filter;
 mod linear;
-mod pattern;
 mod recipe;
 mod resolve;
 mod skip;
@@ -52,9 +50,8 @@ pub(crate) use delayed::check_history_len;
 pub use delayed::{DelayedFormat, DelayedScaling, InitialScale};
 pub use error::ConfigError;
 pub use filter::{FilterDecision, LayerFilter, auto_filter};
+pub use fp8_files::names::PathPattern;
 pub use linear::{Fp8LinearConfig, GemmConfig};
-pub use pattern::PathPattern;
-pub(crate) use pattern::near;
 pub use recipe::{Recipe, RecipeName};
 pub use resolve::ResolvedConfig;
 pub use skip::{SkipReason, WeightDim};

@@ -8,11 +8,11 @@ pub use candle_nn::batch_norm::BatchNormConfig;
 pub use fuse::fuse_batch_norm;
 pub use whole::{adjacent_batch_norms, fold_batch_norms};
 
-use super::join;
 use crate::error::Error;
 use crate::{Fp8Module, Visitor};
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
+use fp8_files::names::join;
 use running::{Before, follow, follow_scaled, plain_values};
 use std::ops::Deref;
 

@@ -1,11 +1,11 @@
 //! `candle_nn::linear`: the linear layer, candle-nn's outside a guard, FP8 inside one.
 
+use super::StaticWeight;
 use super::calibrate::calibrate;
 use super::shared_state::SharedState;
-use super::static_weight::is_unscaled_fp8;
-use super::{StaticWeight, join};
+use crate::FilesError;
 use crate::autocast::{Context, Mode, current};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::module::Fp8Layer;
 use crate::plan::linear_plan;
 use crate::scaled::plain_value;
@@ -15,6 +15,7 @@ use candle_core::{DType, Module, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::scaled::ScaledVar;
 use fp8_candle::{LinearPlan, LinearWeight, Role, fp8_linear};
+use fp8_files::names::join;
 use std::sync::Arc;
 
 /// How a layer computes in one call.
@@ -191,11 +192,12 @@ impl Linear {
             .into());
         }
         if !dtype.is_float() || dtype == DType::F8E4M3 {
-            return Err(Error::TensorDType {
+            return Err(FilesError::TensorDType {
                 tensor: join(self.shown_path(), "input"),
                 got: dtype.as_str().into(),
                 expected: "f32, bf16, f16 or f64".into(),
-            });
+            }
+            .into());
         }
         Ok(())
     }
@@ -287,7 +289,7 @@ impl Linear {
                 };
                 own.plain(x, &weight.weight().dequantize(x.dtype())?)
             }
-            _ => weight.forward(x, bias),
+            _ => Ok(weight.forward(x, bias)?),
         })
     }
 
@@ -298,13 +300,13 @@ impl Linear {
             }
             Weight::Fp8(weight) => {
                 context.count_static_cast();
-                return weight.forward(x, self.bias.as_ref());
+                return Ok(weight.forward(x, self.bias.as_ref())?);
             }
             Weight::HighPrecision(_) => {}
         }
         let weight = match &self.weight {
             Weight::HighPrecision(weight) => &plain_value(weight, x.dtype())?,
-            Weight::Fp8(weight) => return weight.forward(x, self.bias.as_ref()),
+            Weight::Fp8(weight) => return Ok(weight.forward(x, self.bias.as_ref())?),
         };
         match self.call(x)? {
             Call::Plain => self.plain(x, weight),
@@ -338,7 +340,7 @@ impl Linear {
     /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
     ///
     /// # Errors
-    /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is another one, [`Error::TensorDType`] if `x` is not of
+    /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is another one, [`FilesError::TensorDType`](crate::FilesError::TensorDType) if `x` is not of
     /// a floating point dtype, and what the guard's recipe finds wrong.
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
         let _span = tracing::trace_span!("linear", path = self.path()).entered();
@@ -350,7 +352,7 @@ impl Linear {
                     (None, Weight::HighPrecision(weight)) => {
                         self.plain(x, &plain_value(weight, x.dtype())?)
                     }
-                    (None, Weight::Fp8(weight)) => weight.forward(x, self.bias.as_ref()),
+                    (None, Weight::Fp8(weight)) => Ok(weight.forward(x, self.bias.as_ref())?),
                 });
         if let (Err(_), Some(context)) = (&y, &context) {
             context.note_failure();
@@ -450,7 +452,7 @@ pub fn linear_b(
     vb: VarBuilder<'_>,
 ) -> candle_core::Result<Linear> {
     let path: Arc<str> = vb.prefix().into();
-    if let Some(weight) = StaticWeight::load(out_dim, in_dim, &vb)? {
+    if let Some(weight) = fp8_files::static_weight(out_dim, in_dim, &vb)? {
         let bias = if bias {
             Some(vb.get(out_dim, "bias")?)
         } else {
@@ -458,16 +460,7 @@ pub fn linear_b(
         };
         return Ok(Linear::from_static(weight, bias, path));
     }
-    // Our own VarBuilder has looked at the dtypes of the file.
-    let checked = crate::load::is_checked(&vb);
-    let inner = candle_nn::linear_b(in_dim, out_dim, bias, vb)?;
-    if !checked && is_unscaled_fp8(inner.weight())? {
-        return Err(Error::MissingScale {
-            tensor: join(&path, "weight"),
-            missing: join(&path, "weight_scale"),
-            path: None,
-        }
-        .into());
-    }
+    let inner = candle_nn::linear_b(in_dim, out_dim, bias, vb.clone())?;
+    fp8_files::refuse_codes(&vb, inner.weight())?;
     Ok(Linear::new(inner.weight().clone(), inner.bias().cloned()).with_path(path))
 }

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::OptimError;
 use super::error::Result;
 use super::params::{check, check_lr};
-use crate::config::{ConfigError, PathPattern, near};
+use crate::config::{ConfigError, PathPattern};
+use fp8_files::names::near;
 
 /// The learning rate of a [`ParamGroup`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use super::checkpoint::{CheckpointOptimizer, OptimizerState};
 use super::fused::State;
 use super::slot::Slot;
 use super::{AdamW, AdamWConfig, OptimError, ParamGroup};
-use crate::check::first_outside;
+use fp8_files::first_outside;
 
 /// Name of the step counter in the state: i64, shape `[]`. No other tensor can have it, since those
 /// end in `.exp_avg`, `.exp_avg_sq` or `.master_param`.

@@ -122,7 +122,7 @@ pub(super) fn parameter(tensor: &Tensor, path: Option<&str>, own: &str) -> Resul
     match ScaledVar::of(tensor) {
         Some(var) => Ok(var.value()),
         None => Err(Error::NotScaled {
-            tensor: nn::join(path.unwrap_or("without a path"), own),
+            tensor: fp8_files::names::join(path.unwrap_or("without a path"), own),
         }),
     }
 }

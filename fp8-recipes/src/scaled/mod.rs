@@ -32,7 +32,6 @@ mod tree;
 mod var_map;
 
 pub use array::Array;
-pub(crate) use checkpoint::is_scaled;
 pub use checkpoint::{ScaleStorage, load, save};
 pub use layer::Layer;
 pub(crate) use layer::gelu_erf;

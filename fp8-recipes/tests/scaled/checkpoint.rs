@@ -3,9 +3,9 @@
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::scaled::Scaled;
 use fp8_core::Format;
-use fp8_recipes::Error;
 use fp8_recipes::atomic::write_safetensors_atomic;
 use fp8_recipes::scaled::{ScaleStorage, ScaledTree, load, save};
+use fp8_recipes::{Error, FilesError};
 use std::collections::{BTreeMap, HashMap};
 
 fn tree() -> ScaledTree {
@@ -96,6 +96,6 @@ fn bad_files_are_refused() {
     write_safetensors_atomic(&path, &lonely, None).unwrap();
     assert!(matches!(
         load(&path, &Device::Cpu),
-        Err(Error::ForeignFormat { .. })
+        Err(Error::Files(FilesError::ForeignFormat { .. }))
     ));
 }

@@ -72,7 +72,7 @@ impl GgufFile {
             source,
         };
         let mut file = open_regular(&path).map_err(|error| match error {
-            fp8_recipes::Error::Read { source, .. } => io(source),
+            fp8_recipes::FilesError::Read { source, .. } => io(source),
             error => GgufError::Unreadable(Box::new(error)),
         })?;
         scan::check(&path, &mut file)?;

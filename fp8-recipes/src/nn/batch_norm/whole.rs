@@ -2,13 +2,13 @@
 
 use super::BatchNorm;
 use super::fuse::folded;
-use crate::config::near;
 use crate::error::{Error, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
-use crate::nn::join;
 use crate::operator::Fp8Operator;
 use crate::scaled::refuse_scaled_model;
 use candle_core::{Tensor, TensorId};
+use fp8_files::names::join;
+use fp8_files::names::near;
 use std::collections::{HashMap, HashSet};
 
 /// The parameters of `model` with each batch norm of `pairs` folded into the layer before it, for evaluation: paths of a linear layer or
