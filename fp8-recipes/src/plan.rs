@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::state::Fp8State;
 use crate::stats::CastStats;
 use fp8_candle::{
-    Draw, FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, ResultCasts, Role, ScalePolicy,
-    ScaleSource,
+    AmaxRecorder, Draw, FirstScale, GemmPlan, LinearPlan, Quantizer, ResultCasts, Role,
+    ScalePolicy, ScaleSource,
 };
 use fp8_core::{Cast, DelayedRule};
 use std::sync::Arc;
@@ -183,15 +183,15 @@ impl Maker<'_> {
             return Ok(None);
         };
         let own_row = !Operand::RESULTS.contains(&operand) && self.state.slot(role).is_some();
-        let observer =
-            Observer::new(self.cells.clone(), slot.row(), self.training).with_watched_amax(own_row);
+        let recorder = AmaxRecorder::new(self.cells.clone(), slot.row(), self.training)
+            .with_watched_amax(own_row);
         let rounded = Cast::new(format)
             .with_overflow(cast.overflow)
             .with_via_f16(self.config.via_f16);
         let quantizer = Quantizer::new(rounded, cast.granularity, source)
             .with_counter(self.state.counter(operand).clone())
-            .with_observer(observer)
-            .with_recall(self.step.recall(operand))
+            .with_recorder(recorder)
+            .with_replay(self.step.replay(operand))
             .with_hook(hook(
                 self.state.shared_path(),
                 operand,

@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor};
 use fp8_candle::conv::{ConvWeight, fp8_conv_transpose2d, fp8_conv2d};
 use fp8_candle::state::StepCells;
 use fp8_candle::{
-    CastCounter, CastHook, FirstScale, GemmPlan, LinearPlan, Observer, Quantized, Quantizer,
+    AmaxRecorder, CastCounter, CastHook, FirstScale, GemmPlan, LinearPlan, Quantized, Quantizer,
     Result, Role, ScaleSource, Slot, WeightCache,
 };
 use fp8_core::{DelayedRule, Format, Granularity};
@@ -180,7 +180,7 @@ fn a_non_finite_cast_counts_once() -> Result<()> {
     let row = table.add_rows(&[("conv", Role::Input)], 4)?;
     let step = StepCells::new(&table)?;
     let rowwise = || Quantizer::dynamic(Format::E4M3, Granularity::Rowwise);
-    let observed = rowwise().with_observer(Observer::new(step.clone(), row, true));
+    let observed = rowwise().with_recorder(AmaxRecorder::new(step.clone(), row, true));
     let plan = LinearPlan::new("conv").with_output(GemmPlan::new(observed, rowwise()));
     case.apply(&x, &data.weight, None, &plan)?;
     assert_eq!(step.casts(), 1);

@@ -7,9 +7,10 @@ use super::shape::ConvShape;
 use super::values::Values;
 use crate::base::data::storage::{take_storage, tensor_of};
 use crate::base::error::{Error, Result};
+use crate::cast::weight_cache::WeightCache;
 use crate::cast::weight_version::Seen;
 use crate::graph::Ready;
-use crate::layers::linear::{LinearPlan, Saved, WeightCache, recast};
+use crate::layers::linear::{LinearPlan, Saved, recast};
 use candle_core::{DType, Tensor};
 use fp8_core::Granularity;
 
@@ -259,7 +260,7 @@ fn convolve(
             let x8 = Values::images(&x_data, &gemm.a)?;
             let geometry = &convolution.geometry;
             let (contraction, granularity) =
-                (convolution.forward_contraction(), gemm.b.granularity);
+                (convolution.forward_contraction(), gemm.b.spec.granularity);
             let matrix = Weight::matrix(weight.tensor, geometry, granularity, contraction)?;
             // Scales of a group's own lie in another order for the other contraction.
             let same = granularity == Granularity::Tensorwise || geometry.groups == 1;

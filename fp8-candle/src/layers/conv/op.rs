@@ -8,7 +8,7 @@ use super::values::Values;
 use crate::base::data::storage::tensor_of;
 use crate::base::data::window::Window;
 use crate::base::error::{Result, internal};
-use crate::cast::quantize::Quantizer;
+use crate::cast::quantizer::Quantizer;
 use crate::device::backend;
 use crate::graph::{Ready, attach_all};
 use crate::layers::linear::{Layer, LinearPlan, Operands, Saved, Wanted, Which, gradients};
@@ -192,7 +192,7 @@ impl Layer for Backward<'_> {
                 let convolution = &self.op.convolution;
                 let contraction = convolution.backward_contraction();
                 let geometry = &convolution.geometry;
-                let granularity = quantizer.granularity;
+                let granularity = quantizer.spec.granularity;
                 let matrix = Weight::matrix(self.weight, geometry, granularity, contraction)?;
                 let codes = quantizer.quantize(&matrix, contraction)?.tensor;
                 self.op.saved.check(self.weight, &self.op.plan.path)?;

@@ -4,8 +4,7 @@
 use super::plan::{GemmPlan, LinearPlan};
 use super::product::recast;
 use crate::base::error::Result;
-use crate::cast::quantize::Quantizer;
-use crate::cast::same::serves_both;
+use crate::cast::quantizer::Quantizer;
 use crate::cast::weight_version::Seen;
 use candle_core::Tensor;
 use fp8_core::Contraction::{self, Cols, Rows};
@@ -46,9 +45,8 @@ impl<C> Saved<C> {
         (x_tracks, x8): (bool, C),
         (weight_tracks, w8): (bool, C),
     ) {
-        let serves = |gemm: &Option<GemmPlan>, first| {
-            gemm.as_ref()
-                .is_some_and(|gemm| serves_both(first, &gemm.b))
+        let serves = |gemm: &Option<GemmPlan>, first: &Quantizer| {
+            gemm.as_ref().is_some_and(|gemm| first.serves(&gemm.b))
         };
         if weight_tracks && serves(&plan.grad_weight, &output.a) {
             self.input = Some(x8);
@@ -136,19 +134,19 @@ pub(crate) fn gradients<L: Layer>(
     wanted: Wanted,
 ) -> Result<[Option<Tensor>; 3]> {
     let gemms = [&plan.output, &plan.grad_input, &plan.grad_weight];
-    let observers = gemms
+    let recorders = gemms
         .into_iter()
         .flatten()
-        .filter_map(|gemm| gemm.a.observer.as_ref());
-    for observer in observers {
-        observer.step.note_backward();
+        .filter_map(|gemm| gemm.a.observers.recorder.as_ref());
+    for recorder in recorders {
+        recorder.step.note_backward();
     }
     // Kept for the second product if one copy serves both.
     let mut go8 = None;
     let mut gradients = [None, None, None];
     let of_input = plan.grad_input.as_ref().filter(|_| !layer.is_frozen());
     let both = of_input.is_some_and(|gemm| {
-        let again = |second: &GemmPlan| serves_both(&gemm.a, &second.a);
+        let again = |second: &GemmPlan| gemm.a.serves(&second.a);
         wanted.weight && plan.grad_weight.as_ref().is_some_and(again)
     });
     if wanted.bias {

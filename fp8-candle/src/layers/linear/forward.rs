@@ -7,7 +7,7 @@ use crate::base::data::matrix_dims;
 use crate::base::data::storage::{take_storage, tensor_of};
 use crate::base::error::{Error, Result};
 use crate::cast::packed::PackedWeight;
-use crate::cast::same::serves_both;
+use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;
 use crate::device::{GemmOutput, backend};
@@ -102,9 +102,8 @@ pub(crate) fn compute(
         }
         Some(gemm) => {
             // Whether a backward GEMM uses the same codes, summing over the other dimension.
-            let again = |first, gemm: &Option<GemmPlan>| {
-                gemm.as_ref()
-                    .is_some_and(|gemm| serves_both(first, &gemm.b))
+            let again = |first: &Quantizer, gemm: &Option<GemmPlan>| {
+                gemm.as_ref().is_some_and(|gemm| first.serves(&gemm.b))
             };
             let x8 = match cast {
                 Some(cast) => cast,
@@ -132,7 +131,7 @@ pub(crate) fn compute(
                     let (w8, seen) = match cache {
                         Some(cache) => {
                             let (w8, seen) =
-                                cache.quantize_for(w, &gemm.b, Contraction::Cols, both)?;
+                                cache.quantize_as(w, w, &gemm.b, Contraction::Cols, both)?;
                             (w8, rereads.then_some(seen))
                         }
                         None => {

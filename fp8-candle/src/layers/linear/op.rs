@@ -6,7 +6,7 @@ use super::product::multiply;
 use crate::base::data::matrix_dims;
 use crate::base::error::{Result, internal};
 use crate::cast::packed::PackedWeight;
-use crate::cast::quantize::Quantizer;
+use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Fp8Tensor;
 use crate::device::{GemmOutput, backend};
 use crate::graph::wide::value::Value;

@@ -2,7 +2,7 @@
 
 use crate::base::data::storage::take_storage;
 use crate::base::error::Result;
-use crate::cast::quantize::Quantizer;
+use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Fp8Tensor;
 use crate::device::{GemmOutput, backend};
 use candle_core::{DType, Storage, Tensor};

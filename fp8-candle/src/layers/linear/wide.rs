@@ -3,10 +3,12 @@
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
-use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::Quantizer;
+use crate::cast::replay::RecordedCast;
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;
-use crate::device::{GemmOutput, backend};
+use crate::device::GemmOutput;
 use crate::graph::wide::kept::{Kept, Memos};
 use crate::graph::wide::sweep::{Backward, Step};
 use crate::graph::wide::value::Value;
@@ -14,7 +16,6 @@ use crate::graph::wide::{Wide, WideNode};
 use crate::layers::linear::{LinearPlan, LinearWeight, Of, SavedCasts, Wanted, compute, multiply};
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::Cols;
-use fp8_core::{Cast, Format, Granularity};
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -55,7 +56,7 @@ struct Layer {
     plan: LinearPlan,
     saved: SavedCasts,
     /// How to make the codes of x again, which are not kept.
-    recast: Option<Recast>,
+    recast: Option<RecordedCast>,
     /// x, unless its codes are kept for all that reads it.
     input: Option<Kept>,
     dtype: DType,
@@ -155,7 +156,8 @@ impl WideNode {
         let (storage, dims, mut saved) = compute(&input, weight, bias, plan, tracks, cast)?;
         let recast = quantized
             .filter(|_| x.recast && saved.casts.input.take().is_some())
-            .map(|quantized| Recast::new(&quantized));
+            .map(|quantized| RecordedCast::of(&quantized))
+            .transpose()?;
         let tensor = tensor_of(storage, dims)?;
         if ids.iter().all(Option::is_none) {
             return Ok(Wide::held(tensor, None));
@@ -188,7 +190,7 @@ impl WideNode {
                 sweep.memos.forget(own);
                 let codes = match &layer.recast {
                     None => None,
-                    Some(recast) => Some(recast.codes(&layer.input(&mut sweep.memos)?)?),
+                    Some(recast) => Some(replay(recast, &layer.input(&mut sweep.memos)?)?),
                 };
                 let saved = codes.map(|codes| layer.saved.with_input(codes));
                 let memos = RefCell::new(&mut sweep.memos);
@@ -260,7 +262,7 @@ impl Layer {
     fn repeat(&self, memos: &mut Memos, dims: &[usize]) -> Result<Tensor> {
         let casts = &self.saved.casts;
         let again = match &self.recast {
-            Some(recast) => Some(recast.codes(&self.input(memos)?)?),
+            Some(recast) => Some(replay(recast, &self.input(memos)?)?),
             None => None,
         };
         let input = again.as_ref().or(casts.input.as_ref());
@@ -294,40 +296,8 @@ fn rows(x: &Tensor) -> Result<Tensor> {
     Ok(x.contiguous()?.reshape((m, k))?)
 }
 
-/// A cast that can be repeated with the scales it had.
-struct Recast {
-    cast: Cast,
-    format: Format,
-    granularity: Granularity,
-    quant_scale: Tensor,
-    dequant_scale: Tensor,
-}
-
-impl Recast {
-    fn new(quantized: &Quantized) -> Self {
-        Self {
-            cast: quantized.cast,
-            format: quantized.tensor.format(),
-            granularity: quantized.tensor.granularity(),
-            quant_scale: quantized.quant_scale.clone(),
-            dequant_scale: quantized.tensor.dequant_scale().clone(),
-        }
-    }
-
-    /// The codes of `x`, of which no scale is remade and nothing recorded.
-    fn codes(&self, x: &Tensor) -> Result<Fp8Tensor> {
-        let x = rows(x)?;
-        let (m, k) = matrix_dims(x.dims());
-        let grid = self.granularity.grid(m, k, Cols);
-        let backend = backend(x.device())?;
-        let orientation = backend.orientation(Cols, true);
-        let codes = backend.quantize(&x, &grid, &self.quant_scale, &self.cast, orientation)?;
-        Fp8Tensor::from_codes(
-            codes,
-            x.dims(),
-            self.format,
-            (self.granularity, Cols),
-            self.dequant_scale.clone(),
-        )
-    }
+/// The codes of `x` once more.
+fn replay(cast: &RecordedCast, x: &Tensor) -> Result<Fp8Tensor> {
+    let cast = Quantizer::from(cast.clone());
+    Ok(cast.quantize_for(&rows(x)?, Cols, true)?.tensor)
 }
