@@ -20,7 +20,6 @@ pub(crate) mod cross_entropy;
 pub(crate) mod dropout;
 pub(crate) mod fake_quant;
 mod few_rows;
-mod node;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;

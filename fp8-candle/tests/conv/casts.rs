@@ -2,7 +2,7 @@
 
 use crate::reference::{Case, Data, bits, normal, tensorwise};
 use candle_core::{DType, Tensor};
-use fp8_candle::conv::{ConvWeight, fp8_conv_transpose2d, fp8_conv2d};
+use fp8_candle::conv::{ConvKind, ConvWeight, fp8_conv};
 use fp8_candle::state::StepCells;
 use fp8_candle::{
     AmaxRecorder, CastCounter, CastHook, FirstScale, GemmPlan, LinearPlan, Quantized, Quantizer,
@@ -154,8 +154,15 @@ fn a_cache_serves_every_granularity() -> Result<()> {
             let plan = LinearPlan::new("conv").with_output(GemmPlan::new(rowwise(), cast));
             let weight = ConvWeight::new(&data.weight).with_cache(&cache);
             let forward = || match transposed {
-                false => fp8_conv2d(&data.x, weight, None, &case.shape, &plan),
-                true => fp8_conv_transpose2d(&data.x, weight, None, &case.shape, &plan),
+                false => fp8_conv(ConvKind::Conv2d, &data.x, weight, None, &case.shape, &plan),
+                true => fp8_conv(
+                    ConvKind::ConvTranspose2d,
+                    &data.x,
+                    weight,
+                    None,
+                    &case.shape,
+                    &plan,
+                ),
             };
             let first = forward()?;
             assert_eq!(bits(&forward()?), bits(&first));

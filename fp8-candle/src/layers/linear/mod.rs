@@ -13,16 +13,14 @@
 
 mod backward;
 mod forward;
-mod op;
 mod plan;
-mod product;
 mod wide;
 
 pub use crate::cast::weight_cache::WeightCache;
-pub(crate) use backward::{Layer, Operands, Saved, Wanted, Which, gradients};
-pub(crate) use forward::compute;
+pub(crate) use backward::{
+    BackwardProducts, HeldWeight, LinearBackward, Operands, SavedCasts, gradients,
+};
 pub use forward::fp8_linear;
-pub(crate) use op::{Of, Saved as SavedCasts};
+pub(crate) use forward::{compute, multiply, recast};
 pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};
-pub(crate) use product::{multiply, recast};
 pub use wide::WideLinear;

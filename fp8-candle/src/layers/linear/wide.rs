@@ -13,10 +13,12 @@ use crate::graph::wide::kept::{Kept, Memos};
 use crate::graph::wide::sweep::{Backward, Step};
 use crate::graph::wide::value::Value;
 use crate::graph::wide::{Wide, WideNode};
-use crate::layers::linear::{LinearPlan, LinearWeight, Of, SavedCasts, Wanted, compute, multiply};
+use crate::layers::linear::{
+    HeldWeight, LinearBackward, LinearPlan, LinearWeight, SavedCasts, compute, multiply,
+};
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::Cols;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
 
 /// One of several linear layers that read the same input: see [`WideNode::linear_joint`].
@@ -54,14 +56,14 @@ impl<'a> WideLinear<'a> {
 /// What the backward pass of one layer needs.
 struct Layer {
     plan: LinearPlan,
-    saved: SavedCasts,
+    saved: SavedCasts<Fp8Tensor>,
     /// How to make the codes of x again, which are not kept.
     recast: Option<RecordedCast>,
     /// x, unless its codes are kept for all that reads it.
     input: Option<Kept>,
     dtype: DType,
     dims: Vec<usize>,
-    weight: Option<Tensor>,
+    weight: HeldWeight,
     bias: Option<Tensor>,
     /// The values of the bias, where the result is computed again.
     bias_seen: Option<Seen>,
@@ -155,14 +157,14 @@ impl WideNode {
         let bias_seen = bias.filter(|_| self.recomputes).map(Seen::of).transpose()?;
         let (storage, dims, mut saved) = compute(&input, weight, bias, plan, tracks, cast)?;
         let recast = quantized
-            .filter(|_| x.recast && saved.casts.input.take().is_some())
+            .filter(|_| x.recast && saved.input.take().is_some())
             .map(|quantized| RecordedCast::of(&quantized))
             .transpose()?;
         let tensor = tensor_of(storage, dims)?;
         if ids.iter().all(Option::is_none) {
             return Ok(Wide::held(tensor, None));
         }
-        let reads_input = recast.is_some() || ids[1].is_some() && saved.casts.input.is_none();
+        let reads_input = recast.is_some() || ids[1].is_some() && saved.input.is_none();
         let layer = Arc::new(Layer {
             plan: plan.clone(),
             saved,
@@ -170,7 +172,7 @@ impl WideNode {
             input: reads_input.then(|| x.kept.clone()),
             dtype: x.value.dtype(),
             dims: x.dims().to_vec(),
-            weight: held.map(Tensor::detach),
+            weight: HeldWeight::new(weight),
             bias: bias.map(Tensor::detach),
             bias_seen,
             ids,
@@ -192,23 +194,22 @@ impl WideNode {
                     None => None,
                     Some(recast) => Some(replay(recast, &layer.input(&mut sweep.memos)?)?),
                 };
-                let saved = codes.map(|codes| layer.saved.with_input(codes));
+                let saved = codes.map(|codes| SavedCasts {
+                    input: Some(codes),
+                    ..layer.saved.clone()
+                });
                 let memos = RefCell::new(&mut sweep.memos);
-                let input = RefCell::new(|| layer.input(*memos.borrow_mut()));
-                let of = Of {
+                let pass = LinearBackward {
                     plan: &layer.plan,
                     saved: saved.as_ref().unwrap_or(&layer.saved),
-                    input: &input,
+                    input: &|| layer.input(&mut memos.borrow_mut()),
                     dtype: layer.dtype,
-                    weight: layer.weight.as_ref(),
-                    bias: layer.bias.as_ref(),
+                    weight: &layer.weight,
+                    bias: layer.bias.as_ref().map(Tensor::dtype),
+                    grad_output: grad,
+                    matrix: OnceCell::new(),
                 };
-                let wanted = Wanted {
-                    input: ids[0].is_some(),
-                    weight: ids[1].is_some(),
-                    bias: ids[2].is_some(),
-                };
-                let [dx, dw, db] = of.gradients(grad, wanted)?;
+                let [dx, dw, db] = pass.gradients(ids.map(|id| id.is_some()))?;
                 for (id, grad) in ids.into_iter().zip([dx, dw, db]) {
                     if let (Some(_), Some(grad)) = (id, grad) {
                         let grad = match id == ids[0] {
@@ -251,7 +252,7 @@ impl Layer {
 
     /// Whether the result follows to the bit from codes that are kept anyway.
     fn can_repeat(&self) -> bool {
-        let casts = &self.saved.casts;
+        let casts = &self.saved;
         (casts.input.is_some() || self.recast.is_some())
             && casts.weight.is_some()
             && self.plan.output.is_some()
@@ -260,7 +261,7 @@ impl Layer {
 
     /// The result once more.
     fn repeat(&self, memos: &mut Memos, dims: &[usize]) -> Result<Tensor> {
-        let casts = &self.saved.casts;
+        let casts = &self.saved;
         let again = match &self.recast {
             Some(recast) => Some(replay(recast, &self.input(memos)?)?),
             None => None,

@@ -1,9 +1,8 @@
-//! The autograd node of a convolution.
+//! The backward pass of a convolution, and its node of candle's graph.
 
 use super::columns::settled;
-use super::geometry::Geometry;
 use super::operand::Weight;
-use super::products::{gather, spread, weigh};
+use super::products::Convolution;
 use super::values::Values;
 use crate::base::data::storage::tensor_of;
 use crate::base::data::window::Window;
@@ -11,107 +10,15 @@ use crate::base::error::{Result, internal};
 use crate::cast::quantizer::Quantizer;
 use crate::device::backend;
 use crate::graph::{Ready, attach_all};
-use crate::layers::linear::{Layer, LinearPlan, Operands, Saved, Wanted, Which, gradients};
-use candle_core::{DType, Storage, Tensor};
-use fp8_core::Contraction::{self, Cols, Rows};
-
-/// What one call computes: a convolution, or a transposed one, which swaps input and output.
-#[derive(Debug, Clone)]
-pub(super) struct Convolution {
-    pub(super) geometry: Geometry,
-    pub(super) transposed: bool,
-}
-
-impl Convolution {
-    /// `[batch, channels, height, width]` of the input.
-    pub(super) fn input_dims(&self) -> [usize; 4] {
-        match self.transposed {
-            false => self.geometry.window.dims(),
-            true => self.geometry.maps().dims(),
-        }
-    }
-
-    /// `[batch, channels, height, width]` of the output.
-    pub(super) fn output_dims(&self) -> [usize; 4] {
-        match self.transposed {
-            false => self.geometry.maps().dims(),
-            true => self.geometry.window.dims(),
-        }
-    }
-
-    /// Which dimension of the weight the forward pass sums over.
-    pub(super) fn forward_contraction(&self) -> Contraction {
-        match self.transposed {
-            false => Cols,
-            true => Rows,
-        }
-    }
-
-    /// Which one grad_input sums over.
-    fn backward_contraction(&self) -> Contraction {
-        match self.transposed {
-            false => Rows,
-            true => Cols,
-        }
-    }
-
-    /// The output, in `dtype`. To `emulate`, values are multiplied in f32 instead of codes.
-    pub(super) fn output(
-        &self,
-        x: Values,
-        weight: &Values,
-        bias: Option<&Tensor>,
-        dtype: DType,
-        (emulate, use_fast_accum): (bool, bool),
-    ) -> Result<Storage> {
-        let (x, weight) = self.pair(x.reshape(&self.input_dims())?, weight, emulate)?;
-        let product = if self.transposed { spread } else { gather };
-        product(&self.geometry, &x, &weight, bias, dtype, use_fast_accum)
-    }
-
-    fn grad_input(
-        &self,
-        go: Values,
-        weight: &Values,
-        dtype: DType,
-        (emulate, use_fast_accum): (bool, bool),
-    ) -> Result<Storage> {
-        let (go, weight) = self.pair(go.reshape(&self.output_dims())?, weight, emulate)?;
-        let product = if self.transposed { gather } else { spread };
-        product(&self.geometry, &go, &weight, None, dtype, use_fast_accum)
-    }
-
-    /// Both as codes, or both as values.
-    fn pair(&self, images: Values, weight: &Values, emulate: bool) -> Result<(Values, Weight)> {
-        let weight = Weight::new(weight, &self.geometry)?;
-        match emulate || images.is_high_precision() || !weight.splits()? {
-            true => Ok((images.emulated()?, weight.emulated()?)),
-            false => Ok((images, weight)),
-        }
-    }
-
-    /// In f32.
-    fn grad_weight(
-        &self,
-        go: Values,
-        x: Values,
-        (emulate, use_fast_accum): (bool, bool),
-    ) -> Result<Tensor> {
-        let mut go = go.reshape(&self.output_dims())?;
-        let mut x = x.reshape(&self.input_dims())?;
-        if emulate || go.is_high_precision() {
-            (go, x) = (go.emulated()?, x.emulated()?);
-        }
-        let (maps, images) = if self.transposed { (x, go) } else { (go, x) };
-        weigh(&self.geometry, &maps, &images, use_fast_accum)
-    }
-}
+use crate::layers::linear::{BackwardProducts, LinearPlan, Operands, SavedCasts, gradients};
+use candle_core::{DType, Tensor};
+use fp8_core::Contraction;
 
 /// A convolution, its casts, and what its backward pass keeps of the forward pass.
 pub(super) struct ConvOp {
     pub(super) convolution: Convolution,
     pub(super) plan: LinearPlan,
-    pub(super) saved: Saved<Values>,
+    pub(super) saved: SavedCasts<Values>,
 }
 
 impl ConvOp {
@@ -130,11 +37,8 @@ impl ConvOp {
                 internal!("{name}: {} arguments", args.len());
             };
             let bias = bias.first().copied();
-            let wanted = Wanted {
-                input: x.track_op(),
-                weight: weight.track_op(),
-                bias: bias.is_some_and(Tensor::track_op),
-            };
+            let wanted = [Some(x), Some(weight), bias];
+            let wanted = wanted.map(|arg| arg.is_some_and(Tensor::track_op));
             let pass = Backward {
                 op: &self,
                 x,
@@ -181,24 +85,25 @@ impl Backward<'_> {
     }
 }
 
-impl Layer for Backward<'_> {
+impl BackwardProducts for Backward<'_> {
     type Cast = Values;
 
-    fn cast(&self, which: Which, quantizer: &Quantizer, _: Contraction, _: bool) -> Result<Values> {
-        match which {
-            Which::Input => Values::images(self.x, quantizer),
-            Which::GradOutput => Values::images(&self.go, quantizer),
-            Which::Weight => {
-                let convolution = &self.op.convolution;
-                let contraction = convolution.backward_contraction();
-                let geometry = &convolution.geometry;
-                let granularity = quantizer.spec.granularity;
-                let matrix = Weight::matrix(self.weight, geometry, granularity, contraction)?;
-                let codes = quantizer.quantize(&matrix, contraction)?.tensor;
-                self.op.saved.check(self.weight, &self.op.plan.path)?;
-                Ok(Values::Fp8(codes))
-            }
-        }
+    fn cast_input(&self, quantizer: &Quantizer) -> Result<Values> {
+        Values::images(self.x, quantizer)
+    }
+
+    fn cast_weight(&self, quantizer: &Quantizer) -> Result<Values> {
+        let convolution = &self.op.convolution;
+        let contraction = convolution.backward_contraction();
+        let (geometry, granularity) = (&convolution.geometry, quantizer.spec.granularity);
+        let matrix = Weight::matrix(self.weight, geometry, granularity, contraction)?;
+        let codes = quantizer.quantize(&matrix, contraction)?.tensor;
+        self.op.saved.check(self.weight, &self.op.plan.path)?;
+        Ok(Values::Fp8(codes))
+    }
+
+    fn cast_grad_output(&self, quantizer: &Quantizer, _: Contraction, _: bool) -> Result<Values> {
+        Values::images(&self.go, quantizer)
     }
 
     /// The sum of each channel, added in f32.
