@@ -1,7 +1,7 @@
 //! A step makes nothing as large as a parameter in f32.
 
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::scaled::{Scaled, ScaledGrads, ScaledVar};
+use fp8_scaled::{Scaled, ScaledGrads, ScaledVar};
 use fp8_core::Format;
 use fp8_recipes::optim::scaled::{ScaledAdamW, ScaledOptimizer, ScaledSgd};
 use fp8_recipes::optim::{AdamWConfig, SgdConfig};

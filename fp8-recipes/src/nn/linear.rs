@@ -13,7 +13,7 @@ use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Tensor};
 use candle_nn::VarBuilder;
-use fp8_candle::scaled::ScaledVar;
+use fp8_scaled::ScaledVar;
 use fp8_candle::{LinearPlan, LinearWeight, Role, fp8_linear};
 use std::sync::Arc;
 

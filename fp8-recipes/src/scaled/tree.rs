@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
-use fp8_candle::scaled::{
+use fp8_scaled::{
     Scale, ScaleCheck, Scaled, ScaledDType, ScaledOptions, as_scaled, scaled_scope,
 };
 use std::collections::BTreeMap;

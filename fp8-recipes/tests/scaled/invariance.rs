@@ -2,7 +2,7 @@
 
 use crate::helpers::*;
 use candle_core::DType;
-use fp8_candle::scaled::ScaledGrads;
+use fp8_scaled::ScaledGrads;
 use fp8_recipes::optim::scaled::*;
 use fp8_recipes::optim::*;
 

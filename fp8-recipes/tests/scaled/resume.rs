@@ -2,7 +2,7 @@
 
 use crate::helpers::*;
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::scaled::ScaledVar;
+use fp8_scaled::ScaledVar;
 use fp8_recipes::Error;
 use fp8_recipes::optim::scaled::*;
 use fp8_recipes::optim::*;

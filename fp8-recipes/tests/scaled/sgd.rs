@@ -2,7 +2,7 @@
 
 use crate::helpers::*;
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::scaled::{Scaled, ScaledGrads, ScaledVar};
+use fp8_scaled::{Scaled, ScaledGrads, ScaledVar};
 use fp8_core::Format;
 use fp8_recipes::optim::scaled::*;
 use fp8_recipes::optim::*;

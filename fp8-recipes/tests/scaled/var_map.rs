@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Init;
-use fp8_candle::scaled::ScaledVar;
+use fp8_scaled::ScaledVar;
 use fp8_recipes::nn;
 use fp8_recipes::scaled::ScaledVarMap;
 

@@ -182,7 +182,7 @@ fn any_number_of_threads() {
 /// Scaled parameters: the layers one by one in scaled arithmetic, near the result in f32.
 #[test]
 fn scaled_parameters() {
-    use fp8_candle::scaled::{Scaled, as_scaled};
+    use fp8_scaled::{Scaled, as_scaled};
     use fp8_recipes::scaled::ScaledVarMap;
     for activation in Activation::all() {
         let config = config().with_hidden_act(activation);

@@ -7,7 +7,7 @@ use super::RoundTo;
 use super::size::value;
 use super::value::{amax_of, zeros};
 use candle_core::DType;
-use fp8_candle::scaled::{Scale, ScaledVar};
+use fp8_scaled::{Scale, ScaledVar};
 use fp8_core::StochasticKey;
 
 /// Keeps the bits apart from those of casts that are given the same seed.
