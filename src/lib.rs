@@ -63,6 +63,6 @@ pub use memory::keep_freed_memory;
 /// # Ok::<(), fp8::Error>(())
 /// ```
 pub mod scaled {
-    pub use fp8_scaled::*;
     pub use fp8_recipes::scaled::*;
+    pub use fp8_scaled::*;
 }

@@ -31,9 +31,15 @@ impl Scaled {
         }
         let (x, scale) = sized(self)?;
         let value = Self::new(detached::activation(activation, &x, scale)?, self.scale());
-        Ok(Self::record(value, activation.name(), [self], move |g, _| {
-            let data = detached::activation_gradient(activation, &x, scale, &g.float(x.dtype())?)?;
-            Ok([Some(Self::new(data, g.scale()).zeroed()?)])
-        }))
+        Ok(Self::record(
+            value,
+            activation.name(),
+            [self],
+            move |g, _| {
+                let data =
+                    detached::activation_gradient(activation, &x, scale, &g.float(x.dtype())?)?;
+                Ok([Some(Self::new(data, g.scale()).zeroed()?)])
+            },
+        ))
     }
 }

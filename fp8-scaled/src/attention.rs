@@ -7,9 +7,9 @@ use super::kernels::convert;
 use super::parts::sized;
 use super::value::Scaled;
 use crate::error::Result;
+use candle_core::Tensor;
 use fp8_candle::ops::elements::wide_dtype;
 use fp8_candle::ops::{AttentionOptions, detached};
-use candle_core::Tensor;
 use fp8_core::floor_to_power_of_two;
 use fp8_core::scaled::{Factored, Scale, mul_rule};
 

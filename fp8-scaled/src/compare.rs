@@ -3,8 +3,8 @@
 use super::arith::meet;
 use super::value::Scaled;
 use crate::error::Result;
-use fp8_candle::ops::elements::wide_dtype;
 use candle_core::{DType, Tensor};
+use fp8_candle::ops::elements::wide_dtype;
 
 impl Scaled {
     /// 1 where the values are equal, U8; shapes broadcast.

@@ -6,9 +6,9 @@ use super::matmul::{both_codes, cotangent, operand};
 use super::options::Options;
 use super::value::Scaled;
 use crate::error::{Error, Result};
+use candle_core::{DType, Tensor};
 use fp8_candle::conv::{BareConv, BareOperand, ConvError, ConvShape};
 use fp8_candle::ops::detached::gradients;
-use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Factored, matmul_rule};
 
 impl Scaled {

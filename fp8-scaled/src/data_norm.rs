@@ -1,8 +1,8 @@
 //! Norms of data, which dynamic rescaling moves into the scale.
 
 use crate::error::Result;
-use fp8_candle::ops::elements::{BlockKernel, Real, max, reduce_blocks, sum, wide_dtype};
 use candle_core::{DType, Tensor};
+use fp8_candle::ops::elements::{BlockKernel, Real, max, reduce_blocks, sum, wide_dtype};
 use fp8_core::floor_to_power_of_two;
 
 /// Which size of the data goes into the scale.

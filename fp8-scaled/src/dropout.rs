@@ -3,9 +3,9 @@
 use super::kernels::{Map2, map2};
 use super::value::Scaled;
 use crate::error::Result;
-use fp8_candle::ops::elements::Real;
-use fp8_candle::ops::detached::dropout_mask;
 use candle_core::Tensor;
+use fp8_candle::ops::detached::dropout_mask;
+use fp8_candle::ops::elements::Real;
 use fp8_core::scaled::{Factored, constant_rule, mul_rule};
 
 impl Scaled {

@@ -2,8 +2,8 @@
 //! composed of candle's operations elsewhere.
 
 use crate::error::Result;
-use fp8_candle::ops::elements::{Real, RowKernel, map_rows, map_to, wide_dtype};
 use candle_core::{DType, Tensor};
+use fp8_candle::ops::elements::{Real, RowKernel, map_rows, map_to, wide_dtype};
 
 /// A function of one element.
 pub(super) trait Map1: Copy + Send + Sync {
@@ -236,7 +236,11 @@ impl RowKernel<1> for Converted {
     fn rows<R: Real>(&self, [x]: [&[R]; 1], out: &mut [R]) {
         let factor = R::from_f64(self.0.into());
         for (out, &x) in out.iter_mut().zip(x) {
-            *out = if factor == R::ZERO { R::ZERO } else { x * factor };
+            *out = if factor == R::ZERO {
+                R::ZERO
+            } else {
+                x * factor
+            };
         }
     }
 }

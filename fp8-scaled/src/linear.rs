@@ -5,11 +5,11 @@ use super::kernels::convert;
 use super::matmul::{both_codes, cotangent, matrix, operand};
 use super::options::Options;
 use super::value::Scaled;
-use fp8_candle::ops::elements::matrix_dims;
 use crate::error::{Error, Result};
+use candle_core::DType;
 use fp8_candle::device::backend;
 use fp8_candle::ops::detached::fp8_product;
-use candle_core::DType;
+use fp8_candle::ops::elements::matrix_dims;
 use fp8_core::Contraction::{Cols, Rows};
 use fp8_core::scaled::{add_rule, matmul_rule, sum_rule};
 

@@ -5,8 +5,8 @@ use super::kernels::convert;
 use super::softmax::check_dim;
 use super::value::Scaled;
 use crate::error::{Error, Result};
-use fp8_candle::ops::elements::wide_dtype;
 use candle_core::Tensor;
+use fp8_candle::ops::elements::wide_dtype;
 
 impl Scaled {
     /// The slices along `dim` at `ids`, a tensor of one dimension of U8, U32 or I64. Scale: that of the input. Gradients of a slice

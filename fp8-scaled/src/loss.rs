@@ -3,8 +3,8 @@
 use super::parts::{factored, sized};
 use super::value::Scaled;
 use crate::error::Result;
-use fp8_candle::ops::{CrossEntropyOptions, detached};
 use candle_core::{DType, Tensor};
+use fp8_candle::ops::{CrossEntropyOptions, detached};
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};
 
 impl Scaled {

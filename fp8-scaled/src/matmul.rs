@@ -4,14 +4,14 @@ use super::arith::{Like, broadcast_dims, check_same_device, common_dtype};
 use super::kernels::convert;
 use super::options::{MatmulPrecision, Options};
 use super::value::{Data, Scaled};
+use crate::error::{Error, Result};
+use candle_core::{D, DType, Tensor};
+use fp8_candle::Fp8Tensor;
 use fp8_candle::ops::detached::fp8_product;
 use fp8_candle::ops::elements::matrix_dims;
-use crate::error::{Error, Result};
-use fp8_candle::Fp8Tensor;
-use candle_core::{D, DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
-use fp8_core::{Format, Granularity};
 use fp8_core::scaled::matmul_rule;
+use fp8_core::{Format, Granularity};
 
 /// An operand and the dimension of its matrices that the product sums over.
 pub(super) type Operand<'a> = (&'a Scaled, Contraction);

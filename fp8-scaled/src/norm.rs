@@ -79,8 +79,14 @@ impl Scaled {
             let rows = g.elem_count().checked_div(weight.elem_count()).unwrap_or(0);
             let sums = sum_rule(g.scale(), rows, Options::current().round());
             let g_data = g.float(dtype)?;
-            let [dx, dw, db] =
-                detached::norm_gradients(center, &x, &weight, &g_data, eps, sums.data_factor.into())?;
+            let [dx, dw, db] = detached::norm_gradients(
+                center,
+                &x,
+                &weight,
+                &g_data,
+                eps,
+                sums.data_factor.into(),
+            )?;
             // The kernel's gradient of the data is the value's times the scale of x.
             let through = mul_rule(g.scale(), gain_scale);
             let mut over = div_rule(through.scale, x_scale)?;

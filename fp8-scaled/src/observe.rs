@@ -3,8 +3,8 @@
 use super::dtype::ScaledDType;
 use super::value::Scaled;
 use crate::error::{Error, Result};
-use fp8_candle::ops::elements::wide_dtype;
 use candle_core::{DType, Tensor};
+use fp8_candle::ops::elements::wide_dtype;
 use half::{bf16, f16};
 
 /// Shares of the elements of a tensor that are outside the normal range of a dtype.
@@ -59,9 +59,7 @@ impl Scaled {
         if self.elem_count() == 0 {
             return Ok(OutOfRange::default());
         }
-        let magnitude = self
-            .float(wide_dtype(self.compute_dtype()))?
-            .abs()?;
+        let magnitude = self.float(wide_dtype(self.compute_dtype()))?.abs()?;
         let share = |mask: Tensor| -> Result<f64> {
             let count = mask.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?;
             Ok(count / self.elem_count() as f64)

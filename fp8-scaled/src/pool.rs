@@ -3,8 +3,8 @@
 use super::kernels::convert;
 use super::value::Scaled;
 use crate::error::{Error, Result};
-use fp8_candle::ops::elements::wide_dtype;
 use candle_core::Tensor;
+use fp8_candle::ops::elements::wide_dtype;
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};
 
 impl Scaled {

@@ -3,9 +3,9 @@
 use super::dtype::ScaledDType;
 use super::value::{Data, Scaled};
 use crate::error::{Error, Result};
-use fp8_candle::ops::elements::wide_dtype;
-use fp8_candle::Fp8Tensor;
 use candle_core::{DType, Device, Tensor};
+use fp8_candle::Fp8Tensor;
+use fp8_candle::ops::elements::wide_dtype;
 use fp8_core::scaled::Scale;
 
 impl Scaled {

@@ -4,8 +4,8 @@ use super::kernels::{Times, map_fn, map3};
 use super::options::Options;
 use super::value::Scaled;
 use crate::error::{Error, Result};
-use fp8_candle::ops::elements::wide_dtype;
 use candle_core::{DType, Tensor};
+use fp8_candle::ops::elements::wide_dtype;
 use fp8_core::scaled::{Factored, mean_rule, sum_rule};
 
 map_fn!(

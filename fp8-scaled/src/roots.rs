@@ -4,8 +4,8 @@ use super::arith::Like;
 use super::kernels::{Map1, map_fn, map1};
 use super::value::Scaled;
 use crate::error::Result;
-use fp8_candle::ops::elements::Real;
 use candle_core::Tensor;
+use fp8_candle::ops::elements::Real;
 use fp8_core::scaled::{Scale, ScaledError, div_rule, mul_rule, powi_rule, rsqrt_rule, sqrt_rule};
 
 map_fn!(Sqrt { k }, |x| (k * x).sqrt(), |x| (x * k)?.sqrt()?);

@@ -2,8 +2,8 @@
 
 use super::value::Scaled;
 use crate::error::Result;
-use fp8_candle::ops;
 use candle_core::Tensor;
+use fp8_candle::ops;
 
 impl Scaled {
     /// Rotary position embedding, half-split, as [`ops::rope`](fp8_candle::ops::rope): `[batch, heads, time, even size]`, with plain

@@ -2,8 +2,8 @@
 
 use super::value::{Data, Scaled};
 use crate::error::{Error, Result};
-use fp8_candle::Fp8Tensor;
 use candle_core::Tensor;
+use fp8_candle::Fp8Tensor;
 
 impl Scaled {
     /// `f` of the tensor that holds the data, codes or numbers, with the same scale and no graph.

@@ -4,9 +4,9 @@ use super::kernels::wide;
 use super::parts::{factored, sized};
 use super::value::Scaled;
 use crate::error::{Error, Result};
-use fp8_candle::ops::elements::{Real, RowKernel, map_rows, max, sum};
-use fp8_candle::ops::detached;
 use candle_core::{D, Tensor};
+use fp8_candle::ops::detached;
+use fp8_candle::ops::elements::{Real, RowKernel, map_rows, max, sum};
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};
 
 impl Scaled {
@@ -95,7 +95,12 @@ fn log_softmax(x: &Tensor, scale: f64) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return wide([x], |[x]| log_softmax_composed(x, scale));
     }
-    Ok(map_rows("log_softmax", [x], cols, &LogSoftmax { scale, cols })?)
+    Ok(map_rows(
+        "log_softmax",
+        [x],
+        cols,
+        &LogSoftmax { scale, cols },
+    )?)
 }
 
 fn log_softmax_composed(x: &Tensor, scale: f64) -> Result<Tensor> {
@@ -129,7 +134,12 @@ fn log_softmax_gradient(y: &Tensor, g: &Tensor) -> Result<Tensor> {
     if !y.device().is_cpu() {
         return wide([y, g], |[y, g]| log_softmax_gradient_composed(y, g));
     }
-    Ok(map_rows("log_softmax", [y, g], cols, &LogSoftmaxGradient { cols })?)
+    Ok(map_rows(
+        "log_softmax",
+        [y, g],
+        cols,
+        &LogSoftmaxGradient { cols },
+    )?)
 }
 
 fn log_softmax_gradient_composed(y: &Tensor, g: &Tensor) -> Result<Tensor> {

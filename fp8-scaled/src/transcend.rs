@@ -4,8 +4,8 @@ use super::arith::Like;
 use super::kernels::{Map1, Map2, map_fn, map1, map2};
 use super::value::Scaled;
 use crate::error::Result;
-use fp8_candle::ops::elements::Real;
 use candle_core::{DType, Tensor};
+use fp8_candle::ops::elements::Real;
 use fp8_core::scaled::{Factored, Scale, ScaledError};
 use half::{bf16, f16};
 

@@ -1,11 +1,11 @@
 //! A tensor of scaled arithmetic.
 
 use super::options::Options;
-use fp8_candle::ops::elements::matrix_dims;
 use crate::error::{Error, Result};
+use candle_core::{DType, Device, Shape, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::device::{Codes, backend};
-use candle_core::{DType, Device, Shape, Tensor};
+use fp8_candle::ops::elements::matrix_dims;
 use fp8_core::scaled::{Scale, constant_rule};
 use fp8_core::{Contraction, Format, Granularity};
 use std::sync::atomic::{AtomicU64, Ordering};

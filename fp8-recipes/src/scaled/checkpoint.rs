@@ -10,8 +10,8 @@ use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, Result};
 use crate::safetensors_file::SafetensorsFile;
 use candle_core::{DType, Device, Tensor};
-use fp8_scaled::{Scale, Scaled};
 use fp8_core::{E8M0, Format};
+use fp8_scaled::{Scale, Scaled};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 

@@ -2,9 +2,9 @@
 
 use crate::helpers::*;
 use candle_core::{DType, Tensor, Var};
-use fp8_scaled::{ScaledGrads, as_scaled};
 use fp8_recipes::optim::scaled::*;
 use fp8_recipes::optim::*;
+use fp8_scaled::{ScaledGrads, as_scaled};
 
 fn config(lr: f64) -> AdamWConfig {
     AdamWConfig {
@@ -210,9 +210,8 @@ fn two_hundred_steps_of_a_regression() {
     let b = Var::zeros(3, DType::F32, start.device()).unwrap();
     let named = vec![("w".to_string(), w.clone()), ("b".to_string(), b.clone())];
     let mut plain = AdamW::from_named(named, config.clone()).unwrap();
-    let of = |name, start: &Tensor| {
-        fp8_scaled::ScaledVar::rescaled(name, start, DType::F16).unwrap()
-    };
+    let of =
+        |name, start: &Tensor| fp8_scaled::ScaledVar::rescaled(name, start, DType::F16).unwrap();
     // The bias begins with zeros of no size.
     let (sw, sb) = (of("w", &start), of("b", b.as_tensor()));
     let mut scaled = ScaledAdamW::from_vars(vec![sw.clone(), sb.clone()], config).unwrap();

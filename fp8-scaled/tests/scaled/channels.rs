@@ -2,8 +2,8 @@
 
 use crate::gradient_check::{Check, wave};
 use candle_core::{DType, Device, Tensor};
-use fp8_scaled::Result;
 use fp8_candle::conv::ConvShape;
+use fp8_scaled::Result;
 use fp8_scaled::as_scaled;
 
 /// Convolutions of candle, whose gradients are not all right and not asked for.

@@ -2,8 +2,8 @@
 
 use crate::gradient_check::{values, wave};
 use candle_core::{DType, Device, Tensor};
-use fp8_scaled::Result;
 use fp8_candle::ops::AttentionOptions;
+use fp8_scaled::Result;
 use fp8_scaled::{Scaled, ScaledDType, ScaledVar, as_scaled};
 
 type Function<'a> = &'a dyn Fn(&[Scaled]) -> Result<Scaled>;

@@ -1,11 +1,11 @@
 //! Bad input gives a typed error that holds what was wrong, and says it.
 
 use candle_core::{DType, Device, Tensor};
+use fp8_core::Format;
+use fp8_scaled::{Error, Result};
 use fp8_scaled::{
     Norm, ScaleCheck, Scaled, ScaledError, ScaledOptions, ScaledVar, as_scaled, scaled_scope,
 };
-use fp8_scaled::{Error, Result};
-use fp8_core::Format;
 
 fn ones(dims: &[usize]) -> Result<Tensor> {
     Ok(Tensor::ones(dims, DType::F32, &Device::Cpu)?)

@@ -2,11 +2,11 @@
 
 use crate::operations::{ALL, Op, matrix};
 use candle_core::{DType, Device, Tensor};
+use fp8_core::Format;
 use fp8_scaled::Result;
 use fp8_scaled::{
     ScaleCheck, Scaled, ScaledDType, ScaledOptions, ScaledVar, as_scaled, scaled_scope,
 };
-use fp8_core::Format;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs a check of every operation and lists all that fail, panics included.

@@ -1,9 +1,9 @@
 //! The cases of `scalify_ops`.
 
 use candle_core::{DType, Device, Tensor};
+use fp8_core::Format;
 use fp8_scaled::Result;
 use fp8_scaled::Scaled;
-use fp8_core::Format;
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value as Json;

@@ -2,9 +2,9 @@
 
 use crate::golden_data::{Array, Case, Value};
 use candle_core::{DType, Device, Tensor};
+use fp8_core::{Cast, Format};
 use fp8_scaled::Result;
 use fp8_scaled::{Norm, Scaled, ScaledVar};
-use fp8_core::{Cast, Format};
 
 /// The cases that are computed with another cast than [`Cast::new`], and why.
 pub const OTHER_CASTS: [(&str, &str); 4] = [

@@ -3,9 +3,9 @@
 use crate::golden_data::{Case, Golden, Pair, Value};
 use crate::golden_ops::*;
 use candle_core::DType;
+use fp8_core::Format;
 use fp8_scaled::Result;
 use fp8_scaled::{Pow2Rounding, ScaleCheck, Scaled, ScaledOptions, scaled_scope};
-use fp8_core::Format;
 use std::collections::BTreeMap;
 
 /// How the data of a case have to agree.

@@ -2,8 +2,8 @@
 
 use crate::gradient_check::{Check, wave};
 use candle_core::{D, DType, Device, Tensor};
-use fp8_scaled::Result;
 use fp8_candle::ops::{self, AttentionOptions, CrossEntropyOptions};
+use fp8_scaled::Result;
 use fp8_scaled::Scaled;
 
 #[test]

@@ -1,10 +1,10 @@
 //! Every operation with a rule, as a function of two matrices `[n, n]`.
 
 use candle_core::{DType, Device, Tensor};
-use fp8_scaled::Result;
 use fp8_candle::ops::{AttentionOptions, CrossEntropyOptions};
-use fp8_scaled::{Direction, Norm, Scaled};
 use fp8_core::Format;
+use fp8_scaled::Result;
+use fp8_scaled::{Direction, Norm, Scaled};
 
 pub type Op = (&'static str, fn(&Scaled, &Scaled) -> Result<Scaled>);
 

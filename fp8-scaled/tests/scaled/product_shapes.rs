@@ -2,11 +2,9 @@
 
 use crate::gradient_check::{values, wave};
 use candle_core::{D, DType, Tensor};
-use fp8_scaled::Result;
-use fp8_scaled::{
-    MatmulPrecision, Scaled, ScaledOptions, ScaledVar, as_scaled, scaled_scope,
-};
 use fp8_core::Format;
+use fp8_scaled::Result;
+use fp8_scaled::{MatmulPrecision, Scaled, ScaledOptions, ScaledVar, as_scaled, scaled_scope};
 
 /// By the definition, which no shape is special for.
 fn expected(a: &Tensor, b: &Tensor) -> Result<Tensor> {

@@ -2,11 +2,11 @@
 
 use crate::gradient_check::{Check, values, wave};
 use candle_core::{DType, Device, Tensor};
+use fp8_core::Format;
 use fp8_scaled::Result;
 use fp8_scaled::{
     MatmulPrecision, Scaled, ScaledDType, ScaledOptions, ScaledVar, as_scaled, scaled_scope,
 };
-use fp8_core::Format;
 
 fn f16(dims: &[usize], seed: usize, scale: f32) -> Result<Scaled> {
     Scaled::from_parts(&wave(dims, seed).to_dtype(DType::F16)?, scale)

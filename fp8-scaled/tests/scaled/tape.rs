@@ -2,12 +2,12 @@
 
 use crate::gradient_check::{values, wave};
 use candle_core::{DType, Device, Tensor};
+use fp8_core::Format;
 use fp8_scaled::Result;
 use fp8_scaled::{
     Direction, Norm, Pow2Rounding, ScaleCheck, Scaled, ScaledDType, ScaledGrads, ScaledOptions,
     ScaledVar, scaled_scope,
 };
-use fp8_core::Format;
 
 fn var(x: &[f32]) -> Result<ScaledVar> {
     ScaledVar::new("x", &Tensor::new(x, &Device::Cpu)?)

@@ -46,11 +46,7 @@ impl BareConv {
     ///
     /// # Errors
     /// If the sizes make no convolution.
-    pub fn new(
-        x: [usize; 4],
-        weight: [usize; 4],
-        shape: &ConvShape,
-    ) -> Result<Self, ConvError> {
+    pub fn new(x: [usize; 4], weight: [usize; 4], shape: &ConvShape) -> Result<Self, ConvError> {
         Ok(Self(Geometry {
             window: shape.window(x, weight)?,
             n: weight[0],
