@@ -55,7 +55,7 @@ pub use config::{
     FormatPair, Fp8LinearConfig, GemmConfig, Granularity, InitialScale, LayerFilter, Operand,
     Overflow, Recipe, RecipeName, ScaleRounding, ScalingType,
 };
-pub use error::{Error, Result};
+pub use error::{Error, ExportError, GuardError, LayerError, Result, TrainingCheckpointError};
 pub use export::{ExportOptions, ExportReport, Ragged, save_calibrated, save_calibrated_with};
 pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};

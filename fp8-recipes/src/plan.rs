@@ -3,7 +3,7 @@
 use crate::autocast::LayerStep;
 use crate::cast_hook::{CastObserver, hook};
 use crate::config::{CastRounding, Gemm, InitialScale, Operand, ResolvedConfig, ScalingType};
-use crate::error::{Error, Result};
+use crate::error::{LayerError, Result};
 use crate::state::Fp8State;
 use crate::stats::CastStats;
 use fp8_candle::{
@@ -144,7 +144,7 @@ impl Maker<'_> {
     fn quantizer(&self, operand: Operand) -> Result<Option<Quantizer>> {
         let cast = self.config.cast(operand);
         let slot_of = |role| {
-            self.state.slot(role).ok_or_else(|| Error::NoRole {
+            self.state.slot(role).ok_or_else(|| LayerError::NoRole {
                 path: self.state.path().to_string(),
                 role,
             })

@@ -3,7 +3,7 @@
 use super::recall::Recall;
 use super::session::Session;
 use super::settings::{Mode, Settings};
-use crate::error::{Error, Result};
+use crate::error::{GuardError, Result};
 use crate::state::Fp8State;
 use fp8_candle::StateTable;
 use fp8_candle::state::StepCells;
@@ -199,11 +199,11 @@ pub fn is_guard_open() -> bool {
 /// On a worker of a rayon pool: see [`super`]; on a thread that has ended but for its `thread_local` values.
 pub(super) fn check_thread() -> Result<()> {
     if on_thread(|_| ()).is_none() {
-        return Err(Error::ThreadEnds);
+        return Err(GuardError::ThreadEnds.into());
     }
     match rayon::current_thread_index() {
         // A lone one too: it runs other tasks while it waits for another pool, or yields.
-        Some(worker) => Err(Error::OnPoolWorker { worker }),
+        Some(worker) => Err(GuardError::OnPoolWorker { worker }.into()),
         None => Ok(()),
     }
 }

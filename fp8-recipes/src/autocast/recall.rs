@@ -16,7 +16,7 @@
 use super::context::LayerStep;
 use super::settings::Settings;
 use crate::config::Operand;
-use crate::error::{Error, Result};
+use crate::error::{GuardError, Result};
 use crate::state::Fp8State;
 use fp8_candle::CastNotes;
 use fp8_candle::state::StepCells;
@@ -87,7 +87,7 @@ impl Recall {
         let Some(replay) = &self.replay else {
             return Ok(None);
         };
-        let again = replay.next(layer).ok_or_else(|| Error::NotRepeated {
+        let again = replay.next(layer).ok_or_else(|| GuardError::NotRepeated {
             path: layer.path().to_string(),
         })?;
         self.note(layer, &again);
