@@ -45,5 +45,5 @@ pub use handle::AutocastHandle;
 pub(crate) use recall::Log;
 pub(crate) use settings::Mode;
 pub use step::{end_step, with_fp8};
-pub(crate) use summary::{Counts, culprit, non_finite};
-pub use summary::{NonFinite, StepSummary};
+pub use fp8_candle::state::NonFinite;
+pub use summary::StepSummary;
