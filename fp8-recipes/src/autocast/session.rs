@@ -285,7 +285,9 @@ impl Ended {
             table.report()?;
             if let Some(mark) = own.first().and_then(|step| step.mark().cloned()) {
                 let began = table.began()?;
-                summary.counts.push(NonFiniteCounts::of_step(table, began, mark));
+                summary
+                    .counts
+                    .push(NonFiniteCounts::of_step(table, began, mark));
             }
         }
         let aside = self.steps.iter().filter(|step| step.mark().is_none());

@@ -32,7 +32,8 @@ impl StepSummary {
             let counts = step.recorded()?.non_finite;
             let none = Tensor::zeros_like(&counts)?;
             let table = step.table().clone();
-            self.counts.push(NonFiniteCounts::between(table, none, counts));
+            self.counts
+                .push(NonFiniteCounts::between(table, none, counts));
         }
         Ok(())
     }

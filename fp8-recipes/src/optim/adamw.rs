@@ -13,8 +13,8 @@ use super::masters::Kept;
 use super::named::{numbered, of_varmap, sorted};
 use super::norm::SumOfSquares;
 use super::params::check_lr;
-use super::veto::SkipStreak;
 use super::slot::Slot;
+use super::veto::SkipStreak;
 use super::{AdamWConfig, ParamGroup};
 
 /// AdamW (decoupled weight decay) over named variables, with a state that can be saved.

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Result;
 use super::loss_scaler_config::{LossScalerConfig, check_loss_scale};
-use super::veto::{CastVeto, check_skips};
 use super::unscale::Unscaled;
+use super::veto::{CastVeto, check_skips};
 
 /// Multiplies the loss, so that small gradients are not rounded to 0 on their way back, and takes the factor out of the gradients
 /// again. A step with an infinite or NaN gradient element anywhere is left out, and the loss scale backs off; after

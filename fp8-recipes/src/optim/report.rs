@@ -7,9 +7,9 @@ use super::error::Result;
 use super::veto::CastVeto;
 #[cfg(feature = "cuda")]
 use super::veto::SkipStreak;
-use fp8_candle::state::NonFinite;
 #[cfg(feature = "cuda")]
 use candle_core::Tensor;
+use fp8_candle::state::NonFinite;
 
 /// What one step did.
 ///

@@ -11,8 +11,8 @@ use super::masters::Kept;
 use super::named::{gradients, numbered, of_varmap, sorted};
 use super::norm::{SumOfSquares, clip_coefficient};
 use super::params::check_lr;
-use super::veto::{CastVeto, SkipStreak};
 use super::sgd_slot::{Rates, SgdSlot};
+use super::veto::{CastVeto, SkipStreak};
 use super::{ParamGroup, SgdConfig, StepReport};
 
 /// Stochastic gradient descent over named variables, with momentum, dampening, Nesterov's momentum and weight decay as in
