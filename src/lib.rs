@@ -31,7 +31,7 @@
 //! | an FP8 file | [`save_calibrated`], [`save_calibrated_with`], [`ExportOptions`], [`Ragged`] |
 //! | to read one | [`load::var_builder`], [`load::dequantize_into`] |
 //! | a Llama, a mixture of experts, a BERT that runs FP8 files | [`models`] |
-//! | to handle errors | [`Error`], [`Result`] |
+//! | to handle errors | [`Error`], which wraps an enum of each room: [`GuardError`], [`LayerError`], [`ExportError`], .. |
 //! | freed memory kept for the next step | [`keep_freed_memory`] |
 //! | formats, casts of slices and the maths of scales, without candle | [`fp8_core`] |
 //! | FP8 tensors, casts, products and differentiable operations | [`fp8_candle`] |

@@ -49,7 +49,7 @@ fn parameters_that_are_not_shown_are_named() {
     let options = ExportOptions::new().with_vars(&vars);
     let error = save_calibrated_with(&model, dir.path(), &options).unwrap_err();
     assert!(
-        matches!(&error, Error::MissedParameters { names } if *names == ["gain", "gate.weight"]),
+        matches!(&error, Error::Export(fp8::ExportError::MissedParameters { names }) if *names == ["gain", "gate.weight"]),
         "{error:?}"
     );
     assert_text("missed", error, &["gain, gate.weight", "skip"]);
@@ -107,7 +107,10 @@ fn missing_directories_are_created_and_files_of_other_kinds_stay() {
     fs::write(at("model.bin"), "mine").unwrap();
     for name in ["config.json", "model.bin"] {
         let error = save_calibrated(&net, at(name)).unwrap_err();
-        assert!(matches!(&error, Error::ExportPath { .. }), "{error:?}");
+        assert!(
+            matches!(&error, Error::Export(fp8::ExportError::Target { .. })),
+            "{error:?}"
+        );
         assert_text(name, error, &[name, ".safetensors"]);
     }
     assert_eq!(

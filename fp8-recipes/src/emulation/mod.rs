@@ -44,8 +44,9 @@ pub use checkpoint::EmulatedOptimizer;
 pub use options::{EmulationMethod, EmulatorOptions};
 
 use crate::autocast::Autocast;
+use crate::config::ConfigError;
 use crate::config::Fp8LinearConfig;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::module::Fp8Module;
 use crate::optim::DynamicLossScaler;
 use crate::prepare::{CastTable, PrepareOptions, PrepareReport, named, prepare_fp8};
@@ -89,7 +90,7 @@ impl Emulator {
     /// Prepares the layers and operators of `model` for `method`.
     ///
     /// # Errors
-    /// [`Error::UnmatchedPattern`] for a pattern that names no layer, with names that it may have meant; a malformed pattern; an
+    /// [`ConfigError::UnmatchedPattern`] for a pattern that names no layer, with names that it may have meant; a malformed pattern; an
     /// invalid configuration of the loss scaler; and what [`prepare_fp8`] finds.
     pub fn initialize<M: Fp8Module + ?Sized>(
         model: &M,
@@ -108,10 +109,11 @@ impl Emulator {
         let loss_scaler = DynamicLossScaler::new(options.loss_scaler.clone())?;
         // Before anything of the model changes.
         if let Some(first) = named(model, &prepare).unmatched.into_iter().next() {
-            return Err(Error::UnmatchedPattern {
+            return Err(ConfigError::UnmatchedPattern {
                 pattern: first.pattern,
                 near: first.near,
-            });
+            }
+            .into());
         }
         let measured = Measured::new(&options);
         let report = prepare_fp8(model, &prepare)?;

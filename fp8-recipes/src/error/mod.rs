@@ -1,38 +1,39 @@
-//! Errors of recipes, conversion and checkpoints.
+//! One enum of errors for each room, and [`Error`], which wraps them.
+
+mod export;
+mod guard;
+mod layer;
+mod training_checkpoint;
+
+pub use export::ExportError;
+pub use guard::GuardError;
+pub use layer::LayerError;
+pub use training_checkpoint::TrainingCheckpointError;
 
 use crate::config::ConfigError;
 use crate::optim::OptimError;
 use crate::read::FileKind;
-use fp8_candle::Role;
 use std::path::PathBuf;
 
 /// What can go wrong outside a tensor operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A pattern of layers to treat specially names none: most likely a typo.
-    #[error("`{pattern}` names no layer{}", near_text(near))]
-    UnmatchedPattern {
-        /// The pattern.
-        pattern: String,
-        /// Paths of the model that it may have meant.
-        near: Vec<String>,
-    },
-
-    /// A batch norm cannot be folded into the layer before it.
-    #[error("batch norm `{batch_norm}` cannot be folded into layer `{layer}`: {reason}")]
-    CannotFold {
-        /// Path of the layer.
-        layer: String,
-        /// Path of the batch norm.
-        batch_norm: String,
-        /// What is in the way.
-        reason: String,
-    },
-
     /// A recipe or configuration is unknown or inconsistent.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A guard or handle was misused.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
+    /// A layer cannot be built, called or folded.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    /// A model cannot be quantized or exported.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// A training checkpoint cannot be resumed.
+    #[error(transparent)]
+    TrainingCheckpoint(#[from] TrainingCheckpointError),
     /// An operation of candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -53,14 +54,6 @@ pub enum Error {
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
-    },
-    /// A batch norm in training has got too few values for a variance of each channel.
-    #[error("{}: {shape:?} holds fewer than two values for a channel, which have no variance", layer.as_deref().unwrap_or("batch norm"))]
-    NoVariance {
-        /// Path of the layer, if it knows it.
-        layer: Option<String>,
-        /// What it has got.
-        shape: Vec<usize>,
     },
     /// The path of a file to read is not a regular file. It was not opened.
     #[error("cannot read {path}: it is a {kind}, not a regular file")]
@@ -260,18 +253,6 @@ pub enum Error {
         /// Second file.
         second: PathBuf,
     },
-    /// The checkpoint does not fit the run that is to be resumed.
-    #[error("{path} cannot be resumed: {what} is {found} there, {expected} here")]
-    ResumeMismatch {
-        /// The checkpoint.
-        path: PathBuf,
-        /// What differs.
-        what: String,
-        /// Value in the checkpoint.
-        found: String,
-        /// Value of this run.
-        expected: String,
-    },
     /// One variable stands for two tensors of a checkpoint that differ.
     #[error(
         "`{first}` and `{second}` are one variable, but the checkpoint has different values for them: build the model without \
@@ -292,92 +273,6 @@ pub enum Error {
         /// The weight given.
         weight: f64,
     },
-    /// The projections of an attention do not have the features of its heads.
-    #[error(
-        "attention with `{path}`: the projections of queries, keys and values give {got:?} features, its heads have {expected:?}"
-    )]
-    Heads {
-        /// Path of the projection of results.
-        path: String,
-        /// Features that the heads have.
-        expected: Vec<usize>,
-        /// Features of the projections.
-        got: Vec<usize>,
-    },
-    /// An option of a transformer module or an adapter, or an input of its call, does not fit the module.
-    #[error("`{path}`: {what} is {got}, expected {expected}")]
-    TransformerOption {
-        /// Path of the module, or of one of its layers; empty if unknown.
-        path: String,
-        /// Which option or input.
-        what: &'static str,
-        /// What it is.
-        got: String,
-        /// What fits.
-        expected: String,
-    },
-    /// A guard was opened on a worker of a rayon pool.
-    #[error(
-        "no autocast guard opens on worker {worker} of a rayon pool: while it waits it runs other tasks, which would see the \
-         guard. Open it outside of the pool and carry it in with AutocastHandle::run, or use std threads"
-    )]
-    OnPoolWorker {
-        /// Index of the worker in its pool.
-        worker: usize,
-    },
-    /// A handle or an inner guard was used after the end of the guard it comes from.
-    #[error(
-        "the autocast guard that this context comes from is closed: its step has ended, open the handle or the inner guard \
-         while it lives"
-    )]
-    GuardClosed,
-    /// A function that is run again in the backward pass uses a layer that it has not used, or not as often, at first.
-    #[error(
-        "a checkpointed function uses layer `{path}` more often when it runs again than at first"
-    )]
-    NotRepeated {
-        /// Path of the layer.
-        path: String,
-    },
-    /// The system could not start a thread.
-    #[error("cannot start a thread: {0}")]
-    Thread(std::io::Error),
-    /// A guard was opened by the destructor of a `thread_local` value, while its thread ends.
-    #[error("no autocast guard opens on a thread that ends")]
-    ThreadEnds,
-    /// A layer has no state for a tensor that the recipe casts.
-    #[error("layer `{path}` keeps no state for its {role}")]
-    NoRole {
-        /// Path of the layer.
-        path: String,
-        /// The tensor role.
-        role: Role,
-    },
-    /// An operation that has no backward pass was applied to a tensor that tracks a gradient.
-    #[error(
-        "`{op}` has no backward pass: what lies before it would get no gradient. For inference load the model from a file or \
-         detach its inputs"
-    )]
-    NoBackward {
-        /// The operation.
-        op: &'static str,
-    },
-    /// Export of a layer whose weight has changed since its calibration.
-    #[error(
-        "layer `{path}`: the weight has changed since calibration, which its scales no longer describe: calibrate again"
-    )]
-    ChangedSinceCalibration {
-        /// Path of the layer.
-        path: String,
-    },
-    /// Export of a layer that was not calibrated.
-    #[error(
-        "layer `{path}` was not calibrated: run at least one batch through it under a calibrating guard"
-    )]
-    NotCalibrated {
-        /// Path of the layer.
-        path: String,
-    },
     /// Export of a layer that the file format cannot store together with the others.
     #[error("layer `{path}` cannot be exported: {reason}")]
     NotExportable {
@@ -385,38 +280,6 @@ pub enum Error {
         path: String,
         /// Why not.
         reason: String,
-    },
-    /// Export to a file whose name does not end in `.safetensors`.
-    #[error(
-        "{path} is not a directory: an exported model goes into one, or to a name that ends in .safetensors"
-    )]
-    ExportPath {
-        /// The path as given.
-        path: PathBuf,
-    },
-    /// Export of a model that does not show all of its parameters.
-    #[error(
-        "the model has parameters that it does not show, so that they would be missing in the file: {}. \
-        Fields with `#[fp8(skip)]` must hold none", .names.join(", ")
-    )]
-    MissedParameters {
-        /// Names of the parameters.
-        names: Vec<String>,
-    },
-    /// Export of a model without FP8 layers.
-    #[error("no layer of the model is prepared for FP8: nothing to export")]
-    NothingToExport,
-    /// Quantization of a model without a linear layer that can compute in FP8.
-    #[error("no layer of the model was prepared for FP8: nothing to quantize")]
-    NothingToQuantize,
-    /// Export of a tensor that has no name.
-    #[error(
-        "a tensor of shape {shape:?} has no path: give the export the VarMap that it comes from (ExportOptions::with_vars), \
-         name it (nn::Parameter, with_path), or put `#[fp8(skip)]` on a field that is no parameter"
-    )]
-    Unnamed {
-        /// Shape of the tensor.
-        shape: Vec<usize>,
     },
     /// A layer, or the scales of a cache, that the target's files cannot say. Nothing was written.
     #[error("layer `{layer}` has {has}, which {spelling} files cannot hold: they take {takes}")]
@@ -586,13 +449,6 @@ impl From<std::convert::Infallible> for Error {
 
 /// Result of this crate's own operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-fn near_text(near: &[String]) -> String {
-    match near {
-        [] => String::new(),
-        near => format!("; did you mean {}?", near.join(", ")),
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,11 +1,10 @@
 //! From a recipe and a layer's state to the casts of one call.
 
-use crate::autocast::LayerStep;
-use crate::cast_hook::{CastObserver, hook};
+use super::layer_step::LayerStep;
+use super::state::Fp8State;
 use crate::config::{CastRounding, Gemm, InitialScale, Operand, ResolvedConfig, ScalingType};
-use crate::error::{Error, Result};
-use crate::state::Fp8State;
-use crate::stats::CastStats;
+use crate::error::{LayerError, Result};
+use crate::stats::{CastObserver, CastStats, hook};
 use fp8_candle::{
     Draw, FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, ResultCasts, Role, ScalePolicy,
     ScaleSource,
@@ -144,7 +143,7 @@ impl Maker<'_> {
     fn quantizer(&self, operand: Operand) -> Result<Option<Quantizer>> {
         let cast = self.config.cast(operand);
         let slot_of = |role| {
-            self.state.slot(role).ok_or_else(|| Error::NoRole {
+            self.state.slot(role).ok_or_else(|| LayerError::NoRole {
                 path: self.state.path().to_string(),
                 role,
             })

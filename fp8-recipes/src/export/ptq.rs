@@ -1,7 +1,7 @@
 //! Post-training quantization: a trained model, calibrated on some batches, computes in FP8 with static scales.
 
 use crate::config::{CastConfig, Fp8LinearConfig};
-use crate::error::{Error, Result};
+use crate::error::{Error, ExportError, Result};
 use crate::{
     Autocast, Fp8Layer, Fp8Module, LayerReport, Outcome, PrepareOptions, PrepareReport, Visitor,
     prepare_fp8, with_fp8,
@@ -108,8 +108,8 @@ impl Quantized {
 /// E4M3 is written for serving by [`save_calibrated`](crate::save_calibrated). `options` leave layers out.
 ///
 /// # Errors
-/// If no layer is prepared ([`Error::NothingToQuantize`]; operators do not count), a prepared one has met no batch
-/// ([`Error::NotCalibrated`]), `calibration` fails, or an input is not finite. An earlier calibration is forgotten all the same: the
+/// If no layer is prepared ([`ExportError::NothingToQuantize`]; operators do not count), a prepared one has met no batch
+/// ([`ExportError::NotCalibrated`]), `calibration` fails, or an input is not finite. An earlier calibration is forgotten all the same: the
 /// scales are those of these batches alone.
 ///
 /// ```
@@ -138,7 +138,7 @@ pub fn quantize_model<M: Fp8Module + ?Sized, R>(
         layer.kind.multiplies() && matches!(layer.outcome, Outcome::Converted(_))
     };
     if !report.layers.iter().any(|layer| converts(&layer)) {
-        return Err(Error::NothingToQuantize);
+        return Err(ExportError::NothingToQuantize.into());
     }
     // Scales of earlier batches would be mixed into those of these, and pass for them where a layer meets none.
     model.visit(&mut Forget);
@@ -147,7 +147,7 @@ pub fn quantize_model<M: Fp8Module + ?Sized, R>(
     let mut check = Check { missed: None };
     model.visit(&mut check);
     match check.missed {
-        Some(path) => Err(Error::NotCalibrated { path }),
+        Some(path) => Err(ExportError::NotCalibrated { path }.into()),
         None => Ok(Quantized { scheme, report }),
     }
 }
