@@ -1,12 +1,12 @@
 //! The guards that are open on a thread.
 
+use super::layer_step::LayerStep;
 use super::recall::Recall;
 use super::session::Session;
 use super::settings::{Mode, Settings};
+use super::state::Fp8State;
 use crate::error::{GuardError, Result};
-use crate::state::Fp8State;
 use fp8_candle::StateTable;
-use fp8_candle::state::StepCells;
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
@@ -74,19 +74,6 @@ impl Context {
             session.note_failure();
         }
     }
-}
-
-/// How one layer computes in the step that it has signed in with.
-#[derive(Debug)]
-pub(crate) struct LayerStep {
-    /// The guard's, with the layer's own recipe where it has one.
-    pub(crate) settings: Settings,
-    /// What its casts record into.
-    pub(crate) cells: Arc<StepCells>,
-    /// How the casts of input, weight and output are noted or repeated.
-    pub(super) casts: Option<[fp8_candle::Recall; 3]>,
-    /// Whether this use of the layer was noted before.
-    pub(crate) replays: bool,
 }
 
 pub(super) struct Frame {

@@ -13,11 +13,11 @@
 //! A function within a function that is checkpointed too runs three times. Its first run is noted in both logs; when the
 //! outer one runs again, its first run is a repetition by the outer log and is noted anew in one of its own.
 
-use super::context::LayerStep;
+use super::layer_step::LayerStep;
 use super::settings::Settings;
+use super::state::Fp8State;
 use crate::config::Operand;
 use crate::error::{GuardError, Result};
-use crate::state::Fp8State;
 use fp8_candle::CastNotes;
 use fp8_candle::state::StepCells;
 use std::collections::HashMap;

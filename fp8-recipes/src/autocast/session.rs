@@ -1,10 +1,10 @@
 //! One step: which layers were used between the opening and the closing of an outermost guard.
 
 use super::settings::{Mode, Settings};
+use super::state::{Calibration, Fp8State, casts_of, delayed_rule};
 use super::summary::StepSummary;
 use crate::config::{ResolvedConfig, ScalingType};
 use crate::error::{GuardError, Result};
-use crate::state::{Calibration, Fp8State, casts_of, delayed_rule};
 use fp8_candle::state::{CalibrationRow, NonFiniteCounts, ReductionGroup, StepCells};
 use fp8_candle::{Role, StateTable};
 use std::collections::HashMap;

@@ -71,15 +71,13 @@ pub use resume::{resume_training, resume_training_with};
 pub use state::{load_fp8_state, save_fp8_state};
 
 use crate::atomic::write_safetensors_atomic;
-use crate::autocast::end_step;
+use crate::autocast::{Fp8State, end_step};
 use crate::config::{Operand, Recipe};
 use crate::error::{Error, Result, TrainingCheckpointError};
-use crate::module::{Fp8Layer, Fp8Module, Visitor};
-use crate::operator::Fp8Operator;
+use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor};
 use crate::optim::{CheckpointOptimizer, LossScalerState};
 use crate::safetensors_file::SafetensorsFile;
 use crate::scaled::refuse_scaled_model;
-use crate::state::Fp8State;
 use candle_core::Tensor;
 use candle_nn::VarMap;
 use serde::{Deserialize, Serialize};

@@ -3,9 +3,8 @@
 use super::options::{ExportOptions, Name, Shown};
 use crate::error::{Error, ExportError, LayerError, Result};
 use crate::load::{InputScheme, StoredLayer};
-use crate::module::{Fp8Layer, Fp8Module, Visitor};
+use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
 use crate::nn::{InputScaling, StaticWeight, join};
-use crate::operator::LayerKind;
 use crate::rewrite::{Contents, Described, Kind, Role as TensorRole, role_by_name};
 use crate::scaled::plain_value;
 use candle_core::{DType, Tensor, TensorId};

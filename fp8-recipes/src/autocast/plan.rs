@@ -1,11 +1,10 @@
 //! From a recipe and a layer's state to the casts of one call.
 
-use crate::autocast::LayerStep;
-use crate::cast_hook::{CastObserver, hook};
+use super::layer_step::LayerStep;
+use super::state::Fp8State;
 use crate::config::{CastRounding, Gemm, InitialScale, Operand, ResolvedConfig, ScalingType};
 use crate::error::{LayerError, Result};
-use crate::state::Fp8State;
-use crate::stats::CastStats;
+use crate::stats::{CastObserver, CastStats, hook};
 use fp8_candle::{
     Draw, FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, ResultCasts, Role, ScalePolicy,
     ScaleSource,

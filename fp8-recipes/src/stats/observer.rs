@@ -1,7 +1,7 @@
 //! Looking at every cast: statistics, and functions of the user's.
 
+use super::CastStats;
 use crate::config::Operand;
-use crate::stats::CastStats;
 use candle_core::Tensor;
 use fp8_candle::{CastHook, Fp8Tensor, Quantized};
 use fp8_core::Cast;

@@ -3,9 +3,12 @@
 mod curves;
 mod drawing;
 mod log;
+mod observer;
 
 pub use curves::{StatsCurves, StatsQuantity};
 pub use log::StatsLog;
+pub(crate) use observer::hook;
+pub use observer::{CastEvent, CastObserver};
 
 use crate::config::Operand;
 use candle_core::{DType, Tensor};
