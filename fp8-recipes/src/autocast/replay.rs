@@ -12,11 +12,11 @@
 //! A checkpointed function within a checkpointed function runs three times. Its first run is logged in both logs; when the
 //! outer one runs again, its first run is a replay by the outer log and is logged anew in one of its own.
 
-use super::context::LayerStep;
+use super::layer_step::LayerStep;
 use super::settings::Settings;
+use super::state::Fp8State;
 use crate::config::Operand;
-use crate::error::{Error, Result};
-use crate::state::Fp8State;
+use crate::error::{GuardError, Result};
 use fp8_candle::state::StepCells;
 use fp8_candle::{Recording, Replay};
 use std::collections::HashMap;
@@ -86,7 +86,7 @@ impl Runs {
         let Some(rerun) = &self.rerun else {
             return Ok(None);
         };
-        let again = rerun.next(layer).ok_or_else(|| Error::NotRepeated {
+        let again = rerun.next(layer).ok_or_else(|| GuardError::NotRepeated {
             path: layer.path().to_string(),
         })?;
         self.log(layer, &again);

@@ -1,6 +1,6 @@
 //! Activation checkpointing: memory for time.
 //!
-//! How the second run gets the scales of the first is explained in `autocast/recall.rs`, what becomes of its graph in
+//! How the second run gets the scales of the first is explained in `autocast/replay.rs`, what becomes of its graph in
 //! `fp8_candle::wide::recompute`.
 
 use crate::autocast::{AutocastHandle, RunLog};

@@ -28,6 +28,6 @@ mod shape;
 mod values;
 
 pub use crate::base::error::ConvError;
-pub(crate) use bare::{BareConv, BareOperand};
+pub use bare::{BareConv, BareOperand};
 pub use forward::{ConvKind, ConvWeight, fp8_conv};
 pub use shape::ConvShape;

@@ -1,10 +1,9 @@
 //! A convolution in a guard.
 
-use crate::autocast::{Context, Mode, current};
+use crate::autocast::{Context, Mode, current, linear_plan};
 use crate::error::Result;
 use crate::nn::calibrate::calibrate;
 use crate::nn::shared_state::SharedState;
-use crate::plan::linear_plan;
 use candle_core::Tensor;
 use fp8_candle::LinearPlan;
 use fp8_candle::conv::{ConvKind, ConvShape, ConvWeight, fp8_conv};
