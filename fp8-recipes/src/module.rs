@@ -1,8 +1,7 @@
 //! How a model shows its layers: conversion, export and checkpoints visit them by path.
 
+use crate::autocast::Fp8State;
 use crate::nn::{BatchNorm, StaticWeight};
-use crate::operator::{Fp8Operator, LayerKind};
-use crate::state::Fp8State;
 use candle_core::Tensor;
 use fp8_candle::Role;
 use fp8_files::names::join;
@@ -10,6 +9,9 @@ use std::sync::Arc;
 
 mod containers;
 mod leaves;
+mod operator;
+
+pub use operator::{Fp8Operator, LayerKind};
 
 /// A layer whose computation can run in FP8. A new kind of layer is a file in `nn/` that implements this.
 pub trait Fp8Layer {

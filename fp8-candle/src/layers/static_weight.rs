@@ -2,8 +2,8 @@
 
 use crate::base::error::Result;
 use crate::cast::packed::PackedWeight;
-use crate::cast::quantize::Quantizer;
-use crate::cast::scale_source::ScaleSource;
+use crate::cast::quantizer::Quantizer;
+use crate::cast::source::ScaleSource;
 use crate::cast::tensor::Fp8Tensor;
 use crate::device::ScalePolicy;
 use crate::layers::linear::{GemmPlan, LinearPlan, LinearWeight, fp8_linear};

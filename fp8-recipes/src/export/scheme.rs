@@ -2,8 +2,8 @@
 
 use super::options::Ragged;
 use crate::FilesError;
+use crate::autocast::Calibration;
 use crate::error::Result;
-use crate::state::Calibration;
 use fp8_core::{Format, Granularity};
 use fp8_files::scheme::{InputScheme, Kind};
 

@@ -1,8 +1,7 @@
 //! Patterns that name no layer, and those that name what no recipe casts.
 
 use super::{LayerChoice, PrepareOptions, Unmatched};
-use crate::module::{Fp8Layer, Fp8Module, Visitor};
-use crate::operator::{Fp8Operator, LayerKind};
+use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
 use candle_core::Tensor;
 use fp8_files::names::near;
 use std::collections::BTreeSet;

@@ -10,9 +10,9 @@ use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::scaled::{Scale, Scaled};
 use fp8_core::{E8M0, Format};
 use fp8_files::{FORMAT_KEY, SCALED_FORMAT, SafetensorsFile};
+use fp8_scaled::{Scale, Scaled};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -24,7 +24,7 @@ const FP8_KEY: &str = "fp8_data";
 ///
 /// ```
 /// # use candle_core::{Device, Tensor};
-/// # use fp8_candle::scaled::*;
+/// # use fp8_scaled::*;
 /// # use fp8_recipes::scaled::*;
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("x.safetensors");
@@ -134,7 +134,7 @@ pub fn save(path: impl AsRef<Path>, tree: &ScaledTree, storage: ScaleStorage) ->
 ///
 /// ```
 /// # use candle_core::{Device, Tensor};
-/// # use fp8_candle::scaled::*;
+/// # use fp8_scaled::*;
 /// # use fp8_recipes::scaled::*;
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("x.safetensors");

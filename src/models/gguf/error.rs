@@ -24,7 +24,7 @@ pub enum GgufError {
 
     /// What stands there is no file to read: a directory, a named pipe, a device.
     #[error(transparent)]
-    Unreadable(Box<fp8_recipes::Error>),
+    Unreadable(Box<fp8_files::Error>),
 
     /// The file is no GGUF file, or it is broken.
     #[error("{path}: {reason}", path = .path.display())]

@@ -2,8 +2,8 @@
 
 use super::GgufFile;
 use crate::rewrite::Source;
-use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
+use fp8_files::{Error, Result};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
