@@ -19,6 +19,7 @@
 
 #![doc(test(attr(deny(warnings))))]
 
+mod array;
 pub mod atomic;
 mod autocast;
 mod cast_hook;

@@ -1,5 +1,6 @@
 //! `candle_nn::batch_norm`: batch normalization with a path, and what folds it into a convolution.
 
+mod arrays;
 mod fuse;
 mod running;
 mod whole;

@@ -1,10 +1,11 @@
 //! `candle_nn::embedding`: an embedding with a path.
 
+use super::scaled_parameter::{parameter, plain_value};
 use super::shared_state::SharedState;
 use super::show;
+use crate::array::Array;
 use crate::operator::{Fp8Operator, LayerKind};
 use crate::plan::OperatorCasts;
-use crate::scaled::plain_value;
 use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
@@ -60,6 +61,20 @@ impl Embedding {
     /// Path in the checkpoint: empty at its root, None if unknown.
     pub fn path(&self) -> Option<&str> {
         self.path.as_deref()
+    }
+
+    /// The rows `indexes` of the table, plain or scaled.
+    ///
+    /// # Errors
+    /// If an index is not in the table; [`Error::NotScaled`](crate::Error::NotScaled) for scaled rows of a plain table.
+    pub fn lookup<A: Array>(&self, indexes: &Tensor) -> crate::Result<A> {
+        A::create(
+            || Ok(self.forward(indexes)?),
+            || {
+                let table = parameter(self.embeddings(), self.path(), "weight")?;
+                Ok(table.embedding(indexes)?)
+            },
+        )
     }
 
     /// The table, or its value where it is a scaled parameter.

@@ -1,7 +1,8 @@
 //! Group normalization with a path.
 
+use super::scaled_parameter::{parameter, plain_value};
 use super::show;
-use crate::scaled::plain_value;
+use crate::array::{Array, Layer};
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -48,16 +49,6 @@ impl GroupNorm {
         self
     }
 
-    /// Into how many groups the channels are parted.
-    pub(crate) fn num_groups(&self) -> usize {
-        self.num_groups
-    }
-
-    /// What is added to the variance.
-    pub(crate) fn eps(&self) -> f64 {
-        self.eps
-    }
-
     /// Path in the checkpoint: empty at its root, None if unknown.
     pub fn path(&self) -> Option<&str> {
         self.path.as_deref()
@@ -84,6 +75,20 @@ impl Module for GroupNorm {
         let (weight, bias) = (value(&self.weight)?, value(&self.bias)?);
         let channels = weight.elem_count();
         candle_nn::GroupNorm::new(weight, bias, channels, self.num_groups, self.eps)?.forward(x)
+    }
+}
+
+impl<A: Array> Layer<A> for GroupNorm {
+    fn apply(&self, x: &A) -> crate::Result<A> {
+        x.by_kind(
+            |x| Ok(self.forward(x)?),
+            |x| {
+                let gain = parameter(&self.weight, self.path(), "weight")?;
+                let bias = parameter(&self.bias, self.path(), "bias")?;
+                Ok(x.group_norm(self.num_groups, &gain, Some(&bias), self.eps)?)
+            },
+            |x| x.unsupported("a group norm"),
+        )
     }
 }
 

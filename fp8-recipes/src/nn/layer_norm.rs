@@ -2,17 +2,18 @@
 
 pub use candle_nn::layer_norm::LayerNormConfig;
 
+use super::scaled_parameter::{optional, parameter, plain_value};
 use super::shared_state::SharedState;
 use super::show;
+use crate::array::{Array, InNode, Layer};
 use crate::operator::{Fp8Operator, LayerKind};
 use crate::plan::OperatorCasts;
-use crate::scaled::plain_value;
 use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use fp8_candle::ops;
-use fp8_candle::scaled::ScaledVar;
+use fp8_candle::scaled::{Scaled, ScaledVar};
+use fp8_candle::{Wide, ops};
 use std::sync::Arc;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.
@@ -46,36 +47,24 @@ const NAMES: [&str; 2] = ["weight", "bias"];
 impl LayerNorm {
     /// `weight`, `bias`: `[size]`.
     pub fn new(weight: Tensor, bias: Tensor, eps: f64) -> Self {
-        Self {
-            weight,
-            bias: Some(bias),
-            remove_mean: true,
-            eps,
-            path: None,
-            names: NAMES,
-            state: SharedState::default(),
-        }
+        Self::of(weight, Some(bias), true, eps)
     }
 
     /// Without a bias.
     pub fn new_no_bias(weight: Tensor, eps: f64) -> Self {
-        Self {
-            weight,
-            bias: None,
-            remove_mean: true,
-            eps,
-            path: None,
-            names: NAMES,
-            state: SharedState::default(),
-        }
+        Self::of(weight, None, true, eps)
     }
 
     /// Root-mean-square norm: the mean stays.
     pub fn rms_norm(weight: Tensor, eps: f64) -> Self {
+        Self::of(weight, None, false, eps)
+    }
+
+    fn of(weight: Tensor, bias: Option<Tensor>, remove_mean: bool, eps: f64) -> Self {
         Self {
             weight,
-            bias: None,
-            remove_mean: false,
+            bias,
+            remove_mean,
             eps,
             path: None,
             names: NAMES,
@@ -146,25 +135,17 @@ impl LayerNorm {
         parameters.all(|parameter| ScaledVar::of(parameter).is_none())
     }
 
-    /// The norm of `x` with other parameters, of x's dtype.
-    pub(super) fn with_parameters(
-        &self,
-        x: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let own = Self {
-            weight: weight.unwrap_or(&self.weight).clone(),
-            bias: bias.cloned(),
-            ..self.clone()
-        };
-        own.plain(x)
-    }
-
     fn plain(&self, x: &Tensor) -> Result<Tensor> {
-        let value = |tensor| plain_value(tensor, x.dtype())?.to_dtype(x.dtype());
+        let value = |tensor| plain_value(tensor, x.dtype());
         let weight = value(&self.weight)?;
         let bias = self.bias.as_ref().map(value).transpose()?;
+        self.normalize(x, &weight, bias.as_ref())
+    }
+
+    /// The norm of `x` with these parameters, cast to the dtype of `x`.
+    fn normalize(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let weight = weight.to_dtype(x.dtype())?;
+        let bias = bias.map(|bias| bias.to_dtype(x.dtype())).transpose()?;
         if self.remove_mean {
             return Ok(ops::layer_norm(x, &weight, bias.as_ref(), self.eps)?);
         }
@@ -173,6 +154,48 @@ impl LayerNorm {
             None => Ok(y),
             Some(bias) => y.broadcast_add(bias),
         }
+    }
+
+    fn on_scaled(&self, x: &Scaled) -> crate::Result<Scaled> {
+        let _span = tracing::trace_span!("norm", path = self.path()).entered();
+        let gain = parameter(&self.weight, self.path(), "weight")?;
+        if self.remove_mean {
+            let bias = optional(self.bias(), self.path(), "bias")?;
+            return Ok(x.layer_norm(&gain, bias.as_ref(), self.eps)?);
+        }
+        Ok(x.rms_norm(&gain, self.eps)?)
+    }
+
+    fn in_node(&self, x: &InNode) -> crate::Result<InNode> {
+        let (weight, bias) = (self.weight(), self.bias());
+        x.operation(|node, x| {
+            let differs = |parameter: &Tensor| parameter.dtype() != x.dtype();
+            let plain = !differs(weight) && !bias.is_some_and(differs);
+            match (self.remove_mean, bias) {
+                (true, _) if plain => node.layer_norm(x, weight, bias, self.eps),
+                (false, None) if plain => node.rms_norm(x, weight, self.eps),
+                // The node's norms multiply tensors of one dtype, and its RMS norm adds no bias.
+                _ => {
+                    let mut values = vec![x.clone(), node.argument(weight)];
+                    values.extend(bias.map(|bias| node.argument(bias)));
+                    let values: Vec<&Wide> = values.iter().collect();
+                    let own = self.clone();
+                    node.apply(&values, move |args| {
+                        Ok(own.normalize(&args[0], &args[1], args.get(2))?)
+                    })
+                }
+            }
+        })
+    }
+}
+
+impl<A: Array> Layer<A> for LayerNorm {
+    fn apply(&self, x: &A) -> crate::Result<A> {
+        x.by_kind(
+            |x| Ok(self.forward(x)?),
+            |x| self.on_scaled(x),
+            |x| self.in_node(x),
+        )
     }
 }
 
@@ -232,13 +255,8 @@ pub fn layer_norm<C: Into<LayerNormConfig>>(
         None
     };
     Ok(LayerNorm {
-        weight,
-        bias,
-        remove_mean: config.remove_mean,
-        eps: config.eps,
-        path: Some(vb.prefix()),
         names,
-        state: SharedState::default(),
+        ..LayerNorm::of(weight, bias, config.remove_mean, config.eps).with_path(vb.prefix())
     })
 }
 
@@ -275,11 +293,6 @@ impl RmsNorm {
         self.0
     }
 
-    /// This norm as a [`LayerNorm`] that keeps the mean.
-    pub(crate) fn as_layer_norm(&self) -> &LayerNorm {
-        &self.0
-    }
-
     /// `[size]`.
     pub fn weight(&self) -> &Tensor {
         self.0.weight()
@@ -308,6 +321,12 @@ impl Module for RmsNorm {
     /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.0.forward(x)
+    }
+}
+
+impl<A: Array> Layer<A> for RmsNorm {
+    fn apply(&self, x: &A) -> crate::Result<A> {
+        self.0.apply(x)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A batch norm folded into the convolution before it.
 
 use crate::nn::Conv2d;
-use crate::scaled::plain_value;
+use crate::nn::scaled_parameter::plain_value;
 use candle_core::{DType, Result, Tensor};
 
 /// `conv` followed by `bn` in evaluation, as one convolution for inference: weight

@@ -1,6 +1,6 @@
 //! How running statistics follow those of a batch.
 
-use crate::scaled::plain_value;
+use crate::nn::scaled_parameter::plain_value;
 use candle_core::{DType, Result, Tensor, Var};
 use fp8_candle::scaled::ScaledVar;
 

@@ -6,8 +6,8 @@ use crate::config::near;
 use crate::error::{Error, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::nn::join;
+use crate::nn::scaled_parameter::refuse_scaled_model;
 use crate::operator::Fp8Operator;
-use crate::scaled::refuse_scaled_model;
 use candle_core::{Tensor, TensorId};
 use std::collections::{HashMap, HashSet};
 
