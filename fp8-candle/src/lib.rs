@@ -14,7 +14,6 @@ mod layers;
 pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod optim;
-pub mod scaled;
 
 pub use base::error::{Error, Result};
 pub use base::{parallel, profile};

@@ -7,7 +7,7 @@ use fp8_candle::{
     Result, Role, ScaleSource, Slot, WeightCache, fp8_linear,
 };
 use fp8_core::{Contraction, DelayedRule, Format, Granularity};
-use fp8_test_support::{device, isa, on_cuda};
+use fp8_test_support::device;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 fn random(seed: u64, rows: usize, cols: usize) -> Result<Tensor> {
@@ -23,13 +23,6 @@ fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {
     LinearPlan::new("layer")
         .with_output(GemmPlan::new(quantizer.clone(), quantizer))
         .with_emulate(emulate)
-}
-
-#[test]
-fn every_instruction_set_passes() {
-    if !on_cuda() {
-        isa::run_again_on_each(&[]);
-    }
 }
 
 #[test]

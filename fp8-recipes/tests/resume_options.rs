@@ -165,7 +165,7 @@ fn without_leave_nothing_may_differ() -> Outcome {
         let error = here.resume(&path, options).unwrap_err();
         let said = error.to_string();
         assert!(
-            matches!(&error, Error::ResumeMismatch { what, .. } if what == "the recipe"),
+            matches!(&error, Error::TrainingCheckpoint(fp8_recipes::TrainingCheckpointError::Mismatch { what, .. }) if what == "the recipe"),
             "{error:?}"
         );
         assert!(said.contains("none (high precision)"), "{said}");

@@ -96,8 +96,11 @@ pub fn causal_softmax(x: &Tensor, softmax_scale: f64) -> Result<Tensor> {
     }
 }
 
-/// `softmax(softmax_scale * x)` over the last dimension, with a causal mask if `causal`, of a tensor outside any graph.
-pub(crate) fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Tensor> {
+/// `softmax(softmax_scale * x)` over the last dimension, with a causal mask if `causal`.
+///
+/// # Errors
+/// As [`softmax_last_dim`] and [`causal_softmax`].
+pub fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Tensor> {
     let x = x.detach();
     match (causal, softmax_scale) {
         (true, _) => causal_softmax(&x, softmax_scale),
@@ -111,7 +114,10 @@ pub(crate) fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Te
 }
 
 /// `factor` times the gradient of the argument of the softmax whose result is `y`.
-pub(crate) fn backward(y: &Tensor, grad: &Tensor, causal: bool, factor: f64) -> Result<Tensor> {
+///
+/// # Errors
+/// If the shapes do not fit or a device fails.
+pub fn backward(y: &Tensor, grad: &Tensor, causal: bool, factor: f64) -> Result<Tensor> {
     let _scope = enter(Kind::Attention);
     if fused(y) {
         let causal = match *y.dims() {

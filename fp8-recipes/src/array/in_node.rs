@@ -4,8 +4,8 @@ use super::operations::{Array, sealed::Sealed};
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::ops::{Activation, AttentionOptions};
-use fp8_candle::scaled::Scaled;
 use fp8_candle::{Wide, WideNode};
+use fp8_scaled::Scaled;
 use std::cell::RefCell;
 use std::rc::Rc;
 

@@ -5,7 +5,7 @@ use super::operations::{Array, sealed::Sealed};
 use crate::error::Result;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::ops::{self, AttentionOptions};
-use fp8_candle::scaled::Scaled;
+use fp8_scaled::Scaled;
 
 impl Sealed for Tensor {}
 

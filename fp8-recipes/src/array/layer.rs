@@ -6,13 +6,13 @@ use crate::error::Result;
 /// A layer that computes on plain tensors and on scaled ones.
 ///
 /// On a [`Tensor`](candle_core::Tensor) that is the layer's forward pass, in FP8 under a guard. On a
-/// [`Scaled`](fp8_candle::scaled::Scaled) the layer multiplies its scaled parameters, which it has if it was built on a
-/// [`ScaledVarMap`](crate::scaled::ScaledVarMap), under the [settings](fp8_candle::scaled::ScaledOptions) of the scope.
+/// [`Scaled`](fp8_scaled::Scaled) the layer multiplies its scaled parameters, which it has if it was built on a
+/// [`ScaledVarMap`](crate::scaled::ScaledVarMap), under the [settings](fp8_scaled::ScaledOptions) of the scope.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::as_scaled;
+/// use fp8_scaled::as_scaled;
 /// use fp8::nn;
 /// use fp8::scaled::{Array, Layer, ScaledVarMap};
 ///

@@ -4,7 +4,7 @@ use super::in_node::InNode;
 use crate::error::Result;
 use candle_core::{Device, Tensor};
 use fp8_candle::ops::{self, Activation, AttentionOptions};
-use fp8_candle::scaled::{Direction, Norm, Scaled, ScaledDType};
+use fp8_scaled::{Direction, Norm, Scaled, ScaledDType};
 
 /// [`Array`] is implemented in this crate alone.
 pub(super) mod sealed {

@@ -1,12 +1,12 @@
 //! The guards that are open on a thread.
 
+use super::layer_step::LayerStep;
 use super::recall::Recall;
 use super::session::Session;
 use super::settings::{Mode, Settings};
-use crate::error::{Error, Result};
-use crate::state::Fp8State;
+use super::state::Fp8State;
+use crate::error::{GuardError, Result};
 use fp8_candle::StateTable;
-use fp8_candle::state::StepCells;
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
@@ -74,19 +74,6 @@ impl Context {
             session.note_failure();
         }
     }
-}
-
-/// How one layer computes in the step that it has signed in with.
-#[derive(Debug)]
-pub(crate) struct LayerStep {
-    /// The guard's, with the layer's own recipe where it has one.
-    pub(crate) settings: Settings,
-    /// What its casts record into.
-    pub(crate) cells: Arc<StepCells>,
-    /// How the casts of input, weight and output are noted or repeated.
-    pub(super) casts: Option<[fp8_candle::Recall; 3]>,
-    /// Whether this use of the layer was noted before.
-    pub(crate) replays: bool,
 }
 
 pub(super) struct Frame {
@@ -199,11 +186,11 @@ pub fn is_guard_open() -> bool {
 /// On a worker of a rayon pool: see [`super`]; on a thread that has ended but for its `thread_local` values.
 pub(super) fn check_thread() -> Result<()> {
     if on_thread(|_| ()).is_none() {
-        return Err(Error::ThreadEnds);
+        return Err(GuardError::ThreadEnds.into());
     }
     match rayon::current_thread_index() {
         // A lone one too: it runs other tasks while it waits for another pool, or yields.
-        Some(worker) => Err(Error::OnPoolWorker { worker }),
+        Some(worker) => Err(GuardError::OnPoolWorker { worker }.into()),
         None => Ok(()),
     }
 }

@@ -4,7 +4,7 @@ use super::context::{Context, can_open_here, check_thread, current, current_reca
 use super::guard::{AutocastGuard, Step};
 use super::recall::{Log, Recall};
 use super::session::Session;
-use crate::error::{Error, Result};
+use crate::error::{GuardError, Result};
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -84,7 +84,7 @@ impl AutocastHandle {
             return Ok(AutocastGuard::push(context, recall, Step::None));
         }
         match self.session() {
-            Some(session) if !session.is_open() => Err(Error::GuardClosed),
+            Some(session) if !session.is_open() => Err(GuardError::Closed.into()),
             _ => Ok(AutocastGuard::push(
                 self.context.clone(),
                 recall,
@@ -117,7 +117,9 @@ impl AutocastHandle {
         bridge.pool().install(|| {
             std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().name("fp8-autocast".into());
-                let thread = thread.spawn_scoped(scope, here).map_err(Error::Thread)?;
+                let thread = thread
+                    .spawn_scoped(scope, here)
+                    .map_err(GuardError::Thread)?;
                 thread.join().unwrap_or_else(|panic| resume_unwind(panic))
             })
         })
@@ -151,7 +153,7 @@ impl Bridge {
                     .thread_name(|_| "fp8-autocast-bridge".into());
                 let pool = pool.build();
                 Ok(Self(Some(pool.map_err(|error| {
-                    Error::Thread(std::io::Error::other(error))
+                    GuardError::Thread(std::io::Error::other(error))
                 })?)))
             }
         }

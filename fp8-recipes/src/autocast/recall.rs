@@ -13,11 +13,11 @@
 //! A function within a function that is checkpointed too runs three times. Its first run is noted in both logs; when the
 //! outer one runs again, its first run is a repetition by the outer log and is noted anew in one of its own.
 
-use super::context::LayerStep;
+use super::layer_step::LayerStep;
 use super::settings::Settings;
+use super::state::Fp8State;
 use crate::config::Operand;
-use crate::error::{Error, Result};
-use crate::state::Fp8State;
+use crate::error::{GuardError, Result};
 use fp8_candle::CastNotes;
 use fp8_candle::state::StepCells;
 use std::collections::HashMap;
@@ -87,7 +87,7 @@ impl Recall {
         let Some(replay) = &self.replay else {
             return Ok(None);
         };
-        let again = replay.next(layer).ok_or_else(|| Error::NotRepeated {
+        let again = replay.next(layer).ok_or_else(|| GuardError::NotRepeated {
             path: layer.path().to_string(),
         })?;
         self.note(layer, &again);

@@ -1,11 +1,11 @@
 //! One step: which layers were used between the opening and the closing of an outermost guard.
 
 use super::settings::{Mode, Settings};
-use super::summary::{Counts, StepSummary};
+use super::state::{Calibration, Fp8State, casts_of, delayed_rule};
+use super::summary::StepSummary;
 use crate::config::{ResolvedConfig, ScalingType};
-use crate::error::{Error, Result};
-use crate::state::{Calibration, Fp8State, casts_of, delayed_rule};
-use fp8_candle::state::{CalibrationRow, ReductionGroup, StepCells};
+use crate::error::{GuardError, Result};
+use fp8_candle::state::{CalibrationRow, NonFiniteCounts, ReductionGroup, StepCells};
 use fp8_candle::{Role, StateTable};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -124,7 +124,7 @@ impl Session {
         let first_use = {
             let state = self.lock();
             if state.closed {
-                return Err(Error::GuardClosed);
+                return Err(GuardError::Closed.into());
             }
             !(state.steps.iter()).any(|step| Arc::ptr_eq(step.table(), table))
         };
@@ -137,7 +137,7 @@ impl Session {
         let trains = settings.mode == Mode::Fp8 && settings.training;
         let mut state = self.lock();
         if state.closed {
-            return Err(Error::GuardClosed);
+            return Err(GuardError::Closed.into());
         }
         let rows = layer.rows_end();
         let known = (state.steps.iter().rev())
@@ -285,7 +285,9 @@ impl Ended {
             table.report()?;
             if let Some(mark) = own.first().and_then(|step| step.mark().cloned()) {
                 let began = table.began()?;
-                summary.counts.push(Counts::of_step(table, began, mark));
+                summary
+                    .counts
+                    .push(NonFiniteCounts::of_step(table, began, mark));
             }
         }
         let aside = self.steps.iter().filter(|step| step.mark().is_none());
@@ -400,7 +402,7 @@ pub(super) fn update_gradients(table: &Arc<StateTable>) -> Result<StepSummary> {
     table.update_gradients()?;
     let (before, now) = table.report()?;
     Ok(StepSummary {
-        counts: vec![Counts::between(table.clone(), before, now)],
+        counts: vec![NonFiniteCounts::between(table.clone(), before, now)],
         ..StepSummary::default()
     })
 }

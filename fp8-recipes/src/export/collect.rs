@@ -1,15 +1,14 @@
 //! Walks a model and gathers what its file will hold.
 
 use super::options::{ExportOptions, Name, Shown};
-use crate::error::{Error, Result};
+use crate::error::{Error, ExportError, LayerError, Result};
 use crate::load::{InputScheme, StoredLayer};
-use crate::module::{Fp8Layer, Fp8Module, Visitor};
-use crate::nn::scaled_parameter::plain_value;
+use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
 use crate::nn::{InputScaling, StaticWeight, join};
-use crate::operator::LayerKind;
 use crate::rewrite::{Contents, Described, Kind, Role as TensorRole, role_by_name};
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
+use fp8_scaled::Parameter;
 use std::collections::{BTreeMap, HashMap};
 
 /// Everything of a model that is written.
@@ -50,7 +49,9 @@ pub(super) fn collect<M: Fp8Module + ?Sized>(
     model.visit(&mut collector);
     match collector.error {
         Some(error) => Err(error),
-        None if collector.out.contents.layers.is_empty() => Err(Error::NothingToExport),
+        None if collector.out.contents.layers.is_empty() => {
+            Err(ExportError::NothingToExport.into())
+        }
         None => {
             let mut out = collector.out;
             out.contents.name_absent_layers();
@@ -113,7 +114,7 @@ impl Collector<'_> {
     fn keep(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         if self.claim(name, tensor)? {
             // A scaled parameter is stored as its value, in f32, which holds it exactly.
-            let value = plain_value(tensor, DType::F32)?;
+            let value = Parameter::of(tensor).value(DType::F32)?;
             self.out.tensors.insert(name.to_string(), value.detach());
         }
         Ok(())
@@ -154,15 +155,16 @@ impl Collector<'_> {
             }
             return Ok(());
         }
-        let weight = &plain_value(weight, DType::F32)?;
+        let weight = &Parameter::of(weight).value(DType::F32)?;
         let scheme = match linear.fp8_state() {
             None => None,
             Some(state) => {
                 let calibration = state.calibration().ok_or_else(|| not_calibrated(path))?;
                 if fingerprint(weight)? != calibration.weight_fingerprint {
-                    return Err(Error::ChangedSinceCalibration {
+                    return Err(ExportError::ChangedSinceCalibration {
                         path: path.to_string(),
-                    });
+                    }
+                    .into());
                 }
                 let scheme = Kind::calibrated(&calibration, path)?;
                 let scheme = scheme.map(|scheme| scheme.cut(sizes, path, self.options.ragged));
@@ -263,15 +265,17 @@ fn as_tensors(visitor: &mut dyn Visitor, layer: &dyn Fp8Layer) {
 }
 
 fn unnamed(tensor: &Tensor) -> Error {
-    Error::Unnamed {
+    LayerError::Unnamed {
         shape: tensor.dims().to_vec(),
     }
+    .into()
 }
 
 fn not_calibrated(path: &str) -> Error {
-    Error::NotCalibrated {
+    ExportError::NotCalibrated {
         path: path.to_string(),
     }
+    .into()
 }
 
 impl Visitor for Collector<'_> {

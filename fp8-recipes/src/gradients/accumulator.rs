@@ -1,7 +1,7 @@
 //! One optimizer step from several micro-batches.
 
 use crate::error::{Error, Result};
-use crate::optim::Seen;
+use crate::optim::CastVeto;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
@@ -130,7 +130,7 @@ impl GradAccumulator {
             .filter_map(|var| grads.remove(&var).map(|grad| (var, grad)))
             .collect();
         // The step that the optimizer sees may be a later one, of another micro-batch.
-        Seen::by(versions.iter())?.mark(own.iter_mut().map(|(_, grad)| grad))?;
+        CastVeto::of(versions.iter())?.poison(own.iter_mut().map(|(_, grad)| grad))?;
         for (var, grad) in own {
             if let Err(error) = self.add_one(&var, grad, weight) {
                 // Half a micro-batch would be a gradient of nothing.

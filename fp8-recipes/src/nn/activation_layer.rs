@@ -5,7 +5,7 @@ use crate::error::Result;
 use candle_core::Module;
 use candle_nn::Activation;
 use fp8_candle::ops;
-use fp8_candle::scaled::Scaled;
+use fp8_scaled::Scaled;
 
 impl<A: Array> Layer<A> for Activation {
     /// On scaled tensors [`fp8_candle::Error::NoScaleRule`] for activations without a rule.

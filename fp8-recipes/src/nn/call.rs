@@ -1,11 +1,10 @@
 //! How a layer with a weight computes in one call: decided once, before anything is computed.
 
 use super::StaticWeight;
-use crate::autocast::{Context, LayerStep, Mode};
+use crate::autocast::Fp8State;
+use crate::autocast::{Context, LayerStep, Mode, linear_plan};
 use crate::error::Result;
 use crate::module::Fp8Layer;
-use crate::plan::linear_plan;
-use crate::state::Fp8State;
 use candle_core::Tensor;
 use fp8_candle::{LinearPlan, Role, device, fingerprint};
 use fp8_core::ScaleGrid;

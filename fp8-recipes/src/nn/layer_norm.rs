@@ -2,18 +2,17 @@
 
 pub use candle_nn::layer_norm::LayerNormConfig;
 
-use super::scaled_parameter::{optional, parameter, plain_value};
+use super::scaled_parameter::{optional, scaled, value_of};
 use super::shared_state::SharedState;
 use super::show;
 use crate::array::{Array, InNode, Layer};
-use crate::operator::{Fp8Operator, LayerKind};
-use crate::plan::OperatorCasts;
-use crate::state::Fp8State;
+use crate::autocast::{Fp8State, OperatorCasts};
+use crate::module::{Fp8Operator, LayerKind};
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use fp8_candle::scaled::{Scaled, ScaledVar};
 use fp8_candle::{Wide, ops};
+use fp8_scaled::{Parameter, Scaled};
 use std::sync::Arc;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.
@@ -32,8 +31,8 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug, Clone)]
 pub struct LayerNorm {
-    weight: Tensor,
-    bias: Option<Tensor>,
+    weight: Parameter,
+    bias: Option<Parameter>,
     remove_mean: bool,
     eps: f64,
     path: Option<String>,
@@ -62,8 +61,8 @@ impl LayerNorm {
 
     fn of(weight: Tensor, bias: Option<Tensor>, remove_mean: bool, eps: f64) -> Self {
         Self {
-            weight,
-            bias,
+            weight: Parameter::of(&weight),
+            bias: bias.as_ref().map(Parameter::of),
             remove_mean,
             eps,
             path: None,
@@ -81,12 +80,12 @@ impl LayerNorm {
 
     /// `[size]`.
     pub fn weight(&self) -> &Tensor {
-        &self.weight
+        self.weight.tensor()
     }
 
     /// `[size]`.
     pub fn bias(&self) -> Option<&Tensor> {
-        self.bias.as_ref()
+        self.bias.as_ref().map(Parameter::tensor)
     }
 
     /// What is added to the variance.
@@ -132,13 +131,12 @@ impl LayerNorm {
     pub(super) fn is_plain(&self) -> bool {
         let parameters = [Some(&self.weight), self.bias.as_ref()];
         let mut parameters = parameters.into_iter().flatten();
-        parameters.all(|parameter| ScaledVar::of(parameter).is_none())
+        parameters.all(|parameter| parameter.scaled().is_none())
     }
 
     fn plain(&self, x: &Tensor) -> Result<Tensor> {
-        let value = |tensor| plain_value(tensor, x.dtype());
-        let weight = value(&self.weight)?;
-        let bias = self.bias.as_ref().map(value).transpose()?;
+        let weight = self.weight.value(x.dtype())?;
+        let bias = value_of(self.bias.as_ref(), x.dtype())?;
         self.normalize(x, &weight, bias.as_ref())
     }
 
@@ -158,9 +156,9 @@ impl LayerNorm {
 
     fn on_scaled(&self, x: &Scaled) -> crate::Result<Scaled> {
         let _span = tracing::trace_span!("norm", path = self.path()).entered();
-        let gain = parameter(&self.weight, self.path(), "weight")?;
+        let gain = scaled(&self.weight, self.path(), "weight")?;
         if self.remove_mean {
-            let bias = optional(self.bias(), self.path(), "bias")?;
+            let bias = optional(self.bias.as_ref(), self.path(), "bias")?;
             return Ok(x.layer_norm(&gain, bias.as_ref(), self.eps)?);
         }
         Ok(x.rms_norm(&gain, self.eps)?)
@@ -212,7 +210,7 @@ impl Fp8Operator for LayerNorm {
     }
 
     fn device(&self) -> Option<&Device> {
-        Some(self.weight.device())
+        Some(self.weight().device())
     }
 
     fn fp8_state(&self) -> Option<Arc<Fp8State>> {
@@ -226,8 +224,8 @@ impl Fp8Operator for LayerNorm {
 
 impl Fp8Module for LayerNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        show(visitor, self.path(), self.names[0], &self.weight);
-        if let Some(bias) = &self.bias {
+        show(visitor, self.path(), self.names[0], self.weight());
+        if let Some(bias) = self.bias() {
             show(visitor, self.path(), self.names[1], bias);
         }
         visitor.operator(self);

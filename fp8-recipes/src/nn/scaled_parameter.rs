@@ -4,11 +4,11 @@ use super::join;
 use crate::error::{Error, Result};
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Tensor};
-use fp8_candle::scaled::{Scaled, ScaledVar};
+use fp8_scaled::{Parameter, Scaled, ScaledVar};
 
-/// The scaled parameter that holds `tensor`.
-pub(super) fn parameter(tensor: &Tensor, path: Option<&str>, own: &str) -> Result<Scaled> {
-    match ScaledVar::of(tensor) {
+/// The value of a scaled parameter; an error for a plain one.
+pub(super) fn scaled(parameter: &Parameter, path: Option<&str>, own: &str) -> Result<Scaled> {
+    match parameter.scaled() {
         Some(var) => Ok(var.value()),
         None => Err(Error::NotScaled {
             tensor: join(path.unwrap_or("without a path"), own),
@@ -16,13 +16,15 @@ pub(super) fn parameter(tensor: &Tensor, path: Option<&str>, own: &str) -> Resul
     }
 }
 
-/// [`parameter`], where there is a tensor.
+/// [`scaled`], where there is a parameter.
 pub(super) fn optional(
-    tensor: Option<&Tensor>,
+    parameter: Option<&Parameter>,
     path: Option<&str>,
     own: &str,
 ) -> Result<Option<Scaled>> {
-    tensor.map(|t| parameter(t, path, own)).transpose()
+    parameter
+        .map(|parameter| scaled(parameter, path, own))
+        .transpose()
 }
 
 /// A parameter of channels along dimension 1 of `rank`.
@@ -34,13 +36,11 @@ pub(super) fn along_channels(parameter: &Scaled, rank: usize) -> Result<Scaled> 
     Ok(parameter.reshape(&dims)?)
 }
 
-/// `tensor`, or the value in `dtype` of the scaled parameter whose data it is: what a layer multiplies a plain tensor by. No gradient
-/// reaches the parameter from there.
-pub(crate) fn plain_value(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
-    match ScaledVar::of(tensor) {
-        Some(var) => Ok(var.value().to_tensor(dtype)?),
-        None => Ok(tensor.clone()),
-    }
+/// The value of a parameter that may be absent: [`Parameter::value`].
+pub(super) fn value_of(parameter: Option<&Parameter>, dtype: DType) -> Result<Option<Tensor>> {
+    Ok(parameter
+        .map(|parameter| parameter.value(dtype))
+        .transpose()?)
 }
 
 /// Fails if `model` shows a scaled parameter: for functions that save or load variables only.

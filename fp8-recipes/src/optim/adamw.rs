@@ -13,8 +13,8 @@ use super::masters::Kept;
 use super::named::{numbered, of_varmap, sorted};
 use super::norm::SumOfSquares;
 use super::params::check_lr;
-use super::seen::Streak;
 use super::slot::Slot;
+use super::veto::SkipStreak;
 use super::{AdamWConfig, ParamGroup};
 
 /// AdamW (decoupled weight decay) over named variables, with a state that can be saved.
@@ -57,7 +57,7 @@ pub struct AdamW {
     pub(super) refused_lr: Option<f64>,
     pub(super) sum: SumOfSquares,
     pub(super) groups: Groups,
-    pub(super) streak: Streak,
+    pub(super) streak: SkipStreak,
     /// Made when a step needs them.
     #[cfg(feature = "cuda")]
     pub(super) devices: Option<Vec<cuda::Group>>,
@@ -94,7 +94,7 @@ impl AdamW {
             refused_lr: None,
             sum: SumOfSquares::default(),
             groups: Groups::default(),
-            streak: Streak::default(),
+            streak: SkipStreak::default(),
             #[cfg(feature = "cuda")]
             devices: None,
         })

@@ -14,7 +14,7 @@ use super::fused::Coefficients;
 use super::named::gradients;
 use super::norm::clip_coefficient;
 use super::params::check_lr;
-use super::seen::Seen;
+use super::veto::CastVeto;
 use super::{AdamW, AdamWConfig, StepReport};
 
 impl AdamW {
@@ -37,7 +37,7 @@ impl AdamW {
             .iter()
             .map(|slot| (slot.name.as_str(), &slot.var));
         let grads = gradients(vars, grads)?;
-        let seen = Seen::by(self.slots.iter().map(|slot| &slot.version))?;
+        let seen = CastVeto::of(self.slots.iter().map(|slot| &slot.version))?;
         let done = self.update(&grads, seen);
         // Also after an error in the middle, and a step that turns out to be skipped: to say it too often costs a cast.
         for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
@@ -46,7 +46,7 @@ impl AdamW {
         done
     }
 
-    fn update(&mut self, grads: &[Option<Tensor>], seen: Seen) -> Result<StepReport> {
+    fn update(&mut self, grads: &[Option<Tensor>], seen: CastVeto) -> Result<StepReport> {
         #[cfg(feature = "cuda")]
         {
             if self.devices.is_none() {
@@ -68,7 +68,7 @@ impl AdamW {
                 checked?;
                 let hyper = cuda::hyperparameters(&self.config);
                 let mut marked = grads.to_vec();
-                seen.mark(marked.iter_mut().flatten())?;
+                seen.poison(marked.iter_mut().flatten())?;
                 let outcome = group.step(&marked, &hyper, counter)?;
                 let updated = grads.iter().flatten().count();
                 let (lr, streak) = (self.config.lr, self.streak.clone());
@@ -79,7 +79,7 @@ impl AdamW {
     }
 
     /// A step whose norm the host reads.
-    fn apply_from_host(&mut self, grads: &[Option<Tensor>], seen: Seen) -> Result<StepReport> {
+    fn apply_from_host(&mut self, grads: &[Option<Tensor>], seen: CastVeto) -> Result<StepReport> {
         let lr = self.config.lr;
         let updated = grads.iter().flatten().count();
         let step = self.counter.get()?;

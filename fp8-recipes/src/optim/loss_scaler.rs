@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Result;
 use super::loss_scaler_config::{LossScalerConfig, check_loss_scale};
-use super::seen::{Seen, too_many};
 use super::unscale::Unscaled;
+use super::veto::{CastVeto, check_skips};
 
 /// Multiplies the loss, so that small gradients are not rounded to 0 on their way back, and takes the factor out of the gradients
 /// again. A step with an infinite or NaN gradient element anywhere is left out, and the loss scale backs off; after
@@ -163,7 +163,7 @@ impl DynamicLossScaler {
         &self,
         grads: &mut GradStore,
         vars: impl IntoIterator<Item = &'a Var>,
-    ) -> Result<(usize, Seen)> {
+    ) -> Result<(usize, CastVeto)> {
         let mut unscaled = Unscaled::new(1. / self.state.loss_scale, self.config.f32_gradients);
         let mut known = HashSet::new();
         let mut versions = vec![];
@@ -174,14 +174,14 @@ impl DynamicLossScaler {
                 grads.insert(var, grad);
             }
         }
-        let seen = Seen::by(versions.iter())?;
+        let seen = CastVeto::of(versions.iter())?;
         Ok((unscaled.non_finite(seen.marks()?)?, seen))
     }
 
     /// Fails after too many steps left out in a row.
-    pub(super) fn check_skips(&self, seen: &Seen) -> Result<()> {
+    pub(super) fn check_skips(&self, seen: &CastVeto) -> Result<()> {
         let limit = self.config.max_skipped_steps;
-        too_many(self.state.skipped_in_a_row, limit, seen, std::iter::empty())
+        check_skips(self.state.skipped_in_a_row, limit, seen, std::iter::empty())
     }
 
     /// Moves the loss scale after a step: down if a gradient was not finite, up after so many clean steps.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Result;
 use super::params::check;
-use super::seen::check_limit;
+use super::params::check_limit;
 
 /// The lowest loss scale: its reciprocal, and its own, are normal f32.
 const LOWEST: f64 = 1. / (1u128 << 126) as f64;

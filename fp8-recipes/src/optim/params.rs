@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::seen::check_limit;
 use super::{MasterDType, OptimError};
 
 /// Which variables weight decay acts on.
@@ -149,4 +148,15 @@ pub(super) fn check(
             allowed,
         })
     }
+}
+
+/// Fails unless the limit of skipped steps is at least 1.
+pub(super) fn check_limit(limit: Option<u64>) -> Result<(), OptimError> {
+    let steps = limit.unwrap_or(1) as f64;
+    check(
+        "max_skipped_steps",
+        steps,
+        steps > 0.,
+        "it must be at least 1 step",
+    )
 }

@@ -4,12 +4,12 @@
 use std::sync::{Arc, OnceLock};
 
 use super::error::Result;
-use super::seen::Seen;
+use super::veto::CastVeto;
 #[cfg(feature = "cuda")]
-use super::seen::Streak;
-use crate::autocast::NonFinite;
+use super::veto::SkipStreak;
 #[cfg(feature = "cuda")]
 use candle_core::Tensor;
+use fp8_candle::state::NonFinite;
 
 /// What one step did.
 ///
@@ -23,7 +23,7 @@ pub struct StepReport {
     /// How many variables had a gradient: so many were updated, unless the step was skipped.
     pub updated: usize,
     outcome: Outcome,
-    seen: Seen,
+    seen: CastVeto,
 }
 
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ struct Values {
 #[derive(Debug)]
 struct DeviceValues {
     tensor: Tensor,
-    streak: Streak,
+    streak: SkipStreak,
     read: OnceLock<Values>,
 }
 
@@ -74,9 +74,9 @@ impl StepReport {
         updated: usize,
         grad_norm: f64,
         step: u64,
-        seen: Seen,
+        seen: CastVeto,
     ) -> Result<Self> {
-        warn_skipped(grad_norm, step, seen.culprit()?.as_deref());
+        warn_skipped(grad_norm, step, seen.first()?.as_deref());
         Ok(Self {
             seen,
             ..Self::known(lr, updated, grad_norm, 0.0, true)
@@ -98,7 +98,7 @@ impl StepReport {
                 clip_coefficient,
                 skipped,
             }),
-            seen: Seen::default(),
+            seen: CastVeto::default(),
         }
     }
 
@@ -108,8 +108,8 @@ impl StepReport {
         lr: f64,
         updated: usize,
         tensor: Tensor,
-        seen: Seen,
-        streak: Streak,
+        seen: CastVeto,
+        streak: SkipStreak,
     ) -> Self {
         let values = DeviceValues {
             tensor,
@@ -146,7 +146,7 @@ impl StepReport {
                 if device.read.set(values).is_ok() {
                     if values.skipped {
                         device.streak.add();
-                        let first = self.seen.culprit()?;
+                        let first = self.seen.first()?;
                         warn_skipped(grad_norm, step as u64, first.as_deref());
                     } else {
                         device.streak.end();
@@ -197,7 +197,7 @@ impl StepReport {
     /// # Errors
     /// As [`StepReport::grad_norm`].
     pub fn first_non_finite(&self) -> Result<Option<String>> {
-        self.seen.culprit()
+        self.seen.first()
     }
 }
 

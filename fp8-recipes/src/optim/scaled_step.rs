@@ -4,9 +4,9 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 
 use super::error::Result;
-use super::seen::Seen;
+use super::veto::CastVeto;
 use super::{DynamicLossScaler, NamedOptimizer, OptimError, StepReport};
-use crate::autocast::NonFinite;
+use fp8_candle::state::NonFinite;
 
 /// What one step with a scaled loss did.
 ///
@@ -29,7 +29,7 @@ pub struct ScaledStep<R> {
     loss_scale: f64,
     non_finite: usize,
     report: Option<R>,
-    seen: Seen,
+    seen: CastVeto,
 }
 
 impl<R> ScaledStep<R> {
@@ -63,7 +63,7 @@ impl<R> ScaledStep<R> {
     /// # Errors
     /// As [`ScaledStep::non_finite_casts`].
     pub fn first_non_finite(&self) -> Result<Option<String>> {
-        self.seen.culprit()
+        self.seen.first()
     }
 
     /// What the optimizer returned; None if it was not asked.
@@ -107,13 +107,13 @@ impl DynamicLossScaler {
         let (non_finite, seen) = self.unscale_seen(grads, vars)?;
         let loss_scale = self.loss_scale();
         let (report, seen) = match non_finite {
-            0 => (Some(take(grads)?), Seen::default()),
+            0 => (Some(take(grads)?), CastVeto::default()),
             _ => (None, seen),
         };
         self.update(non_finite > 0);
         if report.is_none() {
             self.check_skips(&seen)?;
-            let first = seen.culprit()?;
+            let first = seen.first()?;
             tracing::warn!(
                 loss_scale,
                 next_loss_scale = self.loss_scale(),

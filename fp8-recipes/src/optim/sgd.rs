@@ -11,8 +11,8 @@ use super::masters::Kept;
 use super::named::{gradients, numbered, of_varmap, sorted};
 use super::norm::{SumOfSquares, clip_coefficient};
 use super::params::check_lr;
-use super::seen::{Seen, Streak};
 use super::sgd_slot::{Rates, SgdSlot};
+use super::veto::{CastVeto, SkipStreak};
 use super::{ParamGroup, SgdConfig, StepReport};
 
 /// Stochastic gradient descent over named variables, with momentum, dampening, Nesterov's momentum and weight decay as in
@@ -55,7 +55,7 @@ pub struct Sgd {
     /// A learning rate that is none, from candle's interface.
     refused_lr: Option<f64>,
     sum: SumOfSquares,
-    streak: Streak,
+    streak: SkipStreak,
 }
 
 impl Sgd {
@@ -83,7 +83,7 @@ impl Sgd {
             config,
             refused_lr: None,
             sum: SumOfSquares::default(),
-            streak: Streak::default(),
+            streak: SkipStreak::default(),
         })
     }
 
@@ -134,7 +134,7 @@ impl Sgd {
             .iter()
             .map(|slot| (slot.name.as_str(), &slot.var));
         let grads = gradients(vars, grads)?;
-        let seen = Seen::by(self.slots.iter().map(|slot| &slot.version))?;
+        let seen = CastVeto::of(self.slots.iter().map(|slot| &slot.version))?;
         let done = self.update(&grads, seen);
         // Also after an error in the middle: to say it too often costs a cast.
         for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
@@ -143,7 +143,7 @@ impl Sgd {
         done
     }
 
-    fn update(&mut self, grads: &[Option<Tensor>], seen: Seen) -> Result<StepReport> {
+    fn update(&mut self, grads: &[Option<Tensor>], seen: CastVeto) -> Result<StepReport> {
         let SgdConfig {
             lr,
             momentum,

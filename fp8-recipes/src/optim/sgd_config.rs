@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::Result;
+use super::params::check_limit;
 use super::params::{check, check_lr};
-use super::seen::check_limit;
 use super::{DecayScope, MasterDType};
 
 /// The hyperparameters of [`Sgd`](super::Sgd). The defaults are torch's: no momentum, no decay, and no clipping.

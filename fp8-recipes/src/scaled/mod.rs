@@ -1,4 +1,4 @@
-//! Parameters of [scaled arithmetic](fp8_candle::scaled): named, built by the layers' own constructors, saved and loaded.
+//! Parameters of [scaled arithmetic](fp8_scaled): named, built by the layers' own constructors, saved and loaded.
 //!
 //! | item | what it is |
 //! |---|---|

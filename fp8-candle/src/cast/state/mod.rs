@@ -16,6 +16,7 @@
 mod calibration;
 mod group;
 mod mark;
+mod non_finite;
 mod role;
 mod saved;
 mod slot;
@@ -27,6 +28,7 @@ mod window;
 pub use calibration::CalibrationRow;
 pub use group::{ReductionGroup, SingleProcess};
 pub use mark::StepMark;
+pub use non_finite::{NonFinite, NonFiniteCounts};
 pub use role::Role;
 pub use saved::SavedRow;
 pub use slot::{Slot, SlotTensors};

@@ -28,6 +28,6 @@ mod shape;
 mod values;
 
 pub use crate::base::error::ConvError;
-pub(crate) use bare::{BareConv, BareOperand};
+pub use bare::{BareConv, BareOperand};
 pub use forward::{ConvWeight, fp8_conv_transpose1d, fp8_conv_transpose2d, fp8_conv1d, fp8_conv2d};
 pub use shape::ConvShape;

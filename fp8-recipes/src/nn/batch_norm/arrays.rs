@@ -1,12 +1,13 @@
 //! Batch norm on arrays.
 
 use super::BatchNorm;
+use super::running::Parameters;
 use crate::array::Array;
 use crate::error::Result;
-use crate::nn::scaled_parameter::{along_channels, optional, parameter};
+use crate::nn::scaled_parameter::{along_channels, optional, scaled};
 use candle_core::DType;
 use candle_nn::ModuleT;
-use fp8_candle::scaled::Scaled;
+use fp8_scaled::Scaled;
 
 impl BatchNorm {
     /// [`ModuleT::forward_t`] of plain or scaled tensors `[batch, num_features, ..]`.
@@ -23,7 +24,8 @@ impl BatchNorm {
 
     fn on_scaled(&self, x: &Scaled, train: bool) -> Result<Scaled> {
         let path = self.path();
-        let (weight, bias) = self.weight_and_bias().unzip();
+        let Parameters { running, affine } = &self.parameters;
+        let (weight, bias) = affine.as_ref().map(|[weight, bias]| (weight, bias)).unzip();
         let gain = optional(weight, path, "weight")?;
         let bias = optional(bias, path, "bias")?;
         if train {
@@ -33,8 +35,8 @@ impl BatchNorm {
             return Ok(x.batch_norm(self.remove_mean(), gain, bias, self.eps())?);
         }
         let along = |parameter: &Scaled| along_channels(parameter, x.rank());
-        let mean = parameter(self.running_mean(), path, "running_mean")?.detach();
-        let variance = parameter(self.running_var(), path, "running_var")?.detach();
+        let mean = scaled(&running[0], path, "running_mean")?.detach();
+        let variance = scaled(&running[1], path, "running_var")?.detach();
         let inverse = variance.add_constant(self.eps())?.rsqrt()?;
         let mut y = x.sub(&along(&mean)?)?;
         y = y.mul(&along(&inverse)?)?;

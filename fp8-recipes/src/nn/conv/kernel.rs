@@ -7,7 +7,7 @@ use fp8_candle::LinearPlan;
 use fp8_candle::conv::{
     ConvShape, ConvWeight, fp8_conv_transpose1d, fp8_conv_transpose2d, fp8_conv1d, fp8_conv2d,
 };
-use fp8_candle::scaled::Scaled;
+use fp8_scaled::Scaled;
 
 /// A convolution of candle_nn: its parameters and sizes, and what computes it.
 pub trait Kernel: Clone + std::fmt::Debug {

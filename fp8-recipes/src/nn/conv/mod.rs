@@ -9,19 +9,17 @@ pub use candle_nn::conv::*;
 
 use super::StaticWeight;
 use super::call::{Call, calibrate, noting_failure};
-use super::scaled_parameter::{along_channels, optional, parameter, plain_value};
+use super::scaled_parameter::{along_channels, optional, scaled, value_of};
 use super::shared_state::SharedState;
 use crate::array::{Array, Layer};
-use crate::autocast::current;
-use crate::module::Fp8Layer;
-use crate::operator::LayerKind;
-use crate::state::Fp8State;
+use crate::autocast::{Fp8State, current};
+use crate::module::{Fp8Layer, LayerKind};
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{BatchNorm, VarBuilder};
 use fp8_candle::Role;
 use fp8_candle::conv::ConvWeight;
-use fp8_candle::scaled::Scaled;
+use fp8_scaled::{Parameter, Scaled};
 use kernel::Kernel;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -36,6 +34,8 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct Convolution<C> {
     inner: C,
+    weight: Parameter,
+    bias: Option<Parameter>,
     path: Option<String>,
     state: SharedState,
 }
@@ -101,27 +101,26 @@ impl<C: Kernel> Convolution<C> {
 
     /// candle-nn's layer, with the values of its parameters where these are scaled.
     fn with_values(&self, dtype: DType) -> crate::Result<C> {
-        let (weight, bias) = self.inner.parameters();
-        let value = |tensor| plain_value(tensor, dtype);
-        Ok(self
-            .inner
-            .rebuild(value(weight)?, bias.map(value).transpose()?))
+        let bias = value_of(self.bias.as_ref(), dtype)?;
+        Ok(self.inner.rebuild(self.weight.value(dtype)?, bias))
     }
 
     fn on_scaled(&self, x: &Scaled) -> crate::Result<Scaled> {
-        let (weight, bias) = self.inner.parameters();
-        let weight = parameter(weight, self.path(), "weight")?;
+        let weight = scaled(&self.weight, self.path(), "weight")?;
         let y = self.inner.scaled(x, &weight)?;
-        match optional(bias, self.path(), "bias")? {
+        match optional(self.bias.as_ref(), self.path(), "bias")? {
             Some(bias) => Ok(y.add(&along_channels(&bias, y.rank())?)?),
             None => Ok(y),
         }
     }
 }
 
-impl<C> From<C> for Convolution<C> {
+impl<C: Kernel> From<C> for Convolution<C> {
     fn from(inner: C) -> Self {
+        let (weight, bias) = inner.parameters();
         Self {
+            weight: Parameter::of(weight),
+            bias: bias.map(Parameter::of),
             inner,
             path: None,
             state: SharedState::default(),
@@ -210,11 +209,9 @@ impl Convolution<candle_nn::Conv2d> {
     /// # Errors
     /// If `bn` has no weight and bias, or another number of channels.
     pub fn absorb_bn(&self, bn: &BatchNorm) -> Result<Self> {
-        Ok(Self {
-            inner: self.inner.absorb_bn(bn)?,
-            path: self.path.clone(),
-            state: SharedState::default(),
-        })
+        let path = self.path.clone();
+        let fused = Self::from(self.inner.absorb_bn(bn)?);
+        Ok(Self { path, ..fused })
     }
 }
 

@@ -4,13 +4,12 @@ use super::{Linear, Weight};
 use crate::array::{Array, InNode, Layer, passed_on};
 use crate::autocast::current;
 use crate::error::{Error, Result};
-use crate::module::Fp8Layer;
 use crate::nn::call::{Call, calibrate, noting_failure};
 use crate::nn::join;
-use crate::nn::scaled_parameter::{optional, parameter, plain_value};
+use crate::nn::scaled_parameter::{optional, scaled, value_of};
 use candle_core::{DType, Module, Tensor};
-use fp8_candle::scaled::Scaled;
 use fp8_candle::{LinearWeight, Wide, WideLinear, WideNode, fp8_linear};
+use fp8_scaled::{Parameter, Scaled};
 
 impl Linear {
     /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
@@ -37,29 +36,23 @@ impl Linear {
     }
 
     fn compute(&self, call: Call<'_>, x: &Tensor) -> Result<Tensor> {
-        let value = |tensor| plain_value(tensor, x.dtype());
+        let dtype = x.dtype();
+        let weight = match (&call, &self.weight) {
+            (Call::Static(weight), _) => return weight.forward(x, self.bias()),
+            (_, Weight::Fp8(weight)) => weight.weight().dequantize(dtype)?,
+            (_, Weight::HighPrecision(weight)) => weight.value(dtype)?,
+        };
+        let bias = value_of(self.bias.as_ref(), dtype)?;
         match call {
-            Call::Static(weight) => weight.forward(x, self.bias()),
-            Call::Dequantized(weight) => {
-                let weight = weight.weight().dequantize(x.dtype())?;
-                product(x, &weight, self.bias())
-            }
-            Call::HighPrecision => {
-                let bias = self.bias().map(value).transpose()?;
-                product(x, &value(self.held_weight())?, bias.as_ref())
-            }
-            Call::Calibrate(state, step) => {
-                // In f32, as an export reads the weight: its value need not fit in the dtype of the input.
-                calibrate(&state, &step, x, || self.weight())?;
-                self.compute(Call::HighPrecision, x)
-            }
             Call::Fp8(state, plan) => {
-                let weight = value(self.held_weight())?;
                 let weight = LinearWeight::HighPrecision(&weight, Some(&state.cache));
-                let bias = self.bias().map(value).transpose()?;
-                Ok(fp8_linear(x, weight, bias.as_ref(), &plan)?)
+                return Ok(fp8_linear(x, weight, bias.as_ref(), &plan)?);
             }
+            // In f32, as an export reads the weight: its value need not fit in the dtype of the input.
+            Call::Calibrate(state, step) => calibrate(&state, &step, x, || self.weight())?,
+            Call::HighPrecision | Call::Static(_) | Call::Dequantized(_) => {}
         }
+        product(x, &weight, bias.as_ref())
     }
 
     fn check_input(&self, dims: &[usize], dtype: DType) -> Result<()> {
@@ -86,8 +79,14 @@ impl Linear {
 
     fn on_scaled(&self, x: &Scaled) -> Result<Scaled> {
         let _span = tracing::trace_span!("linear", path = self.path()).entered();
-        let weight = parameter(self.held_weight(), self.path(), "weight")?;
-        let bias = optional(self.bias(), self.path(), "bias")?;
+        let weight = match &self.weight {
+            Weight::HighPrecision(weight) => scaled(weight, self.path(), "weight")?,
+            Weight::Fp8(weight) => {
+                let held = Parameter::Plain(weight.weight().held().clone());
+                scaled(&held, self.path(), "weight")?
+            }
+        };
+        let bias = optional(self.bias.as_ref(), self.path(), "bias")?;
         self.check_input(x.dims(), DType::F32)?;
         Ok(x.linear(&weight, bias.as_ref())?)
     }
@@ -148,7 +147,7 @@ fn in_node(layers: &[&Linear], node: &mut WideNode, x: &Wide) -> Result<Vec<Wide
                 Call::Fp8(state, plan) => (Some(&state.cache), Some(&**plan)),
                 _ => (None, None),
             };
-            let weight = LinearWeight::HighPrecision(weight, cache);
+            let weight = LinearWeight::HighPrecision(weight.tensor(), cache);
             together.push(WideLinear::new(weight, layer.bias(), plan));
         }
     }

@@ -4,23 +4,22 @@ mod forward;
 
 pub(super) use forward::joint;
 
-use super::scaled_parameter::plain_value;
 use super::shared_state::SharedState;
 use super::static_weight::is_unscaled_fp8;
 use super::{StaticWeight, join};
+use crate::autocast::Fp8State;
 use crate::error::{Error, Result};
 use crate::module::Fp8Layer;
-use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::Role;
-use fp8_candle::scaled::ScaledVar;
+use fp8_scaled::{Parameter, ScaledVar};
 use std::sync::Arc;
 
 #[derive(Debug, Clone)]
 enum Weight {
-    HighPrecision(Tensor),
+    HighPrecision(Parameter),
     Fp8(Box<StaticWeight>),
 }
 
@@ -37,7 +36,7 @@ enum Weight {
 #[derive(Debug, Clone)]
 pub struct Linear {
     weight: Weight,
-    bias: Option<Tensor>,
+    bias: Option<Parameter>,
     path: Option<Arc<str>>,
     state: SharedState,
 }
@@ -45,7 +44,7 @@ pub struct Linear {
 impl Linear {
     /// `weight`: `[out_features, in_features]`; `bias`: `[out_features]`.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
-        Self::of(Weight::HighPrecision(weight), bias)
+        Self::of(Weight::HighPrecision(Parameter::of(&weight)), bias)
     }
 
     /// [`Linear::new`] under the name that `with_tracing::Linear` gives it.
@@ -65,7 +64,7 @@ impl Linear {
     fn of(weight: Weight, bias: Option<Tensor>) -> Self {
         Self {
             weight,
-            bias,
+            bias: bias.as_ref().map(Parameter::of),
             path: None,
             state: SharedState::default(),
         }
@@ -90,7 +89,7 @@ impl Linear {
     /// If a device fails to dequantize.
     pub fn weight(&self) -> Result<Tensor> {
         match &self.weight {
-            Weight::HighPrecision(weight) => plain_value(weight, DType::F32),
+            Weight::HighPrecision(weight) => Ok(weight.value(DType::F32)?),
             Weight::Fp8(weight) => Ok(weight.weight().dequantize(DType::F32)?),
         }
     }
@@ -98,7 +97,7 @@ impl Linear {
     /// The scaled parameter of a layer that was built on a [`ScaledVarMap`](crate::scaled::ScaledVarMap), else None.
     pub fn scaled_weight(&self) -> Option<ScaledVar> {
         match &self.weight {
-            Weight::HighPrecision(weight) => ScaledVar::of(weight),
+            Weight::HighPrecision(weight) => weight.scaled().cloned(),
             Weight::Fp8(_) => None,
         }
     }
@@ -113,7 +112,7 @@ impl Linear {
 
     /// The bias, `[out_features]`. For a scaled parameter its data, from which [`ScaledVar::of`] finds the value.
     pub fn bias(&self) -> Option<&Tensor> {
-        self.bias.as_ref()
+        self.bias.as_ref().map(Parameter::tensor)
     }
 
     /// Path in the checkpoint: empty at its root, None if unknown.
@@ -129,7 +128,7 @@ impl Linear {
     /// (out_features, in_features).
     pub fn features(&self) -> (usize, usize) {
         let dims = match &self.weight {
-            Weight::HighPrecision(weight) => weight.dims(),
+            Weight::HighPrecision(weight) => weight.tensor().dims(),
             Weight::Fp8(weight) => weight.weight().dims(),
         };
         match *dims {
@@ -150,11 +149,14 @@ impl Linear {
 
     /// The same layer without gradients for its weight and bias; scaled parameters stay as they are.
     pub(super) fn frozen(mut self) -> Self {
-        if self.scaled_weight().is_none() {
-            self.bias = self.bias.map(|bias| bias.detach());
-            if let Weight::HighPrecision(weight) = &mut self.weight {
-                *weight = weight.detach();
+        let freeze = |parameter: &mut Parameter| {
+            if let Parameter::Plain(tensor) = parameter {
+                *tensor = tensor.detach();
             }
+        };
+        self.bias.as_mut().map(freeze);
+        if let Weight::HighPrecision(weight) = &mut self.weight {
+            freeze(weight);
         }
         self
     }
@@ -179,7 +181,7 @@ impl Fp8Layer for Linear {
 
     fn held_weight(&self) -> &Tensor {
         match &self.weight {
-            Weight::HighPrecision(weight) => weight,
+            Weight::HighPrecision(weight) => weight.tensor(),
             Weight::Fp8(weight) => weight.weight().held(),
         }
     }
@@ -189,7 +191,7 @@ impl Fp8Layer for Linear {
     }
 
     fn bias(&self) -> Option<&Tensor> {
-        self.bias.as_ref()
+        self.bias.as_ref().map(Parameter::tensor)
     }
 
     fn features(&self) -> (usize, usize) {

@@ -5,14 +5,14 @@ use super::super::error::Result;
 use super::super::groups::Groups;
 use super::super::named::address;
 use super::super::norm::clip_coefficient;
-use super::super::seen::{Seen, Streak};
+use super::super::veto::{CastVeto, SkipStreak};
 use super::super::{ParamGroup, StepReport};
 use super::grad::Grad;
 use super::slot::{Rounded, Slot};
 use super::{RoundTo, ScaledCounts};
 use candle_core::Tensor;
 use fp8_candle::profile;
-use fp8_candle::scaled::{ScaledGrads, ScaledVar};
+use fp8_scaled::{ScaledGrads, ScaledVar};
 use std::collections::HashSet;
 
 /// Variables with `N` moments each, sorted by name.
@@ -22,7 +22,7 @@ pub(super) struct Core<const N: usize> {
     pub(super) groups: Groups,
     pub(super) round: RoundTo,
     pub(super) counts: ScaledCounts,
-    streak: Streak,
+    streak: SkipStreak,
 }
 
 /// Numbers of a step that differ from variable to variable.
@@ -56,7 +56,7 @@ impl<const N: usize> Core<N> {
             groups: Groups::default(),
             round: RoundTo::default(),
             counts: ScaledCounts::default(),
-            streak: Streak::default(),
+            streak: SkipStreak::default(),
         })
     }
 
@@ -101,7 +101,7 @@ impl<const N: usize> Core<N> {
             self.streak.add();
             let vars = self.slots.iter();
             let vars = vars.map(|slot| (slot.var.name(), slot.var.data_var().as_tensor()));
-            let seen = Seen::default();
+            let seen = CastVeto::default();
             self.streak.check(max_skipped_steps, &seen, vars)?;
             return StepReport::left_out(lr, updated, grad_norm, self.step, seen);
         }

@@ -2,7 +2,7 @@
 
 use super::{MultiheadAttention, Projections};
 use crate::array::{Array, Layer};
-use crate::error::{Error, Result};
+use crate::error::{LayerError, Result};
 use crate::nn::linear::joint;
 use crate::nn::ops::AttentionOptions;
 use crate::nn::transformer::block::{Block, missing};
@@ -10,7 +10,7 @@ use crate::nn::transformer::config::{AttentionConfig, check_dropout, unfit};
 use crate::nn::transformer::inputs::LayerInputs;
 use crate::nn::transformer::key_values::KeyValues;
 use crate::nn::{LayerNorm, Linear};
-use fp8_candle::scaled::{Direction, Norm};
+use fp8_scaled::{Direction, Norm};
 
 impl MultiheadAttention {
     /// Features of queries and of keys.
@@ -78,11 +78,12 @@ impl MultiheadAttention {
         };
         match features == expected {
             true => Ok(()),
-            false => Err(Error::Heads {
+            false => Err(LayerError::Heads {
                 path: self.out.path().unwrap_or_default().to_string(),
                 expected,
                 got: features.to_vec(),
-            }),
+            }
+            .into()),
         }
     }
 }

@@ -1,0 +1,116 @@
+//! The veto of non-finite casts: a step in which a cast of the model has seen Inf or NaN is skipped, and the cast is named.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use candle_core::{DType, Tensor};
+use fp8_candle::state::{NonFinite, NonFiniteCounts};
+use fp8_candle::weight_version::WeightVersion;
+
+use super::error::{OptimError, Result};
+
+/// What the casts of the latest step have seen, in the models whose parameters an optimizer changes.
+///
+/// A saturating cast turns Inf into the largest finite code, so gradients may look clean although the step has overflowed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CastVeto(Vec<NonFiniteCounts>);
+
+impl CastVeto {
+    /// Collects the state tables of the models that have these variables.
+    pub(crate) fn of<'a>(versions: impl Iterator<Item = &'a WeightVersion>) -> Result<Self> {
+        let mut found: Vec<NonFiniteCounts> = vec![];
+        for table in versions.flat_map(WeightVersion::tables) {
+            if !found.iter().any(|known| Arc::ptr_eq(known.table(), &table)) {
+                let (before, now) = table.seen_in_step()?;
+                found.push(NonFiniteCounts::between(table, before, now));
+            }
+        }
+        Ok(Self(found))
+    }
+
+    /// Per table an f64 scalar on its device: 0, or NaN if a cast has seen Inf or NaN. Waits for no device.
+    pub(super) fn marks(&self) -> Result<Vec<Tensor>> {
+        let marks = self.0.iter().map(NonFiniteCounts::veto);
+        Ok(marks.collect::<fp8_candle::Result<_>>()?)
+    }
+
+    /// Makes one of these gradients NaN if a cast has seen Inf or NaN: the smallest one, since the change copies it. Waits for no
+    /// device except the CPU.
+    pub(crate) fn poison<'a>(&self, grads: impl Iterator<Item = &'a mut Tensor>) -> Result<()> {
+        let smallest = grads.min_by_key(|grad| match grad.elem_count() {
+            0 => usize::MAX,
+            count => count,
+        });
+        let Some(grad) = smallest else { return Ok(()) };
+        for mark in self.marks()? {
+            if !mark.device().is_cpu() || mark.to_scalar::<f64>()?.is_nan() {
+                let mark = mark.to_device(grad.device())?.to_dtype(grad.dtype())?;
+                *grad = grad.broadcast_add(&mark)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The casts that saw Inf or NaN, in the order of time. Waits for devices.
+    pub(super) fn casts(&self) -> Result<Vec<NonFinite>> {
+        Ok(NonFiniteCounts::list(&self.0)?)
+    }
+
+    /// The tensor in which Inf or NaN was first seen.
+    pub(super) fn first(&self) -> Result<Option<String>> {
+        Ok(NonFiniteCounts::first(&self.0)?)
+    }
+}
+
+/// Counts skipped steps in a row, as far as the host knows: the reports of a device's steps add theirs when they are read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SkipStreak(Arc<AtomicU64>);
+
+impl SkipStreak {
+    pub(super) fn end(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Fails once `limit` steps in a row were skipped.
+    pub(super) fn check<'a>(
+        &self,
+        limit: Option<u64>,
+        veto: &CastVeto,
+        vars: impl Iterator<Item = (&'a str, &'a Tensor)>,
+    ) -> Result<()> {
+        check_skips(self.0.load(Ordering::Relaxed), limit, veto, vars)
+    }
+}
+
+/// Fails if `steps` skipped in a row are `limit` or more. Only then are `vars` searched for Inf and NaN.
+pub(super) fn check_skips<'a>(
+    steps: u64,
+    limit: Option<u64>,
+    veto: &CastVeto,
+    mut vars: impl Iterator<Item = (&'a str, &'a Tensor)>,
+) -> Result<()> {
+    let Some(limit) = limit.filter(|limit| steps >= *limit) else {
+        return Ok(());
+    };
+    let variable = vars.find_map(|(name, var)| match is_finite(var) {
+        Ok(true) => None,
+        Ok(false) => Some(Ok(name.to_string())),
+        Err(error) => Some(Err(error)),
+    });
+    Err(OptimError::TooManySkipped {
+        steps,
+        limit,
+        first: veto.first()?,
+        variable: variable.transpose()?,
+    })
+}
+
+fn is_finite(x: &Tensor) -> Result<bool> {
+    // 0 times Inf or NaN is NaN, which a sum keeps.
+    let zero = x.detach().affine(0., 0.)?.sum_all()?;
+    Ok(zero.to_dtype(DType::F32)?.to_scalar::<f32>()?.is_finite())
+}
