@@ -4,9 +4,7 @@ use super::one_dim;
 use crate::error::Result;
 use candle_core::{Module, Tensor};
 use fp8_candle::LinearPlan;
-use fp8_candle::conv::{
-    ConvShape, ConvWeight, fp8_conv_transpose1d, fp8_conv_transpose2d, fp8_conv1d, fp8_conv2d,
-};
+use fp8_candle::conv::{ConvKind, ConvShape, ConvWeight, fp8_conv};
 use fp8_scaled::Scaled;
 
 /// A convolution of candle_nn: its parameters and sizes, and what computes it.
@@ -49,7 +47,6 @@ macro_rules! kernels {
             output_padding: $padding:expr,
             groups: $groups:expr,
             plain: $plain:expr,
-            fp8: $fp8:ident,
             scaled: $scaled:expr,
         }
     )*) => {$(
@@ -91,7 +88,7 @@ macro_rules! kernels {
 
             fn fp8(&self, x: &Tensor, weight: ConvWeight<'_>, plan: &LinearPlan) -> Result<Tensor> {
                 let shape = shape(self.config(), $padding, $groups);
-                Ok($fp8(x, weight, self.bias(), &shape, plan)?)
+                Ok(fp8_conv(ConvKind::$type, x, weight, self.bias(), &shape, plan)?)
             }
 
             fn scaled(&self, x: &Scaled, weight: &Scaled) -> Result<Scaled> {
@@ -134,7 +131,6 @@ kernels! {
         output_padding: |_: &candle_nn::Conv1dConfig| 0,
         groups: |config: &candle_nn::Conv1dConfig| config.groups,
         plain: one_dim::conv1d,
-        fp8: fp8_conv1d,
         scaled: |x: &Scaled, weight, c: &candle_nn::Conv1dConfig, _: &_| {
             x.conv1d(weight, c.padding, c.stride, c.dilation, c.groups)
         },
@@ -144,7 +140,6 @@ kernels! {
         output_padding: |_: &candle_nn::Conv2dConfig| 0,
         groups: |config: &candle_nn::Conv2dConfig| config.groups,
         plain: Module::forward,
-        fp8: fp8_conv2d,
         scaled: |x: &Scaled, weight, c: &candle_nn::Conv2dConfig, _: &_| {
             x.conv2d(weight, c.padding, c.stride, c.dilation, c.groups)
         },
@@ -154,7 +149,6 @@ kernels! {
         output_padding: |config: &candle_nn::ConvTranspose1dConfig| config.output_padding,
         groups: |config: &candle_nn::ConvTranspose1dConfig| config.groups,
         plain: one_dim::conv_transpose1d,
-        fp8: fp8_conv_transpose1d,
         scaled: |x: &Scaled, weight, _: &_, shape| x.conv_transpose1d(weight, shape),
     }
     ConvTranspose2d: ConvTranspose2dConfig {
@@ -162,7 +156,6 @@ kernels! {
         output_padding: |config: &candle_nn::ConvTranspose2dConfig| config.output_padding,
         groups: |_: &candle_nn::ConvTranspose2dConfig| 1,
         plain: Module::forward,
-        fp8: fp8_conv_transpose2d,
         scaled: |x: &Scaled, weight, _: &_, shape| x.conv_transpose2d(weight, shape),
     }
 }
