@@ -48,9 +48,10 @@ pub use fp8_core;
 pub use fp8_derive::Fp8ModuleOfFacade as Fp8Module;
 pub use fp8_recipes;
 pub use fp8_recipes::*;
+pub use fp8_scaled;
 pub use memory::keep_freed_memory;
 
-/// Scaled arithmetic: [`fp8_candle::scaled`], the tensors and their operations, and [`fp8_recipes::scaled`], their parameters and
+/// Scaled arithmetic: [`fp8_scaled`], the tensors and their operations, and [`fp8_recipes::scaled`], their parameters and
 /// files.
 ///
 /// ```
@@ -62,6 +63,6 @@ pub use memory::keep_freed_memory;
 /// # Ok::<(), fp8::Error>(())
 /// ```
 pub mod scaled {
-    pub use fp8_candle::scaled::*;
     pub use fp8_recipes::scaled::*;
+    pub use fp8_scaled::*;
 }

@@ -11,7 +11,7 @@ use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use fp8_candle::ops;
-use fp8_candle::scaled::ScaledVar;
+use fp8_scaled::ScaledVar;
 use std::sync::Arc;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.

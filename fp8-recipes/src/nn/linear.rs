@@ -11,8 +11,8 @@ use crate::scaled::plain_value;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Tensor};
 use candle_nn::VarBuilder;
-use fp8_candle::scaled::ScaledVar;
 use fp8_candle::{LinearPlan, LinearWeight, Role, fp8_linear};
+use fp8_scaled::ScaledVar;
 use std::sync::Arc;
 
 /// How a layer computes in one call.

@@ -69,7 +69,7 @@ struct Saved {
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::ScaledVar;
+/// use fp8_scaled::ScaledVar;
 /// use fp8::optim::SgdConfig;
 /// use fp8::optim::scaled::ScaledSgd;
 /// use fp8::scaled::{ScaledVarMap, TrainingState, resume_training, save_training, training_state};

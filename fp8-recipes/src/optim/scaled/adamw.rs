@@ -12,7 +12,7 @@ use super::slot::{Moment, Slot};
 use super::{RoundTo, ScaledCounts, ScaledOptimizer};
 use crate::scaled::ScaledVarMap;
 use candle_core::Tensor;
-use fp8_candle::scaled::{ScaledGrads, ScaledVar};
+use fp8_scaled::{ScaledGrads, ScaledVar};
 
 /// [`AdamW`](super::super::AdamW) of scaled parameters, with moments in the dtype of their parameter and scales of their own. See
 /// [the module](super).
@@ -27,7 +27,7 @@ use fp8_candle::scaled::{ScaledGrads, ScaledVar};
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::ScaledVar;
+/// use fp8_scaled::ScaledVar;
 /// use fp8::optim::AdamWConfig;
 /// use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -12,7 +12,7 @@ use super::slot::{Rounded, Slot};
 use super::{RoundTo, ScaledCounts};
 use candle_core::Tensor;
 use fp8_candle::profile;
-use fp8_candle::scaled::{ScaledGrads, ScaledVar};
+use fp8_scaled::{ScaledGrads, ScaledVar};
 use std::collections::HashSet;
 
 /// Variables with `N` moments each, sorted by name.

@@ -5,8 +5,8 @@ use super::super::error::Result;
 use super::super::named::address;
 use super::size::value;
 use candle_core::{CpuStorage, Storage, Tensor};
-use fp8_candle::scaled::{Scaled, ScaledVar};
 use fp8_core::Format;
+use fp8_scaled::{Scaled, ScaledVar};
 use half::{bf16, f16};
 use std::collections::HashSet;
 

@@ -25,7 +25,7 @@
 //! ```
 //! # use fp8_recipes as fp8;
 //! use candle_core::{DType, Device, Tensor};
-//! use fp8_candle::scaled::ScaledVar;
+//! use fp8_scaled::ScaledVar;
 //! use fp8::optim::AdamWConfig;
 //! use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
 //! use fp8::scaled::ScaledVarMap;
@@ -57,9 +57,9 @@ pub use sgd::ScaledSgd;
 
 use super::error::Result;
 use super::{CheckpointOptimizer, StepReport};
-use fp8_candle::scaled::ScaledGrads;
+use fp8_scaled::ScaledGrads;
 #[cfg(doc)]
-use fp8_candle::scaled::ScaledVar;
+use fp8_scaled::ScaledVar;
 use serde::{Deserialize, Serialize};
 
 /// How a step rounds parameters and moments to 16 bits.
@@ -99,7 +99,7 @@ impl Default for RoundTo {
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::{ScaledGrads, ScaledVar};
+/// use fp8_scaled::{ScaledGrads, ScaledVar};
 /// use fp8::optim::scaled::ScaledOptimizer;
 /// use fp8::optim::{CheckpointOptimizer, OptimError, OptimizerState, StepReport};
 ///

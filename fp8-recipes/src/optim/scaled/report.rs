@@ -5,7 +5,7 @@
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::ScaledVar;
+/// use fp8_scaled::ScaledVar;
 /// use fp8::optim::SgdConfig;
 /// use fp8::optim::scaled::{ScaledOptimizer, ScaledSgd};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

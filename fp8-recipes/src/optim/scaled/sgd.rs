@@ -11,7 +11,7 @@ use super::slot::{Moment, Slot};
 use super::{RoundTo, ScaledCounts, ScaledOptimizer};
 use crate::scaled::ScaledVarMap;
 use candle_core::Tensor;
-use fp8_candle::scaled::{ScaledGrads, ScaledVar};
+use fp8_scaled::{ScaledGrads, ScaledVar};
 
 /// [`Sgd`](super::super::Sgd) of scaled parameters: momentum, dampening, Nesterov's momentum and weight decay as there, with the momentum
 /// buffer in the dtype of its parameter and a scale of its own. See [the module](super).
@@ -19,7 +19,7 @@ use fp8_candle::scaled::{ScaledGrads, ScaledVar};
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::ScaledVar;
+/// use fp8_scaled::ScaledVar;
 /// use fp8::optim::SgdConfig;
 /// use fp8::optim::scaled::{ScaledOptimizer, ScaledSgd};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

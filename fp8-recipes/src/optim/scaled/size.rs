@@ -1,6 +1,6 @@
 //! Which scale new data get.
 
-use fp8_candle::scaled::Scale;
+use fp8_scaled::Scale;
 
 /// Between which powers of two the largest magnitude of data lies.
 #[derive(Clone, Copy, Debug)]

@@ -7,8 +7,8 @@ use super::RoundTo;
 use super::size::value;
 use super::value::{amax_of, zeros};
 use candle_core::DType;
-use fp8_candle::scaled::{Scale, ScaledVar};
 use fp8_core::StochasticKey;
+use fp8_scaled::{Scale, ScaledVar};
 
 /// Keeps the bits apart from those of casts that are given the same seed.
 const DOMAIN: u64 = 0x7363_616C_6564_6F70;

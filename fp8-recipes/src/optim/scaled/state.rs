@@ -12,7 +12,7 @@ use super::slot::{Moment, Slot};
 use super::value::amax_of_moment;
 use super::{RoundTo, ScaledAdamW, ScaledCounts, ScaledSgd};
 use candle_core::{DType, Device, Shape, Tensor};
-use fp8_candle::scaled::Scale;
+use fp8_scaled::Scale;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap, HashSet};
 

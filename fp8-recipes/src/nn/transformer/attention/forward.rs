@@ -8,7 +8,7 @@ use crate::nn::transformer::inputs::LayerInputs;
 use crate::nn::transformer::key_values::KeyValues;
 use crate::nn::transformer::{Wide, WideNode, node};
 use crate::scaled::{Array, Layer};
-use fp8_candle::scaled::{Direction, Norm};
+use fp8_scaled::{Direction, Norm};
 
 impl MultiheadAttention {
     /// Features of queries and of keys.
