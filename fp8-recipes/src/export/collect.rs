@@ -6,12 +6,12 @@ use crate::FilesError;
 use crate::error::{Error, ExportError, LayerError, Result};
 use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
 use crate::nn::{InputScaling, StaticWeight};
-use crate::scaled::plain_value;
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
 use fp8_files::contents::{Contents, Described, Role as TensorRole, role_by_name};
 use fp8_files::names::join;
 use fp8_files::scheme::{InputScheme, Kind};
+use fp8_scaled::Parameter;
 use std::collections::{BTreeMap, HashMap};
 
 /// Everything of a model that is written.
@@ -118,7 +118,7 @@ impl Collector<'_> {
     fn keep(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         if self.claim(name, tensor)? {
             // A scaled parameter is stored as its value, in f32, which holds it exactly.
-            let value = plain_value(tensor, DType::F32)?;
+            let value = Parameter::of(tensor).value(DType::F32)?;
             self.out.tensors.insert(name.to_string(), value.detach());
         }
         Ok(())
@@ -159,7 +159,7 @@ impl Collector<'_> {
             }
             return Ok(());
         }
-        let weight = &plain_value(weight, DType::F32)?;
+        let weight = &Parameter::of(weight).value(DType::F32)?;
         let scheme = match linear.fp8_state() {
             None => None,
             Some(state) => {

@@ -5,7 +5,7 @@ use super::fuse::folded;
 use crate::config::ConfigError;
 use crate::error::{Error, LayerError, Result};
 use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor};
-use crate::scaled::refuse_scaled_model;
+use crate::nn::scaled_parameter::refuse_scaled_model;
 use candle_core::{Tensor, TensorId};
 use fp8_files::names::join;
 use fp8_files::names::near;
