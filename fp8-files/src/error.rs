@@ -2,7 +2,8 @@
 
 use crate::atomic::FileError;
 use crate::names::PatternError;
-use crate::read::FileKind;
+use crate::spelling::Spelling;
+use std::fmt;
 use std::path::PathBuf;
 
 /// What can go wrong with the files of a model.
@@ -260,7 +261,7 @@ pub enum Error {
         /// Its granularity and input scaling.
         has: String,
         /// The target.
-        spelling: crate::rewrite::Spelling,
+        spelling: Spelling,
         /// What the target takes.
         takes: &'static str,
     },
@@ -297,6 +298,31 @@ pub enum Error {
         /// Path of the layer.
         path: String,
     },
+}
+
+/// What stands at a path in place of a regular file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A directory.
+    Directory,
+    /// A named pipe.
+    NamedPipe,
+    /// A Unix socket.
+    Socket,
+    /// A block or character device.
+    Device,
+}
+
+impl fmt::Display for FileKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Directory => "directory",
+            Self::NamedPipe => "named pipe",
+            Self::Socket => "socket",
+            Self::Device => "device",
+        })
+    }
 }
 
 /// Where something is, if that is known.

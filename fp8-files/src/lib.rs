@@ -24,6 +24,7 @@ pub mod read;
 pub mod rewrite;
 mod safetensors_file;
 pub mod scheme;
+mod spelling;
 
 pub use check::first_outside;
 pub use error::{Error, Result};

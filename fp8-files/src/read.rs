@@ -3,36 +3,12 @@
 //! Opening a named pipe waits for a writer that may never come, and a device may have no end: both would hang a
 //! program or fill its memory. Their kind is looked at before they are opened.
 
+pub use crate::error::FileKind;
+
 use crate::error::{Error, Result};
-use std::fmt;
 use std::fs::{File, Metadata};
 use std::io::Read;
 use std::path::Path;
-
-/// What a path leads to that is no regular file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FileKind {
-    /// A directory.
-    Directory,
-    /// A named pipe.
-    NamedPipe,
-    /// A Unix socket.
-    Socket,
-    /// A block or character device.
-    Device,
-}
-
-impl fmt::Display for FileKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Directory => "directory",
-            Self::NamedPipe => "named pipe",
-            Self::Socket => "socket",
-            Self::Device => "device",
-        })
-    }
-}
 
 /// Opens a regular file for reading.
 ///

@@ -1,14 +1,13 @@
 //! The checkpoint as candle's VarBuilder sees it: canonical names, whatever the family calls its tensors.
 
 use super::Checkpoint;
+use crate::check::is_float;
 use crate::error::Error;
 use crate::scheme::LayerScheme;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::var_builder::SimpleBackend;
-use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// A name that only [`Backend`] answers to.
 const CHECKED: &str = "__fp8_checked__";
@@ -34,45 +33,22 @@ pub(super) fn scheme(vb: &VarBuilder<'_>) -> Result<Option<LayerScheme>> {
     LayerScheme::from_tensor(&numbers).map(Some)
 }
 
-/// Names that a model has taken from a [`Checkpoint`] while it was built. Clones share the list.
-///
-/// ```
-/// # use fp8_recipes as fp8;
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_recipes::load::Checkpoint;
-/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-/// # let dir = tempfile::tempdir()?;
-/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-/// # let checkpoint = Checkpoint::open_dir(&fp8)?;
-/// let loaded = checkpoint.loaded_names();
-/// let vb = checkpoint.var_builder(DType::F32, &Device::Cpu)?;
-/// fp8::nn::linear_no_bias(64, 32, vb.pp("fc"))?;
-/// assert!(!loaded.names().contains(&"fc.bias".to_string())); // the model has none
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, Default)]
-pub struct LoadedNames(Arc<Mutex<BTreeSet<String>>>);
-
-impl LoadedNames {
-    /// The names so far, sorted.
-    pub fn names(&self) -> Vec<String> {
-        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        names.iter().cloned().collect()
-    }
-
-    fn note(&self, name: &str) {
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        names.insert(name.to_string());
+impl Checkpoint {
+    /// A VarBuilder over this checkpoint; other tensors than FP8 weights are cast to `dtype`.
+    ///
+    /// # Errors
+    /// If `dtype` is another one than f32, bf16, f16 and f64: values cannot be held in it.
+    pub fn var_builder(self, dtype: DType, device: &Device) -> crate::Result<VarBuilder<'static>> {
+        if !is_float(dtype) {
+            return Err(Error::BuilderDType { got: dtype });
+        }
+        let backend = Box::new(Backend(self));
+        Ok(VarBuilder::from_backend(backend, dtype, device.clone()))
     }
 }
 
-/// What a VarBuilder of ours reads from.
-pub(super) struct Backend(pub(super) Checkpoint);
+/// What the VarBuilder of a [`Checkpoint`] reads from.
+struct Backend(Checkpoint);
 
 impl Backend {
     fn layer_scheme(&self, name: &str) -> Option<Result<Tensor>> {

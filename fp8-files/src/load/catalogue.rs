@@ -4,7 +4,7 @@
 //! for every family: a weight has its scale, a scale its weight, configuration and file agree.
 
 use super::family::{Family, Order, ScaleLayout};
-use super::kv;
+use super::kv_names;
 use super::options::OpenOptions;
 use super::refuse;
 use crate::error::{Error, Result};
@@ -223,7 +223,7 @@ impl Source<'_> {
         ) {
             return self.check_zero_point(&stored);
         }
-        let cache = kv::canonical_names(&canonical);
+        let cache = kv_names::canonical_names(&canonical);
         if !cache.is_empty() {
             let shape = self.cache_scale_shape(&stored)?;
             for name in cache {

@@ -33,7 +33,9 @@ mod families;
 mod family;
 mod family_name;
 mod kv;
+mod kv_names;
 mod layout;
+mod loaded_names;
 mod options;
 mod pair;
 mod read;
@@ -42,18 +44,16 @@ mod scales;
 pub(crate) mod static_weight;
 mod targets;
 
-pub use backend::{LoadedNames, open_dir, var_builder};
+pub use backend::{open_dir, var_builder};
 pub use dequantize::{DequantizeOptions, DequantizeReport, dequantize_into, dequantize_into_with};
 pub use family_name::FamilyName;
+pub use loaded_names::LoadedNames;
 pub use options::{Inputs, OpenOptions};
 pub use read::StoredLayer;
 
-use crate::check::is_float;
 use crate::error::{Error, Result};
 use crate::safetensors_file::SafetensorsFile;
 use crate::scheme::POWER_OF_TWO_INPUTS;
-use candle_core::{DType, Device};
-use candle_nn::VarBuilder;
 use catalogue::{Catalogue, Source};
 use config::Configuration;
 use family::Family;
@@ -269,17 +269,5 @@ impl Checkpoint {
     /// [`ExportOptions::with_loaded`](crate::ExportOptions::with_loaded).
     pub fn loaded_names(&self) -> LoadedNames {
         self.loaded.clone()
-    }
-
-    /// A VarBuilder over this checkpoint; other tensors than FP8 weights are cast to `dtype`.
-    ///
-    /// # Errors
-    /// If `dtype` is another one than f32, bf16, f16 and f64: values cannot be held in it.
-    pub fn var_builder(self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>> {
-        if !is_float(dtype) {
-            return Err(Error::BuilderDType { got: dtype });
-        }
-        let backend = Box::new(backend::Backend(self));
-        Ok(VarBuilder::from_backend(backend, dtype, device.clone()))
     }
 }

@@ -1,10 +1,10 @@
 //! The files of a model beside its weights: the configuration, which is edited, and those that are copied.
 
-use super::spelling::Spelling;
 use crate::atomic::FileError;
 use crate::contents::Contents;
 use crate::error::{Error, Result};
 use crate::read::open_regular;
+use crate::spelling::Spelling;
 use candle_core::DType;
 use serde_json::{Map, Value, json};
 use std::fs::{self, File};

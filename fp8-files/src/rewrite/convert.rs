@@ -7,11 +7,12 @@ use super::progress::OnProgress;
 use super::select::role;
 use super::shards::{Batch, Entry};
 use super::source::{Parts, Source, model_dtype, natural_order, take_scales};
-use super::spelling::{Layout, Spelling};
+use super::spelling::Layout;
 use crate::contents::Role;
 use crate::contents::{AttentionScale, Contents, Described, HEAD, KvScale};
 use crate::error::{Error, Result};
 use crate::load::Checkpoint;
+use crate::spelling::Spelling;
 use candle_core::{DType, Device, Tensor};
 use std::path::Path;
 

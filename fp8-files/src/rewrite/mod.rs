@@ -23,6 +23,7 @@ mod shards;
 mod source;
 mod spelling;
 
+pub use crate::spelling::Spelling;
 pub use convert::convert;
 pub use dequantize::dequantize;
 pub use options::{WriteOptions, WriteReport};
@@ -30,4 +31,3 @@ pub use progress::{OnProgress, Progress, quiet};
 pub use quantize::{QuantizeOptions, quantize};
 pub use scheme::Scheme;
 pub use source::Source;
-pub use spelling::Spelling;

@@ -23,7 +23,7 @@ use std::sync::PoisonError;
 /// Ends the step first (see [`crate::end_step`]), which does not change what later steps compute.
 ///
 /// # Errors
-/// If a tensor cannot be read or the file not written; the old file survives. [`Error::ScaledParameter`] for a model with scaled
+/// If a tensor cannot be read or the file not written; the old file survives. [`Error::ScaledParameter`](crate::Error::ScaledParameter) for a model with scaled
 /// parameters, which [`scaled::save_training`](crate::scaled::save_training) saves.
 pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
     path: impl AsRef<Path>,

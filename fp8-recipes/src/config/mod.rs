@@ -53,7 +53,6 @@ pub use delayed::{DelayedFormat, DelayedScaling, InitialScale};
 pub use error::ConfigError;
 pub use filter::{FilterDecision, LayerFilter, auto_filter};
 pub use fp8_files::names::PathPattern;
-pub use fp8_files::names::PathPattern;
 pub use linear::{Fp8LinearConfig, GemmConfig};
 pub use operand::{Gemm, Operand, ScalingType};
 pub use recipe::Recipe;

@@ -4,17 +4,36 @@ use fp8_structure::{Arrow, Crate, circles};
 use std::path::{Path, PathBuf};
 
 /// Crates and their root files; a later one may name an earlier one.
-const CRATES: [(&str, &str); 3] = [
+const CRATES: [(&str, &str); 4] = [
     ("fp8_core", "fp8-core/src/lib.rs"),
     ("fp8_candle", "fp8-candle/src/lib.rs"),
+    ("fp8_files", "fp8-files/src/lib.rs"),
     ("fp8_scaled", "fp8-scaled/src/lib.rs"),
 ];
 
 /// The rooms of a crate from the bottom up: a file may import from its own room and from those before it.
-const ROOMS: [(&str, &[&str]); 1] = [(
-    "fp8-candle/src",
-    &["base", "device", "cast", "graph", "ops", "layers"],
-)];
+const ROOMS: [(&str, &[&str]); 2] = [
+    (
+        "fp8-candle/src",
+        &["base", "device", "cast", "graph", "ops", "layers"],
+    ),
+    (
+        "fp8-files/src",
+        &[
+            "names",
+            "spelling",
+            "atomic",
+            "error",
+            "check",
+            "read",
+            "safetensors_file",
+            "scheme",
+            "contents",
+            "load",
+            "rewrite",
+        ],
+    ),
+];
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -1,15 +1,14 @@
 //! AutoFP8's: one scale per weight.
 
-use super::{Layout, Part, Spelling};
+use super::{Layout, Part};
 use crate::contents::{Contents, Described, is_head};
 use crate::error::Result;
 use crate::scheme::InputScheme;
+use crate::spelling::Spelling;
 use fp8_core::Granularity;
 use serde_json::{Value, json};
 
 const SPELLING: Spelling = Spelling::AutoFp8;
-
-pub(super) const TAKES: &str = "one scale per weight, inputs either all static or all per token with exact scales, and no FP8 head";
 
 pub(super) fn check(contents: &Contents) -> Result<()> {
     let mut first = None;

@@ -1,10 +1,11 @@
 //! compressed-tensors: groups of layers with arguments for weights and inputs.
 
 use super::part::grid;
-use super::{Layout, Part, Spelling};
+use super::{Layout, Part};
 use crate::contents::{Contents, Described, is_head};
 use crate::error::Result;
 use crate::scheme::{InputScheme, Kind};
+use crate::spelling::Spelling;
 use fp8_core::{Granularity, MX_BLOCK};
 use serde_json::{Map, Value, json};
 

@@ -1,17 +1,15 @@
 //! DeepSeek's and Qwen's: blocks of one size, inputs in groups as wide as a block.
 
 use super::part::grid;
-use super::{Layout, Part, Spelling};
+use super::{Layout, Part};
 use crate::contents::{Contents, Described};
 use crate::error::Result;
 use crate::scheme::InputScheme;
+use crate::spelling::Spelling;
 use fp8_core::Granularity;
 use serde_json::{Value, json};
 
 const SPELLING: Spelling = Spelling::Fp8Blocks;
-
-pub(super) const TAKES: &str =
-    "blocks of one size in all layers, with inputs scaled per group of the block's columns";
 
 pub(super) fn check(contents: &Contents) -> Result<()> {
     let mut first = None;

@@ -1,18 +1,15 @@
 //! ModelOpt's: one algorithm for all layers, said in two files.
 
 use super::part::grid;
-use super::{Layout, Part, Spelling};
+use super::{Layout, Part};
 use crate::contents::{Contents, Described};
 use crate::error::Result;
 use crate::scheme::{InputScheme, Kind};
+use crate::spelling::Spelling;
 use fp8_core::{Granularity, MX_BLOCK};
 use serde_json::{Value, json};
 
 const SPELLING: Spelling = Spelling::ModelOpt;
-
-pub(super) const TAKES: &str = "one of these in all layers: weights per tensor with static inputs (FP8), weights per channel or tensor with \
-     inputs per token (FP8_PER_CHANNEL_PER_TOKEN), blocks of 128x128 with inputs in high precision (fp8_pb_wo), microscaled weights and inputs \
-     (MXFP8)";
 
 /// Side of the blocks of `fp8_pb_wo`.
 const BLOCK: usize = 128;

@@ -39,7 +39,7 @@ impl Linear {
     fn compute(&self, call: Call<'_>, x: &Tensor) -> Result<Tensor> {
         let dtype = x.dtype();
         let weight = match (&call, &self.weight) {
-            (Call::Static(weight), _) => return weight.forward(x, self.bias()),
+            (Call::Static(weight), _) => return Ok(weight.forward(x, self.bias())?),
             (_, Weight::Fp8(weight)) => weight.weight().dequantize(dtype)?,
             (_, Weight::HighPrecision(weight)) => weight.value(dtype)?,
         };
@@ -160,7 +160,7 @@ fn in_node(layers: &[&Linear], node: &mut WideNode, x: &Wide) -> Result<Vec<Wide
             Call::Static(weight) => {
                 let weight = (*weight).clone();
                 Some(frozen(node, x, layer.bias(), move |x, bias| {
-                    weight.forward(x, bias)
+                    Ok(weight.forward(x, bias)?)
                 })?)
             }
             Call::Dequantized(weight) => {
