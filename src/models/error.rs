@@ -80,6 +80,12 @@ pub enum Error {
     },
 }
 
+impl From<fp8_files::Error> for Error {
+    fn from(error: fp8_files::Error) -> Self {
+        Self::Fp8(error.into())
+    }
+}
+
 impl From<fp8_candle::Error> for Error {
     fn from(error: fp8_candle::Error) -> Self {
         Self::Fp8(error.into())

@@ -128,8 +128,8 @@ pub enum TextError {
     },
 }
 
-impl From<fp8_recipes::Error> for TextError {
-    fn from(error: fp8_recipes::Error) -> Self {
-        Self::File(error.into())
+impl From<fp8_files::Error> for TextError {
+    fn from(error: fp8_files::Error) -> Self {
+        Self::File(fp8_recipes::Error::from(error).into())
     }
 }

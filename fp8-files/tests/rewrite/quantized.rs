@@ -161,7 +161,7 @@ fn ignored_layers_stay_and_patterns_without_a_layer_are_told() {
         &dir.path().join("x"),
         &QuantizeOptions::default().with_ignore(["re:("]),
     );
-    assert!(matches!(bad, Err(Error::Config(_))), "{bad:?}");
+    assert!(matches!(bad, Err(Error::Malformed(_))), "{bad:?}");
 }
 
 #[test]
