@@ -7,7 +7,7 @@ use fp8::fp8_candle::Fp8Tensor;
 use fp8::fp8_core::{Contraction, Granularity};
 use fp8::load::{Checkpoint, var_builder};
 use fp8::nn::{self, InputScaling, Linear};
-use fp8::{Error, FilesError, save_calibrated};
+use fp8::{FilesError, save_calibrated};
 use fp8_test_support::files::{codes, f32s, write};
 use fp8_test_support::{
     assert_same, assert_text, delayed, device, flat, of, skipped_on_cuda, values,

@@ -4,10 +4,10 @@ use crate::families::*;
 use crate::support::*;
 use candle_core::{DType, Tensor};
 use candle_nn::{Init, VarMap};
+use fp8_recipes::FilesError;
 use fp8_recipes::load::{
     Checkpoint, DequantizeOptions, dequantize_into, dequantize_into_with, var_builder,
 };
-use fp8_recipes::{Error, FilesError};
 use safetensors::Dtype;
 use std::collections::HashMap;
 use std::path::Path;
@@ -69,7 +69,7 @@ fn llamas_of_compressed_tensors_come_in_whole() -> Outcome {
 
 /// Fails, and changes nothing.
 #[track_caller]
-fn refused(vars: &VarMap, path: &Path, options: DequantizeOptions) -> Error {
+fn refused(vars: &VarMap, path: &Path, options: DequantizeOptions) -> FilesError {
     let before = bits(vars);
     let error = dequantize_into_with(vars, &[path], &options).unwrap_err();
     assert_eq!(bits(vars), before, "changed in spite of: {error}");

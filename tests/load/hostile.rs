@@ -180,13 +180,13 @@ fn read(path: &Path) -> Vec<Error> {
     let model = Mlp::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();
     let mut optimizer = AdamW::from_varmap(&vars, AdamWConfig::default()).unwrap();
     vec![
-        Checkpoint::open(&[path]).unwrap_err(),
+        Checkpoint::open(&[path]).unwrap_err().into(),
         training_meta(path).unwrap_err(),
         resume_training(path, &model, &vars, &mut optimizer, None).unwrap_err(),
-        open_regular(path).unwrap_err(),
-        read_text(path, 100).unwrap_err(),
-        read_text_if_present(path, 100).unwrap_err(),
-        read_bytes(path, 100).unwrap_err(),
+        open_regular(path).unwrap_err().into(),
+        read_text(path, 100).unwrap_err().into(),
+        read_text_if_present(path, 100).unwrap_err().into(),
+        read_bytes(path, 100).unwrap_err().into(),
     ]
 }
 
@@ -213,7 +213,7 @@ fn pipes_devices_and_directories_are_refused_at_once() {
     for (path, kind) in cases {
         for error in read(&path) {
             assert!(
-                matches!(&error, FilesError::NotARegularFile { .. }),
+                matches!(&error, Error::Files(FilesError::NotARegularFile { .. })),
                 "{path:?}: {error:?}"
             );
             assert_text("no file", error, &[&path.display().to_string(), kind]);
@@ -362,7 +362,8 @@ fn impossible_state_is_not_resumed() {
             assert!(
                 matches!(
                     &error,
-                    FilesError::TensorValue { .. } | Error::Optim(OptimError::StateValue { .. })
+                    Error::Files(FilesError::TensorValue { .. })
+                        | Error::Optim(OptimError::StateValue { .. })
                 ),
                 "{error:?}"
             );

@@ -1,9 +1,9 @@
 //! Configurations that are not supported or contradict their files, and dtypes that weights cannot have.
 
 use candle_core::DType;
+use fp8::FilesError;
 use fp8::load::var_builder;
 use fp8::nn::InputScaling;
-use fp8::{Error, FilesError};
 use fp8_test_support::configured::{args, compressed, file, layer};
 use fp8_test_support::files::{codes, write_config};
 use fp8_test_support::{assert_text, device};

@@ -218,10 +218,7 @@ fn a_file_of_scaled_tensors_is_no_plain_checkpoint() -> anyhow::Result<()> {
         fp8::load::dequantize_into(&plain, &[&path]).unwrap_err(),
     ];
     for error in errors {
-        assert!(
-            matches!(error, Error::Files(FilesError::ForeignFormat { .. })),
-            "{error}"
-        );
+        assert!(matches!(error, FilesError::ForeignFormat { .. }), "{error}");
     }
     Ok(())
 }
