@@ -5,7 +5,8 @@
 
 use crate::base::data::made::Made;
 use crate::base::error::Result;
-use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::Quantizer;
 use candle_core::{DType, Device, Tensor};
 use std::sync::{Arc, OnceLock};
 
@@ -118,6 +119,13 @@ impl Value {
         match self {
             Self::Made(tensor) => tensor.dims(),
             Self::Rows(rows) => &rows.dims,
+        }
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        match self {
+            Self::Made(tensor) => tensor.device(),
+            Self::Rows(rows) => &rows.device,
         }
     }
 
