@@ -36,12 +36,7 @@ impl Sampler {
     }
 
     /// The next token after `before`, the tokens of the row so far. `row` only serves messages.
-    pub(super) fn choose(
-        &mut self,
-        logits: Vec<f32>,
-        before: &[u32],
-        row: usize,
-    ) -> Result<u32> {
+    pub(super) fn choose(&mut self, logits: Vec<f32>, before: &[u32], row: usize) -> Result<u32> {
         let wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
         let no_choice = logits.iter().all(|x| *x == f32::NEG_INFINITY);
         if let Some(token) = logits.iter().position(|x| wrong(x) || no_choice) {

@@ -1,7 +1,7 @@
 //! Where a forward pass runs.
 
-use candle_core::Device;
 use crate::is_guard_open;
+use candle_core::Device;
 
 /// Runs `f` on a worker of the rayon pool, if it computes on the CPU.
 ///

@@ -110,7 +110,13 @@ fn write(content: &Content, dir: &Path) -> CandleResult<PathBuf> {
 /// An ordinary directory of the model in a GGUF file.
 fn convert(path: &Path, out: &Path, dtype: DType) -> Outcome {
     let source = GgufSource::new(GgufFile::open(path)?)?;
-    rewrite::dequantize(&source, out, dtype, &WriteOptions::new(), &mut rewrite::quiet)?;
+    rewrite::dequantize(
+        &source,
+        out,
+        dtype,
+        &WriteOptions::new(),
+        &mut rewrite::quiet,
+    )?;
     Ok(())
 }
 

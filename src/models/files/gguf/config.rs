@@ -23,7 +23,9 @@ impl GgufFile {
             kv_heads,
             head_dim,
         } = self.dimensions;
-        let window = self.metadata.count(&self.metadata.key("attention.sliding_window"))?;
+        let window = self
+            .metadata
+            .count(&self.metadata.key("attention.sliding_window"))?;
         let window = window.filter(|&window| window > 0);
         let (class, model_type) = match self.architecture {
             // Only Mistral's models have a window.
@@ -37,7 +39,10 @@ impl GgufFile {
             Some(epsilon) if epsilon > 0.0 => epsilon,
             _ => return Err(self.metadata.error(&epsilon_key, "a number above 0")),
         };
-        let theta = self.metadata.float(&self.metadata.key("rope.freq_base"))?.unwrap_or(10000.0);
+        let theta = self
+            .metadata
+            .float(&self.metadata.key("rope.freq_base"))?
+            .unwrap_or(10000.0);
         let mut config = Map::new();
         let mut set = |key: &str, value: Value| config.insert(key.to_string(), value);
         set("architectures", json!([class]));
@@ -85,9 +90,15 @@ impl GgufFile {
         if self.has("rope_freqs.weight") {
             return self.llama3_scaling(theta).map(Some);
         }
-        let kind = self.metadata.text(&self.metadata.key("rope.scaling.type"))?;
-        let factor = self.metadata.float(&self.metadata.key("rope.scaling.factor"))?;
-        let original = self.metadata.count(&self.metadata.key("rope.scaling.original_context_length"))?;
+        let kind = self
+            .metadata
+            .text(&self.metadata.key("rope.scaling.type"))?;
+        let factor = self
+            .metadata
+            .float(&self.metadata.key("rope.scaling.factor"))?;
+        let original = self
+            .metadata
+            .count(&self.metadata.key("rope.scaling.original_context_length"))?;
         match (kind, factor) {
             (None | Some("none"), _) => Ok(None),
             (Some("linear"), Some(factor)) => {
@@ -104,7 +115,9 @@ impl GgufFile {
                 let key = self.metadata.key("rope.scaling.factor");
                 Err(self.metadata.error(&key, "a number"))
             }
-            (Some(kind), _) => Err(self.metadata.unsupported(format!("the rope scaling `{kind}`"))),
+            (Some(kind), _) => Err(self
+                .metadata
+                .unsupported(format!("the rope scaling `{kind}`"))),
         }
     }
 

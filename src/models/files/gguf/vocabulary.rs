@@ -28,12 +28,18 @@ impl GgufFile {
         };
         let missing = |key: &str| self.metadata.error(key, "a text");
         let model_key = "tokenizer.ggml.model";
-        let model = self.metadata.text(model_key)?.ok_or_else(|| missing(model_key))?;
+        let model = self
+            .metadata
+            .text(model_key)?
+            .ok_or_else(|| missing(model_key))?;
         if model != "gpt2" {
             return Err(unsupported(model_key, model, "gpt2 (byte-level BPE)"));
         }
         let pre_key = "tokenizer.ggml.pre";
-        let pre = self.metadata.text(pre_key)?.ok_or_else(|| missing(pre_key))?;
+        let pre = self
+            .metadata
+            .text(pre_key)?
+            .ok_or_else(|| missing(pre_key))?;
 
         let byte_level = |regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex });
         let split = |pattern: &str| {

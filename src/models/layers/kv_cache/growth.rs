@@ -6,12 +6,7 @@ use candle_core::Tensor;
 
 impl KvCache {
     /// Makes room for `tokens` more of `batch` sequences.
-    pub(crate) fn make_room(
-        &mut self,
-        batch: usize,
-        tokens: usize,
-        layers: usize,
-    ) -> Result<()> {
+    pub(crate) fn make_room(&mut self, batch: usize, tokens: usize, layers: usize) -> Result<()> {
         if self.layers.len() != layers {
             return Err(Error::CacheMismatch {
                 what: "a model of layers:",
