@@ -283,15 +283,6 @@ pub enum Error {
         /// The other.
         second: String,
     },
-    /// Gradients were asked for before a micro-batch was added.
-    #[error("no micro-batch was added since the last step: there are no gradients to take")]
-    NothingAccumulated,
-    /// A micro-batch cannot count by this number.
-    #[error("a micro-batch cannot weigh {weight}: expected a positive finite number")]
-    MicroBatchWeight {
-        /// The weight given.
-        weight: f64,
-    },
     /// The projections of an attention do not have the features of its heads.
     #[error(
         "attention with `{path}`: the projections of queries, keys and values give {got:?} features, its heads have {expected:?}"

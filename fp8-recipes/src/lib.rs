@@ -28,7 +28,7 @@ pub mod config;
 pub mod emulation;
 mod error;
 mod export;
-mod gradients;
+
 pub mod load;
 mod module;
 pub mod nn;
@@ -60,7 +60,7 @@ pub use export::{ExportOptions, ExportReport, Ragged, save_calibrated, save_cali
 pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
-pub use gradients::{GradAccumulator, check_gradients};
+pub use optim::{GradAccumulator, check_gradients};
 pub use module::{Fp8Layer, Fp8Module, Visitor};
 pub use operator::{Fp8Operator, LayerKind};
 pub use prepare::{

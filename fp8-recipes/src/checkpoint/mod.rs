@@ -76,7 +76,7 @@ use crate::config::{Operand, Recipe};
 use crate::error::{Error, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::operator::Fp8Operator;
-use crate::optim::{CheckpointOptimizer, LossScalerState};
+use crate::optim::{ResumableOptimizer, LossScalerState};
 use crate::safetensors_file::SafetensorsFile;
 use crate::scaled::refuse_scaled_model;
 use crate::state::Fp8State;
@@ -124,7 +124,7 @@ struct OptimizerMeta {
 
 /// Saves variables, optimizer and FP8 state, atomically: a crash leaves the old file or the new one.
 ///
-/// `optimizer` is any [`CheckpointOptimizer`]: this library's, candle-nn's, your own, or
+/// `optimizer` is any [`ResumableOptimizer`]: this library's, candle-nn's, your own, or
 /// [`NoOptimizer`](crate::optim::NoOptimizer).
 ///
 /// Ends the step first (see [`crate::end_step`]), which does not change what later steps compute.
@@ -157,7 +157,7 @@ struct OptimizerMeta {
 /// save_training(&path, &model, &vars, &optimizer, &meta)?;
 /// # Ok(()) }
 /// ```
-pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
+pub fn save_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
     vars: &VarMap,
