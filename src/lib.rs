@@ -31,7 +31,7 @@
 //! | an FP8 file | [`save_calibrated`], [`save_calibrated_with`], [`ExportOptions`], [`Ragged`] |
 //! | to read one | [`load::var_builder`], [`load::dequantize_into`] |
 //! | a Llama, a mixture of experts, a BERT that runs FP8 files | [`models`] |
-//! | to handle errors | [`Error`], [`Result`] |
+//! | to handle errors | [`Error`], which wraps an enum of each room: [`GuardError`], [`LayerError`], [`ExportError`], .. |
 //! | freed memory kept for the next step | [`keep_freed_memory`] |
 //! | formats, casts of slices and the maths of scales, without candle | [`fp8_core`] |
 //! | FP8 tensors, casts, products and differentiable operations | [`fp8_candle`] |
@@ -48,9 +48,10 @@ pub use fp8_core;
 pub use fp8_derive::Fp8ModuleOfFacade as Fp8Module;
 pub use fp8_recipes;
 pub use fp8_recipes::*;
+pub use fp8_scaled;
 pub use memory::keep_freed_memory;
 
-/// Scaled arithmetic: [`fp8_candle::scaled`], the tensors and their operations, and [`fp8_recipes::scaled`], their parameters and
+/// Scaled arithmetic: [`fp8_scaled`], the tensors and their operations, and [`fp8_recipes::scaled`], their parameters and
 /// files.
 ///
 /// ```
@@ -62,6 +63,6 @@ pub use memory::keep_freed_memory;
 /// # Ok::<(), fp8::Error>(())
 /// ```
 pub mod scaled {
-    pub use fp8_candle::scaled::*;
     pub use fp8_recipes::scaled::*;
+    pub use fp8_scaled::*;
 }

@@ -10,7 +10,7 @@ use fp8::fp8_candle::ops::cross_entropy;
 use fp8::nn::{LayerNorm, Linear, layer_norm, linear};
 use fp8::optim::{AdamW, AdamWConfig};
 use fp8::{Fp8Module, fp8_autocast, prepare_fp8};
-use fp8_test_support::device;
+use fp8_test_support::{device, skipped_on_cpu};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -71,11 +71,10 @@ impl Net {
 
 #[test]
 fn a_step_copies_nothing_to_the_host() -> Result<()> {
-    let device = device();
-    if !device.is_cuda() {
-        println!("skipped: no CUDA device");
+    if skipped_on_cpu() {
         return Ok(());
     }
+    let device = device();
     let counts = || (COPIES.load(SeqCst), WAITS.load(SeqCst));
     // The counters do count.
     let before = counts();

@@ -26,7 +26,10 @@ fn no_guard_opens_on_a_worker() {
             assert_text("guard", fp8_autocast(delayed(4)).unwrap_err(), &parts);
             assert_text("handle", handle.open().unwrap_err(), &parts);
             let disabled = fp8_autocast(Autocast::disabled());
-            assert!(matches!(disabled, Err(Error::OnPoolWorker { .. })));
+            assert!(matches!(
+                disabled,
+                Err(Error::Guard(fp8::GuardError::OnPoolWorker { .. }))
+            ));
             assert!(!is_fp8_enabled());
         });
     }

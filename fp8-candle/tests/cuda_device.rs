@@ -6,7 +6,7 @@ use fp8_candle::device::{open_cuda, open_cuda_untracked};
 use fp8_candle::{Error, Quantizer, Result};
 use fp8_core::Contraction::Cols;
 use fp8_core::{Format, Granularity};
-use fp8_test_support::on_cuda;
+use fp8_test_support::skipped_on_cpu;
 use std::thread;
 
 fn cast(x: &Tensor) -> Result<Tensor> {
@@ -22,7 +22,7 @@ fn values(device: &Device) -> Result<Tensor> {
 
 #[test]
 fn one_thread_computes_and_another_reads() -> Result<()> {
-    if !on_cuda() {
+    if skipped_on_cpu() {
         return Ok(());
     }
     // SAFETY: no tensor goes to another device, and nobody asks for the stream.
@@ -45,7 +45,7 @@ fn one_thread_computes_and_another_reads() -> Result<()> {
 
 #[test]
 fn a_stream_of_the_calling_thread_is_refused_on_the_second() -> Result<()> {
-    if !on_cuda() {
+    if skipped_on_cpu() {
         return Ok(());
     }
     let device = Device::new_cuda(0)?;
@@ -70,7 +70,7 @@ fn a_stream_of_the_calling_thread_is_refused_on_the_second() -> Result<()> {
 
 #[test]
 fn kernels_of_one_device_serve_the_next() -> Result<()> {
-    if !on_cuda() {
+    if skipped_on_cpu() {
         return Ok(());
     }
     for _ in 0..3 {

@@ -3,11 +3,11 @@
 use candle_core::{DType, Tensor};
 use fp8_candle::state::StepCells;
 use fp8_candle::{
-    FirstScale, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Observer, PackedWeight, Quantizer,
-    Result, Role, ScaleSource, Slot, WeightCache, fp8_linear,
+    AmaxRecorder, FirstScale, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight,
+    Quantizer, Result, Role, ScaleSource, Slot, WeightCache, fp8_linear,
 };
 use fp8_core::{Contraction, DelayedRule, Format, Granularity};
-use fp8_test_support::{device, isa, on_cuda};
+use fp8_test_support::device;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 fn random(seed: u64, rows: usize, cols: usize) -> Result<Tensor> {
@@ -23,13 +23,6 @@ fn plan(granularity: Granularity, emulate: bool) -> LinearPlan {
     LinearPlan::new("layer")
         .with_output(GemmPlan::new(quantizer.clone(), quantizer))
         .with_emulate(emulate)
-}
-
-#[test]
-fn every_instruction_set_passes() {
-    if !on_cuda() {
-        isa::run_again_on_each(&[]);
-    }
 }
 
 #[test]
@@ -146,7 +139,7 @@ fn evaluation_never_gets_the_packed_codes_of_an_older_scale() -> Result<()> {
                 rule: DelayedRule::default(),
                 first: FirstScale::One,
             };
-            gemm.b.observer = Some(Observer::new(step.clone(), 0, record));
+            gemm.b.observers.recorder = Some(AmaxRecorder::new(step.clone(), 0, record));
         }
         plan
     };

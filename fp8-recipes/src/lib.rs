@@ -21,7 +21,6 @@
 
 pub mod atomic;
 mod autocast;
-mod cast_hook;
 mod check;
 pub mod checkpoint;
 pub mod config;
@@ -32,41 +31,39 @@ mod export;
 pub mod load;
 mod module;
 pub mod nn;
-mod operator;
 pub mod optim;
-mod plan;
 mod prepare;
-mod ptq;
 pub mod read;
 pub mod rewrite;
 mod safetensors_file;
 pub mod scaled;
-mod state;
 mod stats;
 pub mod with_tracing;
 
 pub use autocast::{
-    Autocast, AutocastGuard, AutocastHandle, NonFinite, ReductionGroup, SingleProcess, StepSummary,
-    end_step, fp8_autocast, is_fp8_enabled, is_guard_open, is_recomputing, with_fp8,
+    Autocast, AutocastGuard, AutocastHandle, Calibration, Fp8State, NonFinite, ReductionGroup,
+    SingleProcess, StepSummary, end_step, fp8_autocast, is_fp8_enabled, is_guard_open,
+    is_recomputing, with_fp8,
 };
-pub use cast_hook::{CastEvent, CastObserver};
 pub use config::{
     AmaxCompute, CastConfig, CastRounding, CustomAmax, DelayedFormat, DelayedScaling, Format,
     FormatPair, Fp8LinearConfig, GemmConfig, Granularity, InitialScale, LayerFilter, Operand,
     Overflow, Recipe, RecipeName, ScaleRounding, ScalingType,
 };
-pub use error::{Error, Result};
-pub use export::{ExportOptions, ExportReport, Ragged, save_calibrated, save_calibrated_with};
+pub use error::{Error, ExportError, GuardError, LayerError, Result, TrainingCheckpointError};
+pub use export::{
+    ExportOptions, ExportReport, PtqScheme, Quantized, Ragged, quantize_model, save_calibrated,
+    save_calibrated_with,
+};
 pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
+pub use module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
 pub use optim::{GradAccumulator, check_gradients};
-pub use module::{Fp8Layer, Fp8Module, Visitor};
-pub use operator::{Fp8Operator, LayerKind};
 pub use prepare::{
     CAST_TENSORS, CastRow, CastTable, LayerChoice, LayerReport, Note, Outcome, PrepareOptions,
     PrepareReport, Unmatched, prepare_fp8,
 };
-pub use ptq::{PtqScheme, Quantized, quantize_model};
-pub use state::{Calibration, Fp8State};
-pub use stats::{CastStats, StatsCurves, StatsLog, StatsQuantity, StatsReport, StatsRow};
+pub use stats::{
+    CastEvent, CastObserver, CastStats, StatsCurves, StatsLog, StatsQuantity, StatsReport, StatsRow,
+};

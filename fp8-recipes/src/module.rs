@@ -1,14 +1,16 @@
 //! How a model shows its layers: conversion, export and checkpoints visit them by path.
 
+use crate::autocast::Fp8State;
 use crate::nn::{BatchNorm, StaticWeight, join};
-use crate::operator::{Fp8Operator, LayerKind};
-use crate::state::Fp8State;
 use candle_core::Tensor;
 use fp8_candle::Role;
 use std::sync::Arc;
 
 mod containers;
 mod leaves;
+mod operator;
+
+pub use operator::{Fp8Operator, LayerKind};
 
 /// A layer whose computation can run in FP8. A new kind of layer is a file in `nn/` that implements this.
 pub trait Fp8Layer {

@@ -180,9 +180,13 @@ fn what_cannot_be_folded_is_named() {
     let net = Net::trained(DType::F32);
     let error = |pairs: &[(&str, &str)]| fold_batch_norms(&net, pairs).unwrap_err();
     let unknown = error(&[("stem.conf", "stem.bn")]);
-    assert!(matches!(&unknown, Error::UnmatchedPattern { near, .. } if near[0] == "stem.conv"));
+    assert!(
+        matches!(&unknown, Error::Config(fp8_recipes::config::ConfigError::UnmatchedPattern { near, .. }) if near[0] == "stem.conv")
+    );
     let unknown = error(&[("stem.conv", "stem.bm")]);
-    assert!(matches!(&unknown, Error::UnmatchedPattern { near, .. } if near[0] == "stem.bn"));
+    assert!(
+        matches!(&unknown, Error::Config(fp8_recipes::config::ConfigError::UnmatchedPattern { near, .. }) if near[0] == "stem.bn")
+    );
     let channels = error(&[("stem.conv", "bn_fc")]).to_string();
     assert!(
         channels.contains("16 features") && channels.contains("6 output"),

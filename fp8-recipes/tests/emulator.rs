@@ -260,7 +260,13 @@ fn a_refused_model_is_as_it_was() {
     let layer = nn::linear(16, 16, vb.pp("up")).unwrap();
     let options = EmulatorOptions::default().with_exempt("upp");
     let error = Emulator::initialize(&layer, EmulationMethod::Direct, options).unwrap_err();
-    assert!(matches!(error, Error::UnmatchedPattern { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Config(fp8_recipes::config::ConfigError::UnmatchedPattern { .. })
+        ),
+        "{error}"
+    );
     assert!(layer.fp8_state().is_none());
 }
 

@@ -233,7 +233,13 @@ fn what_does_not_fit_is_named_and_changes_nothing() {
     let refused = |net: &Net, words: &[&str]| {
         let kept = before(net);
         let error = load_fp8_state(&path, net).unwrap_err();
-        assert!(matches!(error, Error::ResumeMismatch { .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::TrainingCheckpoint(fp8_recipes::TrainingCheckpointError::Mismatch { .. })
+            ),
+            "{error}"
+        );
         let text = error.to_string();
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
         assert_eq!(before(net), kept);

@@ -211,7 +211,7 @@ fn layers_without_a_batch_and_models_without_layers_are_named() {
     let only_up = quantize_model(&net, PtqScheme::E4m3, &options, || net.up.forward(&train.0));
     let error = only_up.unwrap_err();
     assert!(
-        matches!(&error, Error::NotCalibrated { path } if path == "down"),
+        matches!(&error, Error::Export(fp8_recipes::ExportError::NotCalibrated { path }) if path == "down"),
         "{error}"
     );
     let failing = quantize_model(&net, PtqScheme::E4m3, &options, || {
@@ -221,7 +221,13 @@ fn layers_without_a_batch_and_models_without_layers_are_named() {
     assert!(failing.unwrap_err().to_string().contains("no more batches"));
     let none = nn::layer_norm(4, 1e-5, VarBuilder::zeros(DType::F32, CPU)).unwrap();
     let error = quantize_model(&none, PtqScheme::E4m3, &options, || Ok(())).unwrap_err();
-    assert!(matches!(error, Error::NothingToQuantize), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Export(fp8_recipes::ExportError::NothingToQuantize)
+        ),
+        "{error}"
+    );
     // A layer that is left out stays in high precision.
     let net = trained(&train);
     let options = PrepareOptions::default().with_filter(LayerFilter::new().skip_paths(["down"]));
@@ -257,7 +263,7 @@ fn quantizing_again_begins_anew() {
     let again = quantize_model(&net, PtqScheme::E4m3, &options, || net.up.forward(&train.0));
     let error = again.unwrap_err();
     assert!(
-        matches!(&error, Error::NotCalibrated { path } if path == "down"),
+        matches!(&error, Error::Export(fp8_recipes::ExportError::NotCalibrated { path }) if path == "down"),
         "{error}"
     );
 }
@@ -272,7 +278,13 @@ fn operators_alone_are_nothing_to_quantize() {
         .with_operators(true)
         .with_filter(all);
     let error = quantize_model(&Both(net), PtqScheme::E4m3, &options, || Ok(())).unwrap_err();
-    assert!(matches!(error, Error::NothingToQuantize), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Export(fp8_recipes::ExportError::NothingToQuantize)
+        ),
+        "{error}"
+    );
 }
 
 struct Both((Mlp, nn::Add));

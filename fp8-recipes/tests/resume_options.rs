@@ -8,7 +8,7 @@ use fp8_recipes::checkpoint::{
     resume_training_with, save_training,
 };
 use fp8_recipes::nn::{self, Linear};
-use fp8_recipes::optim::{AdamW, AdamWConfig, ResumableOptimizer, NoOptimizer, OptimError};
+use fp8_recipes::optim::{AdamW, AdamWConfig, NoOptimizer, OptimError, ResumableOptimizer};
 use fp8_recipes::{
     Autocast, DelayedScaling, Error, LayerFilter, Recipe, fp8_autocast, prepare_fp8, with_fp8,
 };
@@ -165,7 +165,7 @@ fn without_leave_nothing_may_differ() -> Outcome {
         let error = here.resume(&path, options).unwrap_err();
         let said = error.to_string();
         assert!(
-            matches!(&error, Error::ResumeMismatch { what, .. } if what == "the recipe"),
+            matches!(&error, Error::TrainingCheckpoint(fp8_recipes::TrainingCheckpointError::Mismatch { what, .. }) if what == "the recipe"),
             "{error:?}"
         );
         assert!(said.contains("none (high precision)"), "{said}");

@@ -1,10 +1,10 @@
 //! A step makes nothing as large as a parameter in f32.
 
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::scaled::{Scaled, ScaledGrads, ScaledVar};
 use fp8_core::Format;
 use fp8_recipes::optim::scaled::{ScaledAdamW, ScaledOptimizer, ScaledSgd};
 use fp8_recipes::optim::{AdamWConfig, SgdConfig};
+use fp8_scaled::{Scaled, ScaledGrads, ScaledVar};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -178,7 +178,10 @@ fn a_custom_reduction_is_found_again_by_its_name() {
         &error,
         &["custom:second_largest", "custom:other"],
     );
-    assert!(matches!(error, Error::ResumeMismatch { .. }));
+    assert!(matches!(
+        error,
+        Error::TrainingCheckpoint(fp8::TrainingCheckpointError::Mismatch { .. })
+    ));
 }
 
 /// Guards and backward passes run on other threads than the one that saves, which may end in any order.

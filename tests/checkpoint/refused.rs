@@ -58,7 +58,10 @@ fn a_checkpoint_of_another_recipe_is_refused() {
         ];
         let error = assert_refused(text, &mut run, &file(&dir), &parts);
         assert!(
-            matches!(&error, Error::ResumeMismatch { .. }),
+            matches!(
+                &error,
+                Error::TrainingCheckpoint(fp8::TrainingCheckpointError::Mismatch { .. })
+            ),
             "{text}: {error:?}"
         );
     }
@@ -177,7 +180,10 @@ fn a_checkpoint_of_another_model_is_refused_and_names_the_tensor() {
         match case.contains("moment") {
             true => assert!(matches!(&error, Error::Optim(_)), "{case}: {error:?}"),
             false => assert!(
-                matches!(&error, Error::ResumeMismatch { .. }),
+                matches!(
+                    &error,
+                    Error::TrainingCheckpoint(fp8::TrainingCheckpointError::Mismatch { .. })
+                ),
                 "{case}: {error:?}"
             ),
         }

@@ -20,7 +20,13 @@ fn patterns_that_name_nothing_are_errors_with_near_names() {
     for options in options {
         let error = emulator(&net, options).unwrap_err();
         let text = error.to_string();
-        assert!(matches!(error, Error::UnmatchedPattern { .. }), "{text}");
+        assert!(
+            matches!(
+                error,
+                Error::Config(fp8::config::ConfigError::UnmatchedPattern { .. })
+            ),
+            "{text}"
+        );
         assert!(text.contains("`heed`") && text.contains("head"), "{text}");
     }
     assert!(emulator(&net, EmulatorOptions::default().with_exempt("[")).is_err());

@@ -18,7 +18,7 @@ fn saving_without_calibration_names_the_layer() {
     let (_vars, fresh) = prepared();
     let error = save(&fresh);
     assert!(
-        matches!(&error, Error::NotCalibrated { path } if path == "blocks.0.fc1"),
+        matches!(&error, Error::Export(fp8::ExportError::NotCalibrated { path }) if path == "blocks.0.fc1"),
         "{error:?}"
     );
     assert_text("no guard", error, &["`blocks.0.fc1`", "calibrating guard"]);
@@ -69,7 +69,10 @@ fn saving_without_calibration_names_the_layer() {
     let vars = VarMap::new();
     let plain = Net::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();
     calibrate(&plain, delayed(4));
-    assert!(matches!(save(&plain), Error::NothingToExport));
+    assert!(matches!(
+        save(&plain),
+        Error::Export(fp8::ExportError::NothingToExport)
+    ));
     assert_text("nothing prepared", save(&plain), &["nothing to export"]);
     assert_eq!(
         names_in(dir.path()),

@@ -8,6 +8,7 @@ use fp8::checkpoint::{TrainingMeta, save_training};
 use fp8::nn::{self, Linear, Parameter};
 use fp8::optim::{AdamW, AdamWConfig};
 use fp8::{Autocast, Error, fp8_autocast, save_calibrated};
+use fp8_test_support::child::{child_under_a_file_size_limit, from_parent};
 use fp8_test_support::{assert_text, delayed, device, fill, prepare, tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -131,12 +132,10 @@ fn save_and_fail(case: &str, dir: &Path) {
 
 const LIMITED: &str = "FP8_TEST_LIMITED_DIRECTORY";
 
-/// [`a_write_cut_off_by_the_system_keeps_the_old_file`] runs this in a process of its own.
 #[test]
-fn child_under_a_file_size_limit() {
-    if let Ok(dir) = std::env::var(LIMITED) {
-        save_and_fail("file size limit", Path::new(&dir));
-    }
+#[ignore = "run by a_write_cut_off_by_the_system_keeps_the_old_file in a child process"]
+fn under_a_file_size_limit() {
+    save_and_fail("file size limit", Path::new(&from_parent(LIMITED)));
 }
 
 #[test]
@@ -149,16 +148,7 @@ fn a_write_cut_off_by_the_system_keeps_the_old_file() {
     let dir = dir();
     save_calibrated(&net, dir.path()).unwrap();
     let before = snapshot(dir.path());
-    // The limit is 64 blocks of 512 or 1024 bytes. Without the trap the system would kill the process.
-    let script = "trap '' XFSZ; ulimit -f 64 && exec \"$0\" \"$@\"";
-    let output = Command::new("sh")
-        .args(["-c", script])
-        .arg(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "failing_writes::child_under_a_file_size_limit",
-            "--nocapture",
-        ])
+    let output = child_under_a_file_size_limit("failing_writes::under_a_file_size_limit")
         .env(LIMITED, dir.path())
         .output()
         .unwrap();

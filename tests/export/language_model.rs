@@ -12,7 +12,7 @@ use fp8::load::var_builder;
 use fp8::{
     Autocast, ExportOptions, PrepareOptions, fp8_autocast, prepare_fp8, save_calibrated_with,
 };
-use fp8_test_support::{assert_differ, assert_same, assert_text, device, isa};
+use fp8_test_support::{assert_differ, assert_same, assert_text, device};
 use gpt::attention::Operands;
 use gpt::{Gpt, GptConfig, initialize};
 
@@ -62,7 +62,6 @@ fn logits(model: &Gpt, autocast: Option<Autocast>) -> Tensor {
 
 #[test]
 fn what_is_served_is_what_was_calibrated_to_the_bit() {
-    isa::run_again_on_each(&["what_is_served_is_what_was_calibrated_to_the_bit"]);
     for attention in [Operands::F32, Operands::Bf16] {
         for name in RecipeName::ALL {
             let case = format!("{name}, {attention:?}");

@@ -110,8 +110,14 @@ fn inner_guards_and_handles_fail_after_their_guard_has_closed() {
     let error = layer.linear.forward(&louder(&x)).unwrap_err();
     assert_text("inner guard", error, &["is closed"]);
     inner.close().unwrap();
-    assert!(matches!(handle.open(), Err(Error::GuardClosed)));
-    assert!(matches!(handle.run(|| ()), Err(Error::GuardClosed)));
+    assert!(matches!(
+        handle.open(),
+        Err(Error::Guard(fp8::GuardError::Closed))
+    ));
+    assert!(matches!(
+        handle.run(|| ()),
+        Err(Error::Guard(fp8::GuardError::Closed))
+    ));
 
     // The handle stays closed in the next step.
     let guard = fp8_autocast(delayed(4)).unwrap();

@@ -239,7 +239,13 @@ fn the_training_checkpoint_holds_the_recipes_and_wants_them_back() {
     )
     .unwrap();
     let error = resume_training(&path, &model, &vars, &mut after, Some(&recipe)).unwrap_err();
-    assert!(matches!(error, Error::ResumeMismatch { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::TrainingCheckpoint(fp8::TrainingCheckpointError::Mismatch { .. })
+        ),
+        "{error}"
+    );
     let text = error.to_string();
     for part in ["layer `layers.0`", "rowwise there", "tensorwise here"] {
         assert!(text.contains(part), "{text}");

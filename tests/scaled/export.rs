@@ -86,7 +86,10 @@ fn an_export_holds_values() -> anyhow::Result<()> {
     weight.set(&weight.value().mul_constant(1.5)?)?;
     let error = save_calibrated(&net, dir.path()).unwrap_err();
     assert!(
-        matches!(error, fp8::Error::ChangedSinceCalibration { .. }),
+        matches!(
+            error,
+            fp8::Error::Export(fp8::ExportError::ChangedSinceCalibration { .. })
+        ),
         "{error}"
     );
     Ok(())

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 /// A type in which kernels compute: f32, or f64 for f64 tensors.
-pub(crate) trait Real:
+pub trait Real:
     Copy
     + Debug
     + Send
@@ -19,20 +19,28 @@ pub(crate) trait Real:
     + AddAssign
     + 'static
 {
+    /// 0.
     const ZERO: Self;
+    /// 1.
     const ONE: Self;
+    /// -Inf.
     const NEG_INFINITY: Self;
 
+    /// `x` rounded to this type.
     fn from_f64(x: f64) -> Self;
+    /// This number in f64.
     fn to_f64(self) -> f64;
     /// `self * a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
+    /// Square root.
     fn sqrt(self) -> Self;
+    /// Natural logarithm.
     fn ln(self) -> Self;
+    /// Magnitude.
     fn abs(self) -> Self;
-    /// e^self. The f32 version is vectorizable, see [`exp`].
+    /// `e^self`, in f32 by a polynomial within 1.01 ulp that compilers vectorize.
     fn exp(self) -> Self;
-    /// The one of two versions of a function that belongs to this type.
+    /// The version of a function that belongs to this type.
     fn by(self, versions: (impl Fn(f32) -> f32, impl Fn(f64) -> f64)) -> Self;
 }
 
@@ -132,7 +140,7 @@ const LANES: usize = 32;
 
 /// Sum of `term(x)`.
 #[inline(always)]
-pub(crate) fn sum<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
+pub fn sum<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
     let mut lanes = [R::ZERO; LANES];
     let (chunks, tail) = x.as_chunks::<LANES>();
     for chunk in chunks {
@@ -165,7 +173,7 @@ pub(crate) fn sum2<R: Real>(x: &[R], y: &[R], term: impl Fn(R, R) -> R) -> R {
 
 /// Largest `term(x)`; -Inf if there is none. NaN is ignored.
 #[inline(always)]
-pub(crate) fn max<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
+pub fn max<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
     let larger = |a: R, b: R| if b > a { b } else { a };
     let mut lanes = [R::NEG_INFINITY; LANES];
     let (chunks, tail) = x.as_chunks::<LANES>();

@@ -105,8 +105,11 @@ impl Fp8Tensor {
         Self::from_codes(codes, &dims, format, scheme, dequant_scale)
     }
 
-    /// The result of a cast of values of shape `dims`.
-    pub(crate) fn from_codes(
+    /// The result of a cast of values of shape `dims`, as a [`Backend`](crate::device::Backend) gives it.
+    ///
+    /// # Errors
+    /// If the scales are not as many as the granularity needs, or there are no codes.
+    pub fn from_codes(
         codes: Codes,
         dims: &[usize],
         format: Format,

@@ -6,9 +6,7 @@ use crate::device::cpu::elements::par_blocks;
 use candle_core::Tensor;
 use fp8_core::philox4x32_10;
 
-/// # Errors
-/// If `p` is not from 0 up to, but not, 1.
-pub(crate) fn check(p: f64) -> Result<()> {
+fn check(p: f64) -> Result<()> {
     match (0.0..1.0).contains(&p) {
         true => Ok(()),
         false => Err(Error::Probability {
@@ -18,8 +16,12 @@ pub(crate) fn check(p: f64) -> Result<()> {
     }
 }
 
-/// 1 for what stays.
-pub(crate) fn mask(len: usize, p: f64, seed: u64) -> Vec<u8> {
+/// The mask of [`dropout`] for `len` elements: 1 for those that stay.
+///
+/// # Errors
+/// If `p` is not from 0 up to, but not, 1.
+pub fn mask(len: usize, p: f64, seed: u64) -> Result<Vec<u8>> {
+    check(p)?;
     let least = (p * 2f64.powi(32)) as u32;
     let mut mask = vec![0; len];
     // Blocks of whole draws: four elements each.
@@ -35,7 +37,7 @@ pub(crate) fn mask(len: usize, p: f64, seed: u64) -> Vec<u8> {
             }
         }
     });
-    mask
+    Ok(mask)
 }
 
 /// Zeros instead of a share `p` of the elements, the others times `1 / (1 - p)`. Which ones follows from `seed` and an element's
@@ -58,7 +60,7 @@ pub fn dropout(x: &Tensor, p: f64, seed: u64) -> Result<Tensor> {
     if p == 0. {
         return Ok(x.clone());
     }
-    let mask = Tensor::from_vec(mask(x.elem_count(), p, seed), x.dims(), x.device())?;
+    let mask = Tensor::from_vec(mask(x.elem_count(), p, seed)?, x.dims(), x.device())?;
     let x = x.contiguous()?;
     let kept = x.affine(1. / (1. - p), 0.)?;
     // Not a product: what is dropped may be Inf or NaN.
@@ -70,9 +72,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mask_is_the_same_in_any_length() {
-        let long = mask((1 << 15) + 3, 0.4, 9);
-        assert_eq!(mask(1001, 0.4, 9), long[..1001]);
-        assert_ne!(mask(1001, 0.4, 10), long[..1001]);
+    fn a_mask_is_the_same_in_any_length() -> Result<()> {
+        let long = mask((1 << 15) + 3, 0.4, 9)?;
+        assert_eq!(mask(1001, 0.4, 9)?, long[..1001]);
+        assert_ne!(mask(1001, 0.4, 10)?, long[..1001]);
+        Ok(())
     }
 }

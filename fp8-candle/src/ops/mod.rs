@@ -17,10 +17,11 @@ pub(crate) mod add;
 pub(crate) mod attention;
 mod cached_attention;
 pub(crate) mod cross_entropy;
+pub mod detached;
 pub(crate) mod dropout;
+pub mod elements;
 pub(crate) mod fake_quant;
 mod few_rows;
-mod node;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
@@ -28,7 +29,6 @@ mod wide;
 
 pub use crate::base::data::activation::{Activation, UnknownActivation};
 pub use activation::{gelu, swiglu};
-pub(crate) use activation::{scaled_curve, scaled_slope};
 pub use attention::{AttentionDropout, AttentionOptions, attention, attention_tokens_first};
 pub use cached_attention::{CachedTokens, cached_attention};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_with};
@@ -40,19 +40,18 @@ pub use softmax::{causal_softmax, softmax_last_dim};
 
 use crate::base::error::{Error, Result, unsupported_dtype};
 use candle_core::{DType, Tensor, Var};
-
-/// The dtype in which kernels for `dtype` compute: f64 for f64, f32 for the others.
-pub(crate) fn wide_dtype(dtype: DType) -> DType {
-    crate::device::cpu::elements::compute_dtype(dtype)
-}
+pub(crate) use elements::wide_dtype;
 
 /// Whether there is a fused form for the dtype and device of `x`.
 pub(crate) fn fused(x: &Tensor) -> bool {
     crate::device::has_fused_ops(x.device(), x.dtype())
 }
 
-/// The gradients, given that of the result, of the arguments of `f`, by candle's graph in the dtype in which kernels compute.
-pub(crate) fn gradients<const N: usize>(
+/// The gradients of the arguments of `f`, given that of its result: by candle's graph, in the dtype in which kernels compute.
+///
+/// # Errors
+/// Those of `f`; if shapes do not fit.
+pub fn gradients<const N: usize>(
     args: [&Tensor; N],
     grad: &Tensor,
     f: impl FnOnce([&Tensor; N]) -> Result<Tensor>,

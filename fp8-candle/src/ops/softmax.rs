@@ -1,6 +1,5 @@
 //! Softmax over the last dimension, plain and with a causal mask.
 
-use super::node::node;
 use super::{check_float, fused, last_dim, shape_error};
 use crate::base::error::Result;
 use crate::base::math::{Real, max, sum, sum2};
@@ -11,7 +10,7 @@ use crate::device::cpu::elements::{
 };
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::softmax as cuda;
-use crate::graph::Ready;
+use crate::graph::{Ready, attach};
 use candle_core::{D, Storage, Tensor};
 
 /// Softmax over the last dimension.
@@ -96,8 +95,11 @@ pub fn causal_softmax(x: &Tensor, softmax_scale: f64) -> Result<Tensor> {
     }
 }
 
-/// `softmax(softmax_scale * x)` over the last dimension, with a causal mask if `causal`, of a tensor outside any graph.
-pub(crate) fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Tensor> {
+/// `softmax(softmax_scale * x)` over the last dimension, with a causal mask if `causal`.
+///
+/// # Errors
+/// As [`softmax_last_dim`] and [`causal_softmax`].
+pub fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Tensor> {
     let x = x.detach();
     match (causal, softmax_scale) {
         (true, _) => causal_softmax(&x, softmax_scale),
@@ -111,7 +113,10 @@ pub(crate) fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Te
 }
 
 /// `factor` times the gradient of the argument of the softmax whose result is `y`.
-pub(crate) fn backward(y: &Tensor, grad: &Tensor, causal: bool, factor: f64) -> Result<Tensor> {
+///
+/// # Errors
+/// If the shapes do not fit or a device fails.
+pub fn backward(y: &Tensor, grad: &Tensor, causal: bool, factor: f64) -> Result<Tensor> {
     let _scope = enter(Kind::Attention);
     if fused(y) {
         let causal = match *y.dims() {
@@ -149,8 +154,9 @@ impl Softmax {
         }
         let x = x.contiguous()?;
         let result = Ready::new(self.probabilities(&x)?, x.shape())?;
-        node(self.op, Kind::Attention, [&x], result, move |_, y, grad| {
-            Ok([Some(self.gradient(y, grad)?)])
+        attach(self.op, [&x], result, move |_, y, grad| {
+            let _scope = enter(Kind::Attention);
+            Ok([Some(self.gradient(y, &grad.contiguous()?)?)])
         })
     }
 

@@ -2,7 +2,6 @@
 
 use super::*;
 use fp8_candle::ops::AttentionDropout;
-use fp8_test_support::isa::run_again_on_each;
 
 fn plain() -> AttentionOptions {
     AttentionOptions::default()
@@ -251,9 +250,4 @@ fn wrong_options_are_named() -> Result<()> {
         assert!(message.contains(part), "{message:?} lacks {part:?}");
     }
     Ok(())
-}
-
-#[test]
-fn every_instruction_set() {
-    run_again_on_each(&[]);
 }

@@ -5,7 +5,6 @@ use candle_core::Result as CandleResult;
 use fp8_candle::conv::ConvShape;
 use fp8_candle::{LinearPlan, Result};
 use fp8_core::{Format, Granularity};
-use fp8_test_support::isa;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::RefCell;
@@ -186,9 +185,4 @@ fn layers_of_networks_reach_the_contract() -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[test]
-fn every_instruction_set_passes() {
-    isa::run_again_on_each(&["any_sizes", "layers_of"]);
 }

@@ -9,20 +9,12 @@ use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy_with, gelu, layer_norm, rms_norm, rope,
     rope_i, softmax_last_dim,
 };
-use fp8_test_support::{device, on_cuda};
+use fp8_test_support::{device, skipped_on_cpu};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 /// Row lengths: shorter than a chunk, odd, the longest for a warp, longer, and odd for a block.
 const LENGTHS: [usize; 8] = [1, 3, 67, 1000, 1024, 1032, 4096 + 3, 9001];
-
-/// Whether there is no GPU to compare with; prints that.
-fn no_gpu() -> bool {
-    if !on_cuda() {
-        println!("skipped: no CUDA device");
-    }
-    !on_cuda()
-}
 
 /// Values in (-2, 2) without a pattern, on the CPU.
 fn wave(shape: &[usize], seed: usize) -> Tensor {
@@ -121,7 +113,7 @@ fn assert_near_cpu(name: &str, op: Op<'_>, args: &[Tensor], tolerance: f64) -> R
 
 #[test]
 fn rows_of_every_length() -> Result<()> {
-    if no_gpu() {
+    if skipped_on_cpu() {
         return Ok(());
     }
     for d in LENGTHS {
@@ -165,7 +157,7 @@ fn rows_of_every_length() -> Result<()> {
 
 #[test]
 fn many_rows() -> Result<()> {
-    if no_gpu() {
+    if skipped_on_cpu() {
         return Ok(());
     }
     // Slabs of more than 64 rows, the last of them shorter.
@@ -194,7 +186,7 @@ fn many_rows() -> Result<()> {
 
 #[test]
 fn causal_matrices() -> Result<()> {
-    if no_gpu() {
+    if skipped_on_cpu() {
         return Ok(());
     }
     let shapes = [
@@ -223,7 +215,7 @@ fn causal_matrices() -> Result<()> {
 
 #[test]
 fn rotations() -> Result<()> {
-    if no_gpu() {
+    if skipped_on_cpu() {
         return Ok(());
     }
     for (t, d) in [

@@ -5,7 +5,7 @@ use super::*;
 /// Views that start at any element give the bits of copies.
 #[test]
 fn views_off_16_bytes() -> Result<()> {
-    if no_gpu() {
+    if skipped_on_cpu() {
         return Ok(());
     }
     let (t, d) = (9, 64);
@@ -92,7 +92,7 @@ fn views_off_16_bytes() -> Result<()> {
 
 #[test]
 fn nan_and_inf_as_on_the_cpu() -> Result<()> {
-    if no_gpu() {
+    if skipped_on_cpu() {
         return Ok(());
     }
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
@@ -153,7 +153,7 @@ fn loss_and_gradient(
 
 #[test]
 fn targets_stay_on_the_device() -> Result<()> {
-    if no_gpu() {
+    if skipped_on_cpu() {
         return Ok(());
     }
     // f64 is composed of candle's primitives.

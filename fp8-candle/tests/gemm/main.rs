@@ -11,7 +11,7 @@ use fp8_candle::device::{GemmCodes, GemmOutput, backend};
 use fp8_candle::{Fp8Tensor, Result};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::{Cast, E8M0, Format, Granularity};
-use fp8_test_support::{device, isa, on_cuda, rounding};
+use fp8_test_support::{device, on_cuda, rounding};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 const BLOCK_1X128: Granularity = Granularity::Blockwise { rows: 1, cols: 128 };
@@ -200,13 +200,6 @@ fn check(what: &str, a: &Operand, b: &Operand) -> Result<()> {
         );
     }
     Ok(())
-}
-
-#[test]
-fn every_instruction_set_passes() {
-    if !on_cuda() {
-        isa::run_again_on_each(&[]);
-    }
 }
 
 /// The same bits; on a GPU, where each product may use another algorithm, within a tolerance of the largest value: that of

@@ -6,7 +6,7 @@ use fp8_candle::Result;
 use fp8_candle::device::{GemmPaths, cuda_info, take_gemm_paths};
 use fp8_core::Contraction::Cols;
 use fp8_core::{Format, Granularity};
-use fp8_test_support::{device, on_cuda};
+use fp8_test_support::{device, skipped_on_cpu};
 
 const TENSORWISE: Granularity = Granularity::Tensorwise;
 const ROWWISE: Granularity = Granularity::Rowwise;
@@ -14,8 +14,7 @@ const ROWWISE: Granularity = Granularity::Rowwise;
 /// Each counted once for the products of these scales and formats, over sizes that need padding and sizes that do not.
 #[test]
 fn products_take_the_expected_way() -> Result<()> {
-    if !on_cuda() {
-        println!("skipped: no CUDA device");
+    if skipped_on_cpu() {
         return Ok(());
     }
     let info = cuda_info(&device())?;

@@ -15,7 +15,7 @@ use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy, cross_entropy_with, gelu, layer_norm,
     rms_norm, rope, rope_i, softmax_last_dim,
 };
-use fp8_test_support::{device, isa, on_cuda};
+use fp8_test_support::device;
 use models::{Model, Norm, Rope};
 
 /// Values in (-2, 2) without a pattern.
@@ -57,13 +57,6 @@ fn cpu(t: &Tensor) -> Result<Tensor> {
 /// The same values in f64 on the CPU, for candle-nn's versions.
 fn wide(t: &Tensor) -> Result<Tensor> {
     Ok(cpu(t)?.to_dtype(DType::F64)?)
-}
-
-#[test]
-fn every_instruction_set_passes() {
-    if !on_cuda() {
-        isa::run_again_on_each(&[]);
-    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy, cross_entropy_with, gelu, layer_norm,
     rms_norm, rope, rope_i, softmax_last_dim,
 };
-use fp8_test_support::{device, isa, on_cuda, rounding, skipped_on_cuda};
+use fp8_test_support::{device, on_cuda, rounding, skipped_on_cuda};
 use models::{Model, Norm, Rope};
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -170,13 +170,6 @@ fn vars(args: &[Tensor], dtype: DType) -> Vec<Var> {
 
 fn tensors(vars: &[Var]) -> Vec<Tensor> {
     vars.iter().map(|v| v.as_tensor().clone()).collect()
-}
-
-#[test]
-fn every_instruction_set_passes() {
-    if !on_cuda() {
-        isa::run_again_on_each(&[]);
-    }
 }
 
 /// Central differences at two steps, extrapolated (Richardson): what is left of the truncation error is smaller by the square

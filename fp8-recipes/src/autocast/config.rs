@@ -1,8 +1,7 @@
 //! What a guard switches on.
 
-use crate::cast_hook::CastObserver;
 use crate::config::{ConfigError, Recipe};
-use crate::stats::CastStats;
+use crate::stats::{CastObserver, CastStats};
 use fp8_candle::state::ReductionGroup;
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
 //! One step: which layers were used between the opening and the closing of an outermost guard.
 
 use super::settings::{Mode, Settings};
+use super::state::{Calibration, Fp8State, casts_of, delayed_rule};
 use super::summary::StepSummary;
 use crate::config::{ResolvedConfig, ScalingType};
-use crate::error::{Error, Result};
-use crate::state::{Calibration, Fp8State, casts_of, delayed_rule};
+use crate::error::{GuardError, Result};
 use fp8_candle::state::{CalibrationRow, NonFiniteCounts, ReductionGroup, StepCells};
 use fp8_candle::{Role, StateTable};
 use std::collections::HashMap;
@@ -124,7 +124,7 @@ impl Session {
         let first_use = {
             let state = self.lock();
             if state.closed {
-                return Err(Error::GuardClosed);
+                return Err(GuardError::Closed.into());
             }
             !(state.steps.iter()).any(|step| Arc::ptr_eq(step.table(), table))
         };
@@ -137,7 +137,7 @@ impl Session {
         let trains = settings.mode == Mode::Fp8 && settings.training;
         let mut state = self.lock();
         if state.closed {
-            return Err(Error::GuardClosed);
+            return Err(GuardError::Closed.into());
         }
         let rows = layer.rows_end();
         let known = (state.steps.iter().rev())

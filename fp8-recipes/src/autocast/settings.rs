@@ -1,8 +1,7 @@
 //! What a guard says, resolved.
 
-use crate::cast_hook::CastObserver;
 use crate::config::ResolvedConfig;
-use crate::stats::CastStats;
+use crate::stats::{CastObserver, CastStats};
 use fp8_candle::state::ReductionGroup;
 use std::sync::Arc;
 

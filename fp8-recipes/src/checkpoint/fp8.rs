@@ -11,9 +11,9 @@
 //! What is no number of a tensor stands in the metadata, in the same order.
 
 use super::{Layer, PREFIX, mismatch};
+use crate::autocast::{Calibration, Fp8State};
 use crate::config::{CastConfig, Recipe};
 use crate::error::{Error, Result};
-use crate::state::{Calibration, Fp8State};
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Role;
 use fp8_candle::state::SavedRow;

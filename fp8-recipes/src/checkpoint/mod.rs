@@ -71,15 +71,13 @@ pub use resume::{resume_training, resume_training_with};
 pub use state::{load_fp8_state, save_fp8_state};
 
 use crate::atomic::write_safetensors_atomic;
-use crate::autocast::end_step;
+use crate::autocast::{Fp8State, end_step};
 use crate::config::{Operand, Recipe};
-use crate::error::{Error, Result};
-use crate::module::{Fp8Layer, Fp8Module, Visitor};
-use crate::operator::Fp8Operator;
-use crate::optim::{ResumableOptimizer, LossScalerState};
+use crate::error::{Error, Result, TrainingCheckpointError};
+use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor};
+use crate::optim::{LossScalerState, ResumableOptimizer};
 use crate::safetensors_file::SafetensorsFile;
 use crate::scaled::refuse_scaled_model;
-use crate::state::Fp8State;
 use candle_core::Tensor;
 use candle_nn::VarMap;
 use serde::{Deserialize, Serialize};
@@ -241,12 +239,13 @@ fn meta_of(file: &SafetensorsFile) -> Result<TrainingMeta> {
 }
 
 fn mismatch(path: &Path, what: &str, found: String, expected: String) -> Error {
-    Error::ResumeMismatch {
+    TrainingCheckpointError::Mismatch {
         path: path.to_path_buf(),
         what: what.to_string(),
         found,
         expected,
     }
+    .into()
 }
 
 fn recipe_text(recipe: Option<&Recipe>) -> String {

@@ -3,7 +3,7 @@
 use super::resume::{announce, check_same, rows_of};
 use super::{OPTIMIZER, ROWS_KEY, fp8, json, layers, mismatch, settled_layers};
 use crate::atomic::write_safetensors_atomic;
-use crate::error::{Error, Result};
+use crate::error::{Error, LayerError, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::nn::join;
 use crate::safetensors_file::SafetensorsFile;
@@ -49,7 +49,7 @@ use std::path::Path;
 /// ```
 ///
 /// # Errors
-/// If a parameter has no path ([`Error::Unnamed`]), two have one, a layer holds FP8 codes already ([`Error::NotExportable`]: its
+/// If a parameter has no path ([`LayerError::Unnamed`]), two have one, a layer holds FP8 codes already ([`Error::NotExportable`]: its
 /// file is the one it was loaded from), or the file cannot be written; an old file survives. [`Error::ScaledParameter`] for a
 /// model with scaled parameters.
 pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) -> Result<()> {
@@ -82,7 +82,7 @@ pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
 ///
 /// # Errors
 /// If the file cannot be read, or a parameter or row of state is missing, left over, of another shape, dtype or recipe, or a fixed
-/// parameter of another value: [`Error::ResumeMismatch`] names it. Nothing is changed then.
+/// parameter of another value: [`crate::TrainingCheckpointError::Mismatch`] names it. Nothing is changed then.
 pub fn load_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) -> Result<()> {
     let path = path.as_ref();
     refuse_scaled_model(
@@ -153,9 +153,10 @@ impl Parameters {
             // A mask or a table of sines is no parameter.
             return match tensor.is_variable() {
                 false => Ok(()),
-                true => Err(Error::Unnamed {
+                true => Err(LayerError::Unnamed {
                     shape: tensor.dims().to_vec(),
-                }),
+                }
+                .into()),
             };
         };
         match self.tensors.insert(path.to_string(), tensor.clone()) {

@@ -134,6 +134,15 @@ pub enum ConfigError {
         reason: String,
     },
 
+    /// A pattern names no layer of the model: most likely a typo.
+    #[error("`{pattern}` names no layer{}", near_text(near))]
+    UnmatchedPattern {
+        /// The pattern.
+        pattern: String,
+        /// Paths of the model that it may have meant.
+        near: Vec<String>,
+    },
+
     /// The recipe of the layers that a pattern names is inconsistent.
     #[error("the recipe for the layers `{pattern}`: {source}")]
     LayerRecipe {
@@ -178,4 +187,11 @@ pub enum ConfigError {
         /// Name of the function.
         given: String,
     },
+}
+
+fn near_text(near: &[String]) -> String {
+    match near {
+        [] => String::new(),
+        near => format!("; did you mean {}?", near.join(", ")),
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::Emulator;
 use crate::error::Result;
-use crate::optim::{DynamicLossScaler, NamedOptimizer, LossScaledStep, StepReport};
+use crate::optim::{DynamicLossScaler, LossScaledStep, NamedOptimizer, StepReport};
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 

@@ -1,11 +1,10 @@
 //! Walks a model and gathers what its file will hold.
 
 use super::options::{ExportOptions, Name, Shown};
-use crate::error::{Error, Result};
+use crate::error::{Error, ExportError, LayerError, Result};
 use crate::load::{InputScheme, StoredLayer};
-use crate::module::{Fp8Layer, Fp8Module, Visitor};
+use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
 use crate::nn::{InputScaling, StaticWeight, join};
-use crate::operator::LayerKind;
 use crate::rewrite::{Contents, Described, Kind, Role as TensorRole, role_by_name};
 use crate::scaled::plain_value;
 use candle_core::{DType, Tensor, TensorId};
@@ -50,7 +49,9 @@ pub(super) fn collect<M: Fp8Module + ?Sized>(
     model.visit(&mut collector);
     match collector.error {
         Some(error) => Err(error),
-        None if collector.out.contents.layers.is_empty() => Err(Error::NothingToExport),
+        None if collector.out.contents.layers.is_empty() => {
+            Err(ExportError::NothingToExport.into())
+        }
         None => {
             let mut out = collector.out;
             out.contents.name_absent_layers();
@@ -160,9 +161,10 @@ impl Collector<'_> {
             Some(state) => {
                 let calibration = state.calibration().ok_or_else(|| not_calibrated(path))?;
                 if fingerprint(weight)? != calibration.weight_fingerprint {
-                    return Err(Error::ChangedSinceCalibration {
+                    return Err(ExportError::ChangedSinceCalibration {
                         path: path.to_string(),
-                    });
+                    }
+                    .into());
                 }
                 let scheme = Kind::calibrated(&calibration, path)?;
                 let scheme = scheme.map(|scheme| scheme.cut(sizes, path, self.options.ragged));
@@ -263,15 +265,17 @@ fn as_tensors(visitor: &mut dyn Visitor, layer: &dyn Fp8Layer) {
 }
 
 fn unnamed(tensor: &Tensor) -> Error {
-    Error::Unnamed {
+    LayerError::Unnamed {
         shape: tensor.dims().to_vec(),
     }
+    .into()
 }
 
 fn not_calibrated(path: &str) -> Error {
-    Error::NotCalibrated {
+    ExportError::NotCalibrated {
         path: path.to_string(),
     }
+    .into()
 }
 
 impl Visitor for Collector<'_> {

@@ -22,10 +22,12 @@
 mod collect;
 mod config;
 mod options;
+mod ptq;
 mod scheme;
 mod target;
 
 pub use options::{ExportOptions, Ragged};
+pub use ptq::{PtqScheme, Quantized, quantize_model};
 
 use crate::atomic::{FileError, Part, replace_together, write_safetensors};
 use crate::error::Result;

@@ -1,6 +1,6 @@
 //! What an export can be held against.
 
-use crate::error::{Error, Result};
+use crate::error::{ExportError, Result};
 use crate::load::LoadedNames;
 use crate::rewrite::Spelling;
 use candle_core::{Tensor, TensorId};
@@ -165,7 +165,7 @@ impl ExportOptions {
             .collect();
         match missing.is_empty() {
             true => Ok(()),
-            false => Err(Error::MissedParameters { names: missing }),
+            false => Err(ExportError::MissedParameters { names: missing }.into()),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! From the casts of a calibration to what the file holds of a layer.
 
 use super::options::Ragged;
+use crate::autocast::Calibration;
 use crate::error::{Error, Result};
 use crate::load::InputScheme;
 use crate::nn::InputScaling;
 use crate::rewrite::Kind;
-use crate::state::Calibration;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::{Fp8Tensor, Quantizer, ScaleSource};
 use fp8_core::{Cast, Contraction, Format, Granularity, MX_BLOCK, static_dequant_scale};

@@ -1,6 +1,6 @@
 //! Where an export goes: a directory and the name of the model in it.
 
-use crate::error::{Error, Result};
+use crate::error::{ExportError, Result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -27,9 +27,10 @@ impl Place {
                 directory: or_here(path.parent().unwrap_or(Path::new(""))),
                 model: name.to_os_string(),
             }),
-            _ if path.exists() && !path.is_dir() => Err(Error::ExportPath {
+            _ if path.exists() && !path.is_dir() => Err(ExportError::Target {
                 path: path.to_path_buf(),
-            }),
+            }
+            .into()),
             _ => Ok(Self {
                 directory: or_here(path),
                 model: format!("model.{EXTENSION}").into(),

@@ -1,8 +1,8 @@
 //! Tensors, layers of candle_nn, and types that hold no parameters.
 
 use super::{Fp8Module, Visitor};
+use crate::module::LayerKind;
 use crate::nn::kv_cache;
-use crate::operator::LayerKind;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use std::marker::PhantomData;
 

@@ -9,7 +9,7 @@ pub use fuse::fuse_batch_norm;
 pub use whole::{adjacent_batch_norms, fold_batch_norms};
 
 use super::join;
-use crate::error::Error;
+use crate::error::{Error, LayerError};
 use crate::{Fp8Module, Visitor};
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
@@ -172,10 +172,10 @@ impl BatchNorm {
         }
         let features = self.features(x)?;
         if x.elem_count() < 2 * features {
-            return Err(Error::NoVariance {
+            return Err(Error::from(LayerError::NoVariance {
                 layer: self.path.clone(),
                 shape: x.dims().to_vec(),
-            }
+            })
             .into());
         }
         let before = Before::of(&self.inner)?;

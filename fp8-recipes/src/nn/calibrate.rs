@@ -1,8 +1,7 @@
 //! What a layer does in a calibrating guard.
 
-use crate::autocast::LayerStep;
+use crate::autocast::{Fp8State, LayerStep};
 use crate::error::Result;
-use crate::state::Fp8State;
 use candle_core::Tensor;
 use fp8_candle::{Role, device, fingerprint};
 use fp8_core::ScaleGrid;

@@ -2,10 +2,9 @@
 
 use super::shared_state::SharedState;
 use super::show;
-use crate::operator::{Fp8Operator, LayerKind};
-use crate::plan::OperatorCasts;
+use crate::autocast::{Fp8State, OperatorCasts};
+use crate::module::{Fp8Operator, LayerKind};
 use crate::scaled::plain_value;
-use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;

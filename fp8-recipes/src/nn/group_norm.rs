@@ -5,7 +5,7 @@ use crate::scaled::plain_value;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use fp8_candle::scaled::ScaledVar;
+use fp8_scaled::ScaledVar;
 
 /// `candle_nn::GroupNorm` that knows its checkpoint path and shows its parameters.
 #[derive(Debug, Clone)]

@@ -4,15 +4,14 @@ pub use candle_nn::layer_norm::LayerNormConfig;
 
 use super::shared_state::SharedState;
 use super::show;
-use crate::operator::{Fp8Operator, LayerKind};
-use crate::plan::OperatorCasts;
+use crate::autocast::{Fp8State, OperatorCasts};
+use crate::module::{Fp8Operator, LayerKind};
 use crate::scaled::plain_value;
-use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use fp8_candle::ops;
-use fp8_candle::scaled::ScaledVar;
+use fp8_scaled::ScaledVar;
 use std::sync::Arc;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.

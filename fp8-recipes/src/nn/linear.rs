@@ -4,17 +4,15 @@ use super::calibrate::calibrate;
 use super::shared_state::SharedState;
 use super::static_weight::is_unscaled_fp8;
 use super::{StaticWeight, join};
-use crate::autocast::{Context, Mode, current};
+use crate::autocast::{Context, Fp8State, Mode, current, linear_plan};
 use crate::error::{Error, Result};
 use crate::module::Fp8Layer;
-use crate::plan::linear_plan;
 use crate::scaled::plain_value;
-use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Tensor};
 use candle_nn::VarBuilder;
-use fp8_candle::scaled::ScaledVar;
 use fp8_candle::{LinearPlan, LinearWeight, Role, fp8_linear};
+use fp8_scaled::ScaledVar;
 use std::sync::Arc;
 
 /// How a layer computes in one call.

@@ -1,7 +1,7 @@
 //! A frozen linear layer with a trainable update of low rank.
 
 use super::{Linear, show};
-use crate::error::{Error, Result};
+use crate::error::{LayerError, Result};
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -46,12 +46,13 @@ impl LoraConfig {
 
     fn check(&self, path: &str) -> Result<()> {
         let wrong = |what, got: String, expected: &str| {
-            Err(Error::TransformerOption {
+            Err(LayerError::TransformerOption {
                 path: path.to_string(),
                 what,
                 got,
                 expected: expected.to_string(),
-            })
+            }
+            .into())
         };
         if self.rank == 0 {
             return wrong("LoraConfig::rank", "0".into(), "at least 1");

@@ -97,7 +97,7 @@ fn show(visitor: &mut dyn Visitor, path: Option<&str>, name: &str, tensor: &Tens
 /// An error if a gradient is tracked in one of `tensors`, which `op` would lose.
 fn no_gradient_through(op: &'static str, tensors: &[&Tensor]) -> candle_core::Result<()> {
     match tensors.iter().any(|tensor| tensor.track_op()) {
-        true => Err(crate::Error::NoBackward { op }.into()),
+        true => Err(crate::Error::from(crate::LayerError::NoBackward { op }).into()),
         false => Ok(()),
     }
 }

@@ -1,10 +1,8 @@
 //! Operators on activations that a recipe may cast: products, sums, quotients.
 
 use super::shared_state::SharedState;
-use crate::module::Visitor;
-use crate::operator::{Fp8Operator, LayerKind};
-use crate::plan::OperatorCasts;
-use crate::state::Fp8State;
+use crate::autocast::{Fp8State, OperatorCasts};
+use crate::module::{Fp8Operator, LayerKind, Visitor};
 use crate::{Fp8Module, Result};
 use candle_core::{Device, Tensor};
 use std::sync::Arc;

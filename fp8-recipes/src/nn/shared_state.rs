@@ -1,6 +1,6 @@
 //! FP8 state that the clones of a layer share.
 
-use crate::state::Fp8State;
+use crate::autocast::Fp8State;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Where [`prepare_fp8`](crate::prepare_fp8) puts a layer's state, through a shared reference: a layer may lie in an `Arc`.

@@ -298,7 +298,10 @@ mod tests {
         all.add((&a * other.as_tensor())?.sum_all()?.backward()?)?;
         all.add((&a + &b)?.sum_all()?.backward()?)?;
         let mean = all.finish_mean()?;
-        assert_eq!(super::super::gradients::check_gradients(&vars, &mean), ["c"]);
+        assert_eq!(
+            super::super::gradients::check_gradients(&vars, &mean),
+            ["c"]
+        );
         assert_eq!(mean.get_ids().count(), 2);
         // Where a micro-batch does not reach a variable, its gradient is zero.
         assert_eq!(mean.get(&b).unwrap().to_vec1::<f32>()?, [0.5, 0.5]);
@@ -311,7 +314,10 @@ mod tests {
         let mut all = GradAccumulator::from_vars(vec![var.clone()]);
         for weight in [0., -1., f64::NAN, f64::INFINITY] {
             let error = all.add_weighted(grads(&var, 1.), weight).unwrap_err();
-            assert!(matches!(error, OptimError::MicroBatchWeight { .. }), "{error:?}");
+            assert!(
+                matches!(error, OptimError::MicroBatchWeight { .. }),
+                "{error:?}"
+            );
         }
         assert_eq!(all.micro_batches(), 0);
         Ok(())

@@ -11,7 +11,7 @@ use super::real::Real;
 use super::rule::{MAX_MOMENTS, Moment, Rates, Rule};
 use super::scaled::{Extents, ScaledParameter, ScaledPlan, ScaledRule, Window, factor, value};
 use super::settings::{DecayScope, Settings, check, check_not_negative};
-use fp8_candle::scaled::Scale;
+use fp8_scaled::Scale;
 
 /// AdamW (decoupled weight decay) over named variables, with a state that can be saved.
 ///
@@ -202,10 +202,8 @@ impl ScaledRule for AdamWConfig {
         let [m, u, _] = extents.moments;
         let g_unit = at.clip * extents.grad.unit();
         let g_size = g_unit * extents.grad.amax;
-        let m_scale = Window::MOMENT.scale(
-            m.dequant_scale,
-            beta1 * m.size() + (1.0 - beta1) * g_size,
-        );
+        let m_scale =
+            Window::MOMENT.scale(m.dequant_scale, beta1 * m.size() + (1.0 - beta1) * g_size);
         let u_bound = (beta2 * u.size().powi(2) + (1.0 - beta2) * g_size.powi(2)).sqrt();
         let u_scale = Window::MOMENT.scale(u.dequant_scale, u_bound);
         // Without any gradient so far only decay changes the data, and they keep their scale.

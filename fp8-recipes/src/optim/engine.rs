@@ -49,7 +49,10 @@ pub(super) struct Slot<P> {
 /// What follows from the norm of the gradients.
 pub(super) enum Decision {
     /// The step is taken under this number, with this factor on the gradients.
-    Take { step: u64, clip: f64 },
+    Take {
+        step: u64,
+        clip: f64,
+    },
     Skip(StepReport),
 }
 

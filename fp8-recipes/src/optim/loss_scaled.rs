@@ -104,8 +104,7 @@ impl<O: ResumableOptimizer> ResumableOptimizer for LossScaled<O> {
     }
 
     fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<()> {
-        self.scaler
-            .load_state_with(&mut self.optimizer, state)
+        self.scaler.load_state_with(&mut self.optimizer, state)
     }
 
     fn announces_changes(&self) -> bool {

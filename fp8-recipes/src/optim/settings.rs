@@ -83,12 +83,7 @@ pub(super) fn check_limit(limit: Option<u64>) -> Result<()> {
 }
 
 /// Fails with the name and value unless `ok` holds and the value is finite.
-pub(super) fn check(
-    name: &'static str,
-    value: f64,
-    ok: bool,
-    allowed: &'static str,
-) -> Result<()> {
+pub(super) fn check(name: &'static str, value: f64, ok: bool, allowed: &'static str) -> Result<()> {
     if ok && value.is_finite() {
         return Ok(());
     }

@@ -200,10 +200,7 @@ impl OptimizerState {
     ///
     /// # Errors
     /// [`OptimError::StateHyperparameters`] if JSON cannot hold them.
-    pub fn with_hyperparameters(
-        mut self,
-        hyperparameters: impl Serialize,
-    ) -> Result<Self> {
+    pub fn with_hyperparameters(mut self, hyperparameters: impl Serialize) -> Result<Self> {
         let value = serde_json::to_value(hyperparameters);
         self.hyperparameters = value.map_err(|error| self.hyperparameters_error(error))?;
         Ok(self)
@@ -263,10 +260,7 @@ impl OptimizerState {
     ///
     /// # Errors
     /// [`OptimError::UnexpectedState`] with the first such name.
-    pub fn check_names(
-        &self,
-        known: impl IntoIterator<Item = impl Into<String>>,
-    ) -> Result<()> {
+    pub fn check_names(&self, known: impl IntoIterator<Item = impl Into<String>>) -> Result<()> {
         let mut reader = StateReader::new(&self.tensors);
         reader.known.extend(known.into_iter().map(Into::into));
         reader.finish()

@@ -2,7 +2,7 @@
 
 use super::{LayerReport, Note, Outcome, PrepareReport};
 use crate::config::{CastConfig, ConfigError, Operand, Recipe, ResolvedConfig};
-use crate::operator::LayerKind;
+use crate::module::LayerKind;
 use std::fmt;
 
 /// The tensors of a layer that a recipe can cast, in the order of [`CastRow::casts`].

@@ -10,12 +10,11 @@ pub use cast_table::{CAST_TENSORS, CastRow, CastTable};
 pub use options::{LayerChoice, PrepareOptions};
 pub use report::{LayerReport, Note, Outcome, PrepareReport, Unmatched};
 
+use crate::autocast::{Fp8State, LayerRecipe};
 use crate::config::{FilterDecision, SkipReason};
 use crate::error::Result;
-use crate::module::{Fp8Layer, Fp8Module, Visitor};
+use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
 use crate::nn::join;
-use crate::operator::LayerKind;
-use crate::state::{Fp8State, LayerRecipe};
 use candle_core::{DType, Device, Tensor, TensorId};
 use fp8_candle::StateTable;
 use fp8_candle::weight_version::WeightVersion;

@@ -2,11 +2,10 @@
 
 use super::options::LayerChoice;
 use super::{LayerReport, Note, Outcome, PrepareOptions, PrepareReport, Preparer};
+use crate::autocast::{Fp8State, LayerRecipe};
 use crate::config::SkipReason;
 use crate::error::Result;
-use crate::module::{Fp8Layer, Visitor};
-use crate::operator::{Fp8Operator, LayerKind};
-use crate::state::{Fp8State, LayerRecipe};
+use crate::module::{Fp8Layer, Fp8Operator, LayerKind, Visitor};
 use candle_core::{Device, Tensor};
 use fp8_candle::weight_version::WeightVersion;
 use fp8_candle::{Role, StateTable};

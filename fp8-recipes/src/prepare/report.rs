@@ -1,7 +1,7 @@
 //! What `prepare_fp8` says.
 
 use crate::config::{Recipe, RecipeName, SkipReason};
-use crate::operator::LayerKind;
+use crate::module::LayerKind;
 use fp8_core::{Granularity, MX_BLOCK};
 use std::fmt;
 

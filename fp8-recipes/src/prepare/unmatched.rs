@@ -2,8 +2,7 @@
 
 use super::{LayerChoice, PrepareOptions, Unmatched};
 use crate::config::near;
-use crate::module::{Fp8Layer, Fp8Module, Visitor};
-use crate::operator::{Fp8Operator, LayerKind};
+use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
 use candle_core::Tensor;
 use std::collections::BTreeSet;
 

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::nn;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::ops::{self, AttentionOptions};
-use fp8_candle::scaled::{Direction, Norm, Scaled, ScaledDType};
+use fp8_scaled::{Direction, Norm, Scaled, ScaledDType};
 
 /// Declares the operations once: documentation, the method of the trait, and what it is for a plain tensor. For [`Scaled`] it is the
 /// method of the same name.
@@ -174,7 +174,7 @@ macro_rules! array {
             }
 
             fn from_tensor(x: Tensor) -> Result<Self> {
-                Ok(fp8_candle::scaled::as_scaled(&x, None)?)
+                Ok(fp8_scaled::as_scaled(&x, None)?)
             }
 
             fn linear(layer: &nn::Linear, x: &Self) -> Result<Self> {

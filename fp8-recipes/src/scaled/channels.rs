@@ -7,7 +7,7 @@ use crate::nn;
 use candle_core::{DType, Module, Tensor};
 use candle_nn::ModuleT;
 use fp8_candle::conv::ConvShape;
-use fp8_candle::scaled::Scaled;
+use fp8_scaled::Scaled;
 
 /// A layer that [`Array`] computes on plain and on scaled tensors.
 #[doc(hidden)]

@@ -10,8 +10,8 @@ use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, Result};
 use crate::safetensors_file::SafetensorsFile;
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::scaled::{Scale, Scaled};
 use fp8_core::{E8M0, Format};
+use fp8_scaled::{Scale, Scaled};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -25,7 +25,7 @@ const FP8_KEY: &str = "fp8_data";
 ///
 /// ```
 /// # use candle_core::{Device, Tensor};
-/// # use fp8_candle::scaled::*;
+/// # use fp8_scaled::*;
 /// # use fp8_recipes::scaled::*;
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("x.safetensors");
@@ -135,7 +135,7 @@ pub fn save(path: impl AsRef<Path>, tree: &ScaledTree, storage: ScaleStorage) ->
 ///
 /// ```
 /// # use candle_core::{Device, Tensor};
-/// # use fp8_candle::scaled::*;
+/// # use fp8_scaled::*;
 /// # use fp8_recipes::scaled::*;
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("x.safetensors");

@@ -5,18 +5,18 @@ use crate::error::{Error, Result};
 use crate::nn;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Tensor};
-use fp8_candle::scaled::{Scaled, ScaledVar};
+use fp8_scaled::{Scaled, ScaledVar};
 
 /// A layer that computes on plain tensors and on scaled ones.
 ///
 /// On a [`Tensor`] that is the layer's forward pass, in FP8 under a guard. On a [`Scaled`] the layer multiplies its scaled
 /// parameters, which it has if it was built on a [`ScaledVarMap`](super::ScaledVarMap), under the
-/// [settings](fp8_candle::scaled::ScaledOptions) of the scope.
+/// [settings](fp8_scaled::ScaledOptions) of the scope.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::as_scaled;
+/// use fp8_scaled::as_scaled;
 /// use fp8::nn;
 /// use fp8::scaled::{Array, Layer, ScaledVarMap};
 ///

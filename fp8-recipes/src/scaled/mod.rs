@@ -1,4 +1,4 @@
-//! Parameters of [scaled arithmetic](fp8_candle::scaled): named, built by the layers' own constructors, saved and loaded.
+//! Parameters of [scaled arithmetic](fp8_scaled): named, built by the layers' own constructors, saved and loaded.
 //!
 //! | item | what it is |
 //! |---|---|
@@ -45,5 +45,5 @@ pub use var_map::ScaledVarMap;
 mod sealed {
     pub trait Sealed {}
     impl Sealed for candle_core::Tensor {}
-    impl Sealed for fp8_candle::scaled::Scaled {}
+    impl Sealed for fp8_scaled::Scaled {}
 }

@@ -4,7 +4,7 @@ use super::checkpoint::{Stored, stored, take};
 use super::{ScaleStorage, ScaledVarMap};
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, Result};
-use crate::optim::{ResumableOptimizer, OptimizerState};
+use crate::optim::{OptimizerState, ResumableOptimizer};
 use crate::safetensors_file::SafetensorsFile;
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
@@ -69,7 +69,7 @@ struct Saved {
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::ScaledVar;
+/// use fp8_scaled::ScaledVar;
 /// use fp8::optim::SgdConfig;
 /// use fp8::optim::scaled::ScaledSgd;
 /// use fp8::scaled::{ScaledVarMap, TrainingState, resume_training, save_training, training_state};

@@ -2,9 +2,7 @@
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
-use fp8_candle::scaled::{
-    Scale, ScaleCheck, Scaled, ScaledDType, ScaledOptions, as_scaled, scaled_scope,
-};
+use fp8_scaled::{Scale, ScaleCheck, Scaled, ScaledDType, ScaledOptions, as_scaled, scaled_scope};
 use std::collections::BTreeMap;
 
 /// Named scaled tensors, in the order of their names.

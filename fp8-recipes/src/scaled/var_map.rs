@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use fp8_candle::scaled::{ScaledGrads, ScaledVar};
+use fp8_scaled::{ScaledGrads, ScaledVar};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,7 +20,7 @@ const PLACE: &str = "the map of scaled parameters";
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::ScaledVar;
+/// use fp8_scaled::ScaledVar;
 /// use fp8::scaled::ScaledVarMap;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;

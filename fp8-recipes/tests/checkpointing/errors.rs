@@ -115,13 +115,15 @@ fn errors_of_the_function() {
     let x = var(1, &[4]);
     let error = checkpoint(
         |_: &Tensor| {
-            Err::<Tensor, _>(Error::NotRepeated {
+            Err::<Tensor, _>(Error::Guard(fp8_recipes::GuardError::NotRepeated {
                 path: "mine".into(),
-            })
+            }))
         },
         x.as_tensor(),
     );
-    assert!(matches!(error, Err(Error::NotRepeated { path }) if path == "mine"));
+    assert!(
+        matches!(error, Err(Error::Guard(fp8_recipes::GuardError::NotRepeated { path })) if path == "mine")
+    );
     let failed = Arc::new(AtomicBool::new(false));
     let fails = failed.clone();
     let f = move |x: &Tensor| match fails.load(Ordering::Relaxed) {

@@ -9,7 +9,7 @@ use candle_nn::{Optimizer, ParamsAdamW, VarBuilder, VarMap};
 use fp8_recipes::checkpoint::{TrainingMeta, resume_training, save_training};
 use fp8_recipes::nn::{self, Linear};
 use fp8_recipes::optim::{
-    AdamW, AdamWConfig, ResumableOptimizer, NoOptimizer, OptimError, OptimizerState,
+    AdamW, AdamWConfig, NoOptimizer, OptimError, OptimizerState, ResumableOptimizer,
 };
 use fp8_recipes::{Error, Recipe, prepare_fp8, with_fp8};
 use serde_json::{Value, json};

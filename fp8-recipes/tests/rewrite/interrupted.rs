@@ -4,10 +4,10 @@ use crate::helpers::*;
 use candle_core::{DType, Tensor};
 use fp8_recipes::rewrite::{self, QuantizeOptions, Source, Spelling, WriteOptions};
 use fp8_recipes::{Error, Result};
+use fp8_test_support::child::{child_under_a_file_size_limit, from_parent};
 use serde_json::Value;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 #[test]
 fn cancelled_at_any_moment_nothing_is_left() {
@@ -127,12 +127,10 @@ fn only_models_are_overwritten_and_only_on_demand() {
 
 const LIMITED: &str = "FP8_TEST_LIMITED_DIRECTORY";
 
-/// [`a_full_disk_leaves_nothing`] runs this in a process of its own.
 #[test]
-fn child_under_a_file_size_limit() {
-    let Ok(dir) = std::env::var(LIMITED) else {
-        return;
-    };
+#[ignore = "run by a_full_disk_leaves_nothing in a child process"]
+fn under_a_file_size_limit() {
+    let dir = from_parent(LIMITED);
     let source = open_golden("autofp8_static");
     let to = Path::new(&dir).join("out");
     let options = WriteOptions::new();
@@ -153,16 +151,7 @@ fn a_full_disk_leaves_nothing() {
         return;
     }
     let dir = dir();
-    // Without the trap the system would kill the process.
-    let script = "trap '' XFSZ; ulimit -f 64 && exec \"$0\" \"$@\"";
-    let output = Command::new("sh")
-        .args(["-c", script])
-        .arg(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "interrupted::child_under_a_file_size_limit",
-            "--nocapture",
-        ])
+    let output = child_under_a_file_size_limit("interrupted::under_a_file_size_limit")
         .env(LIMITED, dir.path())
         .output()
         .unwrap();

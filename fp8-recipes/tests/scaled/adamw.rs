@@ -2,9 +2,9 @@
 
 use crate::helpers::*;
 use candle_core::{DType, Tensor, Var};
-use fp8_candle::scaled::{ScaledGrads, as_scaled};
 use fp8_recipes::optim::scaled::*;
 use fp8_recipes::optim::*;
+use fp8_scaled::{ScaledGrads, as_scaled};
 
 fn config(lr: f64) -> AdamWConfig {
     AdamWConfig {
@@ -75,7 +75,7 @@ fn it_goes_where_plain_adamw_goes() {
         },
     )
     .unwrap();
-    let var = fp8_candle::scaled::ScaledVar::rescaled("w", &start, DType::F16).unwrap();
+    let var = fp8_scaled::ScaledVar::rescaled("w", &start, DType::F16).unwrap();
     let mut adam = ScaledAdamW::from_vars(vec![var.clone()], reference.config().clone()).unwrap();
     for _ in 0..1500 {
         let loss = (plain.as_tensor() - &target)
@@ -210,9 +210,8 @@ fn two_hundred_steps_of_a_regression() {
     let b = Var::zeros(3, DType::F32, start.device()).unwrap();
     let named = vec![("w".to_string(), w.clone()), ("b".to_string(), b.clone())];
     let mut plain = AdamW::from_named(named, config.clone()).unwrap();
-    let of = |name, start: &Tensor| {
-        fp8_candle::scaled::ScaledVar::rescaled(name, start, DType::F16).unwrap()
-    };
+    let of =
+        |name, start: &Tensor| fp8_scaled::ScaledVar::rescaled(name, start, DType::F16).unwrap();
     // The bias begins with zeros of no size.
     let (sw, sb) = (of("w", &start), of("b", b.as_tensor()));
     let mut scaled = ScaledAdamW::from_vars(vec![sw.clone(), sb.clone()], config).unwrap();
@@ -291,7 +290,7 @@ fn a_gradient_that_ends_leaves_moments_that_fade() {
 fn two_optimizers_have_a_half_each_and_the_rest_is_frozen() {
     let vars = vars(DType::F16);
     let before = bits(&vars);
-    let half = |vars: &[fp8_candle::scaled::ScaledVar]| {
+    let half = |vars: &[fp8_scaled::ScaledVar]| {
         ScaledAdamW::from_vars(vars.to_vec(), config(0.1)).unwrap()
     };
     let (mut first, mut second) = (half(&vars[..1]), half(&vars[2..3]));

@@ -1,11 +1,11 @@
 //! Files of scaled tensors.
 
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::scaled::Scaled;
 use fp8_core::Format;
 use fp8_recipes::Error;
 use fp8_recipes::atomic::write_safetensors_atomic;
 use fp8_recipes::scaled::{ScaleStorage, ScaledTree, load, save};
+use fp8_scaled::Scaled;
 use std::collections::{BTreeMap, HashMap};
 
 fn tree() -> ScaledTree {

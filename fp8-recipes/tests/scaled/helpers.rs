@@ -1,7 +1,7 @@
 //! Parameters, gradients, and their values in f64.
 
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::scaled::{Scaled, ScaledGrads, ScaledVar, as_scaled};
+use fp8_scaled::{Scaled, ScaledGrads, ScaledVar, as_scaled};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

@@ -2,9 +2,9 @@
 
 use crate::helpers::*;
 use candle_core::DType;
-use fp8_candle::scaled::ScaledGrads;
 use fp8_recipes::optim::scaled::*;
 use fp8_recipes::optim::*;
+use fp8_scaled::ScaledGrads;
 
 #[test]
 fn the_number_of_threads_changes_nothing() {

@@ -2,11 +2,11 @@
 
 use crate::helpers::*;
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::scaled::ScaledVar;
 use fp8_recipes::Error;
 use fp8_recipes::optim::scaled::*;
 use fp8_recipes::optim::*;
 use fp8_recipes::scaled::{ScaledVarMap, TrainingState, load, resume_training, save_training};
+use fp8_scaled::ScaledVar;
 
 fn map(vars: &[ScaledVar]) -> ScaledVarMap {
     let map = ScaledVarMap::new(DType::F16, &Device::Cpu).unwrap();

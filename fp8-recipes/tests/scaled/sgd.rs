@@ -2,10 +2,10 @@
 
 use crate::helpers::*;
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::scaled::{Scaled, ScaledGrads, ScaledVar};
 use fp8_core::Format;
 use fp8_recipes::optim::scaled::*;
 use fp8_recipes::optim::*;
+use fp8_scaled::{Scaled, ScaledGrads, ScaledVar};
 
 /// One variable in f64, rounded nowhere.
 struct Reference {

@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Init;
-use fp8_candle::scaled::ScaledVar;
 use fp8_recipes::nn;
 use fp8_recipes::scaled::ScaledVarMap;
+use fp8_scaled::ScaledVar;
 
 fn map() -> ScaledVarMap {
     ScaledVarMap::new(DType::F16, &Device::Cpu).unwrap()

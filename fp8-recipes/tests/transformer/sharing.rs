@@ -182,8 +182,8 @@ fn any_number_of_threads() {
 /// Scaled parameters: the layers one by one in scaled arithmetic, near the result in f32.
 #[test]
 fn scaled_parameters() {
-    use fp8_candle::scaled::{Scaled, as_scaled};
     use fp8_recipes::scaled::ScaledVarMap;
+    use fp8_scaled::{Scaled, as_scaled};
     for activation in Activation::all() {
         let config = config().with_hidden_act(activation);
         let plain = Model::new(&config, true, DType::F32);

@@ -5,7 +5,7 @@ mod flax;
 mod torchao;
 
 use candle_core::Tensor;
-use fp8_test_support::{device, golden, isa, on_cuda};
+use fp8_test_support::{device, golden};
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -19,11 +19,4 @@ pub fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key]
         .as_str()
         .unwrap_or_else(|| panic!("no {key} in {value}"))
-}
-
-#[test]
-pub fn every_instruction_set_passes() {
-    if !on_cuda() {
-        isa::run_again_on_each(&["goldens::"]);
-    }
 }

@@ -11,7 +11,7 @@ use fp8::config::{Operand, ResolvedConfig};
 use fp8::fp8_candle::Quantizer;
 use fp8::fp8_core::Contraction::{self, Cols, Rows};
 use fp8::{Autocast, Fp8LinearConfig, RecipeName};
-use fp8_test_support::{Model, Step, assert_within, flat64, isa, normal, on_cuda, rounding, ulp};
+use fp8_test_support::{Model, Step, assert_within, flat64, normal, rounding, ulp};
 
 pub const DYNAMIC: [RecipeName; 3] = [
     RecipeName::Tensorwise,
@@ -139,11 +139,4 @@ pub fn check_against_oracle(
         oracle.check(&format!("{what}: {name}"), ours);
     }
     Ok(())
-}
-
-#[test]
-pub fn every_instruction_set_passes() {
-    if !on_cuda() {
-        isa::run_again_on_each(&["linear::"]);
-    }
 }

@@ -3,33 +3,22 @@
 use super::*;
 use candle_core::{DType, Result, Var};
 use fp8::{Recipe, RecipeName};
+use fp8_test_support::child::child;
 use fp8_test_support::{Model, normal, skipped_on_cuda};
 
-const CHILD: &str = "FP8_TEST_THREADS_CHILD";
-
-/// Runs itself again with other sizes of the global thread pool. A pool made here would not do: guards do not open on
-/// its workers.
+/// In processes with other sizes of the global thread pool. A pool made here would not do: guards do not open on its workers.
 #[test]
 fn same_bits_for_any_number_of_threads() -> Result<()> {
     if skipped_on_cuda("the threads share what lives on the device of one of them") {
         return Ok(());
     }
-    if std::env::var_os(CHILD).is_some() {
-        return print_bits();
-    }
     let bits = ["1", "2", "3"].map(|threads| {
-        let child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([
-                "linear::threads::same_bits_for_any_number_of_threads",
-                "--exact",
-                "--nocapture",
-            ])
-            .env(CHILD, "1")
+        let output = child("linear::threads::print_bits")
             .env("RAYON_NUM_THREADS", threads)
             .output()
             .unwrap();
-        assert!(child.status.success(), "{threads} threads: {child:?}");
-        let text = String::from_utf8(child.stdout).unwrap();
+        assert!(output.status.success(), "{threads} threads: {output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
         let lines = text.lines().filter_map(|line| line.split_once("bits of "));
         lines.map(|(_, line)| line.to_string()).collect::<Vec<_>>()
     });
@@ -40,6 +29,8 @@ fn same_bits_for_any_number_of_threads() -> Result<()> {
 }
 
 /// Prints fingerprints of everything that training steps of several sizes compute.
+#[test]
+#[ignore = "run by same_bits_for_any_number_of_threads in child processes"]
 fn print_bits() -> Result<()> {
     // Some of these need several slabs of the GEMM or several tasks of a cast.
     for (m, k, n) in [

@@ -36,6 +36,14 @@ pub fn on_cuda() -> bool {
     device().is_cuda()
 }
 
+/// Without a GPU, prints that the test is skipped and returns true.
+pub fn skipped_on_cpu() -> bool {
+    if !on_cuda() {
+        println!("skipped: no CUDA device");
+    }
+    !on_cuda()
+}
+
 /// On a GPU, prints why a test is skipped and returns true.
 pub fn skipped_on_cuda(why: &str) -> bool {
     if on_cuda() {

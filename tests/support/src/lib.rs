@@ -2,9 +2,9 @@
 //!
 //! Helpers panic where a test should fail.
 
+pub mod child;
 mod compare;
 mod device;
-pub mod isa;
 pub mod rounding;
 mod tensors;
 

@@ -121,8 +121,8 @@ impl Activation {
         }
     }
 
-    /// The name in errors and of the node: that by which it is parsed.
-    pub(crate) fn name(self) -> &'static str {
+    /// The name by which it is parsed, which errors and nodes have too.
+    pub fn name(self) -> &'static str {
         let found = NAMES.iter().find(|(activation, _)| *activation == self);
         found.map_or("activation", |(_, name)| name)
     }

@@ -10,7 +10,7 @@ pub(crate) mod storage;
 pub(crate) mod window;
 
 /// `[product of the leading dims, last dim]`; a scalar is 1x1.
-pub(crate) fn matrix_dims(dims: &[usize]) -> (usize, usize) {
+pub fn matrix_dims(dims: &[usize]) -> (usize, usize) {
     match dims {
         [] => (1, 1),
         [leading @ .., last] => (leading.iter().product(), *last),

@@ -314,11 +314,13 @@ mod tests {
 
     #[test]
     fn a_helper_takes_a_part() {
-        // Two tasks that wait for each other: one thread alone would never end.
+        // Two tasks that wait for each other: one thread alone waits in vain.
         let arrived = AtomicUsize::new(0);
+        let deadline = Instant::now() + Duration::from_secs(60);
         for_each(2, 2, &|_| {
             arrived.fetch_add(1, Ordering::SeqCst);
             while arrived.load(Ordering::SeqCst) < 2 {
+                assert!(Instant::now() < deadline, "no helper took the other task");
                 thread::yield_now();
             }
         });

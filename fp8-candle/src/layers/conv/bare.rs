@@ -12,8 +12,8 @@ use crate::cast::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
 
 /// What is multiplied. Both operands of a product are codes, or both are values.
-#[derive(Clone, Copy)]
-pub(crate) enum BareOperand<'a> {
+#[derive(Debug, Clone, Copy)]
+pub enum BareOperand<'a> {
     /// With one scale.
     Codes(&'a Fp8Tensor),
     /// In f32.
@@ -37,17 +37,16 @@ impl BareOperand<'_> {
     }
 }
 
-/// The three products of a convolution.
+/// The three products of a convolution, as arithmetic with rules of its own multiplies: no cast, no graph.
 #[derive(Debug, Clone)]
-pub(crate) struct BareConv(Geometry);
+pub struct BareConv(Geometry);
 
 impl BareConv {
     /// Of images `[batch, channels, height, width]` and a weight `[out, channels / groups, height, width]`.
-    pub(crate) fn new(
-        x: [usize; 4],
-        weight: [usize; 4],
-        shape: &ConvShape,
-    ) -> Result<Self, ConvError> {
+    ///
+    /// # Errors
+    /// If the sizes make no convolution.
+    pub fn new(x: [usize; 4], weight: [usize; 4], shape: &ConvShape) -> Result<Self, ConvError> {
         Ok(Self(Geometry {
             window: shape.window(x, weight)?,
             n: weight[0],
@@ -57,7 +56,10 @@ impl BareConv {
 
     /// Of the transposed convolution of `x` `[batch, in, height, width]` and a weight `[in, channels / groups, height, width]`: the
     /// convolution with that weight whose images are its results, and whose gradient of the input it is.
-    pub(crate) fn transposed(
+    ///
+    /// # Errors
+    /// If the sizes make no convolution.
+    pub fn transposed(
         x: [usize; 4],
         weight: [usize; 4],
         shape: &ConvShape,
@@ -70,12 +72,12 @@ impl BareConv {
     }
 
     /// `[batch, channels, height, width]` of the images.
-    pub(crate) fn image_dims(&self) -> [usize; 4] {
+    pub fn image_dims(&self) -> [usize; 4] {
         self.0.window.dims()
     }
 
     /// How many terms each value of the output sums, each of the gradient of the input at most, and each of that of the weight.
-    pub(crate) fn lengths(&self) -> [usize; 3] {
+    pub fn lengths(&self) -> [usize; 3] {
         let (window, [n, columns]) = (&self.0.window, self.0.weight_dims());
         [
             columns,
@@ -85,12 +87,15 @@ impl BareConv {
     }
 
     /// `[batch, out, height, width]`.
-    pub(crate) fn output_dims(&self) -> [usize; 4] {
+    pub fn output_dims(&self) -> [usize; 4] {
         self.0.maps().dims()
     }
 
     /// `factor` times the output, in `dtype`.
-    pub(crate) fn output(
+    ///
+    /// # Errors
+    /// If the operands do not have these shapes, or one is codes and the other is not.
+    pub fn output(
         &self,
         x: BareOperand<'_>,
         weight: BareOperand<'_>,
@@ -103,7 +108,10 @@ impl BareConv {
     }
 
     /// `factor` times the gradient of the input, in `dtype`.
-    pub(crate) fn grad_input(
+    ///
+    /// # Errors
+    /// If the operands do not have these shapes, or one is codes and the other is not.
+    pub fn grad_input(
         &self,
         grad: BareOperand<'_>,
         weight: BareOperand<'_>,
@@ -116,7 +124,10 @@ impl BareConv {
     }
 
     /// The gradient of the weight, in f32, `[out, channels / groups * taps]`.
-    pub(crate) fn grad_weight(&self, grad: BareOperand<'_>, x: BareOperand<'_>) -> Result<Tensor> {
+    ///
+    /// # Errors
+    /// As [`BareConv::output`].
+    pub fn grad_weight(&self, grad: BareOperand<'_>, x: BareOperand<'_>) -> Result<Tensor> {
         weigh(&self.0, &grad.values()?, &x.values()?, false)
     }
 }

@@ -105,7 +105,7 @@ impl ConvShape {
     }
 
     /// The same along the width, and nothing along a height of 1.
-    pub(crate) fn along_width(self) -> Self {
+    pub fn along_width(self) -> Self {
         Self {
             padding: [0, self.padding[1]],
             output_padding: [0, self.output_padding[1]],

@@ -6,7 +6,8 @@ use super::{check_float, check_like, fused, last_dim, shape_error};
 use crate::base::data::made::Made;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
-use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::Quantizer;
 use crate::cast::weight_version::Seen;
 use crate::device::cpu::elements::{compute_dtype, for_dtype, storage, tensor, with_slices};
 use crate::device::made_casts;
@@ -85,8 +86,11 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     .apply(x, weight, None)
 }
 
-/// LayerNorm with `center`, RMSNorm without, of tensors outside any graph.
-pub(crate) fn forward(
+/// LayerNorm with `center`, RMSNorm without, of `x` `[.., d]`, `weight` and `bias` `[d]`.
+///
+/// # Errors
+/// As [`layer_norm`] and [`rms_norm`].
+pub fn forward(
     center: bool,
     x: &Tensor,
     weight: &Tensor,
@@ -146,8 +150,11 @@ pub(crate) fn cast_rows(
     })
 }
 
-/// The gradients of x, weight and bias of [`forward`]; the latter two, which are sums over rows, times `sums_factor`.
-pub(crate) fn backward(
+/// The gradients of x, weight and bias of the norm of `x`; the latter two, which are sums over rows, times `sums_factor`.
+///
+/// # Errors
+/// If shapes do not fit or a device fails.
+pub fn backward(
     center: bool,
     x: &Tensor,
     weight: &Tensor,

@@ -1,8 +1,8 @@
 //! A process killed after every single step of an exchange, and what readers and the next save make of it.
 
 use super::*;
+use fp8_test_support::child::{child, from_parent};
 use std::collections::BTreeMap;
-use std::process::Command;
 use tempfile::{TempDir, tempdir};
 
 const CHILD: &str = "FP8_TEST_TOGETHER_DIRECTORY";
@@ -46,13 +46,12 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Run in a process of its own, which ends in the middle of a save.
+/// Its process ends in the middle of a save.
 #[test]
+#[ignore = "run by die_at in a child process"]
 fn child_that_dies_while_it_saves() {
-    let (Ok(directory), Ok(step)) = (std::env::var(CHILD), std::env::var(STEP)) else {
-        return;
-    };
-    let mut left: usize = step.parse().unwrap();
+    let directory = from_parent(CHILD);
+    let mut left: usize = from_parent(STEP).parse().unwrap();
     save(Path::new(&directory), "new", &mut || {
         if left == 0 {
             // As a kill: nothing is cleaned up.
@@ -64,11 +63,7 @@ fn child_that_dies_while_it_saves() {
 
 /// Saves "new" in a child that dies after `step` further steps; whether it got to the end.
 fn die_at(directory: &Path, step: usize) -> bool {
-    Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "atomic::together::tests::child_that_dies_while_it_saves",
-        ])
+    child("atomic::together::tests::child_that_dies_while_it_saves")
         .env(CHILD, directory)
         .env(STEP, step.to_string())
         .output()

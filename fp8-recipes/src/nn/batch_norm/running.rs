@@ -2,7 +2,7 @@
 
 use crate::scaled::plain_value;
 use candle_core::{DType, Result, Tensor, Var};
-use fp8_candle::scaled::ScaledVar;
+use fp8_scaled::ScaledVar;
 
 /// `running * (1 - momentum) + batch * momentum * unbiased`, in the dtype that `running` has.
 pub(super) fn follow(running: &Tensor, batch: &Tensor, momentum: f64, unbiased: f64) -> Result<()> {

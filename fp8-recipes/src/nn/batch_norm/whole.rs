@@ -2,11 +2,11 @@
 
 use super::BatchNorm;
 use super::fuse::folded;
+use crate::config::ConfigError;
 use crate::config::near;
-use crate::error::{Error, Result};
-use crate::module::{Fp8Layer, Fp8Module, Visitor};
+use crate::error::{Error, LayerError, Result};
+use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor};
 use crate::nn::join;
-use crate::operator::Fp8Operator;
 use crate::scaled::refuse_scaled_model;
 use candle_core::{Tensor, TensorId};
 use std::collections::{HashMap, HashSet};
@@ -54,9 +54,9 @@ use std::collections::{HashMap, HashSet};
 /// ```
 ///
 /// # Errors
-/// [`Error::UnmatchedPattern`] for a path that names no such layer or batch norm. [`Error::CannotFold`] if the numbers of channels differ, a path
+/// [`ConfigError::UnmatchedPattern`] for a path that names no such layer or batch norm. [`LayerError::CannotFold`] if the numbers of channels differ, a path
 /// stands in two pairs or occurs twice in the model, the weight is used elsewhere, holds FP8 codes, or belongs to a transposed
-/// convolution with groups. [`Error::Unnamed`] for a parameter without a path, [`Error::ScaledParameter`] for a model with scaled ones.
+/// convolution with groups. [`LayerError::Unnamed`] for a parameter without a path, [`Error::ScaledParameter`] for a model with scaled ones.
 pub fn fold_batch_norms<M: Fp8Module + ?Sized, L: AsRef<str>, B: AsRef<str>>(
     model: &M,
     pairs: &[(L, B)],
@@ -67,10 +67,13 @@ pub fn fold_batch_norms<M: Fp8Module + ?Sized, L: AsRef<str>, B: AsRef<str>>(
     let mut taken = HashSet::new();
     for (layer, norm) in pairs {
         let (layer, norm) = (layer.as_ref(), norm.as_ref());
-        let refused = |reason: String| Error::CannotFold {
-            layer: layer.to_string(),
-            batch_norm: norm.to_string(),
-            reason,
+        let refused = |reason: String| -> Error {
+            LayerError::CannotFold {
+                layer: layer.to_string(),
+                batch_norm: norm.to_string(),
+                reason,
+            }
+            .into()
         };
         let found = seen.layer(layer)?;
         let bn = seen.norm(norm)?;
@@ -198,7 +201,8 @@ impl Seen {
             // A mask or a table of sines is no parameter.
             None if tensor.is_variable() => {
                 let shape = tensor.dims().to_vec();
-                self.error.get_or_insert(Error::Unnamed { shape });
+                self.error
+                    .get_or_insert(LayerError::Unnamed { shape }.into());
             }
             None => {}
         }
@@ -206,10 +210,11 @@ impl Seen {
 }
 
 fn unknown<'a>(path: &str, paths: impl Iterator<Item = &'a str>) -> Error {
-    Error::UnmatchedPattern {
+    ConfigError::UnmatchedPattern {
         pattern: path.to_string(),
         near: near(path, paths),
     }
+    .into()
 }
 
 impl Visitor for Seen {

@@ -9,10 +9,9 @@ pub use candle_nn::conv::*;
 
 use super::StaticWeight;
 use super::shared_state::SharedState;
-use crate::module::Fp8Layer;
-use crate::operator::LayerKind;
+use crate::autocast::Fp8State;
+use crate::module::{Fp8Layer, LayerKind};
 use crate::scaled::plain_value;
-use crate::state::Fp8State;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{BatchNorm, VarBuilder};

@@ -1,7 +1,7 @@
 //! The options of transformer modules.
 
 use super::super::ops::AttentionOptions;
-use crate::error::{Error, Result};
+use crate::error::{Error, LayerError, Result};
 use candle_core::DType;
 use fp8_candle::ops::{Activation, AttentionDropout};
 
@@ -12,12 +12,13 @@ pub(super) fn unfit(
     got: impl ToString,
     expected: impl ToString,
 ) -> Error {
-    Error::TransformerOption {
+    LayerError::TransformerOption {
         path: path.to_string(),
         what,
         got: got.to_string(),
         expected: expected.to_string(),
     }
+    .into()
 }
 
 /// Fails unless `probability` is one that can be dropped.

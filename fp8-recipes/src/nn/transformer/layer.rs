@@ -13,7 +13,7 @@ use crate::scaled::{Array, Layer};
 use crate::{Fp8Module, Visitor};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
-use fp8_candle::scaled::{Direction, Norm};
+use fp8_scaled::{Direction, Norm};
 
 /// Attention and MLP with norms and residuals, as one node.
 ///

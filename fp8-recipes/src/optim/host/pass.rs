@@ -9,9 +9,9 @@ use fp8_candle::parallel::{self, vectorized};
 use fp8_core::StochasticKey;
 use half::{bf16, f16};
 
+use super::super::rule::{MAX_MOMENTS, Rule};
 use super::slice::{PIECE, Slice};
 use super::value::{HostValues, Value};
-use super::super::rule::{MAX_MOMENTS, Rule};
 
 /// Elements of one task. The update is elementwise and random bits follow from an element's index, so the split changes no bit.
 const BLOCK: usize = 1 << 14;
@@ -107,9 +107,7 @@ impl<R: Rule, F: Fn(f32, f32, &mut [f32]) -> f32 + Sync> Op<'_, R, F> {
         let pass = &mut *self.pass.borrow_mut();
         match (pass.saturating, &pass.master) {
             (true, _) => self.blocks::<T, T, f32>(parameter, pass),
-            (false, None | Some(HostValues::F32(_))) => {
-                self.blocks::<T, f32, f32>(parameter, pass)
-            }
+            (false, None | Some(HostValues::F32(_))) => self.blocks::<T, f32, f32>(parameter, pass),
             (false, Some(HostValues::Bf16(_))) => self.blocks::<T, f32, bf16>(parameter, pass),
             (false, Some(HostValues::F16(_))) => self.blocks::<T, f32, f16>(parameter, pass),
         }
@@ -149,9 +147,8 @@ impl<R: Rule, F: Fn(f32, f32, &mut [f32]) -> f32 + Sync> Op<'_, R, F> {
             .collect();
         let (formula, grad) = (&self.formula, pass.grad);
         let (keys, saturating) = (pass.keys, pass.saturating);
-        let update = |block: &mut Block<'_, T, M, K>| {
-            block.update::<R>(formula, grad, keys, saturating)
-        };
+        let update =
+            |block: &mut Block<'_, T, M, K>| block.update::<R>(formula, grad, keys, saturating);
         let magnitudes = match blocks.as_mut_slice() {
             // Without the thread pool.
             [only] => update(only),
@@ -212,7 +209,10 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
             let grads = grad.widened(first, &mut grads[..count]);
             let wide = &mut wide[..count];
             let own = &mut self.parameter[range.clone()];
-            let mut master = self.master.as_mut().map(|master| &mut master[range.clone()]);
+            let mut master = self
+                .master
+                .as_mut()
+                .map(|master| &mut master[range.clone()]);
             let used = self.moments.each_ref().map(Option::is_some);
             // The operands in f32: memory of their own where they are f32, else scratch.
             let p = match &master {
@@ -253,7 +253,13 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
             for (i, (moment, wide)) in self.moments.iter_mut().zip(&wide_moments).enumerate() {
                 let Some(moment) = moment else { continue };
                 let moment = &mut moment[range.clone()];
-                M::put_back(moment, &wide[..count], first as u64, keys.moments[i], saturating);
+                M::put_back(
+                    moment,
+                    &wide[..count],
+                    first as u64,
+                    keys.moments[i],
+                    saturating,
+                );
                 if saturating {
                     this.moments[i] = largest(moment);
                 }

@@ -144,7 +144,9 @@ impl<R: Rule> Engine<R, Variable> {
     ) -> Result<()> {
         let own = only(grads, by_kernels);
         for group in self.shared.groups.iter_mut().flatten() {
-            self.shared.sum.add_device_sum(group.sum_of_squares(&own)?)?;
+            self.shared
+                .sum
+                .add_device_sum(group.sum_of_squares(&own)?)?;
         }
         Ok(())
     }

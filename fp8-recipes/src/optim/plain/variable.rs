@@ -213,21 +213,11 @@ impl<R: Rule> Parameter<R> for Variable {
         &self.var
     }
 
-    fn gradient(
-        &self,
-        grads: &GradStore,
-        own: &HashSet<usize>,
-    ) -> error::Result<Option<Tensor>> {
+    fn gradient(&self, grads: &GradStore, own: &HashSet<usize>) -> error::Result<Option<Tensor>> {
         gradient(&self.name, &self.var, grads, own)
     }
 
-    fn update(
-        &mut self,
-        rule: &R,
-        grad: &Tensor,
-        rates: &Rates,
-        _: &mut Shared,
-    ) -> Result<()> {
+    fn update(&mut self, rule: &R, grad: &Tensor, rates: &Rates, _: &mut Shared) -> Result<()> {
         if self.var.elem_count() == 0 {
             // candle's operations return an empty tensor as it is, and a variable cannot be set to itself.
             return Ok(());
@@ -249,7 +239,10 @@ impl<R: Rule> Parameter<R> for Variable {
     fn save(&self, state: &mut HashMap<String, Tensor>) -> error::Result<bool> {
         let snapshot = self.snapshot()?;
         let begun = snapshot.moments.is_some();
-        for (moment, tensor) in R::MOMENTS.iter().zip(snapshot.moments.into_iter().flatten()) {
+        for (moment, tensor) in R::MOMENTS
+            .iter()
+            .zip(snapshot.moments.into_iter().flatten())
+        {
             state.insert(moment_name(&self.name, moment.name), tensor);
         }
         if let Some(master) = snapshot.master {

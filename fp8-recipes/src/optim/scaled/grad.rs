@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use candle_core::Tensor;
-use fp8_candle::scaled::{Scaled, ScaledVar};
 use fp8_core::Format;
+use fp8_scaled::{Scaled, ScaledVar};
 
 use super::super::error::{OptimError, Result};
 use super::super::host::{PIECE, Slice};

@@ -14,7 +14,7 @@
 //! ```
 //! # use fp8_recipes as fp8;
 //! use candle_core::{DType, Device, Tensor};
-//! use fp8_candle::scaled::ScaledVar;
+//! use fp8_scaled::ScaledVar;
 //! use fp8::optim::AdamWConfig;
 //! use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
 //! use fp8::scaled::ScaledVarMap;

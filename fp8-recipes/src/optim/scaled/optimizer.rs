@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use fp8_candle::profile;
-use fp8_candle::scaled::{ScaledGrads, ScaledVar};
+use fp8_scaled::{ScaledGrads, ScaledVar};
 
 use super::super::counter::Counter;
 use super::super::engine::{Decision, Engine};
@@ -27,7 +27,7 @@ use crate::scaled::ScaledVarMap;
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::{ScaledGrads, ScaledVar};
+/// use fp8_scaled::{ScaledGrads, ScaledVar};
 /// use fp8::optim::scaled::ScaledOptimizer;
 /// use fp8::optim::{ResumableOptimizer, OptimError, OptimizerState, StepReport};
 ///

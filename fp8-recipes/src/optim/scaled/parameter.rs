@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use candle_core::{DType, Device, Shape, Tensor};
-use fp8_candle::scaled::{Scale, ScaledGrads, ScaledVar};
+use fp8_scaled::{Scale, ScaledGrads, ScaledVar};
 
 use super::super::error::{OptimError, Result};
 use super::super::host::{self, HostValues, Keys, Pass, amax_of_tensor};
@@ -19,7 +19,7 @@ use super::rule::{Extent, Extents, ScaledRule};
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::scaled::ScaledVar;
+/// use fp8_scaled::ScaledVar;
 /// use fp8::optim::SgdConfig;
 /// use fp8::optim::scaled::{ScaledOptimizer, ScaledSgd};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -263,7 +263,13 @@ impl<R: ScaledRule> Parameter<R> for ScaledParameter {
         }
         let mut moments = vec![];
         for ((data, scale), moment) in names.iter().zip(R::SCALED_MOMENTS) {
-            moments.push(read_moment(&self.var, state, data, scale, moment.non_negative)?);
+            moments.push(read_moment(
+                &self.var,
+                state,
+                data,
+                scale,
+                moment.non_negative,
+            )?);
         }
         Ok(Some(moments))
     }

@@ -2,7 +2,7 @@
 
 use super::super::rule::{MAX_MOMENTS, Moment, Rates, Rule};
 use super::size::value;
-use fp8_candle::scaled::Scale;
+use fp8_scaled::Scale;
 
 /// A tensor of data and a scale, as far as the choice of new scales needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq)]

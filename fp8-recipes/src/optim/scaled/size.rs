@@ -1,6 +1,6 @@
 //! The choice of the scale of new data.
 
-use fp8_candle::scaled::Scale;
+use fp8_scaled::Scale;
 
 /// The range in which the largest magnitude of data may lie.
 #[derive(Clone, Copy, Debug)]

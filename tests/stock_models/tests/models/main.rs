@@ -274,7 +274,7 @@ fn calibrated_models_are_saved_under_the_names_of_their_variables() {
         // Without the VarMap the bare tensors of some models have no name.
         let unnamed = match save_calibrated_with(&case.model, dir.path(), &ExportOptions::new()) {
             Ok(_) => false,
-            Err(Error::Unnamed { .. }) => true,
+            Err(Error::Layer(fp8::LayerError::Unnamed { .. })) => true,
             Err(error) => panic!("{}: {error}", case.name),
         };
         assert_eq!(

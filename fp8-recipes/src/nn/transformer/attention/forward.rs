@@ -1,14 +1,14 @@
 //! What attention computes: within a node, and layer by layer.
 
 use super::{MultiheadAttention, Projections};
-use crate::error::{Error, Result};
+use crate::error::{LayerError, Result};
 use crate::nn::ops::AttentionOptions;
 use crate::nn::transformer::config::{AttentionConfig, check_dropout, unfit};
 use crate::nn::transformer::inputs::LayerInputs;
 use crate::nn::transformer::key_values::KeyValues;
 use crate::nn::transformer::{Wide, WideNode, node};
 use crate::scaled::{Array, Layer};
-use fp8_candle::scaled::{Direction, Norm};
+use fp8_scaled::{Direction, Norm};
 
 impl MultiheadAttention {
     /// Features of queries and of keys.
@@ -68,11 +68,12 @@ impl MultiheadAttention {
         };
         match features == expected {
             true => Ok(()),
-            false => Err(Error::Heads {
+            false => Err(LayerError::Heads {
                 path: self.out.path().unwrap_or_default().to_string(),
                 expected,
                 got: features.to_vec(),
-            }),
+            }
+            .into()),
         }
     }
 

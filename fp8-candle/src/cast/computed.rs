@@ -1,0 +1,235 @@
+//! Casts of tensors that are computed for the cast alone: row by row on the CPU, tile by tile by kernels of a device.
+
+use crate::base::data::made::Made;
+use crate::base::data::matrix_dims;
+use crate::base::error::Result;
+use crate::base::profile::{Kind, enter};
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::{Encoded, Quantizer};
+use crate::cast::replay::Replay;
+use crate::cast::state::Scales;
+use crate::device::{Codes, backend, encode_filled, made_casts};
+use candle_core::{DType, Device, Tensor};
+use fp8_core::{Contraction, Granularity, HighPrecision, ScaleGrid};
+
+impl Quantizer {
+    /// [`Quantizer::quantize`] for a product over the columns, of the tensor of shape `dims` on the CPU whose elements from `start` on
+    /// `fill(start, rows)` writes, whole rows at a time. None where that is not enough: where the scale follows from the
+    /// tensor itself or there are several, where rounding is stochastic, and where a hook wants to see the tensor.
+    pub(crate) fn quantize_rows<T: HighPrecision>(
+        &self,
+        dims: &[usize],
+        fill: impl Fn(usize, &mut [T]) + Sync,
+    ) -> Result<Option<Quantized>> {
+        let Some((quantizer, scales)) = self.one_pass()? else {
+            return Ok(None);
+        };
+        let _scope = enter(Kind::Cast);
+        let (rows, cols) = matrix_dims(dims);
+        let grid = ScaleGrid::tensorwise(rows, cols);
+        let cast = quantizer.spec.cast;
+        let (codes, amax) = encode_filled(&grid, &scales.0, &cast, fill)?;
+        let amax = match quantizer.observers.training_recorder() {
+            Some(_) => Some(Tensor::from_slice(&[amax], 1, &Device::Cpu)?),
+            None => None,
+        };
+        let encoded = Encoded {
+            codes: Codes {
+                row_major: Some(codes.reshape(dims)?),
+                transposed: None,
+            },
+            scales,
+            amax,
+            cast,
+        };
+        quantizer.finish(encoded, dims, Contraction::Cols).map(Some)
+    }
+
+    /// [`Quantizer::quantize_for`] over the columns of what a device computes as it casts it. None where
+    /// [`Quantizer::quantize_rows`] gives none, and where the device has no kernel for it.
+    pub(crate) fn quantize_made(&self, made: &Made<'_>, both: bool) -> Result<Option<Quantized>> {
+        let cast = self.quantize_and_sum(made, both, None)?;
+        Ok(cast.map(|(quantized, _)| quantized))
+    }
+
+    /// [`Quantizer::quantize_made`], and in `sum_rows` the sums over the rows before the cast.
+    pub(crate) fn quantize_and_sum(
+        &self,
+        made: &Made<'_>,
+        both: bool,
+        sum_rows: Option<DType>,
+    ) -> Result<Option<(Quantized, Option<Tensor>)>> {
+        let device = made_casts(made.like().device());
+        let Some(device) = device.filter(|device| device.supports(made, &self.spec.cast)) else {
+            return Ok(None);
+        };
+        let Some((quantizer, scales)) = self.one_pass()? else {
+            return Ok(None);
+        };
+        let _scope = enter(Kind::Cast);
+        let orientation = backend(made.like().device())?.orientation(Contraction::Cols, both);
+        let cast = quantizer.spec.cast;
+        let measures = quantizer.observers.training_recorder().is_some();
+        let result = device.cast(made, &scales.0, &cast, orientation, measures, sum_rows)?;
+        let encoded = Encoded {
+            codes: result.codes,
+            scales,
+            amax: result.amax,
+            cast,
+        };
+        let quantized = quantizer.finish(encoded, &made.dims(), Contraction::Cols)?;
+        Ok(Some((quantized, result.sums)))
+    }
+
+    /// The cast to do now and its scales, if it needs to see each value only once.
+    fn one_pass(&self) -> Result<Option<(Self, Scales)>> {
+        let whole = self.spec.granularity == Granularity::Tensorwise;
+        if !whole || self.spec.stochastic.is_some() || self.observers.hook.is_some() {
+            return Ok(None);
+        }
+        let recorded = self.replay.as_ref().and_then(Replay::peek);
+        let source = recorded.as_ref().map_or(&self.source, |cast| &cast.source);
+        let Some(scales) = source.known_scales(self.spec.cast.format)? else {
+            return Ok(None);
+        };
+        let quantizer = self.next_replayed().unwrap_or_else(|| self.clone());
+        Ok(Some((quantizer, scales)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cast::observers::CastHook;
+    use crate::cast::source::{FirstScale, ScaleSource};
+    use crate::cast::state::{AmaxRecorder, Role, Slot, StepCells};
+    use crate::ops::{Activation, norm};
+    use fp8_core::{Cast, DelayedRule, Format};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    fn wave(dims: &[usize], dtype: DType) -> Result<Tensor> {
+        let count: usize = dims.iter().product();
+        let values = (0..count).map(|i| ((i * 37 + 11) as f32 * 0.61).sin() * 3.);
+        let x = Tensor::from_iter(values, &Device::Cpu)?.reshape(dims)?;
+        Ok(x.to_dtype(dtype)?)
+    }
+
+    fn delayed() -> Result<(Quantizer, Slot)> {
+        let slot = Slot::alone("fc", Role::Input, 1, &Device::Cpu)?;
+        slot.restore(
+            &Tensor::full(48f32, 1, &Device::Cpu)?,
+            &Tensor::full(2f32, 1, &Device::Cpu)?,
+        )?;
+        let source = ScaleSource::Delayed {
+            slot: slot.clone(),
+            rule: DelayedRule::default(),
+            first: FirstScale::OwnAmax,
+        };
+        let cast = Cast::new(Format::E4M3);
+        Ok((Quantizer::new(cast, Granularity::Tensorwise, source), slot))
+    }
+
+    #[test]
+    fn rows_cast_as_they_are_made_have_the_bits_of_the_tensor() -> Result<()> {
+        for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+            for dims in [
+                vec![3, 8],
+                vec![1, 5, 300],
+                vec![2, 70, 128],
+                vec![2, 10_000],
+            ] {
+                let x = wave(&dims, dtype)?;
+                let gain = wave(&dims[dims.len() - 1..], dtype)?;
+                let bias = (&gain * 0.3)?;
+                for case in 0..4 {
+                    let (quantizer, slot) = delayed()?;
+                    let step = StepCells::new(slot.table())?;
+                    let counter = Arc::new(AtomicU64::new(0));
+                    let quantizer = quantizer
+                        .with_recorder(AmaxRecorder::new(step.clone(), 0, true))
+                        .with_counter(counter.clone());
+                    let activation = match case {
+                        2 => Activation::Gelu,
+                        _ => Activation::SwiGlu,
+                    };
+                    let shift = (case == 0).then_some(&bias);
+                    let (got, y) = match case {
+                        0 | 1 => (
+                            norm::cast_rows(
+                                case == 0,
+                                &x,
+                                &gain,
+                                shift,
+                                1e-5,
+                                (&quantizer, false),
+                            )?,
+                            norm::forward(case == 0, &x, &gain, shift, 1e-5)?,
+                        ),
+                        _ => (
+                            activation.cast_rows(&x, &quantizer, false)?,
+                            activation.apply(&x)?,
+                        ),
+                    };
+                    let (Some(got), at) = (got, format!("{dtype:?} {dims:?} {case}")) else {
+                        panic!("not cast");
+                    };
+                    let recorded = step.recorded()?.amax.to_vec1::<f32>()?;
+                    assert_eq!(counter.load(Ordering::Relaxed), 1);
+                    let expected = quantizer.quantize(&y, Contraction::Cols)?;
+                    let bits = |q: &Quantized| q.tensor.codes().flatten_all()?.to_vec1::<u8>();
+                    assert_eq!(bits(&got)?, bits(&expected)?, "{at}");
+                    assert_eq!(got.tensor.dims(), expected.tensor.dims(), "{at}");
+                    let amax = |q: &Quantized| -> Result<Vec<f32>> {
+                        Ok(q.amax.as_ref().unwrap().to_vec1()?)
+                    };
+                    assert_eq!(amax(&got)?, amax(&expected)?, "{at}");
+                    assert_eq!(recorded[0], amax(&expected)?[0], "{at}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[derive(Debug)]
+    struct Sees;
+
+    impl CastHook for Sees {
+        fn on_cast(&self, _: &Tensor, _: &Quantized) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn casts_that_need_the_tensor_are_left_to_it() -> Result<()> {
+        let (known, slot) = delayed()?;
+        let fresh = Slot::alone("fc", Role::Input, 1, &Device::Cpu)?;
+        let first = |first| ScaleSource::Delayed {
+            slot: fresh.clone(),
+            rule: DelayedRule::default(),
+            first,
+        };
+        let fill = |start: usize, y: &mut [f32]| {
+            for (i, y) in y.iter_mut().enumerate() {
+                *y = (start + i) as f32;
+            }
+        };
+        let casts = |quantizer: &Quantizer| -> Result<bool> {
+            Ok(quantizer.quantize_rows(&[3, 4], fill)?.is_some())
+        };
+        let with = |source| known.clone().with_source(source);
+        assert!(casts(&known)? && casts(&with(first(FirstScale::One)))?);
+        assert!(!casts(&with(first(FirstScale::OwnAmax)))?);
+        assert!(!casts(
+            &known.clone().with_granularity(Granularity::Rowwise)
+        )?);
+        let hook: Arc<dyn CastHook> = Arc::new(Sees);
+        assert!(!casts(&known.clone().with_hook(hook))?);
+        assert!(!casts(&known.clone().with_stochastic(slot, 1))?);
+        assert!(!casts(&Quantizer::dynamic(
+            Format::E4M3,
+            Granularity::Tensorwise
+        ))?);
+        Ok(())
+    }
+}

@@ -1,0 +1,48 @@
+//! Errors of calibration and export.
+
+use std::path::PathBuf;
+
+/// Why a model cannot be quantized or exported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// The weight of a layer has changed since its calibration.
+    #[error(
+        "layer `{path}`: the weight has changed since calibration, which its scales no longer describe: calibrate again"
+    )]
+    ChangedSinceCalibration {
+        /// Path of the layer.
+        path: String,
+    },
+    /// A layer was not calibrated.
+    #[error(
+        "layer `{path}` was not calibrated: run at least one batch through it under a calibrating guard"
+    )]
+    NotCalibrated {
+        /// Path of the layer.
+        path: String,
+    },
+    /// The target is a file whose name does not end in `.safetensors`.
+    #[error(
+        "{path} is not a directory: an exported model goes into one, or to a name that ends in .safetensors"
+    )]
+    Target {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The model does not show all of its parameters.
+    #[error(
+        "the model has parameters that it does not show, so that they would be missing in the file: {}. \
+        Fields with `#[fp8(skip)]` must hold none", .names.join(", ")
+    )]
+    MissedParameters {
+        /// Names of the parameters.
+        names: Vec<String>,
+    },
+    /// The model has no FP8 layers to export.
+    #[error("no layer of the model is prepared for FP8: nothing to export")]
+    NothingToExport,
+    /// The model has no linear layer or convolution to quantize.
+    #[error("no layer of the model was prepared for FP8: nothing to quantize")]
+    NothingToQuantize,
+}

@@ -1,0 +1,77 @@
+//! Errors of layers and transformer modules.
+
+use fp8_candle::Role;
+
+/// Why a layer cannot be built, called or folded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// A batch norm cannot be folded into the layer before it.
+    #[error("batch norm `{batch_norm}` cannot be folded into layer `{layer}`: {reason}")]
+    CannotFold {
+        /// Path of the layer.
+        layer: String,
+        /// Path of the batch norm.
+        batch_norm: String,
+        /// What prevents it.
+        reason: String,
+    },
+    /// The input of a batch norm in training has too few values for a variance of each channel.
+    #[error("{}: {shape:?} holds fewer than two values for a channel, which have no variance", layer.as_deref().unwrap_or("batch norm"))]
+    NoVariance {
+        /// Path of the layer, if known.
+        layer: Option<String>,
+        /// Shape of the input.
+        shape: Vec<usize>,
+    },
+    /// The projections of an attention do not have the features of its heads.
+    #[error(
+        "attention with `{path}`: the projections of queries, keys and values give {got:?} features, its heads have {expected:?}"
+    )]
+    Heads {
+        /// Path of the projection of results.
+        path: String,
+        /// Features that the heads have.
+        expected: Vec<usize>,
+        /// Features of the projections.
+        got: Vec<usize>,
+    },
+    /// An option of a transformer module or an adapter, or an input of its call, does not fit the module.
+    #[error("`{path}`: {what} is {got}, expected {expected}")]
+    TransformerOption {
+        /// Path of the module, or of one of its layers; empty if unknown.
+        path: String,
+        /// Which option or input.
+        what: &'static str,
+        /// Its value.
+        got: String,
+        /// Values that fit.
+        expected: String,
+    },
+    /// A layer has no state for a tensor that the recipe casts.
+    #[error("layer `{path}` keeps no state for its {role}")]
+    NoRole {
+        /// Path of the layer.
+        path: String,
+        /// The tensor role.
+        role: Role,
+    },
+    /// An operation without a backward pass was applied to a tensor that tracks a gradient.
+    #[error(
+        "`{op}` has no backward pass: what lies before it would get no gradient. For inference load the model from a file or \
+         detach its inputs"
+    )]
+    NoBackward {
+        /// The operation.
+        op: &'static str,
+    },
+    /// A parameter has no name.
+    #[error(
+        "a tensor of shape {shape:?} has no path: give the export the VarMap that it comes from (ExportOptions::with_vars), \
+         name it (nn::Parameter, with_path), or put `#[fp8(skip)]` on a field that is no parameter"
+    )]
+    Unnamed {
+        /// Shape of the tensor.
+        shape: Vec<usize>,
+    },
+}

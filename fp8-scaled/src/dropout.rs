@@ -1,0 +1,65 @@
+//! Dropout.
+
+use super::kernels::{Map2, map2};
+use super::value::Scaled;
+use crate::error::Result;
+use candle_core::Tensor;
+use fp8_candle::ops::detached::dropout_mask;
+use fp8_candle::ops::elements::Real;
+use fp8_core::scaled::{Factored, constant_rule, mul_rule};
+
+impl Scaled {
+    /// Zeros with the probability `p`, and what stays divided by `1 - p`. Which elements stay depends on `seed` and the position
+    /// alone. Scale: by the rule of a product with the constant `1 / (1 - p)`.
+    ///
+    /// # Errors
+    /// If `p` is not from 0 up to, but not, 1.
+    pub fn dropout(&self, p: f64, seed: u64) -> Result<Self> {
+        let op = "dropout";
+        let x = self.data()?;
+        let mask = dropout_mask(x.elem_count(), p, seed)?;
+        if p == 0.0 {
+            return Ok(self.clone());
+        }
+        let mask = Tensor::from_vec(mask, x.dims(), x.device())?.to_dtype(x.dtype())?;
+        let (power, mantissa) = constant_rule(1.0 / (1.0 - p));
+        let dropped = move |x: &Self, mask: &Tensor| -> Result<Self> {
+            let Factored { scale, data_factor } = mul_rule(x.scale(), power);
+            let keep = Keep(mantissa * data_factor);
+            Self::new(map2(op, keep, &x.float(mask.dtype())?, mask)?, scale).zeroed()
+        };
+        let value = dropped(self, &mask)?;
+        Ok(Self::record(value, op, [self], move |g, _| {
+            Ok([Some(dropped(g, &mask)?)])
+        }))
+    }
+}
+
+/// `factor * x` where the mask is not 0.
+#[derive(Clone, Copy)]
+struct Keep(f32);
+
+impl Map2 for Keep {
+    #[inline(always)]
+    fn apply<R: Real>(self, x: R, mask: R) -> R {
+        let kept = x * R::from_f64(self.0.into());
+        // Not a product: what is dropped may be Inf or NaN.
+        if mask > R::ZERO { kept } else { R::ZERO }
+    }
+
+    fn composed(self, x: &Tensor, mask: &Tensor) -> Result<Tensor> {
+        let kept = (x * f64::from(self.0))?;
+        Ok(mask.gt(0.0)?.where_cond(&kept, &kept.zeros_like()?)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::held::check2;
+    use super::*;
+
+    #[test]
+    fn the_kernel_equals_its_definition() {
+        check2(Keep(1.5), false);
+    }
+}

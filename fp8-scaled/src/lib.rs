@@ -1,0 +1,96 @@
+//! Scaled arithmetic: every tensor is a pair of low-precision data and a scale, and every operation, forward and backward,
+//! has a rule for the scale of its result. So training needs no loss scaling and no copy of the weights in f32.
+//!
+//! [`Scaled`] is the tensor, [`ScaledVar`] a parameter; [`Scaled::backward`] gives [`ScaledGrads`]. [`scaled_scope`] puts settings in
+//! force: in what products multiply, how scales are rounded.
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use fp8_scaled::{Scaled, ScaledVar};
+//! let w = Tensor::randn(0f32, 1.0, (64, 16), &Device::Cpu)?;
+//! let w = ScaledVar::rescaled("w", &w, DType::F16)?;
+//! // Values near 10^-7, which f16 does not have: the size stands in the scale.
+//! let x = Tensor::randn(0f32, 1.0, (8, 64), &Device::Cpu)?.to_dtype(DType::F16)?;
+//! let x = Scaled::from_parts(&x, 2f32.powi(-23))?;
+//! let y = x.matmul(&w.value())?;
+//! assert_eq!(y.scale().to_f32(), 2f32.powi(-23) * w.scale().to_f32() * 8.0); // 8: the root of 64
+//! let grads = y.sum_all()?.backward()?;
+//! assert_eq!(grads.get(&w).unwrap().dims(), [64, 16]);
+//! # Ok::<(), fp8_scaled::Error>(())
+//! ```
+//!
+//! # Rules
+//! Scales live on the host, and all but those of [`Scaled::dynamic_rescale`] depend on scales and shapes alone: nothing waits for a
+//! device. Scales only enter as ratios, so that a factor of 2^20 on an input changes no bit of data. 16-bit data are computed in f32
+//! and rounded once.
+//!
+//! A **plain tensor** becomes an operand by [`as_scaled`]`(&tensor, None)`, with the scale 1; so does one at the right of `+`, `-`, `*`
+//! or `/`, which work as in candle and take f64 constants too:
+//!
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use fp8_scaled::Scaled;
+//! let plain = Tensor::new(&[1f32, 2.0], &Device::Cpu)?;
+//! let x = Scaled::from_parts(&plain, 8.0)?;
+//! let y = ((&x + &plain)? * 3.0)?;
+//! assert_eq!((y.scale().to_f32(), y.to_vec1()?), (16.0, vec![27.0, 54.0]));
+//! assert_eq!((&y / &x)?.to_vec1()?, [3.375, 3.375]);
+//! # Ok::<(), fp8_scaled::Error>(())
+//! ```
+//!
+//! A **zero scale** is that of a tensor of zeros of no size. Sums, maxima, selections and concatenations take the other operand's scale.
+//!
+//! Source: "Scalify: scale propagation for efficient low-precision LLM training", arXiv:2407.17353.
+
+mod activation;
+mod arith;
+mod attention;
+mod channel_norm;
+mod compare;
+mod conv;
+mod data_norm;
+mod dropout;
+mod dtype;
+mod error;
+mod grads;
+#[cfg(test)]
+mod held;
+mod join;
+mod kernels;
+mod linear;
+mod lookup;
+mod loss;
+mod matmul;
+mod minmax;
+mod norm;
+mod observe;
+mod operators;
+mod options;
+mod parameter;
+mod parts;
+mod pool;
+mod prod;
+mod read;
+mod reduce;
+mod rescale;
+mod roots;
+mod rope;
+mod shape;
+mod softmax;
+mod tape;
+mod transcend;
+mod unruled;
+mod value;
+mod var;
+
+pub use data_norm::Norm;
+pub use dtype::ScaledDType;
+pub use error::{Error, Result};
+pub use fp8_core::scaled::{Pow2Rounding, Scale, ScaleCheck, ScaledError};
+pub use grads::ScaledGrads;
+pub use observe::OutOfRange;
+pub use options::{MatmulPrecision, ScaledCounters, ScaledOptions, ScaledScope, scaled_scope};
+pub use parameter::Parameter;
+pub use rescale::Direction;
+pub use value::{Scaled, as_scaled};
+pub use var::ScaledVar;

@@ -1,0 +1,251 @@
+//! How scaled arithmetic computes on this thread.
+
+use crate::error::Result;
+use fp8_core::scaled::{Pow2Round, Pow2Rounding, Scale, ScaleCheck};
+use fp8_core::{Format, philox4x32_10};
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// In what matrix products and convolutions multiply.
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_scaled::*;
+/// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+/// let _scope = scaled_scope(ScaledOptions::default().with_matmul(MatmulPrecision::FP8));
+/// assert_eq!(x.matmul(&x)?.flatten_all()?.to_vec1()?, [-11.0, -12.0, 9.0, -8.0]); // exact in E4M3
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MatmulPrecision {
+    /// In the dtype of the data, with f32 sums. Operands that are FP8 already are multiplied in FP8.
+    #[default]
+    Data,
+    /// Both operands are cast to FP8 first, without rescaling, and so is the cotangent of the result.
+    Fp8 {
+        /// Format of the operands.
+        forward: Format,
+        /// Format of the cotangent.
+        backward: Format,
+    },
+}
+
+impl MatmulPrecision {
+    /// E4M3 forward, E5M2 backward.
+    pub const FP8: Self = Self::Fp8 {
+        forward: Format::E4M3,
+        backward: Format::E5M2,
+    };
+}
+
+/// Settings of scaled arithmetic, in force on a thread while a [`ScaledScope`] lives. A backward pass computes each derivative
+/// under the settings under which the operation ran.
+///
+/// ```
+/// use fp8_scaled::{MatmulPrecision, ScaledOptions, scaled_scope};
+/// let options = ScaledOptions::default().with_matmul(MatmulPrecision::FP8);
+/// let counters = options.counters.clone();
+/// {
+///     let _scope = scaled_scope(options);
+///     // Forward passes go here.
+/// }
+/// assert_eq!(counters.fp8_matmuls(), 0);
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ScaledOptions {
+    /// How the factors of sums become powers of two.
+    pub scale_rounding: Pow2Rounding,
+    /// Which scales a tensor may be given.
+    pub check: ScaleCheck,
+    /// In what products multiply.
+    pub matmul: MatmulPrecision,
+    /// Seed of stochastic scale rounding.
+    pub seed: u64,
+    /// Whether graphs are kept for a backward pass; on by default.
+    pub gradients: bool,
+    /// Count what runs under these settings; clones share them.
+    pub counters: ScaledCounters,
+}
+
+impl Default for ScaledOptions {
+    fn default() -> Self {
+        Self {
+            scale_rounding: Pow2Rounding::default(),
+            check: ScaleCheck::default(),
+            matmul: MatmulPrecision::default(),
+            seed: 0,
+            gradients: true,
+            counters: ScaledCounters::default(),
+        }
+    }
+}
+
+impl ScaledOptions {
+    /// The same settings with another rounding of scales.
+    pub fn with_scale_rounding(self, scale_rounding: Pow2Rounding) -> Self {
+        Self {
+            scale_rounding,
+            ..self
+        }
+    }
+
+    /// The same settings with another check of scales.
+    pub fn with_check(self, check: ScaleCheck) -> Self {
+        Self { check, ..self }
+    }
+
+    /// The same settings with another precision of products.
+    pub fn with_matmul(self, matmul: MatmulPrecision) -> Self {
+        Self { matmul, ..self }
+    }
+
+    /// The same settings with another seed.
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// The same settings with or without graphs: without, nothing is kept for a backward pass, and none is possible.
+    pub fn with_gradients(self, gradients: bool) -> Self {
+        Self { gradients, ..self }
+    }
+}
+
+/// Counts of products and casts, forward and backward.
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_scaled::*;
+/// let options = ScaledOptions::default().with_matmul(MatmulPrecision::FP8);
+/// let counters = options.counters.clone();
+/// let _scope = scaled_scope(options);
+/// let x = as_scaled(&Tensor::new(&[[1f32, -4.0], [3.0, 2.0]], &Device::Cpu)?, 2.0)?;
+/// x.matmul(&x)?;
+/// assert_eq!((counters.fp8_matmuls(), counters.other_matmuls()), (1, 0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct ScaledCounters(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    fp8: AtomicU64,
+    other: AtomicU64,
+    casts: AtomicU64,
+}
+
+impl ScaledCounters {
+    /// Matrix products and convolutions computed by an FP8 GEMM.
+    pub fn fp8_matmuls(&self) -> u64 {
+        self.0.fp8.load(Ordering::Relaxed)
+    }
+
+    /// Tensors cast to FP8 for products; one cast may serve several.
+    pub fn fp8_casts(&self) -> u64 {
+        self.0.casts.load(Ordering::Relaxed)
+    }
+
+    /// Matrix products and convolutions computed in another precision.
+    pub fn other_matmuls(&self) -> u64 {
+        self.0.other.load(Ordering::Relaxed)
+    }
+}
+
+/// The settings with what belongs to their scope.
+#[derive(Debug, Default)]
+pub(super) struct Options {
+    pub(super) settings: ScaledOptions,
+    draws: AtomicU64,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Arc<Options>> = RefCell::default();
+}
+
+impl Options {
+    pub(super) fn current() -> Arc<Self> {
+        CURRENT.with_borrow(Arc::clone)
+    }
+
+    /// Puts `options` in force until the guard is dropped.
+    pub(super) fn enter(options: Arc<Self>) -> ScaledScope {
+        let outer = CURRENT.with_borrow_mut(|current| std::mem::replace(current, options));
+        ScaledScope {
+            outer,
+            not_send: PhantomData,
+        }
+    }
+
+    /// The rounding of the next factor.
+    pub(super) fn round(&self) -> Pow2Round {
+        let rounding = self.settings.scale_rounding;
+        if rounding != Pow2Rounding::Stochastic {
+            return rounding.of_word(0);
+        }
+        let draw = self.draws.fetch_add(1, Ordering::Relaxed);
+        let seed = self.settings.seed;
+        let [word, ..] = philox4x32_10(
+            [draw as u32, (draw >> 32) as u32, 0, 0],
+            [seed as u32, (seed >> 32) as u32],
+        );
+        rounding.of_word(word)
+    }
+
+    pub(super) fn check(&self, scale: f32) -> Result<Scale> {
+        Ok(self.settings.check.check(scale)?)
+    }
+
+    pub(super) fn count_matmul(&self, fp8: bool) {
+        let counts = &self.settings.counters.0;
+        let count = if fp8 { &counts.fp8 } else { &counts.other };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_cast(&self) {
+        (self.settings.counters.0.casts).fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Keeps settings in force on its thread until it is dropped. Scopes nest; the inner one counts.
+///
+/// ```
+/// # use fp8_scaled::*;
+/// let scope = scaled_scope(ScaledOptions::default().with_gradients(false));
+/// drop(scope); // what was in force before is again
+/// ```
+#[derive(Debug)]
+#[must_use = "the settings are in force while the scope lives"]
+pub struct ScaledScope {
+    outer: Arc<Options>,
+    not_send: PhantomData<*const ()>,
+}
+
+impl Drop for ScaledScope {
+    fn drop(&mut self) {
+        CURRENT.with_borrow_mut(|current| std::mem::swap(current, &mut self.outer));
+    }
+}
+
+/// Puts `options` in force on this thread until the scope is dropped.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use fp8_scaled::{Pow2Rounding, Scaled, ScaledOptions, scaled_scope};
+/// let of = |scale| Scaled::from_parts(&Tensor::new(1f32, &Device::Cpu)?, scale);
+/// let (a, b) = (of(2.0)?, of(8.0)?);
+/// assert_eq!(a.add(&b)?.scale().to_f32(), 8.0);
+/// let scope = scaled_scope(ScaledOptions::default().with_scale_rounding(Pow2Rounding::Up));
+/// assert_eq!(a.add(&b)?.scale().to_f32(), 16.0);
+/// drop(scope);
+/// assert_eq!(a.add(&b)?.scale().to_f32(), 8.0);
+/// # Ok::<(), fp8_scaled::Error>(())
+/// ```
+pub fn scaled_scope(options: ScaledOptions) -> ScaledScope {
+    Options::enter(Arc::new(Options {
+        settings: options,
+        draws: AtomicU64::new(0),
+    }))
+}

@@ -1,0 +1,178 @@
+//! Moving size between data and scale, and casts, which do not.
+
+use super::data_norm::{Norm, norm_of};
+use super::dtype::ScaledDType;
+use super::kernels::times;
+use super::options::Options;
+use super::value::Scaled;
+use crate::error::{Error, Result};
+use candle_core::{DType, Tensor};
+use fp8_core::scaled::{Scale, ScaledError, mul_rule, rescale_factor, rescale_norm};
+
+impl Scaled {
+    /// The same value at another scale: `data * (scale / new)`.
+    ///
+    /// # Errors
+    /// If `scale` is not one ([`ScaledError`](fp8_core::scaled::ScaledError)).
+    pub fn set_scaling(&self, scale: f32) -> Result<Self> {
+        let scale = Options::current().check(scale)?;
+        let data = times(
+            "set_scaling",
+            &self.data()?,
+            rescale_factor(self.scale(), scale),
+        )?;
+        let value = Self::new(data, scale);
+        Ok(Self::record(value, "set_scaling", [self], |g, _| {
+            Ok([Some(g.detach())])
+        }))
+    }
+
+    /// Data of another dtype, rounded once (to FP8: to nearest even, saturated). A cast never rescales.
+    ///
+    /// # Errors
+    /// If the dtype is not f32, bf16, f16, f64 or an FP8 format.
+    pub fn astype(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
+        let dtype = dtype.into();
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        let value = match dtype {
+            ScaledDType::Fp8(format) => Self::new_fp8(self.cast_codes(format)?, self.scale()),
+            ScaledDType::Float(dtype @ (DType::F32 | DType::BF16 | DType::F16 | DType::F64)) => {
+                Self::new(self.float(dtype)?, self.scale())
+            }
+            ScaledDType::Float(got) => {
+                return Err(Error::DType {
+                    op: "astype",
+                    what: "the result",
+                    expected: "f32, bf16, f16, f64 or an FP8 format",
+                    got,
+                });
+            }
+        };
+        let like = super::arith::Like::of(self);
+        Ok(Self::record(value, "astype", [self], move |g, _| {
+            Ok([Some(like.cotangent(g)?)])
+        }))
+    }
+
+    /// The value outside scaled arithmetic: a plain tensor in the dtype of the data, `data * scale` rounded once.
+    pub fn stop_scaling(&self) -> Result<Tensor> {
+        self.to_tensor(self.compute_dtype())
+    }
+
+    /// Moves a power of two from the data to the scale: `data / factor`, `scale * factor`.
+    ///
+    /// # Errors
+    /// If `factor` is not a scale, or 0 ([`ScaledError`]).
+    pub fn rebalance(&self, factor: f32) -> Result<Self> {
+        let factor = Options::current().check(factor)?;
+        if factor.is_zero() {
+            return Err(ScaledError::Zero { op: "rebalance" }.into());
+        }
+        let value = self.rebalanced(factor)?;
+        Ok(Self::record(value, "rebalance", [self], |g, _| {
+            Ok([Some(g.detach())])
+        }))
+    }
+
+    fn rebalanced(&self, factor: Scale) -> Result<Self> {
+        if self.scale().is_zero() || factor == Scale::ONE {
+            return Ok(self.detach());
+        }
+        let scale = mul_rule(self.scale(), factor).scale;
+        let data = times(
+            "rebalance",
+            &self.data()?,
+            rescale_factor(self.scale(), scale),
+        )?;
+        Ok(Self::new(data, scale))
+    }
+
+    /// Moves the size of the data into the scale: by `max(r(norm), 2^-14)`, with the norm of the data in f32. A tensor with Inf or
+    /// NaN stays as it is. The only operations that wait for a device.
+    pub fn dynamic_rescale(&self, norm: Norm) -> Result<Self> {
+        let value = self.rebalanced(self.norm_factor(norm)?)?;
+        Ok(Self::record(value, "dynamic_rescale", [self], |g, _| {
+            Ok([Some(g.detach())])
+        }))
+    }
+
+    /// [`Scaled::dynamic_rescale`] by the largest magnitude.
+    pub fn dynamic_rescale_max(&self) -> Result<Self> {
+        self.dynamic_rescale(Norm::Max)
+    }
+
+    /// [`Scaled::dynamic_rescale`] by the mean magnitude.
+    pub fn dynamic_rescale_l1(&self) -> Result<Self> {
+        self.dynamic_rescale(Norm::L1)
+    }
+
+    /// [`Scaled::dynamic_rescale`] by the root of the mean square.
+    pub fn dynamic_rescale_l2(&self) -> Result<Self> {
+        self.dynamic_rescale(Norm::L2)
+    }
+
+    fn norm_factor(&self, norm: Norm) -> Result<Scale> {
+        if self.elem_count() == 0 {
+            return Ok(Scale::ONE);
+        }
+        let of = norm_of(&self.data()?, norm)?;
+        Ok(Scale::lenient(rescale_norm(of))?)
+    }
+
+    /// [`Scaled::dynamic_rescale`] of the value on its way forward, or of its cotangent on its way back; the other passes unchanged.
+    pub fn rescale(&self, norm: Norm, direction: Direction) -> Result<Self> {
+        match direction {
+            Direction::Forward => self.dynamic_rescale(norm),
+            Direction::Backward => Ok(Self::record(
+                self.detach(),
+                "rescale",
+                [self],
+                move |g, _| Ok([Some(g.dynamic_rescale(norm)?)]),
+            )),
+        }
+    }
+
+    /// Casts the value, forward only: the cotangent has the dtype that it would have without. Under differentiation too, unlike in the original library.
+    pub fn cast_on_forward(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
+        let value = self.detach().astype(dtype)?;
+        let like = super::arith::Like::of(self);
+        Ok(Self::record(
+            value,
+            "cast_on_forward",
+            [self],
+            move |g, _| Ok([Some(like.cotangent(g)?)]),
+        ))
+    }
+
+    /// Casts the cotangent, backward only: the value stays as it is.
+    pub fn cast_on_backward(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
+        let dtype = dtype.into();
+        Ok(Self::record(
+            self.detach(),
+            "cast_on_backward",
+            [self],
+            move |g, _| Ok([Some(g.detach().astype(dtype)?)]),
+        ))
+    }
+}
+
+/// Which way a rescaling acts.
+///
+/// ```
+/// # use candle_core::{Device, Tensor};
+/// # use fp8_scaled::*;
+/// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
+/// // The value moves nothing forward, its cotangent does backward.
+/// assert_eq!(x.rescale(Norm::Max, Direction::Backward)?.scale(), x.scale());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Direction {
+    /// On values.
+    Forward,
+    /// On cotangents.
+    Backward,
+}

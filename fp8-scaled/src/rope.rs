@@ -1,0 +1,26 @@
+//! Rotary position embedding.
+
+use super::value::Scaled;
+use crate::error::Result;
+use candle_core::Tensor;
+use fp8_candle::ops;
+
+impl Scaled {
+    /// Rotary position embedding, half-split, as [`ops::rope`](fp8_candle::ops::rope): `[batch, heads, time, even size]`, with plain
+    /// tables `cos` and `sin` of any float dtype. Scale: that of the input.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub fn rope(&self, cos: &Tensor, sin: &Tensor) -> Result<Self> {
+        let x = self.data()?;
+        let cos = cos.detach().to_dtype(x.dtype())?;
+        let sin = sin.detach().to_dtype(x.dtype())?;
+        let value = Self::new(ops::rope(&x, &cos, &sin)?, self.scale());
+        let dtype = x.dtype();
+        Ok(Self::record(value, "rope", [self], move |g, _| {
+            // The inverse rotation.
+            let data = ops::rope(&g.float(dtype)?, &cos, &sin.neg()?)?;
+            Ok([Some(Self::new(data, g.scale()))])
+        }))
+    }
+}

@@ -1,0 +1,230 @@
+//! Operations that move elements: the scale stays.
+
+use super::value::{Data, Scaled};
+use crate::error::{Error, Result};
+use candle_core::Tensor;
+use fp8_candle::Fp8Tensor;
+
+impl Scaled {
+    /// `f` of the tensor that holds the data, codes or numbers, with the same scale and no graph.
+    pub(super) fn moved(&self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        match self.raw() {
+            Data::Float(data) => Ok(Self::new(f(data)?, self.scale())),
+            Data::Fp8(data) => {
+                let codes = f(data.codes())?.contiguous()?;
+                let moved = Fp8Tensor::from_parts(
+                    codes,
+                    data.format(),
+                    data.granularity(),
+                    data.contraction(),
+                    data.dequant_scale().clone(),
+                )?;
+                Ok(Self::new_fp8(moved, self.scale()))
+            }
+        }
+    }
+
+    /// Row by row in memory. Operations do not need it; a copy made once may serve several that read row by row.
+    pub fn contiguous(&self) -> Result<Self> {
+        let value = self.moved(|x| Ok(x.contiguous()?))?;
+        Ok(Self::record(value, "contiguous", [self], |g, _| {
+            Ok([Some(g.detach())])
+        }))
+    }
+
+    /// The same elements in another shape.
+    ///
+    /// # Errors
+    /// If the number of elements differs.
+    pub fn reshape(&self, dims: &[usize]) -> Result<Self> {
+        let count = (dims.iter()).try_fold(1usize, |count, &size| count.checked_mul(size));
+        if count != Some(self.elem_count()) {
+            return Err(Error::Shape {
+                op: "reshape",
+                what: "the operand",
+                expected: format!("as many elements as {dims:?}"),
+                got: self.dims().to_vec(),
+            });
+        }
+        let value = self.moved(|x| Ok(x.reshape(dims)?))?;
+        let from = self.dims().to_vec();
+        Ok(Self::record(value, "reshape", [self], move |g, _| {
+            Ok([Some(g.reshape(&from)?)])
+        }))
+    }
+
+    /// Repeats elements along dimensions of size 1, and along new ones in front.
+    ///
+    /// # Errors
+    /// If the shape does not broadcast to `dims`.
+    pub fn broadcast_as(&self, dims: &[usize]) -> Result<Self> {
+        if super::arith::broadcast_dims("broadcast_as", self.dims(), dims)? != dims {
+            return Err(Error::Shape {
+                op: "broadcast_as",
+                what: "the operand",
+                expected: format!("a shape that broadcasts to {dims:?}"),
+                got: self.dims().to_vec(),
+            });
+        }
+        let value = self.moved(|x| Ok(x.broadcast_as(dims)?.contiguous()?))?;
+        let like = super::arith::Like::of(self);
+        Ok(Self::record(value, "broadcast_as", [self], move |g, _| {
+            Ok([Some(like.cotangent(g)?)])
+        }))
+    }
+
+    fn check_dim(&self, op: &'static str, dim: usize) -> Result<()> {
+        match dim < self.rank() {
+            true => Ok(()),
+            false => self.misfit(op, format!("a dimension {dim}")),
+        }
+    }
+
+    fn misfit<T>(&self, op: &'static str, expected: String) -> Result<T> {
+        Err(Error::Shape {
+            op,
+            what: "the operand",
+            expected,
+            got: self.dims().to_vec(),
+        })
+    }
+
+    /// All elements in one dimension.
+    pub fn flatten_all(&self) -> Result<Self> {
+        self.reshape(&[self.elem_count()])
+    }
+
+    /// Without dimension `dim`, of size 1.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the size is not 1.
+    pub fn squeeze(&self, dim: usize) -> Result<Self> {
+        self.check_dim("squeeze", dim)?;
+        let mut dims = self.dims().to_vec();
+        match dims.remove(dim) {
+            1 => self.reshape(&dims),
+            _ => self.misfit("squeeze", format!("size 1 of dimension {dim}")),
+        }
+    }
+
+    /// With a dimension of size 1 before the dimension `dim`, or behind the last one.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer than `dim` dimensions.
+    pub fn unsqueeze(&self, dim: usize) -> Result<Self> {
+        if dim > self.rank() {
+            return self.misfit("unsqueeze", format!("{dim} dimensions or more"));
+        }
+        let mut dims = self.dims().to_vec();
+        dims.insert(dim, 1);
+        self.reshape(&dims)
+    }
+
+    /// Dimensions in another order: dimension i of the result is dimension `dims[i]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `dims` does not name each dimension once.
+    pub fn permute(&self, dims: &[usize]) -> Result<Self> {
+        let mut inverse = vec![usize::MAX; self.rank()];
+        for (i, &dim) in dims.iter().enumerate() {
+            if let Some(place) = inverse.get_mut(dim) {
+                *place = i;
+            }
+        }
+        if dims.len() != self.rank() || inverse.contains(&usize::MAX) {
+            return self.misfit("permute", format!("the dimensions {dims:?}, each once"));
+        }
+        let value = self.moved(|x| Ok(x.permute(dims)?))?;
+        Ok(Self::record(value, "permute", [self], move |g, _| {
+            Ok([Some(g.permute(&inverse)?)])
+        }))
+    }
+
+    /// With two dimensions exchanged.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if one does not exist.
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Self> {
+        self.check_dim("transpose", a)?;
+        self.check_dim("transpose", b)?;
+        let mut dims: Vec<usize> = (0..self.rank()).collect();
+        dims.swap(a, b);
+        self.permute(&dims)
+    }
+
+    /// `len` elements from `start` along a dimension.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer.
+    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
+        let op = "narrow";
+        self.check_dim(op, dim)?;
+        let size = self.dims()[dim];
+        let Some(after) = start.checked_add(len).and_then(|end| size.checked_sub(end)) else {
+            return self.misfit(
+                op,
+                format!("{len} elements from {start} along dimension {dim}"),
+            );
+        };
+        let value = self.moved(|x| Ok(x.narrow(dim, start, len)?))?;
+        Ok(Self::record(value, op, [self], move |g, _| {
+            Ok([Some(g.pad(dim, start, after)?)])
+        }))
+    }
+
+    /// Zeros before and after, along a dimension.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the dimension does not exist.
+    pub fn pad(&self, dim: usize, before: usize, after: usize) -> Result<Self> {
+        self.check_dim("pad", dim)?;
+        let size = self.dims()[dim];
+        let value = self.moved(|x| Ok(x.pad_with_zeros(dim, before, after)?))?;
+        Ok(Self::record(value, "pad", [self], move |g, _| {
+            Ok([Some(g.narrow(dim, before, size)?)])
+        }))
+    }
+
+    /// Every `step`th element of `start..end` along a dimension.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the range is not within the dimension, or the step is 0.
+    pub fn slice(&self, dim: usize, start: usize, end: usize, step: usize) -> Result<Self> {
+        let op = "slice";
+        self.check_dim(op, dim)?;
+        let size = self.dims()[dim];
+        if start > end || end > size || step == 0 {
+            return self.misfit(
+                op,
+                format!("elements {start}..{end} along dimension {dim}, and a step above 0 (it is {step})"),
+            );
+        }
+        let count = (end - start).div_ceil(step);
+        if step == 1 || count <= 1 {
+            return self.narrow(dim, start, count);
+        }
+        let ids = (start..end).step_by(step).map(|i| i as u32);
+        let ids = Tensor::from_iter(ids, self.device())?;
+        let value = self.moved(|x| Ok(x.contiguous()?.index_select(&ids, dim)?))?;
+        Ok(Self::record(value, op, [self], move |g, _| {
+            // With zeros between: elements are moved, and never added.
+            let (mut apart, covered) = (g.dims().to_vec(), (count - 1) * step + 1);
+            apart[dim] = count * step;
+            let g = g.detach().unsqueeze(dim + 1)?.pad(dim + 1, 0, step - 1)?;
+            let g = g.reshape(&apart)?.narrow(dim, 0, covered)?;
+            Ok([Some(g.pad(dim, start, size - start - covered)?)])
+        }))
+    }
+
+    /// Elements in the opposite order along a dimension.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the dimension does not exist.
+    pub fn reverse(&self, dim: usize) -> Result<Self> {
+        self.check_dim("reverse", dim)?;
+        let value = self.moved(|x| Ok(x.contiguous()?.flip(&[dim])?))?;
+        Ok(Self::record(value, "reverse", [self], move |g, _| {
+            Ok([Some(g.reverse(dim)?)])
+        }))
+    }
+}

@@ -1,0 +1,170 @@
+//! The graph of operations on [`Scaled`] tensors, and the sweep that differentiates it.
+//!
+//! candle's own graph cannot carry it: there a gradient is one tensor of its argument's dtype, and gradients that meet are added
+//! as they are. Here a cotangent is a [`Scaled`] of any dtype, FP8 included, and cotangents meet by the rule of addition.
+
+use super::grads::ScaledGrads;
+use super::options::Options;
+use super::value::{Node, Scaled, next_id};
+use crate::error::{Error, Result, internal};
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+impl Scaled {
+    /// `value` as the result of `op` on `parents`. `vjp` gives the cotangent of each parent for which the flag is set, in its shape,
+    /// and must hold nothing but detached values. Where no parent is tracked, neither is the result.
+    pub(super) fn record<const N: usize>(
+        value: Scaled,
+        op: &'static str,
+        parents: [&Scaled; N],
+        vjp: impl Fn(&Scaled, [bool; N]) -> Result<[Option<Scaled>; N]> + Send + Sync + 'static,
+    ) -> Scaled {
+        Self::record_many(
+            value,
+            op,
+            &parents,
+            move |cotangent, wanted| match <[bool; N]>::try_from(wanted) {
+                Ok(wanted) => Ok(vjp(cotangent, wanted)?.into_iter().collect()),
+                Err(_) => internal!("{op}: {} parents instead of {N}", wanted.len()),
+            },
+        )
+    }
+
+    /// [`Scaled::record`] for any number of parents.
+    pub(super) fn record_many(
+        mut value: Scaled,
+        op: &'static str,
+        parents: &[&Scaled],
+        vjp: impl Fn(&Scaled, &[bool]) -> Result<Vec<Option<Scaled>>> + Send + Sync + 'static,
+    ) -> Scaled {
+        let options = Options::current();
+        if options.settings.gradients && parents.iter().any(|parent| parent.is_tracked()) {
+            value.node = Some(Arc::new(Node {
+                id: next_id(),
+                op,
+                dims: value.dims().to_vec(),
+                parents: parents.iter().map(|parent| parent.node.clone()).collect(),
+                vjp: Mutex::new(Some(Arc::new(vjp))),
+                is_leaf: false,
+                options,
+            }));
+        }
+        value
+    }
+
+    /// Gradients of a scalar with respect to every [`ScaledVar`](super::ScaledVar) that it was computed from. What the graph has
+    /// kept is freed on the way, so that it can be swept only once: see [`Scaled::backward_retained`].
+    ///
+    /// # Errors
+    /// [`Error::NotScalar`] if this has more than one element, [`Error::GraphUsed`] if a part of the graph was swept before.
+    pub fn backward(&self) -> Result<ScaledGrads> {
+        self.sweep(self.unit_cotangent()?, false)
+    }
+
+    /// [`Scaled::backward`] of a graph that will be swept again.
+    ///
+    /// # Errors
+    /// As [`Scaled::backward`].
+    pub fn backward_retained(&self) -> Result<ScaledGrads> {
+        self.sweep(self.unit_cotangent()?, true)
+    }
+
+    /// [`Scaled::backward`] from the cotangent of this value, a tensor of any shape.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the cotangent has another shape, [`Error::GraphUsed`] if a part of the graph was swept before.
+    pub fn backward_with(&self, cotangent: &Scaled) -> Result<ScaledGrads> {
+        if cotangent.dims() != self.dims() {
+            return Err(Error::Shape {
+                op: "backward_with",
+                what: "the cotangent",
+                expected: format!("{:?}, as the value has", self.dims()),
+                got: cotangent.dims().to_vec(),
+            });
+        }
+        self.sweep(cotangent.detach(), false)
+    }
+
+    fn unit_cotangent(&self) -> Result<Scaled> {
+        if self.elem_count() != 1 {
+            return Err(Error::NotScalar {
+                op: "backward",
+                got: self.dims().to_vec(),
+            });
+        }
+        Scaled::constant_like(1.0, self)?.reshape(self.dims())
+    }
+
+    fn sweep(&self, cotangent: Scaled, retain: bool) -> Result<ScaledGrads> {
+        let mut grads = ScaledGrads::default();
+        let Some(root) = self.node.clone() else {
+            return Ok(grads);
+        };
+        let mut cotangents = HashMap::from([(root.id, cotangent)]);
+        let mut open = BinaryHeap::from([Latest(root)]);
+        // The latest node first: all that was computed from it has been swept.
+        while let Some(Latest(node)) = open.pop() {
+            let Some(cotangent) = cotangents.remove(&node.id) else {
+                continue; // Met on several ways.
+            };
+            if node.is_leaf {
+                grads.insert_id(node.id, cotangent);
+                continue;
+            }
+            let vjp = {
+                let mut vjp = node.vjp.lock().unwrap_or_else(PoisonError::into_inner);
+                if retain { vjp.clone() } else { vjp.take() }
+            };
+            let vjp = vjp.ok_or(Error::GraphUsed { op: node.op })?;
+            let wanted: Vec<bool> = node.parents.iter().map(Option::is_some).collect();
+            let _options = Options::enter(node.options.clone());
+            let found = vjp(&cotangent, &wanted)?;
+            drop((vjp, cotangent));
+            for (parent, found) in node.parents.iter().zip(found) {
+                let (Some(parent), Some(found)) = (parent, found) else {
+                    continue;
+                };
+                if found.dims() != parent.dims {
+                    internal!(
+                        "{}: a cotangent of shape {:?} for an argument of shape {:?}",
+                        node.op,
+                        found.dims(),
+                        parent.dims
+                    );
+                }
+                let found = match cotangents.remove(&parent.id) {
+                    None => {
+                        open.push(Latest(parent.clone()));
+                        found.detach()
+                    }
+                    Some(other) => other.add(&found.detach())?,
+                };
+                cotangents.insert(parent.id, found);
+            }
+        }
+        Ok(grads)
+    }
+}
+
+/// A node in the order of its id.
+struct Latest(Arc<Node>);
+
+impl PartialEq for Latest {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.id == other.0.id
+    }
+}
+
+impl Eq for Latest {}
+
+impl PartialOrd for Latest {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Latest {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.id.cmp(&other.0.id)
+    }
+}

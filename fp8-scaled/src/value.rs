@@ -1,0 +1,300 @@
+//! A tensor of scaled arithmetic.
+
+use super::options::Options;
+use crate::error::{Error, Result};
+use candle_core::{DType, Device, Shape, Tensor};
+use fp8_candle::Fp8Tensor;
+use fp8_candle::device::{Codes, backend};
+use fp8_candle::ops::elements::matrix_dims;
+use fp8_core::scaled::{Scale, constant_rule};
+use fp8_core::{Contraction, Format, Granularity};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// A tensor as a pair of data and scale: `value = data * scale`. See [the module](super).
+///
+/// Clones are cheap and share the data. A clone of a tracked value is the same value of the graph.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8_scaled::Scaled;
+/// let data = Tensor::new(&[1f32, -1.5], &Device::Cpu)?;
+/// let x = Scaled::from_parts(&data, 0.25)?;
+/// assert_eq!(x.to_tensor(DType::F32)?.to_vec1::<f32>()?, [0.25, -0.375]);
+/// assert!(Scaled::from_parts(&data, 3.0).is_err()); // not a power of two
+/// # Ok::<(), fp8_scaled::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Scaled {
+    pub(super) data: Data,
+    scale: Scale,
+    pub(super) node: Option<Arc<Node>>,
+    pub(super) casts: Arc<Casts>,
+}
+
+/// Data without a graph.
+#[derive(Debug, Clone)]
+pub(super) enum Data {
+    Float(Tensor),
+    /// Tensorwise, with the dequant_scale 1.
+    Fp8(Fp8Tensor),
+}
+
+/// FP8 copies of the data, made when first needed: one cast of an input serves every product that reads it.
+#[derive(Debug, Default)]
+pub(super) struct Casts(pub(super) Mutex<Vec<Fp8Tensor>>);
+
+/// `x` as data of the scale `scale`, so that the value stays: `data = x / scale`. Without a scale it is 1 and the data are `x`.
+///
+/// # Errors
+/// If `x` is not f32, bf16, f16 or f64, or the scale is not one ([`ScaledError`](fp8_core::scaled::ScaledError)).
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use fp8_scaled::as_scaled;
+/// let x = Tensor::new(&[3f32, 6.0], &Device::Cpu)?;
+/// assert_eq!(as_scaled(&x, 2.0)?.data()?.to_vec1::<f32>()?, [1.5, 3.0]);
+/// assert_eq!(as_scaled(&x, None)?.scale().to_f32(), 1.0);
+/// # Ok::<(), fp8_scaled::Error>(())
+/// ```
+pub fn as_scaled(x: &Tensor, scale: impl Into<Option<f32>>) -> Result<Scaled> {
+    let plain = Scaled::from_parts(x, 1.0)?;
+    match scale.into() {
+        None => Ok(plain),
+        Some(scale) => plain.set_scaling(scale),
+    }
+}
+
+impl Scaled {
+    /// Combines data and scale; the value is their product. Candle's own FP8 tensors become E4M3 codes.
+    ///
+    /// # Errors
+    /// [`Error::DType`] if `data` is not f32, bf16, f16, f64 or F8E4M3, [`Error::Scaled`] if `scale` is not a power of two and
+    /// the check is not [lenient](fp8_core::scaled::ScaleCheck), or is negative, infinite or NaN; a zero scale needs a lenient
+    /// check too, and [`Scaled::zeros`] does not.
+    pub fn from_parts(data: &Tensor, scale: f32) -> Result<Self> {
+        let scale = Options::current().check(scale)?;
+        match data.dtype() {
+            DType::F32 | DType::BF16 | DType::F16 | DType::F64 => {
+                Ok(Self::new(data.detach(), scale))
+            }
+            DType::F8E4M3 => {
+                let codes = backend(data.device())?.f8e4m3_to_codes(data)?;
+                Self::of_codes(&codes, Format::E4M3, scale)
+            }
+            got => Err(Error::DType {
+                op: "Scaled::from_parts",
+                what: "data",
+                expected: "f32, bf16, f16, f64 or f8e4m3; use Scaled::from_codes for FP8 codes",
+                got,
+            }),
+        }
+    }
+
+    /// Combines FP8 codes, U8 of any shape, and a scale.
+    ///
+    /// # Errors
+    /// As [`Scaled::from_parts`].
+    pub fn from_codes(codes: &Tensor, format: Format, scale: f32) -> Result<Self> {
+        Self::of_codes(codes, format, Options::current().check(scale)?)
+    }
+
+    fn of_codes(codes: &Tensor, format: Format, scale: Scale) -> Result<Self> {
+        let one = Tensor::ones(1, DType::F32, codes.device())?;
+        let data = Fp8Tensor::from_parts(
+            codes.clone(),
+            format,
+            Granularity::Tensorwise,
+            Contraction::Cols,
+            one,
+        )?;
+        Ok(Self::new_fp8(data, scale))
+    }
+
+    /// Zeros of the scale 0, which is the only value of that scale that strict checks know.
+    pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
+        let data = Tensor::zeros(shape, dtype, device)?;
+        Ok(Self {
+            scale: Scale::ZERO,
+            ..Self::from_parts(&data, 1.0)?
+        })
+    }
+
+    /// A constant as a tensor without dimensions: the power of two not above it is the scale, the rest, from 1 up to 2, the data.
+    pub fn constant(value: f64, dtype: DType, device: &Device) -> Result<Self> {
+        let (scale, mantissa) = constant_rule(value);
+        let data = Tensor::new(f64::from(mantissa), device)?;
+        let data = match (dtype, scale.is_zero()) {
+            // With all its digits.
+            (DType::F64, false) => Tensor::new(value / f64::from(scale.to_f32()), device)?,
+            _ => data.to_dtype(dtype)?,
+        };
+        Ok(Self {
+            scale,
+            ..Self::from_parts(&data, 1.0)?
+        })
+    }
+
+    /// A constant in the dtype that an operation with `like` computes in.
+    pub(super) fn constant_like(value: f64, like: &Self) -> Result<Self> {
+        Self::constant(value, like.compute_dtype(), like.device())
+    }
+
+    /// Detached float data with its scale.
+    pub(super) fn new(data: Tensor, scale: Scale) -> Self {
+        Self {
+            data: Data::Float(data),
+            scale,
+            node: None,
+            casts: Arc::default(),
+        }
+    }
+
+    /// The same data at another scale: another value, and no graph.
+    pub(super) fn at(&self, scale: Scale) -> Self {
+        Self {
+            scale,
+            node: None,
+            ..self.clone()
+        }
+    }
+
+    /// Codes with a dequant_scale of 1.
+    pub(super) fn new_fp8(data: Fp8Tensor, scale: Scale) -> Self {
+        Self {
+            data: Data::Fp8(data),
+            scale,
+            node: None,
+            casts: Arc::default(),
+        }
+    }
+
+    pub(super) fn raw(&self) -> &Data {
+        &self.data
+    }
+
+    /// The data in `dtype`, not multiplied by the scale.
+    pub(super) fn float(&self, dtype: DType) -> Result<Tensor> {
+        match &self.data {
+            Data::Float(data) => super::kernels::convert("cast", data, 1.0, dtype),
+            Data::Fp8(data) => data.dequantize(dtype),
+        }
+    }
+
+    /// The dtype of results computed from this alone: that of the data, f16 for FP8.
+    pub(super) fn compute_dtype(&self) -> DType {
+        match &self.data {
+            Data::Float(data) => data.dtype(),
+            Data::Fp8(_) => DType::F16,
+        }
+    }
+
+    /// The scale of the value.
+    pub fn scale(&self) -> Scale {
+        self.scale
+    }
+
+    /// The same value outside any graph.
+    pub fn detach(&self) -> Self {
+        Self {
+            node: None,
+            ..self.clone()
+        }
+    }
+
+    /// Whether a gradient flows to a variable from here.
+    pub fn is_tracked(&self) -> bool {
+        self.node.is_some()
+    }
+
+    /// Whether what is computed from this keeps a graph.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.is_tracked() && Options::current().settings.gradients
+    }
+
+    /// The data as FP8 codes of `format`, rounded to nearest even and saturated, in `[product of the leading dims, last dim]`;
+    /// one copy is kept with the value.
+    pub(super) fn cast_codes(&self, format: Format) -> Result<Fp8Tensor> {
+        if let Data::Fp8(data) = &self.data
+            && data.format() == format
+        {
+            return Ok(data.clone());
+        }
+        let mut casts = (self.casts.0.lock()).unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(cast) = casts.iter().find(|cast| cast.format() == format) {
+            return Ok(cast.clone());
+        }
+        let x = self.data()?.contiguous()?;
+        let (rows, cols) = matrix_dims(x.dims());
+        let backend = backend(x.device())?;
+        let one = Tensor::ones(1, DType::F32, x.device())?;
+        let scheme = (Granularity::Tensorwise, Contraction::Cols);
+        let grid = scheme.0.grid(rows, cols, scheme.1);
+        let orientation = backend.orientation(Contraction::Cols, true);
+        let cast = fp8_core::Cast::new(format);
+        let codes: Codes = backend.quantize(&x, &grid, &one, &cast, orientation)?;
+        let cast = Fp8Tensor::from_codes(codes, x.dims(), format, scheme, one)?;
+        Options::current().count_cast();
+        casts.push(cast.clone());
+        Ok(cast)
+    }
+}
+
+/// Cotangents of the parents from that of the result; the flags say which are wanted.
+pub(super) type Vjp = dyn Fn(&Scaled, &[bool]) -> Result<Vec<Option<Scaled>>> + Send + Sync;
+
+/// Where a tracked value comes from.
+pub(super) struct Node {
+    /// Rises with time, so that a node comes after its parents.
+    pub(super) id: u64,
+    pub(super) op: &'static str,
+    pub(super) dims: Vec<usize>,
+    pub(super) parents: Vec<Option<Arc<Node>>>,
+    /// None for a leaf, and once a sweep has used it.
+    pub(super) vjp: Mutex<Option<Arc<Vjp>>>,
+    pub(super) is_leaf: bool,
+    /// What held when the operation ran holds for its derivative as well.
+    pub(super) options: Arc<Options>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} #{}", self.op, self.id)
+    }
+}
+
+pub(super) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Node {
+    /// A variable.
+    pub(super) fn leaf(dims: &[usize]) -> Arc<Self> {
+        Arc::new(Self {
+            id: next_id(),
+            op: "variable",
+            dims: dims.to_vec(),
+            parents: vec![],
+            vjp: Mutex::new(None),
+            is_leaf: true,
+            options: Options::current(),
+        })
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+impl Drop for Node {
+    /// Without recursion: a graph may be longer than a stack is deep.
+    fn drop(&mut self) {
+        let mut open = std::mem::take(&mut self.parents);
+        while let Some(parent) = open.pop() {
+            if let Some(mut parent) = parent.and_then(Arc::into_inner) {
+                open.append(&mut parent.parents);
+            }
+        }
+    }
+}
