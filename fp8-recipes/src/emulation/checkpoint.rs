@@ -1,6 +1,6 @@
 //! An emulator in a training checkpoint.
 
-use super::Emulator;
+use super::emulator::Emulator;
 use crate::optim::{OptimError, OptimizerState, ResumableOptimizer};
 
 /// An optimizer together with the emulator that drives it, for
