@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::Result;
-use super::settings::{check, check_limit, setters};
+use super::settings::{check, check_limit, field_setters};
 
 /// The lowest loss scale: its reciprocal, and its own, are normal f32.
 const LOWEST: f64 = 1. / (1u128 << 126) as f64;
@@ -64,7 +64,7 @@ impl Default for LossScalerConfig {
 }
 
 impl LossScalerConfig {
-    setters! {
+    field_setters! {
         /// Replaces [`LossScalerConfig::initial_loss_scale`].
         with_initial_loss_scale(initial_loss_scale: f64);
         /// Replaces [`LossScalerConfig::growth_factor`].

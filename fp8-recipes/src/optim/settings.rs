@@ -95,7 +95,7 @@ pub(super) fn check(name: &'static str, value: f64, ok: bool, allowed: &'static 
 }
 
 /// Setters that return the configuration with one field replaced.
-macro_rules! setters {
+macro_rules! field_setters {
     ($($(#[$doc:meta])* $setter:ident($field:ident: $type:ty);)+) => {$(
         $(#[$doc])*
         pub fn $setter(mut self, $field: $type) -> Self {
@@ -104,4 +104,4 @@ macro_rules! setters {
         }
     )+};
 }
-pub(super) use setters;
+pub(super) use field_setters;

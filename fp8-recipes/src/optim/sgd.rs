@@ -9,7 +9,7 @@ use super::plain::Variable;
 use super::real::Real;
 use super::rule::{MAX_MOMENTS, Moment, Rates, Rule};
 use super::scaled::{Extents, ScaledParameter, ScaledPlan, ScaledRule, Window, factor, value};
-use super::settings::{DecayScope, Settings, check, setters};
+use super::settings::{DecayScope, Settings, check, field_setters};
 
 /// Stochastic gradient descent over named variables, with momentum, dampening, Nesterov's momentum and weight decay as in
 /// [`torch.optim.SGD`](https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html), and a state that can be saved.
@@ -95,7 +95,7 @@ impl Default for SgdConfig {
 }
 
 impl SgdConfig {
-    setters! {
+    field_setters! {
         /// Replaces [`SgdConfig::lr`].
         with_lr(lr: f64);
         /// Replaces [`SgdConfig::momentum`].
