@@ -1,8 +1,8 @@
 //! Activations: curves that are nearly homogeneous keep the scale of their input.
 
+use super::error::Result;
 use super::parts::sized;
 use super::value::Scaled;
-use crate::error::Result;
 use fp8_candle::ops::{Activation, detached};
 
 impl Scaled {

@@ -1,10 +1,11 @@
 //! Addition, multiplication, and what comes with them.
 
+use super::check::check_same_device;
 use super::dtype::ScaledDType;
+use super::error::{Result, shape};
 use super::kernels::{Axpby, Product, Quotient, map_fn, map1, map2, times};
 use super::options::Options;
 use super::value::{Data, Scaled};
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Aligned, Factored, Scale, add_rule, constant_rule, div_rule, mul_rule};
 
@@ -35,26 +36,14 @@ pub(super) fn broadcast_dims(op: &'static str, a: &[usize], b: &[usize]) -> Resu
             (a, b) if a == b => Ok(a),
             (1, b) => Ok(b),
             (a, 1) => Ok(a),
-            _ => Err(Error::Shape {
+            _ => Err(shape(
                 op,
-                what: "the second operand",
-                expected: format!("a shape that broadcasts with {a:?}"),
-                got: b.to_vec(),
-            }),
+                "the second operand",
+                format!("a shape that broadcasts with {a:?}"),
+                b,
+            )),
         })
         .collect()
-}
-
-pub(super) fn check_same_device(op: &'static str, a: &Scaled, b: &Scaled) -> Result<()> {
-    match a.device().same_device(b.device()) {
-        true => Ok(()),
-        false => Err(Error::DeviceMismatch {
-            op,
-            what: "the second operand",
-            expected: a.device().location(),
-            got: b.device().location(),
-        }),
-    }
 }
 
 /// The data of both operands, broadcast to one shape and in one dtype.

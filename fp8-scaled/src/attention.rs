@@ -1,12 +1,13 @@
 //! Attention.
 
-use super::arith::{Like, check_same_device};
+use super::arith::Like;
+use super::check::check_same_device;
 use super::data_norm::Norm;
 use super::data_norm::norm_of;
+use super::error::Result;
 use super::kernels::convert;
 use super::parts::sized;
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::Tensor;
 use fp8_candle::ops::elements::wide_dtype;
 use fp8_candle::ops::{AttentionOptions, detached};

@@ -1,8 +1,8 @@
 //! Comparisons: plain tensors, without gradients.
 
 use super::arith::meet;
+use super::error::Result;
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::wide_dtype;
 
@@ -67,7 +67,7 @@ impl Scaled {
     /// The place of the largest value along `dim`, U32 without that dimension; the first of equal ones.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if the dimension does not exist or is empty.
+    /// [`fp8_candle::Error::Shape`] if the dimension does not exist or is empty.
     pub fn argmax(&self, dim: usize) -> Result<Tensor> {
         self.place("argmax", dim, |x| x.argmax(dim))
     }
@@ -102,7 +102,7 @@ impl Scaled {
         dim: usize,
         of: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor> {
-        super::reduce::check_values(op, self, dim)?;
+        super::check::check_values(op, self, dim)?;
         let x = self.detach().zeroed()?;
         Ok(of(&x.float(wide_dtype(x.compute_dtype()))?)?)
     }

@@ -1,11 +1,12 @@
 //! Convolutions.
 
-use super::arith::{Like, check_same_device, common_dtype};
+use super::arith::{Like, common_dtype};
+use super::check::check_same_device;
+use super::error::{Result, shape};
 use super::kernels::convert;
 use super::matmul::{both_codes, cotangent, operand};
 use super::options::Options;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_candle::conv::{BareConv, BareOperand, ConvError, ConvShape};
 use fp8_candle::ops::detached::gradients;
@@ -154,12 +155,7 @@ fn fan_in([n, _, height, width]: [usize; 4], shape: &ConvShape) -> usize {
 fn four(op: &'static str, what: &'static str, x: &Scaled) -> Result<[usize; 4]> {
     match *x.dims() {
         [a, b, c, d] => Ok([a, b, c, d]),
-        _ => Err(Error::Shape {
-            op,
-            what,
-            expected: "four dimensions".into(),
-            got: x.dims().to_vec(),
-        }),
+        _ => Err(shape(op, what, "four dimensions", x.dims())),
     }
 }
 
@@ -172,12 +168,7 @@ fn one_dim(
 ) -> Result<Scaled> {
     for (what, x) in [("the rows", x), ("the kernel", kernel)] {
         if x.rank() != 3 {
-            return Err(Error::Shape {
-                op,
-                what,
-                expected: "three dimensions".into(),
-                got: x.dims().to_vec(),
-            });
+            return Err(shape(op, what, "three dimensions", x.dims()));
         }
     }
     f(&x.unsqueeze(2)?, &kernel.unsqueeze(2)?)?.squeeze(2)
@@ -192,7 +183,7 @@ struct Products {
 
 impl Products {
     fn new(op: &'static str, conv: Result<BareConv, ConvError>, shape: ConvShape) -> Result<Self> {
-        let conv = conv.map_err(|source| Error::Conv {
+        let conv = conv.map_err(|source| fp8_candle::Error::Conv {
             path: op.into(),
             source,
         })?;
@@ -210,13 +201,13 @@ impl Products {
     fn multiply(
         a: &Scaled,
         b: &Scaled,
-        f: impl FnOnce(BareOperand<'_>, BareOperand<'_>) -> Result<Tensor>,
+        f: impl FnOnce(BareOperand<'_>, BareOperand<'_>) -> fp8_candle::Result<Tensor>,
     ) -> Result<Tensor> {
         match both_codes(a, b) {
-            Some((a, b)) => f(BareOperand::Codes(a), BareOperand::Codes(b)),
+            Some((a, b)) => Ok(f(BareOperand::Codes(a), BareOperand::Codes(b))?),
             None => {
                 let (a, b) = (a.float(DType::F32)?, b.float(DType::F32)?);
-                f(BareOperand::Values(&a), BareOperand::Values(&b))
+                Ok(f(BareOperand::Values(&a), BareOperand::Values(&b))?)
             }
         }
     }
@@ -271,20 +262,20 @@ impl Products {
 
     /// Tap by tap: the products above are in f32, and candle's convolution has no gradient for images that a stride does not
     /// divide.
-    fn in_f64(&self, x: &Tensor, w: &Tensor) -> Result<Tensor> {
+    fn in_f64(&self, x: &Tensor, w: &Tensor) -> fp8_candle::Result<Tensor> {
         let shape = &self.shape;
         let [above, left] = shape.padding;
         let x = (x.pad_with_zeros(2, above, above)?).pad_with_zeros(3, left, left)?;
         let [batch, n, height, width] = self.conv.output_dims();
         let (_, channels, kernel_height, kernel_width) = w.dims4()?;
-        let places = |dim: usize, tap: usize, count: usize| -> Result<Tensor> {
+        let places = |dim: usize, tap: usize, count: usize| -> fp8_candle::Result<Tensor> {
             let ids: Vec<u32> = (0..count)
                 .map(|place| (tap * shape.dilation[dim] + place * shape.stride[dim]) as u32)
                 .collect();
             Ok(Tensor::new(ids, x.device())?)
         };
         let per_group = n / shape.groups;
-        let groups = (0..shape.groups).map(|group| -> Result<Tensor> {
+        let groups = (0..shape.groups).map(|group| -> fp8_candle::Result<Tensor> {
             let x = x.narrow(1, group * channels, channels)?.contiguous()?;
             let w = w.narrow(0, group * per_group, per_group)?;
             let mut sum = Tensor::zeros((batch, per_group, height * width), x.dtype(), x.device())?;
@@ -300,6 +291,9 @@ impl Products {
             }
             Ok(sum.reshape((batch, per_group, height, width))?)
         });
-        Ok(Tensor::cat(&groups.collect::<Result<Vec<_>>>()?, 1)?)
+        Ok(Tensor::cat(
+            &groups.collect::<fp8_candle::Result<Vec<_>>>()?,
+            1,
+        )?)
     }
 }

@@ -1,6 +1,6 @@
 //! Norms of data, which dynamic rescaling moves into the scale.
 
-use crate::error::Result;
+use super::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::{BlockKernel, Real, max, reduce_blocks, sum, wide_dtype};
 use fp8_core::floor_to_power_of_two;

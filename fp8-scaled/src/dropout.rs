@@ -1,8 +1,8 @@
 //! Dropout.
 
+use super::error::Result;
 use super::kernels::{Map2, map2};
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::Tensor;
 use fp8_candle::ops::detached::dropout_mask;
 use fp8_candle::ops::elements::Real;

@@ -1,8 +1,8 @@
 //! The result of a backward pass.
 
+use super::error::{Result, shape};
 use super::value::Scaled;
 use super::var::ScaledVar;
-use crate::error::{Error, Result};
 use std::collections::HashMap;
 
 /// Gradients of the variables that a loss was computed from, each with a scale of its own.
@@ -51,12 +51,12 @@ impl ScaledGrads {
                 None => grad,
                 // Broadcasting would hide that they are not of one variable.
                 Some(sum) if sum.dims() != grad.dims() => {
-                    return Err(Error::Shape {
-                        op: "ScaledGrads::add",
-                        what: "a gradient",
-                        expected: format!("{:?}, as the other", sum.dims()),
-                        got: grad.dims().to_vec(),
-                    });
+                    return Err(shape(
+                        "ScaledGrads::add",
+                        "a gradient",
+                        format!("{:?}, as the other", sum.dims()),
+                        grad.dims(),
+                    ));
                 }
                 Some(sum) => sum.add(&grad)?.dynamic_rescale_l2()?,
             };

@@ -1,7 +1,7 @@
 //! Elementwise loops over data: one pass over contiguous slices on the CPU, in f32 for 16-bit data with one rounding at the end;
 //! composed of candle's operations elsewhere.
 
-use crate::error::Result;
+use super::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::{Real, RowKernel, map_rows, map_to, wide_dtype};
 
@@ -125,7 +125,7 @@ pub(super) fn wide<const N: usize>(
     f: impl FnOnce([&Tensor; N]) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let Some(dtype) = args.first().map(|x| x.dtype()) else {
-        crate::error::internal!("an operation without arguments");
+        super::error::internal!("an operation without arguments");
     };
     let args = args
         .into_iter()

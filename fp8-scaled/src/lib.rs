@@ -46,6 +46,7 @@ mod activation;
 mod arith;
 mod attention;
 mod channel_norm;
+mod check;
 mod compare;
 mod conv;
 mod data_norm;
@@ -79,7 +80,6 @@ mod shape;
 mod softmax;
 mod tape;
 mod transcend;
-mod unruled;
 mod value;
 mod var;
 

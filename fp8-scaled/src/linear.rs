@@ -1,11 +1,12 @@
 //! Linear layers as one node.
 
-use super::arith::{Like, check_same_device, common_dtype, weighted_sum};
+use super::arith::{Like, common_dtype, weighted_sum};
+use super::check::check_same_device;
+use super::error::{Result, shape};
 use super::kernels::convert;
 use super::matmul::{both_codes, cotangent, matrix, operand};
 use super::options::Options;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::DType;
 use fp8_candle::device::backend;
 use fp8_candle::ops::detached::fp8_product;
@@ -67,12 +68,7 @@ impl Scaled {
     }
 
     fn check_linear(&self, op: &'static str, weight: &Self, bias: Option<&Self>) -> Result<usize> {
-        let shape = |what, expected: String, got: &Self| Error::Shape {
-            op,
-            what,
-            expected,
-            got: got.dims().to_vec(),
-        };
+        let shape = |what, expected: String, got: &Self| shape(op, what, expected, got.dims());
         check_same_device(op, self, weight)?;
         let Some(inputs) = self.dims().last() else {
             return Err(shape("the input", "at least one dimension".into(), self));

@@ -1,10 +1,10 @@
 //! Selection by indices.
 
 use super::arith::Like;
+use super::check::check_dim;
+use super::error::{Result, shape};
 use super::kernels::convert;
-use super::softmax::check_dim;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_candle::ops::elements::wide_dtype;
 
@@ -50,12 +50,7 @@ impl Scaled {
     /// If this has not two dimensions, or an index is too large.
     pub fn embedding(&self, ids: &Tensor) -> Result<Self> {
         let &[_, width] = self.dims() else {
-            return Err(Error::Shape {
-                op: "embedding",
-                what: "the table",
-                expected: "[rows, d]".into(),
-                got: self.dims().to_vec(),
-            });
+            return Err(shape("embedding", "the table", "[rows, d]", self.dims()));
         };
         self.index_select(&ids.flatten_all()?, 0)?
             .reshape(&[ids.dims(), &[width]].concat())

@@ -1,8 +1,8 @@
 //! Cross entropy.
 
+use super::error::Result;
 use super::parts::{factored, sized};
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::{CrossEntropyOptions, detached};
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};

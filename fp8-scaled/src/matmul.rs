@@ -1,10 +1,11 @@
 //! Matrix products.
 
-use super::arith::{Like, broadcast_dims, check_same_device, common_dtype};
+use super::arith::{Like, broadcast_dims, common_dtype};
+use super::check::check_same_device;
+use super::error::{Result, shape, unsupported};
 use super::kernels::convert;
 use super::options::{MatmulPrecision, Options};
 use super::value::{Data, Scaled};
-use crate::error::{Error, Result};
 use candle_core::{D, DType, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::ops::detached::fp8_product;
@@ -39,20 +40,20 @@ impl Scaled {
         check_same_device(op, self, rhs)?;
         let (Some(k), Some(other)) = (last_dims(self, Cols), last_dims(rhs, Rows)) else {
             let low = if self.rank() < 2 { self } else { rhs };
-            return Err(Error::Shape {
+            return Err(shape(
                 op,
-                what: "an operand",
-                expected: "at least two dimensions".into(),
-                got: low.dims().to_vec(),
-            });
+                "an operand",
+                "at least two dimensions",
+                low.dims(),
+            ));
         };
         if k != other {
-            return Err(Error::Shape {
+            return Err(shape(
                 op,
-                what: "the second operand",
-                expected: format!("[.., {k}, n], as the first operand has {:?}", self.dims()),
-                got: rhs.dims().to_vec(),
-            });
+                "the second operand",
+                format!("[.., {k}, n], as the first operand has {:?}", self.dims()),
+                rhs.dims(),
+            ));
         }
         let (a, b) = (operand(self)?, operand(rhs)?);
         let is_matrix = rhs.rank() == 2;
@@ -93,12 +94,7 @@ impl Scaled {
 fn check_dtype(op: &'static str, dtype: DType) -> Result<()> {
     match dtype {
         DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(()),
-        got => Err(Error::DType {
-            op,
-            what: "the result",
-            expected: "f32, bf16, f16 or f64",
-            got,
-        }),
+        got => Err(unsupported(op, "the result", "f32, bf16, f16 or f64", got)),
     }
 }
 
@@ -205,7 +201,7 @@ fn batch(
     let options = Options::current();
     let ([a_lead @ .., a_rows, a_cols], [b_lead @ .., b_rows, b_cols]) = (a.dims(), b.dims())
     else {
-        crate::error::internal!("{op}: operands without rows and columns");
+        super::error::internal!("{op}: operands without rows and columns");
     };
     let lead = broadcast_dims(op, a_lead, b_lead)?;
     let (length, m) = match a_contraction {
@@ -236,7 +232,7 @@ fn batch(
                     rule.data_factor,
                     dtype,
                 )?,
-                _ => crate::error::internal!("{op}: codes that were moved are no codes"),
+                _ => super::error::internal!("{op}: codes that were moved are no codes"),
             }
         }
         None => {

@@ -1,9 +1,10 @@
 //! Selection between values: extremes, signs, masks.
 
-use super::arith::{Like, broadcast_dims, check_same_device, common_dtype, meet};
+use super::arith::{Like, broadcast_dims, common_dtype, meet};
+use super::check::check_same_device;
+use super::error::{Result, unsupported};
 use super::kernels::{map_fn, map1, map2, map3, times};
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Aligned, Scale, extreme_rule};
 
@@ -165,16 +166,11 @@ impl Scaled {
     /// `on_true` where `mask`, a U8 tensor, is not 0, else `on_false`; shapes broadcast. Scale: the larger one.
     ///
     /// # Errors
-    /// [`Error::DType`] if the mask is not U8; as [`Scaled::add`].
+    /// [`fp8_candle::Error::DType`] if the mask is not U8; as [`Scaled::add`].
     pub fn where_cond(mask: &Tensor, on_true: &Self, on_false: &Self) -> Result<Self> {
         let op = "where_cond";
         if mask.dtype() != DType::U8 {
-            return Err(Error::DType {
-                op,
-                what: "the mask",
-                expected: "u8",
-                got: mask.dtype(),
-            });
+            return Err(unsupported(op, "the mask", "u8", mask.dtype()));
         }
         check_same_device(op, on_true, on_false)?;
         let dims = broadcast_dims(op, on_true.dims(), on_false.dims())?;

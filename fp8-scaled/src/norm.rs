@@ -1,10 +1,10 @@
 //! LayerNorm and RMSNorm.
 
+use super::error::Result;
 use super::kernels::times;
 use super::options::Options;
 use super::parts::{factored, sized};
 use super::value::Scaled;
-use crate::error::Result;
 use fp8_candle::ops::detached;
 use fp8_core::scaled::{Aligned, Scale, add_rule, div_rule, mul_rule, sum_rule};
 

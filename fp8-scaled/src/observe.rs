@@ -1,8 +1,8 @@
 //! Looking at what flows through a graph.
 
 use super::dtype::ScaledDType;
+use super::error::{Result, unsupported};
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::wide_dtype;
 use half::{bf16, f16};
@@ -48,12 +48,12 @@ impl Scaled {
             ScaledDType::Float(DType::F32) => (f32::MAX.into(), f32::MIN_POSITIVE.into()),
             ScaledDType::Float(DType::F64) => (f64::MAX, f64::MIN_POSITIVE),
             ScaledDType::Float(got) => {
-                return Err(Error::DType {
-                    op: "out_of_range",
-                    what: "the range",
-                    expected: "f32, bf16, f16, f64 or an FP8 format",
+                return Err(unsupported(
+                    "out_of_range",
+                    "the range",
+                    "f32, bf16, f16, f64 or an FP8 format",
                     got,
-                });
+                ));
             }
         };
         if self.elem_count() == 0 {

@@ -1,6 +1,6 @@
 //! How scaled arithmetic computes on this thread.
 
-use crate::error::Result;
+use super::error::Result;
 use fp8_core::scaled::{Pow2Round, Pow2Rounding, Scale, ScaleCheck};
 use fp8_core::{Format, philox4x32_10};
 use std::cell::RefCell;

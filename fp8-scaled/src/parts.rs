@@ -1,8 +1,8 @@
 //! Between scaled tensors and the loops over their data.
 
+use super::error::Result;
 use super::kernels::times;
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::Tensor;
 use fp8_core::scaled::Factored;
 

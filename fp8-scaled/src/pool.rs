@@ -1,8 +1,8 @@
 //! Pooling.
 
+use super::error::{Result, shape};
 use super::kernels::convert;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_candle::ops::elements::wide_dtype;
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};
@@ -71,20 +71,20 @@ impl Scaled {
         }))
     }
 
-    fn no_image(&self, op: &'static str, k: usize) -> Error {
-        Error::Shape {
+    fn no_image(&self, op: &'static str, k: usize) -> super::error::Error {
+        shape(
             op,
-            what: "the image",
-            expected: format!("[batch, channels, height, width] with windows of {k}"),
-            got: self.dims().to_vec(),
-        }
+            "the image",
+            format!("[batch, channels, height, width] with windows of {k}"),
+            self.dims(),
+        )
     }
 }
 
 /// The windows of images of the shape `dims`, `[images, rows of windows, k, windows in a row, k]`.
 fn windows(x: &Tensor, dims: &[usize], k: usize) -> Result<Tensor> {
     let &[batch, channels, height, width] = dims else {
-        crate::error::internal!("an image with {} dimensions", dims.len());
+        super::error::internal!("an image with {} dimensions", dims.len());
     };
     let (rows, cols) = (height / k, width / k);
     let x = x.narrow(2, 0, rows * k)?.narrow(3, 0, cols * k)?;

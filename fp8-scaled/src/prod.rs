@@ -1,8 +1,8 @@
 //! Products over dimensions.
 
-use super::reduce::check_dims;
+use super::check::check_dims;
+use super::error::Result;
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::{D, DType, Tensor};
 use fp8_core::scaled::{mul_rule, powi_rule};
 

@@ -1,8 +1,8 @@
 //! What a scaled tensor is: shape, dtype, data, value.
 
 use super::dtype::ScaledDType;
+use super::error::{Error, Result};
 use super::value::{Data, Scaled};
-use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::ops::elements::wide_dtype;

@@ -1,9 +1,10 @@
 //! Sums and other reductions over dimensions.
 
+use super::check::{check_dims, check_values};
+use super::error::Result;
 use super::kernels::{Times, map_fn, map3};
 use super::options::Options;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::wide_dtype;
 use fp8_core::scaled::{Factored, mean_rule, sum_rule};
@@ -14,40 +15,12 @@ map_fn!(
     |g, x, y| x.eq(y)?.where_cond(g, &g.zeros_like()?)?
 );
 
-/// Checks dimensions to reduce: each exists, and stands there once.
-pub(super) fn check_dims(op: &'static str, x: &Scaled, dims: &[usize]) -> Result<()> {
-    let is_new = |(i, dim): (usize, &usize)| !dims[..i].contains(dim);
-    match dims.iter().all(|&dim| dim < x.rank()) && dims.iter().enumerate().all(is_new) {
-        true => Ok(()),
-        false => Err(Error::Shape {
-            op,
-            what: "the operand",
-            expected: format!("dimensions {dims:?} to reduce, each once"),
-            got: x.dims().to_vec(),
-        }),
-    }
-}
-
-/// Checks a dimension of which one value is picked out: there has to be one.
-pub(super) fn check_values(op: &'static str, x: &Scaled, dim: usize) -> Result<()> {
-    check_dims(op, x, &[dim])?;
-    match x.dims()[dim] {
-        0 => Err(Error::Shape {
-            op,
-            what: "the operand",
-            expected: format!("a value along dimension {dim}"),
-            got: x.dims().to_vec(),
-        }),
-        _ => Ok(()),
-    }
-}
-
 impl Scaled {
     /// The sum over `dims`, which stay with the size 1. Scale: `s * r(sqrt(n))` for sums of n values. Summed in f32 (f64 data in
     /// f64).
     ///
     /// # Errors
-    /// [`Error::Shape`] if a dimension does not exist or is named twice.
+    /// [`fp8_candle::Error::Shape`] if a dimension does not exist or is named twice.
     pub fn sum_keepdim(&self, dims: &[usize]) -> Result<Self> {
         let op = "sum";
         check_dims(op, self, dims)?;
@@ -93,7 +66,7 @@ impl Scaled {
     /// cotangent, as in candle.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the dimension does not exist or is empty.
+    /// [`fp8_candle::Error::Shape`] if the dimension does not exist or is empty.
     pub fn max_keepdim(&self, dim: usize) -> Result<Self> {
         self.extreme_of("max", dim, |x| Ok(x.max_keepdim(dim)?))
     }

@@ -2,10 +2,10 @@
 
 use super::data_norm::{Norm, norm_of};
 use super::dtype::ScaledDType;
+use super::error::{Result, unsupported};
 use super::kernels::times;
 use super::options::Options;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Scale, ScaledError, mul_rule, rescale_factor, rescale_norm};
 
@@ -42,12 +42,12 @@ impl Scaled {
                 Self::new(self.float(dtype)?, self.scale())
             }
             ScaledDType::Float(got) => {
-                return Err(Error::DType {
-                    op: "astype",
-                    what: "the result",
-                    expected: "f32, bf16, f16, f64 or an FP8 format",
+                return Err(unsupported(
+                    "astype",
+                    "the result",
+                    "f32, bf16, f16, f64 or an FP8 format",
                     got,
-                });
+                ));
             }
         };
         let like = super::arith::Like::of(self);

@@ -1,9 +1,9 @@
 //! Roots and powers, whose scale is a power of that of the operand.
 
 use super::arith::Like;
+use super::error::Result;
 use super::kernels::{Map1, map_fn, map1};
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::Tensor;
 use fp8_candle::ops::elements::Real;
 use fp8_core::scaled::{Scale, ScaledError, div_rule, mul_rule, powi_rule, rsqrt_rule, sqrt_rule};

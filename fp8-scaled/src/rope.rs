@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
+use super::error::Result;
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::Tensor;
 use fp8_candle::ops;
 

@@ -1,9 +1,10 @@
 //! Softmax.
 
+use super::check::check_dim;
+use super::error::Result;
 use super::kernels::wide;
 use super::parts::{factored, sized};
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{D, Tensor};
 use fp8_candle::ops::detached;
 use fp8_candle::ops::elements::{Real, RowKernel, map_rows, max, sum};
@@ -18,7 +19,7 @@ impl Scaled {
         let op = "softmax";
         check_dim(op, self, dim)?;
         let (x, scale) = sized(self)?;
-        let data = along(&x, dim, |x| detached::softmax(x, false, scale))?;
+        let data = along(&x, dim, |x| Ok(detached::softmax(x, false, scale)?))?;
         let value = Self::new(data.clone(), Scale::ONE);
         Ok(Self::record(value, op, [self], move |g, _| {
             let (y, g_data) = (turned(&data, dim)?, turned(&g.float(data.dtype())?, dim)?);
@@ -61,18 +62,6 @@ impl Scaled {
             let grad = detached::softmax_gradient(&data, &g_data, true, mantissa.into())?;
             Ok([Some(factored(op, &grad, &mul_rule(g.scale(), power))?)])
         }))
-    }
-}
-
-pub(super) fn check_dim(op: &'static str, x: &Scaled, dim: usize) -> Result<()> {
-    match dim < x.rank() {
-        true => Ok(()),
-        false => Err(Error::Shape {
-            op,
-            what: "the operand",
-            expected: format!("a dimension {dim}"),
-            got: x.dims().to_vec(),
-        }),
     }
 }
 

@@ -3,10 +3,10 @@
 //! candle's own graph cannot carry it: there a gradient is one tensor of its argument's dtype, and gradients that meet are added
 //! as they are. Here a cotangent is a [`Scaled`] of any dtype, FP8 included, and cotangents meet by the rule of addition.
 
+use super::error::{Error, Result, internal, shape};
 use super::grads::ScaledGrads;
 use super::options::Options;
 use super::value::{Node, Scaled, next_id};
-use crate::error::{Error, Result, internal};
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -72,15 +72,15 @@ impl Scaled {
     /// [`Scaled::backward`] from the cotangent of this value, a tensor of any shape.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the cotangent has another shape, [`Error::GraphUsed`] if a part of the graph was swept before.
+    /// [`fp8_candle::Error::Shape`] if the cotangent has another shape, [`Error::GraphUsed`] if a part of the graph was swept before.
     pub fn backward_with(&self, cotangent: &Scaled) -> Result<ScaledGrads> {
         if cotangent.dims() != self.dims() {
-            return Err(Error::Shape {
-                op: "backward_with",
-                what: "the cotangent",
-                expected: format!("{:?}, as the value has", self.dims()),
-                got: cotangent.dims().to_vec(),
-            });
+            return Err(shape(
+                "backward_with",
+                "the cotangent",
+                format!("{:?}, as the value has", self.dims()),
+                cotangent.dims(),
+            ));
         }
         self.sweep(cotangent.detach(), false)
     }

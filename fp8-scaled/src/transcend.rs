@@ -1,9 +1,9 @@
 //! Functions of the value, which has no scale to keep.
 
 use super::arith::Like;
+use super::error::Result;
 use super::kernels::{Map1, Map2, map_fn, map1, map2};
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::Real;
 use fp8_core::scaled::{Factored, Scale, ScaledError};

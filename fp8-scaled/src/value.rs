@@ -1,7 +1,7 @@
 //! A tensor of scaled arithmetic.
 
+use super::error::{Result, unsupported};
 use super::options::Options;
-use crate::error::{Error, Result};
 use candle_core::{DType, Device, Shape, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::device::{Codes, backend};
@@ -69,7 +69,7 @@ impl Scaled {
     /// Combines data and scale; the value is their product. Candle's own FP8 tensors become E4M3 codes.
     ///
     /// # Errors
-    /// [`Error::DType`] if `data` is not f32, bf16, f16, f64 or F8E4M3, [`Error::Scaled`] if `scale` is not a power of two and
+    /// [`fp8_candle::Error::DType`] if `data` is not f32, bf16, f16, f64 or F8E4M3, [`Error::Scaled`] if `scale` is not a power of two and
     /// the check is not [lenient](fp8_core::scaled::ScaleCheck), or is negative, infinite or NaN; a zero scale needs a lenient
     /// check too, and [`Scaled::zeros`] does not.
     pub fn from_parts(data: &Tensor, scale: f32) -> Result<Self> {
@@ -82,12 +82,12 @@ impl Scaled {
                 let codes = backend(data.device())?.f8e4m3_to_codes(data)?;
                 Self::of_codes(&codes, Format::E4M3, scale)
             }
-            got => Err(Error::DType {
-                op: "Scaled::from_parts",
-                what: "data",
-                expected: "f32, bf16, f16, f64 or f8e4m3; use Scaled::from_codes for FP8 codes",
+            got => Err(unsupported(
+                "Scaled::from_parts",
+                "data",
+                "f32, bf16, f16, f64 or f8e4m3; use Scaled::from_codes for FP8 codes",
                 got,
-            }),
+            )),
         }
     }
 
@@ -177,7 +177,7 @@ impl Scaled {
     pub(super) fn float(&self, dtype: DType) -> Result<Tensor> {
         match &self.data {
             Data::Float(data) => super::kernels::convert("cast", data, 1.0, dtype),
-            Data::Fp8(data) => data.dequantize(dtype),
+            Data::Fp8(data) => Ok(data.dequantize(dtype)?),
         }
     }
 

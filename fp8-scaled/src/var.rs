@@ -2,8 +2,8 @@
 
 use super::data_norm::Norm;
 use super::data_norm::norm_of;
+use super::error::{Error, Result, shape};
 use super::value::{Casts, Node, Scaled};
-use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use fp8_core::scaled::Scale;
 use std::collections::HashMap;
@@ -67,8 +67,8 @@ impl ScaledVar {
     /// If the data of `x` are FP8: a parameter that steps change needs more bits.
     pub fn from_scaled(name: impl Into<String>, x: &Scaled) -> Result<Self> {
         if let Some(codes) = x.codes() {
-            return Err(Error::NoDType {
-                op: "ScaledVar",
+            return Err(Error::Fp8Parameter {
+                name: name.into(),
                 got: codes.format(),
             });
         }
@@ -138,15 +138,15 @@ impl ScaledVar {
     /// Sets the value, in the dtype of this parameter.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `x` has another shape.
+    /// [`fp8_candle::Error::Shape`] if `x` has another shape.
     pub fn set(&self, x: &Scaled) -> Result<()> {
         if x.dims() != self.dims() {
-            return Err(Error::Shape {
-                op: "ScaledVar::set",
-                what: "the value",
-                expected: format!("{:?}, as `{}` has", self.dims(), self.name()),
-                got: x.dims().to_vec(),
-            });
+            return Err(shape(
+                "ScaledVar::set",
+                "the value",
+                format!("{:?}, as `{}` has", self.dims(), self.name()),
+                x.dims(),
+            ));
         }
         self.0.var.set(&x.astype(self.dtype())?.data()?)?;
         self.changed(x.scale());
@@ -156,7 +156,7 @@ impl ScaledVar {
     /// Sets the value to `x`, at the scale that [`ScaledVar::rescaled`] gives it.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `x` has another shape; if it is not f32, bf16, f16 or f64.
+    /// [`fp8_candle::Error::Shape`] if `x` has another shape; if it is not f32, bf16, f16 or f64.
     pub fn set_rescaled(&self, x: &Tensor) -> Result<()> {
         self.set(&sized(x)?)
     }

@@ -71,7 +71,7 @@ impl<A: Array> Layer<A> for nn::RmsNorm {
 }
 
 impl<A: Array> Layer<A> for nn::Activation {
-    /// On scaled tensors [`fp8_candle::Error::NoScaleRule`] for activations without a rule.
+    /// On scaled tensors [`fp8_scaled::Error::NoScaleRule`] for activations without a rule.
     fn apply(&self, x: &A) -> Result<A> {
         A::activation(self, x)
     }
@@ -251,6 +251,6 @@ pub(super) fn activation(layer: &nn::Activation, x: &Scaled) -> Result<Scaled> {
         Activation::Silu | Activation::Swish => x.silu()?,
         Activation::Sigmoid => x.sigmoid()?,
         Activation::Gelu => gelu_erf(x)?,
-        _ => return Err(fp8_candle::Error::NoScaleRule { op: "activation" }.into()),
+        _ => return Err(fp8_scaled::Error::NoScaleRule { op: "activation" }.into()),
     })
 }

@@ -182,7 +182,7 @@ impl MultiheadAttention {
                 None => y,
                 Some((cos, sin)) if self.config.rope_interleaved => match y.as_tensor() {
                     Some(y) => A::from_tensor(crate::nn::ops::rope_i(y, cos, sin)?)?,
-                    None => return Err(fp8_candle::Error::NoScaleRule { op: "rope_i" }.into()),
+                    None => return Err(fp8_scaled::Error::NoScaleRule { op: "rope_i" }.into()),
                 },
                 Some((cos, sin)) => y.rope(cos, sin)?,
             };
