@@ -3,8 +3,8 @@
 use candle_core::{DType, Tensor};
 use fp8_candle::state::StepCells;
 use fp8_candle::{
-    FirstScale, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, Observer, PackedWeight, Quantizer,
-    Result, Role, ScaleSource, Slot, WeightCache, fp8_linear,
+    AmaxRecorder, FirstScale, Fp8Tensor, GemmPlan, LinearPlan, LinearWeight, PackedWeight,
+    Quantizer, Result, Role, ScaleSource, Slot, WeightCache, fp8_linear,
 };
 use fp8_core::{Contraction, DelayedRule, Format, Granularity};
 use fp8_test_support::device;
@@ -139,7 +139,7 @@ fn evaluation_never_gets_the_packed_codes_of_an_older_scale() -> Result<()> {
                 rule: DelayedRule::default(),
                 first: FirstScale::One,
             };
-            gemm.b.observer = Some(Observer::new(step.clone(), 0, record));
+            gemm.b.observers.recorder = Some(AmaxRecorder::new(step.clone(), 0, record));
         }
         plan
     };

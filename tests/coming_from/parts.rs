@@ -11,7 +11,7 @@ use fp8::config::{
 use fp8::emulation::{EmulationMethod, Emulator, EmulatorOptions};
 use fp8::fp8_candle::device::{Backend, ScalePolicy};
 use fp8::fp8_candle::state::SlotTensors;
-use fp8::fp8_candle::{self, FirstScale, Fp8Tensor, LinearPlan, Quantizer, ScaleSource};
+use fp8::fp8_candle::{self, CastSpec, FirstScale, Fp8Tensor, LinearPlan, Quantizer, ScaleSource};
 use fp8::fp8_core::scaled::Pow2Round;
 use fp8::fp8_core::{
     self, AmaxCompute, Contraction, CustomAmax, DelayedRule, Format, FormatPair, Granularity,
@@ -62,7 +62,10 @@ fn tensors(x: &Tensor, quantizer: Quantizer, slot: Slot, rule: DelayedRule) -> D
     ];
     let _ = Granularity::grid(all[0], 2, 2, contractions[0]);
     let quantized = Quantizer::quantize(&quantizer, x, Contraction::Cols)?;
-    let _ = (quantized.quant_scale, Quantizer::is_symmetric(&quantizer));
+    let _ = (
+        quantized.quant_scale,
+        CastSpec::is_symmetric(&quantizer.spec),
+    );
     let dynamic = Quantizer::dynamic(Format::E5M2, Granularity::Mx).with_power_of_two(true);
     let _ = Quantizer::with_amax_bound(dynamic, 3.);
     let x8 = Fp8Tensor::quantize(x, &quantizer, Contraction::Cols)?;

@@ -7,19 +7,7 @@ use candle_core::Tensor;
 use fp8_core::StochasticKey;
 
 /// Stochastic rounding of a tensor role.
-///
-/// ```
-/// use fp8_candle::{Draw, Quantizer, Role, ScaleSource, Slot};
-/// use fp8_core::{Cast, Format, Granularity};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let slot = Slot::alone("fc", Role::GradOutput, 1, &candle_core::Device::Cpu)?;
-/// let cast = Quantizer::new(Cast::new(Format::E5M2), Granularity::Tensorwise, ScaleSource::Unscaled);
-/// assert!(cast.stochastic.is_none());
-/// let stochastic = cast.with_stochastic(slot, 17).stochastic.unwrap();
-/// assert_eq!((stochastic.seed, stochastic.draw), (17, Draw::Next));
-/// # Ok(()) }
-/// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Stochastic {
     /// The row whose name the bits belong to, and that counts draws.
@@ -93,10 +81,5 @@ impl Stochastic {
             step: 0,
             ..self.slot.stochastic_key(seed)
         })
-    }
-
-    /// Whether the bits for equal values are the same.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        self.seed == other.seed && self.draw == other.draw && self.slot.is(&other.slot)
     }
 }

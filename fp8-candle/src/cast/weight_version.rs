@@ -95,8 +95,11 @@ pub fn announce_change(weight: &Tensor) {
 ///
 /// Whoever reads a tensor in a forward pass and again in a backward pass takes this before the first and checks it after the
 /// second: then a change by another thread in the middle of either is noticed too.
-#[derive(Debug, Clone)]
-pub(crate) struct Seen(Values);
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Seen {
+    id: TensorId,
+    values: Values,
+}
 
 #[derive(Debug, Clone)]
 enum Values {
@@ -107,10 +110,21 @@ enum Values {
     Unknown,
 }
 
+/// Equal if no change was noticed.
+impl PartialEq for Values {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Fingerprint(a), Self::Fingerprint(b)) => a == b,
+            (Self::Announced(_, a), Self::Announced(_, b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
 impl Seen {
     /// The values of `tensor` now.
     pub(crate) fn of(tensor: &Tensor) -> Result<Self> {
-        Ok(Self(match fingerprint(tensor)? {
+        let values = match fingerprint(tensor)? {
             None => Values::Unknown,
             Some(Some(fingerprint)) => Values::Fingerprint(fingerprint),
             Some(None) => {
@@ -118,17 +132,33 @@ impl Seen {
                 let announced = version.get();
                 Values::Announced(version, announced)
             }
-        }))
+        };
+        let id = tensor.id();
+        Ok(Self { id, values })
     }
 
-    /// Values that somebody has taken the fingerprint of.
-    pub(crate) fn with_fingerprint(fingerprint: u64) -> Self {
-        Self(Values::Fingerprint(fingerprint))
+    /// Whether changes of this tensor are noticed only if they are announced.
+    pub(crate) fn is_announced(&self) -> bool {
+        matches!(self.values, Values::Announced(..))
+    }
+
+    /// Whether a later change will be noticed: the first announcement is a promise to announce all later ones.
+    pub(crate) fn shows_changes(&self) -> bool {
+        match self.values {
+            Values::Fingerprint(_) => true,
+            Values::Announced(_, announced) => announced > 0,
+            Values::Unknown => false,
+        }
+    }
+
+    /// Whether the values are those of `other`, which may be another tensor.
+    pub(crate) fn has_values_of(&self, other: &Self) -> bool {
+        self.values == other.values
     }
 
     /// Whether `tensor`, or what shares its storage, still has these values.
     pub(crate) fn holds(&self, tensor: &Tensor) -> Result<bool> {
-        Ok(match &self.0 {
+        Ok(match &self.values {
             Values::Fingerprint(before) => fingerprint(tensor)?.flatten() == Some(*before),
             Values::Announced(version, before) => version.get() == *before,
             Values::Unknown => true,

@@ -2,7 +2,7 @@
 
 use crate::base::data::storage::{owned_storage, take_storage};
 use crate::base::error::Result;
-use crate::cast::quantize::Quantizer;
+use crate::cast::quantizer::Quantizer;
 use crate::graph::{Ready, attach};
 use candle_core::Tensor;
 use fp8_core::Contraction;

@@ -22,7 +22,6 @@ pub(crate) mod dropout;
 pub mod elements;
 pub(crate) mod fake_quant;
 mod few_rows;
-mod node;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;

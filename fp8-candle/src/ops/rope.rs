@@ -1,6 +1,5 @@
 //! Rotary position embedding.
 
-use super::node::node;
 use super::{check_float, check_like, fused, shape_error};
 use crate::base::data::storage::tensor_of;
 use crate::base::error::Result;
@@ -12,7 +11,7 @@ use crate::device::cpu::elements::{
 };
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::rope as cuda;
-use crate::graph::Ready;
+use crate::graph::{Ready, attach};
 use candle_core::{D, Storage, Tensor};
 
 /// Rotary position embedding, half-split: rotates the pair `(x[j], x[j + d/2])` by the angle of its position.
@@ -160,20 +159,16 @@ impl Rope {
         let (x, cos, sin) = (x.contiguous()?, cos.contiguous()?, sin.contiguous()?);
         let result = Ready::new(self.turned(&x, &cos, &sin, false)?, x.shape())?;
         let args = [&x, &cos, &sin];
-        node(
-            self.op,
-            Kind::Attention,
-            args,
-            result,
-            move |[x, cos, sin], _, grad| {
-                let dx = match x.track_op() {
-                    true => Some(tensor_of(self.turned(grad, cos, sin, true)?, x.shape())?),
-                    false => None,
-                };
-                let [d_cos, d_sin] = self.angle_gradients(x, cos, sin, grad)?;
-                Ok([dx, d_cos, d_sin])
-            },
-        )
+        attach(self.op, args, result, move |[x, cos, sin], _, grad| {
+            let _scope = enter(Kind::Attention);
+            let grad = &grad.contiguous()?;
+            let dx = match x.track_op() {
+                true => Some(tensor_of(self.turned(grad, cos, sin, true)?, x.shape())?),
+                false => None,
+            };
+            let [d_cos, d_sin] = self.angle_gradients(x, cos, sin, grad)?;
+            Ok([dx, d_cos, d_sin])
+        })
     }
 
     /// Contiguous `x` `[b, h, t, d]` turned where there are kernels, or turned back.

@@ -1,6 +1,5 @@
 //! Softmax over the last dimension, plain and with a causal mask.
 
-use super::node::node;
 use super::{check_float, fused, last_dim, shape_error};
 use crate::base::error::Result;
 use crate::base::math::{Real, max, sum, sum2};
@@ -11,7 +10,7 @@ use crate::device::cpu::elements::{
 };
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::softmax as cuda;
-use crate::graph::Ready;
+use crate::graph::{Ready, attach};
 use candle_core::{D, Storage, Tensor};
 
 /// Softmax over the last dimension.
@@ -155,8 +154,9 @@ impl Softmax {
         }
         let x = x.contiguous()?;
         let result = Ready::new(self.probabilities(&x)?, x.shape())?;
-        node(self.op, Kind::Attention, [&x], result, move |_, y, grad| {
-            Ok([Some(self.gradient(y, grad)?)])
+        attach(self.op, [&x], result, move |_, y, grad| {
+            let _scope = enter(Kind::Attention);
+            Ok([Some(self.gradient(y, &grad.contiguous()?)?)])
         })
     }
 

@@ -4,7 +4,7 @@
 
 use candle_core::Tensor;
 use fp8_candle::state::{RowRule, StepCells};
-use fp8_candle::{FirstScale, Observer, Quantizer, Role, ScaleSource, Slot};
+use fp8_candle::{AmaxRecorder, FirstScale, Quantizer, Role, ScaleSource, Slot};
 use fp8_core::{Cast, DelayedRule, Format, Granularity};
 use fp8_test_support::{device, flat};
 use std::cell::RefCell;
@@ -54,8 +54,8 @@ impl Row {
             rule: self.rule.rule.clone(),
             first,
         };
-        let observer = Observer::new(self.step(), self.slot.row(), record);
-        quantizer(self.rule.format, source).with_observer(observer)
+        let recorder = AmaxRecorder::new(self.step(), self.slot.row(), record);
+        quantizer(self.rule.format, source).with_recorder(recorder)
     }
 
     /// The delayed cast of training.

@@ -2,6 +2,7 @@
 
 use crate::reference::{Case, Data, Results, bits, flat, normal, plan, sqnr};
 use candle_core::{DType, Tensor, Var};
+use fp8_candle::conv::{ConvKind, fp8_conv};
 use fp8_candle::{GemmPlan, LinearPlan, LinearWeight, Quantizer, Result, fp8_linear};
 use fp8_core::{Format, Granularity};
 
@@ -130,7 +131,7 @@ fn overlapping_taps_are_added_before_they_are_rounded() -> Result<()> {
         for emulate in [false, true] {
             let plan = plan.clone().with_emulate(emulate);
             let shape = fp8_candle::conv::ConvShape::new();
-            let y = fp8_candle::conv::fp8_conv_transpose2d(&x, &weight, None, &shape, &plan)?;
+            let y = fp8_conv(ConvKind::ConvTranspose2d, &x, &weight, None, &shape, &plan)?;
             assert_eq!(
                 flat(&y),
                 [f64::INFINITY, 0., f64::NEG_INFINITY],
@@ -139,7 +140,7 @@ fn overlapping_taps_are_added_before_they_are_rounded() -> Result<()> {
 
             // The gradient of the input that such an output would be.
             let input = Var::zeros((1, 1, 1, 3), DType::F16, &device)?;
-            let y = fp8_candle::conv::fp8_conv2d(&input, &weight, None, &shape, &plan)?;
+            let y = fp8_conv(ConvKind::Conv2d, &input, &weight, None, &shape, &plan)?;
             let grads = (y * &x)?.sum_all()?.backward()?;
             let grad = grads.get(&input).expect("a gradient");
             assert_eq!(

@@ -2,9 +2,7 @@
 
 use crate::reference::{Case, Data, bits, flat, normal, plan};
 use candle_core::{DType, Tensor, Var};
-use fp8_candle::conv::{
-    ConvShape, ConvWeight, fp8_conv_transpose1d, fp8_conv_transpose2d, fp8_conv1d, fp8_conv2d,
-};
+use fp8_candle::conv::{ConvKind, ConvShape, ConvWeight, fp8_conv};
 use fp8_candle::{CastCounter, GemmPlan, LinearPlan, Result, WeightCache};
 use fp8_core::{Format, Granularity};
 use fp8_test_support::{device, skipped_on_cuda};
@@ -145,12 +143,40 @@ fn one_dimension_is_a_height_of_one() -> Result<()> {
             let (x2, weight2) = (x.unsqueeze(2)?, weight.unsqueeze(2)?);
             let (one, two) = match transposed {
                 false => (
-                    fp8_conv1d(&x, weight.as_tensor(), Some(&bias), &shape, &plan)?,
-                    fp8_conv2d(&x2, &weight2, Some(&bias), &flat_shape, &plan)?,
+                    fp8_conv(
+                        ConvKind::Conv1d,
+                        &x,
+                        weight.as_tensor(),
+                        Some(&bias),
+                        &shape,
+                        &plan,
+                    )?,
+                    fp8_conv(
+                        ConvKind::Conv2d,
+                        &x2,
+                        &weight2,
+                        Some(&bias),
+                        &flat_shape,
+                        &plan,
+                    )?,
                 ),
                 true => (
-                    fp8_conv_transpose1d(&x, weight.as_tensor(), Some(&bias), &shape, &plan)?,
-                    fp8_conv_transpose2d(&x2, &weight2, Some(&bias), &flat_shape, &plan)?,
+                    fp8_conv(
+                        ConvKind::ConvTranspose1d,
+                        &x,
+                        weight.as_tensor(),
+                        Some(&bias),
+                        &shape,
+                        &plan,
+                    )?,
+                    fp8_conv(
+                        ConvKind::ConvTranspose2d,
+                        &x2,
+                        &weight2,
+                        Some(&bias),
+                        &flat_shape,
+                        &plan,
+                    )?,
                 ),
             };
             assert_eq!(one.dims(), two.squeeze(2)?.dims());
@@ -197,7 +223,7 @@ fn a_cache_keeps_the_codes_of_an_unchanged_weight() -> Result<()> {
     let x_cast = crate::reference::tensorwise(Format::E4M3);
     let plan = LinearPlan::new("conv").with_output(GemmPlan::new(x_cast, weight_cast));
     let weight = ConvWeight::new(&data.weight).with_cache(&cache);
-    let forward = || fp8_conv2d(&data.x, weight, None, &case.shape, &plan);
+    let forward = || fp8_conv(ConvKind::Conv2d, &data.x, weight, None, &case.shape, &plan);
     let first = forward()?;
     assert_eq!(bits(&forward()?), bits(&first));
     assert_eq!(counter.load(Ordering::Relaxed), 1);

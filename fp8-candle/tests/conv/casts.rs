@@ -2,10 +2,10 @@
 
 use crate::reference::{Case, Data, bits, normal, tensorwise};
 use candle_core::{DType, Tensor};
-use fp8_candle::conv::{ConvWeight, fp8_conv_transpose2d, fp8_conv2d};
+use fp8_candle::conv::{ConvKind, ConvWeight, fp8_conv};
 use fp8_candle::state::StepCells;
 use fp8_candle::{
-    CastCounter, CastHook, FirstScale, GemmPlan, LinearPlan, Observer, Quantized, Quantizer,
+    AmaxRecorder, CastCounter, CastHook, FirstScale, GemmPlan, LinearPlan, Quantized, Quantizer,
     Result, Role, ScaleSource, Slot, WeightCache,
 };
 use fp8_core::{DelayedRule, Format, Granularity};
@@ -154,8 +154,15 @@ fn a_cache_serves_every_granularity() -> Result<()> {
             let plan = LinearPlan::new("conv").with_output(GemmPlan::new(rowwise(), cast));
             let weight = ConvWeight::new(&data.weight).with_cache(&cache);
             let forward = || match transposed {
-                false => fp8_conv2d(&data.x, weight, None, &case.shape, &plan),
-                true => fp8_conv_transpose2d(&data.x, weight, None, &case.shape, &plan),
+                false => fp8_conv(ConvKind::Conv2d, &data.x, weight, None, &case.shape, &plan),
+                true => fp8_conv(
+                    ConvKind::ConvTranspose2d,
+                    &data.x,
+                    weight,
+                    None,
+                    &case.shape,
+                    &plan,
+                ),
             };
             let first = forward()?;
             assert_eq!(bits(&forward()?), bits(&first));
@@ -180,7 +187,7 @@ fn a_non_finite_cast_counts_once() -> Result<()> {
     let row = table.add_rows(&[("conv", Role::Input)], 4)?;
     let step = StepCells::new(&table)?;
     let rowwise = || Quantizer::dynamic(Format::E4M3, Granularity::Rowwise);
-    let observed = rowwise().with_observer(Observer::new(step.clone(), row, true));
+    let observed = rowwise().with_recorder(AmaxRecorder::new(step.clone(), row, true));
     let plan = LinearPlan::new("conv").with_output(GemmPlan::new(observed, rowwise()));
     case.apply(&x, &data.weight, None, &plan)?;
     assert_eq!(step.casts(), 1);

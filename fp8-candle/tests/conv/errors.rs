@@ -1,7 +1,7 @@
 //! Sizes and tensors that make no convolution.
 
 use candle_core::{DType, Tensor};
-use fp8_candle::conv::{ConvError, ConvShape, fp8_conv_transpose2d, fp8_conv1d, fp8_conv2d};
+use fp8_candle::conv::{ConvError, ConvKind, ConvShape, fp8_conv};
 use fp8_candle::{Error, LinearPlan, Result};
 use fp8_test_support::device;
 
@@ -10,7 +10,8 @@ fn zeros(dims: &[usize]) -> Tensor {
 }
 
 fn conv(x: &[usize], weight: &[usize], shape: ConvShape) -> Result<Tensor> {
-    fp8_conv2d(
+    fp8_conv(
+        ConvKind::Conv2d,
         &zeros(x),
         &zeros(weight),
         None,
@@ -21,7 +22,14 @@ fn conv(x: &[usize], weight: &[usize], shape: ConvShape) -> Result<Tensor> {
 
 fn transposed(x: &[usize], weight: &[usize], shape: ConvShape) -> Result<Tensor> {
     let plan = LinearPlan::new("stem.conv");
-    fp8_conv_transpose2d(&zeros(x), &zeros(weight), None, &shape, &plan)
+    fp8_conv(
+        ConvKind::ConvTranspose2d,
+        &zeros(x),
+        &zeros(weight),
+        None,
+        &shape,
+        &plan,
+    )
 }
 
 /// The message names the layer and each of `parts`.
@@ -174,26 +182,71 @@ fn ranks_dtypes_and_biases() {
     let message = |result: Result<Tensor>| result.expect_err("an error").to_string();
     let (x, w) = (zeros(&[1, 2, 4, 4]), zeros(&[3, 2, 3, 3]));
     let flat = zeros(&[2, 4, 4]);
-    let error = message(fp8_conv2d(&flat, &w, None, &shape, &plan));
+    let error = message(fp8_conv(ConvKind::Conv2d, &flat, &w, None, &shape, &plan));
     assert!(
         error.contains("fp8_conv2d") && error.contains("[2, 4, 4] of x"),
         "{error}"
     );
-    let error = message(fp8_conv1d(&x, &zeros(&[3, 2, 3]), None, &shape, &plan));
+    let error = message(fp8_conv(
+        ConvKind::Conv1d,
+        &x,
+        &zeros(&[3, 2, 3]),
+        None,
+        &shape,
+        &plan,
+    ));
     assert!(
         error.contains("fp8_conv1d") && error.contains("length"),
         "{error}"
     );
-    let error = message(fp8_conv2d(&x, &zeros(&[3, 2, 3]), None, &shape, &plan));
+    let error = message(fp8_conv(
+        ConvKind::Conv2d,
+        &x,
+        &zeros(&[3, 2, 3]),
+        None,
+        &shape,
+        &plan,
+    ));
     assert!(error.contains("[3, 2, 3] of weight"), "{error}");
-    let error = message(fp8_conv2d(&x, &w, Some(&zeros(&[2])), &shape, &plan));
+    let error = message(fp8_conv(
+        ConvKind::Conv2d,
+        &x,
+        &w,
+        Some(&zeros(&[2])),
+        &shape,
+        &plan,
+    ));
     assert!(error.contains("bias") && error.contains("[3]"), "{error}");
     let integers = x.to_dtype(DType::U8).unwrap();
-    let error = message(fp8_conv2d(&integers, &w, None, &shape, &plan));
+    let error = message(fp8_conv(
+        ConvKind::Conv2d,
+        &integers,
+        &w,
+        None,
+        &shape,
+        &plan,
+    ));
     assert!(error.contains("U8 of x"), "{error}");
     // Of a transposed convolution the bias belongs to the second dimension of the weight.
     let x = zeros(&[1, 3, 4, 4]);
-    let wrong = fp8_conv_transpose2d(&x, &w, Some(&zeros(&[3])), &shape, &plan);
+    let wrong = fp8_conv(
+        ConvKind::ConvTranspose2d,
+        &x,
+        &w,
+        Some(&zeros(&[3])),
+        &shape,
+        &plan,
+    );
     assert!(message(wrong).contains("expected [2]"));
-    assert!(fp8_conv_transpose2d(&x, &w, Some(&zeros(&[2])), &shape, &plan).is_ok());
+    assert!(
+        fp8_conv(
+            ConvKind::ConvTranspose2d,
+            &x,
+            &w,
+            Some(&zeros(&[2])),
+            &shape,
+            &plan
+        )
+        .is_ok()
+    );
 }

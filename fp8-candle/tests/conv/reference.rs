@@ -1,7 +1,7 @@
 //! Convolutions by their definition, in f64, and the cases that they are compared in.
 
 use candle_core::{DType, Tensor, Var};
-use fp8_candle::conv::{ConvShape, fp8_conv_transpose2d, fp8_conv2d};
+use fp8_candle::conv::{ConvKind, ConvShape, fp8_conv};
 use fp8_candle::{Fp8Tensor, GemmPlan, LinearPlan, Quantizer, Result};
 use fp8_core::{Contraction, Format, Granularity};
 use fp8_test_support::{device, rounding};
@@ -150,8 +150,15 @@ impl Case {
         plan: &LinearPlan,
     ) -> Result<Tensor> {
         match self.transposed {
-            false => fp8_conv2d(x, weight, bias, &self.shape, plan),
-            true => fp8_conv_transpose2d(x, weight, bias, &self.shape, plan),
+            false => fp8_conv(ConvKind::Conv2d, x, weight, bias, &self.shape, plan),
+            true => fp8_conv(
+                ConvKind::ConvTranspose2d,
+                x,
+                weight,
+                bias,
+                &self.shape,
+                plan,
+            ),
         }
     }
 }

@@ -114,7 +114,7 @@ fn the_cache_is_for_one_cast() {
         let got = cached.get(other, true);
         let direct = other.quantize(&cached.weight, Cols).unwrap().tensor;
         assert_eq!(codes(&got), codes(&direct), "{other:?}");
-        assert_eq!(got.granularity(), other.granularity);
+        assert_eq!(got.granularity(), other.spec.granularity);
     }
     let cached = Cached::new();
     cached.get_for(&base, Cols, true);

@@ -1,7 +1,7 @@
 //! The guards that are open on a thread.
 
 use super::layer_step::LayerStep;
-use super::recall::Recall;
+use super::replay::Runs;
 use super::session::Session;
 use super::settings::{Mode, Settings};
 use super::state::Fp8State;
@@ -17,7 +17,7 @@ pub(crate) struct Context {
     /// None in high precision.
     pub(super) session: Option<Arc<Session>>,
     /// Of the frame.
-    recall: Recall,
+    runs: Runs,
 }
 
 impl Context {
@@ -25,7 +25,7 @@ impl Context {
         Self {
             settings,
             session,
-            recall: Recall::default(),
+            runs: Runs::default(),
         }
     }
 
@@ -37,7 +37,7 @@ impl Context {
         if self.settings.mode == Mode::HighPrecision {
             return Ok(None);
         }
-        if let Some(step) = self.recall.repeated(state)? {
+        if let Some(step) = self.runs.replayed(state)? {
             return Ok(Some(step));
         }
         let Some(session) = &self.session else {
@@ -51,7 +51,7 @@ impl Context {
             },
         };
         let cells = session.sign_in(state, &settings)?;
-        Ok(Some(self.recall.noted(state, settings, cells)))
+        Ok(Some(self.runs.recorded(state, settings, cells)))
     }
 
     /// Notes that a layer has no FP8 state.
@@ -80,8 +80,8 @@ pub(super) struct Frame {
     pub(super) id: u64,
     /// None: a handle taken where no guard was open.
     pub(super) context: Option<Context>,
-    /// What is noted and repeated inside, also where no guard is open.
-    pub(super) recall: Recall,
+    /// The runs of checkpointed functions that it is in, also where no guard is open.
+    pub(super) runs: Runs,
 }
 
 #[derive(Default)]
@@ -120,15 +120,15 @@ pub(crate) fn current() -> Option<Context> {
     on_thread(|thread| {
         let frame = thread.frames.last()?;
         let context = frame.context.clone()?;
-        let recall = frame.recall.clone();
-        Some(Context { recall, ..context })
+        let runs = frame.runs.clone();
+        Some(Context { runs, ..context })
     })?
 }
 
-/// What is noted and repeated on this thread.
-pub(super) fn current_recall() -> Recall {
-    let recall = on_thread(|thread| Some(thread.frames.last()?.recall.clone()));
-    recall.flatten().unwrap_or_default()
+/// The runs of checkpointed functions that this thread is in.
+pub(super) fn current_runs() -> Runs {
+    let runs = on_thread(|thread| Some(thread.frames.last()?.runs.clone()));
+    runs.flatten().unwrap_or_default()
 }
 
 /// Whether this thread runs a checkpointed function again, in a backward pass ([`nn::checkpoint`](crate::nn::checkpoint)): what
@@ -158,7 +158,7 @@ pub(super) fn current_recall() -> Recall {
 /// # Ok(()) }
 /// ```
 pub fn is_recomputing() -> bool {
-    current_recall().replays()
+    current_runs().replays()
 }
 
 /// Whether a prepared layer on this thread would compute in FP8 now.

@@ -1,8 +1,8 @@
 //! The guard.
 
 use super::Autocast;
-use super::context::{Context, Frame, check_thread, current_recall, on_thread};
-use super::recall::Recall;
+use super::context::{Context, Frame, check_thread, current_runs, on_thread};
+use super::replay::Runs;
 use super::session::{Kind, Session};
 use super::settings::{Mode, Settings};
 use super::summary::StepSummary;
@@ -55,9 +55,9 @@ where
         (Mode::Fp8, true) => Some(Kind::Training),
         (Mode::Fp8, false) => Some(Kind::Evaluation),
     };
-    let recall = current_recall();
+    let runs = current_runs();
     // What runs a second time has had its step.
-    let wanted = wanted.filter(|_| !recall.replays());
+    let wanted = wanted.filter(|_| !runs.replays());
     let outer = wanted.and_then(outer_session);
     let (step, session) = match (outer, wanted) {
         (Some(outer), _) => (Step::Joined(outer.clone()), Some(outer)),
@@ -78,7 +78,7 @@ where
         hook: autocast.cast_observer,
     };
     let context = Context::new(settings, session);
-    Ok(AutocastGuard::push(Some(context), recall, step))
+    Ok(AutocastGuard::push(Some(context), runs, step))
 }
 
 /// The session that a guard of this kind joins: the innermost one around it, beyond disabled guards, that can take it.
@@ -140,15 +140,11 @@ enum End {
 }
 
 impl AutocastGuard {
-    pub(super) fn push(context: Option<Context>, recall: Recall, step: Step) -> Self {
+    pub(super) fn push(context: Option<Context>, runs: Runs, step: Step) -> Self {
         let id = on_thread(|thread| {
             thread.next_id += 1;
             let id = thread.next_id;
-            thread.frames.push(Frame {
-                id,
-                context,
-                recall,
-            });
+            thread.frames.push(Frame { id, context, runs });
             id
         });
         Self {
@@ -168,14 +164,14 @@ impl AutocastGuard {
         })?
     }
 
-    /// What is noted and repeated inside.
-    pub(super) fn recall(&self) -> Recall {
-        let recall = on_thread(|thread| {
+    /// The runs of checkpointed functions that it is in.
+    pub(super) fn runs(&self) -> Runs {
+        let runs = on_thread(|thread| {
             let mut frames = thread.frames.iter();
             let own = frames.find(|frame| frame.id == self.id);
-            own.map(|frame| frame.recall.clone())
+            own.map(|frame| frame.runs.clone())
         });
-        recall.flatten().unwrap_or_default()
+        runs.flatten().unwrap_or_default()
     }
 
     /// Closes the guard; says what was cast in the step that ends with it, which for a guard inside another one of its step

@@ -1,8 +1,8 @@
 //! Carrying a context to other threads.
 
-use super::context::{Context, can_open_here, check_thread, current, current_recall};
+use super::context::{Context, can_open_here, check_thread, current, current_runs};
 use super::guard::{AutocastGuard, Step};
-use super::recall::{Log, Recall};
+use super::replay::{RunLog, Runs};
 use super::session::Session;
 use crate::error::{GuardError, Result};
 use std::panic::resume_unwind;
@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug, Clone)]
 pub struct AutocastHandle {
     context: Option<Context>,
-    recall: Recall,
+    runs: Runs,
 }
 
 impl AutocastHandle {
@@ -45,24 +45,24 @@ impl AutocastHandle {
     pub fn current() -> Self {
         Self {
             context: current(),
-            recall: current_recall(),
+            runs: current_runs(),
         }
     }
 
-    /// The same context, with uses of layers noted in `log`.
-    pub(crate) fn noting(&self, log: &Arc<Log>) -> Self {
+    /// The same context, with uses of layers logged in `log`.
+    pub(crate) fn logged(&self, log: &Arc<RunLog>) -> Self {
         Self {
             context: self.context.clone(),
-            recall: self.recall.noting(log),
+            runs: self.runs.logged(log),
         }
     }
 
-    /// The same context without its step, for one second run of what `log` notes.
-    pub(crate) fn replaying(&self, log: &Arc<Log>) -> Self {
+    /// The same context without its step, for one second run of what `log` has logged.
+    pub(crate) fn rerun(&self, log: &Arc<RunLog>) -> Self {
         let context = self.context.clone();
         Self {
             context: context.map(|context| Context::new(context.settings, None)),
-            recall: Recall::replaying(log),
+            runs: Runs::rerun(log),
         }
     }
 
@@ -74,22 +74,18 @@ impl AutocastHandle {
     pub fn open(&self) -> Result<AutocastGuard> {
         check_thread()?;
         // A handle from outside of a checkpointed function, in it.
-        let recall = match self.recall.is_empty() {
-            true => current_recall(),
-            false => self.recall.clone(),
+        let runs = match self.runs.is_empty() {
+            true => current_runs(),
+            false => self.runs.clone(),
         };
-        if recall.replays() {
+        if runs.replays() {
             let context = self.context.as_ref();
             let context = context.map(|context| Context::new(context.settings.clone(), None));
-            return Ok(AutocastGuard::push(context, recall, Step::None));
+            return Ok(AutocastGuard::push(context, runs, Step::None));
         }
         match self.session() {
             Some(session) if !session.is_open() => Err(GuardError::Closed.into()),
-            _ => Ok(AutocastGuard::push(
-                self.context.clone(),
-                recall,
-                Step::None,
-            )),
+            _ => Ok(AutocastGuard::push(self.context.clone(), runs, Step::None)),
         }
     }
 
@@ -131,7 +127,7 @@ impl AutocastGuard {
     pub fn handle(&self) -> AutocastHandle {
         AutocastHandle {
             context: self.context(),
-            recall: self.recall(),
+            runs: self.runs(),
         }
     }
 }

@@ -11,8 +11,8 @@ pub(crate) struct LayerStep {
     pub(crate) settings: Settings,
     /// What its casts record into.
     pub(crate) cells: Arc<StepCells>,
-    /// How the casts of input, weight and output are noted or repeated.
-    pub(super) casts: Option<[fp8_candle::Recall; 3]>,
-    /// Whether this use of the layer was noted before.
+    /// How the casts of input, weight and output are recorded or replayed.
+    pub(super) casts: Option<[fp8_candle::Replay; 3]>,
+    /// Whether this use of the layer is replayed.
     pub(crate) replays: bool,
 }

@@ -6,8 +6,8 @@ use crate::config::{CastRounding, Gemm, InitialScale, Operand, ResolvedConfig, S
 use crate::error::{LayerError, Result};
 use crate::stats::{CastObserver, CastStats, hook};
 use fp8_candle::{
-    Draw, FirstScale, GemmPlan, LinearPlan, Observer, Quantizer, ResultCasts, Role, ScalePolicy,
-    ScaleSource,
+    AmaxRecorder, Draw, FirstScale, GemmPlan, LinearPlan, Quantizer, ResultCasts, Role,
+    ScalePolicy, ScaleSource,
 };
 use fp8_core::{Cast, DelayedRule};
 use std::sync::Arc;
@@ -182,15 +182,15 @@ impl Maker<'_> {
             return Ok(None);
         };
         let own_row = !Operand::RESULTS.contains(&operand) && self.state.slot(role).is_some();
-        let observer =
-            Observer::new(self.cells.clone(), slot.row(), self.training).with_watched_amax(own_row);
+        let recorder = AmaxRecorder::new(self.cells.clone(), slot.row(), self.training)
+            .with_watched_amax(own_row);
         let rounded = Cast::new(format)
             .with_overflow(cast.overflow)
             .with_via_f16(self.config.via_f16);
         let quantizer = Quantizer::new(rounded, cast.granularity, source)
             .with_counter(self.state.counter(operand).clone())
-            .with_observer(observer)
-            .with_recall(self.step.recall(operand))
+            .with_recorder(recorder)
+            .with_replay(self.step.replay(operand))
             .with_hook(hook(
                 self.state.shared_path(),
                 operand,

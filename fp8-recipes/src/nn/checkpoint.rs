@@ -1,9 +1,9 @@
 //! Activation checkpointing: memory for time.
 //!
-//! How the second run gets the scales of the first is explained in `autocast/recall.rs`, what becomes of its graph in
+//! How the second run gets the scales of the first is explained in `autocast/replay.rs`, what becomes of its graph in
 //! `fp8_candle::wide::recompute`.
 
-use crate::autocast::{AutocastHandle, Log};
+use crate::autocast::{AutocastHandle, RunLog};
 use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_candle::wide::recompute;
@@ -99,18 +99,18 @@ fn run(
 ) -> Result<Tensor> {
     let f = Arc::new(f);
     let again = f.clone();
-    let log = Arc::new(Log::default());
+    let log = Arc::new(RunLog::default());
     let here = AutocastHandle::current();
-    let noting = here.noting(&log);
+    let first = here.logged(&log);
     // Nothing of the step is held.
-    let outside = here.replaying(&log);
+    let outside = here.rerun(&log);
     recompute(
         "checkpoint",
         inputs,
-        |args| noting.run(|| f(args))?,
+        |args| first.run(|| f(args))?,
         move |args| {
-            let replaying = outside.replaying(&log);
-            let y = replaying.run(|| again(args)).and_then(|y| y);
+            let second = outside.rerun(&log);
+            let y = second.run(|| again(args)).and_then(|y| y);
             y.map_err(|error| match error {
                 Error::Candle(error) => error.into(),
                 Error::Fp8(error) => error,

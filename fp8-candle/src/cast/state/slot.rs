@@ -18,6 +18,13 @@ pub struct Slot {
     row: usize,
 }
 
+/// Equal if both are the same row of the same table.
+impl PartialEq for Slot {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.table, &other.table) && self.row == other.row
+    }
+}
+
 /// The numbers of one row, as views of the columns.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -59,11 +66,6 @@ impl Slot {
     /// The index in the table.
     pub fn row(&self) -> usize {
         self.row
-    }
-
-    /// Whether both are the same row.
-    pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.table, &other.table) && self.row == other.row
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut Row, &Columns) -> R) -> R {

@@ -255,10 +255,10 @@ pub(crate) fn is_non_finite(amax: &Tensor) -> Result<bool> {
     Ok(amaxes.iter().any(|amax| !amax.is_finite()))
 }
 
-/// Where a cast records what it saw.
+/// Records the amaxes of casts of one row in one step.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Observer {
+pub struct AmaxRecorder {
     /// The step that the cast belongs to. A backward pass may come after its end.
     pub step: Arc<StepCells>,
     /// The row of the cast tensor.
@@ -269,8 +269,8 @@ pub struct Observer {
     pub watches_amax: bool,
 }
 
-impl Observer {
-    /// Observes casts of `row` in `step`; for `record` see [`Observer::record`].
+impl AmaxRecorder {
+    /// Records casts of `row` in `step`; for `record` see [`AmaxRecorder::record`].
     pub fn new(step: Arc<StepCells>, row: usize, record: bool) -> Self {
         Self {
             step,
@@ -280,7 +280,7 @@ impl Observer {
         }
     }
 
-    /// The same with or without [`Observer::watches_amax`]; without, casts are only counted.
+    /// The same with or without [`AmaxRecorder::watches_amax`]; without, casts are only counted.
     pub fn with_watched_amax(self, watches_amax: bool) -> Self {
         Self {
             record: self.record && watches_amax,

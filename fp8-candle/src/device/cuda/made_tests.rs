@@ -3,9 +3,10 @@
 use crate::base::data::codes::GemmCodes;
 use crate::base::data::made::Made;
 use crate::base::error::Result;
-use crate::cast::quantize::{Quantized, Quantizer};
-use crate::cast::scale_source::{FirstScale, ScaleSource};
-use crate::cast::state::{Observer, Role, Slot, StepCells};
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::Quantizer;
+use crate::cast::source::{FirstScale, ScaleSource};
+use crate::cast::state::{AmaxRecorder, Role, Slot, StepCells};
 use crate::ops::{Activation, norm};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::Contraction::{Cols, Rows};
@@ -37,7 +38,7 @@ fn delayed(format: Format, device: &Device) -> Result<Quantizer> {
         first: FirstScale::OwnAmax,
     };
     let quantizer = Quantizer::new(Cast::new(format), Granularity::Tensorwise, source);
-    Ok(quantizer.with_observer(Observer::new(step, 0, true)))
+    Ok(quantizer.with_recorder(AmaxRecorder::new(step, 0, true)))
 }
 
 /// The tensor that `made` stands for.

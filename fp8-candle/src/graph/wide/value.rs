@@ -5,7 +5,8 @@
 
 use crate::base::data::made::Made;
 use crate::base::error::Result;
-use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::Quantizer;
 use candle_core::{DType, Device, Tensor};
 use std::sync::{Arc, OnceLock};
 

@@ -4,14 +4,16 @@ use super::values::{Uncast, Values, kept_block};
 use crate::base::data::storage::tensor_of;
 use crate::base::data::window::{Part, Window};
 use crate::base::error::Result;
-use crate::cast::quantize::{Quantized, Quantizer};
-use crate::cast::scale_source::ScaleSource;
+use crate::cast::observers::Observers;
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::Quantizer;
+use crate::cast::replay::Replay;
+use crate::cast::source::ScaleSource;
 use crate::cast::tensor::Fp8Tensor;
 use crate::device::unfolding;
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::Granularity;
-use std::sync::atomic::Ordering;
 
 /// The columns of images for one product.
 pub(super) struct Columns<'a> {
@@ -57,7 +59,7 @@ impl<'a> Columns<'a> {
         match self.images {
             Values::Uncast(Uncast { quantizer, .. }) => match quantizer.source {
                 ScaleSource::Fixed { .. } => None,
-                _ => Some(kept_block(quantizer.granularity)),
+                _ => Some(kept_block(quantizer.spec.granularity)),
             },
             _ => Some(1),
         }
@@ -82,19 +84,18 @@ impl<'a> Columns<'a> {
         let Values::Uncast(uncast) = images else {
             return images.with(columns);
         };
+        let of = &uncast.quantizer;
+        let observers = &of.observers;
+        let replays = of.replay.as_ref().and_then(Replay::peek).is_some();
         let quantizer = Quantizer {
-            counter: None,
-            observer: None,
-            hook: None,
-            ..uncast.quantizer.clone()
+            observers: Observers::default(),
+            ..of.clone()
         };
         let quantized = quantizer.quantize(&columns, self.contraction)?;
         let values = Values::Fp8(quantized.tensor.clone());
-        let of = &uncast.quantizer;
-        let seen = of.counter.is_some() || of.observer.is_some() || of.hook.is_some();
-        if seen && !quantized.repeated {
+        if !observers.is_empty() && !replays {
             self.casts.push(Piece {
-                values: of.hook.is_some().then_some(columns),
+                values: observers.hook.is_some().then_some(columns),
                 quantized,
             });
         }
@@ -111,26 +112,23 @@ impl<'a> Columns<'a> {
         else {
             return Ok(());
         };
-        if let Some(counter) = &quantizer.counter {
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
-        if let Some(observer) = &quantizer.observer {
-            let amaxes = self.casts.iter().filter_map(|cast| {
-                let amax = cast.quantized.amax.as_ref()?;
-                Some(amax.flatten_all())
-            });
-            let amaxes = amaxes.collect::<candle_core::Result<Vec<_>>>()?;
-            let amax = match amaxes.is_empty() {
-                true => None,
-                false => Some(Tensor::cat(&amaxes, 0)?),
-            };
-            let makes_scales = matches!(quantizer.source, ScaleSource::Delayed { .. });
-            observer.note(amax.as_ref(), makes_scales)?;
-        }
-        let Some(hook) = &quantizer.hook else {
+        let amaxes = self.casts.iter().filter_map(|cast| {
+            let amax = cast.quantized.amax.as_ref()?;
+            Some(amax.flatten_all())
+        });
+        let amaxes = amaxes.collect::<candle_core::Result<Vec<_>>>()?;
+        let amax = match amaxes.is_empty() || quantizer.observers.recorder.is_none() {
+            true => None,
+            false => Some(Tensor::cat(&amaxes, 0)?),
+        };
+        let is_delayed = quantizer.source.is_delayed();
+        quantizer
+            .observers
+            .count_and_record(amax.as_ref(), is_delayed)?;
+        let Some(hook) = &quantizer.observers.hook else {
             return Ok(());
         };
-        let (dim, block) = (self.kept_dim(), kept_block(quantizer.granularity));
+        let (dim, block) = (self.kept_dim(), kept_block(quantizer.spec.granularity));
         let (_, ends) = self.casts.split_last().unwrap_or((first, &[]));
         let fits = |cast: &Piece| cast.quantized.tensor.dims()[dim].is_multiple_of(block);
         if self.casts.len() > 1 && ends.iter().all(fits) {
@@ -177,7 +175,6 @@ impl<'a> Columns<'a> {
             quant_scale,
             amax,
             cast: first.cast,
-            repeated: false,
         };
         Ok((cat(&|cast| cast.values.clone())?, quantized))
     }
@@ -192,7 +189,7 @@ pub(super) fn settled(
     groups: usize,
 ) -> Result<Values> {
     let images = Values::images(&x.reshape(maps.dims().as_slice())?, quantizer)?;
-    if quantizer.granularity == Granularity::Tensorwise {
+    if quantizer.spec.granularity == Granularity::Tensorwise {
         return Ok(images);
     }
     let images = images.emulated()?;

@@ -1,34 +1,21 @@
 //! The forward pass: checks, casts, and the node of the autograd graph.
 
+use super::backward::ConvOp;
 use super::geometry::Geometry;
-use super::op::{ConvOp, Convolution};
 use super::operand::Weight;
+use super::products::Convolution;
 use super::shape::ConvShape;
 use super::values::Values;
 use crate::base::data::storage::{take_storage, tensor_of};
 use crate::base::error::{Error, Result};
+use crate::cast::weight_cache::WeightCache;
 use crate::cast::weight_version::Seen;
 use crate::graph::Ready;
-use crate::layers::linear::{LinearPlan, Saved, WeightCache, recast};
+use crate::layers::linear::{LinearPlan, SavedCasts, recast};
 use candle_core::{DType, Tensor};
 use fp8_core::Granularity;
 
 /// The weight of a convolution in high precision, quantized in the call.
-///
-/// ```
-/// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::conv::{ConvShape, ConvWeight, fp8_conv2d};
-/// use fp8_candle::{LinearPlan, WeightCache};
-///
-/// let x = Tensor::ones((1, 3, 8, 8), DType::F32, &Device::Cpu)?;
-/// let weight = Tensor::ones((4, 3, 3, 3), DType::F32, &Device::Cpu)?;
-/// // The cache keeps the codes until the weight changes.
-/// let cache = WeightCache::default();
-/// let weight = ConvWeight::new(&weight).with_cache(&cache);
-/// let y = fp8_conv2d(&x, weight, None, &ConvShape::new(), &LinearPlan::new("conv"))?;
-/// assert_eq!(y.dims(), [1, 4, 6, 6]);
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct ConvWeight<'a> {
@@ -62,22 +49,68 @@ impl<'a> From<&'a Tensor> for ConvWeight<'a> {
     }
 }
 
-/// One of the four functions.
-#[derive(Clone, Copy)]
-struct Kind {
-    name: &'static str,
-    transposed: bool,
-    /// Dimensions besides batch and channels.
-    dims: usize,
-    input: &'static str,
-    weight: &'static str,
+/// Which convolution [`fp8_conv`] computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConvKind {
+    /// x `[B, C, L]`, weight `[N, C / groups, k]`, bias `[N]`, result `[B, N, Lo]`.
+    Conv1d,
+    /// x `[B, C, H, W]`, weight `[N, C / groups, kh, kw]`, bias `[N]`, result `[B, N, Ho, Wo]`.
+    Conv2d,
+    /// The gradient of [`ConvKind::Conv1d`] with respect to its input: x `[B, N, L]`, weight `[N, C / groups, k]`, bias `[C]`,
+    /// result `[B, C, Lo]`.
+    ConvTranspose1d,
+    /// The gradient of [`ConvKind::Conv2d`] with respect to its input: x `[B, N, H, W]`, weight `[N, C / groups, kh, kw]`, bias
+    /// `[C]`, result `[B, C, Ho, Wo]`.
+    ConvTranspose2d,
 }
 
-/// `y = conv2d(x, weight) + bias` with FP8 products, see [`crate::layers::conv`].
+impl ConvKind {
+    /// The name in messages.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Conv1d => "fp8_conv1d",
+            Self::Conv2d => "fp8_conv2d",
+            Self::ConvTranspose1d => "fp8_conv_transpose1d",
+            Self::ConvTranspose2d => "fp8_conv_transpose2d",
+        }
+    }
+
+    fn is_transposed(self) -> bool {
+        matches!(self, Self::ConvTranspose1d | Self::ConvTranspose2d)
+    }
+
+    fn is_flat(self) -> bool {
+        matches!(self, Self::Conv1d | Self::ConvTranspose1d)
+    }
+
+    /// Sizes of x and of the weight in messages.
+    fn expected(self) -> [&'static str; 2] {
+        match self {
+            Self::Conv1d => [
+                "[batch, channels, length]",
+                "[out_channels, in_channels / groups, length]",
+            ],
+            Self::Conv2d => [
+                "[batch, channels, height, width]",
+                "[out_channels, in_channels / groups, height, width]",
+            ],
+            Self::ConvTranspose1d => [
+                "[batch, channels, length]",
+                "[in_channels, out_channels / groups, length]",
+            ],
+            Self::ConvTranspose2d => [
+                "[batch, channels, height, width]",
+                "[in_channels, out_channels / groups, height, width]",
+            ],
+        }
+    }
+}
+
+/// `y = conv(x, weight) + bias` with FP8 products, see [`crate::layers::conv`].
 ///
 /// # Shapes
-/// x `[B, C, H, W]`, weight `[N, C / groups, kh, kw]`, bias `[N]`, result `[B, N, Ho, Wo]` with the sizes of
-/// [`ConvShape::output_size`].
+/// Those of [`ConvKind`], with the sizes of [`ConvShape::output_size`] or [`ConvShape::transposed_output_size`]. A convolution
+/// along one dimension uses what belongs to the width in `shape`.
 ///
 /// # Dtypes
 /// x, weight and bias are each f32, bf16 or f16; the result and grad_x have x's dtype, the other gradients that of their
@@ -89,7 +122,7 @@ struct Kind {
 /// # Examples
 /// ```
 /// use candle_core::{Device, Tensor, Var};
-/// use fp8_candle::conv::{ConvShape, fp8_conv2d};
+/// use fp8_candle::conv::{ConvKind, ConvShape, fp8_conv};
 /// use fp8_candle::{GemmPlan, LinearPlan, Quantizer};
 /// use fp8_core::{Format, Granularity};
 ///
@@ -101,151 +134,34 @@ struct Kind {
 ///     .with_output(GemmPlan::new(cast(Format::E4M3), cast(Format::E4M3)))
 ///     .with_grad_weight(GemmPlan::new(cast(Format::E5M2), cast(Format::E4M3)));
 /// let shape = ConvShape::new().with_padding([1, 1]).with_stride([2, 2]);
-/// let y = fp8_conv2d(&x, weight.as_tensor(), None, &shape, &plan)?;
+/// let y = fp8_conv(ConvKind::Conv2d, &x, weight.as_tensor(), None, &shape, &plan)?;
 /// assert_eq!(y.dims(), [2, 8, 8, 8]);
 /// let grads = y.sqr()?.sum_all()?.backward()?;
 /// assert_eq!(grads.get(&weight).unwrap().dims(), weight.dims());
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
-pub fn fp8_conv2d<'a>(
+pub fn fp8_conv<'a>(
+    kind: ConvKind,
     x: &Tensor,
     weight: impl Into<ConvWeight<'a>>,
     bias: Option<&Tensor>,
     shape: &ConvShape,
     plan: &LinearPlan,
 ) -> Result<Tensor> {
-    let kind = Kind {
-        name: "fp8_conv2d",
-        transposed: false,
-        dims: 2,
-        input: "[batch, channels, height, width]",
-        weight: "[out_channels, in_channels / groups, height, width]",
+    let weight = weight.into();
+    let shape = match kind.is_flat() {
+        true => shape.along_width(),
+        false => *shape,
     };
-    convolve(kind, x, weight.into(), bias, shape, plan)
-}
-
-/// [`fp8_conv2d`] along one dimension: x `[B, C, L]`, weight `[N, C / groups, k]`, result `[B, N, Lo]`. Of `shape` it uses
-/// what belongs to the width.
-///
-/// # Errors
-/// As for [`fp8_conv2d`].
-///
-/// ```
-/// use candle_core::{Device, Tensor};
-/// use fp8_candle::LinearPlan;
-/// use fp8_candle::conv::{ConvShape, fp8_conv1d};
-///
-/// let x = Tensor::new(&[[[1f32, 2.0, 3.0, 4.0]]], &Device::Cpu)?;
-/// let weight = Tensor::new(&[[[1f32, -1.0]]], &Device::Cpu)?;
-/// let y = fp8_conv1d(&x, &weight, None, &ConvShape::new(), &LinearPlan::new("conv"))?;
-/// assert_eq!(y.to_vec3::<f32>()?, [[[-1.0, -1.0, -1.0]]]);
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
-pub fn fp8_conv1d<'a>(
-    x: &Tensor,
-    weight: impl Into<ConvWeight<'a>>,
-    bias: Option<&Tensor>,
-    shape: &ConvShape,
-    plan: &LinearPlan,
-) -> Result<Tensor> {
-    let kind = Kind {
-        name: "fp8_conv1d",
-        transposed: false,
-        dims: 1,
-        input: "[batch, channels, length]",
-        weight: "[out_channels, in_channels / groups, length]",
-    };
-    convolve(kind, x, weight.into(), bias, &shape.along_width(), plan)
-}
-
-/// The transposed convolution, the gradient of [`fp8_conv2d`] with respect to its input: x `[B, N, H, W]`, weight
-/// `[N, C / groups, kh, kw]`, bias `[C]`, result `[B, C, Ho, Wo]` with the sizes of [`ConvShape::transposed_output_size`].
-///
-/// Dtypes are as for [`fp8_conv2d`].
-///
-/// # Errors
-/// As for [`fp8_conv2d`].
-///
-/// ```
-/// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::LinearPlan;
-/// use fp8_candle::conv::{ConvShape, fp8_conv_transpose2d};
-///
-/// let x = Tensor::ones((1, 4, 8, 8), DType::F32, &Device::Cpu)?;
-/// let weight = Tensor::ones((4, 3, 2, 2), DType::F32, &Device::Cpu)?;
-/// let shape = ConvShape::new().with_stride([2, 2]);
-/// let y = fp8_conv_transpose2d(&x, &weight, None, &shape, &LinearPlan::new("up"))?;
-/// assert_eq!(y.dims(), [1, 3, 16, 16]);
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
-pub fn fp8_conv_transpose2d<'a>(
-    x: &Tensor,
-    weight: impl Into<ConvWeight<'a>>,
-    bias: Option<&Tensor>,
-    shape: &ConvShape,
-    plan: &LinearPlan,
-) -> Result<Tensor> {
-    let kind = Kind {
-        name: "fp8_conv_transpose2d",
-        transposed: true,
-        dims: 2,
-        input: "[batch, channels, height, width]",
-        weight: "[in_channels, out_channels / groups, height, width]",
-    };
-    convolve(kind, x, weight.into(), bias, shape, plan)
-}
-
-/// [`fp8_conv_transpose2d`] along one dimension: x `[B, N, L]`, weight `[N, C / groups, k]`, result `[B, C, Lo]`. Of
-/// `shape` it uses what belongs to the width.
-///
-/// # Errors
-/// As for [`fp8_conv2d`].
-///
-/// ```
-/// use candle_core::{Device, Tensor};
-/// use fp8_candle::LinearPlan;
-/// use fp8_candle::conv::{ConvShape, fp8_conv_transpose1d};
-///
-/// let x = Tensor::new(&[[[1f32, 2.0]]], &Device::Cpu)?;
-/// let weight = Tensor::new(&[[[1f32, -1.0]]], &Device::Cpu)?;
-/// let y = fp8_conv_transpose1d(&x, &weight, None, &ConvShape::new(), &LinearPlan::new("up"))?;
-/// assert_eq!(y.to_vec3::<f32>()?, [[[1.0, 1.0, -2.0]]]);
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
-pub fn fp8_conv_transpose1d<'a>(
-    x: &Tensor,
-    weight: impl Into<ConvWeight<'a>>,
-    bias: Option<&Tensor>,
-    shape: &ConvShape,
-    plan: &LinearPlan,
-) -> Result<Tensor> {
-    let kind = Kind {
-        name: "fp8_conv_transpose1d",
-        transposed: true,
-        dims: 1,
-        input: "[batch, channels, length]",
-        weight: "[in_channels, out_channels / groups, length]",
-    };
-    convolve(kind, x, weight.into(), bias, &shape.along_width(), plan)
-}
-
-fn convolve(
-    kind: Kind,
-    x: &Tensor,
-    weight: ConvWeight<'_>,
-    bias: Option<&Tensor>,
-    shape: &ConvShape,
-    plan: &LinearPlan,
-) -> Result<Tensor> {
-    let convolution = check(kind, x, weight.tensor, bias, shape, plan)?;
+    let convolution = check(kind, x, weight.tensor, bias, &shape, plan)?;
     let [batch, channels, height, width] = convolution.output_dims();
-    let out_dims = match kind.dims {
-        1 => vec![batch, channels, width],
-        _ => vec![batch, channels, height, width],
+    let out_dims = match kind.is_flat() {
+        true => vec![batch, channels, width],
+        false => vec![batch, channels, height, width],
     };
     let bias_data = bias.map(Tensor::detach);
     let x_data = x.detach().contiguous()?;
-    let mut saved = Saved::default();
+    let mut saved = SavedCasts::default();
     let (x_values, w_values, how) = match &plan.output {
         None => {
             saved.seen = x.track_op().then(|| Seen::of(weight.tensor)).transpose()?;
@@ -259,7 +175,7 @@ fn convolve(
             let x8 = Values::images(&x_data, &gemm.a)?;
             let geometry = &convolution.geometry;
             let (contraction, granularity) =
-                (convolution.forward_contraction(), gemm.b.granularity);
+                (convolution.forward_contraction(), gemm.b.spec.granularity);
             let matrix = Weight::matrix(weight.tensor, geometry, granularity, contraction)?;
             // Scales of a group's own lie in another order for the other contraction.
             let same = granularity == Granularity::Tensorwise || geometry.groups == 1;
@@ -292,12 +208,18 @@ fn convolve(
         plan: plan.clone(),
         saved,
     };
-    op.attach(kind.name, Ready::new(y, out_dims)?, x, weight.tensor, bias)
+    op.attach(
+        kind.name(),
+        Ready::new(y, out_dims)?,
+        x,
+        weight.tensor,
+        bias,
+    )
 }
 
 /// Checks dtypes, devices and sizes.
 fn check(
-    kind: Kind,
+    kind: ConvKind,
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
@@ -309,7 +231,7 @@ fn check(
         let Some(tensor) = tensor else { continue };
         if !matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16) {
             return Err(Error::DType {
-                op: kind.name,
+                op: kind.name(),
                 what,
                 expected: "f32, bf16 or f16",
                 got: tensor.dtype(),
@@ -317,28 +239,26 @@ fn check(
         }
         if !tensor.device().same_device(weight.device()) {
             return Err(Error::DeviceMismatch {
-                op: kind.name,
+                op: kind.name(),
                 what,
                 expected: weight.device().location(),
                 got: tensor.device().location(),
             });
         }
     }
-    let sizes = |what, tensor: &Tensor, expected: &str| match (kind.dims, tensor.dims()) {
-        (1, &[a, b, length]) => Ok([a, b, 1, length]),
-        (2, &[a, b, height, width]) => Ok([a, b, height, width]),
+    let sizes = |what, tensor: &Tensor, expected: &str| match (kind.is_flat(), tensor.dims()) {
+        (true, &[a, b, length]) => Ok([a, b, 1, length]),
+        (false, &[a, b, height, width]) => Ok([a, b, height, width]),
         _ => Err(Error::Shape {
-            op: kind.name,
+            op: kind.name(),
             what,
             expected: expected.to_string(),
             got: tensor.dims().to_vec(),
         }),
     };
-    let (x, weight) = (
-        sizes("x", x, kind.input)?,
-        sizes("weight", weight, kind.weight)?,
-    );
-    let window = match kind.transposed {
+    let [for_x, for_weight] = kind.expected();
+    let (x, weight) = (sizes("x", x, for_x)?, sizes("weight", weight, for_weight)?);
+    let window = match kind.is_transposed() {
         false => shape.window(x, weight),
         true => shape.transposed_window(x, weight),
     };
@@ -351,12 +271,12 @@ fn check(
             n: weight[0],
             groups: shape.groups,
         },
-        transposed: kind.transposed,
+        transposed: kind.is_transposed(),
     };
     let [_, channels, ..] = convolution.output_dims();
     if let Some(bias) = bias.filter(|bias| bias.dims() != [channels]) {
         return Err(Error::Shape {
-            op: kind.name,
+            op: kind.name(),
             what: "bias",
             expected: format!("[{channels}]"),
             got: bias.dims().to_vec(),

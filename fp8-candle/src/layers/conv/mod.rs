@@ -17,11 +17,11 @@
 //!
 //! Source: the FP8 Emulation Toolkit's `Conv2d`, candle-nn's layers for the shapes.
 
+mod backward;
 mod bare;
 mod columns;
 mod forward;
 mod geometry;
-mod op;
 mod operand;
 mod products;
 mod shape;
@@ -29,5 +29,5 @@ mod values;
 
 pub use crate::base::error::ConvError;
 pub use bare::{BareConv, BareOperand};
-pub use forward::{ConvWeight, fp8_conv_transpose1d, fp8_conv_transpose2d, fp8_conv1d, fp8_conv2d};
+pub use forward::{ConvKind, ConvWeight, fp8_conv};
 pub use shape::ConvShape;

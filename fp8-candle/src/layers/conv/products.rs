@@ -8,7 +8,99 @@ use crate::base::data::window::Part;
 use crate::base::error::{Result, internal};
 use crate::device::unfolding;
 use candle_core::{DType, Storage, Tensor};
-use fp8_core::Contraction::{Cols, Rows};
+use fp8_core::Contraction::{self, Cols, Rows};
+
+/// What one call computes: a convolution, or a transposed one, which swaps input and output.
+#[derive(Debug, Clone)]
+pub(super) struct Convolution {
+    pub(super) geometry: Geometry,
+    pub(super) transposed: bool,
+}
+
+impl Convolution {
+    /// `[batch, channels, height, width]` of the input.
+    pub(super) fn input_dims(&self) -> [usize; 4] {
+        match self.transposed {
+            false => self.geometry.window.dims(),
+            true => self.geometry.maps().dims(),
+        }
+    }
+
+    /// `[batch, channels, height, width]` of the output.
+    pub(super) fn output_dims(&self) -> [usize; 4] {
+        match self.transposed {
+            false => self.geometry.maps().dims(),
+            true => self.geometry.window.dims(),
+        }
+    }
+
+    /// Which dimension of the weight the forward pass sums over.
+    pub(super) fn forward_contraction(&self) -> Contraction {
+        match self.transposed {
+            false => Cols,
+            true => Rows,
+        }
+    }
+
+    /// Which one grad_input sums over.
+    pub(super) fn backward_contraction(&self) -> Contraction {
+        match self.transposed {
+            false => Rows,
+            true => Cols,
+        }
+    }
+
+    /// The output, in `dtype`. To `emulate`, values are multiplied in f32 instead of codes.
+    pub(super) fn output(
+        &self,
+        x: Values,
+        weight: &Values,
+        bias: Option<&Tensor>,
+        dtype: DType,
+        (emulate, use_fast_accum): (bool, bool),
+    ) -> Result<Storage> {
+        let (x, weight) = self.pair(x.reshape(&self.input_dims())?, weight, emulate)?;
+        let product = if self.transposed { spread } else { gather };
+        product(&self.geometry, &x, &weight, bias, dtype, use_fast_accum)
+    }
+
+    pub(super) fn grad_input(
+        &self,
+        go: Values,
+        weight: &Values,
+        dtype: DType,
+        (emulate, use_fast_accum): (bool, bool),
+    ) -> Result<Storage> {
+        let (go, weight) = self.pair(go.reshape(&self.output_dims())?, weight, emulate)?;
+        let product = if self.transposed { gather } else { spread };
+        product(&self.geometry, &go, &weight, None, dtype, use_fast_accum)
+    }
+
+    /// Both as codes, or both as values.
+    fn pair(&self, images: Values, weight: &Values, emulate: bool) -> Result<(Values, Weight)> {
+        let weight = Weight::new(weight, &self.geometry)?;
+        match emulate || images.is_high_precision() || !weight.splits()? {
+            true => Ok((images.emulated()?, weight.emulated()?)),
+            false => Ok((images, weight)),
+        }
+    }
+
+    /// In f32.
+    pub(super) fn grad_weight(
+        &self,
+        go: Values,
+        x: Values,
+        (emulate, use_fast_accum): (bool, bool),
+    ) -> Result<Tensor> {
+        let mut go = go.reshape(&self.output_dims())?;
+        let mut x = x.reshape(&self.input_dims())?;
+        if emulate || go.is_high_precision() {
+            (go, x) = (go.emulated()?, x.emulated()?);
+        }
+        let (maps, images) = if self.transposed { (x, go) } else { (go, x) };
+        weigh(&self.geometry, &maps, &images, use_fast_accum)
+    }
+}
 
 /// The maps of `images`: `weight columns`, with a bias, in `dtype`.
 pub(super) fn gather(

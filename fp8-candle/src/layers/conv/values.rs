@@ -1,7 +1,7 @@
 //! What a product of a convolution reads: FP8 codes with their scales, values in high precision, or images that are cast later.
 
 use crate::base::error::Result;
-use crate::cast::quantize::Quantizer;
+use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::Cols;
@@ -27,7 +27,7 @@ impl Values {
 
     /// Images, cast at once if their elements share a scale.
     pub(super) fn images(x: &Tensor, quantizer: &Quantizer) -> Result<Self> {
-        match quantizer.granularity {
+        match quantizer.spec.granularity {
             Granularity::Tensorwise => Ok(Self::Fp8(quantizer.quantize(x, Cols)?.tensor)),
             _ => Ok(Self::Uncast(Uncast::new(x, quantizer)?)),
         }

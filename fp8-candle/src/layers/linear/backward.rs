@@ -1,25 +1,32 @@
-//! The backward pass that linear layers and convolutions share: which operands each product has, and which cast serves more
-//! than one of them.
+//! The backward pass: which operands each product has, which cast serves more than one of them, and the products.
+//!
+//! [`gradients`] decides for linear layers and convolutions alike; [`BackwardProducts`] is what the two do differently.
 
-use super::plan::{GemmPlan, LinearPlan};
-use super::product::recast;
-use crate::base::error::Result;
-use crate::cast::quantize::Quantizer;
-use crate::cast::same::serves_both;
+use super::forward::{multiply, recast};
+use super::plan::{GemmPlan, LinearPlan, LinearWeight};
+use crate::base::data::matrix_dims;
+use crate::base::error::{Result, internal};
+use crate::cast::packed::PackedWeight;
+use crate::cast::quantizer::Quantizer;
+use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;
-use candle_core::Tensor;
+use crate::device::{GemmOutput, backend};
+use crate::graph::Ready;
+use crate::graph::wide::value::Value;
+use candle_core::{DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
+use std::cell::OnceCell;
 
-/// Casts from the forward pass that the backward pass can reuse.
+/// What the forward pass leaves for the backward pass: casts that it can reuse.
 #[derive(Debug, Clone)]
-pub(crate) struct Saved<C> {
+pub(crate) struct SavedCasts<C> {
     pub(crate) input: Option<C>,
     pub(crate) weight: Option<C>,
     /// The values of the weight, where the backward pass reads them again.
     pub(crate) seen: Option<Seen>,
 }
 
-impl<C> Default for Saved<C> {
+impl<C> Default for SavedCasts<C> {
     fn default() -> Self {
         Self {
             input: None,
@@ -29,7 +36,7 @@ impl<C> Default for Saved<C> {
     }
 }
 
-impl<C> Saved<C> {
+impl<C> SavedCasts<C> {
     /// Checks values of the weight that the backward pass of layer `path` has read again.
     pub(crate) fn check(&self, weight: &Tensor, path: &str) -> Result<()> {
         match &self.seen {
@@ -46,25 +53,16 @@ impl<C> Saved<C> {
         (x_tracks, x8): (bool, C),
         (weight_tracks, w8): (bool, C),
     ) {
-        let serves = |gemm: &Option<GemmPlan>, first| {
-            gemm.as_ref()
-                .is_some_and(|gemm| serves_both(first, &gemm.b))
+        let serves = |first: &Quantizer, gemm: &Option<GemmPlan>| {
+            gemm.as_ref().is_some_and(|gemm| first.serves(&gemm.b))
         };
-        if weight_tracks && serves(&plan.grad_weight, &output.a) {
+        if weight_tracks && serves(&output.a, &plan.grad_weight) {
             self.input = Some(x8);
         }
-        if x_tracks && serves(&plan.grad_input, &output.b) {
+        if x_tracks && serves(&output.b, &plan.grad_input) {
             self.weight = Some(w8);
         }
     }
-}
-
-/// A tensor that the backward pass casts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
-    Input,
-    Weight,
-    GradOutput,
 }
 
 /// The operands of a backward product.
@@ -81,8 +79,8 @@ pub(crate) enum Operands<C> {
     },
 }
 
-/// A layer in its backward pass.
-pub(crate) trait Layer {
+/// The casts and products of a layer in its backward pass.
+pub(crate) trait BackwardProducts {
     /// A tensor that was cast.
     type Cast: Clone;
 
@@ -91,16 +89,21 @@ pub(crate) trait Layer {
         false
     }
 
-    /// `which` for a product that sums over `contraction` as in a linear layer; with `both`, for the other one as well.
-    fn cast(
+    /// The input, for grad_weight.
+    fn cast_input(&self, quantizer: &Quantizer) -> Result<Self::Cast>;
+
+    /// The weight, for grad_input.
+    fn cast_weight(&self, quantizer: &Quantizer) -> Result<Self::Cast>;
+
+    /// grad_output for a product that sums over `contraction` as in a linear layer; with `both`, for the other one as well.
+    fn cast_grad_output(
         &self,
-        which: Which,
         quantizer: &Quantizer,
         contraction: Contraction,
         both: bool,
     ) -> Result<Self::Cast>;
 
-    /// The sums of grad_output, or of what `cast` makes of it; then that comes too, for the products.
+    /// The sums of grad_output, or of the values of its cast by `cast`; then that comes too, for the products.
     fn grad_bias(&self, cast: Option<&Quantizer>) -> Result<(Tensor, Option<Self::Cast>)>;
 
     /// The sums of grad_output, and its cast, in one pass where a device has that; the cast sums over the columns, with `both` over the
@@ -113,47 +116,37 @@ pub(crate) trait Layer {
         Ok(None)
     }
 
-    /// In x's dtype.
+    /// In the dtype of the input.
     fn grad_input(&self, operands: Operands<Self::Cast>) -> Result<Tensor>;
 
-    /// In the weight's dtype.
+    /// In the dtype of the weight.
     fn grad_weight(&self, operands: Operands<Self::Cast>) -> Result<Tensor>;
 }
 
-/// Which gradients are needed.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted {
-    pub(crate) input: bool,
-    pub(crate) weight: bool,
-    pub(crate) bias: bool,
-}
-
-/// The gradients of input, weight and bias.
-pub(crate) fn gradients<L: Layer>(
+/// The gradients of input, weight and bias that are `wanted`.
+pub(crate) fn gradients<L: BackwardProducts>(
     layer: &L,
     plan: &LinearPlan,
-    saved: &Saved<L::Cast>,
-    wanted: Wanted,
+    saved: &SavedCasts<L::Cast>,
+    [input_wanted, weight_wanted, bias_wanted]: [bool; 3],
 ) -> Result<[Option<Tensor>; 3]> {
     let gemms = [&plan.output, &plan.grad_input, &plan.grad_weight];
-    let observers = gemms
-        .into_iter()
-        .flatten()
-        .filter_map(|gemm| gemm.a.observer.as_ref());
-    for observer in observers {
-        observer.step.note_backward();
+    for gemm in gemms.into_iter().flatten() {
+        if let Some(recorder) = &gemm.a.observers.recorder {
+            recorder.step.note_backward();
+        }
     }
     // Kept for the second product if one copy serves both.
     let mut go8 = None;
     let mut gradients = [None, None, None];
-    let of_input = plan.grad_input.as_ref().filter(|_| !layer.is_frozen());
-    let both = of_input.is_some_and(|gemm| {
-        let again = |second: &GemmPlan| serves_both(&gemm.a, &second.a);
-        wanted.weight && plan.grad_weight.as_ref().is_some_and(again)
+    let for_input = plan.grad_input.as_ref().filter(|_| !layer.is_frozen());
+    let both = for_input.is_some_and(|gemm| {
+        let again = |second: &GemmPlan| gemm.a.serves(&second.a);
+        weight_wanted && plan.grad_weight.as_ref().is_some_and(again)
     });
-    if wanted.bias {
-        let beside = match (plan.cast_for_bias(), of_input) {
-            (None, Some(gemm)) if wanted.input && !plan.grad_output_in_high_precision => {
+    if bias_wanted {
+        let beside = match (plan.cast_for_bias(), for_input) {
+            (None, Some(gemm)) if input_wanted && !plan.grad_output_in_high_precision => {
                 layer.grad_bias_beside_cast(&gemm.a, both)?
             }
             _ => None,
@@ -165,27 +158,26 @@ pub(crate) fn gradients<L: Layer>(
         gradients[2] = Some(grad);
         go8 = cast;
     }
-    if wanted.input {
-        let operands = match of_input {
+    if input_wanted {
+        let operands = match for_input {
             None => Operands::HighPrecision,
             Some(gemm) => {
                 let other = match &saved.weight {
                     Some(saved) => saved.clone(),
-                    None => layer.cast(Which::Weight, &gemm.b, Rows, false)?,
+                    None => layer.cast_weight(&gemm.b)?,
                 };
-                match plan.grad_output_in_high_precision {
-                    true => Operands::OneCast(other),
-                    false => {
-                        let grad_output = match go8.take() {
-                            Some(cast) => cast,
-                            None => layer.cast(Which::GradOutput, &gemm.a, Cols, both)?,
-                        };
-                        go8 = both.then(|| grad_output.clone());
-                        Operands::Cast {
-                            grad_output,
-                            other,
-                            use_fast_accum: gemm.use_fast_accum,
-                        }
+                if plan.grad_output_in_high_precision {
+                    Operands::OneCast(other)
+                } else {
+                    let grad_output = match go8.take() {
+                        Some(cast) => cast,
+                        None => layer.cast_grad_output(&gemm.a, Cols, both)?,
+                    };
+                    go8 = both.then(|| grad_output.clone());
+                    Operands::Cast {
+                        grad_output,
+                        other,
+                        use_fast_accum: gemm.use_fast_accum,
                     }
                 }
             }
@@ -193,20 +185,20 @@ pub(crate) fn gradients<L: Layer>(
         let grad = layer.grad_input(operands)?;
         gradients[0] = Some(recast(grad, plan.results.grad_input.as_ref())?);
     }
-    if wanted.weight {
+    if weight_wanted {
         let operands = match &plan.grad_weight {
             None => Operands::HighPrecision,
             Some(gemm) => {
                 let other = match &saved.input {
                     Some(saved) => saved.clone(),
-                    None => layer.cast(Which::Input, &gemm.b, Rows, false)?,
+                    None => layer.cast_input(&gemm.b)?,
                 };
                 match plan.grad_output_in_high_precision {
                     true => Operands::OneCast(other),
                     false => Operands::Cast {
                         grad_output: match go8 {
                             Some(cast) => cast,
-                            None => layer.cast(Which::GradOutput, &gemm.a, Rows, false)?,
+                            None => layer.cast_grad_output(&gemm.a, Rows, false)?,
                         },
                         other,
                         use_fast_accum: gemm.use_fast_accum,
@@ -218,4 +210,201 @@ pub(crate) fn gradients<L: Layer>(
         gradients[1] = Some(recast(grad, plan.results.grad_weight.as_ref())?);
     }
     Ok(gradients)
+}
+
+/// A weight that a backward pass holds, outside any graph.
+#[derive(Debug, Clone)]
+pub(crate) enum HeldWeight {
+    HighPrecision(Tensor),
+    Codes(Fp8Tensor),
+    Packed(PackedWeight),
+}
+
+impl HeldWeight {
+    pub(crate) fn new(weight: LinearWeight<'_>) -> Self {
+        match weight {
+            LinearWeight::HighPrecision(weight, _) => Self::HighPrecision(weight.detach()),
+            LinearWeight::Fp8(codes) => Self::Codes(codes.clone()),
+            LinearWeight::Packed(packed) => Self::Packed(packed.clone()),
+        }
+    }
+}
+
+/// The backward pass of one call of a linear layer.
+pub(crate) struct LinearBackward<'a> {
+    pub(crate) plan: &'a LinearPlan,
+    pub(crate) saved: &'a SavedCasts<Fp8Tensor>,
+    /// x in high precision, `[.., K]`, computed where it is needed.
+    pub(crate) input: &'a dyn Fn() -> Result<Tensor>,
+    /// dtype of x.
+    pub(crate) dtype: DType,
+    pub(crate) weight: &'a HeldWeight,
+    pub(crate) bias: Option<DType>,
+    /// `[.., N]`
+    pub(crate) grad_output: &'a Value,
+    /// The same as `[M, N]`, once it was asked for.
+    pub(crate) matrix: OnceCell<Tensor>,
+}
+
+impl LinearBackward<'_> {
+    /// The gradients of x `[M, K]`, weight and bias that are `wanted`.
+    pub(crate) fn gradients(&self, wanted: [bool; 3]) -> Result<[Option<Tensor>; 3]> {
+        gradients(self, self.plan, self.saved, wanted)
+    }
+
+    fn weight_matrix(&self) -> Result<&Tensor> {
+        match self.weight {
+            HeldWeight::HighPrecision(weight) => Ok(weight),
+            _ => internal!("fp8_linear `{}`: no weight to cast", self.plan.path),
+        }
+    }
+
+    /// grad_output `[M, N]`.
+    fn grad_matrix(&self) -> Result<&Tensor> {
+        if let Some(matrix) = self.matrix.get() {
+            return Ok(matrix);
+        }
+        let value = self.grad_output;
+        let matrix = value
+            .get()?
+            .contiguous()?
+            .reshape(matrix_dims(value.dims()))?;
+        Ok(self.matrix.get_or_init(|| matrix))
+    }
+
+    /// x `[M, K]`.
+    fn input_matrix(&self) -> Result<Tensor> {
+        let x = (self.input)()?;
+        let k = x.dims().last().copied().unwrap_or(0);
+        let (m, _) = matrix_dims(self.grad_output.dims());
+        Ok(x.contiguous()?.reshape((m, k))?)
+    }
+
+    /// The result of a backward GEMM, detached.
+    fn product(
+        &self,
+        a: (&Fp8Tensor, Contraction),
+        b: (&Fp8Tensor, Contraction),
+        dtype: DType,
+        use_fast_accum: bool,
+    ) -> Result<Tensor> {
+        let shape = (a.0.operand(a.1).kept(), b.0.operand(b.1).kept());
+        let out = GemmOutput {
+            dtype,
+            bias: None,
+            use_fast_accum,
+        };
+        let storage = multiply(a, b, &out, self.plan.emulate)?;
+        Ready::new(storage, shape)?.into_tensor()
+    }
+}
+
+impl BackwardProducts for LinearBackward<'_> {
+    type Cast = Fp8Tensor;
+
+    fn is_frozen(&self) -> bool {
+        !matches!(self.weight, HeldWeight::HighPrecision(_))
+    }
+
+    fn cast_input(&self, quantizer: &Quantizer) -> Result<Fp8Tensor> {
+        Ok(quantizer.quantize(&self.input_matrix()?, Rows)?.tensor)
+    }
+
+    fn cast_weight(&self, quantizer: &Quantizer) -> Result<Fp8Tensor> {
+        let weight = self.weight_matrix()?;
+        let codes = quantizer.quantize(weight, Rows)?.tensor;
+        self.saved.check(weight, &self.plan.path)?;
+        Ok(codes)
+    }
+
+    fn cast_grad_output(
+        &self,
+        quantizer: &Quantizer,
+        contraction: Contraction,
+        both: bool,
+    ) -> Result<Fp8Tensor> {
+        if let (Cols, Some(cast)) = (contraction, self.grad_output.cast(quantizer, both)?) {
+            return Ok(cast.tensor);
+        }
+        let cast = quantizer.quantize_for(self.grad_matrix()?, contraction, both)?;
+        Ok(cast.tensor)
+    }
+
+    fn grad_bias(&self, cast: Option<&Quantizer>) -> Result<(Tensor, Option<Fp8Tensor>)> {
+        let dtype = self.bias.unwrap_or(self.grad_output.dtype());
+        let go = self.grad_matrix()?;
+        let sum = |x: &Tensor| backend(x.device())?.sum_rows(x, dtype);
+        match cast {
+            None => Ok((sum(go)?, None)),
+            Some(cast) => {
+                let cast = cast.quantize_for(go, Cols, true)?.tensor;
+                Ok((sum(&cast.dequantize(DType::F32)?)?, Some(cast)))
+            }
+        }
+    }
+
+    fn grad_bias_beside_cast(
+        &self,
+        quantizer: &Quantizer,
+        both: bool,
+    ) -> Result<Option<(Tensor, Fp8Tensor)>> {
+        let value = self.grad_output;
+        let dtype = self.bias.unwrap_or(value.dtype());
+        let done = value.cast_and_sum(quantizer, both, dtype)?;
+        Ok(done.map(|(cast, sums)| (sums, cast.tensor)))
+    }
+
+    /// `grad_output weight`, `[M, K]`.
+    fn grad_input(&self, operands: Operands<Fp8Tensor>) -> Result<Tensor> {
+        let dtype = self.dtype;
+        match operands {
+            Operands::HighPrecision => {
+                let go = self.grad_matrix()?;
+                // A frozen FP8 weight has no state for gradients, so they are computed from its dequantized value.
+                let values = match self.weight {
+                    HeldWeight::HighPrecision(weight) => weight.to_dtype(go.dtype())?,
+                    HeldWeight::Codes(w8) => w8.dequantize(go.dtype())?,
+                    HeldWeight::Packed(w8) => w8.dequantize(go.dtype())?,
+                };
+                let grad = go.matmul(&values)?;
+                if let HeldWeight::HighPrecision(weight) = self.weight {
+                    self.saved.check(weight, &self.plan.path)?;
+                }
+                Ok(grad)
+            }
+            Operands::OneCast(weight) => {
+                let go = self.grad_matrix()?.to_dtype(DType::F32)?;
+                let weight = weight.dequantize(DType::F32)?;
+                Ok(go.matmul(&weight)?.to_dtype(dtype)?)
+            }
+            Operands::Cast {
+                grad_output,
+                other,
+                use_fast_accum,
+            } => self.product((&grad_output, Cols), (&other, Rows), dtype, use_fast_accum),
+        }
+    }
+
+    /// `grad_output^T x`, `[N, K]`.
+    fn grad_weight(&self, operands: Operands<Fp8Tensor>) -> Result<Tensor> {
+        let dtype = self.weight_matrix()?.dtype();
+        match operands {
+            Operands::HighPrecision => {
+                let go = self.grad_matrix()?;
+                let product =
+                    backend(go.device())?.transposed_product(go, &self.input_matrix()?)?;
+                Ok(product.to_dtype(dtype)?)
+            }
+            Operands::OneCast(x) => {
+                let go = self.grad_matrix()?.to_dtype(DType::F32)?;
+                let x = x.dequantize(DType::F32)?;
+                Ok(go.t()?.matmul(&x)?.to_dtype(dtype)?)
+            }
+            Operands::Cast {
+                grad_output,
+                other,
+                use_fast_accum,
+            } => self.product((&grad_output, Rows), (&other, Rows), dtype, use_fast_accum),
+        }
+    }
 }

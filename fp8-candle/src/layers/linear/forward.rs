@@ -1,19 +1,20 @@
-//! The forward pass.
+//! The forward pass, and the node of candle's graph.
 
-use super::op;
+use super::backward::{HeldWeight, LinearBackward, SavedCasts};
 use super::plan::{GemmPlan, LinearPlan, LinearWeight};
-use super::product::{add_bias, multiply, recast};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::{take_storage, tensor_of};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, internal};
 use crate::cast::packed::PackedWeight;
-use crate::cast::same::serves_both;
+use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;
 use crate::device::{GemmOutput, backend};
-use crate::graph::Ready;
+use crate::graph::wide::value::Value;
+use crate::graph::{Ready, attach_all};
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::Contraction;
+use std::cell::OnceCell;
 
 /// For calls with at most this many tokens, a weight that does not change is packed, in addition to its codes.
 const FEW_ROWS: usize = 32;
@@ -59,11 +60,38 @@ pub fn fp8_linear(
         _ => (x.track_op(), false),
     };
     let (storage, out_dims, saved) = compute(x, weight, bias, plan, tracks, None)?;
-    let weight = match weight {
+    let result = Ready::new(storage, out_dims)?;
+    let in_graph = match weight {
         LinearWeight::HighPrecision(weight, _) => Some(weight),
         LinearWeight::Fp8(_) | LinearWeight::Packed(_) => None,
     };
-    op::attach(Ready::new(storage, out_dims)?, x, weight, bias, plan, saved)
+    let args: Vec<&Tensor> = [Some(x), in_graph, bias].into_iter().flatten().collect();
+    let has = [true, in_graph.is_some(), bias.is_some()];
+    let (plan, weight) = (plan.clone(), HeldWeight::new(weight));
+    attach_all("fp8_linear", &args, result, move |args, _, grad_output| {
+        let mut given = args.iter().copied();
+        let args = has.map(|has| given.by_ref().take(usize::from(has)).next());
+        let [Some(x), _, bias] = args else {
+            internal!("fp8_linear `{}`: no argument", plan.path);
+        };
+        let pass = LinearBackward {
+            plan: &plan,
+            saved: &saved,
+            input: &|| Ok(x.detach()),
+            dtype: x.dtype(),
+            weight: &weight,
+            bias: bias.map(Tensor::dtype),
+            grad_output: &Value::Made(grad_output.clone()),
+            matrix: OnceCell::new(),
+        };
+        let wanted = args.map(|arg| arg.is_some_and(Tensor::track_op));
+        let [grad_x, grad_weight, grad_bias] = pass.gradients(wanted)?;
+        let grad_x = grad_x.map(|grad| grad.reshape(x.shape())).transpose()?;
+        let gradients = [grad_x, grad_weight, grad_bias].into_iter().zip(has);
+        Ok(gradients
+            .filter_map(|(grad, has)| has.then_some(grad))
+            .collect())
+    })
 }
 
 /// The result of [`fp8_linear`] with its shape, and what its backward pass needs if gradients of x and weight are wanted
@@ -75,7 +103,7 @@ pub(crate) fn compute(
     plan: &LinearPlan,
     tracks: (bool, bool),
     cast: Option<Fp8Tensor>,
-) -> Result<(Storage, Vec<usize>, op::Saved)> {
+) -> Result<(Storage, Vec<usize>, SavedCasts<Fp8Tensor>)> {
     let (x_tracks, w_tracks) = tracks;
     let (n, k) = check(x, weight, bias, plan)?;
     let out_dims = [&x.dims()[..x.rank() - 1], &[n]].concat();
@@ -86,13 +114,13 @@ pub(crate) fn compute(
         .map(|bias| bias.detach().to_dtype(x.dtype()))
         .transpose()?;
 
-    let mut saved = op::Saved::default();
+    let mut saved = SavedCasts::default();
     let rereads = x_tracks && plan.rereads_weight();
     let storage = match &plan.output {
         None => {
             let weight = match weight {
                 LinearWeight::HighPrecision(weight, _) => {
-                    saved.casts.seen = rereads.then(|| Seen::of(weight)).transpose()?;
+                    saved.seen = rereads.then(|| Seen::of(weight)).transpose()?;
                     weight.detach().to_dtype(x.dtype())?
                 }
                 LinearWeight::Fp8(weight) => weight.dequantize(x.dtype())?,
@@ -102,9 +130,8 @@ pub(crate) fn compute(
         }
         Some(gemm) => {
             // Whether a backward GEMM uses the same codes, summing over the other dimension.
-            let again = |first, gemm: &Option<GemmPlan>| {
-                gemm.as_ref()
-                    .is_some_and(|gemm| serves_both(first, &gemm.b))
+            let again = |first: &Quantizer, gemm: &Option<GemmPlan>| {
+                gemm.as_ref().is_some_and(|gemm| first.serves(&gemm.b))
             };
             let x8 = match cast {
                 Some(cast) => cast,
@@ -132,7 +159,7 @@ pub(crate) fn compute(
                     let (w8, seen) = match cache {
                         Some(cache) => {
                             let (w8, seen) =
-                                cache.quantize_for(w, &gemm.b, Contraction::Cols, both)?;
+                                cache.quantize_as(w, w, &gemm.b, Contraction::Cols, both)?;
                             (w8, rereads.then_some(seen))
                         }
                         None => {
@@ -141,7 +168,7 @@ pub(crate) fn compute(
                             (w8, seen)
                         }
                     };
-                    saved.casts.seen = seen;
+                    saved.seen = seen;
                     // With few rows, reading the weight takes most of the time.
                     let packed = match cache {
                         Some(cache) if m <= FEW_ROWS && !plan.emulate => cache.packed(&w8)?,
@@ -151,7 +178,7 @@ pub(crate) fn compute(
                         Some(packed) => stream(&packed)?,
                         None => product(&w8)?,
                     };
-                    saved.casts.keep(plan, gemm, (x_tracks, x8), (w_tracks, w8));
+                    saved.keep(plan, gemm, (x_tracks, x8), (w_tracks, w8));
                     y
                 }
                 LinearWeight::Fp8(w8) => product(w8)?,
@@ -164,7 +191,6 @@ pub(crate) fn compute(
         None => storage,
         cast => take_storage(recast(tensor_of(storage, (m, n))?, cast.as_ref())?)?,
     };
-    saved.keep_frozen(x_tracks, weight);
     Ok((storage, out_dims, saved))
 }
 
@@ -233,4 +259,51 @@ fn check(
         });
     }
     Ok((n, k))
+}
+
+/// One GEMM of the layer, by the backend or, emulated, by dequantizing and multiplying in f32.
+pub(crate) fn multiply(
+    (a, a_contraction): (&Fp8Tensor, Contraction),
+    (b, b_contraction): (&Fp8Tensor, Contraction),
+    out: &GemmOutput<'_>,
+    emulate: bool,
+) -> Result<Storage> {
+    if !emulate {
+        return backend(a.device())?.gemm(
+            &a.operand(a_contraction),
+            &b.operand(b_contraction),
+            out,
+        );
+    }
+    let a = a.dequantize(DType::F32)?;
+    let b = b.dequantize(DType::F32)?;
+    let a = if a_contraction == Contraction::Cols {
+        a
+    } else {
+        a.t()?
+    };
+    let b = if b_contraction == Contraction::Cols {
+        b.t()?
+    } else {
+        b
+    };
+    take_storage(add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
+}
+
+/// A result quantized and dequantized by its cast, if it has one.
+pub(crate) fn recast(x: Tensor, cast: Option<&Quantizer>) -> Result<Tensor> {
+    match cast {
+        None => Ok(x),
+        Some(cast) => {
+            let quantized = cast.quantize(&x, Contraction::Cols)?.tensor;
+            quantized.dequantize(x.dtype())
+        }
+    }
+}
+
+fn add_bias(y: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    match bias {
+        None => Ok(y),
+        Some(bias) => Ok(y.broadcast_add(bias)?),
+    }
 }

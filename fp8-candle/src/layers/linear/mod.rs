@@ -12,18 +12,15 @@
 //! Source: torchao's `matmul_with_hp_or_float8_args`, Transformer Engine's `Linear`.
 
 mod backward;
-mod cache;
 mod forward;
-mod op;
 mod plan;
-mod product;
 mod wide;
 
-pub(crate) use backward::{Layer, Operands, Saved, Wanted, Which, gradients};
-pub use cache::WeightCache;
-pub(crate) use forward::compute;
+pub use crate::cast::weight_cache::WeightCache;
+pub(crate) use backward::{
+    BackwardProducts, HeldWeight, LinearBackward, Operands, SavedCasts, gradients,
+};
 pub use forward::fp8_linear;
-pub(crate) use op::{Of, Saved as SavedCasts};
+pub(crate) use forward::{compute, multiply, recast};
 pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};
-pub(crate) use product::{multiply, recast};
 pub use wide::WideLinear;

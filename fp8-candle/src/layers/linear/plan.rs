@@ -1,10 +1,9 @@
 //! What one call of a linear layer computes, and with which casts.
 
-use super::cache::WeightCache;
 use crate::cast::packed::PackedWeight;
-use crate::cast::quantize::Quantizer;
-use crate::cast::same::serves_both;
+use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Fp8Tensor;
+use crate::cast::weight_cache::WeightCache;
 use candle_core::Tensor;
 use std::sync::Arc;
 
@@ -169,13 +168,13 @@ impl LinearPlan {
     pub(crate) fn cast_for_bias(&self) -> Option<&Quantizer> {
         let (first, second) = (self.grad_input.as_ref()?, self.grad_weight.as_ref()?);
         let shared = self.bias_from_cast && !self.grad_output_in_high_precision;
-        (shared && serves_both(&first.a, &second.a)).then_some(&first.a)
+        (shared && first.a.serves(&second.a)).then_some(&first.a)
     }
 
     /// Whether the codes of the input serve the gradient of the weight too.
     pub(crate) fn saves_input(&self) -> bool {
         match (&self.output, &self.grad_weight) {
-            (Some(output), Some(gemm)) => serves_both(&output.a, &gemm.b),
+            (Some(output), Some(gemm)) => output.a.serves(&gemm.b),
             _ => false,
         }
     }
@@ -183,7 +182,7 @@ impl LinearPlan {
     /// Whether the gradient of the input is made from the values of the weight, not from the codes of the forward pass.
     pub(crate) fn rereads_weight(&self) -> bool {
         match (&self.output, &self.grad_input) {
-            (Some(output), Some(gemm)) => !serves_both(&output.b, &gemm.b),
+            (Some(output), Some(gemm)) => !output.b.serves(&gemm.b),
             _ => true,
         }
     }

@@ -3,19 +3,22 @@
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
-use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::Quantizer;
+use crate::cast::replay::RecordedCast;
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;
-use crate::device::{GemmOutput, backend};
+use crate::device::GemmOutput;
 use crate::graph::wide::kept::{Kept, Memos};
 use crate::graph::wide::sweep::{Backward, Step};
 use crate::graph::wide::value::Value;
 use crate::graph::wide::{Wide, WideNode};
-use crate::layers::linear::{LinearPlan, LinearWeight, Of, SavedCasts, Wanted, compute, multiply};
+use crate::layers::linear::{
+    HeldWeight, LinearBackward, LinearPlan, LinearWeight, SavedCasts, compute, multiply,
+};
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::Cols;
-use fp8_core::{Cast, Format, Granularity};
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
 
 /// One of several linear layers that read the same input: see [`WideNode::linear_joint`].
@@ -53,14 +56,14 @@ impl<'a> WideLinear<'a> {
 /// What the backward pass of one layer needs.
 struct Layer {
     plan: LinearPlan,
-    saved: SavedCasts,
+    saved: SavedCasts<Fp8Tensor>,
     /// How to make the codes of x again, which are not kept.
-    recast: Option<Recast>,
+    recast: Option<RecordedCast>,
     /// x, unless its codes are kept for all that reads it.
     input: Option<Kept>,
     dtype: DType,
     dims: Vec<usize>,
-    weight: Option<Tensor>,
+    weight: HeldWeight,
     bias: Option<Tensor>,
     /// The values of the bias, where the result is computed again.
     bias_seen: Option<Seen>,
@@ -154,13 +157,14 @@ impl WideNode {
         let bias_seen = bias.filter(|_| self.recomputes).map(Seen::of).transpose()?;
         let (storage, dims, mut saved) = compute(&input, weight, bias, plan, tracks, cast)?;
         let recast = quantized
-            .filter(|_| x.recast && saved.casts.input.take().is_some())
-            .map(|quantized| Recast::new(&quantized));
+            .filter(|_| x.recast && saved.input.take().is_some())
+            .map(|quantized| RecordedCast::of(&quantized))
+            .transpose()?;
         let tensor = tensor_of(storage, dims)?;
         if ids.iter().all(Option::is_none) {
             return Ok(Wide::held(tensor, None));
         }
-        let reads_input = recast.is_some() || ids[1].is_some() && saved.casts.input.is_none();
+        let reads_input = recast.is_some() || ids[1].is_some() && saved.input.is_none();
         let layer = Arc::new(Layer {
             plan: plan.clone(),
             saved,
@@ -168,7 +172,7 @@ impl WideNode {
             input: reads_input.then(|| x.kept.clone()),
             dtype: x.value.dtype(),
             dims: x.dims().to_vec(),
-            weight: held.map(Tensor::detach),
+            weight: HeldWeight::new(weight),
             bias: bias.map(Tensor::detach),
             bias_seen,
             ids,
@@ -188,25 +192,24 @@ impl WideNode {
                 sweep.memos.forget(own);
                 let codes = match &layer.recast {
                     None => None,
-                    Some(recast) => Some(recast.codes(&layer.input(&mut sweep.memos)?)?),
+                    Some(recast) => Some(replay(recast, &layer.input(&mut sweep.memos)?)?),
                 };
-                let saved = codes.map(|codes| layer.saved.with_input(codes));
+                let saved = codes.map(|codes| SavedCasts {
+                    input: Some(codes),
+                    ..layer.saved.clone()
+                });
                 let memos = RefCell::new(&mut sweep.memos);
-                let input = RefCell::new(|| layer.input(*memos.borrow_mut()));
-                let of = Of {
+                let pass = LinearBackward {
                     plan: &layer.plan,
                     saved: saved.as_ref().unwrap_or(&layer.saved),
-                    input: &input,
+                    input: &|| layer.input(&mut memos.borrow_mut()),
                     dtype: layer.dtype,
-                    weight: layer.weight.as_ref(),
-                    bias: layer.bias.as_ref(),
+                    weight: &layer.weight,
+                    bias: layer.bias.as_ref().map(Tensor::dtype),
+                    grad_output: grad,
+                    matrix: OnceCell::new(),
                 };
-                let wanted = Wanted {
-                    input: ids[0].is_some(),
-                    weight: ids[1].is_some(),
-                    bias: ids[2].is_some(),
-                };
-                let [dx, dw, db] = of.gradients(grad, wanted)?;
+                let [dx, dw, db] = pass.gradients(ids.map(|id| id.is_some()))?;
                 for (id, grad) in ids.into_iter().zip([dx, dw, db]) {
                     if let (Some(_), Some(grad)) = (id, grad) {
                         let grad = match id == ids[0] {
@@ -249,7 +252,7 @@ impl Layer {
 
     /// Whether the result follows to the bit from codes that are kept anyway.
     fn can_repeat(&self) -> bool {
-        let casts = &self.saved.casts;
+        let casts = &self.saved;
         (casts.input.is_some() || self.recast.is_some())
             && casts.weight.is_some()
             && self.plan.output.is_some()
@@ -258,9 +261,9 @@ impl Layer {
 
     /// The result once more.
     fn repeat(&self, memos: &mut Memos, dims: &[usize]) -> Result<Tensor> {
-        let casts = &self.saved.casts;
+        let casts = &self.saved;
         let again = match &self.recast {
-            Some(recast) => Some(recast.codes(&self.input(memos)?)?),
+            Some(recast) => Some(replay(recast, &self.input(memos)?)?),
             None => None,
         };
         let input = again.as_ref().or(casts.input.as_ref());
@@ -294,40 +297,8 @@ fn rows(x: &Tensor) -> Result<Tensor> {
     Ok(x.contiguous()?.reshape((m, k))?)
 }
 
-/// A cast that can be repeated with the scales it had.
-struct Recast {
-    cast: Cast,
-    format: Format,
-    granularity: Granularity,
-    quant_scale: Tensor,
-    dequant_scale: Tensor,
-}
-
-impl Recast {
-    fn new(quantized: &Quantized) -> Self {
-        Self {
-            cast: quantized.cast,
-            format: quantized.tensor.format(),
-            granularity: quantized.tensor.granularity(),
-            quant_scale: quantized.quant_scale.clone(),
-            dequant_scale: quantized.tensor.dequant_scale().clone(),
-        }
-    }
-
-    /// The codes of `x`, of which no scale is remade and nothing recorded.
-    fn codes(&self, x: &Tensor) -> Result<Fp8Tensor> {
-        let x = rows(x)?;
-        let (m, k) = matrix_dims(x.dims());
-        let grid = self.granularity.grid(m, k, Cols);
-        let backend = backend(x.device())?;
-        let orientation = backend.orientation(Cols, true);
-        let codes = backend.quantize(&x, &grid, &self.quant_scale, &self.cast, orientation)?;
-        Fp8Tensor::from_codes(
-            codes,
-            x.dims(),
-            self.format,
-            (self.granularity, Cols),
-            self.dequant_scale.clone(),
-        )
-    }
+/// The codes of `x` once more.
+fn replay(cast: &RecordedCast, x: &Tensor) -> Result<Fp8Tensor> {
+    let cast = Quantizer::from(cast.clone());
+    Ok(cast.quantize_for(&rows(x)?, Cols, true)?.tensor)
 }

@@ -10,18 +10,18 @@ mod tests;
 
 pub(crate) use scaled::{scaled_curve, scaled_slope};
 
-use super::node::node;
 use super::{check_float, check_like, fused, last_dim, shape_error};
 use crate::base::data::activation::Activation;
 use crate::base::data::made::Made;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
-use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::Quantizer;
 use crate::device::cpu::elements::compute_dtype;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::activation as cuda;
 use crate::device::made_casts;
-use crate::graph::Ready;
+use crate::graph::{Ready, attach};
 use candle_core::{D, Storage, Tensor};
 
 /// Gaussian error linear unit, tanh approximation, elementwise: the function of [`Tensor::gelu`].
@@ -98,13 +98,9 @@ impl Activation {
         }
         let x = x.contiguous()?;
         let result = Ready::new(self.forward(&x)?, self.result_dims(x.dims()))?;
-        node(
-            self.name(),
-            Kind::Activation,
-            [&x],
-            result,
-            move |[x], _, grad| Ok([Some(self.backward(x, grad)?)]),
-        )
+        attach(self.name(), [&x], result, move |[x], _, grad| {
+            Ok([Some(self.backward(x, &grad.contiguous()?)?)])
+        })
     }
 
     /// A gated activation of gate and value in tensors of one shape and dtype. Differentiable.
@@ -118,13 +114,14 @@ impl Activation {
         }
         let (gate, value) = (gate.contiguous()?, value.contiguous()?);
         let result = Ready::new(self.forward_pair(&gate, &value)?, gate.shape())?;
-        let args = [&gate, &value];
-        node(
+        attach(
             self.name(),
-            Kind::Activation,
-            args,
+            [&gate, &value],
             result,
-            move |[gate, value], _, grad| Ok(self.backward_pair(gate, value, grad)?.map(Some)),
+            move |[gate, value], _, grad| {
+                let grads = self.backward_pair(gate, value, &grad.contiguous()?)?;
+                Ok(grads.map(Some))
+            },
         )
     }
 

@@ -6,7 +6,6 @@ mod options;
 
 pub use options::CrossEntropyOptions;
 
-use super::node::node;
 use super::{check_device, check_float, fused, last_dim, shape_error};
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Error, Result};
@@ -14,7 +13,7 @@ use crate::base::profile::{Kind, enter};
 use crate::device::cpu::elements::{for_dtype, storage, tensor, with_slices};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::cross_entropy as cuda;
-use crate::graph::Ready;
+use crate::graph::{Ready, attach};
 use candle_core::{DType, Storage, Tensor};
 use composed::{composed, to_i64};
 pub(crate) use cpu::CheckedTargets;
@@ -88,12 +87,12 @@ pub fn cross_entropy_with(
     }
     let checked = CheckedTargets::new(targets, classes, options)?;
     let loss = loss(&logits, 1.0, &checked)?;
-    node(
+    attach(
         OP,
-        Kind::Loss,
         [&logits],
         Ready::new(loss, ())?,
         move |[logits], _, grad| {
+            let _scope = enter(Kind::Loss);
             let grad = grad.to_dtype(DType::F64)?.to_scalar::<f64>()?;
             let factor = grad / checked.counted() as f64;
             Ok([Some(gradient(logits, 1.0, &checked, factor)?)])
@@ -137,16 +136,11 @@ fn on_cuda(logits: &Tensor, targets: Tensor, options: CrossEntropyOptions) -> Re
         cuda::forward(logits, with(&targets, options))?
     };
     let result = Ready::new(loss, ())?;
-    node(
-        OP,
-        Kind::Loss,
-        [logits],
-        result,
-        move |[logits], _, grad| {
-            let targets = with(&targets, options);
-            Ok([Some(cuda::backward(logits, targets, &saved, grad)?)])
-        },
-    )
+    attach(OP, [logits], result, move |[logits], _, grad| {
+        let _scope = enter(Kind::Loss);
+        let (targets, grad) = (with(&targets, options), grad.contiguous()?);
+        Ok([Some(cuda::backward(logits, targets, &saved, &grad)?)])
+    })
 }
 
 /// The number of classes, if logits and targets fit each other.

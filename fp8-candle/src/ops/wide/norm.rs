@@ -1,7 +1,8 @@
 //! Norms of a wide node.
 
 use crate::base::error::Result;
-use crate::cast::quantize::{Quantized, Quantizer};
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::Quantizer;
 use crate::cast::weight_version::Seen;
 use crate::graph::wide::kept::Kept;
 use crate::graph::wide::value::{RowSource, Value};

@@ -6,9 +6,7 @@ use crate::nn::calibrate::calibrate;
 use crate::nn::shared_state::SharedState;
 use candle_core::Tensor;
 use fp8_candle::LinearPlan;
-use fp8_candle::conv::{
-    ConvShape, ConvWeight, fp8_conv_transpose1d, fp8_conv_transpose2d, fp8_conv1d, fp8_conv2d,
-};
+use fp8_candle::conv::{ConvKind, ConvShape, ConvWeight, fp8_conv};
 
 /// The sizes of candle-nn's layers, and what computes them in FP8.
 pub(super) trait Sizes {
@@ -26,7 +24,7 @@ pub(super) trait Sizes {
 }
 
 macro_rules! sizes {
-    ($($type:ident, $fp8:ident, $transposed:literal, $padding:expr, $groups:expr;)*) => {
+    ($($type:ident, $transposed:literal, $padding:expr, $groups:expr;)*) => {
         $(
             impl Sizes for candle_nn::$type {
                 fn parameters(&self) -> (&Tensor, Option<&Tensor>) {
@@ -67,7 +65,8 @@ macro_rules! sizes {
                     weight: ConvWeight<'_>,
                     plan: &LinearPlan,
                 ) -> Result<Tensor> {
-                    Ok($fp8(x, weight, self.bias(), &self.shape(), plan)?)
+                    let kind = ConvKind::$type;
+                    Ok(fp8_conv(kind, x, weight, self.bias(), &self.shape(), plan)?)
                 }
             }
         )*
@@ -75,12 +74,12 @@ macro_rules! sizes {
 }
 
 sizes! {
-    Conv1d, fp8_conv1d, false, |_| 0, |config: &candle_nn::Conv1dConfig| config.groups;
-    Conv2d, fp8_conv2d, false, |_| 0, |config: &candle_nn::Conv2dConfig| config.groups;
-    ConvTranspose1d, fp8_conv_transpose1d, true,
+    Conv1d, false, |_| 0, |config: &candle_nn::Conv1dConfig| config.groups;
+    Conv2d, false, |_| 0, |config: &candle_nn::Conv2dConfig| config.groups;
+    ConvTranspose1d, true,
         |config: &candle_nn::ConvTranspose1dConfig| config.output_padding,
         |config: &candle_nn::ConvTranspose1dConfig| config.groups;
-    ConvTranspose2d, fp8_conv_transpose2d, true,
+    ConvTranspose2d, true,
         |config: &candle_nn::ConvTranspose2dConfig| config.output_padding, |_| 1;
 }
 

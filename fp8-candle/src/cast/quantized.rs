@@ -1,10 +1,10 @@
-//! What a cast gives.
+//! The result of a cast.
 
 use crate::cast::tensor::Fp8Tensor;
 use candle_core::Tensor;
 use fp8_core::Cast;
 
-/// A quantized tensor and what the cast measured.
+/// A quantized tensor, and what the cast measured.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Quantized {
@@ -16,6 +16,4 @@ pub struct Quantized {
     pub amax: Option<Tensor>,
     /// The cast that was done, with the key of a stochastic rounding.
     pub cast: Cast,
-    /// Whether it was done before, and nobody is to notice it.
-    pub(crate) repeated: bool,
 }

@@ -1,72 +1,71 @@
 //! Forward passes that run a second time: [`crate::nn::checkpoint`].
 //!
-//! The first run of a checkpointed function notes, for every use of a layer in the order of its uses ([`Log`]), what the layer
-//! has signed in with: settings and cells, and of each cast of its forward pass the scale that came from the model's table
-//! and the key of a stochastic rounding ([`CastNotes`]). The second run opens a context without a session that gives the
-//! layers this instead of signing them in ([`Replay`]): so it does not matter whether the guard is still open and which
-//! scales the table has by then, and no step sees the run. Casts of its forward pass are repeated as noted, unnoticed.
-//! Those of the backward pass behind it are made as ever, from the same settings, and record into the same cells: they have
-//! not been done before.
+//! The first run of a checkpointed function logs every use of a layer in its order ([`RunLog`]): the settings and cells that
+//! the layer signed in with, and recordings of the casts of its forward pass ([`Recording`]). The second run opens a context
+//! without a session that hands this to the layers instead of signing them in ([`Rerun`]). So it does not matter whether the
+//! guard is still open and which scales the table has by then, and no step sees the run. Casts of its forward pass are
+//! replayed without telling observers. Casts of the backward pass behind it happen for the first time: they are ordinary
+//! casts by the same settings, and record into the same cells.
 //!
 //! Guards that are opened in a second run change how layers compute, as in the first, and have no step.
 //!
-//! A function within a function that is checkpointed too runs three times. Its first run is noted in both logs; when the
-//! outer one runs again, its first run is a repetition by the outer log and is noted anew in one of its own.
+//! A checkpointed function within a checkpointed function runs three times. Its first run is logged in both logs; when the
+//! outer one runs again, its first run is a replay by the outer log and is logged anew in one of its own.
 
 use super::layer_step::LayerStep;
 use super::settings::Settings;
 use super::state::Fp8State;
 use crate::config::Operand;
 use crate::error::{GuardError, Result};
-use fp8_candle::CastNotes;
 use fp8_candle::state::StepCells;
+use fp8_candle::{Recording, Replay};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The uses of layers in a run.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
+pub(crate) struct RunLog {
     /// By address of the state, which the uses hold.
-    uses: Mutex<HashMap<usize, Vec<Arc<Use>>>>,
+    uses: Mutex<HashMap<usize, Vec<Arc<LayerUse>>>>,
 }
 
 /// One use of a layer.
 #[derive(Debug)]
-struct Use {
+struct LayerUse {
     state: Arc<Fp8State>,
     settings: Settings,
     cells: Arc<StepCells>,
     /// Of input, weight and output.
-    casts: [CastNotes; 3],
+    casts: [Recording; 3],
 }
 
 /// A second run.
 #[derive(Debug)]
-pub(crate) struct Replay {
-    log: Arc<Log>,
+pub(crate) struct Rerun {
+    log: Arc<RunLog>,
     /// How often each layer was used in it so far.
     done: Mutex<HashMap<usize, usize>>,
 }
 
-/// What is noted and repeated on a thread.
+/// The runs of checkpointed functions that a thread is in: the second run of one, and the logs of others' first runs.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Recall {
-    replay: Option<Arc<Replay>>,
-    logs: Vec<Arc<Log>>,
+pub(crate) struct Runs {
+    rerun: Option<Arc<Rerun>>,
+    logs: Vec<Arc<RunLog>>,
 }
 
-impl Recall {
-    /// The same, noted in `log` too.
-    pub(super) fn noting(&self, log: &Arc<Log>) -> Self {
-        let mut recall = self.clone();
-        recall.logs.push(log.clone());
-        recall
+impl Runs {
+    /// The same, in a run that is logged in `log` too.
+    pub(super) fn logged(&self, log: &Arc<RunLog>) -> Self {
+        let mut runs = self.clone();
+        runs.logs.push(log.clone());
+        runs
     }
 
-    /// The second run of what `log` notes.
-    pub(super) fn replaying(log: &Arc<Log>) -> Self {
+    /// A second run of what `log` has logged.
+    pub(super) fn rerun(log: &Arc<RunLog>) -> Self {
         Self {
-            replay: Some(Arc::new(Replay {
+            rerun: Some(Arc::new(Rerun {
                 log: log.clone(),
                 done: Mutex::default(),
             })),
@@ -75,23 +74,23 @@ impl Recall {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.replay.is_none() && self.logs.is_empty()
+        self.rerun.is_none() && self.logs.is_empty()
     }
 
     pub(super) fn replays(&self) -> bool {
-        self.replay.is_some()
+        self.rerun.is_some()
     }
 
     /// How the layer computes in a second run, None in a first one.
-    pub(super) fn repeated(&self, layer: &Arc<Fp8State>) -> Result<Option<LayerStep>> {
-        let Some(replay) = &self.replay else {
+    pub(super) fn replayed(&self, layer: &Arc<Fp8State>) -> Result<Option<LayerStep>> {
+        let Some(rerun) = &self.rerun else {
             return Ok(None);
         };
-        let again = replay.next(layer).ok_or_else(|| GuardError::NotRepeated {
+        let again = rerun.next(layer).ok_or_else(|| GuardError::NotRepeated {
             path: layer.path().to_string(),
         })?;
-        self.note(layer, &again);
-        let casts = again.casts.each_ref().map(CastNotes::repeated);
+        self.log(layer, &again);
+        let casts = again.casts.each_ref().map(Recording::player);
         Ok(Some(LayerStep {
             settings: again.settings.clone(),
             cells: again.cells.clone(),
@@ -101,23 +100,21 @@ impl Recall {
     }
 
     /// How the layer computes in a first run.
-    pub(super) fn noted(
+    pub(super) fn recorded(
         &self,
         layer: &Arc<Fp8State>,
         settings: Settings,
         cells: Arc<StepCells>,
     ) -> LayerStep {
         let casts = (!self.logs.is_empty()).then(|| {
-            let used = Arc::new(Use {
+            let used = Arc::new(LayerUse {
                 state: layer.clone(),
                 settings: settings.clone(),
                 cells: cells.clone(),
                 casts: Default::default(),
             });
-            self.note(layer, &used);
-            used.casts
-                .each_ref()
-                .map(|notes| fp8_candle::Recall::Note(notes.clone()))
+            self.log(layer, &used);
+            used.casts.each_ref().map(Recording::recorder)
         });
         LayerStep {
             settings,
@@ -127,7 +124,7 @@ impl Recall {
         }
     }
 
-    fn note(&self, layer: &Arc<Fp8State>, used: &Arc<Use>) {
+    fn log(&self, layer: &Arc<Fp8State>, used: &Arc<LayerUse>) {
         for log in &self.logs {
             let mut uses = log.uses.lock().unwrap_or_else(PoisonError::into_inner);
             uses.entry(key(layer)).or_default().push(used.clone());
@@ -135,8 +132,8 @@ impl Recall {
     }
 }
 
-impl Replay {
-    fn next(&self, layer: &Arc<Fp8State>) -> Option<Arc<Use>> {
+impl Rerun {
+    fn next(&self, layer: &Arc<Fp8State>) -> Option<Arc<LayerUse>> {
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         let done = done.entry(key(layer)).or_default();
         let uses = self.log.uses.lock().unwrap_or_else(PoisonError::into_inner);
@@ -152,8 +149,8 @@ fn key(layer: &Arc<Fp8State>) -> usize {
 }
 
 impl LayerStep {
-    /// How the casts of an operand are noted or repeated; None in the backward pass and without a checkpoint.
-    pub(crate) fn recall(&self, operand: Operand) -> Option<fp8_candle::Recall> {
+    /// How the casts of an operand are recorded or replayed; None in the backward pass and without a checkpoint.
+    pub(crate) fn replay(&self, operand: Operand) -> Option<Replay> {
         let [input, weight, output] = self.casts.as_ref()?;
         match operand {
             Operand::Input => Some(input.clone()),

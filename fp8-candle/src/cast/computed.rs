@@ -1,12 +1,13 @@
-//! Casts of tensors that are computed for it: row by row on the CPU, tile by tile by kernels of a device.
+//! Casts of tensors that are computed for the cast alone: row by row on the CPU, tile by tile by kernels of a device.
 
-use super::{Made, Quantized, Quantizer, scales_of};
-use crate::base::data::made::Made as MadeOf;
+use crate::base::data::made::Made;
 use crate::base::data::matrix_dims;
-use crate::base::error::{Result, internal};
+use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
-use crate::cast::recall::Recall;
-use crate::cast::scale_source::{FirstScale, ScaleSource};
+use crate::cast::quantized::Quantized;
+use crate::cast::quantizer::{Encoded, Quantizer};
+use crate::cast::replay::Replay;
+use crate::cast::state::Scales;
 use crate::device::{Codes, backend, encode_filled, made_casts};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{Contraction, Granularity, HighPrecision, ScaleGrid};
@@ -20,38 +21,33 @@ impl Quantizer {
         dims: &[usize],
         fill: impl Fn(usize, &mut [T]) + Sync,
     ) -> Result<Option<Quantized>> {
-        if !self.casts_unseen()? {
+        let Some((quantizer, scales)) = self.one_pass()? else {
             return Ok(None);
-        }
+        };
         let _scope = enter(Kind::Cast);
-        let Unseen {
-            scales: [quant_scale, dequant_scale],
-            repeated,
-            measures,
-        } = self.unseen()?;
         let (rows, cols) = matrix_dims(dims);
         let grid = ScaleGrid::tensorwise(rows, cols);
-        let (codes, amax) = encode_filled(&grid, &quant_scale, &self.cast, fill)?;
-        let amax = match measures {
-            true => Some(Tensor::from_slice(&[amax], 1, &Device::Cpu)?),
-            false => None,
+        let cast = quantizer.spec.cast;
+        let (codes, amax) = encode_filled(&grid, &scales.0, &cast, fill)?;
+        let amax = match quantizer.observers.training_recorder() {
+            Some(_) => Some(Tensor::from_slice(&[amax], 1, &Device::Cpu)?),
+            None => None,
         };
-        let made = Made {
+        let encoded = Encoded {
             codes: Codes {
                 row_major: Some(codes.reshape(dims)?),
                 transposed: None,
             },
-            scales: [quant_scale, dequant_scale],
+            scales,
             amax,
-            cast: self.cast,
+            cast,
         };
-        self.finish(made, dims, Contraction::Cols, repeated)
-            .map(Some)
+        quantizer.finish(encoded, dims, Contraction::Cols).map(Some)
     }
 
     /// [`Quantizer::quantize_for`] over the columns of what a device computes as it casts it. None where
     /// [`Quantizer::quantize_rows`] gives none, and where the device has no kernel for it.
-    pub(crate) fn quantize_made(&self, made: &MadeOf<'_>, both: bool) -> Result<Option<Quantized>> {
+    pub(crate) fn quantize_made(&self, made: &Made<'_>, both: bool) -> Result<Option<Quantized>> {
         let cast = self.quantize_and_sum(made, both, None)?;
         Ok(cast.map(|(quantized, _)| quantized))
     }
@@ -59,91 +55,55 @@ impl Quantizer {
     /// [`Quantizer::quantize_made`], and in `sum_rows` the sums over the rows before the cast.
     pub(crate) fn quantize_and_sum(
         &self,
-        made: &MadeOf<'_>,
+        made: &Made<'_>,
         both: bool,
         sum_rows: Option<DType>,
     ) -> Result<Option<(Quantized, Option<Tensor>)>> {
         let device = made_casts(made.like().device());
-        let Some(device) = device.filter(|device| device.supports(made, &self.cast)) else {
+        let Some(device) = device.filter(|device| device.supports(made, &self.spec.cast)) else {
             return Ok(None);
         };
-        if !self.casts_unseen()? {
+        let Some((quantizer, scales)) = self.one_pass()? else {
             return Ok(None);
-        }
+        };
         let _scope = enter(Kind::Cast);
-        let Unseen {
-            scales: [quant_scale, dequant_scale],
-            repeated,
-            measures,
-        } = self.unseen()?;
         let orientation = backend(made.like().device())?.orientation(Contraction::Cols, both);
-        let cast = device.cast(
-            made,
-            &quant_scale,
-            &self.cast,
-            orientation,
-            measures,
-            sum_rows,
-        )?;
-        let codes = Made {
-            codes: cast.codes,
-            scales: [quant_scale, dequant_scale],
-            amax: cast.amax,
-            cast: self.cast,
+        let cast = quantizer.spec.cast;
+        let measures = quantizer.observers.training_recorder().is_some();
+        let result = device.cast(made, &scales.0, &cast, orientation, measures, sum_rows)?;
+        let encoded = Encoded {
+            codes: result.codes,
+            scales,
+            amax: result.amax,
+            cast,
         };
-        let quantized = self.finish(codes, &made.dims(), Contraction::Cols, repeated)?;
-        Ok(Some((quantized, cast.sums)))
+        let quantized = quantizer.finish(encoded, &made.dims(), Contraction::Cols)?;
+        Ok(Some((quantized, result.sums)))
     }
 
-    /// Whether a cast needs nothing of the tensor but to see each value once.
-    fn casts_unseen(&self) -> Result<bool> {
-        let whole = self.granularity == Granularity::Tensorwise;
-        if !whole || self.stochastic.is_some() || self.hook.is_some() {
-            return Ok(false);
+    /// The cast to do now and its scales, if it needs to see each value only once.
+    fn one_pass(&self) -> Result<Option<(Self, Scales)>> {
+        let whole = self.spec.granularity == Granularity::Tensorwise;
+        if !whole || self.spec.stochastic.is_some() || self.observers.hook.is_some() {
+            return Ok(None);
         }
-        Ok(match &self.source {
-            ScaleSource::Delayed { slot, first, .. } => {
-                *first != FirstScale::OwnAmax || !slot.is_initial()?
-            }
-            ScaleSource::Static(_) => true,
-            _ => false,
-        })
-    }
-
-    /// The scales of such a cast, which is made now.
-    fn unseen(&self) -> Result<Unseen> {
-        let noted = self.recall.as_ref().and_then(Recall::next);
-        let format = self.cast.format;
-        let (quant_scale, dequant_scale) = match (scales_of(&noted), &self.source) {
-            (Some(scales), _) => scales,
-            (None, ScaleSource::Delayed { slot, rule, .. }) => slot.delayed_scale(format, rule)?,
-            (None, ScaleSource::Static(slot)) => slot.static_scale(format)?,
-            (None, _) => internal!("a cast without a scale that is known beforehand"),
+        let recorded = self.replay.as_ref().and_then(Replay::peek);
+        let source = recorded.as_ref().map_or(&self.source, |cast| &cast.source);
+        let Some(scales) = source.known_scales(self.spec.cast.format)? else {
+            return Ok(None);
         };
-        let repeated = noted.is_some();
-        Ok(Unseen {
-            scales: [quant_scale, dequant_scale],
-            repeated,
-            measures: !repeated && self.observer.as_ref().is_some_and(|o| o.record),
-        })
+        let quantizer = self.next_replayed().unwrap_or_else(|| self.clone());
+        Ok(Some((quantizer, scales)))
     }
-}
-
-/// A cast whose scale is known before the tensor.
-struct Unseen {
-    /// quant_scale and dequant_scale.
-    scales: [Tensor; 2],
-    /// Whether it was made before, and recorded then.
-    repeated: bool,
-    measures: bool,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cast::state::{Observer, Role, Slot, StepCells};
+    use crate::cast::observers::CastHook;
+    use crate::cast::source::{FirstScale, ScaleSource};
+    use crate::cast::state::{AmaxRecorder, Role, Slot, StepCells};
     use crate::ops::{Activation, norm};
-    use crate::{CastHook, Stochastic};
     use fp8_core::{Cast, DelayedRule, Format};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -187,7 +147,7 @@ mod tests {
                     let step = StepCells::new(slot.table())?;
                     let counter = Arc::new(AtomicU64::new(0));
                     let quantizer = quantizer
-                        .with_observer(Observer::new(step.clone(), 0, true))
+                        .with_recorder(AmaxRecorder::new(step.clone(), 0, true))
                         .with_counter(counter.clone());
                     let activation = match case {
                         2 => Activation::Gelu,
@@ -265,9 +225,7 @@ mod tests {
         )?);
         let hook: Arc<dyn CastHook> = Arc::new(Sees);
         assert!(!casts(&known.clone().with_hook(hook))?);
-        let mut random = known.clone();
-        random.stochastic = Some(Stochastic::new(slot, 1));
-        assert!(!casts(&random)?);
+        assert!(!casts(&known.clone().with_stochastic(slot, 1))?);
         assert!(!casts(&Quantizer::dynamic(
             Format::E4M3,
             Granularity::Tensorwise
