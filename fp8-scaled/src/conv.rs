@@ -14,7 +14,7 @@ use fp8_core::scaled::{Factored, matmul_rule};
 
 impl Scaled {
     /// The convolution of images `[batch, channels, height, width]` with `kernel` `[out, channels / groups, height, width]`. Scale:
-    /// `image * kernel * r(sqrt(n))` for sums of n products. In FP8 as [`Scaled::matmul`].
+    /// `image * kernel * r(sqrt(n))` for sums of n products. The conditions for FP8 are those of [`Scaled::matmul`].
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
@@ -87,7 +87,7 @@ impl Scaled {
 
     /// The transposed convolution of `[batch, in, height, width]` with `kernel` `[in, out / groups, height, width]`, the gradient of
     /// [`Scaled::conv2d`] with respect to its image. Scale: `image * kernel * r(sqrt(n))` for sums of at most n products: `in / groups`
-    /// times the taps that a stride leaves to one place.
+    /// times the kernel taps that reach one position of the result.
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
@@ -95,8 +95,8 @@ impl Scaled {
         self.transposed("conv_transpose2d", kernel, *shape)
     }
 
-    /// [`Scaled::conv_transpose2d`] along one dimension: `[batch, in, length]` with `kernel` `[in, out / groups, length]`. Of
-    /// `shape` it uses what belongs to the width.
+    /// [`Scaled::conv_transpose2d`] along one dimension: `[batch, in, length]` with `kernel` `[in, out / groups, length]`. Only the
+    /// entries of `shape` for the width apply.
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
@@ -141,7 +141,7 @@ impl Scaled {
 /// The most terms that a value of a transposed convolution sums.
 fn fan_in([n, _, height, width]: [usize; 4], shape: &ConvShape) -> usize {
     let taps = |dim: usize, kernel: usize| {
-        // Every so many taps fall onto the same place.
+        // One in so many taps reaches the same position.
         let (stride, dilation) = (shape.stride[dim].max(1), shape.dilation[dim]);
         let (mut a, mut b) = (stride, dilation);
         while b > 0 {
@@ -159,7 +159,7 @@ fn four(op: &'static str, what: &'static str, x: &Scaled) -> Result<[usize; 4]> 
     }
 }
 
-/// `f` of images of one row.
+/// Applies `f` to rows as images of height 1.
 fn one_dim(
     op: &'static str,
     x: &Scaled,
@@ -174,7 +174,7 @@ fn one_dim(
     f(&x.unsqueeze(2)?, &kernel.unsqueeze(2)?)?.squeeze(2)
 }
 
-/// The products with their rules.
+/// The products of a convolution with the rules of their scales.
 struct Products {
     op: &'static str,
     conv: BareConv,
@@ -197,7 +197,7 @@ impl Products {
         matmul_rule(a.scale(), b.scale(), length, options.round())
     }
 
-    /// `f` of both operands as they are multiplied.
+    /// Applies `f` to both operands in the form in which they are multiplied.
     fn multiply(
         a: &Scaled,
         b: &Scaled,
@@ -225,7 +225,7 @@ impl Products {
         Scaled::new(data, rule.scale).zeroed()
     }
 
-    /// Of sums of `length` terms at most.
+    /// The gradient of the input, whose values sum at most `length` terms.
     fn grad_input(&self, g: &Scaled, w: &Scaled, length: usize, dtype: DType) -> Result<Scaled> {
         let rule = Self::rule(g, w, length);
         let data = match dtype {
@@ -260,8 +260,8 @@ impl Products {
         Scaled::new(data, rule.scale).zeroed()
     }
 
-    /// Tap by tap: the products above are in f32, and candle's convolution has no gradient for images that a stride does not
-    /// divide.
+    /// The convolution in f64, tap by tap: the products above compute in f32, and candle's convolution has no gradient for images whose
+    /// size is not a multiple of the stride.
     fn in_f64(&self, x: &Tensor, w: &Tensor) -> fp8_candle::Result<Tensor> {
         let shape = &self.shape;
         let [above, left] = shape.padding;

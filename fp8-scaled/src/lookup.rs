@@ -20,10 +20,8 @@ impl Scaled {
         let ids = ids.detach().contiguous()?;
         let value = self.moved(|x| Ok(x.contiguous()?.index_select(&ids, dim)?))?;
         let like = Like::of(self);
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(summed(op, &like, g, |zeros, g| {
-                Ok(zeros.index_add(&ids, g, dim)?)
-            })?)])
+        Ok(self.recorded(value, op, move |g| {
+            summed(op, &like, g, |zeros, g| Ok(zeros.index_add(&ids, g, dim)?))
         }))
     }
 
@@ -37,10 +35,13 @@ impl Scaled {
         let ids = ids.detach().contiguous()?;
         let value = self.moved(|x| Ok(x.contiguous()?.gather(&ids, dim)?))?;
         let like = Like::of(self);
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(summed(op, &like, g, |zeros, g| {
-                Ok(zeros.scatter_add(&ids, g, dim)?)
-            })?)])
+        Ok(self.recorded(value, op, move |g| {
+            summed(
+                op,
+                &like,
+                g,
+                |zeros, g| Ok(zeros.scatter_add(&ids, g, dim)?),
+            )
         }))
     }
 

@@ -19,7 +19,7 @@ map_fn!(
 );
 map_fn!(
     Relu {},
-    // NaN stays.
+    // NaN stays NaN.
     |x| if x < R::ZERO { R::ZERO } else { x },
     |x| x.relu()?
 );
@@ -41,7 +41,7 @@ map_fn!(
     Maximum { a, b },
     |x, y| {
         let (x, y) = (a * x, b * y);
-        // NaN on either side spreads.
+        // NaN in either operand gives NaN.
         let other = if x < y { y } else { x + y };
         if x >= y { x } else { other }
     },
@@ -56,7 +56,7 @@ map_fn!(
     },
     |x, y| (x * a)?.minimum(&(y * b)?)?
 );
-// The cotangent of the first of two operands where it is the larger one (`sign` 1) or the smaller one (-1), half of it where they
+// The first operand's share of the cotangent: all of it where this operand is larger (`sign` 1) or smaller (-1), half of it where both
 // are equal.
 map_fn!(
     Share { a, b, sign },
@@ -77,7 +77,7 @@ map_fn!(
     }
 );
 
-/// A factor of 0 stands for zeros, whatever the data are.
+/// A factor of 0 stands for zeros, whatever the data are: returns zeros and the factor 1.
 fn factor(x: Tensor, factor: f32) -> Result<(Tensor, f64)> {
     match factor {
         0.0 => Ok((x.zeros_like()?, 1.0)),
@@ -90,13 +90,8 @@ impl Scaled {
     pub fn abs(&self) -> Result<Self> {
         let x = self.detach().zeroed()?;
         let value = Self::new(map1("abs", Abs {}, &x.data()?)?, self.scale());
-        Ok(Self::record(value, "abs", [self], move |g, _| {
-            Ok([Some(g.sloped(
-                "abs",
-                AbsSlope {},
-                &x,
-                g.scale_factored(),
-            )?)])
+        Ok(self.recorded(value, "abs", move |g| {
+            g.sloped("abs", AbsSlope {}, &x, g.scale_factored())
         }))
     }
 
@@ -111,9 +106,9 @@ impl Scaled {
         let data = self.detach().zeroed()?.data()?;
         let value = Self::new(map1("relu", Relu {}, &data)?, self.scale());
         let (x, y) = (Like::of(self), value.clone());
-        Ok(Self::record(value, "relu", [self], move |g, _| {
+        Ok(self.recorded(value, "relu", move |g| {
             let g = g.sloped("relu", ReluSlope {}, &y, g.scale_factored())?;
-            Ok([Some(x.cotangent(&g)?)])
+            x.cotangent(&g)
         }))
     }
 
@@ -222,7 +217,7 @@ mod tests {
         check2(Maximum { a, b }, false);
         check2(Minimum { a, b }, false);
         for sign in [1.0, -1.0] {
-            // Equal factors, so that some elements are equal.
+            // With equal factors some elements are equal.
             check3(Share { a: 1.0, b, sign }, false);
             check3(Share { a, b, sign }, false);
         }

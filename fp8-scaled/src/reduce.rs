@@ -28,9 +28,7 @@ impl Scaled {
         let rule = sum_rule(self.scale(), length, Options::current().round());
         let value = self.reduced(op, &rule, |x| Ok(x.sum_keepdim(dims)?))?;
         let shape = self.dims().to_vec();
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(g.broadcast_as(&shape)?)])
-        }))
+        Ok(self.recorded(value, op, move |g| g.broadcast_as(&shape)))
     }
 
     /// The sum of all elements, without dimensions.
@@ -50,9 +48,9 @@ impl Scaled {
         let rule = mean_rule(self.scale(), length, Options::current().round());
         let value = self.reduced(op, &rule, |x| Ok(x.sum_keepdim(dims)?))?;
         let shape = self.dims().to_vec();
-        Ok(Self::record(value, op, [self], move |g, _| {
+        Ok(self.recorded(value, op, move |g| {
             let each = g.detach().div_constant(length.max(1) as f64)?;
-            Ok([Some(each.broadcast_as(&shape)?)])
+            each.broadcast_as(&shape)
         }))
     }
 
@@ -62,7 +60,7 @@ impl Scaled {
         self.mean_keepdim(&dims)?.reshape(&[])
     }
 
-    /// The largest value along `dim`, which stays with the size 1; the same scale. Each of several equal ones takes the whole
+    /// The largest value along `dim`, which stays with the size 1; the same scale. If several values are equal, each takes the whole
     /// cotangent, as in candle.
     ///
     /// # Errors
@@ -108,13 +106,13 @@ impl Scaled {
         };
         let value = self.reduced(op, &kept, f)?;
         let (x, y) = (self.detach().zeroed()?, value.clone());
-        Ok(Self::record(value, op, [self], move |g, _| {
+        Ok(self.recorded(value, op, move |g| {
             let dtype = x.compute_dtype();
             let spread = |of: &Self| -> Result<Tensor> {
                 Ok(of.float(dtype)?.broadcast_as(x.dims())?.contiguous()?)
             };
             let data = map3(op, Taken {}, [&spread(g)?, &x.data()?, &spread(&y)?])?;
-            Ok([Some(Self::new(data, g.scale()).zeroed()?)])
+            Self::new(data, g.scale()).zeroed()
         }))
     }
 

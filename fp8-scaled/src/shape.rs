@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use fp8_candle::Fp8Tensor;
 
 impl Scaled {
-    /// `f` of the tensor that holds the data, codes or numbers, with the same scale and no graph.
+    /// Applies `f` to the tensor of data or codes; the scale stays, and the result has no graph.
     pub(super) fn moved(&self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
         match self.raw() {
             Data::Float(data) => Ok(Self::new(f(data)?, self.scale())),
@@ -25,12 +25,10 @@ impl Scaled {
         }
     }
 
-    /// Row by row in memory. Operations do not need it; a copy made once may serve several that read row by row.
+    /// The same values in row-major memory. No operation needs it; one copy may serve several operations that read row by row.
     pub fn contiguous(&self) -> Result<Self> {
         let value = self.moved(|x| Ok(x.contiguous()?))?;
-        Ok(Self::record(value, "contiguous", [self], |g, _| {
-            Ok([Some(g.detach())])
-        }))
+        Ok(self.recorded(value, "contiguous", |g| Ok(g.detach())))
     }
 
     /// The same elements in another shape.
@@ -49,9 +47,7 @@ impl Scaled {
         }
         let value = self.moved(|x| Ok(x.reshape(dims)?))?;
         let from = self.dims().to_vec();
-        Ok(Self::record(value, "reshape", [self], move |g, _| {
-            Ok([Some(g.reshape(&from)?)])
-        }))
+        Ok(self.recorded(value, "reshape", move |g| g.reshape(&from)))
     }
 
     /// Repeats elements along dimensions of size 1, and along new ones in front.
@@ -69,17 +65,15 @@ impl Scaled {
         }
         let value = self.moved(|x| Ok(x.broadcast_as(dims)?.contiguous()?))?;
         let like = super::arith::Like::of(self);
-        Ok(Self::record(value, "broadcast_as", [self], move |g, _| {
-            Ok([Some(like.cotangent(g)?)])
-        }))
+        Ok(self.recorded(value, "broadcast_as", move |g| like.cotangent(g)))
     }
 
-    /// All elements in one dimension.
+    /// The same elements in one dimension.
     pub fn flatten_all(&self) -> Result<Self> {
         self.reshape(&[self.elem_count()])
     }
 
-    /// Without dimension `dim`, of size 1.
+    /// The same elements without the dimension `dim`, which has the size 1.
     ///
     /// # Errors
     /// [`fp8_candle::Error::Shape`] if the size is not 1.
@@ -92,7 +86,7 @@ impl Scaled {
         }
     }
 
-    /// With a dimension of size 1 before the dimension `dim`, or behind the last one.
+    /// The same elements with a new dimension of size 1 at `dim`.
     ///
     /// # Errors
     /// [`fp8_candle::Error::Shape`] if there are fewer than `dim` dimensions.
@@ -124,12 +118,10 @@ impl Scaled {
             );
         }
         let value = self.moved(|x| Ok(x.permute(dims)?))?;
-        Ok(Self::record(value, "permute", [self], move |g, _| {
-            Ok([Some(g.permute(&inverse)?)])
-        }))
+        Ok(self.recorded(value, "permute", move |g| g.permute(&inverse)))
     }
 
-    /// With two dimensions exchanged.
+    /// Exchanges two dimensions.
     ///
     /// # Errors
     /// [`fp8_candle::Error::Shape`] if one does not exist.
@@ -157,12 +149,10 @@ impl Scaled {
             );
         };
         let value = self.moved(|x| Ok(x.narrow(dim, start, len)?))?;
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(g.pad(dim, start, after)?)])
-        }))
+        Ok(self.recorded(value, op, move |g| g.pad(dim, start, after)))
     }
 
-    /// Zeros before and after, along a dimension.
+    /// Adds zeros before and after the elements of a dimension.
     ///
     /// # Errors
     /// [`fp8_candle::Error::Shape`] if the dimension does not exist.
@@ -170,9 +160,7 @@ impl Scaled {
         check_dim("pad", self, dim)?;
         let size = self.dims()[dim];
         let value = self.moved(|x| Ok(x.pad_with_zeros(dim, before, after)?))?;
-        Ok(Self::record(value, "pad", [self], move |g, _| {
-            Ok([Some(g.narrow(dim, before, size)?)])
-        }))
+        Ok(self.recorded(value, "pad", move |g| g.narrow(dim, before, size)))
     }
 
     /// Every `step`th element of `start..end` along a dimension.
@@ -199,13 +187,13 @@ impl Scaled {
         let ids = (start..end).step_by(step).map(|i| i as u32);
         let ids = Tensor::from_iter(ids, self.device())?;
         let value = self.moved(|x| Ok(x.contiguous()?.index_select(&ids, dim)?))?;
-        Ok(Self::record(value, op, [self], move |g, _| {
-            // With zeros between: elements are moved, and never added.
+        Ok(self.recorded(value, op, move |g| {
+            // Insert zeros between the elements: they are moved, never added.
             let (mut apart, covered) = (g.dims().to_vec(), (count - 1) * step + 1);
             apart[dim] = count * step;
             let g = g.detach().unsqueeze(dim + 1)?.pad(dim + 1, 0, step - 1)?;
             let g = g.reshape(&apart)?.narrow(dim, 0, covered)?;
-            Ok([Some(g.pad(dim, start, size - start - covered)?)])
+            g.pad(dim, start, size - start - covered)
         }))
     }
 
@@ -216,8 +204,6 @@ impl Scaled {
     pub fn reverse(&self, dim: usize) -> Result<Self> {
         check_dim("reverse", self, dim)?;
         let value = self.moved(|x| Ok(x.contiguous()?.flip(&[dim])?))?;
-        Ok(Self::record(value, "reverse", [self], move |g, _| {
-            Ok([Some(g.reverse(dim)?)])
-        }))
+        Ok(self.recorded(value, "reverse", move |g| g.reverse(dim)))
     }
 }
