@@ -19,6 +19,9 @@
 
 #![doc(test(attr(deny(warnings))))]
 
+#[macro_use]
+mod setters;
+
 pub mod atomic;
 mod autocast;
 mod check;
