@@ -40,6 +40,9 @@ pub enum Error {
     /// An FP8 operation failed. Never [`fp8_candle::Error::Candle`], which becomes [`Error::Candle`].
     #[error(transparent)]
     Fp8(fp8_candle::Error),
+    /// An operation of scaled arithmetic failed. Never [`fp8_scaled::Error::Fp8`], which becomes [`Error::Fp8`] or [`Error::Candle`].
+    #[error(transparent)]
+    Scaled(fp8_scaled::Error),
     /// The optimizer was given something that does not fit. Never an error of candle or of an FP8 operation, which become
     /// [`Error::Candle`] and [`Error::Fp8`].
     #[error(transparent)]
@@ -411,9 +414,19 @@ impl From<fp8_candle::Error> for Error {
     }
 }
 
+impl From<fp8_scaled::Error> for Error {
+    fn from(error: fp8_scaled::Error) -> Self {
+        match error {
+            fp8_scaled::Error::Fp8(error) => error.into(),
+            other => Self::Scaled(other),
+        }
+    }
+}
+
 impl From<OptimError> for Error {
     fn from(error: OptimError) -> Self {
         match error {
+            OptimError::Scaled(error) => error.into(),
             OptimError::Candle(error) => Self::Candle(error),
             OptimError::Fp8(error) => error.into(),
             other => Self::Optim(other),
@@ -426,6 +439,7 @@ impl From<Error> for candle_core::Error {
         match error {
             Error::Candle(error) => error,
             Error::Fp8(error) => error.into(),
+            Error::Scaled(error) => error.into(),
             Error::Optim(error) => error.into(),
             other => candle_core::Error::wrap(other),
         }

@@ -243,6 +243,10 @@ pub enum OptimError {
     /// An error of an FP8 operation. Never [`fp8_candle::Error::Candle`], which becomes [`OptimError::Candle`].
     #[error(transparent)]
     Fp8(fp8_candle::Error),
+
+    /// An error of scaled arithmetic. Never [`fp8_scaled::Error::Fp8`], which becomes [`OptimError::Fp8`] or [`OptimError::Candle`].
+    #[error(transparent)]
+    Scaled(fp8_scaled::Error),
 }
 
 fn origin(first: &Option<String>, variable: &Option<String>) -> String {
@@ -268,11 +272,21 @@ impl From<fp8_candle::Error> for OptimError {
     }
 }
 
+impl From<fp8_scaled::Error> for OptimError {
+    fn from(error: fp8_scaled::Error) -> Self {
+        match error {
+            fp8_scaled::Error::Fp8(error) => error.into(),
+            other => Self::Scaled(other),
+        }
+    }
+}
+
 impl From<OptimError> for candle_core::Error {
     fn from(error: OptimError) -> Self {
         match error {
             OptimError::Candle(error) => error,
             OptimError::Fp8(error) => error.into(),
+            OptimError::Scaled(error) => error.into(),
             other => candle_core::Error::wrap(other),
         }
     }
