@@ -1,8 +1,6 @@
 //! Progress on stderr, and Ctrl-C.
 
-#[path = "../../examples/shared/progress.rs"]
-mod shown;
-
+use crate::shown;
 use anyhow::Result;
 use fp8::rewrite::Progress;
 use std::ops::ControlFlow;

@@ -1,0 +1,172 @@
+//! Shape and choices of BERT encoders, from `config.json`; how sentence-transformers pools.
+
+use crate::models::error::Result;
+use crate::models::files::Entries;
+use serde_json::Value;
+use std::path::Path;
+
+/// Shape of a BERT encoder.
+///
+/// ```
+/// use fp8::models::BertConfig;
+/// let json = serde_json::json!({
+///     "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+///     "num_hidden_layers": 1, "num_attention_heads": 2,
+/// });
+/// let config = BertConfig::parse("config.json", &json)?;
+/// assert_eq!((config.num_layers, config.max_position_embeddings), (1, 512));
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct BertConfig {
+    /// Tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Features of a token.
+    pub hidden_size: usize,
+    /// Features inside of an MLP.
+    pub intermediate_size: usize,
+    /// Layers.
+    pub num_layers: usize,
+    /// Attention heads.
+    pub num_heads: usize,
+    /// Tokens of the longest text.
+    pub max_position_embeddings: usize,
+    /// Kinds of segments.
+    pub type_vocab_size: usize,
+    /// Added to the variance in the norms.
+    pub layer_norm_eps: f64,
+    /// The activation of the MLP.
+    pub activation: BertActivation,
+}
+
+/// The activation of a BERT encoder's MLP.
+///
+/// ```
+/// # use fp8::models::BertConfig;
+/// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// use fp8::models::BertActivation;
+/// let config = BertConfig::parse("config.json", &json)?;
+/// assert_eq!(config.activation, BertActivation::Gelu); // unless `hidden_act` says otherwise
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BertActivation {
+    /// GELU by the error function.
+    Gelu,
+    /// GELU by tanh.
+    GeluTanh,
+    /// Rectified linear.
+    Relu,
+}
+
+/// From the features of a text's tokens to those of the text.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8::models::{Bert, BertConfig};
+/// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// # let config = BertConfig::parse("config.json", &json)?;
+/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// # let model = Bert::new(&config, vb)?;
+/// use fp8::models::Pooling;
+/// let ids = Tensor::new(&[[5u32, 6, 7]], &Device::Cpu)?;
+/// let first = model.embed_with(&ids, &ids.ones_like()?, Pooling::FirstToken)?;
+/// assert_eq!(first.dims(), [1, 16]);
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// Their mean.
+    #[default]
+    Mean,
+    /// Those of the first token, `[CLS]`.
+    FirstToken,
+}
+
+impl Pooling {
+    /// What `1_Pooling/config.json` of sentence-transformers says, in the directory of a model; the mean if there is no such file.
+    ///
+    /// # Errors
+    /// If the file cannot be read or says something else.
+    pub fn of_dir(dir: impl AsRef<Path>) -> Result<Self> {
+        const LIMIT: u64 = 1 << 20;
+        let path = dir.as_ref().join("1_Pooling").join("config.json");
+        if !path.exists() {
+            return Ok(Self::Mean);
+        }
+        let text = fp8_recipes::read::read_text(&path, LIMIT)?;
+        let config: Value =
+            serde_json::from_str(&text).map_err(|error| fp8_recipes::Error::Json {
+                path: path.clone(),
+                what: "a configuration of pooling",
+                reason: error.to_string(),
+            })?;
+        let entries = Entries::new(&path, &config);
+        let on: Vec<&str> = match &config {
+            Value::Object(map) => {
+                let modes = map.iter().filter(|(key, value)| {
+                    key.starts_with("pooling_mode_") && **value == Value::Bool(true)
+                });
+                modes.map(|(key, _)| key.as_str()).collect()
+            }
+            _ => vec![],
+        };
+        match on.as_slice() {
+            ["pooling_mode_mean_tokens"] => Ok(Self::Mean),
+            ["pooling_mode_cls_token"] => Ok(Self::FirstToken),
+            [] => Err(entries.error(
+                "pooling_mode_mean_tokens",
+                "true, or pooling_mode_cls_token",
+            )),
+            [first, ..] => Err(entries.error(
+                first,
+                "pooling_mode_mean_tokens or pooling_mode_cls_token alone",
+            )),
+        }
+    }
+}
+
+impl BertConfig {
+    /// Reads the entries of a `config.json`; `path` is for messages.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::models::Error::Config) naming the entry that is missing or not computed here.
+    pub fn parse(path: impl AsRef<Path>, config: &Value) -> Result<Self> {
+        let config = Entries::new(path.as_ref(), config);
+        if config.text("model_type", None)? != "bert" {
+            return Err(config.error("model_type", "bert"));
+        }
+        if config.text("position_embedding_type", "absolute")? != "absolute" {
+            return Err(config.error("position_embedding_type", "absolute"));
+        }
+        let activation = match config.text("hidden_act", "gelu")?.as_str() {
+            "gelu" => BertActivation::Gelu,
+            "gelu_new" | "gelu_pytorch_tanh" => BertActivation::GeluTanh,
+            "relu" => BertActivation::Relu,
+            _ => return Err(config.error("hidden_act", "gelu, gelu_new or relu")),
+        };
+        let hidden_size = config.size("hidden_size", None)?;
+        let num_heads = config.size("num_attention_heads", None)?;
+        if hidden_size % num_heads != 0 {
+            let expected = format!("a divisor of {hidden_size}, the hidden size");
+            return Err(config.error("num_attention_heads", expected));
+        }
+        Ok(Self {
+            vocab_size: config.size("vocab_size", None)?,
+            hidden_size,
+            intermediate_size: config.size("intermediate_size", None)?,
+            num_layers: config.size("num_hidden_layers", None)?,
+            num_heads,
+            max_position_embeddings: config.size("max_position_embeddings", 512)?,
+            type_vocab_size: config.size("type_vocab_size", 2)?,
+            layer_norm_eps: config.positive("layer_norm_eps", 1e-12)?,
+            activation,
+        })
+    }
+}

@@ -1,0 +1,112 @@
+//! Entries of a `config.json`, each with an error that names it.
+
+use crate::models::error::{Error, Result};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// An object of a configuration file.
+#[derive(Debug, Clone)]
+pub(crate) struct Entries<'a> {
+    path: PathBuf,
+    prefix: String,
+    value: &'a Value,
+}
+
+/// Larger than any size of a model; products of two stay within 64 bits.
+const MAX_SIZE: u64 = 1 << 31;
+
+impl<'a> Entries<'a> {
+    pub(crate) fn new(path: &Path, value: &'a Value) -> Self {
+        Self {
+            path: path.to_path_buf(),
+            prefix: String::new(),
+            value,
+        }
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
+        self.value.get(key).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn object(&self, key: &str) -> Option<Entries<'a>> {
+        self.get(key).map(|value| Entries {
+            path: self.path.clone(),
+            prefix: format!("{}{key}.", self.prefix),
+            value,
+        })
+    }
+
+    pub(crate) fn error(&self, key: &str, expected: impl Into<String>) -> Error {
+        Error::Config {
+            path: self.path.clone(),
+            key: format!("{}{key}", self.prefix),
+            value: self
+                .get(key)
+                .map_or("missing".to_string(), |value| value.to_string()),
+            expected: expected.into(),
+        }
+    }
+
+    fn or_default<T>(
+        &self,
+        key: &str,
+        default: Option<T>,
+        expected: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<T> {
+        match self.get(key) {
+            Some(value) => read(value).ok_or_else(|| self.error(key, expected)),
+            None => default.ok_or_else(|| self.error(key, expected)),
+        }
+    }
+
+    /// A size of at least 1.
+    pub(crate) fn size(&self, key: &str, default: impl Into<Option<usize>>) -> Result<usize> {
+        self.or_default(key, default.into(), "a size of at least 1", |value| {
+            let size = value.as_u64().filter(|size| (1..MAX_SIZE).contains(size))?;
+            usize::try_from(size).ok()
+        })
+    }
+
+    /// A finite positive number.
+    pub(crate) fn positive(&self, key: &str, default: impl Into<Option<f64>>) -> Result<f64> {
+        self.or_default(key, default.into(), "a positive number", |value| {
+            value.as_f64().filter(|x| x.is_finite() && *x > 0.)
+        })
+    }
+
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        self.or_default(key, Some(default), "true or false", Value::as_bool)
+    }
+
+    pub(crate) fn text(&self, key: &str, default: impl Into<Option<&'a str>>) -> Result<String> {
+        self.or_default(key, default.into().map(String::from), "a text", |value| {
+            value.as_str().map(String::from)
+        })
+    }
+
+    /// Positive numbers; None if there is no such entry.
+    pub(crate) fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let numbers = value.as_array().and_then(|list| {
+            let number = |x: &Value| x.as_f64().filter(|x| x.is_finite() && *x > 0.);
+            list.iter().map(number).collect::<Option<Vec<f64>>>()
+        });
+        numbers
+            .map(Some)
+            .ok_or_else(|| self.error(key, "a list of positive numbers"))
+    }
+
+    /// A token id or a list of them; none if there is no such entry.
+    pub(crate) fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
+        let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let ids = match self.get(key) {
+            None => Some(vec![]),
+            Some(Value::Array(list)) => list.iter().map(id).collect(),
+            Some(value) => id(value).map(|id| vec![id]),
+        };
+        ids.ok_or_else(|| self.error(key, "a token id or a list of them"))
+    }
+}
