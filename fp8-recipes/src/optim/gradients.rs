@@ -1,18 +1,13 @@
-//! Gradients between the backward pass and the optimizer: variables that it did not reach, sums over micro-batches.
-
-mod accumulator;
-
-pub use accumulator::GradAccumulator;
+//! Variables that a backward pass did not reach.
 
 use candle_core::backprop::GradStore;
 use candle_nn::VarMap;
 use std::sync::PoisonError;
 
-/// Names of the variables that have no gradient in `grads`, sorted; empty when all is well.
+/// Names of the variables that have no gradient in `grads`, sorted; empty when every variable was reached.
 ///
-/// candle-nn's fused norms, rope and softmax cut the graph without an error, and the loss still falls: call this
-/// after the first `backward`. The running statistics of batch norms, variables named `running_mean` and `running_var`, have
-/// none by their nature and are left out.
+/// candle-nn's fused norms, rope and softmax cut the graph without an error, and the loss still falls: call this after the first `backward`.
+/// The running statistics of batch norms, variables named `running_mean` and `running_var`, never have a gradient and are left out.
 ///
 /// ```
 /// # use fp8_recipes as fp8;

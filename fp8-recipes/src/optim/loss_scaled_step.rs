@@ -1,14 +1,16 @@
-//! Whole steps with a loss scaler, and what they did.
+//! Whole steps with a loss scaler, and their reports.
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 
-use super::error::Result;
+use super::error::{OptimError, Result};
+use super::loss_scaler::DynamicLossScaler;
+use super::plain::NamedOptimizer;
+use super::report::StepReport;
 use super::veto::CastVeto;
-use super::{DynamicLossScaler, NamedOptimizer, OptimError, StepReport};
 use fp8_candle::state::NonFinite;
 
-/// What one step with a scaled loss did.
+/// The report of one step with a scaled loss.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Var};
@@ -25,59 +27,58 @@ use fp8_candle::state::NonFinite;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct ScaledStep<R> {
+pub struct LossScaledStep<R> {
     loss_scale: f64,
     non_finite: usize,
     report: Option<R>,
-    seen: CastVeto,
+    veto: CastVeto,
 }
 
-impl<R> ScaledStep<R> {
+impl<R> LossScaledStep<R> {
     /// What the loss of this step was multiplied by.
     pub fn loss_scale(&self) -> f64 {
         self.loss_scale
     }
 
-    /// Whether the step was left out, because of a non-finite gradient.
+    /// Whether the step was skipped because of a non-finite gradient or cast.
     pub fn skipped(&self) -> bool {
         self.report.is_none()
     }
 
-    /// How many variables had a gradient with an infinite or NaN element; at least 1 for a step that was left out because a cast has
-    /// seen Inf or NaN.
+    /// How many variables had a gradient with an infinite or NaN element; at least 1 for a step that was skipped because a cast has seen
+    /// Inf or NaN.
     pub fn non_finite(&self) -> usize {
         self.non_finite
     }
 
-    /// Where casts of the step saw Inf or NaN, the first one in time first, in the models with a variable of the optimizer; empty for a
-    /// step that was taken. [`StepReport::non_finite`] of a step with a loss scaler.
+    /// Where casts of the step saw Inf or NaN, in the order of time, as [`StepReport::non_finite`]; empty for a step that was taken.
     ///
     /// # Errors
     /// candle's, when counts cannot be copied from the device.
     pub fn non_finite_casts(&self) -> Result<Vec<NonFinite>> {
-        self.seen.casts()
+        self.veto.casts()
     }
 
     /// As [`StepReport::first_non_finite`].
     ///
     /// # Errors
-    /// As [`ScaledStep::non_finite_casts`].
+    /// As [`LossScaledStep::non_finite_casts`].
     pub fn first_non_finite(&self) -> Result<Option<String>> {
-        self.seen.first()
+        self.veto.first()
     }
 
-    /// What the optimizer returned; None if it was not asked.
+    /// What the optimizer returned; None if the step was skipped.
     pub fn report(&self) -> Option<&R> {
         self.report.as_ref()
     }
 }
 
 impl DynamicLossScaler {
-    /// A whole step with any optimizer: the backward pass of the scaled loss, the division, the check, then `take` with the
-    /// gradients or, if one is not finite, nothing but a warning in `tracing`; last the update of the loss scale. `vars` are the variables
-    /// that `take` changes: those that are not among them keep scaled gradients that nobody has looked at.
+    /// A whole step with any optimizer: the backward pass of the scaled loss, the division and the check of the gradients, `take` with the
+    /// gradients (or, if one is not finite, only a warning in `tracing`), and the update of the loss scale. `vars` are the variables that
+    /// `take` changes; gradients of other variables stay scaled and are not checked.
     ///
-    /// An error, also of `take`, leaves the loss scale as it is, but for the one of too many steps left out in a row
+    /// An error, also of `take`, leaves the loss scale as it is, except the error after too many skipped steps in a row
     /// ([`LossScalerConfig::max_skipped_steps`](super::LossScalerConfig::max_skipped_steps)).
     ///
     /// # Errors
@@ -87,14 +88,14 @@ impl DynamicLossScaler {
         loss: &Tensor,
         vars: impl IntoIterator<Item = &'a Var>,
         take: impl FnOnce(&GradStore) -> Result<R, E>,
-    ) -> Result<ScaledStep<R>, E> {
+    ) -> Result<LossScaledStep<R>, E> {
         let mut grads =
             fp8_candle::wide::backward(&self.scaled(loss)?).map_err(OptimError::from)?;
         self.step_with_grads(&mut grads, vars, take)
     }
 
-    /// [`DynamicLossScaler::step`] from gradients of [scaled](DynamicLossScaler::scaled) losses that are there already, such as
-    /// the mean over micro-batches. `grads` are divided in place.
+    /// [`DynamicLossScaler::step`] with existing gradients of [scaled](DynamicLossScaler::scaled) losses, such as their mean over
+    /// micro-batches. `grads` are divided in place.
     ///
     /// # Errors
     /// candle's, or what `take` returns.
@@ -103,17 +104,17 @@ impl DynamicLossScaler {
         grads: &mut GradStore,
         vars: impl IntoIterator<Item = &'a Var>,
         take: impl FnOnce(&GradStore) -> Result<R, E>,
-    ) -> Result<ScaledStep<R>, E> {
-        let (non_finite, seen) = self.unscale_seen(grads, vars)?;
+    ) -> Result<LossScaledStep<R>, E> {
+        let (non_finite, veto) = self.unscale_with_veto(grads, vars)?;
         let loss_scale = self.loss_scale();
-        let (report, seen) = match non_finite {
+        let (report, veto) = match non_finite {
             0 => (Some(take(grads)?), CastVeto::default()),
-            _ => (None, seen),
+            _ => (None, veto),
         };
         self.update(non_finite > 0);
         if report.is_none() {
-            self.check_skips(&seen)?;
-            let first = seen.first()?;
+            self.check_skips(&veto)?;
+            let first = veto.first()?;
             tracing::warn!(
                 loss_scale,
                 next_loss_scale = self.loss_scale(),
@@ -122,11 +123,11 @@ impl DynamicLossScaler {
                 "gradients are not finite: step skipped, the loss scale backs off"
             );
         }
-        Ok(ScaledStep {
+        Ok(LossScaledStep {
             loss_scale,
             non_finite,
             report,
-            seen,
+            veto,
         })
     }
 
@@ -138,7 +139,7 @@ impl DynamicLossScaler {
         &mut self,
         loss: &Tensor,
         optimizer: &mut O,
-    ) -> Result<ScaledStep<StepReport>> {
+    ) -> Result<LossScaledStep<StepReport>> {
         let vars = optimizer.named_vars();
         let vars = vars.iter().map(|(_, var)| var);
         self.step(loss, vars, |grads| optimizer.apply_gradients(grads))
@@ -152,7 +153,7 @@ impl DynamicLossScaler {
         &mut self,
         grads: &mut GradStore,
         optimizer: &mut O,
-    ) -> Result<ScaledStep<StepReport>> {
+    ) -> Result<LossScaledStep<StepReport>> {
         let vars = optimizer.named_vars();
         let vars = vars.iter().map(|(_, var)| var);
         self.step_with_grads(grads, vars, |grads| optimizer.apply_gradients(grads))

@@ -1,7 +1,7 @@
 //! One optimizer step from several micro-batches.
 
-use crate::error::{Error, Result};
-use crate::optim::CastVeto;
+use super::error::{OptimError, Result};
+use super::veto::CastVeto;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
@@ -11,15 +11,14 @@ use std::sync::PoisonError;
 
 /// Adds up the gradients of micro-batches, for one optimizer step from a batch that does not fit into memory at once.
 ///
-/// The mean over micro-batches of mean losses is the gradient of the mean loss of the whole batch, within rounding; where their
-/// sizes differ, give each its size as weight. Gradients of bf16 and f16 variables are added in f32 and rounded once, at the end;
-/// no other copies are kept. Gradients of anything but the variables are dropped as they come.
+/// The mean over micro-batches of the gradients of mean losses is the gradient of the mean loss of the whole batch, within rounding; where
+/// the sizes of micro-batches differ, give each its size as weight. Gradients of bf16 and f16 variables are added in f32 and rounded once,
+/// at the end; no other copies are kept. Gradients of anything but the variables are dropped at once.
 ///
-/// A micro-batch in which a cast has seen Inf or NaN makes the sum NaN, so that the optimizer leaves the step out: what a saturating cast
-/// makes of Inf is no gradient.
+/// A micro-batch in which a cast has seen Inf or NaN makes the sum NaN, so that the optimizer skips the step: a saturating cast has made
+/// finite values of them, from which no gradient follows.
 ///
-/// One guard may stand around all micro-batches of a step: then they share their scales, and the close makes one entry in each
-/// history.
+/// One guard may stand around all micro-batches of a step: then they share their scales, and closing it adds one entry to each history.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -118,10 +117,10 @@ impl GradAccumulator {
     /// is smaller gets the mean over all of them.
     ///
     /// # Errors
-    /// [`Error::MicroBatchWeight`] unless `weight` is positive and finite, and as [`GradAccumulator::add`].
+    /// [`OptimError::MicroBatchWeight`] unless `weight` is positive and finite, and as [`GradAccumulator::add`].
     pub fn add_weighted(&mut self, mut grads: GradStore, weight: f64) -> Result<()> {
         if !(weight > 0. && weight.is_finite()) {
-            return Err(Error::MicroBatchWeight { weight });
+            return Err(OptimError::MicroBatchWeight { weight });
         }
         let vars = self.vars.all();
         let versions: Vec<WeightVersion> = vars.iter().map(|var| WeightVersion::of(var)).collect();
@@ -129,11 +128,11 @@ impl GradAccumulator {
             .into_iter()
             .filter_map(|var| grads.remove(&var).map(|grad| (var, grad)))
             .collect();
-        // The step that the optimizer sees may be a later one, of another micro-batch.
+        // The latest step that the optimizer sees may be that of another micro-batch.
         CastVeto::of(versions.iter())?.poison(own.iter_mut().map(|(_, grad)| grad))?;
         for (var, grad) in own {
             if let Err(error) = self.add_one(&var, grad, weight) {
-                // Half a micro-batch would be a gradient of nothing.
+                // The gradient of half a micro-batch means nothing.
                 self.clear();
                 return Err(error.into());
             }
@@ -173,7 +172,7 @@ impl GradAccumulator {
     /// micro-batch has reached has no gradient.
     ///
     /// # Errors
-    /// [`Error::NothingAccumulated`] before the first micro-batch, and if a device fails.
+    /// [`OptimError::NothingAccumulated`] before the first micro-batch, and if a device fails.
     pub fn finish_mean(&mut self) -> Result<GradStore> {
         self.finish(1. / self.weight)
     }
@@ -188,7 +187,7 @@ impl GradAccumulator {
 
     fn finish(&mut self, factor: f64) -> Result<GradStore> {
         if self.micro_batches == 0 {
-            return Err(Error::NothingAccumulated);
+            return Err(OptimError::NothingAccumulated);
         }
         let mut sum = std::mem::take(&mut self.sum);
         self.clear();
@@ -242,7 +241,7 @@ mod tests {
         all.add(grads(&var, 5.))?;
         assert_eq!(values(&all.finish_sum()?, &var), [9., 9.]);
         let fails = all.finish_sum().unwrap_err();
-        assert!(matches!(fails, Error::NothingAccumulated));
+        assert!(matches!(fails, OptimError::NothingAccumulated));
         Ok(())
     }
 
@@ -299,7 +298,10 @@ mod tests {
         all.add((&a * other.as_tensor())?.sum_all()?.backward()?)?;
         all.add((&a + &b)?.sum_all()?.backward()?)?;
         let mean = all.finish_mean()?;
-        assert_eq!(crate::check_gradients(&vars, &mean), ["c"]);
+        assert_eq!(
+            super::super::gradients::check_gradients(&vars, &mean),
+            ["c"]
+        );
         assert_eq!(mean.get_ids().count(), 2);
         // Where a micro-batch does not reach a variable, its gradient is zero.
         assert_eq!(mean.get(&b).unwrap().to_vec1::<f32>()?, [0.5, 0.5]);
@@ -312,7 +314,10 @@ mod tests {
         let mut all = GradAccumulator::from_vars(vec![var.clone()]);
         for weight in [0., -1., f64::NAN, f64::INFINITY] {
             let error = all.add_weighted(grads(&var, 1.), weight).unwrap_err();
-            assert!(matches!(error, Error::MicroBatchWeight { .. }), "{error:?}");
+            assert!(
+                matches!(error, OptimError::MicroBatchWeight { .. }),
+                "{error:?}"
+            );
         }
         assert_eq!(all.micro_batches(), 0);
         Ok(())
