@@ -40,6 +40,9 @@ pub enum Error {
     /// An FP8 operation failed. Never [`fp8_candle::Error::Candle`], which becomes [`Error::Candle`].
     #[error(transparent)]
     Fp8(fp8_candle::Error),
+    /// An operation of scaled arithmetic failed. Never [`fp8_scaled::Error::Fp8`], which becomes [`Error::Fp8`] or [`Error::Candle`].
+    #[error(transparent)]
+    Scaled(fp8_scaled::Error),
     /// The optimizer was given something that does not fit. Never an error of candle or of an FP8 operation, which become
     /// [`Error::Candle`] and [`Error::Fp8`].
     #[error(transparent)]
@@ -48,15 +51,6 @@ pub enum Error {
     /// [`Error::Candle`] and [`Error::Fp8`].
     #[error(transparent)]
     Files(fp8_files::Error),
-    /// Gradients were asked for before a micro-batch was added.
-    #[error("no micro-batch was added since the last step: there are no gradients to take")]
-    NothingAccumulated,
-    /// A micro-batch cannot count by this number.
-    #[error("a micro-batch cannot weigh {weight}: expected a positive finite number")]
-    MicroBatchWeight {
-        /// The weight given.
-        weight: f64,
-    },
     /// A number that is not the scale of a scaled tensor, or one that the file cannot hold.
     #[error("{path}: the scale of `{tensor}` is {value:e}, expected {expected}")]
     DataScale {
@@ -128,6 +122,15 @@ impl From<fp8_files::Error> for Error {
     }
 }
 
+impl From<fp8_scaled::Error> for Error {
+    fn from(error: fp8_scaled::Error) -> Self {
+        match error {
+            fp8_scaled::Error::Fp8(error) => error.into(),
+            other => Self::Scaled(other),
+        }
+    }
+}
+
 impl From<FileError> for Error {
     fn from(error: FileError) -> Self {
         Self::Files(error.into())
@@ -137,6 +140,7 @@ impl From<FileError> for Error {
 impl From<OptimError> for Error {
     fn from(error: OptimError) -> Self {
         match error {
+            OptimError::Scaled(error) => error.into(),
             OptimError::Candle(error) => Self::Candle(error),
             OptimError::Fp8(error) => error.into(),
             other => Self::Optim(other),
@@ -149,6 +153,7 @@ impl From<Error> for candle_core::Error {
         match error {
             Error::Candle(error) => error,
             Error::Fp8(error) => error.into(),
+            Error::Scaled(error) => error.into(),
             Error::Optim(error) => error.into(),
             Error::Files(error) => error.into(),
             other => candle_core::Error::wrap(other),

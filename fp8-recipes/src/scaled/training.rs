@@ -5,7 +5,7 @@ use super::{ScaleStorage, ScaledVarMap};
 use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, Result};
-use crate::optim::{CheckpointOptimizer, OptimizerState};
+use crate::optim::{OptimizerState, ResumableOptimizer};
 use candle_core::{Device, Tensor};
 use fp8_files::SafetensorsFile;
 use serde::{Deserialize, Serialize};
@@ -85,7 +85,7 @@ struct Saved {
 /// assert_eq!(resume_training(&path, &params, &mut sgd)?.step, 7);
 /// # Ok(()) }
 /// ```
-pub fn save_training<O: CheckpointOptimizer + ?Sized>(
+pub fn save_training<O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     params: &ScaledVarMap,
     optimizer: &O,
@@ -188,7 +188,7 @@ pub fn training_state(path: impl AsRef<Path>) -> Result<TrainingState> {
 /// assert_eq!(resume_training(&path, &vars, &mut optimizer)?.step, 7);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn resume_training<O: CheckpointOptimizer + ?Sized>(
+pub fn resume_training<O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     params: &ScaledVarMap,
     optimizer: &mut O,
