@@ -52,6 +52,13 @@ fn check_dtype(tensor: &str, dtype: DType) -> Result<()> {
     }
 }
 
+/// The parameters, sorted by name: what an optimizer takes.
+impl From<&ScaledVarMap> for Vec<ScaledVar> {
+    fn from(params: &ScaledVarMap) -> Self {
+        params.vars()
+    }
+}
+
 impl ScaledVarMap {
     /// No parameters yet; those to come have data of `dtype`: f16, bf16 or f32.
     ///
