@@ -32,7 +32,7 @@ impl Checkpoint {
         codes || self.catalogue.weights.contains_key(name)
     }
 
-    /// The value of a tensor: see [`crate::rewrite::Source::value`].
+    /// The value of a tensor: see `rewrite::Source::value`.
     pub(crate) fn high_precision(
         &self,
         name: &str,

@@ -1,14 +1,14 @@
 //! Reading FP8 checkpoints: a VarBuilder that knows what is FP8.
 //!
-//! Layers of [`crate::nn`] get the codes and their scales; any other layer that asks for the weight gets its
-//! dequantized value, so stock models run too (without FP8). candle's own VarBuilders also work with
-//! [`crate::nn`], but know no configuration, and hand the codes to stock layers unscaled, with no error.
+//! Layers that know of FP8 (`fp8_recipes::nn`, by [`static_weight`](crate::static_weight())) get the codes and their scales. Any other
+//! layer that asks for a weight gets its dequantized value, so stock models run too, without FP8. candle's own VarBuilders work
+//! with those layers as well, but they know no configuration, and they hand codes to stock layers unscaled, with no error.
 //!
 //! To train all weights of an FP8 checkpoint, [`dequantize_into`] sets the variables of a VarMap to its values; to train adapters
 //! on top of it, build the base from [`var_builder`] and the adapters from a VarMap of their own.
 //!
-//! The configuration beside the files says how layers are stored and what becomes of their inputs; without one names and
-//! shapes decide. Every family of checkpoints has a file of its own in `families/`, which says what it calls things, and all
+//! The configuration beside the files says how layers are stored and how their inputs are scaled; without one, names and
+//! shapes decide. Every family of checkpoints has its own file in `families/`, which maps the family's names, and all
 //! are brought into one form: canonical names, E4M3 codes `[N, K]`, and a dequant_scale that is multiplied, whatever the
 //! file calls it. The checks are the same for all: every FP8 weight has its scale and every scale its weight, shapes, dtypes
 //! and configuration agree, no scale is NaN, infinite or negative.
@@ -265,8 +265,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The names that models have asked a VarBuilder of this checkpoint for: see
-    /// [`ExportOptions::with_loaded`](crate::ExportOptions::with_loaded).
+    /// The names that models have asked a VarBuilder of this checkpoint for; an export can demand that all of them are written
+    /// (`ExportOptions::with_loaded` of fp8-recipes).
     pub fn loaded_names(&self) -> LoadedNames {
         self.loaded.clone()
     }

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 ///     fn names(&self) -> Vec<String> { vec!["fc.weight".into()] }
 ///     fn shape(&self, name: &str) -> Option<Vec<usize>> { (name == "fc.weight").then(|| vec![32, 64]) }
 ///     fn dtype(&self, _: &str) -> Option<DType> { Some(DType::F32) }
-///     fn value(&self, _: &str, dtype: DType) -> fp8::Result<Tensor> {
+///     fn value(&self, _: &str, dtype: DType) -> Result<Tensor, fp8::FilesError> {
 ///         Ok(Tensor::ones((32, 64), dtype, &Device::Cpu)?)
 ///     }
 ///     fn config(&self) -> Option<&serde_json::Value> { None }
