@@ -28,6 +28,7 @@
 
 mod config;
 mod context;
+mod ended_step;
 mod guard;
 mod handle;
 mod layer_step;
@@ -39,6 +40,7 @@ mod settings;
 mod state;
 mod step;
 mod summary;
+mod unused;
 
 pub use config::Autocast;
 pub(crate) use context::{Context, current};

@@ -2,8 +2,9 @@
 
 use super::Autocast;
 use super::context::{is_recomputing, on_thread};
+use super::ended_step::update_gradients;
 use super::guard::fp8_autocast;
-use super::session::{Kind, update_gradients};
+use super::session::Kind;
 use super::settings::Mode;
 use super::summary::StepSummary;
 use crate::error::{Error, Result};
