@@ -19,6 +19,7 @@
 
 #![doc(test(attr(deny(warnings))))]
 
+mod array;
 #[macro_use]
 mod setters;
 
