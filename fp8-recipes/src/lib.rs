@@ -31,7 +31,7 @@ pub mod config;
 pub mod emulation;
 mod error;
 mod export;
-mod gradients;
+
 pub mod load;
 mod module;
 pub mod nn;
@@ -62,8 +62,8 @@ pub use export::{
 pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
-pub use gradients::{GradAccumulator, check_gradients};
 pub use module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
+pub use optim::{GradAccumulator, check_gradients};
 pub use prepare::{
     CAST_TENSORS, CastRow, CastTable, LayerChoice, LayerReport, Note, Outcome, PrepareOptions,
     PrepareReport, Unmatched, prepare_fp8,

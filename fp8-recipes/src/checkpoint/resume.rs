@@ -11,7 +11,7 @@ use crate::config::Recipe;
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
 use crate::nn::scaled_parameter::refuse_scaled_model;
-use crate::optim::{ADAMW_KIND, CheckpointOptimizer, OptimizerState};
+use crate::optim::{AdamWConfig, OptimizerState, ResumableOptimizer, Rule};
 use crate::safetensors_file::SafetensorsFile;
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
@@ -30,7 +30,7 @@ use std::sync::{Arc, PoisonError};
 /// If the recipe differs from `recipe`, the checkpoint is that of another kind of optimizer, or a variable, an FP8 state or a
 /// tensor of the optimizer is missing, left over, or of another shape or dtype, or holds a number that it cannot hold (a scale
 /// of 0, a history with NaN). The message names it. [`Error::ScaledParameter`] for a model with scaled parameters.
-pub fn resume_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
+pub fn resume_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
     vars: &VarMap,
@@ -82,7 +82,7 @@ pub fn resume_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
 ///
 /// # Errors
 /// As [`resume_training`], for everything that `options` do not allow.
-pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
+pub fn resume_training_with<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
     vars: &VarMap,
@@ -256,7 +256,7 @@ fn fresh_rows(layers: &[PreparedLayer]) -> Result<Vec<TableRows>> {
 fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
     let Some(json) = file.metadata(OPTIMIZER_KEY) else {
         // A file from before optimizers of other libraries could be saved.
-        return Ok(OptimizerState::new(ADAMW_KIND));
+        return Ok(OptimizerState::new(AdamWConfig::KIND));
     };
     let meta: OptimizerMeta = serde_json::from_str(json).map_err(|error| Error::Json {
         path: file.path().to_path_buf(),

@@ -7,7 +7,7 @@ use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
 use crate::nn::scaled_parameter::refuse_scaled_model;
-use crate::optim::CheckpointOptimizer;
+use crate::optim::ResumableOptimizer;
 use candle_core::Tensor;
 use candle_nn::VarMap;
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +16,7 @@ use std::sync::PoisonError;
 
 /// Saves variables, optimizer and FP8 state atomically: a crash leaves the old file or the new one.
 ///
-/// `optimizer` is any [`CheckpointOptimizer`]: this library's, candle-nn's, your own, or
+/// `optimizer` is any [`ResumableOptimizer`]: this library's, candle-nn's, your own, or
 /// [`NoOptimizer`](crate::optim::NoOptimizer).
 ///
 /// Ends the step first (see [`crate::end_step`]), which does not change what later steps compute.
@@ -24,7 +24,7 @@ use std::sync::PoisonError;
 /// # Errors
 /// If a tensor cannot be read or the file not written; the old file survives. [`Error::ScaledParameter`] for a model with scaled
 /// parameters, which [`scaled::save_training`](crate::scaled::save_training) saves.
-pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
+pub fn save_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
     vars: &VarMap,

@@ -40,6 +40,9 @@ pub enum Error {
     /// An FP8 operation failed. Never [`fp8_candle::Error::Candle`], which becomes [`Error::Candle`].
     #[error(transparent)]
     Fp8(fp8_candle::Error),
+    /// An operation of scaled arithmetic failed. Never [`fp8_scaled::Error::Fp8`], which becomes [`Error::Fp8`] or [`Error::Candle`].
+    #[error(transparent)]
+    Scaled(fp8_scaled::Error),
     /// The optimizer was given something that does not fit. Never an error of candle or of an FP8 operation, which become
     /// [`Error::Candle`] and [`Error::Fp8`].
     #[error(transparent)]
@@ -264,15 +267,6 @@ pub enum Error {
         /// The other.
         second: String,
     },
-    /// Gradients were asked for before a micro-batch was added.
-    #[error("no micro-batch was added since the last step: there are no gradients to take")]
-    NothingAccumulated,
-    /// A micro-batch cannot count by this number.
-    #[error("a micro-batch cannot weigh {weight}: expected a positive finite number")]
-    MicroBatchWeight {
-        /// The weight given.
-        weight: f64,
-    },
     /// Export of a layer that the file format cannot store together with the others.
     #[error("layer `{path}` cannot be exported: {reason}")]
     NotExportable {
@@ -420,9 +414,19 @@ impl From<fp8_candle::Error> for Error {
     }
 }
 
+impl From<fp8_scaled::Error> for Error {
+    fn from(error: fp8_scaled::Error) -> Self {
+        match error {
+            fp8_scaled::Error::Fp8(error) => error.into(),
+            other => Self::Scaled(other),
+        }
+    }
+}
+
 impl From<OptimError> for Error {
     fn from(error: OptimError) -> Self {
         match error {
+            OptimError::Scaled(error) => error.into(),
             OptimError::Candle(error) => Self::Candle(error),
             OptimError::Fp8(error) => error.into(),
             other => Self::Optim(other),
@@ -435,6 +439,7 @@ impl From<Error> for candle_core::Error {
         match error {
             Error::Candle(error) => error,
             Error::Fp8(error) => error.into(),
+            Error::Scaled(error) => error.into(),
             Error::Optim(error) => error.into(),
             other => candle_core::Error::wrap(other),
         }

@@ -1,4 +1,4 @@
-//! Gradients times a factor, and whether all of their elements are finite, in one pass.
+//! The product of gradients with a factor, and the check that all elements are finite, in one pass.
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor, bail};
 use fp8_core::HighPrecision;

@@ -196,7 +196,7 @@ pub(super) fn take(
                 let data = file.tensor(name, device)?;
                 let value = read_value(name, &data, scale, formats.get(name));
                 let value = value.map_err(|error| match error {
-                    Error::Fp8(fp8_candle::Error::Scaled(_)) => Error::DataScale {
+                    Error::Scaled(fp8_scaled::Error::Scaled(_)) => Error::DataScale {
                         path: path.clone(),
                         tensor: name.clone(),
                         value: scale.to_f32(),

@@ -4,7 +4,7 @@ use super::checkpoint::{Stored, stored, take};
 use super::{ScaleStorage, ScaledVarMap};
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, Result};
-use crate::optim::{CheckpointOptimizer, OptimizerState};
+use crate::optim::{OptimizerState, ResumableOptimizer};
 use crate::safetensors_file::SafetensorsFile;
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
@@ -84,7 +84,7 @@ struct Saved {
 /// assert_eq!(resume_training(&path, &params, &mut sgd)?.step, 7);
 /// # Ok(()) }
 /// ```
-pub fn save_training<O: CheckpointOptimizer + ?Sized>(
+pub fn save_training<O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     params: &ScaledVarMap,
     optimizer: &O,
@@ -184,7 +184,7 @@ pub fn training_state(path: impl AsRef<Path>) -> Result<TrainingState> {
 /// assert_eq!(resume_training(&path, &vars, &mut optimizer)?.step, 7);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn resume_training<O: CheckpointOptimizer + ?Sized>(
+pub fn resume_training<O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     params: &ScaledVarMap,
     optimizer: &mut O,

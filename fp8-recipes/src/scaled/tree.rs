@@ -81,7 +81,7 @@ impl ScaledTree {
     ///
     /// # Errors
     /// The first of `f`.
-    pub fn map(&self, f: impl Fn(&Scaled) -> fp8_candle::Result<Scaled>) -> Result<Self> {
+    pub fn map(&self, f: impl Fn(&Scaled) -> fp8_scaled::Result<Scaled>) -> Result<Self> {
         let values = self.iter();
         let values = values.map(|(name, value)| Ok((name.to_string(), f(value)?)));
         Ok(Self(values.collect::<Result<_>>()?))
