@@ -7,17 +7,18 @@ use super::meta::{
 use super::options::{Restored, ResumeOptions, ResumeReport};
 use super::prepared::{PreparedLayer, prepared_layers};
 use super::save::variables;
+use crate::FilesError;
 use crate::config::Recipe;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::module::Fp8Module;
 use crate::nn::scaled_parameter::refuse_scaled_model;
 use crate::optim::{AdamWConfig, OptimizerState, ResumableOptimizer, Rule};
-use crate::safetensors_file::SafetensorsFile;
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
 use fp8_candle::StateTable;
 use fp8_candle::state::SavedRow;
 use fp8_candle::weight_version::WeightVersion;
+use fp8_files::SafetensorsFile;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -258,7 +259,7 @@ fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
         // A file from before optimizers of other libraries could be saved.
         return Ok(OptimizerState::new(AdamWConfig::KIND));
     };
-    let meta: OptimizerMeta = serde_json::from_str(json).map_err(|error| Error::Json {
+    let meta: OptimizerMeta = serde_json::from_str(json).map_err(|error| FilesError::Json {
         path: file.path().to_path_buf(),
         what: "the optimizer",
         reason: error.to_string(),

@@ -31,7 +31,7 @@ pub(super) enum Name<'a> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ragged {
-    /// [`Error::NotExportable`](crate::Error::NotExportable), which names the layer.
+    /// [`FilesError::NotExportable`](crate::FilesError::NotExportable), which names the layer.
     #[default]
     Refuse,
     /// Uses the next coarser scales: one per row of the weight and one per token, as in `rowwise`.
@@ -137,7 +137,7 @@ impl ExportOptions {
 
 setters! { ExportOptions:
     /// The family of checkpoints whose names and configuration the file has. Default: compressed-tensors, which can say the most; others fail
-    /// with [`Error::Inexpressible`](crate::Error::Inexpressible) for a layer that they cannot hold.
+    /// with [`FilesError::Inexpressible`](crate::FilesError::Inexpressible) for a layer that they cannot hold.
     ///
     /// ```
     /// # use fp8_recipes as fp8;

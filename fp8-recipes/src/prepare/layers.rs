@@ -7,10 +7,10 @@ use crate::autocast::Fp8State;
 use crate::config::{FilterDecision, SkipReason};
 use crate::error::Result;
 use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
-use crate::nn::join;
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::StateTable;
 use fp8_candle::weight_version::WeightVersion;
+use fp8_files::names::join;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 

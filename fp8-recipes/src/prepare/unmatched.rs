@@ -1,9 +1,9 @@
 //! Patterns that match no layer, or only what no recipe casts.
 
 use super::{LayerChoice, PrepareOptions, Unmatched};
-use crate::config::near;
 use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
 use candle_core::Tensor;
+use fp8_files::names::near;
 use std::collections::BTreeSet;
 
 /// Patterns of the options that match none of the layers and operators that [`prepare_fp8`](crate::prepare_fp8) converts.

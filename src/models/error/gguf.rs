@@ -24,7 +24,7 @@ pub enum GgufError {
 
     /// The path is not a regular file but a directory, a named pipe or a device.
     #[error(transparent)]
-    Unreadable(Box<crate::Error>),
+    Unreadable(Box<fp8_files::Error>),
 
     /// The file is not a GGUF file, or it is malformed.
     #[error("{path}: {reason}", path = .path.display())]

@@ -90,6 +90,12 @@ pub enum Error {
     },
 }
 
+impl From<fp8_files::Error> for Error {
+    fn from(error: fp8_files::Error) -> Self {
+        Self::Fp8(error.into())
+    }
+}
+
 impl From<crate::fp8_candle::Error> for Error {
     fn from(error: crate::fp8_candle::Error) -> Self {
         Self::Fp8(error.into())

@@ -128,8 +128,8 @@ pub enum TextError {
     },
 }
 
-impl From<crate::Error> for TextError {
-    fn from(error: crate::Error) -> Self {
-        Self::File(error.into())
+impl From<fp8_files::Error> for TextError {
+    fn from(error: fp8_files::Error) -> Self {
+        Self::File(crate::Error::from(error).into())
     }
 }

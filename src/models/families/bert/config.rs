@@ -76,7 +76,7 @@ impl Pooling {
         }
         let text = fp8_recipes::read::read_text(&path, LIMIT)?;
         let config: Value =
-            serde_json::from_str(&text).map_err(|error| fp8_recipes::Error::Json {
+            serde_json::from_str(&text).map_err(|error| fp8_recipes::FilesError::Json {
                 path: path.clone(),
                 what: "a configuration of pooling",
                 reason: error.to_string(),

@@ -3,8 +3,8 @@
 use super::GgufError;
 use super::file::GgufFile;
 use crate::rewrite::Source;
-use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
+use fp8_files::{Error, Result};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
