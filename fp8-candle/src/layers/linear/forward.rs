@@ -1,7 +1,7 @@
 //! The forward pass, and the node of candle's graph.
 
-use super::backward::{HeldWeight, LinearBackward, SavedCasts};
-use super::plan::{GemmPlan, LinearPlan, LinearWeight};
+use super::backward::{HeldWeight, LinearBackward};
+use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::{take_storage, tensor_of};
 use crate::base::error::{Error, Result, internal};

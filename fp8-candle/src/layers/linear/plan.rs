@@ -1,9 +1,11 @@
 //! What one call of a linear layer computes, and with which casts.
 
+use crate::base::error::Result;
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_cache::WeightCache;
+use crate::cast::weight_version::Seen;
 use candle_core::Tensor;
 use std::sync::Arc;
 
@@ -206,4 +208,52 @@ pub enum LinearWeight<'a> {
     Fp8(&'a Fp8Tensor),
     /// Frozen FP8 `[N, K]`, packed for its device.
     Packed(&'a PackedWeight),
+}
+
+/// What the forward pass leaves for the backward pass: casts that it can reuse.
+#[derive(Debug, Clone)]
+pub(crate) struct SavedCasts<C> {
+    pub(crate) input: Option<C>,
+    pub(crate) weight: Option<C>,
+    /// The values of the weight, where the backward pass reads them again.
+    pub(crate) seen: Option<Seen>,
+}
+
+impl<C> Default for SavedCasts<C> {
+    fn default() -> Self {
+        Self {
+            input: None,
+            weight: None,
+            seen: None,
+        }
+    }
+}
+
+impl<C> SavedCasts<C> {
+    /// Checks values of the weight that the backward pass of layer `path` has read again.
+    pub(crate) fn check(&self, weight: &Tensor, path: &str) -> Result<()> {
+        match &self.seen {
+            Some(seen) => seen.check(weight, path, "weight"),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps what the gradients will need. Each operand comes with whether it is in the graph.
+    pub(crate) fn keep(
+        &mut self,
+        plan: &LinearPlan,
+        output: &GemmPlan,
+        (x_tracks, x8): (bool, C),
+        (weight_tracks, w8): (bool, C),
+    ) {
+        let serves = |first: &Quantizer, gemm: &Option<GemmPlan>| {
+            gemm.as_ref().is_some_and(|gemm| first.serves(&gemm.b))
+        };
+        if weight_tracks && serves(&output.a, &plan.grad_weight) {
+            self.input = Some(x8);
+        }
+        if x_tracks && serves(&output.b, &plan.grad_input) {
+            self.weight = Some(w8);
+        }
+    }
 }
