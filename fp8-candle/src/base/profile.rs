@@ -144,7 +144,7 @@ pub fn record<R>(f: impl FnOnce() -> R) -> (R, Report) {
 pub struct Scope {
     /// The recording and the number of scopes around this one.
     place: Option<(u64, usize)>,
-    /// Of this thread.
+    /// The state of this thread.
     not_send: PhantomData<*const ()>,
 }
 

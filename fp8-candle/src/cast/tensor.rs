@@ -4,7 +4,7 @@ use crate::base::data::matrix_dims;
 use crate::base::error::{Error, Result, internal};
 use crate::device::{Codes, GemmCodes, GemmOperand, backend};
 use candle_core::{DType, Device, Tensor};
-use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
+use fp8_core::{Cast, Contraction, Format, Granularity, ScaleGrid};
 use std::sync::OnceLock;
 
 /// FP8 codes with their scales: `value = decode(code) * dequant_scale`.
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use fp8_candle::{Fp8Tensor, Quantizer};
-/// use fp8_core::{Contraction, Format, Granularity};
+/// use fp8_core::{Cast, Contraction, Format, Granularity};
 ///
 /// let x = Tensor::new(&[[0.5f32, -3.0], [7.0, 0.25]], &Device::Cpu)?;
 /// let rowwise = Quantizer::dynamic(Format::E4M3, Granularity::Rowwise);
@@ -39,6 +39,20 @@ pub struct Fp8Tensor {
     granularity: Granularity,
     contraction: Contraction,
     dequant_scale: Tensor,
+}
+
+/// A quantized tensor, and what the cast measured.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Quantized {
+    /// Codes and dequant_scale.
+    pub tensor: Fp8Tensor,
+    /// f32 `[scale_rows, scale_cols]`, the factors before the cast.
+    pub quant_scale: Tensor,
+    /// f32 amax per scale, if the cast measured it.
+    pub amax: Option<Tensor>,
+    /// The cast that was done, with the key of a stochastic rounding.
+    pub cast: Cast,
 }
 
 impl Fp8Tensor {
@@ -108,7 +122,7 @@ impl Fp8Tensor {
     /// The result of a cast of values of shape `dims`, as a [`Backend`](crate::device::Backend) gives it.
     ///
     /// # Errors
-    /// If the scales are not as many as the granularity needs, or there are no codes.
+    /// If the number of scales does not match the granularity, or there are no codes.
     pub fn from_codes(
         codes: Codes,
         dims: &[usize],

@@ -19,7 +19,7 @@ static VERSIONS: Mutex<Option<HashMap<TensorId, Weak<Shared>>>> = Mutex::new(Non
 #[derive(Debug, Default)]
 struct Shared {
     version: AtomicU64,
-    /// Of the models that the tensor is a parameter of.
+    /// Tables of the models that have the tensor as a parameter.
     tables: Mutex<Vec<Weak<StateTable>>>,
 }
 
@@ -54,7 +54,7 @@ impl WeightVersion {
         self.0.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes that the tensor is a parameter of the model of `table`, as long as somebody holds this.
+    /// Notes that the tensor is a parameter of the model of `table`; forgotten when all clones of this version are dropped.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
@@ -93,8 +93,8 @@ pub fn announce_change(weight: &Tensor) {
 
 /// The values of a tensor at one moment, as far as their change can be noticed without a copy to the host.
 ///
-/// Whoever reads a tensor in a forward pass and again in a backward pass takes this before the first and checks it after the
-/// second: then a change by another thread in the middle of either is noticed too.
+/// Code that reads a tensor in a forward pass and again in a backward pass takes this before the first read and checks it after
+/// the second, so that a change by another thread during either is noticed too.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Seen {
     id: TensorId,
@@ -104,9 +104,9 @@ pub(crate) struct Seen {
 #[derive(Debug, Clone)]
 enum Values {
     Fingerprint(u64),
-    /// With the version, which would be lost if nobody held it.
+    /// With the version itself: the registry holds it weakly.
     Announced(WeightVersion, u64),
-    /// Of a dtype that is not compared.
+    /// The dtype is not compared.
     Unknown,
 }
 
@@ -151,7 +151,7 @@ impl Seen {
         }
     }
 
-    /// Whether the values are those of `other`, which may be another tensor.
+    /// Whether the values equal those of `other`, which may be another tensor.
     pub(crate) fn has_values_of(&self, other: &Self) -> bool {
         self.values == other.values
     }

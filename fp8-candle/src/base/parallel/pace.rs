@@ -37,7 +37,7 @@ pub(crate) fn note(waited: Duration) {
     }
 }
 
-/// A stretch of work of this thread. A long task is none that was interrupted: what counts is time without a processor.
+/// A stretch of work of this thread. A long task does not count as interrupted: only time without a processor does.
 pub(crate) struct Watch {
     begun: Instant,
     cpu: Duration,

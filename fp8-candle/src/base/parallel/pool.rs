@@ -38,7 +38,7 @@ struct Loop {
     /// Helpers that may still join; changed under the lock of [`State`].
     wanted: AtomicUsize,
     inside: AtomicUsize,
-    /// Who waits, and whether it sleeps.
+    /// The waiting thread, and whether it sleeps.
     caller: Thread,
     caller_sleeps: AtomicBool,
     /// Whether a helper has lost its processor in the middle of a task.
@@ -53,7 +53,7 @@ unsafe impl Send for Loop {}
 unsafe impl Sync for Loop {}
 
 impl Loop {
-    /// Takes tasks until there are none left, or one of them has panicked.
+    /// Takes tasks until none is left or one has panicked.
     fn work(&self) {
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
@@ -183,7 +183,7 @@ impl Pool {
         }
     }
 
-    /// Lets nobody join any more, and waits for those who have.
+    /// Stops threads from joining, and waits for those that have joined.
     fn end(&self, this: &Arc<Loop>) {
         lock(&self.state)
             .loops

@@ -22,7 +22,7 @@ pub struct CalibrationRow {
     pub with_earlier: bool,
     /// Whether a tensor of zeros gets a scale. For inputs it should not: every real input would saturate under it.
     pub allow_zero: bool,
-    /// Of a delayed cast: the amax enters the history, from which the rule makes the scale, as at the end of a training step.
+    /// For a delayed cast: the amax enters the history, from which the rule makes the scale, as at the end of a training step.
     pub rule: Option<RowRule>,
 }
 

@@ -38,7 +38,7 @@ enum Status {
     Aborted,
 }
 
-/// How the rows are to be updated.
+/// How the commit updates the rows.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     pub(super) rules: HashMap<usize, RowRule>,

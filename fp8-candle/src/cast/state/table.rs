@@ -308,7 +308,7 @@ fn id_of(name: &str) -> u32 {
 
 /// Scales of 1 and histories of zeros.
 fn initial_columns(rows: usize, len: usize, device: &Device) -> Result<Columns> {
-    // Of a row at least: candle cannot fill a tensor without elements on a GPU.
+    // At least one row: candle cannot fill a tensor without elements on a GPU.
     let made = rows.max(1);
     let first = |x: Tensor| x.narrow(0, 0, rows);
     let one = first(Tensor::ones(made, DType::F32, device)?)?;

@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Steps whose backward pass is waited for. More are not remembered.
+/// The most steps to remember whose backward pass has not come yet.
 const PENDING: usize = 64;
 
 /// Tells events of all tables apart by time.
@@ -112,8 +112,8 @@ impl StateTable {
         self.names().get(row).cloned()
     }
 
-    /// Says what a look at the counts of the latest step has shown: where a GPU does not tell the host by itself, the culprit is known from
-    /// then on.
+    /// Notes the first row with Inf or NaN that a reader of the latest step's counts has found. On a GPU, which does not tell the host, the
+    /// culprit is known from then on.
     pub fn note_look(&self, first: Option<usize>) {
         let mut window = self.lock_window();
         let mark = Arc::downgrade(&window.mark);
@@ -160,7 +160,7 @@ impl StateTable {
         }
     }
 
-    /// An aborted step has seen nothing.
+    /// Forgets what an aborted step has seen.
     pub(super) fn forget_culprit_of(&self, mark: &Arc<StepMark>) {
         let mut window = self.lock_window();
         let mark = Arc::downgrade(mark);

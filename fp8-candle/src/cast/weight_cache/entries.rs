@@ -2,8 +2,7 @@
 
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::source::ScaleSource;
-use crate::cast::spec::CastSpec;
+use crate::cast::spec::{CastSpec, ScaleSource};
 use crate::cast::state::{Slot, StepCells};
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;

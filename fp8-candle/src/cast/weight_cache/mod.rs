@@ -5,7 +5,7 @@ mod entries;
 use crate::base::error::Result;
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::source::ScaleSource;
+use crate::cast::spec::ScaleSource;
 use crate::cast::state::{Slot, is_non_finite};
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;

@@ -104,7 +104,7 @@ impl Wide {
         }
     }
 
-    /// The values, outside any graph. Those of a norm or an activation are computed now, if nothing has asked for them before.
+    /// The values, outside any graph. Results of norms and activations are computed by the first call.
     ///
     /// # Errors
     /// If that fails.

@@ -54,12 +54,12 @@ pub struct LinearPlan {
     pub grad_weight: Option<GemmPlan>,
     /// Whether to dequantize and multiply in f32 instead of calling the FP8 GEMM: the reference path.
     pub emulate: bool,
-    /// The casts of what the GEMMs give.
+    /// The casts of the results of the GEMMs.
     pub results: ResultCasts,
     /// Leaves grad_output in high precision: the backward GEMMs multiply it with their other operand, quantized and dequantized.
     pub grad_output_in_high_precision: bool,
-    /// Sums the gradient of the bias from the cast grad_output; it needs a cast that serves both GEMMs. Otherwise from
-    /// grad_output as it comes.
+    /// Sums the gradient of the bias from the cast grad_output, which needs a cast that serves both GEMMs; otherwise from
+    /// grad_output in high precision.
     pub bias_from_cast: bool,
 }
 
@@ -75,11 +75,11 @@ pub struct LinearPlan {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct ResultCasts {
-    /// Of the output, with its bias.
+    /// Cast of the output, with its bias.
     pub output: Option<Quantizer>,
-    /// Of the gradient of the input.
+    /// Cast of the gradient of the input.
     pub grad_input: Option<Quantizer>,
-    /// Of the gradient of the weight.
+    /// Cast of the gradient of the weight.
     pub grad_weight: Option<Quantizer>,
 }
 

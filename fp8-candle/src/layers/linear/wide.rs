@@ -3,10 +3,9 @@
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::replay::RecordedCast;
-use crate::cast::tensor::Fp8Tensor;
+use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::cast::weight_version::Seen;
 use crate::device::GemmOutput;
 use crate::graph::wide::kept::{Kept, Memos};
