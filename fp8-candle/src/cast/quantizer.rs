@@ -58,12 +58,6 @@ impl Quantizer {
         Self::new(Cast::new(format), granularity, source)
     }
 
-    /// The same cast with another format, rounding or overflow.
-    pub fn with_cast(mut self, cast: Cast) -> Self {
-        self.spec.cast = cast;
-        self
-    }
-
     /// The same cast with stochastic rounding, with new bits each time: `slot` provides the key and counts the casts.
     pub fn with_stochastic(mut self, slot: Slot, seed: u64) -> Self {
         self.spec.stochastic = Some(Stochastic::new(slot, seed));

@@ -197,7 +197,7 @@ impl Fp8Tensor {
         )
     }
 
-    /// The same codes with one other dequant_scale; only of tensorwise tensors.
+    /// The same codes with another dequant_scale; tensorwise tensors only.
     pub(crate) fn with_dequant_scale(&self, dequant_scale: f32) -> Result<Self> {
         if self.granularity != Granularity::Tensorwise {
             internal!(

@@ -55,17 +55,6 @@ impl WeightVersion {
     }
 
     /// Notes that the tensor is a parameter of the model of `table`; forgotten when all clones of this version are dropped.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::{StateTable, weight_version::WeightVersion};
-    /// let weight = Tensor::zeros((4, 8), DType::F32, &Device::Cpu)?;
-    /// let table = StateTable::new(&Device::Cpu)?;
-    /// let held_by_the_model = WeightVersion::of(&weight);
-    /// held_by_the_model.note_table(&table);
-    /// assert_eq!(WeightVersion::of(&weight).tables().len(), 1);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn note_table(&self, table: &Arc<StateTable>) {
         let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
         tables.retain(|table| table.strong_count() > 0);

@@ -75,7 +75,7 @@ type Gradients = Vec<Gradient>;
 
 type Gradient = Option<Tensor>;
 
-/// From the arguments, the result and its gradient to the gradients of the arguments.
+/// Computes the gradients of the arguments from the arguments, the result and its gradient.
 type Backward = dyn Fn(&[&Tensor], &Tensor, &Tensor) -> Result<Gradients> + Send + Sync;
 
 /// `result` as a tensor of candle's graph that depends on `args`; `backward` computes their gradients from the arguments, the
@@ -170,7 +170,7 @@ fn bundles(name: &'static str, args: &[&Tensor], letters: &Arc<Letters>) -> Resu
     }
 }
 
-/// Gradients on their way to the bundles, by the thread whose backward pass it is.
+/// Gradients on their way to the bundles, by the thread of the backward pass.
 #[derive(Default)]
 struct Letters(Mutex<HashMap<ThreadId, Gradients>>);
 

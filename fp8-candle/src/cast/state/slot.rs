@@ -135,17 +135,7 @@ impl Slot {
     }
 
     /// [`Slot::next_stochastic_key`] without drawing: the number of roundings stays.
-    ///
-    /// ```
-    /// use candle_core::Device;
-    /// use fp8_candle::{Role, Slot};
-    /// let slot = Slot::alone("fc", Role::GradOutput, 1, &Device::Cpu)?;
-    /// let key = slot.stochastic_key(17);
-    /// assert_eq!(slot.next_stochastic_key(17), key);
-    /// assert_ne!(slot.stochastic_key(17), key);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
-    pub fn stochastic_key(&self, seed: u64) -> StochasticKey {
+    pub(crate) fn stochastic_key(&self, seed: u64) -> StochasticKey {
         self.with(|row, _| StochasticKey {
             seed,
             step: row.draws,

@@ -92,7 +92,7 @@ impl StateTable {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn counts_at_end_of(&self, mark: &StepMark) -> Result<Tensor> {
+    pub(super) fn counts_at_end_of(&self, mark: &StepMark) -> Result<Tensor> {
         match mark.ended.get() {
             Some(ended) => Ok(ended.clone()),
             None => self.non_finite_counts(),
@@ -100,21 +100,21 @@ impl StateTable {
     }
 
     /// When a cast of each row first saw Inf or NaN, in the latest step in which one did; 0 for never. One clock for all tables.
-    pub fn times(&self) -> Vec<u64> {
+    pub(super) fn times(&self) -> Vec<u64> {
         let mut times = self.lock_window().times.clone();
         times.resize(self.rows(), 0);
         times
     }
 
     /// The name of the first row in which Inf or NaN was seen since the last step without.
-    pub fn culprit(&self) -> Option<Arc<str>> {
+    pub(super) fn culprit(&self) -> Option<Arc<str>> {
         let row = self.lock_window().culprit.as_ref()?.0;
         self.names().get(row).cloned()
     }
 
     /// Notes the first row with Inf or NaN that a reader of the latest step's counts has found. On a GPU, which does not tell the host, the
     /// culprit is known from then on.
-    pub fn note_look(&self, first: Option<usize>) {
+    pub(super) fn note_look(&self, first: Option<usize>) {
         let mut window = self.lock_window();
         let mark = Arc::downgrade(&window.mark);
         match first {

@@ -64,14 +64,6 @@ pub struct LinearPlan {
 }
 
 /// Casts of the results of an operator: quantized and dequantized at once, for studies of formats. None leaves a result as it is.
-///
-/// ```
-/// use fp8_candle::{LinearPlan, Quantizer, ResultCasts, ScaleSource};
-/// use fp8_core::{Cast, Format, Granularity};
-/// let cast = Quantizer::new(Cast::new(Format::E5M2), Granularity::Tensorwise, ScaleSource::Unscaled);
-/// let plan = LinearPlan::new("fc").with_results(ResultCasts::default().with_grad_input(cast));
-/// assert!(plan.results.grad_input.is_some() && plan.results.output.is_none());
-/// ```
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct ResultCasts {

@@ -21,15 +21,6 @@ use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
 
 /// One of several linear layers that read the same input: see [`WideNode::linear_joint`].
-///
-/// ```
-/// # use candle_core::{Device, Tensor};
-/// # use fp8_candle::{LinearWeight, WideLinear};
-/// # let weight = Tensor::new(&[[2f32, 0.]], &Device::Cpu)?;
-/// let layer = WideLinear::new(LinearWeight::HighPrecision(&weight, None), None, None);
-/// assert!(layer.bias.is_none());
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct WideLinear<'a> {
