@@ -331,6 +331,17 @@ impl From<RecordedCast> for Quantizer {
     }
 }
 
+/// A result quantized and dequantized by its cast, if it has one.
+pub(crate) fn recast(x: Tensor, cast: Option<&Quantizer>) -> Result<Tensor> {
+    match cast {
+        None => Ok(x),
+        Some(cast) => {
+            let quantized = cast.quantize(&x, Contraction::Cols)?.tensor;
+            quantized.dequantize(x.dtype())
+        }
+    }
+}
+
 impl Fp8Tensor {
     /// Quantizes `x` (f32, bf16, f16 or f64, any shape) for a GEMM that sums over `contraction` of
     /// `[product of the leading dims, last dim]`. A recorder in `quantizer` records the amax.

@@ -1,9 +1,10 @@
 //! A tensor in 8-bit floating point: codes, format, and the scales that give the codes their values.
 
 use crate::base::data::matrix_dims;
+use crate::base::data::storage::take_storage;
 use crate::base::error::{Error, Result, internal};
-use crate::device::{Codes, GemmCodes, GemmOperand, backend};
-use candle_core::{DType, Device, Tensor};
+use crate::device::{Codes, GemmCodes, GemmOperand, GemmOutput, backend};
+use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, Granularity, ScaleGrid};
 use std::sync::OnceLock;
 
@@ -299,5 +300,42 @@ impl Fp8Tensor {
             powers_of_two: self.granularity == Granularity::Mx,
             contraction,
         }
+    }
+}
+
+/// A product of two FP8 matrices, by the backend or, emulated, by dequantizing and multiplying in f32.
+pub(crate) fn multiply(
+    (a, a_contraction): (&Fp8Tensor, Contraction),
+    (b, b_contraction): (&Fp8Tensor, Contraction),
+    out: &GemmOutput<'_>,
+    emulate: bool,
+) -> Result<Storage> {
+    if !emulate {
+        return backend(a.device())?.gemm(
+            &a.operand(a_contraction),
+            &b.operand(b_contraction),
+            out,
+        );
+    }
+    let a = a.dequantize(DType::F32)?;
+    let b = b.dequantize(DType::F32)?;
+    let a = if a_contraction == Contraction::Cols {
+        a
+    } else {
+        a.t()?
+    };
+    let b = if b_contraction == Contraction::Cols {
+        b.t()?
+    } else {
+        b
+    };
+    take_storage(add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
+}
+
+/// `y + bias`, if there is one.
+pub(crate) fn add_bias(y: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    match bias {
+        None => Ok(y),
+        Some(bias) => Ok(y.broadcast_add(bias)?),
     }
 }

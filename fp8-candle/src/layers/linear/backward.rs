@@ -2,13 +2,12 @@
 //!
 //! [`gradients`] decides for linear layers and convolutions alike; [`BackwardProducts`] is what the two do differently.
 
-use super::forward::{multiply, recast};
 use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts};
 use crate::base::data::matrix_dims;
 use crate::base::error::{Result, internal};
 use crate::cast::packed::PackedWeight;
-use crate::cast::quantizer::Quantizer;
-use crate::cast::tensor::Fp8Tensor;
+use crate::cast::quantizer::{Quantizer, recast};
+use crate::cast::tensor::{Fp8Tensor, multiply};
 use crate::device::{GemmOutput, backend};
 use crate::graph::Ready;
 use crate::graph::wide::value::Value;

@@ -5,7 +5,7 @@ use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
 use crate::cast::quantizer::Quantizer;
 use crate::cast::replay::RecordedCast;
-use crate::cast::tensor::{Fp8Tensor, Quantized};
+use crate::cast::tensor::{Fp8Tensor, Quantized, multiply};
 use crate::cast::weight_version::Seen;
 use crate::device::GemmOutput;
 use crate::graph::wide::kept::{Kept, Memos};
@@ -13,7 +13,7 @@ use crate::graph::wide::sweep::{Backward, Step};
 use crate::graph::wide::value::Value;
 use crate::graph::wide::{Wide, WideNode};
 use crate::layers::linear::{
-    HeldWeight, LinearBackward, LinearPlan, LinearWeight, SavedCasts, compute, multiply,
+    HeldWeight, LinearBackward, LinearPlan, LinearWeight, SavedCasts, compute,
 };
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::Cols;
