@@ -19,6 +19,10 @@
 
 #![doc(test(attr(deny(warnings))))]
 
+mod array;
+#[macro_use]
+mod setters;
+
 pub mod atomic;
 mod autocast;
 mod check;

@@ -10,10 +10,13 @@
 //!
 //! What is no number of a tensor stands in the metadata, in the same order.
 
-use super::{Layer, PREFIX, mismatch};
+use super::meta::{PREFIX, ROWS_KEY, mismatch};
+use super::prepared::{PreparedLayer, prepared_layers};
 use crate::autocast::{Calibration, Fp8State};
 use crate::config::{CastConfig, Recipe};
 use crate::error::{Error, Result};
+use crate::module::Fp8Module;
+use crate::safetensors_file::SafetensorsFile;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Role;
 use fp8_candle::state::SavedRow;
@@ -62,18 +65,26 @@ pub(super) struct Meta {
 
 /// The state that a checkpoint holds.
 #[derive(Default)]
-pub(super) struct Stored {
+pub(super) struct StoredState {
     rows: Fp8Rows,
     kept: BTreeMap<String, f32>,
     calibrations: BTreeMap<String, Calibration>,
     layer_recipes: BTreeMap<String, Recipe>,
 }
 
+/// The FP8 state of every prepared layer, by name: path of the layer, a dot, the role. Histories may be of any length.
+///
+/// # Errors
+/// If two layers with different state have one path.
+pub fn fp8_state<M: Fp8Module + ?Sized>(model: &M) -> Result<Fp8Rows> {
+    rows(&prepared_layers(model))
+}
+
 /// Every row of the prepared layers.
 ///
 /// # Errors
 /// If two layers with different state have one path, or the state cannot be copied from its device.
-pub(super) fn rows(layers: &[Layer]) -> Result<Fp8Rows> {
+fn rows(layers: &[PreparedLayer]) -> Result<Fp8Rows> {
     let mut rows = Fp8Rows::new();
     let mut saved_tables = vec![];
     for layer in layers {
@@ -99,11 +110,11 @@ pub(super) fn rows(layers: &[Layer]) -> Result<Fp8Rows> {
 }
 
 /// Tensors and metadata of the state of `layers`.
-pub(super) fn save(layers: &[Layer]) -> Result<(BTreeMap<String, Tensor>, Meta)> {
+pub(super) fn save(layers: &[PreparedLayer]) -> Result<(BTreeMap<String, Tensor>, Meta)> {
     let rows = rows(layers)?;
     let mut kept = BTreeMap::new();
     let mut meta = Meta::default();
-    for Layer { weight, state } in layers {
+    for PreparedLayer { weight, state } in layers {
         if let (Some(weight), Some(slot)) = (weight, state.slot(Role::Weight))
             && let Some(scale) = state.cache.kept_quant_scale(weight)?
         {
@@ -175,12 +186,24 @@ pub(super) fn save(layers: &[Layer]) -> Result<(BTreeMap<String, Tensor>, Meta)>
     ))
 }
 
+/// The metadata entry of a file; the default without one.
+pub(super) fn rows_of(file: &SafetensorsFile) -> Result<Meta> {
+    let Some(json) = file.metadata(ROWS_KEY) else {
+        return Ok(Meta::default());
+    };
+    serde_json::from_str(json).map_err(|error| Error::Json {
+        path: file.path().to_path_buf(),
+        what: "the FP8 state",
+        reason: error.to_string(),
+    })
+}
+
 /// Takes the state out of the tensors of a checkpoint, and checks that it is whole.
 pub(super) fn take(
     path: &Path,
     stored: &mut BTreeMap<String, Tensor>,
     meta: Meta,
-) -> Result<Stored> {
+) -> Result<StoredState> {
     let count = meta.rows.len();
     let mut column = |name: &str, dtype: DType, dims: &[usize]| -> Result<Tensor> {
         let name = format!("{PREFIX}{name}");
@@ -197,7 +220,7 @@ pub(super) fn take(
         }
     };
     if count == 0 {
-        return Ok(Stored::default());
+        return Ok(StoredState::default());
     }
     let len = meta.rows.iter().map(|row| row.history_len).max();
     let len = len.unwrap_or(0);
@@ -244,7 +267,7 @@ pub(super) fn take(
         };
         (path, calibration)
     });
-    Ok(Stored {
+    Ok(StoredState {
         rows,
         kept,
         calibrations: calibrations.collect(),
@@ -271,9 +294,9 @@ fn check(row: &SavedRow, name: &str) -> Result<()> {
     })
 }
 
-impl Stored {
+impl StoredState {
     /// Checks that the model has the same rows.
-    pub(super) fn check(&self, path: &Path, layers: &[Layer]) -> Result<()> {
+    pub(super) fn check(&self, path: &Path, layers: &[PreparedLayer]) -> Result<()> {
         let here = rows(layers)?;
         let missing = (here.keys()).find(|name| !self.rows.contains_key(*name));
         if let Some(name) = missing {
@@ -288,8 +311,8 @@ impl Stored {
     }
 
     /// The first layer whose own recipe is another one than it was, as an error.
-    pub(super) fn other_recipe(&self, path: &Path, layers: &[Layer]) -> Option<Error> {
-        layers.iter().find_map(|Layer { state, .. }| {
+    pub(super) fn other_recipe(&self, path: &Path, layers: &[PreparedLayer]) -> Option<Error> {
+        layers.iter().find_map(|PreparedLayer { state, .. }| {
             let (here, there) = (state.own_recipe(), self.layer_recipes.get(state.path()));
             let text = |recipe: Option<&Recipe>| match recipe {
                 None => "the guard's".to_string(),
@@ -302,10 +325,10 @@ impl Stored {
         })
     }
 
-    /// Puts the state into layers that [`Stored::check`] has passed.
-    pub(super) fn restore(&self, layers: &[Layer]) -> Result<()> {
+    /// Puts the state into layers that [`StoredState::check`] has passed.
+    pub(super) fn restore(&self, layers: &[PreparedLayer]) -> Result<()> {
         let mut tables: Vec<Arc<fp8_candle::StateTable>> = vec![];
-        for Layer { state, .. } in layers {
+        for PreparedLayer { state, .. } in layers {
             if !tables.iter().any(|table| Arc::ptr_eq(table, state.table())) {
                 tables.push(state.table().clone());
             }

@@ -1,6 +1,6 @@
 //! What may differ between a checkpoint and the run that goes on from it, and what became of its parts.
 
-use super::{TrainingMeta, recipe_text};
+use super::meta::{TrainingMeta, recipe_text};
 use crate::config::Recipe;
 use std::fmt;
 use std::path::PathBuf;

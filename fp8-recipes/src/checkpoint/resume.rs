@@ -1,17 +1,18 @@
 //! Putting a training checkpoint back.
 
-use super::fp8::{self, Stored};
-use super::{
-    Layer, OPTIMIZER, OPTIMIZER_KEY, OptimizerMeta, ROWS_KEY, TrainingMeta, layers, meta_of,
-    mismatch, recipe_text, variables,
+use super::fp8::{self, StoredState};
+use super::meta::{
+    OPTIMIZER, OPTIMIZER_KEY, OptimizerMeta, TrainingMeta, meta_of, mismatch, recipe_text,
 };
-use super::{Restored, ResumeOptions, ResumeReport};
+use super::options::{Restored, ResumeOptions, ResumeReport};
+use super::prepared::{PreparedLayer, prepared_layers};
+use super::save::variables;
 use crate::config::Recipe;
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
+use crate::nn::scaled_parameter::refuse_scaled_model;
 use crate::optim::{ADAMW_KIND, CheckpointOptimizer, OptimizerState};
 use crate::safetensors_file::SafetensorsFile;
-use crate::scaled::refuse_scaled_model;
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
 use fp8_candle::StateTable;
@@ -120,8 +121,8 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Siz
             }
         }
     }
-    let layers = layers(model);
-    let state = fp8::take(path, &mut stored, rows_of(&file)?)?;
+    let layers = prepared_layers(model);
+    let state = fp8::take(path, &mut stored, fp8::rows_of(&file)?)?;
     // Scales that another rule has made would be this recipe's for a step or more.
     let other_layer_recipe = state.other_recipe(path, &layers);
     let other_recipe = other_recipe || other_layer_recipe.is_some();
@@ -174,7 +175,7 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Siz
 }
 
 /// Says that the weights have changed, if their changes are announced.
-pub(super) fn announce(layers: &[Layer], announces_changes: bool) {
+pub(super) fn announce(layers: &[PreparedLayer], announces_changes: bool) {
     for weight in layers.iter().filter_map(|layer| layer.weight.as_ref()) {
         let version = WeightVersion::of(weight);
         // The first announcement promises that all later changes will be announced too.
@@ -192,12 +193,12 @@ struct TableRows {
 
 /// What becomes of the FP8 state.
 enum NextState {
-    FromCheckpoint(Stored),
+    FromCheckpoint(StoredState),
     Fresh(Vec<TableRows>),
 }
 
 impl NextState {
-    fn restore(self, layers: &[Layer]) -> Result<Restored> {
+    fn restore(self, layers: &[PreparedLayer]) -> Result<Restored> {
         let tables = match self {
             NextState::FromCheckpoint(state) => {
                 state.restore(layers)?;
@@ -217,10 +218,10 @@ impl NextState {
 }
 
 /// The rows of `layers` as [`prepare_fp8`](crate::prepare_fp8) makes them, by table.
-fn fresh_rows(layers: &[Layer]) -> Result<Vec<TableRows>> {
+fn fresh_rows(layers: &[PreparedLayer]) -> Result<Vec<TableRows>> {
     let mut tables: Vec<TableRows> = vec![];
     let mut saved = vec![];
-    for Layer { state, .. } in layers {
+    for PreparedLayer { state, .. } in layers {
         let at = (tables.iter()).position(|known| Arc::ptr_eq(&known.table, state.table()));
         let at = match at {
             Some(at) => at,
@@ -249,17 +250,6 @@ fn fresh_rows(layers: &[Layer]) -> Result<Vec<TableRows>> {
         }
     }
     Ok(tables)
-}
-
-pub(super) fn rows_of(file: &SafetensorsFile) -> Result<fp8::Meta> {
-    let Some(json) = file.metadata(ROWS_KEY) else {
-        return Ok(fp8::Meta::default());
-    };
-    serde_json::from_str(json).map_err(|error| Error::Json {
-        path: file.path().to_path_buf(),
-        what: "the FP8 state",
-        reason: error.to_string(),
-    })
 }
 
 /// The optimizer's state without its tensors.

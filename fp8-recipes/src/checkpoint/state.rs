@@ -1,13 +1,15 @@
 //! Weights and FP8 state of a model in one file, without an optimizer and without a VarMap.
 
-use super::resume::{announce, check_same, rows_of};
-use super::{OPTIMIZER, ROWS_KEY, fp8, json, layers, mismatch, settled_layers};
+use super::fp8::{self, rows_of};
+use super::meta::{OPTIMIZER, ROWS_KEY, json, mismatch};
+use super::prepared::{prepared_layers, settled_layers};
+use super::resume::{announce, check_same};
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, LayerError, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
 use crate::nn::join;
+use crate::nn::scaled_parameter::refuse_scaled_model;
 use crate::safetensors_file::SafetensorsFile;
-use crate::scaled::refuse_scaled_model;
 use candle_core::{Device, Tensor, Var};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -96,7 +98,7 @@ pub fn load_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
         let tensor = file.tensor(&name, &Device::Cpu)?;
         stored.insert(name, tensor);
     }
-    let layers = layers(model);
+    let layers = prepared_layers(model);
     let state = fp8::take(path, &mut stored, rows_of(&file)?)?;
     if let Some(error) = state.other_recipe(path, &layers) {
         return Err(error);

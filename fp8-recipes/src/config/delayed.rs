@@ -5,10 +5,10 @@ use std::fmt;
 use fp8_core::{AmaxCompute, DelayedRule, Format, MAX_HISTORY_LEN, ScaleRounding};
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, text};
+use super::{ConfigError, amax_text};
 
-/// Largest magnitude of a margin: `max * 2^-margin` stays far from the ends of f32. Beyond that only amaxes near 1e38 could
-/// ask for a scale that f32 does not have; theirs ends at its smallest normal number.
+/// Largest magnitude of a margin, which keeps `max * 2^-margin` far from the limits of f32. Within it only an amax near 1e38
+/// would need a scale below the range of f32; its scale is f32's smallest normal number.
 const MARGIN_LIMIT: i32 = 64;
 
 /// The formats of the forward and the backward pass.
@@ -27,13 +27,6 @@ pub enum DelayedFormat {
 
 impl DelayedFormat {
     /// Format of inputs and weights.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// use fp8::Format;
-    /// use fp8::config::DelayedFormat;
-    /// assert_eq!(DelayedFormat::Hybrid.forward(), Format::E4M3);
-    /// ```
     pub fn forward(self) -> Format {
         match self {
             DelayedFormat::Hybrid | DelayedFormat::E4m3 => Format::E4M3,
@@ -68,17 +61,17 @@ pub enum InitialScale {
     /// The first step casts with `quant_scale` 1, as Transformer Engine does.
     #[default]
     One,
-    /// Casts before the first update take the scale of their own amax, and the first update that of
-    /// all of them, over all ranks: in the first step each rank casts with its own.
+    /// Casts before the first update take the scale of their own amax, so each rank has its own in the first step. The first
+    /// update takes the amaxes of all casts of all ranks.
     FirstBatch,
 }
 
-/// Delayed scaling: a tensor is cast with a tensorwise scale made from the amaxes of earlier steps, so that a cast needs
-/// one pass over the data.
+/// Delayed scaling: a tensor is cast with a tensorwise scale computed from the amaxes of earlier steps, so a cast reads the
+/// data once.
 ///
-/// A plain value with the defaults of Transformer Engine; setters return a changed copy. As a [`super::Recipe`] it stands for
-/// six delayed casts; [`Fp8LinearConfig::with_delayed`](super::Fp8LinearConfig::with_delayed) gives its rule to the delayed
-/// casts of any configuration.
+/// The defaults are Transformer Engine's; setters return a changed copy. As a [`super::Recipe`] it stands for six delayed
+/// casts; [`Fp8LinearConfig::with_delayed`](super::Fp8LinearConfig::with_delayed) sets the rule of the delayed casts of any
+/// configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
@@ -90,10 +83,9 @@ pub struct DelayedScaling {
     pub format: DelayedFormat,
     /// Steps that the history remembers. Default 1024, at least 1, at most [`fp8_core::MAX_HISTORY_LEN`].
     pub amax_history_len: usize,
-    /// How the history becomes one amax. In JSON `max` (default) or `most_recent`; a function
-    /// written in code is written as `custom:NAME` and read as a name that has to be bound to its
-    /// function again ([`super::Recipe::bind_amax_compute`]).
-    #[serde(with = "text::amax_compute")]
+    /// How the history is reduced to one amax. In JSON `max` (default) or `most_recent`; a function in code is written as
+    /// `custom:NAME`, and after reading has to be bound to that name again ([`super::Recipe::bind_amax_compute`]).
+    #[serde(with = "amax_text")]
     pub amax_compute: AmaxCompute,
     /// Whether scales are rounded down to powers of two. In JSON `exact` (default), `power_of_two`.
     pub scale_rounding: ScaleRounding,
@@ -118,8 +110,7 @@ impl Default for DelayedScaling {
     }
 }
 
-/// The settings of other libraries. Each is a plain value that can be changed further, also to a function of your own
-/// ([`AmaxCompute::Custom`]).
+/// The settings of other libraries. Each can be changed further, also to a reduction of your own ([`AmaxCompute::Custom`]).
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -133,24 +124,20 @@ impl Default for DelayedScaling {
 /// );
 /// ```
 impl DelayedScaling {
-    /// Transformer Engine's `DelayedScaling()`, which are the defaults: 1024 steps, their largest amax, exact scales, margin 0.
-    ///
-    /// ```
-    /// # use fp8_recipes::DelayedScaling;
-    /// assert_eq!(DelayedScaling::transformer_engine(), DelayedScaling::default());
-    /// ```
+    /// Transformer Engine's `DelayedScaling()`, the defaults: 1024 steps, their largest amax, exact scales, margin 0.
     pub fn transformer_engine() -> Self {
         Self::default()
     }
 
     /// flax's `Fp8DotGeneral`: the same rule as [`DelayedScaling::transformer_engine`], and the same casts.
     ///
-    /// flax makes a scale at the beginning of a step, before it pushes the step's amax, and stores it as it was used. Ours is
-    /// made at the end of the step before, of the same amaxes. So the `*_scale` that flax holds after a step is the
-    /// dequant_scale that ours had during it, and its `*_amax_history` is ours as a [`fp8_core::HistoryOrder::Ring`], which also
-    /// takes over a state of flax. A tensor of zeros pushes a 0 there and nothing here.
-    /// A weight that does not change (frozen, or in further micro-batches) pushes its amax in every step there; here its history
-    /// rolls once, as it is cast once.
+    /// flax computes a scale at the beginning of a step, before it pushes the step's amax, and stores the scale that it used. Here
+    /// the scale is computed at the end of the step before, from the same amaxes. So the `*_scale` that flax holds after a step is
+    /// the dequant_scale that this library used during it. Its `*_amax_history` is a [`fp8_core::HistoryOrder::Ring`], which
+    /// converts a state of flax.
+    ///
+    /// A tensor of zeros pushes a 0 in flax and nothing here. A weight that does not change (frozen, or in further micro-batches)
+    /// pushes its amax in every step in flax, and once here, because it is cast once.
     pub fn flax() -> Self {
         Self::default()
     }
@@ -158,8 +145,8 @@ impl DelayedScaling {
     /// NVIDIA's `fp8layers` for TensorFlow and JAX: 16 steps, their largest amax, scales that are powers of two.
     ///
     /// Its scale is `2^floor(log2(max / amax))` with a logarithm in f32, which rounds up where the quotient lies an ulp or two
-    /// below a power of two; ours is the floor of the quotient itself, there half of theirs. A tensor of zeros pushes a 0
-    /// there and nothing here.
+    /// below a power of two. Here the quotient itself is rounded down, which in those cases gives half of its scale. A tensor of
+    /// zeros pushes a 0 there and nothing here.
     pub fn fp8layers() -> Self {
         Self::default()
             .with_amax_history_len(16)
@@ -167,7 +154,7 @@ impl DelayedScaling {
     }
 
     /// Intel's `intel_extension_for_pytorch.quantization.fp8`: 1024 steps, their largest amax, margin 0, scales that are powers
-    /// of two, made as those of [`DelayedScaling::fp8layers`].
+    /// of two, computed as in [`DelayedScaling::fp8layers`].
     ///
     /// A tensor of zeros pushes a 0 there and nothing here. A non-finite amax turns the scale into its reciprocal there; here it
     /// is counted and changes nothing.
@@ -175,61 +162,7 @@ impl DelayedScaling {
         Self::default().with_scale_rounding(ScaleRounding::PowerOfTwo)
     }
 
-    /// A copy with this headroom.
-    #[must_use]
-    pub fn with_margin(self, margin: i32) -> Self {
-        Self { margin, ..self }
-    }
-
-    /// A copy with these formats.
-    #[must_use]
-    pub fn with_format(self, format: DelayedFormat) -> Self {
-        Self { format, ..self }
-    }
-
-    /// A copy that remembers this many steps.
-    #[must_use]
-    pub fn with_amax_history_len(self, amax_history_len: usize) -> Self {
-        Self {
-            amax_history_len,
-            ..self
-        }
-    }
-
-    /// A copy that reduces the history so.
-    #[must_use]
-    pub fn with_amax_compute(self, amax_compute: AmaxCompute) -> Self {
-        Self {
-            amax_compute,
-            ..self
-        }
-    }
-
-    /// A copy that rounds scales so.
-    #[must_use]
-    pub fn with_scale_rounding(self, scale_rounding: ScaleRounding) -> Self {
-        Self {
-            scale_rounding,
-            ..self
-        }
-    }
-
-    /// A copy that starts so.
-    #[must_use]
-    pub fn with_initial(self, initial: InitialScale) -> Self {
-        Self { initial, ..self }
-    }
-
-    /// A copy that shares amaxes between ranks, or not.
-    #[must_use]
-    pub fn with_reduce_amax(self, reduce_amax: bool) -> Self {
-        Self {
-            reduce_amax,
-            ..self
-        }
-    }
-
-    /// Checks the margin and the length of the history, and that a custom reduction has its function.
+    /// Checks the margin and the length of the history, and that a custom reduction is bound to its function.
     ///
     /// # Errors
     /// [`ConfigError::Margin`], [`ConfigError::HistoryLength`], [`ConfigError::UnboundAmax`].
@@ -249,7 +182,7 @@ impl DelayedScaling {
         }
     }
 
-    /// The rule by which one update turns a history into a scale.
+    /// The rule by which an update computes a scale from a history.
     pub fn rule(&self) -> DelayedRule {
         DelayedRule::default()
             .with_margin(self.margin)
@@ -258,7 +191,24 @@ impl DelayedScaling {
     }
 }
 
-/// Checks a length of histories: each slot holds so many numbers.
+setters! { DelayedScaling:
+    /// A copy with this headroom.
+    with_margin(margin: i32);
+    /// A copy with these formats.
+    with_format(format: DelayedFormat);
+    /// A copy that remembers this many steps.
+    with_amax_history_len(amax_history_len: usize);
+    /// A copy that reduces the history by this function.
+    with_amax_compute(amax_compute: AmaxCompute);
+    /// A copy with this rounding of scales.
+    with_scale_rounding(scale_rounding: ScaleRounding);
+    /// A copy with this scale in the first step.
+    with_initial(initial: InitialScale);
+    /// A copy that shares amaxes between ranks, or not.
+    with_reduce_amax(reduce_amax: bool);
+}
+
+/// Checks the length of amax histories: each row of the state holds as many numbers.
 pub(crate) fn check_history_len(got: usize) -> Result<(), ConfigError> {
     let limit = MAX_HISTORY_LEN;
     if (1..=limit).contains(&got) {

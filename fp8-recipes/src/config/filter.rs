@@ -3,8 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::RecipeName;
+use fp8_core::Granularity;
+
 use super::skip::{SkipReason, WeightDim};
+use super::{Fp8LinearConfig, RecipeName};
 
 /// What a filter says about a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,33 +165,27 @@ impl fmt::Debug for LayerFilter {
 /// torchao's rule for layers that gain from FP8 on an accelerator, by shape. N = out_features, K =
 /// in_features.
 ///
-/// Skipped are N or K not a multiple of 16, and for one scale per tensor (`tensorwise`, `delayed`, `current`)
-/// `K <= 4096 and N <= 1024`; for finer scales (`rowwise`, `rowwise_with_gw_hp`, `blockwise`, `mxfp8`) `N <= 2048`,
-/// or `K <= 1024`, or `N <= 4096 and K <= 2048`. torchao has the rule for `tensorwise` and
-/// `rowwise` only; the others follow the one that is nearest to them.
+/// It skips layers where N or K is not a multiple of 16. Where inputs have one scale per tensor (`tensorwise`, `delayed`,
+/// `current`) it also skips `K <= 4096 and N <= 1024`; where they have finer scales (`rowwise`, `rowwise_with_gw_hp`,
+/// `blockwise`, `mxfp8`), `N <= 2048`, or `K <= 1024`, or `N <= 4096 and K <= 2048`. torchao has the rule for `tensorwise` and
+/// `rowwise` only. Recipes for studies of formats (`direct`, `hybrid`) skip no shape.
 pub fn auto_filter(recipe: RecipeName, n: usize, k: usize) -> FilterDecision {
     if let Some(reason) = not_multiple(n, k, 16) {
         return FilterDecision::Skip(reason);
     }
-    let slower = match recipe {
-        // A study of formats, not a matter of speed.
-        RecipeName::Direct | RecipeName::Hybrid => false,
-        RecipeName::Tensorwise | RecipeName::Delayed | RecipeName::Current => {
-            k <= 4096 && n <= 1024
-        }
-        RecipeName::Rowwise
-        | RecipeName::RowwiseWithGwHp
-        | RecipeName::Blockwise
-        | RecipeName::Mxfp8 => n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048),
+    let config = Fp8LinearConfig::from_recipe_name(recipe);
+    let slower = match config.input.granularity {
+        _ if config.cast_operators => false,
+        Granularity::Tensorwise => k <= 4096 && n <= 1024,
+        _ => n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048),
     };
-    if slower {
-        FilterDecision::Skip(SkipReason::TooSmall {
+    match slower {
+        false => FilterDecision::Take,
+        true => FilterDecision::Skip(SkipReason::TooSmall {
             recipe,
             out_features: n,
             in_features: k,
-        })
-    } else {
-        FilterDecision::Take
+        }),
     }
 }
 

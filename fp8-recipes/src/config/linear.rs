@@ -1,25 +1,21 @@
 //! The configuration of a linear layer in FP8: torchao's surface.
 
-use fp8_core::{Format, FormatPair, Overflow};
+use fp8_core::FormatPair;
 use serde::{Deserialize, Serialize};
 
-use super::{CastConfig, CastRounding, DelayedScaling, RecipeName};
-
-/// Rows and columns of a block of a weight, and inputs of a token that share a scale, as DeepSeek-V3 and Transformer Engine
-/// have them.
-const BLOCK: usize = 128;
+use super::{CastConfig, DelayedScaling};
 
 /// How one GEMM runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct GemmConfig {
-    /// Lets an accelerator add up with less precision than f32. No effect on the CPU.
+    /// Lets an accelerator sum with less precision than f32. No effect on the CPU.
     pub use_fast_accum: bool,
 }
 
 impl GemmConfig {
-    /// Accumulation in full f32, or with less where the hardware is faster so.
+    /// Sums in full f32, or with less precision where the hardware is faster that way.
     pub const fn new(use_fast_accum: bool) -> Self {
         Self { use_fast_accum }
     }
@@ -27,8 +23,8 @@ impl GemmConfig {
 
 /// How a linear layer casts the operands of its three GEMMs, and how the GEMMs run.
 ///
-/// The default is the recipe `tensorwise`. A plain value: setters return a changed copy. Nothing is
-/// checked here; [`Fp8LinearConfig::resolve`] does that.
+/// The default is the recipe `tensorwise`. Setters return a changed copy and check nothing; [`Fp8LinearConfig::resolve`]
+/// checks the whole.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -55,8 +51,8 @@ pub struct Fp8LinearConfig {
     pub grad_output: CastConfig,
     /// Cast of grad_output in `grad_weight = grad_output^T x`; `None`: as `grad_output`.
     pub grad_output_for_grad_weight: Option<CastConfig>,
-    /// Cast of the output, bias included. Results are cast for studies of formats: quantized and dequantized at once, by a scale
-    /// of their own or none. Disabled by default, as are the next two.
+    /// Cast of the output, bias included. Casts of results serve studies of formats: a result is quantized and dequantized at
+    /// once, with a scale of its own or none. Disabled by default, as are the next two.
     pub output: CastConfig,
     /// Cast of the gradient of x.
     pub grad_input: CastConfig,
@@ -68,7 +64,7 @@ pub struct Fp8LinearConfig {
     pub gemm_grad_input: GemmConfig,
     /// How `grad_weight` is computed.
     pub gemm_grad_weight: GemmConfig,
-    /// The rule of the delayed casts, with the formats of those that set none. Without delayed casts it has no effect.
+    /// The rule of the delayed casts, and the formats of those that set none. No effect without delayed casts.
     pub delayed: DelayedScaling,
     /// The least amax of casts with [`ScalingType::Current`](super::ScalingType::Current). Default 0.
     pub amax_epsilon: f32,
@@ -77,12 +73,12 @@ pub struct Fp8LinearConfig {
     /// Accepted for compatibility: the inner dimension is always padded where a GEMM needs it,
     /// after the cast, so that it never changes a scale.
     pub pad_inner_dim: bool,
-    /// Dequantizes and multiplies in f32 instead of multiplying FP8: the reference for tests.
+    /// Dequantizes and multiplies in f32 instead of multiplying FP8: a reference for tests.
     pub emulate: bool,
-    /// torchao's `enable_fsdp_float8_all_gather`, which lets ranks exchange the weight in FP8. There are no such ranks yet: true is
-    /// refused by [`Fp8LinearConfig::resolve`].
+    /// torchao's `enable_fsdp_float8_all_gather`, which lets ranks exchange the weight in FP8. Such ranks do not exist yet:
+    /// [`Fp8LinearConfig::resolve`] rejects true.
     pub enable_fp8_all_gather: bool,
-    /// Accepted with a warning for compatibility, as torchao does: the weight is cast once per change.
+    /// Accepted with a warning for compatibility with torchao: the weight is cast once per change.
     pub force_recompute_fp8_weight_in_bwd: bool,
     /// OCP formats, or the FNUZ ones of some AMD hardware in their place. In JSON `ocp`, `fnuz`.
     pub format_pair: FormatPair,
@@ -90,8 +86,8 @@ pub struct Fp8LinearConfig {
     pub seed: u64,
     /// Rounds to f16 before each cast, as the FP8 Emulation Toolkit does: two roundings instead of one.
     pub via_f16: bool,
-    /// Casts the tensors of operators without a GEMM of their own too, where
-    /// [`PrepareOptions::operators`](crate::PrepareOptions) has prepared them: embeddings, norms, `nn::Matmul`, `nn::Add`, ..
+    /// Also casts the tensors of operators without a GEMM of their own that [`PrepareOptions::operators`](crate::PrepareOptions)
+    /// has prepared: embeddings, norms, `nn::Matmul`, `nn::Add`, ..
     pub cast_operators: bool,
 }
 
@@ -126,67 +122,12 @@ impl Default for Fp8LinearConfig {
 }
 
 impl Fp8LinearConfig {
-    /// The configuration of a named recipe.
-    pub fn from_recipe_name(name: RecipeName) -> Self {
-        let tensorwise = Self::default();
-        let rowwise = CastConfig::dynamic_rowwise();
-        match name {
-            RecipeName::Tensorwise => tensorwise,
-            RecipeName::Rowwise => tensorwise
-                .with_input(rowwise)
-                .with_weight(rowwise)
-                .with_grad_output(rowwise.with_format(Format::E4M3))
-                .with_round_scales_to_power_of_two(true),
-            RecipeName::RowwiseWithGwHp => Self::from_recipe_name(RecipeName::Rowwise)
-                .with_weight_for_grad_input(Some(CastConfig::dynamic_tensorwise()))
-                .with_input_for_grad_weight(Some(CastConfig::disabled()))
-                .with_grad_output_for_grad_weight(Some(CastConfig::disabled())),
-            RecipeName::Delayed => tensorwise.with_casts(CastConfig::delayed_tensorwise()),
-            RecipeName::Current => tensorwise.with_casts(CastConfig::current_tensorwise()),
-            RecipeName::Blockwise => tensorwise
-                .with_casts(CastConfig::dynamic_blockwise(1, BLOCK).with_format(Format::E4M3))
-                .with_weight(CastConfig::dynamic_blockwise(BLOCK, BLOCK))
-                .with_gemm_output(GemmConfig::new(false))
-                .with_round_scales_to_power_of_two(true),
-            RecipeName::Mxfp8 => tensorwise
-                .with_casts(CastConfig::dynamic_mx().with_format(Format::E4M3))
-                .with_gemm_output(GemmConfig::new(false)),
-            RecipeName::Direct => tensorwise.emulating(
-                CastConfig::unscaled()
-                    .with_format(Format::E5M2)
-                    .with_overflow(Overflow::NonFinite),
-            ),
-            RecipeName::Hybrid => {
-                tensorwise.emulating(CastConfig::current_tensorwise().with_format(Format::E4M3))
-            }
-        }
-    }
-
-    /// Every tensor of every operator cast: weights, inputs and outputs so, gradients to E5M2 with stochastic rounding, without
-    /// scales, so that what is beyond the range shows as Inf.
-    fn emulating(self, forward: CastConfig) -> Self {
-        let gradient = CastConfig::unscaled()
-            .with_format(Format::E5M2)
-            .with_rounding(CastRounding::Stochastic)
-            .with_overflow(Overflow::NonFinite);
-        Self {
-            cast_operators: true,
-            ..self
-                .with_casts(forward)
-                .with_output(forward)
-                .with_grad_output(gradient)
-                .with_grad_input(gradient)
-                .with_grad_weight(gradient)
-                .with_gemm_output(GemmConfig::new(false))
-        }
-    }
-
     /// All casts of operands disabled: every GEMM in high precision.
     pub fn disabled() -> Self {
         Self::default().with_casts(CastConfig::disabled())
     }
 
-    /// A copy in which every operand is cast so, in both of its GEMMs.
+    /// A copy that casts every operand like this, in both of its GEMMs.
     #[must_use]
     pub fn with_casts(self, cast: CastConfig) -> Self {
         Self {
@@ -201,68 +142,52 @@ impl Fp8LinearConfig {
     }
 }
 
-/// Setters that return a changed copy.
-macro_rules! setters {
-    ($($(#[$doc:meta])* $setter:ident, $field:ident: $type:ty;)*) => {
-        impl Fp8LinearConfig {
-            $(
-                $(#[$doc])*
-                #[must_use]
-                pub fn $setter(mut self, $field: $type) -> Self {
-                    self.$field = $field;
-                    self
-                }
-            )*
-        }
-    };
-}
-
-setters! {
+setters! { Fp8LinearConfig:
     /// A copy with this cast of x for the output.
-    with_input, input: CastConfig;
+    with_input(input: CastConfig);
     /// A copy with this cast of x for the weight's gradient; `None` copies `input`.
-    with_input_for_grad_weight, input_for_grad_weight: Option<CastConfig>;
+    with_input_for_grad_weight(input_for_grad_weight: Option<CastConfig>);
     /// A copy with this cast of w for the output.
-    with_weight, weight: CastConfig;
+    with_weight(weight: CastConfig);
     /// A copy with this cast of w for the input's gradient; `None` copies `weight`.
-    with_weight_for_grad_input, weight_for_grad_input: Option<CastConfig>;
+    with_weight_for_grad_input(weight_for_grad_input: Option<CastConfig>);
     /// A copy with this cast of the output's gradient for the input's gradient.
-    with_grad_output, grad_output: CastConfig;
+    with_grad_output(grad_output: CastConfig);
     /// A copy with this cast of the output's gradient for the weight's gradient; `None` copies
     /// `grad_output`.
-    with_grad_output_for_grad_weight, grad_output_for_grad_weight: Option<CastConfig>;
+    with_grad_output_for_grad_weight(grad_output_for_grad_weight: Option<CastConfig>);
     /// A copy with this cast of the output.
-    with_output, output: CastConfig;
+    with_output(output: CastConfig);
     /// A copy with this cast of the gradient of x.
-    with_grad_input, grad_input: CastConfig;
+    with_grad_input(grad_input: CastConfig);
     /// A copy with this cast of the gradient of w.
-    with_grad_weight, grad_weight: CastConfig;
-    /// A copy that computes the output so.
-    with_gemm_output, gemm_output: GemmConfig;
-    /// A copy that computes the input's gradient so.
-    with_gemm_grad_input, gemm_grad_input: GemmConfig;
-    /// A copy that computes the weight's gradient so.
-    with_gemm_grad_weight, gemm_grad_weight: GemmConfig;
+    with_grad_weight(grad_weight: CastConfig);
+    /// A copy with this GEMM for the output.
+    with_gemm_output(gemm_output: GemmConfig);
+    /// A copy with this GEMM for the input's gradient.
+    with_gemm_grad_input(gemm_grad_input: GemmConfig);
+    /// A copy with this GEMM for the weight's gradient.
+    with_gemm_grad_weight(gemm_grad_weight: GemmConfig);
     /// A copy whose delayed casts follow this rule.
-    with_delayed, delayed: DelayedScaling;
-    /// A copy in which casts with current scales take a smaller amax for this one.
-    with_amax_epsilon, amax_epsilon: f32;
+    with_delayed(delayed: DelayedScaling);
+    /// A copy in which casts with current scales raise smaller amaxes to this one.
+    with_amax_epsilon(amax_epsilon: f32);
     /// A copy that rounds scales to powers of two, or not.
-    with_round_scales_to_power_of_two, round_scales_to_power_of_two: bool;
-    /// A copy with this flag, which changes nothing here.
-    with_pad_inner_dim, pad_inner_dim: bool;
+    with_round_scales_to_power_of_two(round_scales_to_power_of_two: bool);
+    /// A copy with this flag, which has no effect.
+    with_pad_inner_dim(pad_inner_dim: bool);
     /// A copy that emulates FP8 GEMMs in f32, or not.
-    with_emulate, emulate: bool;
-    /// A copy that exchanges weights in FP8, which is refused, or not.
-    with_enable_fp8_all_gather, enable_fp8_all_gather: bool;
-    /// A copy with this flag, which changes nothing here.
-    with_force_recompute_fp8_weight_in_bwd, force_recompute_fp8_weight_in_bwd: bool;
+    with_emulate(emulate: bool);
+    /// A copy with this flag; [`Fp8LinearConfig::resolve`] rejects true.
+    with_enable_fp8_all_gather(enable_fp8_all_gather: bool);
+    /// A copy with this flag, which has no effect.
+    with_force_recompute_fp8_weight_in_bwd(force_recompute_fp8_weight_in_bwd: bool);
     /// A copy with the formats of this pair.
-    with_format_pair, format_pair: FormatPair;
+    with_format_pair(format_pair: FormatPair);
     /// A copy with another seed of stochastic rounding.
-    with_seed, seed: u64;
+    with_seed(seed: u64);
     /// A copy that rounds to f16 before each cast, or not.
-    with_via_f16, via_f16: bool;
+    with_via_f16(via_f16: bool);
     /// A copy that casts the tensors of all prepared operators, or not.
-    with_cast_operators, cast_operators: bool;
+    with_cast_operators(cast_operators: bool);
 }

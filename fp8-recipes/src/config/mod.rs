@@ -1,23 +1,22 @@
 //! What is cast to FP8 and how: configurations, named recipes, and which layers they apply to.
 //!
-//! A [`Recipe`] is what a user names or builds: [`DelayedScaling`] or an [`Fp8LinearConfig`], the
-//! whole configuration surface of torchao's float8 training. Both leave things open (a second use
-//! of an operand, a format). [`Recipe::resolve`] fills them in, checks that the whole makes sense,
-//! and gives a [`ResolvedConfig`] that a layer can follow without further questions.
+//! A user names or builds a [`Recipe`]: [`DelayedScaling`], or an [`Fp8LinearConfig`] with all options of torchao's float8
+//! training. Either may leave defaults unset, such as the second use of an operand or a format. [`Recipe::resolve`] fills them in,
+//! checks that the casts fit together, and returns the [`ResolvedConfig`] that layers follow.
 //!
 //! | file | concern |
 //! |---|---|
-//! | `cast.rs` | [`CastConfig`]: how one operand of one GEMM is cast |
+//! | `operand.rs`, `cast.rs` | [`CastConfig`]: how one operand of one GEMM is cast |
 //! | `linear.rs` | [`Fp8LinearConfig`]: all casts and GEMMs of a linear layer |
 //! | `delayed.rs` | [`DelayedScaling`] |
-//! | `recipe.rs` | [`RecipeName`], [`Recipe`] |
-//! | `resolve.rs` | filling in and checking; [`ResolvedConfig`] |
+//! | `recipe_name.rs` | [`RecipeName`]: everything about a named recipe |
+//! | `recipe.rs` | [`Recipe`] |
+//! | `resolve.rs`, `resolved.rs` | filling in; checks and [`ResolvedConfig`] |
 //! | `filter.rs`, `skip.rs` | [`LayerFilter`]: which layers are converted, and why the others are not |
 //! | `pattern.rs` | [`PathPattern`]: naming layers by path |
-//! | `text.rs` | spellings that fp8-core does not have |
 //! | `error.rs` | [`ConfigError`] |
 //!
-//! All of it has value semantics, and all but the filter goes to JSON and back.
+//! All are plain values; all but the filter serialize to JSON and back.
 //!
 //! ```
 //! # use fp8_recipes::config::{DelayedScaling, Fp8LinearConfig, Recipe, RecipeName};
@@ -31,30 +30,35 @@
 //! # Ok::<(), fp8_recipes::config::ConfigError>(())
 //! ```
 
+mod amax_text;
 mod cast;
 mod delayed;
 mod error;
 mod filter;
 mod linear;
+mod operand;
 mod pattern;
 mod recipe;
+mod recipe_name;
 mod resolve;
+mod resolved;
 mod skip;
-mod text;
 
-// What fields of the configurations are made of.
+// The types of fields.
 pub use fp8_core::{
     AmaxCompute, CustomAmax, Format, FormatPair, Granularity, Overflow, ScaleRounding,
 };
 
-pub use cast::{CastConfig, CastRounding, Gemm, Operand, ScalingType};
+pub use cast::{CastConfig, CastRounding};
 pub(crate) use delayed::check_history_len;
 pub use delayed::{DelayedFormat, DelayedScaling, InitialScale};
 pub use error::ConfigError;
 pub use filter::{FilterDecision, LayerFilter, auto_filter};
 pub use linear::{Fp8LinearConfig, GemmConfig};
+pub use operand::{Gemm, Operand, ScalingType};
 pub use pattern::PathPattern;
 pub(crate) use pattern::near;
-pub use recipe::{Recipe, RecipeName};
-pub use resolve::ResolvedConfig;
+pub use recipe::Recipe;
+pub use recipe_name::RecipeName;
+pub use resolved::ResolvedConfig;
 pub use skip::{SkipReason, WeightDim};

@@ -1,6 +1,6 @@
 //! An emulator in a training checkpoint.
 
-use super::Emulator;
+use super::emulator::Emulator;
 use crate::optim::{
     CheckpointOptimizer, OptimError, OptimizerState, load_scaled_state, scaled_state,
 };

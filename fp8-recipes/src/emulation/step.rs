@@ -1,6 +1,6 @@
 //! The steps of an emulator: loss scaling and the optimizer.
 
-use super::Emulator;
+use super::emulator::Emulator;
 use crate::error::Result;
 use crate::optim::{DynamicLossScaler, NamedOptimizer, ScaledStep, StepReport};
 use candle_core::Tensor;

@@ -6,9 +6,9 @@ use crate::load::{InputScheme, StoredLayer};
 use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
 use crate::nn::{InputScaling, StaticWeight, join};
 use crate::rewrite::{Contents, Described, Kind, Role as TensorRole, role_by_name};
-use crate::scaled::plain_value;
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
+use fp8_scaled::Parameter;
 use std::collections::{BTreeMap, HashMap};
 
 /// Everything of a model that is written.
@@ -114,7 +114,7 @@ impl Collector<'_> {
     fn keep(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         if self.claim(name, tensor)? {
             // A scaled parameter is stored as its value, in f32, which holds it exactly.
-            let value = plain_value(tensor, DType::F32)?;
+            let value = Parameter::of(tensor).value(DType::F32)?;
             self.out.tensors.insert(name.to_string(), value.detach());
         }
         Ok(())
@@ -155,7 +155,7 @@ impl Collector<'_> {
             }
             return Ok(());
         }
-        let weight = &plain_value(weight, DType::F32)?;
+        let weight = &Parameter::of(weight).value(DType::F32)?;
         let scheme = match linear.fp8_state() {
             None => None,
             Some(state) => {

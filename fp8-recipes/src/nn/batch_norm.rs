@@ -1,5 +1,6 @@
 //! `candle_nn::batch_norm`: batch normalization with a path, and what folds it into a convolution.
 
+mod arrays;
 mod fuse;
 mod running;
 mod whole;
@@ -13,7 +14,7 @@ use crate::error::{Error, LayerError};
 use crate::{Fp8Module, Visitor};
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
-use running::{Before, follow, follow_scaled, plain_values};
+use running::{Before, Parameters, follow};
 use std::ops::Deref;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` of each channel: over the batch in training, where the running
@@ -47,6 +48,7 @@ use std::ops::Deref;
 #[derive(Debug, Clone)]
 pub struct BatchNorm {
     inner: candle_nn::BatchNorm,
+    parameters: Parameters,
     remove_mean: bool,
     path: Option<String>,
 }
@@ -55,6 +57,7 @@ impl From<candle_nn::BatchNorm> for BatchNorm {
     /// Of a layer that removes the mean; candle-nn's does not say whether it does. [`batch_norm`] makes others.
     fn from(inner: candle_nn::BatchNorm) -> Self {
         Self {
+            parameters: Parameters::of(&inner),
             inner,
             remove_mean: true,
             path: None,
@@ -168,7 +171,7 @@ impl BatchNorm {
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
         if let Some(plain) = self.plain()? {
             let y = plain.forward_train(x)?;
-            return follow_scaled(self, &plain).map(|()| y);
+            return self.parameters.follow(&plain).map(|()| y);
         }
         let features = self.features(x)?;
         if x.elem_count() < 2 * features {
@@ -213,10 +216,11 @@ impl BatchNorm {
 
     /// The layer with the values of its parameters where these are scaled.
     fn plain(&self) -> Result<Option<Self>> {
-        Ok(plain_values(&self.inner)?.map(|inner| Self {
-            inner,
+        let plain = self.parameters.plain(self.eps(), self.momentum())?;
+        Ok(plain.map(|inner| Self {
             remove_mean: self.remove_mean,
             path: self.path.clone(),
+            ..inner.into()
         }))
     }
 
@@ -351,8 +355,8 @@ pub fn batch_norm<C: Into<BatchNormConfig>>(
     let (config, path) = (config.into(), vb.prefix());
     let inner = candle_nn::batch_norm(num_features, config, vb)?;
     Ok(BatchNorm {
-        inner,
         remove_mean: config.remove_mean,
         path: Some(path),
+        ..inner.into()
     })
 }

@@ -1,13 +1,15 @@
 //! `candle_nn::embedding`: an embedding with a path.
 
+use super::scaled_parameter::scaled;
 use super::shared_state::SharedState;
 use super::show;
+use crate::array::Array;
 use crate::autocast::{Fp8State, OperatorCasts};
 use crate::module::{Fp8Operator, LayerKind};
-use crate::scaled::plain_value;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;
+use fp8_scaled::Parameter;
 use std::sync::Arc;
 
 /// `candle_nn::Embedding` that knows its checkpoint path.
@@ -24,7 +26,8 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Embedding {
-    inner: candle_nn::Embedding,
+    table: Parameter,
+    hidden_size: usize,
     path: Option<String>,
     state: SharedState,
 }
@@ -33,7 +36,8 @@ impl Embedding {
     /// `embeddings`: `[vocabulary, hidden_size]`.
     pub fn new(embeddings: Tensor, hidden_size: usize) -> Self {
         Self {
-            inner: candle_nn::Embedding::new(embeddings, hidden_size),
+            table: Parameter::of(&embeddings),
+            hidden_size,
             path: None,
             state: SharedState::default(),
         }
@@ -48,12 +52,12 @@ impl Embedding {
 
     /// `[vocabulary, hidden_size]`.
     pub fn embeddings(&self) -> &Tensor {
-        self.inner.embeddings()
+        self.table.tensor()
     }
 
     /// Length of one embedding.
     pub fn hidden_size(&self) -> usize {
-        self.inner.hidden_size()
+        self.hidden_size
     }
 
     /// Path in the checkpoint: empty at its root, None if unknown.
@@ -61,9 +65,23 @@ impl Embedding {
         self.path.as_deref()
     }
 
+    /// The rows `indexes` of the table, plain or scaled.
+    ///
+    /// # Errors
+    /// If an index is not in the table; [`Error::NotScaled`](crate::Error::NotScaled) for scaled rows of a plain table.
+    pub fn lookup<A: Array>(&self, indexes: &Tensor) -> crate::Result<A> {
+        A::create(
+            || Ok(self.forward(indexes)?),
+            || {
+                let table = scaled(&self.table, self.path(), "weight")?;
+                Ok(table.embedding(indexes)?)
+            },
+        )
+    }
+
     /// The table, or its value where it is a scaled parameter.
     fn plain(&self) -> Result<Tensor> {
-        Ok(plain_value(self.embeddings(), self.embeddings().dtype())?)
+        Ok(self.table.value(self.embeddings().dtype())?)
     }
 }
 
@@ -116,10 +134,7 @@ impl Fp8Module for Embedding {
 
 /// Creates or loads an embedding, with candle-nn's initialization.
 pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder<'_>) -> Result<Embedding> {
-    let path = Some(vb.prefix());
-    Ok(Embedding {
-        inner: candle_nn::embedding(in_size, out_size, vb)?,
-        path,
-        state: SharedState::default(),
-    })
+    let path = vb.prefix();
+    let inner = candle_nn::embedding(in_size, out_size, vb)?;
+    Ok(Embedding::new(inner.embeddings().clone(), out_size).with_path(path))
 }

@@ -1,18 +1,19 @@
 //! Group normalization with a path.
 
+use super::scaled_parameter::scaled;
 use super::show;
-use crate::scaled::plain_value;
+use crate::array::{Array, Layer};
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use fp8_scaled::ScaledVar;
+use fp8_scaled::Parameter;
 
 /// `candle_nn::GroupNorm` that knows its checkpoint path and shows its parameters.
 #[derive(Debug, Clone)]
 pub struct GroupNorm {
     inner: candle_nn::GroupNorm,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Parameter,
+    bias: Parameter,
     num_groups: usize,
     eps: f64,
     path: Option<String>,
@@ -30,7 +31,7 @@ impl GroupNorm {
         num_groups: usize,
         eps: f64,
     ) -> Result<Self> {
-        let (own_weight, own_bias) = (weight.clone(), bias.clone());
+        let (own_weight, own_bias) = (Parameter::of(&weight), Parameter::of(&bias));
         Ok(Self {
             inner: candle_nn::GroupNorm::new(weight, bias, num_channels, num_groups, eps)?,
             weight: own_weight,
@@ -48,16 +49,6 @@ impl GroupNorm {
         self
     }
 
-    /// Into how many groups the channels are parted.
-    pub(crate) fn num_groups(&self) -> usize {
-        self.num_groups
-    }
-
-    /// What is added to the variance.
-    pub(crate) fn eps(&self) -> f64 {
-        self.eps
-    }
-
     /// Path in the checkpoint: empty at its root, None if unknown.
     pub fn path(&self) -> Option<&str> {
         self.path.as_deref()
@@ -65,32 +56,47 @@ impl GroupNorm {
 
     /// `[num_channels]`.
     pub fn weight(&self) -> &Tensor {
-        &self.weight
+        self.weight.tensor()
     }
 
     /// `[num_channels]`.
     pub fn bias(&self) -> &Tensor {
-        &self.bias
+        self.bias.tensor()
     }
 }
 
 impl Module for GroupNorm {
     /// `[batch, num_channels, ..]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        if ScaledVar::of(&self.weight).is_none() {
+        if self.weight.scaled().is_none() {
             return self.inner.forward(x);
         }
-        let value = |tensor| plain_value(tensor, x.dtype());
+        let value =
+            |parameter: &Parameter| Ok::<_, candle_core::Error>(parameter.value(x.dtype())?);
         let (weight, bias) = (value(&self.weight)?, value(&self.bias)?);
         let channels = weight.elem_count();
         candle_nn::GroupNorm::new(weight, bias, channels, self.num_groups, self.eps)?.forward(x)
     }
 }
 
+impl<A: Array> Layer<A> for GroupNorm {
+    fn apply(&self, x: &A) -> crate::Result<A> {
+        x.by_kind(
+            |x| Ok(self.forward(x)?),
+            |x| {
+                let gain = scaled(&self.weight, self.path(), "weight")?;
+                let bias = scaled(&self.bias, self.path(), "bias")?;
+                Ok(x.group_norm(self.num_groups, &gain, Some(&bias), self.eps)?)
+            },
+            |x| x.unsupported("a group norm"),
+        )
+    }
+}
+
 impl Fp8Module for GroupNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        show(visitor, self.path.as_deref(), "weight", &self.weight);
-        show(visitor, self.path.as_deref(), "bias", &self.bias);
+        show(visitor, self.path.as_deref(), "weight", self.weight());
+        show(visitor, self.path.as_deref(), "bias", self.bias());
     }
 }
 

@@ -2,16 +2,17 @@
 
 pub use candle_nn::layer_norm::LayerNormConfig;
 
+use super::scaled_parameter::{optional, scaled, value_of};
 use super::shared_state::SharedState;
 use super::show;
+use crate::array::{Array, InNode, Layer};
 use crate::autocast::{Fp8State, OperatorCasts};
 use crate::module::{Fp8Operator, LayerKind};
-use crate::scaled::plain_value;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use fp8_candle::ops;
-use fp8_scaled::ScaledVar;
+use fp8_candle::{Wide, ops};
+use fp8_scaled::{Parameter, Scaled};
 use std::sync::Arc;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.
@@ -30,8 +31,8 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug, Clone)]
 pub struct LayerNorm {
-    weight: Tensor,
-    bias: Option<Tensor>,
+    weight: Parameter,
+    bias: Option<Parameter>,
     remove_mean: bool,
     eps: f64,
     path: Option<String>,
@@ -45,36 +46,24 @@ const NAMES: [&str; 2] = ["weight", "bias"];
 impl LayerNorm {
     /// `weight`, `bias`: `[size]`.
     pub fn new(weight: Tensor, bias: Tensor, eps: f64) -> Self {
-        Self {
-            weight,
-            bias: Some(bias),
-            remove_mean: true,
-            eps,
-            path: None,
-            names: NAMES,
-            state: SharedState::default(),
-        }
+        Self::of(weight, Some(bias), true, eps)
     }
 
     /// Without a bias.
     pub fn new_no_bias(weight: Tensor, eps: f64) -> Self {
-        Self {
-            weight,
-            bias: None,
-            remove_mean: true,
-            eps,
-            path: None,
-            names: NAMES,
-            state: SharedState::default(),
-        }
+        Self::of(weight, None, true, eps)
     }
 
     /// Root-mean-square norm: the mean stays.
     pub fn rms_norm(weight: Tensor, eps: f64) -> Self {
+        Self::of(weight, None, false, eps)
+    }
+
+    fn of(weight: Tensor, bias: Option<Tensor>, remove_mean: bool, eps: f64) -> Self {
         Self {
-            weight,
-            bias: None,
-            remove_mean: false,
+            weight: Parameter::of(&weight),
+            bias: bias.as_ref().map(Parameter::of),
+            remove_mean,
             eps,
             path: None,
             names: NAMES,
@@ -91,12 +80,12 @@ impl LayerNorm {
 
     /// `[size]`.
     pub fn weight(&self) -> &Tensor {
-        &self.weight
+        self.weight.tensor()
     }
 
     /// `[size]`.
     pub fn bias(&self) -> Option<&Tensor> {
-        self.bias.as_ref()
+        self.bias.as_ref().map(Parameter::tensor)
     }
 
     /// What is added to the variance.
@@ -142,28 +131,19 @@ impl LayerNorm {
     pub(super) fn is_plain(&self) -> bool {
         let parameters = [Some(&self.weight), self.bias.as_ref()];
         let mut parameters = parameters.into_iter().flatten();
-        parameters.all(|parameter| ScaledVar::of(parameter).is_none())
-    }
-
-    /// The norm of `x` with other parameters, of x's dtype.
-    pub(super) fn with_parameters(
-        &self,
-        x: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let own = Self {
-            weight: weight.unwrap_or(&self.weight).clone(),
-            bias: bias.cloned(),
-            ..self.clone()
-        };
-        own.plain(x)
+        parameters.all(|parameter| parameter.scaled().is_none())
     }
 
     fn plain(&self, x: &Tensor) -> Result<Tensor> {
-        let value = |tensor| plain_value(tensor, x.dtype())?.to_dtype(x.dtype());
-        let weight = value(&self.weight)?;
-        let bias = self.bias.as_ref().map(value).transpose()?;
+        let weight = self.weight.value(x.dtype())?;
+        let bias = value_of(self.bias.as_ref(), x.dtype())?;
+        self.normalize(x, &weight, bias.as_ref())
+    }
+
+    /// The norm of `x` with these parameters, cast to the dtype of `x`.
+    fn normalize(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let weight = weight.to_dtype(x.dtype())?;
+        let bias = bias.map(|bias| bias.to_dtype(x.dtype())).transpose()?;
         if self.remove_mean {
             return Ok(ops::layer_norm(x, &weight, bias.as_ref(), self.eps)?);
         }
@@ -172,6 +152,48 @@ impl LayerNorm {
             None => Ok(y),
             Some(bias) => y.broadcast_add(bias),
         }
+    }
+
+    fn on_scaled(&self, x: &Scaled) -> crate::Result<Scaled> {
+        let _span = tracing::trace_span!("norm", path = self.path()).entered();
+        let gain = scaled(&self.weight, self.path(), "weight")?;
+        if self.remove_mean {
+            let bias = optional(self.bias.as_ref(), self.path(), "bias")?;
+            return Ok(x.layer_norm(&gain, bias.as_ref(), self.eps)?);
+        }
+        Ok(x.rms_norm(&gain, self.eps)?)
+    }
+
+    fn in_node(&self, x: &InNode) -> crate::Result<InNode> {
+        let (weight, bias) = (self.weight(), self.bias());
+        x.operation(|node, x| {
+            let differs = |parameter: &Tensor| parameter.dtype() != x.dtype();
+            let plain = !differs(weight) && !bias.is_some_and(differs);
+            match (self.remove_mean, bias) {
+                (true, _) if plain => node.layer_norm(x, weight, bias, self.eps),
+                (false, None) if plain => node.rms_norm(x, weight, self.eps),
+                // The node's norms multiply tensors of one dtype, and its RMS norm adds no bias.
+                _ => {
+                    let mut values = vec![x.clone(), node.argument(weight)];
+                    values.extend(bias.map(|bias| node.argument(bias)));
+                    let values: Vec<&Wide> = values.iter().collect();
+                    let own = self.clone();
+                    node.apply(&values, move |args| {
+                        Ok(own.normalize(&args[0], &args[1], args.get(2))?)
+                    })
+                }
+            }
+        })
+    }
+}
+
+impl<A: Array> Layer<A> for LayerNorm {
+    fn apply(&self, x: &A) -> crate::Result<A> {
+        x.by_kind(
+            |x| Ok(self.forward(x)?),
+            |x| self.on_scaled(x),
+            |x| self.in_node(x),
+        )
     }
 }
 
@@ -188,7 +210,7 @@ impl Fp8Operator for LayerNorm {
     }
 
     fn device(&self) -> Option<&Device> {
-        Some(self.weight.device())
+        Some(self.weight().device())
     }
 
     fn fp8_state(&self) -> Option<Arc<Fp8State>> {
@@ -202,8 +224,8 @@ impl Fp8Operator for LayerNorm {
 
 impl Fp8Module for LayerNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        show(visitor, self.path(), self.names[0], &self.weight);
-        if let Some(bias) = &self.bias {
+        show(visitor, self.path(), self.names[0], self.weight());
+        if let Some(bias) = self.bias() {
             show(visitor, self.path(), self.names[1], bias);
         }
         visitor.operator(self);
@@ -231,13 +253,8 @@ pub fn layer_norm<C: Into<LayerNormConfig>>(
         None
     };
     Ok(LayerNorm {
-        weight,
-        bias,
-        remove_mean: config.remove_mean,
-        eps: config.eps,
-        path: Some(vb.prefix()),
         names,
-        state: SharedState::default(),
+        ..LayerNorm::of(weight, bias, config.remove_mean, config.eps).with_path(vb.prefix())
     })
 }
 
@@ -274,11 +291,6 @@ impl RmsNorm {
         self.0
     }
 
-    /// This norm as a [`LayerNorm`] that keeps the mean.
-    pub(crate) fn as_layer_norm(&self) -> &LayerNorm {
-        &self.0
-    }
-
     /// `[size]`.
     pub fn weight(&self) -> &Tensor {
         self.0.weight()
@@ -307,6 +319,12 @@ impl Module for RmsNorm {
     /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.0.forward(x)
+    }
+}
+
+impl<A: Array> Layer<A> for RmsNorm {
+    fn apply(&self, x: &A) -> crate::Result<A> {
+        self.0.apply(x)
     }
 }
 

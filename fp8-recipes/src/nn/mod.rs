@@ -25,9 +25,10 @@
 //! One signature differs: [`Linear::weight`] returns a `Result`, since the weight of a layer loaded in FP8 is computed when
 //! asked for.
 
+mod activation_layer;
 pub mod attention;
 pub mod batch_norm;
-mod calibrate;
+mod call;
 mod checkpoint;
 pub mod conv;
 pub mod cpu_flash_attention;
@@ -44,6 +45,7 @@ pub mod ops;
 mod parameter;
 pub mod rnn;
 pub mod rotary_emb;
+pub(crate) mod scaled_parameter;
 pub mod sequential;
 mod shared_state;
 mod static_weight;

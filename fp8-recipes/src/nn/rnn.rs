@@ -3,7 +3,7 @@
 pub use candle_nn::rnn::*;
 
 use super::{Parameter, join};
-use crate::scaled::refuse_scaled;
+use crate::nn::scaled_parameter::refuse_scaled;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, VarBuilder};

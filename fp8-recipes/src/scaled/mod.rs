@@ -23,27 +23,14 @@
 //! # Ok(()) }
 //! ```
 
-mod array;
-mod channels;
 mod checkpoint;
-mod layer;
 mod training;
 mod tree;
 mod var_map;
 
-pub use array::Array;
+pub use crate::array::{Array, Layer};
 pub(crate) use checkpoint::is_scaled;
 pub use checkpoint::{ScaleStorage, load, save};
-pub use layer::Layer;
-pub(crate) use layer::gelu_erf;
-pub(crate) use layer::{plain_value, refuse_scaled, refuse_scaled_model};
 pub use training::{TrainingState, resume_training, save_training, training_state};
 pub use tree::ScaledTree;
 pub use var_map::ScaledVarMap;
-
-/// [`Array`] is for the two kinds of tensors that models compute on.
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for candle_core::Tensor {}
-    impl Sealed for fp8_scaled::Scaled {}
-}

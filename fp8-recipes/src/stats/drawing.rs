@@ -1,6 +1,6 @@
 //! Drawings of recorded statistics: a panel for each operand, its worst layers in color and by name.
 
-use super::curves::StatsQuantity;
+use super::quantity::StatsQuantity;
 use std::fmt::Write;
 
 /// A layer and its points: step and height.

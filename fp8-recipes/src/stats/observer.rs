@@ -1,6 +1,6 @@
 //! Looking at every cast: statistics, and functions of the user's.
 
-use super::CastStats;
+use super::cast_stats::CastStats;
 use crate::config::Operand;
 use candle_core::Tensor;
 use fp8_candle::{CastHook, Fp8Tensor, Quantized};

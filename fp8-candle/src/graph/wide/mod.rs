@@ -40,7 +40,7 @@ pub use recompute::recompute;
 
 use crate::base::error::Result;
 use crate::graph::{Ready, attach_all};
-use candle_core::{DType, Tensor, TensorId};
+use candle_core::{DType, Device, Tensor, TensorId};
 use kept::Kept;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -120,6 +120,11 @@ impl Wide {
     /// Sizes of the dimensions.
     pub fn dims(&self) -> &[usize] {
         self.value.dims()
+    }
+
+    /// The device that holds the values.
+    pub fn device(&self) -> &Device {
+        self.value.device()
     }
 }
 

@@ -122,6 +122,13 @@ impl Value {
         }
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        match self {
+            Self::Made(tensor) => tensor.device(),
+            Self::Rows(rows) => &rows.device,
+        }
+    }
+
     pub(crate) fn dtype(&self) -> DType {
         match self {
             Self::Made(tensor) => tensor.dtype(),

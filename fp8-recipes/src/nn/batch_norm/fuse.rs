@@ -1,8 +1,8 @@
 //! A batch norm folded into the convolution before it.
 
 use crate::nn::Conv2d;
-use crate::scaled::plain_value;
 use candle_core::{DType, Result, Tensor};
+use fp8_scaled::Parameter;
 
 /// `conv` followed by `bn` in evaluation, as one convolution for inference: weight
 /// `[out_channels, in_channels / groups, height, width]` and bias in the dtype of `conv`'s weight, under `conv`'s path.
@@ -47,7 +47,7 @@ pub(super) fn folded(
     bn: &candle_nn::BatchNorm,
     channels: usize,
 ) -> Result<(Tensor, Tensor)> {
-    let weight = &plain_value(weight, DType::F32)?;
+    let weight = &Parameter::of(weight).value(DType::F32)?;
     let (features, found) = (bn.running_mean().dim(0)?, weight.dim(channels)?);
     if features != found {
         candle_core::bail!(
@@ -59,7 +59,7 @@ pub(super) fn folded(
         DType::F64 => DType::F64,
         _ => DType::F32,
     };
-    let widened = |t: &Tensor| plain_value(t, wide)?.detach().to_dtype(wide);
+    let widened = |t: &Tensor| Parameter::of(t).value(wide)?.detach().to_dtype(wide);
     let deviation = (widened(bn.running_var())? + bn.eps())?.sqrt()?;
     let (gain, shift) = match bn.weight_and_bias() {
         Some((gain, shift)) => (widened(gain)?, widened(shift)?),

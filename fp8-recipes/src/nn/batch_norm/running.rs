@@ -1,8 +1,7 @@
 //! How running statistics follow those of a batch.
 
-use crate::scaled::plain_value;
 use candle_core::{DType, Result, Tensor, Var};
-use fp8_scaled::ScaledVar;
+use fp8_scaled::Parameter;
 
 /// `running * (1 - momentum) + batch * momentum * unbiased`, in the dtype that `running` has.
 pub(super) fn follow(running: &Tensor, batch: &Tensor, momentum: f64, unbiased: f64) -> Result<()> {
@@ -43,39 +42,57 @@ impl Before {
     }
 }
 
-/// `bn` with the values of its parameters, None where they are plain tensors.
-pub(super) fn plain_values(bn: &candle_nn::BatchNorm) -> Result<Option<candle_nn::BatchNorm>> {
-    if ScaledVar::of(bn.running_mean()).is_none() {
-        return Ok(None);
-    }
-    let value = |tensor| plain_value(tensor, DType::F32);
-    let (mean, variance) = (value(bn.running_mean())?, value(bn.running_var())?);
-    let (features, eps, momentum) = (mean.elem_count(), bn.eps(), bn.momentum());
-    Ok(Some(match bn.weight_and_bias() {
-        Some((weight, bias)) => candle_nn::BatchNorm::new_with_momentum(
-            features,
-            mean,
-            variance,
-            value(weight)?,
-            value(bias)?,
-            eps,
-            momentum,
-        )?,
-        None => candle_nn::BatchNorm::new_no_bias_with_momentum(
-            features, mean, variance, eps, momentum,
-        )?,
-    }))
+/// The parameters of a batch norm.
+#[derive(Debug, Clone)]
+pub(super) struct Parameters {
+    /// Mean and variance.
+    pub(super) running: [Parameter; 2],
+    /// Weight and bias.
+    pub(super) affine: Option<[Parameter; 2]>,
 }
 
-/// The scaled statistics of `bn` become those of `plain`.
-pub(super) fn follow_scaled(bn: &candle_nn::BatchNorm, plain: &candle_nn::BatchNorm) -> Result<()> {
-    for (running, now) in [
-        (bn.running_mean(), plain.running_mean()),
-        (bn.running_var(), plain.running_var()),
-    ] {
-        if let Some(var) = ScaledVar::of(running) {
-            var.set_rescaled(&now.detach())?;
+impl Parameters {
+    pub(super) fn of(bn: &candle_nn::BatchNorm) -> Self {
+        let affine = bn.weight_and_bias();
+        Self {
+            running: [bn.running_mean(), bn.running_var()].map(Parameter::of),
+            affine: affine.map(|(weight, bias)| [weight, bias].map(Parameter::of)),
         }
     }
-    Ok(())
+
+    /// candle-nn's layer with the values of scaled parameters, None where they are plain tensors.
+    pub(super) fn plain(&self, eps: f64, momentum: f64) -> Result<Option<candle_nn::BatchNorm>> {
+        let [mean, variance] = &self.running;
+        if mean.scaled().is_none() {
+            return Ok(None);
+        }
+        let value = |own: &Parameter| Ok::<_, candle_core::Error>(own.value(DType::F32)?);
+        let (mean, variance) = (value(mean)?, value(variance)?);
+        let features = mean.elem_count();
+        Ok(Some(match &self.affine {
+            Some([weight, bias]) => candle_nn::BatchNorm::new_with_momentum(
+                features,
+                mean,
+                variance,
+                value(weight)?,
+                value(bias)?,
+                eps,
+                momentum,
+            )?,
+            None => candle_nn::BatchNorm::new_no_bias_with_momentum(
+                features, mean, variance, eps, momentum,
+            )?,
+        }))
+    }
+
+    /// The scaled statistics become those of `plain`.
+    pub(super) fn follow(&self, plain: &candle_nn::BatchNorm) -> Result<()> {
+        let now = [plain.running_mean(), plain.running_var()];
+        for (running, now) in self.running.iter().zip(now) {
+            if let Some(var) = running.scaled() {
+                var.set_rescaled(&now.detach())?;
+            }
+        }
+        Ok(())
+    }
 }

@@ -7,7 +7,7 @@ use crate::config::near;
 use crate::error::{Error, LayerError, Result};
 use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor};
 use crate::nn::join;
-use crate::scaled::refuse_scaled_model;
+use crate::nn::scaled_parameter::refuse_scaled_model;
 use candle_core::{Tensor, TensorId};
 use std::collections::{HashMap, HashSet};
 

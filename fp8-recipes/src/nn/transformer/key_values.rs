@@ -1,7 +1,7 @@
 //! The keys and values of earlier tokens.
 
+use crate::array::Array;
 use crate::error::Result;
-use crate::scaled::Array;
 use candle_core::Tensor;
 
 /// Keys and values of the tokens seen so far, `[batch, kv_heads, tokens, head_dim]`.

@@ -1,15 +1,15 @@
 //! A whole layer.
 
 use super::attention::{MultiheadAttention, attention};
+use super::block::Block;
 use super::config::{NormPlacement, TransformerConfig, check_dropout};
 use super::inputs::LayerInputs;
 use super::key_values::KeyValues;
 use super::layer_norm_linear::norm;
 use super::mlp::{LayerNormMlp, mlp};
-use super::node;
-use super::{LayerNorm, Wide, WideNode};
+use super::{LayerNorm, Linear};
+use crate::array::{Array, Layer};
 use crate::error::Result;
-use crate::scaled::{Array, Layer};
 use crate::{Fp8Module, Visitor};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
@@ -102,22 +102,12 @@ impl TransformerLayer {
         &self.mlp
     }
 
-    fn fits(&self) -> bool {
-        let norms = [&self.norm_attention, &self.norm_mlp];
-        self.single_node && self.attention.fits() && self.mlp.fits() && node::fits(norms, [])
-    }
-
     /// x: `[batch, tokens, hidden_size]`, as the result, of x's dtype.
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward`].
     pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
-        if !self.fits() || !node::takes(x) {
-            return self.composed(x, inputs, None);
-        }
-        node::run("transformer-layer", self.mlp.recomputes(), x, |node, x| {
-            self.in_node(node, x, inputs)
-        })
+        self.run(x, inputs)
     }
 
     /// [`TransformerLayer::forward`] on plain or scaled tensors.
@@ -125,10 +115,7 @@ impl TransformerLayer {
     /// # Errors
     /// As [`MultiheadAttention::forward`].
     pub fn forward_array<A: Array>(&self, x: &A, inputs: &LayerInputs<'_>) -> Result<A> {
-        match x.as_tensor() {
-            Some(x) => A::from_tensor(self.forward(x, inputs)?),
-            None => self.composed(x, inputs, None),
-        }
+        self.run(x, inputs)
     }
 
     /// [`TransformerLayer::forward_array`] of tokens that follow those in `cache`, which gets theirs.
@@ -141,7 +128,7 @@ impl TransformerLayer {
         inputs: &LayerInputs<'_>,
         cache: &mut KeyValues<A>,
     ) -> Result<A> {
-        cache.extended(|cache| self.composed(x, inputs, Some(cache)))
+        self.run_cached(x, inputs, cache)
     }
 
     fn check_dropout(&self) -> Result<()> {
@@ -152,48 +139,34 @@ impl TransformerLayer {
             self.hidden_dropout,
         )
     }
+}
 
-    fn in_node(&self, node: &mut WideNode, x: &Wide, inputs: &LayerInputs<'_>) -> Result<Wide> {
-        self.check_dropout()?;
-        let seed = |place| inputs.seed(self.attention.out().path(), place);
-        let dropped = |node: &mut WideNode, y: &Wide, place| match seed(place) {
-            Some(seed) => node.dropout(y, self.hidden_dropout, seed),
-            None => Ok(y.clone()),
-        };
-        match self.placement {
-            NormPlacement::Pre => {
-                let normed = node::norm(node, &self.norm_attention, x)?;
-                let y = self.attention.in_node(node, &normed, inputs)?;
-                let y = dropped(node, &y, 1)?;
-                let x = node.add(x, &y)?;
-                let normed = node::norm(node, &self.norm_mlp, &x)?;
-                let y = self.mlp.in_node(node, &normed)?;
-                let y = dropped(node, &y, 2)?;
-                Ok(node.add(&x, &y)?)
-            }
-            NormPlacement::Post => {
-                let y = self.attention.in_node(node, x, inputs)?;
-                let y = dropped(node, &y, 1)?;
-                let sum = node.add(x, &y)?;
-                let x = node::norm(node, &self.norm_attention, &sum)?;
-                let y = self.mlp.in_node(node, &x)?;
-                let y = dropped(node, &y, 2)?;
-                let sum = node.add(&x, &y)?;
-                node::norm(node, &self.norm_mlp, &sum)
-            }
-        }
+impl Block for TransformerLayer {
+    const NAME: &'static str = "transformer-layer";
+
+    fn norms(&self) -> Vec<&LayerNorm> {
+        let mut norms = vec![&self.norm_attention, &self.norm_mlp];
+        norms.extend(self.attention.norms());
+        norms.extend(self.mlp.norms());
+        norms
     }
 
-    fn composed<A: Array>(
-        &self,
-        x: &A,
-        inputs: &LayerInputs<'_>,
-        cache: Option<&mut KeyValues<A>>,
-    ) -> Result<A> {
-        node::noting_failure(|| self.layer_by_layer(x, inputs, cache))
+    fn linears(&self) -> Vec<&Linear> {
+        let mut linears = self.attention.linears();
+        linears.extend(self.mlp.linears());
+        linears
     }
 
-    fn layer_by_layer<A: Array>(
+    fn wants_single_node(&self) -> bool {
+        let parts = self.attention.wants_single_node() && self.mlp.wants_single_node();
+        self.single_node && parts
+    }
+
+    fn recomputes(&self) -> bool {
+        self.mlp.recomputes()
+    }
+
+    fn body<A: Array>(
         &self,
         x: &A,
         inputs: &LayerInputs<'_>,
@@ -208,15 +181,15 @@ impl TransformerLayer {
         match self.placement {
             NormPlacement::Pre => {
                 let normed = self.norm_attention.apply(&x)?;
-                let y = self.attention.composed(&normed, inputs, cache)?;
+                let y = self.attention.body(&normed, inputs, cache)?;
                 let x = x.add(&dropped(y, 1)?)?;
-                let y = self.mlp.composed(&self.norm_mlp.apply(&x)?)?;
+                let y = self.mlp.body(&self.norm_mlp.apply(&x)?, inputs, None)?;
                 x.add(&dropped(y, 2)?)
             }
             NormPlacement::Post => {
-                let y = self.attention.composed(&x, inputs, cache)?;
+                let y = self.attention.body(&x, inputs, cache)?;
                 let x = self.norm_attention.apply(&x.add(&dropped(y, 1)?)?)?;
-                let y = self.mlp.composed(&x)?;
+                let y = self.mlp.body(&x, inputs, None)?;
                 self.norm_mlp.apply(&x.add(&dropped(y, 2)?)?)
             }
         }

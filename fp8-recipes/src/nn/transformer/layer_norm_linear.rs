@@ -1,11 +1,13 @@
 //! A norm and the linear layer behind it.
 
+use super::block::Block;
 use super::config::{NormKind, TransformerConfig};
-use super::node;
+use super::inputs::LayerInputs;
+use super::key_values::KeyValues;
 use super::{LayerNorm, Linear};
+use crate::array::{Array, Layer};
 use crate::error::Result;
 use crate::nn::layer_norm::LayerNormConfig;
-use crate::scaled::{Array, Layer};
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
@@ -63,13 +65,7 @@ impl LayerNormLinear {
     /// # Errors
     /// Those of its layers.
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
-        if !self.single_node || !node::takes(x) || !node::fits([&self.norm], [&self.linear]) {
-            return self.composed(x);
-        }
-        node::run("layer-norm-linear", false, x, |node, x| {
-            let normed = node::norm(node, &self.norm, x)?;
-            node::linear(node, &self.linear, &normed)
-        })
+        self.forward_array(x)
     }
 
     /// [`LayerNormLinear::try_forward`] on plain or scaled tensors.
@@ -77,14 +73,32 @@ impl LayerNormLinear {
     /// # Errors
     /// Those of its layers.
     pub fn forward_array<A: Array>(&self, x: &A) -> Result<A> {
-        match x.as_tensor() {
-            Some(x) => A::from_tensor(self.try_forward(x)?),
-            None => self.composed(x),
-        }
+        self.run(x, &LayerInputs::default())
+    }
+}
+
+impl Block for LayerNormLinear {
+    const NAME: &'static str = "layer-norm-linear";
+
+    fn norms(&self) -> Vec<&LayerNorm> {
+        vec![&self.norm]
     }
 
-    fn composed<A: Array>(&self, x: &A) -> Result<A> {
-        node::noting_failure(|| self.linear.apply(&self.norm.apply(x)?))
+    fn linears(&self) -> Vec<&Linear> {
+        vec![&self.linear]
+    }
+
+    fn wants_single_node(&self) -> bool {
+        self.single_node
+    }
+
+    fn body<A: Array>(
+        &self,
+        x: &A,
+        _: &LayerInputs<'_>,
+        _: Option<&mut KeyValues<A>>,
+    ) -> Result<A> {
+        self.linear.apply(&self.norm.apply(x)?)
     }
 }
 

@@ -1,11 +1,14 @@
 //! The feed-forward network.
 
+use super::block::{Block, missing};
 use super::config::{TransformerConfig, unfit};
+use super::inputs::LayerInputs;
+use super::key_values::KeyValues;
 use super::layer_norm_linear::norm;
-use super::node;
-use super::{LayerNorm, Linear, Wide, WideNode};
+use super::{LayerNorm, Linear};
+use crate::array::{Array, Layer};
 use crate::error::Result;
-use crate::scaled::{Array, Layer, gelu_erf};
+use crate::nn::linear::joint;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
@@ -123,29 +126,6 @@ impl LayerNormMlp {
         self.activation
     }
 
-    pub(super) fn recomputes(&self) -> bool {
-        self.recomputation
-    }
-
-    pub(super) fn fits(&self) -> bool {
-        let linears = self.input.layers().into_iter().chain([&self.down]);
-        self.single_node && node::fits(&self.norm, linears)
-    }
-
-    pub(super) fn in_node(&self, node: &mut WideNode, x: &Wide) -> Result<Wide> {
-        let normed = match &self.norm {
-            Some(layer) => node::norm(node, layer, x)?,
-            None => x.clone(),
-        };
-        let mut hidden = node::linears(node, &self.input.layers(), &normed)?.into_iter();
-        let hidden = match (hidden.next(), hidden.next()) {
-            (Some(gate), Some(up)) => self.activated(node, &gate, Some(&up))?,
-            (Some(hidden), None) => self.activated(node, &hidden, None)?,
-            _ => return Err(candle_core::Error::Msg("an MLP without a projection".into()).into()),
-        };
-        node::linear(node, &self.down, &hidden)
-    }
-
     /// Fails unless the activation can read these projections.
     fn check(&self, features: usize) -> Result<()> {
         let path = |layer: &Linear| layer.path().unwrap_or_default().to_string();
@@ -167,69 +147,12 @@ impl LayerNormMlp {
         }
     }
 
-    fn activated(&self, node: &mut WideNode, x: &Wide, value: Option<&Wide>) -> Result<Wide> {
-        self.check(x.dims().last().copied().unwrap_or(0))?;
-        Ok(match value {
-            Some(value) => node.gated_activation(x, value, self.activation)?,
-            None => node.activation(x, self.activation)?,
-        })
-    }
-
-    fn activated_array<A: Array>(&self, x: &A, value: Option<&A>) -> Result<A> {
-        // Of plain tensors a node of its own: in f32 within, whatever the dtype.
-        if let Some(x) = x.as_tensor() {
-            let mut node = WideNode::new("activation");
-            let x = node.argument(x);
-            let value = value.and_then(|value| Some(node.argument(value.as_tensor()?)));
-            let y = self.activated(&mut node, &x, value.as_ref())?;
-            return A::from_tensor(node.finish(y)?);
-        }
-        let features = x.dims().last().copied().unwrap_or(0);
-        self.check(features)?;
-        if let Some(value) = value {
-            return curve(self.activation, x)?.mul(value);
-        }
-        if !self.activation.is_gated() {
-            return curve(self.activation, x);
-        }
-        let (last, n) = (x.dims().len().saturating_sub(1), features / 2);
-        let gate = x.narrow(last, 0, n)?.contiguous()?;
-        let value = x.narrow(last, n, n)?.contiguous()?;
-        curve(self.activation, &gate)?.mul(&value)
-    }
-
-    pub(super) fn composed<A: Array>(&self, x: &A) -> Result<A> {
-        node::noting_failure(|| self.layer_by_layer(x))
-    }
-
-    fn layer_by_layer<A: Array>(&self, x: &A) -> Result<A> {
-        let normed = match &self.norm {
-            Some(norm) => norm.apply(x)?,
-            None => x.clone(),
-        };
-        let mut hidden = vec![];
-        for layer in self.input.layers() {
-            hidden.push(layer.apply(&normed)?);
-        }
-        let hidden = match hidden.as_slice() {
-            [gate, up] => self.activated_array(gate, Some(up))?,
-            [hidden] => self.activated_array(hidden, None)?,
-            _ => return Err(candle_core::Error::Msg("an MLP without a projection".into()).into()),
-        };
-        self.down.apply(&hidden)
-    }
-
     /// [`Module::forward`] with an error that can be matched.
     ///
     /// # Errors
     /// Those of its layers.
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
-        if !self.fits() || !node::takes(x) {
-            return self.composed(x);
-        }
-        node::run("layer-norm-mlp", self.recomputation, x, |node, x| {
-            self.in_node(node, x)
-        })
+        self.forward_array(x)
     }
 
     /// [`LayerNormMlp::try_forward`] on plain or scaled tensors.
@@ -237,24 +160,48 @@ impl LayerNormMlp {
     /// # Errors
     /// Those of its layers.
     pub fn forward_array<A: Array>(&self, x: &A) -> Result<A> {
-        match x.as_tensor() {
-            Some(x) => A::from_tensor(self.try_forward(x)?),
-            None => self.composed(x),
-        }
+        self.run(x, &LayerInputs::default())
     }
 }
 
-/// The function of the gate, or of all features if there is none.
-fn curve<A: Array>(activation: Activation, x: &A) -> Result<A> {
-    match activation {
-        Activation::Gelu | Activation::GeGlu => x.gelu(),
-        Activation::GeluErf | Activation::GeGluErf => gelu_erf(x),
-        Activation::QuickGelu | Activation::QuickGeGlu => x.mul(&x.mul_constant(1.702)?.sigmoid()?),
-        Activation::Relu | Activation::ReGlu => x.relu(),
-        Activation::SquaredRelu | Activation::SquaredReGlu => x.relu()?.square(),
-        Activation::Silu | Activation::SwiGlu => x.silu(),
-        Activation::Glu => x.sigmoid(),
-        other => Err(candle_core::Error::Msg(format!("{other} has no composed form")).into()),
+impl Block for LayerNormMlp {
+    const NAME: &'static str = "layer-norm-mlp";
+
+    fn norms(&self) -> Vec<&LayerNorm> {
+        self.norm.iter().collect()
+    }
+
+    fn linears(&self) -> Vec<&Linear> {
+        self.input
+            .layers()
+            .into_iter()
+            .chain([&self.down])
+            .collect()
+    }
+
+    fn wants_single_node(&self) -> bool {
+        self.single_node
+    }
+
+    fn recomputes(&self) -> bool {
+        self.recomputation
+    }
+
+    fn body<A: Array>(
+        &self,
+        x: &A,
+        _: &LayerInputs<'_>,
+        _: Option<&mut KeyValues<A>>,
+    ) -> Result<A> {
+        let hidden = joint(&self.input.layers(), &self.norm.apply(x)?)?;
+        let features = hidden.first().and_then(|x| x.dims().last());
+        self.check(features.copied().unwrap_or(0))?;
+        let hidden = match hidden.as_slice() {
+            [gate, value] => gate.gated_activation(value, self.activation)?,
+            [hidden] => hidden.activation(self.activation)?,
+            _ => return missing("an MLP without a projection"),
+        };
+        self.down.apply(&hidden)
     }
 }
 

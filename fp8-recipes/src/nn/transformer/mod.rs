@@ -18,13 +18,13 @@
 //! keys and values, and with `with_single_node(false)`, which tests compare with.
 
 mod attention;
+mod block;
 mod config;
 mod inputs;
 mod key_values;
 mod layer;
 mod layer_norm_linear;
 mod mlp;
-mod node;
 
 pub use attention::{MultiheadAttention, Projections, multihead_attention};
 pub use config::{AttentionConfig, NormKind, NormPlacement, TransformerConfig};
@@ -35,5 +35,3 @@ pub use layer_norm_linear::{LayerNormLinear, layer_norm_linear};
 pub use mlp::{LayerNormMlp, MlpInput, layer_norm_mlp};
 
 use super::{LayerNorm, Linear};
-use candle_core::Tensor;
-use fp8_candle::{Wide, WideNode};

@@ -1,13 +1,15 @@
-//! What attention computes: within a node, and layer by layer.
+//! What attention computes.
 
 use super::{MultiheadAttention, Projections};
+use crate::array::{Array, Layer};
 use crate::error::{LayerError, Result};
+use crate::nn::linear::joint;
 use crate::nn::ops::AttentionOptions;
+use crate::nn::transformer::block::{Block, missing};
 use crate::nn::transformer::config::{AttentionConfig, check_dropout, unfit};
 use crate::nn::transformer::inputs::LayerInputs;
 use crate::nn::transformer::key_values::KeyValues;
-use crate::nn::transformer::{Wide, WideNode, node};
-use crate::scaled::{Array, Layer};
+use crate::nn::{LayerNorm, Linear};
 use fp8_scaled::{Direction, Norm};
 
 impl MultiheadAttention {
@@ -32,7 +34,15 @@ impl MultiheadAttention {
 
     /// The batch and the tokens of x; fails for options and inputs that do not fit them. `past`: tokens before those of x.
     fn checked(&self, x: &[usize], inputs: &LayerInputs<'_>, past: usize) -> Result<[usize; 2]> {
-        let [batch, tokens, _] = node::dims3("multihead attention", x)?;
+        let &[batch, tokens, _] = x else {
+            return Err(fp8_candle::Error::Shape {
+                op: "multihead attention",
+                what: "x",
+                expected: "[batch, tokens, features]".into(),
+                got: x.to_vec(),
+            }
+            .into());
+        };
         let (path, config) = (self.out.path().unwrap_or_default(), &self.config);
         config.check_heads(path)?;
         let what = "AttentionConfig::attention_dropout";
@@ -76,67 +86,24 @@ impl MultiheadAttention {
             .into()),
         }
     }
+}
 
-    pub(in crate::nn::transformer) fn in_node(
-        &self,
-        node: &mut WideNode,
-        x: &Wide,
-        inputs: &LayerInputs<'_>,
-    ) -> Result<Wide> {
-        let [batch, tokens] = self.checked(x.dims(), inputs, 0)?;
-        let AttentionConfig {
-            num_attention_heads: heads,
-            num_key_value_heads: kv_heads,
-            head_dim,
-            rope_interleaved,
-            ..
-        } = self.config;
-        let normed = match &self.norm {
-            Some(layer) => node::norm(node, layer, x)?,
-            None => x.clone(),
-        };
-        let projected = node::linears(node, &self.qkv.layers(), &normed)?;
-        let features: Vec<usize> = projected
-            .iter()
-            .map(|y| y.dims().last().copied().unwrap_or(0))
-            .collect();
-        self.check(&features)?;
-        let projected = match projected.as_slice() {
-            [qkv] => {
-                let [q, kv] = self.widths();
-                node.split(qkv, &[q, kv, kv])?
-            }
-            _ => projected,
-        };
-        let mut parts = vec![];
-        for (y, heads) in projected.iter().zip([heads, kv_heads, kv_heads]) {
-            parts.push(node.reshape(y, &[batch, tokens, heads, head_dim])?);
-        }
-        let [q, k, v] = parts.as_slice() else {
-            return Err(candle_core::Error::Msg("attention needs three projections".into()).into());
-        };
-        let y = match inputs.rope {
-            None => node.attention([q, k, v], &self.options(inputs))?,
-            Some((cos, sin)) => {
-                let q = node.rope(q, cos, sin, rope_interleaved)?;
-                let k = node.rope(k, cos, sin, rope_interleaved)?;
-                node.attention([&q, &k, v], &self.options(inputs))?
-            }
-        };
-        let y = node.reshape(&y, &[batch, tokens, heads * head_dim])?;
-        node::linear(node, &self.out, &y)
+impl Block for MultiheadAttention {
+    const NAME: &'static str = "multihead-attention";
+
+    fn norms(&self) -> Vec<&LayerNorm> {
+        self.norm.iter().collect()
     }
 
-    pub(in crate::nn::transformer) fn composed<A: Array>(
-        &self,
-        x: &A,
-        inputs: &LayerInputs<'_>,
-        cache: Option<&mut KeyValues<A>>,
-    ) -> Result<A> {
-        node::noting_failure(|| self.layer_by_layer(x, inputs, cache))
+    fn linears(&self) -> Vec<&Linear> {
+        self.qkv.layers().into_iter().chain([&self.out]).collect()
     }
 
-    fn layer_by_layer<A: Array>(
+    fn wants_single_node(&self) -> bool {
+        self.single_node
+    }
+
+    fn body<A: Array>(
         &self,
         x: &A,
         inputs: &LayerInputs<'_>,
@@ -145,30 +112,15 @@ impl MultiheadAttention {
         let past = cache.as_ref().map_or(0, |cache| cache.len());
         let [batch, tokens] = self.checked(x.dims(), inputs, past)?;
         let head_dim = self.config.head_dim;
-        let normed = match &self.norm {
-            Some(norm) => norm.apply(x)?,
-            None => x.clone(),
-        };
-        let projected = (self.qkv.layers().into_iter())
-            .map(|layer| layer.apply(&normed))
-            .collect::<Result<Vec<A>>>()?;
-        let features: Vec<usize> = projected
-            .iter()
-            .map(|y| y.dims().last().copied().unwrap_or(0))
-            .collect();
-        self.check(&features)?;
-        let [q, k, v] = match projected.as_slice() {
-            [q, k, v] => [q.clone(), k.clone(), v.clone()],
-            [qkv] => {
-                let [q, kv] = self.widths();
-                let part = |start, len| qkv.narrow(2, start, len)?.contiguous();
-                [part(0, q)?, part(q, kv)?, part(q + kv, kv)?]
-            }
-            _ => {
-                return Err(
-                    candle_core::Error::Msg("attention needs three projections".into()).into(),
-                );
-            }
+        let mut projected = joint(&self.qkv.layers(), &self.norm.apply(x)?)?;
+        let features = projected.iter().map(|y| y.dims().last().copied());
+        self.check(&features.map(Option::unwrap_or_default).collect::<Vec<_>>())?;
+        let [width, kv_width] = self.widths();
+        if let [qkv] = projected.as_slice() {
+            projected = qkv.split(&[width, kv_width, kv_width])?;
+        }
+        let [q, k, v] = projected.as_slice() else {
+            return missing("attention needs three projections");
         };
         let heads = |y: &A| -> Result<A> {
             let count = y.dims().last().copied().unwrap_or(0) / head_dim.max(1);
@@ -180,21 +132,17 @@ impl MultiheadAttention {
             let y = heads(y)?;
             let y = match inputs.rope {
                 None => y,
-                Some((cos, sin)) if self.config.rope_interleaved => match y.as_tensor() {
-                    Some(y) => A::from_tensor(crate::nn::ops::rope_i(y, cos, sin)?)?,
-                    None => return Err(fp8_candle::Error::NoScaleRule { op: "rope_i" }.into()),
-                },
+                Some((cos, sin)) if self.config.rope_interleaved => y.rope_i(cos, sin)?,
                 Some((cos, sin)) => y.rope(cos, sin)?,
             };
             y.rescale(Norm::L2, Direction::Backward)
         };
-        let (q, mut k, mut v) = (turned(&q)?, turned(&k)?, heads(&v)?);
+        let (q, mut k, mut v) = (turned(q)?, turned(k)?, heads(v)?);
         if let Some(cache) = cache {
             (k, v) = cache.append(k, v, self.config.sliding_window)?;
         }
         let y = A::attention(&q, &k, &v, self.options(inputs))?;
-        let y = y.transpose(1, 2)?;
-        self.out
-            .apply(&y.reshape(&[batch, tokens, self.widths()[0]])?)
+        let y = y.transpose(1, 2)?.reshape(&[batch, tokens, width])?;
+        self.out.apply(&y)
     }
 }

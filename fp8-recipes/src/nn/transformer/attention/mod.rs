@@ -2,14 +2,14 @@
 
 mod forward;
 
+use super::block::Block;
 use super::config::{AttentionConfig, TransformerConfig};
 use super::inputs::LayerInputs;
 use super::key_values::KeyValues;
 use super::layer_norm_linear::norm;
-use super::node;
 use super::{LayerNorm, Linear};
+use crate::array::Array;
 use crate::error::Result;
-use crate::scaled::Array;
 use crate::{Fp8Module, Visitor};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
@@ -117,22 +117,12 @@ impl MultiheadAttention {
         &self.out
     }
 
-    pub(super) fn fits(&self) -> bool {
-        let linears = self.qkv.layers().into_iter().chain([&self.out]);
-        self.single_node && node::fits(&self.norm, linears)
-    }
-
     /// What each token attends to. x: `[batch, tokens, hidden_size]`, as the result, of x's dtype.
     ///
     /// # Errors
     /// If x has another shape, heads and features of the layers do not fit each other, and those of the layers.
     pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
-        if !self.fits() || !node::takes(x) {
-            return self.composed(x, inputs, None);
-        }
-        node::run("multihead-attention", false, x, |node, x| {
-            self.in_node(node, x, inputs)
-        })
+        self.run(x, inputs)
     }
 
     /// [`MultiheadAttention::forward`] on plain or scaled tensors.
@@ -140,10 +130,7 @@ impl MultiheadAttention {
     /// # Errors
     /// As [`MultiheadAttention::forward`].
     pub fn forward_array<A: Array>(&self, x: &A, inputs: &LayerInputs<'_>) -> Result<A> {
-        match x.as_tensor() {
-            Some(x) => A::from_tensor(self.forward(x, inputs)?),
-            None => self.composed(x, inputs, None),
-        }
+        self.run(x, inputs)
     }
 
     /// [`MultiheadAttention::forward_array`] of tokens that follow those in `cache`, which gets theirs. The lengths of
@@ -157,7 +144,7 @@ impl MultiheadAttention {
         inputs: &LayerInputs<'_>,
         cache: &mut KeyValues<A>,
     ) -> Result<A> {
-        cache.extended(|cache| self.composed(x, inputs, Some(cache)))
+        self.run_cached(x, inputs, cache)
     }
 }
 

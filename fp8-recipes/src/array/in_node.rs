@@ -1,0 +1,287 @@
+//! Values of a node of candle's graph that is being built.
+
+use super::operations::{Array, sealed::Sealed};
+use crate::error::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+use fp8_candle::ops::{Activation, AttentionOptions};
+use fp8_candle::{Wide, WideNode};
+use fp8_scaled::Scaled;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// A value of a [`WideNode`] that is being built: what a layer computes on where it becomes a single node of candle's graph.
+#[doc(hidden)]
+#[derive(Clone)]
+pub struct InNode {
+    node: Rc<RefCell<WideNode>>,
+    value: Wide,
+    /// The sizes with dimensions 1 and 2 of `value` exchanged, where this is such a view. Rotary positions and attention read
+    /// tokens before heads, so that heads before tokens exist as a view only.
+    exchanged: Option<[usize; 4]>,
+}
+
+impl std::fmt::Debug for InNode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("InNode").field(&self.dims()).finish()
+    }
+}
+
+/// An error of a function within a node as the node passes it on.
+pub(crate) fn passed_on(error: Error) -> fp8_candle::Error {
+    match error {
+        Error::Candle(error) => fp8_candle::Error::Candle(error),
+        Error::Fp8(error) => error,
+        error => fp8_candle::Error::Candle(candle_core::Error::wrap(error)),
+    }
+}
+
+impl InNode {
+    /// The result of `compute` for `x`, as one node of candle's graph.
+    pub(crate) fn run(
+        node: WideNode,
+        x: &Tensor,
+        compute: impl FnOnce(&Self) -> Result<Self>,
+    ) -> Result<Tensor> {
+        let node = Rc::new(RefCell::new(node));
+        let value = node.borrow_mut().argument(x);
+        let argument = Self {
+            node: node.clone(),
+            value,
+            exchanged: None,
+        };
+        let result = compute(&argument)?;
+        let y = result.in_order()?;
+        drop((argument, result));
+        let Ok(node) = Rc::try_unwrap(node) else {
+            let message = "values of a node outlive its computation";
+            return Err(candle_core::Error::Msg(message.into()).into());
+        };
+        Ok(node.into_inner().finish(y)?)
+    }
+
+    /// Adds operations that `compute` makes of this value to the node.
+    pub(crate) fn operation<E>(
+        &self,
+        compute: impl FnOnce(&mut WideNode, &Wide) -> Result<Wide, E>,
+    ) -> Result<Self>
+    where
+        Error: From<E>,
+    {
+        let value = self.in_order()?;
+        let value = compute(&mut self.node.borrow_mut(), &value)?;
+        Ok(self.with(value, None))
+    }
+
+    /// As [`InNode::operation`] with several results.
+    pub(crate) fn operations<E>(
+        &self,
+        compute: impl FnOnce(&mut WideNode, &Wide) -> Result<Vec<Wide>, E>,
+    ) -> Result<Vec<Self>>
+    where
+        Error: From<E>,
+    {
+        let value = self.in_order()?;
+        let values = compute(&mut self.node.borrow_mut(), &value)?.into_iter();
+        Ok(values.map(|value| self.with(value, None)).collect())
+    }
+
+    /// `plain`, a pure function that candle differentiates, of values of one node.
+    fn opaque(
+        parts: &[&Self],
+        plain: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let [first, ..] = parts else {
+            return Err(candle_core::Error::Msg("an operation without arguments".into()).into());
+        };
+        let values = parts.iter().map(|part| part.in_order());
+        let values = values.collect::<Result<Vec<_>>>()?;
+        let values: Vec<&Wide> = values.iter().collect();
+        let plain = move |x: &[Tensor]| plain(x).map_err(passed_on);
+        let value = first.node.borrow_mut().apply(&values, plain)?;
+        Ok(first.with(value, None))
+    }
+
+    /// [`InNode::opaque`] of this value.
+    pub(crate) fn function(
+        &self,
+        plain: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        Self::opaque(&[self], move |x| plain(&x[0]))
+    }
+
+    /// The error of a layer that is no part of nodes.
+    pub(crate) fn unsupported(&self, layer: &str) -> Result<Self> {
+        let message = format!("{layer} cannot be part of a single node");
+        Err(candle_core::Error::Msg(message).into())
+    }
+
+    fn with(&self, value: Wide, exchanged: Option<[usize; 4]>) -> Self {
+        Self {
+            node: self.node.clone(),
+            value,
+            exchanged,
+        }
+    }
+
+    /// The value with its dimensions where they are said to be.
+    fn in_order(&self) -> Result<Wide> {
+        if self.exchanged.is_none() {
+            return Ok(self.value.clone());
+        }
+        let exchange = |x: &[Tensor]| Ok(x[0].transpose(1, 2)?.contiguous()?);
+        Ok(self.node.borrow_mut().apply(&[&self.value], exchange)?)
+    }
+
+    /// The other view of a value of four dimensions: without a copy.
+    fn exchange(&self) -> Result<Self> {
+        match (self.exchanged, self.value.dims()) {
+            (Some(_), _) => Ok(self.with(self.value.clone(), None)),
+            (None, &[a, b, c, d]) => Ok(self.with(self.value.clone(), Some([a, c, b, d]))),
+            (None, _) => self.function(|x| Ok(x.transpose(1, 2)?)),
+        }
+    }
+
+    /// The value with dimensions 1 and 2 exchanged.
+    fn tokens_first(&self) -> Result<Wide> {
+        self.exchange()?.in_order()
+    }
+
+    pub(super) fn transpose(&self, first: usize, second: usize) -> Result<Self> {
+        match (first, second) {
+            (1, 2) | (2, 1) => self.exchange(),
+            _ => self.function(move |x| Ok(x.transpose(first, second)?)),
+        }
+    }
+
+    pub(super) fn contiguous(&self) -> Result<Self> {
+        Ok(self.clone())
+    }
+
+    pub(super) fn reshape(&self, dims: &[usize]) -> Result<Self> {
+        self.operation(|node, x| node.reshape(x, dims))
+    }
+
+    pub(super) fn split(&self, sizes: &[usize]) -> Result<Vec<Self>> {
+        self.operations(|node, x| node.split(x, sizes))
+    }
+
+    pub(super) fn permute(&self, dims: &[usize]) -> Result<Self> {
+        let dims = dims.to_vec();
+        self.function(move |x| Ok(x.permute(dims.as_slice())?))
+    }
+
+    pub(super) fn broadcast_as(&self, dims: &[usize]) -> Result<Self> {
+        let dims = dims.to_vec();
+        self.function(move |x| Ok(x.broadcast_as(dims.as_slice())?))
+    }
+
+    pub(super) fn sum_keepdim(&self, dims: &[usize]) -> Result<Self> {
+        let dims = dims.to_vec();
+        self.function(move |x| Ok(x.sum_keepdim(dims.as_slice())?))
+    }
+
+    pub(super) fn mean_keepdim(&self, dims: &[usize]) -> Result<Self> {
+        let dims = dims.to_vec();
+        self.function(move |x| Ok(x.mean_keepdim(dims.as_slice())?))
+    }
+
+    pub(super) fn cross_entropy(&self, targets: &Tensor) -> Result<Self> {
+        let targets = targets.clone();
+        self.function(move |x| Ok(fp8_candle::ops::cross_entropy(x, &targets)?))
+    }
+
+    pub(super) fn rope(&self, cos: &Tensor, sin: &Tensor) -> Result<Self> {
+        self.rotated(cos, sin, false)
+    }
+
+    pub(super) fn rope_i(&self, cos: &Tensor, sin: &Tensor) -> Result<Self> {
+        self.rotated(cos, sin, true)
+    }
+
+    fn rotated(&self, cos: &Tensor, sin: &Tensor, interleaved: bool) -> Result<Self> {
+        let value = self.tokens_first()?;
+        let y = self.node.borrow_mut().rope(&value, cos, sin, interleaved)?;
+        self.with(y, None).exchange()
+    }
+
+    pub(super) fn dropout(&self, p: f64, seed: u64) -> Result<Self> {
+        self.operation(|node, x| node.dropout(x, p, seed))
+    }
+
+    pub(super) fn activation(&self, activation: Activation) -> Result<Self> {
+        self.operation(|node, x| node.activation(x, activation))
+    }
+}
+
+impl Sealed for InNode {}
+
+impl Array for InNode {
+    fn dims(&self) -> &[usize] {
+        match &self.exchanged {
+            Some(dims) => dims,
+            None => self.value.dims(),
+        }
+    }
+
+    fn device(&self) -> &Device {
+        self.value.device()
+    }
+
+    fn value(&self) -> Result<Tensor> {
+        Ok(self.in_order()?.tensor()?.to_dtype(DType::F32)?)
+    }
+
+    fn by_kind(
+        &self,
+        _: impl FnOnce(&Tensor) -> Result<Tensor>,
+        _: impl FnOnce(&Scaled) -> Result<Scaled>,
+        in_node: impl FnOnce(&Self) -> Result<Self>,
+    ) -> Result<Self> {
+        in_node(self)
+    }
+
+    fn by_kind_many(
+        &self,
+        _: impl FnOnce(&Tensor) -> Result<Vec<Tensor>>,
+        _: impl FnOnce(&Scaled) -> Result<Vec<Scaled>>,
+        in_node: impl FnOnce(&Self) -> Result<Vec<Self>>,
+    ) -> Result<Vec<Self>> {
+        in_node(self)
+    }
+
+    fn create(
+        _: impl FnOnce() -> Result<Tensor>,
+        _: impl FnOnce() -> Result<Scaled>,
+    ) -> Result<Self> {
+        let message = "a node of the graph has no value without an argument";
+        Err(candle_core::Error::Msg(message.into()).into())
+    }
+
+    fn combine(
+        parts: &[&Self],
+        plain: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+        _: impl FnOnce(&[&Scaled]) -> Result<Scaled>,
+    ) -> Result<Self> {
+        Self::opaque(parts, plain)
+    }
+
+    fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
+        let qkv = [q.tokens_first()?, k.tokens_first()?, v.tokens_first()?];
+        let y = (q.node.borrow_mut()).attention(qkv.each_ref(), &options)?;
+        q.with(y, None).exchange()
+    }
+
+    fn add(&self, other: &Self) -> Result<Self> {
+        if self.dims() != other.dims() {
+            let plain = |x: &[Tensor]| Ok(x[0].broadcast_add(&x[1])?);
+            return Self::opaque(&[self, other], plain);
+        }
+        let other = other.in_order()?;
+        self.operation(|node, x| node.add(x, &other))
+    }
+
+    fn gated_activation(&self, value: &Self, activation: Activation) -> Result<Self> {
+        let value = value.in_order()?;
+        self.operation(|node, gate| node.gated_activation(gate, &value, activation))
+    }
+}

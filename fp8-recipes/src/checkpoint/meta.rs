@@ -1,0 +1,93 @@
+//! What a training checkpoint says in its metadata, and errors about it.
+
+use crate::config::Recipe;
+use crate::error::{Error, Result, TrainingCheckpointError};
+use crate::optim::LossScalerState;
+use crate::safetensors_file::SafetensorsFile;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Before the names of the optimizer's tensors.
+pub(super) const OPTIMIZER: &str = "optimizer/";
+/// Before the names of the FP8 state's columns.
+pub(super) const PREFIX: &str = "fp8/";
+/// Metadata entry of [`TrainingMeta`].
+pub(super) const KEY: &str = "fp8_training";
+/// Metadata entry of the FP8 state's rows.
+pub(super) const ROWS_KEY: &str = "fp8_state";
+/// Metadata entry of the optimizer.
+pub(super) const OPTIMIZER_KEY: &str = "fp8_optimizer";
+
+/// What a training checkpoint holds beside its tensors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainingMeta {
+    /// Finished optimizer steps.
+    pub step: u64,
+    /// Recipe of the guard; None for a high-precision run.
+    pub recipe: Option<Recipe>,
+    /// State of the run's random generator, in a form that the caller chooses.
+    pub random: serde_json::Value,
+    /// Any other values of the caller, such as its configuration.
+    pub extra: serde_json::Value,
+}
+
+/// The optimizer in the metadata.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OptimizerMeta {
+    pub(super) kind: String,
+    pub(super) hyperparameters: serde_json::Value,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) loss_scaler: Option<LossScalerState>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) global_steps: Option<u64>,
+}
+
+/// The text of a metadata entry.
+pub(super) fn json(path: &Path, what: &'static str, value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::Json {
+        path: path.to_path_buf(),
+        what,
+        reason: error.to_string(),
+    })
+}
+
+/// Reads the metadata of a training checkpoint without its tensors.
+///
+/// # Errors
+/// If the file cannot be read or is no training checkpoint.
+pub fn training_meta(path: impl AsRef<Path>) -> Result<TrainingMeta> {
+    meta_of(&SafetensorsFile::open(path.as_ref())?)
+}
+
+pub(super) fn meta_of(file: &SafetensorsFile) -> Result<TrainingMeta> {
+    let invalid = |reason: String| Error::Json {
+        path: file.path().to_path_buf(),
+        what: "the training metadata",
+        reason,
+    };
+    let json = file.metadata(KEY).ok_or_else(|| {
+        invalid(format!(
+            "there is no `{KEY}` entry: not a training checkpoint"
+        ))
+    })?;
+    serde_json::from_str(json).map_err(|error| invalid(error.to_string()))
+}
+
+pub(super) fn mismatch(path: &Path, what: &str, found: String, expected: String) -> Error {
+    TrainingCheckpointError::Mismatch {
+        path: path.to_path_buf(),
+        what: what.to_string(),
+        found,
+        expected,
+    }
+    .into()
+}
+
+pub(super) fn recipe_text(recipe: Option<&Recipe>) -> String {
+    match recipe {
+        None => "none (high precision)".into(),
+        Some(recipe) => recipe.to_string(),
+    }
+}

@@ -1,0 +1,74 @@
+//! Writing a training checkpoint.
+
+use super::fp8;
+use super::meta::{KEY, OPTIMIZER, OPTIMIZER_KEY, OptimizerMeta, ROWS_KEY, TrainingMeta, json};
+use super::prepared::settled_layers;
+use crate::atomic::write_safetensors_atomic;
+use crate::error::{Error, Result};
+use crate::module::Fp8Module;
+use crate::nn::scaled_parameter::refuse_scaled_model;
+use crate::optim::CheckpointOptimizer;
+use candle_core::Tensor;
+use candle_nn::VarMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::PoisonError;
+
+/// Saves variables, optimizer and FP8 state, atomically: a crash leaves the old file or the new one.
+///
+/// `optimizer` is any [`CheckpointOptimizer`]: this library's, candle-nn's, your own, or
+/// [`NoOptimizer`](crate::optim::NoOptimizer).
+///
+/// Ends the step first (see [`crate::end_step`]), which does not change what later steps compute.
+///
+/// # Errors
+/// If a tensor cannot be read or the file not written; the old file survives. [`Error::ScaledParameter`] for a model with scaled
+/// parameters, which [`scaled::save_training`](crate::scaled::save_training) saves.
+pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
+    path: impl AsRef<Path>,
+    model: &M,
+    vars: &VarMap,
+    optimizer: &O,
+    meta: &TrainingMeta,
+) -> Result<()> {
+    refuse_scaled_model(
+        model,
+        "checkpoint::save_training",
+        "call scaled::save_training",
+    )?;
+    let layers = settled_layers(model)?;
+    let path = path.as_ref();
+    let mut tensors: BTreeMap<String, Tensor> = variables(vars);
+    let (state, rows) = fp8::save(&layers)?;
+    let optimizer = optimizer.optimizer_state()?;
+    let optimizer_meta = OptimizerMeta {
+        kind: optimizer.kind().to_string(),
+        hyperparameters: optimizer.hyperparameters_json().clone(),
+        loss_scaler: optimizer.loss_scaler().copied(),
+        global_steps: optimizer.global_steps(),
+    };
+    let optimizer = optimizer.tensors().iter();
+    let optimizer = optimizer.map(|(name, t)| (format!("{OPTIMIZER}{name}"), t.clone()));
+    for (name, tensor) in state.into_iter().chain(optimizer) {
+        if tensors.insert(name.clone(), tensor).is_some() {
+            return Err(Error::NameClash { tensor: name });
+        }
+    }
+    let metadata = HashMap::from([
+        (KEY.to_string(), json(path, "the training metadata", meta)?),
+        (ROWS_KEY.to_string(), json(path, "the FP8 state", &rows)?),
+        (
+            OPTIMIZER_KEY.to_string(),
+            json(path, "the optimizer", &optimizer_meta)?,
+        ),
+    ]);
+    Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
+}
+
+/// The variables by name, detached.
+pub(super) fn variables(vars: &VarMap) -> BTreeMap<String, Tensor> {
+    let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
+    vars.iter()
+        .map(|(name, var)| (name.clone(), var.as_tensor().detach()))
+        .collect()
+}

@@ -1,0 +1,155 @@
+//! The emulator: a prepared model, a recipe, a loss scaler and statistics.
+
+use super::measured::Measured;
+use super::options::{EmulationMethod, EmulatorOptions};
+use crate::autocast::Autocast;
+use crate::config::{ConfigError, Fp8LinearConfig};
+use crate::error::Result;
+use crate::module::Fp8Module;
+use crate::optim::DynamicLossScaler;
+use crate::prepare::{CastTable, PrepareOptions, PrepareReport, named, prepare_fp8};
+use crate::stats::StatsLog;
+
+/// A training run in emulated FP8: a prepared model, the recipe for its guards, a loss scaler and a count of steps.
+///
+/// A training checkpoint takes its loss scaler and its count with the optimizer: [`Emulator::with_optimizer`].
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// # use candle_core::{DType, Device, Module, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
+/// # use fp8_recipes::{nn, with_fp8};
+/// use fp8::optim::{Sgd, SgdConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let vars = VarMap::new();
+/// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
+/// let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
+/// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
+/// let x = Tensor::full(0.1f32, (4, 32), &Device::Cpu)?;
+/// for _ in 0..2 {
+///     let y = with_fp8(emulator.autocast(), || model.forward(&x))?;
+///     emulator.optimizer_step(&mut optimizer, &y.sqr()?.mean_all()?)?;
+/// }
+/// assert_eq!((emulator.global_steps(), optimizer.steps()), (2, 2));
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Emulator {
+    method: EmulationMethod,
+    config: Fp8LinearConfig,
+    report: PrepareReport,
+    pub(super) loss_scaler: DynamicLossScaler,
+    pub(super) global_steps: u64,
+    measured: Option<Measured>,
+}
+
+impl Emulator {
+    /// Prepares the layers and operators of `model` for `method`.
+    ///
+    /// # Errors
+    /// [`ConfigError::UnmatchedPattern`] for a pattern that names no layer, with names that it may have meant; a malformed pattern; an
+    /// invalid configuration of the loss scaler; and what [`prepare_fp8`] finds.
+    pub fn initialize<M: Fp8Module + ?Sized>(
+        model: &M,
+        method: EmulationMethod,
+        options: EmulatorOptions,
+    ) -> Result<Self> {
+        let mut prepare = PrepareOptions::default()
+            .with_operators(true)
+            .with_amax_history_len(1);
+        for pattern in &options.exempt {
+            prepare = prepare.with_off(pattern)?;
+        }
+        for pattern in &options.output_fused {
+            prepare = prepare.with_output_fused(pattern)?;
+        }
+        let loss_scaler = DynamicLossScaler::new(options.loss_scaler.clone())?;
+        // Before anything of the model changes.
+        if let Some(first) = named(model, &prepare).unmatched.into_iter().next() {
+            return Err(ConfigError::UnmatchedPattern {
+                pattern: first.pattern,
+                near: first.near,
+            }
+            .into());
+        }
+        let measured = Measured::new(&options);
+        let report = prepare_fp8(model, &prepare)?;
+        let config = Fp8LinearConfig::from_recipe_name(method.recipe_name())
+            .with_seed(options.seed)
+            .with_via_f16(options.via_f16);
+        Ok(Self {
+            method,
+            config,
+            report,
+            loss_scaler,
+            global_steps: 0,
+            measured,
+        })
+    }
+
+    /// Its method.
+    pub fn method(&self) -> EmulationMethod {
+        self.method
+    }
+
+    /// What the guards of this run switch on: around each forward pass of training, and with `training(false)` of evaluation, which
+    /// is not measured.
+    pub fn autocast(&self) -> Autocast {
+        let autocast = Autocast::new(self.config.clone());
+        Autocast {
+            training_stats: self.due().map(|measured| measured.stats.clone()),
+            ..autocast
+        }
+    }
+
+    /// What became of each layer and operator.
+    pub fn report(&self) -> &PrepareReport {
+        &self.report
+    }
+
+    /// The casts of each prepared layer and operator.
+    ///
+    /// # Errors
+    /// If the recipe of a layer is inconsistent.
+    pub fn cast_table(&self) -> Result<CastTable> {
+        Ok(self.report.cast_table(self.config.clone())?)
+    }
+
+    /// Steps taken, or told by [`Emulator::update_global_steps`].
+    pub fn global_steps(&self) -> u64 {
+        self.global_steps
+    }
+
+    /// Says how many steps are done, in a run that goes on: statistics go by it.
+    pub fn update_global_steps(&mut self, steps: u64) {
+        self.global_steps = steps;
+    }
+
+    /// Where the coming step is measured, if it is.
+    pub(super) fn due(&self) -> Option<&Measured> {
+        let measured = self.measured.as_ref();
+        measured.filter(|measured| self.global_steps.is_multiple_of(measured.every))
+    }
+
+    /// Whether the coming step is measured: the one place that decides it. After the step the count is another.
+    pub fn measures_this_step(&self) -> bool {
+        self.due().is_some()
+    }
+
+    /// The log of [`EmulatorOptions::with_stats_log`], which knows whether it could be written.
+    pub fn stats_log(&self) -> Option<&StatsLog> {
+        self.measured.as_ref()?.log.as_ref()
+    }
+
+    /// Writes what was measured of the step under its number, and counts it.
+    pub(super) fn end_step(&mut self) {
+        if self.measures_this_step()
+            && let Some(measured) = &mut self.measured
+            && let Some(log) = &mut measured.log
+        {
+            log.record(self.global_steps, &measured.stats);
+        }
+        self.global_steps += 1;
+    }
+}

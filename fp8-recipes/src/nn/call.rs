@@ -1,0 +1,92 @@
+//! How a layer with a weight computes in one call: decided once, before anything is computed.
+
+use super::StaticWeight;
+use crate::autocast::Fp8State;
+use crate::autocast::{Context, LayerStep, Mode, linear_plan};
+use crate::error::Result;
+use crate::module::Fp8Layer;
+use candle_core::Tensor;
+use fp8_candle::{LinearPlan, Role, device, fingerprint};
+use fp8_core::ScaleGrid;
+use std::sync::Arc;
+
+/// How a layer computes in one call.
+pub(super) enum Call<'a> {
+    /// In high precision.
+    HighPrecision,
+    /// From FP8 codes of a file, whose inputs are cast as the file says.
+    Static(&'a StaticWeight),
+    /// By the value of FP8 codes of a file, in high precision.
+    Dequantized(&'a StaticWeight),
+    /// In high precision, with the amaxes of input and weight recorded.
+    Calibrate(Arc<Fp8State>, Box<LayerStep>),
+    /// By the guard's recipe.
+    Fp8(Arc<Fp8State>, Box<LinearPlan>),
+}
+
+impl<'a> Call<'a> {
+    /// Decides how `layer` computes under the innermost guard, and signs in with the guard's step.
+    pub(super) fn decide(layer: &'a dyn Fp8Layer, context: Option<&Context>) -> Result<Self> {
+        let mode = context.map(|context| context.settings.mode);
+        let Some(context) = context else {
+            return Ok(match layer.static_weight() {
+                Some(weight) => Self::Static(weight),
+                None => Self::HighPrecision,
+            });
+        };
+        if let Some(weight) = layer.static_weight() {
+            if mode == Some(Mode::HighPrecision) {
+                return Ok(Self::Dequantized(weight));
+            }
+            context.count_static_cast();
+            return Ok(Self::Static(weight));
+        }
+        let Some(state) = layer.fp8_state() else {
+            context.note_unprepared(layer.path());
+            return Ok(Self::HighPrecision);
+        };
+        let Some(step) = context.sign_in(&state)? else {
+            return Ok(Self::HighPrecision);
+        };
+        if mode == Some(Mode::Calibrate) {
+            return Ok(Self::Calibrate(state, step.into()));
+        }
+        let plan = linear_plan(&state, &step)?;
+        Ok(Self::Fp8(state, plan.into()))
+    }
+}
+
+/// Notes a failure of `result` with the guard: a guard that is dropped then does not count as a step.
+pub(super) fn noting_failure<T>(context: Option<&Context>, result: Result<T>) -> Result<T> {
+    if let (Err(_), Some(context)) = (&result, context) {
+        context.note_failure();
+    }
+    result
+}
+
+/// Records the amaxes of input and weight, and which weight it was.
+pub(super) fn calibrate(
+    state: &Fp8State,
+    step: &LayerStep,
+    x: &Tensor,
+    weight: impl FnOnce() -> Result<Tensor>,
+) -> Result<()> {
+    if step.replays {
+        return Ok(());
+    }
+    let weight = &weight()?;
+    state.note_calibrated_weight(fingerprint(weight)?);
+    // An empty batch says nothing about the inputs; another rank's may.
+    let seen = |tensor: &Tensor| tensor.elem_count() > 0;
+    let tensors = [(Role::Input, x), (Role::Weight, weight)];
+    for (role, tensor) in tensors.into_iter().filter(|(_, tensor)| seen(tensor)) {
+        let cols = tensor.dims().last().copied().unwrap_or(1);
+        let grid = ScaleGrid::tensorwise(tensor.elem_count() / cols.max(1), cols);
+        let values = tensor.detach().contiguous()?;
+        let amax = device::backend(tensor.device())?.amax(&values, &grid)?;
+        if let Some(slot) = state.slot(role) {
+            step.cells.record(slot.row(), &amax, true)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! What a linear layer computes: on plain tensors, on scaled ones, and as an operation of a wide node.
+
+use super::{Linear, Weight};
+use crate::array::{Array, InNode, Layer, passed_on};
+use crate::autocast::current;
+use crate::error::{Error, Result};
+use crate::nn::call::{Call, calibrate, noting_failure};
+use crate::nn::join;
+use crate::nn::scaled_parameter::{optional, scaled, value_of};
+use candle_core::{DType, Module, Tensor};
+use fp8_candle::{LinearWeight, Wide, WideLinear, WideNode, fp8_linear};
+use fp8_scaled::{Parameter, Scaled};
+
+impl Linear {
+    /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
+    ///
+    /// # Errors
+    /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is not in_features, [`Error::TensorDType`] if `x` is not of
+    /// a floating point dtype, and what the guard's recipe finds wrong.
+    pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _span = tracing::trace_span!("linear", path = self.path()).entered();
+        let context = current();
+        let y = self
+            .check_input(x.dims(), x.dtype())
+            .and_then(|()| Call::decide(self, context.as_ref()))
+            .and_then(|call| self.compute(call, x));
+        noting_failure(context.as_ref(), y)
+    }
+
+    /// The outputs of layers that read the same input, in their order: what each gives alone.
+    ///
+    /// # Errors
+    /// Those of the first layer that fails.
+    pub fn forward_joint(layers: &[Self], x: &Tensor) -> candle_core::Result<Vec<Tensor>> {
+        layers.iter().map(|layer| layer.forward(x)).collect()
+    }
+
+    fn compute(&self, call: Call<'_>, x: &Tensor) -> Result<Tensor> {
+        let dtype = x.dtype();
+        let weight = match (&call, &self.weight) {
+            (Call::Static(weight), _) => return weight.forward(x, self.bias()),
+            (_, Weight::Fp8(weight)) => weight.weight().dequantize(dtype)?,
+            (_, Weight::HighPrecision(weight)) => weight.value(dtype)?,
+        };
+        let bias = value_of(self.bias.as_ref(), dtype)?;
+        match call {
+            Call::Fp8(state, plan) => {
+                let weight = LinearWeight::HighPrecision(&weight, Some(&state.cache));
+                return Ok(fp8_linear(x, weight, bias.as_ref(), &plan)?);
+            }
+            // In f32, as an export reads the weight: its value need not fit in the dtype of the input.
+            Call::Calibrate(state, step) => calibrate(&state, &step, x, || self.weight())?,
+            Call::HighPrecision | Call::Static(_) | Call::Dequantized(_) => {}
+        }
+        product(x, &weight, bias.as_ref())
+    }
+
+    fn check_input(&self, dims: &[usize], dtype: DType) -> Result<()> {
+        let (_, in_features) = self.features();
+        let got = dims.last().copied().unwrap_or(0);
+        if got != in_features {
+            return Err(fp8_candle::Error::InFeatures {
+                path: self.shown_path().to_string(),
+                expected: in_features,
+                got,
+                shape: dims.to_vec(),
+            }
+            .into());
+        }
+        if !dtype.is_float() || dtype == DType::F8E4M3 {
+            return Err(Error::TensorDType {
+                tensor: join(self.shown_path(), "input"),
+                got: dtype.as_str().into(),
+                expected: "f32, bf16, f16 or f64".into(),
+            });
+        }
+        Ok(())
+    }
+
+    fn on_scaled(&self, x: &Scaled) -> Result<Scaled> {
+        let _span = tracing::trace_span!("linear", path = self.path()).entered();
+        let weight = match &self.weight {
+            Weight::HighPrecision(weight) => scaled(weight, self.path(), "weight")?,
+            Weight::Fp8(weight) => {
+                let held = Parameter::Plain(weight.weight().held().clone());
+                scaled(&held, self.path(), "weight")?
+            }
+        };
+        let bias = optional(self.bias.as_ref(), self.path(), "bias")?;
+        self.check_input(x.dims(), DType::F32)?;
+        Ok(x.linear(&weight, bias.as_ref())?)
+    }
+}
+
+/// candle-nn's layer, with parameters cast to the dtype of `x`.
+fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let weight = weight.to_dtype(x.dtype())?;
+    let bias = bias.map(|bias| bias.to_dtype(x.dtype())).transpose()?;
+    let inner = candle_nn::Linear::new(weight, bias);
+    if x.rank() == 1 {
+        return Ok(inner.forward(&x.unsqueeze(0)?)?.squeeze(0)?);
+    }
+    Ok(inner.forward(x)?)
+}
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        Ok(self.try_forward(x)?)
+    }
+}
+
+impl<A: Array> Layer<A> for Linear {
+    fn apply(&self, x: &A) -> Result<A> {
+        x.by_kind(
+            |x| self.try_forward(x),
+            |x| self.on_scaled(x),
+            |x| x.operation(|node, x| Ok::<_, Error>(in_node(&[self], node, x)?.remove(0))),
+        )
+    }
+}
+
+/// The results of layers that read `x`. Within a node, casts of `x` that give the same codes are made once.
+pub(in crate::nn) fn joint<A: Array>(layers: &[&Linear], x: &A) -> Result<Vec<A>> {
+    x.by_kind_many(
+        |x| layers.iter().map(|layer| layer.try_forward(x)).collect(),
+        |x| layers.iter().map(|layer| layer.on_scaled(x)).collect(),
+        |x: &InNode| x.operations(|node, x| in_node(layers, node, x)),
+    )
+}
+
+/// A result for each of `layers`.
+fn in_node(layers: &[&Linear], node: &mut WideNode, x: &Wide) -> Result<Vec<Wide>> {
+    let context = current();
+    let mut calls = vec![];
+    for layer in layers {
+        layer.check_input(x.dims(), x.dtype())?;
+        let call = Call::decide(*layer, context.as_ref())?;
+        if let Call::Calibrate(state, step) = &call {
+            calibrate(state, step, x.tensor()?, || layer.weight())?;
+        }
+        calls.push(call);
+    }
+    let mut together = vec![];
+    for (layer, call) in layers.iter().zip(&calls) {
+        if let Weight::HighPrecision(weight) = &layer.weight {
+            let (cache, plan) = match call {
+                Call::Fp8(state, plan) => (Some(&state.cache), Some(&**plan)),
+                _ => (None, None),
+            };
+            let weight = LinearWeight::HighPrecision(weight.tensor(), cache);
+            together.push(WideLinear::new(weight, layer.bias(), plan));
+        }
+    }
+    let mut together = node.linear_joint(x, &together)?.into_iter();
+    let mut results = vec![];
+    for (layer, call) in layers.iter().zip(&calls) {
+        let result = match call {
+            Call::Static(weight) => {
+                let weight = (*weight).clone();
+                Some(frozen(node, x, layer.bias(), move |x, bias| {
+                    weight.forward(x, bias)
+                })?)
+            }
+            Call::Dequantized(weight) => {
+                let weight = (*weight).clone();
+                Some(frozen(node, x, layer.bias(), move |x, bias| {
+                    product(x, &weight.weight().dequantize(x.dtype())?, bias)
+                })?)
+            }
+            _ => together.next(),
+        };
+        results.extend(result);
+    }
+    match results.len() == layers.len() {
+        true => Ok(results),
+        false => Err(candle_core::Error::Msg("a linear layer without a result".into()).into()),
+    }
+}
+
+/// A layer of an FP8 checkpoint: its weight gets no gradient, and `compute` is differentiated by candle.
+fn frozen(
+    node: &mut WideNode,
+    x: &Wide,
+    bias: Option<&Tensor>,
+    compute: impl Fn(&Tensor, Option<&Tensor>) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Wide> {
+    let bias = bias.map(|bias| node.argument(bias));
+    let values: Vec<&Wide> = [Some(x), bias.as_ref()].into_iter().flatten().collect();
+    let compute = move |args: &[Tensor]| compute(&args[0], args.get(1)).map_err(passed_on);
+    Ok(node.apply(&values, compute)?)
+}

@@ -1,0 +1,270 @@
+//! `candle_nn::linear`: the linear layer, candle-nn's outside a guard, FP8 inside one.
+
+mod forward;
+
+pub(super) use forward::joint;
+
+use super::shared_state::SharedState;
+use super::static_weight::is_unscaled_fp8;
+use super::{StaticWeight, join};
+use crate::autocast::Fp8State;
+use crate::error::{Error, Result};
+use crate::module::Fp8Layer;
+use crate::{Fp8Module, Visitor};
+use candle_core::{DType, Tensor};
+use candle_nn::VarBuilder;
+use fp8_candle::Role;
+use fp8_scaled::{Parameter, ScaledVar};
+use std::sync::Arc;
+
+#[derive(Debug, Clone)]
+enum Weight {
+    HighPrecision(Parameter),
+    Fp8(Box<StaticWeight>),
+}
+
+/// `y = x weight^T + bias`, with the name, constructors and signatures of `candle_nn::Linear`, but for
+/// [`Linear::weight`], which can fail.
+///
+/// - Outside a guard, inside a disabled one, or when the layer was not prepared: bit-equal to candle-nn's.
+/// - Prepared ([`crate::prepare_fp8`]) and inside an enabled guard: FP8 by the guard's recipe.
+/// - Loaded from an FP8 checkpoint: holds the codes only and computes in FP8 (static inference), except inside a
+///   disabled guard, which multiplies by the dequantized weight.
+///
+/// x: `[.., in_features]` of f32, bf16 or f16; the result has x's dtype. A weight or bias of another dtype is cast to
+/// x's. Clones share weight and FP8 state.
+#[derive(Debug, Clone)]
+pub struct Linear {
+    weight: Weight,
+    bias: Option<Parameter>,
+    path: Option<Arc<str>>,
+    state: SharedState,
+}
+
+impl Linear {
+    /// `weight`: `[out_features, in_features]`; `bias`: `[out_features]`.
+    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
+        Self::of(Weight::HighPrecision(Parameter::of(&weight)), bias)
+    }
+
+    /// [`Linear::new`] under the name that `with_tracing::Linear` gives it.
+    pub fn from_weights(weights: Tensor, bias: Option<Tensor>) -> Self {
+        Self::new(weights, bias)
+    }
+
+    /// A layer whose weight is FP8 codes.
+    pub fn from_static(
+        weight: StaticWeight,
+        bias: Option<Tensor>,
+        path: impl Into<Arc<str>>,
+    ) -> Self {
+        Self::of(Weight::Fp8(weight.into()), bias).with_path(path)
+    }
+
+    fn of(weight: Weight, bias: Option<Tensor>) -> Self {
+        Self {
+            weight,
+            bias: bias.as_ref().map(Parameter::of),
+            path: None,
+            state: SharedState::default(),
+        }
+    }
+
+    /// Names the layer as in a checkpoint. Layers built from a VarBuilder know their name.
+    ///
+    /// The named layer shares no FP8 state with the layer that it was cloned from, and has none yet.
+    pub fn with_path(mut self, path: impl Into<Arc<str>>) -> Self {
+        self.path = Some(path.into());
+        self.state = SharedState::default();
+        self
+    }
+
+    /// The value of the weight, `[out_features, in_features]`.
+    ///
+    /// For a weight in high precision this is the tensor itself, which an optimizer may hold as a variable. For a layer loaded in FP8
+    /// it is the dequantized value in f32, and for a scaled parameter ([`Linear::scaled_weight`]) the value in f32; both are computed
+    /// at every call. Codes and scales of a layer loaded in FP8 are in [`Linear::static_weight`].
+    ///
+    /// # Errors
+    /// If a device fails to dequantize.
+    pub fn weight(&self) -> Result<Tensor> {
+        match &self.weight {
+            Weight::HighPrecision(weight) => Ok(weight.value(DType::F32)?),
+            Weight::Fp8(weight) => Ok(weight.weight().dequantize(DType::F32)?),
+        }
+    }
+
+    /// The scaled parameter of a layer that was built on a [`ScaledVarMap`](crate::scaled::ScaledVarMap), else None.
+    pub fn scaled_weight(&self) -> Option<ScaledVar> {
+        match &self.weight {
+            Weight::HighPrecision(weight) => weight.scaled().cloned(),
+            Weight::Fp8(_) => None,
+        }
+    }
+
+    /// The FP8 weight of a layer loaded from an FP8 checkpoint.
+    pub fn static_weight(&self) -> Option<&StaticWeight> {
+        match &self.weight {
+            Weight::HighPrecision(_) => None,
+            Weight::Fp8(weight) => Some(weight),
+        }
+    }
+
+    /// The bias, `[out_features]`. For a scaled parameter its data, from which [`ScaledVar::of`] finds the value.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref().map(Parameter::tensor)
+    }
+
+    /// Path in the checkpoint: empty at its root, None if unknown.
+    pub fn path(&self) -> Option<&str> {
+        self.path.as_deref()
+    }
+
+    /// FP8 state, if the layer is prepared.
+    pub fn fp8_state(&self) -> Option<Arc<Fp8State>> {
+        self.state.get()
+    }
+
+    /// (out_features, in_features).
+    pub fn features(&self) -> (usize, usize) {
+        let dims = match &self.weight {
+            Weight::HighPrecision(weight) => weight.tensor().dims(),
+            Weight::Fp8(weight) => weight.weight().dims(),
+        };
+        match *dims {
+            [out_features, in_features] => (out_features, in_features),
+            _ => (0, 0),
+        }
+    }
+
+    /// Bytes that the weight and its scales hold.
+    pub fn weight_bytes(&self) -> usize {
+        Fp8Layer::weight_bytes(self)
+    }
+
+    /// The path in messages.
+    fn shown_path(&self) -> &str {
+        self.path().unwrap_or("without a path")
+    }
+
+    /// The same layer without gradients for its weight and bias; scaled parameters stay as they are.
+    pub(super) fn frozen(mut self) -> Self {
+        let freeze = |parameter: &mut Parameter| {
+            if let Parameter::Plain(tensor) = parameter {
+                *tensor = tensor.detach();
+            }
+        };
+        self.bias.as_mut().map(freeze);
+        if let Weight::HighPrecision(weight) = &mut self.weight {
+            freeze(weight);
+        }
+        self
+    }
+}
+
+impl Fp8Layer for Linear {
+    fn path(&self) -> Option<&str> {
+        Linear::path(self)
+    }
+
+    fn roles(&self) -> &'static [Role] {
+        &[Role::Input, Role::Weight, Role::GradOutput]
+    }
+
+    fn fp8_state(&self) -> Option<Arc<Fp8State>> {
+        self.state.get()
+    }
+
+    fn set_fp8_state(&self, state: Option<Arc<Fp8State>>) {
+        self.state.set(state);
+    }
+
+    fn held_weight(&self) -> &Tensor {
+        match &self.weight {
+            Weight::HighPrecision(weight) => weight.tensor(),
+            Weight::Fp8(weight) => weight.weight().held(),
+        }
+    }
+
+    fn static_weight(&self) -> Option<&StaticWeight> {
+        Linear::static_weight(self)
+    }
+
+    fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref().map(Parameter::tensor)
+    }
+
+    fn features(&self) -> (usize, usize) {
+        Linear::features(self)
+    }
+}
+
+impl Fp8Module for Linear {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.layer(self);
+    }
+}
+
+/// Creates a linear layer with a bias, with candle-nn's initialization, or loads it. Where `vb` holds an FP8 weight
+/// with its `weight_scale`, the layer keeps the codes only.
+///
+/// # Errors
+/// If a tensor is missing or has another shape, or holds FP8 values without their scale.
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use fp8::nn;
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let vars = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// let layer = nn::linear(64, 32, vb.pp("fc"))?;
+/// assert_eq!(layer.path(), Some("fc")); // its name in reports, patterns and files
+/// let x = Tensor::randn(0f32, 1., (8, 64), &Device::Cpu)?;
+/// assert_eq!(layer.forward(&x)?.dims(), [8, 32]);
+/// # Ok(()) }
+/// ```
+pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder<'_>) -> candle_core::Result<Linear> {
+    linear_b(in_dim, out_dim, true, vb)
+}
+
+/// [`linear`] without a bias.
+pub fn linear_no_bias(
+    in_dim: usize,
+    out_dim: usize,
+    vb: VarBuilder<'_>,
+) -> candle_core::Result<Linear> {
+    linear_b(in_dim, out_dim, false, vb)
+}
+
+/// [`linear`] with or without a bias.
+pub fn linear_b(
+    in_dim: usize,
+    out_dim: usize,
+    bias: bool,
+    vb: VarBuilder<'_>,
+) -> candle_core::Result<Linear> {
+    let path: Arc<str> = vb.prefix().into();
+    if let Some(weight) = StaticWeight::load(out_dim, in_dim, &vb)? {
+        let bias = if bias {
+            Some(vb.get(out_dim, "bias")?)
+        } else {
+            None
+        };
+        return Ok(Linear::from_static(weight, bias, path));
+    }
+    // Our own VarBuilder has looked at the dtypes of the file.
+    let checked = crate::load::is_checked(&vb);
+    let inner = candle_nn::linear_b(in_dim, out_dim, bias, vb)?;
+    if !checked && is_unscaled_fp8(inner.weight())? {
+        return Err(Error::MissingScale {
+            tensor: join(&path, "weight"),
+            missing: join(&path, "weight_scale"),
+            path: None,
+        }
+        .into());
+    }
+    Ok(Linear::new(inner.weight().clone(), inner.bias().cloned()).with_path(path))
+}

@@ -1,0 +1,81 @@
+//! A transformer module: one body, computed layer by layer or as a single node of candle's graph.
+
+use super::inputs::LayerInputs;
+use super::key_values::KeyValues;
+use super::{LayerNorm, Linear};
+use crate::array::{Array, InNode};
+use crate::autocast::{Mode, current};
+use crate::error::Result;
+use crate::nn::call::noting_failure;
+use candle_core::{DType, Tensor};
+use fp8_candle::WideNode;
+
+/// A module made of norms and linear layers.
+pub(super) trait Block {
+    /// The name of its node.
+    const NAME: &'static str;
+
+    fn norms(&self) -> Vec<&LayerNorm>;
+
+    fn linears(&self) -> Vec<&Linear>;
+
+    /// Whether it becomes a single node where that is possible.
+    fn wants_single_node(&self) -> bool;
+
+    /// Whether its node computes inner tensors again in the backward pass.
+    fn recomputes(&self) -> bool {
+        false
+    }
+
+    /// What it computes, on arrays of any kind.
+    fn body<A: Array>(
+        &self,
+        x: &A,
+        inputs: &LayerInputs<'_>,
+        cache: Option<&mut KeyValues<A>>,
+    ) -> Result<A>;
+
+    /// The result for `x`: a plain tensor goes through a single node where that is possible.
+    fn run<A: Array>(&self, x: &A, inputs: &LayerInputs<'_>) -> Result<A> {
+        let y = x.by_kind(
+            |x| match self.fits_in_node(x) {
+                false => self.body(x, inputs, None),
+                true => {
+                    let node = WideNode::new(Self::NAME).with_recomputation(self.recomputes());
+                    InNode::run(node, x, |x| self.body(x, inputs, None))
+                }
+            },
+            |x| self.body(x, inputs, None),
+            |x| self.body(x, inputs, None),
+        );
+        noting_failure(current().as_ref(), y)
+    }
+
+    /// The result for `x`, whose tokens follow those in `cache`; after a failure the cache is as before.
+    fn run_cached<A: Array>(
+        &self,
+        x: &A,
+        inputs: &LayerInputs<'_>,
+        cache: &mut KeyValues<A>,
+    ) -> Result<A> {
+        let y = cache.extended(|cache| self.body(x, inputs, Some(cache)));
+        noting_failure(current().as_ref(), y)
+    }
+
+    /// Whether a single node can compute this: its products have results up to f32, its parameters are plain tensors, and it
+    /// casts nothing around norms.
+    fn fits_in_node(&self, x: &Tensor) -> bool {
+        let casts = current().is_some_and(|context| context.settings.mode == Mode::Fp8);
+        let norm_fits = |norm: &LayerNorm| !(casts && norm.is_prepared()) && norm.is_plain();
+        let linear_fits = |linear: &Linear| linear.scaled_weight().is_none();
+        self.wants_single_node()
+            && x.dtype() != DType::F64
+            && self.norms().into_iter().all(norm_fits)
+            && self.linears().into_iter().all(linear_fits)
+    }
+}
+
+/// The error of a module whose layers are not those that it is made of.
+pub(super) fn missing<T>(what: &'static str) -> Result<T> {
+    Err(candle_core::Error::Msg(what.into()).into())
+}
