@@ -4,9 +4,7 @@ use candle_core::{DType, Tensor, Var};
 use fp8_candle::conv::{ConvKind, ConvShape, fp8_conv};
 use fp8_candle::{Fp8Tensor, GemmPlan, LinearPlan, Quantizer, Result};
 use fp8_core::{Contraction, Format, Granularity};
-use fp8_test_support::{device, flat64, normal, rounding};
-use rand::{SeedableRng, rngs::StdRng};
-use rand_distr::{Distribution, StandardNormal};
+use fp8_test_support::{flat64, normal, rounding};
 
 /// Sizes of a convolution. Transposed, `n` are the channels of the input, and `image` is the input's.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,6 @@
 //! Directories with a small model, and values computed by a formula of their own.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use fp8_recipes::load::{Checkpoint, OpenOptions};
 pub use fp8_test_support::bits;
 use safetensors::Dtype;

@@ -1,7 +1,7 @@
 //! Variables, gradients and comparisons.
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use fp8_recipes::optim::*;
 use fp8_test_support::device;
 pub use fp8_test_support::flat64;
