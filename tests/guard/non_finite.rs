@@ -1,4 +1,4 @@
-//! Inf and NaN that a cast has seen veto the optimizer's step of the same step, and are named.
+//! Inf or NaN in a cast vetoes the optimizer update of the same step, and the report names the tensor.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Result, Tensor, Var};

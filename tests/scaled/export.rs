@@ -1,4 +1,4 @@
-//! Models with scaled parameters in code that knows plain ones: it gets values, never data.
+//! Models with scaled parameters in code written for plain ones, which gets values, never unscaled data.
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};

@@ -1,4 +1,4 @@
-//! A kernel of one tap makes a linear layer of the places: the same casts, scales and gradients.
+//! A convolution with a 1x1 kernel is a linear layer over the positions: the same casts, scales and gradients.
 
 use crate::reference::{Case, Data, Results, plan, sqnr};
 use candle_core::{DType, Tensor, Var};

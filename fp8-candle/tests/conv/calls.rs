@@ -26,7 +26,7 @@ fn same_bits_for_any_number_of_threads() -> Result<()> {
     if skipped_on_cuda("it is about the threads of the CPU") {
         return Ok(());
     }
-    // Of more than one part: the columns of one image have 4 MB.
+    // More than one part each: the columns of one image have 4 MB.
     let cases = [
         Case::new(5, 32, 48, [120, 118]),
         Case::new(4, 48, 32, [60, 59]).stride([2, 2]).transposed(),

@@ -1,4 +1,4 @@
-//! Views, values that are no numbers, and the loss.
+//! Views, NaN and infinities, and the loss.
 
 use super::*;
 

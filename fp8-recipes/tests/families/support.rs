@@ -1,4 +1,4 @@
-//! Directories with a small model, and values computed by a formula of their own.
+//! Directories with a small model, and values from a formula of the test.
 
 use candle_core::{DType, Device};
 use fp8_recipes::load::{Checkpoint, OpenOptions};
