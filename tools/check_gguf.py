@@ -1,4 +1,4 @@
-"""Compares what `gguf::convert` makes of a GGUF file with what transformers makes of it: tensors, tokens, logits.
+"""Compares the directory that `rewrite::dequantize` makes of a GGUF file with what transformers makes of it: tensors, tokens, logits.
 
     python tools/check_gguf.py FILE.gguf DIR
 

@@ -7,15 +7,16 @@
 #[path = "../shared/end.rs"]
 mod end;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use candle_core::{Device, Tensor};
 use clap::Parser;
 use end::end;
 use fp8::load::{Inputs, OpenOptions};
 use fp8::models::{Model, ModelOptions, open};
+use fp8::read::{MAX_CONFIG, read_text};
 use fp8::rewrite::Spelling;
 use fp8::{
-    Autocast, ExportOptions, Fp8Module, Ragged, Recipe, atomic, fp8_autocast, prepare_fp8,
+    Autocast, ExportOptions, Ragged, Recipe, atomic, fp8_autocast, prepare_fp8,
     save_calibrated_with, with_fp8,
 };
 use std::collections::BTreeMap;
@@ -36,6 +37,9 @@ struct Args {
     /// Folder for the FP8 model
     #[arg(long, value_name = "DIR", requires = "recipe")]
     out: Option<PathBuf>,
+    /// Replace a model in that folder
+    #[arg(long, requires = "out")]
+    overwrite: bool,
     /// compressed-tensors, fp8-blocks, autofp8 or modelopt
     #[arg(long, value_name = "SPELLING", default_value_t = Spelling::CompressedTensors)]
     to: Spelling,
@@ -63,12 +67,13 @@ fn run(args: &Args) -> Result<()> {
     let mut outputs = BTreeMap::new();
     let served = match (&args.recipe, &args.out) {
         (Some(recipe), Some(out)) => {
+            ensure!(
+                args.overwrite || !out.join("model.safetensors").exists(),
+                "{} holds a model: replace it by --overwrite, or name another folder with --out",
+                out.display()
+            );
             let model = open(&args.model, &ModelOptions::new())?;
-            let calibrated = match &model {
-                Model::Llama(llama) => export(args, recipe, out, llama, &|| forward(&model, ids))?,
-                Model::Bert(bert) => export(args, recipe, out, bert, &|| forward(&model, ids))?,
-                _ => bail!("{}: a kind that is new here", args.model.display()),
-            };
+            let calibrated = export(args, recipe, out, &model, ids)?;
             outputs.insert("calibrated".to_string(), calibrated);
             out
         }
@@ -80,26 +85,20 @@ fn run(args: &Args) -> Result<()> {
     };
     let checkpoint = OpenOptions::new().with_inputs(inputs);
     let model = open(served, &ModelOptions::new().with_checkpoint(checkpoint))?;
-    outputs.insert("served".to_string(), forward(&model, ids)?);
+    outputs.insert("served".to_string(), model.forward(ids)?);
     if let Some(path) = &args.outputs {
         atomic::write_safetensors_atomic(path, &outputs, None)?;
     }
     Ok(())
 }
 
-/// Calibrates and writes; what the model in memory then computes.
-fn export<M: Fp8Module>(
-    args: &Args,
-    recipe: &Recipe,
-    out: &Path,
-    model: &M,
-    forward: &dyn Fn() -> Result<Tensor>,
-) -> Result<Tensor> {
+/// Calibrates and writes the model; returns what the model in memory then computes.
+fn export(args: &Args, recipe: &Recipe, out: &Path, model: &Model, ids: &Tensor) -> Result<Tensor> {
     prepare_fp8(model, &Default::default())?;
     let guard = fp8_autocast(Autocast::new(recipe.clone()).calibrating(true))?;
-    forward()?;
+    model.forward(ids)?;
     guard.close()?;
-    let config = std::fs::read_to_string(args.model.join("config.json"))?;
+    let config = read_text(args.model.join("config.json"), MAX_CONFIG)?;
     let options = ExportOptions::new()
         .with_config(serde_json::from_str(&config)?)
         .with_spelling(args.to)
@@ -113,13 +112,6 @@ fn export<M: Fp8Module>(
         report.ignored.len(),
         report.ignored.join(", ")
     );
-    with_fp8(Autocast::new(recipe.clone()).training(false), forward)
-}
-
-fn forward(model: &Model, ids: &Tensor) -> Result<Tensor> {
-    Ok(match model {
-        Model::Llama(model) => model.forward(ids)?,
-        Model::Bert(model) => model.forward(ids, &ids.ones_like()?)?,
-        _ => bail!("a kind that is new here"),
-    })
+    let autocast = Autocast::new(recipe.clone()).training(false);
+    Ok(with_fp8(autocast, || model.forward(ids))?)
 }

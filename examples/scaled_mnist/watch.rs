@@ -52,7 +52,7 @@ impl Watch {
         (layer, kind): (usize, Kind),
         fp8: bool,
         x: &Scaled,
-    ) -> fp8::fp8_candle::Result<()> {
+    ) -> fp8::scaled::Result<()> {
         let dtype = match (fp8, kind) {
             (false, _) => ScaledDType::Float(DType::F16),
             (true, Kind::Gradient) => ScaledDType::Fp8(Format::E5M2),

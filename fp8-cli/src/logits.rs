@@ -4,6 +4,7 @@ use crate::model::Source;
 use crate::output::print;
 use anyhow::{Context, Result, bail};
 use candle_core::{DType, Device};
+use fp8::models::{CausalLm, TextError};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -26,6 +27,17 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("{} has no tensor `input_ids`", file());
     };
     let (model, _) = args.source.load_llama()?;
+    if let (Ok(tokens), Some(positions)) = (ids.dim(1), model.max_positions())
+        && tokens > positions
+    {
+        let prompt = 0;
+        let error = TextError::TooManyTokens {
+            prompt,
+            tokens,
+            positions,
+        };
+        return Err(error).with_context(file);
+    }
     // All rows at once: a scale of the whole batch is one of the whole batch.
     let logits = model
         .forward(ids)

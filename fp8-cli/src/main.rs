@@ -16,6 +16,8 @@ mod model;
 mod output;
 mod progress;
 mod quantize;
+#[path = "../../examples/shared/progress.rs"]
+mod shown;
 mod source;
 mod usage;
 

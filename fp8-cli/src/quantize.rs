@@ -6,7 +6,6 @@ use crate::source;
 use crate::usage::{Usage, at_least};
 use anyhow::{Context, Result, bail};
 use candle_core::{Device, Tensor};
-use fp8::models::{CausalLm, Model};
 use fp8::rewrite::{self, QuantizeOptions, Scheme, Spelling};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -83,11 +82,7 @@ fn calibrate(model: &Path, text: &Path, samples: usize) -> Result<BTreeMap<Strin
         .tokenizer()?
         .encode(&String::from_utf8_lossy(&bytes), true)?;
     let loaded = source.load_high_precision()?;
-    let positions = match &loaded {
-        Model::Llama(model) => model.max_positions().unwrap_or(SAMPLE),
-        Model::Bert(model) => model.config().max_position_embeddings,
-        _ => SAMPLE,
-    };
+    let positions = loaded.max_positions().unwrap_or(SAMPLE);
     let samples: Vec<&[u32]> = ids.chunks(SAMPLE.min(positions)).take(samples).collect();
     if samples.is_empty() {
         bail!("{}: no token to calibrate with", text.display());
@@ -97,15 +92,10 @@ fn calibrate(model: &Path, text: &Path, samples: usize) -> Result<BTreeMap<Strin
     let amaxes = rewrite::input_amaxes(&loaded, || {
         for (i, sample) in samples.iter().enumerate() {
             if bar.at("", i as u64, count).is_break() {
-                return Err(fp8::Error::Cancelled);
+                return Err(fp8::Error::Files(fp8::FilesError::Cancelled));
             }
             let ids = Tensor::from_slice(sample, (1, sample.len()), &Device::Cpu)?;
-            match &loaded {
-                Model::Llama(model) => model.forward(&ids).map(|_| ()),
-                Model::Bert(model) => model.forward(&ids, &ids.ones_like()?).map(|_| ()),
-                _ => Ok(()),
-            }
-            .map_err(candle_core::Error::from)?;
+            loaded.forward(&ids).map_err(candle_core::Error::from)?;
         }
         Ok(())
     })?;

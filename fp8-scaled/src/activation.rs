@@ -1,8 +1,8 @@
 //! Activations: curves that are nearly homogeneous keep the scale of their input.
 
+use super::error::Result;
 use super::parts::sized;
 use super::value::Scaled;
-use crate::error::Result;
 use fp8_candle::ops::{Activation, detached};
 
 impl Scaled {
@@ -16,9 +16,9 @@ impl Scaled {
         self.activation(Activation::Silu)
     }
 
-    /// An activation that is not gated, or the function of the gate of one that is. The result has the scale of the input, and each
-    /// gradient that of the cotangent, but for [`relu`](Scaled::relu), [`square`](Scaled::square) and [`sigmoid`](Scaled::sigmoid),
-    /// whose own rules hold.
+    /// Applies an activation; for a gated activation, the function of its gate. The result has the scale of the input, and the gradient
+    /// that of the cotangent, except where the activation is [`relu`](Scaled::relu), [`square`](Scaled::square) or
+    /// [`sigmoid`](Scaled::sigmoid), which have their own rules.
     ///
     /// # Errors
     /// If a device fails.
@@ -31,15 +31,9 @@ impl Scaled {
         }
         let (x, scale) = sized(self)?;
         let value = Self::new(detached::activation(activation, &x, scale)?, self.scale());
-        Ok(Self::record(
-            value,
-            activation.name(),
-            [self],
-            move |g, _| {
-                let data =
-                    detached::activation_gradient(activation, &x, scale, &g.float(x.dtype())?)?;
-                Ok([Some(Self::new(data, g.scale()).zeroed()?)])
-            },
-        ))
+        Ok(self.recorded(value, activation.name(), move |g| {
+            let data = detached::activation_gradient(activation, &x, scale, &g.float(x.dtype())?)?;
+            Self::new(data, g.scale()).zeroed()
+        }))
     }
 }

@@ -1,15 +1,16 @@
-//! Addition, multiplication, and what comes with them.
+//! Addition, subtraction, multiplication and division, with tensors and constants.
 
+use super::check::check_same_device;
 use super::dtype::ScaledDType;
+use super::error::{Result, shape};
 use super::kernels::{Axpby, Product, Quotient, map_fn, map1, map2, times};
 use super::options::Options;
 use super::value::{Data, Scaled};
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Aligned, Factored, Scale, add_rule, constant_rule, div_rule, mul_rule};
 
-/// The dtype in which two operands meet: their own if it is the same, f32 for two different 16-bit dtypes, else the wider. FP8
-/// takes the other operand's, and f16 beside FP8.
+/// The dtype in which two operands are combined: a shared dtype stays, bf16 and f16 give f32, otherwise the wider one wins. FP8 takes the
+/// other operand's dtype; two FP8 operands give f16.
 pub(super) fn common_dtype(a: &Scaled, b: &Scaled) -> DType {
     common(a.dtype(), b.dtype())
 }
@@ -35,26 +36,14 @@ pub(super) fn broadcast_dims(op: &'static str, a: &[usize], b: &[usize]) -> Resu
             (a, b) if a == b => Ok(a),
             (1, b) => Ok(b),
             (a, 1) => Ok(a),
-            _ => Err(Error::Shape {
+            _ => Err(shape(
                 op,
-                what: "the second operand",
-                expected: format!("a shape that broadcasts with {a:?}"),
-                got: b.to_vec(),
-            }),
+                "the second operand",
+                format!("a shape that broadcasts with {a:?}"),
+                b,
+            )),
         })
         .collect()
-}
-
-pub(super) fn check_same_device(op: &'static str, a: &Scaled, b: &Scaled) -> Result<()> {
-    match a.device().same_device(b.device()) {
-        true => Ok(()),
-        false => Err(Error::DeviceMismatch {
-            op,
-            what: "the second operand",
-            expected: a.device().location(),
-            got: b.device().location(),
-        }),
-    }
 }
 
 /// The data of both operands, broadcast to one shape and in one dtype.
@@ -82,7 +71,7 @@ pub(super) fn weighted_sum(
     let [ka, kb] = rule.data_factors;
     let is_power = |k: f32| k == 0.0 || Scale::new(k).is_ok();
     if a.dtype() != DType::F32 && !(is_power(ka) && is_power(kb)) {
-        // As the original library has it, each step in the dtype of the data. Powers of two are exact in either way.
+        // Round each step to the dtype of the data, as the original library does. Powers of two are exact either way.
         let rounded = |x: &Tensor, k: f32| -> Result<Tensor> {
             let k = Tensor::new(k, x.device())?.to_dtype(x.dtype())?;
             times(op, x, k.to_dtype(DType::F32)?.to_scalar()?)
@@ -91,7 +80,7 @@ pub(super) fn weighted_sum(
         return map2(op, plain, &rounded(a, ka)?, &rounded(b, kb)?);
     }
     match (ka, kb) {
-        // A tensor of zero scale counts as zeros, whatever its data are.
+        // A tensor of zero scale counts as zeros, whatever data it holds.
         (_, 0.0) => times(op, a, ka),
         (0.0, _) => times(op, b, sign * kb),
         _ => map2(
@@ -192,8 +181,8 @@ impl Scaled {
         ))
     }
 
-    /// `self * constant`. Scale: `s` times the power of two of the constant, as of [`Scaled::mul`] with [`Scaled::constant`]; so a
-    /// power of two changes the scale alone.
+    /// `self * constant`. Scale: `s` times the power of two of the constant, as for [`Scaled::mul`] with [`Scaled::constant`]. A power
+    /// of two therefore changes only the scale.
     pub fn mul_constant(&self, constant: f64) -> Result<Self> {
         let (power, mantissa) = split(constant);
         let rule = mul_rule(self.scale(), power);
@@ -210,7 +199,7 @@ impl Scaled {
         self.times_constant("div_constant", 1.0 / constant, rule, 1.0 / mantissa)
     }
 
-    /// `self * constant`, of which the rule has taken the power of two.
+    /// `self * constant`, where `rule` already includes the constant's power of two.
     fn times_constant(
         &self,
         op: &'static str,
@@ -224,8 +213,8 @@ impl Scaled {
             false => Self::new(map1(op, Scaling { k }, &self.data()?)?, rule.scale),
         };
         let like = Like::of(self);
-        Ok(Self::record(value.zeroed()?, op, [self], move |g, _| {
-            Ok([Some(like.cotangent(&g.mul_constant(constant)?)?)])
+        Ok(self.recorded(value.zeroed()?, op, move |g| {
+            like.cotangent(&g.mul_constant(constant)?)
         }))
     }
 
@@ -242,21 +231,17 @@ impl Scaled {
         let by = by * mantissa;
         let value = Self::new(map1(op, Affine { k, by }, &data)?, rule.scale);
         let like = Like::of(self);
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(like.cotangent(g)?)])
-        }))
+        Ok(self.recorded(value, op, move |g| like.cotangent(g)))
     }
 
     /// `-self`, with the same scale.
     pub fn neg(&self) -> Result<Self> {
         let data = map1("neg", Negated {}, &self.data()?)?;
         let value = Self::new(data, self.scale());
-        Ok(Self::record(value, "neg", [self], |g, _| {
-            Ok([Some(g.neg()?)])
-        }))
+        Ok(self.recorded(value, "neg", |g| g.neg()))
     }
 
-    /// Data of 0 where the scale is 0: what stood there has no meaning.
+    /// Replaces the data by zeros if the scale is 0: such data have no meaning.
     pub(super) fn zeroed(self) -> Result<Self> {
         match (self.scale().is_zero(), self.raw()) {
             (true, Data::Float(data)) => Ok(Self::new(data.zeros_like()?, self.scale())),
@@ -269,7 +254,7 @@ map_fn!(Negated {}, |x| -x, |x| x.neg()?);
 map_fn!(Scaling { k }, |x| k * x, |x| (x * k)?);
 map_fn!(Affine { k, by }, |x| k * x + by, |x| x.affine(k, by)?);
 
-/// A constant as power of two and rest, with all its digits.
+/// A constant as a power of two and a mantissa in f64.
 fn split(constant: f64) -> (Scale, f64) {
     let (power, mantissa) = constant_rule(constant);
     match power.is_zero() {
@@ -278,12 +263,12 @@ fn split(constant: f64) -> (Scale, f64) {
     }
 }
 
-/// What a cotangent has to be like: shape and dtype of its argument.
+/// The shape and dtype that a cotangent must have: those of its argument.
 #[derive(Debug, Clone)]
 pub(super) struct Like {
     dims: Vec<usize>,
     dtype: DType,
-    /// For FP8 arguments, whose dtype is none for a sum: the cotangent keeps the dtype in which it was computed.
+    /// FP8 cannot hold sums, so the cotangent of an FP8 argument keeps the dtype in which it was computed.
     is_fp8: bool,
 }
 
@@ -304,7 +289,7 @@ impl Like {
         &self.dims
     }
 
-    /// `g` summed over what was broadcast, in the dtype of the argument. FP8 cotangents stay FP8 where nothing is summed.
+    /// Sums `g` over broadcast dimensions and casts it to the argument's dtype. FP8 cotangents stay FP8 where nothing is summed.
     pub(super) fn cotangent(&self, g: &Scaled) -> Result<Scaled> {
         let mut g = g.detach();
         if g.dims() != self.dims {

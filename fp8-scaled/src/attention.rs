@@ -1,12 +1,13 @@
 //! Attention.
 
-use super::arith::{Like, check_same_device};
+use super::arith::Like;
+use super::check::check_same_device;
 use super::data_norm::Norm;
 use super::data_norm::norm_of;
+use super::error::Result;
 use super::kernels::convert;
 use super::parts::sized;
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::Tensor;
 use fp8_candle::ops::elements::wide_dtype;
 use fp8_candle::ops::{AttentionOptions, detached};
@@ -15,8 +16,8 @@ use fp8_core::scaled::{Factored, Scale, mul_rule};
 
 impl Scaled {
     /// Attention of every query over the keys of its head, [`ops::attention`](fp8_candle::ops::attention) of the values: `q`
-    /// `[b, h, tq, d]`, `k` and `v` `[b, h_kv, tk, d]`. Scale: that of `v`, of whose rows the result is made; the dtype is that of
-    /// `q`. Computed in f32. A gradient has the scale of its own size, as after [`Scaled::dynamic_rescale_l2`].
+    /// `[b, h, tq, d]`, `k` and `v` `[b, h_kv, tk, d]`. Scale: that of `v`, since the result averages rows of `v`; the dtype
+    /// is that of `q`. Computed in f32. The scale of each gradient follows from its data, as after [`Scaled::dynamic_rescale_l2`].
     ///
     /// # Errors
     /// If the shapes or devices do not fit.
@@ -46,7 +47,7 @@ fn attend(parents: [&Scaled; 3], options: AttentionOptions, tokens_first: bool) 
     let ((_, q_size), (_, k_size)) = (sized(q)?, sized(k)?);
     let root = (q.dims().last().copied().unwrap_or(1) as f64).sqrt();
     let softmax_scale = options.softmax_scale.unwrap_or(1.0 / root) * q_size * k_size;
-    // Finite in f32, so that logits of 0 stay 0.
+    // Keep it finite in f32, so that logits of 0 stay 0.
     let largest = f64::from(f32::MAX);
     let options = options.with_softmax_scale(softmax_scale.clamp(-largest, largest));
     let wide = wide_dtype(q.compute_dtype());
@@ -59,8 +60,8 @@ fn attend(parents: [&Scaled; 3], options: AttentionOptions, tokens_first: bool) 
     let [q_scale, k_scale, v_scale] = parents.map(Scaled::scale);
     Ok(Scaled::record(value, op, parents, move |g, wanted| {
         let found = gradients(&g.float(wide)?, wanted)?;
-        // Of the data of q: softmax_scale has the scales of q and k, which are taken out again before the rounding, so that what is
-        // left is of the scale of the product of cotangent, values and keys.
+        // The gradient with respect to the data of q: softmax_scale includes the scales of q and k. Dividing by them before the
+        // rounding leaves the scale of the product of cotangent, values and keys.
         let product = |a, b| -> Factored {
             let first = mul_rule(g.scale(), a);
             let mut both = mul_rule(first.scale, b);
@@ -76,8 +77,8 @@ fn attend(parents: [&Scaled; 3], options: AttentionOptions, tokens_first: bool) 
         let mut grads = [None, None, None];
         for (i, ((rule, factor), grad)) in rules.into_iter().zip(&found).enumerate() {
             let Some(grad) = grad else { continue };
-            // Products of three tensors, and sums over a softmax that may be flat or peaked: no rule of their scales keeps such
-            // data in the range of f16. Their own size does.
+            // These are products of three tensors, summed over a softmax that may be flat or peaked: no rule of the scales alone
+            // keeps them in the range of f16, so the norm of the data decides.
             let factor = f64::from(rule.data_factor) * factor;
             let size = size_of(grad, factor)?;
             let rule = mul_rule(rule.scale, size);
@@ -89,7 +90,7 @@ fn attend(parents: [&Scaled; 3], options: AttentionOptions, tokens_first: bool) 
     }))
 }
 
-/// The power of two below the root mean square of `factor * data`; 1 where there is none.
+/// The power of two below the root mean square of `factor * data`; 1 if that is not a normal number.
 fn size_of(data: &Tensor, factor: f64) -> Result<Scale> {
     let size = f64::from(norm_of(data, Norm::L2)?) * factor.abs();
     let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);

@@ -1,7 +1,7 @@
 //! Norms over the values of a channel or of a group of channels.
 
+use super::error::{Result, shape};
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::Tensor;
 
 impl Scaled {
@@ -41,12 +41,12 @@ impl Scaled {
         let op = "group_norm";
         let channels = self.channels(op)?;
         if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(Error::Shape {
+            return Err(shape(
                 op,
-                what: "the input",
-                expected: format!("channels that {groups} groups divide"),
-                got: self.dims().to_vec(),
-            });
+                "the input",
+                format!("channels that {groups} groups divide"),
+                self.dims(),
+            ));
         }
         let count: usize = self.dims()[1..].iter().product();
         let rows = self.reshape(&[self.dims()[0] * groups, count / groups])?;
@@ -57,12 +57,7 @@ impl Scaled {
     fn channels(&self, op: &'static str) -> Result<usize> {
         match self.dims() {
             [_, channels, ..] => Ok(*channels),
-            dims => Err(Error::Shape {
-                op,
-                what: "the input",
-                expected: "[batch, channels, ..]".into(),
-                got: dims.to_vec(),
-            }),
+            dims => Err(shape(op, "the input", "[batch, channels, ..]", dims)),
         }
     }
 
@@ -87,12 +82,12 @@ impl Scaled {
         let channels = self.channels(op)?;
         let along = |what: &'static str, x: &Self| -> Result<Self> {
             if x.dims() != [channels] {
-                return Err(Error::Shape {
+                return Err(shape(
                     op,
                     what,
-                    expected: format!("[{channels}], one for each channel"),
-                    got: x.dims().to_vec(),
-                });
+                    format!("[{channels}], one for each channel"),
+                    x.dims(),
+                ));
             }
             let mut dims = vec![1; self.rank()];
             dims[1] = channels;

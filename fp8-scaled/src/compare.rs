@@ -1,8 +1,8 @@
-//! Comparisons: plain tensors, without gradients.
+//! Comparisons, whose results are plain tensors without gradients.
 
 use super::arith::meet;
+use super::error::Result;
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::wide_dtype;
 
@@ -40,7 +40,7 @@ impl Scaled {
         self.compared("ge", other, |a, b| a.ge(b))
     }
 
-    /// In f64, which has every product of 32-bit data and a scale, so that the scales cannot take values out of range.
+    /// Compares in f64, which represents every product of 32-bit data and a scale.
     fn compared(
         &self,
         op: &'static str,
@@ -64,15 +64,15 @@ impl Scaled {
         Ok(wide.abs()?.lt(f64::INFINITY)?)
     }
 
-    /// The place of the largest value along `dim`, U32 without that dimension; the first of equal ones.
+    /// The index of the largest value along `dim`, U32, without that dimension; the first index of equal values.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if the dimension does not exist or is empty.
+    /// [`fp8_candle::Error::Shape`] if the dimension does not exist or is empty.
     pub fn argmax(&self, dim: usize) -> Result<Tensor> {
         self.place("argmax", dim, |x| x.argmax(dim))
     }
 
-    /// The place of the smallest value, as [`Scaled::argmax`].
+    /// The index of the smallest value, as [`Scaled::argmax`].
     ///
     /// # Errors
     /// As [`Scaled::argmax`].
@@ -80,7 +80,7 @@ impl Scaled {
         self.place("argmin", dim, |x| x.argmin(dim))
     }
 
-    /// The place of the largest value among all, in row-major order: U32 without dimensions.
+    /// The index of the largest of all values in row-major order: a U32 scalar.
     ///
     /// # Errors
     /// As [`Scaled::argmax`].
@@ -88,7 +88,7 @@ impl Scaled {
         self.detach().flatten_all()?.argmax(0)
     }
 
-    /// The place of the smallest value, as [`Scaled::argmax_all`].
+    /// The index of the smallest value, as [`Scaled::argmax_all`].
     ///
     /// # Errors
     /// As [`Scaled::argmax`].
@@ -102,7 +102,7 @@ impl Scaled {
         dim: usize,
         of: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor> {
-        super::reduce::check_values(op, self, dim)?;
+        super::check::check_values(op, self, dim)?;
         let x = self.detach().zeroed()?;
         Ok(of(&x.float(wide_dtype(x.compute_dtype()))?)?)
     }

@@ -1,11 +1,12 @@
 //! Convolutions.
 
-use super::arith::{Like, check_same_device, common_dtype};
+use super::arith::{Like, common_dtype};
+use super::check::check_same_device;
+use super::error::{Result, shape};
 use super::kernels::convert;
 use super::matmul::{both_codes, cotangent, operand};
 use super::options::Options;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_candle::conv::{BareConv, BareOperand, ConvError, ConvShape};
 use fp8_candle::ops::detached::gradients;
@@ -13,7 +14,7 @@ use fp8_core::scaled::{Factored, matmul_rule};
 
 impl Scaled {
     /// The convolution of images `[batch, channels, height, width]` with `kernel` `[out, channels / groups, height, width]`. Scale:
-    /// `image * kernel * r(sqrt(n))` for sums of n products. In FP8 as [`Scaled::matmul`].
+    /// `image * kernel * r(sqrt(n))` for sums of n products. The conditions for FP8 are those of [`Scaled::matmul`].
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
@@ -86,7 +87,7 @@ impl Scaled {
 
     /// The transposed convolution of `[batch, in, height, width]` with `kernel` `[in, out / groups, height, width]`, the gradient of
     /// [`Scaled::conv2d`] with respect to its image. Scale: `image * kernel * r(sqrt(n))` for sums of at most n products: `in / groups`
-    /// times the taps that a stride leaves to one place.
+    /// times the kernel taps that reach one position of the result.
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
@@ -94,8 +95,8 @@ impl Scaled {
         self.transposed("conv_transpose2d", kernel, *shape)
     }
 
-    /// [`Scaled::conv_transpose2d`] along one dimension: `[batch, in, length]` with `kernel` `[in, out / groups, length]`. Of
-    /// `shape` it uses what belongs to the width.
+    /// [`Scaled::conv_transpose2d`] along one dimension: `[batch, in, length]` with `kernel` `[in, out / groups, length]`. Only the
+    /// entries of `shape` for the width apply.
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
@@ -140,7 +141,7 @@ impl Scaled {
 /// The most terms that a value of a transposed convolution sums.
 fn fan_in([n, _, height, width]: [usize; 4], shape: &ConvShape) -> usize {
     let taps = |dim: usize, kernel: usize| {
-        // Every so many taps fall onto the same place.
+        // One in so many taps reaches the same position.
         let (stride, dilation) = (shape.stride[dim].max(1), shape.dilation[dim]);
         let (mut a, mut b) = (stride, dilation);
         while b > 0 {
@@ -154,16 +155,11 @@ fn fan_in([n, _, height, width]: [usize; 4], shape: &ConvShape) -> usize {
 fn four(op: &'static str, what: &'static str, x: &Scaled) -> Result<[usize; 4]> {
     match *x.dims() {
         [a, b, c, d] => Ok([a, b, c, d]),
-        _ => Err(Error::Shape {
-            op,
-            what,
-            expected: "four dimensions".into(),
-            got: x.dims().to_vec(),
-        }),
+        _ => Err(shape(op, what, "four dimensions", x.dims())),
     }
 }
 
-/// `f` of images of one row.
+/// Applies `f` to rows as images of height 1.
 fn one_dim(
     op: &'static str,
     x: &Scaled,
@@ -172,18 +168,13 @@ fn one_dim(
 ) -> Result<Scaled> {
     for (what, x) in [("the rows", x), ("the kernel", kernel)] {
         if x.rank() != 3 {
-            return Err(Error::Shape {
-                op,
-                what,
-                expected: "three dimensions".into(),
-                got: x.dims().to_vec(),
-            });
+            return Err(shape(op, what, "three dimensions", x.dims()));
         }
     }
     f(&x.unsqueeze(2)?, &kernel.unsqueeze(2)?)?.squeeze(2)
 }
 
-/// The products with their rules.
+/// The products of a convolution with the rules of their scales.
 struct Products {
     op: &'static str,
     conv: BareConv,
@@ -192,7 +183,7 @@ struct Products {
 
 impl Products {
     fn new(op: &'static str, conv: Result<BareConv, ConvError>, shape: ConvShape) -> Result<Self> {
-        let conv = conv.map_err(|source| Error::Conv {
+        let conv = conv.map_err(|source| fp8_candle::Error::Conv {
             path: op.into(),
             source,
         })?;
@@ -206,17 +197,17 @@ impl Products {
         matmul_rule(a.scale(), b.scale(), length, options.round())
     }
 
-    /// `f` of both operands as they are multiplied.
+    /// Applies `f` to both operands in the form in which they are multiplied.
     fn multiply(
         a: &Scaled,
         b: &Scaled,
-        f: impl FnOnce(BareOperand<'_>, BareOperand<'_>) -> Result<Tensor>,
+        f: impl FnOnce(BareOperand<'_>, BareOperand<'_>) -> fp8_candle::Result<Tensor>,
     ) -> Result<Tensor> {
         match both_codes(a, b) {
-            Some((a, b)) => f(BareOperand::Codes(a), BareOperand::Codes(b)),
+            Some((a, b)) => Ok(f(BareOperand::Codes(a), BareOperand::Codes(b))?),
             None => {
                 let (a, b) = (a.float(DType::F32)?, b.float(DType::F32)?);
-                f(BareOperand::Values(&a), BareOperand::Values(&b))
+                Ok(f(BareOperand::Values(&a), BareOperand::Values(&b))?)
             }
         }
     }
@@ -234,7 +225,7 @@ impl Products {
         Scaled::new(data, rule.scale).zeroed()
     }
 
-    /// Of sums of `length` terms at most.
+    /// The gradient of the input, whose values sum at most `length` terms.
     fn grad_input(&self, g: &Scaled, w: &Scaled, length: usize, dtype: DType) -> Result<Scaled> {
         let rule = Self::rule(g, w, length);
         let data = match dtype {
@@ -269,22 +260,22 @@ impl Products {
         Scaled::new(data, rule.scale).zeroed()
     }
 
-    /// Tap by tap: the products above are in f32, and candle's convolution has no gradient for images that a stride does not
-    /// divide.
-    fn in_f64(&self, x: &Tensor, w: &Tensor) -> Result<Tensor> {
+    /// The convolution in f64, tap by tap: the products above compute in f32, and candle's convolution has no gradient for images whose
+    /// size is not a multiple of the stride.
+    fn in_f64(&self, x: &Tensor, w: &Tensor) -> fp8_candle::Result<Tensor> {
         let shape = &self.shape;
         let [above, left] = shape.padding;
         let x = (x.pad_with_zeros(2, above, above)?).pad_with_zeros(3, left, left)?;
         let [batch, n, height, width] = self.conv.output_dims();
         let (_, channels, kernel_height, kernel_width) = w.dims4()?;
-        let places = |dim: usize, tap: usize, count: usize| -> Result<Tensor> {
+        let places = |dim: usize, tap: usize, count: usize| -> fp8_candle::Result<Tensor> {
             let ids: Vec<u32> = (0..count)
                 .map(|place| (tap * shape.dilation[dim] + place * shape.stride[dim]) as u32)
                 .collect();
             Ok(Tensor::new(ids, x.device())?)
         };
         let per_group = n / shape.groups;
-        let groups = (0..shape.groups).map(|group| -> Result<Tensor> {
+        let groups = (0..shape.groups).map(|group| -> fp8_candle::Result<Tensor> {
             let x = x.narrow(1, group * channels, channels)?.contiguous()?;
             let w = w.narrow(0, group * per_group, per_group)?;
             let mut sum = Tensor::zeros((batch, per_group, height * width), x.dtype(), x.device())?;
@@ -300,6 +291,9 @@ impl Products {
             }
             Ok(sum.reshape((batch, per_group, height, width))?)
         });
-        Ok(Tensor::cat(&groups.collect::<Result<Vec<_>>>()?, 1)?)
+        Ok(Tensor::cat(
+            &groups.collect::<fp8_candle::Result<Vec<_>>>()?,
+            1,
+        )?)
     }
 }

@@ -1,11 +1,11 @@
 //! Norms of data, which dynamic rescaling moves into the scale.
 
-use crate::error::Result;
+use super::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::{BlockKernel, Real, max, reduce_blocks, sum, wide_dtype};
 use fp8_core::floor_to_power_of_two;
 
-/// Which size of the data goes into the scale.
+/// Which norm of the data dynamic rescaling moves into the scale.
 ///
 /// ```
 /// # use candle_core::{Device, Tensor};
@@ -26,7 +26,7 @@ pub enum Norm {
     L2,
 }
 
-/// The norm of all elements, of which there is one at least; not finite if one of them is not.
+/// The norm of all elements, at least one; not finite if an element is not finite.
 pub(super) fn norm_of(data: &Tensor, norm: Norm) -> Result<f32> {
     let plain = |data: &Tensor, norm: Norm| match data.device().is_cpu() {
         true => on_cpu(data, norm),
@@ -36,7 +36,7 @@ pub(super) fn norm_of(data: &Tensor, norm: Norm) -> Result<f32> {
     if of.is_finite() {
         return Ok(of as f32);
     }
-    // The sums of large finite data, or their squares, are not finite: those of the data over their largest magnitude are.
+    // Sums of large finite data or of their squares overflow: divide by the largest magnitude first.
     let largest = plain(data, Norm::Max)?;
     let power = f64::from(floor_to_power_of_two(largest as f32));
     if !power.is_finite() {
@@ -46,7 +46,7 @@ pub(super) fn norm_of(data: &Tensor, norm: Norm) -> Result<f32> {
     Ok((plain(&divided, norm)? * power).min(f32::MAX.into()) as f32)
 }
 
-/// In one pass. Blocks are summed in order, so that no bit depends on the number of threads.
+/// One pass over the data. Blocks are added in order, so that no bit depends on the number of threads.
 fn on_cpu(data: &Tensor, norm: Norm) -> Result<f64> {
     let parts = reduce_blocks("dynamic_rescale", data, &norm)?;
     let count = data.elem_count() as f64;
@@ -63,7 +63,7 @@ impl BlockKernel for Norm {
     #[inline(always)]
     fn block<R: Real>(&self, x: &[R]) -> R {
         match self {
-            // The maximum passes over NaN; 0 times the data does not.
+            // The maximum ignores NaN; 0 times the data propagates it.
             Self::Max => max(x, |x| x.abs()) + sum(x, |x| R::ZERO * x),
             Self::L1 => sum(x, |x| x.abs()),
             Self::L2 => sum(x, |x| x * x),
@@ -71,7 +71,7 @@ impl BlockKernel for Norm {
     }
 }
 
-/// The definition, and the form for other devices.
+/// The definition, used on other devices.
 fn composed(data: &Tensor, norm: Norm) -> Result<f64> {
     let data = data.to_dtype(wide_dtype(data.dtype()))?.flatten_all()?;
     let of = match norm {

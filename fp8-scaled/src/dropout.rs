@@ -1,19 +1,19 @@
 //! Dropout.
 
+use super::error::Result;
 use super::kernels::{Map2, map2};
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::Tensor;
 use fp8_candle::ops::detached::dropout_mask;
 use fp8_candle::ops::elements::Real;
 use fp8_core::scaled::{Factored, constant_rule, mul_rule};
 
 impl Scaled {
-    /// Zeros with the probability `p`, and what stays divided by `1 - p`. Which elements stay depends on `seed` and the position
-    /// alone. Scale: by the rule of a product with the constant `1 / (1 - p)`.
+    /// Replaces elements by zeros with the probability `p` and divides the others by `1 - p`. Which elements stay depends only on `seed`
+    /// and their positions. Scale: that of the product with the constant `1 / (1 - p)`.
     ///
     /// # Errors
-    /// If `p` is not from 0 up to, but not, 1.
+    /// If `p` is not in `0..1`.
     pub fn dropout(&self, p: f64, seed: u64) -> Result<Self> {
         let op = "dropout";
         let x = self.data()?;
@@ -29,9 +29,7 @@ impl Scaled {
             Self::new(map2(op, keep, &x.float(mask.dtype())?, mask)?, scale).zeroed()
         };
         let value = dropped(self, &mask)?;
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(dropped(g, &mask)?)])
-        }))
+        Ok(self.recorded(value, op, move |g| dropped(g, &mask)))
     }
 }
 
@@ -43,7 +41,7 @@ impl Map2 for Keep {
     #[inline(always)]
     fn apply<R: Real>(self, x: R, mask: R) -> R {
         let kept = x * R::from_f64(self.0.into());
-        // Not a product: what is dropped may be Inf or NaN.
+        // Not a product: a dropped element may be Inf or NaN.
         if mask > R::ZERO { kept } else { R::ZERO }
     }
 

@@ -1,8 +1,8 @@
 //! The result of a backward pass.
 
+use super::error::{Result, shape};
 use super::value::Scaled;
 use super::var::ScaledVar;
-use crate::error::{Error, Result};
 use std::collections::HashMap;
 
 /// Gradients of the variables that a loss was computed from, each with a scale of its own.
@@ -26,21 +26,21 @@ impl ScaledGrads {
         self.0.get(&var.id())
     }
 
-    /// Takes out the gradient of `var`.
+    /// Removes and returns the gradient of `var`.
     pub fn remove(&mut self, var: &ScaledVar) -> Option<Scaled> {
         self.0.remove(&var.id())
     }
 
-    /// Puts in another gradient for `var`, reduced over ranks for example, and gives back the old one.
+    /// Sets the gradient of `var`, for example to one reduced over ranks, and returns the old one.
     pub fn insert(&mut self, var: &ScaledVar, grad: Scaled) -> Option<Scaled> {
         self.0.insert(var.id(), grad.detach())
     }
 
     /// The sums of these gradients and those of another backward pass, by the rule of [`Scaled::add`], each then
-    /// [rescaled](Scaled::dynamic_rescale_l2), so that the data of many sums stay in range. A variable that has a gradient in one of them
-    /// keeps that.
+    /// [rescaled](Scaled::dynamic_rescale_l2), so that the data of many sums stay in range. A variable with a gradient in only
+    /// one of the two keeps that gradient.
     ///
-    /// Sums are rounded to the dtype of the gradients each time: of hundreds of micro-batches in f16 the later ones would lose bits.
+    /// Each sum is rounded to the dtype of the gradients: over hundreds of micro-batches in f16 the later ones lose bits.
     ///
     /// # Errors
     /// If two gradients of a variable differ in shape or device; if a device fails.
@@ -49,14 +49,14 @@ impl ScaledGrads {
         for (id, grad) in other.0 {
             let grad = match self.0.remove(&id) {
                 None => grad,
-                // Broadcasting would hide that they are not of one variable.
+                // Broadcasting would hide that they belong to different variables.
                 Some(sum) if sum.dims() != grad.dims() => {
-                    return Err(Error::Shape {
-                        op: "ScaledGrads::add",
-                        what: "a gradient",
-                        expected: format!("{:?}, as the other", sum.dims()),
-                        got: grad.dims().to_vec(),
-                    });
+                    return Err(shape(
+                        "ScaledGrads::add",
+                        "a gradient",
+                        format!("{:?}, as the other", sum.dims()),
+                        grad.dims(),
+                    ));
                 }
                 Some(sum) => sum.add(&grad)?.dynamic_rescale_l2()?,
             };
@@ -65,8 +65,8 @@ impl ScaledGrads {
         Ok(self)
     }
 
-    /// All gradients times a constant: `1 / n` for the mean of `n` micro-batches, their weights in a weighted sum. Mostly the scales
-    /// change.
+    /// All gradients times a constant: `1 / n` for the mean of `n` micro-batches, their weights in a weighted sum. Powers of two
+    /// change only the scales.
     ///
     /// # Errors
     /// As [`Scaled::mul_constant`].

@@ -1,10 +1,9 @@
-//! Holds kernels and their definitions together, in every dtype. Parameters of the functions should be such that results of normal
-//! numbers are normal numbers.
+//! Compares kernels with their definitions in every dtype. Choose parameters for which the results are normal numbers.
 
 use super::kernels::{Axpby, Map1, Map2, Map3, Product, Quotient, Times, map1, map2, map3, wide};
 use candle_core::{DType, Device, Tensor};
 
-/// Numbers of both signs, some equal, none small.
+/// Numbers of both signs, some of them equal, none close to 0.
 fn numbers(seed: usize, dtype: DType, positive: bool) -> Tensor {
     let numbers = (0..999).map(|i| {
         let x = ((i * (37 + seed) + seed) % 61) as f32 / 16.0 - 1.9;

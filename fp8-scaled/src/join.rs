@@ -1,10 +1,11 @@
 //! Several tensors to one.
 
-use super::arith::{Like, check_same_device, common};
+use super::arith::{Like, common};
+use super::check::check_same_device;
 use super::dtype::ScaledDType;
+use super::error::{Result, shape};
 use super::kernels::times;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_core::scaled::{Scale, extreme_rule, rescale_factor};
 
@@ -12,16 +13,11 @@ impl Scaled {
     /// The parts one after the other along `dim`. Scale: the largest; dtype: that in which all meet, as in [`Scaled::add`].
     ///
     /// # Errors
-    /// [`Error::Shape`] if there is no part, the dimension does not exist, or another one differs in size.
+    /// [`fp8_candle::Error::Shape`] if there is no part, the dimension does not exist, or another one differs in size.
     pub fn cat(parts: &[&Self], dim: usize) -> Result<Self> {
         let op = "cat";
         let Some(&first) = parts.first() else {
-            return Err(Error::Shape {
-                op,
-                what: "the operand",
-                expected: "a part to join".into(),
-                got: vec![],
-            });
+            return Err(shape(op, "the operand", "a part to join", &[]));
         };
         let (mut scale, mut dtype) = (Scale::ZERO, first.dtype());
         for part in parts {
@@ -37,12 +33,7 @@ impl Scaled {
                 _ => Some(format!("{:?} but for dimension {dim}", first.dims())),
             };
             if let Some(expected) = expected {
-                return Err(Error::Shape {
-                    op,
-                    what: "a part",
-                    expected,
-                    got: part.dims().to_vec(),
-                });
+                return Err(shape(op, "a part", expected, part.dims()));
             }
             scale = extreme_rule(scale, part.scale()).scale;
             // FP8 takes the dtype of what is not, wherever that stands.

@@ -1,7 +1,7 @@
-//! Elementwise loops over data: one pass over contiguous slices on the CPU, in f32 for 16-bit data with one rounding at the end;
-//! composed of candle's operations elsewhere.
+//! Elementwise functions of data: one pass over contiguous slices on the CPU, in f32 for 16-bit data with one rounding at the end, and
+//! candle's operations on other devices.
 
-use crate::error::Result;
+use super::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::{Real, RowKernel, map_rows, map_to, wide_dtype};
 
@@ -10,7 +10,7 @@ pub(super) trait Map1: Copy + Send + Sync {
     /// Must be `#[inline(always)]`.
     fn apply<R: Real>(self, x: R) -> R;
 
-    /// The same on a tensor in the dtype of computation: the definition, and the form for other devices.
+    /// The same on a tensor in the dtype of computation: the definition, used on other devices.
     fn composed(self, x: &Tensor) -> Result<Tensor>;
 }
 
@@ -125,7 +125,7 @@ pub(super) fn wide<const N: usize>(
     f: impl FnOnce([&Tensor; N]) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let Some(dtype) = args.first().map(|x| x.dtype()) else {
-        crate::error::internal!("an operation without arguments");
+        super::error::internal!("an operation without arguments");
     };
     let args = args
         .into_iter()
@@ -146,7 +146,7 @@ impl Map2 for Axpby {
     #[inline(always)]
     fn apply<R: Real>(self, x: R, y: R) -> R {
         let (a, b) = (R::from_f64(self.a.into()), R::from_f64(self.b.into()));
-        // Each product is rounded, which powers of two do not need.
+        // Each product is rounded; products with powers of two are exact.
         a * x + b * y
     }
 
@@ -200,8 +200,8 @@ impl Map2 for Quotient {
     }
 }
 
-/// `x * factor`; the tensor itself where the factor is 1, zeros where it is 0 whatever stands in `x`. A factor of Inf, from scales
-/// that no scale can hold, counts as the largest finite one, so that zeros stay zeros.
+/// `x * factor`; the tensor itself if the factor is 1, zeros if it is 0, whatever `x` holds. A factor of Inf, the result of scales out of
+/// range, counts as the largest finite number, so that zeros stay zeros.
 pub(super) fn times(op: &'static str, x: &Tensor, factor: f32) -> Result<Tensor> {
     match factor.clamp(-f32::MAX, f32::MAX) {
         1.0 => Ok(x.clone()),
@@ -210,7 +210,7 @@ pub(super) fn times(op: &'static str, x: &Tensor, factor: f32) -> Result<Tensor>
     }
 }
 
-/// `x * factor` in `dtype`, rounded once. A factor of Inf, from scales that no scale can hold, counts as the largest finite one.
+/// `x * factor` in `dtype`, rounded once. A factor of Inf counts as the largest finite number.
 pub(super) fn convert(op: &'static str, x: &Tensor, factor: f32, dtype: DType) -> Result<Tensor> {
     let factor = factor.clamp(-f32::MAX, f32::MAX);
     if x.dtype() == dtype {
@@ -228,7 +228,7 @@ pub(super) fn convert(op: &'static str, x: &Tensor, factor: f32, dtype: DType) -
     Ok(map_to(op, x, dtype, &Converted(factor))?)
 }
 
-/// `factor * x`, or zeros whatever `x` is, as [`times`] has it.
+/// `factor * x`; zeros if the factor is 0, whatever `x` is, as in [`times`].
 struct Converted(f32);
 
 impl RowKernel<1> for Converted {

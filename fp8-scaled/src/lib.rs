@@ -1,15 +1,15 @@
 //! Scaled arithmetic: every tensor is a pair of low-precision data and a scale, and every operation, forward and backward,
-//! has a rule for the scale of its result. So training needs no loss scaling and no copy of the weights in f32.
+//! has a rule for the scale of its result. Training then needs neither loss scaling nor a copy of the weights in f32.
 //!
 //! [`Scaled`] is the tensor, [`ScaledVar`] a parameter; [`Scaled::backward`] gives [`ScaledGrads`]. [`scaled_scope`] puts settings in
-//! force: in what products multiply, how scales are rounded.
+//! force: the precision of products, and how scales are rounded.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
 //! use fp8_scaled::{Scaled, ScaledVar};
 //! let w = Tensor::randn(0f32, 1.0, (64, 16), &Device::Cpu)?;
 //! let w = ScaledVar::rescaled("w", &w, DType::F16)?;
-//! // Values near 10^-7, which f16 does not have: the size stands in the scale.
+//! // Values near 10^-7, too small for f16: the scale holds their size.
 //! let x = Tensor::randn(0f32, 1.0, (8, 64), &Device::Cpu)?.to_dtype(DType::F16)?;
 //! let x = Scaled::from_parts(&x, 2f32.powi(-23))?;
 //! let y = x.matmul(&w.value())?;
@@ -20,12 +20,14 @@
 //! ```
 //!
 //! # Rules
-//! Scales live on the host, and all but those of [`Scaled::dynamic_rescale`] depend on scales and shapes alone: nothing waits for a
-//! device. Scales only enter as ratios, so that a factor of 2^20 on an input changes no bit of data. 16-bit data are computed in f32
-//! and rounded once.
+//! Scales live on the host and follow from scales and shapes alone, so that nothing waits for a device; only [`Scaled::dynamic_rescale`]
+//! reads data. Operations use ratios of scales, so multiplying an input by 2^20 changes no bit of any data. Operations on 16-bit data
+//! compute in f32 and round once.
 //!
-//! A **plain tensor** becomes an operand by [`as_scaled`]`(&tensor, None)`, with the scale 1; so does one at the right of `+`, `-`, `*`
-//! or `/`, which work as in candle and take f64 constants too:
+//! Running sums, sorting, rounding to whole numbers and remainders have no rule: take the value with [`Scaled::to_tensor`].
+//!
+//! [`as_scaled`]`(&tensor, None)` makes an operand with the scale 1 from a **plain tensor**. The operators `+`, `-`, `*` and `/` work as
+//! in candle; on their right they also take plain tensors and f64 constants:
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -38,7 +40,8 @@
 //! # Ok::<(), fp8_scaled::Error>(())
 //! ```
 //!
-//! A **zero scale** is that of a tensor of zeros of no size. Sums, maxima, selections and concatenations take the other operand's scale.
+//! A **zero scale** marks a tensor of zeros that imposes no size on others: sums, maxima, selections and concatenations with it take the
+//! other operand's scale.
 //!
 //! Source: "Scalify: scale propagation for efficient low-precision LLM training", arXiv:2407.17353.
 
@@ -46,6 +49,7 @@ mod activation;
 mod arith;
 mod attention;
 mod channel_norm;
+mod check;
 mod compare;
 mod conv;
 mod data_norm;
@@ -79,7 +83,6 @@ mod shape;
 mod softmax;
 mod tape;
 mod transcend;
-mod unruled;
 mod value;
 mod var;
 

@@ -1,11 +1,12 @@
 //! Linear layers as one node.
 
-use super::arith::{Like, check_same_device, common_dtype, weighted_sum};
+use super::arith::{Like, common_dtype, weighted_sum};
+use super::check::check_same_device;
+use super::error::{Result, shape};
 use super::kernels::convert;
 use super::matmul::{both_codes, cotangent, matrix, operand};
 use super::options::Options;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::DType;
 use fp8_candle::device::backend;
 use fp8_candle::ops::detached::fp8_product;
@@ -18,8 +19,8 @@ impl Scaled {
     /// r(sqrt(in))`, with the bias by the rule of [`Scaled::add`]. The bits are those of [`Scaled::matmul`] and [`Scaled::add`]
     /// unless a product or a bias is subnormal at its scale.
     ///
-    /// In FP8 as [`Scaled::matmul`]: x and weight are cast once while they do not change, the cotangent once for both products;
-    /// the sums of the bias's gradient are taken before the cast.
+    /// The conditions for FP8 are those of [`Scaled::matmul`]. x and weight are cast once until they change, the cotangent once for
+    /// both products; the gradient of the bias sums the cotangent before that cast.
     ///
     /// # Errors
     /// If the shapes do not fit or the devices differ.
@@ -67,12 +68,7 @@ impl Scaled {
     }
 
     fn check_linear(&self, op: &'static str, weight: &Self, bias: Option<&Self>) -> Result<usize> {
-        let shape = |what, expected: String, got: &Self| Error::Shape {
-            op,
-            what,
-            expected,
-            got: got.dims().to_vec(),
-        };
+        let shape = |what, expected: String, got: &Self| shape(op, what, expected, got.dims());
         check_same_device(op, self, weight)?;
         let Some(inputs) = self.dims().last() else {
             return Err(shape("the input", "at least one dimension".into(), self));
@@ -99,7 +95,7 @@ fn affine(op: &'static str, x: &Scaled, w: &Scaled, bias: &Scaled, dtype: DType)
     let Some((x8, w8)) = both_codes(x, w) else {
         let product = matrix((x, Cols), (w, Cols), dtype)?;
         let bias = bias.detach();
-        // As an addition has it, in the dtype of the product.
+        // As in an addition: in the dtype of the product.
         let rule = add_rule(product.scale(), bias.scale(), options.round());
         let product_data = product.float(dtype)?;
         let bias = convert(op, &bias.data()?, 1.0, dtype)?;
@@ -116,7 +112,7 @@ fn affine(op: &'static str, x: &Scaled, w: &Scaled, bias: &Scaled, dtype: DType)
     options.count_matmul(true);
     let bias_data = convert(op, &bias.data()?, bias_factor, dtype)?;
     if product_factor == 0.0 {
-        // Codes of a tensor of no size are not multiplied, whatever they are.
+        // Do not multiply codes of a tensor of zero scale: they have no meaning.
         let (rows, _) = matrix_dims(x.dims());
         let dims = (rows, bias_data.elem_count());
         let data = bias_data.broadcast_as(dims)?.contiguous()?;

@@ -1,10 +1,10 @@
 //! Selection by indices.
 
 use super::arith::Like;
+use super::check::check_dim;
+use super::error::{Result, shape};
 use super::kernels::convert;
-use super::softmax::check_dim;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_candle::ops::elements::wide_dtype;
 
@@ -20,10 +20,8 @@ impl Scaled {
         let ids = ids.detach().contiguous()?;
         let value = self.moved(|x| Ok(x.contiguous()?.index_select(&ids, dim)?))?;
         let like = Like::of(self);
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(summed(op, &like, g, |zeros, g| {
-                Ok(zeros.index_add(&ids, g, dim)?)
-            })?)])
+        Ok(self.recorded(value, op, move |g| {
+            summed(op, &like, g, |zeros, g| Ok(zeros.index_add(&ids, g, dim)?))
         }))
     }
 
@@ -37,10 +35,13 @@ impl Scaled {
         let ids = ids.detach().contiguous()?;
         let value = self.moved(|x| Ok(x.contiguous()?.gather(&ids, dim)?))?;
         let like = Like::of(self);
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(summed(op, &like, g, |zeros, g| {
-                Ok(zeros.scatter_add(&ids, g, dim)?)
-            })?)])
+        Ok(self.recorded(value, op, move |g| {
+            summed(
+                op,
+                &like,
+                g,
+                |zeros, g| Ok(zeros.scatter_add(&ids, g, dim)?),
+            )
         }))
     }
 
@@ -50,12 +51,7 @@ impl Scaled {
     /// If this has not two dimensions, or an index is too large.
     pub fn embedding(&self, ids: &Tensor) -> Result<Self> {
         let &[_, width] = self.dims() else {
-            return Err(Error::Shape {
-                op: "embedding",
-                what: "the table",
-                expected: "[rows, d]".into(),
-                got: self.dims().to_vec(),
-            });
+            return Err(shape("embedding", "the table", "[rows, d]", self.dims()));
         };
         self.index_select(&ids.flatten_all()?, 0)?
             .reshape(&[ids.dims(), &[width]].concat())

@@ -1,8 +1,8 @@
 //! Cross entropy.
 
+use super::error::Result;
 use super::parts::{factored, sized};
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::{CrossEntropyOptions, detached};
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};
@@ -31,14 +31,14 @@ impl Scaled {
         let (loss, gradient) = detached::cross_entropy(&logits, size, targets, options)?;
         let value = Self::new(loss, Scale::ONE);
         let positions = targets.elem_count().max(1);
-        Ok(Self::record(value, op, [self], move |g, _| {
+        Ok(self.recorded(value, op, move |g| {
             // The mean is a factor 1 / positions, whose power of two goes into the scale.
             let (power, _) = constant_rule(1.0 / positions as f64);
             let rule = mul_rule(g.scale(), power);
             let g_data = g.float(DType::F64)?.reshape(())?.to_scalar::<f64>()?;
             let factor = g_data / f64::from(power.to_f32());
             let data = gradient(factor)?;
-            Ok([Some(factored(op, &data, &rule)?)])
+            factored(op, &data, &rule)
         }))
     }
 }

@@ -1,10 +1,11 @@
 //! Matrix products.
 
-use super::arith::{Like, broadcast_dims, check_same_device, common_dtype};
+use super::arith::{Like, broadcast_dims, common_dtype};
+use super::check::check_same_device;
+use super::error::{Result, shape, unsupported};
 use super::kernels::convert;
 use super::options::{MatmulPrecision, Options};
 use super::value::{Data, Scaled};
-use crate::error::{Error, Result};
 use candle_core::{D, DType, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::ops::detached::fp8_product;
@@ -17,11 +18,11 @@ use fp8_core::{Format, Granularity};
 pub(super) type Operand<'a> = (&'a Scaled, Contraction);
 
 impl Scaled {
-    /// The product of matrices `[.., m, k]` and `[.., k, n]`; leading dimensions broadcast. Beside one matrix `[k, n]` all leading
-    /// dimensions count as rows, also for the gradient of the matrix, a sum over all of them. Scale: `a * b * r(sqrt(k))`.
+    /// The product of matrices `[.., m, k]` and `[.., k, n]`; leading dimensions broadcast. If the second operand is one
+    /// matrix `[k, n]`, all leading dimensions of the first count as rows, also in the matrix's gradient, which sums over them. Scale: `a * b * r(sqrt(k))`.
     ///
-    /// Two FP8 operands are multiplied in FP8 and give f16; so are others where the scope says [`MatmulPrecision::Fp8`], and keep
-    /// their dtype. Sums are in f32, f64 data in f64.
+    /// Two FP8 operands are multiplied in FP8 and give f16. Under [`MatmulPrecision::Fp8`] other operands are multiplied in FP8 too, and
+    /// the result has their dtype. Sums are in f32, those of f64 data in f64.
     ///
     /// # Errors
     /// If shapes do not fit or the devices differ.
@@ -39,20 +40,20 @@ impl Scaled {
         check_same_device(op, self, rhs)?;
         let (Some(k), Some(other)) = (last_dims(self, Cols), last_dims(rhs, Rows)) else {
             let low = if self.rank() < 2 { self } else { rhs };
-            return Err(Error::Shape {
+            return Err(shape(
                 op,
-                what: "an operand",
-                expected: "at least two dimensions".into(),
-                got: low.dims().to_vec(),
-            });
+                "an operand",
+                "at least two dimensions",
+                low.dims(),
+            ));
         };
         if k != other {
-            return Err(Error::Shape {
+            return Err(shape(
                 op,
-                what: "the second operand",
-                expected: format!("[.., {k}, n], as the first operand has {:?}", self.dims()),
-                got: rhs.dims().to_vec(),
-            });
+                "the second operand",
+                format!("[.., {k}, n], as the first operand has {:?}", self.dims()),
+                rhs.dims(),
+            ));
         }
         let (a, b) = (operand(self)?, operand(rhs)?);
         let is_matrix = rhs.rank() == 2;
@@ -93,16 +94,11 @@ impl Scaled {
 fn check_dtype(op: &'static str, dtype: DType) -> Result<()> {
     match dtype {
         DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(()),
-        got => Err(Error::DType {
-            op,
-            what: "the result",
-            expected: "f32, bf16, f16 or f64",
-            got,
-        }),
+        got => Err(unsupported(op, "the result", "f32, bf16, f16 or f64", got)),
     }
 }
 
-/// The size that a product sums over, of an operand that is a batch of matrices.
+/// The size of the dimension that a product sums over.
 fn last_dims(x: &Scaled, contraction: Contraction) -> Option<usize> {
     match (x.dims(), contraction) {
         ([.., _, cols], Cols) => Some(*cols),
@@ -111,8 +107,8 @@ fn last_dims(x: &Scaled, contraction: Contraction) -> Option<usize> {
     }
 }
 
-/// An operand of a forward product: in FP8 if it is so already or the scope says so. The cast stays with the value, and serves
-/// every product that reads it.
+/// An operand of a forward product: in FP8 if it already is or the settings ask for it. The value keeps its FP8 copy for every product
+/// that reads it.
 pub(super) fn operand(x: &Scaled) -> Result<Scaled> {
     match Options::current().settings.matmul {
         MatmulPrecision::Fp8 { forward, .. } => cast(x, forward),
@@ -130,14 +126,14 @@ pub(super) fn cotangent(g: &Scaled) -> Result<Scaled> {
 
 fn cast(x: &Scaled, format: Format) -> Result<Scaled> {
     match x.codes() {
-        // Of either format: what is FP8 already is not rounded again.
+        // FP8 data of any format are not rounded again.
         Some(_) => Ok(x.detach()),
         None => Ok(Scaled::new_fp8(x.cast_codes(format)?, x.scale())),
     }
 }
 
-/// The codes of both operands if they are multiplied as codes. FP8 beside another dtype is decoded: to cast that one is for the
-/// scope to say.
+/// The codes of both operands, if both have codes. Otherwise FP8 operands are decoded: only the settings decide whether the other one is
+/// cast.
 pub(super) fn both_codes<'a>(
     a: &'a Scaled,
     b: &'a Scaled,
@@ -145,8 +141,8 @@ pub(super) fn both_codes<'a>(
     a.codes().zip(b.codes())
 }
 
-/// The product of two matrices, without a graph. The leading dimensions of an operand that has more than two count as rows; those
-/// of one that keeps its rows come back in the result.
+/// The product of two matrices, without a graph. Leading dimensions count as rows; the result has those of `a` if `a` is summed over its
+/// columns.
 pub(super) fn matrix(
     (a, a_contraction): Operand<'_>,
     (b, b_contraction): Operand<'_>,
@@ -205,7 +201,7 @@ fn batch(
     let options = Options::current();
     let ([a_lead @ .., a_rows, a_cols], [b_lead @ .., b_rows, b_cols]) = (a.dims(), b.dims())
     else {
-        crate::error::internal!("{op}: operands without rows and columns");
+        super::error::internal!("{op}: operands without rows and columns");
     };
     let lead = broadcast_dims(op, a_lead, b_lead)?;
     let (length, m) = match a_contraction {
@@ -236,7 +232,7 @@ fn batch(
                     rule.data_factor,
                     dtype,
                 )?,
-                _ => crate::error::internal!("{op}: codes that were moved are no codes"),
+                _ => super::error::internal!("{op}: codes that were moved are no codes"),
             }
         }
         None => {
@@ -252,7 +248,7 @@ fn batch(
     value.reshape(&[lead.as_slice(), &[m, n]].concat())
 }
 
-/// `factor * a b` for each matrix of a batch, one GEMM after the other: both are `[batch, rows, cols]`.
+/// `factor * a b` for each matrix of a batch, one GEMM after the other; a and b are `[batch, rows, cols]`.
 fn codes_batch(
     (a, a_contraction): (&Fp8Tensor, Contraction),
     (b, b_contraction): (&Fp8Tensor, Contraction),

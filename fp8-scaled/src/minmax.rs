@@ -1,9 +1,10 @@
 //! Selection between values: extremes, signs, masks.
 
-use super::arith::{Like, broadcast_dims, check_same_device, common_dtype, meet};
+use super::arith::{Like, broadcast_dims, common_dtype, meet};
+use super::check::check_same_device;
+use super::error::{Result, unsupported};
 use super::kernels::{map_fn, map1, map2, map3, times};
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Aligned, Scale, extreme_rule};
 
@@ -18,7 +19,7 @@ map_fn!(
 );
 map_fn!(
     Relu {},
-    // NaN stays.
+    // NaN stays NaN.
     |x| if x < R::ZERO { R::ZERO } else { x },
     |x| x.relu()?
 );
@@ -40,7 +41,7 @@ map_fn!(
     Maximum { a, b },
     |x, y| {
         let (x, y) = (a * x, b * y);
-        // NaN on either side spreads.
+        // NaN in either operand gives NaN.
         let other = if x < y { y } else { x + y };
         if x >= y { x } else { other }
     },
@@ -55,7 +56,7 @@ map_fn!(
     },
     |x, y| (x * a)?.minimum(&(y * b)?)?
 );
-// The cotangent of the first of two operands where it is the larger one (`sign` 1) or the smaller one (-1), half of it where they
+// The first operand's share of the cotangent: all of it where this operand is larger (`sign` 1) or smaller (-1), half of it where both
 // are equal.
 map_fn!(
     Share { a, b, sign },
@@ -76,7 +77,7 @@ map_fn!(
     }
 );
 
-/// A factor of 0 stands for zeros, whatever the data are.
+/// A factor of 0 stands for zeros, whatever the data are: returns zeros and the factor 1.
 fn factor(x: Tensor, factor: f32) -> Result<(Tensor, f64)> {
     match factor {
         0.0 => Ok((x.zeros_like()?, 1.0)),
@@ -89,13 +90,8 @@ impl Scaled {
     pub fn abs(&self) -> Result<Self> {
         let x = self.detach().zeroed()?;
         let value = Self::new(map1("abs", Abs {}, &x.data()?)?, self.scale());
-        Ok(Self::record(value, "abs", [self], move |g, _| {
-            Ok([Some(g.sloped(
-                "abs",
-                AbsSlope {},
-                &x,
-                g.scale_factored(),
-            )?)])
+        Ok(self.recorded(value, "abs", move |g| {
+            g.sloped("abs", AbsSlope {}, &x, g.scale_factored())
         }))
     }
 
@@ -110,9 +106,9 @@ impl Scaled {
         let data = self.detach().zeroed()?.data()?;
         let value = Self::new(map1("relu", Relu {}, &data)?, self.scale());
         let (x, y) = (Like::of(self), value.clone());
-        Ok(Self::record(value, "relu", [self], move |g, _| {
+        Ok(self.recorded(value, "relu", move |g| {
             let g = g.sloped("relu", ReluSlope {}, &y, g.scale_factored())?;
-            Ok([Some(x.cotangent(&g)?)])
+            x.cotangent(&g)
         }))
     }
 
@@ -165,16 +161,11 @@ impl Scaled {
     /// `on_true` where `mask`, a U8 tensor, is not 0, else `on_false`; shapes broadcast. Scale: the larger one.
     ///
     /// # Errors
-    /// [`Error::DType`] if the mask is not U8; as [`Scaled::add`].
+    /// [`fp8_candle::Error::DType`] if the mask is not U8; as [`Scaled::add`].
     pub fn where_cond(mask: &Tensor, on_true: &Self, on_false: &Self) -> Result<Self> {
         let op = "where_cond";
         if mask.dtype() != DType::U8 {
-            return Err(Error::DType {
-                op,
-                what: "the mask",
-                expected: "u8",
-                got: mask.dtype(),
-            });
+            return Err(unsupported(op, "the mask", "u8", mask.dtype()));
         }
         check_same_device(op, on_true, on_false)?;
         let dims = broadcast_dims(op, on_true.dims(), on_false.dims())?;
@@ -226,7 +217,7 @@ mod tests {
         check2(Maximum { a, b }, false);
         check2(Minimum { a, b }, false);
         for sign in [1.0, -1.0] {
-            // Equal factors, so that some elements are equal.
+            // With equal factors some elements are equal.
             check3(Share { a: 1.0, b, sign }, false);
             check3(Share { a, b, sign }, false);
         }

@@ -1,10 +1,10 @@
 //! LayerNorm and RMSNorm.
 
+use super::error::Result;
 use super::kernels::times;
 use super::options::Options;
 use super::parts::{factored, sized};
 use super::value::Scaled;
-use crate::error::Result;
 use fp8_candle::ops::detached;
 use fp8_core::scaled::{Aligned, Scale, add_rule, div_rule, mul_rule, sum_rule};
 
@@ -44,13 +44,13 @@ impl Scaled {
             },
         };
         let (mut x, mut size) = sized(self)?;
-        // The statistics are those of the data, in f32; eps is for the value. Beside a value far below its root, data that keep
-        // their size would leave it no room.
+        // The statistics are those of the data, in f32, but eps belongs to the value. If the values are far below the root of eps, shrink
+        // the data so that eps stays in range.
         while eps / size / size > 2f64.powi(100) && size < 1.0 {
             x = times(op, &x, 2f32.powi(-20))?;
             size *= 2f64.powi(20);
         }
-        // Rows of zeros are divided by it, however large the scale is. Without eps, by 0, unless they have no size at all.
+        // With eps, rows of zeros must not be divided by 0 however large the scale is. Without eps they are, unless the scale is 0.
         let floor = if eps > 0.0 || self.scale().is_zero() {
             f64::from(f32::MIN_POSITIVE)
         } else {
@@ -87,7 +87,7 @@ impl Scaled {
                 eps,
                 sums.data_factor.into(),
             )?;
-            // The kernel's gradient of the data is the value's times the scale of x.
+            // The kernel gives the gradient of the data: that of the value times the scale of x.
             let through = mul_rule(g.scale(), gain_scale);
             let mut over = div_rule(through.scale, x_scale)?;
             over.data_factor *= through.data_factor;

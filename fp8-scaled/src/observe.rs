@@ -1,8 +1,8 @@
-//! Looking at what flows through a graph.
+//! Observing values and cotangents.
 
 use super::dtype::ScaledDType;
+use super::error::{Result, unsupported};
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::wide_dtype;
 use half::{bf16, f16};
@@ -35,8 +35,8 @@ impl OutOfRange {
 }
 
 impl Scaled {
-    /// How many elements of the data, not of the value, a cast to `dtype` would saturate or make subnormal or zero. Copies two
-    /// numbers from the device.
+    /// Which shares of the elements of the data, not of the value, a cast to `dtype` would saturate, or make subnormal or zero. Waits for
+    /// the device.
     ///
     /// # Errors
     /// If `dtype` is not f32, bf16, f16, f64 or an FP8 format.
@@ -48,12 +48,12 @@ impl Scaled {
             ScaledDType::Float(DType::F32) => (f32::MAX.into(), f32::MIN_POSITIVE.into()),
             ScaledDType::Float(DType::F64) => (f64::MAX, f64::MIN_POSITIVE),
             ScaledDType::Float(got) => {
-                return Err(Error::DType {
-                    op: "out_of_range",
-                    what: "the range",
-                    expected: "f32, bf16, f16, f64 or an FP8 format",
+                return Err(unsupported(
+                    "out_of_range",
+                    "the range",
+                    "f32, bf16, f16, f64 or an FP8 format",
                     got,
-                });
+                ));
             }
         };
         if self.elem_count() == 0 {
@@ -74,15 +74,15 @@ impl Scaled {
         })
     }
 
-    /// The same value, whose cotangent `look` sees on its way back, once all parts of it have been added. An error that it
-    /// returns fails the backward pass.
+    /// The same value; the backward pass calls `look` with its cotangent, once all parts of the cotangent have been added. An error from
+    /// `look` fails the backward pass.
     pub fn inspect_backward(
         &self,
         look: impl Fn(&Scaled) -> Result<()> + Send + Sync + 'static,
     ) -> Self {
-        Self::record(self.detach(), "inspect_backward", [self], move |g, _| {
+        self.recorded(self.detach(), "inspect_backward", move |g| {
             look(g)?;
-            Ok([Some(g.detach())])
+            Ok(g.detach())
         })
     }
 }

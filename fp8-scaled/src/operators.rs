@@ -1,7 +1,7 @@
 //! `+`, `-`, `*` and `/`.
 
+use super::error::Result;
 use super::value::{Scaled, as_scaled};
-use crate::error::Result;
 use candle_core::Tensor;
 use std::ops::{Add, Div, Mul, Sub};
 

@@ -1,6 +1,6 @@
-//! How scaled arithmetic computes on this thread.
+//! Settings of scaled arithmetic on a thread.
 
-use crate::error::Result;
+use super::error::Result;
 use fp8_core::scaled::{Pow2Round, Pow2Rounding, Scale, ScaleCheck};
 use fp8_core::{Format, philox4x32_10};
 use std::cell::RefCell;
@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// In what matrix products and convolutions multiply.
+/// The precision in which matrix products and convolutions multiply.
 ///
 /// ```
 /// # use candle_core::{Device, Tensor};
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MatmulPrecision {
-    /// In the dtype of the data, with f32 sums. Operands that are FP8 already are multiplied in FP8.
+    /// In the dtype of the data, with f32 sums. FP8 operands are multiplied in FP8.
     #[default]
     Data,
     /// Both operands are cast to FP8 first, without rescaling, and so is the cotangent of the result.
@@ -59,15 +59,15 @@ impl MatmulPrecision {
 pub struct ScaledOptions {
     /// How the factors of sums become powers of two.
     pub scale_rounding: Pow2Rounding,
-    /// Which scales a tensor may be given.
+    /// Which numbers are accepted as scales.
     pub check: ScaleCheck,
-    /// In what products multiply.
+    /// The precision of products.
     pub matmul: MatmulPrecision,
     /// Seed of stochastic scale rounding.
     pub seed: u64,
-    /// Whether graphs are kept for a backward pass; on by default.
+    /// Whether operations record a graph for a backward pass; on by default.
     pub gradients: bool,
-    /// Count what runs under these settings; clones share them.
+    /// Counts of what runs under these settings; clones share them.
     pub counters: ScaledCounters,
 }
 
@@ -108,7 +108,7 @@ impl ScaledOptions {
         Self { seed, ..self }
     }
 
-    /// The same settings with or without graphs: without, nothing is kept for a backward pass, and none is possible.
+    /// The same settings with or without graphs. Without them no backward pass is possible.
     pub fn with_gradients(self, gradients: bool) -> Self {
         Self { gradients, ..self }
     }
@@ -154,7 +154,7 @@ impl ScaledCounters {
     }
 }
 
-/// The settings with what belongs to their scope.
+/// The settings of one scope, and how many random numbers it has drawn.
 #[derive(Debug, Default)]
 pub(super) struct Options {
     pub(super) settings: ScaledOptions,
@@ -209,12 +209,12 @@ impl Options {
     }
 }
 
-/// Keeps settings in force on its thread until it is dropped. Scopes nest; the inner one counts.
+/// Keeps settings in force on its thread until it is dropped. Scopes nest; the innermost is in force.
 ///
 /// ```
 /// # use fp8_scaled::*;
 /// let scope = scaled_scope(ScaledOptions::default().with_gradients(false));
-/// drop(scope); // what was in force before is again
+/// drop(scope); // restores the settings from before
 /// ```
 #[derive(Debug)]
 #[must_use = "the settings are in force while the scope lives"]

@@ -1,6 +1,6 @@
 //! A layer's parameter, plain or scaled.
 
-use crate::error::Result;
+use super::error::Result;
 use crate::var::ScaledVar;
 use candle_core::{DType, Tensor};
 

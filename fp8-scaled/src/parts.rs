@@ -1,13 +1,12 @@
-//! Between scaled tensors and the loops over their data.
+//! Conversions between scaled tensors and the data that kernels read and write.
 
+use super::error::Result;
 use super::kernels::times;
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::Tensor;
 use fp8_core::scaled::Factored;
 
-/// Float data with what a value of them is multiplied by; zeros and 1 for a tensor of no size. For functions that are not
-/// homogeneous.
+/// The data in floating point and the factor from data to values; zeros and 1 for a zero scale. For functions that are not homogeneous.
 pub(super) fn sized(x: &Scaled) -> Result<(Tensor, f64)> {
     let data = x.data()?;
     match x.scale().is_zero() {
@@ -16,7 +15,7 @@ pub(super) fn sized(x: &Scaled) -> Result<(Tensor, f64)> {
     }
 }
 
-/// A cotangent of the data `data` at the scale `scale`, with what the product of the scales has left.
+/// A cotangent with the scale of `rule` and the data `data`, times the rule's data factor.
 pub(super) fn factored(op: &'static str, data: &Tensor, rule: &Factored) -> Result<Scaled> {
     Scaled::new(times(op, data, rule.data_factor)?, rule.scale).zeroed()
 }

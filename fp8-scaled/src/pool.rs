@@ -1,15 +1,15 @@
 //! Pooling.
 
+use super::error::{Result, shape};
 use super::kernels::convert;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_candle::ops::elements::wide_dtype;
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};
 
 impl Scaled {
-    /// The largest value of each window of `k x k` of `[batch, channels, height, width]`, side by side. Scale: that of the input.
-    /// What is left at the edges is dropped.
+    /// The largest value of each `k x k` window of `[batch, channels, height, width]`. Windows do not overlap; incomplete ones at the
+    /// edges are dropped. Scale: that of the input.
     ///
     /// # Errors
     /// If there are not four dimensions, or k is 0 or larger than the image.
@@ -41,7 +41,7 @@ impl Scaled {
         };
         let value = Self::new(convert(op, &y, 1.0, dtype)?, self.scale()).zeroed()?;
         let dims = self.dims().to_vec();
-        // Which elements are the largest of their windows; all that are equal.
+        // Marks the largest elements of each window, all of them if several are equal.
         let largest = match max && self.is_recorded() {
             false => None,
             true => {
@@ -53,7 +53,7 @@ impl Scaled {
             true => (Scale::ONE, 1.0),
             false => constant_rule(1.0 / (k * k) as f64),
         };
-        Ok(Self::record(value, op, [self], move |g, _| {
+        Ok(self.recorded(value, op, move |g| {
             let rule = mul_rule(g.scale(), power);
             let g = spread(&g.float(wide_dtype(dtype))?, k)?;
             let g = match &largest {
@@ -67,24 +67,24 @@ impl Scaled {
                 .pad_with_zeros(2, 0, height - rows)?
                 .pad_with_zeros(3, 0, width - cols)?;
             let data = convert(op, &g, mantissa * rule.data_factor, dtype)?;
-            Ok([Some(Self::new(data, rule.scale).zeroed()?)])
+            Self::new(data, rule.scale).zeroed()
         }))
     }
 
-    fn no_image(&self, op: &'static str, k: usize) -> Error {
-        Error::Shape {
+    fn no_image(&self, op: &'static str, k: usize) -> super::error::Error {
+        shape(
             op,
-            what: "the image",
-            expected: format!("[batch, channels, height, width] with windows of {k}"),
-            got: self.dims().to_vec(),
-        }
+            "the image",
+            format!("[batch, channels, height, width] with windows of {k}"),
+            self.dims(),
+        )
     }
 }
 
 /// The windows of images of the shape `dims`, `[images, rows of windows, k, windows in a row, k]`.
 fn windows(x: &Tensor, dims: &[usize], k: usize) -> Result<Tensor> {
     let &[batch, channels, height, width] = dims else {
-        crate::error::internal!("an image with {} dimensions", dims.len());
+        super::error::internal!("an image with {} dimensions", dims.len());
     };
     let (rows, cols) = (height / k, width / k);
     let x = x.narrow(2, 0, rows * k)?.narrow(3, 0, cols * k)?;
@@ -92,7 +92,7 @@ fn windows(x: &Tensor, dims: &[usize], k: usize) -> Result<Tensor> {
         .reshape((batch * channels, rows, k, cols, k))?)
 }
 
-/// The values of the windows at each of their elements.
+/// Repeats each window's value at all of its elements.
 fn spread(y: &Tensor, k: usize) -> Result<Tensor> {
     let (batch, channels, rows, cols) = y.dims4()?;
     let images = batch * channels;

@@ -1,8 +1,8 @@
 //! Products over dimensions.
 
-use super::reduce::check_dims;
+use super::check::check_dims;
+use super::error::Result;
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::{D, DType, Tensor};
 use fp8_core::scaled::{mul_rule, powi_rule};
 
@@ -37,7 +37,7 @@ impl Scaled {
         let rule = powi_rule(x.scale(), exponent)?;
         let product = times(&all(&moved(&x)?)?, f64::from(rule.data_factor))?;
         let value = Self::new(product.to_dtype(dtype)?.reshape(kept)?, rule.scale).zeroed()?;
-        Ok(Self::record(value, op, [self], move |g, _| {
+        Ok(self.recorded(value, op, move |g| {
             let others = powi_rule(x.scale(), (exponent - 1).max(0))?;
             let rule = mul_rule(g.scale(), others.scale);
             let factor = f64::from(others.data_factor) * f64::from(rule.data_factor);
@@ -48,14 +48,12 @@ impl Scaled {
             let slope = slope
                 .reshape(ordered.as_slice())?
                 .permute(inverse.as_slice())?;
-            Ok([Some(
-                Self::new(slope.to_dtype(dtype)?, rule.scale).zeroed()?,
-            )])
+            Self::new(slope.to_dtype(dtype)?, rule.scale).zeroed()
         }))
     }
 }
 
-/// `x * factor`. The factor is Inf where no scale can hold the product of the scales; zeros stay zeros.
+/// `x * factor`, where zeros stay zeros even if the product of the scales overflows to Inf.
 fn times(x: &Tensor, factor: f64) -> Result<Tensor> {
     Ok(x.eq(0.0)?.where_cond(x, &(x * factor)?)?)
 }
@@ -80,8 +78,8 @@ fn all(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// For each element of a row of a matrix the product of the others: those before times those behind. A quotient would not do, as
-/// elements may be 0.
+/// For each element of a row of a matrix the product of the others: those before times those after. A quotient would fail
+/// where elements are 0.
 fn others_of(x: &Tensor) -> Result<Tensor> {
     let before = before(x)?;
     let behind = self::before(&x.flip(&[1])?)?.flip(&[1])?;

@@ -1,15 +1,15 @@
-//! What a scaled tensor is: shape, dtype, data, value.
+//! Reading a scaled tensor: shape, dtype, data, value.
 
 use super::dtype::ScaledDType;
+use super::error::{Error, Result};
 use super::value::{Data, Scaled};
-use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::ops::elements::wide_dtype;
 use fp8_core::scaled::Scale;
 
 impl Scaled {
-    /// The data in floating point: the tensor itself, or FP8 codes decoded to f16, which has all their values.
+    /// The data in floating point: the tensor itself, or FP8 codes decoded to f16, which represents all their values.
     pub fn data(&self) -> Result<Tensor> {
         self.float(self.compute_dtype())
     }
@@ -63,7 +63,7 @@ impl Scaled {
 
     /// The value, `data * scale`, rounded once to `dtype` (f32, bf16, f16 or f64).
     pub fn to_tensor(&self, dtype: DType) -> Result<Tensor> {
-        // Values may be out of the range of f32, in which the data are.
+        // Values may be out of the range of f32 although the data are not.
         let wide = match dtype {
             DType::F64 => DType::F64,
             _ => wide_dtype(self.compute_dtype()),
@@ -71,7 +71,7 @@ impl Scaled {
         let wide = self.float(wide)?;
         let value = match self.scale() {
             Scale::ONE => wide,
-            // Whatever the data are.
+            // Zeros, whatever the data are.
             Scale::ZERO => wide.zeros_like()?,
             scale => (wide * f64::from(scale.to_f32()))?,
         };

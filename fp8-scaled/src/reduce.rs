@@ -1,9 +1,10 @@
 //! Sums and other reductions over dimensions.
 
+use super::check::{check_dims, check_values};
+use super::error::Result;
 use super::kernels::{Times, map_fn, map3};
 use super::options::Options;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::wide_dtype;
 use fp8_core::scaled::{Factored, mean_rule, sum_rule};
@@ -14,40 +15,12 @@ map_fn!(
     |g, x, y| x.eq(y)?.where_cond(g, &g.zeros_like()?)?
 );
 
-/// Checks dimensions to reduce: each exists, and stands there once.
-pub(super) fn check_dims(op: &'static str, x: &Scaled, dims: &[usize]) -> Result<()> {
-    let is_new = |(i, dim): (usize, &usize)| !dims[..i].contains(dim);
-    match dims.iter().all(|&dim| dim < x.rank()) && dims.iter().enumerate().all(is_new) {
-        true => Ok(()),
-        false => Err(Error::Shape {
-            op,
-            what: "the operand",
-            expected: format!("dimensions {dims:?} to reduce, each once"),
-            got: x.dims().to_vec(),
-        }),
-    }
-}
-
-/// Checks a dimension of which one value is picked out: there has to be one.
-pub(super) fn check_values(op: &'static str, x: &Scaled, dim: usize) -> Result<()> {
-    check_dims(op, x, &[dim])?;
-    match x.dims()[dim] {
-        0 => Err(Error::Shape {
-            op,
-            what: "the operand",
-            expected: format!("a value along dimension {dim}"),
-            got: x.dims().to_vec(),
-        }),
-        _ => Ok(()),
-    }
-}
-
 impl Scaled {
     /// The sum over `dims`, which stay with the size 1. Scale: `s * r(sqrt(n))` for sums of n values. Summed in f32 (f64 data in
     /// f64).
     ///
     /// # Errors
-    /// [`Error::Shape`] if a dimension does not exist or is named twice.
+    /// [`fp8_candle::Error::Shape`] if a dimension does not exist or is named twice.
     pub fn sum_keepdim(&self, dims: &[usize]) -> Result<Self> {
         let op = "sum";
         check_dims(op, self, dims)?;
@@ -55,9 +28,7 @@ impl Scaled {
         let rule = sum_rule(self.scale(), length, Options::current().round());
         let value = self.reduced(op, &rule, |x| Ok(x.sum_keepdim(dims)?))?;
         let shape = self.dims().to_vec();
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(g.broadcast_as(&shape)?)])
-        }))
+        Ok(self.recorded(value, op, move |g| g.broadcast_as(&shape)))
     }
 
     /// The sum of all elements, without dimensions.
@@ -77,9 +48,9 @@ impl Scaled {
         let rule = mean_rule(self.scale(), length, Options::current().round());
         let value = self.reduced(op, &rule, |x| Ok(x.sum_keepdim(dims)?))?;
         let shape = self.dims().to_vec();
-        Ok(Self::record(value, op, [self], move |g, _| {
+        Ok(self.recorded(value, op, move |g| {
             let each = g.detach().div_constant(length.max(1) as f64)?;
-            Ok([Some(each.broadcast_as(&shape)?)])
+            each.broadcast_as(&shape)
         }))
     }
 
@@ -89,11 +60,11 @@ impl Scaled {
         self.mean_keepdim(&dims)?.reshape(&[])
     }
 
-    /// The largest value along `dim`, which stays with the size 1; the same scale. Each of several equal ones takes the whole
+    /// The largest value along `dim`, which stays with the size 1; the same scale. If several values are equal, each takes the whole
     /// cotangent, as in candle.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the dimension does not exist or is empty.
+    /// [`fp8_candle::Error::Shape`] if the dimension does not exist or is empty.
     pub fn max_keepdim(&self, dim: usize) -> Result<Self> {
         self.extreme_of("max", dim, |x| Ok(x.max_keepdim(dim)?))
     }
@@ -135,13 +106,13 @@ impl Scaled {
         };
         let value = self.reduced(op, &kept, f)?;
         let (x, y) = (self.detach().zeroed()?, value.clone());
-        Ok(Self::record(value, op, [self], move |g, _| {
+        Ok(self.recorded(value, op, move |g| {
             let dtype = x.compute_dtype();
             let spread = |of: &Self| -> Result<Tensor> {
                 Ok(of.float(dtype)?.broadcast_as(x.dims())?.contiguous()?)
             };
             let data = map3(op, Taken {}, [&spread(g)?, &x.data()?, &spread(&y)?])?;
-            Ok([Some(Self::new(data, g.scale()).zeroed()?)])
+            Self::new(data, g.scale()).zeroed()
         }))
     }
 

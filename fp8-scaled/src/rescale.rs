@@ -1,11 +1,11 @@
-//! Moving size between data and scale, and casts, which do not.
+//! Moving factors between data and scale, and casts, which leave the scale alone.
 
 use super::data_norm::{Norm, norm_of};
 use super::dtype::ScaledDType;
+use super::error::{Result, unsupported};
 use super::kernels::times;
 use super::options::Options;
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Scale, ScaledError, mul_rule, rescale_factor, rescale_norm};
 
@@ -13,7 +13,7 @@ impl Scaled {
     /// The same value at another scale: `data * (scale / new)`.
     ///
     /// # Errors
-    /// If `scale` is not one ([`ScaledError`](fp8_core::scaled::ScaledError)).
+    /// If `scale` is not a valid scale ([`ScaledError`](fp8_core::scaled::ScaledError)).
     pub fn set_scaling(&self, scale: f32) -> Result<Self> {
         let scale = Options::current().check(scale)?;
         let data = times(
@@ -22,9 +22,7 @@ impl Scaled {
             rescale_factor(self.scale(), scale),
         )?;
         let value = Self::new(data, scale);
-        Ok(Self::record(value, "set_scaling", [self], |g, _| {
-            Ok([Some(g.detach())])
-        }))
+        Ok(self.recorded(value, "set_scaling", |g| Ok(g.detach())))
     }
 
     /// Data of another dtype, rounded once (to FP8: to nearest even, saturated). A cast never rescales.
@@ -42,18 +40,16 @@ impl Scaled {
                 Self::new(self.float(dtype)?, self.scale())
             }
             ScaledDType::Float(got) => {
-                return Err(Error::DType {
-                    op: "astype",
-                    what: "the result",
-                    expected: "f32, bf16, f16, f64 or an FP8 format",
+                return Err(unsupported(
+                    "astype",
+                    "the result",
+                    "f32, bf16, f16, f64 or an FP8 format",
                     got,
-                });
+                ));
             }
         };
         let like = super::arith::Like::of(self);
-        Ok(Self::record(value, "astype", [self], move |g, _| {
-            Ok([Some(like.cotangent(g)?)])
-        }))
+        Ok(self.recorded(value, "astype", move |g| like.cotangent(g)))
     }
 
     /// The value outside scaled arithmetic: a plain tensor in the dtype of the data, `data * scale` rounded once.
@@ -71,9 +67,7 @@ impl Scaled {
             return Err(ScaledError::Zero { op: "rebalance" }.into());
         }
         let value = self.rebalanced(factor)?;
-        Ok(Self::record(value, "rebalance", [self], |g, _| {
-            Ok([Some(g.detach())])
-        }))
+        Ok(self.recorded(value, "rebalance", |g| Ok(g.detach())))
     }
 
     fn rebalanced(&self, factor: Scale) -> Result<Self> {
@@ -89,13 +83,11 @@ impl Scaled {
         Ok(Self::new(data, scale))
     }
 
-    /// Moves the size of the data into the scale: by `max(r(norm), 2^-14)`, with the norm of the data in f32. A tensor with Inf or
-    /// NaN stays as it is. The only operations that wait for a device.
+    /// Moves the factor `max(r(norm), 2^-14)` from the data to the scale, with the norm of the data in f32. A tensor with Inf or NaN stays
+    /// as it is. This waits for the device.
     pub fn dynamic_rescale(&self, norm: Norm) -> Result<Self> {
         let value = self.rebalanced(self.norm_factor(norm)?)?;
-        Ok(Self::record(value, "dynamic_rescale", [self], |g, _| {
-            Ok([Some(g.detach())])
-        }))
+        Ok(self.recorded(value, "dynamic_rescale", |g| Ok(g.detach())))
     }
 
     /// [`Scaled::dynamic_rescale`] by the largest magnitude.
@@ -121,50 +113,40 @@ impl Scaled {
         Ok(Scale::lenient(rescale_norm(of))?)
     }
 
-    /// [`Scaled::dynamic_rescale`] of the value on its way forward, or of its cotangent on its way back; the other passes unchanged.
+    /// [`Scaled::dynamic_rescale`] of the value in the forward pass, or of its cotangent in the backward pass; the other stays unchanged.
     pub fn rescale(&self, norm: Norm, direction: Direction) -> Result<Self> {
         match direction {
             Direction::Forward => self.dynamic_rescale(norm),
-            Direction::Backward => Ok(Self::record(
-                self.detach(),
-                "rescale",
-                [self],
-                move |g, _| Ok([Some(g.dynamic_rescale(norm)?)]),
-            )),
+            Direction::Backward => {
+                Ok(self.recorded(self.detach(), "rescale", move |g| g.dynamic_rescale(norm)))
+            }
         }
     }
 
-    /// Casts the value, forward only: the cotangent has the dtype that it would have without. Under differentiation too, unlike in the original library.
+    /// Casts the value in the forward pass only: the cotangent keeps the dtype that it would have without the cast. Unlike the original
+    /// library, this casts under differentiation too.
     pub fn cast_on_forward(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
         let value = self.detach().astype(dtype)?;
         let like = super::arith::Like::of(self);
-        Ok(Self::record(
-            value,
-            "cast_on_forward",
-            [self],
-            move |g, _| Ok([Some(like.cotangent(g)?)]),
-        ))
+        Ok(self.recorded(value, "cast_on_forward", move |g| like.cotangent(g)))
     }
 
-    /// Casts the cotangent, backward only: the value stays as it is.
+    /// Casts the cotangent in the backward pass only: the value stays as it is.
     pub fn cast_on_backward(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
         let dtype = dtype.into();
-        Ok(Self::record(
-            self.detach(),
-            "cast_on_backward",
-            [self],
-            move |g, _| Ok([Some(g.detach().astype(dtype)?)]),
-        ))
+        Ok(self.recorded(self.detach(), "cast_on_backward", move |g| {
+            g.detach().astype(dtype)
+        }))
     }
 }
 
-/// Which way a rescaling acts.
+/// In which pass a rescaling acts.
 ///
 /// ```
 /// # use candle_core::{Device, Tensor};
 /// # use fp8_scaled::*;
 /// let x = as_scaled(&Tensor::new(&[1f32, -4.0], &Device::Cpu)?, 2.0)?;
-/// // The value moves nothing forward, its cotangent does backward.
+/// // Nothing moves in the forward pass; the backward pass rescales the cotangent.
 /// assert_eq!(x.rescale(Norm::Max, Direction::Backward)?.scale(), x.scale());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

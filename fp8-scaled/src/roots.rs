@@ -1,9 +1,9 @@
-//! Roots and powers, whose scale is a power of that of the operand.
+//! Roots and powers, whose scale is a power of the operand's scale.
 
 use super::arith::Like;
+use super::error::Result;
 use super::kernels::{Map1, map_fn, map1};
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::Tensor;
 use fp8_candle::ops::elements::Real;
 use fp8_core::scaled::{Scale, ScaledError, div_rule, mul_rule, powi_rule, rsqrt_rule, sqrt_rule};
@@ -30,7 +30,7 @@ struct Power {
 impl Map1 for Power {
     #[inline(always)]
     fn apply<R: Real>(self, x: R) -> R {
-        // By squares: x^13 = x * x^4 * x^8.
+        // By squaring: x^13 = x * x^4 * x^8.
         let (mut left, mut square, mut power) = (self.exponent.unsigned_abs(), x, R::ONE);
         while left > 0 {
             if left & 1 == 1 {
@@ -46,7 +46,7 @@ impl Map1 for Power {
         } else {
             power
         };
-        // The factor is Inf where no scale can hold the power of the scale.
+        // The factor is Inf if the power of the scale is out of range.
         let product = R::from_f64(self.factor) * power;
         if power == R::ZERO { power } else { product }
     }
@@ -66,15 +66,15 @@ impl Map1 for Power {
 }
 
 impl Scaled {
-    /// The square root. Scale: `r(sqrt(s))`. The derivative of a tensor of zero scale is an error.
+    /// The square root. Scale: `r(sqrt(s))`. The backward pass of a tensor of zero scale fails.
     pub fn sqrt(&self) -> Result<Self> {
         let op = "sqrt";
         let rule = sqrt_rule(self.scale());
         let k = rule.data_factor.into();
         let value = Self::new(map1(op, Sqrt { k }, &self.data()?)?, rule.scale).zeroed()?;
         let (x, y) = (Like::of(self), value.clone());
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(x.cotangent(&g.div(&y)?.mul_constant(0.5)?)?)])
+        Ok(self.recorded(value, op, move |g| {
+            x.cotangent(&g.div(&y)?.mul_constant(0.5)?)
         }))
     }
 
@@ -88,9 +88,9 @@ impl Scaled {
         let k = rule.data_factor.into();
         let value = Self::new(map1(op, Rsqrt { k }, &self.data()?)?, rule.scale);
         let (x, y) = (self.detach(), value.clone());
-        Ok(Self::record(value, op, [self], move |g, _| {
+        Ok(self.recorded(value, op, move |g| {
             let g = g.mul(&y)?.div(&x)?.mul_constant(-0.5)?;
-            Ok([Some(Like::of(&x).cotangent(&g)?)])
+            Like::of(&x).cotangent(&g)
         }))
     }
 
@@ -101,10 +101,8 @@ impl Scaled {
         let k = rule.data_factor.into();
         let value = Self::new(map1(op, Square { k }, &self.data()?)?, rule.scale).zeroed()?;
         let x = self.detach();
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(
-                Like::of(&x).cotangent(&g.mul(&x)?.mul_constant(2.0)?)?,
-            )])
+        Ok(self.recorded(value, op, move |g| {
+            Like::of(&x).cotangent(&g.mul(&x)?.mul_constant(2.0)?)
         }))
     }
 
@@ -118,17 +116,12 @@ impl Scaled {
         let k = rule.data_factor.into();
         let value = Self::new(map1(op, Recip { k }, &self.data()?)?, rule.scale);
         let (x, y) = (Like::of(self), value.clone());
-        Ok(Self::record(value, op, [self], move |g, _| {
-            // One step after the other, as the product of three scales may leave the range on the way.
+        Ok(self.recorded(value, op, move |g| {
+            // Step by step, since the product of three scales may overflow on the way.
             let square = mul_rule(y.scale(), y.scale());
             let rule = mul_rule(g.scale(), square.scale);
             let k = f64::from(square.data_factor) * f64::from(rule.data_factor);
-            Ok([Some(x.cotangent(&g.sloped(
-                op,
-                RecipSlope { k },
-                &y,
-                rule,
-            )?)?)])
+            x.cotangent(&g.sloped(op, RecipSlope { k }, &y, rule)?)
         }))
     }
 

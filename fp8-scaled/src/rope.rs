@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
+use super::error::Result;
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::Tensor;
 use fp8_candle::ops;
 
@@ -17,10 +17,10 @@ impl Scaled {
         let sin = sin.detach().to_dtype(x.dtype())?;
         let value = Self::new(ops::rope(&x, &cos, &sin)?, self.scale());
         let dtype = x.dtype();
-        Ok(Self::record(value, "rope", [self], move |g, _| {
+        Ok(self.recorded(value, "rope", move |g| {
             // The inverse rotation.
             let data = ops::rope(&g.float(dtype)?, &cos, &sin.neg()?)?;
-            Ok([Some(Self::new(data, g.scale()))])
+            Ok(Self::new(data, g.scale()))
         }))
     }
 }

@@ -1,12 +1,13 @@
 //! Operations that move elements: the scale stays.
 
+use super::check::{check_dim, misfit};
+use super::error::{Result, shape};
 use super::value::{Data, Scaled};
-use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_candle::Fp8Tensor;
 
 impl Scaled {
-    /// `f` of the tensor that holds the data, codes or numbers, with the same scale and no graph.
+    /// Applies `f` to the tensor of data or codes; the scale stays, and the result has no graph.
     pub(super) fn moved(&self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
         match self.raw() {
             Data::Float(data) => Ok(Self::new(f(data)?, self.scale())),
@@ -24,12 +25,10 @@ impl Scaled {
         }
     }
 
-    /// Row by row in memory. Operations do not need it; a copy made once may serve several that read row by row.
+    /// The same values in row-major memory. No operation needs it; one copy may serve several operations that read row by row.
     pub fn contiguous(&self) -> Result<Self> {
         let value = self.moved(|x| Ok(x.contiguous()?))?;
-        Ok(Self::record(value, "contiguous", [self], |g, _| {
-            Ok([Some(g.detach())])
-        }))
+        Ok(self.recorded(value, "contiguous", |g| Ok(g.detach())))
     }
 
     /// The same elements in another shape.
@@ -39,18 +38,16 @@ impl Scaled {
     pub fn reshape(&self, dims: &[usize]) -> Result<Self> {
         let count = (dims.iter()).try_fold(1usize, |count, &size| count.checked_mul(size));
         if count != Some(self.elem_count()) {
-            return Err(Error::Shape {
-                op: "reshape",
-                what: "the operand",
-                expected: format!("as many elements as {dims:?}"),
-                got: self.dims().to_vec(),
-            });
+            return Err(shape(
+                "reshape",
+                "the operand",
+                format!("as many elements as {dims:?}"),
+                self.dims(),
+            ));
         }
         let value = self.moved(|x| Ok(x.reshape(dims)?))?;
         let from = self.dims().to_vec();
-        Ok(Self::record(value, "reshape", [self], move |g, _| {
-            Ok([Some(g.reshape(&from)?)])
-        }))
+        Ok(self.recorded(value, "reshape", move |g| g.reshape(&from)))
     }
 
     /// Repeats elements along dimensions of size 1, and along new ones in front.
@@ -59,61 +56,43 @@ impl Scaled {
     /// If the shape does not broadcast to `dims`.
     pub fn broadcast_as(&self, dims: &[usize]) -> Result<Self> {
         if super::arith::broadcast_dims("broadcast_as", self.dims(), dims)? != dims {
-            return Err(Error::Shape {
-                op: "broadcast_as",
-                what: "the operand",
-                expected: format!("a shape that broadcasts to {dims:?}"),
-                got: self.dims().to_vec(),
-            });
+            return Err(shape(
+                "broadcast_as",
+                "the operand",
+                format!("a shape that broadcasts to {dims:?}"),
+                self.dims(),
+            ));
         }
         let value = self.moved(|x| Ok(x.broadcast_as(dims)?.contiguous()?))?;
         let like = super::arith::Like::of(self);
-        Ok(Self::record(value, "broadcast_as", [self], move |g, _| {
-            Ok([Some(like.cotangent(g)?)])
-        }))
+        Ok(self.recorded(value, "broadcast_as", move |g| like.cotangent(g)))
     }
 
-    fn check_dim(&self, op: &'static str, dim: usize) -> Result<()> {
-        match dim < self.rank() {
-            true => Ok(()),
-            false => self.misfit(op, format!("a dimension {dim}")),
-        }
-    }
-
-    fn misfit<T>(&self, op: &'static str, expected: String) -> Result<T> {
-        Err(Error::Shape {
-            op,
-            what: "the operand",
-            expected,
-            got: self.dims().to_vec(),
-        })
-    }
-
-    /// All elements in one dimension.
+    /// The same elements in one dimension.
     pub fn flatten_all(&self) -> Result<Self> {
         self.reshape(&[self.elem_count()])
     }
 
-    /// Without dimension `dim`, of size 1.
+    /// The same elements without the dimension `dim`, which has the size 1.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the size is not 1.
+    /// [`fp8_candle::Error::Shape`] if the size is not 1.
     pub fn squeeze(&self, dim: usize) -> Result<Self> {
-        self.check_dim("squeeze", dim)?;
+        check_dim("squeeze", self, dim)?;
         let mut dims = self.dims().to_vec();
         match dims.remove(dim) {
             1 => self.reshape(&dims),
-            _ => self.misfit("squeeze", format!("size 1 of dimension {dim}")),
+            _ => misfit("squeeze", self, format!("size 1 of dimension {dim}")),
         }
     }
 
-    /// With a dimension of size 1 before the dimension `dim`, or behind the last one.
+    /// The same elements with a new dimension of size 1 at `dim`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are fewer than `dim` dimensions.
+    /// [`fp8_candle::Error::Shape`] if there are fewer than `dim` dimensions.
     pub fn unsqueeze(&self, dim: usize) -> Result<Self> {
         if dim > self.rank() {
-            return self.misfit("unsqueeze", format!("{dim} dimensions or more"));
+            return misfit("unsqueeze", self, format!("{dim} dimensions or more"));
         }
         let mut dims = self.dims().to_vec();
         dims.insert(dim, 1);
@@ -123,7 +102,7 @@ impl Scaled {
     /// Dimensions in another order: dimension i of the result is dimension `dims[i]`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `dims` does not name each dimension once.
+    /// [`fp8_candle::Error::Shape`] if `dims` does not name each dimension once.
     pub fn permute(&self, dims: &[usize]) -> Result<Self> {
         let mut inverse = vec![usize::MAX; self.rank()];
         for (i, &dim) in dims.iter().enumerate() {
@@ -132,21 +111,23 @@ impl Scaled {
             }
         }
         if dims.len() != self.rank() || inverse.contains(&usize::MAX) {
-            return self.misfit("permute", format!("the dimensions {dims:?}, each once"));
+            return misfit(
+                "permute",
+                self,
+                format!("the dimensions {dims:?}, each once"),
+            );
         }
         let value = self.moved(|x| Ok(x.permute(dims)?))?;
-        Ok(Self::record(value, "permute", [self], move |g, _| {
-            Ok([Some(g.permute(&inverse)?)])
-        }))
+        Ok(self.recorded(value, "permute", move |g| g.permute(&inverse)))
     }
 
-    /// With two dimensions exchanged.
+    /// Exchanges two dimensions.
     ///
     /// # Errors
-    /// [`Error::Shape`] if one does not exist.
+    /// [`fp8_candle::Error::Shape`] if one does not exist.
     pub fn transpose(&self, a: usize, b: usize) -> Result<Self> {
-        self.check_dim("transpose", a)?;
-        self.check_dim("transpose", b)?;
+        check_dim("transpose", self, a)?;
+        check_dim("transpose", self, b)?;
         let mut dims: Vec<usize> = (0..self.rank()).collect();
         dims.swap(a, b);
         self.permute(&dims)
@@ -155,48 +136,48 @@ impl Scaled {
     /// `len` elements from `start` along a dimension.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are fewer.
+    /// [`fp8_candle::Error::Shape`] if there are fewer.
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
         let op = "narrow";
-        self.check_dim(op, dim)?;
+        check_dim(op, self, dim)?;
         let size = self.dims()[dim];
         let Some(after) = start.checked_add(len).and_then(|end| size.checked_sub(end)) else {
-            return self.misfit(
+            return misfit(
                 op,
+                self,
                 format!("{len} elements from {start} along dimension {dim}"),
             );
         };
         let value = self.moved(|x| Ok(x.narrow(dim, start, len)?))?;
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(g.pad(dim, start, after)?)])
-        }))
+        Ok(self.recorded(value, op, move |g| g.pad(dim, start, after)))
     }
 
-    /// Zeros before and after, along a dimension.
+    /// Adds zeros before and after the elements of a dimension.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the dimension does not exist.
+    /// [`fp8_candle::Error::Shape`] if the dimension does not exist.
     pub fn pad(&self, dim: usize, before: usize, after: usize) -> Result<Self> {
-        self.check_dim("pad", dim)?;
+        check_dim("pad", self, dim)?;
         let size = self.dims()[dim];
         let value = self.moved(|x| Ok(x.pad_with_zeros(dim, before, after)?))?;
-        Ok(Self::record(value, "pad", [self], move |g, _| {
-            Ok([Some(g.narrow(dim, before, size)?)])
-        }))
+        Ok(self.recorded(value, "pad", move |g| g.narrow(dim, before, size)))
     }
 
     /// Every `step`th element of `start..end` along a dimension.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the range is not within the dimension, or the step is 0.
+    /// [`fp8_candle::Error::Shape`] if the range is not within the dimension, or the step is 0.
     pub fn slice(&self, dim: usize, start: usize, end: usize, step: usize) -> Result<Self> {
         let op = "slice";
-        self.check_dim(op, dim)?;
+        check_dim(op, self, dim)?;
         let size = self.dims()[dim];
         if start > end || end > size || step == 0 {
-            return self.misfit(
+            return misfit(
                 op,
-                format!("elements {start}..{end} along dimension {dim}, and a step above 0 (it is {step})"),
+                self,
+                format!(
+                    "elements {start}..{end} along dimension {dim}, and a step above 0 (it is {step})"
+                ),
             );
         }
         let count = (end - start).div_ceil(step);
@@ -206,25 +187,23 @@ impl Scaled {
         let ids = (start..end).step_by(step).map(|i| i as u32);
         let ids = Tensor::from_iter(ids, self.device())?;
         let value = self.moved(|x| Ok(x.contiguous()?.index_select(&ids, dim)?))?;
-        Ok(Self::record(value, op, [self], move |g, _| {
-            // With zeros between: elements are moved, and never added.
+        Ok(self.recorded(value, op, move |g| {
+            // Insert zeros between the elements: they are moved, never added.
             let (mut apart, covered) = (g.dims().to_vec(), (count - 1) * step + 1);
             apart[dim] = count * step;
             let g = g.detach().unsqueeze(dim + 1)?.pad(dim + 1, 0, step - 1)?;
             let g = g.reshape(&apart)?.narrow(dim, 0, covered)?;
-            Ok([Some(g.pad(dim, start, size - start - covered)?)])
+            g.pad(dim, start, size - start - covered)
         }))
     }
 
     /// Elements in the opposite order along a dimension.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the dimension does not exist.
+    /// [`fp8_candle::Error::Shape`] if the dimension does not exist.
     pub fn reverse(&self, dim: usize) -> Result<Self> {
-        self.check_dim("reverse", dim)?;
+        check_dim("reverse", self, dim)?;
         let value = self.moved(|x| Ok(x.contiguous()?.flip(&[dim])?))?;
-        Ok(Self::record(value, "reverse", [self], move |g, _| {
-            Ok([Some(g.reverse(dim)?)])
-        }))
+        Ok(self.recorded(value, "reverse", move |g| g.reverse(dim)))
     }
 }

@@ -1,16 +1,17 @@
 //! Softmax.
 
+use super::check::check_dim;
+use super::error::Result;
 use super::kernels::wide;
 use super::parts::{factored, sized};
 use super::value::Scaled;
-use crate::error::{Error, Result};
 use candle_core::{D, Tensor};
 use fp8_candle::ops::detached;
 use fp8_candle::ops::elements::{Real, RowKernel, map_rows, max, sum};
 use fp8_core::scaled::{Scale, constant_rule, mul_rule};
 
 impl Scaled {
-    /// Softmax over `dim`, of the value. Scale: 1.
+    /// Softmax of the value over `dim`. Scale: 1.
     ///
     /// # Errors
     /// If the dimension does not exist.
@@ -18,16 +19,16 @@ impl Scaled {
         let op = "softmax";
         check_dim(op, self, dim)?;
         let (x, scale) = sized(self)?;
-        let data = along(&x, dim, |x| detached::softmax(x, false, scale))?;
+        let data = along(&x, dim, |x| Ok(detached::softmax(x, false, scale)?))?;
         let value = Self::new(data.clone(), Scale::ONE);
-        Ok(Self::record(value, op, [self], move |g, _| {
+        Ok(self.recorded(value, op, move |g| {
             let (y, g_data) = (turned(&data, dim)?, turned(&g.float(data.dtype())?, dim)?);
             let grad = turned(&detached::softmax_gradient(&y, &g_data, false, 1.0)?, dim)?;
-            Ok([Some(Self::new(grad, g.scale()).zeroed()?)])
+            Self::new(grad, g.scale()).zeroed()
         }))
     }
 
-    /// The logarithm of the softmax over `dim`, of the value. Scale: 1.
+    /// The logarithm of the softmax of the value over `dim`. Scale: 1.
     ///
     /// # Errors
     /// If the dimension does not exist.
@@ -37,10 +38,10 @@ impl Scaled {
         let (x, scale) = sized(self)?;
         let data = along(&x, dim, |x| log_softmax(x, scale))?;
         let value = Self::new(data.clone(), Scale::ONE);
-        Ok(Self::record(value, op, [self], move |g, _| {
+        Ok(self.recorded(value, op, move |g| {
             let (y, g_data) = (turned(&data, dim)?, turned(&g.float(data.dtype())?, dim)?);
             let grad = turned(&log_softmax_gradient(&y, &g_data)?, dim)?;
-            Ok([Some(Self::new(grad, g.scale()).zeroed()?)])
+            Self::new(grad, g.scale()).zeroed()
         }))
     }
 
@@ -54,29 +55,17 @@ impl Scaled {
         let (x, scale) = sized(self)?;
         let data = detached::softmax(&x, true, scale * softmax_scale)?;
         let value = Self::new(data.clone(), Scale::ONE);
-        Ok(Self::record(value, op, [self], move |g, _| {
-            // The constant by the rule of multiplication.
+        Ok(self.recorded(value, op, move |g| {
+            // The constant follows the rule of multiplication.
             let (power, mantissa) = constant_rule(softmax_scale);
             let g_data = g.float(data.dtype())?;
             let grad = detached::softmax_gradient(&data, &g_data, true, mantissa.into())?;
-            Ok([Some(factored(op, &grad, &mul_rule(g.scale(), power))?)])
+            factored(op, &grad, &mul_rule(g.scale(), power))
         }))
     }
 }
 
-pub(super) fn check_dim(op: &'static str, x: &Scaled, dim: usize) -> Result<()> {
-    match dim < x.rank() {
-        true => Ok(()),
-        false => Err(Error::Shape {
-            op,
-            what: "the operand",
-            expected: format!("a dimension {dim}"),
-            got: x.dims().to_vec(),
-        }),
-    }
-}
-
-/// `x` with `dim` in the place of the last dimension, and that one in its place.
+/// `x` with `dim` and the last dimension exchanged.
 fn turned(x: &Tensor, dim: usize) -> Result<Tensor> {
     match dim + 1 == x.rank() {
         true => Ok(x.contiguous()?),
@@ -84,7 +73,7 @@ fn turned(x: &Tensor, dim: usize) -> Result<Tensor> {
     }
 }
 
-/// `f`, which works along the last dimension, along `dim`.
+/// Applies `f`, which works along the last dimension, along `dim`.
 fn along(x: &Tensor, dim: usize, f: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     turned(&f(&turned(x, dim)?)?, dim)
 }

@@ -1,18 +1,18 @@
 //! The graph of operations on [`Scaled`] tensors, and the sweep that differentiates it.
 //!
-//! candle's own graph cannot carry it: there a gradient is one tensor of its argument's dtype, and gradients that meet are added
-//! as they are. Here a cotangent is a [`Scaled`] of any dtype, FP8 included, and cotangents meet by the rule of addition.
+//! candle's own graph cannot carry it: there a gradient is one tensor in its argument's dtype, and gradients are added as
+//! plain tensors. Here a cotangent is a [`Scaled`] of any dtype, FP8 included, and cotangents are added by the rule of addition.
 
+use super::error::{Error, Result, internal, shape};
 use super::grads::ScaledGrads;
 use super::options::Options;
 use super::value::{Node, Scaled, next_id};
-use crate::error::{Error, Result, internal};
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 impl Scaled {
-    /// `value` as the result of `op` on `parents`. `vjp` gives the cotangent of each parent for which the flag is set, in its shape,
-    /// and must hold nothing but detached values. Where no parent is tracked, neither is the result.
+    /// Records `value` as the result of `op` on `parents`. `vjp` gives the cotangent of each parent whose flag is set, in the parent's
+    /// shape; it must hold only detached values. The result is tracked if a parent is.
     pub(super) fn record<const N: usize>(
         value: Scaled,
         op: &'static str,
@@ -28,6 +28,16 @@ impl Scaled {
                 Err(_) => internal!("{op}: {} parents instead of {N}", wanted.len()),
             },
         )
+    }
+
+    /// `value` as the result of `op` on this value, with the function from its cotangent to that of this value.
+    pub(super) fn recorded(
+        &self,
+        value: Scaled,
+        op: &'static str,
+        vjp: impl Fn(&Scaled) -> Result<Scaled> + Send + Sync + 'static,
+    ) -> Scaled {
+        Self::record(value, op, [self], move |g, _| Ok([Some(vjp(g)?)]))
     }
 
     /// [`Scaled::record`] for any number of parents.
@@ -52,16 +62,16 @@ impl Scaled {
         value
     }
 
-    /// Gradients of a scalar with respect to every [`ScaledVar`](super::ScaledVar) that it was computed from. What the graph has
-    /// kept is freed on the way, so that it can be swept only once: see [`Scaled::backward_retained`].
+    /// Gradients of a scalar with respect to every [`ScaledVar`](super::ScaledVar) that it was computed from. The pass
+    /// frees what the graph has kept, so it runs only once: see [`Scaled::backward_retained`].
     ///
     /// # Errors
-    /// [`Error::NotScalar`] if this has more than one element, [`Error::GraphUsed`] if a part of the graph was swept before.
+    /// [`Error::NotScalar`] if this has more than one element, [`Error::GraphUsed`] if an earlier backward pass has freed a part of the graph.
     pub fn backward(&self) -> Result<ScaledGrads> {
         self.sweep(self.unit_cotangent()?, false)
     }
 
-    /// [`Scaled::backward`] of a graph that will be swept again.
+    /// [`Scaled::backward`] that keeps the graph for another backward pass.
     ///
     /// # Errors
     /// As [`Scaled::backward`].
@@ -69,18 +79,18 @@ impl Scaled {
         self.sweep(self.unit_cotangent()?, true)
     }
 
-    /// [`Scaled::backward`] from the cotangent of this value, a tensor of any shape.
+    /// [`Scaled::backward`] for a value of any shape, given its cotangent.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the cotangent has another shape, [`Error::GraphUsed`] if a part of the graph was swept before.
+    /// [`fp8_candle::Error::Shape`] if the cotangent has another shape, [`Error::GraphUsed`] if an earlier backward pass has freed a part of the graph.
     pub fn backward_with(&self, cotangent: &Scaled) -> Result<ScaledGrads> {
         if cotangent.dims() != self.dims() {
-            return Err(Error::Shape {
-                op: "backward_with",
-                what: "the cotangent",
-                expected: format!("{:?}, as the value has", self.dims()),
-                got: cotangent.dims().to_vec(),
-            });
+            return Err(shape(
+                "backward_with",
+                "the cotangent",
+                format!("{:?}, as the value has", self.dims()),
+                cotangent.dims(),
+            ));
         }
         self.sweep(cotangent.detach(), false)
     }
@@ -102,10 +112,10 @@ impl Scaled {
         };
         let mut cotangents = HashMap::from([(root.id, cotangent)]);
         let mut open = BinaryHeap::from([Latest(root)]);
-        // The latest node first: all that was computed from it has been swept.
+        // The latest node first: every node computed from it is done.
         while let Some(Latest(node)) = open.pop() {
             let Some(cotangent) = cotangents.remove(&node.id) else {
-                continue; // Met on several ways.
+                continue; // Reached on several paths.
             };
             if node.is_leaf {
                 grads.insert_id(node.id, cotangent);
@@ -146,7 +156,7 @@ impl Scaled {
     }
 }
 
-/// A node in the order of its id.
+/// A node, ordered by its id.
 struct Latest(Arc<Node>);
 
 impl PartialEq for Latest {

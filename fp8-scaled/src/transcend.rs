@@ -1,9 +1,9 @@
-//! Functions of the value, which has no scale to keep.
+//! Functions of the value whose results do not grow with the scale: it is 1.
 
 use super::arith::Like;
+use super::error::Result;
 use super::kernels::{Map1, Map2, map_fn, map1, map2};
 use super::value::Scaled;
-use crate::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::Real;
 use fp8_core::scaled::{Factored, Scale, ScaledError};
@@ -17,7 +17,7 @@ fn logistic<R: Real>(x: R) -> R {
     R::ONE / (R::ONE + (-x).exp())
 }
 
-/// The logistic function of candle tensors; `candle_nn` is no dependency.
+/// The logistic function of tensors, without a dependency on `candle_nn`.
 fn logistic_of(x: &Tensor) -> candle_core::Result<Tensor> {
     ((x.neg()?.exp()? + 1.0)?).recip()
 }
@@ -53,7 +53,7 @@ map_fn!(
 );
 map_fn!(
     TanhSlope { s },
-    // 1 - tanh^2 without its cancellation.
+    // 1 - tanh^2 without cancellation.
     |g, x| {
         let twice = s * x + s * x;
         let four = R::from_f64(4.0);
@@ -78,16 +78,16 @@ map_fn!(
 map_fn!(Ln {}, |x| x.ln(), |x| x.log()?);
 map_fn!(Shift { by }, |x| x + by, |x| (x + by)?);
 impl Scaled {
-    /// `f` of the value with the scale 1. `slope` gives the cotangent from that of the result and the value.
+    /// Applies `f` to the value; the result has the scale 1. `slope` gives the cotangent from the result's cotangent and the value.
     fn of_value(&self, op: &'static str, f: impl Map1, slope: impl Map2 + 'static) -> Result<Self> {
         let x = self.detach().zeroed()?;
         let value = Self::new(map1(op, f, &x.data()?)?, Scale::ONE);
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(g.sloped(op, slope, &x, g.scale_factored())?)])
+        Ok(self.recorded(value, op, move |g| {
+            g.sloped(op, slope, &x, g.scale_factored())
         }))
     }
 
-    /// A cotangent `f(self, other)` at the scale of `rule`, where `f` has taken up its data factor; it is like `other`.
+    /// A cotangent `f(self, other)` with the scale of `rule` and the shape and dtype of `other`; `f` includes the rule's data factor.
     pub(super) fn sloped(
         &self,
         op: &'static str,
@@ -165,9 +165,7 @@ impl Scaled {
         };
         let value = Self::new(map1(op, Shift { by }, &data)?, Scale::ONE);
         let x = self.detach();
-        Ok(Self::record(value, op, [self], move |g, _| {
-            Ok([Some(Like::of(&x).cotangent(&g.div(&x)?)?)])
-        }))
+        Ok(self.recorded(value, op, move |g| Like::of(&x).cotangent(&g.div(&x)?)))
     }
 }
 

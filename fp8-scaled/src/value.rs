@@ -1,7 +1,7 @@
 //! A tensor of scaled arithmetic.
 
+use super::error::{Result, unsupported};
 use super::options::Options;
-use crate::error::{Error, Result};
 use candle_core::{DType, Device, Shape, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::device::{Codes, backend};
@@ -11,7 +11,7 @@ use fp8_core::{Contraction, Format, Granularity};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A tensor as a pair of data and scale: `value = data * scale`. See [the module](super).
+/// A tensor as a pair of data and scale: `value = data * scale`. See [the crate](crate).
 ///
 /// Clones are cheap and share the data. A clone of a tracked value is the same value of the graph.
 ///
@@ -40,14 +40,14 @@ pub(super) enum Data {
     Fp8(Fp8Tensor),
 }
 
-/// FP8 copies of the data, made when first needed: one cast of an input serves every product that reads it.
+/// FP8 copies of the data, made at first use: every product that reads a tensor shares one cast.
 #[derive(Debug, Default)]
 pub(super) struct Casts(pub(super) Mutex<Vec<Fp8Tensor>>);
 
-/// `x` as data of the scale `scale`, so that the value stays: `data = x / scale`. Without a scale it is 1 and the data are `x`.
+/// The value `x` at a scale: `data = x / scale`. Without a scale, the data are `x` and the scale is 1.
 ///
 /// # Errors
-/// If `x` is not f32, bf16, f16 or f64, or the scale is not one ([`ScaledError`](fp8_core::scaled::ScaledError)).
+/// If `x` is not f32, bf16, f16 or f64, or the scale is not valid ([`ScaledError`](fp8_core::scaled::ScaledError)).
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -69,7 +69,7 @@ impl Scaled {
     /// Combines data and scale; the value is their product. Candle's own FP8 tensors become E4M3 codes.
     ///
     /// # Errors
-    /// [`Error::DType`] if `data` is not f32, bf16, f16, f64 or F8E4M3, [`Error::Scaled`] if `scale` is not a power of two and
+    /// [`fp8_candle::Error::DType`] if `data` is not f32, bf16, f16, f64 or F8E4M3, [`Error::Scaled`] if `scale` is not a power of two and
     /// the check is not [lenient](fp8_core::scaled::ScaleCheck), or is negative, infinite or NaN; a zero scale needs a lenient
     /// check too, and [`Scaled::zeros`] does not.
     pub fn from_parts(data: &Tensor, scale: f32) -> Result<Self> {
@@ -82,12 +82,12 @@ impl Scaled {
                 let codes = backend(data.device())?.f8e4m3_to_codes(data)?;
                 Self::of_codes(&codes, Format::E4M3, scale)
             }
-            got => Err(Error::DType {
-                op: "Scaled::from_parts",
-                what: "data",
-                expected: "f32, bf16, f16, f64 or f8e4m3; use Scaled::from_codes for FP8 codes",
+            got => Err(unsupported(
+                "Scaled::from_parts",
+                "data",
+                "f32, bf16, f16, f64 or f8e4m3; use Scaled::from_codes for FP8 codes",
                 got,
-            }),
+            )),
         }
     }
 
@@ -111,7 +111,7 @@ impl Scaled {
         Ok(Self::new_fp8(data, scale))
     }
 
-    /// Zeros of the scale 0, which is the only value of that scale that strict checks know.
+    /// Zeros of the scale 0: the only tensor of that scale that strict checks accept.
     pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let data = Tensor::zeros(shape, dtype, device)?;
         Ok(Self {
@@ -120,12 +120,12 @@ impl Scaled {
         })
     }
 
-    /// A constant as a tensor without dimensions: the power of two not above it is the scale, the rest, from 1 up to 2, the data.
+    /// A constant as a scalar: the scale is the largest power of two not above its magnitude, the data are the rest, from 1 up to 2.
     pub fn constant(value: f64, dtype: DType, device: &Device) -> Result<Self> {
         let (scale, mantissa) = constant_rule(value);
         let data = Tensor::new(f64::from(mantissa), device)?;
         let data = match (dtype, scale.is_zero()) {
-            // With all its digits.
+            // With all digits of f64.
             (DType::F64, false) => Tensor::new(value / f64::from(scale.to_f32()), device)?,
             _ => data.to_dtype(dtype)?,
         };
@@ -135,7 +135,7 @@ impl Scaled {
         })
     }
 
-    /// A constant in the dtype that an operation with `like` computes in.
+    /// A constant in the dtype of operations on `like`.
     pub(super) fn constant_like(value: f64, like: &Self) -> Result<Self> {
         Self::constant(value, like.compute_dtype(), like.device())
     }
@@ -150,7 +150,7 @@ impl Scaled {
         }
     }
 
-    /// The same data at another scale: another value, and no graph.
+    /// The same data at another scale, which is another value; without a graph.
     pub(super) fn at(&self, scale: Scale) -> Self {
         Self {
             scale,
@@ -177,7 +177,7 @@ impl Scaled {
     pub(super) fn float(&self, dtype: DType) -> Result<Tensor> {
         match &self.data {
             Data::Float(data) => super::kernels::convert("cast", data, 1.0, dtype),
-            Data::Fp8(data) => data.dequantize(dtype),
+            Data::Fp8(data) => Ok(data.dequantize(dtype)?),
         }
     }
 
@@ -202,12 +202,12 @@ impl Scaled {
         }
     }
 
-    /// Whether a gradient flows to a variable from here.
+    /// Whether gradients flow from here to a variable.
     pub fn is_tracked(&self) -> bool {
         self.node.is_some()
     }
 
-    /// Whether what is computed from this keeps a graph.
+    /// Whether operations on this value record a graph.
     pub(super) fn is_recorded(&self) -> bool {
         self.is_tracked() && Options::current().settings.gradients
     }
@@ -240,20 +240,20 @@ impl Scaled {
     }
 }
 
-/// Cotangents of the parents from that of the result; the flags say which are wanted.
+/// Gives the cotangents of the parents for that of the result; the flags say which are wanted.
 pub(super) type Vjp = dyn Fn(&Scaled, &[bool]) -> Result<Vec<Option<Scaled>>> + Send + Sync;
 
-/// Where a tracked value comes from.
+/// The operation that made a tracked value.
 pub(super) struct Node {
-    /// Rises with time, so that a node comes after its parents.
+    /// Increases with time: a node has a larger id than its parents.
     pub(super) id: u64,
     pub(super) op: &'static str,
     pub(super) dims: Vec<usize>,
     pub(super) parents: Vec<Option<Arc<Node>>>,
-    /// None for a leaf, and once a sweep has used it.
+    /// None for a leaf, and after a backward pass has used it.
     pub(super) vjp: Mutex<Option<Arc<Vjp>>>,
     pub(super) is_leaf: bool,
-    /// What held when the operation ran holds for its derivative as well.
+    /// The settings under which the operation ran; its derivative runs under them too.
     pub(super) options: Arc<Options>,
 }
 
@@ -269,7 +269,7 @@ pub(super) fn next_id() -> u64 {
 }
 
 impl Node {
-    /// A variable.
+    /// The leaf of a variable.
     pub(super) fn leaf(dims: &[usize]) -> Arc<Self> {
         Arc::new(Self {
             id: next_id(),
@@ -288,7 +288,7 @@ impl Node {
 }
 
 impl Drop for Node {
-    /// Without recursion: a graph may be longer than a stack is deep.
+    /// Drops parents without recursion, since long graphs would overflow the stack.
     fn drop(&mut self) {
         let mut open = std::mem::take(&mut self.parents);
         while let Some(parent) = open.pop() {

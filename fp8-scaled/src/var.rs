@@ -2,14 +2,15 @@
 
 use super::data_norm::Norm;
 use super::data_norm::norm_of;
+use super::error::{Error, Result, shape};
 use super::value::{Casts, Node, Scaled};
-use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use fp8_core::scaled::Scale;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// All parameters by the tensors of their data: layers are handed plain tensors when they are built.
+/// All parameters by the tensor ids of their data. A `VarBuilder` hands plain tensors to the constructors of layers, which look here for
+/// their parameters, once ([`Parameter::of`](super::Parameter::of)).
 static PARAMETERS: Mutex<Option<HashMap<TensorId, Weak<Inner>>>> = Mutex::new(None);
 
 /// A parameter of scaled arithmetic: data that an optimizer changes in place, and their scale. Clones are the same parameter.
@@ -37,7 +38,7 @@ struct Inner {
 #[derive(Debug, Clone)]
 struct Current {
     scale: Scale,
-    /// Casts of the data as they are now.
+    /// FP8 copies of the current data.
     casts: Arc<Casts>,
     /// How often the data were changed.
     version: u64,
@@ -53,7 +54,7 @@ impl ScaledVar {
     }
 
     /// A parameter of the value of `x`, in `dtype`, whose scale is the power of two below the root mean square of `x`, however small or
-    /// large that is. Zeros have the scale 0, so that they impose no size on what they are added to.
+    /// large that is. Zeros have the scale 0, so that sums with them take the other operand's scale.
     ///
     /// # Errors
     /// If `x` or `dtype` is not f32, bf16, f16 or f64.
@@ -64,11 +65,11 @@ impl ScaledVar {
     /// A parameter with data and scale of `x`, copied.
     ///
     /// # Errors
-    /// If the data of `x` are FP8: a parameter that steps change needs more bits.
+    /// [`Error::Fp8Parameter`] if the data of `x` are FP8.
     pub fn from_scaled(name: impl Into<String>, x: &Scaled) -> Result<Self> {
         if let Some(codes) = x.codes() {
-            return Err(Error::NoDType {
-                op: "ScaledVar",
+            return Err(Error::Fp8Parameter {
+                name: name.into(),
                 got: codes.format(),
             });
         }
@@ -86,7 +87,7 @@ impl ScaledVar {
         let mut parameters = PARAMETERS.lock().unwrap_or_else(PoisonError::into_inner);
         let parameters = parameters.get_or_insert_default();
         if parameters.len() == parameters.capacity() {
-            // Forget parameters that are gone before the table grows.
+            // Remove parameters that no longer exist before the table grows.
             parameters.retain(|_, parameter| parameter.strong_count() > 0);
         }
         parameters.insert(inner.var.id(), Arc::downgrade(&inner));
@@ -94,7 +95,7 @@ impl ScaledVar {
     }
 
     /// The parameter whose data are `tensor`: the tensor of [`ScaledVar::data_var`] or a clone of it, as a `VarBuilder` hands it to
-    /// the constructor of a layer. None for every other tensor, and once all clones of the parameter are gone.
+    /// the constructor of a layer. None for other tensors, and after the last clone of the parameter is dropped.
     pub fn of(tensor: &Tensor) -> Option<Self> {
         let parameters = PARAMETERS.lock().unwrap_or_else(PoisonError::into_inner);
         let found = parameters.as_ref()?.get(&tensor.id())?.upgrade();
@@ -106,7 +107,7 @@ impl ScaledVar {
         &self.0.name
     }
 
-    /// The value as the start of a graph.
+    /// The value, as a leaf of the graph.
     pub fn value(&self) -> Scaled {
         let Current { scale, casts, .. } = self.current().clone();
         let mut value = Scaled::new(self.0.var.as_tensor().detach(), scale);
@@ -115,7 +116,7 @@ impl ScaledVar {
         value
     }
 
-    /// The scale now.
+    /// The current scale.
     pub fn scale(&self) -> Scale {
         self.current().scale
     }
@@ -138,15 +139,15 @@ impl ScaledVar {
     /// Sets the value, in the dtype of this parameter.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `x` has another shape.
+    /// [`fp8_candle::Error::Shape`] if `x` has another shape.
     pub fn set(&self, x: &Scaled) -> Result<()> {
         if x.dims() != self.dims() {
-            return Err(Error::Shape {
-                op: "ScaledVar::set",
-                what: "the value",
-                expected: format!("{:?}, as `{}` has", self.dims(), self.name()),
-                got: x.dims().to_vec(),
-            });
+            return Err(shape(
+                "ScaledVar::set",
+                "the value",
+                format!("{:?}, as `{}` has", self.dims(), self.name()),
+                x.dims(),
+            ));
         }
         self.0.var.set(&x.astype(self.dtype())?.data()?)?;
         self.changed(x.scale());
@@ -156,7 +157,7 @@ impl ScaledVar {
     /// Sets the value to `x`, at the scale that [`ScaledVar::rescaled`] gives it.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `x` has another shape; if it is not f32, bf16, f16 or f64.
+    /// [`fp8_candle::Error::Shape`] if `x` has another shape; if it is not f32, bf16, f16 or f64.
     pub fn set_rescaled(&self, x: &Tensor) -> Result<()> {
         self.set(&sized(x)?)
     }
@@ -166,7 +167,7 @@ impl ScaledVar {
         &self.0.var
     }
 
-    /// Announces that the data were changed, and their scale: FP8 copies are made anew.
+    /// Announces new data and their scale, so that FP8 copies are made anew.
     pub fn changed(&self, scale: Scale) {
         let mut current = self.current();
         *current = Current {
@@ -190,9 +191,9 @@ impl ScaledVar {
     }
 }
 
-/// `x` with the power of two below its root mean square for a scale. One rescaling moves 2^-14 at most.
+/// `x`, with the power of two below its root mean square as its scale. One rescaling moves a factor of at least 2^-14.
 fn sized(x: &Tensor) -> Result<Scaled> {
-    // Data of 16 bits would be rounded on the way.
+    // Rescaling would round 16-bit data.
     let wide = match x.dtype() {
         DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
         _ => x.clone(),
@@ -205,7 +206,7 @@ fn sized(x: &Tensor) -> Result<Scaled> {
         if norm_of(&x.data()?, Norm::Max)? == 0.0 {
             return Scaled::zeros(wide.shape(), wide.dtype(), wide.device());
         }
-        // By the largest first: squares may be beyond the range.
+        // Start with the largest magnitude: squares may overflow.
         let next = x.dynamic_rescale_max()?;
         if next.scale() == x.scale() {
             return next.dynamic_rescale_l2();

@@ -229,11 +229,11 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
     /// Rotary position embedding, interleaved, of `[b, h, t, d]`: [`fp8_candle::ops::rope_i`].
     ///
     /// # Errors
-    /// If shapes or dtypes do not fit; [`fp8_candle::Error::NoScaleRule`] for scaled arrays.
+    /// If shapes or dtypes do not fit; [`fp8_scaled::Error::NoScaleRule`] for scaled arrays.
     fn rope_i(&self, cos: &Tensor, sin: &Tensor) -> Result<Self> {
         self.by_kind(
             |x| Ok(ops::rope_i(x, cos, sin)?),
-            |_| Err(fp8_candle::Error::NoScaleRule { op: "rope_i" }.into()),
+            |_| Err(fp8_scaled::Error::NoScaleRule { op: "rope_i" }.into()),
             |x| x.rope_i(cos, sin),
         )
     }

@@ -8,7 +8,7 @@ use fp8_candle::ops;
 use fp8_scaled::Scaled;
 
 impl<A: Array> Layer<A> for Activation {
-    /// On scaled tensors [`fp8_candle::Error::NoScaleRule`] for activations without a rule.
+    /// On scaled tensors [`fp8_scaled::Error::NoScaleRule`] for activations without a rule.
     fn apply(&self, x: &A) -> Result<A> {
         let own = *self;
         x.by_kind(
@@ -27,6 +27,6 @@ fn scaled(activation: Activation, x: &Scaled) -> Result<Scaled> {
         Activation::Silu | Activation::Swish => x.silu()?,
         Activation::Sigmoid => x.sigmoid()?,
         Activation::Gelu => x.activation(ops::Activation::GeluErf)?,
-        _ => return Err(fp8_candle::Error::NoScaleRule { op: "activation" }.into()),
+        _ => return Err(fp8_scaled::Error::NoScaleRule { op: "activation" }.into()),
     })
 }

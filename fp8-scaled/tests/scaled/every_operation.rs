@@ -309,7 +309,7 @@ fn what_stands_under_a_zero_scale_is_never_seen() -> Result<()> {
         each(|op| {
             let (y, grads) = match run(op, vars, Ok) {
                 Ok(done) => done,
-                Err(fp8_candle::Error::Scaled(_)) => return Ok(Ok(())),
+                Err(fp8_scaled::Error::Scaled(_)) => return Ok(Ok(())),
                 Err(error) => return Err(error),
             };
             for x in std::iter::once(&y).chain(grads.iter().flatten()) {

@@ -166,7 +166,7 @@ fn rescaling_acts_in_its_direction() -> Result<()> {
 #[test]
 fn scopes_nest() -> Result<()> {
     let (a, b) = (fixed(&[1.0], 2.0)?, fixed(&[1.0], 8.0)?);
-    let scale = || Ok::<f32, fp8_candle::Error>(a.add(&b)?.scale().to_f32());
+    let scale = || Ok::<f32, fp8_scaled::Error>(a.add(&b)?.scale().to_f32());
     let rounding = |rounding| ScaledOptions::default().with_scale_rounding(rounding);
     {
         let _up = scaled_scope(rounding(Pow2Rounding::Up));
@@ -310,7 +310,7 @@ fn gradients_of_micro_batches_add_up() -> Result<()> {
     other.insert(&y, fixed(&[1.0, 2.0], 1.0)?);
     assert!(matches!(
         sum.add(other),
-        Err(fp8_candle::Error::Shape { .. })
+        Err(fp8_scaled::Error::Fp8(fp8_candle::Error::Shape { .. }))
     ));
     Ok(())
 }

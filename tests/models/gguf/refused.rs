@@ -111,7 +111,7 @@ fn what_is_not_known_is_refused_by_name() -> Outcome {
         change(&mut content)?;
         let path = write(&content, dir.path())?;
         let out = dir.path().join("out");
-        let error = gguf::convert(&path, &out, DType::F32)
+        let error = convert(&path, &out, DType::F32)
             .expect_err(name)
             .to_string();
         assert!(

@@ -267,25 +267,6 @@ pub enum Error {
         /// Number of classes.
         classes: usize,
     },
-    /// A number that is not a scale of scaled arithmetic, or a zero scale where an operation has no result for it.
-    #[error(transparent)]
-    Scaled(#[from] fp8_core::scaled::ScaledError),
-    /// An operation that has no rule for scales.
-    #[error(
-        "{op} has no rule for the scale of its result: take the value with `to_tensor`, or compose it of operations that have one"
-    )]
-    NoScaleRule {
-        /// Operation.
-        op: &'static str,
-    },
-    /// A tensor of several elements where one is expected.
-    #[error("{op}: shape {got:?}, expected a tensor of one element")]
-    NotScalar {
-        /// Operation.
-        op: &'static str,
-        /// Shape found.
-        got: Vec<usize>,
-    },
     /// A probability that is not from 0 up to, but not, 1.
     #[error("{op}: probability {got}, expected one from 0 up to, but not, 1")]
     Probability {
@@ -293,14 +274,6 @@ pub enum Error {
         op: &'static str,
         /// The number refused.
         got: f64,
-    },
-    /// A second backward pass over a graph whose parts the first one has freed.
-    #[error(
-        "backward: the graph behind `{op}` was swept before and is gone; sweep it with `backward_retained` to keep it"
-    )]
-    GraphUsed {
-        /// Operation of the first node that is gone.
-        op: &'static str,
     },
     /// A parameter was changed between a forward pass and the backward pass, which reads it again.
     #[error(

@@ -1,0 +1,146 @@
+//! The configuration of BERT encoders, from `config.json`; the pooling of sentence-transformers.
+
+use crate::models::error::Result;
+use crate::models::files::Entries;
+use serde_json::Value;
+use std::path::Path;
+
+/// Shape of a BERT encoder.
+///
+/// ```
+/// use fp8::models::BertConfig;
+/// let json = serde_json::json!({
+///     "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+///     "num_hidden_layers": 1, "num_attention_heads": 2,
+/// });
+/// let config = BertConfig::parse("config.json", &json)?;
+/// assert_eq!((config.num_layers, config.max_position_embeddings), (1, 512));
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct BertConfig {
+    /// Tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Features of a token.
+    pub hidden_size: usize,
+    /// Inner features of the MLP.
+    pub intermediate_size: usize,
+    /// Layers.
+    pub num_layers: usize,
+    /// Attention heads.
+    pub num_heads: usize,
+    /// Tokens of the longest text.
+    pub max_position_embeddings: usize,
+    /// Kinds of segments.
+    pub type_vocab_size: usize,
+    /// Added to the variance in the norms.
+    pub layer_norm_eps: f64,
+    /// The activation of the MLP.
+    pub activation: BertActivation,
+}
+
+/// The activation of a BERT encoder's MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BertActivation {
+    /// GELU by the error function.
+    Gelu,
+    /// GELU by tanh.
+    GeluTanh,
+    /// Rectified linear.
+    Relu,
+}
+
+/// How the features of a text's tokens are reduced to one vector.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// The mean over tokens.
+    #[default]
+    Mean,
+    /// The features of the first token, `[CLS]`.
+    FirstToken,
+}
+
+impl Pooling {
+    /// Reads sentence-transformers' `1_Pooling/config.json` in the directory of a model; the mean if there is none.
+    ///
+    /// # Errors
+    /// If the file cannot be read or asks for another pooling.
+    pub fn of_dir(dir: impl AsRef<Path>) -> Result<Self> {
+        const LIMIT: u64 = 1 << 20;
+        let path = dir.as_ref().join("1_Pooling").join("config.json");
+        if !path.exists() {
+            return Ok(Self::Mean);
+        }
+        let text = fp8_recipes::read::read_text(&path, LIMIT)?;
+        let config: Value =
+            serde_json::from_str(&text).map_err(|error| fp8_recipes::FilesError::Json {
+                path: path.clone(),
+                what: "a configuration of pooling",
+                reason: error.to_string(),
+            })?;
+        let entries = Entries::new(&path, &config);
+        let on: Vec<&str> = match &config {
+            Value::Object(map) => {
+                let modes = map.iter().filter(|(key, value)| {
+                    key.starts_with("pooling_mode_") && **value == Value::Bool(true)
+                });
+                modes.map(|(key, _)| key.as_str()).collect()
+            }
+            _ => vec![],
+        };
+        match on.as_slice() {
+            ["pooling_mode_mean_tokens"] => Ok(Self::Mean),
+            ["pooling_mode_cls_token"] => Ok(Self::FirstToken),
+            [] => Err(entries.error(
+                "pooling_mode_mean_tokens",
+                "true, or pooling_mode_cls_token",
+            )),
+            [first, ..] => Err(entries.error(
+                first,
+                "pooling_mode_mean_tokens or pooling_mode_cls_token alone",
+            )),
+        }
+    }
+}
+
+impl BertConfig {
+    /// Reads the entries of a `config.json`; `path` is for messages.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::models::Error::Config) naming the entry that is missing or unsupported.
+    pub fn parse(path: impl AsRef<Path>, config: &Value) -> Result<Self> {
+        let config = Entries::new(path.as_ref(), config);
+        if config.text("model_type", None)? != "bert" {
+            return Err(config.error("model_type", "bert"));
+        }
+        if config.text("position_embedding_type", "absolute")? != "absolute" {
+            return Err(config.error("position_embedding_type", "absolute"));
+        }
+        let activation = match config.text("hidden_act", "gelu")?.as_str() {
+            "gelu" => BertActivation::Gelu,
+            "gelu_new" | "gelu_pytorch_tanh" => BertActivation::GeluTanh,
+            "relu" => BertActivation::Relu,
+            _ => return Err(config.error("hidden_act", "gelu, gelu_new or relu")),
+        };
+        let hidden_size = config.size("hidden_size", None)?;
+        let num_heads = config.size("num_attention_heads", None)?;
+        if hidden_size % num_heads != 0 {
+            let expected = format!("a divisor of {hidden_size}, the hidden size");
+            return Err(config.error("num_attention_heads", expected));
+        }
+        Ok(Self {
+            vocab_size: config.size("vocab_size", None)?,
+            hidden_size,
+            intermediate_size: config.size("intermediate_size", None)?,
+            num_layers: config.size("num_hidden_layers", None)?,
+            num_heads,
+            max_position_embeddings: config.size("max_position_embeddings", 512)?,
+            type_vocab_size: config.size("type_vocab_size", 2)?,
+            layer_norm_eps: config.positive("layer_norm_eps", 1e-12)?,
+            activation,
+        })
+    }
+}

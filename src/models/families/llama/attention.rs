@@ -1,0 +1,220 @@
+//! Self-attention of a layer.
+
+use super::LlamaConfig;
+use super::joint::Joint;
+use crate::models::error::Result;
+use crate::models::layers::{KvScales, LayerCache, Rows, file_has, masked_attention};
+use crate::nn::{Linear, RmsNorm, VarBuilder, linear_b, rms_norm};
+use candle_core::{DType, Device, Module, Tensor};
+use fp8_candle::ops;
+use fp8_recipes::Fp8Module;
+
+/// What attention needs for rows of a batch that have seen the same number of tokens.
+pub(super) struct Call {
+    /// Which rows.
+    pub(super) rows: Rows,
+    /// Cosines and sines of the new tokens.
+    pub(super) rope: (Tensor, Tensor),
+}
+
+/// Up to so many new tokens, attention reads the cache directly, without a matrix of scores.
+const FEW_TOKENS: usize = 8;
+
+#[derive(Debug, Fp8Module)]
+pub(super) struct Attention {
+    qkv: Joint,
+    output: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    #[fp8(skip)]
+    scales: Option<KvScales>,
+    #[fp8(skip)]
+    sizes: Sizes,
+}
+
+#[derive(Debug)]
+struct Sizes {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    rotated: usize,
+    window: Option<usize>,
+}
+
+impl Attention {
+    pub(super) fn new(config: &LlamaConfig, layer: usize, vb: VarBuilder<'_>) -> Result<Self> {
+        let d = config.hidden_size;
+        let (q, kv) = (
+            config.num_heads * config.head_dim,
+            config.num_kv_heads * config.head_dim,
+        );
+        let norm = |name: &str| -> Result<Option<RmsNorm>> {
+            match config.qk_norm {
+                true => Ok(Some(rms_norm(
+                    config.head_dim,
+                    config.rms_norm_eps,
+                    vb.pp(name),
+                )?)),
+                false => Ok(None),
+            }
+        };
+        let parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        Ok(Self {
+            qkv: Joint::new(d, &parts, "qkv_proj", config.qkv_bias, &vb)?,
+            output: linear_b(q, d, config.output_bias, vb.pp("o_proj"))?,
+            q_norm: norm("q_norm")?,
+            k_norm: norm("k_norm")?,
+            scales: kv_scales(&vb)?,
+            sizes: Sizes {
+                heads: config.num_heads,
+                kv_heads: config.num_kv_heads,
+                head_dim: config.head_dim,
+                rotated: config.rope.dim,
+                window: config.sliding_windows.get(layer).copied().flatten(),
+            },
+        })
+    }
+
+    /// dequant_scales of keys and values, if the file has them.
+    pub(super) fn kv_scales(&self) -> Option<&KvScales> {
+        self.scales.as_ref()
+    }
+
+    /// x: `[batch, tokens, hidden]`; `calls` cover its rows.
+    pub(super) fn forward(
+        &self,
+        x: &Tensor,
+        calls: &[Call],
+        cache: Option<&LayerCache>,
+    ) -> Result<Tensor> {
+        let qkv = self.qkv.forward::<3>(x)?;
+        let y = match calls {
+            [call] => self.attend(&qkv, call, cache)?,
+            calls => {
+                let parts = calls.iter().map(|call| {
+                    let Rows { start, count, .. } = call.rows;
+                    let [q, k, v] = &qkv;
+                    let part = |x: &Tensor| x.narrow(0, start, count);
+                    let cache = cache.map(|cache| cache.part(start, count)).transpose()?;
+                    self.attend(&[part(q)?, part(k)?, part(v)?], call, cache.as_ref())
+                });
+                Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)?
+            }
+        };
+        Ok(self.output.forward(&y)?)
+    }
+
+    /// Result of attention for the rows of one call, `[rows, tokens, heads * head_dim]`.
+    fn attend(
+        &self,
+        [q, k, v]: &[Tensor; 3],
+        call: &Call,
+        cache: Option<&LayerCache>,
+    ) -> Result<Tensor> {
+        let (batch, tokens, _) = q.dims3()?;
+        let seen = call.rows.seen;
+        let Sizes {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.sizes;
+        let q = self.heads(q, heads, self.q_norm.as_ref(), call)?;
+        let k = self.heads(k, kv_heads, self.k_norm.as_ref(), call)?;
+        let v = v
+            .reshape((batch, tokens, kv_heads, head_dim))?
+            .transpose(1, 2)?;
+        let scale = 1. / (head_dim as f64).sqrt();
+        let y = match cache {
+            None => self.over(&q, &k, &v, scale)?,
+            Some(cache) => {
+                cache.append(&k, &v, seen)?;
+                let keys = seen + tokens;
+                let windowed = self.sizes.window.is_some_and(|window| keys > window);
+                if tokens <= FEW_TOKENS && !windowed {
+                    cache.attention(&q, keys, scale)?
+                } else if seen == 0 && !cache.is_lossy(k.dtype()) {
+                    self.over(&q, &k, &v, scale)?
+                } else {
+                    let (k, v) = cache.values(keys, q.dtype())?;
+                    self.over(&q, &k, &v, scale)?
+                }
+            }
+        };
+        let y = y.transpose(1, 2)?;
+        Ok(y.reshape((batch, tokens, heads * head_dim))?)
+    }
+
+    /// Splits `[batch, tokens, heads * head_dim]` into heads, normalizes them if the model does, and rotates them.
+    fn heads(
+        &self,
+        x: &Tensor,
+        heads: usize,
+        norm: Option<&RmsNorm>,
+        call: &Call,
+    ) -> Result<Tensor> {
+        let (batch, tokens, _) = x.dims3()?;
+        let Sizes {
+            head_dim, rotated, ..
+        } = self.sizes;
+        let mut x = x.reshape((batch, tokens, heads, head_dim))?;
+        if let Some(norm) = norm {
+            x = norm.forward(&x)?;
+        }
+        // With one token both layouts coincide, and a reshape copies nothing.
+        let x = match tokens {
+            1 => x.reshape((batch, heads, 1, head_dim))?,
+            _ => x.transpose(1, 2)?,
+        };
+        let (cos, sin) = &call.rope;
+        if rotated == head_dim {
+            return Ok(ops::rope(&x, cos, sin)?);
+        }
+        let first = ops::rope(&x.narrow(3, 0, rotated)?.contiguous()?, cos, sin)?;
+        let rest = x.narrow(3, rotated, head_dim - rotated)?;
+        Ok(Tensor::cat(&[first, rest.contiguous()?], 3)?)
+    }
+
+    /// Causal attention of the last tokens over keys and values, `[batch, heads, .., head_dim]`.
+    fn over(&self, q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<Tensor> {
+        let (tokens, keys) = (q.dim(2)?, k.dim(2)?);
+        match self.sizes.window {
+            Some(window) if keys > window => {
+                let mask = window_mask(tokens, keys, window, q.device())?;
+                masked_attention(q, k, v, &mask, scale)
+            }
+            _ => {
+                let options = ops::AttentionOptions::default().with_causal(true);
+                Ok(ops::attention(q, k, v, options.with_softmax_scale(scale))?)
+            }
+        }
+    }
+}
+
+/// Reads `self_attn.k_scale` and `v_scale`: one number each, or one per head.
+fn kv_scales(vb: &VarBuilder<'_>) -> Result<Option<KvScales>> {
+    let read = |name: &str| -> Result<Option<Vec<f32>>> {
+        if !file_has(vb, name) {
+            return Ok(None);
+        }
+        let scales = vb.get_unchecked_dtype(name, DType::F32)?;
+        Ok(Some(scales.flatten_all()?.to_vec1::<f32>()?))
+    };
+    Ok(match (read("k_scale")?, read("v_scale")?) {
+        (Some(k), Some(v)) => Some(KvScales::new(k, v)),
+        _ => None,
+    })
+}
+
+/// Mask of causal attention within a window: 0 where a query sees a key, -Inf elsewhere; `[tokens, keys]` in f32.
+fn window_mask(tokens: usize, keys: usize, window: usize, device: &Device) -> Result<Tensor> {
+    let values: Vec<f32> = (keys - tokens..keys)
+        .flat_map(|query| {
+            (0..keys).map(move |key| match key <= query && key + window > query {
+                true => 0.,
+                false => f32::NEG_INFINITY,
+            })
+        })
+        .collect();
+    Ok(Tensor::from_vec(values, (tokens, keys), device)?)
+}

@@ -1,0 +1,50 @@
+//! The output head: a separate layer, or the embedding.
+
+use super::LlamaConfig;
+use crate::models::error::Result;
+use crate::models::layers::file_has;
+use crate::nn::{Linear, VarBuilder, linear_no_bias};
+use candle_core::{D, Module, Tensor};
+use fp8_candle::ops;
+use fp8_recipes::Fp8Module;
+
+/// Up to so many rows are multiplied with the table in its own dtype.
+const FEW_ROWS: usize = 8;
+
+#[derive(Debug, Fp8Module)]
+pub(super) enum Head {
+    /// `lm_head.weight`, in FP8 if the file stores it so.
+    Own(Linear),
+    /// The embedding's table, `[vocab_size, hidden_size]`, in the dtype of the embedding.
+    Tied(#[fp8(skip)] Tensor),
+}
+
+impl Head {
+    pub(super) fn new(config: &LlamaConfig, table: &Tensor, vb: &VarBuilder<'_>) -> Result<Self> {
+        let own = vb.pp("lm_head");
+        // A VarMap creates any tensor that it is asked for; only a file can hold a head despite the tie.
+        if config.tie_word_embeddings && !file_has(&own, "weight") {
+            return Ok(Self::Tied(table.clone()));
+        }
+        let (inputs, outputs) = (config.hidden_size, config.vocab_size);
+        Ok(Self::Own(linear_no_bias(inputs, outputs, own)?))
+    }
+
+    /// x: `[.., hidden_size]` to `[.., vocab_size]`, in x's dtype.
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Own(layer) => Ok(layer.forward(x)?),
+            Self::Tied(table) => {
+                let (dims, rows) = (x.dims(), x.reshape(((), x.dim(D::Minus1)?))?);
+                let tracked = x.track_op() || table.track_op();
+                let y = if rows.dim(0)? <= FEW_ROWS && !tracked {
+                    ops::few_rows_linear(&rows, table)?
+                } else {
+                    rows.matmul(&table.to_dtype(x.dtype())?.t()?)?
+                };
+                let outputs = y.dim(1)?;
+                Ok(y.reshape([&dims[..dims.len() - 1], &[outputs]].concat())?)
+            }
+        }
+    }
+}

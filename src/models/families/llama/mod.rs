@@ -1,0 +1,291 @@
+//! Llama and its relatives: Mistral, Qwen2, Qwen3, Phi-3, and the mixtures Mixtral and Qwen3-MoE.
+
+mod attention;
+mod config;
+mod head;
+mod joint;
+mod mlp;
+mod moe;
+mod params;
+
+pub use config::{LlamaConfig, MoeConfig, MoeNames};
+
+use super::causal_lm::CausalLm;
+use crate::models::error::{Error, Result};
+use crate::models::layers::{KvCache, KvSizes, LayerCache, Rows, in_pool, token_rows};
+use crate::nn::{Embedding, RmsNorm, VarBuilder, rms_norm};
+use attention::{Attention, Call};
+use candle_core::{DType, Device, Module, Tensor};
+use fp8_recipes::Fp8Module;
+use head::Head;
+use mlp::Mlp;
+use moe::Moe;
+
+#[derive(Debug, Fp8Module)]
+enum Feedforward {
+    Dense(Mlp),
+    Mixture(Moe),
+}
+
+#[derive(Debug, Fp8Module)]
+struct Layer {
+    input_norm: RmsNorm,
+    attention: Attention,
+    post_norm: RmsNorm,
+    feedforward: Feedforward,
+}
+
+impl Layer {
+    fn new(config: &LlamaConfig, index: usize, vb: VarBuilder<'_>) -> Result<Self> {
+        let norm = |name: &str| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
+        let feedforward = match &config.moe {
+            Some(moe) if !moe.dense_layers.contains(&index) => {
+                Feedforward::Mixture(Moe::new(config, moe, vb.clone())?)
+            }
+            _ => {
+                let sizes = (config.hidden_size, config.intermediate_size);
+                Feedforward::Dense(Mlp::new(sizes, config.mlp_bias, mlp::NAMES, vb.pp("mlp"))?)
+            }
+        };
+        Ok(Self {
+            input_norm: norm("input_layernorm")?,
+            attention: Attention::new(config, index, vb.pp("self_attn"))?,
+            post_norm: norm("post_attention_layernorm")?,
+            feedforward,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, calls: &[Call], cache: Option<&LayerCache>) -> Result<Tensor> {
+        let attended = self
+            .attention
+            .forward(&self.input_norm.forward(x)?, calls, cache)?;
+        let x = (x + attended)?;
+        let normed = self.post_norm.forward(&x)?;
+        let y = match &self.feedforward {
+            Feedforward::Dense(mlp) => mlp.forward(&normed)?,
+            Feedforward::Mixture(moe) => moe.forward(&normed)?,
+        };
+        Ok((x + y)?)
+    }
+}
+
+/// A Llama-like language model, built on [`crate::nn`]: it trains, calibrates and serves.
+///
+/// From an FP8 checkpoint ([`crate::load`]) the linear layers hold codes only; from anything else they are in high precision
+/// until [`prepare_fp8`](crate::prepare_fp8) and a guard. [`Llama::forward`] is for training; [`CausalLm`] has the forward
+/// pass over a cache.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use fp8::models::{CausalLm, Llama, LlamaConfig};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let json = serde_json::json!({
+///     "model_type": "llama", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96,
+///     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+/// });
+/// let config = LlamaConfig::parse("config.json", &json)?;
+/// let vars = VarMap::new();
+/// let model = Llama::new(&config, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
+/// let ids = Tensor::new(&[[1u32, 5, 9, 2]], &Device::Cpu)?;
+/// let all = model.forward(&ids)?; // as in training
+/// let mut cache = model.new_cache(1, 16)?;
+/// model.last_logits(&ids.narrow(1, 0, 3)?, &mut cache)?;
+/// let last = model.last_logits(&ids.narrow(1, 3, 1)?, &mut cache)?; // one more token
+/// assert_eq!((all.dims(), last.dims()), ([1, 4, 128].as_slice(), [1, 128].as_slice()));
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Fp8Module)]
+pub struct Llama {
+    embedding: Embedding,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    head: Head,
+    #[fp8(skip)]
+    config: LlamaConfig,
+    #[fp8(skip)]
+    dtype: DType,
+    #[fp8(skip)]
+    device: Device,
+}
+
+impl Llama {
+    /// Builds the model from the tensors `model.*` and `lm_head.weight` of `vb`. Activations have `vb`'s dtype.
+    ///
+    /// With [`LlamaConfig::tie_word_embeddings`] and no `lm_head.weight` in the file, the embedding is the head.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape.
+    pub fn new(config: &LlamaConfig, vb: VarBuilder<'_>) -> Result<Self> {
+        Self::with_embedding_dtype(config, vb.dtype(), vb)
+    }
+
+    /// [`Llama::new`] with the embedding, and a head tied to it, in the dtype `embedding`: 16-bit tables of a file need not be widened
+    /// for lookups.
+    ///
+    /// # Errors
+    /// As [`Llama::new`].
+    pub fn with_embedding_dtype(
+        config: &LlamaConfig,
+        embedding: DType,
+        vb: VarBuilder<'_>,
+    ) -> Result<Self> {
+        let root = vb.pp("model");
+        let table = root.pp("embed_tokens").get_with_hints_dtype(
+            (config.vocab_size, config.hidden_size),
+            "weight",
+            candle_nn::Init::Randn {
+                mean: 0.,
+                stdev: 0.02,
+            },
+            embedding,
+        )?;
+        let layers = (0..config.num_layers)
+            .map(|i| Layer::new(config, i, root.pp("layers").pp(i)))
+            .collect::<Result<_>>()?;
+        let head = Head::new(config, &table, &vb)?;
+        Ok(Self {
+            embedding: Embedding::new(table, config.hidden_size)
+                .with_path(root.pp("embed_tokens").prefix()),
+            layers,
+            norm: rms_norm(config.hidden_size, config.rms_norm_eps, root.pp("norm"))?,
+            head,
+            config: config.clone(),
+            dtype: vb.dtype(),
+            device: vb.device().clone(),
+        })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &LlamaConfig {
+        &self.config
+    }
+
+    /// Logits of all tokens, without a cache: `ids` `[batch, tokens]` of u32 to `[batch, tokens, vocab_size]`. Differentiable.
+    ///
+    /// # Errors
+    /// If an id is not in the vocabulary or `ids` has another shape.
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        let x = self.run(ids, None)?;
+        self.head.forward(&x)
+    }
+
+    /// A cache of E4M3 codes with the k and v scales of the file, for `batch` sequences of up to `capacity` tokens; None if the file
+    /// lacks them for some layer.
+    ///
+    /// # Errors
+    /// If there is no memory for it, or a layer has neither one scale nor one per head.
+    pub fn new_fp8_cache(&self, batch: usize, capacity: usize) -> Result<Option<KvCache>> {
+        let layers = self.layers.iter();
+        let scales = layers.map(|layer| layer.attention.kv_scales().cloned());
+        let scales: Option<Vec<_>> = scales.collect();
+        let Some(scales) = scales else {
+            return Ok(None);
+        };
+        let scales = scales.into_iter().map(Some).collect();
+        KvCache::new(
+            self.sizes(batch, capacity),
+            scales,
+            self.dtype,
+            &self.device,
+        )
+        .map(Some)
+    }
+
+    fn sizes(&self, batch: usize, capacity: usize) -> KvSizes {
+        KvSizes {
+            batch,
+            kv_heads: self.config.num_kv_heads,
+            capacity,
+            head_dim: self.config.head_dim,
+        }
+    }
+
+    /// Features of all tokens after the final norm.
+    fn run(&self, ids: &Tensor, mut cache: Option<&mut KvCache>) -> Result<Tensor> {
+        let ids = token_rows(ids, self.config.vocab_size)?;
+        let (batch, tokens) = ids.dims2()?;
+        let rows = match &mut cache {
+            None => vec![Rows {
+                start: 0,
+                count: batch,
+                seen: 0,
+            }],
+            Some(cache) => {
+                cache.make_room(batch, tokens, self.layers.len())?;
+                cache.rows()
+            }
+        };
+        let calls = rows.into_iter().map(|rows| {
+            let tables = (self.config.rope).tables(rows.seen, tokens, self.dtype, &self.device);
+            Ok(Call {
+                rows,
+                rope: tables?,
+            })
+        });
+        let calls = calls.collect::<Result<Vec<_>>>()?;
+        let mut x = self.embedding.forward(&ids)?.to_dtype(self.dtype)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let layer_cache = cache.as_ref().map(|cache| &cache.layers[i]);
+            x = layer.forward(&x, &calls, layer_cache)?;
+        }
+        if let Some(cache) = cache {
+            cache.advance(tokens);
+        }
+        Ok(self.norm.forward(&x)?)
+    }
+}
+
+impl CausalLm for Llama {
+    fn forward_cached(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+        in_pool(&self.device, || {
+            let x = self.run(ids, Some(cache))?.detach();
+            Ok(self.head.forward(&x)?.detach())
+        })
+    }
+
+    fn last_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+        in_pool(&self.device, || {
+            let x = self.run(ids, Some(cache))?.detach();
+            let tokens = x.dim(1)?;
+            if tokens == 0 {
+                return Err(Error::TokenIds {
+                    reason: "no token to go on from".into(),
+                });
+            }
+            let last = x.narrow(1, tokens - 1, 1)?.squeeze(1)?;
+            Ok(self.head.forward(&last)?.detach())
+        })
+    }
+
+    fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
+        let scales = self.layers.iter().map(|_| None).collect();
+        KvCache::new(
+            self.sizes(batch, capacity),
+            scales,
+            self.dtype,
+            &self.device,
+        )
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn takes_unequal_rows(&self) -> bool {
+        true
+    }
+
+    fn max_positions(&self) -> Option<usize> {
+        self.config.positions()
+    }
+
+    fn eos_tokens(&self) -> &[u32] {
+        &self.config.eos_token_ids
+    }
+}

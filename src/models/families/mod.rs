@@ -1,0 +1,140 @@
+//! The model families. A family is a file or folder here, and an arm in each `match` of this file.
+
+mod bert;
+mod causal_lm;
+mod llama;
+
+pub use bert::{Bert, BertActivation, BertConfig, Pooling};
+pub use causal_lm::CausalLm;
+pub use llama::{Llama, LlamaConfig, MoeConfig, MoeNames};
+
+use crate::models::error::Result;
+use candle_core::{DType, Tensor};
+use candle_nn::VarBuilder;
+use serde_json::Value;
+use std::path::Path;
+
+/// The configuration of a model of any family.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Config {
+    /// A language model's.
+    Llama(LlamaConfig),
+    /// An encoder's.
+    Bert(BertConfig),
+}
+
+impl Config {
+    /// Reads a `config.json`, whose `model_type` names the family; `path` is for messages.
+    pub(crate) fn parse(path: &Path, config: &Value) -> Result<Self> {
+        match config.get("model_type").and_then(Value::as_str) {
+            Some("bert") => Ok(Self::Bert(BertConfig::parse(path, config)?)),
+            _ => Ok(Self::Llama(LlamaConfig::parse(path, config)?)),
+        }
+    }
+
+    /// Number of layers, and what their tensors' names begin with.
+    pub(crate) fn layers(&self) -> (usize, &'static str) {
+        match self {
+            Self::Llama(config) => (config.num_layers, "model.layers."),
+            Self::Bert(config) => (config.num_layers, "encoder.layer."),
+        }
+    }
+
+    /// The embedding table that may stay in the file's own 16-bit dtype.
+    pub(crate) fn embedding(&self) -> Option<&'static str> {
+        match self {
+            Self::Llama(_) => Some("model.embed_tokens.weight"),
+            Self::Bert(_) => None,
+        }
+    }
+}
+
+/// A model of any family.
+///
+/// ```no_run
+/// use fp8::models::{Model, ModelOptions, open};
+///
+/// match open("model", &ModelOptions::new())? {
+///     Model::Llama(model) => println!("generates with {} layers", model.config().num_layers),
+///     Model::Bert(model) => println!("embeds in {} features", model.config().hidden_size),
+///     _ => println!("another kind"),
+/// }
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Model {
+    /// A language model.
+    Llama(Llama),
+    /// An encoder.
+    Bert(Bert),
+}
+
+impl Model {
+    /// Builds the model from the tensors of `vb`.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape.
+    pub fn new(config: &Config, vb: VarBuilder<'_>) -> Result<Self> {
+        Self::with_embedding_dtype(config, vb.dtype(), vb)
+    }
+
+    /// [`Model::new`] with the table of [`Config::embedding`] in a dtype of its own.
+    pub(crate) fn with_embedding_dtype(
+        config: &Config,
+        embedding: DType,
+        vb: VarBuilder<'_>,
+    ) -> Result<Self> {
+        Ok(match config {
+            Config::Llama(config) => {
+                Self::Llama(Llama::with_embedding_dtype(config, embedding, vb)?)
+            }
+            Config::Bert(config) => Self::Bert(Bert::new(config, vb)?),
+        })
+    }
+
+    /// Logits of a language model, or features of an encoder, for every token of `ids`, `[batch, tokens]`; no token is padding.
+    ///
+    /// # Errors
+    /// As [`Llama::forward`] and [`Bert::forward`].
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Llama(model) => model.forward(ids),
+            Self::Bert(model) => model.forward(ids, &ids.ones_like()?),
+        }
+    }
+
+    /// The most tokens of a sequence that the model has positions for; None if it does not say.
+    pub fn max_positions(&self) -> Option<usize> {
+        match self {
+            Self::Llama(model) => model.max_positions(),
+            Self::Bert(model) => Some(model.config().max_position_embeddings),
+        }
+    }
+
+    /// The language model, if it is one.
+    pub fn llama(&self) -> Option<&Llama> {
+        match self {
+            Self::Llama(model) => Some(model),
+            Self::Bert(_) => None,
+        }
+    }
+
+    /// The encoder, if it is one.
+    pub fn bert(&self) -> Option<&Bert> {
+        match self {
+            Self::Bert(model) => Some(model),
+            Self::Llama(_) => None,
+        }
+    }
+}
+
+impl crate::fp8_recipes::Fp8Module for Model {
+    fn visit(&self, visitor: &mut dyn crate::Visitor) {
+        match self {
+            Self::Llama(model) => model.visit(visitor),
+            Self::Bert(model) => model.visit(visitor),
+        }
+    }
+}

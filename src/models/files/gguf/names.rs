@@ -1,0 +1,187 @@
+//! Names of tensors in GGUF files, and their names in transformers.
+
+use super::GgufError;
+use candle_core::Tensor;
+use std::path::Path;
+
+/// A supported architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Architecture {
+    Llama,
+    Qwen2,
+    Qwen3,
+}
+
+impl Architecture {
+    pub(super) fn parse(name: &str, path: &Path) -> Result<Self, GgufError> {
+        match name {
+            // llama.cpp writes Mistral's models as `llama`; other tools name them.
+            "llama" | "mistral" => Ok(Self::Llama),
+            "qwen2" => Ok(Self::Qwen2),
+            "qwen3" => Ok(Self::Qwen3),
+            _ => Err(GgufError::UnsupportedArchitecture {
+                path: path.to_path_buf(),
+                architecture: name.to_string(),
+            }),
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+
+    /// Llama's files store rows for rotary positions over neighbouring elements; transformers rotates the two halves of a head.
+    fn is_permuted(self) -> bool {
+        self == Self::Llama
+    }
+}
+
+/// Parts of which every layer has a weight.
+pub(super) const LAYER_PARTS: [&str; 9] = [
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+];
+
+/// The order of a tensor's rows in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rows {
+    AsStored,
+    /// Permuted within each head: queries and keys.
+    PerHead,
+}
+
+/// The tensor of transformers that a tensor of the file becomes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) name: String,
+    pub(super) rows: Rows,
+}
+
+/// Translates a name of the file; `None` for tables that are part of the configuration, not weights.
+pub(super) fn target(
+    name: &str,
+    architecture: Architecture,
+    path: &Path,
+) -> Result<Option<Target>, GgufError> {
+    let unknown = || GgufError::UnknownTensor {
+        path: path.to_path_buf(),
+        tensor: name.to_string(),
+        architecture: architecture.name(),
+    };
+    let plain = |name: &str| {
+        Ok(Some(Target {
+            name: name.to_string(),
+            rows: Rows::AsStored,
+        }))
+    };
+    match name {
+        "token_embd.weight" => return plain("model.embed_tokens.weight"),
+        "output_norm.weight" => return plain("model.norm.weight"),
+        "output.weight" => return plain("lm_head.weight"),
+        "rope_freqs.weight" => return Ok(None),
+        _ => {}
+    }
+    let block = name.strip_prefix("blk.").and_then(|rest| {
+        let (layer, rest) = rest.split_once('.')?;
+        let (part, kind) = rest.rsplit_once('.')?;
+        Some((layer.parse::<usize>().ok()?, part, kind))
+    });
+    let (layer, part, kind) = block.ok_or_else(unknown)?;
+    let (module, has_bias) = match part {
+        "attn_norm" => ("input_layernorm", false),
+        "ffn_norm" => ("post_attention_layernorm", false),
+        "attn_q" => ("self_attn.q_proj", true),
+        "attn_k" => ("self_attn.k_proj", true),
+        "attn_v" => ("self_attn.v_proj", true),
+        "attn_output" => ("self_attn.o_proj", true),
+        "attn_q_norm" if architecture == Architecture::Qwen3 => ("self_attn.q_norm", false),
+        "attn_k_norm" if architecture == Architecture::Qwen3 => ("self_attn.k_norm", false),
+        "ffn_gate" => ("mlp.gate_proj", true),
+        "ffn_up" => ("mlp.up_proj", true),
+        "ffn_down" => ("mlp.down_proj", true),
+        _ => return Err(unknown()),
+    };
+    if kind != "weight" && !(kind == "bias" && has_bias) {
+        return Err(unknown());
+    }
+    let is_query_or_key = matches!(part, "attn_q" | "attn_k");
+    Ok(Some(Target {
+        name: format!("model.layers.{layer}.{module}.{kind}"),
+        rows: match architecture.is_permuted() && is_query_or_key {
+            true => Rows::PerHead,
+            false => Rows::AsStored,
+        },
+    }))
+}
+
+/// Undoes llama.cpp's permutation of the rows of queries and keys: within a head, row `2 i + half` of the file is row
+/// `half * head_dim / 2 + i` in transformers. Works for weights `[heads * head_dim, in]` and biases `[heads * head_dim]`.
+pub(super) fn unpermute(tensor: &Tensor, heads: usize) -> candle_core::Result<Tensor> {
+    let dims = tensor.dims().to_vec();
+    let half = dims[0] / heads / 2;
+    tensor
+        .reshape((heads, half, 2, ()))?
+        .transpose(1, 2)?
+        .contiguous()?
+        .reshape(dims)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn names_are_those_of_transformers() -> Result<(), GgufError> {
+        let path = Path::new("m.gguf");
+        let name = |name, architecture| -> Result<_, GgufError> {
+            Ok(target(name, architecture, path)?.map(|target| (target.name, target.rows)))
+        };
+        let of = |name: &str, rows| Some((name.to_string(), rows));
+        let q = "blk.3.attn_q.bias";
+        let expected = "model.layers.3.self_attn.q_proj.bias";
+        assert_eq!(name(q, Architecture::Llama)?, of(expected, Rows::PerHead));
+        assert_eq!(name(q, Architecture::Qwen2)?, of(expected, Rows::AsStored));
+        let norm = "blk.0.attn_k_norm.weight";
+        let expected = "model.layers.0.self_attn.k_norm.weight";
+        assert_eq!(
+            name(norm, Architecture::Qwen3)?,
+            of(expected, Rows::AsStored)
+        );
+        assert_eq!(name("rope_freqs.weight", Architecture::Llama)?, None);
+        let unknown = [
+            norm,
+            "blk.x.attn_q.weight",
+            "blk.0.ffn_gate_exps.weight",
+            "blk.0.attn_q",
+            "x",
+        ];
+        for unknown in unknown {
+            let error = name(unknown, Architecture::Llama).expect_err(unknown);
+            assert!(error.to_string().contains(unknown), "{error}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn rows_of_a_head_come_back_in_halves() -> candle_core::Result<()> {
+        // Two heads of four rows: the file has 0 2 1 3 of what transformers calls 0 1 2 3.
+        let file = Tensor::new(&[0f32, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0], &Device::Cpu)?;
+        let rows = unpermute(&file, 2)?.to_vec1::<f32>()?;
+        assert_eq!(rows, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+        let weight = unpermute(&file.reshape((8, 1))?, 2)?;
+        assert_eq!(weight.dims(), [8, 1]);
+        Ok(())
+    }
+}

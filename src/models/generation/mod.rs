@@ -1,0 +1,10 @@
+//! Tokens and text that follow a prompt.
+
+mod options;
+mod sampling;
+mod text;
+mod tokens;
+
+pub use options::GenerationOptions;
+pub use text::{TextOutput, TextPiece, TextStream, generate_text};
+pub use tokens::{FinishReason, Output, Stop, Token, generate};

@@ -1,0 +1,184 @@
+//! Keys and values of the tokens seen so far, with room that grows up to a fixed number of them.
+
+mod growth;
+
+use super::layer_cache::{KvScales, LayerCache};
+use crate::models::error::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+
+/// The sizes of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KvSizes {
+    pub(crate) batch: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) capacity: usize,
+    pub(crate) head_dim: usize,
+}
+
+impl KvSizes {
+    /// Fails if the size overflows or the memory is not there: an allocation that fails later would end the program.
+    fn check_memory(self, layers: usize, dtype: DType) -> Result<()> {
+        let factors = [
+            self.batch,
+            self.kv_heads,
+            self.capacity,
+            self.head_dim,
+            2 * dtype.size_in_bytes(),
+            layers,
+        ];
+        let bytes = factors.into_iter().try_fold(1usize, usize::checked_mul);
+        let fits = bytes.is_some_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+        match fits {
+            true => Ok(()),
+            false => Err(Error::CacheMemory {
+                batch: self.batch,
+                capacity: self.capacity,
+            }),
+        }
+    }
+}
+
+/// Rows of a batch that have seen the same number of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) start: usize,
+    pub(crate) count: usize,
+    pub(crate) seen: usize,
+}
+
+/// The keys and values of every layer for the tokens that a batch of sequences has seen so far.
+///
+/// Memory grows with the tokens, by doubling, up to [`KvCache::capacity`]; more tokens are an error. Made by
+/// [`CausalLm::new_cache`](crate::models::CausalLm::new_cache). It holds values in the model's dtype, or E4M3 codes with the scales
+/// of the file ([`Llama::new_fp8_cache`](crate::models::Llama::new_fp8_cache)). It is for inference: logits computed with it carry no gradient.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{VarBuilder, VarMap};
+/// # use fp8::models::{CausalLm, Llama, LlamaConfig};
+/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
+/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
+/// # let config = LlamaConfig::parse("config.json", &json)?;
+/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// # let model = Llama::new(&config, vb)?;
+/// let mut cache = model.new_cache(1, 4)?;
+/// model.last_logits(&Tensor::new(&[[1u32, 5, 9]], &Device::Cpu)?, &mut cache)?;
+/// let two = Tensor::new(&[[2u32, 3]], &Device::Cpu)?;
+/// assert!(model.last_logits(&two, &mut cache).is_err()); // room for one
+/// cache.truncate(2); // as if only two had been seen
+/// model.last_logits(&two, &mut cache)?;
+/// assert_eq!(cache.len(), 4);
+/// # Ok::<(), fp8::models::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct KvCache {
+    pub(crate) layers: Vec<LayerCache>,
+    /// With the capacity that the cache may grow to; [`KvCache::allocated`] is what it has.
+    sizes: KvSizes,
+    /// Tokens seen of each sequence.
+    seen: Vec<usize>,
+}
+
+/// Tokens that a new cache has memory for.
+const FIRST: usize = 64;
+
+impl KvCache {
+    /// `scales` has one entry per layer; None stores values in `dtype`.
+    pub(crate) fn new(
+        sizes: KvSizes,
+        scales: Vec<Option<KvScales>>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let first = KvSizes {
+            capacity: sizes.capacity.min(FIRST),
+            ..sizes
+        };
+        // Checks the full capacity: a cache that can never fit fails before anything is computed.
+        sizes.check_memory(scales.len(), dtype)?;
+        let layers = scales.into_iter().map(|scales| {
+            let dtype = if scales.is_some() { DType::U8 } else { dtype };
+            let zeros = || {
+                let KvSizes {
+                    batch,
+                    kv_heads,
+                    capacity,
+                    head_dim,
+                } = first;
+                Tensor::zeros((batch, kv_heads, capacity, head_dim), dtype, device)
+            };
+            let wide = |scales: Vec<f32>| match *scales.as_slice() {
+                [one] => Ok(vec![one; sizes.kv_heads]),
+                _ if scales.len() == sizes.kv_heads => Ok(scales),
+                _ => Err(Error::CacheMismatch {
+                    what: "scales of heads of keys and values:",
+                    got: scales.len().to_string(),
+                    expected: format!("1 or {}", sizes.kv_heads),
+                }),
+            };
+            let scales = match scales {
+                None => None,
+                Some(KvScales { k, v }) => Some(KvScales {
+                    k: wide(k)?,
+                    v: wide(v)?,
+                }),
+            };
+            Ok(LayerCache {
+                k: zeros()?,
+                v: zeros()?,
+                scales,
+            })
+        });
+        Ok(Self {
+            layers: layers.collect::<Result<_>>()?,
+            seen: vec![0; sizes.batch],
+            sizes,
+        })
+    }
+
+    /// Tokens seen by the longest sequence.
+    pub fn len(&self) -> usize {
+        self.seen.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Whether no token has been seen.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The most tokens of a sequence.
+    pub fn capacity(&self) -> usize {
+        self.sizes.capacity
+    }
+
+    /// Sequences in the batch.
+    pub fn batch(&self) -> usize {
+        self.sizes.batch
+    }
+
+    /// Whether keys and values are FP8 codes.
+    pub fn is_fp8(&self) -> bool {
+        self.layers.iter().any(|layer| layer.scales.is_some())
+    }
+
+    /// Bytes allocated for keys and values; they grow with the tokens.
+    pub fn size_in_bytes(&self) -> usize {
+        let bytes = |x: &Tensor| x.elem_count() * x.dtype().size_in_bytes();
+        let layers = self.layers.iter();
+        layers.map(|layer| bytes(&layer.k) + bytes(&layer.v)).sum()
+    }
+
+    /// Forgets all tokens after the first `len`; no effect if there are fewer.
+    pub fn truncate(&mut self, len: usize) {
+        for seen in &mut self.seen {
+            *seen = len.min(*seen);
+        }
+    }
+
+    /// Counts tokens that every layer has appended.
+    pub(crate) fn advance(&mut self, tokens: usize) {
+        for seen in &mut self.seen {
+            *seen += tokens;
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Keys and values of one layer: appended to, and read by attention.
+
+use crate::models::error::Result;
+use candle_core::{DType, Tensor};
+use fp8_candle::ops::{CachedTokens, cached_attention};
+use fp8_candle::{Fp8Tensor, Quantizer, ScaleSource};
+use fp8_core::{Cast, Contraction, Format, Granularity};
+
+/// dequant_scales of the keys and values of one layer: one for the layer, or one per key-value head.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct KvScales {
+    /// For the keys, after rotation.
+    pub k: Vec<f32>,
+    /// For the values.
+    pub v: Vec<f32>,
+}
+
+impl KvScales {
+    /// `k` and `v`: dequant_scales, one number each or one per head.
+    pub fn new(k: Vec<f32>, v: Vec<f32>) -> Self {
+        Self { k, v }
+    }
+}
+
+/// Keys and values of one layer, `[batch, kv_heads, capacity, head_dim]`.
+#[derive(Debug)]
+pub(crate) struct LayerCache {
+    pub(crate) k: Tensor,
+    pub(crate) v: Tensor,
+    /// One scale per head.
+    pub(crate) scales: Option<KvScales>,
+}
+
+impl LayerCache {
+    /// Writes `k` and `v`, `[batch, kv_heads, tokens, head_dim]`, after the first `len` tokens.
+    pub(crate) fn append(&self, k: &Tensor, v: &Tensor, len: usize) -> Result<()> {
+        for (stored, new, scales) in [
+            (&self.k, k, self.scales.as_ref().map(|scales| &scales.k)),
+            (&self.v, v, self.scales.as_ref().map(|scales| &scales.v)),
+        ] {
+            // The cache serves inference only: it holds no graph.
+            let new = new.detach();
+            let new = match scales {
+                None => new.to_dtype(stored.dtype())?,
+                Some(scales) => codes(&new, scales)?,
+            };
+            stored.slice_set(&new.contiguous()?, 2, len)?;
+        }
+        Ok(())
+    }
+
+    /// The part of `count` rows from `start`, sharing memory.
+    pub(crate) fn part(&self, start: usize, count: usize) -> Result<Self> {
+        Ok(Self {
+            k: self.k.narrow(0, start, count)?,
+            v: self.v.narrow(0, start, count)?,
+            scales: self.scales.clone(),
+        })
+    }
+
+    fn sides(&self) -> [CachedTokens<'_>; 2] {
+        match &self.scales {
+            None => [
+                CachedTokens::HighPrecision(&self.k),
+                CachedTokens::HighPrecision(&self.v),
+            ],
+            Some(scales) => {
+                let side = |codes, dequant_scales| CachedTokens::Fp8 {
+                    codes,
+                    format: Format::E4M3,
+                    dequant_scales,
+                };
+                [side(&self.k, &scales.k), side(&self.v, &scales.v)]
+            }
+        }
+    }
+
+    /// Attention of `q`, the last tokens of `keys`, over all of them.
+    pub(crate) fn attention(&self, q: &Tensor, keys: usize, softmax_scale: f64) -> Result<Tensor> {
+        let [k, v] = self.sides();
+        Ok(cached_attention(
+            &q.detach(),
+            k,
+            v,
+            keys,
+            Some(softmax_scale),
+        )?)
+    }
+
+    /// The first `len` keys and values in `dtype`.
+    pub(crate) fn values(&self, len: usize, dtype: DType) -> Result<(Tensor, Tensor)> {
+        let [k, v] = self.sides();
+        Ok((k.dequantize(len, dtype)?, v.dequantize(len, dtype)?))
+    }
+
+    /// Whether values in `dtype` are rounded when they are written.
+    pub(crate) fn is_lossy(&self, dtype: DType) -> bool {
+        self.k.dtype() != dtype
+    }
+}
+
+/// E4M3 codes of `x`, `[batch, heads, tokens, head_dim]`, with one dequant_scale per head; beyond the range they saturate.
+fn codes(x: &Tensor, dequant_scales: &[f32]) -> Result<Tensor> {
+    let cast = |x: &Tensor, dequant_scale: f32| -> Result<Tensor> {
+        let source = ScaleSource::Fixed {
+            dequant_scale: Tensor::from_slice(&[dequant_scale], 1, x.device())?,
+        };
+        let quantizer = Quantizer::new(Cast::new(Format::E4M3), Granularity::Tensorwise, source);
+        let flat = x.contiguous()?.reshape(((), x.dim(3)?))?;
+        let codes = Fp8Tensor::quantize(&flat, &quantizer, Contraction::Cols)?;
+        Ok(codes.codes().reshape(x.dims())?)
+    };
+    match dequant_scales {
+        [first, rest @ ..] if rest.iter().any(|scale| scale != first) => {
+            let heads = dequant_scales.iter().enumerate();
+            let heads = heads.map(|(i, scale)| cast(&x.narrow(1, i, 1)?, *scale));
+            Ok(Tensor::cat(&heads.collect::<Result<Vec<_>>>()?, 1)?)
+        }
+        [first, ..] => cast(x, *first),
+        [] => Ok(x.to_dtype(DType::U8)?),
+    }
+}

@@ -1,0 +1,320 @@
+//! Angles of rotary position embeddings, with the scalings that Llama-like models use.
+
+use crate::models::error::Result;
+use crate::models::files::Entries;
+use candle_core::{DType, Device, Tensor};
+use std::f64::consts::PI;
+
+/// How frequencies are scaled for contexts longer than those of the training.
+///
+/// ```
+/// use fp8::models::{RopeConfig, RopeScaling};
+/// // Four times the context of the training.
+/// let rope = RopeConfig::new(10_000., 64).with_scaling(RopeScaling::Linear { factor: 4. });
+/// assert_ne!(rope.scaling, RopeScaling::None);
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// No scaling.
+    None,
+    /// Positions are divided by a factor.
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// The base grows with the length of the sequence (dynamic NTK).
+    Dynamic {
+        /// The factor.
+        factor: f64,
+        /// Tokens up to which nothing changes.
+        original: usize,
+    },
+    /// Low frequencies are divided, high ones kept, those between interpolated (Llama 3.1).
+    Llama3 {
+        /// What low frequencies are divided by.
+        factor: f64,
+        /// Wavelengths above `original / low` are low frequencies.
+        low: f64,
+        /// Wavelengths below `original / high` are high frequencies.
+        high: f64,
+        /// Context of the training.
+        original: usize,
+    },
+    /// Like Llama 3's, with a ramp over dimensions and a temperature on cosines and sines (YaRN, arXiv:2309.00071).
+    Yarn {
+        /// What low frequencies are divided by.
+        factor: f64,
+        /// Context of the training.
+        original: usize,
+        /// Rotations at which the ramp begins.
+        beta_fast: f64,
+        /// Rotations at which the ramp ends.
+        beta_slow: f64,
+        /// What cosines and sines are multiplied by.
+        attention_factor: f64,
+        /// Whether to round the ends of the ramp to whole dimensions.
+        truncate: bool,
+    },
+    /// One factor per frequency, with a second set beyond the context of the training (Phi-3's longrope).
+    LongRope {
+        /// Factors up to `original` tokens.
+        short: Vec<f64>,
+        /// Factors beyond.
+        long: Vec<f64>,
+        /// Context of the training.
+        original: usize,
+        /// What cosines and sines are multiplied by.
+        attention_factor: f64,
+    },
+}
+
+/// Rotary position embedding of a model.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Number of features of a head that are rotated; even.
+    pub dim: usize,
+    /// Scaling for long contexts.
+    pub scaling: RopeScaling,
+}
+
+impl RopeConfig {
+    /// Frequencies without scaling.
+    pub fn new(theta: f64, dim: usize) -> Self {
+        Self {
+            theta,
+            dim,
+            scaling: RopeScaling::None,
+        }
+    }
+
+    /// The same with another scaling.
+    pub fn with_scaling(self, scaling: RopeScaling) -> Self {
+        Self { scaling, ..self }
+    }
+
+    /// Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+    pub(crate) fn parse(config: &Entries<'_>, head_dim: usize) -> Result<Self> {
+        let context = config.size("max_position_embeddings", 2048)?;
+        let found = config
+            .object("rope_parameters")
+            .or(config.object("rope_scaling"));
+        let theta = config.positive("rope_theta", 10_000.)?;
+        let (theta, partial) = match &found {
+            None => (theta, config.positive("partial_rotary_factor", 1.)?),
+            Some(rope) => (
+                rope.positive("rope_theta", theta)?,
+                rope.positive(
+                    "partial_rotary_factor",
+                    config.positive("partial_rotary_factor", 1.)?,
+                )?,
+            ),
+        };
+        let dim = (head_dim as f64 * partial) as usize;
+        if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim {
+            let expected = format!("a part of the {head_dim} features of a head that is even");
+            return Err(config.error("partial_rotary_factor", expected));
+        }
+        let scaling = match &found {
+            None => RopeScaling::None,
+            Some(rope) => scaling(config, rope, dim, context)?,
+        };
+        Ok(Self {
+            theta,
+            dim,
+            scaling,
+        })
+    }
+
+    /// Frequencies in radians per token, and the factor on cosines and sines, for a sequence of `total` tokens.
+    fn frequencies(&self, total: usize) -> (Vec<f32>, f32) {
+        let half = self.dim / 2;
+        let plain = |theta: f64| -> Vec<f64> {
+            let exponent = |i: usize| 2. * i as f64 / self.dim as f64;
+            // In f32, as the models were trained.
+            (0..half)
+                .map(|i| f64::from((1. / theta.powf(exponent(i))) as f32))
+                .collect()
+        };
+        let narrow = |values: Vec<f64>| values.into_iter().map(|x| x as f32).collect();
+        match &self.scaling {
+            RopeScaling::None => (narrow(plain(self.theta)), 1.),
+            RopeScaling::Linear { factor } => {
+                let scaled = plain(self.theta).into_iter().map(|f| f / factor);
+                (narrow(scaled.collect()), 1.)
+            }
+            RopeScaling::Dynamic { factor, original } => {
+                let length = total.max(*original) as f64 / *original as f64;
+                let exponent = self.dim as f64 / (self.dim as f64 - 2.).max(1.);
+                let theta = self.theta * (factor * length - (factor - 1.)).powf(exponent);
+                (narrow(plain(theta)), 1.)
+            }
+            RopeScaling::Llama3 {
+                factor,
+                low,
+                high,
+                original,
+            } => {
+                let original = *original as f64;
+                let scaled = plain(self.theta).into_iter().map(|f| {
+                    let wavelength = 2. * PI / f;
+                    if wavelength < original / high {
+                        f
+                    } else if wavelength > original / low {
+                        f / factor
+                    } else {
+                        let smooth = (original / wavelength - low) / (high - low);
+                        (1. - smooth) * f / factor + smooth * f
+                    }
+                });
+                (narrow(scaled.collect()), 1.)
+            }
+            RopeScaling::Yarn {
+                factor,
+                original,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                truncate,
+            } => {
+                let dim_of = |rotations: f64| {
+                    self.dim as f64 * (*original as f64 / (rotations * 2. * PI)).ln()
+                        / (2. * self.theta.ln())
+                };
+                let (mut low, mut high) = (dim_of(*beta_fast), dim_of(*beta_slow));
+                if *truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                let (low, high) = (low.max(0.), high.min(self.dim as f64 - 1.));
+                let width = if high == low { 0.001 } else { high - low };
+                let scaled = plain(self.theta).into_iter().enumerate().map(|(i, f)| {
+                    let ramp = ((i as f64 - low) / width).clamp(0., 1.);
+                    f / factor * ramp + f * (1. - ramp)
+                });
+                (narrow(scaled.collect()), *attention_factor as f32)
+            }
+            RopeScaling::LongRope {
+                short,
+                long,
+                original,
+                attention_factor,
+            } => {
+                let factors = if total > *original { long } else { short };
+                let scaled = plain(self.theta).into_iter().zip(factors);
+                (
+                    narrow(scaled.map(|(f, factor)| f / factor).collect()),
+                    *attention_factor as f32,
+                )
+            }
+        }
+    }
+
+    /// Cosines and sines of positions `first` to `first + tokens`, each `[tokens, dim / 2]`.
+    pub(crate) fn tables(
+        &self,
+        first: usize,
+        tokens: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<(Tensor, Tensor)> {
+        let (frequencies, factor) = self.frequencies(first + tokens);
+        let angles = (first..first + tokens)
+            .flat_map(|t| frequencies.iter().map(move |f| f64::from(t as f32 * f)));
+        let (cos, sin): (Vec<f32>, Vec<f32>) = angles
+            .map(|angle| (angle.cos() as f32 * factor, angle.sin() as f32 * factor))
+            .unzip();
+        let shape = (tokens, self.dim / 2);
+        let table = |values| Tensor::from_vec(values, shape, device)?.to_dtype(dtype);
+        Ok((table(cos)?, table(sin)?))
+    }
+}
+
+fn scaling(
+    config: &Entries<'_>,
+    rope: &Entries<'_>,
+    dim: usize,
+    context: usize,
+) -> Result<RopeScaling> {
+    const KINDS: &str = "default, linear, dynamic, llama3, yarn or longrope";
+    let key = if rope.get("rope_type").is_some() {
+        "rope_type"
+    } else {
+        "type"
+    };
+    let kind = rope.text(key, "default")?;
+    let original = || -> Result<usize> {
+        let outside = config.size("original_max_position_embeddings", context)?;
+        rope.size("original_max_position_embeddings", outside)
+    };
+    Ok(match kind.as_str() {
+        "default" => RopeScaling::None,
+        "linear" => RopeScaling::Linear {
+            factor: rope.positive("factor", None)?,
+        },
+        "dynamic" => RopeScaling::Dynamic {
+            factor: rope.positive("factor", None)?,
+            original: context,
+        },
+        "llama3" => {
+            let (low, high) = (
+                rope.positive("low_freq_factor", None)?,
+                rope.positive("high_freq_factor", None)?,
+            );
+            if high <= low {
+                return Err(rope.error("high_freq_factor", format!("more than {low}")));
+            }
+            RopeScaling::Llama3 {
+                factor: rope.positive("factor", None)?,
+                low,
+                high,
+                original: original()?,
+            }
+        }
+        "yarn" => {
+            let factor = rope.positive("factor", None)?;
+            let temperature = |mscale: f64| match factor > 1. {
+                true => 0.1 * mscale * factor.ln() + 1.,
+                false => 1.,
+            };
+            let inferred = match (rope.get("mscale"), rope.get("mscale_all_dim")) {
+                (Some(_), Some(_)) => {
+                    temperature(rope.positive("mscale", None)?)
+                        / temperature(rope.positive("mscale_all_dim", None)?)
+                }
+                _ => temperature(1.),
+            };
+            RopeScaling::Yarn {
+                factor,
+                original: original()?,
+                beta_fast: rope.positive("beta_fast", 32.)?,
+                beta_slow: rope.positive("beta_slow", 1.)?,
+                attention_factor: rope.positive("attention_factor", inferred)?,
+                truncate: rope.flag("truncate", true)?,
+            }
+        }
+        "longrope" | "su" => {
+            let original = original()?;
+            let factors = |key: &str| -> Result<Vec<f64>> {
+                let factors = rope.numbers(key)?;
+                factors
+                    .filter(|factors| factors.len() == dim / 2)
+                    .ok_or_else(|| rope.error(key, format!("{} positive numbers", dim / 2)))
+            };
+            let factor = rope.positive("factor", context as f64 / original as f64)?;
+            let inferred = match factor > 1. {
+                true => (1. + factor.ln() / (original as f64).ln()).sqrt(),
+                false => 1.,
+            };
+            RopeScaling::LongRope {
+                short: factors("short_factor")?,
+                long: factors("long_factor")?,
+                original,
+                attention_factor: rope.positive("attention_factor", inferred)?,
+            }
+        }
+        _ => return Err(rope.error(key, KINDS)),
+    })
+}
