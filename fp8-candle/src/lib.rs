@@ -17,23 +17,20 @@ pub mod optim;
 
 pub use base::error::{Error, Result};
 pub use base::{parallel, profile};
-pub use cast::observers::{CastCounter, CastHook, Observers};
 pub use cast::packed::PackedWeight;
-pub use cast::quantized::Quantized;
 pub use cast::quantizer::Quantizer;
 pub use cast::replay::{Recording, Replay};
-pub use cast::source::{FirstScale, ScaleSource};
-pub use cast::spec::CastSpec;
+pub use cast::spec::{CastCounter, CastHook, CastSpec, FirstScale, Observers, ScaleSource};
 pub use cast::state::{AmaxRecorder, Role, Slot, StateTable};
 pub use cast::stochastic::{Draw, Stochastic};
-pub use cast::tensor::Fp8Tensor;
+pub use cast::tensor::{Fp8Tensor, Quantized};
 pub use cast::weight_cache::WeightCache;
 pub use cast::{state, weight_version};
 pub use device::ScalePolicy;
 pub use graph::wide;
 pub use graph::wide::{Wide, WideNode};
 pub use layers::linear::{GemmPlan, LinearPlan, LinearWeight, ResultCasts, WideLinear, fp8_linear};
-pub use layers::{conv, linear};
+pub use layers::{InputScaling, StaticWeight, conv, linear};
 pub use ops::fake_quant::{cast_values_and_gradient, fake_quantize, grad_cast};
 
 use candle_core::{Device, Tensor};

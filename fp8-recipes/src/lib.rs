@@ -23,23 +23,17 @@ mod array;
 #[macro_use]
 mod setters;
 
-pub mod atomic;
 mod autocast;
-mod check;
 pub mod checkpoint;
 pub mod config;
 pub mod emulation;
 mod error;
 mod export;
-
-pub mod load;
 mod module;
 pub mod nn;
 pub mod optim;
 mod prepare;
-pub mod read;
 pub mod rewrite;
-mod safetensors_file;
 pub mod scaled;
 mod stats;
 pub mod with_tracing;
@@ -56,12 +50,13 @@ pub use config::{
 };
 pub use error::{Error, ExportError, GuardError, LayerError, Result, TrainingCheckpointError};
 pub use export::{
-    ExportOptions, ExportReport, PtqScheme, Quantized, Ragged, quantize_model, save_calibrated,
-    save_calibrated_with,
+    ExportOptions, ExportReport, PtqScheme, QuantizedModel, Ragged, quantize_model,
+    save_calibrated, save_calibrated_with,
 };
 pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
+pub use fp8_files::{Error as FilesError, atomic, load, read};
 pub use module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
 pub use optim::{GradAccumulator, check_gradients};
 pub use prepare::{

@@ -1,9 +1,10 @@
 //! How a model shows its layers: conversion, export and checkpoints visit them by path.
 
 use crate::autocast::Fp8State;
-use crate::nn::{StaticWeight, join};
+use crate::nn::StaticWeight;
 use candle_core::Tensor;
 use fp8_candle::Role;
+use fp8_files::names::join;
 use std::sync::Arc;
 
 mod containers;

@@ -6,9 +6,10 @@ use fp8_core::ScaleRounding;
 use fp8_recipes::checkpoint::{load_fp8_state, save_fp8_state};
 use fp8_recipes::config::{DelayedFormat, DelayedScaling, Recipe};
 use fp8_recipes::{
-    Autocast, Error, Fp8Module, PrepareOptions, Role, load, nn, prepare_fp8, save_calibrated,
-    with_fp8,
+    Autocast, Error, FilesError, Fp8Module, PrepareOptions, Role, load, nn, prepare_fp8,
+    save_calibrated, with_fp8,
 };
+use fp8_test_support::bits;
 use std::path::Path;
 
 const CPU: &Device = &Device::Cpu;
@@ -51,11 +52,6 @@ impl Module for Net {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         self.down.forward(&self.norm.forward(&self.up.forward(x)?)?)
     }
-}
-
-fn bits(x: &Tensor) -> Vec<u32> {
-    let values = x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    values.into_iter().map(f32::to_bits).collect()
 }
 
 /// Rows whose largest magnitude is `amax`.
@@ -260,7 +256,7 @@ fn what_does_not_fit_is_named_and_changes_nothing() {
     let vb = load::var_builder(&[&report.model], DType::F32, CPU).unwrap();
     let error = save_fp8_state(&other, &Net::new(vb)).unwrap_err();
     assert!(
-        matches!(&error, Error::NotExportable { path, .. } if path == "up"),
+        matches!(&error, Error::Files(FilesError::NotExportable { path, .. }) if path == "up"),
         "{error}"
     );
 }

@@ -8,19 +8,20 @@
 //! | `fp8/kept_quant_scale` | f32 `[rows]` | of weights that the last step did not change; 0 elsewhere |
 //! | `fp8/non_finite` | U32 `[rows]` | |
 //!
-//! What is no number of a tensor stands in the metadata, in the same order.
+//! All other values of a row are in the metadata, in the same order.
 
 use super::meta::{PREFIX, ROWS_KEY, mismatch};
 use super::prepared::{PreparedLayer, prepared_layers};
+use crate::FilesError;
 use crate::autocast::{Calibration, Fp8State};
 use crate::config::{CastConfig, Recipe};
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
-use crate::safetensors_file::SafetensorsFile;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Role;
 use fp8_candle::state::SavedRow;
 use fp8_core::Format;
+use fp8_files::SafetensorsFile;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +30,7 @@ use std::sync::Arc;
 /// The rows of a checkpoint, by name.
 pub type Fp8Rows = BTreeMap<String, SavedRow>;
 
-/// What the metadata says of a row.
+/// A row in the metadata.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RowMeta {
@@ -41,7 +42,7 @@ struct RowMeta {
     id: u32,
 }
 
-/// What the metadata says of a calibrated layer.
+/// A calibrated layer in the metadata.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CalibrationMeta {
@@ -52,18 +53,18 @@ struct CalibrationMeta {
     weight_fingerprint: u64,
 }
 
-/// Everything of the metadata entry.
+/// The metadata entry.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Meta {
     rows: Vec<RowMeta>,
     calibrated_layers: BTreeMap<String, CalibrationMeta>,
-    /// Recipes of layers that do not follow the guard's.
+    /// Recipes of layers that have their own.
     #[serde(default)]
     layer_recipes: BTreeMap<String, Recipe>,
 }
 
-/// The state that a checkpoint holds.
+/// The FP8 state in a checkpoint.
 #[derive(Default)]
 pub(super) struct StoredState {
     rows: Fp8Rows,
@@ -100,9 +101,10 @@ fn rows(layers: &[PreparedLayer]) -> Result<Fp8Rows> {
         for (_, slot) in layer.state.slots() {
             let (name, row) = &saved_tables[at].1[slot.row()];
             if rows.insert(name.to_string(), row.clone()).is_some() {
-                return Err(Error::NameClash {
+                return Err(FilesError::NameClash {
                     tensor: name.to_string(),
-                });
+                }
+                .into());
             }
         }
     }
@@ -191,14 +193,17 @@ pub(super) fn rows_of(file: &SafetensorsFile) -> Result<Meta> {
     let Some(json) = file.metadata(ROWS_KEY) else {
         return Ok(Meta::default());
     };
-    serde_json::from_str(json).map_err(|error| Error::Json {
-        path: file.path().to_path_buf(),
-        what: "the FP8 state",
-        reason: error.to_string(),
+    serde_json::from_str(json).map_err(|error| {
+        FilesError::Json {
+            path: file.path().to_path_buf(),
+            what: "the FP8 state",
+            reason: error.to_string(),
+        }
+        .into()
     })
 }
 
-/// Takes the state out of the tensors of a checkpoint, and checks that it is whole.
+/// Takes the state out of the tensors of a checkpoint and checks that it is complete.
 pub(super) fn take(
     path: &Path,
     stored: &mut BTreeMap<String, Tensor>,
@@ -254,7 +259,7 @@ pub(super) fn take(
             kept.insert(row.name.clone(), kept_scales[i]);
         }
         if rows.insert(row.name.clone(), saved).is_some() {
-            return Err(Error::NameClash { tensor: row.name });
+            return Err(FilesError::NameClash { tensor: row.name }.into());
         }
     }
     let calibrations = meta.calibrated_layers.into_iter();
@@ -275,7 +280,7 @@ pub(super) fn take(
     })
 }
 
-/// Numbers that no step can have left behind.
+/// Rejects numbers that no step can have produced.
 fn check(row: &SavedRow, name: &str) -> Result<()> {
     use fp8_candle::Error::StateValue;
     row.check(name).map_err(|error| match error {
@@ -284,12 +289,13 @@ fn check(row: &SavedRow, name: &str) -> Result<()> {
             index,
             value,
             expected,
-        } => Error::TensorValue {
+        } => FilesError::TensorValue {
             tensor,
             index,
             value: value.into(),
             expected: expected.to_string(),
-        },
+        }
+        .into(),
         other => other.into(),
     })
 }
@@ -310,7 +316,7 @@ impl StoredState {
         Ok(())
     }
 
-    /// The first layer whose own recipe is another one than it was, as an error.
+    /// An error for the first layer whose own recipe differs from the checkpoint's.
     pub(super) fn other_recipe(&self, path: &Path, layers: &[PreparedLayer]) -> Option<Error> {
         layers.iter().find_map(|PreparedLayer { state, .. }| {
             let (here, there) = (state.own_recipe(), self.layer_recipes.get(state.path()));
@@ -325,7 +331,7 @@ impl StoredState {
         })
     }
 
-    /// Puts the state into layers that [`StoredState::check`] has passed.
+    /// Restores the state into layers that [`StoredState::check`] has accepted.
     pub(super) fn restore(&self, layers: &[PreparedLayer]) -> Result<()> {
         let mut tables: Vec<Arc<fp8_candle::StateTable>> = vec![];
         for PreparedLayer { state, .. } in layers {

@@ -4,21 +4,22 @@ use super::fp8::{self, rows_of};
 use super::meta::{OPTIMIZER, ROWS_KEY, json, mismatch};
 use super::prepared::{prepared_layers, settled_layers};
 use super::resume::{announce, check_same};
+use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, LayerError, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
-use crate::nn::join;
 use crate::nn::scaled_parameter::refuse_scaled_model;
-use crate::safetensors_file::SafetensorsFile;
 use candle_core::{Device, Tensor, Var};
+use fp8_files::SafetensorsFile;
+use fp8_files::names::join;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-/// Saves the parameters of `model` as they are, under their paths, and the FP8 state of its prepared layers: scales, histories,
-/// calibrations. [`load_fp8_state`] gives them to another model, which then evaluates to the same bits under the same recipe.
+/// Saves the parameters of `model` under their paths, and the FP8 state of its prepared layers: scales, histories, calibrations.
+/// [`load_fp8_state`] restores them into another model, which then evaluates to the same bits under the same recipe.
 ///
-/// The file is plain safetensors, from which candle builds the model too; the state is in tensors `fp8/..` and in the metadata, as
-/// in a training checkpoint. Ends the step first ([`crate::end_step`]). Written atomically.
+/// The file is plain safetensors, from which candle can build the model as well; the state is in tensors `fp8/..` and in the metadata,
+/// as in a training checkpoint. Ends the step first ([`crate::end_step`]). Written atomically.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -51,7 +52,7 @@ use std::path::Path;
 /// ```
 ///
 /// # Errors
-/// If a parameter has no path ([`LayerError::Unnamed`]), two have one, a layer holds FP8 codes already ([`Error::NotExportable`]: its
+/// If a parameter has no path ([`LayerError::Unnamed`]), two have one, a layer holds FP8 codes already ([`FilesError::NotExportable`](crate::FilesError::NotExportable): its
 /// file is the one it was loaded from), or the file cannot be written; an old file survives. [`Error::ScaledParameter`] for a
 /// model with scaled parameters.
 pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) -> Result<()> {
@@ -69,18 +70,18 @@ pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
     let (state, rows) = fp8::save(&layers)?;
     for (name, tensor) in state {
         if tensors.insert(name.clone(), tensor).is_some() {
-            return Err(Error::NameClash { tensor: name });
+            return Err(FilesError::NameClash { tensor: name }.into());
         }
     }
     let metadata = HashMap::from([(ROWS_KEY.to_string(), json(path, "the FP8 state", &rows)?)]);
     Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
 }
 
-/// Puts the weights and the FP8 state of a file of [`save_fp8_state`] into `model`, which is prepared as the saved one was. A training
-/// checkpoint is such a file too: its optimizer is left out.
+/// Restores the weights and the FP8 state of a file of [`save_fp8_state`] into `model`, which is prepared like the saved one. A training
+/// checkpoint is accepted as well; its optimizer is ignored.
 ///
-/// A parameter that is a variable takes its value from the file. One that is not, because the model was built from a file, cannot
-/// change: it must have that value already.
+/// A parameter that is a variable takes its value from the file. One that is not a variable, because the model was built from a file,
+/// cannot change, so it must already have that value.
 ///
 /// # Errors
 /// If the file cannot be read, or a parameter or row of state is missing, left over, of another shape, dtype or recipe, or a fixed
@@ -152,7 +153,7 @@ impl Parameters {
 
     fn keep(&mut self, path: Option<&str>, tensor: &Tensor) -> Result<()> {
         let Some(path) = path else {
-            // A mask or a table of sines is no parameter.
+            // Tensors such as masks and tables of sines are not parameters.
             return match tensor.is_variable() {
                 false => Ok(()),
                 true => Err(LayerError::Unnamed {
@@ -162,9 +163,10 @@ impl Parameters {
             };
         };
         match self.tensors.insert(path.to_string(), tensor.clone()) {
-            Some(other) if other.id() != tensor.id() => Err(Error::NameClash {
+            Some(other) if other.id() != tensor.id() => Err(FilesError::NameClash {
                 tensor: path.to_string(),
-            }),
+            }
+            .into()),
             _ => Ok(()),
         }
     }
@@ -174,10 +176,13 @@ impl Visitor for Parameters {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
         if layer.static_weight().is_some() {
             let reason = "its weight is FP8 codes, whose file is the one it was loaded from";
-            self.error.get_or_insert(Error::NotExportable {
-                path: layer.path().unwrap_or("(no path)").to_string(),
-                reason: reason.into(),
-            });
+            self.error.get_or_insert(
+                FilesError::NotExportable {
+                    path: layer.path().unwrap_or("(no path)").to_string(),
+                    reason: reason.into(),
+                }
+                .into(),
+            );
             return;
         }
         let name = |own| layer.path().map(|path| join(path, own));

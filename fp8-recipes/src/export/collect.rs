@@ -1,17 +1,20 @@
-//! Walks a model and gathers what its file will hold.
+//! Collects the contents of the file from a model.
 
 use super::options::{ExportOptions, Name, Shown};
+use super::scheme;
+use crate::FilesError;
 use crate::error::{Error, ExportError, LayerError, Result};
-use crate::load::{InputScheme, StoredLayer};
 use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
-use crate::nn::{InputScaling, StaticWeight, join};
-use crate::rewrite::{Contents, Described, Kind, Role as TensorRole, role_by_name};
+use crate::nn::{InputScaling, StaticWeight};
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
+use fp8_files::contents::{Contents, Described, Role as TensorRole, role_by_name};
+use fp8_files::names::join;
+use fp8_files::scheme::{InputScheme, Kind};
 use fp8_scaled::Parameter;
 use std::collections::{BTreeMap, HashMap};
 
-/// Everything of a model that is written.
+/// All that is written.
 #[derive(Default)]
 pub(super) struct Collected {
     pub(super) tensors: BTreeMap<String, Tensor>,
@@ -19,6 +22,8 @@ pub(super) struct Collected {
     pub(super) contents: Contents,
     /// Names of weights that are stored under another name.
     pub(super) tied: BTreeMap<String, String>,
+    /// Prepared convolutions, which are written in high precision.
+    pub(super) convolutions: Vec<String>,
     pub(super) shown: Shown,
 }
 
@@ -29,7 +34,7 @@ impl Collected {
     }
 }
 
-/// Everything that `model` shows. Tensors that it does not name are looked up in `options`.
+/// Collects what `model` shows. Tensors without a name are looked up in `options`.
 pub(super) fn collect<M: Fp8Module + ?Sized>(
     model: &M,
     options: &ExportOptions,
@@ -95,15 +100,16 @@ struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    /// Files `tensor` under `name`; false if the same tensor is there already.
+    /// Claims `name` for `tensor`; false if the same tensor already has it.
     fn claim(&mut self, name: &str, source: &Tensor) -> Result<bool> {
         self.out.shown.names.insert(name.to_string());
         self.out.shown.tensors.insert(source.id());
         match self.sources.get(name) {
             Some(id) if *id == source.id() => Ok(false),
-            Some(_) => Err(Error::NameClash {
+            Some(_) => Err(FilesError::NameClash {
                 tensor: name.to_string(),
-            }),
+            }
+            .into()),
             None => {
                 self.sources.insert(name.to_string(), source.id());
                 Ok(true)
@@ -130,7 +136,7 @@ impl Collector<'_> {
         };
         let path = match known {
             Some(path) if !path.is_empty() => path,
-            // Stored by what else uses it.
+            // Its other user stores it.
             None if linear.bias().is_none() && self.others.contains_key(&weight.id()) => {
                 return Ok(());
             }
@@ -148,7 +154,7 @@ impl Collector<'_> {
             return self.add_static(path, weight, sizes);
         }
         if let Some(other) = other {
-            // Stored once, by what else uses it.
+            // Its other user stores it, once.
             self.ignore(path);
             if other != name {
                 self.out.tied.insert(name, other);
@@ -166,10 +172,11 @@ impl Collector<'_> {
                     }
                     .into());
                 }
-                let scheme = Kind::calibrated(&calibration, path)?;
-                let scheme = scheme.map(|scheme| scheme.cut(sizes, path, self.options.ragged));
-                let scheme = scheme.transpose()?.flatten();
-                scheme.map(|scheme| (scheme, state))
+                match scheme::calibrated(&calibration, path)? {
+                    None => None,
+                    Some(scheme) => scheme::cut(scheme, sizes, path, self.options.ragged)?,
+                }
+                .map(|scheme| (scheme, state))
             }
         };
         let Some((scheme, state)) = scheme else {
@@ -186,7 +193,7 @@ impl Collector<'_> {
         let codes = scheme.quantize(weight, Some(calibrated(Role::Weight)?), path)?;
         let input = match scheme.input {
             InputScheme::Static => InputScaling::Static(calibrated(Role::Input)?),
-            // What the configuration says; no tensor is made of it.
+            // The configuration describes the input scaling; it needs no tensor.
             _ => InputScaling::None,
         };
         let kind = match self.options.power_of_two_inputs {
@@ -204,7 +211,7 @@ impl Collector<'_> {
         }
     }
 
-    /// A layer that was loaded in FP8 is written as it is, as far as the family has words for it.
+    /// Writes a layer that was loaded in FP8 unchanged, if the family can express it.
     fn add_static(
         &mut self,
         path: &str,
@@ -213,7 +220,8 @@ impl Collector<'_> {
     ) -> Result<()> {
         let codes = weight.weight().unpack()?;
         let input = weight.input_scaling();
-        let mut kind = Kind::of_loaded(codes.granularity(), input, sizes, path)?;
+        let mut kind = Kind::of(codes.granularity(), input);
+        kind.check(sizes, path, scheme::WAY_OUT)?;
         if !self.options.power_of_two_inputs && !self.options.spelling.says_power_of_two() {
             kind = kind.with_exact_inputs();
         }
@@ -233,17 +241,10 @@ impl Collector<'_> {
             kind,
             sizes,
         };
-        let layer = StoredLayer {
-            path: path.to_string(),
-            codes,
-            input,
-        };
-        let spelling = self.options.spelling;
-        // The layer's names are its own in any spelling; `Spelling::check` speaks of the whole model.
-        for layout in spelling.layouts(&described) {
-            let name = format!("{path}.{}", layout.own);
+        // In every spelling a layer has only names of its own; `Spelling::check` checks the whole model.
+        for (name, tensor) in self.options.spelling.tensors(&described, &codes, &input)? {
             self.out.shown.names.insert(name.clone());
-            self.out.tensors.insert(name, layout.tensor(&layer)?);
+            self.out.tensors.insert(name, tensor);
         }
         self.out.contents.layers.push(described);
         Ok(())
@@ -281,6 +282,10 @@ fn not_calibrated(path: &str) -> Error {
 impl Visitor for Collector<'_> {
     fn layer(&mut self, linear: &dyn Fp8Layer) {
         if !is_linear(linear) {
+            if linear.fp8_state().is_some() {
+                let path = linear.path().map(str::to_string);
+                self.out.convolutions.extend(path);
+            }
             as_tensors(self, linear);
         } else if self.error.is_none() {
             self.error = self.add_linear(linear).err();
@@ -309,7 +314,7 @@ impl Visitor for Collector<'_> {
             Some((path, TensorRole::Embedding)) => {
                 self.out.contents.embeddings.push(path.to_string());
             }
-            // A router, or a layer that is not one of ours: to other engines a linear layer.
+            // A router, or a layer of another library, which is a linear layer to other engines.
             Some((path, _)) => self.ignore(path),
             None => {}
         }

@@ -1,14 +1,15 @@
 //! The configuration beside an exported model.
 
-use crate::error::{Error, Result};
+use crate::FilesError;
+use crate::error::Result;
 use crate::read::read_text;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Longer than any configuration.
+/// A limit above the size of any configuration.
 const MAX_CONFIG: u64 = 64 << 20;
 
-/// The given entries, or those of the configuration file, with `quantization_config` put in.
+/// The given entries, or those of the configuration file, with `quantization_config` inserted.
 pub(super) fn merged(
     path: &Path,
     given: Option<&Map<String, Value>>,
@@ -22,16 +23,19 @@ pub(super) fn merged(
     Ok(config.into())
 }
 
-/// The entries of the file; none if there is no file.
+/// The entries of the file; empty without a file.
 fn entries(path: &Path) -> Result<Map<String, Value>> {
     match read_text(path, MAX_CONFIG) {
-        Err(Error::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+        Err(FilesError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
             Ok(Map::new())
         }
-        text => serde_json::from_str(&text?).map_err(|error| Error::Json {
-            path: path.to_path_buf(),
-            what: "the object at its root",
-            reason: error.to_string(),
+        text => serde_json::from_str(&text?).map_err(|error| {
+            FilesError::Json {
+                path: path.to_path_buf(),
+                what: "the object at its root",
+                reason: error.to_string(),
+            }
+            .into()
         }),
     }
 }

@@ -24,25 +24,20 @@ use std::sync::PoisonError;
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Module, Tensor};
 /// use candle_nn::{Optimizer, VarBuilder, VarMap};
-/// use fp8::optim::{AdamW, AdamWConfig};
-/// use fp8::{GradAccumulator, Recipe, check_gradients, fp8_autocast, nn, prepare_fp8};
+/// use fp8::optim::{AdamW, AdamWConfig, GradAccumulator, check_gradients};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let vars = VarMap::new();
 /// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// let model = nn::linear(16, 8, vb.pp("fc"))?;
-/// prepare_fp8(&model, &Default::default())?;
-/// let recipe: Recipe = "delayed".parse()?;
+/// let model = candle_nn::linear(16, 8, vb.pp("fc"))?;
 /// let mut optimizer = AdamW::from_varmap(&vars, AdamWConfig::default())?;
 ///
 /// let mut accumulator = GradAccumulator::new(&vars);
 /// let batch = Tensor::randn(0f32, 1., (32, 16), &Device::Cpu)?;
 /// for _step in 0..2 {
-///     let guard = fp8_autocast(recipe.clone())?;
 ///     for micro_batch in batch.chunk(4, 0)? {
 ///         let loss = model.forward(&micro_batch)?.sqr()?.mean_all()?;
 ///         accumulator.add(loss.backward()?)?;
 ///     }
-///     guard.close()?;
 ///     let grads = accumulator.finish_mean()?;
 ///     assert!(check_gradients(&vars, &grads).is_empty());
 ///     optimizer.step(&grads)?; // candle's interface; any other optimizer takes the gradients too
@@ -70,7 +65,7 @@ impl std::fmt::Debug for Vars {
 }
 
 impl Vars {
-    /// Of float dtypes: others have no gradient. A tied variable, which has two names, comes once.
+    /// The variables of float dtypes, since others have no gradient. A tied variable, which has two names, is listed once.
     fn all(&self) -> Vec<Var> {
         let mut vars = match self {
             Vars::Map(map) => {
@@ -86,12 +81,12 @@ impl Vars {
 }
 
 impl GradAccumulator {
-    /// For the variables of `vars`, those that it will hold later too.
+    /// Adds up the gradients of all variables of `vars`, including variables that are added to it later.
     pub fn new(vars: &VarMap) -> Self {
         Self::of(Vars::Map(vars.clone()))
     }
 
-    /// For these variables, for example those of adapters.
+    /// Adds up the gradients of these variables, for example those of adapters.
     pub fn from_vars(vars: Vec<Var>) -> Self {
         Self::of(Vars::List(vars))
     }
@@ -105,7 +100,7 @@ impl GradAccumulator {
         }
     }
 
-    /// Adds the gradients of one micro-batch, all of which weigh the same.
+    /// Adds the gradients of one micro-batch with the weight 1.
     ///
     /// # Errors
     /// If a device cannot add; what was added before is dropped then.
@@ -147,7 +142,7 @@ impl GradAccumulator {
         if weight != 1. {
             grad = (grad * weight)?;
         }
-        // Taken out, so that a variable's old sum is freed before the next one's new sum is made.
+        // Removed first, so that a variable's old sum is freed before the next variable's new sum is made.
         let sum = match self.sum.remove(var) {
             None => grad,
             Some(sum) => (sum + grad)?,
@@ -156,20 +151,20 @@ impl GradAccumulator {
         Ok(())
     }
 
-    /// How many micro-batches were added since the last step.
+    /// The number of micro-batches added since the last step.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches
     }
 
-    /// Forgets what was added.
+    /// Drops all gradients that were added.
     pub fn clear(&mut self) {
         self.sum = GradStore::default();
         self.weight = 0.;
         self.micro_batches = 0;
     }
 
-    /// The mean of the gradients, by weight, in the dtypes of the variables; the next step begins with nothing. A variable that no
-    /// micro-batch has reached has no gradient.
+    /// The weighted mean of the gradients, in the dtypes of the variables; the next sum begins empty. A variable that no micro-batch has
+    /// reached has no gradient.
     ///
     /// # Errors
     /// [`OptimError::NothingAccumulated`] before the first micro-batch, and if a device fails.
@@ -177,7 +172,7 @@ impl GradAccumulator {
         self.finish(1. / self.weight)
     }
 
-    /// The sum of the gradients, each times its weight, else as [`GradAccumulator::finish_mean`]: for losses that are sums.
+    /// The weighted sum of the gradients, for losses that are sums; otherwise as [`GradAccumulator::finish_mean`].
     ///
     /// # Errors
     /// As [`GradAccumulator::finish_mean`].
@@ -203,7 +198,7 @@ impl GradAccumulator {
     }
 }
 
-/// bf16 has 8 bits: in a sum of many, each of the later ones would be lost.
+/// f32 for bf16 and f16: in a sum with 8 bits, later gradients would be rounded away.
 fn sum_dtype(var: &Var) -> DType {
     match var.dtype() {
         DType::BF16 | DType::F16 => DType::F32,

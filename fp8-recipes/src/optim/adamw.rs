@@ -26,8 +26,9 @@ use fp8_scaled::Scale;
 /// updated by candle's operations there, and then the host reads the norm.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Var};
-/// # use fp8_recipes::optim::{AdamW, AdamWConfig};
+/// # use fp8::optim::{AdamW, AdamWConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
 /// let config = AdamWConfig { lr: 0.25, weight_decay: 0., ..Default::default() };

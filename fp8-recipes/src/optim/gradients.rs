@@ -18,7 +18,7 @@ use std::sync::PoisonError;
 /// let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
 /// let (used, _unused) = (vb.get(3, "used")?, vb.get(3, "unused")?);
 /// let grads = used.sqr()?.sum_all()?.backward()?;
-/// assert_eq!(fp8::check_gradients(&vars, &grads), ["unused"]);
+/// assert_eq!(fp8::optim::check_gradients(&vars, &grads), ["unused"]);
 /// # Ok(()) }
 /// ```
 pub fn check_gradients(vars: &VarMap, grads: &GradStore) -> Vec<String> {

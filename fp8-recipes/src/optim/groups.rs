@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{OptimError, Result};
 use super::settings::{check_lr, check_not_negative};
-use crate::config::{ConfigError, PathPattern, near};
+use crate::config::{ConfigError, PathPattern};
+use fp8_files::names::near;
 
 /// The learning rate of a [`ParamGroup`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -13,8 +13,9 @@ use fp8_candle::state::NonFinite;
 /// The report of one step with a scaled loss.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Var};
-/// # use fp8_recipes::optim::{AdamW, AdamWConfig, DynamicLossScaler};
+/// # use fp8::optim::{AdamW, AdamWConfig, DynamicLossScaler};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
 /// # let mut optimizer = AdamW::from_named(vec![("w".into(), w.clone())], AdamWConfig::default())?;

@@ -184,7 +184,7 @@ impl DynamicLossScaler {
         check_skips(self.state.skipped_in_a_row, limit, veto, std::iter::empty())
     }
 
-    /// Moves the loss scale after a step: down if a gradient was not finite, up after so many clean steps.
+    /// Moves the loss scale after a step: down if a gradient was not finite, up after enough clean steps.
     pub fn update(&mut self, found_non_finite: bool) {
         let LossScalerConfig {
             growth_factor,

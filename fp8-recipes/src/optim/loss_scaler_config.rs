@@ -23,7 +23,7 @@ const HIGHEST: f64 = (1u128 << 126) as f64;
 /// let config = LossScalerConfig::default().with_initial_loss_scale(f64::INFINITY);
 /// let error = DynamicLossScaler::new(config).unwrap_err().to_string();
 /// assert!(error.starts_with("initial_loss_scale = inf is not allowed"), "{error}");
-/// # Ok::<(), fp8_recipes::optim::OptimError>(())
+/// # Ok::<(), fp8::optim::OptimError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -107,7 +107,7 @@ impl Keeping {
         }
     }
 
-    /// A copy of the variable as it is, rounded to nearest.
+    /// A copy of the variable's present values, rounded to nearest.
     ///
     /// # Errors
     /// [`OptimError::MasterOverflow`] for a finite value that the copy cannot hold.

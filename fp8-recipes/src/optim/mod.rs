@@ -21,16 +21,17 @@
 //! | `masters.rs`, `rounding.rs` | [`MasterDType`]; the rounding of scaled parameters |
 //! | `groups.rs`, `schedule.rs` | [`ParamGroup`], [`LrSchedule`] |
 //! | `norm.rs`, `veto.rs`, `counter.rs`, `report.rs` | parts of a step: the norm of gradients, non-finite casts, the step counter, [`StepReport`] |
-//! | `state.rs`, `candle.rs` | [`ResumableOptimizer`]: what a training checkpoint needs of an optimizer; candle-nn's optimizers in a checkpoint |
+//! | `state.rs`, `state_reader.rs`, `candle.rs` | [`ResumableOptimizer`]: what a training checkpoint needs of an optimizer; candle-nn's optimizers in a checkpoint |
 //! | `loss_scaler.rs`, `loss_scaler_config.rs`, `loss_scaled_step.rs`, `loss_scaled.rs`, `unscale.rs` | [`DynamicLossScaler`], its steps, [`LossScaled`] |
 //! | `accumulator.rs`, `gradients.rs` | [`GradAccumulator`], [`check_gradients`] |
 //!
 //! A new optimizer is a file like `sgd.rs` and a line here.
 //!
 //! ```
+//! # use fp8_recipes as fp8;
 //! use candle_core::{DType, Device};
 //! use candle_nn::{VarBuilder, VarMap};
-//! # use fp8_recipes::optim::{AdamW, AdamWConfig, LrSchedule};
+//! # use fp8::optim::{AdamW, AdamWConfig, LrSchedule};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let vars = VarMap::new();
 //! let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
@@ -77,6 +78,7 @@ mod schedule;
 mod settings;
 mod sgd;
 mod state;
+mod state_reader;
 mod unscale;
 mod veto;
 

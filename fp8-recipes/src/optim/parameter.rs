@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use super::error::Result;
 use super::rounding::RoundTo;
 use super::rule::{Rates, Rule};
-use super::state::StateReader;
+use super::state_reader::StateReader;
 
 /// One parameter with its moments, in the storage of its kind: a plain variable, or data with a scale.
 pub trait Parameter<R: Rule>: Sized {

@@ -53,7 +53,8 @@ impl StepReport {
     /// A step that was taken, with the norm of the gradients before clipping and the factor of clipping.
     ///
     /// ```
-    /// use fp8_recipes::optim::StepReport;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::optim::StepReport;
     /// let report = StepReport::taken(1e-3, 12, 4., 0.25);
     /// assert!(!report.skipped()? && report.clip_coefficient()? == 0.25);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -12,7 +12,8 @@ use super::parameter::Parameter;
 use super::plain::Variable;
 use super::rounding::RoundTo;
 use super::rule::Rule;
-use super::state::{OptimizerState, ResumableOptimizer, STEP_NAME, StateReader, count_tensor};
+use super::state::{OptimizerState, ResumableOptimizer, STEP_NAME};
+use super::state_reader::{StateReader, count_tensor};
 
 /// The hyperparameters in a state.
 #[derive(Serialize, Deserialize)]

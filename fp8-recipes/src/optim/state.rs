@@ -1,15 +1,15 @@
 //! The state of an optimizer in a training checkpoint.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::{DType, Shape, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::error::{OptimError, Result};
 use super::loss_scaler::LossScalerState;
-use crate::check::first_outside;
+use super::state_reader::{StateReader, find};
 
 /// The name of the step counter in a state: i64, shape `[]`. No other tensor can have it, since the names of all others contain a dot.
 pub const STEP_NAME: &str = "step";
@@ -25,76 +25,8 @@ pub const STEP_NAME: &str = "step";
 /// | `candle_nn::AdamW` | its hyperparameters; moments and step are private and start from zero |
 /// | [`NoOptimizer`] | nothing; for programs that save without an optimizer |
 ///
-/// The checkpoint saves the variables themselves. An optimizer of your own that is not a [`Rule`](super::Rule):
-///
-/// ```
-/// # use fp8_recipes as fp8;
-/// use candle_core::backprop::GradStore;
-/// use candle_core::{DType, Tensor, Var};
-/// use fp8::optim::{ResumableOptimizer, OptimError, OptimizerState};
-///
-/// /// `velocity = momentum * velocity + gradient; variable -= lr * velocity`
-/// struct Momentum { lr: f64, momentum: f64, vars: Vec<(String, Var)>, velocity: Vec<Tensor> }
-///
-/// impl Momentum {
-///     fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
-///         for ((_, var), velocity) in self.vars.iter().zip(&mut self.velocity) {
-///             if let Some(grad) = grads.get(var) {
-///                 *velocity = ((&*velocity * self.momentum)? + grad)?;
-///                 var.set(&(var.as_tensor() - (&*velocity * self.lr)?)?)?;
-///             }
-///         }
-///         Ok(())
-///     }
-/// }
-///
-/// const KIND: &str = "my_crate.Momentum";
-///
-/// impl ResumableOptimizer for Momentum {
-///     fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
-///         let mut state = OptimizerState::new(KIND).with_hyperparameters((self.lr, self.momentum))?;
-///         for ((name, _), velocity) in self.vars.iter().zip(&self.velocity) {
-///             state = state.with_tensor(format!("{name}.velocity"), velocity.clone());
-///         }
-///         Ok(state)
-///     }
-///
-///     fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<(), OptimError> {
-///         // Check everything first ..
-///         state.check_kind(KIND)?;
-///         let numbers: Option<(f64, f64)> = state.hyperparameters()?;
-///         let mut velocity = vec![];
-///         for (name, var) in &self.vars {
-///             let name = format!("{name}.velocity");
-///             velocity.push(state.tensor(&name, var.dtype(), var.shape())?.to_device(var.device())?);
-///         }
-///         state.check_names(self.vars.iter().map(|(name, _)| format!("{name}.velocity")))?;
-///         // .. then change.
-///         self.velocity = velocity;
-///         if let Some((lr, momentum)) = numbers {
-///             (self.lr, self.momentum) = (lr, momentum);
-///         }
-///         Ok(())
-///     }
-/// }
-/// # use candle_core::Device;
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let make = |lr| -> candle_core::Result<Momentum> {
-/// #     let w = Var::ones(3, DType::F32, &Device::Cpu)?;
-/// #     let velocity = vec![w.zeros_like()?];
-/// #     Ok(Momentum { lr, momentum: 0.9, vars: vec![("w".into(), w)], velocity })
-/// # };
-/// # let mut first = make(0.1)?;
-/// # let loss = first.vars[0].1.sqr()?.sum_all()?;
-/// # first.step(&loss.backward()?)?;
-/// # let mut second = make(0.5)?;
-/// # second.load_optimizer_state(&first.optimizer_state()?)?;
-/// # assert_eq!(second.lr, 0.1);
-/// # assert_eq!(second.velocity[0].to_vec1::<f32>()?, [2.; 3]);
-/// # let other = OptimizerState::new("other");
-/// # assert!(matches!(second.load_optimizer_state(&other), Err(OptimError::StateKind { .. })));
-/// # Ok(()) }
-/// ```
+/// The checkpoint saves the variables themselves. An optimizer of your own is best written as a [`Rule`](super::Rule);
+/// [`ScaledOptimizer`](super::scaled::ScaledOptimizer) has an example that implements this trait.
 pub trait ResumableOptimizer {
     /// Everything except the variables that later steps depend on. Later steps must not change its tensors.
     ///
@@ -262,7 +194,9 @@ impl OptimizerState {
     /// [`OptimError::UnexpectedState`] with the first such name.
     pub fn check_names(&self, known: impl IntoIterator<Item = impl Into<String>>) -> Result<()> {
         let mut reader = StateReader::new(&self.tensors);
-        reader.known.extend(known.into_iter().map(Into::into));
+        for name in known {
+            reader.know(&name.into());
+        }
         reader.finish()
     }
 
@@ -282,7 +216,7 @@ impl OptimizerState {
 /// use fp8::optim::{ResumableOptimizer, NoOptimizer};
 /// let state = NoOptimizer.optimizer_state()?;
 /// assert!(state.tensors().is_empty());
-/// # Ok::<(), fp8_recipes::optim::OptimError>(())
+/// # Ok::<(), fp8::optim::OptimError>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NoOptimizer;
@@ -298,134 +232,4 @@ impl ResumableOptimizer for NoOptimizer {
         state.check_kind(NONE)?;
         state.check_names(std::iter::empty::<String>())
     }
-}
-
-/// Reads the tensors of a state, and remembers which names it has asked for.
-pub struct StateReader<'a> {
-    tensors: &'a HashMap<String, Tensor>,
-    known: HashSet<String>,
-}
-
-impl<'a> StateReader<'a> {
-    pub(super) fn new(tensors: &'a HashMap<String, Tensor>) -> Self {
-        Self {
-            tensors,
-            known: HashSet::new(),
-        }
-    }
-
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
-    }
-
-    /// The tensor with this name, dtype and shape, whatever its values are.
-    pub(super) fn take_unchecked(
-        &mut self,
-        name: &str,
-        dtype: DType,
-        shape: &Shape,
-    ) -> Result<&'a Tensor> {
-        let tensor = find(self.tensors, name, dtype, shape)?;
-        self.known.insert(name.to_string());
-        Ok(tensor)
-    }
-
-    /// The tensor with this name, dtype and shape, whose values are finite, and not negative if so asked. A step whose gradients are not
-    /// finite is skipped, so no step gives other moments.
-    pub(super) fn take(
-        &mut self,
-        name: &str,
-        dtype: DType,
-        shape: &Shape,
-        non_negative: bool,
-    ) -> Result<&'a Tensor> {
-        let tensor = self.take_unchecked(name, dtype, shape)?;
-        let fits = |value: f64| value.is_finite() && !(non_negative && value < 0.0);
-        let Some((index, value)) = first_outside(tensor, fits)? else {
-            return Ok(tensor);
-        };
-        Err(OptimError::StateValue {
-            name: name.to_string(),
-            index,
-            value,
-            expected: match non_negative {
-                true => "finite and not negative",
-                false => "finite",
-            },
-        })
-    }
-
-    /// Accepts a name.
-    pub(super) fn know(&mut self, name: &str) {
-        self.known.insert(name.to_string());
-    }
-
-    /// The count with this name: i64, one element.
-    pub(super) fn count(&mut self, name: &str) -> Result<u64> {
-        let tensor = get(self.tensors, name)?;
-        check_dtype(name, DType::I64, tensor)?;
-        if tensor.elem_count() != 1 {
-            return Err(wrong_shape(name, &().into(), tensor));
-        }
-        let got = tensor.flatten_all()?.to_vec1::<i64>()?[0];
-        u64::try_from(got).map_err(|_| OptimError::NegativeStep {
-            name: name.to_string(),
-            got,
-        })
-    }
-
-    /// Fails with the first name, in alphabetical order, that nothing has asked for.
-    pub(super) fn finish(self) -> Result<()> {
-        let unexpected = (self.tensors.keys()).filter(|name| !self.known.contains(*name));
-        match unexpected.min() {
-            None => Ok(()),
-            Some(name) => Err(OptimError::UnexpectedState { name: name.clone() }),
-        }
-    }
-}
-
-/// A count as [`StateReader::count`] reads it.
-pub(super) fn count_tensor(count: u64) -> Result<Tensor> {
-    let count = i64::try_from(count).unwrap_or(i64::MAX);
-    Ok(Tensor::new(count, &Device::Cpu)?)
-}
-
-fn get<'a>(tensors: &'a HashMap<String, Tensor>, name: &str) -> Result<&'a Tensor> {
-    tensors.get(name).ok_or_else(|| OptimError::MissingState {
-        name: name.to_string(),
-    })
-}
-
-fn find<'a>(
-    tensors: &'a HashMap<String, Tensor>,
-    name: &str,
-    dtype: DType,
-    shape: &Shape,
-) -> Result<&'a Tensor> {
-    let tensor = get(tensors, name)?;
-    if tensor.shape() != shape {
-        return Err(wrong_shape(name, shape, tensor));
-    }
-    check_dtype(name, dtype, tensor)?;
-    Ok(tensor)
-}
-
-fn wrong_shape(name: &str, expected: &Shape, got: &Tensor) -> OptimError {
-    OptimError::StateShape {
-        name: name.to_string(),
-        expected: expected.clone(),
-        got: got.shape().clone(),
-    }
-}
-
-fn check_dtype(name: &str, expected: DType, tensor: &Tensor) -> Result<()> {
-    let got = tensor.dtype();
-    if got == expected {
-        return Ok(());
-    }
-    Err(OptimError::StateDtype {
-        name: name.to_string(),
-        expected,
-        got,
-    })
 }

@@ -1,9 +1,10 @@
-//! Recorded statistics over the steps, and drawings of them.
+//! Recorded statistics over the steps.
 
 use super::drawing::{self, Line, Panel};
 use super::quantity::StatsQuantity;
+use crate::FilesError;
 use crate::config::Operand;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::read::read_text;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +13,7 @@ use std::path::Path;
 /// The largest file of statistics that is read: some million rows.
 const FILE_LIMIT: u64 = 1 << 30;
 
-/// What a [`StatsLog`](super::StatsLog) has written: for each layer and operand its rows over the steps.
+/// The contents of a [`StatsLog`](super::StatsLog): for each layer and operand its rows over the steps.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -37,10 +38,11 @@ impl StatsCurves {
         let text = read_text(path, FILE_LIMIT)?;
         let curves = Self::from_json_lines(&text);
         if curves.0.is_empty() && !text.trim().is_empty() {
-            return Err(Error::Read {
+            return Err(FilesError::Read {
                 path: path.to_path_buf(),
                 source: std::io::Error::other("no line of it is a row of statistics"),
-            });
+            }
+            .into());
         }
         Ok(curves)
     }
@@ -75,14 +77,14 @@ impl StatsCurves {
         let curve = |((layer, operand), rows): (&(String, String), &BTreeMap<u64, Value>)| {
             let value = |(&step, row): (&u64, &Value)| Some((step, row[quantity.key()].as_f64()?));
             let points: Vec<_> = rows.iter().filter_map(value).collect();
-            (!points.is_empty()).then(|| (crate::nn::join(layer, operand), points))
+            (!points.is_empty()).then(|| (fp8_files::names::join(layer, operand), points))
         };
         self.0.iter().filter_map(curve).collect()
     }
 
-    /// A drawing of how `quantity` moves: below each other a panel for each operand, in it a line for each layer. The five
-    /// worst are in color and named beside it: those of the lowest signal to noise, of the largest shares, and amaxes and scales
-    /// that move most. All others are gray; a browser names a line under the pointer.
+    /// Draws `quantity` over the steps: one panel per operand, one line per layer. The five worst lines are colored and named: those
+    /// with the lowest signal to noise, the largest shares, or the amaxes and scales that change most. The others are gray; a browser
+    /// shows the name of the line under the pointer.
     pub fn to_svg(&self, quantity: StatsQuantity) -> String {
         let mut panels: Vec<Panel> = vec![];
         for ((layer, operand), rows) in &self.0 {
@@ -96,7 +98,7 @@ impl StatsCurves {
             }
             let line = Line {
                 layer: layer.clone(),
-                name: crate::nn::join(layer, operand),
+                name: fp8_files::names::join(layer, operand),
                 points,
             };
             match panels.iter_mut().find(|panel| panel.operand == *operand) {

@@ -1,13 +1,13 @@
 //! The batch norms of a whole model folded into the layers before them.
 
 use super::fuse::folded;
-use crate::config::{ConfigError, near};
+use crate::config::ConfigError;
 use crate::error::{Error, LayerError, Result};
 use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor, show_batch_norm};
-use crate::nn::join;
 use crate::nn::scaled_parameter::refuse_scaled_model;
 use candle_core::{Tensor, TensorId};
 use candle_nn::BatchNorm;
+use fp8_files::names::{join, near};
 use std::collections::{HashMap, HashSet};
 
 /// The parameters of `model` with each batch norm of `pairs` folded into the layer before it, for evaluation: paths of a linear layer or

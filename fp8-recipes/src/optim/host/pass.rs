@@ -273,8 +273,8 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
     }
 }
 
-/// The value that each element of a variable stands for: its master's, unless somebody has written to the variable, so that it no longer
-/// is its master rounded.
+/// The value that the step of each element starts from: its master's, unless somebody has written to the variable, so that it is no longer
+/// its master rounded.
 fn current<T: Value, K: Value>(parameter: &[T], master: &[K], wide: &mut [f32]) {
     for ((wide, theta), master) in wide.iter_mut().zip(parameter).zip(master) {
         let master = master.widen();

@@ -12,7 +12,7 @@ use super::super::masters::{Keeping, MasterDType};
 use super::super::parameter::Parameter;
 use super::super::rounding::RoundTo;
 use super::super::rule::{MAX_MOMENTS, Rates, Rule};
-use super::super::state::StateReader;
+use super::super::state_reader::StateReader;
 use super::collect::gradient;
 use super::composed;
 use super::shared::Shared;

@@ -17,12 +17,10 @@
 //! use fp8_scaled::ScaledVar;
 //! use fp8::optim::AdamWConfig;
 //! use fp8::optim::scaled::{ScaledAdamW, ScaledOptimizer};
-//! use fp8::scaled::ScaledVarMap;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
 //! let w = ScaledVar::new("w", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?;
-//! params.insert(&w)?;
-//! let mut adam = ScaledAdamW::new(&params, AdamWConfig { lr: 0.25, weight_decay: 0., ..Default::default() })?;
+//! let config = AdamWConfig { lr: 0.25, weight_decay: 0., ..Default::default() };
+//! let mut adam = ScaledAdamW::from_vars(vec![w.clone()], config)?;
 //! let report = adam.apply(&w.value().sum_all()?.backward()?)?;
 //! assert!(!report.skipped()?);
 //! assert!(w.value().to_vec1()?.iter().all(|w| (w - 0.75).abs() < 1e-3));
@@ -40,5 +38,5 @@ pub use super::rounding::RoundTo;
 pub use super::sgd::ScaledSgd;
 pub use optimizer::ScaledOptimizer;
 pub use parameter::{ScaledCounts, ScaledParameter};
-pub use rule::{Extents, ScaledPlan, ScaledRule};
+pub(super) use rule::{Extents, ScaledPlan, ScaledRule};
 pub(super) use size::{Window, factor, value};

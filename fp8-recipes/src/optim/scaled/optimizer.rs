@@ -15,7 +15,6 @@ use super::super::veto::CastVeto;
 use super::grad::Grad;
 use super::parameter::{ScaledCounts, ScaledParameter, Shared};
 use super::rule::ScaledRule;
-use crate::scaled::ScaledVarMap;
 
 /// An optimizer of scaled parameters: [`ScaledSgd`](super::ScaledSgd), [`ScaledAdamW`](super::ScaledAdamW), or one of your own, which whatever takes an optimizer takes
 /// ([`scaled::save_training`](crate::scaled::save_training) too).
@@ -150,12 +149,12 @@ pub trait ScaledOptimizer: ResumableOptimizer {
 
 /// Optimizers of scaled parameters.
 impl<R: ScaledRule> Engine<R, ScaledParameter> {
-    /// An optimizer of all parameters of the map.
+    /// An optimizer of all these parameters, for example those of a `&ScaledVarMap`.
     ///
     /// # Errors
     /// As [`Engine::from_vars`].
-    pub fn new(params: &ScaledVarMap, config: R) -> Result<Self> {
-        Self::from_vars(params.vars(), config)
+    pub fn new(params: impl Into<Vec<ScaledVar>>, config: R) -> Result<Self> {
+        Self::from_vars(params.into(), config)
     }
 
     /// An optimizer of these parameters, ordered by name; clones of one parameter are one. It rounds at random with the seed of the

@@ -10,7 +10,7 @@ use super::super::host::{self, HostValues, Keys, Pass, amax_of_tensor};
 use super::super::parameter::Parameter;
 use super::super::rounding::RoundTo;
 use super::super::rule::{MAX_MOMENTS, Moment, Rates};
-use super::super::state::StateReader;
+use super::super::state_reader::StateReader;
 use super::grad::Grad;
 use super::rule::{Extent, Extents, ScaledRule};
 
