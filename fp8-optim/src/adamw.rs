@@ -9,7 +9,9 @@ use super::masters::MasterDType;
 use super::plain::Variable;
 use super::real::Real;
 use super::rule::{MAX_MOMENTS, Moment, Rates, Rule};
-use super::scaled::{Extents, ScaledParameter, ScaledPlan, ScaledRule, Window, factor, value};
+use super::scaled::parameter::ScaledParameter;
+use super::scaled::rule::{Extents, ScaledPlan, ScaledRule};
+use super::scaled::size::{Window, factor, value};
 use super::settings::{DecayScope, Settings, check, check_not_negative};
 use fp8_scaled::Scale;
 

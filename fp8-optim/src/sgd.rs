@@ -8,7 +8,9 @@ use super::masters::MasterDType;
 use super::plain::Variable;
 use super::real::Real;
 use super::rule::{MAX_MOMENTS, Moment, Rates, Rule};
-use super::scaled::{Extents, ScaledParameter, ScaledPlan, ScaledRule, Window, factor, value};
+use super::scaled::parameter::ScaledParameter;
+use super::scaled::rule::{Extents, ScaledPlan, ScaledRule};
+use super::scaled::size::{Window, factor, value};
 use super::settings::{DecayScope, Settings, check, field_setters};
 
 /// Stochastic gradient descent over named variables, with momentum, dampening, Nesterov's momentum and weight decay as in

@@ -28,14 +28,12 @@
 
 mod grad;
 mod optimizer;
-mod parameter;
-mod rule;
-mod size;
+pub(crate) mod parameter;
+pub(crate) mod rule;
+pub(crate) mod size;
 
 pub use super::adamw::ScaledAdamW;
 pub use super::rounding::RoundTo;
 pub use super::sgd::ScaledSgd;
 pub use optimizer::ScaledOptimizer;
 pub use parameter::{ScaledCounts, ScaledParameter};
-pub(super) use rule::{Extents, ScaledPlan, ScaledRule};
-pub(super) use size::{Window, factor, value};
