@@ -53,7 +53,7 @@ pub struct BatchNorm {
 }
 
 impl From<candle_nn::BatchNorm> for BatchNorm {
-    /// Of a layer that removes the mean; candle-nn's does not say whether it does. [`batch_norm`] makes others.
+    /// Takes the layer as one that subtracts the mean, since candle-nn's does not say whether it does; [`batch_norm`] makes others.
     fn from(inner: candle_nn::BatchNorm) -> Self {
         Self {
             parameters: Parameters::of(&inner),
@@ -74,10 +74,10 @@ impl Deref for BatchNorm {
 
 impl BatchNorm {
     /// `running_mean`, `running_var`, `weight`, `bias`: `[num_features]`. The running statistics are kept as they are where they
-    /// are variables, and copied else.
+    /// are variables, and copied otherwise.
     ///
     /// # Errors
-    /// If a shape is another one or `eps` is negative.
+    /// If a shape does not fit or `eps` is negative.
     pub fn new(
         num_features: usize,
         running_mean: Tensor,
@@ -163,7 +163,7 @@ impl BatchNorm {
     }
 
     /// Normalizes with the mean and variance of the batch, `x` `[batch, num_features, ..]`, and moves the running statistics
-    /// towards them (the variance without bias), those of a channel whose mean or variance is not finite excepted.
+    /// towards them (with the unbiased variance), except those of a channel whose mean or variance is not finite.
     ///
     /// # Errors
     /// If `x` has another shape, or fewer than two values for a channel, which have no variance.
@@ -243,7 +243,7 @@ impl BatchNorm {
                 .all(|tensor| tensor.dtype() == x.dtype())
     }
 
-    /// Everything in f32, or in f64 where `x` is.
+    /// Computes everything in f32, or in f64 if `x` is f64.
     fn forward_mixed(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let wide = match x.dtype() {
             DType::F64 => DType::F64,
@@ -256,7 +256,7 @@ impl BatchNorm {
         let (running_mean, running_var) = (self.running_mean(), self.running_var());
         let centered = x.to_dtype(wide)?;
         let (centered, variance) = if train {
-            // Of [features, values]: one sum for each channel.
+            // `[features, values]`: one sum for each channel.
             let mean_of = |t: &Tensor| {
                 let rows = t.transpose(0, 1)?.flatten_from(1)?.contiguous()?;
                 rows.mean(D::Minus1)

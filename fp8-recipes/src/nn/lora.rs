@@ -34,12 +34,12 @@ impl LoraConfig {
         }
     }
 
-    /// The same with another alpha.
+    /// A copy with another alpha.
     pub fn with_alpha(self, alpha: f64) -> Self {
         Self { alpha, ..self }
     }
 
-    /// The same with dropout.
+    /// A copy with dropout.
     pub fn with_dropout(self, dropout: f32) -> Self {
         Self { dropout, ..self }
     }
@@ -73,7 +73,7 @@ impl LoraConfig {
 
 /// `y = base(x) + alpha / rank (x A^T) B^T` with a frozen base: LoRA.
 ///
-/// The base is FP8 codes from a file, or in high precision, when it gets no gradient either; gradients pass through it to x. A
+/// The base holds FP8 codes from a file or a weight in high precision. It gets no gradient either way; gradients pass through it to x. A
 /// `[rank, in_features]` and B `[out_features, rank]` are trained in their own dtype, whatever guard is open. They stand in
 /// checkpoints as `lora_A.weight` and `lora_B.weight` under their path, as in PEFT.
 ///
@@ -106,11 +106,11 @@ pub struct LoraLinear {
 }
 
 impl LoraLinear {
-    /// An update of `base`, whose matrices are `lora_A.weight` and `lora_B.weight` of `vb`: new ones are drawn evenly from
-    /// +-1 / sqrt(in_features), and zeros.
+    /// An update of `base`, whose matrices are `lora_A.weight` and `lora_B.weight` of `vb`. A new A is drawn evenly from
+    /// +-1 / sqrt(in_features); a new B is zero.
     ///
     /// # Errors
-    /// If the rank is 0, alpha not finite, dropout no probability below 1; if a matrix has another shape.
+    /// If the rank is 0, alpha is not finite, dropout is not a probability below 1, or a matrix has another shape.
     pub fn new(base: Linear, config: LoraConfig, vb: VarBuilder<'_>) -> Result<Self> {
         let path = vb.prefix();
         config.check(&path)?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 macro_rules! operators {
     ($(
-        $(#[$doc:meta])* $name:ident { new { $(#[$new:meta])* } forward { $(#[$forward:meta])* } } $compute:expr;
+        $(#[$doc:meta])* $name:ident = $compute:expr;
     )*) => {
         $(
             $(#[$doc])*
@@ -21,7 +21,6 @@ macro_rules! operators {
 
             impl $name {
                 /// An operator called `path` in reports, patterns and statistics. Every place of a model has its own name.
-                $(#[$new])*
                 pub fn new(path: impl Into<Arc<str>>) -> Self {
                     Self {
                         path: path.into(),
@@ -33,7 +32,6 @@ macro_rules! operators {
                 ///
                 /// # Errors
                 /// If the shapes or dtypes do not fit each other.
-                $(#[$forward])*
                 pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
                     let compute: fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> = $compute;
                     OperatorCasts::around(self.state.get(), |casts| match casts {
@@ -84,31 +82,11 @@ macro_rules! operators {
 operators! {
     /// The matrix product of two activations, with candle's broadcasting of leading dimensions: both are cast, and the result of a
     /// product of plain matrices, where a recipe casts operators.
-    Matmul {
-        new {
-        }
-        forward {
-        }
-    } |a, b| a.broadcast_matmul(b);
+    Matmul = |a, b| a.broadcast_matmul(b);
     /// The sum of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
-    Add {
-        new {
-        }
-        forward {
-        }
-    } |a, b| a.broadcast_add(b);
+    Add = |a, b| a.broadcast_add(b);
     /// The elementwise product of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
-    Mul {
-        new {
-        }
-        forward {
-        }
-    } |a, b| a.broadcast_mul(b);
+    Mul = |a, b| a.broadcast_mul(b);
     /// The elementwise quotient of two activations, with broadcasting: both and the result are cast where a recipe casts operators.
-    Div {
-        new {
-        }
-        forward {
-        }
-    } |a, b| a.broadcast_div(b);
+    Div = |a, b| a.broadcast_div(b);
 }

@@ -1,4 +1,4 @@
-//! A tensor with a name.
+//! A named tensor outside the layers of this module.
 
 use crate::{Fp8Module, Visitor};
 use candle_core::Tensor;
@@ -30,7 +30,7 @@ impl Parameter {
         }
     }
 
-    /// Its full name in the checkpoint.
+    /// Full name in the checkpoint.
     pub fn path(&self) -> &str {
         &self.path
     }

@@ -69,7 +69,7 @@ pub(crate) fn refuse_scaled_model<M: Fp8Module + ?Sized>(
     }
 }
 
-/// For layers that know nothing of scales: an error where a parameter is scaled, since they would compute with its data.
+/// An error where a parameter is scaled: for layers without scaled arithmetic, which would take its data for its values.
 pub(super) fn refuse_scaled(layer: &'static str, path: &str, tensors: &[&Tensor]) -> Result<()> {
     match tensors.iter().any(|tensor| ScaledVar::of(tensor).is_some()) {
         true => Err(Error::NoScaledForm {

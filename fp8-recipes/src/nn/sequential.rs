@@ -55,7 +55,7 @@ impl Sequential {
         self
     }
 
-    /// Appends a closure. Parameters that it captures cannot be seen.
+    /// Appends a closure. Visitors do not see the parameters that it captures.
     #[must_use]
     pub fn add_fn<F>(self, f: F) -> Self
     where

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use fp8_candle::ops::softmax_last_dim;
 
-/// What becomes of the products of queries and keys before the softmax.
+/// How the products of queries and keys become the input of the softmax.
 pub(in crate::nn) struct Scores {
     /// What the products are multiplied by.
     pub(in crate::nn) scale: f64,

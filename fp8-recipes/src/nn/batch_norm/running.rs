@@ -7,7 +7,7 @@ use fp8_scaled::Parameter;
 pub(super) fn follow(running: &Tensor, batch: &Tensor, momentum: f64, unbiased: f64) -> Result<()> {
     let old = running.detach().to_dtype(batch.dtype())?;
     let new = ((old * (1. - momentum))? + (batch.detach() * (momentum * unbiased))?)?;
-    // The statistics are variables always: candle-nn makes them so.
+    // Running statistics are always variables: candle-nn makes them so.
     Var::from_tensor(running)?.set(&new.to_dtype(running.dtype())?)
 }
 
@@ -20,17 +20,17 @@ impl Before {
         Ok(Self([copy(bn.running_mean())?, copy(bn.running_var())?]))
     }
 
-    /// Takes all back.
+    /// Restores both statistics.
     pub(super) fn put_back(&self, bn: &candle_nn::BatchNorm) -> Result<()> {
         let [mean, variance] = &self.0;
         Var::from_tensor(bn.running_mean())?.set(mean)?;
         Var::from_tensor(bn.running_var())?.set(variance)
     }
 
-    /// Takes mean and variance of a channel back if one of them is not finite now. Decided on the device.
+    /// Restores mean and variance of each channel where one of them is not finite now. The device decides, without a transfer.
     pub(super) fn keep_where_not_finite(&self, bn: &candle_nn::BatchNorm) -> Result<()> {
         let now = [bn.running_mean().detach(), bn.running_var().detach()];
-        // What is finite minus itself is 0, anything else NaN.
+        // A finite value minus itself is 0; Inf and NaN give NaN.
         let nothing = |running: &Tensor| running.sub(running)?.to_dtype(DType::F32);
         let finite = (nothing(&now[0])? + nothing(&now[1])?)?.eq(0f32)?;
         let pairs = now.iter().zip(&self.0);

@@ -106,7 +106,7 @@ impl InterleavedKvCache {
     /// Appends keys and values `[1, heads, tokens, head_dim]`. Returns the whole cache, `[tokens, heads, 2 * head_dim]`.
     ///
     /// # Errors
-    /// If a shape is another one, or does not fit what the cache holds.
+    /// If a shape differs from this, or does not fit what the cache holds.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let tokens_first = |x: &Tensor| x.squeeze(0)?.transpose(0, 1)?.contiguous();
         let new = Tensor::cat(&[tokens_first(k)?, tokens_first(v)?], 2)?;
