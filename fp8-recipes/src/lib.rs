@@ -31,7 +31,6 @@ mod error;
 mod export;
 mod module;
 pub mod nn;
-pub mod optim;
 mod prepare;
 pub mod rewrite;
 pub mod scaled;
@@ -57,8 +56,9 @@ pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
 pub use fp8_files::{Error as FilesError, atomic, load, read};
+pub use fp8_optim as optim;
+pub use fp8_optim::{GradAccumulator, check_gradients};
 pub use module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
-pub use optim::{GradAccumulator, check_gradients};
 pub use prepare::{
     CAST_TENSORS, CastRow, CastTable, LayerChoice, LayerReport, Note, Outcome, PrepareOptions,
     PrepareReport, Unmatched, prepare_fp8,

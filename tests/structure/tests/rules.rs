@@ -9,6 +9,7 @@ const CRATES: &[(&str, &str)] = &[
     ("fp8_candle", "fp8-candle/src/lib.rs"),
     ("fp8_files", "fp8-files/src/lib.rs"),
     ("fp8_scaled", "fp8-scaled/src/lib.rs"),
+    ("fp8_optim", "fp8-optim/src/lib.rs"),
     ("fp8", "src/lib.rs"),
     ("fp8_cli", "fp8-cli/src/main.rs"),
 ];
