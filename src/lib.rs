@@ -46,6 +46,7 @@ pub use fp8_candle;
 pub use fp8_core;
 // The derive beside the trait of the same name; its code names this crate.
 pub use fp8_derive::Fp8ModuleOfFacade as Fp8Module;
+pub use fp8_files;
 pub use fp8_recipes;
 pub use fp8_recipes::*;
 pub use fp8_scaled;

@@ -9,7 +9,7 @@ use fp8::models::{CausalLm, Llama};
 use serde_json::json;
 use std::time::Instant;
 
-/// Tokens before those that are written.
+/// Tokens of the prompt before decoding.
 const PROMPT: usize = 16;
 
 #[derive(clap::Args)]
@@ -33,7 +33,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     fp8::keep_freed_memory();
     let (model, linear) = args.source.load_llama()?;
-    // Neither a prompt nor a text of any length would end in an error of its own.
+    // A model without a limit gets one, so that absurd lengths are an error.
     let positions = model.max_positions().unwrap_or(u32::MAX as usize);
     let reads = args.prefill.unwrap_or(512.min(positions));
     let room = positions.saturating_sub(PROMPT);
@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Seconds of the fastest run.
 fn fastest(repeats: usize, mut run: impl FnMut() -> Result<f64>) -> Result<f64> {
-    // The first one fills caches and pools.
+    // A warm-up run fills caches and pools.
     run()?;
     let mut best = f64::INFINITY;
     for _ in 0..repeats {
@@ -88,9 +88,9 @@ fn prompt(model: &Llama, tokens: usize) -> Result<Tensor> {
     Ok(Tensor::from_vec(ids, (1, tokens), model.device())?)
 }
 
-/// Until the logits of the last token are there.
+/// Seconds until the logits of the last token are computed.
 fn prefill(model: &Llama, tokens: usize) -> Result<f64> {
-    // First, since it says so where there is no memory.
+    // The cache comes first: it reports missing memory.
     let mut cache = model.new_cache(1, tokens)?;
     let ids = prompt(model, tokens)?;
     let start = Instant::now();
@@ -100,7 +100,7 @@ fn prefill(model: &Llama, tokens: usize) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// The likeliest token each time, as generation does it.
+/// Seconds of greedy decoding.
 fn decode(model: &Llama, tokens: usize) -> Result<f64> {
     let mut cache = model.new_cache(1, PROMPT + tokens)?;
     let mut logits = model.last_logits(&prompt(model, PROMPT)?, &mut cache)?;

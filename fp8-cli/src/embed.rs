@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         ids.push(tokens);
     }
-    // Texts of about one length have little padding.
+    // Texts of similar length need little padding.
     let mut order: Vec<usize> = (0..ids.len()).collect();
     order.sort_by_key(|&text| ids[text].len());
     let mut vectors = vec![vec![]; ids.len()];
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Cuts texts at the length that the model was trained for.
+/// Truncates texts to the length that the model was trained for.
 fn tokenizer(args: &Args, model: &Bert) -> Result<Tokenizer> {
     let path = args.source.path().join("sentence_bert_config.json");
     let positions = model.config().max_position_embeddings;

@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (model, _) = args.source.load_llama()?;
     let positions = model.max_positions().unwrap_or(usize::MAX);
     let window = args.window.unwrap_or(WINDOW.min(positions).max(2));
-    // The last token of a window is only foretold.
+    // The last token of a window is only predicted, never read.
     if window - 1 > positions {
         bail!("--window is {window}, and the model has {positions} positions");
     }
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let mut bar = Bar::counting("eval")?;
     let (mut sum, mut counted, mut done) = (0f64, 0usize, 0usize);
-    // A window of one token at the end has nothing to foretell.
+    // A last window of one token has nothing to predict.
     for window in ids.chunks(window).filter(|window| window.len() > 1) {
         if bar.at("", done as u64, ids.len() as u64).is_break() {
             bail!("stopped after {done} of {} tokens", ids.len());
@@ -84,12 +84,12 @@ pub fn run(args: &Args) -> Result<()> {
     ))
 }
 
-/// The first tokens of a text. A long text is not cut into tokens further than needed.
+/// The first tokens of a text. Tokenizes no more of a long text than needed.
 fn encode(tokenizer: &Tokenizer, text: &str, tokens: Option<usize>) -> Result<Vec<u32>> {
     let Some(tokens) = tokens else {
         return Ok(tokenizer.encode(text, true)?);
     };
-    // Tokens have some four bytes; at the end of the part the last ones may differ from those of the whole.
+    // Tokens have some four bytes; the last tokens of a part may differ from those of the whole text.
     let mut part = tokens.saturating_add(16).saturating_mul(16).min(text.len());
     while !text.is_char_boundary(part) {
         part += 1;
@@ -112,7 +112,7 @@ fn window_nll(model: &Llama, ids: &[u32]) -> Result<f64> {
         .zip(&ids[1..])
         .map(|(logits, target)| nll(logits, *target as usize))
         .collect();
-    // One after the other, so that threads do not change the sum.
+    // Summed in order, so that threads do not change the result.
     let sum: f64 = rows.iter().sum();
     if !sum.is_finite() {
         bail!("the logits are not finite");

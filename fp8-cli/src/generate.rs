@@ -1,4 +1,4 @@
-//! `fp8 generate`: text that follows a prompt, as it is made.
+//! `fp8 generate`: continues a prompt, printing text as it is made.
 
 use crate::model::Source;
 use crate::output::{print, print_json};
@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> Result<()> {
         let written = stdout.write_all(piece.text.as_bytes());
         match written.and_then(|()| stdout.flush()) {
             Ok(()) => ControlFlow::Continue(()),
-            // A reader that has gone away needs no more.
+            // The reader has closed the pipe.
             Err(_) => {
                 gone = true;
                 ControlFlow::Break(fp8::models::Stop::All)
@@ -153,7 +153,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 struct Times {
-    /// Until the first token.
+    /// Time until the first token.
     first: Duration,
     all: Duration,
 }

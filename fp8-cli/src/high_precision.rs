@@ -1,4 +1,4 @@
-//! A model with the values of its FP8 weights: what calibration runs, since layers of codes learn no scales.
+//! A model with dequantized FP8 weights, for calibration: layers that hold codes cannot be calibrated.
 
 use candle_core::{DType, Device, Error, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
@@ -17,7 +17,7 @@ pub fn model(checkpoint: Checkpoint, dir: &Path) -> fp8::models::Result<Model> {
     Model::new(&config, vb)
 }
 
-/// The values of a checkpoint's tensors, without the scales that they were made of.
+/// The dequantized tensors of a checkpoint.
 struct Values {
     checkpoint: Checkpoint,
     names: BTreeSet<String>,

@@ -1,4 +1,4 @@
-//! Opening a model that runs.
+//! Opens the model that a command runs.
 
 use crate::high_precision;
 use crate::source::Opening;
@@ -21,7 +21,7 @@ pub struct Source {
     opening: Opening,
 }
 
-/// Sizes of the weights of linear layers.
+/// Sizes of the linear layers' weights.
 #[derive(Default)]
 pub struct LinearSize {
     /// As the model holds them, scales included.
@@ -30,7 +30,7 @@ pub struct LinearSize {
 }
 
 impl Source {
-    /// The model at `path`, as its files say.
+    /// The model at `path` with default options.
     pub fn of(path: &Path) -> Self {
         Self {
             model: path.to_path_buf(),
@@ -69,7 +69,7 @@ impl Source {
         Ok((of_checkpoint(checkpoint, &self.model, &options)?, size))
     }
 
-    /// The model with the values of its weights, none of them in FP8.
+    /// The model with all weights in high precision.
     pub fn load_high_precision(&self) -> Result<Model> {
         if !self.is_gguf() {
             let checkpoint = self.opening.open(&self.model)?;
@@ -80,7 +80,7 @@ impl Source {
         Ok(self.load()?.0)
     }
 
-    /// A language model, nothing else.
+    /// Builds the model; an error if it is not a language model.
     pub fn load_llama(&self) -> Result<(Llama, LinearSize)> {
         match self.load()? {
             (Model::Llama(llama), size) => Ok((llama, size)),
@@ -88,7 +88,7 @@ impl Source {
         }
     }
 
-    /// Where the files beside the weights are.
+    /// The directory of the files beside the weights.
     fn directory(&self) -> Result<&Path> {
         let path = &self.model;
         match std::fs::metadata(path) {
@@ -108,7 +108,7 @@ impl Source {
         }
     }
 
-    /// What the model's files say about generation.
+    /// The generation options in the model's files.
     pub fn generation(&self) -> Result<GenerationOptions> {
         match self.is_gguf() {
             true => Ok(GenerationOptions::default()),
@@ -121,7 +121,7 @@ fn elements(shape: &[usize]) -> u64 {
     shape.iter().map(|&size| size as u64).product()
 }
 
-/// Sums over the weights of linear layers: matrices that are no tables.
+/// Sums over the weights of linear layers, without embeddings.
 fn linear<'a>(sizes: impl Iterator<Item = (&'a str, u64)>) -> u64 {
     sizes
         .filter(|(name, _)| is_linear(name))

@@ -1,4 +1,4 @@
-//! Where a rewrite goes, and what is said of it.
+//! Where a rewrite goes, and how its report is printed.
 
 use anyhow::Result;
 use fp8::rewrite::{WriteOptions, WriteReport};
@@ -77,7 +77,7 @@ impl Target {
     }
 }
 
-/// Prints text; a reader that has gone away, such as `head`, is no error.
+/// Prints text; a reader that has closed the pipe, such as `head`, is not an error.
 pub fn print(text: &str) -> Result<()> {
     use std::io::{ErrorKind, Write};
     match std::io::stdout().lock().write_all(text.as_bytes()) {
@@ -90,7 +90,7 @@ pub fn print_json(value: &Value) -> Result<()> {
     print(&format!("{}\n", serde_json::to_string_pretty(value)?))
 }
 
-/// Bytes as people read them.
+/// Bytes in readable units.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["kB", "MB", "GB", "TB"];
     let mut value = bytes as f64;
@@ -107,7 +107,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// Rows under a header, columns aligned; those of numbers to the right.
+/// Rows under a header; the first `left` columns are aligned to the left, the others to the right.
 pub fn table(header: &[&str], left: usize, rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());

@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Whether Ctrl-C was pressed.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// Shows how far a work is.
+/// A progress bar.
 pub struct Bar(shown::Progress);
 
 impl Bar {
-    /// `what` is done. From now on Ctrl-C stops at the next layer, and a second one at once.
+    /// A bar for `what`, counted in bytes. From now on Ctrl-C stops at the next layer, and a second one at once.
     pub fn new(what: &'static str) -> Result<Self> {
         Self::with_units(what, "{bytes}/{total_bytes}")
     }
 
-    /// As [`Bar::new`], for work that is counted in something else than bytes.
+    /// [`Bar::new`] for work that is not counted in bytes.
     pub fn counting(what: &'static str) -> Result<Self> {
         Self::with_units(what, "{pos}/{len}")
     }
@@ -39,12 +39,12 @@ impl Bar {
         Ok(Self(shown::Progress::new(what, units)?))
     }
 
-    /// As the rewriting functions call it.
+    /// The callback of the rewriting functions.
     pub fn show(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
         self.at(progress.name, progress.done, progress.total)
     }
 
-    /// `name` is next, with `done` of `total` bytes behind it.
+    /// Shows `done` of `total`, with `name` next.
     pub fn at(&mut self, name: &str, done: u64, total: u64) -> ControlFlow<()> {
         self.0.show(done, total, name);
         match STOPPED.load(Ordering::Relaxed) {

@@ -92,7 +92,7 @@ fn calibrate(model: &Path, text: &Path, samples: usize) -> Result<BTreeMap<Strin
     let amaxes = rewrite::input_amaxes(&loaded, || {
         for (i, sample) in samples.iter().enumerate() {
             if bar.at("", i as u64, count).is_break() {
-                return Err(fp8::Error::Cancelled);
+                return Err(fp8::Error::Files(fp8::FilesError::Cancelled));
             }
             let ids = Tensor::from_slice(sample, (1, sample.len()), &Device::Cpu)?;
             loaded.forward(&ids).map_err(candle_core::Error::from)?;

@@ -1,4 +1,4 @@
-//! Opening what a command reads.
+//! Opens the checkpoint that a command reads.
 
 use crate::usage::at_least;
 use anyhow::{Result, bail};
@@ -7,7 +7,7 @@ use fp8::models::gguf::{GgufFile, GgufSource, is_gguf};
 use fp8::rewrite::Source;
 use std::path::Path;
 
-/// Bytes of the longest text that is read.
+/// Bytes of the longest text file.
 pub const MAX_TEXT: u64 = 1 << 30;
 
 /// How an FP8 checkpoint is opened.

@@ -1,9 +1,9 @@
-//! Arguments that mean nothing: they end the program with code 2, as in other tools, all else with 1.
+//! Invalid arguments: they end the program with code 2, as in other tools; other errors with 1.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::process::ExitCode;
 
-/// What is wrong with the arguments, where only a look at all of them tells.
+/// An error that only all arguments together reveal.
 #[derive(Debug)]
 pub struct Usage(pub String);
 
@@ -23,7 +23,7 @@ pub fn at_least(least: usize) -> impl Fn(&str) -> Result<usize, String> + Clone 
     }
 }
 
-/// Help and version as clap prints them; anything else in one line.
+/// Prints help and version as clap does, and any error in one line.
 pub fn refuse(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         let _ = error.print();
@@ -41,7 +41,7 @@ pub fn refuse(error: &clap::Error) -> ExitCode {
         Some(_) => {
             eprintln!("{}", ended(line + &meant(error)));
         }
-        // Without any argument clap's error is the help itself.
+        // Without arguments clap's error is the help text.
         None => eprintln!("error: a command is missing. Try `fp8 --help`"),
     }
     ExitCode::from(2)
@@ -52,13 +52,13 @@ fn ended(line: String) -> String {
     format!("{line}{end} Try `fp8 --help`")
 }
 
-/// A value that the parser of its flag refused.
+/// The message for a value that its flag's parser rejected.
 fn out_of_range(error: &clap::Error) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.as_str(),
         _ => "",
     };
-    // With the flag stands what its value is called.
+    // clap puts the value's name behind the flag.
     let flag = text(ContextKind::InvalidArg).split(' ').next();
     let (flag, value) = (flag.unwrap_or_default(), text(ContextKind::InvalidValue));
     let why = std::error::Error::source(error).map_or(String::new(), |why| format!(": {why}"));

@@ -23,23 +23,17 @@ mod array;
 #[macro_use]
 mod setters;
 
-pub mod atomic;
 mod autocast;
-mod check;
 pub mod checkpoint;
 pub mod config;
 pub mod emulation;
 mod error;
 mod export;
-mod gradients;
-pub mod load;
 mod module;
 pub mod nn;
 pub mod optim;
 mod prepare;
-pub mod read;
 pub mod rewrite;
-mod safetensors_file;
 pub mod scaled;
 mod stats;
 pub mod with_tracing;
@@ -62,8 +56,9 @@ pub use export::{
 pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};
 pub use fp8_derive::Fp8Module;
-pub use gradients::{GradAccumulator, check_gradients};
+pub use fp8_files::{Error as FilesError, atomic, load, read};
 pub use module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
+pub use optim::{GradAccumulator, check_gradients};
 pub use prepare::{
     CAST_TENSORS, CastRow, CastTable, LayerChoice, LayerReport, Note, Outcome, PrepareOptions,
     PrepareReport, Unmatched, prepare_fp8,

@@ -1,9 +1,10 @@
 //! How a model shows its layers: conversion, export and checkpoints visit them by path.
 
 use crate::autocast::Fp8State;
-use crate::nn::{BatchNorm, StaticWeight, join};
+use crate::nn::StaticWeight;
 use candle_core::Tensor;
 use fp8_candle::Role;
+use fp8_files::names::join;
 use std::sync::Arc;
 
 mod containers;
@@ -111,9 +112,9 @@ pub trait Visitor {
         let _ = (kind, weight);
     }
 
-    /// A batch norm, which is never cast. By default its tensors are handed to [`Visitor::tensor`].
-    fn batch_norm(&mut self, norm: &BatchNorm) {
-        norm.show_tensors(self);
+    /// A batch norm, which is never cast, and its path. By default its tensors are handed to [`Visitor::tensor`].
+    fn batch_norm(&mut self, path: Option<&str>, norm: &candle_nn::BatchNorm) {
+        show_batch_norm(self, path, norm);
     }
 
     /// A tensor that belongs to no such layer.
@@ -159,4 +160,22 @@ pub trait Fp8Module {
     /// Shows every layer and tensor, in the order of the fields. A layer's FP8 state lies behind a lock shared by its
     /// clones, so that a visitor can change it.
     fn visit(&self, visitor: &mut dyn Visitor);
+}
+
+/// Hands the tensors of a batch norm to [`Visitor::tensor`].
+pub(crate) fn show_batch_norm(
+    visitor: &mut (impl Visitor + ?Sized),
+    path: Option<&str>,
+    norm: &candle_nn::BatchNorm,
+) {
+    let mut show = |own: &str, tensor: &Tensor| {
+        let name = path.map(|path| join(path, own));
+        visitor.tensor(name.as_deref(), tensor);
+    };
+    show("running_mean", norm.running_mean());
+    show("running_var", norm.running_var());
+    if let Some((weight, bias)) = norm.weight_and_bias() {
+        show("weight", weight);
+        show("bias", bias);
+    }
 }

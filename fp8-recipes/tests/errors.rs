@@ -1,8 +1,8 @@
 //! Errors of a layer's forward pass can be matched.
 
 use candle_core::{DType, Device, Module, Tensor};
-use fp8_recipes::Error;
 use fp8_recipes::nn::Linear;
+use fp8_recipes::{Error, FilesError};
 
 #[test]
 fn a_wrong_input_can_be_told_from_other_errors() {
@@ -18,5 +18,8 @@ fn a_wrong_input_can_be_told_from_other_errors() {
     assert!(theirs.to_string().starts_with(&error.to_string()));
 
     let error = layer.try_forward(&zeros((1, 3), DType::U8)).unwrap_err();
-    assert!(matches!(error, Error::TensorDType { .. }), "{error:?}");
+    assert!(
+        matches!(error, Error::Files(FilesError::TensorDType { .. })),
+        "{error:?}"
+    );
 }

@@ -6,8 +6,8 @@ use fp8_core::ScaleRounding;
 use fp8_recipes::checkpoint::{load_fp8_state, save_fp8_state};
 use fp8_recipes::config::{DelayedFormat, DelayedScaling, Recipe};
 use fp8_recipes::{
-    Autocast, Error, Fp8Module, PrepareOptions, Role, load, nn, prepare_fp8, save_calibrated,
-    with_fp8,
+    Autocast, Error, FilesError, Fp8Module, PrepareOptions, Role, load, nn, prepare_fp8,
+    save_calibrated, with_fp8,
 };
 use std::path::Path;
 
@@ -260,7 +260,7 @@ fn what_does_not_fit_is_named_and_changes_nothing() {
     let vb = load::var_builder(&[&report.model], DType::F32, CPU).unwrap();
     let error = save_fp8_state(&other, &Net::new(vb)).unwrap_err();
     assert!(
-        matches!(&error, Error::NotExportable { path, .. } if path == "up"),
+        matches!(&error, Error::Files(FilesError::NotExportable { path, .. }) if path == "up"),
         "{error}"
     );
 }

@@ -8,7 +8,7 @@ use fp8_recipes::checkpoint::{
     resume_training_with, save_training,
 };
 use fp8_recipes::nn::{self, Linear};
-use fp8_recipes::optim::{AdamW, AdamWConfig, CheckpointOptimizer, NoOptimizer, OptimError};
+use fp8_recipes::optim::{AdamW, AdamWConfig, NoOptimizer, OptimError, ResumableOptimizer};
 use fp8_recipes::{
     Autocast, DelayedScaling, Error, LayerFilter, Recipe, fp8_autocast, prepare_fp8, with_fp8,
 };

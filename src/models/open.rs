@@ -7,7 +7,7 @@ use crate::load::{Checkpoint, OpenOptions};
 use candle_core::{DType, Device};
 use std::path::Path;
 
-/// How [`open()`] makes a model: on the CPU in f32, with inputs treated as the checkpoint says, unless set otherwise.
+/// How [`open()`] builds a model. By default: on the CPU, in f32, with inputs cast as the checkpoint says.
 ///
 /// ```
 /// use candle_core::DType;
@@ -21,9 +21,9 @@ use std::path::Path;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ModelOptions {
-    /// Dtype of activations and of what is not in FP8: f32, bf16 or f16.
+    /// Dtype of activations and of weights that are not FP8: f32, bf16 or f16.
     pub dtype: DType,
-    /// Where the model computes.
+    /// The device that the model computes on.
     pub device: Device,
     /// How the checkpoint is read.
     pub checkpoint: OpenOptions,
@@ -45,12 +45,12 @@ impl ModelOptions {
         Self::default()
     }
 
-    /// Another dtype of activations.
+    /// Sets the dtype of activations.
     pub fn with_dtype(self, dtype: DType) -> Self {
         Self { dtype, ..self }
     }
 
-    /// Another device.
+    /// Sets the device.
     pub fn with_device(self, device: &Device) -> Self {
         Self {
             device: device.clone(),
@@ -58,7 +58,7 @@ impl ModelOptions {
         }
     }
 
-    /// Another way to read the checkpoint.
+    /// Sets how the checkpoint is read.
     pub fn with_checkpoint(self, checkpoint: OpenOptions) -> Self {
         Self { checkpoint, ..self }
     }

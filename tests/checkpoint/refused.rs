@@ -8,7 +8,7 @@ use fp8::checkpoint::{save_training, training_meta};
 use fp8::config::{LayerFilter, Recipe};
 use fp8::load::Checkpoint;
 use fp8::optim::OptimError;
-use fp8::{Error, nn, prepare_fp8};
+use fp8::{Error, FilesError, nn, prepare_fp8};
 use fp8_test_support::{assert_text, delayed, device, tensor};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -254,7 +254,10 @@ fn files_that_are_not_checkpoints_are_refused() {
     saved.vars.save(&path).unwrap();
     let parts = ["weights.safetensors", "not a training checkpoint"];
     let error = assert_refused("weights only", &mut run, &path, &parts);
-    assert!(matches!(&error, Error::Json { .. }), "{error:?}");
+    assert!(
+        matches!(&error, Error::Files(FilesError::Json { .. })),
+        "{error:?}"
+    );
     assert_text("training_meta", training_meta(&path).unwrap_err(), &parts);
 
     for (case, content) in [
@@ -268,7 +271,7 @@ fn files_that_are_not_checkpoints_are_refused() {
         fs::write(&path, content).unwrap();
         let error = assert_refused(case, &mut run, &path, &["bad.safetensors"]);
         assert!(
-            matches!(&error, Error::NotSafetensors { .. }),
+            matches!(&error, Error::Files(FilesError::NotSafetensors { .. })),
             "{case}: {error:?}"
         );
     }
@@ -279,7 +282,10 @@ fn files_that_are_not_checkpoints_are_refused() {
         &absent,
         &["cannot read", "absent.safetensors"],
     );
-    assert!(matches!(&error, Error::Read { .. }), "{error:?}");
+    assert!(
+        matches!(&error, Error::Files(FilesError::Read { .. })),
+        "{error:?}"
+    );
 
     for (case, meta, part) in [
         ("no JSON", "{".to_string(), "EOF"),
@@ -303,7 +309,10 @@ fn files_that_are_not_checkpoints_are_refused() {
         let metadata = HashMap::from([("fp8_training".to_string(), meta)]);
         write_safetensors_atomic(&path, &BTreeMap::new(), Some(&metadata)).unwrap();
         let error = assert_refused(case, &mut run, &path, &["the training metadata", part]);
-        assert!(matches!(&error, Error::Json { .. }), "{case}: {error:?}");
+        assert!(
+            matches!(&error, Error::Files(FilesError::Json { .. })),
+            "{case}: {error:?}"
+        );
     }
     // After all these the run still resumes.
     run.resume(&file(&dir)).unwrap();
@@ -320,6 +329,9 @@ fn two_states_under_one_name_are_not_saved() {
     let error =
         save_training(file(&dir), &run.mlp, &run.vars, &run.optimizer, &run.meta()).unwrap_err();
     assert_text("one name", &error, &["`fp8/quant_scale`"]);
-    assert!(matches!(&error, Error::NameClash { .. }), "{error:?}");
+    assert!(
+        matches!(&error, Error::Files(FilesError::NameClash { .. })),
+        "{error:?}"
+    );
     assert!(!file(&dir).exists(), "nothing is written");
 }

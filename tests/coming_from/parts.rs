@@ -22,7 +22,7 @@ use fp8::nn::{
 };
 use fp8::optim::scaled::ScaledAdamW;
 use fp8::optim::{
-    self, AdamWConfig, CheckpointOptimizer, LossScalerConfig, MasterDType, SgdConfig, StepReport,
+    self, AdamWConfig, LossScalerConfig, MasterDType, ResumableOptimizer, SgdConfig, StepReport,
 };
 use fp8::scaled::{
     Array, Direction, Norm, Pow2Rounding, Scaled, ScaledError, ScaledOptions, ScaledTree,

@@ -7,7 +7,7 @@ use fp8::fp8_candle::Fp8Tensor;
 use fp8::fp8_core::{Contraction, Granularity};
 use fp8::load::{Checkpoint, var_builder};
 use fp8::nn::{self, InputScaling, Linear};
-use fp8::{Error, save_calibrated};
+use fp8::{FilesError, save_calibrated};
 use fp8_test_support::files::{codes, f32s, write};
 use fp8_test_support::{
     assert_same, assert_text, delayed, device, flat, of, skipped_on_cuda, values,
@@ -132,14 +132,14 @@ fn fp8_tensors_that_do_not_fit_together_are_typed_errors() {
     write(&path, &[weight]);
     let error = Checkpoint::open(&[&path]).unwrap_err();
     assert!(
-        matches!(&error, Error::MissingScale { tensor, missing, .. }
+        matches!(&error, FilesError::MissingScale { tensor, missing, .. }
             if tensor == "fc.weight" && missing == "fc.weight_scale"),
         "{error:?}"
     );
     write(&path, &[("fc.weight", Dtype::F32, &[4, 6], &floats), one]);
     let error = Checkpoint::open(&[&path]).unwrap_err();
     assert!(
-        matches!(&error, Error::TensorDType { tensor, .. } if tensor == "fc.weight"),
+        matches!(&error, FilesError::TensorDType { tensor, .. } if tensor == "fc.weight"),
         "{error:?}"
     );
     write(
@@ -228,7 +228,7 @@ fn files_that_are_not_whole_safetensors_files_are_refused() {
         fs::write(&path, content).unwrap();
         let error = Checkpoint::open(&[&path]).unwrap_err();
         assert!(
-            matches!(&error, Error::NotSafetensors { .. }),
+            matches!(&error, FilesError::NotSafetensors { .. }),
             "{case}: {error:?}"
         );
         assert_text(
@@ -243,7 +243,10 @@ fn files_that_are_not_whole_safetensors_files_are_refused() {
     let path = dir.path().join("bad.safetensors");
     fs::write(&path, scrambled).unwrap();
     let error = Checkpoint::open(&[&path]).unwrap_err();
-    assert!(matches!(&error, Error::NotSafetensors { .. }), "{error:?}");
+    assert!(
+        matches!(&error, FilesError::NotSafetensors { .. }),
+        "{error:?}"
+    );
 
     for path in [
         dir.path().join("absent.safetensors"),
@@ -251,7 +254,7 @@ fn files_that_are_not_whole_safetensors_files_are_refused() {
     ] {
         let error = Checkpoint::open(&[&path]).unwrap_err();
         assert!(
-            matches!(&error, Error::Read { path: p, .. } | Error::NotARegularFile { path: p, .. }
+            matches!(&error, FilesError::Read { path: p, .. } | FilesError::NotARegularFile { path: p, .. }
                 if *p == path),
             "{error:?}"
         );

@@ -7,7 +7,7 @@ use fp8::atomic::FileError;
 use fp8::checkpoint::{TrainingMeta, save_training};
 use fp8::nn::{self, Linear, Parameter};
 use fp8::optim::{AdamW, AdamWConfig};
-use fp8::{Autocast, Error, fp8_autocast, save_calibrated};
+use fp8::{Autocast, Error, FilesError, fp8_autocast, save_calibrated};
 use fp8_test_support::child::{child_under_a_file_size_limit, from_parent};
 use fp8_test_support::{assert_text, delayed, device, fill, prepare, tensor};
 use serde_json::Value;
@@ -44,7 +44,10 @@ fn a_configuration_that_cannot_be_merged_leaves_everything_as_it_was() {
         fs::write(dir.path().join("config.json"), content).unwrap();
         let before = snapshot(dir.path());
         let error = save_calibrated(&net, dir.path()).unwrap_err();
-        assert!(matches!(&error, Error::Json { .. }), "{content}: {error:?}");
+        assert!(
+            matches!(&error, Error::Files(FilesError::Json { .. })),
+            "{content}: {error:?}"
+        );
         assert_text(content, error, &["config.json", "not valid"]);
         assert_unchanged(content, dir.path(), &before);
     }
@@ -62,7 +65,10 @@ fn a_file_where_a_directory_is_needed_is_named() {
     fs::write(dir.path().join("taken"), "").unwrap();
     let error = save_calibrated(&net, dir.path().join("taken/below/m.safetensors")).unwrap_err();
     assert!(
-        matches!(&error, Error::Write(FileError::Io { .. })),
+        matches!(
+            &error,
+            Error::Files(FilesError::Write(FileError::Io { .. }))
+        ),
         "{error:?}"
     );
     assert_text("taken", error, &["taken", "make the directory"]);
@@ -87,7 +93,10 @@ fn an_error_in_the_middle_of_the_file_keeps_the_old_one() {
     let model = (net, Parameter::new("strange", strange));
     let error = save_calibrated(&model, dir.path()).unwrap_err();
     assert!(
-        matches!(&error, Error::Write(FileError::Tensor { .. })),
+        matches!(
+            &error,
+            Error::Files(FilesError::Write(FileError::Tensor { .. }))
+        ),
         "{error:?}"
     );
     assert_text("strange", error, &["`strange`", "model.safetensors"]);
@@ -105,7 +114,10 @@ fn save_and_fail(case: &str, dir: &Path) {
     }
     let error = save_calibrated(&big, dir).unwrap_err();
     assert!(
-        matches!(&error, Error::Write(FileError::Io { .. })),
+        matches!(
+            &error,
+            Error::Files(FilesError::Write(FileError::Io { .. }))
+        ),
         "{case}: {error:?}"
     );
     println!(

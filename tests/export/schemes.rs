@@ -5,7 +5,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::config::{CastConfig, Fp8LinearConfig, RecipeName};
 use fp8::fp8_core::Granularity;
 use fp8::load::{Checkpoint, var_builder};
-use fp8::{Error, ExportOptions, Ragged, nn, save_calibrated, save_calibrated_with};
+use fp8::{Error, ExportOptions, FilesError, Ragged, nn, save_calibrated, save_calibrated_with};
 use fp8_test_support::calibrated::{
     HIDDEN, Net, blocks, calibrate, casts, eval, fresh, quantization, x,
 };
@@ -150,7 +150,10 @@ fn recipes_that_the_format_cannot_express_are_refused() {
         let (net, dir) = (fresh(5), tempfile::tempdir().unwrap());
         calibrate(&net, casts(weight, input), &x());
         let error = save_calibrated(&net, dir.path().join("out")).unwrap_err();
-        assert!(matches!(&error, Error::NotExportable { .. }), "{error:?}");
+        assert!(
+            matches!(&error, Error::Files(FilesError::NotExportable { .. })),
+            "{error:?}"
+        );
         assert_text("refused", error, parts);
         assert_eq!(
             fs::read_dir(dir.path()).unwrap().count(),
@@ -180,7 +183,10 @@ fn features_that_do_not_divide_are_refused_or_stored_by_rows_or_in_high_precisio
         calibrate(&net.1, recipe, &hidden);
         let dir = tempfile::tempdir().unwrap();
         let error = save_calibrated(&net, dir.path().join("out")).unwrap_err();
-        assert!(matches!(&error, Error::NotExportable { .. }), "{error:?}");
+        assert!(
+            matches!(&error, Error::Files(FilesError::NotExportable { .. })),
+            "{error:?}"
+        );
         let parts = ["`down`", "688", groups, "with_off", "with_ragged"];
         assert_text("refused", error, &parts);
 

@@ -171,7 +171,7 @@ fn other_spellings_give_the_same_bits() -> Result<()> {
                     assert_eq!(bits(&logits)?, bits(&again)?, "{name} as {spelling}");
                     same += 1;
                 }
-                Err(fp8::Error::Inexpressible { .. }) => assert!(!out.exists()),
+                Err(fp8::FilesError::Inexpressible { .. }) => assert!(!out.exists()),
                 Err(error) => return Err(error.into()),
             }
         }

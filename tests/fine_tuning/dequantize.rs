@@ -4,7 +4,7 @@ use crate::families::*;
 use crate::support::*;
 use candle_core::{DType, Tensor};
 use candle_nn::{Init, VarMap};
-use fp8_recipes::Error;
+use fp8_recipes::FilesError;
 use fp8_recipes::load::{
     Checkpoint, DequantizeOptions, dequantize_into, dequantize_into_with, var_builder,
 };
@@ -69,7 +69,7 @@ fn llamas_of_compressed_tensors_come_in_whole() -> Outcome {
 
 /// Fails, and changes nothing.
 #[track_caller]
-fn refused(vars: &VarMap, path: &Path, options: DequantizeOptions) -> Error {
+fn refused(vars: &VarMap, path: &Path, options: DequantizeOptions) -> FilesError {
     let before = bits(vars);
     let error = dequantize_into_with(vars, &[path], &options).unwrap_err();
     assert_eq!(bits(vars), before, "changed in spite of: {error}");
@@ -91,7 +91,7 @@ fn names_without_a_counterpart_are_named() -> Outcome {
         ],
     );
     match refused(&more, &path, strict) {
-        Error::UnmatchedNames { missing, unused } => {
+        FilesError::UnmatchedNames { missing, unused } => {
             assert_eq!(missing, ["head.bias", "head.weight"]);
             assert!(unused.is_empty());
         }
@@ -101,11 +101,11 @@ fn names_without_a_counterpart_are_named() -> Outcome {
     let error = refused(&less, &path, strict.allow_missing(true));
     let text = error.to_string();
     assert!(text.contains("`embed.weight` in no variable"), "{text}");
-    assert!(matches!(error, Error::UnmatchedNames { .. }));
+    assert!(matches!(error, FilesError::UnmatchedNames { .. }));
     // Both at once; the scales are not among them.
     let other = zeros(DType::F32, &[("fc.weight", &[N, K]), ("head", &[1])]);
     match refused(&other, &path, strict) {
-        Error::UnmatchedNames { missing, unused } => {
+        FilesError::UnmatchedNames { missing, unused } => {
             assert_eq!(
                 (missing, unused),
                 (vec!["head".into()], vec!["embed.weight".into()])
@@ -137,7 +137,7 @@ fn what_does_not_fit_changes_nothing() -> Outcome {
         &[("embed.weight", &[3, 2]), ("fc.weight", &[K, N])],
     );
     match refused(&transposed, &path, lax) {
-        Error::TensorShape {
+        FilesError::TensorShape {
             tensor,
             got,
             expected,
@@ -152,7 +152,7 @@ fn what_does_not_fit_changes_nothing() -> Outcome {
     vars.get((N, K), "fc.weight", Init::Const(0.), DType::U32, &device())?;
     let error = refused(&vars, &path, lax);
     assert!(
-        matches!(error, Error::BuilderDType { got: DType::U32 }),
+        matches!(error, FilesError::BuilderDType { got: DType::U32 }),
         "{error:?}"
     );
     // A scale that is none.
@@ -161,12 +161,12 @@ fn what_does_not_fit_changes_nothing() -> Outcome {
     let path = family.write(dir.path());
     let error = refused(&zeros(DType::F32, &LAYER), &path, DequantizeOptions::new());
     assert!(
-        matches!(&error, Error::TensorValue { tensor, .. } if tensor == "fc.weight_scale"),
+        matches!(&error, FilesError::TensorValue { tensor, .. } if tensor == "fc.weight_scale"),
         "{error:?}"
     );
     // No file at all.
     let error = refused(&zeros(DType::F32, &LAYER), &dir.path().join("none"), lax);
-    assert!(matches!(error, Error::Read { .. }), "{error:?}");
+    assert!(matches!(error, FilesError::Read { .. }), "{error:?}");
     Ok(())
 }
 
@@ -226,7 +226,7 @@ fn a_tied_variable_refuses_two_tensors_that_differ() -> Outcome {
     untied(&[1., 2., 3., 5.]);
     let error = dequantize_into(&vars, &[&path]).unwrap_err();
     assert!(
-        matches!(&error, Error::TiedValues { first, second } if first == "embed.weight" && second == "lm_head.weight"),
+        matches!(&error, FilesError::TiedValues { first, second } if first == "embed.weight" && second == "lm_head.weight"),
         "{error}"
     );
     assert_eq!(flat(&named(&vars)[0].1), [0.; 4], "nothing was changed");

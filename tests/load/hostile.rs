@@ -9,7 +9,7 @@ use fp8::config::Recipe;
 use fp8::load::{Checkpoint, var_builder};
 use fp8::optim::{AdamW, AdamWConfig, OptimError};
 use fp8::read::{MAX_CONFIG, open_regular, read_bytes, read_text, read_text_if_present};
-use fp8::{Error, fp8_autocast, nn};
+use fp8::{Error, FilesError, fp8_autocast, nn};
 use fp8_test_support::files::{codes, f32s, raw, write, write_with};
 use fp8_test_support::{Mlp, assert_text, delayed, device, fill, flat, of, prepare, tensor};
 use safetensors::Dtype;
@@ -91,7 +91,10 @@ fn integer_scales_are_refused_when_the_file_is_opened() {
             &[weight, scale("fc.weight_scale"), scale("fc.input_scale")],
         );
         let error = Checkpoint::open(&[&path]).unwrap_err();
-        assert!(matches!(&error, Error::TensorDType { .. }), "{error:?}");
+        assert!(
+            matches!(&error, FilesError::TensorDType { .. }),
+            "{error:?}"
+        );
         assert_text(name, error, &[name, "I32", "F32"]);
     }
 }
@@ -117,7 +120,7 @@ fn one_name_twice_in_a_header_is_an_error() {
         raw(&path, &header, &[0; 8]);
         let error = Checkpoint::open(&[&path]).unwrap_err();
         assert!(
-            matches!(&error, Error::RepeatedName { name: got, .. } if got == name),
+            matches!(&error, FilesError::RepeatedName { name: got, .. } if got == name),
             "{error:?}"
         );
         assert_text(&header, error, &["model.safetensors", &format!("`{name}`")]);
@@ -144,7 +147,7 @@ fn sizes_whose_product_overflows_are_an_error() {
         raw(&path, &header, &[]);
         let error = Checkpoint::open(&[&path]).unwrap_err();
         assert!(
-            matches!(&error, Error::TensorShape { tensor, .. } if tensor == "x"),
+            matches!(&error, FilesError::TensorShape { tensor, .. } if tensor == "x"),
             "{shape}: {error:?}"
         );
         assert_text(&shape, error, &["`x`", "memory"]);
@@ -177,13 +180,13 @@ fn read(path: &Path) -> Vec<Error> {
     let model = Mlp::new(VarBuilder::from_varmap(&vars, DType::F32, &device())).unwrap();
     let mut optimizer = AdamW::from_varmap(&vars, AdamWConfig::default()).unwrap();
     vec![
-        Checkpoint::open(&[path]).unwrap_err(),
+        Checkpoint::open(&[path]).unwrap_err().into(),
         training_meta(path).unwrap_err(),
         resume_training(path, &model, &vars, &mut optimizer, None).unwrap_err(),
-        open_regular(path).unwrap_err(),
-        read_text(path, 100).unwrap_err(),
-        read_text_if_present(path, 100).unwrap_err(),
-        read_bytes(path, 100).unwrap_err(),
+        open_regular(path).unwrap_err().into(),
+        read_text(path, 100).unwrap_err().into(),
+        read_text_if_present(path, 100).unwrap_err().into(),
+        read_bytes(path, 100).unwrap_err().into(),
     ]
 }
 
@@ -210,7 +213,7 @@ fn pipes_devices_and_directories_are_refused_at_once() {
     for (path, kind) in cases {
         for error in read(&path) {
             assert!(
-                matches!(&error, Error::NotARegularFile { .. }),
+                matches!(&error, Error::Files(FilesError::NotARegularFile { .. })),
                 "{path:?}: {error:?}"
             );
             assert_text("no file", error, &[&path.display().to_string(), kind]);
@@ -244,15 +247,15 @@ fn texts_are_read_up_to_a_limit() {
     assert_eq!(read_text(&path, 10).unwrap(), "0123456789");
     let error = read_text(&path, 9).unwrap_err();
     assert!(
-        matches!(error, Error::TooLarge { limit: 9, .. }),
+        matches!(error, FilesError::TooLarge { limit: 9, .. }),
         "{error:?}"
     );
     fs::write(&path, [0xFF, 0xFE]).unwrap();
-    assert!(matches!(read_text(&path, 9), Err(Error::Read { .. })));
+    assert!(matches!(read_text(&path, 9), Err(FilesError::Read { .. })));
     assert_eq!(read_bytes(&path, 2).unwrap(), [0xFF, 0xFE]);
     assert!(matches!(
         read_bytes(&path, 1),
-        Err(Error::TooLarge { limit: 1, .. })
+        Err(FilesError::TooLarge { limit: 1, .. })
     ));
     fs::remove_file(&path).unwrap();
     assert_eq!(read_text_if_present(&path, 9).unwrap(), None);
@@ -269,7 +272,7 @@ fn a_configuration_beyond_all_that_exist_is_refused() {
     file.set_len(MAX_CONFIG + 1).unwrap();
     let error = Checkpoint::open(&[&path]).unwrap_err();
     assert!(
-        matches!(&error, Error::TooLarge { path, limit: MAX_CONFIG } if *path == config),
+        matches!(&error, FilesError::TooLarge { path, limit: MAX_CONFIG } if *path == config),
         "{error:?}"
     );
 }
@@ -359,7 +362,8 @@ fn impossible_state_is_not_resumed() {
             assert!(
                 matches!(
                     &error,
-                    Error::TensorValue { .. } | Error::Optim(OptimError::StateValue { .. })
+                    Error::Files(FilesError::TensorValue { .. })
+                        | Error::Optim(OptimError::StateValue { .. })
                 ),
                 "{error:?}"
             );

@@ -1,7 +1,7 @@
 //! Configurations that are not supported or contradict their files, and dtypes that weights cannot have.
 
 use candle_core::DType;
-use fp8::Error;
+use fp8::FilesError;
 use fp8::load::var_builder;
 use fp8::nn::InputScaling;
 use fp8_test_support::configured::{args, compressed, file, layer};
@@ -120,7 +120,7 @@ fn unsupported_configurations_are_refused_by_name() {
         .map(|_| ())
         .unwrap_err();
         assert!(
-            matches!(&error, Error::UnsupportedScheme { .. }),
+            matches!(&error, FilesError::UnsupportedScheme { .. }),
             "{error:?}"
         );
         assert_text(key, error, &["config.json", key, value]);
@@ -238,7 +238,7 @@ fn weights_are_loaded_in_floating_point_dtypes_only() {
             .map(|_| ())
             .unwrap_err();
         assert!(
-            matches!(&error, Error::BuilderDType { got } if *got == dtype),
+            matches!(&error, FilesError::BuilderDType { got } if *got == dtype),
             "{error:?}"
         );
         assert_text("dtype", error, &[dtype.as_str(), "f32, bf16, f16 or f64"]);

@@ -12,7 +12,7 @@ use fp8::scaled::{
     Array, MatmulPrecision, ScaleStorage, Scaled, ScaledOptions, ScaledVar, ScaledVarMap,
     TrainingState, resume_training, save, save_training, scaled_scope,
 };
-use fp8::{Error, checkpoint};
+use fp8::{Error, FilesError, checkpoint};
 use model::{Gpt, GptConfig, initialize};
 
 fn config() -> GptConfig {
@@ -218,7 +218,7 @@ fn a_file_of_scaled_tensors_is_no_plain_checkpoint() -> anyhow::Result<()> {
         fp8::load::dequantize_into(&plain, &[&path]).unwrap_err(),
     ];
     for error in errors {
-        assert!(matches!(error, Error::ForeignFormat { .. }), "{error}");
+        assert!(matches!(error, FilesError::ForeignFormat { .. }), "{error}");
     }
     Ok(())
 }

@@ -2,3 +2,6 @@
 
 pub mod conv;
 pub mod linear;
+mod static_weight;
+
+pub use static_weight::{InputScaling, StaticWeight};

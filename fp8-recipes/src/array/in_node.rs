@@ -1,11 +1,9 @@
 //! Values of a node of candle's graph that is being built.
 
-use super::operations::{Array, sealed::Sealed};
 use crate::error::{Error, Result};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use fp8_candle::ops::{Activation, AttentionOptions};
 use fp8_candle::{Wide, WideNode};
-use fp8_scaled::Scaled;
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -86,7 +84,7 @@ impl InNode {
     }
 
     /// `plain`, a pure function that candle differentiates, of values of one node.
-    fn opaque(
+    pub(super) fn opaque(
         parts: &[&Self],
         plain: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<Self> {
@@ -211,77 +209,40 @@ impl InNode {
     pub(super) fn activation(&self, activation: Activation) -> Result<Self> {
         self.operation(|node, x| node.activation(x, activation))
     }
-}
 
-impl Sealed for InNode {}
+    pub(super) fn gated_activation(&self, value: &Self, activation: Activation) -> Result<Self> {
+        let value = value.in_order()?;
+        self.operation(|node, gate| node.gated_activation(gate, &value, activation))
+    }
 
-impl Array for InNode {
-    fn dims(&self) -> &[usize] {
+    pub(super) fn add(&self, other: &Self) -> Result<Self> {
+        if self.dims() != other.dims() {
+            return Self::opaque(&[self, other], |x| Ok(x[0].broadcast_add(&x[1])?));
+        }
+        let other = other.in_order()?;
+        self.operation(|node, x| node.add(x, &other))
+    }
+
+    pub(super) fn attention(qkv: [&Self; 3], options: &AttentionOptions) -> Result<Self> {
+        let [q, k, v] = qkv;
+        let values = [q.tokens_first()?, k.tokens_first()?, v.tokens_first()?];
+        let y = q.node.borrow_mut().attention(values.each_ref(), options)?;
+        q.with(y, None).exchange()
+    }
+
+    pub(super) fn dims(&self) -> &[usize] {
         match &self.exchanged {
             Some(dims) => dims,
             None => self.value.dims(),
         }
     }
 
-    fn device(&self) -> &Device {
+    pub(super) fn device(&self) -> &Device {
         self.value.device()
     }
 
-    fn value(&self) -> Result<Tensor> {
-        Ok(self.in_order()?.tensor()?.to_dtype(DType::F32)?)
-    }
-
-    fn by_kind(
-        &self,
-        _: impl FnOnce(&Tensor) -> Result<Tensor>,
-        _: impl FnOnce(&Scaled) -> Result<Scaled>,
-        in_node: impl FnOnce(&Self) -> Result<Self>,
-    ) -> Result<Self> {
-        in_node(self)
-    }
-
-    fn by_kind_many(
-        &self,
-        _: impl FnOnce(&Tensor) -> Result<Vec<Tensor>>,
-        _: impl FnOnce(&Scaled) -> Result<Vec<Scaled>>,
-        in_node: impl FnOnce(&Self) -> Result<Vec<Self>>,
-    ) -> Result<Vec<Self>> {
-        in_node(self)
-    }
-
-    fn create(
-        _: impl FnOnce() -> Result<Tensor>,
-        _: impl FnOnce() -> Result<Scaled>,
-    ) -> Result<Self> {
-        let message = "a node of the graph has no value without an argument";
-        Err(candle_core::Error::Msg(message.into()).into())
-    }
-
-    fn combine(
-        parts: &[&Self],
-        plain: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
-        _: impl FnOnce(&[&Scaled]) -> Result<Scaled>,
-    ) -> Result<Self> {
-        Self::opaque(parts, plain)
-    }
-
-    fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
-        let qkv = [q.tokens_first()?, k.tokens_first()?, v.tokens_first()?];
-        let y = (q.node.borrow_mut()).attention(qkv.each_ref(), &options)?;
-        q.with(y, None).exchange()
-    }
-
-    fn add(&self, other: &Self) -> Result<Self> {
-        if self.dims() != other.dims() {
-            let plain = |x: &[Tensor]| Ok(x[0].broadcast_add(&x[1])?);
-            return Self::opaque(&[self, other], plain);
-        }
-        let other = other.in_order()?;
-        self.operation(|node, x| node.add(x, &other))
-    }
-
-    fn gated_activation(&self, value: &Self, activation: Activation) -> Result<Self> {
-        let value = value.in_order()?;
-        self.operation(|node, gate| node.gated_activation(gate, &value, activation))
+    /// The value as it is.
+    pub(super) fn tensor(&self) -> Result<Tensor> {
+        Ok(self.in_order()?.tensor()?.clone())
     }
 }

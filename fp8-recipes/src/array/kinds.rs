@@ -1,10 +1,10 @@
-//! Plain and scaled tensors as arrays.
+//! The three kinds of arrays.
 
 use super::in_node::InNode;
 use super::operations::{Array, sealed::Sealed};
 use crate::error::Result;
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::ops::{self, AttentionOptions};
+use fp8_candle::ops::{self, Activation, AttentionOptions};
 use fp8_scaled::Scaled;
 
 impl Sealed for Tensor {}
@@ -111,5 +111,67 @@ impl Array for Scaled {
 
     fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
         Ok(Scaled::attention(q, k, v, options)?)
+    }
+}
+
+impl Sealed for InNode {}
+
+impl Array for InNode {
+    fn dims(&self) -> &[usize] {
+        InNode::dims(self)
+    }
+
+    fn device(&self) -> &Device {
+        InNode::device(self)
+    }
+
+    fn value(&self) -> Result<Tensor> {
+        Ok(self.tensor()?.to_dtype(DType::F32)?)
+    }
+
+    fn by_kind(
+        &self,
+        _: impl FnOnce(&Tensor) -> Result<Tensor>,
+        _: impl FnOnce(&Scaled) -> Result<Scaled>,
+        in_node: impl FnOnce(&Self) -> Result<Self>,
+    ) -> Result<Self> {
+        in_node(self)
+    }
+
+    fn by_kind_many(
+        &self,
+        _: impl FnOnce(&Tensor) -> Result<Vec<Tensor>>,
+        _: impl FnOnce(&Scaled) -> Result<Vec<Scaled>>,
+        in_node: impl FnOnce(&Self) -> Result<Vec<Self>>,
+    ) -> Result<Vec<Self>> {
+        in_node(self)
+    }
+
+    fn create(
+        _: impl FnOnce() -> Result<Tensor>,
+        _: impl FnOnce() -> Result<Scaled>,
+    ) -> Result<Self> {
+        let message = "a node of the graph has no value without an argument";
+        Err(candle_core::Error::Msg(message.into()).into())
+    }
+
+    fn combine(
+        parts: &[&Self],
+        plain: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+        _: impl FnOnce(&[&Scaled]) -> Result<Scaled>,
+    ) -> Result<Self> {
+        Self::opaque(parts, plain)
+    }
+
+    fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
+        InNode::attention([q, k, v], &options)
+    }
+
+    fn add(&self, other: &Self) -> Result<Self> {
+        InNode::add(self, other)
+    }
+
+    fn gated_activation(&self, value: &Self, activation: Activation) -> Result<Self> {
+        InNode::gated_activation(self, value, activation)
     }
 }

@@ -12,15 +12,16 @@
 
 use super::meta::{PREFIX, ROWS_KEY, mismatch};
 use super::prepared::{PreparedLayer, prepared_layers};
+use crate::FilesError;
 use crate::autocast::{Calibration, Fp8State};
 use crate::config::{CastConfig, Recipe};
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
-use crate::safetensors_file::SafetensorsFile;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Role;
 use fp8_candle::state::SavedRow;
 use fp8_core::Format;
+use fp8_files::SafetensorsFile;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -100,9 +101,10 @@ fn rows(layers: &[PreparedLayer]) -> Result<Fp8Rows> {
         for (_, slot) in layer.state.slots() {
             let (name, row) = &saved_tables[at].1[slot.row()];
             if rows.insert(name.to_string(), row.clone()).is_some() {
-                return Err(Error::NameClash {
+                return Err(FilesError::NameClash {
                     tensor: name.to_string(),
-                });
+                }
+                .into());
             }
         }
     }
@@ -191,10 +193,13 @@ pub(super) fn rows_of(file: &SafetensorsFile) -> Result<Meta> {
     let Some(json) = file.metadata(ROWS_KEY) else {
         return Ok(Meta::default());
     };
-    serde_json::from_str(json).map_err(|error| Error::Json {
-        path: file.path().to_path_buf(),
-        what: "the FP8 state",
-        reason: error.to_string(),
+    serde_json::from_str(json).map_err(|error| {
+        FilesError::Json {
+            path: file.path().to_path_buf(),
+            what: "the FP8 state",
+            reason: error.to_string(),
+        }
+        .into()
     })
 }
 
@@ -254,7 +259,7 @@ pub(super) fn take(
             kept.insert(row.name.clone(), kept_scales[i]);
         }
         if rows.insert(row.name.clone(), saved).is_some() {
-            return Err(Error::NameClash { tensor: row.name });
+            return Err(FilesError::NameClash { tensor: row.name }.into());
         }
     }
     let calibrations = meta.calibrated_layers.into_iter();
@@ -284,12 +289,13 @@ fn check(row: &SavedRow, name: &str) -> Result<()> {
             index,
             value,
             expected,
-        } => Error::TensorValue {
+        } => FilesError::TensorValue {
             tensor,
             index,
             value: value.into(),
             expected: expected.to_string(),
-        },
+        }
+        .into(),
         other => other.into(),
     })
 }

@@ -1,9 +1,10 @@
 //! What a training checkpoint says in its metadata, and errors about it.
 
+use crate::FilesError;
 use crate::config::Recipe;
 use crate::error::{Error, Result, TrainingCheckpointError};
 use crate::optim::LossScalerState;
-use crate::safetensors_file::SafetensorsFile;
+use fp8_files::SafetensorsFile;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -46,10 +47,13 @@ pub(super) struct OptimizerMeta {
 
 /// The text of a metadata entry.
 pub(super) fn json(path: &Path, what: &'static str, value: &impl Serialize) -> Result<String> {
-    serde_json::to_string(value).map_err(|error| Error::Json {
-        path: path.to_path_buf(),
-        what,
-        reason: error.to_string(),
+    serde_json::to_string(value).map_err(|error| {
+        FilesError::Json {
+            path: path.to_path_buf(),
+            what,
+            reason: error.to_string(),
+        }
+        .into()
     })
 }
 
@@ -62,10 +66,13 @@ pub fn training_meta(path: impl AsRef<Path>) -> Result<TrainingMeta> {
 }
 
 pub(super) fn meta_of(file: &SafetensorsFile) -> Result<TrainingMeta> {
-    let invalid = |reason: String| Error::Json {
-        path: file.path().to_path_buf(),
-        what: "the training metadata",
-        reason,
+    let invalid = |reason: String| {
+        FilesError::Json {
+            path: file.path().to_path_buf(),
+            what: "the training metadata",
+            reason,
+        }
+        .into()
     };
     let json = file.metadata(KEY).ok_or_else(|| {
         invalid(format!(

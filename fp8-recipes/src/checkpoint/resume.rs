@@ -7,17 +7,18 @@ use super::meta::{
 use super::options::{Restored, ResumeOptions, ResumeReport};
 use super::prepared::{PreparedLayer, prepared_layers};
 use super::save::variables;
+use crate::FilesError;
 use crate::config::Recipe;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::module::Fp8Module;
 use crate::nn::scaled_parameter::refuse_scaled_model;
-use crate::optim::{ADAMW_KIND, CheckpointOptimizer, OptimizerState};
-use crate::safetensors_file::SafetensorsFile;
+use crate::optim::{AdamWConfig, OptimizerState, ResumableOptimizer, Rule};
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
 use fp8_candle::StateTable;
 use fp8_candle::state::SavedRow;
 use fp8_candle::weight_version::WeightVersion;
+use fp8_files::SafetensorsFile;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -30,7 +31,7 @@ use std::sync::{Arc, PoisonError};
 /// If the recipe differs from `recipe`, the checkpoint is that of another kind of optimizer, or a variable, an FP8 state or a
 /// tensor of the optimizer is missing, left over, or of another shape or dtype, or holds a number that it cannot hold (a scale
 /// of 0, a history with NaN). The message names it. [`Error::ScaledParameter`] for a model with scaled parameters.
-pub fn resume_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
+pub fn resume_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
     vars: &VarMap,
@@ -82,7 +83,7 @@ pub fn resume_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
 ///
 /// # Errors
 /// As [`resume_training`], for everything that `options` do not allow.
-pub fn resume_training_with<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
+pub fn resume_training_with<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
     vars: &VarMap,
@@ -256,9 +257,9 @@ fn fresh_rows(layers: &[PreparedLayer]) -> Result<Vec<TableRows>> {
 fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
     let Some(json) = file.metadata(OPTIMIZER_KEY) else {
         // From before other optimizers than ours could be saved.
-        return Ok(OptimizerState::new(ADAMW_KIND));
+        return Ok(OptimizerState::new(AdamWConfig::KIND));
     };
-    let meta: OptimizerMeta = serde_json::from_str(json).map_err(|error| Error::Json {
+    let meta: OptimizerMeta = serde_json::from_str(json).map_err(|error| FilesError::Json {
         path: file.path().to_path_buf(),
         what: "the optimizer",
         reason: error.to_string(),

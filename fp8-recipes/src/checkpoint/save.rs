@@ -3,11 +3,12 @@
 use super::fp8;
 use super::meta::{KEY, OPTIMIZER, OPTIMIZER_KEY, OptimizerMeta, ROWS_KEY, TrainingMeta, json};
 use super::prepared::settled_layers;
+use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::module::Fp8Module;
 use crate::nn::scaled_parameter::refuse_scaled_model;
-use crate::optim::CheckpointOptimizer;
+use crate::optim::ResumableOptimizer;
 use candle_core::Tensor;
 use candle_nn::VarMap;
 use std::collections::{BTreeMap, HashMap};
@@ -16,15 +17,15 @@ use std::sync::PoisonError;
 
 /// Saves variables, optimizer and FP8 state, atomically: a crash leaves the old file or the new one.
 ///
-/// `optimizer` is any [`CheckpointOptimizer`]: this library's, candle-nn's, your own, or
+/// `optimizer` is any [`ResumableOptimizer`]: this library's, candle-nn's, your own, or
 /// [`NoOptimizer`](crate::optim::NoOptimizer).
 ///
 /// Ends the step first (see [`crate::end_step`]), which does not change what later steps compute.
 ///
 /// # Errors
-/// If a tensor cannot be read or the file not written; the old file survives. [`Error::ScaledParameter`] for a model with scaled
+/// If a tensor cannot be read or the file not written; the old file survives. [`Error::ScaledParameter`](crate::Error::ScaledParameter) for a model with scaled
 /// parameters, which [`scaled::save_training`](crate::scaled::save_training) saves.
-pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
+pub fn save_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
     vars: &VarMap,
@@ -51,7 +52,7 @@ pub fn save_training<M: Fp8Module + ?Sized, O: CheckpointOptimizer + ?Sized>(
     let optimizer = optimizer.map(|(name, t)| (format!("{OPTIMIZER}{name}"), t.clone()));
     for (name, tensor) in state.into_iter().chain(optimizer) {
         if tensors.insert(name.clone(), tensor).is_some() {
-            return Err(Error::NameClash { tensor: name });
+            return Err(FilesError::NameClash { tensor: name }.into());
         }
     }
     let metadata = HashMap::from([

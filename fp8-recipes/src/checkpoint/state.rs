@@ -4,13 +4,14 @@ use super::fp8::{self, rows_of};
 use super::meta::{OPTIMIZER, ROWS_KEY, json, mismatch};
 use super::prepared::{prepared_layers, settled_layers};
 use super::resume::{announce, check_same};
+use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, LayerError, Result};
 use crate::module::{Fp8Layer, Fp8Module, Visitor};
-use crate::nn::join;
 use crate::nn::scaled_parameter::refuse_scaled_model;
-use crate::safetensors_file::SafetensorsFile;
 use candle_core::{Device, Tensor, Var};
+use fp8_files::SafetensorsFile;
+use fp8_files::names::join;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -51,7 +52,7 @@ use std::path::Path;
 /// ```
 ///
 /// # Errors
-/// If a parameter has no path ([`LayerError::Unnamed`]), two have one, a layer holds FP8 codes already ([`Error::NotExportable`]: its
+/// If a parameter has no path ([`LayerError::Unnamed`]), two have one, a layer holds FP8 codes already ([`FilesError::NotExportable`](crate::FilesError::NotExportable): its
 /// file is the one it was loaded from), or the file cannot be written; an old file survives. [`Error::ScaledParameter`] for a
 /// model with scaled parameters.
 pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) -> Result<()> {
@@ -69,7 +70,7 @@ pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
     let (state, rows) = fp8::save(&layers)?;
     for (name, tensor) in state {
         if tensors.insert(name.clone(), tensor).is_some() {
-            return Err(Error::NameClash { tensor: name });
+            return Err(FilesError::NameClash { tensor: name }.into());
         }
     }
     let metadata = HashMap::from([(ROWS_KEY.to_string(), json(path, "the FP8 state", &rows)?)]);
@@ -162,9 +163,10 @@ impl Parameters {
             };
         };
         match self.tensors.insert(path.to_string(), tensor.clone()) {
-            Some(other) if other.id() != tensor.id() => Err(Error::NameClash {
+            Some(other) if other.id() != tensor.id() => Err(FilesError::NameClash {
                 tensor: path.to_string(),
-            }),
+            }
+            .into()),
             _ => Ok(()),
         }
     }
@@ -174,10 +176,13 @@ impl Visitor for Parameters {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
         if layer.static_weight().is_some() {
             let reason = "its weight is FP8 codes, whose file is the one it was loaded from";
-            self.error.get_or_insert(Error::NotExportable {
-                path: layer.path().unwrap_or("(no path)").to_string(),
-                reason: reason.into(),
-            });
+            self.error.get_or_insert(
+                FilesError::NotExportable {
+                    path: layer.path().unwrap_or("(no path)").to_string(),
+                    reason: reason.into(),
+                }
+                .into(),
+            );
             return;
         }
         let name = |own| layer.path().map(|path| join(path, own));

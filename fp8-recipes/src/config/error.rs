@@ -1,6 +1,7 @@
 //! What can be wrong with a configuration.
 
 use fp8_core::{Format, Granularity, ParseFormatError, ParseNameError, did_you_mean};
+use fp8_files::names::PatternError;
 
 use super::{Gemm, Operand, ScalingType};
 
@@ -126,13 +127,8 @@ pub enum ConfigError {
     },
 
     /// A pattern of layer paths is malformed.
-    #[error("the path pattern `{pattern}` is not valid: {reason}")]
-    Pattern {
-        /// The pattern.
-        pattern: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
 
     /// A pattern names no layer of the model: most likely a typo.
     #[error("`{pattern}` names no layer{}", near_text(near))]

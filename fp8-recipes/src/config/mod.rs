@@ -13,7 +13,6 @@
 //! | `recipe.rs` | [`Recipe`] |
 //! | `resolve.rs`, `resolved.rs` | filling in; checks and [`ResolvedConfig`] |
 //! | `filter.rs`, `skip.rs` | [`LayerFilter`]: which layers are converted, and why the others are not |
-//! | `pattern.rs` | [`PathPattern`]: naming layers by path |
 //! | `error.rs` | [`ConfigError`] |
 //!
 //! All are plain values; all but the filter serialize to JSON and back.
@@ -37,7 +36,6 @@ mod error;
 mod filter;
 mod linear;
 mod operand;
-mod pattern;
 mod recipe;
 mod recipe_name;
 mod resolve;
@@ -54,10 +52,9 @@ pub(crate) use delayed::check_history_len;
 pub use delayed::{DelayedFormat, DelayedScaling, InitialScale};
 pub use error::ConfigError;
 pub use filter::{FilterDecision, LayerFilter, auto_filter};
+pub use fp8_files::names::PathPattern;
 pub use linear::{Fp8LinearConfig, GemmConfig};
 pub use operand::{Gemm, Operand, ScalingType};
-pub use pattern::PathPattern;
-pub(crate) use pattern::near;
 pub use recipe::Recipe;
 pub use recipe_name::RecipeName;
 pub use resolved::ResolvedConfig;

@@ -1,9 +1,7 @@
 //! An emulator in a training checkpoint.
 
 use super::emulator::Emulator;
-use crate::optim::{
-    CheckpointOptimizer, OptimError, OptimizerState, load_scaled_state, scaled_state,
-};
+use crate::optim::{OptimError, OptimizerState, ResumableOptimizer};
 
 /// An optimizer together with the emulator that drives it, for
 /// [`save_training`](crate::checkpoint::save_training) and [`resume_training`](crate::checkpoint::resume_training):
@@ -16,7 +14,7 @@ use crate::optim::{
 /// # use candle_nn::{VarBuilder, VarMap};
 /// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
 /// # use fp8_recipes::nn;
-/// use fp8::optim::{CheckpointOptimizer, Sgd, SgdConfig};
+/// use fp8::optim::{ResumableOptimizer, Sgd, SgdConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let vars = VarMap::new();
 /// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
@@ -47,14 +45,15 @@ impl Emulator {
     }
 }
 
-impl<O: CheckpointOptimizer + ?Sized> CheckpointOptimizer for EmulatedOptimizer<'_, O> {
+impl<O: ResumableOptimizer + ?Sized> ResumableOptimizer for EmulatedOptimizer<'_, O> {
     fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
-        let state = scaled_state(self.optimizer, &self.emulator.loss_scaler)?;
+        let state = self.emulator.loss_scaler.state_with(self.optimizer)?;
         Ok(state.with_global_steps(self.emulator.global_steps))
     }
 
     fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<(), OptimError> {
-        load_scaled_state(self.optimizer, &mut self.emulator.loss_scaler, state)?;
+        let scaler = &mut self.emulator.loss_scaler;
+        scaler.load_state_with(self.optimizer, state)?;
         if let Some(steps) = state.global_steps() {
             self.emulator.global_steps = steps;
         }

@@ -2,7 +2,7 @@
 
 use super::emulator::Emulator;
 use crate::error::Result;
-use crate::optim::{DynamicLossScaler, NamedOptimizer, ScaledStep, StepReport};
+use crate::optim::{DynamicLossScaler, LossScaledStep, NamedOptimizer, StepReport};
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 
@@ -26,7 +26,7 @@ impl Emulator {
         &mut self,
         optimizer: &mut O,
         loss: &Tensor,
-    ) -> Result<ScaledStep<StepReport>> {
+    ) -> Result<LossScaledStep<StepReport>> {
         let step = self.loss_scaler.backward_step(loss, optimizer)?;
         self.end_step();
         Ok(step)
@@ -41,7 +41,7 @@ impl Emulator {
         &mut self,
         optimizer: &mut O,
         grads: &mut GradStore,
-    ) -> Result<ScaledStep<StepReport>> {
+    ) -> Result<LossScaledStep<StepReport>> {
         let step = self.loss_scaler.apply(grads, optimizer)?;
         self.end_step();
         Ok(step)

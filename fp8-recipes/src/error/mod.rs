@@ -12,7 +12,7 @@ pub use training_checkpoint::TrainingCheckpointError;
 
 use crate::config::ConfigError;
 use crate::optim::OptimError;
-use crate::read::FileKind;
+use fp8_files::atomic::FileError;
 use std::path::PathBuf;
 
 /// What can go wrong outside a tensor operation.
@@ -47,288 +47,10 @@ pub enum Error {
     /// [`Error::Candle`] and [`Error::Fp8`].
     #[error(transparent)]
     Optim(OptimError),
-    /// A file could not be written.
+    /// The files of a model cannot be read, written or rewritten. Never an error of candle or of an FP8 operation, which become
+    /// [`Error::Candle`] and [`Error::Fp8`].
     #[error(transparent)]
-    Write(#[from] crate::atomic::FileError),
-    /// A file could not be read.
-    #[error("cannot read {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The path of a file to read is not a regular file. It was not opened.
-    #[error("cannot read {path}: it is a {kind}, not a regular file")]
-    NotARegularFile {
-        /// The path.
-        path: PathBuf,
-        /// What is there.
-        kind: FileKind,
-    },
-    /// A file is larger than any valid file of its kind.
-    #[error("cannot read {path}: it is longer than {limit} bytes")]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// The largest size that is read, in bytes.
-        limit: u64,
-    },
-    /// A file is not a valid safetensors file.
-    #[error("{path} is not a valid safetensors file: {reason}")]
-    NotSafetensors {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A JSON file or metadata entry does not parse.
-    #[error("{path}: {what} is not valid: {reason}")]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// Which part of it.
-        what: &'static str,
-        /// What the parser said.
-        reason: String,
-    },
-    /// A configuration describes a quantization that this library cannot load.
-    #[error("{path}: `{key}` is {value}, which cannot be loaded; expected {expected}")]
-    UnsupportedScheme {
-        /// The configuration.
-        path: PathBuf,
-        /// Where in it, with dots between the keys.
-        key: String,
-        /// The value there, as JSON; `null` if there is none.
-        value: String,
-        /// What can be loaded.
-        expected: String,
-    },
-    /// A configuration and the file beside it disagree about a layer.
-    #[error("layer `{layer}`: {path} {says}, but {found}")]
-    SchemeMismatch {
-        /// Path of the layer.
-        layer: String,
-        /// The configuration.
-        path: PathBuf,
-        /// What it says about the layer.
-        says: String,
-        /// What the file holds.
-        found: String,
-    },
-    /// A pattern of a configuration cannot be matched with a layer.
-    #[error("the pattern `{pattern}` cannot be matched with layer `{layer}`: {reason}")]
-    Pattern {
-        /// The regular expression.
-        pattern: String,
-        /// Path of the layer.
-        layer: String,
-        /// What the matcher said.
-        reason: String,
-    },
-    /// An FP8 weight has no scale.
-    #[error(
-        "tensor `{tensor}` holds FP8 values but there is no `{missing}` to scale them with{}",
-        in_file(path)
-    )]
-    MissingScale {
-        /// Name of the weight.
-        tensor: String,
-        /// Name of the missing tensor.
-        missing: String,
-        /// The file that holds the weight, if it is known.
-        path: Option<PathBuf>,
-    },
-    /// Two tensors of a checkpoint stand for the same thing, under different names.
-    #[error("{path}: both `{first}` and `{second}` stand for `{tensor}`, expected one")]
-    Ambiguous {
-        /// The file of the second one.
-        path: PathBuf,
-        /// What they stand for, by its canonical name.
-        tensor: String,
-        /// Name of one in its file.
-        first: String,
-        /// Name of the other.
-        second: String,
-    },
-    /// A tensor belongs to a format that this library does not read.
-    #[error(
-        "{path}: `{tensor}` belongs to {format}, which cannot be loaded; expected FP8 (F8_E4M3) weights"
-    )]
-    ForeignFormat {
-        /// The file.
-        path: PathBuf,
-        /// Name of the tensor.
-        tensor: String,
-        /// The format.
-        format: String,
-    },
-    /// A directory holds no checkpoint.
-    #[error("{path} holds no checkpoint: {reason}")]
-    NoCheckpoint {
-        /// The directory.
-        path: PathBuf,
-        /// What was looked for.
-        reason: String,
-    },
-    /// The index of a checkpoint of several files does not fit them.
-    #[error("{path}: `{entry}` {reason}")]
-    Index {
-        /// The index.
-        path: PathBuf,
-        /// The tensor or file that it names.
-        entry: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A tensor has the wrong dtype.
-    #[error("tensor `{tensor}` has dtype {got}, expected {expected}")]
-    TensorDType {
-        /// Name of the tensor.
-        tensor: String,
-        /// Dtype found.
-        got: String,
-        /// The dtypes that work.
-        expected: String,
-    },
-    /// A VarBuilder was requested with a dtype that cannot hold the values.
-    #[error("the values of a checkpoint cannot be held as {}: expected f32, bf16, f16 or f64", .got.as_str())]
-    BuilderDType {
-        /// The dtype requested.
-        got: candle_core::DType,
-    },
-    /// A tensor has the wrong shape.
-    #[error("tensor `{tensor}` has shape {got:?}, expected {expected}")]
-    TensorShape {
-        /// Name of the tensor.
-        tensor: String,
-        /// Shape found.
-        got: Vec<usize>,
-        /// The shapes that work.
-        expected: String,
-    },
-    /// A tensor holds a number that is not allowed.
-    #[error("tensor `{tensor}` holds {value:e} at index {index}, expected it to be {expected}")]
-    TensorValue {
-        /// Name of the tensor.
-        tensor: String,
-        /// Which element, counted in row-major order.
-        index: usize,
-        /// Its value.
-        value: f64,
-        /// What the numbers of this tensor have to be.
-        expected: String,
-    },
-    /// A required tensor is missing.
-    #[error("{place} has no tensor `{tensor}`")]
-    MissingTensor {
-        /// Name of the tensor.
-        tensor: String,
-        /// Where it was expected.
-        place: String,
-    },
-    /// Variables and tensors of a checkpoint that have no counterpart on the other side.
-    #[error(
-        "the names of variables and checkpoint do not match: {}",
-        unmatched(missing, unused)
-    )]
-    UnmatchedNames {
-        /// Variables of which the checkpoint has no tensor; empty if they are allowed.
-        missing: Vec<String>,
-        /// Tensors of the checkpoint that belong to no variable; empty if they are allowed.
-        unused: Vec<String>,
-    },
-    /// The header of a file has the same name twice, so it is ambiguous.
-    #[error("{path} names `{name}` twice in its header")]
-    RepeatedName {
-        /// The file.
-        path: PathBuf,
-        /// The tensor or metadata entry.
-        name: String,
-    },
-    /// Two files name the same tensor.
-    #[error("tensor `{tensor}` is in {first} and in {second}")]
-    DuplicateTensor {
-        /// Name of the tensor.
-        tensor: String,
-        /// First file.
-        first: PathBuf,
-        /// Second file.
-        second: PathBuf,
-    },
-    /// One variable stands for two tensors of a checkpoint that differ.
-    #[error(
-        "`{first}` and `{second}` are one variable, but the checkpoint has different values for them: build the model without \
-         the tie"
-    )]
-    TiedValues {
-        /// One name of the variable.
-        first: String,
-        /// The other.
-        second: String,
-    },
-    /// Gradients were asked for before a micro-batch was added.
-    #[error("no micro-batch was added since the last step: there are no gradients to take")]
-    NothingAccumulated,
-    /// A micro-batch cannot count by this number.
-    #[error("a micro-batch cannot weigh {weight}: expected a positive finite number")]
-    MicroBatchWeight {
-        /// The weight given.
-        weight: f64,
-    },
-    /// Export of a layer that the file format cannot store together with the others.
-    #[error("layer `{path}` cannot be exported: {reason}")]
-    NotExportable {
-        /// Path of the layer.
-        path: String,
-        /// Why not.
-        reason: String,
-    },
-    /// A layer, or the scales of a cache, that the target's files cannot say. Nothing was written.
-    #[error("layer `{layer}` has {has}, which {spelling} files cannot hold: they take {takes}")]
-    Inexpressible {
-        /// Path of the layer.
-        layer: String,
-        /// Its granularity and input scaling.
-        has: String,
-        /// The target.
-        spelling: crate::rewrite::Spelling,
-        /// What the target takes.
-        takes: &'static str,
-    },
-    /// A rewrite of a model in Mistral's own files, whose `params.json` does not say what a `config.json` has to.
-    #[error(
-        "{path}: there is params.json but no config.json, so `architectures` and `model_type` of the new config.json are \
-         missing; expected a config.json that says them"
-    )]
-    MissingConfig {
-        /// The directory of the model.
-        path: PathBuf,
-    },
-    /// A rewrite of a model that has no layer for it.
-    #[error(
-        "there is no layer to rewrite: the model has no FP8 weights to convert, or no linear layers to quantize"
-    )]
-    NothingToConvert,
-    /// A rewrite was cancelled by its progress callback. Nothing was written.
-    #[error("cancelled; nothing was written")]
-    Cancelled,
-    /// The target of a rewrite is taken.
-    #[error("{path} {reason}")]
-    TargetExists {
-        /// The target.
-        path: PathBuf,
-        /// Why it cannot be the target, as it reads after the path.
-        reason: &'static str,
-    },
-    /// A static scheme without the amax of a layer's inputs.
-    #[error(
-        "layer `{path}` has no input amax, which static scales are made of: calibrate it or choose a dynamic scheme"
-    )]
-    MissingAmax {
-        /// Path of the layer.
-        path: String,
-    },
+    Files(fp8_files::Error),
     /// A number that is not the scale of a scaled tensor, or one that the file cannot hold.
     #[error("{path}: the scale of `{tensor}` is {value:e}, expected {expected}")]
     DataScale {
@@ -379,39 +101,6 @@ pub enum Error {
         /// What to call in its place.
         instead: &'static str,
     },
-    /// Two different tensors with one name.
-    #[error("two different tensors are named `{tensor}`")]
-    NameClash {
-        /// The name.
-        tensor: String,
-    },
-}
-
-/// Where something is, if that is known.
-fn in_file(path: &Option<PathBuf>) -> String {
-    path.as_ref()
-        .map(|path| format!(", in {}", path.display()))
-        .unwrap_or_default()
-}
-
-/// The first few names of each side.
-fn unmatched(missing: &[String], unused: &[String]) -> String {
-    const SHOWN: usize = 5;
-    let list = |names: &[String], what: &str| {
-        let mut shown = names.iter().take(SHOWN).map(|name| format!("`{name}`"));
-        let first = shown.next()?;
-        let mut text = shown.fold(first, |text, name| format!("{text}, {name}"));
-        if names.len() > SHOWN {
-            text = format!("{text} and {} more", names.len() - SHOWN);
-        }
-        Some(format!("{text} {what}"))
-    };
-    let sides = [
-        list(missing, "not in the checkpoint"),
-        list(unused, "in no variable"),
-    ];
-    let sides: Vec<String> = sides.into_iter().flatten().collect();
-    sides.join("; ")
 }
 
 impl From<fp8_candle::Error> for Error {
@@ -423,12 +112,28 @@ impl From<fp8_candle::Error> for Error {
     }
 }
 
+impl From<fp8_files::Error> for Error {
+    fn from(error: fp8_files::Error) -> Self {
+        match error {
+            fp8_files::Error::Candle(error) => Self::Candle(error),
+            fp8_files::Error::Fp8(error) => error.into(),
+            other => Self::Files(other),
+        }
+    }
+}
+
 impl From<fp8_scaled::Error> for Error {
     fn from(error: fp8_scaled::Error) -> Self {
         match error {
             fp8_scaled::Error::Fp8(error) => error.into(),
             other => Self::Scaled(other),
         }
+    }
+}
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Self {
+        Self::Files(error.into())
     }
 }
 
@@ -450,6 +155,7 @@ impl From<Error> for candle_core::Error {
             Error::Fp8(error) => error.into(),
             Error::Scaled(error) => error.into(),
             Error::Optim(error) => error.into(),
+            Error::Files(error) => error.into(),
             other => candle_core::Error::wrap(other),
         }
     }

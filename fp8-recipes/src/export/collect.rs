@@ -1,13 +1,16 @@
 //! Walks a model and gathers what its file will hold.
 
 use super::options::{ExportOptions, Name, Shown};
+use super::scheme;
+use crate::FilesError;
 use crate::error::{Error, ExportError, LayerError, Result};
-use crate::load::{InputScheme, StoredLayer};
 use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
-use crate::nn::{InputScaling, StaticWeight, join};
-use crate::rewrite::{Contents, Described, Kind, Role as TensorRole, role_by_name};
+use crate::nn::{InputScaling, StaticWeight};
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
+use fp8_files::contents::{Contents, Described, Role as TensorRole, role_by_name};
+use fp8_files::names::join;
+use fp8_files::scheme::{InputScheme, Kind};
 use fp8_scaled::Parameter;
 use std::collections::{BTreeMap, HashMap};
 
@@ -101,9 +104,10 @@ impl Collector<'_> {
         self.out.shown.tensors.insert(source.id());
         match self.sources.get(name) {
             Some(id) if *id == source.id() => Ok(false),
-            Some(_) => Err(Error::NameClash {
+            Some(_) => Err(FilesError::NameClash {
                 tensor: name.to_string(),
-            }),
+            }
+            .into()),
             None => {
                 self.sources.insert(name.to_string(), source.id());
                 Ok(true)
@@ -166,10 +170,11 @@ impl Collector<'_> {
                     }
                     .into());
                 }
-                let scheme = Kind::calibrated(&calibration, path)?;
-                let scheme = scheme.map(|scheme| scheme.cut(sizes, path, self.options.ragged));
-                let scheme = scheme.transpose()?.flatten();
-                scheme.map(|scheme| (scheme, state))
+                match scheme::calibrated(&calibration, path)? {
+                    None => None,
+                    Some(scheme) => scheme::cut(scheme, sizes, path, self.options.ragged)?,
+                }
+                .map(|scheme| (scheme, state))
             }
         };
         let Some((scheme, state)) = scheme else {
@@ -213,7 +218,8 @@ impl Collector<'_> {
     ) -> Result<()> {
         let codes = weight.weight().unpack()?;
         let input = weight.input_scaling();
-        let mut kind = Kind::of_loaded(codes.granularity(), input, sizes, path)?;
+        let mut kind = Kind::of(codes.granularity(), input);
+        kind.check(sizes, path, scheme::WAY_OUT)?;
         if !self.options.power_of_two_inputs && !self.options.spelling.says_power_of_two() {
             kind = kind.with_exact_inputs();
         }
@@ -233,17 +239,10 @@ impl Collector<'_> {
             kind,
             sizes,
         };
-        let layer = StoredLayer {
-            path: path.to_string(),
-            codes,
-            input,
-        };
-        let spelling = self.options.spelling;
         // The layer's names are its own in any spelling; `Spelling::check` speaks of the whole model.
-        for layout in spelling.layouts(&described) {
-            let name = format!("{path}.{}", layout.own);
+        for (name, tensor) in self.options.spelling.tensors(&described, &codes, &input)? {
             self.out.shown.names.insert(name.clone());
-            self.out.tensors.insert(name, layout.tensor(&layer)?);
+            self.out.tensors.insert(name, tensor);
         }
         self.out.contents.layers.push(described);
         Ok(())

@@ -1,6 +1,7 @@
 //! The configuration beside an exported model.
 
-use crate::error::{Error, Result};
+use crate::FilesError;
+use crate::error::Result;
 use crate::read::read_text;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -25,13 +26,16 @@ pub(super) fn merged(
 /// The entries of the file; none if there is no file.
 fn entries(path: &Path) -> Result<Map<String, Value>> {
     match read_text(path, MAX_CONFIG) {
-        Err(Error::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+        Err(FilesError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
             Ok(Map::new())
         }
-        text => serde_json::from_str(&text?).map_err(|error| Error::Json {
-            path: path.to_path_buf(),
-            what: "the object at its root",
-            reason: error.to_string(),
+        text => serde_json::from_str(&text?).map_err(|error| {
+            FilesError::Json {
+                path: path.to_path_buf(),
+                what: "the object at its root",
+                reason: error.to_string(),
+            }
+            .into()
         }),
     }
 }

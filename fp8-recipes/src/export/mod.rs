@@ -31,10 +31,10 @@ pub use ptq::{PtqScheme, Quantized, quantize_model};
 
 use crate::atomic::{FileError, Part, replace_together, write_safetensors};
 use crate::error::Result;
-use crate::load::POWER_OF_TWO_INPUTS;
 use crate::module::Fp8Module;
 use crate::rewrite::Spelling;
 use collect::collect;
+use fp8_files::scheme::POWER_OF_TWO_INPUTS;
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::path::{Path, PathBuf};

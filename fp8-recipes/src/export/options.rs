@@ -31,7 +31,7 @@ pub(super) enum Name<'a> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ragged {
-    /// [`Error::NotExportable`](crate::Error::NotExportable), which names the layer.
+    /// [`FilesError::NotExportable`](crate::FilesError::NotExportable), which names the layer.
     #[default]
     Refuse,
     /// The next coarser scales: one per row of the weight and one per token, as `rowwise` has them.
@@ -109,7 +109,7 @@ impl ExportOptions {
     }
 
     /// The family of checkpoints whose names and configuration the file has. Default: compressed-tensors, which can say the most; others fail
-    /// with [`Error::Inexpressible`](crate::Error::Inexpressible) for a layer that they cannot hold.
+    /// with [`FilesError::Inexpressible`](crate::FilesError::Inexpressible) for a layer that they cannot hold.
     ///
     /// ```
     /// # use fp8_recipes as fp8;

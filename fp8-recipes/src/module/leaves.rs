@@ -2,7 +2,6 @@
 
 use super::{Fp8Module, Visitor};
 use crate::module::LayerKind;
-use crate::nn::kv_cache;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use std::marker::PhantomData;
 
@@ -132,14 +131,6 @@ nothing!(
     candle_nn::kv_cache::RawInterleavedKvCache,
     candle_nn::kv_cache::ScatteredKvCache,
     candle_nn::kv_cache::ScatteredCacheBuilder,
-    kv_cache::Cache,
-    kv_cache::KvCache,
-    kv_cache::RotatingCache,
-    kv_cache::RotatingKvCache,
-    kv_cache::ConcatKvCache,
-    kv_cache::InterleavedKvCache,
-    kv_cache::ScatteredKvCache,
-    kv_cache::ScatteredCacheBuilder,
 );
 
 impl<T: ?Sized> Fp8Module for PhantomData<T> {

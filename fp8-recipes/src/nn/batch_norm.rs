@@ -9,11 +9,11 @@ pub use candle_nn::batch_norm::BatchNormConfig;
 pub use fuse::fuse_batch_norm;
 pub use whole::{adjacent_batch_norms, fold_batch_norms};
 
-use super::join;
 use crate::error::{Error, LayerError};
 use crate::{Fp8Module, Visitor};
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
+use fp8_files::names::join;
 use running::{Before, Parameters, follow};
 use std::ops::Deref;
 
@@ -308,24 +308,7 @@ impl ModuleT for BatchNorm {
 
 impl Fp8Module for BatchNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.batch_norm(self);
-    }
-}
-
-impl BatchNorm {
-    /// Shows its tensors by name.
-    pub(crate) fn show_tensors(&self, visitor: &mut (impl Visitor + ?Sized)) {
-        let path = self.path();
-        let mut show = |name: &str, tensor: &Tensor| {
-            let name = path.map(|path| join(path, name));
-            visitor.tensor(name.as_deref(), tensor);
-        };
-        show("running_mean", self.running_mean());
-        show("running_var", self.running_var());
-        if let Some((weight, bias)) = self.weight_and_bias() {
-            show("weight", weight);
-            show("bias", bias);
-        }
+        visitor.batch_norm(self.path(), &self.inner);
     }
 }
 

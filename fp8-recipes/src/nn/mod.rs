@@ -48,7 +48,6 @@ pub mod rotary_emb;
 pub(crate) mod scaled_parameter;
 pub mod sequential;
 mod shared_state;
-mod static_weight;
 pub mod transformer;
 pub mod varlen_attention;
 
@@ -63,6 +62,7 @@ pub use conv::{
     conv_transpose2d, conv_transpose2d_no_bias, conv1d, conv1d_no_bias, conv2d, conv2d_no_bias,
 };
 pub use embedding::{Embedding, embedding};
+pub use fp8_candle::{InputScaling, StaticWeight};
 pub use group_norm::{GroupNorm, group_norm};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
@@ -71,7 +71,6 @@ pub use operators::{Add, Div, Matmul, Mul};
 pub use parameter::Parameter;
 pub use rnn::{GRU, LSTM, gru, lstm};
 pub use sequential::{Sequential, seq};
-pub use static_weight::{InputScaling, StaticWeight};
 pub use transformer::{
     AttentionConfig, KeyValues, LayerInputs, LayerNormLinear, LayerNormMlp, MlpInput,
     MultiheadAttention, NormKind, NormPlacement, Projections, TransformerConfig, TransformerLayer,
@@ -80,15 +79,7 @@ pub use transformer::{
 
 use crate::Visitor;
 use candle_core::Tensor;
-
-/// `prefix.name`, or `name` at the root.
-pub(crate) fn join(prefix: &str, name: &str) -> String {
-    if prefix.is_empty() {
-        name.to_string()
-    } else {
-        format!("{prefix}.{name}")
-    }
-}
+use fp8_files::names::join;
 
 /// Shows a tensor as `{path}.{name}`, or without a name where the path is unknown.
 fn show(visitor: &mut dyn Visitor, path: Option<&str>, name: &str, tensor: &Tensor) {

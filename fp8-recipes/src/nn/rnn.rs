@@ -2,11 +2,12 @@
 
 pub use candle_nn::rnn::*;
 
-use super::{Parameter, join};
+use super::Parameter;
 use crate::nn::scaled_parameter::refuse_scaled;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, VarBuilder};
+use fp8_files::names::join;
 use std::ops::Deref;
 
 /// The parameters of a layer with `gates` gates: candle-nn's layers keep theirs to themselves, but a VarMap gives the

@@ -1,9 +1,9 @@
 //! Parameters that a [`ScaledVarMap`](crate::scaled::ScaledVarMap) holds, as layers see them.
 
-use super::join;
 use crate::error::{Error, Result};
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Tensor};
+use fp8_files::names::join;
 use fp8_scaled::{Parameter, Scaled, ScaledVar};
 
 /// The value of a scaled parameter; an error for a plain one.

@@ -3,8 +3,8 @@
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 
-trait Layer: Module + Fp8Module {}
-impl<T: Module + Fp8Module> Layer for T {}
+trait Link: Module + Fp8Module {}
+impl<T: Module + Fp8Module> Link for T {}
 
 /// `candle_nn::Sequential` whose layers can be visited, so that those inside it can run in FP8.
 ///
@@ -28,7 +28,7 @@ impl<T: Module + Fp8Module> Layer for T {}
 /// ```
 #[derive(Default)]
 pub struct Sequential {
-    layers: Vec<Box<dyn Layer>>,
+    layers: Vec<Box<dyn Link>>,
 }
 
 /// An empty chain.

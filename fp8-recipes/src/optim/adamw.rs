@@ -1,44 +1,34 @@
-//! The optimizer: construction and settings.
+//! AdamW: hyperparameters, moments, formula.
 
-use candle_core::backprop::GradStore;
-use candle_core::{Tensor, Var};
-use candle_nn::{Optimizer, VarMap};
+use serde::{Deserialize, Serialize};
 
-use super::counter::Counter;
-#[cfg(feature = "cuda")]
-use super::cuda;
+use super::counter::correction;
+use super::engine::Engine;
 use super::error::Result;
-use super::groups::Groups;
-use super::masters::Kept;
-use super::named::{numbered, of_varmap, sorted};
-use super::norm::SumOfSquares;
-use super::params::check_lr;
-use super::slot::Slot;
-use super::veto::SkipStreak;
-use super::{AdamWConfig, ParamGroup};
+use super::masters::MasterDType;
+use super::plain::Variable;
+use super::real::Real;
+use super::rule::{MAX_MOMENTS, Moment, Rates, Rule};
+use super::scaled::{Extents, ScaledParameter, ScaledPlan, ScaledRule, Window, factor, value};
+use super::settings::{DecayScope, Settings, check, check_not_negative};
+use fp8_scaled::Scale;
 
 /// AdamW (decoupled weight decay) over named variables, with a state that can be saved.
 ///
 /// Per variable and step `t` counted from 1, with g the clipped gradient:
 /// `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g^2`,
-/// `theta = (1 - lr decay) theta - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)`.
+/// `theta = (1 - lr decay) theta - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)`,
+/// in the order of operations of candle-nn's AdamW: both give the same bits when nothing is clipped. See
+/// [`Engine`] for what all optimizers have in common.
 ///
-/// - Variables are ordered by name, whatever order they came in, so sums over them have one order.
-/// - Moments are f32 (f64 for f64 variables), also for bf16 and f16 variables, which are updated in
-///   f32 and rounded to nearest once. [`AdamWConfig::master_weights`] keeps what that rounds away.
-/// - [`AdamW::with_groups`] gives some variables a learning rate and weight decay of their own.
-/// - A variable without a gradient is left alone; the step counter is shared by all, as in
-///   candle-nn.
-/// - A step whose gradient norm is not finite changes nothing, the step counter included; nor does one in which a cast of the model
-///   has seen Inf or NaN, which a saturating cast makes finite. After [`AdamWConfig::max_skipped_steps`] of them in a row: an error.
-/// - Results do not depend on the number of threads. With all variables on one CUDA device they are
-///   those of the CPU to the bit (the sign of a zero in f64 aside), the norm included.
-/// - With all variables on one CUDA device, a step never waits for it: see [`StepReport`](super::StepReport). Variables in groups and with masters in
-///   bf16 or f16 are updated by candle's operations there, and then the host reads the norm.
+/// When all variables are on one CUDA device, kernels take the step, and it never waits for the device: see
+/// [`StepReport`](super::StepReport). Variables that are in groups, have masters in bf16 or f16, or have gradients of another dtype are
+/// updated by candle's operations there, and then the host reads the norm.
 ///
 /// ```
+/// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Var};
-/// # use fp8_recipes::optim::{AdamW, AdamWConfig};
+/// # use fp8::optim::{AdamW, AdamWConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let w = Var::ones(3, DType::F32, &Device::Cpu)?;
 /// let config = AdamWConfig { lr: 0.25, weight_decay: 0., ..Default::default() };
@@ -49,213 +39,229 @@ use super::{AdamWConfig, ParamGroup};
 /// assert!(w.to_vec1::<f32>()?.iter().all(|w| (w - 0.75).abs() < 1e-6));
 /// # Ok(()) }
 /// ```
-pub struct AdamW {
-    pub(super) slots: Vec<Slot>,
-    pub(super) counter: Counter,
-    pub(super) config: AdamWConfig,
-    /// A learning rate that is none, from candle's interface.
-    pub(super) refused_lr: Option<f64>,
-    pub(super) sum: SumOfSquares,
-    pub(super) groups: Groups,
-    pub(super) streak: SkipStreak,
-    /// Made when a step needs them.
-    #[cfg(feature = "cuda")]
-    pub(super) devices: Option<Vec<cuda::Group>>,
+pub type AdamW = Engine<AdamWConfig, Variable>;
+
+/// [`AdamW`] of scaled parameters, with moments in the dtype of their parameter and scales of their own. See
+/// [the module](super::scaled).
+///
+/// Per variable and step `t` counted from 1, with g the clipped gradient: `m = beta1 m + (1 - beta1) g`,
+/// `u = sqrt(beta2 u^2 + (1 - beta2) g^2)`,
+/// `theta = (1 - lr decay) theta - lr (m / (1 - beta1^t)) / (u / sqrt(1 - beta2^t) + eps)`.
+///
+/// The second moment is kept as its root `u`: squares would have twice the range of f16. The quotient is clamped to the largest value that
+/// it can have without rounding (which follows from the betas and `t`), since `u` may round to 0 where `m` does not.
+pub type ScaledAdamW = Engine<AdamWConfig, ScaledParameter>;
+
+/// The hyperparameters of [`AdamW`]. The defaults are candle-nn's, without clipping.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdamWConfig {
+    /// Learning rate of the next step; [`Engine::set_lr`] changes it. Default 1e-3.
+    pub lr: f64,
+    /// Decay of the running mean of gradients, in [0, 1). Default 0.9.
+    pub beta1: f64,
+    /// Decay of the running mean of squared gradients, in [0, 1). Default 0.999.
+    pub beta2: f64,
+    /// Added to the root of the second moment. Default 1e-8.
+    pub eps: f64,
+    /// Decoupled weight decay: a variable is multiplied by `1 - lr * weight_decay`. Default 0.01.
+    pub weight_decay: f64,
+    /// Which variables decay. Default: all.
+    pub decay_scope: DecayScope,
+    /// Gradients are multiplied by `min(1, max_grad_norm / (norm + 1e-6))`, where `norm` is the Euclidean norm over all gradients of
+    /// all variables (the formula of `torch.nn.utils.clip_grad_norm_`). Default: no clipping.
+    pub max_grad_norm: Option<f64>,
+    /// Whether the optimizer keeps a master copy of every variable of another dtype than [`AdamWConfig::master_dtype`], which it
+    /// updates and then rounds into the variable: updates below half a unit in the variable's last place add up instead of being lost.
+    /// Where the variable no longer equals its rounded copy, because somebody has written to it, the variable's own value is used.
+    /// Default: false.
+    pub master_weights: bool,
+    /// The dtype of master copies, see [`MasterDType`]. Default: f32, for bf16 and f16 variables.
+    pub master_dtype: MasterDType,
+    /// Seed of stochastic rounding, which 16-bit masters use. Default 0.
+    pub seed: u64,
+    /// This many steps in a row skipped because of Inf or NaN are an error that names where those came from
+    /// ([`OptimError::TooManySkipped`](super::OptimError::TooManySkipped)); None: never. Where a CUDA device decides whether a step is
+    /// skipped, only steps whose reports are read count. Default 100.
+    pub max_skipped_steps: Option<u64>,
 }
 
-impl AdamW {
-    /// An optimizer over named variables.
-    ///
-    /// Variables of integer dtypes are left out, or refused where the configuration asks for master weights. A variable given under two names (tied weights) is
-    /// kept once, under the name that sorts first.
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            decay_scope: DecayScope::All,
+            max_grad_norm: None,
+            master_weights: false,
+            master_dtype: MasterDType::F32,
+            seed: 0,
+            max_skipped_steps: Some(100),
+        }
+    }
+}
+
+impl AdamWConfig {
+    /// Checks that every value is finite and in range.
     ///
     /// # Errors
-    /// [`DuplicateName`](super::OptimError::DuplicateName), [`MasterOfInteger`](super::OptimError::MasterOfInteger),
-    /// [`MasterOverflow`](super::OptimError::MasterOverflow),
-    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter), or candle's when memory for the moments cannot be had.
-    pub fn from_named(vars: Vec<(String, Var)>, config: AdamWConfig) -> Result<Self> {
-        config.validate()?;
-        let vars = sorted(vars, config.master_weights)?;
-        let slots = vars
-            .into_iter()
-            .map(|(name, var)| {
-                let decays = config.decay_scope.includes(var.rank());
-                Slot::new(name, var, decays, config.masters())
-            })
-            .collect::<Result<Vec<_>>>()?;
-        #[cfg(feature = "cuda")]
-        let counter = cuda::counter(&slots)?;
-        #[cfg(not(feature = "cuda"))]
-        let counter = Counter::Host(0);
-        Ok(Self {
-            slots,
-            counter,
-            config,
-            refused_lr: None,
-            sum: SumOfSquares::default(),
-            groups: Groups::default(),
-            streak: SkipStreak::default(),
-            #[cfg(feature = "cuda")]
-            devices: None,
+    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) with the name and value of the first field at fault.
+    pub fn validate(&self) -> Result<()> {
+        for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+            let below_one = "it must be at least 0 and below 1";
+            check(name, beta, (0.0..1.0).contains(&beta), below_one)?;
+        }
+        check_not_negative("eps", self.eps)?;
+        self.settings().validate()
+    }
+}
+
+impl Rule for AdamWConfig {
+    const KIND: &'static str = "fp8.AdamW";
+    const MOMENTS: &'static [Moment] = &[
+        Moment::signed("exp_avg"),
+        Moment::non_negative("exp_avg_sq"),
+    ];
+
+    fn settings(&self) -> Settings {
+        Settings {
+            lr: self.lr,
+            weight_decay: self.weight_decay,
+            decay_scope: self.decay_scope,
+            max_grad_norm: self.max_grad_norm,
+            masters: self.master_weights.then_some(self.master_dtype),
+            seed: self.seed,
+            max_skipped_steps: self.max_skipped_steps,
+        }
+    }
+
+    fn validate(&self) -> Result<()> {
+        AdamWConfig::validate(self)
+    }
+
+    fn set_lr(&mut self, lr: f64) {
+        self.lr = lr;
+    }
+
+    fn keep_masters(&mut self, own: &Self) {
+        (self.master_weights, self.master_dtype) = (own.master_weights, own.master_dtype);
+    }
+
+    /// The order of operations is that of candle-nn's AdamW; `kernels/adamw.cu` follows it too.
+    fn formula<V: Real>(&self, at: &Rates) -> impl Fn(V, V, &mut [V]) -> V + Sync {
+        let [beta1, rest1] = [self.beta1, 1.0 - self.beta1].map(V::number);
+        let [beta2, rest2] = [self.beta2, 1.0 - self.beta2].map(V::number);
+        let correction1 = V::number(correction(self.beta1, at.step));
+        let correction2 = V::number(correction(self.beta2, at.step));
+        let [lr, eps] = [at.lr, self.eps].map(V::number);
+        let decay = V::number(1.0 - at.lr * at.weight_decay);
+        #[inline(always)]
+        move |theta: V, g: V, moments: &mut [V]| {
+            let m = moments[0].clone().times(beta1) + g.clone().times(rest1);
+            let v = moments[1].clone().times(beta2) + (g.clone() * g).times(rest2);
+            moments[0] = m.clone();
+            moments[1] = v.clone();
+            let adjusted = m.times(correction1) / v.times(correction2).sqrt().plus(eps);
+            theta.times(decay) - adjusted.times(lr)
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn adamw_kernel(&self) -> Option<fp8_candle::optim::AdamWHyperparameters> {
+        Some(fp8_candle::optim::AdamWHyperparameters {
+            lr: self.lr,
+            beta1: self.beta1,
+            beta2: self.beta2,
+            eps: self.eps,
+            decay: 1.0 - self.lr * self.weight_decay,
+            max_grad_norm: self.max_grad_norm,
         })
     }
+}
 
-    /// An optimizer over all variables of a [`VarMap`], under their names there.
-    ///
-    /// # Errors
-    /// As [`AdamW::from_named`].
-    pub fn from_varmap(varmap: &VarMap, config: AdamWConfig) -> Result<Self> {
-        Self::from_named(of_varmap(varmap)?, config)
-    }
+impl ScaledRule for AdamWConfig {
+    const SCALED_KIND: &'static str = "fp8.ScaledAdamW";
+    const SCALED_MOMENTS: &'static [Moment] = &[
+        Moment::signed("exp_avg"),
+        Moment::non_negative("exp_avg_root"),
+    ];
 
-    /// Gives variables hyperparameters of their own; replaces the groups that there were.
-    ///
-    /// # Errors
-    /// [`NoSuchVariable`](super::OptimError::NoSuchVariable) for a pattern that names no variable, and
-    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter).
-    pub fn with_groups(mut self, groups: Vec<ParamGroup>) -> Result<Self> {
-        self.groups = Groups::new(groups, self.names())?;
-        self.slots_changed();
-        Ok(self)
-    }
+    fn scaled_plan(
+        &self,
+        at: &Rates,
+        extents: Extents,
+    ) -> ScaledPlan<impl Fn(f32, f32, &mut [f32]) -> f32 + Sync> {
+        let &Self {
+            beta1, beta2, eps, ..
+        } = self;
+        let (c1, c2) = (correction(beta1, at.step), correction(beta2, at.step));
+        let limit = largest_quotient(beta1, beta2, at.step, c1, 1.0 / c2.sqrt());
+        let decay = 1.0 - at.lr * at.weight_decay;
+        let [m, u, _] = extents.moments;
+        let g_unit = at.clip * extents.grad.unit();
+        let g_size = g_unit * extents.grad.amax;
+        let m_scale =
+            Window::MOMENT.scale(m.dequant_scale, beta1 * m.size() + (1.0 - beta1) * g_size);
+        let u_bound = (beta2 * u.size().powi(2) + (1.0 - beta2) * g_size.powi(2)).sqrt();
+        let u_scale = Window::MOMENT.scale(u.dequant_scale, u_bound);
+        // Without any gradient so far only decay changes the data, and they keep their scale.
+        let moves = m.size() > 0.0 || g_size > 0.0;
+        let change = if moves { at.lr * limit } else { 0.0 };
+        let p = extents.parameter;
+        let size = decay.abs() * p.amax * p.unit() + change;
+        let next = Window::PARAMETER.scale(p.dequant_scale, size);
 
-    /// The groups, in the order given.
-    pub fn groups(&self) -> &[ParamGroup] {
-        self.groups.all()
-    }
-
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> + Clone {
-        self.slots.iter().map(|slot| slot.name.as_str())
-    }
-
-    /// Leaves the variables that `no_decay(name, variable)` picks out of weight decay; all others
-    /// decay. Replaces what [`AdamWConfig::decay_scope`] decided.
-    pub fn with_no_decay(mut self, no_decay: impl Fn(&str, &Tensor) -> bool) -> Self {
-        for slot in &mut self.slots {
-            slot.decays = !no_decay(&slot.name, &slot.var);
-        }
-        self.slots_changed();
-        self
-    }
-
-    /// To be called when moments or decay flags have changed: what was built from them is built
-    /// anew.
-    pub(super) fn slots_changed(&mut self) {
-        #[cfg(feature = "cuda")]
-        {
-            self.devices = None;
-        }
-    }
-
-    /// The hyperparameters, with the learning rate of the next step.
-    pub fn config(&self) -> &AdamWConfig {
-        &self.config
-    }
-
-    /// The learning rate of the next step.
-    pub fn lr(&self) -> f64 {
-        self.config.lr
-    }
-
-    /// Sets the learning rate of the next step, usually [`LrSchedule::lr`](super::LrSchedule::lr).
-    ///
-    /// # Errors
-    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) if `lr` is NaN, infinite or negative; the old one stays.
-    pub fn set_lr(&mut self, lr: f64) -> Result<()> {
-        check_lr(lr)?;
-        self.config.lr = lr;
-        self.refused_lr = None;
-        Ok(())
-    }
-
-    /// Replaces the hyperparameters and keeps moments and step. Which variables decay follows the
-    /// new [`AdamWConfig::decay_scope`]. Where [`AdamWConfig::master_weights`] was off or of another dtype, copies
-    /// are made of the variables as they are; turned off, they are dropped.
-    ///
-    /// # Errors
-    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter),
-    /// [`MasterOverflow`](super::OptimError::MasterOverflow), or candle's when there is no memory for the copies;
-    /// the old ones stay.
-    pub fn set_config(&mut self, config: AdamWConfig) -> Result<()> {
-        config.validate()?;
-        let mut changed = Vec::new();
-        for (i, slot) in self.slots.iter().enumerate() {
-            let kept = Kept::of(&slot.var, config.masters());
-            if kept != slot.kept {
-                changed.push((i, kept, kept.new_copy(&slot.name, &slot.var)?));
-            }
-        }
-        for (i, kept, copy) in changed {
-            self.slots[i].keep(kept, copy)?;
-        }
-        for slot in &mut self.slots {
-            slot.decays = config.decay_scope.includes(slot.var.rank());
-        }
-        self.put_config(config);
-        Ok(())
-    }
-
-    /// Takes a valid configuration over; decay flags and master copies are the caller's concern.
-    pub(super) fn put_config(&mut self, config: AdamWConfig) {
-        self.config = config;
-        self.refused_lr = None;
-        self.slots_changed();
-    }
-
-    /// Steps taken, skipped ones not counted. With all variables on one CUDA device, the device
-    /// counts, and this waits for it.
-    ///
-    /// # Errors
-    /// candle's, when the count cannot be copied from the device.
-    pub fn steps(&self) -> Result<u64> {
-        Ok(self.counter.get()?)
-    }
-
-    /// The variables with their names, in the order of the updates.
-    pub fn vars(&self) -> impl Iterator<Item = (&str, &Var)> {
-        self.slots
-            .iter()
-            .map(|slot| (slot.name.as_str(), &slot.var))
+        let of = |x: f64, scale| factor(x / value(scale));
+        let m_kept = of(beta1 * m.unit(), m_scale);
+        let m_taken = of((1.0 - beta1) * g_unit, m_scale);
+        let u_kept = of(beta2.sqrt() * u.unit(), u_scale);
+        let u_taken = of((1.0 - beta2).sqrt() * g_unit, u_scale);
+        let u_value = value(u_scale) * c2.sqrt();
+        let quotient = factor(value(m_scale) * c1 / u_value);
+        let eps = factor(eps / u_value);
+        let p_kept = decay * p.unit() / value(next);
+        let p_kept = p_kept.clamp(-f64::from(f32::MAX), f32::MAX.into()) as f32;
+        let (lr, limit) = (of(at.lr, next), limit as f32);
+        let is_zero = g_unit == 0.0;
+        let mut moments = [Scale::ZERO; MAX_MOMENTS];
+        [moments[0], moments[1]] = [m_scale, u_scale];
+        ScaledPlan::new(
+            next,
+            moments,
+            #[inline(always)]
+            move |p: f32, g: f32, moments: &mut [f32]| {
+                // Data with the scale zero may hold anything.
+                let g = if is_zero { 0. } else { g };
+                let m = moments[0] * m_kept + g * m_taken;
+                let (old, new) = (moments[1] * u_kept, g * u_taken);
+                let u = (old * old + new * new).sqrt();
+                moments[0] = m;
+                moments[1] = u;
+                let change = if m == 0. {
+                    0.
+                } else {
+                    (m * quotient / (u + eps)).clamp(-limit, limit)
+                };
+                p * p_kept - change * lr
+            },
+        )
     }
 }
 
-impl std::fmt::Debug for AdamW {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut all = f.debug_struct("AdamW");
-        all.field("vars", &self.slots.len());
-        match &self.counter {
-            Counter::Host(step) => all.field("step", step),
-            // Not worth waiting for the device.
-            #[cfg(feature = "cuda")]
-            Counter::Device(_) => all.field("step", &"on the device"),
-        };
-        all.field("config", &self.config).finish()
-    }
-}
-
-/// candle-nn's interface. Variables get the names `000000`, `000001`, .. in the order given; prefer
-/// [`AdamW::from_named`] or [`AdamW::from_varmap`] when the state is to be saved.
-impl Optimizer for AdamW {
-    type Config = AdamWConfig;
-
-    fn new(vars: Vec<Var>, config: AdamWConfig) -> candle_core::Result<Self> {
-        Ok(Self::from_named(numbered(vars), config)?)
-    }
-
-    /// As [`AdamW::apply`], without the report.
-    fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
-        self.apply(grads)?;
-        Ok(())
-    }
-
-    fn learning_rate(&self) -> f64 {
-        self.lr()
-    }
-
-    /// As [`AdamW::set_lr`]. This interface cannot refuse a rate, so the next step fails and changes nothing.
-    fn set_learning_rate(&mut self, lr: f64) {
-        if self.set_lr(lr).is_err() {
-            self.refused_lr = Some(lr);
-        }
-    }
+/// The largest quotient `(m c1) / (u sqrt(c2))` that gradients can give: by the inequality of Cauchy and Schwarz, since both are sums over
+/// the same gradients with known weights.
+fn largest_quotient(beta1: f64, beta2: f64, step: u64, c1: f64, root_c2: f64) -> f64 {
+    // Where beta2 is 0, u is the last gradient, and m / u has no bound.
+    let ratio = beta1 * beta1 / beta2;
+    let terms = match ratio {
+        1.0 => step as f64,
+        ratio if ratio.is_nan() => 1.0,
+        ratio => (1.0 - ratio.powf(step as f64)) / (1.0 - ratio),
+    };
+    let bound = ((1.0 - beta1).powi(2) / (1.0 - beta2) * terms).sqrt() * c1 / root_c2;
+    // No learning rate makes sense of a larger one.
+    if bound < 1e4 { bound } else { 1e4 }
 }

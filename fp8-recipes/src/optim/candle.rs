@@ -1,11 +1,12 @@
-//! Checkpoints of candle-nn's own optimizers, as far as they show their state.
+//! Checkpoints of candle-nn's own optimizers, as far as their state is public.
 
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, SGD};
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{CheckpointOptimizer, OptimizerState};
-use super::params::check_lr;
-use super::{AdamWConfig, OptimError};
+use super::adamw::AdamWConfig;
+use super::error::OptimError;
+use super::settings::check_lr;
+use super::state::{OptimizerState, ResumableOptimizer};
 
 const ADAMW: &str = "candle_nn.AdamW";
 const SGD_KIND: &str = "candle_nn.SGD";
@@ -55,11 +56,10 @@ impl Params {
     }
 }
 
-/// The hyperparameters come back. The moments and the step counter do not: candle-nn keeps them private, so they can
-/// neither be saved nor set. Load into a newly made optimizer, whose moments are zero, and expect steps with the noise of a
-/// beginning; loading says so with a warning in `tracing`. [`fp8_recipes::optim::AdamW`](super::AdamW) computes the same
-/// updates and comes back whole.
-impl CheckpointOptimizer for AdamW {
+/// The hyperparameters are restored. The moments and the step counter are not: candle-nn keeps them private, so they can be neither saved
+/// nor set. Load into a newly made optimizer, whose moments are zero, and expect the noisy steps of a beginning; loading warns in `tracing`.
+/// [`fp8::optim::AdamW`](super::AdamW) computes the same updates and is restored completely.
+impl ResumableOptimizer for AdamW {
     fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
         OptimizerState::new(ADAMW).with_hyperparameters(Params::of(self.params())?)
     }
@@ -86,7 +86,7 @@ impl CheckpointOptimizer for AdamW {
 }
 
 /// Complete: candle-nn's SGD has no state but its learning rate.
-impl CheckpointOptimizer for SGD {
+impl ResumableOptimizer for SGD {
     fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
         check_lr(self.learning_rate())?;
         OptimizerState::new(SGD_KIND).with_hyperparameters(self.learning_rate())

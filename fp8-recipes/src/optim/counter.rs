@@ -33,6 +33,15 @@ impl Counter {
         }
     }
 
+    /// The count if the host knows it, else 0.
+    pub(super) fn on_host(&self) -> u64 {
+        match self {
+            Counter::Host(step) => *step,
+            #[cfg(feature = "cuda")]
+            Counter::Device(_) => 0,
+        }
+    }
+
     pub(super) fn set(&mut self, step: u64) -> Result<()> {
         match self {
             Counter::Host(own) => *own = step,
@@ -43,6 +52,17 @@ impl Counter {
             }
         }
         Ok(())
+    }
+}
+
+impl std::fmt::Debug for Counter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Counter::Host(step) => write!(f, "{step}"),
+            // Not worth waiting for the device.
+            #[cfg(feature = "cuda")]
+            Counter::Device(_) => write!(f, "on the device"),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong with an optimizer.
+//! Errors of optimizers.
 
 use candle_core::{DType, DeviceLocation, Shape};
 
@@ -17,7 +17,7 @@ pub enum OptimError {
         name: String,
     },
 
-    /// Master weights were asked for, and a variable holds integers, which have none.
+    /// Master weights were requested, and a variable holds integers.
     #[error(
         "variable `{name}` is {dtype:?}: only variables of floating point dtypes have master weights"
     )]
@@ -28,7 +28,7 @@ pub enum OptimError {
         dtype: DType,
     },
 
-    /// Master weights were asked for in a dtype that cannot hold a value of the variable.
+    /// Master weights were requested in a dtype whose range does not hold a value of the variable.
     #[error(
         "variable `{name}` holds {value:e} at index {index}, beyond the range of its master weights in {dtype:?}"
     )]
@@ -43,7 +43,7 @@ pub enum OptimError {
         dtype: DType,
     },
 
-    /// The pattern of a parameter group names no variable of the optimizer.
+    /// The pattern of a parameter group matches no variable of the optimizer.
     #[error("`{pattern}` names no variable{}", hint(.near))]
     NoSuchVariable {
         /// The pattern.
@@ -141,7 +141,7 @@ pub enum OptimError {
         got: String,
     },
 
-    /// The hyperparameters of a state are not those of its optimizer.
+    /// The hyperparameters of a state do not fit its optimizer.
     #[error("the hyperparameters of the optimizer state `{kind}` are not valid: {reason}")]
     StateHyperparameters {
         /// The optimizer that saved them.
@@ -150,7 +150,7 @@ pub enum OptimError {
         reason: String,
     },
 
-    /// A scaled parameter is on a device that no step runs on.
+    /// A scaled parameter is on a device on which steps of scaled parameters do not run.
     #[error("scaled parameter `{name}` is on {got:?}: steps of scaled parameters run on the CPU")]
     ScaledDevice {
         /// The parameter.
@@ -159,7 +159,7 @@ pub enum OptimError {
         got: DeviceLocation,
     },
 
-    /// A scaled parameter is of a dtype that is not trained.
+    /// A scaled parameter has a dtype that cannot be trained.
     #[error("scaled parameter `{name}` is {got:?}, expected F16, BF16 or F32")]
     ScaledDtype {
         /// The parameter.
@@ -168,7 +168,7 @@ pub enum OptimError {
         got: DType,
     },
 
-    /// Master weights were asked for in an optimizer of scaled parameters.
+    /// Master weights were requested of an optimizer of scaled parameters.
     #[error(
         "scaled parameters have no master weights, {dtype:?} was asked for: their updates are kept by stochastic rounding"
     )]
@@ -177,14 +177,13 @@ pub enum OptimError {
         dtype: DType,
     },
 
-    /// So many steps in a row were left out because of Inf or NaN that no later one will be taken: `max_skipped_steps` of the
-    /// configuration.
+    /// The limit of steps skipped in a row because of Inf or NaN is reached: `max_skipped_steps` of the configuration.
     #[error(
         "{steps} steps in a row were left out because gradients are not finite (max_skipped_steps = {limit}){}",
         origin(.first, .variable)
     )]
     TooManySkipped {
-        /// How many.
+        /// How many steps in a row were skipped.
         steps: u64,
         /// The limit.
         limit: u64,
@@ -194,7 +193,18 @@ pub enum OptimError {
         variable: Option<String>,
     },
 
-    /// Whatever else goes wrong in an optimizer of your own.
+    /// Gradients were requested before a micro-batch was added.
+    #[error("no micro-batch was added since the last step: there are no gradients to take")]
+    NothingAccumulated,
+
+    /// The weight of a micro-batch is not a positive, finite number.
+    #[error("a micro-batch cannot weigh {weight}: expected a positive finite number")]
+    MicroBatchWeight {
+        /// The weight given.
+        weight: f64,
+    },
+
+    /// Any other error of an optimizer of your own.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
 

@@ -1,11 +1,11 @@
-//! Parameter groups: variables with hyperparameters of their own, named by patterns.
+//! Parameter groups: variables with their own hyperparameters, selected by patterns.
 
 use serde::{Deserialize, Serialize};
 
-use super::OptimError;
-use super::error::Result;
-use super::params::{check, check_lr};
-use crate::config::{ConfigError, PathPattern, near};
+use super::error::{OptimError, Result};
+use super::settings::{check_lr, check_not_negative};
+use crate::config::{ConfigError, PathPattern};
+use fp8_files::names::near;
 
 /// The learning rate of a [`ParamGroup`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,8 +15,8 @@ enum GroupLr {
     Value(f64),
 }
 
-/// Hyperparameters of their own for the variables that a pattern names: the name itself, or a glob ([`PathPattern`]). Where several
-/// groups name a variable, the last one counts.
+/// Hyperparameters for the variables whose names a pattern matches: a name, or a glob ([`PathPattern`]). Where several groups match a
+/// variable, the last one applies.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -37,17 +37,17 @@ enum GroupLr {
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(into = "Saved", try_from = "Saved")]
+#[serde(into = "WrittenGroup", try_from = "WrittenGroup")]
 pub struct ParamGroup {
     pattern: PathPattern,
     lr: Option<GroupLr>,
     weight_decay: Option<f64>,
 }
 
-/// As it is written.
+/// A group in JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Saved {
+struct WrittenGroup {
     pattern: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lr: Option<GroupLr>,
@@ -55,7 +55,7 @@ struct Saved {
     weight_decay: Option<f64>,
 }
 
-impl From<ParamGroup> for Saved {
+impl From<ParamGroup> for WrittenGroup {
     fn from(group: ParamGroup) -> Self {
         Self {
             pattern: group.pattern.as_str().to_string(),
@@ -65,10 +65,10 @@ impl From<ParamGroup> for Saved {
     }
 }
 
-impl TryFrom<Saved> for ParamGroup {
+impl TryFrom<WrittenGroup> for ParamGroup {
     type Error = ConfigError;
 
-    fn try_from(saved: Saved) -> Result<Self, ConfigError> {
+    fn try_from(saved: WrittenGroup) -> Result<Self, ConfigError> {
         Ok(Self {
             pattern: saved.pattern.parse()?,
             lr: saved.lr,
@@ -78,7 +78,7 @@ impl TryFrom<Saved> for ParamGroup {
 }
 
 impl ParamGroup {
-    /// The variables that `pattern` names, with nothing of their own so far.
+    /// The variables that `pattern` matches, still with the optimizer's hyperparameters.
     ///
     /// # Errors
     /// If the pattern is malformed.
@@ -90,25 +90,25 @@ impl ParamGroup {
         })
     }
 
-    /// The optimizer's learning rate times this factor, whatever the schedule makes of it.
+    /// Sets the learning rate to the optimizer's times this factor.
     pub fn with_lr_factor(mut self, factor: f64) -> Self {
         self.lr = Some(GroupLr::Factor(factor));
         self
     }
 
-    /// This learning rate, which no schedule changes.
+    /// Sets a learning rate that schedules do not change.
     pub fn with_lr(mut self, lr: f64) -> Self {
         self.lr = Some(GroupLr::Value(lr));
         self
     }
 
-    /// This weight decay in place of the optimizer's, whatever its [`DecayScope`](super::DecayScope) says; 0 for none.
+    /// Sets the weight decay, regardless of the optimizer's [`DecayScope`](super::DecayScope); 0 for none.
     pub fn with_weight_decay(mut self, weight_decay: f64) -> Self {
         self.weight_decay = Some(weight_decay);
         self
     }
 
-    /// Which variables.
+    /// The pattern.
     pub fn pattern(&self) -> &PathPattern {
         &self.pattern
     }
@@ -131,21 +131,11 @@ impl ParamGroup {
         match self.lr {
             None => {}
             Some(GroupLr::Value(lr)) => check_lr(lr)?,
-            Some(GroupLr::Factor(factor)) => check(
-                "lr_factor",
-                factor,
-                factor >= 0.,
-                "it must be finite and at least 0",
-            )?,
+            Some(GroupLr::Factor(factor)) => check_not_negative("lr_factor", factor)?,
         }
         match self.weight_decay {
             None => Ok(()),
-            Some(decay) => check(
-                "weight_decay",
-                decay,
-                decay >= 0.,
-                "it must be finite and at least 0",
-            ),
+            Some(decay) => check_not_negative("weight_decay", decay),
         }
     }
 }

@@ -4,18 +4,19 @@ use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 
 use super::error::Result;
-use super::{
-    CheckpointOptimizer, DynamicLossScaler, NamedOptimizer, OptimizerState, ScaledStep, StepReport,
-};
+use super::loss_scaled_step::LossScaledStep;
+use super::loss_scaler::DynamicLossScaler;
+use super::plain::NamedOptimizer;
+use super::report::StepReport;
+use super::state::{OptimizerState, ResumableOptimizer};
 
-/// An optimizer with the loss scaler that drives it: [`save_training`](crate::checkpoint::save_training) and
-/// [`resume_training`](crate::checkpoint::resume_training) save both and bring both back. A checkpoint without a loss scaler loads too,
-/// and leaves the scaler as it is; the optimizer's part is the same with and without one.
+/// An optimizer with the loss scaler that drives it: `save_training` saves both, and `resume_training` restores both. A checkpoint without a
+/// loss scaler loads too, and leaves the scaler as it is; the optimizer's part is the same with and without one.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Var};
-/// use fp8::optim::{CheckpointOptimizer, DynamicLossScaler, LossScaled, Sgd, SgdConfig};
+/// use fp8::optim::{ResumableOptimizer, DynamicLossScaler, LossScaled, Sgd, SgdConfig};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let w = Var::ones(3, DType::F32, &Device::Cpu)?;
 /// let make = || -> Result<_, fp8::optim::OptimError> {
@@ -50,51 +51,60 @@ impl<O: NamedOptimizer> LossScaled<O> {
     ///
     /// # Errors
     /// candle's, or the optimizer's.
-    pub fn backward_step(&mut self, loss: &Tensor) -> Result<ScaledStep<StepReport>> {
+    pub fn backward_step(&mut self, loss: &Tensor) -> Result<LossScaledStep<StepReport>> {
         self.scaler.backward_step(loss, &mut self.optimizer)
     }
 
-    /// [`DynamicLossScaler::apply`], for gradients of scaled losses that are there already.
+    /// [`DynamicLossScaler::apply`], for existing gradients of scaled losses.
     ///
     /// # Errors
     /// candle's, or the optimizer's.
-    pub fn apply(&mut self, grads: &mut GradStore) -> Result<ScaledStep<StepReport>> {
+    pub fn apply(&mut self, grads: &mut GradStore) -> Result<LossScaledStep<StepReport>> {
         self.scaler.apply(grads, &mut self.optimizer)
     }
 }
 
-/// The state of an optimizer with that of its loss scaler.
-pub(crate) fn scaled_state<O: CheckpointOptimizer + ?Sized>(
-    optimizer: &O,
-    scaler: &DynamicLossScaler,
-) -> Result<OptimizerState> {
-    let state = optimizer.optimizer_state()?;
-    Ok(state.with_loss_scaler(scaler.state()))
+impl DynamicLossScaler {
+    /// The state of an optimizer together with that of this scaler, which drives it.
+    ///
+    /// # Errors
+    /// The optimizer's.
+    pub fn state_with<O: ResumableOptimizer + ?Sized>(
+        &self,
+        optimizer: &O,
+    ) -> Result<OptimizerState> {
+        let state = optimizer.optimizer_state()?;
+        Ok(state.with_loss_scaler(self.state()))
+    }
+
+    /// Restores an optimizer and this scaler from a state of [`DynamicLossScaler::state_with`], or neither after an error. A state without
+    /// a loss scaler leaves the scaler as it is.
+    ///
+    /// # Errors
+    /// As [`DynamicLossScaler::load_state`], and the optimizer's.
+    pub fn load_state_with<O: ResumableOptimizer + ?Sized>(
+        &mut self,
+        optimizer: &mut O,
+        state: &OptimizerState,
+    ) -> Result<()> {
+        if let Some(state) = state.loss_scaler() {
+            self.check_state(state)?;
+        }
+        optimizer.load_optimizer_state(state)?;
+        match state.loss_scaler() {
+            Some(state) => self.load_state(state),
+            None => Ok(()),
+        }
+    }
 }
 
-/// Brings both back, or neither.
-pub(crate) fn load_scaled_state<O: CheckpointOptimizer + ?Sized>(
-    optimizer: &mut O,
-    scaler: &mut DynamicLossScaler,
-    state: &OptimizerState,
-) -> Result<()> {
-    if let Some(state) = state.loss_scaler() {
-        scaler.check_state(state)?;
-    }
-    optimizer.load_optimizer_state(state)?;
-    match state.loss_scaler() {
-        Some(state) => scaler.load_state(state),
-        None => Ok(()),
-    }
-}
-
-impl<O: CheckpointOptimizer> CheckpointOptimizer for LossScaled<O> {
+impl<O: ResumableOptimizer> ResumableOptimizer for LossScaled<O> {
     fn optimizer_state(&self) -> Result<OptimizerState> {
-        scaled_state(&self.optimizer, &self.scaler)
+        self.scaler.state_with(&self.optimizer)
     }
 
     fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<()> {
-        load_scaled_state(&mut self.optimizer, &mut self.scaler, state)
+        self.scaler.load_state_with(&mut self.optimizer, state)
     }
 
     fn announces_changes(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The loss scale that moves with what the gradients show.
+//! Dynamic loss scaling.
 
 use std::collections::HashSet;
 
@@ -12,9 +12,9 @@ use super::loss_scaler_config::{LossScalerConfig, check_loss_scale};
 use super::unscale::Unscaled;
 use super::veto::{CastVeto, check_skips};
 
-/// Multiplies the loss, so that small gradients are not rounded to 0 on their way back, and takes the factor out of the gradients
-/// again. A step with an infinite or NaN gradient element anywhere is left out, and the loss scale backs off; after
-/// [`LossScalerConfig::growth_interval`] clean steps in a row it grows.
+/// Multiplies the loss, so that small gradients are not rounded to 0 in the backward pass, and divides the gradients by the same factor. A
+/// step with an infinite or NaN gradient element is skipped, and the loss scale backs off; after [`LossScalerConfig::growth_interval`]
+/// clean steps in a row it grows.
 ///
 /// Loss scales are powers of two: multiplying by them rounds nothing, short of overflow and underflow.
 ///
@@ -35,7 +35,7 @@ use super::veto::{CastVeto, check_skips};
 /// assert!(!step.skipped());
 /// assert_eq!(w.to_vec1::<f32>()?, [0.5; 3]);
 ///
-/// // An overflow: the step is left out, and the loss scale backs off.
+/// // An overflow: the step is skipped, and the loss scale backs off.
 /// let loss = (w.sqr()?.sum_all()? * f64::INFINITY)?;
 /// let step = scaler.step(&loss, [&w], |grads| optimizer.step(grads))?;
 /// assert!(step.skipped());
@@ -49,8 +49,8 @@ pub struct DynamicLossScaler {
     state: LossScalerState,
 }
 
-/// What a [`DynamicLossScaler`] has come to: everything that its later steps depend on beside its configuration. Goes through
-/// serde, for programs that keep checkpoints of their own.
+/// The state of a [`DynamicLossScaler`]: everything except its configuration that later steps depend on. It implements serde's traits, for
+/// programs that write checkpoints of their own.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -72,9 +72,9 @@ pub struct LossScalerState {
     pub loss_scale: f64,
     /// Steps without a non-finite gradient since the loss scale last moved.
     pub clean_steps: u64,
-    /// Steps left out so far.
+    /// Steps skipped so far.
     pub skipped_steps: u64,
-    /// Steps left out since the last one that was taken.
+    /// Steps skipped since the last one that was taken.
     #[serde(default)]
     pub skipped_in_a_row: u64,
 }
@@ -120,7 +120,7 @@ impl DynamicLossScaler {
         self.state.clean_steps
     }
 
-    /// Steps left out so far.
+    /// Steps skipped so far.
     pub fn skipped_steps(&self) -> u64 {
         self.state.skipped_steps
     }
@@ -138,15 +138,15 @@ impl DynamicLossScaler {
         Ok(loss.affine(self.state.loss_scale, 0.)?)
     }
 
-    /// Divides the gradients of `vars` by the loss scale, and looks at each element in the same pass. Returns how many
-    /// gradients have an infinite or NaN element, at least 1 if a cast of the step has seen Inf or NaN in a model with one of `vars`: if
-    /// any, leave the step out. Call it once per step, also with gradients summed over
-    /// micro-batches. A variable that comes twice, as tied weights do, is divided once. It changes the loss scale of no later step: [`DynamicLossScaler::update`] does.
+    /// Divides the gradients of `vars` by the loss scale, and checks each element in the same pass. Returns how many gradients have an
+    /// infinite or NaN element, at least 1 if a cast of the step has seen Inf or NaN in a model with one of `vars`: skip the step unless it
+    /// is 0. Call this once per step, also with gradients summed over micro-batches. A variable that is given twice (tied weights) is divided
+    /// once. The loss scale stays the same: [`DynamicLossScaler::update`] changes it.
     ///
-    /// The factor is a power of two, so this rounds nothing in f32, f64 and bf16 above their subnormals. f16 has too few
-    /// exponents for that: what the loss scale has saved would underflow here. So f16 gradients become f32, which this library's
-    /// optimizers take; [`LossScalerConfig::f32_gradients`] turns that off for optimizers that take gradients in the
-    /// variable's dtype only, such as candle-nn's.
+    /// The factor is a power of two, so this rounds nothing in f32, f64 and bf16 above their subnormals. In f16, which has fewer exponents,
+    /// small gradients would underflow here. So f16 gradients become f32, which this library's optimizers take;
+    /// [`LossScalerConfig::f32_gradients`] turns that off for optimizers that take gradients in the variable's dtype only, such as
+    /// candle-nn's.
     ///
     /// # Errors
     /// candle's, when memory for the gradients cannot be had or a device fails; some may have been replaced then.
@@ -155,11 +155,11 @@ impl DynamicLossScaler {
         grads: &mut GradStore,
         vars: impl IntoIterator<Item = &'a Var>,
     ) -> Result<usize> {
-        Ok(self.unscale_seen(grads, vars)?.0)
+        Ok(self.unscale_with_veto(grads, vars)?.0)
     }
 
     /// [`DynamicLossScaler::unscale`], and what casts have seen.
-    pub(super) fn unscale_seen<'a>(
+    pub(super) fn unscale_with_veto<'a>(
         &self,
         grads: &mut GradStore,
         vars: impl IntoIterator<Item = &'a Var>,
@@ -174,17 +174,17 @@ impl DynamicLossScaler {
                 grads.insert(var, grad);
             }
         }
-        let seen = CastVeto::of(versions.iter())?;
-        Ok((unscaled.non_finite(seen.marks()?)?, seen))
+        let veto = CastVeto::of(versions.iter())?;
+        Ok((unscaled.non_finite(veto.marks()?)?, veto))
     }
 
-    /// Fails after too many steps left out in a row.
-    pub(super) fn check_skips(&self, seen: &CastVeto) -> Result<()> {
+    /// Fails after too many steps skipped in a row.
+    pub(super) fn check_skips(&self, veto: &CastVeto) -> Result<()> {
         let limit = self.config.max_skipped_steps;
-        check_skips(self.state.skipped_in_a_row, limit, seen, std::iter::empty())
+        check_skips(self.state.skipped_in_a_row, limit, veto, std::iter::empty())
     }
 
-    /// Moves the loss scale after a step: down if a gradient was not finite, up after so many clean steps.
+    /// Moves the loss scale after a step: down if a gradient was not finite, up after enough clean steps.
     pub fn update(&mut self, found_non_finite: bool) {
         let LossScalerConfig {
             growth_factor,
@@ -218,8 +218,8 @@ impl DynamicLossScaler {
     /// Goes on where a scaler of this state was.
     ///
     /// # Errors
-    /// [`OptimError::InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) if the loss scale is no power of two between the floor and the cap of this scaler's
-    /// configuration; nothing is changed.
+    /// [`OptimError::InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) unless the loss scale is a power of two between the floor
+    /// and the cap of this scaler's configuration; nothing changes then.
     pub fn load_state(&mut self, state: &LossScalerState) -> Result<()> {
         self.check_state(state)?;
         self.state = *state;

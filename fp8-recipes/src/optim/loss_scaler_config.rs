@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::Result;
-use super::params::check;
-use super::params::check_limit;
+use super::settings::{check, check_limit, field_setters};
 
 /// The lowest loss scale: its reciprocal, and its own, are normal f32.
 const LOWEST: f64 = 1. / (1u128 << 126) as f64;
@@ -24,7 +23,7 @@ const HIGHEST: f64 = (1u128 << 126) as f64;
 /// let config = LossScalerConfig::default().with_initial_loss_scale(f64::INFINITY);
 /// let error = DynamicLossScaler::new(config).unwrap_err().to_string();
 /// assert!(error.starts_with("initial_loss_scale = inf is not allowed"), "{error}");
-/// # Ok::<(), fp8_recipes::optim::OptimError>(())
+/// # Ok::<(), fp8::optim::OptimError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -34,13 +33,13 @@ pub struct LossScalerConfig {
     pub initial_loss_scale: f64,
     /// What the loss scale is multiplied by after [`LossScalerConfig::growth_interval`] clean steps; 1 keeps it. Default 2.
     pub growth_factor: f64,
-    /// Clean steps in a row before it grows. Default 2000.
+    /// Clean steps in a row before the loss scale grows. Default 2000.
     pub growth_interval: u64,
-    /// What the loss scale is multiplied by after a step that was left out; 1 keeps it. Default 0.5.
+    /// What the loss scale is multiplied by after a step that was skipped; 1 keeps it. Default 0.5.
     pub backoff_factor: f64,
-    /// It grows no further than this. Default 2^24.
+    /// The highest loss scale. Default 2^24.
     pub max_loss_scale: f64,
-    /// It backs off no further than this. Default: none, that is 2^-126.
+    /// The lowest loss scale. Default: 2^-126.
     pub min_loss_scale: Option<f64>,
     /// Whether f16 gradients become f32 when they are divided by the loss scale, see
     /// [`DynamicLossScaler::unscale`](super::DynamicLossScaler::unscale). Default: true.
@@ -65,52 +64,23 @@ impl Default for LossScalerConfig {
 }
 
 impl LossScalerConfig {
-    /// The same with another [`LossScalerConfig::initial_loss_scale`].
-    pub fn with_initial_loss_scale(mut self, loss_scale: f64) -> Self {
-        self.initial_loss_scale = loss_scale;
-        self
-    }
-
-    /// The same with another [`LossScalerConfig::growth_factor`].
-    pub fn with_growth_factor(mut self, factor: f64) -> Self {
-        self.growth_factor = factor;
-        self
-    }
-
-    /// The same with another [`LossScalerConfig::growth_interval`].
-    pub fn with_growth_interval(mut self, steps: u64) -> Self {
-        self.growth_interval = steps;
-        self
-    }
-
-    /// The same with another [`LossScalerConfig::backoff_factor`].
-    pub fn with_backoff_factor(mut self, factor: f64) -> Self {
-        self.backoff_factor = factor;
-        self
-    }
-
-    /// The same with another [`LossScalerConfig::max_loss_scale`].
-    pub fn with_max_loss_scale(mut self, loss_scale: f64) -> Self {
-        self.max_loss_scale = loss_scale;
-        self
-    }
-
-    /// The same with a floor, [`LossScalerConfig::min_loss_scale`].
-    pub fn with_min_loss_scale(mut self, loss_scale: f64) -> Self {
-        self.min_loss_scale = Some(loss_scale);
-        self
-    }
-
-    /// The same with another [`LossScalerConfig::f32_gradients`].
-    pub fn with_f32_gradients(mut self, wide: bool) -> Self {
-        self.f32_gradients = wide;
-        self
-    }
-
-    /// The same with another [`LossScalerConfig::max_skipped_steps`].
-    pub fn with_max_skipped_steps(mut self, steps: impl Into<Option<u64>>) -> Self {
-        self.max_skipped_steps = steps.into();
-        self
+    field_setters! {
+        /// Replaces [`LossScalerConfig::initial_loss_scale`].
+        with_initial_loss_scale(initial_loss_scale: f64);
+        /// Replaces [`LossScalerConfig::growth_factor`].
+        with_growth_factor(growth_factor: f64);
+        /// Replaces [`LossScalerConfig::growth_interval`].
+        with_growth_interval(growth_interval: u64);
+        /// Replaces [`LossScalerConfig::backoff_factor`].
+        with_backoff_factor(backoff_factor: f64);
+        /// Replaces [`LossScalerConfig::max_loss_scale`].
+        with_max_loss_scale(max_loss_scale: f64);
+        /// Sets a floor: [`LossScalerConfig::min_loss_scale`].
+        with_min_loss_scale(min_loss_scale: f64);
+        /// Replaces [`LossScalerConfig::f32_gradients`].
+        with_f32_gradients(f32_gradients: bool);
+        /// Replaces [`LossScalerConfig::max_skipped_steps`].
+        with_max_skipped_steps(max_skipped_steps: impl Into<Option<u64>>);
     }
 
     /// Checks that loss scales are powers of two from 2^-126 to 2^126, the first one between floor and cap, and that factors are

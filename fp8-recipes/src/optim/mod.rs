@@ -1,37 +1,37 @@
 //! AdamW and SGD whose state can be saved, parameter groups, master weights, loss scaling and learning rate schedules.
 //!
-//! candle-nn's AdamW keeps its moments private, so a run that uses it cannot be continued; it also
-//! has no gradient clipping. The [`AdamW`] here computes the same update in the same order of
-//! operations, works on named variables, clips by the global norm, skips a step whose gradients are
-//! not finite, and resumes bit for bit.
+//! candle-nn's AdamW keeps its moments private, so a run that uses it cannot be resumed, and it does not clip gradients. The [`AdamW`]
+//! here computes the same update in the same order of operations, takes named variables, clips by the global norm, skips steps whose
+//! gradients are not finite, and resumes bit for bit.
+//!
+//! # Design
+//! An optimizer is a [`Rule`] in an [`Engine`]. The rule is a configuration with its moments and one formula, written in [`Real`] numbers:
+//! it runs over host memory in f32, and over tensors of any dtype and device. The engine has all the rest: groups, the order of a step,
+//! clipping, the veto of non-finite casts, the step counter, reports and states. How a parameter is stored is the engine's second parameter:
+//! a variable with f32 moments and perhaps a master copy, or scaled data with scaled moments.
 //!
 //! | file | concern |
 //! |---|---|
-//! | `adamw.rs`, `adamw_step.rs` | [`AdamW`]: construction, one step, candle's [`Optimizer`](candle_nn::Optimizer) trait |
-//! | `params.rs` | [`AdamWConfig`] and its validation |
-//! | `sgd.rs`, `sgd_config.rs`, `sgd_slot.rs`, `sgd_update.rs`, `sgd_state.rs` | [`Sgd`], its hyperparameters, one variable, the update in place, saving and loading |
-//! | `named.rs` | [`NamedOptimizer`]; variables by name and their gradients |
-//! | `groups.rs` | [`ParamGroup`]: hyperparameters of their own by name |
-//! | `masters.rs`, `elements.rs` | [`MasterDType`]: master weights, and the loops that round at random |
-//! | `loss_scaler.rs`, `loss_scaler_config.rs`, `scaled_step.rs`, `unscale.rs` | [`DynamicLossScaler`]; its whole steps; gradients divided and checked in one pass |
-//! | `loss_scaled.rs` | [`LossScaled`]: an optimizer with its loss scaler in a checkpoint |
-//! | `counter.rs` | the step counter, on the host or the device |
-//! | `report.rs` | [`StepReport`] |
-//! | `seen.rs` | Inf and NaN that casts of the model have seen: they veto the step; steps left out in a row |
-//! | `slot.rs` | one variable with its moments; the choice between the fused and the composed update |
-//! | `fused.rs` | the update in place over contiguous f32, bf16 and f16 on the CPU |
-//! | `cuda.rs` | the variables of a CUDA device, updated together |
-//! | `norm.rs` | the global gradient norm |
-//! | `state.rs` | saving and loading |
-//! | `checkpoint.rs` | [`CheckpointOptimizer`]: what a training checkpoint asks of any optimizer |
-//! | `candle.rs` | candle-nn's optimizers in a checkpoint |
-//! | [`scaled`] | SGD and AdamW of scaled parameters |
-//! | `schedule.rs` | [`LrSchedule`] |
+//! | `adamw.rs`, `sgd.rs` | one optimizer each: configuration, moments, formula, and the formula in units of scales |
+//! | `rule.rs`, `real.rs`, `settings.rs` | [`Rule`]; the arithmetic of formulas; hyperparameters that all rules have |
+//! | `engine.rs`, `parameter.rs`, `resume.rs` | [`Engine`]: the order of a step; what it asks of a stored parameter; its state |
+//! | `host/` | a formula over host memory: pieces in f32, rounding, in place and in parallel |
+//! | `plain/` | variables: gradients that fit, moments and masters, candle's operations, kernels of a CUDA device |
+//! | [`scaled`] | scaled parameters: the choice of scales, gradients in FP8 |
+//! | `masters.rs`, `rounding.rs` | [`MasterDType`]; the rounding of scaled parameters |
+//! | `groups.rs`, `schedule.rs` | [`ParamGroup`], [`LrSchedule`] |
+//! | `norm.rs`, `veto.rs`, `counter.rs`, `report.rs` | parts of a step: the norm of gradients, non-finite casts, the step counter, [`StepReport`] |
+//! | `state.rs`, `state_reader.rs`, `candle.rs` | [`ResumableOptimizer`]: what a training checkpoint needs of an optimizer; candle-nn's optimizers in a checkpoint |
+//! | `loss_scaler.rs`, `loss_scaler_config.rs`, `loss_scaled_step.rs`, `loss_scaled.rs`, `unscale.rs` | [`DynamicLossScaler`], its steps, [`LossScaled`] |
+//! | `accumulator.rs`, `gradients.rs` | [`GradAccumulator`], [`check_gradients`] |
+//!
+//! A new optimizer is a file like `sgd.rs` and a line here.
 //!
 //! ```
+//! # use fp8_recipes as fp8;
 //! use candle_core::{DType, Device};
 //! use candle_nn::{VarBuilder, VarMap};
-//! # use fp8_recipes::optim::{AdamW, AdamWConfig, LrSchedule};
+//! # use fp8::optim::{AdamW, AdamWConfig, LrSchedule};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let vars = VarMap::new();
 //! let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
@@ -50,54 +50,54 @@
 //! # }
 //! ```
 
+mod accumulator;
 mod adamw;
-mod adamw_step;
 mod candle;
-mod checkpoint;
 mod counter;
-#[cfg(feature = "cuda")]
-mod cuda;
-mod elements;
+mod engine;
 mod error;
-mod fused;
+mod gradients;
 mod groups;
+mod host;
 mod loss_scaled;
+mod loss_scaled_step;
 mod loss_scaler;
 mod loss_scaler_config;
 mod masters;
-mod named;
+mod memory;
 mod norm;
-mod params;
+mod parameter;
+mod plain;
+mod real;
 mod report;
+mod resume;
+mod rounding;
+mod rule;
 pub mod scaled;
-mod scaled_step;
 mod schedule;
+mod settings;
 mod sgd;
-mod sgd_config;
-mod sgd_slot;
-mod sgd_state;
-mod sgd_update;
-mod slot;
 mod state;
+mod state_reader;
 mod unscale;
 mod veto;
 
-pub use adamw::AdamW;
-pub use checkpoint::{CheckpointOptimizer, NoOptimizer, OptimizerState};
+pub use accumulator::GradAccumulator;
+pub use adamw::{AdamW, AdamWConfig};
+pub use engine::Engine;
 pub use error::OptimError;
+pub use gradients::check_gradients;
 pub use groups::ParamGroup;
 pub use loss_scaled::LossScaled;
-pub(crate) use loss_scaled::{load_scaled_state, scaled_state};
+pub use loss_scaled_step::LossScaledStep;
 pub use loss_scaler::{DynamicLossScaler, LossScalerState};
 pub use loss_scaler_config::LossScalerConfig;
 pub use masters::MasterDType;
-pub use named::NamedOptimizer;
-pub use params::{AdamWConfig, DecayScope};
+pub use plain::{NamedOptimizer, Variable};
+pub use real::Real;
 pub use report::StepReport;
-pub use scaled_step::ScaledStep;
+pub use rule::{Moment, Rates, Rule};
 pub use schedule::LrSchedule;
-pub use sgd::Sgd;
-pub use sgd_config::SgdConfig;
-pub(crate) use state::KIND as ADAMW_KIND;
-pub use state::STEP_NAME;
-pub(crate) use veto::CastVeto;
+pub use settings::{DecayScope, Settings};
+pub use sgd::{Sgd, SgdConfig};
+pub use state::{NoOptimizer, OptimizerState, ResumableOptimizer, STEP_NAME};

@@ -1,4 +1,4 @@
-//! What one step did, read from the device only when asked.
+//! The report of one step, read from the device only when asked.
 
 #[cfg(feature = "cuda")]
 use std::sync::{Arc, OnceLock};
@@ -15,15 +15,15 @@ use fp8_candle::state::NonFinite;
 ///
 /// When all variables are on one CUDA device, the norm and what follows from it stay there: the
 /// first call of a method here copies them to the host, which waits for the device. A program that
-/// does not read its reports never waits. The values are those of this step, whatever steps follow.
+/// does not read its reports never waits. Later steps do not change the values.
 #[derive(Clone, Debug)]
 pub struct StepReport {
     /// The learning rate of this step.
     pub lr: f64,
-    /// How many variables had a gradient: so many were updated, unless the step was skipped.
+    /// How many variables had a gradient. They were updated unless the step was skipped.
     pub updated: usize,
     outcome: Outcome,
-    seen: CastVeto,
+    veto: CastVeto,
 }
 
 #[derive(Clone, Debug)]
@@ -50,10 +50,11 @@ struct DeviceValues {
 }
 
 impl StepReport {
-    /// A step that was taken, with the norm of the gradients before they were clipped, and what they were multiplied by.
+    /// A step that was taken, with the norm of the gradients before clipping and the factor of clipping.
     ///
     /// ```
-    /// use fp8_recipes::optim::StepReport;
+    /// # use fp8_recipes as fp8;
+    /// use fp8::optim::StepReport;
     /// let report = StepReport::taken(1e-3, 12, 4., 0.25);
     /// assert!(!report.skipped()? && report.clip_coefficient()? == 0.25);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -62,23 +63,23 @@ impl StepReport {
         Self::known(lr, updated, grad_norm, clip_coefficient, false)
     }
 
-    /// A step that was left out after `step` others, for gradients of this norm; says so to `tracing`.
+    /// A step that was skipped after `step` steps because of gradients of this norm; warns in `tracing`.
     pub fn skipped_step(lr: f64, updated: usize, grad_norm: f64, step: u64) -> Self {
         warn_skipped(grad_norm, step, None);
         Self::known(lr, updated, grad_norm, 0.0, true)
     }
 
-    /// [`StepReport::skipped_step`] with what casts have seen.
-    pub(super) fn left_out(
+    /// [`StepReport::skipped_step`], with the casts that have seen Inf or NaN.
+    pub(super) fn skipped_by(
         lr: f64,
         updated: usize,
         grad_norm: f64,
         step: u64,
-        seen: CastVeto,
+        veto: CastVeto,
     ) -> Result<Self> {
-        warn_skipped(grad_norm, step, seen.first()?.as_deref());
+        warn_skipped(grad_norm, step, veto.first()?.as_deref());
         Ok(Self {
-            seen,
+            veto,
             ..Self::known(lr, updated, grad_norm, 0.0, true)
         })
     }
@@ -98,7 +99,7 @@ impl StepReport {
                 clip_coefficient,
                 skipped,
             }),
-            seen: CastVeto::default(),
+            veto: CastVeto::default(),
         }
     }
 
@@ -108,7 +109,7 @@ impl StepReport {
         lr: f64,
         updated: usize,
         tensor: Tensor,
-        seen: CastVeto,
+        veto: CastVeto,
         streak: SkipStreak,
     ) -> Self {
         let values = DeviceValues {
@@ -120,7 +121,7 @@ impl StepReport {
             lr,
             updated,
             outcome: Outcome::OnDevice(Arc::new(values)),
-            seen,
+            veto,
         }
     }
 
@@ -142,11 +143,11 @@ impl StepReport {
                     clip_coefficient,
                     skipped: skipped != 0.0,
                 };
-                // Whoever comes first warns.
+                // Only the first reader warns.
                 if device.read.set(values).is_ok() {
                     if values.skipped {
                         device.streak.add();
-                        let first = self.seen.first()?;
+                        let first = self.veto.first()?;
                         warn_skipped(grad_norm, step as u64, first.as_deref());
                     } else {
                         device.streak.end();
@@ -157,8 +158,8 @@ impl StepReport {
         }
     }
 
-    /// Euclidean norm over all gradients before clipping; not finite when some gradient is not, and NaN when a cast of the step has
-    /// seen Inf or NaN: what a saturating cast makes of them is no gradient.
+    /// Euclidean norm over all gradients before clipping. It is not finite when a gradient is not, and NaN when a cast of the step has seen
+    /// Inf or NaN, which a saturating cast makes finite.
     ///
     /// # Errors
     /// candle's, when it cannot be copied from the device.
@@ -182,22 +183,21 @@ impl StepReport {
         Ok(self.values()?.skipped)
     }
 
-    /// Where casts of the step saw Inf or NaN in the models that have variables of this optimizer, the first one in time first; empty for a
-    /// step that was taken.
+    /// Where casts of the step saw Inf or NaN in the models that have variables of this optimizer, in the order of time; empty for a step
+    /// that was taken.
     ///
     /// # Errors
     /// As [`StepReport::grad_norm`].
     pub fn non_finite(&self) -> Result<Vec<NonFinite>> {
-        self.seen.casts()
+        self.veto.casts()
     }
 
-    /// The tensor in which Inf or NaN was first seen since the last clean step, as
-    /// [`StepSummary::first_non_finite`](crate::StepSummary::first_non_finite).
+    /// The tensor in which Inf or NaN was first seen since the last clean step, as `StepSummary::first_non_finite`.
     ///
     /// # Errors
     /// As [`StepReport::grad_norm`].
     pub fn first_non_finite(&self) -> Result<Option<String>> {
-        self.seen.first()
+        self.veto.first()
     }
 }
 

@@ -4,8 +4,10 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-use super::OptimError;
-use super::params::check;
+#[cfg(doc)]
+use super::error::OptimError;
+use super::error::Result;
+use super::settings::{check, check_not_negative};
 
 /// A learning rate schedule: a pure function of the step, so a resumed run needs nothing but the
 /// step.
@@ -110,14 +112,13 @@ impl LrSchedule {
     ///
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`] with the name and value of the field at fault.
-    pub fn validate(&self) -> Result<(), OptimError> {
-        let not_negative = "it must be finite and at least 0";
+    pub fn validate(&self) -> Result<()> {
         match *self {
-            LrSchedule::Constant { lr, .. } => check("lr", lr, lr >= 0.0, not_negative),
+            LrSchedule::Constant { lr, .. } => check_not_negative("lr", lr),
             LrSchedule::Cosine {
                 peak_lr, min_ratio, ..
             } => {
-                check("peak_lr", peak_lr, peak_lr >= 0.0, not_negative)?;
+                check_not_negative("peak_lr", peak_lr)?;
                 check(
                     "min_ratio",
                     min_ratio,

@@ -1,35 +1,23 @@
-//! Stochastic gradient descent: construction and one step.
+//! Stochastic gradient descent: hyperparameters, momentum, formula.
 
-use candle_core::backprop::GradStore;
-use candle_core::{Tensor, Var};
-use candle_nn::{Optimizer, VarMap};
-use fp8_candle::profile;
+use serde::{Deserialize, Serialize};
 
+use super::engine::Engine;
 use super::error::Result;
-use super::groups::Groups;
-use super::masters::Kept;
-use super::named::{gradients, numbered, of_varmap, sorted};
-use super::norm::{SumOfSquares, clip_coefficient};
-use super::params::check_lr;
-use super::sgd_slot::{Rates, SgdSlot};
-use super::veto::{CastVeto, SkipStreak};
-use super::{ParamGroup, SgdConfig, StepReport};
+use super::masters::MasterDType;
+use super::plain::Variable;
+use super::real::Real;
+use super::rule::{MAX_MOMENTS, Moment, Rates, Rule};
+use super::scaled::{Extents, ScaledParameter, ScaledPlan, ScaledRule, Window, factor, value};
+use super::settings::{DecayScope, Settings, check, field_setters};
 
 /// Stochastic gradient descent over named variables, with momentum, dampening, Nesterov's momentum and weight decay as in
 /// [`torch.optim.SGD`](https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html), and a state that can be saved.
 ///
 /// Per variable, with g the clipped gradient: `g += decay theta`; with momentum `b = momentum b + (1 - dampening) g`, or `b = g` for
 /// the first gradient, and `g = b`, or with Nesterov `g += momentum b`; last `theta -= lr g`. Without momentum and decay it gives
-/// the bits of candle-nn's SGD for f32 and f64 variables.
-///
-/// - Variables are ordered by name, whatever order they came in.
-/// - Momentum buffers are f32 (f64 for f64 variables), also for bf16 and f16 variables, which are updated in f32 and rounded to nearest
-///   once. [`SgdConfig::masters`] keeps what that rounds away.
-/// - A variable without a gradient is left alone, its momentum too.
-/// - A step whose gradient norm is not finite changes nothing, the step counter included; nor does one in which a cast of the model
-///   has seen Inf or NaN. After [`SgdConfig::max_skipped_steps`] of them in a row: an error.
-/// - Results do not depend on the number of threads. On accelerators candle's operations compute the update, and the host reads the
-///   norm once per step.
+/// the bits of candle-nn's SGD for f32 and f64 variables. A variable has no momentum buffer before its first gradient. See
+/// [`Engine`] for what all optimizers have in common.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -47,227 +35,228 @@ use super::{ParamGroup, SgdConfig, StepReport};
 /// assert_eq!(w.to_vec1::<f32>()?, [0.375; 3]);
 /// # Ok(()) }
 /// ```
-pub struct Sgd {
-    pub(super) slots: Vec<SgdSlot>,
-    pub(super) step: u64,
-    pub(super) groups: Groups,
-    config: SgdConfig,
-    /// A learning rate that is none, from candle's interface.
-    refused_lr: Option<f64>,
-    sum: SumOfSquares,
-    streak: SkipStreak,
+pub type Sgd = Engine<SgdConfig, Variable>;
+
+/// [`Sgd`] of scaled parameters: momentum, dampening, Nesterov's momentum and weight decay as there, with the momentum buffer in the
+/// dtype of its parameter and a scale of its own. See [the module](super::scaled).
+pub type ScaledSgd = Engine<SgdConfig, ScaledParameter>;
+
+/// The hyperparameters of [`Sgd`]. The defaults are torch's: no momentum, no decay, and no clipping.
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// use fp8::optim::SgdConfig;
+/// let config = SgdConfig::default().with_lr(0.1).with_momentum(0.9).with_nesterov(true);
+/// assert!(config.validate().is_ok());
+/// let error = config.with_dampening(0.5).validate().unwrap_err().to_string();
+/// assert!(error.starts_with("dampening = 0.5 is not allowed"), "{error}");
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct SgdConfig {
+    /// Learning rate of the next step; [`Engine::set_lr`] changes it. Default 1e-3.
+    pub lr: f64,
+    /// What the momentum buffer is multiplied by before the gradient is added, in [0, 1). 0, the default, for no momentum.
+    pub momentum: f64,
+    /// The gradient is added to the buffer times `1 - dampening`, except for the first one. In [0, 1]. Default 0.
+    pub dampening: f64,
+    /// Nesterov's momentum, which needs a momentum above 0 and no dampening. Default: false.
+    pub nesterov: bool,
+    /// This times the variable is added to the gradient after clipping. Default 0.
+    pub weight_decay: f64,
+    /// Which variables decay. Default: all.
+    pub decay_scope: DecayScope,
+    /// As [`AdamWConfig::max_grad_norm`](super::AdamWConfig::max_grad_norm). Default: no clipping.
+    pub max_grad_norm: Option<f64>,
+    /// The dtype of master weights. Default: no master weights.
+    pub masters: Option<MasterDType>,
+    /// Seed of stochastic rounding, which 16-bit masters use. Default 0.
+    pub seed: u64,
+    /// As [`AdamWConfig::max_skipped_steps`](super::AdamWConfig::max_skipped_steps). Default 100.
+    pub max_skipped_steps: Option<u64>,
 }
 
-impl Sgd {
-    /// An optimizer over named variables.
-    ///
-    /// Variables of integer dtypes are left out, or refused where the configuration asks for master weights. A variable given under
-    /// two names (tied weights) is kept once, under the name that sorts first.
-    ///
-    /// # Errors
-    /// [`DuplicateName`](super::OptimError::DuplicateName), [`MasterOfInteger`](super::OptimError::MasterOfInteger),
-    /// [`MasterOverflow`](super::OptimError::MasterOverflow),
-    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter), or candle's when memory for master weights cannot be had.
-    pub fn from_named(vars: Vec<(String, Var)>, config: SgdConfig) -> Result<Self> {
-        config.validate()?;
-        let slots = sorted(vars, config.masters.is_some())?.into_iter();
-        let slots = slots.map(|(name, var)| {
-            let decays = config.decay_scope.includes(var.rank());
-            let kept = Kept::of(&var, config.masters);
-            SgdSlot::new(name, var, decays, kept)
-        });
-        Ok(Self {
-            slots: slots.collect::<Result<_>>()?,
-            step: 0,
-            groups: Groups::default(),
-            config,
-            refused_lr: None,
-            sum: SumOfSquares::default(),
-            streak: SkipStreak::default(),
-        })
-    }
-
-    /// An optimizer over all variables of a [`VarMap`], under their names there.
-    ///
-    /// # Errors
-    /// As [`Sgd::from_named`].
-    pub fn from_varmap(varmap: &VarMap, config: SgdConfig) -> Result<Self> {
-        Self::from_named(of_varmap(varmap)?, config)
-    }
-
-    /// Gives variables hyperparameters of their own; replaces the groups that there were.
-    ///
-    /// # Errors
-    /// [`NoSuchVariable`](super::OptimError::NoSuchVariable) for a pattern that names no variable, and
-    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter).
-    pub fn with_groups(mut self, groups: Vec<ParamGroup>) -> Result<Self> {
-        self.groups = Groups::new(groups, self.names())?;
-        Ok(self)
-    }
-
-    /// The groups, in the order given.
-    pub fn groups(&self) -> &[ParamGroup] {
-        self.groups.all()
-    }
-
-    /// Leaves the variables that `no_decay(name, variable)` picks out of weight decay; all others decay, but where their group says
-    /// otherwise. Replaces what [`SgdConfig::decay_scope`] decided.
-    pub fn with_no_decay(mut self, no_decay: impl Fn(&str, &Tensor) -> bool) -> Self {
-        for slot in &mut self.slots {
-            slot.decays = !no_decay(&slot.name, &slot.var);
+impl Default for SgdConfig {
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            momentum: 0.,
+            dampening: 0.,
+            nesterov: false,
+            weight_decay: 0.,
+            decay_scope: DecayScope::All,
+            max_grad_norm: None,
+            masters: None,
+            seed: 0,
+            max_skipped_steps: Some(100),
         }
-        self
+    }
+}
+
+impl SgdConfig {
+    field_setters! {
+        /// Replaces [`SgdConfig::lr`].
+        with_lr(lr: f64);
+        /// Replaces [`SgdConfig::momentum`].
+        with_momentum(momentum: f64);
+        /// Replaces [`SgdConfig::dampening`].
+        with_dampening(dampening: f64);
+        /// Replaces [`SgdConfig::nesterov`].
+        with_nesterov(nesterov: bool);
+        /// Replaces [`SgdConfig::weight_decay`].
+        with_weight_decay(weight_decay: f64);
+        /// Replaces [`SgdConfig::decay_scope`].
+        with_decay_scope(decay_scope: DecayScope);
+        /// Clips gradients: [`SgdConfig::max_grad_norm`].
+        with_max_grad_norm(max_grad_norm: f64);
+        /// Keeps master weights: [`SgdConfig::masters`].
+        with_masters(masters: MasterDType);
+        /// Replaces [`SgdConfig::seed`].
+        with_seed(seed: u64);
+        /// Replaces [`SgdConfig::max_skipped_steps`].
+        with_max_skipped_steps(max_skipped_steps: impl Into<Option<u64>>);
     }
 
-    /// One step with these gradients: clips, updates every variable that has a gradient, and says what it did. A skipped step is also
-    /// a warning in `tracing`.
+    /// Checks that every value is finite and in range.
     ///
     /// # Errors
-    /// A gradient of another shape or device than its variable, or of a dtype that is neither its own nor f32 for a 16-bit one, or a rate that
-    /// candle's interface could not refuse (before anything is changed), [`TooManySkipped`](super::OptimError::TooManySkipped), or an error
-    /// of the device.
-    pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
-        let _scope = profile::enter(profile::Kind::Optimizer);
-        self.refused_lr.map_or(Ok(()), check_lr)?;
-        let vars = self
-            .slots
-            .iter()
-            .map(|slot| (slot.name.as_str(), &slot.var));
-        let grads = gradients(vars, grads)?;
-        let seen = CastVeto::of(self.slots.iter().map(|slot| &slot.version))?;
-        let done = self.update(&grads, seen);
-        // Also after an error in the middle: to say it too often costs a cast.
-        for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
-            slot.version.announce_change();
-        }
-        done
-    }
-
-    fn update(&mut self, grads: &[Option<Tensor>], seen: CastVeto) -> Result<StepReport> {
-        let SgdConfig {
-            lr,
+    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) with the name and value of the first field at fault.
+    pub fn validate(&self) -> Result<()> {
+        let (momentum, dampening) = (self.momentum, self.dampening);
+        check(
+            "momentum",
             momentum,
+            (0.0..1.0).contains(&momentum) && !(self.nesterov && momentum == 0.),
+            "it must be at least 0 and below 1, and above 0 with nesterov",
+        )?;
+        check(
+            "dampening",
             dampening,
-            nesterov,
-            weight_decay,
-            max_grad_norm,
-            seed,
-            max_skipped_steps,
-            ..
-        } = self.config;
-        let updated = grads.iter().flatten().count();
-        self.sum.clear();
-        for (slot, grad) in self.slots.iter().zip(grads) {
-            self.sum.add(slot.var.elem_count(), grad.as_ref())?;
+            (0.0..=1.0).contains(&dampening) && !(self.nesterov && dampening != 0.),
+            "it must be between 0 and 1, and 0 with nesterov",
+        )?;
+        self.settings().validate()
+    }
+
+    /// What a gradient is multiplied by when it is added to the buffer.
+    fn share(&self, at: &Rates) -> f64 {
+        if at.begins { 1. } else { 1. - self.dampening }
+    }
+}
+
+impl Rule for SgdConfig {
+    const KIND: &'static str = "fp8.Sgd";
+    const MOMENTS: &'static [Moment] = &[Moment::signed("momentum_buffer")];
+    const MOMENT_COUNT: Option<&'static str> = Some("momentum_buffers");
+
+    fn settings(&self) -> Settings {
+        Settings {
+            lr: self.lr,
+            weight_decay: self.weight_decay,
+            decay_scope: self.decay_scope,
+            max_grad_norm: self.max_grad_norm,
+            masters: self.masters,
+            seed: self.seed,
+            max_skipped_steps: self.max_skipped_steps,
         }
-        self.sum.add_marks(seen.marks()?)?;
-        let grad_norm = self.sum.total()?.sqrt();
-        self.sum.clear();
-        if !grad_norm.is_finite() {
-            self.streak.add();
-            let vars = self.slots.iter();
-            let vars = vars.map(|slot| (slot.name.as_str(), slot.var.as_tensor()));
-            self.streak.check(max_skipped_steps, &seen, vars)?;
-            return StepReport::left_out(lr, updated, grad_norm, self.step, seen);
-        }
-        self.streak.end();
-        let clip = clip_coefficient(max_grad_norm, grad_norm);
-        self.step += 1;
-        for (i, (slot, grad)) in self.slots.iter_mut().zip(grads).enumerate() {
-            let Some(grad) = grad else { continue };
-            let (lr, weight_decay) = self.groups.rates(i, lr, weight_decay, slot.decays);
-            let rates = Rates {
-                lr,
-                weight_decay,
-                momentum,
-                dampening,
-                nesterov,
-                clip,
+    }
+
+    fn validate(&self) -> Result<()> {
+        SgdConfig::validate(self)
+    }
+
+    fn set_lr(&mut self, lr: f64) {
+        self.lr = lr;
+    }
+
+    fn keep_masters(&mut self, own: &Self) {
+        self.masters = own.masters;
+    }
+
+    fn has_moments(&self) -> bool {
+        self.momentum != 0.
+    }
+
+    fn formula<V: Real>(&self, at: &Rates) -> impl Fn(V, V, &mut [V]) -> V + Sync {
+        let (decays, nesterov) = (at.weight_decay != 0., self.nesterov);
+        let has_momentum = self.has_moments();
+        let [lr, decay] = [at.lr, at.weight_decay].map(V::number);
+        let [momentum, share] = [self.momentum, self.share(at)].map(V::number);
+        #[inline(always)]
+        move |theta: V, g: V, moments: &mut [V]| {
+            let g = if decays {
+                g + theta.clone().times(decay)
+            } else {
+                g
             };
-            let key = slot.kept.key(seed, self.step, i as u32);
-            slot.update(grad, &rates, key).map_err(|error| {
-                error.context(format!("optimizer step of variable `{}`", slot.name))
-            })?;
+            if !has_momentum {
+                return theta - g.times(lr);
+            }
+            let buffer = moments[0].clone().times(momentum) + g.clone().times(share);
+            moments[0] = buffer.clone();
+            let change = if nesterov {
+                g + buffer.times(momentum)
+            } else {
+                buffer
+            };
+            theta - change.times(lr)
         }
-        Ok(StepReport::taken(lr, updated, grad_norm, clip))
-    }
-
-    /// The hyperparameters, with the learning rate of the next step.
-    pub fn config(&self) -> &SgdConfig {
-        &self.config
-    }
-
-    /// The learning rate of the next step.
-    pub fn lr(&self) -> f64 {
-        self.config.lr
-    }
-
-    /// Sets the learning rate of the next step, usually [`LrSchedule::lr`](super::LrSchedule::lr).
-    ///
-    /// # Errors
-    /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) if `lr` is NaN, infinite or negative; the old one stays.
-    pub fn set_lr(&mut self, lr: f64) -> Result<()> {
-        check_lr(lr)?;
-        self.config.lr = lr;
-        self.refused_lr = None;
-        Ok(())
-    }
-
-    /// Takes a valid configuration over; decay flags and master copies are the caller's concern.
-    pub(super) fn put_config(&mut self, config: SgdConfig) {
-        self.config = config;
-        self.refused_lr = None;
-    }
-
-    /// Steps taken, skipped ones not counted.
-    pub fn steps(&self) -> u64 {
-        self.step
-    }
-
-    /// The variables with their names, in the order of the updates.
-    pub fn vars(&self) -> impl Iterator<Item = (&str, &Var)> {
-        let slots = self.slots.iter();
-        slots.map(|slot| (slot.name.as_str(), &slot.var))
-    }
-
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> + Clone {
-        self.slots.iter().map(|slot| slot.name.as_str())
     }
 }
 
-impl std::fmt::Debug for Sgd {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sgd")
-            .field("vars", &self.slots.len())
-            .field("step", &self.step)
-            .field("config", &self.config)
-            .finish()
-    }
-}
+impl ScaledRule for SgdConfig {
+    const SCALED_KIND: &'static str = "fp8.ScaledSgd";
+    const SCALED_MOMENTS: &'static [Moment] = Self::MOMENTS;
 
-/// candle-nn's interface. Variables get the names `000000`, `000001`, .. in the order given; prefer [`Sgd::from_named`] or
-/// [`Sgd::from_varmap`] when the state is to be saved.
-impl Optimizer for Sgd {
-    type Config = SgdConfig;
-
-    fn new(vars: Vec<Var>, config: SgdConfig) -> candle_core::Result<Self> {
-        Ok(Self::from_named(numbered(vars), config)?)
-    }
-
-    /// As [`Sgd::apply`], without the report.
-    fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
-        self.apply(grads)?;
-        Ok(())
-    }
-
-    fn learning_rate(&self) -> f64 {
-        self.lr()
-    }
-
-    /// As [`Sgd::set_lr`]. This interface cannot refuse a rate, so the next step fails and changes nothing.
-    fn set_learning_rate(&mut self, lr: f64) {
-        if self.set_lr(lr).is_err() {
-            self.refused_lr = Some(lr);
-        }
+    /// In the unit of the new buffer; without momentum in a unit in which the gradient has the size of a buffer.
+    fn scaled_plan(
+        &self,
+        at: &Rates,
+        extents: Extents,
+    ) -> ScaledPlan<impl Fn(f32, f32, &mut [f32]) -> f32 + Sync> {
+        let (momentum, nesterov, share) = (self.momentum, self.nesterov, self.share(at));
+        let (p, buffer, grad) = (extents.parameter, extents.moments[0], extents.grad);
+        let size = p.size();
+        let g_size = at.clip * grad.amax * grad.unit() + at.weight_decay * size;
+        // Bounds of the new buffer, and of what the parameter changes by.
+        let bound = momentum * buffer.size() + share * g_size;
+        let unit = if momentum > 0. { bound } else { g_size };
+        let unit = Window::MOMENT.scale(buffer.dequant_scale, unit);
+        let change = match (momentum > 0., nesterov) {
+            (false, _) => g_size,
+            (true, false) => bound,
+            (true, true) => g_size + momentum * bound,
+        };
+        let next = Window::PARAMETER.scale(p.dequant_scale, size + at.lr * change);
+        let (unit_value, next_value) = (value(unit), value(next));
+        let of_grad = factor(at.clip * grad.unit() / unit_value);
+        let of_decay = factor(at.weight_decay * p.unit() / unit_value);
+        let of_buffer = factor(momentum * buffer.unit() / unit_value);
+        let of_parameter = factor(p.unit() / next_value);
+        let of_change = factor(at.lr * unit_value / next_value);
+        let (has_momentum, share, momentum) = (self.has_moments(), share as f32, momentum as f32);
+        ScaledPlan::new(
+            next,
+            [unit; MAX_MOMENTS],
+            #[inline(always)]
+            move |p: f32, g: f32, moments: &mut [f32]| {
+                // Data with the scale zero may hold anything.
+                let g = if of_grad == 0. { 0. } else { g * of_grad };
+                let g = if of_decay == 0. { g } else { g + p * of_decay };
+                let change = if !has_momentum {
+                    g
+                } else {
+                    let buffer = moments[0] * of_buffer + g * share;
+                    moments[0] = buffer;
+                    if nesterov {
+                        g + buffer * momentum
+                    } else {
+                        buffer
+                    }
+                };
+                p * of_parameter - change * of_change
+            },
+        )
     }
 }

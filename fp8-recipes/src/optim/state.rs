@@ -1,267 +1,235 @@
-//! Saving and loading the optimizer's state as named tensors.
+//! The state of an optimizer in a training checkpoint.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::HashMap;
 
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::{DType, Shape, Tensor};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use serde::{Deserialize, Serialize};
+use super::error::{OptimError, Result};
+use super::loss_scaler::LossScalerState;
+use super::state_reader::{StateReader, find};
 
-use super::checkpoint::{CheckpointOptimizer, OptimizerState};
-use super::fused::State;
-use super::slot::Slot;
-use super::{AdamW, AdamWConfig, OptimError, ParamGroup};
-use crate::check::first_outside;
-
-/// Name of the step counter in the state: i64, shape `[]`. No other tensor can have it, since those
-/// end in `.exp_avg`, `.exp_avg_sq` or `.master_param`.
+/// The name of the step counter in a state: i64, shape `[]`. No other tensor can have it, since the names of all others contain a dot.
 pub const STEP_NAME: &str = "step";
 
-fn exp_avg_name(slot: &Slot) -> String {
-    format!("{}.exp_avg", slot.name)
-}
-
-fn exp_avg_sq_name(slot: &Slot) -> String {
-    format!("{}.exp_avg_sq", slot.name)
-}
-
-fn master_name(slot: &Slot) -> String {
-    format!("{}.master_param", slot.name)
-}
-
-impl AdamW {
-    /// A snapshot of everything the updates depend on beside variables and hyperparameters.
-    ///
-    /// # Returns
-    /// `{variable}.exp_avg` and `{variable}.exp_avg_sq` in the variable's shape (f32, or f64 for an
-    /// f64 variable), `{variable}.master_param` (in [`AdamWConfig::master_dtype`]) for each variable of another
-    /// dtype under [`AdamWConfig::master_weights`], and [`STEP_NAME`]. They
-    /// are on the devices of their variables, [`STEP_NAME`] on the CPU: reading it waits for a CUDA
-    /// device. Later steps do not change the tensors of a snapshot. The learning rate is not part of
-    /// it: it follows from the schedule and the step.
+/// An optimizer that a training checkpoint can save and resume: `save_training` and `resume_training` take any.
+///
+/// | optimizer | what is restored |
+/// |---|---|
+/// | [`AdamW`](super::AdamW), [`Sgd`](super::Sgd) and those of scaled parameters | everything: moments, master weights, step, hyperparameters |
+/// | [`LossScaled`](super::LossScaled) | what is restored of the optimizer in it, and the loss scaler |
+/// | `EmulatedOptimizer` | what is restored of the optimizer, the loss scaler and the count of steps |
+/// | `candle_nn::SGD` | everything: its learning rate |
+/// | `candle_nn::AdamW` | its hyperparameters; moments and step are private and start from zero |
+/// | [`NoOptimizer`] | nothing; for programs that save without an optimizer |
+///
+/// The checkpoint saves the variables themselves. An optimizer of your own is best written as a [`Rule`](super::Rule);
+/// [`ScaledOptimizer`](super::scaled::ScaledOptimizer) has an example that implements this trait.
+pub trait ResumableOptimizer {
+    /// Everything except the variables that later steps depend on. Later steps must not change its tensors.
     ///
     /// # Errors
-    /// candle's, when a tensor cannot be made.
-    pub fn state(&self) -> Result<HashMap<String, Tensor>, OptimError> {
-        let mut state = HashMap::with_capacity(3 * self.slots.len() + 1);
-        for slot in &self.slots {
-            let snapshot = slot.snapshot()?;
-            state.insert(exp_avg_name(slot), snapshot.exp_avg);
-            state.insert(exp_avg_sq_name(slot), snapshot.exp_avg_sq);
-            if let Some(master) = snapshot.master {
-                state.insert(master_name(slot), master);
-            }
-        }
-        let step = i64::try_from(self.steps()?).unwrap_or(i64::MAX);
-        state.insert(STEP_NAME.to_string(), Tensor::new(step, &Device::Cpu)?);
-        Ok(state)
-    }
+    /// If a tensor cannot be made or copied from its device.
+    fn optimizer_state(&self) -> Result<OptimizerState>;
 
-    /// Restores a state made by [`AdamW::state`], on whatever devices its tensors are. Steps from
-    /// here on give the same bits as steps of the optimizer that was saved, if the variables and
-    /// hyperparameters are the same too.
-    ///
-    /// Nothing is changed unless the whole state fits.
+    /// Restores a state made by [`ResumableOptimizer::optimizer_state`], on whatever devices its tensors are: all of it, or after an error
+    /// nothing. An implementation checks everything before it changes anything.
     ///
     /// # Errors
-    /// [`OptimError::MissingState`], [`OptimError::UnexpectedState`], [`OptimError::StateShape`],
-    /// [`OptimError::StateDtype`], [`OptimError::StateValue`] (NaN or an infinity anywhere, a negative
-    /// square) or [`OptimError::NegativeStep`], each naming the tensor. Saved
-    /// with master weights, a state fits only an optimizer with master weights of their dtype, and the other way
-    /// round.
-    pub fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<(), OptimError> {
-        let mut known = HashSet::from([STEP_NAME.to_string()]);
-        let mut loaded = Vec::with_capacity(self.slots.len());
-        for slot in &self.slots {
-            let mut take = |name: String, dtype| {
-                let tensor = checked(state, &name, dtype, slot.shape());
-                known.insert(name);
-                tensor
-            };
-            let found = State {
-                exp_avg: take(exp_avg_name(slot), slot.moment_dtype())?,
-                exp_avg_sq: take(exp_avg_sq_name(slot), slot.moment_dtype())?,
-                master: match slot.kept.copy_dtype() {
-                    Some(dtype) => Some(take(master_name(slot), dtype)?),
-                    None => None,
-                },
-            };
-            check_values(&exp_avg_name(slot), found.exp_avg, false)?;
-            check_values(&exp_avg_sq_name(slot), found.exp_avg_sq, true)?;
-            if let Some(master) = found.master {
-                check_values(&master_name(slot), master, false)?;
-            }
-            loaded.push(slot.moments_from(&found)?);
-        }
-        check_names(state, &known)?;
-        let step = step_count(state, STEP_NAME)?;
-        self.counter.set(step)?;
-        for (slot, moments) in self.slots.iter_mut().zip(loaded) {
-            slot.moments = moments;
-        }
-        self.slots_changed();
-        Ok(())
-    }
-}
+    /// [`OptimError::StateKind`] for the state of another optimizer, and whatever else does not fit.
+    fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<()>;
 
-/// What kind of state a checkpoint from before kinds were written holds.
-pub(crate) const KIND: &str = "fp8.AdamW";
-
-/// The hyperparameters in a checkpoint.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Hyperparameters {
-    config: AdamWConfig,
-    /// Names of the variables that do not decay.
-    no_decay: BTreeSet<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    groups: Vec<ParamGroup>,
-}
-
-/// Complete: steps after loading give the bits that the saved optimizer's would have given. The hyperparameters come back too,
-/// the learning rate of the next step and the groups' among them, which have to have the same patterns here: change them after loading, with [`AdamW::set_lr`] or
-/// [`AdamW::set_config`], or keep your own with
-/// [`ResumeOptions::keep_hyperparameters`](crate::checkpoint::ResumeOptions::keep_hyperparameters).
-impl CheckpointOptimizer for AdamW {
-    fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
-        let still = self.slots.iter().filter(|slot| !slot.decays);
-        let hyperparameters = Hyperparameters {
-            config: self.config().clone(),
-            no_decay: still.map(|slot| slot.name.clone()).collect(),
-            groups: self.groups().to_vec(),
-        };
-        OptimizerState::new(KIND)
-            .with_tensors(self.state()?)
-            .with_hyperparameters(hyperparameters)
-    }
-
-    fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<(), OptimError> {
-        state.check_kind(KIND)?;
-        let hyperparameters = state.hyperparameters::<Hyperparameters>()?;
-        let mut groups = None;
-        if let Some(Hyperparameters {
-            config,
-            no_decay,
-            groups: saved,
-        }) = &hyperparameters
-        {
-            config.validate()?;
-            groups = Some(self.groups.resumed(saved.clone(), self.names())?);
-            let here: HashSet<&String> = self.slots.iter().map(|slot| &slot.name).collect();
-            if let Some(name) = no_decay.iter().find(|name| !here.contains(name)) {
-                return Err(OptimError::UnexpectedState { name: name.clone() });
-            }
-        }
-        self.load_state(state.tensors())?;
-        if let (
-            Some(Hyperparameters {
-                config, no_decay, ..
-            }),
-            Some(groups),
-        ) = (hyperparameters, groups)
-        {
-            self.groups = groups;
-            for slot in &mut self.slots {
-                slot.decays = !no_decay.contains(&slot.name);
-            }
-            // The tensors have decided about master weights.
-            self.put_config(AdamWConfig {
-                master_weights: self.config().master_weights,
-                master_dtype: self.config().master_dtype,
-                ..config
-            });
-        }
-        Ok(())
-    }
-
+    /// Whether every step announces the weights that it changes ([`weight_version`](fp8_candle::weight_version)). Only then does a GPU keep
+    /// FP8 copies of weights from step to step; if this were true of an optimizer that does not announce, it would use old copies for ever.
+    /// The default is false.
     fn announces_changes(&self) -> bool {
-        true
+        false
+    }
+
+    /// Whether [`ResumableOptimizer::load_optimizer_state`] restores a loss scaler. If not, resuming from a checkpoint with a loss scaler
+    /// warns. The default is false.
+    fn scales_loss(&self) -> bool {
+        false
     }
 }
 
-fn find<'a>(state: &'a HashMap<String, Tensor>, name: &str) -> Result<&'a Tensor, OptimError> {
-    state.get(name).ok_or_else(|| OptimError::MissingState {
-        name: name.to_string(),
-    })
+/// The state of an optimizer: which one it is, named tensors, and hyperparameters as JSON.
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8::optim::{OptimError, OptimizerState};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let state = OptimizerState::new("my_crate.Sign")
+///     .with_hyperparameters(0.01f64)?
+///     .with_tensor("w.sign", Tensor::ones(3, DType::F32, &Device::Cpu)?);
+/// state.check_kind("my_crate.Sign")?;
+/// assert_eq!(state.hyperparameters::<f64>()?, Some(0.01));
+/// assert_eq!(state.tensor("w.sign", DType::F32, &3.into())?.dims(), [3]);
+/// let missing = state.tensor("b.sign", DType::F32, &3.into());
+/// assert!(matches!(missing, Err(OptimError::MissingState { name }) if name == "b.sign"));
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct OptimizerState {
+    kind: String,
+    hyperparameters: Value,
+    tensors: HashMap<String, Tensor>,
+    loss_scaler: Option<LossScalerState>,
+    global_steps: Option<u64>,
 }
 
-/// The tensor `name`, which has this dtype and shape.
-pub(super) fn checked<'a>(
-    state: &'a HashMap<String, Tensor>,
-    name: &str,
-    dtype: DType,
-    shape: &Shape,
-) -> Result<&'a Tensor, OptimError> {
-    let tensor = find(state, name)?;
-    if tensor.shape() != shape {
-        let (expected, got) = (shape.clone(), tensor.shape().clone());
-        return Err(OptimError::StateShape {
-            name: name.to_string(),
-            expected,
-            got,
-        });
+impl OptimizerState {
+    /// A state without tensors and hyperparameters. `kind` names the optimizer, and the version if its state changes from version to
+    /// version: only a state of the same kind can be loaded. Put your crate's name before it.
+    pub fn new(kind: impl Into<String>) -> Self {
+        Self {
+            kind: kind.into(),
+            hyperparameters: Value::Null,
+            tensors: HashMap::new(),
+            loss_scaler: None,
+            global_steps: None,
+        }
     }
-    check_dtype(name, dtype, tensor)?;
-    Ok(tensor)
-}
 
-/// Fails with the first name that is not known.
-pub(super) fn check_names(
-    state: &HashMap<String, Tensor>,
-    known: &HashSet<String>,
-) -> Result<(), OptimError> {
-    let unexpected = state.keys().filter(|name| !known.contains(*name));
-    match unexpected.min() {
-        None => Ok(()),
-        Some(name) => Err(OptimError::UnexpectedState { name: name.clone() }),
+    /// Adds the state of the loss scaler that drives the optimizer.
+    pub fn with_loss_scaler(mut self, state: LossScalerState) -> Self {
+        self.loss_scaler = Some(state);
+        self
     }
-}
 
-fn check_dtype(name: &str, expected: DType, tensor: &Tensor) -> Result<(), OptimError> {
-    let got = tensor.dtype();
-    if got == expected {
-        Ok(())
-    } else {
-        Err(OptimError::StateDtype {
-            name: name.to_string(),
-            expected,
-            got,
+    /// The state of the loss scaler, if one drives the optimizer.
+    pub fn loss_scaler(&self) -> Option<&LossScalerState> {
+        self.loss_scaler.as_ref()
+    }
+
+    /// Adds the count of all steps, including skipped ones, of the `Emulator` that drives the optimizer.
+    pub fn with_global_steps(mut self, steps: u64) -> Self {
+        self.global_steps = Some(steps);
+        self
+    }
+
+    /// The count of [`OptimizerState::with_global_steps`], if there is one.
+    pub fn global_steps(&self) -> Option<u64> {
+        self.global_steps
+    }
+
+    /// Adds a tensor, or replaces the one of this name.
+    pub fn with_tensor(mut self, name: impl Into<String>, tensor: Tensor) -> Self {
+        self.tensors.insert(name.into(), tensor);
+        self
+    }
+
+    /// Adds tensors by name.
+    pub fn with_tensors(mut self, tensors: impl IntoIterator<Item = (String, Tensor)>) -> Self {
+        self.tensors.extend(tensors);
+        self
+    }
+
+    /// Replaces the hyperparameters.
+    ///
+    /// # Errors
+    /// [`OptimError::StateHyperparameters`] if JSON cannot hold them.
+    pub fn with_hyperparameters(mut self, hyperparameters: impl Serialize) -> Result<Self> {
+        let value = serde_json::to_value(hyperparameters);
+        self.hyperparameters = value.map_err(|error| self.hyperparameters_error(error))?;
+        Ok(self)
+    }
+
+    /// The optimizer's name.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// All tensors by name.
+    pub fn tensors(&self) -> &HashMap<String, Tensor> {
+        &self.tensors
+    }
+
+    /// The hyperparameters as JSON, null if there are none.
+    pub fn hyperparameters_json(&self) -> &Value {
+        &self.hyperparameters
+    }
+
+    /// The hyperparameters; None if the optimizer keeps its own, as `ResumeOptions::keep_hyperparameters` asks.
+    ///
+    /// # Errors
+    /// [`OptimError::StateHyperparameters`] if they do not fit `T`.
+    pub fn hyperparameters<T: DeserializeOwned>(&self) -> Result<Option<T>> {
+        match &self.hyperparameters {
+            Value::Null => Ok(None),
+            value => T::deserialize(value)
+                .map(Some)
+                .map_err(|error| self.hyperparameters_error(error)),
+        }
+    }
+
+    /// The tensor of this name.
+    ///
+    /// # Errors
+    /// [`OptimError::MissingState`], [`OptimError::StateShape`] or [`OptimError::StateDtype`].
+    pub fn tensor(&self, name: &str, dtype: DType, shape: &Shape) -> Result<&Tensor> {
+        find(&self.tensors, name, dtype, shape)
+    }
+
+    /// Fails unless this is the state of the optimizer `expected`.
+    ///
+    /// # Errors
+    /// [`OptimError::StateKind`].
+    pub fn check_kind(&self, expected: &str) -> Result<()> {
+        if self.kind == expected {
+            return Ok(());
+        }
+        Err(OptimError::StateKind {
+            expected: expected.to_string(),
+            got: self.kind.clone(),
         })
     }
-}
 
-/// Running means are finite, and those of squares are not negative: a step whose gradients are not finite
-/// is skipped.
-pub(super) fn check_values(name: &str, tensor: &Tensor, squares: bool) -> Result<(), OptimError> {
-    let fits = |value: f64| value.is_finite() && !(squares && value < 0.0);
-    let Some((index, value)) = first_outside(tensor, fits)? else {
-        return Ok(());
-    };
-    Err(OptimError::StateValue {
-        name: name.to_string(),
-        index,
-        value,
-        expected: match squares {
-            true => "finite and not negative",
-            false => "finite",
-        },
-    })
-}
-
-/// The number of this name, which counts something.
-pub(super) fn step_count(state: &HashMap<String, Tensor>, name: &str) -> Result<u64, OptimError> {
-    let tensor = find(state, name)?;
-    check_dtype(name, DType::I64, tensor)?;
-    if tensor.elem_count() != 1 {
-        let (expected, got) = (().into(), tensor.shape().clone());
-        return Err(OptimError::StateShape {
-            name: name.to_string(),
-            expected,
-            got,
-        });
+    /// Fails if there is a tensor of any other name than these.
+    ///
+    /// # Errors
+    /// [`OptimError::UnexpectedState`] with the first such name.
+    pub fn check_names(&self, known: impl IntoIterator<Item = impl Into<String>>) -> Result<()> {
+        let mut reader = StateReader::new(&self.tensors);
+        for name in known {
+            reader.know(&name.into());
+        }
+        reader.finish()
     }
-    let got = tensor.flatten_all()?.to_vec1::<i64>()?[0];
-    u64::try_from(got).map_err(|_| OptimError::NegativeStep {
-        name: name.to_string(),
-        got,
-    })
+
+    fn hyperparameters_error(&self, error: serde_json::Error) -> OptimError {
+        OptimError::StateHyperparameters {
+            kind: self.kind.clone(),
+            reason: error.to_string(),
+        }
+    }
+}
+
+/// The optimizer of a program that has no optimizer to save, for `save_training` and `resume_training`. It refuses the checkpoint of an
+/// optimizer, unless `ResumeOptions::fresh_optimizer` leaves that out.
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// use fp8::optim::{ResumableOptimizer, NoOptimizer};
+/// let state = NoOptimizer.optimizer_state()?;
+/// assert!(state.tensors().is_empty());
+/// # Ok::<(), fp8::optim::OptimError>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NoOptimizer;
+
+const NONE: &str = "none";
+
+impl ResumableOptimizer for NoOptimizer {
+    fn optimizer_state(&self) -> Result<OptimizerState> {
+        Ok(OptimizerState::new(NONE))
+    }
+
+    fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<()> {
+        state.check_kind(NONE)?;
+        state.check_names(std::iter::empty::<String>())
+    }
 }

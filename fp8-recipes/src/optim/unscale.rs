@@ -1,4 +1,4 @@
-//! Gradients times a factor, and whether all of their elements are finite, in one pass.
+//! The product of gradients with a factor, and the check that all elements are finite, in one pass.
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor, bail};
 use fp8_core::HighPrecision;
@@ -56,7 +56,7 @@ impl Unscaled {
         for cast in casts {
             marks.push(cast.to_dtype(DType::F32)?);
         }
-        // The accelerator's first, so that all go there, and come back in one copy.
+        // All marks go to the accelerator, and return in one copy.
         let accelerator = marks.iter().find(|mark| !mark.device().is_cpu());
         let Some(device) = accelerator
             .or(marks.first())

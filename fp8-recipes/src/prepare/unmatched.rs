@@ -1,9 +1,9 @@
 //! Patterns that name no layer, and those that name what no recipe casts.
 
 use super::{LayerChoice, PrepareOptions, Unmatched};
-use crate::config::near;
 use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
 use candle_core::Tensor;
+use fp8_files::names::near;
 use std::collections::BTreeSet;
 
 /// What the patterns of the options name beside the layers and operators that [`prepare_fp8`](crate::prepare_fp8) looks at.

@@ -6,18 +6,17 @@
 
 use super::ScaledTree;
 use super::tree::with_scale;
+use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, Result};
-use crate::safetensors_file::SafetensorsFile;
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{E8M0, Format};
+use fp8_files::{FORMAT_KEY, SCALED_FORMAT, SafetensorsFile};
 use fp8_scaled::{Scale, Scaled};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 const SUFFIX: &str = ".data_scale";
-const FORMAT_KEY: &str = "format";
-const FORMAT: &str = "scaled";
 /// Metadata: the formats of FP8 data by name.
 const FP8_KEY: &str = "fp8_data";
 
@@ -70,7 +69,7 @@ pub(super) fn stored(path: &Path, tree: &ScaledTree, storage: ScaleStorage) -> R
     let (mut tensors, mut formats) = (BTreeMap::new(), BTreeMap::new());
     let mut put = |name: String, tensor: Tensor| match tensors.insert(name.clone(), tensor) {
         None => Ok(()),
-        Some(_) => Err(Error::NameClash { tensor: name }),
+        Some(_) => Err(FilesError::NameClash { tensor: name }),
     };
     for (name, value) in tree.iter() {
         let data = match value.codes() {
@@ -88,9 +87,9 @@ pub(super) fn stored(path: &Path, tree: &ScaledTree, storage: ScaleStorage) -> R
         let scale = scale_tensor(path, name, value.scale(), storage)?;
         put(format!("{name}{SUFFIX}"), scale)?;
     }
-    let mut metadata = HashMap::from([(FORMAT_KEY.to_string(), FORMAT.to_string())]);
+    let mut metadata = HashMap::from([(FORMAT_KEY.to_string(), SCALED_FORMAT.to_string())]);
     if !formats.is_empty() {
-        let formats = serde_json::to_string(&formats).map_err(|error| Error::Json {
+        let formats = serde_json::to_string(&formats).map_err(|error| FilesError::Json {
             path: path.to_path_buf(),
             what: "the formats of FP8 data",
             reason: error.to_string(),
@@ -104,7 +103,7 @@ pub(super) fn stored(path: &Path, tree: &ScaledTree, storage: ScaleStorage) -> R
 /// `{name}.data_scale`.
 ///
 /// # Errors
-/// [`Error::Write`]; [`Error::NameClash`] if a name is that of another's scale; [`Error::DataScale`] for a scale that E8M0 does not
+/// [`FilesError::Write`](crate::FilesError::Write); [`FilesError::NameClash`](crate::FilesError::NameClash) if a name is that of another's scale; [`Error::DataScale`] for a scale that E8M0 does not
 /// have.
 ///
 /// ```
@@ -130,8 +129,8 @@ pub fn save(path: impl AsRef<Path>, tree: &ScaledTree, storage: ScaleStorage) ->
 /// The scaled tensors of a file that [`save`] or [`save_training`](super::save_training) has written; what else a training has saved is left out.
 ///
 /// # Errors
-/// If the file cannot be read, is no safetensors file or none of scaled tensors ([`Error::ForeignFormat`]); [`Error::ScaledPair`],
-/// [`Error::DataScale`], [`Error::TensorDType`] or [`Error::TensorShape`], naming the tensor.
+/// If the file cannot be read, is no safetensors file or none of scaled tensors ([`FilesError::ForeignFormat`](crate::FilesError::ForeignFormat)); [`Error::ScaledPair`],
+/// [`Error::DataScale`], [`FilesError::TensorDType`](crate::FilesError::TensorDType) or [`FilesError::TensorShape`](crate::FilesError::TensorShape), naming the tensor.
 ///
 /// ```
 /// # use candle_core::{Device, Tensor};
@@ -154,11 +153,6 @@ pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<ScaledTree> {
     })
 }
 
-/// Whether the file says that it holds scaled tensors.
-pub(crate) fn is_scaled(file: &SafetensorsFile) -> bool {
-    file.metadata(FORMAT_KEY) == Some(FORMAT)
-}
-
 /// The scaled tensors of a file whose names are `wanted`.
 pub(super) fn take(
     file: &SafetensorsFile,
@@ -166,12 +160,13 @@ pub(super) fn take(
     wanted: impl Fn(&str) -> bool,
 ) -> Result<ScaledTree> {
     let path = file.path().to_path_buf();
-    if !is_scaled(file) {
-        return Err(Error::ForeignFormat {
+    if !file.is_scaled() {
+        return Err(FilesError::ForeignFormat {
             path,
             tensor: file.names().next().unwrap_or_default(),
             format: format!("{:?}", file.metadata(FORMAT_KEY).unwrap_or("no format")),
-        });
+        }
+        .into());
     }
     let formats = formats(file)?;
     let pair_of = |tensor: &str, missing: String| Error::ScaledPair {
@@ -212,10 +207,13 @@ pub(super) fn take(
 }
 
 fn formats(file: &SafetensorsFile) -> Result<BTreeMap<String, Format>> {
-    let json = |reason: String| Error::Json {
-        path: file.path().to_path_buf(),
-        what: "the formats of FP8 data",
-        reason,
+    let json = |reason: String| {
+        FilesError::Json {
+            path: file.path().to_path_buf(),
+            what: "the formats of FP8 data",
+            reason,
+        }
+        .into()
     };
     let Some(text) = file.metadata(FP8_KEY) else {
         return Ok(BTreeMap::new());
@@ -242,22 +240,24 @@ fn read_value(name: &str, data: &Tensor, scale: Scale, format: Option<&Format>) 
             true => with_scale(data, scale),
             false => Ok(Scaled::from_parts(data, scale.to_f32())?),
         },
-        (got, _) => Err(Error::TensorDType {
+        (got, _) => Err(FilesError::TensorDType {
             tensor: name.to_string(),
             got: got.as_str().into(),
             expected: "f16, bf16, f32 or f64, or u8 with an FP8 format in the metadata".into(),
-        }),
+        }
+        .into()),
     }
 }
 
 fn read_scale(file: &SafetensorsFile, data: &str, name: &str) -> Result<Scale> {
     let tensor = file.tensor(name, &Device::Cpu)?;
     if tensor.dims() != [1] {
-        return Err(Error::TensorShape {
+        return Err(FilesError::TensorShape {
             tensor: name.to_string(),
             got: tensor.dims().to_vec(),
             expected: "[1], one scale".into(),
-        });
+        }
+        .into());
     }
     let (value, scale) = match tensor.dtype() {
         DType::F32 => {
@@ -280,11 +280,12 @@ fn read_scale(file: &SafetensorsFile, data: &str, name: &str) -> Result<Scale> {
             (code.to_f32(), scale)
         }
         got => {
-            return Err(Error::TensorDType {
+            return Err(FilesError::TensorDType {
                 tensor: name.to_string(),
                 got: got.as_str().into(),
                 expected: "f32, or u8 for E8M0".into(),
-            });
+            }
+            .into());
         }
     };
     scale.ok_or_else(|| Error::DataScale {

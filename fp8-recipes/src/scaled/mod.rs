@@ -29,7 +29,6 @@ mod tree;
 mod var_map;
 
 pub use crate::array::{Array, Layer};
-pub(crate) use checkpoint::is_scaled;
 pub use checkpoint::{ScaleStorage, load, save};
 pub use training::{TrainingState, resume_training, save_training, training_state};
 pub use tree::ScaledTree;

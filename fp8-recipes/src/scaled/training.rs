@@ -2,11 +2,12 @@
 
 use super::checkpoint::{Stored, stored, take};
 use super::{ScaleStorage, ScaledVarMap};
+use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, Result};
-use crate::optim::{CheckpointOptimizer, OptimizerState};
-use crate::safetensors_file::SafetensorsFile;
+use crate::optim::{OptimizerState, ResumableOptimizer};
 use candle_core::{Device, Tensor};
+use fp8_files::SafetensorsFile;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -64,7 +65,7 @@ struct Saved {
 /// `training`. All or nothing.
 ///
 /// # Errors
-/// [`Error::Write`]; [`Error::NameClash`] if a parameter is named as a tensor of the optimizer is in the file, `optimizer/..`.
+/// [`FilesError::Write`](crate::FilesError::Write); [`FilesError::NameClash`](crate::FilesError::NameClash) if a parameter is named as a tensor of the optimizer is in the file, `optimizer/..`.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -84,7 +85,7 @@ struct Saved {
 /// assert_eq!(resume_training(&path, &params, &mut sgd)?.step, 7);
 /// # Ok(()) }
 /// ```
-pub fn save_training<O: CheckpointOptimizer + ?Sized>(
+pub fn save_training<O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     params: &ScaledVarMap,
     optimizer: &O,
@@ -97,9 +98,10 @@ pub fn save_training<O: CheckpointOptimizer + ?Sized>(
         mut metadata,
     } = stored(path, &tree, ScaleStorage::F32)?;
     if let Some(name) = tensors.keys().find(|name| is_optimizers(name)) {
-        return Err(Error::NameClash {
+        return Err(FilesError::NameClash {
             tensor: name.clone(),
-        });
+        }
+        .into());
     }
     let state = optimizer.optimizer_state()?;
     for (name, tensor) in state.tensors() {
@@ -121,20 +123,22 @@ pub(super) fn is_optimizers(name: &str) -> bool {
 }
 
 fn invalid(path: &Path, error: &serde_json::Error) -> Error {
-    Error::Json {
+    FilesError::Json {
         path: path.to_path_buf(),
         what: "the state of the training",
         reason: error.to_string(),
     }
+    .into()
 }
 
 fn saved(path: &Path, file: &SafetensorsFile) -> Result<Saved> {
     let Some(text) = file.metadata(KEY) else {
-        return Err(Error::Json {
+        return Err(FilesError::Json {
             path: path.to_path_buf(),
             what: "the state of the training",
             reason: format!("there is no `{KEY}` entry: not a checkpoint of scaled training"),
-        });
+        }
+        .into());
     };
     serde_json::from_str(text).map_err(|error| invalid(path, &error))
 }
@@ -142,7 +146,7 @@ fn saved(path: &Path, file: &SafetensorsFile) -> Result<Saved> {
 /// What a checkpoint of [`save_training`] holds beside tensors, without loading them: to see whether it fits before a model is built.
 ///
 /// # Errors
-/// If the file cannot be read; [`Error::Json`] for one without the state of a training.
+/// If the file cannot be read; [`FilesError::Json`](crate::FilesError::Json) for one without the state of a training.
 ///
 /// ```
 /// # use candle_core::{DType, Device};
@@ -167,7 +171,7 @@ pub fn training_state(path: impl AsRef<Path>) -> Result<TrainingState> {
 /// bit for bit. Nothing is changed unless the whole checkpoint fits.
 ///
 /// # Errors
-/// As [`load`](super::load) and [`ScaledVarMap::load_tree`]; [`Error::Json`] for a file without the state of a training;
+/// As [`load`](super::load) and [`ScaledVarMap::load_tree`]; [`FilesError::Json`](crate::FilesError::Json) for a file without the state of a training;
 /// [`Error::Optim`] for the state of another optimizer, and what does not fit in it.
 ///
 /// ```
@@ -184,7 +188,7 @@ pub fn training_state(path: impl AsRef<Path>) -> Result<TrainingState> {
 /// assert_eq!(resume_training(&path, &vars, &mut optimizer)?.step, 7);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn resume_training<O: CheckpointOptimizer + ?Sized>(
+pub fn resume_training<O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     params: &ScaledVarMap,
     optimizer: &mut O,
@@ -198,7 +202,7 @@ pub fn resume_training<O: CheckpointOptimizer + ?Sized>(
         let own = name.strip_prefix(OPTIMIZER)?.to_string();
         Some(file.tensor(&name, &Device::Cpu).map(|tensor| (own, tensor)))
     });
-    let tensors: Vec<(String, Tensor)> = tensors.collect::<Result<_>>()?;
+    let tensors: Vec<(String, Tensor)> = tensors.collect::<Result<_, FilesError>>()?;
     let state = OptimizerState::new(saved.optimizer)
         .with_hyperparameters(saved.hyperparameters)?
         .with_tensors(tensors);

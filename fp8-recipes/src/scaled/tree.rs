@@ -1,6 +1,7 @@
 //! Values by name.
 
-use crate::error::{Error, Result};
+use crate::FilesError;
+use crate::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_scaled::{Scale, ScaleCheck, Scaled, ScaledDType, ScaledOptions, as_scaled, scaled_scope};
 use std::collections::BTreeMap;
@@ -36,7 +37,7 @@ impl ScaledTree {
     /// Plain tensors with a scale each: `data = x / scale`, or the tensor itself and the scale 1 without one.
     ///
     /// # Errors
-    /// [`Error::NameClash`] if a name occurs twice; if a tensor is of integers or the scale is not one.
+    /// [`FilesError::NameClash`](crate::FilesError::NameClash) if a name occurs twice; if a tensor is of integers or the scale is not one.
     pub fn as_scaled(
         tensors: impl IntoIterator<Item = (String, Tensor)>,
         scale: impl Into<Option<f32>>,
@@ -46,7 +47,7 @@ impl ScaledTree {
         for (name, tensor) in tensors {
             let value = as_scaled(&tensor, scale)?;
             if tree.insert(name.clone(), value).is_some() {
-                return Err(Error::NameClash { tensor: name });
+                return Err(FilesError::NameClash { tensor: name }.into());
             }
         }
         Ok(Self(tree))

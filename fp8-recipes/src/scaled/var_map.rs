@@ -1,7 +1,8 @@
 //! Parameters by name, and the `VarBuilder` that makes them.
 
 use super::ScaledTree;
-use crate::error::{Error, Result};
+use crate::FilesError;
+use crate::error::Result;
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
@@ -42,11 +43,19 @@ pub struct ScaledVarMap {
 fn check_dtype(tensor: &str, dtype: DType) -> Result<()> {
     match dtype {
         DType::F16 | DType::BF16 | DType::F32 => Ok(()),
-        got => Err(Error::TensorDType {
+        got => Err(FilesError::TensorDType {
             tensor: tensor.to_string(),
             got: got.as_str().into(),
             expected: "f16, bf16 or f32, as scaled parameters have".into(),
-        }),
+        }
+        .into()),
+    }
+}
+
+/// The parameters, sorted by name: what an optimizer takes.
+impl From<&ScaledVarMap> for Vec<ScaledVar> {
+    fn from(params: &ScaledVarMap) -> Self {
+        params.vars()
     }
 }
 
@@ -54,7 +63,7 @@ impl ScaledVarMap {
     /// No parameters yet; those to come have data of `dtype`: f16, bf16 or f32.
     ///
     /// # Errors
-    /// [`Error::TensorDType`] for another dtype.
+    /// [`FilesError::TensorDType`](crate::FilesError::TensorDType) for another dtype.
     pub fn new(dtype: DType, device: &Device) -> Result<Self> {
         check_dtype(PLACE, dtype)?;
         Ok(Self {
@@ -85,12 +94,15 @@ impl ScaledVarMap {
     /// The parameter of this name.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`] if there is none.
+    /// [`FilesError::MissingTensor`](crate::FilesError::MissingTensor) if there is none.
     pub fn get(&self, name: &str) -> Result<ScaledVar> {
         let found = self.lock().get(name).cloned();
-        found.ok_or_else(|| Error::MissingTensor {
-            tensor: name.to_string(),
-            place: PLACE.to_string(),
+        found.ok_or_else(|| {
+            FilesError::MissingTensor {
+                tensor: name.to_string(),
+                place: PLACE.to_string(),
+            }
+            .into()
         })
     }
 
@@ -117,7 +129,7 @@ impl ScaledVarMap {
     /// Adds a parameter that was made elsewhere, under its own name.
     ///
     /// # Errors
-    /// [`Error::NameClash`] if there is another one of that name, [`Error::TensorDType`] if its data are f64.
+    /// [`FilesError::NameClash`](crate::FilesError::NameClash) if there is another one of that name, [`FilesError::TensorDType`](crate::FilesError::TensorDType) if its data are f64.
     pub fn insert(&self, var: &ScaledVar) -> Result<()> {
         check_dtype(var.name(), var.dtype())?;
         let mut vars = self.lock();
@@ -125,9 +137,10 @@ impl ScaledVarMap {
         let here = here.or_insert_with(|| var.clone());
         match here.data_var().id() == var.data_var().id() {
             true => Ok(()),
-            false => Err(Error::NameClash {
+            false => Err(FilesError::NameClash {
                 tensor: var.name().to_string(),
-            }),
+            }
+            .into()),
         }
     }
 
@@ -165,7 +178,7 @@ impl ScaledVarMap {
     /// Puts data and scales back as they are in `tree`, which has values for exactly these names. Nothing is changed unless all fit.
     ///
     /// # Errors
-    /// [`Error::UnmatchedNames`], [`Error::TensorShape`] or [`Error::TensorDType`].
+    /// [`FilesError::UnmatchedNames`](crate::FilesError::UnmatchedNames), [`FilesError::TensorShape`](crate::FilesError::TensorShape) or [`FilesError::TensorDType`](crate::FilesError::TensorDType).
     pub fn load_tree(&self, tree: &ScaledTree) -> Result<()> {
         let vars = self.check_tree(tree)?;
         for var in vars {
@@ -191,25 +204,27 @@ impl ScaledVarMap {
             .collect();
         drop(here);
         if !(missing.is_empty() && unused.is_empty()) {
-            return Err(Error::UnmatchedNames { missing, unused });
+            return Err(FilesError::UnmatchedNames { missing, unused }.into());
         }
         for var in &vars {
             let Some(value) = tree.get(var.name()) else {
                 continue;
             };
             if value.dims() != var.dims() {
-                return Err(Error::TensorShape {
+                return Err(FilesError::TensorShape {
                     tensor: var.name().to_string(),
                     got: value.dims().to_vec(),
                     expected: format!("{:?}, that of the parameter", var.dims()),
-                });
+                }
+                .into());
             }
             if value.dtype() != var.dtype().into() {
-                return Err(Error::TensorDType {
+                return Err(FilesError::TensorDType {
                     tensor: var.name().to_string(),
                     got: value.dtype().to_string(),
                     expected: format!("{}, that of the parameter", var.dtype().as_str()),
-                });
+                }
+                .into());
             }
         }
         Ok(vars)
@@ -233,7 +248,7 @@ impl SimpleBackend for ScaledVarMap {
         let mut vars = self.lock();
         if let Some(var) = vars.get(name) {
             if var.dims() != shape.dims() {
-                return Err(Error::TensorShape {
+                return Err(FilesError::TensorShape {
                     tensor: name.to_string(),
                     got: var.dims().to_vec(),
                     expected: format!("{:?}", shape.dims()),
@@ -241,7 +256,7 @@ impl SimpleBackend for ScaledVarMap {
                 .into());
             }
             if var.dtype() != dtype {
-                return Err(Error::TensorDType {
+                return Err(FilesError::TensorDType {
                     tensor: name.to_string(),
                     got: var.dtype().as_str().into(),
                     expected: dtype.as_str().into(),

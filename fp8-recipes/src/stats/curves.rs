@@ -2,8 +2,9 @@
 
 use super::drawing::{self, Line, Panel};
 use super::quantity::StatsQuantity;
+use crate::FilesError;
 use crate::config::Operand;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::read::read_text;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,10 +38,11 @@ impl StatsCurves {
         let text = read_text(path, FILE_LIMIT)?;
         let curves = Self::from_json_lines(&text);
         if curves.0.is_empty() && !text.trim().is_empty() {
-            return Err(Error::Read {
+            return Err(FilesError::Read {
                 path: path.to_path_buf(),
                 source: std::io::Error::other("no line of it is a row of statistics"),
-            });
+            }
+            .into());
         }
         Ok(curves)
     }
@@ -75,7 +77,7 @@ impl StatsCurves {
         let curve = |((layer, operand), rows): (&(String, String), &BTreeMap<u64, Value>)| {
             let value = |(&step, row): (&u64, &Value)| Some((step, row[quantity.key()].as_f64()?));
             let points: Vec<_> = rows.iter().filter_map(value).collect();
-            (!points.is_empty()).then(|| (crate::nn::join(layer, operand), points))
+            (!points.is_empty()).then(|| (fp8_files::names::join(layer, operand), points))
         };
         self.0.iter().filter_map(curve).collect()
     }
@@ -96,7 +98,7 @@ impl StatsCurves {
             }
             let line = Line {
                 layer: layer.clone(),
-                name: crate::nn::join(layer, operand),
+                name: fp8_files::names::join(layer, operand),
                 points,
             };
             match panels.iter_mut().find(|panel| panel.operand == *operand) {

@@ -1,7 +1,7 @@
 //! Statistics of every n-th step in a file.
 
 use super::{CastStats, StatsReport};
-use crate::Error;
+use crate::FilesError;
 use crate::atomic::FileError;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -133,7 +133,7 @@ fn open(path: &Path) -> Result<File, FileError> {
     // Opening a named pipe would wait for a reader.
     if path.exists() {
         crate::read::open_regular(path).map_err(|error| match error {
-            Error::Read { source, .. } => failed(path, "open the file", source),
+            FilesError::Read { source, .. } => failed(path, "open the file", source),
             _ => FileError::WrongKind {
                 path: path.to_path_buf(),
                 expected: "regular file",

@@ -123,7 +123,7 @@ fn a_pattern_without_a_variable_is_refused() {
     }
 }
 
-fn comes_back<O: CheckpointOptimizer>(
+fn comes_back<O: ResumableOptimizer>(
     make: impl Fn(Vec<ParamGroup>) -> O,
     of: impl Fn(&O) -> Vec<ParamGroup>,
 ) {

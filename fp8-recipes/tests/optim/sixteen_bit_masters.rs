@@ -9,7 +9,7 @@ use std::collections::HashMap;
 const HALVES: [MasterDType; 2] = [MasterDType::Bf16, MasterDType::F16];
 
 /// What the tests need of both optimizers.
-trait WithMasters: NamedOptimizer + CheckpointOptimizer + Sized {
+trait WithMasters: NamedOptimizer + ResumableOptimizer + Sized {
     fn make(
         vars: Vec<(String, Var)>,
         lr: f64,

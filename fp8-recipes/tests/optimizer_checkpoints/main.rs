@@ -9,7 +9,7 @@ use candle_nn::{Optimizer, ParamsAdamW, VarBuilder, VarMap};
 use fp8_recipes::checkpoint::{TrainingMeta, resume_training, save_training};
 use fp8_recipes::nn::{self, Linear};
 use fp8_recipes::optim::{
-    AdamW, AdamWConfig, CheckpointOptimizer, NoOptimizer, OptimError, OptimizerState,
+    AdamW, AdamWConfig, NoOptimizer, OptimError, OptimizerState, ResumableOptimizer,
 };
 use fp8_recipes::{Error, Recipe, prepare_fp8, with_fp8};
 use serde_json::{Value, json};
@@ -95,7 +95,7 @@ impl<O: Optimizer> Run<O> {
     }
 }
 
-impl<O: CheckpointOptimizer> Run<O> {
+impl<O: ResumableOptimizer> Run<O> {
     fn save(&self, path: &Path) {
         save_training(path, &self.fc, &self.vars, &self.optimizer, &meta(3)).unwrap();
     }
@@ -253,7 +253,7 @@ impl Momentum {
     }
 }
 
-impl CheckpointOptimizer for Momentum {
+impl ResumableOptimizer for Momentum {
     fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
         let velocity = self.vars.iter().zip(&self.velocity);
         let velocity = velocity.map(|((name, _), v)| (format!("{name}.velocity"), v.clone()));
@@ -292,7 +292,7 @@ fn an_optimizer_of_ones_own_resumes_bit_for_bit() -> Outcome {
     saved.save(&file(&dir));
     let mut resumed = Run::new(2, Momentum::new);
     // Also where its type is not known.
-    let optimizer: &mut dyn CheckpointOptimizer = &mut resumed.optimizer;
+    let optimizer: &mut dyn ResumableOptimizer = &mut resumed.optimizer;
     resume_training(
         file(&dir),
         &resumed.fc,

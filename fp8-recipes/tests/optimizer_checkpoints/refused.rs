@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn the_state_of_another_optimizer_is_refused_and_nothing_changes() -> Outcome {
-    fn refused<O: CheckpointOptimizer>(path: &Path, mut run: Run<O>, expected: &str, got: &str) {
+    fn refused<O: ResumableOptimizer>(path: &Path, mut run: Run<O>, expected: &str, got: &str) {
         let before = run.bits();
         let error = run.resume(path).unwrap_err();
         match &error {

@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use fp8_core::Format;
-use fp8_recipes::Error;
 use fp8_recipes::atomic::write_safetensors_atomic;
 use fp8_recipes::scaled::{ScaleStorage, ScaledTree, load, save};
+use fp8_recipes::{Error, FilesError};
 use fp8_scaled::Scaled;
 use std::collections::{BTreeMap, HashMap};
 
@@ -96,6 +96,6 @@ fn bad_files_are_refused() {
     write_safetensors_atomic(&path, &lonely, None).unwrap();
     assert!(matches!(
         load(&path, &Device::Cpu),
-        Err(Error::ForeignFormat { .. })
+        Err(Error::Files(FilesError::ForeignFormat { .. }))
     ));
 }

@@ -2,10 +2,10 @@
 
 use crate::helpers::*;
 use candle_core::{DType, Device, Tensor};
-use fp8_recipes::Error;
 use fp8_recipes::optim::scaled::*;
 use fp8_recipes::optim::*;
 use fp8_recipes::scaled::{ScaledVarMap, TrainingState, load, resume_training, save_training};
+use fp8_recipes::{Error, FilesError};
 use fp8_scaled::ScaledVar;
 
 fn map(vars: &[ScaledVar]) -> ScaledVarMap {
@@ -147,7 +147,7 @@ fn a_checkpoint_of_other_parameters_is_refused() {
     let mut other = ScaledSgd::new(&fewer, SgdConfig::default()).unwrap();
     let error = resume_training(&path, &fewer, &mut other).unwrap_err();
     assert!(
-        matches!(error, Error::UnmatchedNames { ref unused, .. } if *unused == ["w"]),
+        matches!(error, Error::Files(FilesError::UnmatchedNames { ref unused, .. }) if *unused == ["w"]),
         "{error}"
     );
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with a GGUF file.
+//! Errors of GGUF files.
 
 use std::path::PathBuf;
 
@@ -22,11 +22,11 @@ pub enum GgufError {
         source: std::io::Error,
     },
 
-    /// What stands there is no file to read: a directory, a named pipe, a device.
+    /// The path is not a regular file but a directory, a named pipe or a device.
     #[error(transparent)]
-    Unreadable(Box<crate::Error>),
+    Unreadable(Box<fp8_files::Error>),
 
-    /// The file is no GGUF file, or it is broken.
+    /// The file is not a GGUF file, or it is malformed.
     #[error("{path}: {reason}", path = .path.display())]
     Broken {
         /// The file.
@@ -35,7 +35,7 @@ pub enum GgufError {
         reason: String,
     },
 
-    /// A tensor is stored in a type that is not read.
+    /// A tensor is stored in an unsupported type.
     #[error("{path}: tensor `{tensor}` is stored as {stored}, which is not read", path = .path.display())]
     UnsupportedType {
         /// The file.
@@ -46,7 +46,7 @@ pub enum GgufError {
         stored: String,
     },
 
-    /// The architecture is none that is read.
+    /// The architecture is not supported.
     #[error(
         "{path}: the architecture is `{architecture}`; llama, mistral, qwen2 and qwen3 are read", path = .path.display()
     )]
@@ -57,16 +57,16 @@ pub enum GgufError {
         architecture: String,
     },
 
-    /// The model does something that cannot be written in an ordinary `config.json`.
+    /// The model has a feature that an ordinary `config.json` cannot express.
     #[error("{path}: {what} is not read", path = .path.display())]
     UnsupportedModel {
         /// The file.
         path: PathBuf,
-        /// What it does, with its value.
+        /// The feature, with its value.
         what: String,
     },
 
-    /// A metadata entry is missing or of another kind.
+    /// A metadata entry is missing or has the wrong type.
     #[error("{path}: the entry `{key}` is {value}, expected {expected}", path = .path.display())]
     Metadata {
         /// The file.
@@ -79,7 +79,7 @@ pub enum GgufError {
         expected: &'static str,
     },
 
-    /// A tensor that is no part of the architecture.
+    /// A tensor does not belong to the architecture.
     #[error("{path}: tensor `{tensor}` is no part of a {architecture} model", path = .path.display())]
     UnknownTensor {
         /// The file.
@@ -90,7 +90,7 @@ pub enum GgufError {
         architecture: &'static str,
     },
 
-    /// A tensor has another shape than the metadata tell, or is missing.
+    /// A tensor is missing, or its shape disagrees with the metadata.
     #[error("{path}: tensor `{tensor}` has shape {actual:?}, expected {expected}", path = .path.display())]
     Shape {
         /// The file.
@@ -103,7 +103,7 @@ pub enum GgufError {
         expected: String,
     },
 
-    /// The tokenizer is of a kind that is not read.
+    /// The tokenizer is of an unsupported kind.
     #[error("{path}: the tokenizer's `{key}` is `{value}`; {known} are read", path = .path.display())]
     UnsupportedTokenizer {
         /// The file.
@@ -112,7 +112,7 @@ pub enum GgufError {
         key: &'static str,
         /// Its value.
         value: String,
-        /// The values that are read.
+        /// The supported values.
         known: &'static str,
     },
 

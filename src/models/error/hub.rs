@@ -1,9 +1,9 @@
-//! What can go wrong with a model of the hub.
+//! Errors of downloads from the hub.
 
 use hf_hub::api::sync::ApiError;
 use std::path::PathBuf;
 
-/// An error of getting a model from the hub.
+/// An error of downloading a model from the hub.
 ///
 /// ```
 /// use fp8::models::hub::{self, HubError, HubOptions};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// The name of a model or a revision cannot be one.
+    /// Invalid name of a model or a revision.
     #[error("{name:?} is no {what}")]
     Name {
         /// `model of the hub, expected OWNER/NAME`, or `revision`.
@@ -33,7 +33,7 @@ pub enum HubError {
         model: String,
     },
 
-    /// A file names others in a way that is not followed.
+    /// An index is malformed.
     #[error("{path}: {reason}", path = .path.display())]
     Index {
         /// The file.
@@ -42,7 +42,7 @@ pub enum HubError {
         reason: String,
     },
 
-    /// The hub, or the way to it.
+    /// A download failed.
     #[error("{model}: cannot get {file}: {source}")]
     Download {
         /// The model.

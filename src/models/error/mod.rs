@@ -12,7 +12,7 @@ pub use text::TextError;
 
 use std::path::PathBuf;
 
-/// What can go wrong around a model.
+/// An error of configuring, opening or running a model.
 ///
 /// ```
 /// use fp8::models::{Error, ModelOptions, open};
@@ -27,7 +27,7 @@ pub enum Error {
     /// An operation of candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
-    /// Generation, or the text around it.
+    /// Text or generation.
     #[error(transparent)]
     Text(#[from] TextError),
     /// A GGUF file.
@@ -40,16 +40,16 @@ pub enum Error {
     /// A recipe, a layer or a checkpoint.
     #[error(transparent)]
     Fp8(#[from] crate::Error),
-    /// An entry of a model's configuration is missing or has a value that is not computed here.
+    /// An entry of a model's configuration is missing or has an unsupported value.
     #[error("{}: {key} is {value}, expected {expected}", path.display())]
     Config {
         /// The file.
         path: PathBuf,
         /// The entry.
         key: String,
-        /// What stands there; `missing` if nothing does.
+        /// Its value, or `missing`.
         value: String,
-        /// What could stand there.
+        /// What was expected.
         expected: String,
     },
     /// More tokens than a cache has room for.
@@ -64,7 +64,7 @@ pub enum Error {
         /// Room.
         capacity: usize,
     },
-    /// There is no memory for a cache.
+    /// Not enough memory for a cache.
     #[error("no memory for a cache of {batch} sequences of {capacity} tokens")]
     CacheMemory {
         /// Sequences.
@@ -77,9 +77,9 @@ pub enum Error {
     CacheMismatch {
         /// What differs.
         what: &'static str,
-        /// That of the cache.
+        /// The cache's.
         got: String,
-        /// That of the call.
+        /// The call's.
         expected: String,
     },
     /// A token id is not in the vocabulary, or ids are not `[batch, tokens]` of integers.
@@ -88,6 +88,12 @@ pub enum Error {
         /// What is wrong with them.
         reason: String,
     },
+}
+
+impl From<fp8_files::Error> for Error {
+    fn from(error: fp8_files::Error) -> Self {
+        Self::Fp8(error.into())
+    }
 }
 
 impl From<crate::fp8_candle::Error> for Error {
@@ -106,13 +112,4 @@ impl From<Error> for candle_core::Error {
 }
 
 /// The result of this module's functions.
-///
-/// ```
-/// use fp8::models::{ModelOptions, Result, open};
-/// fn layers(dir: &str) -> Result<usize> {
-///     let model = open(dir, &ModelOptions::new())?;
-///     Ok(model.llama().map_or(0, |model| model.config().num_layers))
-/// }
-/// assert!(layers("no/such/directory").is_err());
-/// ```
 pub type Result<T> = std::result::Result<T, Error>;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// What can go wrong between a text and the tokens of a model, and in choosing tokens.
+/// An error of tokenizing, chat templates or generation.
 ///
 /// ```
 /// use fp8::models::{GenerationOptions, TextError};
@@ -12,25 +12,25 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
-    /// An option of generation has a value that means nothing.
+    /// An option of generation has an invalid value.
     #[error("{option} is {value}: expected {expected}")]
     Option {
         /// The option's name.
         option: &'static str,
         /// Its value.
         value: String,
-        /// What it can be.
+        /// The values that it can have.
         expected: &'static str,
     },
 
-    /// A prompt without tokens: there is nothing that a next token could follow.
+    /// A prompt has no tokens, so there is nothing to continue.
     #[error("prompt {prompt} has no tokens")]
     EmptyPrompt {
         /// Its position among the prompts.
         prompt: usize,
     },
 
-    /// A token that the model does not have.
+    /// A prompt has a token that is not in the model's vocabulary.
     #[error("prompt {prompt} holds token {token}, and the model has {vocab_size} tokens")]
     UnknownToken {
         /// The prompt's position.
@@ -41,14 +41,14 @@ pub enum TextError {
         vocab_size: usize,
     },
 
-    /// A prompt of more tokens than the model has positions for.
+    /// A prompt has more tokens than the model has positions.
     #[error("prompt {prompt} has {tokens} tokens, and the model has {positions} positions")]
     TooManyTokens {
         /// Which prompt.
         prompt: usize,
         /// Its tokens.
         tokens: usize,
-        /// What the model has.
+        /// The model's positions.
         positions: usize,
     },
 
@@ -76,7 +76,7 @@ pub enum TextError {
         expected: Vec<usize>,
     },
 
-    /// A logit is NaN or infinite upwards: no choice among them would mean anything.
+    /// A logit is NaN or +Inf, or all are -Inf: no token can be chosen.
     #[error("prompt {prompt}: the logit of token {token} is {value} after {position} tokens")]
     NotFinite {
         /// The prompt's position.
@@ -89,11 +89,11 @@ pub enum TextError {
         position: usize,
     },
 
-    /// A file cannot be read, is longer than any of its kind, or is none: a named pipe, a device.
+    /// A file cannot be read, is too long, or is not a regular file.
     #[error(transparent)]
     File(Box<crate::Error>),
 
-    /// A JSON file is broken, or an entry of it is of another kind.
+    /// A JSON file is malformed, or an entry has the wrong type.
     #[error("{path}: {reason}", path = .path.display())]
     Json {
         /// The file.
@@ -102,34 +102,34 @@ pub enum TextError {
         reason: String,
     },
 
-    /// `tokenizer.json` is broken, or encoding or decoding failed.
+    /// `tokenizer.json` is malformed, or encoding or decoding failed.
     #[error("{path}: {reason}", path = .path.display())]
     Tokenizer {
         /// The tokenizer's file.
         path: PathBuf,
-        /// The tokenizer's own words.
+        /// The message of the crate `tokenizers`.
         reason: String,
     },
 
-    /// A chat was to be written in the model's form, and the files have none.
+    /// The model's files have no chat template.
     #[error("{path}: the model has no chat template", path = .path.display())]
     NoChatTemplate {
         /// The directory of the model.
         path: PathBuf,
     },
 
-    /// The chat template does not compile or does not take these messages.
+    /// The chat template does not compile or rejects these messages.
     #[error("{path}: the chat template fails: {reason}", path = .path.display())]
     ChatTemplate {
         /// The file that has it.
         path: PathBuf,
-        /// The template's own words, or which bound it went beyond.
+        /// The template's message, or the bound that it exceeded.
         reason: String,
     },
 }
 
-impl From<crate::Error> for TextError {
-    fn from(error: crate::Error) -> Self {
-        Self::File(error.into())
+impl From<fp8_files::Error> for TextError {
+    fn from(error: fp8_files::Error) -> Self {
+        Self::File(crate::Error::from(error).into())
     }
 }

@@ -15,21 +15,6 @@ use serde_json::Value;
 use std::path::Path;
 
 /// The configuration of a model of any family.
-///
-/// ```
-/// # use fp8::load::Checkpoint;
-/// # use fp8::models::{Config, config_of};
-/// # use candle_core::{DType, Device, Tensor};
-/// # let dir = tempfile::tempdir()?;
-/// # let tensors = [("lm_head.weight", Tensor::ones((32, 16), DType::F32, &Device::Cpu)?)].into();
-/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-/// let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-///     "num_hidden_layers": 1, "num_attention_heads": 2 });
-/// std::fs::write(dir.path().join("config.json"), json.to_string())?;
-/// let checkpoint = Checkpoint::open_dir(dir.path())?;
-/// assert!(matches!(config_of(&checkpoint, dir.path())?, Config::Llama(config) if config.num_layers == 1));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Config {

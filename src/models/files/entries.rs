@@ -1,10 +1,11 @@
 //! Entries of a `config.json`, each with an error that names it.
 
+use super::json::ids;
 use crate::models::error::{Error, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// An object of a configuration file.
+/// An object of a configuration file, with its path for error messages.
 #[derive(Debug, Clone)]
 pub(crate) struct Entries<'a> {
     path: PathBuf,
@@ -12,7 +13,7 @@ pub(crate) struct Entries<'a> {
     value: &'a Value,
 }
 
-/// Larger than any size of a model; products of two stay within 64 bits.
+/// Larger than any size in a model; products of two such sizes fit in 64 bits.
 const MAX_SIZE: u64 = 1 << 31;
 
 impl<'a> Entries<'a> {
@@ -85,7 +86,7 @@ impl<'a> Entries<'a> {
         })
     }
 
-    /// Positive numbers; None if there is no such entry.
+    /// A list of positive numbers; None if there is no such entry.
     pub(crate) fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
         let Some(value) = self.get(key) else {
             return Ok(None);
@@ -99,14 +100,8 @@ impl<'a> Entries<'a> {
             .ok_or_else(|| self.error(key, "a list of positive numbers"))
     }
 
-    /// A token id or a list of them; none if there is no such entry.
+    /// A token id or a list of them; empty if there is no such entry.
     pub(crate) fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
-        let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
-        let ids = match self.get(key) {
-            None => Some(vec![]),
-            Some(Value::Array(list)) => list.iter().map(id).collect(),
-            Some(value) => id(value).map(|id| vec![id]),
-        };
-        ids.ok_or_else(|| self.error(key, "a token id or a list of them"))
+        ids(&self.value[key]).ok_or_else(|| self.error(key, "a token id or a list of them"))
     }
 }

@@ -1,4 +1,4 @@
-//! Models from the Hugging Face Hub, by way of the cache that its other programs use too. Needs the feature `hub`.
+//! Models from the Hugging Face Hub, through the cache that its other programs use too. Needs the feature `hub`.
 
 pub use crate::models::error::HubError;
 
@@ -9,14 +9,14 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// What says how a sentence encoder makes one vector of those of its tokens, and the list of parts that leads there.
+/// The pooling of a sentence encoder, and the list of its parts.
 const POOLING: &str = "1_Pooling/config.json";
 const MODULES: &str = "modules.json";
 
-/// Longer than any list of files that stands beside a model.
+/// Longer than any index beside a model.
 const MAX_INDEX: u64 = 64 << 20;
 
-/// Where a model is looked for.
+/// Where to look for a model.
 ///
 /// ```
 /// use fp8::models::hub::HubOptions;
@@ -26,11 +26,11 @@ const MAX_INDEX: u64 = 64 << 20;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HubOptions {
-    /// A branch, a tag or a commit; `main` unless told.
+    /// A branch, a tag or a commit; `main` by default.
     pub revision: Option<String>,
-    /// The cache; unless told `$HF_HOME/hub`, or `.cache/huggingface/hub` in the home directory.
+    /// The cache; by default `$HF_HOME/hub`, or `.cache/huggingface/hub` in the home directory.
     pub cache_dir: Option<PathBuf>,
-    /// Draw bars of progress on stderr.
+    /// Whether to show progress bars on stderr.
     pub progress: bool,
 }
 
@@ -47,15 +47,15 @@ impl HubOptions {
         self
     }
 
-    /// Sets whether bars of progress are drawn.
+    /// Sets whether to show progress bars.
     pub fn with_progress(mut self, progress: bool) -> Self {
         self.progress = progress;
         self
     }
 }
 
-/// The directory of a model `OWNER/NAME` with all that it takes to run it: safetensors files, configuration, tokenizer. Files
-/// that the cache has are not asked for again; nothing is asked of the network where it has all of them.
+/// Downloads what is needed to run the model `OWNER/NAME` (safetensors files, configuration, tokenizer) and returns its directory.
+/// Files in the cache are not downloaded again; if all are there, the network is not used.
 ///
 /// # Errors
 /// [`HubError`].
@@ -81,7 +81,7 @@ pub fn download(model: &str, options: &HubOptions) -> Result<PathBuf, HubError> 
         .into_iter()
         .map(|file| file.rfilename)
         .collect();
-    // A branch may move meanwhile, a commit does not.
+    // A branch may move in the meantime; a commit does not.
     let commit = repo(model, &options.clone().with_revision(&info.sha))?;
     let files = api.repo(commit.clone());
     let (asked, commit) = (cache.repo(asked), cache.repo(commit));
@@ -90,8 +90,8 @@ pub fn download(model: &str, options: &HubOptions) -> Result<PathBuf, HubError> 
     })
 }
 
-/// Gets what is wanted of the files `names` of a commit. Only when all are there the cache says that `asked`, a branch maybe, is
-/// that commit: what was interrupted is not taken for whole.
+/// Downloads the needed ones of the files `names` of a commit. Only once all are there does the cache record that `asked`, possibly a
+/// branch, is that commit: an interrupted download is never taken for a complete one.
 fn fetch(
     model: &str,
     names: &[String],
@@ -109,12 +109,12 @@ fn fetch(
         let pointed = repo.create_ref(sha).map_err(ApiError::from);
         pointed.map_err(failed(model, "the commit of its files"))
     };
-    // Files of it that other programs got are found then.
+    // From now on the cache finds files of this commit that other programs downloaded.
     point(commit)?;
     let mut dir = PathBuf::new();
     for name in wanted {
         let path = get(name).map_err(failed(model, name))?;
-        // The last ones are weights, which stand in the directory itself.
+        // Weights come last and lie in the directory itself.
         dir = path.parent().unwrap_or(Path::new("")).to_path_buf();
     }
     point(asked)?;
@@ -130,9 +130,9 @@ fn failed(model: &str, file: &str) -> impl FnOnce(ApiError) -> HubError + use<> 
     }
 }
 
-/// The directory of a model that the cache has whole: `config.json`, all weights that an index names, and the pooling that
-/// `modules.json` speaks of; or Mistral's own form of a model, with `params.json`. What [`download`] began and did not end is
-/// not whole. Never asks the network.
+/// The directory of a model that is complete in the cache: `config.json`, all weights that an index names, and the pooling that
+/// `modules.json` lists; or Mistral's own layout with `params.json`. None if it is incomplete, as after an interrupted [`download`].
+/// Never uses the network.
 ///
 /// ```
 /// use fp8::models::hub::{self, HubOptions};
@@ -166,7 +166,7 @@ pub fn cached(model: &str, options: &HubOptions) -> Result<Option<PathBuf>, HubE
     Ok(dir.filter(|_| has_weights && has_pooling))
 }
 
-/// Whether the parts of a sentence encoder include the pooling. A file that cannot be read is one to ask the hub about.
+/// Whether the parts of a sentence encoder include the pooling. True for an unreadable file, so that the hub is asked.
 fn names_pooling(modules: &Path) -> bool {
     let Ok(text) = read_text(modules, MAX_INDEX) else {
         return true;
@@ -191,7 +191,7 @@ fn cache(options: &HubOptions) -> Result<Cache, HubError> {
     }
 }
 
-/// Names become paths, so they are checked.
+/// Checks the names, which become paths.
 fn repo(model: &str, options: &HubOptions) -> Result<Repo, HubError> {
     let plain = |part: &str| {
         let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -213,7 +213,7 @@ fn repo(model: &str, options: &HubOptions) -> Result<Repo, HubError> {
     Ok(Repo::with_revision(model, RepoType::Model, revision))
 }
 
-/// A name of a file that stays in its directory.
+/// Whether a name stays within its directory.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\\', ':']) && !name.starts_with('.')
 }
@@ -222,14 +222,14 @@ fn is_weights(name: &str) -> bool {
     name.ends_with(".safetensors")
 }
 
-/// The files that it takes to run a model, the weights last: where they are, all is.
+/// The files needed to run a model, weights last.
 fn wanted(names: &[String]) -> Vec<&str> {
     let has_model = names
         .iter()
         .any(|name| name.starts_with("model") && is_weights(name));
     let is_wanted = |name: &&str| {
         let weights = is_weights(name);
-        // Mistral's own form beside the usual one holds the same weights once more.
+        // Mistral's own layout repeats the weights of the usual one.
         let twice = weights && has_model && !name.starts_with("model");
         let small = [".json", ".jinja"].iter().any(|end| name.ends_with(end));
         let text = matches!(*name, "tokenizer.model" | "vocab.txt" | "merges.txt");
@@ -240,7 +240,7 @@ fn wanted(names: &[String]) -> Vec<&str> {
     wanted
 }
 
-/// The files that an index names.
+/// The files listed in an index.
 fn shards(index: &Path) -> Result<BTreeSet<String>, HubError> {
     let wrong = |reason: String| HubError::Index {
         path: index.to_path_buf(),

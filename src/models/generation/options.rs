@@ -5,7 +5,7 @@ use crate::models::files::{read_json, token_ids};
 use serde_json::Value;
 use std::path::Path;
 
-/// How [`generate`](crate::models::generate()) chooses tokens and when it stops. The default is greedy: the likeliest token, always.
+/// How [`generate`](crate::models::generate()) chooses tokens and when it stops. The default is greedy: always the likeliest token.
 ///
 /// ```
 /// use fp8::models::GenerationOptions;
@@ -19,28 +19,28 @@ use std::path::Path;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct GenerationOptions {
-    /// Tokens after the prompt, at most. 128 unless told.
+    /// The most tokens after the prompt; 128 by default.
     pub max_new_tokens: usize,
     /// Divides the logits; 0 takes the likeliest token.
     pub temperature: f64,
-    /// Only this many of the likeliest tokens are drawn from.
+    /// Draws only from this many of the likeliest tokens.
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens that together have this probability are drawn from.
+    /// Draws only from the likeliest tokens whose probabilities add up to this.
     pub top_p: Option<f64>,
-    /// Divides positive logits of tokens that were there before, multiplies negative ones; 1 does nothing.
+    /// Divides positive logits of earlier tokens and multiplies negative ones; 1 has no effect.
     pub repetition_penalty: f32,
-    /// The penalty counts this many of the last tokens, those of the prompt included; `None` counts all.
+    /// The penalty looks at this many of the last tokens, prompt included; `None` looks at all.
     pub repetition_window: Option<usize>,
     /// Row `i` of a batch draws with the seed `seed + i`.
     pub seed: u64,
-    /// A row ends with one of these tokens; it is the last of its output. Where there are none, with the model's own
+    /// A row ends with one of these tokens, which is the last of its output. If empty, the model's own end tokens count
     /// ([`CausalLm::eos_tokens`](crate::models::CausalLm::eos_tokens)).
     pub stop_tokens: Vec<u32>,
-    /// Without stop tokens, go on behind those of the model too.
+    /// Without stop tokens, also ignore the end tokens of the model.
     pub ignore_eos: bool,
-    /// A text ends before one of these; only [`generate_text`](crate::models::generate_text) knows texts.
+    /// A text ends before one of these; used by [`generate_text`](crate::models::generate_text) only.
     pub stop_strings: Vec<String>,
-    /// Capacity of the cache in tokens per row; `None` takes what prompt and new tokens need.
+    /// Capacity of the cache in tokens per row; `None`: as many as prompt and new tokens need.
     pub cache_capacity: Option<usize>,
 }
 
@@ -75,19 +75,19 @@ impl GenerationOptions {
         self
     }
 
-    /// Sets how many of the likeliest tokens are drawn from.
+    /// Sets how many of the likeliest tokens to draw from.
     pub fn with_top_k(mut self, top_k: Option<usize>) -> Self {
         self.top_k = top_k;
         self
     }
 
-    /// Sets the probability that the tokens to draw from have together.
+    /// Sets the total probability of the tokens to draw from.
     pub fn with_top_p(mut self, top_p: Option<f64>) -> Self {
         self.top_p = top_p;
         self
     }
 
-    /// Sets the penalty for tokens that were there before, and how many of the last tokens count (`None`: all).
+    /// Sets the penalty for earlier tokens, and how many of the last tokens count (`None`: all).
     pub fn with_repetition_penalty(mut self, penalty: f32, window: Option<usize>) -> Self {
         self.repetition_penalty = penalty;
         self.repetition_window = window;
@@ -124,12 +124,12 @@ impl GenerationOptions {
         self
     }
 
-    /// The options that `generation_config.json` of a model's directory tells; the defaults without that file. The tokens
-    /// that end a text are looked up in `config.json` where it does not name them. Sampling is on where `do_sample` is.
+    /// Reads the options from `generation_config.json` in a model's directory; the defaults if there is none. End tokens that it does
+    /// not name come from `config.json`. Sampling is on if `do_sample` is true.
     ///
     /// # Errors
-    /// [`TextError::File`] and [`TextError::Json`] for a file that is there and cannot be read, [`TextError::Option`] for a
-    /// value that means nothing.
+    /// [`TextError::File`] and [`TextError::Json`] for an existing file that cannot be read, [`TextError::Option`] for an invalid
+    /// value.
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, TextError> {
         let dir = dir.as_ref();
         let path = dir.join("generation_config.json");
@@ -146,11 +146,11 @@ impl GenerationOptions {
         Ok(options)
     }
 
-    /// The options in the content of a `generation_config.json`; `path` only serves messages. Entries that are missing or
-    /// null leave the default; a temperature, top-k or top-p counts only where `do_sample` is true, as in transformers.
+    /// Reads the options from the content of a `generation_config.json`; `path` is for messages. Missing and null entries leave the
+    /// default; temperature, top-k and top-p count only if `do_sample` is true, as in transformers.
     ///
     /// # Errors
-    /// [`TextError::Json`] for an entry of another kind, [`TextError::Option`] for a value that means nothing.
+    /// [`TextError::Json`] for an entry of the wrong type, [`TextError::Option`] for an invalid value.
     pub fn from_json(json: &Value, path: &Path) -> Result<Self, TextError> {
         let wrong = |key: &str, expected: &str| TextError::Json {
             path: path.to_path_buf(),
@@ -182,7 +182,7 @@ impl GenerationOptions {
         }
         if samples {
             options.temperature = number("temperature")?.unwrap_or(1.0);
-            // 0 is how transformers writes "all of them".
+            // transformers writes 0 for "all of them".
             options.top_k = count("top_k")?.filter(|&k| k > 0);
             options.top_p = number("top_p")?.filter(|&p| p < 1.0);
         }
@@ -205,7 +205,7 @@ impl GenerationOptions {
         Ok(options)
     }
 
-    /// Refuses values that mean nothing.
+    /// Rejects invalid values.
     ///
     /// # Errors
     /// [`TextError::Option`] naming the option and what it can be.

@@ -15,10 +15,10 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// For the row at position `row` of a batch; `options` have been checked.
+    /// A sampler for row `row` of a batch; `options` must have passed their check.
     pub(super) fn new(options: &GenerationOptions, row: usize) -> Self {
         let temperature = options.temperature;
-        // As in candle: what is nearly 0 would divide the logits beyond f32.
+        // As in candle: dividing by nearly 0 would overflow f32.
         let draws = (temperature >= 1e-7).then(|| {
             let sampling = match (options.top_k, options.top_p) {
                 (None, None) => Sampling::All { temperature },
@@ -35,7 +35,7 @@ impl Sampler {
         }
     }
 
-    /// The next token after `before`, the tokens of the row so far. `row` only serves messages.
+    /// Chooses the token after `before`, the tokens of the row so far. `row` is for messages.
     pub(super) fn choose(&mut self, logits: Vec<f32>, before: &[u32], row: usize) -> Result<u32> {
         let wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
         let no_choice = logits.iter().all(|x| *x == f32::NEG_INFINITY);
@@ -66,7 +66,7 @@ impl Sampler {
     }
 }
 
-/// The first of the largest.
+/// Index of the largest value, the first of equal ones.
 fn likeliest(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (token, logit) in logits.iter().enumerate() {

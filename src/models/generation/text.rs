@@ -7,13 +7,13 @@ use crate::models::families::CausalLm;
 use crate::models::text::Tokenizer;
 use std::ops::ControlFlow;
 
-/// The character that a decoder puts where bytes are no UTF-8, which may be the first bytes of one.
+/// The character that a decoder writes for bytes that are not (or not yet) valid UTF-8.
 const REPLACEMENT: char = '\u{FFFD}';
 
-/// The text of a row of tokens, as they come.
+/// Turns the tokens of a row into text as they arrive.
 ///
-/// Some characters are several tokens, so a token gives no text, or that of several. What could be the beginning of a text
-/// that is to end the row is held back too.
+/// Some characters span several tokens, so one token may yield no text and the next the text of several. Text that could be the
+/// beginning of a stop text is held back too.
 ///
 /// ```no_run
 /// use fp8::models::{TextStream, Tokenizer};
@@ -30,11 +30,11 @@ const REPLACEMENT: char = '\u{FFFD}';
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     ids: Vec<u32>,
-    /// Tokens before this one are only context: their text has been taken, and says how the next ones read.
+    /// Tokens before this one are out; those from here to `read` are decoded again as context for the next ones.
     context: usize,
-    /// Tokens before this one have their text in `held` or out.
+    /// The text of tokens before this one is in `held` or already returned.
     read: usize,
-    /// Text that may turn out to belong to a stop text.
+    /// Text that may turn out to be part of a stop text.
     held: String,
     stops: &'a [String],
     stopped: bool,
@@ -54,7 +54,7 @@ impl<'a> TextStream<'a> {
         }
     }
 
-    /// Takes a token and returns the text that is certain now; often that of the token, sometimes none.
+    /// Takes a token and returns the text that is now certain: often the token's own, sometimes none.
     ///
     /// # Errors
     /// [`TextError::Tokenizer`].
@@ -67,7 +67,7 @@ impl<'a> TextStream<'a> {
         Ok(self.release(false))
     }
 
-    /// The text that was held back, when no token follows. Bytes that are no character come as U+FFFD.
+    /// Returns the text held back, once no token follows. Invalid bytes become U+FFFD.
     ///
     /// # Errors
     /// [`TextError::Tokenizer`].
@@ -79,29 +79,29 @@ impl<'a> TextStream<'a> {
         Ok(self.release(true))
     }
 
-    /// Whether a text of `stops` has come up; nothing follows then.
+    /// Whether one of `stops` has appeared; no text follows it.
     pub fn stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Moves the text of the tokens since `read` to `held`, unless its end may be half a character.
+    /// Moves the text of the tokens since `read` to `held`, unless it may end within a character.
     fn take_text(&mut self, all: bool) -> std::result::Result<(), TextError> {
         let decode = |ids: &[u32]| self.tokenizer.decode(ids, true);
-        // A decoder may treat the first token in its own way (it drops a leading space), so the last ones that were taken
-        // are decoded along, without and with the new ones.
+        // A decoder may treat the first token specially (drop a leading space), so the tokens taken last are decoded too, without
+        // and with the new ones.
         let before = decode(&self.ids[self.context..self.read])?;
         let now = decode(&self.ids[self.context..])?;
         if now.ends_with(REPLACEMENT) && !all {
             return Ok(());
         }
         match now.strip_prefix(&before) {
-            // Only special tokens: the context still says how the next text token reads.
+            // Only special tokens: keep the context for the next text token.
             Some("") if !all => {}
             Some(new) => {
                 self.held.push_str(new);
                 self.context = self.read;
             }
-            // The new tokens changed how the old ones read (bytes that are no text): the new ones count alone.
+            // The new tokens changed how the old ones decode (invalid bytes): decode the new ones alone.
             None => {
                 self.held += &decode(&self.ids[self.read..])?;
                 self.context = self.read;
@@ -111,7 +111,7 @@ impl<'a> TextStream<'a> {
         Ok(())
     }
 
-    /// The part of `held` that no stop text can reach any more.
+    /// Takes the part of `held` that cannot belong to a stop text any more.
     fn release(&mut self, all: bool) -> String {
         let found = self.stops.iter().filter_map(|stop| self.held.find(stop));
         if let Some(end) = found.min() {
@@ -133,7 +133,7 @@ impl<'a> TextStream<'a> {
     }
 }
 
-/// Bytes of the longest end of `text` that `stop` begins with.
+/// Length in bytes of the longest suffix of `text` that is a prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let starts = stop.char_indices().map(|(at, _)| at).rev();
     starts
@@ -143,37 +143,6 @@ fn overlap(text: &str, stop: &str) -> usize {
 }
 
 /// New text of one prompt.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{Llama, LlamaConfig};
-/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-/// # let config = LlamaConfig::parse("config.json", &json)?;
-/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// # let model = Llama::new(&config, vb)?;
-/// # use fp8::models::Tokenizer;
-/// # let dir = tempfile::tempdir()?;
-/// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-/// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-/// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-/// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-/// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-/// # let tokenizer = Tokenizer::open(dir.path())?;
-/// use fp8::models::{GenerationOptions, generate_text};
-/// use std::ops::ControlFlow;
-///
-/// let options = GenerationOptions::default().with_max_new_tokens(3);
-/// let mut last = None;
-/// generate_text(&model, &tokenizer, &[vec![3]], &options, &mut |piece| {
-///     print!("{}", piece.text); // as it comes
-///     last = piece.finish;
-///     ControlFlow::Continue(())
-/// })?;
-/// assert!(last.is_some());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TextPiece {
@@ -181,51 +150,24 @@ pub struct TextPiece {
     pub prompt: usize,
     /// The text, which may be empty.
     pub text: String,
-    /// Why nothing follows, if nothing does.
+    /// Why the text ends here; None if more may follow.
     pub finish: Option<FinishReason>,
 }
 
-/// What followed one prompt.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{Llama, LlamaConfig};
-/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-/// # let config = LlamaConfig::parse("config.json", &json)?;
-/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// # let model = Llama::new(&config, vb)?;
-/// # use fp8::models::Tokenizer;
-/// # let dir = tempfile::tempdir()?;
-/// # let json = r#"{ "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "Whitespace" }, "model": { "type": "WordLevel",
-/// #     "vocab": { "<unk>": 0, "<s>": 1, "</s>": 2, "in": 3, "the": 4, "beginning": 5 }, "unk_token": "<unk>" } }"#;
-/// # std::fs::write(dir.path().join("tokenizer.json"), json)?;
-/// # let json = r#"{ "bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}</s>" }"#;
-/// # std::fs::write(dir.path().join("tokenizer_config.json"), json)?;
-/// # let tokenizer = Tokenizer::open(dir.path())?;
-/// use fp8::models::{GenerationOptions, generate_text};
-/// use std::ops::ControlFlow;
-///
-/// let options = GenerationOptions::default().with_max_new_tokens(3);
-/// let outputs = generate_text(&model, &tokenizer, &[vec![3]], &options, &mut |_| ControlFlow::Continue(()))?;
-/// let decoded = tokenizer.decode(&outputs[0].tokens, true)?;
-/// assert_eq!(outputs[0].text, decoded);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// The continuation of one prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TextOutput {
-    /// The text, up to a stop text.
+    /// The text before any stop text.
     pub text: String,
-    /// The tokens, those of a stop text and a stop token included.
+    /// The tokens, including a stop token and those of a stop text.
     pub tokens: Vec<u32>,
     /// Why they ended.
     pub finish: FinishReason,
 }
 
-/// As [`generate`](crate::models::generate()), for prompts that are tokens already and answers that are text; `on_text` is called for each token, with
-/// the text that is certain by then. A row ends with the tokenizer's end tokens too.
+/// [`generate`](crate::models::generate()) with text as the output: prompts are tokens, and `on_text` is called for each new token with the text that
+/// is certain by then. The tokenizer's end tokens end a row too.
 ///
 /// # Errors
 /// As [`generate`](crate::models::generate()), and those of decoding.
@@ -296,7 +238,7 @@ pub fn generate_text(
     }
     let mut results = vec![];
     for ((output, mut text), mut stream) in outputs.into_iter().zip(texts).zip(streams) {
-        // A row that the caller ended may hold text back; for the others this is empty.
+        // Only a row that the callback ended may still hold text back.
         text += &stream.finish()?;
         let finish = match stream.stopped() {
             true => FinishReason::StopString,

@@ -10,29 +10,6 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 /// A token that was just chosen.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{Llama, LlamaConfig};
-/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-/// # let config = LlamaConfig::parse("config.json", &json)?;
-/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// # let model = Llama::new(&config, vb)?;
-/// use fp8::models::{GenerationOptions, generate};
-/// use std::ops::ControlFlow;
-///
-/// let options = GenerationOptions::default().with_max_new_tokens(3);
-/// let mut ids = vec![];
-/// generate(&model, &[vec![1, 5]], &options, &mut |token| {
-///     assert_eq!((token.prompt, token.index), (0, ids.len()));
-///     ids.push(token.id);
-///     ControlFlow::Continue(())
-/// })?;
-/// assert_eq!(ids.len(), 3);
-/// # Ok::<(), fp8::models::Error>(())
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Token {
@@ -42,29 +19,11 @@ pub struct Token {
     pub index: usize,
     /// The token.
     pub id: u32,
-    /// Why it is the last one, if it is.
+    /// Why it is the row's last token; None if it is not.
     pub finish: Option<FinishReason>,
 }
 
 /// Why a row ended.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{Llama, LlamaConfig};
-/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-/// # let config = LlamaConfig::parse("config.json", &json)?;
-/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// # let model = Llama::new(&config, vb)?;
-/// use fp8::models::{FinishReason, GenerationOptions, generate};
-/// use std::ops::ControlFlow;
-///
-/// let options = GenerationOptions::default().with_max_new_tokens(3);
-/// let outputs = generate(&model, &[vec![1, 5]], &options, &mut |_| ControlFlow::Continue(()))?;
-/// assert_eq!(outputs[0].finish, FinishReason::Length);
-/// # Ok::<(), fp8::models::Error>(())
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FinishReason {
@@ -72,35 +31,15 @@ pub enum FinishReason {
     Length,
     /// The last token is one of the stop tokens.
     StopToken,
-    /// A text of `stop_strings` came up.
+    /// One of the `stop_strings` appeared in the text.
     StopString,
     /// The model has no positions for more tokens ([`CausalLm::max_positions`]).
     Positions,
-    /// The caller ended it.
+    /// The callback ended it.
     Stopped,
 }
 
-/// What the callback of [`generate`] ends.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{Llama, LlamaConfig};
-/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-/// # let config = LlamaConfig::parse("config.json", &json)?;
-/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// # let model = Llama::new(&config, vb)?;
-/// use fp8::models::{FinishReason, GenerationOptions, Stop, generate};
-/// use std::ops::ControlFlow;
-///
-/// let options = GenerationOptions::default();
-/// // One token for each prompt.
-/// let outputs = generate(&model, &[vec![1], vec![5]], &options, &mut |_| ControlFlow::Break(Stop::Row))?;
-/// assert_eq!(outputs[1].tokens.len(), 1);
-/// assert_eq!(outputs[1].finish, FinishReason::Stopped);
-/// # Ok::<(), fp8::models::Error>(())
-/// ```
+/// What the callback of [`generate`] stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stop {
@@ -110,25 +49,7 @@ pub enum Stop {
     All,
 }
 
-/// What followed one prompt.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{Llama, LlamaConfig};
-/// # let json = serde_json::json!({ "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-/// # let config = LlamaConfig::parse("config.json", &json)?;
-/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// # let model = Llama::new(&config, vb)?;
-/// use fp8::models::{GenerationOptions, generate};
-/// use std::ops::ControlFlow;
-///
-/// let options = GenerationOptions::default().with_max_new_tokens(3);
-/// let outputs = generate(&model, &[vec![1, 5], vec![7]], &options, &mut |_| ControlFlow::Continue(()))?;
-/// assert_eq!((outputs.len(), outputs[0].tokens.len()), (2, 3)); // the prompt is not among them
-/// # Ok::<(), fp8::models::Error>(())
-/// ```
+/// The continuation of one prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Output {
@@ -138,23 +59,23 @@ pub struct Output {
     pub finish: FinishReason,
 }
 
-/// Continues each prompt; the outputs stand in the order of the prompts.
+/// Continues each prompt; outputs come in the order of the prompts.
 ///
-/// All prompts run as one batch, without padding: those of equal length are read together, one length after the other, and then each
-/// step adds a token to every row at its own position. (A model that does not take such rows, see [`CausalLm::takes_unequal_rows`], runs one
-/// length after the other.) Greedily each prompt gets what it would get alone. Two things are outside of that: a model whose dynamic scales
-/// span all rows of a batch, and products that round differently for another number of rows, by f32 roundings of their sums.
-/// A row that has ended is not chosen for again and its tokens are not reported, its batch goes on until all rows have ended.
+/// All prompts run as one batch without padding: prompts of equal length are read together, one length after the other, and then each
+/// step adds a token to every row at its own position. (A model without [`CausalLm::takes_unequal_rows`] runs one length after the other.)
+/// With greedy choice each prompt gets the tokens that it would get alone, with two exceptions: models whose dynamic scales span all rows
+/// of a batch, and products whose f32 sums round differently for another number of rows.
+/// A row that has ended gets no further tokens; its batch runs until all rows have ended.
 ///
-/// A row ends with `max_new_tokens`, a stop token (the model's own [`CausalLm::eos_tokens`] where the options name none), or at the model's
+/// A row ends after `max_new_tokens`, with a stop token (the model's own [`CausalLm::eos_tokens`] where the options name none), or at the model's
 /// [`CausalLm::max_positions`]. The cache takes memory as it fills.
 ///
-/// `on_token` is called for each new token, at once; with `Break` it ends the row of the token or all rows, which then end
-/// with [`FinishReason::Stopped`] and what they have.
+/// `on_token` is called with each new token as soon as it is chosen. If it returns `Break`, the row of the token or all rows end with
+/// [`FinishReason::Stopped`] and keep the tokens they have.
 ///
 /// # Errors
-/// [`TextError`]: options that mean nothing, an empty prompt, a token that the model does not have, more tokens than it has positions, a cache that cannot hold
-/// prompt and new tokens, all before anything is computed; logits that are NaN; and the model's own errors.
+/// [`TextError`] before anything is computed: invalid options, an empty prompt, an unknown token, a prompt longer than the model's
+/// positions, a cache too small for prompt and new tokens. Later: NaN logits, and the model's own errors.
 ///
 /// ```no_run
 /// use fp8::models::{GenerationOptions, Llama, generate};
@@ -247,8 +168,8 @@ fn check(model: &dyn CausalLm, prompts: &[Vec<u32>], options: &GenerationOptions
     Ok(())
 }
 
-/// Tokens of the prompt and those after it. The very last one never gets into the cache, but who asks for n new tokens
-/// after m expects to need m + n.
+/// Tokens of the prompt and those after it. The last one never enters the cache, but a caller who asks for n new tokens after m
+/// expects to need room for m + n.
 fn needed(prompt: usize, max_new_tokens: usize) -> Option<usize> {
     prompt.checked_add(max_new_tokens)
 }
@@ -267,7 +188,7 @@ struct Row<'a> {
     prompt: usize,
     /// Prompt and new tokens.
     ids: Vec<u32>,
-    /// Where the new ones begin.
+    /// Index of the first new token.
     start: usize,
     sampler: Sampler,
     ends: Ends<'a>,
@@ -286,7 +207,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// Chooses a token, and decides whether it is the last one.
+    /// Chooses a token and decides whether it is the last one.
     fn next(&mut self, logits: Vec<f32>) -> Result<Token> {
         let id = self.sampler.choose(logits, &self.ids, self.prompt)?;
         let index = self.ids.len() - self.start;
@@ -319,7 +240,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Runs rows, prompts of equal length beside each other, until all have ended; true if the caller ended everything.
+/// Runs rows until all have ended; prompts of equal length must be neighbours. True if the callback ended everything.
 fn run(
     model: &dyn CausalLm,
     rows: &mut [Row<'_>],
@@ -348,14 +269,14 @@ fn run(
         if rows.iter().all(|row| row.finish.is_some()) {
             return Ok(false);
         }
-        // Rows that have ended go on with their last token; nobody looks at what follows.
+        // Rows that have ended are fed their last token; their logits are ignored.
         let last: Vec<u32> = rows.iter().map(|row| row.ids[row.ids.len() - 1]).collect();
         let ids = Tensor::from_vec(last, (rows.len(), 1), model.device())?;
         logits = checked(model.last_logits(&ids, &mut cache)?, rows.len(), model)?;
     }
 }
 
-/// The logits behind each prompt.
+/// Logits of the last token of each prompt.
 fn read_prompts(
     model: &dyn CausalLm,
     rows: &[Row<'_>],
@@ -383,7 +304,7 @@ fn read_prompts(
     Ok(logits)
 }
 
-/// Logits of `rows` rows as numbers.
+/// Checks the shape of the logits of `rows` rows and copies them to the host.
 fn checked(logits: Tensor, rows: usize, model: &dyn CausalLm) -> Result<Vec<Vec<f32>>> {
     let expected = [rows, model.vocab_size()];
     if logits.dims() != expected {

@@ -1,4 +1,4 @@
-//! Keys and values of one layer: written behind those that are there, read by attention.
+//! Keys and values of one layer: appended to, and read by attention.
 
 use crate::models::error::Result;
 use candle_core::{DType, Tensor};
@@ -6,20 +6,13 @@ use fp8_candle::ops::{CachedTokens, cached_attention};
 use fp8_candle::{Fp8Tensor, Quantizer, ScaleSource};
 use fp8_core::{Cast, Contraction, Format, Granularity};
 
-/// dequant_scales of the keys and values of one layer: one number, or one per head of keys.
-///
-/// ```
-/// use fp8::models::KvScales;
-/// // Keys have a scale per head, values one for all.
-/// let scales = KvScales::new(vec![0.02, 0.03], vec![0.01]);
-/// assert_eq!(scales.k.len(), 2);
-/// ```
+/// dequant_scales of the keys and values of one layer: one for the layer, or one per key-value head.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct KvScales {
-    /// Of the keys, after their rotation.
+    /// For the keys, after rotation.
     pub k: Vec<f32>,
-    /// Of the values.
+    /// For the values.
     pub v: Vec<f32>,
 }
 
@@ -35,18 +28,18 @@ impl KvScales {
 pub(crate) struct LayerCache {
     pub(crate) k: Tensor,
     pub(crate) v: Tensor,
-    /// One number per head.
+    /// One scale per head.
     pub(crate) scales: Option<KvScales>,
 }
 
 impl LayerCache {
-    /// Writes `k` and `v`, `[batch, kv_heads, tokens, head_dim]`, behind the first `len` tokens.
+    /// Writes `k` and `v`, `[batch, kv_heads, tokens, head_dim]`, after the first `len` tokens.
     pub(crate) fn append(&self, k: &Tensor, v: &Tensor, len: usize) -> Result<()> {
         for (stored, new, scales) in [
             (&self.k, k, self.scales.as_ref().map(|scales| &scales.k)),
             (&self.v, v, self.scales.as_ref().map(|scales| &scales.v)),
         ] {
-            // Only for inference, as the callers say: what is in the cache has no graph.
+            // The cache serves inference only: it holds no graph.
             let new = new.detach();
             let new = match scales {
                 None => new.to_dtype(stored.dtype())?,
@@ -57,7 +50,7 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Of `count` rows from `start`, in the same memory.
+    /// The part of `count` rows from `start`, sharing memory.
     pub(crate) fn part(&self, start: usize, count: usize) -> Result<Self> {
         Ok(Self {
             k: self.k.narrow(0, start, count)?,
@@ -95,13 +88,13 @@ impl LayerCache {
         )?)
     }
 
-    /// The first `len` keys and values as numbers of `dtype`.
+    /// The first `len` keys and values in `dtype`.
     pub(crate) fn values(&self, len: usize, dtype: DType) -> Result<(Tensor, Tensor)> {
         let [k, v] = self.sides();
         Ok((k.dequantize(len, dtype)?, v.dequantize(len, dtype)?))
     }
 
-    /// Whether what is read back differs from what was written.
+    /// Whether values in `dtype` are rounded when they are written.
     pub(crate) fn is_lossy(&self, dtype: DType) -> bool {
         self.k.dtype() != dtype
     }

@@ -4,7 +4,7 @@ use crate::models::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops;
 
-/// Attention with a mask in f32 that is added to the scores, `[tokens, keys]` or `[batch, 1, 1, keys]`.
+/// Attention in f32 with `mask` added to the scores: `[tokens, keys]` or `[batch, 1, 1, keys]`.
 pub(crate) fn masked_attention(
     q: &Tensor,
     k: &Tensor,

@@ -1,5 +1,6 @@
 //! What model families are built from: rotary positions, attention under a mask, caches of keys and values.
 
+mod file_has;
 mod kv_cache;
 mod layer_cache;
 mod masked;
@@ -7,6 +8,7 @@ mod pool;
 mod rope;
 mod token_ids;
 
+pub(crate) use file_has::file_has;
 pub use kv_cache::KvCache;
 pub(crate) use kv_cache::{KvSizes, Rows};
 pub use layer_cache::KvScales;

@@ -1,11 +1,11 @@
-//! Angles of rotary position embeddings, with every scaling that Llama-like models use.
+//! Angles of rotary position embeddings, with the scalings that Llama-like models use.
 
 use crate::models::error::Result;
 use crate::models::files::Entries;
 use candle_core::{DType, Device, Tensor};
 use std::f64::consts::PI;
 
-/// How frequencies change for contexts longer than the model was trained for.
+/// How frequencies are scaled for contexts longer than those of the training.
 ///
 /// ```
 /// use fp8::models::{RopeConfig, RopeScaling};
@@ -16,7 +16,7 @@ use std::f64::consts::PI;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// Positions are divided by a factor.
     Linear {
@@ -30,7 +30,7 @@ pub enum RopeScaling {
         /// Tokens up to which nothing changes.
         original: usize,
     },
-    /// Low frequencies are divided, high ones kept, those between blended (Llama 3.1).
+    /// Low frequencies are divided, high ones kept, those between interpolated (Llama 3.1).
     Llama3 {
         /// What low frequencies are divided by.
         factor: f64,
@@ -41,7 +41,7 @@ pub enum RopeScaling {
         /// Context of the training.
         original: usize,
     },
-    /// As Llama 3's by a ramp over dimensions, with a temperature on cosines and sines (YaRN, arXiv:2309.00071).
+    /// Like Llama 3's, with a ramp over dimensions and a temperature on cosines and sines (YaRN, arXiv:2309.00071).
     Yarn {
         /// What low frequencies are divided by.
         factor: f64,
@@ -53,10 +53,10 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// What cosines and sines are multiplied by.
         attention_factor: f64,
-        /// Whether the ends of the ramp are rounded to whole dimensions.
+        /// Whether to round the ends of the ramp to whole dimensions.
         truncate: bool,
     },
-    /// A factor for each frequency, another set beyond the context of the training (Phi-3's longrope).
+    /// One factor per frequency, with a second set beyond the context of the training (Phi-3's longrope).
     LongRope {
         /// Factors up to `original` tokens.
         short: Vec<f64>,
@@ -70,23 +70,12 @@ pub enum RopeScaling {
 }
 
 /// Rotary position embedding of a model.
-///
-/// ```
-/// use fp8::models::LlamaConfig;
-/// let json = serde_json::json!({
-///     "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-///     "num_hidden_layers": 1, "num_attention_heads": 2, "rope_theta": 500_000.,
-/// });
-/// let rope = LlamaConfig::parse("config.json", &json)?.rope;
-/// assert_eq!((rope.theta, rope.dim), (500_000., 8));
-/// # Ok::<(), fp8::models::Error>(())
-/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Features of a head that are rotated, an even number; the rest stays.
+    /// Number of features of a head that are rotated; even.
     pub dim: usize,
     /// Scaling for long contexts.
     pub scaling: RopeScaling,

@@ -3,7 +3,7 @@
 use crate::models::error::{Error, Result};
 use candle_core::{DType, Tensor};
 
-/// Checks that `ids` are `[batch, tokens]` of integers below `vocab_size`; as u32.
+/// Checks that `ids` is `[batch, tokens]` of integers below `vocab_size`, and converts it to u32.
 pub(crate) fn token_rows(ids: &Tensor, vocab_size: usize) -> Result<Tensor> {
     let wrong = |reason: String| Error::TokenIds { reason };
     if ids.rank() != 2 {

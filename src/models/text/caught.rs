@@ -1,4 +1,4 @@
-//! Calls of crates that panic on what a file holds.
+//! Calls into crates that panic on malformed files.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -9,7 +9,7 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What `call` returns, or the message of its panic, which is not printed. The caller gives up what `call` has changed.
+/// Runs `call`; a panic becomes an error with its message, and is not printed. The caller discards whatever `call` has changed.
 pub(super) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     silence();
     let before = QUIET.replace(true);
@@ -18,10 +18,10 @@ pub(super) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     result.map_err(|panic| message(&*panic))
 }
 
-/// Puts a hook before the program's own, once, which passes on all panics but those inside of [`caught`].
+/// Installs, once, a panic hook that forwards all panics except those inside [`caught`] to the previous hook.
 fn silence() {
     static HOOK: Once = Once::new();
-    // A thread that panics may not change hooks.
+    // A panicking thread must not change the hook.
     if std::thread::panicking() {
         return;
     }

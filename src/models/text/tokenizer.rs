@@ -1,4 +1,4 @@
-//! Text to tokens and back, with what a model's directory says about them.
+//! The tokenizer of a model's directory, with its special tokens and chat template.
 
 use super::caught::caught;
 use super::chat::{ChatMessage, chat_template, special};
@@ -40,10 +40,10 @@ pub struct Tokenizer {
 const MAX_TOKENIZER: u64 = 256 << 20;
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a directory. Special tokens come from `tokenizer_config.json`, numbers of the tokens that end
-    /// a text from `generation_config.json`, else `config.json`, else `tokenizer_config.json`; the chat template from
-    /// `chat_template.jinja` or `tokenizer_config.json`. Each of these files may be missing. Padding and truncation that
-    /// `tokenizer.json` asks for are turned off: what a text has is what it gets.
+    /// Reads `tokenizer.json` of a directory. Special tokens come from `tokenizer_config.json`, ids of end tokens from
+    /// `generation_config.json`, else `config.json`, else `tokenizer_config.json`; the chat template from `chat_template.jinja` or
+    /// `tokenizer_config.json`. Each of these files may be missing. Padding and truncation in `tokenizer.json` are turned off, so that a
+    /// text keeps exactly its own tokens.
     ///
     /// # Errors
     /// [`TextError`] naming the file.
@@ -93,7 +93,7 @@ impl Tokenizer {
     /// The tokenizer in a GGUF file, with its special tokens and chat template.
     ///
     /// # Errors
-    /// [`GgufError`], also for kinds of tokenizers that are not read.
+    /// [`GgufError`], also for unsupported kinds of tokenizers.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, GgufError> {
         let inner = file.tokenizer()?;
         let config = file.tokenizer_config()?;
@@ -112,7 +112,7 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens of a text; with `special_tokens` those that the tokenizer puts around a text are there too.
+    /// The tokens of a text; with `special_tokens` also those that the tokenizer adds around it.
     ///
     /// # Errors
     /// [`TextError::Tokenizer`].
@@ -121,10 +121,10 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The same, but texts of more than `tokens` are cut there, those that the tokenizer puts around a text included.
+    /// The same tokenizer, truncating texts to `tokens` tokens, including those that it adds around a text.
     ///
     /// # Errors
-    /// [`TextError::Option`] if there is no room beside the tokens that are always there.
+    /// [`TextError::Option`] if the added tokens leave no room.
     pub fn with_max_tokens(mut self, tokens: usize) -> Result<Self, TextError> {
         let added = self.inner.get_post_processor();
         let added = added.map_or(0, |processor| processor.added_tokens(false));
@@ -146,7 +146,7 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// The text of tokens, without special tokens where `skip_special_tokens` says so.
+    /// The text of tokens, without special tokens if `skip_special_tokens`.
     ///
     /// # Errors
     /// [`TextError::Tokenizer`].
@@ -159,17 +159,17 @@ impl Tokenizer {
         self.bos
     }
 
-    /// The tokens that end a text; often one, none if nothing is known.
+    /// The tokens that end a text: often one, empty if unknown.
     pub fn eos(&self) -> &[u32] {
         &self.eos
     }
 
-    /// The number of a token, `None` if there is no such token.
+    /// The id of a token; `None` if there is no such token.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// Number of tokens, those added to the vocabulary included.
+    /// Number of tokens, including those added to the vocabulary.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
@@ -179,12 +179,11 @@ impl Tokenizer {
         self.chat_template.is_some()
     }
 
-    /// A chat in the form that the model was trained on, up to where the model's answer begins. It holds the special tokens:
-    /// encode it without further ones.
+    /// Formats a chat with the model's template, up to where the model's answer begins. The result contains the special tokens: encode it
+    /// without adding any.
     ///
     /// # Errors
-    /// [`TextError::NoChatTemplate`], and [`TextError::ChatTemplate`] for a template that does not compile or refuses these
-    /// messages.
+    /// [`TextError::NoChatTemplate`], and [`TextError::ChatTemplate`] for a template that does not compile or rejects these messages.
     pub fn chat(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
         let Some(template) = &self.chat_template else {
             // The folder, or the GGUF file.
@@ -198,19 +197,19 @@ impl Tokenizer {
         template.render(messages, &self.bos_text, &self.eos_text)
     }
 
-    /// The tokenizer itself, for all else that it can do.
+    /// The underlying tokenizer.
     pub fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner
     }
 }
 
-/// From JSON. The crate unwraps what it takes for granted in some places, and text that is no JSON is one of them.
+/// Parses JSON first: the crate panics on text that is not JSON.
 fn load(text: &str) -> tokenizers::Result<tokenizers::Tokenizer> {
     serde_json::from_str::<serde::de::IgnoredAny>(text)?;
     tokenizers::Tokenizer::from_bytes(text)
 }
 
-/// Calls the crate on what the file at `path` said, where it may panic.
+/// Calls the crate `tokenizers`, which may panic, and names the file at `path` in errors.
 fn guarded<T>(path: &Path, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TextError> {
     let reason = match caught(call) {
         Ok(Ok(value)) => return Ok(value),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 const CRATES: &[(&str, &str)] = &[
     ("fp8_core", "fp8-core/src/lib.rs"),
     ("fp8_candle", "fp8-candle/src/lib.rs"),
+    ("fp8_files", "fp8-files/src/lib.rs"),
     ("fp8_scaled", "fp8-scaled/src/lib.rs"),
     ("fp8", "src/lib.rs"),
     ("fp8_cli", "fp8-cli/src/main.rs"),
@@ -17,6 +18,22 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "fp8-candle/src",
         &["base", "device", "cast", "graph", "ops", "layers"],
+    ),
+    (
+        "fp8-files/src",
+        &[
+            "names",
+            "spelling",
+            "atomic",
+            "error",
+            "check",
+            "read",
+            "safetensors_file",
+            "scheme",
+            "contents",
+            "load",
+            "rewrite",
+        ],
     ),
     (
         "src/models",

@@ -1,14 +1,13 @@
 //! The batch norms of a whole model folded into the layers before them.
 
-use super::BatchNorm;
 use super::fuse::folded;
 use crate::config::ConfigError;
-use crate::config::near;
 use crate::error::{Error, LayerError, Result};
-use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor};
-use crate::nn::join;
+use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor, show_batch_norm};
 use crate::nn::scaled_parameter::refuse_scaled_model;
 use candle_core::{Tensor, TensorId};
+use candle_nn::BatchNorm;
+use fp8_files::names::{join, near};
 use std::collections::{HashMap, HashSet};
 
 /// The parameters of `model` with each batch norm of `pairs` folded into the layer before it, for evaluation: paths of a linear layer or
@@ -135,7 +134,7 @@ pub fn adjacent_batch_norms<M: Fp8Module + ?Sized>(model: &M) -> Vec<(String, St
     pairs.collect()
 }
 
-struct Layer {
+struct FoldableLayer {
     path: String,
     weight: Tensor,
     bias: Option<Tensor>,
@@ -144,7 +143,7 @@ struct Layer {
 }
 
 enum Part {
-    Layer(Layer),
+    Layer(FoldableLayer),
     Norm(String, BatchNorm),
     Other,
 }
@@ -170,7 +169,7 @@ impl Seen {
         }
     }
 
-    fn layer(&self, path: &str) -> Result<&Layer> {
+    fn layer(&self, path: &str) -> Result<&FoldableLayer> {
         let layers = || {
             self.order.iter().filter_map(|part| match part {
                 Part::Layer(layer) => Some(layer),
@@ -227,7 +226,7 @@ impl Visitor for Seen {
         let part = layer.path().map(|path| {
             self.paths.push(path.to_string());
             let holds_codes = layer.static_weight().is_some();
-            Part::Layer(Layer {
+            Part::Layer(FoldableLayer {
                 path: path.to_string(),
                 weight: layer.held_weight().clone(),
                 bias: layer.bias().cloned(),
@@ -241,13 +240,12 @@ impl Visitor for Seen {
         self.order.push(Part::Other);
     }
 
-    fn batch_norm(&mut self, norm: &BatchNorm) {
-        let path = norm.path().map(str::to_string);
-        norm.show_tensors(self);
+    fn batch_norm(&mut self, path: Option<&str>, norm: &BatchNorm) {
+        show_batch_norm(self, path, norm);
         self.order.push(match path {
             Some(path) => {
-                self.paths.push(path.clone());
-                Part::Norm(path, norm.clone())
+                self.paths.push(path.to_string());
+                Part::Norm(path.to_string(), norm.clone())
             }
             None => Part::Other,
         });

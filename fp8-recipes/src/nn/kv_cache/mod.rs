@@ -14,6 +14,7 @@ pub use concat::{ConcatKvCache, InterleavedKvCache};
 pub use rotating::{RotatingCache, RotatingKvCache};
 pub use scattered::{ScatteredCacheBuilder, ScatteredKvCache};
 
+use crate::{Fp8Module, Visitor};
 use candle_core::{Result, Tensor};
 use std::ops::Deref;
 
@@ -163,3 +164,23 @@ impl KvCache {
         Ok((all_k.unwrap_or(k.clone()), all_v.unwrap_or(v.clone())))
     }
 }
+
+// Keys and values of earlier tokens are no parameters.
+macro_rules! without_parameters {
+    ($($type:ty),*) => {
+        $(impl Fp8Module for $type {
+            fn visit(&self, _: &mut dyn Visitor) {}
+        })*
+    };
+}
+
+without_parameters!(
+    Cache,
+    KvCache,
+    RotatingCache,
+    RotatingKvCache,
+    ConcatKvCache,
+    InterleavedKvCache,
+    ScatteredKvCache,
+    ScatteredCacheBuilder
+);

@@ -1,21 +1,22 @@
 //! What a linear layer computes: on plain tensors, on scaled ones, and as an operation of a wide node.
 
 use super::{Linear, Weight};
+use crate::FilesError;
 use crate::array::{Array, InNode, Layer, passed_on};
 use crate::autocast::current;
 use crate::error::{Error, Result};
 use crate::nn::call::{Call, calibrate, noting_failure};
-use crate::nn::join;
 use crate::nn::scaled_parameter::{optional, scaled, value_of};
 use candle_core::{DType, Module, Tensor};
 use fp8_candle::{LinearWeight, Wide, WideLinear, WideNode, fp8_linear};
+use fp8_files::names::join;
 use fp8_scaled::{Parameter, Scaled};
 
 impl Linear {
     /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
     ///
     /// # Errors
-    /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is not in_features, [`Error::TensorDType`] if `x` is not of
+    /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is not in_features, [`FilesError::TensorDType`](crate::FilesError::TensorDType) if `x` is not of
     /// a floating point dtype, and what the guard's recipe finds wrong.
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
         let _span = tracing::trace_span!("linear", path = self.path()).entered();
@@ -38,7 +39,7 @@ impl Linear {
     fn compute(&self, call: Call<'_>, x: &Tensor) -> Result<Tensor> {
         let dtype = x.dtype();
         let weight = match (&call, &self.weight) {
-            (Call::Static(weight), _) => return weight.forward(x, self.bias()),
+            (Call::Static(weight), _) => return Ok(weight.forward(x, self.bias())?),
             (_, Weight::Fp8(weight)) => weight.weight().dequantize(dtype)?,
             (_, Weight::HighPrecision(weight)) => weight.value(dtype)?,
         };
@@ -68,11 +69,12 @@ impl Linear {
             .into());
         }
         if !dtype.is_float() || dtype == DType::F8E4M3 {
-            return Err(Error::TensorDType {
+            return Err(FilesError::TensorDType {
                 tensor: join(self.shown_path(), "input"),
                 got: dtype.as_str().into(),
                 expected: "f32, bf16, f16 or f64".into(),
-            });
+            }
+            .into());
         }
         Ok(())
     }
@@ -158,7 +160,7 @@ fn in_node(layers: &[&Linear], node: &mut WideNode, x: &Wide) -> Result<Vec<Wide
             Call::Static(weight) => {
                 let weight = (*weight).clone();
                 Some(frozen(node, x, layer.bias(), move |x, bias| {
-                    weight.forward(x, bias)
+                    Ok(weight.forward(x, bias)?)
                 })?)
             }
             Call::Dequantized(weight) => {

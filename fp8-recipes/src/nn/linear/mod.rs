@@ -4,11 +4,10 @@ mod forward;
 
 pub(super) use forward::joint;
 
+use super::StaticWeight;
 use super::shared_state::SharedState;
-use super::static_weight::is_unscaled_fp8;
-use super::{StaticWeight, join};
 use crate::autocast::Fp8State;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::module::Fp8Layer;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Tensor};
@@ -247,7 +246,7 @@ pub fn linear_b(
     vb: VarBuilder<'_>,
 ) -> candle_core::Result<Linear> {
     let path: Arc<str> = vb.prefix().into();
-    if let Some(weight) = StaticWeight::load(out_dim, in_dim, &vb)? {
+    if let Some(weight) = fp8_files::static_weight(out_dim, in_dim, &vb)? {
         let bias = if bias {
             Some(vb.get(out_dim, "bias")?)
         } else {
@@ -255,16 +254,7 @@ pub fn linear_b(
         };
         return Ok(Linear::from_static(weight, bias, path));
     }
-    // Our own VarBuilder has looked at the dtypes of the file.
-    let checked = crate::load::is_checked(&vb);
-    let inner = candle_nn::linear_b(in_dim, out_dim, bias, vb)?;
-    if !checked && is_unscaled_fp8(inner.weight())? {
-        return Err(Error::MissingScale {
-            tensor: join(&path, "weight"),
-            missing: join(&path, "weight_scale"),
-            path: None,
-        }
-        .into());
-    }
+    let inner = candle_nn::linear_b(in_dim, out_dim, bias, vb.clone())?;
+    fp8_files::refuse_codes(&vb, inner.weight())?;
     Ok(Linear::new(inner.weight().clone(), inner.bias().cloned()).with_path(path))
 }

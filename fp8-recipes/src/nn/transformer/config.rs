@@ -21,7 +21,7 @@ pub(super) fn unfit(
     .into()
 }
 
-/// Fails unless `probability` is one that can be dropped.
+/// Fails unless `probability` is at least 0 and below 1.
 pub(super) fn check_dropout(path: &str, what: &'static str, probability: f64) -> Result<()> {
     match (0.0..1.0).contains(&probability) {
         true => Ok(()),
@@ -32,7 +32,7 @@ pub(super) fn check_dropout(path: &str, what: &'static str, probability: f64) ->
     }
 }
 
-/// Which norm.
+/// The norm of a transformer module.
 ///
 /// ```
 /// # use fp8_recipes::nn::{NormKind, TransformerConfig};
@@ -46,7 +46,7 @@ pub enum NormKind {
     /// With mean and bias.
     #[default]
     LayerNorm,
-    /// Without.
+    /// Without mean and bias.
     RmsNorm,
 }
 
@@ -64,7 +64,7 @@ pub enum NormPlacement {
     /// Before attention and MLP: `x + f(norm(x))`.
     #[default]
     Pre,
-    /// Behind the residual: `norm(x + f(x))`.
+    /// After the residual: `norm(x + f(x))`.
     Post,
 }
 
@@ -79,31 +79,31 @@ pub enum NormPlacement {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct AttentionConfig {
-    /// Heads of queries.
+    /// Number of query heads.
     pub num_attention_heads: usize,
-    /// Heads of keys and values, a divisor of those of queries (Transformer Engine's `num_gqa_groups`).
+    /// Number of key and value heads, a divisor of the number of query heads (Transformer Engine's `num_gqa_groups`).
     pub num_key_value_heads: usize,
-    /// Features of a head (`kv_channels`).
+    /// Features per head (`kv_channels`).
     pub head_dim: usize,
-    /// Whether a token sees none after it.
+    /// Whether a token attends only to itself and earlier tokens.
     pub causal: bool,
-    /// The most tokens that one sees, its own included; implies `causal`.
+    /// How many tokens a token attends to at most, itself included; implies `causal`.
     pub sliding_window: Option<usize>,
     /// The factor on dot products; `1 / sqrt(head_dim)` by default.
     pub softmax_scale: Option<f64>,
-    /// The share of probabilities that training drops.
+    /// The share of attention probabilities that training drops.
     pub attention_dropout: f64,
-    /// Whether rotary positions turn neighbouring features instead of halves.
+    /// Whether rotary positions rotate neighbouring features instead of halves.
     pub rope_interleaved: bool,
-    /// The dtype to which queries, keys, values and probabilities are rounded before products; None: they stay as they are. A guard
-    /// changes nothing about it, so that a model computes the same in training, in evaluation and loaded from its file. `BF16` is
-    /// what mixed precision does: on processors with products in bf16, and on GPUs, f32 attention takes a fraction of the time and
+    /// The dtype to which queries, keys, values and probabilities are rounded before products; None leaves them as they are. A guard
+    /// does not change it, so that a model computes the same in training, in evaluation and loaded from its file. `BF16` is
+    /// what mixed precision uses: on processors with bf16 products, and on GPUs, f32 attention then takes a fraction of the time and
     /// keeps half of the bytes for the backward pass.
     pub operands: Option<DType>,
 }
 
 impl AttentionConfig {
-    /// Heads that see all tokens.
+    /// Attention to all tokens, with as many key and value heads as query heads.
     pub fn new(num_attention_heads: usize, head_dim: usize) -> Self {
         Self {
             num_attention_heads,
@@ -118,20 +118,7 @@ impl AttentionConfig {
         }
     }
 
-    /// The same with fewer heads of keys and values.
-    pub fn with_num_key_value_heads(self, num_key_value_heads: usize) -> Self {
-        Self {
-            num_key_value_heads,
-            ..self
-        }
-    }
-
-    /// The same with or without a causal mask.
-    pub fn with_causal(self, causal: bool) -> Self {
-        Self { causal, ..self }
-    }
-
-    /// The same with a sliding window.
+    /// A copy with a sliding window.
     pub fn with_sliding_window(self, tokens: impl Into<Option<usize>>) -> Self {
         Self {
             sliding_window: tokens.into(),
@@ -139,7 +126,7 @@ impl AttentionConfig {
         }
     }
 
-    /// The same with another factor on dot products.
+    /// A copy with another factor on dot products.
     pub fn with_softmax_scale(self, softmax_scale: impl Into<Option<f64>>) -> Self {
         Self {
             softmax_scale: softmax_scale.into(),
@@ -147,23 +134,7 @@ impl AttentionConfig {
         }
     }
 
-    /// The same with dropout.
-    pub fn with_attention_dropout(self, probability: f64) -> Self {
-        Self {
-            attention_dropout: probability,
-            ..self
-        }
-    }
-
-    /// The same with [`AttentionConfig::rope_interleaved`].
-    pub fn with_rope_interleaved(self, interleaved: bool) -> Self {
-        Self {
-            rope_interleaved: interleaved,
-            ..self
-        }
-    }
-
-    /// The same with [`AttentionConfig::operands`].
+    /// A copy with [`AttentionConfig::operands`].
     pub fn with_operands(self, operands: impl Into<Option<DType>>) -> Self {
         Self {
             operands: operands.into(),
@@ -171,7 +142,7 @@ impl AttentionConfig {
         }
     }
 
-    /// Fails for heads that cannot be, in the module at `path`.
+    /// Fails for impossible numbers of heads in the module at `path`.
     pub(super) fn check_heads(&self, path: &str) -> Result<()> {
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         if heads == 0 || self.head_dim == 0 {
@@ -214,6 +185,18 @@ impl AttentionConfig {
     }
 }
 
+setters! {
+    AttentionConfig:
+    /// A copy with fewer heads of keys and values.
+    with_num_key_value_heads(num_key_value_heads: usize);
+    /// A copy with or without a causal mask.
+    with_causal(causal: bool);
+    /// A copy with dropout.
+    with_attention_dropout(attention_dropout: f64);
+    /// A copy with [`AttentionConfig::rope_interleaved`].
+    with_rope_interleaved(rope_interleaved: bool);
+}
+
 /// The sizes and options from which [`transformer_layer`](super::transformer_layer) and its parts are built.
 ///
 /// ```
@@ -231,19 +214,19 @@ impl AttentionConfig {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct TransformerConfig {
-    /// Features of a token.
+    /// Features per token.
     pub hidden_size: usize,
     /// Features within the MLP (`ffn_hidden_size`); 4 times the hidden size by default.
     pub intermediate_size: usize,
-    /// Heads, masks, dropout of probabilities.
+    /// Heads, masks and dropout of attention probabilities.
     pub attention: AttentionConfig,
     /// LayerNorm or RMSNorm (`normalization`).
     pub norm: NormKind,
-    /// Before or behind (`output_layernorm`). For whole layers: a part by itself has its norm before it.
+    /// Before attention and MLP, or after the residual (`output_layernorm`). Whole layers only: the norm of a part comes first.
     pub norm_placement: NormPlacement,
     /// Added to the variance.
     pub norm_eps: f64,
-    /// Between the projections of the MLP (`activation`).
+    /// The activation between the projections of the MLP (`activation`).
     pub hidden_act: Activation,
     /// Whether linear layers have biases.
     pub bias: bool,
@@ -251,9 +234,9 @@ pub struct TransformerConfig {
     pub fused_qkv: bool,
     /// Whether gate and value of a gated activation are one projection, `gate_up_proj`, the gate first.
     pub fused_gate_up: bool,
-    /// The share of the results of attention and MLP that training drops before they are added: in whole layers.
+    /// The share of the results of attention and MLP that training drops before the residual. Whole layers only.
     pub hidden_dropout: f64,
-    /// See [`TransformerConfig::with_recomputation`]. For whole layers and [`LayerNormMlp`](super::LayerNormMlp); around others,
+    /// See [`TransformerConfig::with_recomputation`]. Whole layers and [`LayerNormMlp`](super::LayerNormMlp) only; for others use
     /// [`checkpoint`](crate::nn::checkpoint).
     pub recomputation: bool,
 }
@@ -283,81 +266,37 @@ impl TransformerConfig {
         }
     }
 
-    /// The same with another size of the MLP.
-    pub fn with_intermediate_size(self, intermediate_size: usize) -> Self {
-        Self {
-            intermediate_size,
-            ..self
-        }
-    }
-
-    /// The same with other options of attention.
-    pub fn with_attention(self, attention: AttentionConfig) -> Self {
-        Self { attention, ..self }
-    }
-
-    /// The same with or without a causal mask.
+    /// A copy with or without a causal mask.
     pub fn with_causal(self, causal: bool) -> Self {
         let attention = self.attention.clone().with_causal(causal);
         Self { attention, ..self }
     }
+}
 
-    /// The same with another norm.
-    pub fn with_norm(self, norm: NormKind) -> Self {
-        Self { norm, ..self }
-    }
-
-    /// The same with norms elsewhere.
-    pub fn with_norm_placement(self, norm_placement: NormPlacement) -> Self {
-        Self {
-            norm_placement,
-            ..self
-        }
-    }
-
-    /// The same with another epsilon.
-    pub fn with_norm_eps(self, norm_eps: f64) -> Self {
-        Self { norm_eps, ..self }
-    }
-
-    /// The same with another activation.
-    pub fn with_hidden_act(self, hidden_act: Activation) -> Self {
-        Self { hidden_act, ..self }
-    }
-
-    /// The same with or without biases.
-    pub fn with_bias(self, bias: bool) -> Self {
-        Self { bias, ..self }
-    }
-
-    /// The same with [`TransformerConfig::fused_qkv`].
-    pub fn with_fused_qkv(self, fused_qkv: bool) -> Self {
-        Self { fused_qkv, ..self }
-    }
-
-    /// The same with [`TransformerConfig::fused_gate_up`].
-    pub fn with_fused_gate_up(self, fused_gate_up: bool) -> Self {
-        Self {
-            fused_gate_up,
-            ..self
-        }
-    }
-
-    /// The same with dropout of results.
-    pub fn with_hidden_dropout(self, probability: f64) -> Self {
-        Self {
-            hidden_dropout: probability,
-            ..self
-        }
-    }
-
-    /// The same with or without computing tensors again in the backward pass, to the bit: the MLP's inner ones and the FP8 codes of the
+setters! {
+    TransformerConfig:
+    /// A copy with another size of the MLP.
+    with_intermediate_size(intermediate_size: usize);
+    /// A copy with other options of attention.
+    with_attention(attention: AttentionConfig);
+    /// A copy with another norm.
+    with_norm(norm: NormKind);
+    /// A copy with norms elsewhere.
+    with_norm_placement(norm_placement: NormPlacement);
+    /// A copy with another epsilon.
+    with_norm_eps(norm_eps: f64);
+    /// A copy with another activation.
+    with_hidden_act(hidden_act: Activation);
+    /// A copy with or without biases.
+    with_bias(bias: bool);
+    /// A copy with [`TransformerConfig::fused_qkv`].
+    with_fused_qkv(fused_qkv: bool);
+    /// A copy with [`TransformerConfig::fused_gate_up`].
+    with_fused_gate_up(fused_gate_up: bool);
+    /// A copy with dropout of results.
+    with_hidden_dropout(hidden_dropout: f64);
+    /// A copy with or without computing tensors again in the backward pass, to the bit: the MLP's inner ones and the FP8 codes of the
     /// norms' results, from what is kept anyway. One product more, and less than half of the kept bytes. Without FP8 codes nothing
     /// changes.
-    pub fn with_recomputation(self, recomputation: bool) -> Self {
-        Self {
-            recomputation,
-            ..self
-        }
-    }
+    with_recomputation(recomputation: bool);
 }

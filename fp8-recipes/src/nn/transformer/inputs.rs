@@ -1,8 +1,8 @@
-//! What a call of a transformer module has beside its input.
+//! The further inputs of a call of a transformer module.
 
 use candle_core::Tensor;
 
-/// What a call has beside its input: positions, padding, whether it trains.
+/// The further inputs of a call: positions, padding, and the seed of dropout.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -19,16 +19,16 @@ use candle_core::Tensor;
 pub struct LayerInputs<'a> {
     /// cos and sin of the tokens' positions, `[tokens, head_dim / 2]`; None leaves queries and keys as they are.
     pub rope: Option<(&'a Tensor, &'a Tensor)>,
-    /// Of each batch entry, how many tokens there are before its padding; None: all.
+    /// How many tokens each batch entry has before its padding; None: all.
     pub key_lengths: Option<Vec<usize>>,
-    /// Drops elements, each module's share: which ones follows from this seed, the layer and the place. None does not, as
-    /// evaluation wants. A new step needs a new seed. Layers are told apart by their paths: those without one (made of tensors, not
-    /// by a `VarBuilder`) all drop the same elements.
+    /// Turns dropout on, as training does: this seed, the layer's path and the place decide which elements are dropped. None drops
+    /// nothing, for evaluation. Every step needs a new seed. Layers without a path (made of tensors, not by a `VarBuilder`) all
+    /// drop the same elements.
     pub dropout_seed: Option<u64>,
 }
 
 impl<'a> LayerInputs<'a> {
-    /// The same inputs with rotary positions.
+    /// A copy of the inputs with rotary positions.
     pub fn with_rope(self, cos: &'a Tensor, sin: &'a Tensor) -> Self {
         Self {
             rope: Some((cos, sin)),
@@ -36,7 +36,7 @@ impl<'a> LayerInputs<'a> {
         }
     }
 
-    /// The same inputs with padding.
+    /// A copy of the inputs with padding.
     pub fn with_key_lengths(self, key_lengths: impl Into<Option<Vec<usize>>>) -> Self {
         Self {
             key_lengths: key_lengths.into(),
@@ -44,7 +44,7 @@ impl<'a> LayerInputs<'a> {
         }
     }
 
-    /// The same inputs with or without dropout.
+    /// A copy of the inputs with or without dropout.
     pub fn with_dropout_seed(self, seed: impl Into<Option<u64>>) -> Self {
         Self {
             dropout_seed: seed.into(),
@@ -52,7 +52,7 @@ impl<'a> LayerInputs<'a> {
         }
     }
 
-    /// The seed of one of several places of a layer.
+    /// The seed for one of several places in a layer.
     pub(super) fn seed(&self, path: Option<&str>, place: u64) -> Option<u64> {
         // FNV-1a: the same on every machine.
         let path = path.unwrap_or_default().bytes();

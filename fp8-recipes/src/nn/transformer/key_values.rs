@@ -32,13 +32,13 @@ impl<A> Default for KeyValues<A> {
 }
 
 impl<A: Array> KeyValues<A> {
-    /// Tokens whose keys are held.
+    /// Number of tokens whose keys are held.
     pub(super) fn len(&self) -> usize {
         let keys = self.0.as_ref().map(|(k, _)| k.dims());
         keys.and_then(|dims| dims.get(2)).copied().unwrap_or(0)
     }
 
-    /// What `compute` gives, which adds tokens; without them if it fails.
+    /// Runs `compute`, which appends tokens; after a failure the cache is as before.
     pub(super) fn extended<T>(
         &mut self,
         compute: impl FnOnce(&mut Self) -> Result<T>,
@@ -51,7 +51,7 @@ impl<A: Array> KeyValues<A> {
         done
     }
 
-    /// Adds those of new tokens; gives all that a new token may see.
+    /// Appends keys and values of new tokens; returns all that a new token may attend to.
     pub(super) fn append(&mut self, k: A, v: A, window: Option<usize>) -> Result<(A, A)> {
         let (mut k, mut v) = match &self.0 {
             Some((old_k, old_v)) => (A::cat(&[old_k, &k], 2)?, A::cat(&[old_v, &v], 2)?),

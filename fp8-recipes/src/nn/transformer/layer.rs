@@ -1,4 +1,4 @@
-//! A whole layer.
+//! A whole transformer layer.
 
 use super::attention::{MultiheadAttention, attention};
 use super::block::Block;
@@ -43,7 +43,7 @@ pub struct TransformerLayer {
 }
 
 impl TransformerLayer {
-    /// A layer of these parts, which have no norms of their own, with norms before attention and MLP.
+    /// A layer with norms before attention and MLP, which have no norms of their own.
     pub fn new(
         norm_attention: LayerNorm,
         attention: MultiheadAttention,
@@ -61,12 +61,12 @@ impl TransformerLayer {
         }
     }
 
-    /// The same with norms elsewhere.
+    /// A copy with another placement of the norms.
     pub fn with_norm_placement(self, placement: NormPlacement) -> Self {
         Self { placement, ..self }
     }
 
-    /// The same with dropout of what attention and MLP give.
+    /// A copy with dropout of the results of attention and MLP.
     pub fn with_hidden_dropout(self, probability: f64) -> Self {
         Self {
             hidden_dropout: probability,
@@ -74,7 +74,7 @@ impl TransformerLayer {
         }
     }
 
-    /// The same with or without [computing inner tensors again](super::TransformerConfig::with_recomputation).
+    /// A copy with or without [computing inner tensors again](super::TransformerConfig::with_recomputation).
     pub fn with_recomputation(self, recomputation: bool) -> Self {
         Self {
             mlp: self.mlp.with_recomputation(recomputation),
@@ -82,7 +82,7 @@ impl TransformerLayer {
         }
     }
 
-    /// The same module as one node of the graph, or as a node per layer.
+    /// A copy that is one node of the graph, or one node per layer.
     pub fn with_single_node(self, single_node: bool) -> Self {
         Self {
             attention: self.attention.with_single_node(single_node),
@@ -102,7 +102,7 @@ impl TransformerLayer {
         &self.mlp
     }
 
-    /// x: `[batch, tokens, hidden_size]`, as the result, of x's dtype.
+    /// Computes the layer: `x` and result are `[batch, tokens, hidden_size]` of one dtype.
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward`].
@@ -118,7 +118,7 @@ impl TransformerLayer {
         self.run(x, inputs)
     }
 
-    /// [`TransformerLayer::forward_array`] of tokens that follow those in `cache`, which gets theirs.
+    /// [`TransformerLayer::forward_array`] for tokens that follow those in `cache`, to which their keys and values are appended.
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward_cached`].

@@ -1,4 +1,4 @@
-//! A norm and the linear layer behind it.
+//! A norm and the linear layer after it.
 
 use super::block::Block;
 use super::config::{NormKind, TransformerConfig};
@@ -12,7 +12,7 @@ use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 
-/// A norm and the linear layer that reads its result, as one node.
+/// A norm and the linear layer after it, as one node.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -33,7 +33,7 @@ pub struct LayerNormLinear {
 }
 
 impl LayerNormLinear {
-    /// `linear` behind `norm`.
+    /// `linear` after `norm`.
     pub fn new(norm: LayerNorm, linear: Linear) -> Self {
         Self {
             norm,
@@ -42,7 +42,7 @@ impl LayerNormLinear {
         }
     }
 
-    /// The same module as one node of the graph, or as a node per layer.
+    /// A copy that is one node of the graph, or one node per layer.
     pub fn with_single_node(self, single_node: bool) -> Self {
         Self {
             single_node,
@@ -145,7 +145,7 @@ pub fn layer_norm_linear(
     ))
 }
 
-/// The norm that `config` says.
+/// The norm that `config` asks for.
 pub(super) fn norm(
     size: usize,
     config: &TransformerConfig,

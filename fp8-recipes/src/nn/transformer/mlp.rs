@@ -90,7 +90,7 @@ impl LayerNormMlp {
         }
     }
 
-    /// The same with or without [computing inner tensors again](TransformerConfig::with_recomputation).
+    /// A copy with or without [computing inner tensors again](TransformerConfig::with_recomputation).
     pub fn with_recomputation(self, recomputation: bool) -> Self {
         Self {
             recomputation,
@@ -98,7 +98,7 @@ impl LayerNormMlp {
         }
     }
 
-    /// The same module as one node of the graph, or as a node per layer.
+    /// A copy that is one node of the graph, or one node per layer.
     pub fn with_single_node(self, single_node: bool) -> Self {
         Self {
             single_node,
@@ -121,7 +121,7 @@ impl LayerNormMlp {
         &self.down
     }
 
-    /// Between the projections.
+    /// The activation between the projections.
     pub fn activation(&self) -> Activation {
         self.activation
     }
@@ -248,7 +248,7 @@ pub fn layer_norm_mlp(
     mlp(Some(norm), config, vb)
 }
 
-/// The projections under `vb`, behind `norm`.
+/// The projections under `vb`, after `norm`.
 pub(super) fn mlp(
     norm: Option<LayerNorm>,
     config: &TransformerConfig,

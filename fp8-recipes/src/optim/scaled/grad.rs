@@ -1,64 +1,27 @@
 //! Gradients: data of several dtypes, and their norm.
 
-use super::super::OptimError;
-use super::super::error::Result;
-use super::super::named::address;
-use super::size::value;
-use candle_core::{CpuStorage, Storage, Tensor};
+use std::collections::HashSet;
+
+use candle_core::Tensor;
 use fp8_core::Format;
 use fp8_scaled::{Scaled, ScaledVar};
-use half::{bf16, f16};
-use std::collections::HashSet;
+
+use super::super::error::{OptimError, Result};
+use super::super::host::{PIECE, Slice};
+use super::super::memory::address;
+use super::rule::Extent;
 
 /// Elements of a partial sum: fixed, so that the order of additions does not depend on the number of threads.
 const BLOCK: usize = 1 << 14;
-/// Elements widened at a time.
-pub(super) const PIECE: usize = 512;
 
 /// A gradient that fits its variable, in memory of its own.
-pub(super) struct Grad {
+pub struct Grad {
     /// Float data, or the codes of `format`, contiguous.
     data: Tensor,
     format: Option<Format>,
-    /// Of the data.
-    pub(super) scale: f64,
-    /// Largest magnitude of the data.
-    pub(super) amax: f64,
-    /// Of the data.
+    pub(super) extent: Extent,
+    /// The sum of the squares of the data.
     squares: f64,
-}
-
-/// Its elements.
-#[derive(Clone, Copy)]
-pub(super) enum Slice<'a> {
-    F16(&'a [f16]),
-    BF16(&'a [bf16]),
-    F32(&'a [f32]),
-    Codes(&'a [u8], Format),
-}
-
-impl Slice<'_> {
-    pub(super) fn len(&self) -> usize {
-        match self {
-            Self::F16(values) => values.len(),
-            Self::BF16(values) => values.len(),
-            Self::F32(values) => values.len(),
-            Self::Codes(codes, _) => codes.len(),
-        }
-    }
-
-    /// The elements from `start` on.
-    pub(super) fn widen(&self, start: usize, wide: &mut [f32]) {
-        let range = start..start + wide.len();
-        match self {
-            Self::F16(values) => fp8_core::widen(&values[range], wide),
-            Self::BF16(values) => fp8_core::widen(&values[range], wide),
-            Self::F32(values) => wide.copy_from_slice(&values[range]),
-            Self::Codes(codes, format) => {
-                fp8_core::decode(*format, &codes[range], 1.0, wide);
-            }
-        }
-    }
 }
 
 impl Grad {
@@ -94,52 +57,42 @@ impl Grad {
         let mut grad = Self {
             data,
             format,
-            scale: value(grad.scale()),
-            amax: 0.0,
+            extent: Extent {
+                dequant_scale: grad.scale(),
+                amax: 0.0,
+            },
             squares: 0.0,
         };
-        if grad.scale != 0.0 {
-            (grad.squares, grad.amax) = grad.with(measure)?;
+        if !grad.extent.dequant_scale.is_zero() {
+            (grad.squares, grad.extent.amax) = grad.with(measure)?;
         }
         Ok(grad)
     }
 
     /// Calls `f` with the elements.
     pub(super) fn with<Out>(&self, f: impl FnOnce(Slice<'_>) -> Out) -> candle_core::Result<Out> {
-        let (storage, layout) = self.data.storage_and_layout();
-        let (Storage::Cpu(cpu), Some((start, end))) = (&*storage, layout.contiguous_offsets())
-        else {
-            candle_core::bail!("a gradient is not contiguous on the CPU")
-        };
-        let slice = match (cpu, self.format) {
-            (CpuStorage::F16(values), None) => Slice::F16(&values[start..end]),
-            (CpuStorage::BF16(values), None) => Slice::BF16(&values[start..end]),
-            (CpuStorage::F32(values), None) => Slice::F32(&values[start..end]),
-            (CpuStorage::U8(codes), Some(format)) => Slice::Codes(&codes[start..end], format),
-            _ => candle_core::bail!("a gradient cannot be {:?}", self.data.dtype()),
-        };
-        Ok(f(slice))
+        Slice::with(&self.data, self.format, f)
     }
 
-    /// The sum of the squares of the values; not finite exactly where an element is not.
+    /// The sum of the squares of the values; not finite exactly when an element is not.
     pub(super) fn squares(&self) -> f64 {
-        // A zero scale is that of zeros, whatever the data are.
-        match self.scale == 0.0 {
+        // With the scale zero all values are zero, whatever the data are.
+        let unit = self.extent.unit();
+        match unit == 0.0 {
             true => 0.0,
-            false => self.squares * self.scale * self.scale,
+            false => self.squares * unit * unit,
         }
     }
 }
 
-/// Sum of squares in f64 and the largest magnitude, NaN taken for an infinity.
+/// The sum of squares in f64 and the largest magnitude, in which NaN counts as more than an infinity.
 fn measure(grad: Slice<'_>) -> (f64, f64) {
     let len = grad.len();
     let block = |start: usize| {
         let (mut sum, mut amax, mut wide) = (0f64, 0u32, [0f32; PIECE]);
         let end = (start + BLOCK).min(len);
         for start in (start..end).step_by(PIECE) {
-            let wide = &mut wide[..PIECE.min(end - start)];
-            grad.widen(start, wide);
+            let wide = grad.widened(start, &mut wide[..PIECE.min(end - start)]);
             // In lanes, which vectorize.
             let mut lanes = [0f64; 8];
             for chunk in wide.chunks(8) {

@@ -1,34 +1,33 @@
-//! Which scale new data get.
+//! The choice of the scale of new data.
 
 use fp8_scaled::Scale;
 
-/// Between which powers of two the largest magnitude of data lies.
+/// The range in which the largest magnitude of data may lie.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    /// Exponents of the lowest and the highest power of two below it that change nothing.
+pub(crate) struct Window {
+    /// Exponents of the lowest and the highest largest magnitude with which data keep their scale.
     low: i32,
     high: i32,
-    /// Exponent that a new scale gives it.
+    /// Exponent of the largest magnitude after a change of scale.
     goal: i32,
 }
 
 impl Window {
-    /// Data go into FP8 as they are: below 256, and mostly above the subnormals of E4M3.
-    pub(super) const PARAMETER: Self = Self {
+    /// For parameters, whose data are cast to FP8 without another scale: below 256, and mostly above the subnormals of E4M3.
+    pub(crate) const PARAMETER: Self = Self {
         low: 0,
         high: 7,
         goal: 3,
     };
-    /// Nobody multiplies moments: near the top of f16, so that elements far below the largest are kept.
-    pub(super) const MOMENT: Self = Self {
+    /// For moments, which are not multiplied: near the top of f16, so that elements far below the largest are kept.
+    pub(crate) const MOMENT: Self = Self {
         low: 4,
         high: 13,
         goal: 11,
     };
 
-    /// The scale for values of the magnitude `bound` at most, where the old data had `scale`.
-    pub(super) fn scale(self, scale: Option<Scale>, bound: f64) -> Scale {
-        let old = scale.unwrap_or(Scale::ZERO);
+    /// The scale for values of at most the magnitude `bound`, where the old data had the scale `old`.
+    pub(crate) fn scale(self, old: Scale, bound: f64) -> Scale {
         if bound == 0.0 || !bound.is_finite() {
             return old;
         }
@@ -40,21 +39,21 @@ impl Window {
     }
 }
 
-/// The exponent of the power of two below `x`, which is positive; far beyond f32 for an infinity.
+/// The exponent of the largest power of two up to `x`, which is positive; far beyond that of f32 for an infinity.
 fn exponent(x: f64) -> i32 {
     ((x.to_bits() >> 52) & 0x7FF) as i32 - 1023
 }
 
-/// What data are multiplied by in a step, in f32. Data of a tensor of zeros may meet a factor beyond it, which must not make NaN;
-/// nothing over the scale of nothing is 0.
-pub(super) fn factor(x: f64) -> f32 {
+/// A factor of data in a step, in f32. It is finite, since data of zero times an infinite factor would be NaN; zero over a zero scale
+/// is 0.
+pub(crate) fn factor(x: f64) -> f32 {
     if x.is_nan() {
         return 0.0;
     }
     (x as f32).min(f32::MAX)
 }
 
-pub(super) fn value(scale: Scale) -> f64 {
+pub(crate) fn value(scale: Scale) -> f64 {
     f64::from(scale.to_f32())
 }
 
@@ -66,7 +65,7 @@ mod tests {
     fn a_scale_moves_only_out_of_the_window() {
         let window = Window::PARAMETER;
         let s = Scale::power_of_two(-5);
-        let at = |data: f64| window.scale(Some(s), data * value(s)).exponent();
+        let at = |data: f64| window.scale(s, data * value(s)).exponent();
         for inside in [1.0, 1.5, 8.0, 255.9] {
             assert_eq!(at(inside), Some(-5), "{inside}");
         }
@@ -75,9 +74,9 @@ mod tests {
             assert_eq!(at(outside), Some(exponent), "{outside}");
         }
         assert_eq!(at(0.0), Some(-5));
-        assert_eq!(window.scale(Some(Scale::ZERO), 1.0).exponent(), Some(-3));
-        assert!(window.scale(None, 0.0).is_zero());
-        assert_eq!(window.scale(Some(s), f64::MAX), Scale::MAX);
-        assert_eq!(window.scale(Some(s), f64::MIN_POSITIVE), Scale::MIN);
+        assert_eq!(window.scale(Scale::ZERO, 1.0).exponent(), Some(-3));
+        assert!(window.scale(Scale::ZERO, 0.0).is_zero());
+        assert_eq!(window.scale(s, f64::MAX), Scale::MAX);
+        assert_eq!(window.scale(s, f64::MIN_POSITIVE), Scale::MIN);
     }
 }

@@ -1,4 +1,4 @@
-//! Shape and choices of BERT encoders, from `config.json`; how sentence-transformers pools.
+//! The configuration of BERT encoders, from `config.json`; the pooling of sentence-transformers.
 
 use crate::models::error::Result;
 use crate::models::files::Entries;
@@ -24,7 +24,7 @@ pub struct BertConfig {
     pub vocab_size: usize,
     /// Features of a token.
     pub hidden_size: usize,
-    /// Features inside of an MLP.
+    /// Inner features of the MLP.
     pub intermediate_size: usize,
     /// Layers.
     pub num_layers: usize,
@@ -41,16 +41,6 @@ pub struct BertConfig {
 }
 
 /// The activation of a BERT encoder's MLP.
-///
-/// ```
-/// # use fp8::models::BertConfig;
-/// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-/// use fp8::models::BertActivation;
-/// let config = BertConfig::parse("config.json", &json)?;
-/// assert_eq!(config.activation, BertActivation::Gelu); // unless `hidden_act` says otherwise
-/// # Ok::<(), fp8::models::Error>(())
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BertActivation {
@@ -62,38 +52,22 @@ pub enum BertActivation {
     Relu,
 }
 
-/// From the features of a text's tokens to those of the text.
-///
-/// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8::models::{Bert, BertConfig};
-/// # let json = serde_json::json!({ "model_type": "bert", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16,
-/// #     "num_hidden_layers": 1, "num_attention_heads": 2 });
-/// # let config = BertConfig::parse("config.json", &json)?;
-/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// # let model = Bert::new(&config, vb)?;
-/// use fp8::models::Pooling;
-/// let ids = Tensor::new(&[[5u32, 6, 7]], &Device::Cpu)?;
-/// let first = model.embed_with(&ids, &ids.ones_like()?, Pooling::FirstToken)?;
-/// assert_eq!(first.dims(), [1, 16]);
-/// # Ok::<(), fp8::models::Error>(())
-/// ```
+/// How the features of a text's tokens are reduced to one vector.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pooling {
-    /// Their mean.
+    /// The mean over tokens.
     #[default]
     Mean,
-    /// Those of the first token, `[CLS]`.
+    /// The features of the first token, `[CLS]`.
     FirstToken,
 }
 
 impl Pooling {
-    /// What `1_Pooling/config.json` of sentence-transformers says, in the directory of a model; the mean if there is no such file.
+    /// Reads sentence-transformers' `1_Pooling/config.json` in the directory of a model; the mean if there is none.
     ///
     /// # Errors
-    /// If the file cannot be read or says something else.
+    /// If the file cannot be read or asks for another pooling.
     pub fn of_dir(dir: impl AsRef<Path>) -> Result<Self> {
         const LIMIT: u64 = 1 << 20;
         let path = dir.as_ref().join("1_Pooling").join("config.json");
@@ -102,7 +76,7 @@ impl Pooling {
         }
         let text = fp8_recipes::read::read_text(&path, LIMIT)?;
         let config: Value =
-            serde_json::from_str(&text).map_err(|error| fp8_recipes::Error::Json {
+            serde_json::from_str(&text).map_err(|error| fp8_recipes::FilesError::Json {
                 path: path.clone(),
                 what: "a configuration of pooling",
                 reason: error.to_string(),
@@ -136,7 +110,7 @@ impl BertConfig {
     /// Reads the entries of a `config.json`; `path` is for messages.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::models::Error::Config) naming the entry that is missing or not computed here.
+    /// [`Error::Config`](crate::models::Error::Config) naming the entry that is missing or unsupported.
     pub fn parse(path: impl AsRef<Path>, config: &Value) -> Result<Self> {
         let config = Entries::new(path.as_ref(), config);
         if config.text("model_type", None)? != "bert" {

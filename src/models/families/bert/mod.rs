@@ -129,18 +129,17 @@ impl Bert {
         })
     }
 
-    /// Its shape.
+    /// The configuration.
     pub fn config(&self) -> &BertConfig {
         &self.config
     }
 
-    /// Where it computes.
+    /// The device it computes on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Features of every token, `[batch, tokens, hidden_size]`, of one segment. `mask` `[batch, tokens]` is 0 where a text has
-    /// no token.
+    /// Features of every token, `[batch, tokens, hidden_size]`, for texts of one segment. `mask`, `[batch, tokens]`, is 0 at padding.
     ///
     /// # Errors
     /// If an id is not in the vocabulary, a text is longer than the model's positions, or shapes differ.
@@ -167,7 +166,7 @@ impl Bert {
                     .forward(&Tensor::zeros(1, DType::U32, &self.device)?)?,
             )?;
         let mut x = self.norm.forward(&x)?;
-        // 0 where there is a token, far below every score elsewhere; -Inf would make NaN of a text without tokens.
+        // 0 at tokens, a very negative number at padding; -Inf would turn a text without tokens into NaN.
         let hidden = (mask.to_dtype(DType::F32)?.affine(-1., 1.)? * -1e30)?;
         let hidden = hidden.reshape((batch, 1, 1, tokens))?;
         for layer in &self.layers {
@@ -184,7 +183,7 @@ impl Bert {
         self.embed_with(ids, mask, Pooling::Mean)
     }
 
-    /// [`Bert::embed`] with another way from the features of tokens to that of a text.
+    /// [`Bert::embed`] with a choice of pooling.
     ///
     /// # Errors
     /// As [`Bert::forward`].

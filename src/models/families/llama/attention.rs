@@ -3,13 +3,13 @@
 use super::LlamaConfig;
 use super::joint::Joint;
 use crate::models::error::Result;
-use crate::models::layers::{KvScales, LayerCache, Rows, masked_attention};
+use crate::models::layers::{KvScales, LayerCache, Rows, file_has, masked_attention};
 use crate::nn::{Linear, RmsNorm, VarBuilder, linear_b, rms_norm};
 use candle_core::{DType, Device, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
-/// What attention needs to know of rows of a batch that have seen the same number of tokens.
+/// What attention needs for rows of a batch that have seen the same number of tokens.
 pub(super) struct Call {
     /// Which rows.
     pub(super) rows: Rows,
@@ -17,7 +17,7 @@ pub(super) struct Call {
     pub(super) rope: (Tensor, Tensor),
 }
 
-/// New tokens at most that are attended to straight from the cache, without a matrix of scores.
+/// Up to so many new tokens, attention reads the cache directly, without a matrix of scores.
 const FEW_TOKENS: usize = 8;
 
 #[derive(Debug, Fp8Module)]
@@ -75,12 +75,12 @@ impl Attention {
         })
     }
 
-    /// dequant_scales of keys and values, where the file has them.
+    /// dequant_scales of keys and values, if the file has them.
     pub(super) fn kv_scales(&self) -> Option<&KvScales> {
         self.scales.as_ref()
     }
 
-    /// x: `[batch, tokens, hidden]`, whose rows `calls` share.
+    /// x: `[batch, tokens, hidden]`; `calls` cover its rows.
     pub(super) fn forward(
         &self,
         x: &Tensor,
@@ -104,7 +104,7 @@ impl Attention {
         Ok(self.output.forward(&y)?)
     }
 
-    /// What rows attend to, `[rows, tokens, heads * head_dim]`.
+    /// Result of attention for the rows of one call, `[rows, tokens, heads * head_dim]`.
     fn attend(
         &self,
         [q, k, v]: &[Tensor; 3],
@@ -145,7 +145,7 @@ impl Attention {
         Ok(y.reshape((batch, tokens, heads * head_dim))?)
     }
 
-    /// `[batch, tokens, heads * head_dim]` to heads, normalized where the model does, and rotated.
+    /// Splits `[batch, tokens, heads * head_dim]` into heads, normalizes them if the model does, and rotates them.
     fn heads(
         &self,
         x: &Tensor,
@@ -161,7 +161,7 @@ impl Attention {
         if let Some(norm) = norm {
             x = norm.forward(&x)?;
         }
-        // One token lies the same either way, and a view costs nothing.
+        // With one token both layouts coincide, and a reshape copies nothing.
         let x = match tokens {
             1 => x.reshape((batch, heads, 1, head_dim))?,
             _ => x.transpose(1, 2)?,
@@ -191,10 +191,10 @@ impl Attention {
     }
 }
 
-/// `self_attn.k_scale` and `v_scale`, one number each or one per head.
+/// Reads `self_attn.k_scale` and `v_scale`: one number each, or one per head.
 fn kv_scales(vb: &VarBuilder<'_>) -> Result<Option<KvScales>> {
     let read = |name: &str| -> Result<Option<Vec<f32>>> {
-        if !vb.contains_tensor(name) || vb.contains_tensor("__no_such_tensor__") {
+        if !file_has(vb, name) {
             return Ok(None);
         }
         let scales = vb.get_unchecked_dtype(name, DType::F32)?;
@@ -206,7 +206,7 @@ fn kv_scales(vb: &VarBuilder<'_>) -> Result<Option<KvScales>> {
     })
 }
 
-/// 0 where a query sees a key, -Inf elsewhere: `[tokens, keys]` in f32.
+/// Mask of causal attention within a window: 0 where a query sees a key, -Inf elsewhere; `[tokens, keys]` in f32.
 fn window_mask(tokens: usize, keys: usize, window: usize, device: &Device) -> Result<Tensor> {
     let values: Vec<f32> = (keys - tokens..keys)
         .flat_map(|query| {

@@ -1,4 +1,4 @@
-//! Shapes and choices of Llama-like models, from `config.json`.
+//! The configuration of Llama-like models, from `config.json`.
 
 use crate::models::error::Result;
 use crate::models::files::Entries;
@@ -26,7 +26,7 @@ pub struct LlamaConfig {
     pub vocab_size: usize,
     /// Features of a token between layers.
     pub hidden_size: usize,
-    /// Features inside of a dense layer's MLP.
+    /// Inner features of a dense layer's MLP.
     pub intermediate_size: usize,
     /// Layers.
     pub num_layers: usize,
@@ -48,9 +48,9 @@ pub struct LlamaConfig {
     pub mlp_bias: bool,
     /// Whether queries and keys of each head are normalized (Qwen3).
     pub qk_norm: bool,
-    /// Tokens that attention looks back on, of each layer; None for all.
+    /// For each layer, how many tokens attention looks back on; None for all.
     pub sliding_windows: Vec<Option<usize>>,
-    /// Whether the output head is the embedding where the file has no head of its own.
+    /// Whether the embedding serves as the output head if the file has no separate one.
     pub tie_word_embeddings: bool,
     /// Tokens that the model was trained for.
     pub max_position_embeddings: usize,
@@ -61,47 +61,24 @@ pub struct LlamaConfig {
 }
 
 /// The experts of a mixture.
-///
-/// ```
-/// use fp8::models::LlamaConfig;
-/// let json = serde_json::json!({
-///     "model_type": "mixtral", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
-///     "num_hidden_layers": 1, "num_attention_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
-/// });
-/// let config = LlamaConfig::parse("config.json", &json)?;
-/// let moe = config.moe.expect("a mixture");
-/// assert_eq!((moe.num_experts, moe.experts_per_token), (4, 2));
-/// # Ok::<(), fp8::models::Error>(())
-/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct MoeConfig {
     /// Experts in a layer.
     pub num_experts: usize,
-    /// Experts that a token goes through.
+    /// Experts that each token is routed to.
     pub experts_per_token: usize,
-    /// Features inside of an expert.
+    /// Inner features of an expert.
     pub intermediate_size: usize,
-    /// Whether the weights of a token's experts are divided by their sum.
+    /// Whether the weights of a token's experts are normalized to sum to 1.
     pub normalize: bool,
-    /// How tensors are called.
+    /// How tensors are named.
     pub names: MoeNames,
     /// Layers that have a dense MLP instead.
     pub dense_layers: Vec<usize>,
 }
 
 /// Names of a mixture's tensors.
-///
-/// ```
-/// use fp8::models::{LlamaConfig, MoeNames};
-/// let json = serde_json::json!({
-///     "model_type": "mixtral", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
-///     "num_hidden_layers": 1, "num_attention_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
-/// });
-/// let config = LlamaConfig::parse("config.json", &json)?;
-/// assert_eq!(config.moe.map(|moe| moe.names), Some(MoeNames::Mixtral));
-/// # Ok::<(), fp8::models::Error>(())
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MoeNames {
@@ -117,10 +94,10 @@ impl LlamaConfig {
     /// Reads the entries of a `config.json`; `path` is for messages.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::models::Error::Config) naming the entry that is missing or not computed here.
+    /// [`Error::Config`](crate::models::Error::Config) naming the entry that is missing or unsupported.
     pub fn parse(path: impl AsRef<Path>, config: &Value) -> Result<Self> {
         let whole = Entries::new(path.as_ref(), config);
-        // The language model of one that also sees.
+        // The language part of a multimodal model.
         let config = match whole.object("text_config") {
             Some(text) => text,
             None => whole,
@@ -187,7 +164,7 @@ impl LlamaConfig {
         })
     }
 
-    /// Tokens that rotary positions are made for; None where they stretch with the text.
+    /// Tokens that rotary positions cover; None if they stretch with the text.
     pub(super) fn positions(&self) -> Option<usize> {
         let most = self.max_position_embeddings;
         let stretched =
@@ -203,10 +180,10 @@ impl LlamaConfig {
     }
 }
 
-/// More than any model has.
+/// More layers than any model has.
 pub(super) const MAX_LAYERS: usize = 1 << 16;
 
-/// Which layers look back on a window only: `layer_types` says it, or before that `max_window_layers` of Qwen.
+/// The window of each layer: from `layer_types`, or in older files from Qwen's `max_window_layers`.
 fn sliding_windows(
     config: &Entries<'_>,
     kind: &str,
@@ -228,7 +205,7 @@ fn sliding_windows(
             format!("sliding_attention or full_attention for each of {num_layers} layers");
         return windows.ok_or_else(|| config.error("layer_types", expected));
     }
-    // transformers: the first layers of Qwen look back on all tokens.
+    // As in transformers, Qwen's first layers see all tokens.
     let first = match kind {
         "qwen2" | "qwen3" | "qwen3_moe" => match config.get("max_window_layers") {
             Some(Value::Number(n)) if n.as_u64() == Some(0) => 0,
@@ -243,7 +220,7 @@ fn sliding_windows(
 
 impl MoeConfig {
     fn parse(config: &Entries<'_>, kind: &str, num_layers: usize) -> Result<Option<Self>> {
-        // With the defaults of transformers.
+        // The defaults of transformers.
         let (names, experts, per_token) = match kind {
             "mixtral" => (MoeNames::Mixtral, 8, 2),
             "qwen3_moe" => (MoeNames::Qwen, 128, 8),
@@ -280,7 +257,7 @@ impl MoeConfig {
     }
 }
 
-/// transformers 5 writes `num_local_experts` for every mixture, before that Qwen's were called `num_experts`.
+/// transformers 5 writes `num_local_experts` for every mixture; earlier versions wrote `num_experts` for Qwen.
 fn num_experts(config: &Entries<'_>, default: usize) -> Result<usize> {
     let (new, old) = ("num_local_experts", "num_experts");
     let count = config.size(old, config.size(new, default)?)?;

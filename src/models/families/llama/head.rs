@@ -1,18 +1,19 @@
-//! The output head: a layer of its own, or the embedding.
+//! The output head: a separate layer, or the embedding.
 
 use super::LlamaConfig;
 use crate::models::error::Result;
+use crate::models::layers::file_has;
 use crate::nn::{Linear, VarBuilder, linear_no_bias};
 use candle_core::{D, Module, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
-/// Rows at most that read the table in its own dtype.
+/// Up to so many rows are multiplied with the table in its own dtype.
 const FEW_ROWS: usize = 8;
 
 #[derive(Debug, Fp8Module)]
 pub(super) enum Head {
-    /// `lm_head.weight`, in FP8 where the file has it so.
+    /// `lm_head.weight`, in FP8 if the file stores it so.
     Own(Linear),
     /// The embedding's table, `[vocab_size, hidden_size]`, in the dtype of the embedding.
     Tied(#[fp8(skip)] Tensor),
@@ -21,9 +22,8 @@ pub(super) enum Head {
 impl Head {
     pub(super) fn new(config: &LlamaConfig, table: &Tensor, vb: &VarBuilder<'_>) -> Result<Self> {
         let own = vb.pp("lm_head");
-        // A VarMap makes whatever it is asked for; only a file knows that it has a head in spite of the tie.
-        let holds = own.contains_tensor("weight") && !own.contains_tensor("__no_such_tensor__");
-        if config.tie_word_embeddings && !holds {
+        // A VarMap creates any tensor that it is asked for; only a file can hold a head despite the tie.
+        if config.tie_word_embeddings && !file_has(&own, "weight") {
             return Ok(Self::Tied(table.clone()));
         }
         let (inputs, outputs) = (config.hidden_size, config.vocab_size);

@@ -1,4 +1,4 @@
-//! Linear layers that read the same input: apart in the file, or as one.
+//! Linear layers that read the same input, stored separately or fused.
 
 use crate::models::error::Result;
 use crate::nn::{Linear, VarBuilder, linear_b};
@@ -8,9 +8,9 @@ use fp8_recipes::Fp8Module;
 /// Several projections of one input.
 #[derive(Debug, Fp8Module)]
 pub(super) enum Joint {
-    /// A layer each.
+    /// One layer per projection.
     Apart(Vec<Linear>),
-    /// One layer, whose outputs stand one after the other.
+    /// One layer whose outputs are concatenated.
     Fused {
         layer: Linear,
         #[fp8(skip)]
@@ -19,7 +19,7 @@ pub(super) enum Joint {
 }
 
 impl Joint {
-    /// The layers `parts` (name, outputs) of `vb`, or the one called `fused` where the file has that.
+    /// Loads the layers `parts` (name, outputs) from `vb`, or the fused one named `fused` if the file has it instead.
     pub(super) fn new(
         inputs: usize,
         parts: &[(&str, usize)],

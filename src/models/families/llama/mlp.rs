@@ -1,4 +1,4 @@
-//! The gated MLP of a layer, or of an expert.
+//! The gated MLP of a layer or an expert.
 
 use super::joint::Joint;
 use crate::models::error::Result;

@@ -111,10 +111,9 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// Builds the model from the tensors `model.*` and `lm_head.weight` of `vb`. Activations are of `vb`'s dtype.
+    /// Builds the model from the tensors `model.*` and `lm_head.weight` of `vb`. Activations have `vb`'s dtype.
     ///
-    /// Without an `lm_head.weight`, or with [`LlamaConfig::tie_word_embeddings`] and none in the file, the embedding is the
-    /// head.
+    /// With [`LlamaConfig::tie_word_embeddings`] and no `lm_head.weight` in the file, the embedding is the head.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape.
@@ -122,8 +121,8 @@ impl Llama {
         Self::with_embedding_dtype(config, vb.dtype(), vb)
     }
 
-    /// [`Llama::new`] with the embedding, and a head tied to it, held in a dtype of their own: 16-bit tables of a file need not
-    /// be widened to be looked up.
+    /// [`Llama::new`] with the embedding, and a head tied to it, in the dtype `embedding`: 16-bit tables of a file need not be widened
+    /// for lookups.
     ///
     /// # Errors
     /// As [`Llama::new`].
@@ -158,7 +157,7 @@ impl Llama {
         })
     }
 
-    /// Its shape.
+    /// The configuration.
     pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
@@ -172,11 +171,11 @@ impl Llama {
         self.head.forward(&x)
     }
 
-    /// A cache of E4M3 codes with the k and v scales of the file, for `batch` sequences of up to `capacity` tokens; None where
-    /// the file has none for some layer.
+    /// A cache of E4M3 codes with the k and v scales of the file, for `batch` sequences of up to `capacity` tokens; None if the file
+    /// lacks them for some layer.
     ///
     /// # Errors
-    /// If there is no memory for it, or scales are neither one number nor one per head.
+    /// If there is no memory for it, or a layer has neither one scale nor one per head.
     pub fn new_fp8_cache(&self, batch: usize, capacity: usize) -> Result<Option<KvCache>> {
         let layers = self.layers.iter();
         let scales = layers.map(|layer| layer.attention.kv_scales().cloned());
@@ -203,7 +202,7 @@ impl Llama {
         }
     }
 
-    /// Features of all tokens behind the last norm.
+    /// Features of all tokens after the final norm.
     fn run(&self, ids: &Tensor, mut cache: Option<&mut KvCache>) -> Result<Tensor> {
         let ids = token_rows(ids, self.config.vocab_size)?;
         let (batch, tokens) = ids.dims2()?;

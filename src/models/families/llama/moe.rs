@@ -8,7 +8,7 @@ use candle_core::{D, DType, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
 
-/// Experts, of which a router chooses a few for each token. The router stays in high precision.
+/// Experts, and a router that chooses a few of them for each token. The router stays in high precision.
 #[derive(Debug, Fp8Module)]
 pub(super) struct Moe {
     router: Parameter,
@@ -23,7 +23,7 @@ impl Moe {
         moe: &MoeConfig,
         layer: VarBuilder<'_>,
     ) -> Result<Self> {
-        // transformers 5 gives experts that it writes as one tensor the same names in every model.
+        // transformers 5 uses the same names in every model for experts that it writes as one tensor.
         let is_renamed = layer.contains_tensor("mlp.gate.weight")
             && !layer.contains_tensor("block_sparse_moe.gate.weight");
         let (folder, names) = match moe.names {
@@ -85,7 +85,7 @@ impl Moe {
     }
 }
 
-/// Indexes of the `count` largest values, the largest first; of equal ones the first. NaN counts as the smallest.
+/// Indexes of the `count` largest values, in descending order; equal values in order of index. NaN counts as the smallest.
 fn largest(values: &[f32], count: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..values.len() as u32).collect();
     let key = |i: &u32| {

@@ -1,4 +1,4 @@
-//! Shapes and choices from Mistral's own `params.json`.
+//! The configuration in Mistral's own `params.json`.
 
 use super::{LlamaConfig, MoeConfig, MoeNames};
 use crate::models::error::Result;
@@ -7,15 +7,15 @@ use crate::models::layers::{RopeConfig, RopeScaling};
 use serde_json::Value;
 use std::path::Path;
 
-/// Tokens that Mistral's models are trained for, where nothing is said.
+/// Tokens that Mistral's models are trained for, if the file does not say.
 const POSITIONS: usize = 128_000;
 
 impl LlamaConfig {
-    /// Reads the entries of Mistral's `params.json`, which stands beside `consolidated.safetensors`; `path` is for messages.
+    /// Reads Mistral's `params.json`, the configuration beside `consolidated.safetensors`; `path` is for messages.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::models::Error::Config) naming the entry that is missing or not computed here.
-    pub fn parse_params(path: impl AsRef<Path>, params: &Value) -> Result<Self> {
+    /// [`Error::Config`](crate::models::Error::Config) naming the entry that is missing or unsupported.
+    pub(crate) fn parse_params(path: impl AsRef<Path>, params: &Value) -> Result<Self> {
         let params = Entries::new(path.as_ref(), params);
         refuse_others(&params)?;
         let hidden_size = params.size("dim", None)?;
@@ -60,7 +60,7 @@ impl LlamaConfig {
     }
 }
 
-/// What changes the values of a model and is not computed here.
+/// Rejects entries that change a model's values and are not supported.
 fn refuse_others(params: &Entries<'_>) -> Result<()> {
     for key in [
         "q_lora_rank",
@@ -90,7 +90,7 @@ fn refuse_others(params: &Entries<'_>) -> Result<()> {
 }
 
 fn rope(params: &Entries<'_>, head_dim: usize, positions: usize) -> Result<RopeConfig> {
-    // Models without a window were trained for more tokens.
+    // Models without a window were trained on longer contexts.
     let theta = match params.get("sliding_window") {
         None => 1e6,
         Some(_) => 1e4,
@@ -114,7 +114,7 @@ fn rope(params: &Entries<'_>, head_dim: usize, positions: usize) -> Result<RopeC
     }))
 }
 
-/// The window of each layer: one for all, or a pattern that is repeated.
+/// The window of each layer: one for all, or a repeated pattern.
 fn windows(params: &Entries<'_>, num_layers: usize) -> Result<Vec<Option<usize>>> {
     let Some(Value::Array(pattern)) = params.get("sliding_window") else {
         let window = match params.get("sliding_window") {

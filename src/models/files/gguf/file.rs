@@ -50,7 +50,7 @@ impl GgufFile {
             source,
         };
         let mut file = open_regular(&path).map_err(|error| match error {
-            crate::Error::Read { source, .. } => io(source),
+            crate::FilesError::Read { source, .. } => io(source),
             error => GgufError::Unreadable(Box::new(error)),
         })?;
         scan::check(&path, &mut file)?;

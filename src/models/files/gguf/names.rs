@@ -1,10 +1,10 @@
-//! Names of tensors in GGUF files, and what they are called in the models of transformers.
+//! Names of tensors in GGUF files, and their names in transformers.
 
 use super::GgufError;
 use candle_core::Tensor;
 use std::path::Path;
 
-/// An architecture that is read.
+/// A supported architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Architecture {
     Llama,
@@ -34,7 +34,7 @@ impl Architecture {
         }
     }
 
-    /// Llama's files are for positions that turn neighbouring elements; transformers turns the halves of a head.
+    /// Llama's files store rows for rotary positions over neighbouring elements; transformers rotates the two halves of a head.
     fn is_permuted(self) -> bool {
         self == Self::Llama
     }
@@ -53,22 +53,22 @@ pub(super) const LAYER_PARTS: [&str; 9] = [
     "ffn_down",
 ];
 
-/// Which rows of a tensor are in another order in the file.
+/// The order of a tensor's rows in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rows {
     AsStored,
-    /// Queries and keys, by head.
+    /// Permuted within each head: queries and keys.
     PerHead,
 }
 
-/// What a tensor of the file is in transformers.
+/// The tensor of transformers that a tensor of the file becomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) name: String,
     pub(super) rows: Rows,
 }
 
-/// `None` for tensors that are no weights (tables that the configuration tells).
+/// Translates a name of the file; `None` for tables that are part of the configuration, not weights.
 pub(super) fn target(
     name: &str,
     architecture: Architecture,
@@ -125,8 +125,8 @@ pub(super) fn target(
     }))
 }
 
-/// Undoes the order of rows that llama.cpp gives to queries and keys: within a head, element `2 i + half` of the file is
-/// element `half * head_dim / 2 + i`. Works for weights `[heads * head_dim, in]` and biases `[heads * head_dim]`.
+/// Undoes llama.cpp's permutation of the rows of queries and keys: within a head, row `2 i + half` of the file is row
+/// `half * head_dim / 2 + i` in transformers. Works for weights `[heads * head_dim, in]` and biases `[heads * head_dim]`.
 pub(super) fn unpermute(tensor: &Tensor, heads: usize) -> candle_core::Result<Tensor> {
     let dims = tensor.dims().to_vec();
     let half = dims[0] / heads / 2;

@@ -1,8 +1,7 @@
-//! A first look at the header of a GGUF file.
+//! Checks the header of a GGUF file before candle reads it.
 //!
-//! candle's reader takes a file as it is told: sizes may overflow, the alignment may be zero, of two tensors with one name
-//! the last one counts, and a type it does not know has a number and no name. All of that is refused here, before candle
-//! reads the file.
+//! candle's reader trusts the file: sizes may overflow, the alignment may be zero, the last of two tensors with one name wins, and an
+//! unknown type has a number but no name. These checks reject all of that first.
 
 use super::GgufError;
 use std::collections::HashSet;
@@ -10,15 +9,15 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 const MAGIC: [u8; 4] = *b"GGUF";
-/// Nested arrays, of which real files have none.
+/// Depth of nested arrays; real files have none.
 const MAX_DEPTH: usize = 4;
-/// Header entries and strings beyond this are broken files; the largest vocabularies have some 300 thousand.
+/// The most header entries, and bytes of a string; the largest vocabularies have some 300 thousand entries.
 const MAX_COUNT: u64 = 1 << 26;
 
-/// Values in all arrays together; each takes some 30 bytes of memory, and the largest vocabularies have one million of them.
+/// The most values in all arrays together. Each takes some 30 bytes of memory; the largest vocabularies have one million.
 const MAX_VALUES: u64 = 1 << 22;
 
-/// Types of tensors that candle reads: number, elements per block, bytes per block.
+/// Tensor types that candle reads: number, elements per block, bytes per block.
 const READ_TYPES: [(u32, u64, u64); 15] = [
     (0, 1, 4),      // F32
     (1, 1, 2),      // F16
@@ -75,7 +74,7 @@ struct Entry {
     offset: u64,
 }
 
-/// Refuses what candle's reader would get wrong.
+/// Rejects files that candle's reader would misread.
 pub(super) fn check(path: &Path, file: impl Read + Seek) -> Result<(), GgufError> {
     let mut header = Header::new(path, file)?;
     let (entries, alignment) = header.read()?;
@@ -159,7 +158,7 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> GgufError + use<> {
     }
 }
 
-/// Reads the header from the start on.
+/// Reads the header sequentially.
 struct Header<'a, R: Read + Seek> {
     path: &'a Path,
     reader: BufReader<R>,
@@ -219,7 +218,7 @@ impl<'a, R: Read + Seek> Header<'a, R> {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Passes over a value; its number where it is a small whole one.
+    /// Skips a value; returns it if it is a small unsigned integer.
     fn value(&mut self, kind: u32, depth: usize) -> Result<Option<u64>, GgufError> {
         let number = match kind {
             0 => Some(self.bytes::<1>()?[0].into()),

@@ -1,17 +1,16 @@
-//! A GGUF file as something that can be quantized.
+//! A GGUF file as a source for `quantize` and `dequantize`.
 
 use super::GgufError;
 use super::file::GgufFile;
 use crate::rewrite::Source;
-use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
+use fp8_files::{Error, Result};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// A model of a GGUF file with its configuration, for [`quantize`](crate::rewrite::quantize) and
-/// [`dequantize`](crate::rewrite::dequantize), which take one dequantized tensor at a time from it and put the tokenizer beside
-/// the weights.
+/// [`dequantize`](crate::rewrite::dequantize). They read one dequantized tensor at a time and write the tokenizer beside the weights.
 ///
 /// ```no_run
 /// use fp8::models::gguf::{GgufFile, GgufSource};
@@ -48,7 +47,7 @@ impl Source for GgufSource {
         self.file.shape(name).map(<[usize]>::to_vec)
     }
 
-    /// None: what is not quantized becomes f32, which holds every type of block exactly.
+    /// None: tensors that are not quantized become f32, which holds every block type exactly.
     fn dtype(&self, _: &str) -> Option<DType> {
         None
     }

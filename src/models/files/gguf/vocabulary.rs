@@ -4,7 +4,7 @@ use super::GgufError;
 use super::file::GgufFile;
 use serde_json::{Map, Value, json};
 
-/// How a text is cut before its bytes are merged, by `tokenizer.ggml.pre`.
+/// Patterns that split a text before its bytes are merged, by `tokenizer.ggml.pre`.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const KNOWN_PRE: &str = "smollm, starcoder, refact, codeshell, gpt-2, llama-bpe and qwen2";
@@ -19,7 +19,7 @@ impl GgufFile {
     /// # Errors
     /// [`GgufError::UnsupportedTokenizer`] for other kinds and for a `tokenizer.ggml.pre` that is not known, and
     /// [`GgufError`] for entries that are missing or contradict each other.
-    pub fn tokenizer_json(&self) -> Result<Value, GgufError> {
+    pub(crate) fn tokenizer_json(&self) -> Result<Value, GgufError> {
         let unsupported = |key, value: &str, known| GgufError::UnsupportedTokenizer {
             path: self.path().to_path_buf(),
             key,
@@ -90,7 +90,7 @@ impl GgufFile {
     ///
     /// # Errors
     /// [`GgufError`] for entries of another kind.
-    pub fn tokenizer_config(&self) -> Result<Value, GgufError> {
+    pub(crate) fn tokenizer_config(&self) -> Result<Value, GgufError> {
         let tokens = self.metadata.texts("tokenizer.ggml.tokens")?;
         let mut config = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
         for (key, entry) in [
@@ -112,11 +112,11 @@ impl GgufFile {
         Ok(config)
     }
 
-    /// The tokenizer, without a detour over files.
+    /// The tokenizer, built in memory.
     ///
     /// # Errors
     /// As [`GgufFile::tokenizer_json`].
-    pub fn tokenizer(&self) -> Result<tokenizers::Tokenizer, GgufError> {
+    pub(crate) fn tokenizer(&self) -> Result<tokenizers::Tokenizer, GgufError> {
         let json = self.tokenizer_json()?.to_string();
         tokenizers::Tokenizer::from_bytes(json).map_err(|error| GgufError::Broken {
             path: self.path().to_path_buf(),
@@ -189,7 +189,7 @@ impl GgufFile {
         Ok(added)
     }
 
-    /// A special token's number and text.
+    /// The id and text of a special token.
     fn special<'a>(
         &self,
         entry: &str,
@@ -204,7 +204,7 @@ impl GgufFile {
         }
     }
 
-    /// What stands around a text: the tokens that the file says are added.
+    /// The tokens that the file adds before and after a text.
     fn post_processor(&self, tokens: &[&str]) -> Result<Value, GgufError> {
         let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true });
         let mut around = [None, None];
@@ -218,7 +218,7 @@ impl GgufFile {
                 "tokenizer.ggml.eos_token_id",
             ),
         ]) {
-            // Without a word about it, Llama 3's texts begin with its first token.
+            // If the file does not say, Llama 3's texts begin with its bos token.
             let by_default = slot.is_none()
                 && flag == "tokenizer.ggml.add_bos_token"
                 && matches!(

@@ -1,4 +1,4 @@
-//! Memory that grows with the tokens, and rows of a batch apart from the others.
+//! Memory that grows with the tokens, and parts of a batch as caches of their own.
 
 use super::{KvCache, KvSizes, Rows};
 use crate::models::error::{Error, Result};
@@ -32,13 +32,13 @@ impl KvCache {
         self.reserve(len + tokens)
     }
 
-    /// Tokens that there is memory for.
+    /// Tokens that memory is allocated for.
     fn allocated(&self) -> usize {
         let dims = self.layers.first().map(|layer| layer.k.dims());
         dims.map_or(self.sizes.capacity, |dims| dims[2])
     }
 
-    /// Takes memory for `len` tokens at least.
+    /// Allocates memory for at least `len` tokens.
     pub(crate) fn reserve(&mut self, len: usize) -> Result<()> {
         let allocated = self.allocated();
         if len <= allocated {
@@ -65,7 +65,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Neighbouring rows that have seen the same number of tokens, together.
+    /// Groups neighbouring rows that have seen the same number of tokens.
     pub(crate) fn rows(&self) -> Vec<Rows> {
         let mut all: Vec<Rows> = vec![];
         for (start, &seen) in self.seen.iter().enumerate() {
@@ -88,8 +88,8 @@ impl KvCache {
         all
     }
 
-    /// The cache of `count` rows from `start`, in the same memory: what is written there is written here. It must not need more than
-    /// there is memory for; [`KvCache::take_seen`] tells this one what it has seen.
+    /// A cache of `count` rows from `start` that shares this one's memory. It must not outgrow the memory allocated here;
+    /// [`KvCache::take_seen`] copies its counts of seen tokens back.
     pub(crate) fn part(&self, start: usize, count: usize) -> Result<Self> {
         let layers = self.layers.iter().map(|layer| layer.part(start, count));
         Ok(Self {
@@ -103,7 +103,7 @@ impl KvCache {
         })
     }
 
-    /// Rows from `start` have seen what `part` has.
+    /// Copies the counts of seen tokens of `part`, whose first row is `start` here.
     pub(crate) fn take_seen(&mut self, start: usize, part: &Self) {
         self.seen[start..start + part.seen.len()].copy_from_slice(&part.seen);
     }

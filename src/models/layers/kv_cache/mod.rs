@@ -46,11 +46,11 @@ pub(crate) struct Rows {
     pub(crate) seen: usize,
 }
 
-/// What a model has seen of a batch of sequences: keys and values of every layer.
+/// The keys and values of every layer for the tokens that a batch of sequences has seen so far.
 ///
-/// Memory grows with the tokens, by doubling, up to [`KvCache::capacity`] of them; more tokens are an error. Made by
-/// [`CausalLm::new_cache`](crate::models::CausalLm::new_cache). It holds values of the model's dtype, or E4M3 codes with the scales
-/// of the file ([`Llama::new_fp8_cache`](crate::models::Llama::new_fp8_cache)). It is for inference: logits that come from it have no gradient.
+/// Memory grows with the tokens, by doubling, up to [`KvCache::capacity`]; more tokens are an error. Made by
+/// [`CausalLm::new_cache`](crate::models::CausalLm::new_cache). It holds values in the model's dtype, or E4M3 codes with the scales
+/// of the file ([`Llama::new_fp8_cache`](crate::models::Llama::new_fp8_cache)). It is for inference: logits computed with it carry no gradient.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Tensor};
@@ -73,17 +73,17 @@ pub(crate) struct Rows {
 #[derive(Debug)]
 pub struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
-    /// The most tokens, of which there is memory for [`KvCache::allocated`].
+    /// With the capacity that the cache may grow to; [`KvCache::allocated`] is what it has.
     sizes: KvSizes,
     /// Tokens seen of each sequence.
     seen: Vec<usize>,
 }
 
-/// Tokens that there is memory for at first.
+/// Tokens that a new cache has memory for.
 const FIRST: usize = 64;
 
 impl KvCache {
-    /// One entry of `scales` per layer; None for values in `dtype`.
+    /// `scales` has one entry per layer; None stores values in `dtype`.
     pub(crate) fn new(
         sizes: KvSizes,
         scales: Vec<Option<KvScales>>,
@@ -94,7 +94,7 @@ impl KvCache {
             capacity: sizes.capacity.min(FIRST),
             ..sizes
         };
-        // Of all that may come: what can never be held is said before anything is computed.
+        // Checks the full capacity: a cache that can never fit fails before anything is computed.
         sizes.check_memory(scales.len(), dtype)?;
         let layers = scales.into_iter().map(|scales| {
             let dtype = if scales.is_some() { DType::U8 } else { dtype };
@@ -136,12 +136,12 @@ impl KvCache {
         })
     }
 
-    /// Tokens seen, of the sequence that has most.
+    /// Tokens seen by the longest sequence.
     pub fn len(&self) -> usize {
         self.seen.iter().copied().max().unwrap_or(0)
     }
 
-    /// Whether no token was seen.
+    /// Whether no token has been seen.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -161,21 +161,21 @@ impl KvCache {
         self.layers.iter().any(|layer| layer.scales.is_some())
     }
 
-    /// Bytes of keys and values, filled or not; they grow with the tokens.
+    /// Bytes allocated for keys and values; they grow with the tokens.
     pub fn size_in_bytes(&self) -> usize {
         let bytes = |x: &Tensor| x.elem_count() * x.dtype().size_in_bytes();
         let layers = self.layers.iter();
         layers.map(|layer| bytes(&layer.k) + bytes(&layer.v)).sum()
     }
 
-    /// Forgets all tokens after the first `len`. A longer one changes nothing.
+    /// Forgets all tokens after the first `len`; no effect if there are fewer.
     pub fn truncate(&mut self, len: usize) {
         for seen in &mut self.seen {
             *seen = len.min(*seen);
         }
     }
 
-    /// Counts tokens that all layers have taken.
+    /// Counts tokens that every layer has appended.
     pub(crate) fn advance(&mut self, tokens: usize) {
         for seen in &mut self.seen {
             *seen += tokens;

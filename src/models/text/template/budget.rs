@@ -1,23 +1,23 @@
-//! What a template may still do.
+//! How much a template may still do.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of all texts and lists that a template makes on its way, and of what it prints.
+/// Bytes of all strings and lists that a template creates, and of its output.
 const MAKE: u64 = 256 << 20;
-/// Values that are looked at; [`BYTES_PER_STEP`] of a text count as one.
+/// Values that may be visited; [`BYTES_PER_STEP`] bytes of a string count as one.
 const STEPS: u64 = 150_000_000;
 const BYTES_PER_STEP: u64 = 32;
-/// Bytes of one text or list with all in it.
+/// Bytes of one string or list with its contents.
 const MAX_SIZE: u64 = 32 << 20;
-/// Lists in lists.
+/// Nesting of lists.
 const MAX_DEPTH: usize = 64;
-/// Bytes of an element in a list, beside those of a text.
+/// Bytes of a list element, besides those of its string.
 const ELEMENT: u64 = 32;
 
-/// Counts down while a template runs. Each of its functions fails when nothing is left.
+/// Counts down while a template runs. Each method fails once nothing is left.
 #[derive(Clone)]
 pub(super) struct Budget(Arc<Left>);
 
@@ -34,7 +34,7 @@ impl Budget {
         }))
     }
 
-    /// Some `bytes` are going to be made, or just were.
+    /// Accounts for `bytes` that are about to be created, or just were.
     pub fn make(&self, bytes: u64) -> Result<(), Error> {
         take(&self.0.make, bytes, || {
             format!("the template makes more than {MAKE} bytes of text")
@@ -47,15 +47,15 @@ impl Budget {
         })
     }
 
-    /// Bytes of a value with all that is in it, as often as it is in it. All functions of the engine that go through a
-    /// value are given none that fails here: it would have no end, or overflow their stack.
+    /// Bytes of a value with its contents, counted as often as they occur. Engine functions that traverse a value get only values that
+    /// pass this check; others would make them run forever or overflow their stack.
     pub fn size(&self, value: &Value) -> Result<u64, Error> {
         let size = self.within(value, 0, 0)?;
         self.steps(size / BYTES_PER_STEP)?;
         Ok(size)
     }
 
-    /// That of a value in `depth` others, which are of `before` bytes so far.
+    /// The size of a value nested in `depth` others, which have `before` bytes so far.
     fn within(&self, value: &Value, depth: usize, before: u64) -> Result<u64, Error> {
         self.steps(1)?;
         if depth > MAX_DEPTH {
@@ -90,7 +90,7 @@ impl Budget {
         }
     }
 
-    /// Bytes of a value alone: of a text, or of a list without what its elements refer to.
+    /// Bytes of a value alone: a string, or a list without what its elements refer to.
     pub fn shallow(&self, value: &Value) -> Result<u64, Error> {
         let elements = match value.kind() {
             ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => match value.len() {
@@ -133,7 +133,7 @@ fn too_large() -> Error {
     ))
 }
 
-/// The error of a bound.
+/// The error for an exceeded bound.
 pub(super) fn refused(reason: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, reason)
 }

@@ -1,4 +1,4 @@
-//! Filters and methods whose result is much longer than what they are given.
+//! Filters and methods whose results may be much longer than their inputs.
 
 use super::budget::{Budget, refused};
 use minijinja::value::{Rest, ValueOrKwargs};
@@ -8,7 +8,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 /// Spaces of an indent, and columns of a formatted value.
 const MAX_WIDTH: u64 = 10_000;
 
-/// Puts a bounded form in the place of each.
+/// Replaces each by a bounded form.
 pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
     let named = [
         ("join", Value::from_function(filters::join)),
@@ -29,7 +29,7 @@ pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
                 .ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
             budget.make(longer(&budget, name, value, rest)?)?;
             let result = filter.call(state, &args)?;
-            // Elements that are new, not those of what is there.
+            // `map` creates new elements.
             if name == "map" {
                 budget.make(budget.size(&result)?)?;
             }
@@ -37,7 +37,7 @@ pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
         };
         jinja.add_filter(name, bounded);
     }
-    // A copy of a map; `debug` would print all there is.
+    // `dict` copies a map; `debug` would print everything.
     let (dict, counter) = (Value::from_function(functions::dict), budget.clone());
     let bounded = move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
         let result = dict.call(state, &args.into_values())?;
@@ -46,12 +46,12 @@ pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
     };
     jinja.add_function("dict", bounded);
     jinja.remove_global("debug");
-    // Methods of Python's texts, lists and dictionaries.
+    // Methods of Python's strings, lists and dictionaries.
     let budget = budget.clone();
     jinja.set_unknown_method_callback(move |state, value, name, args| {
         budget.size(value)?;
         budget.make(match name {
-            // The separator is what has the method.
+            // The method belongs to the separator.
             "join" => match args.first() {
                 Some(parts) => longer(&budget, "join", parts, std::slice::from_ref(value))?,
                 None => 0,
@@ -64,12 +64,12 @@ pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
     });
 }
 
-/// At least as many bytes as the result has beyond those of `value`. The other filters make no more than a few times what
-/// they are given, and that is bounded.
+/// An upper bound on the bytes of the result beyond those of `value`. Other filters create at most a few times their input, which is
+/// bounded already.
 fn longer(budget: &Budget, name: &str, value: &Value, args: &[Value]) -> Result<u64, Error> {
     let len = |value: &Value| value.len().unwrap_or(0) as u64;
     let text = |place: usize| args.get(place).and_then(|arg| arg.as_str()).unwrap_or("");
-    // Whichever argument says it, by its place or by its name.
+    // The largest number among positional and named arguments.
     let number = || {
         let named = args
             .iter()
@@ -97,7 +97,7 @@ fn longer(budget: &Budget, name: &str, value: &Value, args: &[Value]) -> Result<
             lines.saturating_mul(width(number())?)
         }
         "tojson" => {
-            // Each value on a line of its own, each level further in.
+            // One line per value, indented by level.
             let size = budget.size(value)?;
             size.saturating_mul(6 + width(number())?)
         }
@@ -116,7 +116,7 @@ fn width(width: u64) -> Result<u64, Error> {
     }
 }
 
-/// Each place that is filled takes an argument, or as many columns as it says.
+/// Each placeholder takes an argument, or as many columns as it says.
 fn format(budget: &Budget, value: &Value, args: &[Value]) -> Result<u64, Error> {
     let text = value.as_str().unwrap_or("");
     let mut columns = 0;

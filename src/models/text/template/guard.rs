@@ -1,4 +1,4 @@
-//! The syntax tree of a template with a question to the [`Budget`] before whatever makes or reads much.
+//! Rewrites the syntax tree of a template: whatever may create or read much asks the [`Budget`] first.
 
 use super::budget::{Budget, refused};
 use minijinja::machinery::Span;
@@ -11,10 +11,10 @@ use minijinja::machinery::ast::{
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Value};
 
-/// Statements in statements and expressions in expressions. The engine's own bound leaves out some kinds.
+/// Nesting of statements and expressions. The engine's own bound misses some kinds.
 const MAX_DEPTH: usize = 500;
 
-/// Functions that return their argument, or fail. No template can name them.
+/// Functions that return their argument or fail. No template can name them.
 const READ: &str = "#read";
 const MAKE: &str = "#make";
 const COPY: &str = "#copy";
@@ -22,7 +22,7 @@ const INDEX: &str = "#index";
 const KEY: &str = "#key";
 const MULTIPLY: &str = "#multiply";
 
-/// Gives an environment the functions that the tree calls.
+/// Registers the functions that the rewritten tree calls.
 pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
     let guard = |check: fn(&Budget, &Value) -> Result<(), Error>| {
         let budget = budget.clone();
@@ -41,7 +41,7 @@ pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
         COPY,
         guard(|budget, value| budget.make(budget.shallow(value)?)),
     );
-    // What is computed element by element is computed up to the one that is asked for.
+    // A lazy sequence is computed up to the requested element.
     let index = |budget: &Budget, value: &Value| match value.kind() {
         ValueKind::Iterable => budget.shallow(value).map(|_| ()),
         _ => Ok(()),
@@ -54,7 +54,7 @@ pub(super) fn add(jinja: &mut Environment<'_>, budget: &Budget) {
     });
 }
 
-/// Keys are compared with those of a map, lists with all that is in them.
+/// Rejects lists as keys: comparing keys would traverse them.
 fn key(key: &Value) -> Result<(), Error> {
     match key.kind() {
         ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => {
@@ -64,7 +64,7 @@ fn key(key: &Value) -> Result<(), Error> {
     }
 }
 
-/// The engine's own product makes texts of 100 MB, while it compiles.
+/// Replaces the engine's multiplication, which creates strings of 100 MB while compiling.
 fn multiply(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Error> {
     let repeated = |x: &Value| matches!(x.kind(), ValueKind::String | ValueKind::Seq);
     let (value, times) = if repeated(a) { (a, b) } else { (b, a) };
@@ -92,7 +92,7 @@ fn multiply(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Error> {
     ))
 }
 
-/// The tree that asks.
+/// The rewritten tree.
 pub(super) fn guarded<'a>(tree: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
     Guard { depth: 0 }.stmt(tree)
 }
@@ -105,7 +105,7 @@ fn call<'a>(function: &'static str, args: Vec<Expr<'a>>, span: Span) -> Expr<'a>
 }
 
 fn ask<'a>(function: &'static str, expr: Expr<'a>) -> Expr<'a> {
-    // What stands in the source is short.
+    // Constants of the source are short.
     if let (READ, Expr::Const(_)) = (function, &expr) {
         return expr;
     }
@@ -154,7 +154,7 @@ impl Guard {
                 let expr = to.expr(&x.expr)?;
                 Stmt::EmitExpr(Spanned::new(EmitExpr { expr }, x.span()))
             }
-            // Through the formatter, which counts it.
+            // As an expression it passes through the formatter, which counts it.
             Stmt::EmitRaw(x) => {
                 let value = Value::from_safe_string(x.raw.into());
                 let expr = Expr::Const(Spanned::new(Const { value }, x.span()));
@@ -240,7 +240,7 @@ impl Guard {
         Ok(Spanned::new(Call { expr, args }, x.span()))
     }
 
-    /// Arguments that are looked at first: filters, tests and methods go through them.
+    /// Arguments, each checked first: filters, tests and methods traverse them.
     fn args<'a>(&mut self, args: &[CallArg<'a>]) -> Result<Vec<CallArg<'a>>, Error> {
         let guarded = args.iter().map(|arg| {
             Ok(match arg {
@@ -261,7 +261,7 @@ impl Guard {
         expr.as_ref().map(|expr| self.expr(expr)).transpose()
     }
 
-    /// What is assigned to or called: a name, names, or an attribute, which has to stay one.
+    /// The target of an assignment or a call: a name, names, or an attribute, which must stay an attribute.
     fn target<'a>(&mut self, expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
         match expr {
             Expr::GetAttr(x) => self.attribute(x),
@@ -313,7 +313,7 @@ impl Guard {
                     BinOpKind::Mul => return Ok(call(MULTIPLY, vec![left, right], x.span())),
                     BinOpKind::Add => (ask(COPY, left), ask(COPY, right)),
                     BinOpKind::Concat => (ask(MAKE, left), ask(MAKE, right)),
-                    // These choose one, and the others know numbers only.
+                    // `and` and `or` pick an operand; the remaining operators take numbers only.
                     BinOpKind::ScAnd | BinOpKind::ScOr => (left, right),
                     _ => (ask(READ, left), ask(READ, right)),
                 };

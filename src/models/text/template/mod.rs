@@ -1,7 +1,7 @@
-//! Chat templates, which are programs that come with a model's files: run with bounds.
+//! Chat templates: programs that come with a model's files, run within bounds.
 //!
-//! Fuel alone bounds little: forty steps double a text to a terabyte. So each operator, filter, method and output that can make or
-//! read much asks a [`Budget`] first (`guard.rs` writes that into the syntax tree), and the whole runs on a stack whose size is known.
+//! Fuel alone is not enough: doubling a string forty times makes a terabyte. So each operator, filter, method and output that may create
+//! or read much asks a [`Budget`] first (`guard.rs` writes these calls into the syntax tree), and it all runs on a stack of known size.
 
 mod budget;
 mod filters;
@@ -16,13 +16,13 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, context, escape_formatter};
 use std::path::PathBuf;
 
-/// Bytes of the longest template. The longest of known models have 40,000.
+/// Bytes of the longest template. Known models have up to 40,000.
 pub(super) const MAX_SOURCE: usize = 128 << 10;
 /// Instructions of one chat.
 const FUEL: u64 = 10_000_000;
 /// Parsing recurses once per byte at worst, `-------x`, in frames of less than a kilobyte.
 const STACK: usize = 512 << 20;
-/// Bytes of an error's text: a template may raise one of any length.
+/// Bytes of an error's message: a template may raise one of any length.
 const MAX_REASON: usize = 2000;
 
 /// The template of a model.
@@ -33,12 +33,12 @@ pub(super) struct Template {
 }
 
 impl Template {
-    /// That of the file at `path`.
+    /// The template of the file at `path`.
     pub fn new(path: PathBuf, source: String) -> Self {
         Self { path, source }
     }
 
-    /// Messages in the model's form.
+    /// Formats messages as the model expects them.
     pub fn render(
         &self,
         messages: &[ChatMessage],
@@ -86,7 +86,7 @@ fn text(error: Error) -> String {
     text
 }
 
-/// With the settings and the functions that transformers gives to templates.
+/// Renders with the settings and functions that transformers gives templates.
 fn render(source: &str, messages: &[ChatMessage], bos: &str, eos: &str) -> Result<String, Error> {
     let budget = Budget::new();
     let mut jinja = Environment::new();
@@ -99,7 +99,7 @@ fn render(source: &str, messages: &[ChatMessage], bos: &str, eos: &str) -> Resul
     jinja.set_formatter({
         let budget = budget.clone();
         move |out, state, value| {
-            // A character of HTML has six.
+            // An escaped character takes up to six.
             let escaped = !matches!(state.auto_escape(), AutoEscape::None);
             budget.make(budget.size(value)? * if escaped { 6 } else { 1 })?;
             escape_formatter(out, state, value)

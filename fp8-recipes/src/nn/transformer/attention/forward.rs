@@ -32,7 +32,7 @@ impl MultiheadAttention {
         (self.config).options(inputs.key_lengths.clone(), seed)
     }
 
-    /// The batch and the tokens of x; fails for options and inputs that do not fit them. `past`: tokens before those of x.
+    /// Batch size and number of tokens of x; an error for options and inputs that do not fit them. `past`: tokens before those of x.
     fn checked(&self, x: &[usize], inputs: &LayerInputs<'_>, past: usize) -> Result<[usize; 2]> {
         let &[batch, tokens, _] = x else {
             return Err(fp8_candle::Error::Shape {

@@ -29,16 +29,16 @@ use candle_nn::VarBuilder;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Projections {
-    /// A layer each.
+    /// One layer for each of queries, keys and values.
     Separate {
         /// `[heads * head_dim, hidden_size]`
         query: Linear,
         /// `[kv_heads * head_dim, hidden_size]`
         key: Linear,
-        /// As the keys'.
+        /// `[kv_heads * head_dim, hidden_size]`
         value: Linear,
     },
-    /// One layer: all queries, then all keys, then all values.
+    /// One layer, whose results are all queries, then all keys, then all values.
     Fused(Linear),
 }
 
@@ -94,7 +94,7 @@ impl MultiheadAttention {
         }
     }
 
-    /// The same module as one node of the graph, or as a node per layer.
+    /// A copy that is one node of the graph, or one node per layer.
     pub fn with_single_node(self, single_node: bool) -> Self {
         Self {
             single_node,
@@ -102,7 +102,7 @@ impl MultiheadAttention {
         }
     }
 
-    /// Heads and masks.
+    /// Heads, masks and dropout.
     pub fn config(&self) -> &AttentionConfig {
         &self.config
     }
@@ -117,10 +117,10 @@ impl MultiheadAttention {
         &self.out
     }
 
-    /// What each token attends to. x: `[batch, tokens, hidden_size]`, as the result, of x's dtype.
+    /// Computes attention: `x` and result are `[batch, tokens, hidden_size]` of one dtype.
     ///
     /// # Errors
-    /// If x has another shape, heads and features of the layers do not fit each other, and those of the layers.
+    /// If x has another shape, or heads and features of the layers do not fit each other; errors of the layers.
     pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
         self.run(x, inputs)
     }
@@ -133,8 +133,8 @@ impl MultiheadAttention {
         self.run(x, inputs)
     }
 
-    /// [`MultiheadAttention::forward_array`] of tokens that follow those in `cache`, which gets theirs. The lengths of
-    /// [`LayerInputs::key_lengths`] begin with the first token that the cache holds: of a sliding window, it holds the last.
+    /// [`MultiheadAttention::forward_array`] for tokens that follow those in `cache`, to which their keys and values are appended.
+    /// [`LayerInputs::key_lengths`] count from the first token that the cache holds; with a sliding window it holds the last ones.
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward`]; the cache then stays as it was.
@@ -184,7 +184,7 @@ pub fn multihead_attention(
     attention(Some(norm), config, vb)
 }
 
-/// The projections under `vb`, behind `norm`.
+/// The projections under `vb`, after `norm`.
 pub(super) fn attention(
     norm: Option<LayerNorm>,
     config: &TransformerConfig,

@@ -1,0 +1,153 @@
+//! A linear layer's weight that is held as FP8 codes only, as FP8 models are served.
+
+use crate::base::error::Result;
+use crate::cast::packed::PackedWeight;
+use crate::cast::quantizer::Quantizer;
+use crate::cast::source::ScaleSource;
+use crate::cast::tensor::Fp8Tensor;
+use crate::device::ScalePolicy;
+use crate::layers::linear::{GemmPlan, LinearPlan, LinearWeight, fp8_linear};
+use candle_core::Tensor;
+use fp8_core::{Cast, Format, Granularity};
+use std::sync::Arc;
+
+/// What becomes of the input of a static layer before the product.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum InputScaling {
+    /// It stays in high precision and is multiplied by the dequantized weight (weight-only checkpoints).
+    None,
+    /// Cast with a scale from the checkpoint: dequant_scale, f32 `[1]`.
+    Static(Tensor),
+    /// Cast with a scale from each token's own amax.
+    DynamicPerToken {
+        /// Whether scales are powers of two.
+        power_of_two: bool,
+        /// A larger amax counts as this one, and values beyond it saturate (FBGEMM's `activation_scale_ub`).
+        amax_bound: Option<f32>,
+    },
+    /// Cast with a scale from the tensor's own amax.
+    DynamicPerTensor {
+        /// Whether the scale is a power of two.
+        power_of_two: bool,
+        /// A larger amax counts as this one, and values beyond it saturate.
+        amax_bound: Option<f32>,
+    },
+    /// Cast with a scale from the amax of each group of inputs of a token.
+    DynamicPerGroup {
+        /// Inputs in a group.
+        size: usize,
+        /// Whether scales are powers of two.
+        power_of_two: bool,
+    },
+    /// Cast with a power of two from the amax of each 32 inputs of a token (OCP microscaling).
+    DynamicMx,
+}
+
+impl InputScaling {
+    /// The cast; None where there is none.
+    fn quantizer(&self) -> Option<Quantizer> {
+        let granularity = match self {
+            InputScaling::None => return None,
+            InputScaling::Static(dequant_scale) => {
+                let dequant_scale = dequant_scale.clone();
+                let source = ScaleSource::Fixed { dequant_scale };
+                let cast = Cast::new(Format::E4M3);
+                return Some(Quantizer::new(cast, Granularity::Tensorwise, source));
+            }
+            InputScaling::DynamicPerToken { .. } => Granularity::Rowwise,
+            InputScaling::DynamicPerTensor { .. } => Granularity::Tensorwise,
+            InputScaling::DynamicPerGroup { size, .. } => Granularity::Blockwise {
+                rows: 1,
+                cols: (*size).max(1),
+            },
+            InputScaling::DynamicMx => Granularity::Mx,
+        };
+        let power_of_two = self.has_power_of_two_scales();
+        let policy = match granularity {
+            Granularity::Mx => ScalePolicy::Mx,
+            // Powers of two are rounded from the scale that trains, so that what was trained with them serves to the bit.
+            _ if power_of_two => ScalePolicy::Dynamic,
+            _ => ScalePolicy::Inference,
+        };
+        let source = ScaleSource::Current {
+            policy,
+            power_of_two,
+        };
+        let quantizer = Quantizer::new(Cast::new(Format::E4M3), granularity, source);
+        Some(quantizer.with_amax_bound(self.amax_bound()))
+    }
+
+    /// The largest amax that counts, where there is a bound.
+    pub fn amax_bound(&self) -> Option<f32> {
+        match *self {
+            InputScaling::DynamicPerToken { amax_bound, .. }
+            | InputScaling::DynamicPerTensor { amax_bound, .. } => amax_bound,
+            _ => None,
+        }
+    }
+
+    /// Whether scales that are made of the inputs are rounded down to powers of two; microscaling has its own rule.
+    pub fn has_power_of_two_scales(&self) -> bool {
+        match *self {
+            InputScaling::None | InputScaling::Static(_) | InputScaling::DynamicMx => false,
+            InputScaling::DynamicPerToken { power_of_two, .. }
+            | InputScaling::DynamicPerTensor { power_of_two, .. }
+            | InputScaling::DynamicPerGroup { power_of_two, .. } => power_of_two,
+        }
+    }
+}
+
+/// An FP8 weight with its scales, and how inputs are cast for it.
+#[derive(Debug, Clone)]
+pub struct StaticWeight {
+    weight: PackedWeight,
+    input: InputScaling,
+    plan: Arc<LinearPlan>,
+}
+
+impl StaticWeight {
+    /// `codes`: `[out_features, in_features]`, scales along in_features; laid out for its device.
+    ///
+    /// # Errors
+    /// If `codes` is not a matrix.
+    pub fn new(codes: &Fp8Tensor, input: InputScaling, path: &str) -> Result<Self> {
+        // The weight is codes already; its quantizer is never asked.
+        let dequant_scale = codes.dequant_scale().clone();
+        let source = ScaleSource::Fixed { dequant_scale };
+        let b = Quantizer::new(Cast::new(codes.format()), codes.granularity(), source);
+        let output = input
+            .quantizer()
+            .map(|a| GemmPlan::new(a, b).with_fast_accum(true));
+        let plan = LinearPlan::new(path).with_output(output);
+        Ok(Self {
+            weight: PackedWeight::new(codes)?,
+            input,
+            plan: plan.into(),
+        })
+    }
+
+    /// The weight as the layer holds it.
+    pub fn weight(&self) -> &PackedWeight {
+        &self.weight
+    }
+
+    /// The codes, row-major, and their scales. Where the device has its own form of them, the first call makes a copy,
+    /// which stays.
+    pub fn codes(&self) -> &Fp8Tensor {
+        self.weight.codes()
+    }
+
+    /// How inputs get their scale.
+    pub fn input_scaling(&self) -> &InputScaling {
+        &self.input
+    }
+
+    /// `y = x weight^T + bias`, in x's dtype. `x`: `[.., in_features]`.
+    ///
+    /// # Errors
+    /// As [`fp8_linear`].
+    pub fn forward(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        fp8_linear(x, LinearWeight::Packed(&self.weight), bias, &self.plan)
+    }
+}

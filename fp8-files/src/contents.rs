@@ -1,0 +1,146 @@
+//! What the files of a model hold: layers with their schemes, and the roles of tensors.
+
+use crate::scheme::Kind;
+
+/// A linear layer in FP8, without its numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Described {
+    /// Canonical path.
+    pub path: String,
+    /// How its weight and inputs are scaled.
+    pub kind: Kind,
+    /// Output and input features.
+    pub sizes: (usize, usize),
+}
+
+/// The scales of one KV cache: dequant_scales, one number or one per head.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KvScale {
+    /// Canonical path of the attention (`..self_attn`).
+    pub attention: String,
+    /// Scales of keys.
+    pub k: Vec<f32>,
+    /// Scales of values.
+    pub v: Vec<f32>,
+}
+
+/// A scale of attention that is not for cached keys or values: for queries or for probabilities.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionScale {
+    /// Canonical name: `..self_attn.q_scale` or `..self_attn.prob_output_scale`.
+    pub name: String,
+    /// Dequant_scales, one number or one per head.
+    pub values: Vec<f32>,
+}
+
+/// Everything that a quantization's configuration is made of.
+#[derive(Debug, Clone, Default)]
+pub struct Contents {
+    /// Layers in FP8, in the order of the model.
+    pub layers: Vec<Described>,
+    /// Paths of linear layers in high precision.
+    pub ignored: Vec<String>,
+    /// Paths of embeddings: not linear layers, but configurations may name them beside those.
+    pub embeddings: Vec<String>,
+    /// Scales of KV caches.
+    pub kv: Vec<KvScale>,
+    /// Other scales of attention.
+    pub attention: Vec<AttentionScale>,
+}
+
+impl Contents {
+    /// Whether a layer that makes logits or classes is named.
+    pub(crate) fn has_head(&self) -> bool {
+        let paths = self.layers.iter().map(|layer| &layer.path);
+        paths.chain(&self.ignored).any(|path| is_head(path))
+    }
+
+    /// Names layers that other engines have and the model does not show: the head of a language model that multiplies by its
+    /// embedding, and the pooler of a BERT encoder, which its hidden states do without.
+    pub fn name_absent_layers(&mut self) {
+        const TIED: [&str; 3] = ["embed_tokens", "wte", "word_embeddings"];
+        let has_head = self.has_head();
+        for table in &self.embeddings {
+            let own = table.rsplit('.').next().unwrap_or(table);
+            let absent = match table.strip_suffix("embeddings.word_embeddings") {
+                Some(root) if root.is_empty() || root.ends_with('.') => {
+                    format!("{root}pooler.dense")
+                }
+                _ if TIED.contains(&own) && !has_head => HEAD.to_string(),
+                _ => continue,
+            };
+            let layers = self.layers.iter().map(|layer| &layer.path);
+            if !layers.chain(&self.ignored).any(|path| *path == absent) {
+                self.ignored.push(absent);
+            }
+        }
+    }
+
+    /// Makes input scales exact; paths of the layers where they were powers of two.
+    pub(crate) fn make_inputs_exact(&mut self) -> Vec<String> {
+        let powers = self.power_of_two_inputs();
+        for layer in &mut self.layers {
+            layer.kind = layer.kind.with_exact_inputs();
+        }
+        powers
+    }
+
+    /// Layers whose input scales are to be powers of two wherever the file is loaded.
+    pub fn power_of_two_inputs(&self) -> Vec<String> {
+        let layers = self.layers.iter();
+        let layers = layers.filter(|layer| layer.kind.has_power_of_two_inputs());
+        layers.map(|layer| layer.path.clone()).collect()
+    }
+}
+
+/// The head of a language model, by Hugging Face's name.
+pub(crate) const HEAD: &str = "lm_head";
+
+/// Whether the layer at `path` makes logits or classes: files keep it in high precision as a rule.
+pub(crate) fn is_head(path: &str) -> bool {
+    const HEADS: [&str; 5] = ["lm_head", "embed_out", "output", "score", "classifier"];
+    let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
+    match name {
+        // BERT has modules of that name in each layer.
+        "output" => parent.is_empty() || parent == "model",
+        name => HEADS.contains(&name),
+    }
+}
+
+/// What a matrix called `X.weight` is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Role {
+    /// The weight of a linear layer.
+    Linear,
+    /// Makes logits or classes.
+    Head,
+    /// Chooses experts: tiny and sensitive.
+    Router,
+    /// A table of embeddings, or any other matrix that must keep its precision.
+    Embedding,
+}
+
+/// The layer path and role of a matrix called `X.weight`; None for any other name.
+pub fn role_by_name(name: &str) -> Option<(&str, Role)> {
+    const EMBEDDINGS: [&str; 5] = ["wte", "wpe", "shared", "relative_attention_bias", "tok"];
+    const ROUTERS: [&str; 4] = ["gate", "router", "shared_expert_gate", "classifier_gate"];
+    let path = name.strip_suffix(".weight")?;
+    if path.is_empty() {
+        return None;
+    }
+    let own = path.rsplit('.').next().unwrap_or(path);
+    let role = if own.contains("embed") || EMBEDDINGS.contains(&own) {
+        Role::Embedding
+    } else if own.contains("norm") {
+        // Norms have no matrices: an unknown tensor, which is left alone.
+        Role::Embedding
+    } else if ROUTERS.contains(&own) || own.ends_with("_router") {
+        Role::Router
+    } else if is_head(path) {
+        Role::Head
+    } else {
+        Role::Linear
+    };
+    Some((path, role))
+}

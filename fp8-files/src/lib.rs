@@ -1,0 +1,32 @@
+//! Files of FP8 models: every family of checkpoints read into one form, checkpoints rewritten layer by layer, and writes that
+//! are whole or do not happen.
+//!
+//! A checkpoint here is a model's files on disk. Recipes, layers and the state of a training belong to `fp8-recipes`.
+//!
+//! | step | item |
+//! |---|---|
+//! | read a model | [`load::Checkpoint`], [`load::var_builder`], [`load::dequantize_into`] |
+//! | rewrite one: quantize, convert, dequantize | [`rewrite`] |
+//! | how a layer is stored | [`scheme`], [`contents`] |
+//! | write a file or several, all or nothing | [`atomic`] |
+//! | open a file that may be hostile | [`read`], [`SafetensorsFile`] |
+//! | names of layers and tensors | [`names`] |
+
+#![doc(test(attr(deny(warnings))))]
+
+pub mod atomic;
+mod check;
+pub mod contents;
+mod error;
+pub mod load;
+pub mod names;
+pub mod read;
+pub mod rewrite;
+mod safetensors_file;
+pub mod scheme;
+mod spelling;
+
+pub use check::first_outside;
+pub use error::{Error, Result};
+pub use load::static_weight::{refuse_codes, static_weight};
+pub use safetensors_file::{FORMAT_KEY, SCALED_FORMAT, SafetensorsFile};

@@ -1,0 +1,156 @@
+//! The checkpoint as candle's VarBuilder sees it: canonical names, whatever the family calls its tensors.
+
+use super::Checkpoint;
+use crate::check::is_float;
+use crate::error::Error;
+use crate::scheme::LayerScheme;
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_nn::VarBuilder;
+use candle_nn::var_builder::SimpleBackend;
+use std::path::Path;
+
+/// A name that only [`Backend`] answers to.
+const CHECKED: &str = "__fp8_checked__";
+/// The scheme of a layer, beside its weight; see [`LayerScheme::to_tensor`].
+const SCHEME: &str = "__fp8_scheme__";
+
+/// Whether `vb` reads through a [`Checkpoint`], which has checked dtypes and scales.
+pub(super) fn is_checked(vb: &VarBuilder<'_>) -> bool {
+    vb.contains_tensor(CHECKED) && !vb.contains_tensor("__no_such_tensor__")
+}
+
+/// Whether `vb` really holds a tensor of this name. `VarBuilder::zeros` says yes to every name.
+pub(super) fn holds(vb: &VarBuilder<'_>, name: &str) -> bool {
+    vb.contains_tensor(name) && !vb.contains_tensor("__no_such_tensor__")
+}
+
+/// How the layer at `vb` is stored; None where `vb` is no [`Checkpoint`].
+pub(super) fn scheme(vb: &VarBuilder<'_>) -> Result<Option<LayerScheme>> {
+    if !is_checked(vb) {
+        return Ok(None);
+    }
+    let numbers = vb.get_unchecked_dtype(SCHEME, DType::I64)?;
+    LayerScheme::from_tensor(&numbers).map(Some)
+}
+
+impl Checkpoint {
+    /// A VarBuilder over this checkpoint; other tensors than FP8 weights are cast to `dtype`.
+    ///
+    /// # Errors
+    /// If `dtype` is another one than f32, bf16, f16 and f64: values cannot be held in it.
+    pub fn var_builder(self, dtype: DType, device: &Device) -> crate::Result<VarBuilder<'static>> {
+        if !is_float(dtype) {
+            return Err(Error::BuilderDType { got: dtype });
+        }
+        let backend = Box::new(Backend(self));
+        Ok(VarBuilder::from_backend(backend, dtype, device.clone()))
+    }
+}
+
+/// What the VarBuilder of a [`Checkpoint`] reads from.
+struct Backend(Checkpoint);
+
+impl Backend {
+    fn layer_scheme(&self, name: &str) -> Option<Result<Tensor>> {
+        let path = name.strip_suffix(SCHEME)?;
+        let scheme = self.0.layer(path.strip_suffix('.').unwrap_or(path));
+        Some(match scheme {
+            Err(error) => Err(error.into()),
+            Ok(Some(scheme)) => scheme.to_tensor(),
+            Ok(None) => Err(Error::MissingTensor {
+                tensor: name.to_string(),
+                place: "the configuration".into(),
+            }
+            .into()),
+        })
+    }
+}
+
+impl SimpleBackend for Backend {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: candle_nn::Init,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let tensor = self.get_unchecked(name, dtype, device)?;
+        if tensor.shape() != &shape {
+            return Err(Error::TensorShape {
+                tensor: name.to_string(),
+                got: tensor.dims().to_vec(),
+                expected: format!("{:?}", shape.dims()),
+            }
+            .into());
+        }
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        if let Some(scheme) = self.layer_scheme(name) {
+            return scheme;
+        }
+        let value = self.0.value(name, dtype, device)?;
+        self.0.loaded.note(name);
+        Ok(value)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        name.ends_with(CHECKED) || self.0.resolve(name).is_some()
+    }
+}
+
+/// Opens safetensors files as a VarBuilder: see [`Checkpoint`].
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// # use candle_core::{DType, Device, Tensor};
+/// # use fp8_recipes::load::Checkpoint;
+/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// # let dir = tempfile::tempdir()?;
+/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
+/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
+/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
+/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
+/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+/// use fp8::load;
+/// let vb = load::var_builder(&[fp8.join("model.safetensors")], DType::F32, &Device::Cpu)?;
+/// // A stock layer gets the dequantized weight.
+/// let layer = candle_nn::linear(64, 32, vb.pp("fc"))?;
+/// assert_eq!(layer.weight().dtype(), DType::F32);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`Checkpoint::open`] and [`Checkpoint::var_builder`].
+pub fn var_builder<P: AsRef<Path>>(
+    paths: &[P],
+    dtype: DType,
+    device: &Device,
+) -> crate::Result<VarBuilder<'static>> {
+    Checkpoint::open(paths)?.var_builder(dtype, device)
+}
+
+/// Opens the model in a directory as a VarBuilder: see [`Checkpoint::open_dir`].
+///
+/// ```no_run
+/// # use fp8_recipes as fp8;
+/// use candle_core::{DType, Device};
+/// use fp8::{load, nn};
+/// let vb = load::open_dir("Qwen3-8B-FP8", DType::F32, &Device::Cpu)?;
+/// let layer = nn::linear_no_bias(4096, 4096, vb.pp("model.layers.0.self_attn.q_proj"))?;
+/// assert!(layer.static_weight().is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`Checkpoint::open_dir`] and [`Checkpoint::var_builder`].
+pub fn open_dir(
+    dir: impl AsRef<Path>,
+    dtype: DType,
+    device: &Device,
+) -> crate::Result<VarBuilder<'static>> {
+    Checkpoint::open_dir(dir)?.var_builder(dtype, device)
+}

@@ -1,0 +1,53 @@
+//! Tensors of formats that are not FP8, or not the FP8 of OCP, by their names and dtypes.
+
+use crate::error::{Error, Result};
+use crate::names::split;
+use crate::safetensors_file::SafetensorsFile;
+use safetensors::Dtype;
+use std::path::Path;
+
+/// What a tensor of that name belongs to.
+const NAMES: [(&str, &str); 9] = [
+    (
+        "weight_packed",
+        "NVFP4, MXFP4 or an integer format (packed weights)",
+    ),
+    ("weight_global_scale", "NVFP4"),
+    ("input_global_scale", "NVFP4"),
+    ("weight_scale_2", "NVFP4"),
+    ("weights_scaling_factor", "an engine of TensorRT-LLM"),
+    ("activation_scaling_factor", "an engine of TensorRT-LLM"),
+    ("kv_cache_scaling_factor", "an engine of TensorRT-LLM"),
+    ("qweight", "GPTQ or AWQ"),
+    ("qzeros", "GPTQ or AWQ"),
+];
+
+/// Fails for a file whose tensors are no values by themselves.
+pub(super) fn file(file: &SafetensorsFile) -> Result<()> {
+    if !file.is_scaled() {
+        return Ok(());
+    }
+    Err(Error::ForeignFormat {
+        path: file.path().to_path_buf(),
+        tensor: file.names().next().unwrap_or_default(),
+        format: "scaled arithmetic (fp8::scaled::load reads it)".into(),
+    })
+}
+
+/// Fails for a tensor of a format that is not read here.
+pub(super) fn tensor(path: &Path, name: &str, dtype: Dtype) -> Result<()> {
+    let by_name = NAMES.iter().find(|(own, _)| *own == split(name).1);
+    let format = match (dtype, by_name) {
+        (Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ, _) => {
+            format!("the FP8 of MI300 ({dtype:?}), whose codes mean other values")
+        }
+        (Dtype::F4 | Dtype::F6_E2M3 | Dtype::F6_E3M2, _) => format!("{dtype:?}"),
+        (_, Some((_, format))) => format.to_string(),
+        _ => return Ok(()),
+    };
+    Err(Error::ForeignFormat {
+        path: path.to_path_buf(),
+        tensor: name.to_string(),
+        format,
+    })
+}

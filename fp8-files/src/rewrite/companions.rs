@@ -1,0 +1,163 @@
+//! The files of a model beside its weights: the configuration, which is edited, and those that are copied.
+
+use crate::atomic::FileError;
+use crate::contents::Contents;
+use crate::error::{Error, Result};
+use crate::read::open_regular;
+use crate::spelling::Spelling;
+use candle_core::DType;
+use serde_json::{Map, Value, json};
+use std::fs::{self, File};
+use std::path::Path;
+
+/// Keys under which a configuration describes a quantization; `quantization` is MLX's.
+const QUANTIZATION: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
+
+/// What changes in a configuration beside its quantization.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Changes {
+    /// The head is no longer the embedding.
+    pub(super) untied: bool,
+    /// All weights are in this dtype now.
+    pub(super) dtype: Option<DType>,
+    /// Said if the configuration has none.
+    pub(super) default_dtype: Option<DType>,
+}
+
+/// The entries of the source with another quantization, or none.
+pub(super) fn config(
+    source: Option<&Value>,
+    quantization: Option<Value>,
+    changes: Changes,
+) -> Value {
+    let mut config = match source {
+        Some(Value::Object(entries)) => entries.clone(),
+        _ => Map::new(),
+    };
+    edit(&mut config, changes);
+    if let Some(Value::Object(text)) = config.get_mut("text_config") {
+        edit(text, changes);
+    }
+    let said = ["dtype", "torch_dtype"];
+    if !said.iter().any(|key| config.contains_key(*key))
+        && let Some(dtype) = changes.dtype.or(changes.default_dtype)
+    {
+        config.insert("dtype".into(), dtype_name(dtype).into());
+    }
+    if let Some(quantization) = quantization {
+        config.insert("quantization_config".into(), quantization);
+    }
+    config.into()
+}
+
+fn edit(entries: &mut Map<String, Value>, changes: Changes) {
+    for key in QUANTIZATION {
+        entries.remove(key);
+    }
+    if changes.untied && entries.contains_key("tie_word_embeddings") {
+        entries.insert("tie_word_embeddings".into(), json!(false));
+    }
+    if let Some(dtype) = changes.dtype {
+        for key in ["dtype", "torch_dtype"] {
+            if let Some(value) = entries.get_mut(key) {
+                *value = dtype_name(dtype).into();
+            }
+        }
+    }
+}
+
+fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "bfloat16",
+        DType::F16 => "float16",
+        DType::F64 => "float64",
+        _ => "float32",
+    }
+}
+
+/// All configuration files of a model, by name.
+pub(super) fn configs(
+    source: Option<&Value>,
+    spelling: Option<Spelling>,
+    contents: &Contents,
+    changes: Changes,
+) -> Vec<(&'static str, Value)> {
+    let quantization = spelling.map(|spelling| spelling.quantization(contents));
+    let first = ("config.json", config(source, quantization, changes));
+    let second = spelling.and_then(|spelling| spelling.second_config(contents));
+    [Some(first), second].into_iter().flatten().collect()
+}
+
+/// Whether a file beside the weights belongs to the model whatever its weights are stored as.
+fn is_companion(name: &str) -> bool {
+    const BEGINNINGS: [&str; 15] = [
+        "tokenizer",
+        "special_tokens",
+        "added_tokens",
+        "vocab",
+        "merges",
+        "generation_config",
+        "chat_template",
+        "preprocessor_config",
+        "processor_config",
+        "sentencepiece",
+        "spiece",
+        "modules.json",
+        "sentence_bert_config",
+        "tekken",
+        "LICENSE",
+    ];
+    // Code of models that bring their own.
+    BEGINNINGS.iter().any(|b| name.starts_with(b)) || name.ends_with(".py")
+}
+
+/// Copies tokenizers and the like; names of the copies.
+pub(super) fn copy(from: &Path, to: &Path) -> Result<Vec<String>> {
+    let read = |source| Error::Read {
+        path: from.to_path_buf(),
+        source,
+    };
+    let mut copied = vec![];
+    let from = match from.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => from,
+    };
+    for entry in fs::read_dir(from).map_err(read)? {
+        let entry = entry.map_err(read)?;
+        let Some(name) = entry.file_name().to_str().map(String::from) else {
+            continue;
+        };
+        let path = entry.path();
+        if path.is_file() && is_companion(&name) {
+            copy_file(&path, &to.join(&name))?;
+            copied.push(name);
+        } else if path.join("config.json").is_file() && name.ends_with("_Pooling") {
+            // How sentence-transformers make one vector of a text.
+            let made = to.join(&name);
+            fs::create_dir(&made).map_err(|source| FileError::Io {
+                path: made.clone(),
+                action: "make the directory",
+                source,
+            })?;
+            copy_file(&path.join("config.json"), &made.join("config.json"))?;
+            copied.push(format!("{name}/config.json"));
+        }
+    }
+    Ok(copied)
+}
+
+fn copy_file(from: &Path, to: &Path) -> Result<()> {
+    let mut source = open_regular(from)?;
+    let written = File::create_new(to).and_then(|mut file| {
+        std::io::copy(&mut source, &mut file)?;
+        file.sync_all()
+    });
+    written.map_err(|source| {
+        FileError::Io {
+            path: to.to_path_buf(),
+            action: "copy it",
+            source,
+        }
+        .into()
+    })
+}

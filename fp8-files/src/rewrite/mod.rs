@@ -1,0 +1,33 @@
+//! From one checkpoint to another, layer by layer: never a whole model in memory.
+//!
+//! | function | from | to |
+//! |---|---|---|
+//! | [`quantize`] | high precision (or FP8, dequantized) | FP8 by a [`Scheme`], written in a [`Spelling`] |
+//! | [`convert`] | FP8 of any family | the same codes and scales in another [`Spelling`] |
+//! | [`dequantize`] | FP8 of any family | an ordinary checkpoint |
+//!
+//! All three read a [`Source`], which a [`Checkpoint`](crate::load::Checkpoint) is, and write a directory that comes into sight whole or
+//! not at all. A callback hears of the [`Progress`] and can cancel.
+
+mod companions;
+mod convert;
+mod dequantize;
+mod directory;
+mod job;
+mod options;
+mod progress;
+mod quantize;
+mod scheme;
+mod select;
+mod shards;
+mod source;
+mod spelling;
+
+pub use crate::spelling::Spelling;
+pub use convert::convert;
+pub use dequantize::dequantize;
+pub use options::{WriteOptions, WriteReport};
+pub use progress::{OnProgress, Progress, quiet};
+pub use quantize::{QuantizeOptions, quantize};
+pub use scheme::Scheme;
+pub use source::Source;

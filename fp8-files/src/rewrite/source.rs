@@ -1,0 +1,214 @@
+//! Where weights come from: an FP8 checkpoint, a file in high precision, or another kind of file behind [`Source`].
+
+use crate::check::is_float;
+use crate::contents::{AttentionScale, KvScale};
+use crate::error::{Error, Result};
+use crate::load::Checkpoint;
+use candle_core::{DType, Tensor};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A model of which every tensor has a value in high precision: what [`quantize`](super::quantize) reads.
+///
+/// [`Checkpoint`] is one, of any family, FP8 layers by their dequantized weights. Another kind of file becomes one by these methods;
+/// one tensor is asked for at a time.
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// use candle_core::{DType, Device, Tensor};
+/// use fp8::rewrite::{self, QuantizeOptions, Scheme, Source};
+/// use std::path::PathBuf;
+///
+/// // One layer, made up on the spot.
+/// struct Ones;
+///
+/// impl Source for Ones {
+///     fn names(&self) -> Vec<String> { vec!["fc.weight".into()] }
+///     fn shape(&self, name: &str) -> Option<Vec<usize>> { (name == "fc.weight").then(|| vec![32, 64]) }
+///     fn dtype(&self, _: &str) -> Option<DType> { Some(DType::F32) }
+///     fn value(&self, _: &str, dtype: DType) -> fp8::Result<Tensor> {
+///         Ok(Tensor::ones((32, 64), dtype, &Device::Cpu)?)
+///     }
+///     fn config(&self) -> Option<&serde_json::Value> { None }
+///     fn directory(&self) -> Option<PathBuf> { None }
+/// }
+/// let dir = tempfile::tempdir()?;
+/// let options = QuantizeOptions::new(Scheme::ChannelToken);
+/// let report = rewrite::quantize(&Ones, dir.path().join("fp8"), &options, &mut rewrite::quiet)?;
+/// assert_eq!(report.quantized, ["fc"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait Source {
+    /// Names of all tensors, by Hugging Face's names (`model.layers.0.mlp.up_proj.weight`). No scales of FP8 weights; scales of KV
+    /// caches as `..self_attn.k_scale` and `v_scale`.
+    fn names(&self) -> Vec<String>;
+
+    /// Shape of a tensor; None if there is none of that name.
+    fn shape(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// Dtype of a tensor's value; None if it has no particular one, as FP8 weights and those of block formats.
+    fn dtype(&self, name: &str) -> Option<DType>;
+
+    /// Whether a tensor is kept as FP8 codes, so that quantizing it rounds its value a second time.
+    fn is_fp8(&self, _name: &str) -> bool {
+        false
+    }
+
+    /// The value of a tensor on the CPU, in `dtype`, which is [`Source::dtype`] or a floating point dtype.
+    ///
+    /// # Errors
+    /// If there is none, or it cannot be read or held in `dtype`.
+    fn value(&self, name: &str, dtype: DType) -> Result<Tensor>;
+
+    /// The `config.json` of the model.
+    fn config(&self) -> Option<&Value>;
+
+    /// Where tokenizer files and the like stand, which are copied.
+    fn directory(&self) -> Option<PathBuf>;
+
+    /// JSON files that belong beside the weights and stand in no directory, by name.
+    ///
+    /// # Errors
+    /// If they cannot be made.
+    fn files(&self) -> Result<BTreeMap<String, Value>> {
+        Ok(BTreeMap::new())
+    }
+
+    /// Names of weights that are stored under another name, with that name.
+    fn tied(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+}
+
+impl Source for Checkpoint {
+    fn names(&self) -> Vec<String> {
+        let weights = self.layer_paths().into_iter();
+        let weights = weights.map(|path| crate::names::join(&path, "weight"));
+        weights.chain(self.other_names()).collect()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        Checkpoint::shape(self, name).map(|dims| dims.to_vec())
+    }
+
+    fn dtype(&self, name: &str) -> Option<DType> {
+        match self.holds_codes(name) {
+            true => None,
+            false => DType::try_from(Checkpoint::dtype(self, name)?).ok(),
+        }
+    }
+
+    fn is_fp8(&self, name: &str) -> bool {
+        self.holds_codes(name)
+    }
+
+    fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        self.high_precision(name, dtype)
+    }
+
+    fn config(&self) -> Option<&Value> {
+        Checkpoint::config(self)
+    }
+
+    fn directory(&self) -> Option<PathBuf> {
+        Checkpoint::directory(self).map(Path::to_path_buf)
+    }
+
+    fn tied(&self) -> BTreeMap<String, String> {
+        self.tied_names()
+    }
+}
+
+/// Ends of the names of KV scales.
+const K_SCALE: &str = ".k_scale";
+const V_SCALE: &str = ".v_scale";
+
+/// Ends of the names of scales that attention has beside those.
+const ATTENTION_SCALES: [&str; 2] = [".q_scale", ".prob_output_scale"];
+
+/// Names of a model, scales of attention taken out.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    /// Scales of KV caches.
+    pub(super) kv: Vec<KvScale>,
+    /// Scales of queries and probabilities.
+    pub(super) attention: Vec<AttentionScale>,
+    /// All other names.
+    pub(super) others: Vec<String>,
+}
+
+/// Tells the scales of attention, which only FP8 caches and FP8 attention need, from the other names.
+pub(super) fn take_scales(source: &dyn Source, names: Vec<String>) -> Result<Parts> {
+    let mut scales: BTreeMap<String, [Option<Vec<f32>>; 2]> = BTreeMap::new();
+    let mut parts = Parts::default();
+    let values = |name: &str| -> Result<Vec<f32>> {
+        Ok(source.value(name, DType::F32)?.flatten_all()?.to_vec1()?)
+    };
+    for name in names {
+        let (attention, which) = match (name.strip_suffix(K_SCALE), name.strip_suffix(V_SCALE)) {
+            (Some(attention), _) => (attention, 0),
+            (_, Some(attention)) => (attention, 1),
+            _ if is_attention_scale(&name) => {
+                let values = values(&name)?;
+                parts.attention.push(AttentionScale { name, values });
+                continue;
+            }
+            _ => {
+                parts.others.push(name);
+                continue;
+            }
+        };
+        let pair = scales.entry(attention.to_string()).or_default();
+        pair[which] = Some(values(&name)?);
+    }
+    let scales = scales.into_iter().map(|(attention, pair)| match pair {
+        [Some(k), Some(v)] => Ok(KvScale { attention, k, v }),
+        [k, _] => {
+            let missing = if k.is_some() { V_SCALE } else { K_SCALE };
+            Err(Error::MissingTensor {
+                tensor: format!("{attention}{missing}"),
+                place: "the checkpoint, which has the other one of the pair".into(),
+            })
+        }
+    });
+    parts.kv = scales.collect::<Result<_>>()?;
+    Ok(parts)
+}
+
+/// Other modules may have tensors of these names too.
+fn is_attention_scale(name: &str) -> bool {
+    let mut ends = ATTENTION_SCALES.iter();
+    let Some(path) = ends.find_map(|end| name.strip_suffix(end)) else {
+        return false;
+    };
+    let path = path.to_ascii_lowercase();
+    path.ends_with("attn") || path.ends_with("attention")
+}
+
+/// The floating point dtype that most tensors of high precision have: that of the model.
+pub(super) fn model_dtype(source: &dyn Source, names: &[String]) -> DType {
+    let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
+    for dtype in names.iter().filter_map(|name| source.dtype(name)) {
+        if let Some((_, count)) = counts.iter_mut().find(|(other, _)| *other == dtype) {
+            *count += 1;
+        }
+    }
+    let most = counts.iter().max_by_key(|(_, count)| *count);
+    most.map_or(DType::F32, |(dtype, _)| *dtype)
+}
+
+/// Whether a tensor is a matrix of numbers in high precision, or FP8.
+pub(super) fn is_matrix(source: &dyn Source, name: &str) -> bool {
+    let float = source.dtype(name).is_none_or(is_float);
+    float && source.shape(name).is_some_and(|dims| dims.len() == 2)
+}
+
+/// The order of layers in a model: numbers in names count as numbers.
+pub(super) fn natural_order(name: &str) -> Vec<(u64, String)> {
+    let part = |part: &str| match part.parse() {
+        Ok(number) => (number, String::new()),
+        Err(_) => (u64::MAX, part.to_string()),
+    };
+    name.split('.').map(part).collect()
+}

@@ -1,0 +1,268 @@
+//! One safetensors file, read tensor by tensor.
+
+mod header;
+mod positioned;
+
+use crate::error::{Error, Result};
+use crate::read::open_regular;
+use candle_core::{DType, Device, Tensor};
+use half::{bf16, f16};
+use positioned::Positioned;
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use std::collections::{BTreeMap, HashSet};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Bytes that are read at a time; a multiple of the size of every number.
+const PIECE: usize = 1 << 18;
+
+/// The format's own limit of the header.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// Metadata entry that names the format of a file's tensors.
+pub const FORMAT_KEY: &str = "format";
+/// The format of scaled tensors.
+pub const SCALED_FORMAT: &str = "scaled";
+
+/// An open file whose header has been checked against its length.
+#[derive(Debug)]
+pub struct SafetensorsFile {
+    path: PathBuf,
+    file: Positioned,
+    header: Metadata,
+    /// Tensors that are shown in pieces, and the pieces, each with the name of what it was cut from.
+    cut: HashSet<String>,
+    pieces: BTreeMap<String, (TensorInfo, String)>,
+    /// Where the data begins.
+    start: u64,
+}
+
+/// A part of a stored tensor under a name of its own.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    /// Its first element in the stored tensor; the others follow it there.
+    pub(crate) first: usize,
+}
+
+impl SafetensorsFile {
+    /// Reads and checks the header.
+    ///
+    /// # Errors
+    /// [`Error::Read`] or [`Error::NotARegularFile`] for a file that cannot be opened, [`Error::NotSafetensors`],
+    /// [`Error::RepeatedName`] or [`Error::TensorShape`] for a header that is malformed or does not fit the file's length.
+    pub fn open(path: &Path) -> Result<Self> {
+        let io = |source| Error::Read {
+            path: path.to_path_buf(),
+            source,
+        };
+        let invalid = |reason: String| Error::NotSafetensors {
+            path: path.to_path_buf(),
+            reason,
+        };
+        let mut file = open_regular(path)?;
+        let length = file.metadata().map_err(io)?.len();
+        if length < 8 {
+            return Err(invalid(format!("{length} bytes are too few for a header")));
+        }
+        let mut prefix = [0; 8];
+        file.read_exact(&mut prefix).map_err(io)?;
+        let header_len = u64::from_le_bytes(prefix);
+        if header_len > MAX_HEADER || header_len > length - 8 {
+            return Err(invalid(format!(
+                "the header claims {header_len} bytes, the file has {length}"
+            )));
+        }
+        let mut json = vec![];
+        Read::by_ref(&mut file)
+            .take(header_len)
+            .read_to_end(&mut json)
+            .map_err(io)?;
+        let header = header::parse(path, &json)?;
+        let start = 8 + header_len;
+        let expected = start
+            .checked_add(header.data_len() as u64)
+            .ok_or_else(|| invalid("its header describes more data than a file can hold".into()))?;
+        if length != expected {
+            let fault = if length < expected {
+                "truncated"
+            } else {
+                "too long"
+            };
+            return Err(invalid(format!(
+                "{fault}: {length} bytes, the header describes {expected}"
+            )));
+        }
+        Ok(Self {
+            path: path.to_path_buf(),
+            file: Positioned::new(file),
+            header,
+            cut: HashSet::new(),
+            pieces: BTreeMap::new(),
+            start,
+        })
+    }
+
+    /// Shows the tensor called `name` as `pieces`, which lie within it, and no longer under its own name.
+    pub(crate) fn cut(&mut self, name: &str, pieces: Vec<Piece>) -> Result<()> {
+        let TensorInfo {
+            dtype,
+            data_offsets: (begin, _),
+            ..
+        } = *self.info(name)?;
+        let bits = dtype.bitsize();
+        for piece in pieces {
+            if self.find(&piece.name).is_some() {
+                return Err(Error::Ambiguous {
+                    path: self.path.clone(),
+                    tensor: piece.name.clone(),
+                    first: piece.name,
+                    second: name.to_string(),
+                });
+            }
+            let begin = begin + piece.first * bits / 8;
+            let size = piece.shape.iter().product::<usize>() * bits / 8;
+            let info = TensorInfo {
+                dtype,
+                shape: piece.shape,
+                data_offsets: (begin, begin + size),
+            };
+            self.pieces.insert(piece.name, (info, name.to_string()));
+        }
+        self.cut.insert(name.to_string());
+        Ok(())
+    }
+
+    /// The stored tensor that the one called `name` is a piece of, and its shape.
+    pub(crate) fn whole(&self, name: &str) -> Option<(&str, &[usize])> {
+        let (_, whole) = self.pieces.get(name)?;
+        Some((whole, &self.header.info(whole)?.shape))
+    }
+
+    /// The path that it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = String> + use<> {
+        let mut names = self.header.offset_keys();
+        names.retain(|name| !self.cut.contains(name));
+        names.extend(self.pieces.keys().cloned());
+        names.sort();
+        names.into_iter()
+    }
+
+    /// Dtype of a tensor; None if there is none of that name.
+    pub fn dtype(&self, name: &str) -> Option<Dtype> {
+        Some(self.find(name)?.dtype)
+    }
+
+    /// Shape of a tensor; None if there is none of that name.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        Some(&self.find(name)?.shape)
+    }
+
+    fn find(&self, name: &str) -> Option<&TensorInfo> {
+        match self.pieces.get(name) {
+            Some((info, _)) => Some(info),
+            None if self.cut.contains(name) => None,
+            None => self.header.info(name),
+        }
+    }
+
+    /// All metadata entries.
+    pub(crate) fn all_metadata(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.header.metadata().iter().flatten()
+    }
+
+    /// A metadata entry; None if there is none of that name.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.header
+            .metadata()
+            .as_ref()?
+            .get(key)
+            .map(String::as_str)
+    }
+
+    /// Whether the file says that it holds scaled tensors: data with a scale beside each.
+    pub fn is_scaled(&self) -> bool {
+        self.metadata(FORMAT_KEY) == Some(SCALED_FORMAT)
+    }
+
+    /// Shape and dtype of a tensor, and where its bytes are in the file.
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        self.find(name).ok_or_else(|| Error::MissingTensor {
+            tensor: name.to_string(),
+            place: self.path.display().to_string(),
+        })
+    }
+
+    /// The bytes of a tensor, as stored.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] if there is none of that name; [`Error::Read`].
+    pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
+        let (begin, end) = self.info(name)?.data_offsets;
+        let mut bytes = vec![0; end - begin];
+        self.read_at(begin, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The stored tensor. Its numbers are read straight into its own memory, a piece at a time, so a second copy of them
+    /// never exists.
+    ///
+    /// # Errors
+    /// As [`SafetensorsFile::bytes`]; [`Error::TensorDType`] for a dtype that candle does not have.
+    pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
+        let info = self.info(name)?;
+        let (shape, at) = (info.shape.as_slice(), info.data_offsets);
+        let tensor = match info.dtype {
+            Dtype::F32 => Tensor::from_vec(self.numbers(at, f32::from_le_bytes)?, shape, device),
+            Dtype::BF16 => Tensor::from_vec(self.numbers(at, bf16::from_le_bytes)?, shape, device),
+            Dtype::F16 => Tensor::from_vec(self.numbers(at, f16::from_le_bytes)?, shape, device),
+            Dtype::F64 => Tensor::from_vec(self.numbers(at, f64::from_le_bytes)?, shape, device),
+            Dtype::U8 => Tensor::from_vec(self.bytes(name)?, shape, device),
+            Dtype::U32 => Tensor::from_vec(self.numbers(at, u32::from_le_bytes)?, shape, device),
+            Dtype::I64 => Tensor::from_vec(self.numbers(at, i64::from_le_bytes)?, shape, device),
+            dtype => {
+                let dtype = DType::try_from(dtype).map_err(|_| Error::TensorDType {
+                    tensor: name.to_string(),
+                    got: format!("{dtype:?}"),
+                    expected: "a dtype that candle has".into(),
+                })?;
+                Tensor::from_raw_buffer(&self.bytes(name)?, dtype, shape, device)
+            }
+        };
+        Ok(tensor?)
+    }
+
+    fn numbers<T, const SIZE: usize>(
+        &self,
+        (begin, end): (usize, usize),
+        number: impl Fn([u8; SIZE]) -> T,
+    ) -> Result<Vec<T>> {
+        let mut numbers = Vec::with_capacity((end - begin) / SIZE);
+        let mut piece = vec![0; PIECE.min(end - begin)];
+        for at in (begin..end).step_by(PIECE) {
+            let piece = &mut piece[..PIECE.min(end - at)];
+            self.read_at(at, piece)?;
+            let (elements, _) = piece.as_chunks::<SIZE>();
+            numbers.extend(elements.iter().map(|bytes| number(*bytes)));
+        }
+        Ok(numbers)
+    }
+
+    /// Fills `bytes` from the data, which begin at `at` of it.
+    fn read_at(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        let at = self.start + at as u64;
+        self.file
+            .read_exact_at(bytes, at)
+            .map_err(|source| Error::Read {
+                path: self.path.clone(),
+                source,
+            })
+    }
+}

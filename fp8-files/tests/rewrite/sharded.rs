@@ -1,0 +1,63 @@
+//! Several files hold what one would.
+
+use crate::helpers::*;
+use candle_core::DType;
+use fp8_files::rewrite::{self, QuantizeOptions, Scheme, Spelling, WriteOptions};
+
+#[test]
+fn shards_hold_what_one_file_does() {
+    let source = open_golden("ct_static_tensor");
+    let dir = dir();
+    let (whole, parts) = (dir.path().join("whole"), dir.path().join("parts"));
+    let one = WriteOptions::new();
+    rewrite::convert(
+        &source,
+        &whole,
+        Spelling::AutoFp8,
+        &one,
+        &mut rewrite::quiet,
+    )
+    .unwrap();
+    let small = WriteOptions::new().with_shard_bytes(100_000);
+    let report = rewrite::convert(
+        &source,
+        &parts,
+        Spelling::AutoFp8,
+        &small,
+        &mut rewrite::quiet,
+    )
+    .unwrap();
+    assert_eq!(report.files, names_in(&parts));
+    assert!(report.files.len() > 4, "{:?}", report.files);
+
+    let index = json_file(parts.join("model.safetensors.index.json"));
+    assert_eq!(index["metadata"]["total_size"], report.bytes);
+    let map = index["weight_map"].as_object().unwrap();
+    let (a, b) = (open(&whole), open(&parts));
+    assert_eq!(a.names(), map.keys().collect::<Vec<_>>());
+    assert!(all_facts(&a) == all_facts(&b) && others(&a) == others(&b));
+    // A layer's scale lies beside its codes.
+    for path in b.layer_paths() {
+        let file = |own: &str| &map[&format!("{path}.{own}")];
+        assert_eq!(file("weight"), file("weight_scale"));
+    }
+}
+
+/// Loaders map files into memory and read elements where they lie.
+#[test]
+fn every_tensor_is_aligned_to_its_element() {
+    let dir = dir();
+    let (plain, to) = (dir.path().join("plain"), dir.path().join("out"));
+    plain_model(&plain, (33, 35), false, DType::BF16);
+    let options = QuantizeOptions::new(Scheme::ChannelToken);
+    rewrite::quantize(&open(&plain), &to, &options, &mut rewrite::quiet).unwrap();
+    let bytes = std::fs::read(to.join("model.safetensors")).unwrap();
+    let (length, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    assert_eq!(length % 8, 0);
+    assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
+    for (name, info) in metadata.tensors() {
+        let size = info.dtype.bitsize() / 8;
+        assert_eq!(info.data_offsets.0 % size, 0, "{name}");
+    }
+    safetensors::SafeTensors::deserialize(&bytes).unwrap();
+}

@@ -1,0 +1,9 @@
+//! Updates in place over the memory of the CPU.
+
+mod pass;
+mod slice;
+mod value;
+
+pub(super) use pass::{Keys, Pass, run};
+pub(super) use slice::{PIECE, Slice};
+pub(super) use value::{HostValues, Value, amax_of_tensor};

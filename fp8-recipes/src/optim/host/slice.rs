@@ -1,0 +1,63 @@
+//! The elements of a gradient: floats, or FP8 codes.
+
+use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
+use fp8_core::Format;
+use half::{bf16, f16};
+
+/// Elements that are widened to f32 at a time.
+pub(crate) const PIECE: usize = 512;
+
+/// Elements that are read as f32.
+#[derive(Clone, Copy)]
+pub(crate) enum Slice<'a> {
+    F16(&'a [f16]),
+    BF16(&'a [bf16]),
+    F32(&'a [f32]),
+    Codes(&'a [u8], Format),
+}
+
+impl Slice<'_> {
+    /// Calls `f` with the elements of a contiguous tensor on the CPU; those of a U8 tensor are codes of `format`.
+    pub(crate) fn with<Out>(
+        tensor: &Tensor,
+        format: Option<Format>,
+        f: impl FnOnce(Slice<'_>) -> Out,
+    ) -> Result<Out> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let (Storage::Cpu(cpu), Some((start, end))) = (&*storage, layout.contiguous_offsets())
+        else {
+            bail!("a gradient is not contiguous on the CPU")
+        };
+        let slice = match (cpu, format) {
+            (CpuStorage::F16(values), None) => Slice::F16(&values[start..end]),
+            (CpuStorage::BF16(values), None) => Slice::BF16(&values[start..end]),
+            (CpuStorage::F32(values), None) => Slice::F32(&values[start..end]),
+            (CpuStorage::U8(codes), Some(format)) => Slice::Codes(&codes[start..end], format),
+            _ => bail!("a gradient cannot be {:?}", tensor.dtype()),
+        };
+        Ok(f(slice))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::F16(values) => values.len(),
+            Self::BF16(values) => values.len(),
+            Self::F32(values) => values.len(),
+            Self::Codes(codes, _) => codes.len(),
+        }
+    }
+
+    /// The elements from `start` on, as many as `scratch` has, which holds them where they are not f32 in memory.
+    pub(crate) fn widened<'s>(&'s self, start: usize, scratch: &'s mut [f32]) -> &'s [f32] {
+        let range = start..start + scratch.len();
+        match self {
+            Self::F32(values) => return &values[range],
+            Self::F16(values) => fp8_core::widen(&values[range], scratch),
+            Self::BF16(values) => fp8_core::widen(&values[range], scratch),
+            Self::Codes(codes, format) => {
+                fp8_core::decode(*format, &codes[range], 1.0, scratch);
+            }
+        }
+        scratch
+    }
+}

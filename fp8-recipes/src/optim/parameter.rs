@@ -1,0 +1,79 @@
+//! How the engine stores one parameter.
+
+use std::collections::{HashMap, HashSet};
+
+use candle_core::Tensor;
+
+use super::error::Result;
+use super::rounding::RoundTo;
+use super::rule::{Rates, Rule};
+use super::state_reader::StateReader;
+
+/// One parameter with its moments, in the storage of its kind: a plain variable, or data with a scale.
+pub trait Parameter<R: Rule>: Sized {
+    /// The gradients of all parameters, as a backward pass returns them.
+    type Grads;
+    /// The gradient of one parameter: it fits the parameter and has memory of its own.
+    type Grad;
+    /// Moments and master of a state, checked.
+    type Loaded;
+    /// What all parameters of an engine share.
+    type Shared;
+
+    /// The name of the optimizer in a state.
+    const KIND: &'static str;
+
+    /// The parameter's name.
+    fn name(&self) -> &str;
+
+    /// The tensor whose rank decides about weight decay and whose values are searched for Inf and NaN.
+    fn tensor(&self) -> &Tensor;
+
+    /// The parameter's gradient. `own` is the memory of all parameters, of which a gradient is copied.
+    ///
+    /// # Errors
+    /// A gradient of another shape, dtype or device.
+    fn gradient(&self, grads: &Self::Grads, own: &HashSet<usize>) -> Result<Option<Self::Grad>>;
+
+    /// The update of one step.
+    ///
+    /// # Errors
+    /// candle's, or the device's.
+    fn update(
+        &mut self,
+        rule: &R,
+        grad: &Self::Grad,
+        rates: &Rates,
+        shared: &mut Self::Shared,
+    ) -> candle_core::Result<()>;
+
+    /// Adds copies of moments and master to a state. Returns whether there are moments.
+    ///
+    /// # Errors
+    /// candle's, when a tensor cannot be made.
+    fn save(&self, state: &mut HashMap<String, Tensor>) -> Result<bool>;
+
+    /// Takes moments and master from a state and changes nothing.
+    ///
+    /// # Errors
+    /// The tensor that does not fit.
+    fn check(&self, state: &mut StateReader<'_>) -> Result<Self::Loaded>;
+
+    /// Whether this has moments.
+    fn has_moments(loaded: &Self::Loaded) -> bool;
+
+    /// Replaces moments and master.
+    fn restore(&mut self, loaded: Self::Loaded);
+
+    /// Forgets what was derived from moments and decay flags, which have changed.
+    fn invalidate(shared: &mut Self::Shared);
+
+    /// Called after parameters were restored from a state.
+    fn restored(shared: &mut Self::Shared);
+
+    /// How data are rounded, where a state says so.
+    fn rounding(shared: &Self::Shared) -> Option<RoundTo>;
+
+    /// Replaces the rounding.
+    fn set_rounding(shared: &mut Self::Shared, round: RoundTo);
+}

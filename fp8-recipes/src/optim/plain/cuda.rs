@@ -1,0 +1,183 @@
+//! Variables on CUDA devices, which kernels update together where they compute the rule.
+
+use candle_core::{Device, Tensor};
+use fp8_candle::optim::{AdamWDecision, AdamWTensors, MultiTensorAdamW};
+
+use super::super::counter::{Counter, correction};
+use super::super::engine::{Engine, Slot};
+use super::super::error::Result;
+use super::super::groups::Groups;
+use super::super::masters::{Keeping, MasterDType};
+use super::super::report::StepReport;
+use super::super::rule::Rule;
+use super::super::veto::CastVeto;
+use super::shared::KernelGroup;
+use super::variable::{Stored, Variable};
+
+impl Variable {
+    fn is_on_cuda(&self) -> bool {
+        self.var.device().is_cuda()
+    }
+
+    fn kernel_tensors(&self, decays: bool) -> candle_core::Result<AdamWTensors> {
+        let Stored::Tensors(state) = &self.stored else {
+            candle_core::bail!("variable `{}`: its moments are on the host", self.name)
+        };
+        let Some([exp_avg, exp_avg_sq]) = state.moments.as_deref() else {
+            candle_core::bail!("variable `{}`: it has no two moments", self.name)
+        };
+        Ok(AdamWTensors {
+            var: self.var.as_detached_tensor(),
+            exp_avg: exp_avg.clone(),
+            exp_avg_sq: exp_avg_sq.clone(),
+            master: state.master.clone(),
+            decays,
+        })
+    }
+}
+
+/// The counter for these variables: on the device if all are on one CUDA device and kernels compute the rule, since the device then decides
+/// about its steps by itself.
+pub(super) fn counter<R: Rule>(rule: &R, variables: &[Variable]) -> candle_core::Result<Counter> {
+    match variables.split_first() {
+        Some((first, rest))
+            if rule.adamw_kernel().is_some()
+                && first.is_on_cuda()
+                && rest
+                    .iter()
+                    .all(|other| other.var.device().same_device(first.var.device())) =>
+        {
+            Counter::on(first.var.device())
+        }
+        _ => Ok(Counter::Host(0)),
+    }
+}
+
+/// Whether variable number `i` is in a group of kernels, which know one learning rate, one weight decay, and masters in f32.
+fn is_grouped(slots: &[Slot<Variable>], own: &Groups, i: usize) -> bool {
+    let variable = &slots[i].parameter;
+    let known = matches!(
+        variable.keeping,
+        Keeping::Variable | Keeping::Copy(MasterDType::F32)
+    );
+    variable.is_on_cuda() && known && own.of(i).is_none()
+}
+
+/// A group per CUDA device. Its kernels write to the moments of these variables: new moments need new groups.
+fn groups(slots: &[Slot<Variable>], own: &Groups) -> Result<Vec<KernelGroup>> {
+    let mut devices: Vec<(&Device, Vec<usize>)> = Vec::new();
+    for i in (0..slots.len()).filter(|i| is_grouped(slots, own, *i)) {
+        let device = slots[i].parameter.var.device();
+        match devices.iter_mut().find(|(d, _)| d.same_device(device)) {
+            Some((_, indices)) => indices.push(i),
+            None => devices.push((device, vec![i])),
+        }
+    }
+    let group = |indices: Vec<usize>| {
+        let slots = indices.iter().map(|&i| &slots[i]);
+        let tensors = slots.map(|slot| slot.parameter.kernel_tensors(slot.decays));
+        let tensors = tensors.collect::<candle_core::Result<_>>()?;
+        Ok(KernelGroup {
+            kernels: MultiTensorAdamW::new(tensors)?,
+            indices,
+        })
+    };
+    let groups = devices.into_iter().map(|(_, indices)| group(indices));
+    groups.collect()
+}
+
+impl<R: Rule> Engine<R, Variable> {
+    /// For each variable whether kernels update it in this step: they read gradients in its dtype only.
+    pub(super) fn by_kernels(&self, grads: &[Option<Tensor>]) -> Vec<bool> {
+        let has_kernel = self.rule.adamw_kernel().is_some();
+        let by_kernels = |i: usize| {
+            let dtype = self.slots[i].parameter.var.dtype();
+            let fits = grads[i].as_ref().is_none_or(|grad| grad.dtype() == dtype);
+            has_kernel && fits && is_grouped(&self.slots, &self.groups, i)
+        };
+        (0..self.slots.len()).map(by_kernels).collect()
+    }
+
+    /// The step if kernels of one device take all of it; None if the host has to decide.
+    pub(super) fn step_on_device(
+        &mut self,
+        grads: &[Option<Tensor>],
+        veto: &CastVeto,
+    ) -> Result<Option<StepReport>> {
+        let Some(hyper) = self.rule.adamw_kernel() else {
+            return Ok(None);
+        };
+        if self.shared.groups.is_none() {
+            self.shared.groups = Some(groups(&self.slots, &self.groups)?);
+        }
+        let all = self.by_kernels(grads).into_iter().all(|own| own);
+        let one_group = matches!(self.shared.groups.as_deref(), Some([_]));
+        if !all || !one_group || !matches!(self.counter, Counter::Device(_)) {
+            return Ok(None);
+        }
+        // The streak of reports that were read.
+        let checked = self.check_streak(veto);
+        if checked.is_err() {
+            self.streak.end();
+        }
+        checked?;
+        let (Counter::Device(counter), Some([group])) =
+            (&self.counter, self.shared.groups.as_deref_mut())
+        else {
+            return Ok(None);
+        };
+        let mut marked = grads.to_vec();
+        veto.poison(marked.iter_mut().flatten())?;
+        let outcome = group.step(&marked, &hyper, counter)?;
+        let updated = grads.iter().flatten().count();
+        let (veto, streak) = (veto.clone(), self.streak.clone());
+        Ok(Some(StepReport::on_device(
+            hyper.lr, updated, outcome, veto, streak,
+        )))
+    }
+
+    /// Adds the sums of the squares of the gradients that kernels take.
+    pub(super) fn add_kernel_sums(
+        &mut self,
+        grads: &[Option<Tensor>],
+        by_kernels: &[bool],
+    ) -> Result<()> {
+        let own = only(grads, by_kernels);
+        for group in self.shared.groups.iter_mut().flatten() {
+            self.shared
+                .sum
+                .add_device_sum(group.sum_of_squares(&own)?)?;
+        }
+        Ok(())
+    }
+
+    /// The kernels' part of step number `step`, which the host has decided about.
+    pub(super) fn update_by_kernels(
+        &mut self,
+        grads: &[Option<Tensor>],
+        by_kernels: &[bool],
+        step: u64,
+        clip: f64,
+    ) -> Result<()> {
+        let Some(hyper) = self.rule.adamw_kernel() else {
+            return Ok(());
+        };
+        let decision = AdamWDecision {
+            correction1: correction(hyper.beta1, step),
+            correction2: correction(hyper.beta2, step),
+            clip,
+        };
+        let own = only(grads, by_kernels);
+        for group in self.shared.groups.iter_mut().flatten() {
+            group.update(&own, &hyper, &decision)?;
+        }
+        Ok(())
+    }
+}
+
+fn only(grads: &[Option<Tensor>], by_kernels: &[bool]) -> Vec<Option<Tensor>> {
+    let pairs = grads.iter().zip(by_kernels);
+    pairs
+        .map(|(grad, own)| grad.clone().filter(|_| *own))
+        .collect()
+}

@@ -1,0 +1,232 @@
+//! Optimizers of variables: construction, one step, candle's interface.
+
+use candle_core::backprop::GradStore;
+use candle_core::{Tensor, Var};
+use candle_nn::{Optimizer, VarMap};
+use fp8_candle::profile;
+
+use super::super::counter::Counter;
+use super::super::engine::{Decision, Engine};
+use super::super::error::Result;
+use super::super::masters::Keeping;
+use super::super::report::StepReport;
+use super::super::rule::Rule;
+use super::super::veto::CastVeto;
+use super::collect::{numbered, of_varmap, sorted};
+use super::shared::Shared;
+use super::variable::Variable;
+
+/// An optimizer that knows its variables by name and reports on its steps: [`AdamW`](super::super::AdamW),
+/// [`Sgd`](super::super::Sgd), or your own. [`DynamicLossScaler`](super::super::DynamicLossScaler) drives any.
+///
+/// ```
+/// # use fp8_recipes as fp8;
+/// use candle_core::{DType, Device, Tensor, Var};
+/// use fp8::optim::{AdamW, AdamWConfig, NamedOptimizer, Sgd, SgdConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// fn train(optimizer: &mut impl NamedOptimizer, loss: &Tensor) -> Result<(), Box<dyn std::error::Error>> {
+///     let report = optimizer.apply_gradients(&loss.backward()?)?;
+///     assert_eq!(report.updated, optimizer.named_vars().len());
+///     Ok(())
+/// }
+/// let w = Var::ones(3, DType::F32, &Device::Cpu)?;
+/// let named = vec![("w".to_string(), w.clone())];
+/// train(&mut AdamW::from_named(named.clone(), AdamWConfig::default())?, &w.sum_all()?)?;
+/// train(&mut Sgd::from_named(named, SgdConfig::default())?, &w.sum_all()?)?;
+/// # Ok(()) }
+/// ```
+pub trait NamedOptimizer {
+    /// The variables that it updates, sorted by name.
+    fn named_vars(&self) -> Vec<(String, Var)>;
+
+    /// One step with these gradients.
+    ///
+    /// # Errors
+    /// A gradient that does not fit its variable, or an error of the device.
+    fn apply_gradients(&mut self, grads: &GradStore) -> Result<StepReport>;
+}
+
+impl<R: Rule> NamedOptimizer for Engine<R, Variable> {
+    fn named_vars(&self) -> Vec<(String, Var)> {
+        let vars = self.vars();
+        vars.map(|(name, var)| (name.to_string(), var.clone()))
+            .collect()
+    }
+
+    fn apply_gradients(&mut self, grads: &GradStore) -> Result<StepReport> {
+        self.apply(grads)
+    }
+}
+
+/// Optimizers of variables.
+impl<R: Rule> Engine<R, Variable> {
+    /// An optimizer over named variables.
+    ///
+    /// Variables of integer dtypes are left out, or refused where the configuration asks for master weights. A variable given under two
+    /// names (tied weights) is kept once, under the name that sorts first.
+    ///
+    /// # Errors
+    /// [`DuplicateName`](super::super::OptimError::DuplicateName), [`MasterOfInteger`](super::super::OptimError::MasterOfInteger),
+    /// [`MasterOverflow`](super::super::OptimError::MasterOverflow),
+    /// [`InvalidHyperparameter`](super::super::OptimError::InvalidHyperparameter), or candle's when there is no memory for moments or
+    /// masters.
+    pub fn from_named(vars: Vec<(String, Var)>, config: R) -> Result<Self> {
+        config.validate()?;
+        let settings = config.settings();
+        settings.validate()?;
+        let vars = sorted(vars, settings.masters.is_some())?.into_iter();
+        let variables = vars.map(|(name, var)| Variable::new::<R>(name, var, settings.masters));
+        let variables = variables.collect::<Result<Vec<_>>>()?;
+        #[cfg(feature = "cuda")]
+        let counter = super::cuda::counter(&config, &variables)?;
+        #[cfg(not(feature = "cuda"))]
+        let counter = Counter::Host(0);
+        let shared = Shared::default();
+        Ok(Self::with_parameters(variables, config, counter, shared))
+    }
+
+    /// An optimizer over all variables of a [`VarMap`], under their names there.
+    ///
+    /// # Errors
+    /// As [`Engine::from_named`].
+    pub fn from_varmap(varmap: &VarMap, config: R) -> Result<Self> {
+        Self::from_named(of_varmap(varmap)?, config)
+    }
+
+    /// Replaces the hyperparameters and keeps moments and step. Which variables decay follows the new decay scope. Where master weights were
+    /// off or of another dtype, copies are made of the variables as they are; where they are turned off, the copies are dropped.
+    ///
+    /// # Errors
+    /// [`InvalidHyperparameter`](super::super::OptimError::InvalidHyperparameter),
+    /// [`MasterOverflow`](super::super::OptimError::MasterOverflow), or candle's when there is no memory for the copies; the old
+    /// hyperparameters stay.
+    pub fn set_config(&mut self, config: R) -> Result<()> {
+        config.validate()?;
+        let settings = config.settings();
+        settings.validate()?;
+        let mut changed = Vec::new();
+        for (i, slot) in self.slots.iter().enumerate() {
+            let Variable {
+                name, var, keeping, ..
+            } = &slot.parameter;
+            let next = Keeping::of(var, settings.masters);
+            if next != *keeping {
+                changed.push((i, next, next.new_copy(name, var)?));
+            }
+        }
+        for (i, keeping, copy) in changed {
+            self.slots[i].parameter.keep(keeping, copy)?;
+        }
+        for slot in &mut self.slots {
+            slot.decays = settings.decay_scope.includes(slot.parameter.var.rank());
+        }
+        self.put_config(config);
+        Ok(())
+    }
+
+    /// Steps taken, without skipped ones. Waits for the device if all variables are on one CUDA device, which counts then.
+    ///
+    /// # Errors
+    /// candle's, when the count cannot be copied from the device.
+    pub fn steps(&self) -> Result<u64> {
+        Ok(self.counter.get()?)
+    }
+
+    /// The variables with their names, in the order of the updates.
+    pub fn vars(&self) -> impl Iterator<Item = (&str, &Var)> {
+        let variables = self.slots.iter().map(|slot| &slot.parameter);
+        variables.map(|variable| (variable.name.as_str(), &variable.var))
+    }
+
+    /// One step with these gradients: clips, updates every variable that has a gradient, and reports. A skipped step is also a warning in
+    /// `tracing`: at once where the host decides, and when the report is first read where a CUDA device does.
+    ///
+    /// When kernels update all variables on one CUDA device, nothing here copies to the host or waits for the device. Variables on several
+    /// devices share one norm, so each CUDA device among them is waited for once per step. Strided gradients are copied first.
+    ///
+    /// # Errors
+    /// A gradient of another shape or device than its variable, or of a dtype that is neither the variable's nor f32 for a 16-bit one; an
+    /// invalid learning rate from candle's interface (both before anything is changed);
+    /// [`TooManySkipped`](super::super::OptimError::TooManySkipped); or an error of the device.
+    pub fn apply(&mut self, grads: &GradStore) -> Result<StepReport> {
+        let _scope = profile::enter(profile::Kind::Optimizer);
+        let grads = self.gradients(grads)?;
+        let veto = CastVeto::of(self.slots.iter().map(|slot| &slot.parameter.version))?;
+        let done = self.apply_checked(&grads, veto);
+        // Also after an error in the middle, and after a step that turns out to be skipped: an unneeded announcement costs a cast.
+        for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
+            slot.parameter.version.announce_change();
+        }
+        done
+    }
+
+    fn apply_checked(&mut self, grads: &[Option<Tensor>], veto: CastVeto) -> Result<StepReport> {
+        #[cfg(feature = "cuda")]
+        if let Some(report) = self.step_on_device(grads, &veto)? {
+            return Ok(report);
+        }
+        let by_kernels = self.by_kernels(grads);
+        let updated = grads.iter().flatten().count();
+        self.shared.sum.clear();
+        for ((slot, grad), by_kernels) in self.slots.iter().zip(grads).zip(&by_kernels) {
+            if !by_kernels {
+                let len = slot.parameter.var.elem_count();
+                self.shared.sum.add(len, grad.as_ref())?;
+            }
+        }
+        #[cfg(feature = "cuda")]
+        self.add_kernel_sums(grads, &by_kernels)?;
+        self.shared.sum.add_marks(veto.marks()?)?;
+        let grad_norm = self.shared.sum.total()?.sqrt();
+        self.shared.sum.clear();
+        let (step, clip) = match self.decide(grad_norm, updated, veto)? {
+            Decision::Take { step, clip } => (step, clip),
+            Decision::Skip(report) => return Ok(report),
+        };
+        self.update_each(grads, step, clip, |i| !by_kernels[i])?;
+        #[cfg(feature = "cuda")]
+        {
+            self.update_by_kernels(grads, &by_kernels, step, clip)?;
+            let replaced = |i: usize| grads[i].is_some() && !by_kernels[i];
+            let mut slots = self.slots.iter().enumerate();
+            if slots.any(|(i, slot)| replaced(i) && slot.parameter.var.device().is_cuda()) {
+                // Their moments are other tensors now.
+                self.shared.forget_kernels();
+            }
+        }
+        Ok(StepReport::taken(self.lr(), updated, grad_norm, clip))
+    }
+
+    /// Without CUDA no kernels update several variables together.
+    #[cfg(not(feature = "cuda"))]
+    fn by_kernels(&self, grads: &[Option<Tensor>]) -> Vec<bool> {
+        vec![false; grads.len()]
+    }
+}
+
+/// candle-nn's interface. Variables get the names `000000`, `000001`, .. in the order given; prefer [`Engine::from_named`] or
+/// [`Engine::from_varmap`] when the state is to be saved.
+impl<R: Rule> Optimizer for Engine<R, Variable> {
+    type Config = R;
+
+    fn new(vars: Vec<Var>, config: R) -> candle_core::Result<Self> {
+        Ok(Self::from_named(numbered(vars), config)?)
+    }
+
+    /// As [`Engine::apply`], without the report.
+    fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
+        self.apply(grads)?;
+        Ok(())
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.lr()
+    }
+
+    /// As [`Engine::set_lr`]. This interface cannot refuse a rate, so the next step fails and changes nothing.
+    fn set_learning_rate(&mut self, lr: f64) {
+        if self.set_lr(lr).is_err() {
+            self.invalid_lr = Some(lr);
+        }
+    }
+}
