@@ -136,7 +136,7 @@ fn processor() -> String {
         .to_string()
 }
 
-/// Of the last minute, before the benchmark has added to it; 0 where the system does not say.
+/// Load of the last minute, before the benchmark has added to it; 0 where the system does not report it.
 fn load_average() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let first = text.split(' ').next().and_then(|first| first.parse().ok());

@@ -17,16 +17,13 @@ pub mod optim;
 
 pub use base::error::{Error, Result};
 pub use base::{parallel, profile};
-pub use cast::observers::{CastCounter, CastHook, Observers};
 pub use cast::packed::PackedWeight;
-pub use cast::quantized::Quantized;
 pub use cast::quantizer::Quantizer;
 pub use cast::replay::{Recording, Replay};
-pub use cast::source::{FirstScale, ScaleSource};
-pub use cast::spec::CastSpec;
+pub use cast::spec::{CastCounter, CastHook, CastSpec, FirstScale, Observers, ScaleSource};
 pub use cast::state::{AmaxRecorder, Role, Slot, StateTable};
 pub use cast::stochastic::{Draw, Stochastic};
-pub use cast::tensor::Fp8Tensor;
+pub use cast::tensor::{Fp8Tensor, Quantized};
 pub use cast::weight_cache::WeightCache;
 pub use cast::{state, weight_version};
 pub use device::ScalePolicy;

@@ -25,7 +25,7 @@ fn one_thread_computes_and_another_reads() -> Result<()> {
     if skipped_on_cpu() {
         return Ok(());
     }
-    // SAFETY: no tensor goes to another device, and nobody asks for the stream.
+    // SAFETY: no tensor goes to another device, and nothing here uses the stream.
     for device in [open_cuda(0)?, unsafe { open_cuda_untracked(0)? }] {
         for _ in 0..20 {
             let x = values(&device)?;

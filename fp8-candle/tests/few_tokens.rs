@@ -6,32 +6,18 @@ use fp8_candle::ops::{
 };
 use fp8_candle::{Error, Result};
 use fp8_core::Format;
+use fp8_test_support::{apart, flat};
 
 const EPS: f64 = f32::EPSILON as f64;
 
 /// Values in (-1, 1) without a pattern.
 fn wave(shape: &[usize], seed: usize) -> Tensor {
-    let n = shape.iter().product::<usize>();
-    let value = |i: usize| (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin() as f32;
-    Tensor::from_vec((0..n).map(value).collect::<Vec<_>>(), shape, &Device::Cpu).unwrap()
+    let wave = fp8_test_support::wave(shape, seed);
+    wave.to_dtype(DType::F32).unwrap()
 }
 
 fn of(x: &Tensor) -> CachedTokens<'_> {
     CachedTokens::HighPrecision(x)
-}
-
-fn flat(x: &Tensor) -> Vec<f32> {
-    let x = x.to_dtype(DType::F32).and_then(|x| x.flatten_all());
-    x.and_then(|x| x.to_vec1()).unwrap()
-}
-
-/// The largest difference, where values are below 1.
-fn difference(a: &Tensor, b: &Tensor) -> f64 {
-    assert_eq!(a.dims(), b.dims());
-    let pairs = flat(a).into_iter().zip(flat(b));
-    pairs
-        .map(|(a, b)| f64::from((a - b).abs()))
-        .fold(0., f64::max)
 }
 
 /// Two ways to sum `d` products and then `keys` of them: each adds half an ulp per term, and the softmax passes an error of the
@@ -54,7 +40,7 @@ fn equals_attention_over_what_is_in_the_cache() -> Result<()> {
             let expected = attention(&q, &part(&k)?, &part(&v)?, options.clone())?;
             let case = format!("{batch} {heads}/{kv_heads} {d}: {tokens} of {keys}");
             let y = cached_attention(&q, of(&k), of(&v), keys, None)?;
-            assert!(difference(&y, &expected) <= bound(d, keys), "{case}");
+            assert!(apart(&y, &expected) <= bound(d, keys), "{case}");
 
             // The rest of the cache is not looked at.
             let poison = Tensor::full(f32::NAN, (batch, kv_heads, 210 - keys, d), &Device::Cpu)?;
@@ -142,7 +128,7 @@ fn few_rows_equal_matmul() -> Result<()> {
             // Two orders of a sum of products below 1.
             let bound = EPS * (inputs * (inputs + 8)) as f64;
             assert!(
-                difference(&y, &expected) <= bound,
+                apart(&y, &expected) <= bound,
                 "{rows} {inputs} {outputs} {dtype:?}"
             );
         }

@@ -1,4 +1,4 @@
-//! An `FP8_ISA` that cannot be used.
+//! An unknown `FP8_ISA` is an error in every operation.
 
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::device::backend;

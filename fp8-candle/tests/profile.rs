@@ -1,4 +1,4 @@
-//! What operations say of themselves to a recording.
+//! What operations report to a profile recording.
 
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::ops::{AttentionOptions, cross_entropy, gelu, layer_norm};

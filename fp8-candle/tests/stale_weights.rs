@@ -1,4 +1,4 @@
-//! No change of a weight may leave its cached codes in use.
+//! After a change of a weight its cached codes are not used.
 
 use candle_core::{Tensor, Var};
 use fp8_candle::{CastCounter, Quantizer, Result, WeightCache};

@@ -7,6 +7,7 @@ use fp8_candle::{
     GemmPlan, LinearPlan, LinearWeight, Quantizer, Wide, WideLinear, WideNode, fp8_linear,
 };
 use fp8_core::{Format, Granularity};
+use fp8_test_support::wave;
 
 type Error = Box<dyn std::error::Error>;
 
@@ -39,7 +40,7 @@ impl Block {
         let mut var = |dims: &[usize], size: f64| -> Result<Var, Error> {
             seed += 1;
             Ok(Var::from_tensor(
-                &(wave(dims, seed)? * size)?.to_dtype(dtype)?,
+                &(wave(dims, seed) * size)?.to_dtype(dtype)?,
             )?)
         };
         let d = HIDDEN;
@@ -114,13 +115,6 @@ impl Block {
     }
 }
 
-fn wave(dims: &[usize], seed: usize) -> Result<Tensor, Error> {
-    let values: Vec<f64> = (0..dims.iter().product::<usize>())
-        .map(|i| (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin())
-        .collect();
-    Ok(Tensor::from_vec(values, dims, &Device::Cpu)?)
-}
-
 /// The result and the gradients of x and all variables.
 fn run(
     block: &Block,
@@ -128,9 +122,9 @@ fn run(
     collect: bool,
 ) -> Result<Vec<Vec<f64>>, Error> {
     let dtype = block.up.dtype();
-    let x = Var::from_tensor(&wave(&[1, TOKENS, HIDDEN], 77)?.to_dtype(dtype)?)?;
+    let x = Var::from_tensor(&wave(&[1, TOKENS, HIDDEN], 77).to_dtype(dtype)?)?;
     let y = forward(&x)?;
-    let weights = wave(y.dims(), 5)?.to_dtype(dtype)?;
+    let weights = wave(y.dims(), 5).to_dtype(dtype)?;
     let loss = (&y * weights)?.sum_all()?;
     let grads = match collect {
         true => backward(&loss)?,
@@ -250,8 +244,8 @@ fn a_result_that_reaches_only_some_arguments() -> Result<(), Error> {
 /// A function with operations of this crate inside a node, where the sweep around it collects.
 #[test]
 fn applied_functions_have_their_own_collection() -> Result<(), Error> {
-    let x = Var::from_tensor(&wave(&[3, 8], 1)?)?;
-    let weight = Var::from_tensor(&wave(&[8], 2)?)?;
+    let x = Var::from_tensor(&wave(&[3, 8], 1))?;
+    let weight = Var::from_tensor(&wave(&[8], 2))?;
     let run = |collects: bool| -> Result<[Tensor; 2], Error> {
         let mut node = WideNode::new("applied");
         let (a, b) = (node.argument(&x), node.argument(&weight));

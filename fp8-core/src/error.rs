@@ -32,12 +32,6 @@ fn names(expected: &str) -> impl Iterator<Item = &str> {
 }
 
 /// What an error adds where `name` is likely a misspelling of one of `names`: `; did you mean rowwise?`, or nothing.
-///
-/// ```
-/// use fp8_core::did_you_mean;
-/// assert_eq!(did_you_mean("rowise", ["tensorwise", "rowwise"]), "; did you mean rowwise?");
-/// assert_eq!(did_you_mean("int4", ["tensorwise", "rowwise"]), "");
-/// ```
 pub fn did_you_mean<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     // Words that join a list are no names.
     let names = names.into_iter().filter(|name| name.len() > 2);

@@ -120,11 +120,6 @@ impl Format {
         self.spec().mantissa_bits
     }
 
-    /// Bits of the exponent: 4 or 5.
-    pub const fn exponent_bits(self) -> u32 {
-        7 - self.spec().mantissa_bits
-    }
-
     /// The exponent of the largest finite value: 8 for `E4M3`, 15 for `E5M2`. The MX scale rule calls it `emax`.
     pub const fn max_exponent(self) -> i32 {
         let spec = self.spec();
@@ -142,7 +137,7 @@ impl Format {
     }
 
     /// Whether the format has infinities: `E5M2` alone.
-    pub const fn has_infinity(self) -> bool {
+    pub(crate) const fn has_infinity(self) -> bool {
         matches!(self, Self::E5M2)
     }
 

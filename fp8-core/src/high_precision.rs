@@ -37,14 +37,6 @@ pub trait HighPrecision: Copy + Default + Send + Sync + 'static + sealed::Sealed
     fn from_f32(value: f32) -> Self;
 
     /// [`HighPrecision::from_f32`] of each value, as many as both slices have; the bits of a NaN may differ.
-    ///
-    /// ```
-    /// use fp8_core::HighPrecision;
-    /// use half::f16;
-    /// let mut halves = [f16::ZERO; 2];
-    /// f16::narrow(&[1.0, 1e-3], &mut halves);
-    /// assert_eq!(halves, [f16::ONE, f16::from_f32(1e-3)]);
-    /// ```
     #[inline(always)]
     fn narrow(values: &[f32], narrowed: &mut [Self]) {
         for (narrowed, &value) in narrowed.iter_mut().zip(values) {

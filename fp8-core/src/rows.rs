@@ -37,15 +37,6 @@ enum Layout {
 /// NaN wins over everything, then infinity. Entries of blocks that `src` does not touch stay as they are, so the rows
 /// of a matrix may come in any order and any split.
 ///
-/// ```
-/// use fp8_core::{ScaleGrid, amax_rows};
-/// let grid = ScaleGrid::per_row(2, 3);
-/// let mut amaxes = vec![0.0; grid.len()];
-/// amax_rows(&[1f32, -4.0, 2.0], 0, &grid, &mut amaxes); // the first row
-/// amax_rows(&[0f32, 0.5, 0.0], 1, &grid, &mut amaxes); // the second one
-/// assert_eq!(amaxes, [4.0, 0.5]);
-/// ```
-///
 /// # Panics
 /// If `src` is not a whole number of rows, its rows go beyond those of the grid, or `out` has another length.
 pub fn amax_rows<T: HighPrecision>(src: &[T], first_row: usize, grid: &ScaleGrid, out: &mut [f32]) {
@@ -89,15 +80,6 @@ pub fn encode_rows<T: HighPrecision>(
 
 /// [`encode_rows`], and max |x| over `src` (without the scales) from the same pass.
 ///
-/// ```
-/// use fp8_core::{Cast, Format, ScaleGrid, encode_rows_with_amax};
-///
-/// let grid = ScaleGrid::per_row(2, 2);
-/// let (cast, mut codes) = (Cast::new(Format::E4M3), [0; 4]);
-/// let amax = encode_rows_with_amax(&cast, &[1f32, 2.0, 1.0, 3.0], 0, &grid, &[1.0, 2.0], &mut codes);
-/// assert_eq!(amax, 3.0);
-/// ```
-///
 /// # Panics
 /// As [`encode_rows`].
 pub fn encode_rows_with_amax<T: HighPrecision>(
@@ -115,16 +97,6 @@ pub fn encode_rows_with_amax<T: HighPrecision>(
 ///
 /// `transposed` has [`ScaleGrid::cols`] rows of [`ScaleGrid::rows`] codes, for the whole matrix; only the columns that
 /// belong to the rows of `src` are written. The codes equal those of `dst`, with stochastic rounding too.
-///
-/// ```
-/// use fp8_core::{Cast, Format, ScaleGrid, encode_rows_transposed};
-///
-/// let grid = ScaleGrid::tensorwise(2, 2);
-/// let (cast, mut codes, mut transposed) = (Cast::new(Format::E4M3), [0; 4], [0; 4]);
-/// encode_rows_transposed(&cast, &[1f32, 2.0, 4.0, 8.0], 0, &grid, &[1.0], &mut codes, &mut transposed);
-/// assert_eq!(codes, [0x38, 0x40, 0x48, 0x50]);
-/// assert_eq!(transposed, [0x38, 0x48, 0x40, 0x50]);
-/// ```
 ///
 /// # Panics
 /// As [`encode_rows`], and if `transposed` does not have one code for each element of the grid.
@@ -200,14 +172,6 @@ fn encode_run<T: HighPrecision, const AMAX: bool>(
 }
 
 /// `value * dequant_scale` for each code, in f32, then rounded to `T`, with the scale of the code's block.
-///
-/// ```
-/// use fp8_core::{Format, ScaleGrid, decode_rows};
-/// let grid = ScaleGrid::per_col(2, 2);
-/// let mut values = [0f32; 4];
-/// decode_rows(Format::E4M3, &[0x38, 0x38, 0x40, 0x40], 0, &grid, &[1.0, 10.0], &mut values);
-/// assert_eq!(values, [1.0, 10.0, 2.0, 20.0]);
-/// ```
 ///
 /// # Panics
 /// If `codes` is not a whole number of rows, its rows go beyond those of the grid, `dequant_scales` does not have

@@ -113,12 +113,6 @@ fn finite_quotient(max: f32, amax: f32) -> Option<f32> {
 /// `quant_scale` with its mantissa cleared: the largest power of two not above it, as torchao's `_round_scale_down_to_power_of_2`.
 ///
 /// NaN and infinities stay as they are; zero and f32 subnormals give zero.
-///
-/// ```
-/// use fp8_core::floor_to_power_of_two;
-/// assert_eq!(floor_to_power_of_two(224.0), 128.0);
-/// assert_eq!(floor_to_power_of_two(0.5), 0.5);
-/// ```
 pub fn floor_to_power_of_two(quant_scale: f32) -> f32 {
     if quant_scale.is_nan() {
         quant_scale
@@ -128,12 +122,6 @@ pub fn floor_to_power_of_two(quant_scale: f32) -> f32 {
 }
 
 /// `1 / scale` in f32: from a quant_scale to its dequant_scale and back.
-///
-/// ```
-/// use fp8_core::{Format, dynamic_quant_scale, reciprocal};
-/// let dequant_scale = reciprocal(dynamic_quant_scale(896.0, Format::E4M3));
-/// assert_eq!(dequant_scale, 2.0);
-/// ```
 pub fn reciprocal(scale: f32) -> f32 {
     1.0 / scale
 }

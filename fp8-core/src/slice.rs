@@ -32,13 +32,6 @@ pub fn encode<T: HighPrecision>(cast: &Cast, src: &[T], quant_scale: f32, dst: &
 
 /// [`encode`], and the [`amax`] of `src` (without the scale) from the same pass.
 ///
-/// ```
-/// use fp8_core::{Cast, Format, encode_with_amax};
-/// let mut codes = [0; 2];
-/// let amax = encode_with_amax(&Cast::new(Format::E5M2), &[0.5f32, -1.0], 2.0, &mut codes);
-/// assert_eq!((codes, amax), ([0x3C, 0xC0], 1.0));
-/// ```
-///
 /// # Panics
 /// If `src` and `dst` differ in length.
 pub fn encode_with_amax<T: HighPrecision>(
@@ -52,13 +45,6 @@ pub fn encode_with_amax<T: HighPrecision>(
 
 /// `value * dequant_scale` for each code, in f32, then rounded to `T`.
 ///
-/// ```
-/// use fp8_core::{Format, decode};
-/// let mut values = [0f32; 3];
-/// decode(Format::E4M3, &[0x38, 0xC0, 0x7E], 0.5, &mut values);
-/// assert_eq!(values, [0.5, -1.0, 224.0]);
-/// ```
-///
 /// # Panics
 /// If `codes` and `dst` differ in length.
 pub fn decode<T: HighPrecision>(format: Format, codes: &[u8], dequant_scale: f32, dst: &mut [T]) {
@@ -66,13 +52,6 @@ pub fn decode<T: HighPrecision>(format: Format, codes: &[u8], dequant_scale: f32
 }
 
 /// [`HighPrecision::to_f32`] of each value, as many as both slices have; the bits of a NaN may differ.
-///
-/// ```
-/// use half::f16;
-/// let mut wide = [0.0; 2];
-/// fp8_core::widen(&[f16::ONE, f16::MAX], &mut wide);
-/// assert_eq!(wide, [1.0, 65504.0]);
-/// ```
 pub fn widen<T: HighPrecision>(values: &[T], widened: &mut [f32]) {
     kernels::halves::widen(kernels::Isa::best(), values, widened);
 }

@@ -3,9 +3,9 @@
 use glob::Pattern;
 use std::fmt;
 
-/// How many names stand in a hint.
+/// The number of names in a hint.
 const HINTS: usize = 3;
-/// How alike a path must be to stand in a hint.
+/// The similarity from which a path is part of a hint.
 const ALIKE: f64 = 0.6;
 
 /// `path.own`, or `own` at the root.
@@ -39,8 +39,8 @@ pub struct PatternError {
     pub reason: String,
 }
 
-/// Names layers by their path: the path itself, or a glob in which `*` stands for any characters, dots included, `?` for
-/// one character and `[0-3]` for one of a set.
+/// Matches layers by their path: the path itself, or a glob in which `*` stands for any characters including dots, `?` for one
+/// character and `[0-3]` for one of a set.
 ///
 /// ```
 /// use fp8_files::names::{PathPattern, PatternError};
@@ -54,12 +54,12 @@ pub struct PatternError {
 pub struct PathPattern(Pattern);
 
 impl PathPattern {
-    /// Whether it names the layer at `path`.
+    /// Whether it matches the layer at `path`.
     pub fn matches(&self, path: &str) -> bool {
         self.0.as_str() == path || self.0.matches(path)
     }
 
-    /// The text it was made from.
+    /// The pattern as text.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
@@ -89,8 +89,8 @@ impl fmt::Display for PathPattern {
     }
 }
 
-/// The paths most like `text`, for a hint beside a pattern that names nothing: those that it is a part of, then those spelled
-/// alike.
+/// The paths most similar to `text`, as a hint for a pattern that matches nothing: first paths that contain it, then paths with a
+/// similar spelling.
 pub fn near<'a>(text: &str, paths: impl Iterator<Item = &'a str>) -> Vec<String> {
     let plain = text.trim_matches(['*', '.']);
     let likeness = |path: &str| match !plain.is_empty() && path.contains(plain) {

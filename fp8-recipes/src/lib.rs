@@ -50,8 +50,8 @@ pub use config::{
 };
 pub use error::{Error, ExportError, GuardError, LayerError, Result, TrainingCheckpointError};
 pub use export::{
-    ExportOptions, ExportReport, PtqScheme, Quantized, Ragged, quantize_model, save_calibrated,
-    save_calibrated_with,
+    ExportOptions, ExportReport, PtqScheme, QuantizedModel, Ragged, quantize_model,
+    save_calibrated, save_calibrated_with,
 };
 pub use fp8_candle::wide::backward;
 pub use fp8_candle::{Role, Slot, StateTable};

@@ -7,6 +7,7 @@ use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
 use fp8_recipes::nn::{BatchNormConfig, Conv2dConfig};
 use fp8_recipes::optim::{AdamW, AdamWConfig, LossScalerConfig, Sgd, SgdConfig};
 use fp8_recipes::{Fp8Module, check_gradients, nn, with_fp8};
+use fp8_test_support::flat64;
 use proptest::prelude::*;
 
 const CPU: &Device = &Device::Cpu;
@@ -21,14 +22,9 @@ fn random(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     tensor.to_dtype(dtype).unwrap()
 }
 
-fn flat(x: &Tensor) -> Vec<f64> {
-    let x = x.to_dtype(DType::F64).unwrap().flatten_all().unwrap();
-    x.to_vec1().unwrap()
-}
-
 fn close(a: &Tensor, b: &Tensor, bound: f64) {
     assert_eq!(a.dims(), b.dims());
-    for (a, b) in flat(a).into_iter().zip(flat(b)) {
+    for (a, b) in flat64(a).into_iter().zip(flat64(b)) {
         assert!((a - b).abs() <= bound * (1. + b.abs()), "{a} {b}");
     }
 }
@@ -70,12 +66,12 @@ fn candle_nns_bits_in_both_modes() {
                 let x = random(11, &shape, dtype);
                 for train in [true, true, false] {
                     let (a, b) = (ours.forward_t(&x, train), theirs.forward_t(&x, train));
-                    assert_eq!(flat(&a.unwrap()), flat(&b.unwrap()));
-                    assert_eq!(flat(ours.running_mean()), flat(theirs.running_mean()));
-                    assert_eq!(flat(ours.running_var()), flat(theirs.running_var()));
+                    assert_eq!(flat64(&a.unwrap()), flat64(&b.unwrap()));
+                    assert_eq!(flat64(ours.running_mean()), flat64(theirs.running_mean()));
+                    assert_eq!(flat64(ours.running_var()), flat64(theirs.running_var()));
                 }
                 let (a, b) = (ours.forward_eval(&x), ours.forward_t(&x, false));
-                assert_eq!(flat(&a.unwrap()), flat(&b.unwrap()));
+                assert_eq!(flat64(&a.unwrap()), flat64(&b.unwrap()));
             }
         }
     }
@@ -116,7 +112,7 @@ proptest! {
         let grads = loss(&x, &own, train).backward().unwrap();
         let value = |x: &Tensor, own: &[Tensor; 4]| loss(x, own, train).to_scalar::<f64>().unwrap();
         let difference = |at: &Tensor, i: usize, f: &dyn Fn(&Tensor) -> f64| {
-            let values = flat(at);
+            let values = flat64(at);
             let moved = |by: f64| {
                 let mut values = values.clone();
                 values[i] += by;
@@ -124,7 +120,7 @@ proptest! {
             };
             (moved(h) - moved(-h)) / (2. * h)
         };
-        for (i, grad) in flat(grads.get(&x).unwrap()).into_iter().enumerate() {
+        for (i, grad) in flat64(grads.get(&x).unwrap()).into_iter().enumerate() {
             let expected = difference(&x, i, &|x| value(x, &own));
             prop_assert!((grad - expected).abs() < 1e-5 * (1. + grad.abs()), "x {i}: {grad} {expected}");
         }
@@ -134,8 +130,8 @@ proptest! {
         for i in 0..shape[1] {
             let of_weight = difference(&weight, i, &|w| value(&x, &with(w.clone(), bias.as_tensor().clone())));
             let of_bias = difference(&bias, i, &|b| value(&x, &with(weight.as_tensor().clone(), b.clone())));
-            prop_assert!((flat(weight_grad)[i] - of_weight).abs() < bound * (1. + of_weight.abs()));
-            prop_assert!((flat(bias_grad)[i] - of_bias).abs() < bound * (1. + of_bias.abs()));
+            prop_assert!((flat64(weight_grad)[i] - of_weight).abs() < bound * (1. + of_weight.abs()));
+            prop_assert!((flat64(bias_grad)[i] - of_bias).abs() < bound * (1. + of_bias.abs()));
         }
     }
 
@@ -199,7 +195,7 @@ fn other_dtypes_are_computed_in_f32() {
 #[test]
 fn a_batch_without_variance_and_other_shapes_are_refused_and_change_nothing() {
     let bn = norm(1, 3, DType::F32).with_path("blocks.0.bn");
-    let before = (flat(bn.running_mean()), flat(bn.running_var()));
+    let before = (flat64(bn.running_mean()), flat64(bn.running_var()));
     for (shape, text) in [
         (vec![1, 3], "blocks.0.bn: [1, 3]"),
         (vec![1, 3, 1, 1], "fewer than two values"),
@@ -213,7 +209,10 @@ fn a_batch_without_variance_and_other_shapes_are_refused_and_change_nothing() {
     }
     assert!(bn.forward_eval(&random(1, &[2, 4], DType::F32)).is_err());
     assert!(bn.forward_eval(&random(1, &[1, 3], DType::F32)).is_ok());
-    assert_eq!((flat(bn.running_mean()), flat(bn.running_var())), before);
+    assert_eq!(
+        (flat64(bn.running_mean()), flat64(bn.running_var())),
+        before
+    );
     let conv = nn::Conv2d::new(
         random(1, &[4, 3, 1, 1], DType::F32),
         None,
@@ -258,10 +257,10 @@ fn running_statistics_are_named_kept_by_the_optimizer_and_saved() {
     let path = directory.path().join("run.safetensors");
     let step = |net: &Net, optimizer: &mut AdamW, seed: u64| {
         let grads = net.loss(seed).backward().unwrap();
-        let before = flat(net.bn.running_mean());
+        let before = flat64(net.bn.running_mean());
         assert!(!optimizer.apply(&grads).unwrap().skipped().unwrap());
         assert_eq!(
-            flat(net.bn.running_mean()),
+            flat64(net.bn.running_mean()),
             before,
             "no weight decay either"
         );
@@ -273,7 +272,7 @@ fn running_statistics_are_named_kept_by_the_optimizer_and_saved() {
             net.bn.running_var(),
             net.conv.weight(),
         ]
-        .map(flat)
+        .map(flat64)
     };
 
     let vars = VarMap::new();
@@ -306,7 +305,7 @@ fn running_statistics_are_named_kept_by_the_optimizer_and_saved() {
     resume_training(&path, &resumed, &vars, &mut optimizer, None).unwrap();
     step(&resumed, &mut optimizer, 2);
     assert_eq!(state(&resumed), state(&net));
-    assert_ne!(flat(resumed.bn.running_mean()), vec![0.; 3]);
+    assert_ne!(flat64(resumed.bn.running_mean()), vec![0.; 3]);
 }
 
 /// Channel by channel, in both ways of computing, and without a trace in the next batch.
@@ -329,11 +328,11 @@ fn statistics_that_are_not_finite_move_nothing() {
             let values = values.to_dtype(dtype).unwrap();
             let sign = random(9, &[4, 3, 2], dtype).sign().unwrap();
             let spoiled = mask.where_cond(&(values * sign).unwrap(), &x).unwrap();
-            let before = [flat(bn.running_mean()), flat(bn.running_var())];
+            let before = [flat64(bn.running_mean()), flat64(bn.running_var())];
             bn.forward_train(&spoiled).unwrap();
             clean.forward_train(&x).unwrap();
-            let moved = [flat(clean.running_mean()), flat(clean.running_var())];
-            let after = [flat(bn.running_mean()), flat(bn.running_var())];
+            let moved = [flat64(clean.running_mean()), flat64(clean.running_var())];
+            let after = [flat64(bn.running_mean()), flat64(bn.running_var())];
             // In f64 such squares are numbers like others.
             let overflows = !(bad.is_finite() && dtype == DType::F64);
             for i in 0..2 {
@@ -365,7 +364,7 @@ fn an_overflow_under_emulation_leaves_no_trace() {
     let options = EmulatorOptions::default().with_loss_scaler(scaler);
     let mut emulator = Emulator::initialize(&net, method, options).unwrap();
     let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default()).unwrap();
-    let statistics = || [flat(net.bn.running_mean()), flat(net.bn.running_var())];
+    let statistics = || [flat64(net.bn.running_mean()), flat64(net.bn.running_var())];
     let forward = |emulator: &Emulator, x: &Tensor, train: bool| {
         let autocast = emulator.autocast().training(train);
         with_fp8(autocast, || net.bn.forward_t(&net.conv.forward(x)?, train)).unwrap()
@@ -383,5 +382,5 @@ fn an_overflow_under_emulation_leaves_no_trace() {
     }
     assert_eq!(skipped, [false, true, false, false]);
     let y = forward(&emulator, &x, false);
-    assert!(flat(&y).iter().all(|y| y.is_finite()));
+    assert!(flat64(&y).iter().all(|y| y.is_finite()));
 }

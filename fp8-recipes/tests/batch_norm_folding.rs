@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8_recipes::nn::{self, ModuleT, adjacent_batch_norms, fold_batch_norms};
 use fp8_recipes::{Error, Fp8Module, PrepareOptions, PtqScheme, quantize_model};
+use fp8_test_support::flat64;
 
 const CPU: &Device = &Device::Cpu;
 
@@ -97,11 +98,6 @@ fn input(dtype: DType) -> Tensor {
         .unwrap()
 }
 
-fn flat(x: &Tensor) -> Vec<f64> {
-    let x = x.to_dtype(DType::F64).unwrap();
-    x.flatten_all().unwrap().to_vec1().unwrap()
-}
-
 #[test]
 fn a_folded_model_computes_the_same() {
     let net = Net::trained(DType::F64);
@@ -112,8 +108,8 @@ fn a_folded_model_computes_the_same() {
     let folded = Net::new(VarBuilder::from_tensors(tensors, DType::F64, CPU));
     let x = input(DType::F64);
     let (here, there) = (
-        flat(&net.forward(&x).unwrap()),
-        flat(&folded.forward(&x).unwrap()),
+        flat64(&net.forward(&x).unwrap()),
+        flat64(&folded.forward(&x).unwrap()),
     );
     let size = here.iter().fold(0f64, |max, x| max.max(x.abs()));
     // Five layers of sums of at most 150 products, whose terms are at most 1/EPSILON^(1/4) times their sums here.
@@ -123,8 +119,8 @@ fn a_folded_model_computes_the_same() {
     }
     // The weights are folded: the batch norms scale no more.
     assert_ne!(
-        flat(folded.stem.conv.weight()),
-        flat(net.stem.conv.weight())
+        flat64(folded.stem.conv.weight()),
+        flat64(net.stem.conv.weight())
     );
     for norm in [
         &folded.stem.bn,
@@ -133,15 +129,19 @@ fn a_folded_model_computes_the_same() {
         &folded.bn_fc,
     ] {
         let (weight, bias) = norm.weight_and_bias().unwrap();
-        assert!(flat(weight).iter().all(|w| *w == 1.) && flat(bias).iter().all(|b| *b == 0.));
+        assert!(flat64(weight).iter().all(|w| *w == 1.) && flat64(bias).iter().all(|b| *b == 0.));
     }
     // A bias is taken where there is one, and stays in the batch norm where there is none.
     assert!(
-        flat(folded.stem.norm.running_mean())
+        flat64(folded.stem.norm.running_mean())
             .iter()
             .all(|m| *m == 0.)
     );
-    assert!(flat(folded.stem.bn.running_mean()).iter().any(|m| *m != 0.));
+    assert!(
+        flat64(folded.stem.bn.running_mean())
+            .iter()
+            .any(|m| *m != 0.)
+    );
 }
 
 /// What [`nn::fuse_batch_norm`] makes of a pair, to the bit.
@@ -151,21 +151,21 @@ fn weights_are_those_of_a_fused_pair() {
     let tensors = fold_batch_norms(&net, &Net::pairs()).unwrap();
     let fused = nn::fuse_batch_norm(&net.stem.depthwise, &net.stem.norm).unwrap();
     assert_eq!(
-        flat(&tensors["stem.depthwise.weight"]),
-        flat(fused.weight())
+        flat64(&tensors["stem.depthwise.weight"]),
+        flat64(fused.weight())
     );
     assert_eq!(
-        flat(&tensors["stem.depthwise.bias"]),
-        flat(fused.bias().unwrap())
+        flat64(&tensors["stem.depthwise.bias"]),
+        flat64(fused.bias().unwrap())
     );
     let fused = nn::fuse_batch_norm(&net.stem.conv, &net.stem.bn).unwrap();
-    assert_eq!(flat(&tensors["stem.conv.weight"]), flat(fused.weight()));
-    let shift = flat(&tensors["stem.bn.running_mean"].neg().unwrap());
-    assert_eq!(shift, flat(fused.bias().unwrap()));
+    assert_eq!(flat64(&tensors["stem.conv.weight"]), flat64(fused.weight()));
+    let shift = flat64(&tensors["stem.bn.running_mean"].neg().unwrap());
+    assert_eq!(shift, flat64(fused.bias().unwrap()));
     // What no pair names is as it was.
     assert_eq!(
-        flat(&tensors["head.weight"]),
-        flat(&net.head.weight().unwrap())
+        flat64(&tensors["head.weight"]),
+        flat64(&net.head.weight().unwrap())
     );
     // The toolkit's one call is two here.
     let folded = Net::new(VarBuilder::from_tensors(tensors, DType::F32, CPU));

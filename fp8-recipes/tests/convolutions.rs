@@ -7,7 +7,7 @@ use fp8_recipes::nn::{self, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d};
 use fp8_recipes::{
     Autocast, Fp8Module, PrepareOptions, fp8_autocast, prepare_fp8, save_calibrated,
 };
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use fp8_test_support::{bits, normal, sqnr};
 use std::collections::HashMap;
 
 #[derive(Fp8Module)]
@@ -62,13 +62,7 @@ impl Net {
 
 /// Standard normal values.
 fn values(seed: usize, dims: &[usize]) -> Tensor {
-    let mut rng = StdRng::seed_from_u64(seed as u64);
-    let mut normal = || {
-        let (radius, angle) = (rng.random::<f64>(), rng.random::<f64>());
-        ((-2. * (1. - radius).ln()).sqrt() * (angle * std::f64::consts::TAU).cos()) as f32
-    };
-    let values: Vec<f32> = (0..dims.iter().product()).map(|_| normal()).collect();
-    Tensor::from_vec(values, dims, &Device::Cpu).unwrap()
+    normal(seed as u64, dims).to_device(&Device::Cpu).unwrap()
 }
 
 fn net() -> (VarMap, Net) {
@@ -85,19 +79,6 @@ fn net() -> (VarMap, Net) {
 
 fn inputs() -> (Tensor, Tensor) {
     (values(1, &[4, 3, 13, 13]), values(2, &[4, 16, 21]))
-}
-
-fn bits(x: &Tensor) -> Vec<u32> {
-    let x = x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    x.into_iter().map(f32::to_bits).collect()
-}
-
-fn sqnr(got: &Tensor, exact: &Tensor) -> f64 {
-    let power = |x: &Tensor| {
-        let x = x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        x.into_iter().map(|x| f64::from(x).powi(2)).sum::<f64>()
-    };
-    10. * (power(exact) / power(&(got - exact).unwrap())).log10()
 }
 
 /// Output and gradients of all variables, by name.

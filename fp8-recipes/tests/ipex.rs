@@ -9,6 +9,7 @@ use fp8_recipes::{
     Autocast, Error, FilesError, Fp8Module, PrepareOptions, Role, load, nn, prepare_fp8,
     save_calibrated, with_fp8,
 };
+use fp8_test_support::bits;
 use std::path::Path;
 
 const CPU: &Device = &Device::Cpu;
@@ -51,11 +52,6 @@ impl Module for Net {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         self.down.forward(&self.norm.forward(&self.up.forward(x)?)?)
     }
-}
-
-fn bits(x: &Tensor) -> Vec<u32> {
-    let values = x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    values.into_iter().map(f32::to_bits).collect()
 }
 
 /// Rows whose largest magnitude is `amax`.

@@ -7,6 +7,7 @@ use fp8_recipes::{
     CastStats, Error, Fp8Module, LayerFilter, PrepareOptions, PtqScheme, load, nn, quantize_model,
     save_calibrated, with_fp8,
 };
+use fp8_test_support::sqnr;
 use rand::{Rng, SeedableRng};
 use std::path::Path;
 
@@ -84,19 +85,6 @@ fn accuracy(logits: &Tensor, labels: &Tensor) -> f64 {
     let right = logits.argmax(1).unwrap().eq(labels).unwrap();
     let right = right.to_dtype(DType::F32).unwrap();
     f64::from(right.mean_all().unwrap().to_scalar::<f32>().unwrap())
-}
-
-fn sqnr(exact: &Tensor, got: &Tensor) -> f64 {
-    let power = |t: &Tensor| {
-        t.sqr()
-            .unwrap()
-            .sum_all()
-            .unwrap()
-            .to_scalar::<f32>()
-            .unwrap()
-    };
-    let noise = (exact - got).unwrap();
-    10. * f64::from(power(exact) / power(&noise)).log10()
 }
 
 fn calibrate(net: &Mlp, images: &Tensor) -> candle_core::Result<()> {

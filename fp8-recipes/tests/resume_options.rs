@@ -12,6 +12,7 @@ use fp8_recipes::optim::{AdamW, AdamWConfig, NoOptimizer, OptimError, ResumableO
 use fp8_recipes::{
     Autocast, DelayedScaling, Error, LayerFilter, Recipe, fp8_autocast, prepare_fp8, with_fp8,
 };
+use fp8_test_support::steps;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -33,12 +34,6 @@ fn short(len: usize) -> Option<Recipe> {
     Some(DelayedScaling::default().with_amax_history_len(len).into())
 }
 
-fn values(seed: u32, len: usize) -> Vec<f32> {
-    (0..len)
-        .map(|i| ((i as u32 * 31 + seed * 17) % 97) as f32 / 48. - 1.)
-        .collect()
-}
-
 fn named(vars: &VarMap) -> Vec<(String, Var)> {
     let data = vars.data().lock().unwrap();
     let mut all: Vec<_> = data.iter().map(|(n, v)| (n.clone(), v.clone())).collect();
@@ -53,7 +48,7 @@ impl Run {
         let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
         let fc = nn::linear(16, 8, vb.pp("fc")).unwrap();
         for (i, (_, var)) in named(&vars).iter().enumerate() {
-            let start = values(seed + i as u32, var.elem_count());
+            let start = steps(seed + i as u32, var.elem_count());
             let start = Tensor::from_vec(start, var.shape(), &Device::Cpu).unwrap();
             var.set(&start).unwrap();
         }
@@ -74,7 +69,7 @@ impl Run {
     }
 
     fn grads(&self, batch: u64) -> GradStore {
-        let x = Tensor::from_vec(values(100 + batch as u32, 64), (4, 16), &Device::Cpu).unwrap();
+        let x = Tensor::from_vec(steps(100 + batch as u32, 64), (4, 16), &Device::Cpu).unwrap();
         let y = match &self.recipe {
             None => self.fc.forward(&x),
             Some(recipe) => with_fp8(recipe.clone(), || self.fc.forward(&x)),

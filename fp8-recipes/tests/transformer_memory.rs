@@ -73,7 +73,7 @@ const HIDDEN: usize = 256;
 const BATCH: usize = 8;
 const TOKENS: usize = 128;
 
-/// Of what torch keeps of a block under autocast to bf16, bytes for each feature of each token: both inputs of norms in f32, both
+/// Bytes for each feature of each token that torch keeps of a block under autocast to bf16: both inputs of norms in f32, both
 /// results of norms cast to bf16, q, k and v, the result of attention, input and result of GELU.
 const TORCH: usize = 4 + 4 + 2 + 2 + 6 + 2 + 8 + 8;
 

@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their input, and the inputs that they start from. An ordinary test runs both too.
+//! What the fuzz targets do with their input, and the inputs that they start from. An ordinary test runs the targets on these inputs.
 
 pub mod families;
 pub mod load;

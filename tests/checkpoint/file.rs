@@ -1,4 +1,4 @@
-//! What a checkpoint holds and gives back.
+//! What a checkpoint stores and restores.
 
 use crate::run::*;
 use fp8::checkpoint::{TrainingMeta, resume_training, save_training, training_meta};

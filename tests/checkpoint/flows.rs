@@ -1,4 +1,4 @@
-//! What else a checkpoint brings back: calibration, counts, custom reductions, steps on other threads.
+//! What else a checkpoint restores: calibration, counts, custom reductions, steps on other threads.
 
 use crate::run::file;
 use candle_core::{DType, Module, Tensor};

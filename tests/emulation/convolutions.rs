@@ -86,7 +86,7 @@ fn expected(forward: Format, overflow: Overflow) -> Casts {
             casts.insert((layer.into(), tensor.into()), cast);
         }
         for tensor in ["grad_output", "grad_input", "grad_weight"] {
-            // Nobody asks for the gradient of the images.
+            // The images need no gradient.
             if (layer, tensor) != ("first", "grad_input") {
                 let cast = (1, Format::E5M2, "stochastic", Overflow::NonFinite);
                 casts.insert((layer.into(), tensor.into()), cast);
@@ -122,7 +122,7 @@ fn named_recipes_work_on_convolutions() {
                 cast("input").is_some() && cast("weight").is_some(),
                 "{recipe}: {casts:?}"
             );
-            // Nobody asks for the gradient of the images.
+            // The images need no gradient.
             let wanted = layer != "first";
             assert_eq!(cast("grad_output").is_some(), wanted, "{recipe}: {casts:?}");
             assert!(

@@ -6,15 +6,12 @@ use candle_nn::VarMap;
 use fp8::fp8_core::{Cast, Format, Overflow};
 use fp8::nn::{Linear, Matmul};
 use fp8::{Autocast, PrepareOptions, RecipeName, fp8_autocast, prepare_fp8, with_fp8};
+use fp8_test_support::flat;
 
 /// The value after a cast to E5M2 without a scale.
 fn e5m2(x: f32) -> f32 {
     let cast = Cast::new(Format::E5M2).with_overflow(Overflow::NonFinite);
     Format::E5M2.decode(cast.encode(x, 0))
-}
-
-fn values(x: &Tensor) -> Vec<f32> {
-    x.flatten_all().unwrap().to_vec1().unwrap()
 }
 
 fn noise(shape: &[usize], seed: u32) -> Tensor {
@@ -37,8 +34,8 @@ fn outputs_of_direct_are_casts_of_products_of_casts() {
     let layer = Linear::new(w.clone(), Some(b.clone())).with_path("fc");
     prepare_fp8(&layer, &PrepareOptions::default()).unwrap();
     let y = with_fp8(RecipeName::Direct, || layer.forward(&x)).unwrap();
-    let (x, w, b) = (values(&x), values(&w), values(&b));
-    for (i, &got) in values(&y).iter().enumerate() {
+    let (x, w, b) = (flat(&x), flat(&w), flat(&b));
+    for (i, &got) in flat(&y).iter().enumerate() {
         let (row, col) = (i / 7, i % 7);
         let product = |k: usize| e5m2(x[row * 24 + k]) * e5m2(w[col * 24 + k]);
         // Products of three-bit numbers of at most 1, and their sums, are exact in f32.
@@ -57,11 +54,11 @@ fn overflow_shows_as_inf() {
         let x = Tensor::full(x, (1, 1), &Device::Cpu).unwrap();
         with_fp8(RecipeName::Direct, || layer.forward(&x)).unwrap()
     };
-    assert_eq!(values(&forward(57344.)), [57344.]);
-    assert_eq!(values(&forward(61440.)), [f32::INFINITY]);
+    assert_eq!(flat(&forward(57344.)), [57344.]);
+    assert_eq!(flat(&forward(61440.)), [f32::INFINITY]);
     let loss = (forward(1.).sum_all().unwrap() * 1e6).unwrap();
     let grads = loss.backward().unwrap();
-    assert!(!values(grads.get(&w).unwrap())[0].is_finite());
+    assert!(!flat(grads.get(&w).unwrap())[0].is_finite());
 }
 
 /// The gradients of a fused layer come from the uncast gradient of its output, and the cast operands.
@@ -85,11 +82,8 @@ fn fused_outputs_leave_the_gradient_as_it_comes() {
         .unwrap()
         .backward()
         .unwrap();
-    let (xs, ws) = (values(&x), values(&w));
-    let (gx, gw) = (
-        values(grads.get(&x).unwrap()),
-        values(grads.get(&w).unwrap()),
-    );
+    let (xs, ws) = (flat(&x), flat(&w));
+    let (gx, gw) = (flat(grads.get(&x).unwrap()), flat(grads.get(&w).unwrap()));
     for k in 0..4 {
         let expected: f32 = (0..2).map(|n| go * e5m2(ws[n * 4 + k])).sum();
         assert_eq!(gx[k], expected);
@@ -130,7 +124,7 @@ fn gradients_are_rounded_with_other_bits_each_time() {
             let y = layer.forward(&x).unwrap();
             guard.close().unwrap();
             let loss = (y * &noise(&[9, SIZE], 7)).unwrap().sum_all().unwrap();
-            values(loss.backward().unwrap().get(&w).unwrap())
+            flat(loss.backward().unwrap().get(&w).unwrap())
         };
         (0..steps).map(step).collect()
     };
@@ -157,6 +151,6 @@ fn batched_products_keep_their_result() {
     let plain = with_fp8(RecipeName::Direct, || matmul.forward(&a, &b)).unwrap();
     let [a, b] = [a, b].map(|x| x.unsqueeze(0).unwrap());
     let batched = with_fp8(RecipeName::Direct, || matmul.forward(&a, &b)).unwrap();
-    assert_eq!((values(&plain), values(&batched)), (vec![1.], vec![1.125]));
+    assert_eq!((flat(&plain), flat(&batched)), (vec![1.], vec![1.125]));
     assert_eq!(plain.dtype(), DType::F32);
 }

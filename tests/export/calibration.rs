@@ -191,3 +191,34 @@ fn inputs_calibrated_in_another_format_are_refused() {
     let error = save_calibrated(&net, dir().path()).unwrap_err();
     assert_text("E5M2 inputs", error, &["blocks.0.fc1", "e5m2", "e4m3"]);
 }
+
+/// FP8 checkpoints have no form for convolutions: the report names those that compute in FP8 in memory only.
+#[test]
+fn the_report_names_convolutions() -> Result<(), Box<dyn std::error::Error>> {
+    let device = &candle_core::Device::Cpu;
+    let vars = candle_nn::VarMap::new();
+    let vb = candle_nn::VarBuilder::from_varmap(&vars, candle_core::DType::F32, device);
+    let config = candle_nn::Conv2dConfig::default();
+    let conv = fp8::nn::conv2d(3, 16, 3, config, vb.pp("conv"))?;
+    let head = fp8::nn::linear(16, 16, vb.pp("head"))?;
+    let model = (conv, head);
+    fp8::prepare_fp8(&model, &Default::default())?;
+    let x = candle_core::Tensor::randn(0f32, 1., (2, 3, 8, 8), device)?;
+    let forward = || -> fp8::Result<_> {
+        use candle_core::Module;
+        let x = model.0.forward(&x)?.mean((2, 3))?;
+        Ok(model.1.forward(&x)?)
+    };
+    fp8::with_fp8(
+        Autocast::new(fp8::RecipeName::Rowwise).calibrating(true),
+        forward,
+    )?;
+    let dir = tempfile::tempdir()?;
+    let report = save_calibrated(&model, dir.path())?;
+    assert_eq!(
+        (report.quantized, report.ignored),
+        (vec!["head".into()], vec![])
+    );
+    assert_eq!(report.convolutions, ["conv"]);
+    Ok(())
+}

@@ -153,7 +153,7 @@ fn consolidated_files_beside_any_configuration() -> Result<()> {
     Ok(())
 }
 
-/// Of two sets of files that one counts whose names `config.json` speaks of.
+/// Where a directory has two sets of files, the one that `config.json` names is read.
 #[test]
 fn files_for_transformers_count_beside_consolidated_ones() -> Result<()> {
     let dir = tempfile::tempdir()?;

@@ -122,7 +122,7 @@ fn a_stock_bert_runs_from_three_families() -> Result<()> {
         let Some(ours) = ours.bert() else {
             anyhow::bail!("a BERT is expected");
         };
-        // What stands where a text has no token is nobody's.
+        // Positions without a token have no meaning, so they are not compared.
         let keep = mask.to_dtype(DType::F32)?.unsqueeze(2)?;
         let y = ours.forward(&ids, &mask)?.broadcast_mul(&keep)?;
         let db = decibels(&expected.broadcast_mul(&keep)?, &y)?;

@@ -155,7 +155,7 @@ fn what_does_not_fit_changes_nothing() -> Outcome {
         matches!(error, FilesError::BuilderDType { got: DType::U32 }),
         "{error:?}"
     );
-    // A scale that is none.
+    // An invalid scale.
     let mut family = families().swap_remove(0);
     family.scale.3 = f32s(&[f32::NAN]);
     let path = family.write(dir.path());

@@ -1,4 +1,4 @@
-//! From a file to the next.
+//! From one file to the next: load, train, export.
 
 use crate::support::*;
 use candle_core::{DType, Tensor};

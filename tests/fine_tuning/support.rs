@@ -7,26 +7,13 @@ use fp8_recipes::nn::{self, Linear};
 use fp8_recipes::{
     Autocast, ExportOptions, Recipe, fp8_autocast, prepare_fp8, save_calibrated_with,
 };
-pub use fp8_test_support::{device, on_cuda};
-use rand::{Rng, SeedableRng, rngs::StdRng};
+pub use fp8_test_support::{device, flat, on_cuda, tensor};
 use std::path::{Path, PathBuf};
 
 pub type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 pub const IN: usize = 64;
 pub const HIDDEN: usize = 96;
-
-pub fn tensor(seed: u64, dims: &[usize]) -> Tensor {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let len = dims.iter().product();
-    let values: Vec<f32> = (0..len).map(|_| rng.random::<f32>() * 2. - 1.).collect();
-    Tensor::from_vec(values, dims, &device()).unwrap()
-}
-
-pub fn flat(x: &Tensor) -> Vec<f32> {
-    let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-    x.to_vec1().unwrap()
-}
 
 /// Every element within `tolerance` of the largest expected magnitude.
 #[track_caller]

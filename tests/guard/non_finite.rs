@@ -1,4 +1,4 @@
-//! Inf and NaN that a cast has seen veto the optimizer's step of the same step, and are named.
+//! Inf or NaN in a cast vetoes the optimizer update of the same step, and the report names the tensor.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Result, Tensor, Var};
@@ -65,11 +65,9 @@ impl Mlp {
 /// All bits of the variables.
 fn bits(optimizer: &impl NamedOptimizer) -> Vec<u32> {
     let vars = optimizer.named_vars();
-    let all = vars.iter().flat_map(|(_, var)| {
-        let x = var.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-        x.to_vec1::<f32>().unwrap()
-    });
-    all.map(f32::to_bits).collect()
+    vars.iter()
+        .flat_map(|(_, var)| fp8_test_support::bits(var))
+        .collect()
 }
 
 fn slots(found: &[NonFinite]) -> Vec<&str> {

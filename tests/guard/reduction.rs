@@ -1,4 +1,4 @@
-//! The reduction group: what it gets, when it is asked, and what its errors do.
+//! The reduction group: what it receives, when it is called, and what follows an error.
 
 use crate::helpers::*;
 use candle_core::{Module, Tensor};

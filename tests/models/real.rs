@@ -1,4 +1,4 @@
-//! Real models, where the environment says that they are there.
+//! Real models, if the environment names a directory of them.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Text as it comes.
+//! Streamed text.
 
 use crate::toy::Toy;
 use fp8::models::{

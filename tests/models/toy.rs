@@ -1,4 +1,4 @@
-//! A model whose next token depends on every token before it, and whose rows do not know each other.
+//! A model whose next token depends on every token before it, and whose rows are independent.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;

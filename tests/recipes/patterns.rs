@@ -1,4 +1,4 @@
-//! Patterns of layer paths: what they name, and what is said of those that name nothing.
+//! Patterns of layer paths: what they match, and how patterns without a match are reported.
 
 use candle_core::DType;
 use candle_nn::{VarBuilder, VarMap};

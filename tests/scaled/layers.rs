@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::scaled::{Array, Layer, Scaled, ScaledVarMap, as_scaled};
 use fp8::{Error, Fp8Module, PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
+use fp8_test_support::{apart, assert_differ, assert_same};
 
 #[derive(Fp8Module)]
 struct Net {
@@ -49,14 +50,6 @@ fn ids() -> candle_core::Result<Tensor> {
     Tensor::new(&[3u32, 1, 4, 1, 5, 9], &Device::Cpu)
 }
 
-fn largest_difference(a: &Tensor, b: &Tensor) -> candle_core::Result<f32> {
-    (a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?
-        .abs()?
-        .flatten_all()?
-        .max(0)?
-        .to_scalar()
-}
-
 #[test]
 fn a_generic_model_computes_what_the_layers_do() -> anyhow::Result<()> {
     let vars = VarMap::new();
@@ -78,17 +71,28 @@ fn scaled_and_plain_agree_and_so_do_recipes() -> anyhow::Result<()> {
     let scaled: Scaled = net.forward(&ids()?)?;
     let plain: Tensor = net.forward(&ids()?)?;
     // f32 data: only the order of operations differs.
-    let error = largest_difference(&plain, &scaled.value()?)?;
+    let error = apart(&plain, &scaled.value()?);
     assert!(error < 2e-5, "{error}");
     let grads = scaled.square()?.sum_all()?.backward()?;
     for var in vars.vars() {
         assert!(grads.get(&var).is_some(), "{}", var.name());
     }
     // A recipe's guard around a model with scaled parameters multiplies by their values.
-    prepare_fp8(&net, &PrepareOptions::default())?;
-    let cast = with_fp8(RecipeName::Rowwise, || net.forward::<Tensor>(&ids()?))?;
-    let error = largest_difference(&plain, &cast)?;
-    assert!(error > 0. && error < 0.3, "{error}");
+    let values = vars.vars().into_iter().map(|var| {
+        let value = var.value().to_tensor(DType::F32)?;
+        Ok((var.name().to_string(), value))
+    });
+    let values = values.collect::<fp8::Result<_>>()?;
+    let of_values = Net::new(VarBuilder::from_tensors(values, DType::F32, &Device::Cpu))?;
+    let cast = |net: &Net| -> anyhow::Result<Tensor> {
+        prepare_fp8(net, &PrepareOptions::default())?;
+        Ok(with_fp8(RecipeName::Rowwise, || {
+            net.forward::<Tensor>(&ids()?)
+        })?)
+    };
+    let got = cast(&net)?;
+    assert_same("a guard", &got, &cast(&of_values)?);
+    assert_differ("a guard", &got, &plain);
     Ok(())
 }
 

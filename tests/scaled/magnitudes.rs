@@ -1,4 +1,4 @@
-//! How large values are makes no difference: it stands in scales.
+//! The magnitude of values makes no difference, because scales hold it.
 
 use candle_core::{DType, Device, Tensor};
 use fp8::nn::{self, Linear};

@@ -5,9 +5,11 @@
 #
 # Without kernel folders: this repository's kernels and those of the candle-kernels crate in cargo's registry.
 # CUDA_HOME (or CUDA_PATH) must hold NVIDIA's headers. JOBS sets the number of compilers that run at once.
+# Where the crate cudarc is in cargo's registry, functions that it declares and the stand-ins lack go into libmissing.so, and
+# a CUDA_HOME made by setup.sh gets names under which programs link to all of these.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
@@ -49,3 +51,15 @@ for old in "$out"/kernels_*.so; do
 done
 
 make -s -j"${JOBS:-2}" -k -f "$here/Makefile" OUT="$out" CUDA_INCLUDE="$cuda/include" KERNELS="${kernels[*]-}"
+
+cudarc=$(ls -d "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/cudarc-0.19.* 2>/dev/null | sort -V | tail -1)
+[ -n "$cudarc" ] || exit 0
+libraries=("$out"/libcuda.so.1 "$out"/libcublas.so.13 "$out"/libcublasLt.so.13 "$out"/libcurand.so.10 "$out"/libnvrtc.so.13)
+python3 "$here/missing.py" "$cudarc" "$out/build/missing.c" "${libraries[@]}"
+"${CC:-cc}" -O1 -fPIC -shared -Wl,-soname,libmissing.so -o "$out/libmissing.so" "$out/build/missing.c"
+[ -e "$cuda/complete" ] || exit 0
+for library in "${libraries[@]}"; do
+  name=$(basename "$library")
+  # A script of the linker.
+  echo "INPUT($library $out/libmissing.so)" >"$cuda/lib64/${name%.so*}.so"
+done

@@ -171,7 +171,7 @@ pub(crate) fn sum2<R: Real>(x: &[R], y: &[R], term: impl Fn(R, R) -> R) -> R {
     merge(lanes, |a, b| a + b)
 }
 
-/// Largest `term(x)`; -Inf if there is none. NaN is ignored.
+/// Largest `term(x)`, ignoring NaN; -Inf for an empty slice.
 #[inline(always)]
 pub fn max<R: Real>(x: &[R], term: impl Fn(R) -> R) -> R {
     let larger = |a: R, b: R| if b > a { b } else { a };

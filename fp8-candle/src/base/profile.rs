@@ -129,32 +129,17 @@ pub fn record<R>(f: impl FnOnce() -> R) -> (R, Report) {
 }
 
 /// The time until its end is of one kind, but for scopes inside.
-///
-/// ```
-/// # use fp8_candle::profile;
-/// let ((), report) = profile::record(|| {
-///     let _scope: profile::Scope = profile::enter(profile::Kind::Data);
-///     std::thread::sleep(std::time::Duration::from_millis(2));
-/// });
-/// assert!(report.time(profile::Kind::Data).as_millis() >= 2);
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
 #[must_use = "a scope ends where this is dropped"]
 #[derive(Debug)]
 pub struct Scope {
     /// The recording and the number of scopes around this one.
     place: Option<(u64, usize)>,
-    /// Of this thread.
+    /// The state of this thread.
     not_send: PhantomData<*const ()>,
 }
 
 /// Says what the calling thread does until the result is dropped; see [the module](self). Nothing happens while the thread
 /// records nothing.
-///
-/// ```
-/// use fp8_candle::profile::{Kind, enter};
-/// let _scope = enter(Kind::Norm); // one line at the head of a function
-/// ```
 #[inline]
 pub fn enter(kind: Kind) -> Scope {
     let place = match RECORDINGS.load(Ordering::Relaxed) {

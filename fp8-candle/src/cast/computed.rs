@@ -4,10 +4,10 @@ use crate::base::data::made::Made;
 use crate::base::data::matrix_dims;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::{Encoded, Quantizer};
 use crate::cast::replay::Replay;
 use crate::cast::state::Scales;
+use crate::cast::tensor::Quantized;
 use crate::device::{Codes, backend, encode_filled, made_casts};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{Contraction, Granularity, HighPrecision, ScaleGrid};
@@ -100,10 +100,9 @@ impl Quantizer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cast::observers::CastHook;
-    use crate::cast::source::{FirstScale, ScaleSource};
+    use crate::cast::spec::{CastHook, FirstScale, ScaleSource};
     use crate::cast::state::{AmaxRecorder, Role, Slot, StepCells};
-    use crate::ops::{Activation, norm};
+    use crate::ops::{Activation, norm::Norm};
     use fp8_core::{Cast, DelayedRule, Format};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -155,17 +154,16 @@ mod tests {
                     };
                     let shift = (case == 0).then_some(&bias);
                     let (got, y) = match case {
-                        0 | 1 => (
-                            norm::cast_rows(
-                                case == 0,
-                                &x,
-                                &gain,
-                                shift,
-                                1e-5,
-                                (&quantizer, false),
-                            )?,
-                            norm::forward(case == 0, &x, &gain, shift, 1e-5)?,
-                        ),
+                        0 | 1 => {
+                            let norm = Norm {
+                                center: case == 0,
+                                eps: 1e-5,
+                            };
+                            (
+                                norm.cast_rows(&x, &gain, shift, (&quantizer, false))?,
+                                norm.detached(&x, &gain, shift)?,
+                            )
+                        }
                         _ => (
                             activation.cast_rows(&x, &quantizer, false)?,
                             activation.apply(&x)?,

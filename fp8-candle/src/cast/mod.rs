@@ -1,13 +1,10 @@
 //! Casts: FP8 tensors, where their scales come from, the state of delayed scaling, and the replay of recorded casts.
 
 pub(crate) mod computed;
-pub(crate) mod observers;
 pub(crate) mod packed;
-pub(crate) mod quantized;
 pub(crate) mod quantizer;
 pub(crate) mod replay;
 pub(crate) mod sharing;
-pub(crate) mod source;
 pub(crate) mod spec;
 pub mod state;
 pub(crate) mod stochastic;

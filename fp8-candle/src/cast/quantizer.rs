@@ -2,20 +2,17 @@
 
 use crate::base::data::matrix_dims;
 use crate::base::error::{Error, Result, internal};
-use crate::cast::observers::{CastCounter, CastHook, Observers};
-use crate::cast::quantized::Quantized;
 use crate::cast::replay::{RecordedCast, Replay};
-use crate::cast::source::ScaleSource;
-use crate::cast::spec::CastSpec;
+use crate::cast::spec::{CastCounter, CastHook, CastSpec, Observers, ScaleSource};
 use crate::cast::state::{AmaxRecorder, Scales, Slot};
 use crate::cast::stochastic::{Draw, Stochastic};
-use crate::cast::tensor::Fp8Tensor;
+use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::{Codes, CurrentScale, ScalePolicy, backend};
 use candle_core::{DType, Tensor};
 use fp8_core::{Cast, Contraction, Format, Granularity, Rounding, ScaleGrid};
 use std::sync::Arc;
 
-/// One cast from high precision to FP8: what it computes, where its scales come from, and who is told of it.
+/// One cast from high precision to FP8: what it computes, where its scales come from, and its observers.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Quantizer {
@@ -23,7 +20,7 @@ pub struct Quantizer {
     pub spec: CastSpec,
     /// Where the scales come from.
     pub source: ScaleSource,
-    /// Who is told of each cast.
+    /// Notified of each cast.
     pub observers: Observers,
     /// Whether casts are recorded or replayed.
     pub(crate) replay: Option<Replay>,
@@ -61,19 +58,13 @@ impl Quantizer {
         Self::new(Cast::new(format), granularity, source)
     }
 
-    /// The same cast with another format, rounding or overflow.
-    pub fn with_cast(mut self, cast: Cast) -> Self {
-        self.spec.cast = cast;
-        self
-    }
-
-    /// The same cast with stochastic rounding, with new bits each time: key and number of casts are those of `slot`.
+    /// The same cast with stochastic rounding, with new bits each time: `slot` provides the key and counts the casts.
     pub fn with_stochastic(mut self, slot: Slot, seed: u64) -> Self {
         self.spec.stochastic = Some(Stochastic::new(slot, seed));
         self
     }
 
-    /// The same cast with its random bits drawn otherwise; changes nothing where rounding is not stochastic. See [`Draw`].
+    /// The same cast with another way to draw random bits; no effect unless rounding is stochastic. See [`Draw`].
     pub fn with_draw(mut self, draw: Draw) -> Self {
         if let Some(stochastic) = &mut self.spec.stochastic {
             stochastic.draw = draw;
@@ -336,6 +327,17 @@ impl From<RecordedCast> for Quantizer {
             source: recorded.source,
             observers: Observers::default(),
             replay: None,
+        }
+    }
+}
+
+/// A result quantized and dequantized by its cast, if it has one.
+pub(crate) fn recast(x: Tensor, cast: Option<&Quantizer>) -> Result<Tensor> {
+    match cast {
+        None => Ok(x),
+        Some(cast) => {
+            let quantized = cast.quantize(&x, Contraction::Cols)?.tensor;
+            quantized.dequantize(x.dtype())
         }
     }
 }

@@ -5,10 +5,8 @@
 //! stochastic rounding, and the scales where they came from a table. Scales that follow from the values alone are not kept.
 
 use crate::base::error::Result;
-use crate::cast::quantized::Quantized;
-use crate::cast::source::ScaleSource;
-use crate::cast::spec::CastSpec;
-use crate::cast::tensor::Fp8Tensor;
+use crate::cast::spec::{CastSpec, ScaleSource};
+use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::cast::weight_version::Seen;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -62,7 +60,7 @@ pub struct Recording(Arc<Recorded>);
 #[derive(Debug, Default)]
 struct Recorded {
     casts: Mutex<Vec<RecordedCast>>,
-    /// Of a weight, from its cache.
+    /// The codes of a weight, from its cache.
     codes: OnceLock<(Fp8Tensor, Seen)>,
 }
 

@@ -1,10 +1,10 @@
 //! When two casts give the same codes, so that one of them serves both.
 
 use crate::base::error::Result;
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::replay::Replay;
-use crate::cast::source::ScaleSource;
+use crate::cast::spec::ScaleSource;
+use crate::cast::tensor::Quantized;
 use candle_core::Tensor;
 
 impl Quantizer {

@@ -19,23 +19,6 @@ pub struct Stochastic {
 }
 
 /// What the random bits of one cast are made from, besides the seed, the name of the row and the index of the element.
-///
-/// ```
-/// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::{Draw, Quantizer, Role, ScaleSource, Slot};
-/// use fp8_core::{Cast, Contraction, Format, Granularity};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let slot = Slot::alone("fc", Role::GradOutput, 1, &Device::Cpu)?;
-/// let cast = Quantizer::new(Cast::new(Format::E5M2), Granularity::Tensorwise, ScaleSource::Unscaled);
-/// let x = Tensor::full(1.0625f32, 1000, &Device::Cpu)?;
-/// let rounded = |draw| -> Result<Vec<f32>, Box<dyn std::error::Error>> {
-///     let cast = cast.clone().with_stochastic(slot.clone(), 17).with_draw(draw);
-///     Ok(cast.quantize(&x, Contraction::Cols)?.tensor.dequantize(DType::F32)?.to_vec1()?)
-/// };
-/// assert_eq!(rounded(Draw::OfValues)?, rounded(Draw::OfValues)?);
-/// assert_ne!(rounded(Draw::Next)?, rounded(Draw::Next)?);
-/// # Ok(()) }
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Draw {

@@ -1,10 +1,11 @@
 //! A tensor in 8-bit floating point: codes, format, and the scales that give the codes their values.
 
 use crate::base::data::matrix_dims;
+use crate::base::data::storage::take_storage;
 use crate::base::error::{Error, Result, internal};
-use crate::device::{Codes, GemmCodes, GemmOperand, backend};
-use candle_core::{DType, Device, Tensor};
-use fp8_core::{Contraction, Format, Granularity, ScaleGrid};
+use crate::device::{Codes, GemmCodes, GemmOperand, GemmOutput, backend};
+use candle_core::{DType, Device, Storage, Tensor};
+use fp8_core::{Cast, Contraction, Format, Granularity, ScaleGrid};
 use std::sync::OnceLock;
 
 /// FP8 codes with their scales: `value = decode(code) * dequant_scale`.
@@ -15,7 +16,7 @@ use std::sync::OnceLock;
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use fp8_candle::{Fp8Tensor, Quantizer};
-/// use fp8_core::{Contraction, Format, Granularity};
+/// use fp8_core::{Cast, Contraction, Format, Granularity};
 ///
 /// let x = Tensor::new(&[[0.5f32, -3.0], [7.0, 0.25]], &Device::Cpu)?;
 /// let rowwise = Quantizer::dynamic(Format::E4M3, Granularity::Rowwise);
@@ -39,6 +40,20 @@ pub struct Fp8Tensor {
     granularity: Granularity,
     contraction: Contraction,
     dequant_scale: Tensor,
+}
+
+/// A quantized tensor, and what the cast measured.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Quantized {
+    /// Codes and dequant_scale.
+    pub tensor: Fp8Tensor,
+    /// f32 `[scale_rows, scale_cols]`, the factors before the cast.
+    pub quant_scale: Tensor,
+    /// f32 amax per scale, if the cast measured it.
+    pub amax: Option<Tensor>,
+    /// The cast that was done, with the key of a stochastic rounding.
+    pub cast: Cast,
 }
 
 impl Fp8Tensor {
@@ -108,7 +123,7 @@ impl Fp8Tensor {
     /// The result of a cast of values of shape `dims`, as a [`Backend`](crate::device::Backend) gives it.
     ///
     /// # Errors
-    /// If the scales are not as many as the granularity needs, or there are no codes.
+    /// If the number of scales does not match the granularity, or there are no codes.
     pub fn from_codes(
         codes: Codes,
         dims: &[usize],
@@ -183,7 +198,7 @@ impl Fp8Tensor {
         )
     }
 
-    /// The same codes with one other dequant_scale; only of tensorwise tensors.
+    /// The same codes with another dequant_scale; tensorwise tensors only.
     pub(crate) fn with_dequant_scale(&self, dequant_scale: f32) -> Result<Self> {
         if self.granularity != Granularity::Tensorwise {
             internal!(
@@ -285,5 +300,42 @@ impl Fp8Tensor {
             powers_of_two: self.granularity == Granularity::Mx,
             contraction,
         }
+    }
+}
+
+/// A product of two FP8 matrices, by the backend or, emulated, by dequantizing and multiplying in f32.
+pub(crate) fn multiply(
+    (a, a_contraction): (&Fp8Tensor, Contraction),
+    (b, b_contraction): (&Fp8Tensor, Contraction),
+    out: &GemmOutput<'_>,
+    emulate: bool,
+) -> Result<Storage> {
+    if !emulate {
+        return backend(a.device())?.gemm(
+            &a.operand(a_contraction),
+            &b.operand(b_contraction),
+            out,
+        );
+    }
+    let a = a.dequantize(DType::F32)?;
+    let b = b.dequantize(DType::F32)?;
+    let a = if a_contraction == Contraction::Cols {
+        a
+    } else {
+        a.t()?
+    };
+    let b = if b_contraction == Contraction::Cols {
+        b.t()?
+    } else {
+        b
+    };
+    take_storage(add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
+}
+
+/// `y + bias`, if there is one.
+pub(crate) fn add_bias(y: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    match bias {
+        None => Ok(y),
+        Some(bias) => Ok(y.broadcast_add(bias)?),
     }
 }

@@ -19,7 +19,7 @@ static VERSIONS: Mutex<Option<HashMap<TensorId, Weak<Shared>>>> = Mutex::new(Non
 #[derive(Debug, Default)]
 struct Shared {
     version: AtomicU64,
-    /// Of the models that the tensor is a parameter of.
+    /// Tables of the models that have the tensor as a parameter.
     tables: Mutex<Vec<Weak<StateTable>>>,
 }
 
@@ -54,18 +54,7 @@ impl WeightVersion {
         self.0.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes that the tensor is a parameter of the model of `table`, as long as somebody holds this.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_candle::{StateTable, weight_version::WeightVersion};
-    /// let weight = Tensor::zeros((4, 8), DType::F32, &Device::Cpu)?;
-    /// let table = StateTable::new(&Device::Cpu)?;
-    /// let held_by_the_model = WeightVersion::of(&weight);
-    /// held_by_the_model.note_table(&table);
-    /// assert_eq!(WeightVersion::of(&weight).tables().len(), 1);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
+    /// Notes that the tensor is a parameter of the model of `table`; forgotten when all clones of this version are dropped.
     pub fn note_table(&self, table: &Arc<StateTable>) {
         let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
         tables.retain(|table| table.strong_count() > 0);
@@ -93,8 +82,8 @@ pub fn announce_change(weight: &Tensor) {
 
 /// The values of a tensor at one moment, as far as their change can be noticed without a copy to the host.
 ///
-/// Whoever reads a tensor in a forward pass and again in a backward pass takes this before the first and checks it after the
-/// second: then a change by another thread in the middle of either is noticed too.
+/// Code that reads a tensor in a forward pass and again in a backward pass takes this before the first read and checks it after
+/// the second, so that a change by another thread during either is noticed too.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Seen {
     id: TensorId,
@@ -104,9 +93,9 @@ pub(crate) struct Seen {
 #[derive(Debug, Clone)]
 enum Values {
     Fingerprint(u64),
-    /// With the version, which would be lost if nobody held it.
+    /// With the version itself: the registry holds it weakly.
     Announced(WeightVersion, u64),
-    /// Of a dtype that is not compared.
+    /// The dtype is not compared.
     Unknown,
 }
 
@@ -151,7 +140,7 @@ impl Seen {
         }
     }
 
-    /// Whether the values are those of `other`, which may be another tensor.
+    /// Whether the values equal those of `other`, which may be another tensor.
     pub(crate) fn has_values_of(&self, other: &Self) -> bool {
         self.values == other.values
     }

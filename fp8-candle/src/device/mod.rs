@@ -65,7 +65,7 @@ pub(crate) fn unfolding(device: &Device) -> &'static dyn Unfolding {
     }
 }
 
-/// The casts of values as they are made of `device`, if it has any.
+/// The kernels of `device` that compute a value and cast it at once, if it has any.
 pub(crate) fn made_casts(device: &Device) -> Option<&'static dyn MadeCasts> {
     match device {
         #[cfg(feature = "cuda")]

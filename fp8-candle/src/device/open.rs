@@ -34,7 +34,7 @@ pub fn open_cuda(ordinal: usize) -> Result<Device> {
 /// operation, some 450 in a training step of an encoder layer.
 ///
 /// # Safety
-/// All work on the device is in one stream only as long as nobody makes another: until all its tensors are dropped, do not
+/// All work on the device is in one stream only while no other stream exists: until all its tensors are dropped, do not
 /// copy them to another CUDA device without synchronizing both, and do not fork its stream or create more of them.
 ///
 /// # Errors

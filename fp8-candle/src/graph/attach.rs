@@ -6,21 +6,76 @@
 //! argument, and leaves the others in a box, from which the bundles return them.
 
 use super::collect::{offer, tell};
-use super::ready::Ready;
+use crate::base::data::storage::{check_len, owned_storage, tensor_of};
 use crate::base::error::{Result, internal};
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
+
+/// A forward result that is computed before its node exists; the node's forward pass only hands it over, once.
+pub(crate) struct Ready {
+    storage: Mutex<Option<Storage>>,
+    shape: Shape,
+}
+
+impl Ready {
+    /// # Errors
+    /// If `storage` does not hold the values of `shape`.
+    pub(crate) fn new(storage: Storage, shape: impl Into<Shape>) -> Result<Self> {
+        let shape = shape.into();
+        check_len(&storage, &shape)?;
+        Ok(Self {
+            storage: Mutex::new(Some(storage)),
+            shape,
+        })
+    }
+
+    /// A copy of the values of `x`.
+    pub(crate) fn of(x: &Tensor) -> Result<Self> {
+        Self::new(owned_storage(x)?, x.shape())
+    }
+
+    fn take(&self) -> Option<Storage> {
+        self.storage
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    pub(crate) fn take_cpu(&self) -> candle_core::Result<(CpuStorage, Shape)> {
+        match self.take() {
+            Some(Storage::Cpu(storage)) => Ok((storage, self.shape.clone())),
+            _ => {
+                candle_core::bail!("the result of this node is not on the CPU or was taken before")
+            }
+        }
+    }
+
+    pub(crate) fn take_cuda(&self) -> candle_core::Result<(CudaStorage, Shape)> {
+        match self.take() {
+            Some(Storage::Cuda(storage)) => Ok((storage, self.shape.clone())),
+            _ => candle_core::bail!("the result of this node is not on CUDA or was taken before"),
+        }
+    }
+
+    /// The result as a tensor outside any graph.
+    pub(crate) fn into_tensor(self) -> Result<Tensor> {
+        match self.take() {
+            Some(storage) => tensor_of(storage, self.shape),
+            None => internal!("the result of this node was taken before"),
+        }
+    }
+}
 
 /// One gradient per argument.
 type Gradients = Vec<Gradient>;
 
 type Gradient = Option<Tensor>;
 
-/// From the arguments, the result and its gradient to the gradients of the arguments.
+/// Computes the gradients of the arguments from the arguments, the result and its gradient.
 type Backward = dyn Fn(&[&Tensor], &Tensor, &Tensor) -> Result<Gradients> + Send + Sync;
 
 /// `result` as a tensor of candle's graph that depends on `args`; `backward` computes their gradients from the arguments, the
@@ -115,7 +170,7 @@ fn bundles(name: &'static str, args: &[&Tensor], letters: &Arc<Letters>) -> Resu
     }
 }
 
-/// Gradients on their way to the bundles, by the thread whose backward pass it is.
+/// Gradients on their way to the bundles, by the thread of the backward pass.
 #[derive(Default)]
 struct Letters(Mutex<HashMap<ThreadId, Gradients>>);
 

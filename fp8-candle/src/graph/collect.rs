@@ -9,7 +9,7 @@ use std::collections::HashMap;
 #[derive(Default)]
 struct Collected {
     gradients: HashMap<TensorId, Tensor>,
-    /// Why the sweep fails: candle's errors carry only the messages of ours.
+    /// The error of the sweep: candle's errors carry only its message.
     error: Option<Error>,
 }
 
@@ -32,7 +32,7 @@ impl Drop for Collection {
 /// is three times the parameters' bytes written per step.
 ///
 /// # Errors
-/// Those of [`Tensor::backward`], and those of a forward pass that is [computed again](crate::graph::wide::recompute).
+/// The errors of [`Tensor::backward`], and of a forward pass that is [computed again](crate::graph::wide::recompute).
 ///
 /// # Examples
 /// ```
@@ -70,7 +70,7 @@ pub(crate) fn is_open() -> bool {
     COLLECTOR.with(|collector| collector.borrow().is_some())
 }
 
-/// Keeps `error` for whoever collects; gives it with its message otherwise, or what says the same.
+/// Keeps `error` for an open collection and returns a candle error with its message; without a collection, returns `error`.
 pub(crate) fn tell(error: Error) -> Error {
     COLLECTOR.with(|collector| match collector.borrow_mut().as_mut() {
         None => error,

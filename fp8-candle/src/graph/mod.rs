@@ -5,10 +5,8 @@
 
 mod attach;
 mod collect;
-mod ready;
 pub mod wide;
 
-pub(crate) use attach::{attach, attach_all};
+pub(crate) use attach::{Ready, attach, attach_all};
 pub use collect::backward;
 pub(crate) use collect::is_open;
-pub(crate) use ready::Ready;

@@ -3,7 +3,7 @@
 use crate::base::error::Result;
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::source::ScaleSource;
+use crate::cast::spec::ScaleSource;
 use crate::cast::tensor::Fp8Tensor;
 use crate::device::ScalePolicy;
 use crate::layers::linear::{GemmPlan, LinearPlan, LinearWeight, fp8_linear};

@@ -16,18 +16,6 @@ const OP: &str = "cached_attention";
 
 /// The keys or the values of a cache: `[batch, kv_heads, capacity, head_dim]`, contiguous, of which a call reads the first
 /// tokens.
-///
-/// ```
-/// use candle_core::{DType, Device, Tensor};
-/// use fp8_core::Format;
-/// use fp8_candle::ops::CachedTokens;
-/// // Two heads with room for 4 tokens of 8 features; every code is 1.
-/// let codes = Tensor::full(0x38u8, (1, 2, 4, 8), &Device::Cpu)?;
-/// let tokens = CachedTokens::Fp8 { codes: &codes, format: Format::E4M3, dequant_scales: &[0.5, 2.0] };
-/// let values = tokens.dequantize(3, DType::F32)?;
-/// assert_eq!(values.get(0)?.mean((1, 2))?.to_vec1::<f32>()?, [0.5, 2.0]);
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum CachedTokens<'a> {

@@ -50,7 +50,7 @@ pub(crate) fn fused(x: &Tensor) -> bool {
 /// The gradients of the arguments of `f`, given that of its result: by candle's graph, in the dtype in which kernels compute.
 ///
 /// # Errors
-/// Those of `f`; if shapes do not fit.
+/// The errors of `f`; if shapes do not fit.
 pub fn gradients<const N: usize>(
     args: [&Tensor; N],
     grad: &Tensor,
@@ -62,7 +62,7 @@ pub fn gradients<const N: usize>(
         .map(|x| Var::from_tensor(&wide(x)?))
         .collect::<candle_core::Result<Vec<_>>>()?;
     let y = f(std::array::from_fn(|i| vars[i].as_tensor()))?;
-    // A collection of its own: these variables are of no interest to one around this.
+    // Collected separately: an outer collection must not see these variables.
     let found = crate::graph::backward(&(y * wide(grad)?)?.sum_all()?)?;
     let of = |var: &Var| match found.get(var) {
         Some(grad) => Ok(grad.clone()),

@@ -82,7 +82,7 @@ struct Rope {
     heads_inside: usize,
 }
 
-/// `x` `[b, t, h, d]` rotated, or with `back` its gradient from that of the result; nothing is part of a graph.
+/// `x` `[b, t, h, d]` rotated, or with `back` its gradient from the gradient of the result, outside any graph.
 pub(crate) fn tokens_first(
     x: &Tensor,
     cos: &Tensor,

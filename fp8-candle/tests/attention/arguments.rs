@@ -60,7 +60,7 @@ fn strided_views() -> Result<()> {
             .sum_all()?
             .backward()?;
         let ones = weights.ones_like()?;
-        let [_, expected, ..] = case.model(dtype).run([&q, &k, &v, &ones].map(flat));
+        let [_, expected, ..] = case.model(dtype).run([&q, &k, &v, &ones].map(flat64));
         let got = grads.get(&var).expect("q has a gradient").clone();
         assert_close(&[got], &[expected], dtype, "sum");
     }
@@ -94,8 +94,8 @@ fn results_are_reproducible() -> Result<()> {
     let device = device();
     let case = Case::new(130, 150, 64, true).heads(1, 4, 2);
     for dtype in [DType::F32, DType::BF16] {
-        let first: Vec<_> = run(&case, dtype, &device)?.iter().map(flat).collect();
-        let second: Vec<_> = run(&case, dtype, &device)?.iter().map(flat).collect();
+        let first: Vec<_> = run(&case, dtype, &device)?.iter().map(flat64).collect();
+        let second: Vec<_> = run(&case, dtype, &device)?.iter().map(flat64).collect();
         assert_eq!(first, second, "{dtype:?}");
     }
     Ok(())

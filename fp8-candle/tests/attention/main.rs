@@ -15,7 +15,7 @@ use attention_model::Attention;
 use candle_core::{DType, Device, Tensor, Var};
 use fp8_candle::Result;
 use fp8_candle::ops::{AttentionOptions, attention, attention_tokens_first};
-use fp8_test_support::device;
+use fp8_test_support::{device, flat64};
 
 /// Values in [-2, 2), rounded to `dtype`, in f64 on the CPU.
 fn noise(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
@@ -97,7 +97,7 @@ impl Case {
     /// Result and gradients of q, k and v, heads first, with their bounds.
     fn expected(&self, dtype: DType) -> [Vec<Approx>; 4] {
         let values = self.values(dtype);
-        self.model(dtype).run(values.each_ref().map(flat))
+        self.model(dtype).run(values.each_ref().map(flat64))
     }
 
     fn model(&self, dtype: DType) -> Attention {
@@ -125,18 +125,12 @@ fn results(y: &Tensor, weights: &Tensor, vars: &[&Var]) -> Result<Vec<Tensor>> {
     Ok(out)
 }
 
-fn flat(x: &Tensor) -> Vec<f64> {
-    x.to_device(&Device::Cpu)
-        .and_then(|x| x.to_dtype(DType::F64)?.flatten_all()?.to_vec1())
-        .unwrap()
-}
-
 #[track_caller]
 fn assert_close(got: &[Tensor], expected: &[Vec<Approx>], dtype: DType, case: &str) {
     assert_eq!(got.len(), expected.len(), "{case}");
     for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
         // The result, dq, dk, dv.
-        assert_within(&flat(got), expected, dtype, &format!("{case}, {i}"));
+        assert_within(&flat64(got), expected, dtype, &format!("{case}, {i}"));
     }
 }
 
@@ -274,7 +268,7 @@ fn large_logits() -> Result<()> {
                 random: false,
                 ..case.model(dtype)
             };
-            let [expected, ..] = model.run([&q, &k, &v, &v].map(flat));
+            let [expected, ..] = model.run([&q, &k, &v, &v].map(flat64));
             assert_close(&[got], &[expected], dtype, &format!("{direction}"));
         }
     }

@@ -59,7 +59,7 @@ fn run_with(
 
 /// The difference relative to the reference, by norms.
 fn relative(got: &Tensor, expected: &Tensor) -> f64 {
-    let (got, expected) = (flat(got), flat(expected));
+    let (got, expected) = (flat64(got), flat64(expected));
     assert_eq!(got.len(), expected.len());
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let difference = norm(&mut got.iter().zip(&expected).map(|(a, b)| a - b));
@@ -112,7 +112,7 @@ fn kernels_equal_the_composed_form() -> Result<()> {
 fn the_composed_form_follows_the_definition() -> Result<()> {
     for case in cases() {
         let Case { tq, tk, d, .. } = case;
-        let [q, k, v, _] = case.values(DType::BF16).map(|x| flat(&x));
+        let [q, k, v, _] = case.values(DType::BF16).map(|x| flat64(&x));
         for options in all_options() {
             let Some(lengths) = (match &options.dropout {
                 Some(_) => None,
@@ -120,7 +120,7 @@ fn the_composed_form_follows_the_definition() -> Result<()> {
             }) else {
                 continue;
             };
-            let got = flat(&run_with(&case, &options, DType::F64, false)?[0]);
+            let got = flat64(&run_with(&case, &options, DType::F64, false)?[0]);
             let scale = options.softmax_scale.unwrap_or(1.0 / (d as f64).sqrt());
             for (row, got) in got.chunks(d).enumerate() {
                 let (pair, i) = (row / tq, row % tq);
@@ -168,7 +168,7 @@ fn any_number_of_threads_gives_the_same_bits() -> Result<()> {
                     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
                     let pool = pool.build().expect("a pool");
                     let found = pool.install(|| run_with(&case, &options, dtype, false))?;
-                    Ok(found.iter().map(flat).collect())
+                    Ok(found.iter().map(flat64).collect())
                 };
                 let one = run(1)?;
                 for threads in [2, 3, 7] {
@@ -189,7 +189,7 @@ fn dropout_drops_its_part() -> Result<()> {
     let v = Tensor::eye(t, DType::F32, &device)?.broadcast_as((1, 8, t, t))?;
     let run = |seed| -> Result<Vec<f64>> {
         let options = plain().with_dropout(AttentionDropout::new(probability, seed));
-        Ok(flat(&attention(&x, &x, &v, options)?))
+        Ok(flat64(&attention(&x, &x, &v, options)?))
     };
     let p = run(7)?;
     let kept = 1.0 / t as f64 / (1.0 - probability);
@@ -223,7 +223,7 @@ fn padding_is_not_read() -> Result<()> {
     let poisoned = Tensor::cat(&[&k.narrow(2, 0, 33)?, &nan], 2)?;
     let y = attention(&q, &k, &v, options.clone())?;
     let again = attention(&q, &poisoned, &v, options)?;
-    assert_eq!(flat(&y), flat(&again));
+    assert_eq!(flat64(&y), flat64(&again));
     Ok(())
 }
 

@@ -1,10 +1,11 @@
-//! A kernel of one tap makes a linear layer of the places: the same casts, scales and gradients.
+//! A convolution with a 1x1 kernel is a linear layer over the positions: the same casts, scales and gradients.
 
-use crate::reference::{Case, Data, Results, bits, flat, normal, plan, sqnr};
+use crate::reference::{Case, Data, Results, plan, sqnr};
 use candle_core::{DType, Tensor, Var};
 use fp8_candle::conv::{ConvKind, fp8_conv};
 use fp8_candle::{GemmPlan, LinearPlan, LinearWeight, Quantizer, Result, fp8_linear};
 use fp8_core::{Format, Granularity};
+use fp8_test_support::{bits, flat64, normal};
 
 fn case(batch: usize) -> Case {
     Case::new(batch, 40, 24, [60, 50]).kernel([1, 1], [0, 0])
@@ -53,7 +54,7 @@ fn same(what: &str, got: &Results, expected: &Results) {
         // f32 sums have more than 110 dB, a bf16 result that is rounded to a neighbour now and then more than 60; one code
         // of E4M3 in 1000 that differs leaves less than 55.
         let wanted = if got.dtype() == DType::F32 { 100. } else { 60. };
-        let sqnr = sqnr(got, &flat(expected));
+        let sqnr = sqnr(got, &flat64(expected));
         assert!(sqnr >= wanted, "{what}, result {index}: {sqnr} dB");
     }
 }
@@ -133,7 +134,7 @@ fn overlapping_taps_are_added_before_they_are_rounded() -> Result<()> {
             let shape = fp8_candle::conv::ConvShape::new();
             let y = fp8_conv(ConvKind::ConvTranspose2d, &x, &weight, None, &shape, &plan)?;
             assert_eq!(
-                flat(&y),
+                flat64(&y),
                 [f64::INFINITY, 0., f64::NEG_INFINITY],
                 "{granularity}"
             );
@@ -144,7 +145,7 @@ fn overlapping_taps_are_added_before_they_are_rounded() -> Result<()> {
             let grads = (y * &x)?.sum_all()?.backward()?;
             let grad = grads.get(&input).expect("a gradient");
             assert_eq!(
-                flat(grad),
+                flat64(grad),
                 [f64::INFINITY, 0., f64::NEG_INFINITY],
                 "{granularity}"
             );

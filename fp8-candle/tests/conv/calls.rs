@@ -1,11 +1,11 @@
 //! What does not depend on the values: threads, dtypes, biases, dimensions, casts that serve twice.
 
-use crate::reference::{Case, Data, bits, flat, normal, plan};
+use crate::reference::{Case, Data, plan};
 use candle_core::{DType, Tensor, Var};
 use fp8_candle::conv::{ConvKind, ConvShape, ConvWeight, fp8_conv};
 use fp8_candle::{CastCounter, GemmPlan, LinearPlan, Result, WeightCache};
 use fp8_core::{Format, Granularity};
-use fp8_test_support::{device, skipped_on_cuda};
+use fp8_test_support::{bits, device, flat64, normal, skipped_on_cuda};
 use std::sync::atomic::Ordering;
 
 /// E5M2 gradients in each granularity, and no plan.
@@ -26,7 +26,7 @@ fn same_bits_for_any_number_of_threads() -> Result<()> {
     if skipped_on_cuda("it is about the threads of the CPU") {
         return Ok(());
     }
-    // Of more than one part: the columns of one image have 4 MB.
+    // More than one part each: the columns of one image have 4 MB.
     let cases = [
         Case::new(5, 32, 48, [120, 118]),
         Case::new(4, 48, 32, [60, 59]).stride([2, 2]).transposed(),
@@ -106,8 +106,8 @@ fn the_bias_is_added_last_and_its_gradient_is_a_sum() -> Result<()> {
             assert_eq!(bits(&with.grad_x), bits(&without.grad_x));
             assert_eq!(bits(&with.grad_weight), bits(&without.grad_weight));
 
-            let go = flat(&data.go);
-            let grad = flat(&with.grad_bias.expect("a gradient"));
+            let go = flat64(&data.go);
+            let grad = flat64(&with.grad_bias.expect("a gradient"));
             for (channel, grad) in grad.iter().enumerate() {
                 let of_channel = |at: &usize| at / (height * width) % channels == channel;
                 let terms: Vec<f64> = (0..go.len()).filter(of_channel).map(|at| go[at]).collect();
@@ -246,7 +246,7 @@ fn an_empty_batch_gives_an_empty_output_and_no_gradient_of_the_weight() -> Resul
             let y = case.apply(&x, &weight, None, &plan)?;
             assert_eq!(y.dims(), case.y_dims());
             let grads = y.sum_all()?.backward()?;
-            let grad = flat(grads.get(&weight).expect("a gradient"));
+            let grad = flat64(grads.get(&weight).expect("a gradient"));
             assert!(grad.iter().all(|&grad| grad == 0.));
             assert_eq!(grads.get(&x).expect("a gradient").dims(), x.dims());
         }

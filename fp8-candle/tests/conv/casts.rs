@@ -1,6 +1,6 @@
 //! A tensor is cast once, whatever groups and parts its products are cut into, and observed once.
 
-use crate::reference::{Case, Data, bits, normal, tensorwise};
+use crate::reference::{Case, Data, tensorwise};
 use candle_core::{DType, Tensor};
 use fp8_candle::conv::{ConvKind, ConvWeight, fp8_conv};
 use fp8_candle::state::StepCells;
@@ -9,7 +9,7 @@ use fp8_candle::{
     Result, Role, ScaleSource, Slot, WeightCache,
 };
 use fp8_core::{DelayedRule, Format, Granularity};
-use fp8_test_support::{device, skipped_on_cuda};
+use fp8_test_support::{bits, device, normal, skipped_on_cuda};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! Sizes and tensors that make no convolution.
+//! Sizes and tensors that do not fit a convolution.
 
 use candle_core::{DType, Tensor};
 use fp8_candle::conv::{ConvError, ConvKind, ConvShape, fp8_conv};
@@ -227,7 +227,7 @@ fn ranks_dtypes_and_biases() {
         &plan,
     ));
     assert!(error.contains("U8 of x"), "{error}");
-    // Of a transposed convolution the bias belongs to the second dimension of the weight.
+    // The bias of a transposed convolution belongs to the second dimension of the weight.
     let x = zeros(&[1, 3, 4, 4]);
     let wrong = fp8_conv(
         ConvKind::ConvTranspose2d,

@@ -1,10 +1,11 @@
 //! How close convolutions in FP8 are to those of the values before the casts, and after them.
 
-use crate::reference::{Case, Data, dequantized, flat, plan, reference};
+use crate::reference::{Case, Data, dequantized, plan, reference};
 use candle_core::Result as CandleResult;
 use fp8_candle::conv::ConvShape;
 use fp8_candle::{LinearPlan, Result};
 use fp8_core::{Format, Granularity};
+use fp8_test_support::flat64;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::RefCell;
@@ -73,7 +74,7 @@ impl Power {
 /// Compares output and gradients with the definition after the casts, and measures how far they are from it before.
 fn check(case: &Case, seed: u64, grad_format: Format) -> Result<Power> {
     let data = Data::new(case, seed);
-    let (x, weight, go) = (flat(&data.x), flat(&data.weight), flat(&data.go));
+    let (x, weight, go) = (flat64(&data.x), flat64(&data.weight), flat64(&data.go));
     let exact = reference(case, [[&x, &weight], [&go, &weight], [&go, &x]]);
     let x8 = dequantized(&data.x, Format::E4M3);
     let w8 = dequantized(&data.weight, Format::E4M3);
@@ -89,7 +90,7 @@ fn check(case: &Case, seed: u64, grad_format: Format) -> Result<Power> {
             let what = format!("{} of {case:?}, emulate {emulate}", NAMES[index]);
             // Products of values that were multiplied by their scales before are rounded.
             casted[index].check(&what, tensor, emulate);
-            let (got, exact) = (flat(tensor), &exact[index].exact);
+            let (got, exact) = (flat64(tensor), &exact[index].exact);
             let errors = got.iter().zip(exact).map(|(got, exact)| got - exact);
             power.noise[index] = errors.map(|error| error * error).sum();
             power.signal[index] = exact.iter().map(|x| x * x).sum();
@@ -120,7 +121,7 @@ proptest! {
     #[test]
     fn without_a_plan_it_is_the_convolution_of_f32(case in cases(), seed in 0u64..1000) {
         let data = Data::new(&case, seed);
-        let (x, weight, go) = (flat(&data.x), flat(&data.weight), flat(&data.go));
+        let (x, weight, go) = (flat64(&data.x), flat64(&data.weight), flat64(&data.go));
         let exact = reference(&case, [[&x, &weight], [&go, &weight], [&go, &x]]);
         let results = data.run(&case, None, &LinearPlan::new("conv")).unwrap();
         let tensors = [&results.y, &results.grad_x, &results.grad_weight];

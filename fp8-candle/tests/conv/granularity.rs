@@ -1,8 +1,9 @@
 //! Scales along the sums: images are unfolded before they are cast.
 
-use crate::reference::{Case, Data, flat, plan, reference, sqnr};
+use crate::reference::{Case, Data, plan, reference, sqnr};
 use fp8_candle::{GemmPlan, LinearPlan, Quantizer, Result};
 use fp8_core::{Format, Granularity};
+use fp8_test_support::flat64;
 
 fn cases() -> [Case; 4] {
     let case = Case::new(4, 24, 32, [14, 15]);
@@ -25,7 +26,7 @@ fn every_granularity_reaches_the_contract() -> Result<()> {
     ];
     for case in cases() {
         let data = Data::new(&case, 1);
-        let (x, weight, go) = (flat(&data.x), flat(&data.weight), flat(&data.go));
+        let (x, weight, go) = (flat64(&data.x), flat64(&data.weight), flat64(&data.go));
         let exact = reference(&case, [[&x, &weight], [&go, &weight], [&go, &x]]);
         for granularity in granularities {
             let results = data.run(&case, None, &plan(Format::E4M3, granularity))?;
@@ -44,7 +45,7 @@ fn every_granularity_reaches_the_contract() -> Result<()> {
 fn gradients_in_high_precision_are_exact() -> Result<()> {
     for case in cases() {
         let data = Data::new(&case, 2);
-        let (x, weight, go) = (flat(&data.x), flat(&data.weight), flat(&data.go));
+        let (x, weight, go) = (flat64(&data.x), flat64(&data.weight), flat64(&data.go));
         let exact = reference(&case, [[&x, &weight], [&go, &weight], [&go, &x]]);
         let rowwise = || Quantizer::dynamic(Format::E4M3, Granularity::Rowwise);
         let plan = LinearPlan::new("conv").with_output(GemmPlan::new(rowwise(), rowwise()));

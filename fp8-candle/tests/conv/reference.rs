@@ -4,9 +4,7 @@ use candle_core::{DType, Tensor, Var};
 use fp8_candle::conv::{ConvKind, ConvShape, fp8_conv};
 use fp8_candle::{Fp8Tensor, GemmPlan, LinearPlan, Quantizer, Result};
 use fp8_core::{Contraction, Format, Granularity};
-use fp8_test_support::{device, rounding};
-use rand::{SeedableRng, rngs::StdRng};
-use rand_distr::{Distribution, StandardNormal};
+use fp8_test_support::{flat64, normal, rounding};
 
 /// Sizes of a convolution. Transposed, `n` are the channels of the input, and `image` is the input's.
 #[derive(Debug, Clone, Copy)]
@@ -167,26 +165,6 @@ fn pairs(a: usize, b: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..a).flat_map(move |a| (0..b).map(move |b| (a, b)))
 }
 
-pub fn normal(seed: u64, dims: &[usize]) -> Tensor {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let values: Vec<f32> = (0..dims.iter().product())
-        .map(|_| StandardNormal.sample(&mut rng))
-        .collect();
-    Tensor::from_vec(values, dims, &device()).unwrap()
-}
-
-pub fn flat(x: &Tensor) -> Vec<f64> {
-    let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-    let values = x.to_vec1::<f32>().unwrap();
-    values.into_iter().map(f64::from).collect()
-}
-
-pub fn bits(x: &Tensor) -> Vec<u32> {
-    let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-    let values = x.to_vec1::<f32>().unwrap();
-    values.into_iter().map(f32::to_bits).collect()
-}
-
 /// Output and gradients.
 pub struct Results {
     pub y: Tensor,
@@ -257,7 +235,7 @@ impl Sums {
     /// counted here: within a part of the batch or a tap, then over these.
     #[track_caller]
     pub fn check(&self, what: &str, got: &Tensor, inexact_products: bool) {
-        let got = flat(got);
+        let got = flat64(got);
         assert_eq!(got.len(), self.exact.len(), "{what}");
         for (at, got) in got.iter().enumerate() {
             let terms = self.terms[at] * if inexact_products { 2 } else { 1 };
@@ -305,12 +283,12 @@ pub fn plan(grad_format: Format, granularity: Granularity) -> LinearPlan {
 /// The values that a tensorwise cast leaves.
 pub fn dequantized(x: &Tensor, format: Format) -> Vec<f64> {
     let x8 = Fp8Tensor::quantize(x, &tensorwise(format), Contraction::Cols).unwrap();
-    flat(&x8.dequantize(DType::F32).unwrap())
+    flat64(&x8.dequantize(DType::F32).unwrap())
 }
 
 /// Signal to noise in dB.
 pub fn sqnr(got: &Tensor, exact: &[f64]) -> f64 {
-    let noise: f64 = flat(got)
+    let noise: f64 = flat64(got)
         .iter()
         .zip(exact)
         .map(|(got, exact)| (got - exact).powi(2))

@@ -9,7 +9,7 @@ use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy_with, gelu, layer_norm, rms_norm, rope,
     rope_i, softmax_last_dim,
 };
-use fp8_test_support::{device, skipped_on_cpu};
+use fp8_test_support::{device, flat64, skipped_on_cpu};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
@@ -18,17 +18,7 @@ const LENGTHS: [usize; 8] = [1, 3, 67, 1000, 1024, 1032, 4096 + 3, 9001];
 
 /// Values in (-2, 2) without a pattern, on the CPU.
 fn wave(shape: &[usize], seed: usize) -> Tensor {
-    let n = shape.iter().product::<usize>();
-    let values: Vec<f64> = (0..n)
-        .map(|i| 2.0 * (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin())
-        .collect();
-    Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
-}
-
-fn flat(t: &Tensor) -> Vec<f64> {
-    let t = t.to_device(&Device::Cpu).unwrap();
-    let t = t.to_dtype(DType::F64).unwrap().flatten_all().unwrap();
-    t.to_vec1().unwrap()
+    (fp8_test_support::wave(shape, seed) * 2.).unwrap()
 }
 
 /// A weight for each element of `y`, exact in its dtype.
@@ -96,7 +86,7 @@ fn assert_near_cpu(name: &str, op: Op<'_>, args: &[Tensor], tolerance: f64) -> R
                 "{what}"
             );
             assert_eq!(got.dims(), expected.dims(), "{what}");
-            let (got, expected) = (flat(got), flat(expected));
+            let (got, expected) = (flat64(got), flat64(expected));
             let finite = expected.iter().filter(|e| e.is_finite());
             let largest = finite.fold(smallest, |a: f64, b| a.max(b.abs()));
             for (at, (got, expected)) in got.iter().zip(&expected).enumerate() {

@@ -1,4 +1,4 @@
-//! Views, values that are no numbers, and the loss.
+//! Views, NaN and infinities, and the loss.
 
 use super::*;
 
@@ -68,12 +68,16 @@ fn views_off_16_bytes() -> Result<()> {
                 let y = op(&views)?;
                 let weights = weights(&y)?;
                 let grads = (&y * weights)?.sum_all()?.backward()?;
-                let mut out = vec![flat(&y)];
+                let mut out = vec![flat64(&y)];
                 for var in &vars {
                     let Some(grad) = grads.get(var) else {
                         panic!("{name}: an argument has no gradient");
                     };
-                    out.push(flat(&grad.narrow(0, offset, var.elem_count() - offset)?));
+                    out.push(flat64(&grad.narrow(
+                        0,
+                        offset,
+                        var.elem_count() - offset,
+                    )?));
                 }
                 Ok(out)
             };
@@ -97,7 +101,7 @@ fn nan_and_inf_as_on_the_cpu() -> Result<()> {
     }
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         for (d, position) in [(1, 0), (40, 0), (40, 33), (40, 39), (1500, 1234)] {
-            let mut values = flat(&wave(&[3, d], 1));
+            let mut values = flat64(&wave(&[3, d], 1));
             values[d + position] = bad;
             let x = Tensor::from_vec(values, (3, d), &Device::Cpu)?;
             let parameters = [x.clone(), wave(&[d], 2), wave(&[d], 3)];
@@ -147,8 +151,8 @@ fn loss_and_gradient(
         panic!("the logits have no gradient");
     };
     let classes = logits.dims()[logits.rank() - 1];
-    let rows = flat(grad).chunks(classes).map(<[f64]>::to_vec).collect();
-    Ok((flat(&loss)[0], rows))
+    let rows = flat64(grad).chunks(classes).map(<[f64]>::to_vec).collect();
+    Ok((flat64(&loss)[0], rows))
 }
 
 #[test]

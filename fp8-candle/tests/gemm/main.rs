@@ -11,7 +11,7 @@ use fp8_candle::device::{GemmCodes, GemmOutput, backend};
 use fp8_candle::{Fp8Tensor, Result};
 use fp8_core::Contraction::{self, Cols, Rows};
 use fp8_core::{Cast, E8M0, Format, Granularity};
-use fp8_test_support::{device, on_cuda, rounding};
+use fp8_test_support::{device, flat64, on_cuda, rounding};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 const BLOCK_1X128: Granularity = Granularity::Blockwise { rows: 1, cols: 128 };
@@ -162,27 +162,37 @@ fn multiply(a: &Operand, b: &Operand, dtype: DType, bias: Option<&Tensor>) -> Re
     ))
 }
 
-fn flat(x: &Tensor) -> Vec<f64> {
-    if x.elem_count() == 0 {
-        return vec![]; // candle cannot convert empty tensors on a GPU
+/// Which rows of an operand are compared: all, or of a large product the ends, both sides of every 64th row and 24 others.
+fn sample(kept: usize, is_large: bool) -> Vec<u32> {
+    if !is_large || kept <= 64 {
+        return (0..kept as u32).collect();
     }
-    x.to_dtype(DType::F64)
-        .unwrap()
-        .flatten_all()
-        .unwrap()
-        .to_vec1()
-        .unwrap()
+    let mut rng = StdRng::seed_from_u64(kept as u64);
+    let mut rows: Vec<_> = (0..24).map(|_| rng.random_range(0..kept as u32)).collect();
+    rows.extend((0..8).flat_map(|at| [at, kept as u32 - 1 - at]));
+    rows.extend((64..kept as u32).step_by(64).flat_map(|at| [at - 1, at]));
+    rows.sort_unstable();
+    rows.dedup();
+    rows
 }
 
-/// Fails if the error is larger than the roundings of a sum of k terms explain, see `rounding.rs`.
+/// Fails if the error is larger than the roundings of a sum of k terms explain, see `rounding.rs`. Of products of more than 2^23
+/// multiplications it looks at the rows and columns of [`sample`].
 #[track_caller]
 fn check(what: &str, a: &Operand, b: &Operand) -> Result<()> {
-    let got = flat(&multiply(a, b, DType::F32, None)?);
-    let expected = flat(&a.values.matmul(&b.values.t()?)?);
-    let magnitude = flat(&a.values.abs()?.matmul(&b.values.abs()?.t()?)?);
-    let square = flat(&a.values.sqr()?.matmul(&b.values.sqr()?.t()?)?);
-    let k = a.values.dim(1)?;
-    let n = b.values.dim(0)?;
+    let ((m, k), n) = (a.values.dims2()?, b.values.dim(0)?);
+    let is_large = m * n * k > 1 << 23;
+    let (rows, cols) = (sample(m, is_large), sample(n, is_large));
+    let select = |x: &Tensor, at: &[u32], dim| x.index_select(&Tensor::new(at, x.device())?, dim);
+    let got = multiply(a, b, DType::F32, None)?;
+    assert_eq!(got.dims(), [m, n], "{what}");
+    let got = select(&select(&got, &rows, 0)?, &cols, 1)?;
+    let a = select(&a.values, &rows, 0)?;
+    let b = select(&b.values, &cols, 0)?.t()?;
+    let got = flat64(&got);
+    let expected = flat64(&a.matmul(&b)?);
+    let magnitude = flat64(&a.abs()?.matmul(&b.abs()?)?);
+    let square = flat64(&a.sqr()?.matmul(&b.sqr()?)?);
     assert_eq!(got.len(), expected.len(), "{what}");
     for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
         let (error, magnitude) = ((got - expected).abs(), magnitude[at]);
@@ -195,8 +205,8 @@ fn check(what: &str, a: &Operand, b: &Operand) -> Result<()> {
         assert!(
             error <= bound,
             "{what} [{}, {}]: {got:e}, expected {expected:e}; sum of |a||b| {magnitude:e}",
-            at / n,
-            at % n
+            rows[at / cols.len()],
+            cols[at % cols.len()]
         );
     }
     Ok(())
@@ -212,9 +222,9 @@ fn assert_same(what: &str, got: &Tensor, expected: &Tensor) {
         (true, DType::F32) => 3e-3,
         (true, _) => 7e-2,
     };
-    let expected = flat(expected);
+    let expected = flat64(expected);
     let largest = expected.iter().fold(0f64, |max, x| max.max(x.abs()));
-    for (at, (got, expected)) in flat(got).iter().zip(&expected).enumerate() {
+    for (at, (got, expected)) in flat64(got).iter().zip(&expected).enumerate() {
         let error = (got - expected).abs();
         assert!(
             error <= tolerance * largest,
@@ -245,7 +255,7 @@ fn sixteen_bit_results_and_bias() -> Result<()> {
     let bias = Tensor::from_vec(bias, n, &device())?;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let rounded = exact.to_dtype(dtype)?;
-        assert!(flat(&rounded).iter().all(|y| y.is_finite()), "{dtype:?}");
+        assert!(flat64(&rounded).iter().all(|y| y.is_finite()), "{dtype:?}");
         let got = multiply(&a, &b, dtype, None)?;
         assert_eq!(got.dtype(), dtype);
         assert_same(&format!("{dtype:?}"), &got, &rounded);
@@ -275,7 +285,7 @@ fn same_bits_for_any_number_of_threads() -> Result<()> {
                         .num_threads(threads)
                         .build()
                         .unwrap();
-                    let got = flat(&pool.install(|| multiply(&a, &b, DType::F32, None))?);
+                    let got = flat64(&pool.install(|| multiply(&a, &b, DType::F32, None))?);
                     let first = first.get_or_insert_with(|| got.clone());
                     let differing = first.iter().zip(&got).filter(|(a, b)| a != b).count();
                     assert_eq!(

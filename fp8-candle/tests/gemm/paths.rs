@@ -1,4 +1,4 @@
-//! Which way products take on a GPU: the slow one gives the right values too.
+//! Which path products take on a GPU; the slow one is right too.
 
 use super::{BLOCK_1X128, BLOCK_128X128, Operand, multiply};
 use candle_core::DType;

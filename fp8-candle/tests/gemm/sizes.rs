@@ -139,7 +139,7 @@ fn empty_sides() -> Result<()> {
                 let y = multiply(&a, &b, DType::F32, None)?;
                 assert_eq!(y.dims(), [m, n]);
                 assert!(
-                    flat(&y).iter().all(|&y| y == 0.),
+                    flat64(&y).iter().all(|&y| y == 0.),
                     "{granularity} {m} {n} {k}: {y}"
                 );
             }

@@ -27,7 +27,7 @@ fn nan_codes_come_out_as_nan() -> Result<()> {
                     let kind = (format, granularity, contraction);
                     let a = Operand::from_parts((rows, cols), a_codes, scales, kind, contraction)?;
                     let b = Operand::new(9, (n, k), (Format::E4M3, granularity, b_contraction))?;
-                    for (at, y) in flat(&multiply(&a, &b, DType::F32, None)?)
+                    for (at, y) in flat64(&multiply(&a, &b, DType::F32, None)?)
                         .into_iter()
                         .enumerate()
                     {
@@ -39,7 +39,7 @@ fn nan_codes_come_out_as_nan() -> Result<()> {
                         );
                     }
                     // The same as operand B.
-                    for (at, y) in flat(&multiply(&b, &a, DType::BF16, None)?)
+                    for (at, y) in flat64(&multiply(&b, &a, DType::BF16, None)?)
                         .into_iter()
                         .enumerate()
                     {
@@ -75,7 +75,7 @@ fn infinities_of_e5m2_come_out_as_infinities() -> Result<()> {
         kind,
         Cols,
     )?;
-    let y = flat(&multiply(&a, &b, DType::F32, None)?);
+    let y = flat64(&multiply(&a, &b, DType::F32, None)?);
     assert_eq!((y[0], y[2]), (f64::INFINITY, f64::NEG_INFINITY));
     assert!(y[1].is_nan() && y[3].is_nan(), "Inf * 0: {y:?}");
     Ok(())
@@ -97,7 +97,7 @@ fn infinite_scales_give_nan() -> Result<()> {
         )?;
         let b = Operand::new(2, (n, k), kind)?;
         for (x, y) in [(&a, &b), (&b, &a)] {
-            let y = flat(&multiply(x, y, DType::F32, None)?);
+            let y = flat64(&multiply(x, y, DType::F32, None)?);
             assert!(y.iter().all(|y| y.is_nan()), "{granularity}: {y:?}");
         }
     }

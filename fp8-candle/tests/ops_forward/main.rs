@@ -15,25 +15,13 @@ use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy, cross_entropy_with, gelu, layer_norm,
     rms_norm, rope, rope_i, softmax_last_dim,
 };
-use fp8_test_support::device;
+use fp8_test_support::{device, flat64};
 use models::{Model, Norm, Rope};
 
 /// Values in (-2, 2) without a pattern.
 fn wave(shape: &[usize], seed: usize, dtype: DType) -> Result<Tensor> {
-    let n = shape.iter().product::<usize>();
-    let values: Vec<f64> = (0..n)
-        .map(|i| 2.0 * (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin())
-        .collect();
-    Ok(Tensor::from_vec(values, shape, &device())?.to_dtype(dtype)?)
-}
-
-fn flat(t: &Tensor) -> Vec<f64> {
-    t.to_dtype(DType::F64)
-        .unwrap()
-        .flatten_all()
-        .unwrap()
-        .to_vec1()
-        .unwrap()
+    let wave = (fp8_test_support::wave(shape, seed) * 2.)?;
+    Ok(wave.to_device(&device())?.to_dtype(dtype)?)
 }
 
 /// Compares with candle-nn's result in f64, within the bounds of `model` for f32.
@@ -41,13 +29,13 @@ fn flat(t: &Tensor) -> Vec<f64> {
 fn assert_like_candle_nn(got: &Tensor, theirs: &Tensor, model: &Model, args: &[&Tensor]) {
     assert_eq!((got.dtype(), theirs.dtype()), (DType::F32, DType::F64));
     assert_eq!(got.dims(), theirs.dims());
-    let args: Vec<Vec<f64>> = args.iter().map(|arg| flat(arg)).collect();
-    let bounds = model.forward(&args).into_iter().zip(flat(theirs));
+    let args: Vec<Vec<f64>> = args.iter().map(|arg| flat64(arg)).collect();
+    let bounds = model.forward(&args).into_iter().zip(flat64(theirs));
     // candle-nn rounds to f64, where terms of up to 16 may cancel.
     let theirs = 16.0 * 2f64.powi(24 - 53);
     let expected = bounds.map(|(bound, value)| Approx { value, ..bound }.off_by(theirs));
     let expected: Vec<Approx> = expected.collect();
-    assert_within(&flat(got), &expected, DType::F32, "candle-nn");
+    assert_within(&flat64(got), &expected, DType::F32, "candle-nn");
 }
 
 fn cpu(t: &Tensor) -> Result<Tensor> {
@@ -160,14 +148,14 @@ fn sixteen_bit_results_are_f32_results_rounded_once() -> Result<()> {
         for (name, op) in ops {
             let (got, expected) = (op(&args)?, op(&wide)?.to_dtype(dtype)?);
             assert_eq!(got.dtype(), dtype, "{name}");
-            assert_eq!(flat(&got), flat(&expected), "{name}, {dtype:?}");
+            assert_eq!(flat64(&got), flat64(&expected), "{name}, {dtype:?}");
         }
         let targets = Tensor::zeros((2, 3, 90), DType::U8, &device())?;
         let loss = cross_entropy(&x, &targets)?;
         assert_eq!(loss.dtype(), DType::F32);
         assert_eq!(
-            flat(&loss),
-            flat(&cross_entropy(&x.to_dtype(DType::F32)?, &targets)?),
+            flat64(&loss),
+            flat64(&cross_entropy(&x.to_dtype(DType::F32)?, &targets)?),
             "{dtype:?}"
         );
     }
@@ -178,8 +166,8 @@ fn sixteen_bit_results_are_f32_results_rounded_once() -> Result<()> {
 fn causal_mask() -> Result<()> {
     for (tq, tk) in [(1, 1), (1, 5), (4, 4), (3, 7), (60, 300)] {
         let x = wave(&[2, 3, tq, tk], 1, DType::F64)?;
-        let expected = models::causal_softmax(&flat(&x), [tq, tk], 0.25);
-        let y = flat(&causal_softmax(&x, 0.25)?);
+        let expected = models::causal_softmax(&flat64(&x), [tq, tk], 0.25);
+        let y = flat64(&causal_softmax(&x, 0.25)?);
         assert_within(&y, &expected, DType::F64, &format!("{tq} x {tk}"));
         for (y, expected) in y.iter().zip(&expected) {
             assert_eq!(*y == 0.0, expected.value == 0.0, "{tq} x {tk}");

@@ -14,18 +14,15 @@ use fp8_candle::ops::{
     CrossEntropyOptions, causal_softmax, cross_entropy, cross_entropy_with, gelu, layer_norm,
     rms_norm, rope, rope_i, softmax_last_dim,
 };
-use fp8_test_support::{device, on_cuda, rounding, skipped_on_cuda};
+use fp8_test_support::{device, flat64, on_cuda, rounding, skipped_on_cuda};
 use models::{Model, Norm, Rope};
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 
 /// f64 values in (-2, 2) without a pattern.
 fn wave(shape: &[usize], seed: usize) -> Tensor {
-    let n = shape.iter().product::<usize>();
-    let values: Vec<f64> = (0..n)
-        .map(|i| 2.0 * (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin())
-        .collect();
-    Tensor::from_vec(values, shape, &device()).unwrap()
+    let wave = fp8_test_support::wave(shape, seed) * 2.;
+    wave.and_then(|x| x.to_device(&device())).unwrap()
 }
 
 type Op = Box<dyn Fn(&[Tensor]) -> Result<Tensor> + Send + Sync>;
@@ -153,15 +150,6 @@ fn weighted_sum(y: &Tensor) -> Result<Tensor> {
     Ok((y * weights(y.dims())?.to_dtype(y.dtype())?)?.sum_all()?)
 }
 
-fn flat(t: &Tensor) -> Vec<f64> {
-    t.to_dtype(DType::F64)
-        .unwrap()
-        .flatten_all()
-        .unwrap()
-        .to_vec1()
-        .unwrap()
-}
-
 fn vars(args: &[Tensor], dtype: DType) -> Vec<Var> {
     args.iter()
         .map(|a| Var::from_tensor(&a.to_dtype(dtype).unwrap()).unwrap())
@@ -189,12 +177,12 @@ fn gradients_equal_finite_differences() -> Result<()> {
         let y = op(&tensors(&vars))?;
         let grads = weighted_sum(&y)?.backward()?;
         // What rounding can do to the weighted sum.
-        let values: Vec<Vec<f64>> = args.iter().map(flat).collect();
+        let values: Vec<Vec<f64>> = args.iter().map(flat64).collect();
         let y_len = y.elem_count();
         let terms = model
             .forward(&values)
             .into_iter()
-            .zip(flat(&weights(y.dims())?));
+            .zip(flat64(&weights(y.dims())?));
         let in_terms = terms.map(|(y, weight)| {
             let additions = UNIT * (y.value * weight).abs() * (1 + y_len) as f64;
             y.bound(DType::F64) * weight.abs() + additions
@@ -203,7 +191,7 @@ fn gradients_equal_finite_differences() -> Result<()> {
         for (which, var) in vars.iter().enumerate() {
             let grad = grads.get(var);
             let grad = grad.unwrap_or_else(|| panic!("{name}: argument {which} has no gradient"));
-            for (element, grad) in flat(grad).into_iter().enumerate() {
+            for (element, grad) in flat64(grad).into_iter().enumerate() {
                 let at = |delta: f64| -> Result<f64> {
                     let mut values = values[which].clone();
                     values[element] += delta;
@@ -242,7 +230,7 @@ fn gradients_have_their_arguments_dtype_and_value() -> Result<()> {
             .iter()
             .map(|a| a.to_dtype(DType::F16)?.to_dtype(DType::BF16));
         let args: Vec<Tensor> = args.collect::<candle_core::Result<_>>()?;
-        let values: Vec<Vec<f64>> = args.iter().map(flat).collect();
+        let values: Vec<Vec<f64>> = args.iter().map(flat64).collect();
         for dtype in DTYPES {
             // Composed there, by 1 + tanh(u), of which nothing is left for negative arguments.
             if on_cuda() && (name, dtype) == ("gelu", DType::F64) {
@@ -251,13 +239,13 @@ fn gradients_have_their_arguments_dtype_and_value() -> Result<()> {
             let vars = vars(&args, dtype);
             let y = op(&tensors(&vars))?;
             let grads = weighted_sum(&y)?.backward()?;
-            let expected = model.backward(&values, &flat(&weights(y.dims())?), dtype);
+            let expected = model.backward(&values, &flat64(&weights(y.dims())?), dtype);
             for (which, (var, expected)) in vars.iter().zip(&expected).enumerate() {
                 let grad = grads.get(var).unwrap();
                 assert_eq!(grad.dtype(), dtype, "{name}, argument {which}");
                 assert_eq!(grad.dims(), var.dims(), "{name}, argument {which}");
                 let case = format!("{name}, argument {which}");
-                assert_within(&flat(grad), expected, dtype, &case);
+                assert_within(&flat64(grad), expected, dtype, &case);
             }
         }
     }
@@ -276,7 +264,7 @@ fn results_do_not_depend_on_the_number_of_threads() -> Result<()> {
             let run = || -> Result<Vec<Vec<u64>>> {
                 let y = op(&tensors(&vars))?;
                 let grads = weighted_sum(&y)?.backward()?;
-                let bits = |t: &Tensor| flat(t).into_iter().map(f64::to_bits).collect();
+                let bits = |t: &Tensor| flat64(t).into_iter().map(f64::to_bits).collect();
                 Ok(std::iter::once(bits(&y))
                     .chain(vars.iter().map(|v| bits(grads.get(v).unwrap())))
                     .collect())
@@ -312,7 +300,7 @@ fn gradients_reach_every_variable_upstream() -> Result<()> {
                 .get(var)
                 .unwrap_or_else(|| panic!("{name} cuts argument {which} from the graph"));
             assert!(
-                flat(grad).iter().any(|&g| g != 0.0),
+                flat64(grad).iter().any(|&g| g != 0.0),
                 "{name}, argument {which}"
             );
         }

@@ -23,15 +23,15 @@ fn strided_arguments_and_gradients() -> Result<()> {
             .map(|v| swap(v))
             .collect::<candle_core::Result<Vec<_>>>()?;
         let (y, y_strided) = (op(&tensors(&plain))?, op(&strided_args)?);
-        assert_eq!(flat(&y), flat(&y_strided), "{name}");
+        assert_eq!(flat64(&y), flat64(&y_strided), "{name}");
         // Transposing the results makes the gradients that come back strided too.
         let grads = weighted_sum(&swap(&y)?.contiguous()?)?.backward()?;
         let strided_grads = weighted_sum(&swap(&y_strided)?.contiguous()?)?.backward()?;
         for (plain, strided) in plain.iter().zip(&strided) {
-            let grad = flat(grads.get(plain).unwrap());
+            let grad = flat64(grads.get(plain).unwrap());
             assert_eq!(
                 grad,
-                flat(&swap(strided_grads.get(strided).unwrap())?),
+                flat64(&swap(strided_grads.get(strided).unwrap())?),
                 "{name}"
             );
         }
@@ -87,7 +87,7 @@ fn ignored_positions_get_no_gradient() -> Result<()> {
     let targets = Tensor::new(&[-1i64, -1, -1], &device())?;
     let loss = cross_entropy_with(&logits, &targets, options)?;
     assert!(loss.to_scalar::<f64>()?.is_nan());
-    assert_eq!(flat(loss.backward()?.get(&logits).unwrap()), [0.0; 12]);
+    assert_eq!(flat64(loss.backward()?.get(&logits).unwrap()), [0.0; 12]);
     Ok(())
 }
 
@@ -105,6 +105,6 @@ fn empty_tensors_have_empty_gradients() -> Result<()> {
     )?)?;
     let grads = y.sum_all()?.backward()?;
     assert_eq!(grads.get(&x).unwrap().dims(), [0, 7]);
-    assert_eq!(flat(grads.get(&weight).unwrap()), [0.0; 7]);
+    assert_eq!(flat64(grads.get(&weight).unwrap()), [0.0; 7]);
     Ok(())
 }

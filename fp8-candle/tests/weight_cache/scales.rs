@@ -1,4 +1,4 @@
-//! What becomes of the scale of a weight that is kept.
+//! The scale of a cached weight.
 
 use super::*;
 
@@ -157,7 +157,7 @@ fn another_rule_renews_a_frozen_weight() -> Result<()> {
     let before = row.scale();
     let history = row.history();
     row.rule.rule = row.rule.rule.clone().with_margin(3);
-    // The step begins with the scale of the step before it, as ever.
+    // The step begins with the scale of the step before it, as without a cache.
     for _ in 0..2 {
         let codes = cached.get(&row.train(), false);
         assert_eq!(flat(codes.dequant_scale()), [1. / before]);

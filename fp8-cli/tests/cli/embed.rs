@@ -85,7 +85,7 @@ fn texts_get_their_vectors_in_order() {
     for (i, text) in texts.iter().enumerate() {
         assert_eq!(report[i]["text"], *text);
         assert_eq!(all[i].len(), 32);
-        // Of length 1, and that of the text alone, whose batch has no padding.
+        // The vector has length 1 and equals that of the text alone, whose batch has no padding.
         assert!((dot(&all[i], &all[i]) - 1.).abs() < 1e-5);
         let alone = &vectors(&rows(&["embed", &model, "--json", text]))[0];
         let cosine = dot(&all[i], alone);

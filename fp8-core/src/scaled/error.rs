@@ -3,12 +3,6 @@
 use thiserror::Error;
 
 /// A number that is not a scale of scaled arithmetic, or a rule that has no result for a scale.
-///
-/// ```
-/// # use fp8_core::scaled::*;
-/// assert_eq!(Scale::new(-1.0), Err(ScaledError::Negative { got: -1.0 }));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ScaledError {

@@ -24,12 +24,6 @@ pub enum Pow2Rounding {
 }
 
 /// A [`Pow2Rounding`] with the random bits of one operation.
-///
-/// ```
-/// # use fp8_core::scaled::*;
-/// assert_eq!(Pow2Round::default().round(5.0), 4.0);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Pow2Round {
     rounding: Pow2Rounding,

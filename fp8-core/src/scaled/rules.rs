@@ -4,13 +4,6 @@ use super::{Pow2Round, Scale, ScaledError};
 use crate::floor_to_power_of_two;
 
 /// A rule that takes a factor out of the result: `data = data_factor * (operation on the data of the operands)`.
-///
-/// ```
-/// # use fp8_core::scaled::*;
-/// let rule = sum_rule(Scale::ONE, 100, Pow2Round::default());
-/// assert_eq!((rule.scale.to_f32(), rule.data_factor), (8.0, 0.125));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factored {
     /// Scale of the result.
@@ -20,13 +13,6 @@ pub struct Factored {
 }
 
 /// A rule that brings operands to one scale first: `data = operation(factors[0] * data_a, factors[1] * data_b)`.
-///
-/// ```
-/// # use fp8_core::scaled::*;
-/// let rule = extreme_rule(Scale::new(8.0)?, Scale::new(2.0)?);
-/// assert_eq!((rule.scale.to_f32(), rule.data_factors), (8.0, [1.0, 0.25]));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Aligned {
     /// Scale of the result.
@@ -113,13 +99,6 @@ fn round_relative(scale: Scale, growth: f64, round: Pow2Round) -> f64 {
 }
 
 /// Maximum, minimum, selection and concatenation: the larger scale.
-///
-/// ```
-/// use fp8_core::scaled::{Scale, extreme_rule};
-/// let rule = extreme_rule(Scale::new(2.0)?, Scale::ZERO);
-/// assert_eq!((rule.scale.to_f32(), rule.data_factors), (2.0, [1.0, 0.0]));
-/// # Ok::<(), fp8_core::scaled::ScaledError>(())
-/// ```
 pub fn extreme_rule(a: Scale, b: Scale) -> Aligned {
     aligned(if a < b { b } else { a }, a, b)
 }
@@ -178,27 +157,12 @@ fn root(length: usize, round: Pow2Round) -> f64 {
 }
 
 /// A sum of `length` values: `s * r(sqrt(length))`.
-///
-/// ```
-/// use fp8_core::scaled::{Pow2Rounding, Scale, sum_rule};
-/// let rule = sum_rule(Scale::ONE, 10, Pow2Rounding::Down.of_word(0));
-/// assert_eq!((rule.scale.to_f32(), rule.data_factor), (2.0, 0.5));
-/// # Ok::<(), fp8_core::scaled::ScaledError>(())
-/// ```
 pub fn sum_rule(s: Scale, length: usize, round: Pow2Round) -> Factored {
     let root = root(length, round);
     split(value(s) * root, 1.0 / root)
 }
 
 /// A mean of `length` values: that of their sum, divided by the constant `length`. The factor is for the sum of the data.
-///
-/// ```
-/// # use fp8_core::scaled::*;
-/// let a = Scale::new(8.0)?;
-/// let rule = mean_rule(a, 16, Pow2Round::default());
-/// assert_eq!((rule.scale.to_f32(), rule.data_factor), (8.0 * 4.0 / 16.0, 0.25));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn mean_rule(s: Scale, length: usize, round: Pow2Round) -> Factored {
     let root = root(length, round);
     let (power, mantissa) = constant_rule(length.max(1) as f64);
@@ -212,13 +176,6 @@ pub fn mean_rule(s: Scale, length: usize, round: Pow2Round) -> Factored {
 ///
 /// # Errors
 /// If the exponent is negative and `s` is 0.
-///
-/// ```
-/// # use fp8_core::scaled::*;
-/// let a = Scale::new(8.0)?;
-/// assert_eq!(powi_rule(a, -2)?.scale.to_f32(), 1.0 / 64.0);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn powi_rule(s: Scale, exponent: i32) -> Result<Factored, ScaledError> {
     if s.is_zero() && exponent < 0 {
         return Err(ScaledError::Zero { op: "powi" });
@@ -264,14 +221,6 @@ pub fn sqrt_rule(s: Scale) -> Factored {
 ///
 /// # Errors
 /// If `s` is 0.
-///
-/// ```
-/// # use fp8_core::scaled::*;
-/// let a = Scale::new(8.0)?;
-/// let rule = rsqrt_rule(a)?;
-/// assert_eq!((rule.scale.to_f32(), rule.data_factor), (0.25, 0.5));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn rsqrt_rule(s: Scale) -> Result<Factored, ScaledError> {
     if s.is_zero() {
         return Err(ScaledError::Zero { op: "rsqrt" });
@@ -281,12 +230,6 @@ pub fn rsqrt_rule(s: Scale) -> Result<Factored, ScaledError> {
 }
 
 /// A constant: the power of two not above its magnitude, and the rest, from 1 up to 2. Zero has the zero scale.
-///
-/// ```
-/// use fp8_core::scaled::constant_rule;
-/// let (scale, mantissa) = constant_rule(-3.0);
-/// assert_eq!((scale.to_f32(), mantissa), (2.0, -1.5));
-/// ```
 pub fn constant_rule(constant: f64) -> (Scale, f32) {
     if constant == 0.0 || !constant.is_finite() {
         let scale = if constant == 0.0 {
@@ -309,11 +252,6 @@ pub fn constant_rule(constant: f64) -> (Scale, f32) {
 
 /// The factor of dynamic rescaling from a norm of the data: `max(r(norm), 2^-14)`, by which the data are divided and the scale
 /// multiplied. 1 for a norm that is not finite, which leaves the tensor as it is.
-///
-/// ```
-/// use fp8_core::scaled::rescale_norm;
-/// assert_eq!([5.0, 0.3, 0.0, f32::NAN].map(rescale_norm), [4.0, 0.25, 2f32.powi(-14), 1.0]);
-/// ```
 pub fn rescale_norm(norm: f32) -> f32 {
     if !norm.is_finite() {
         return 1.0;

@@ -20,13 +20,6 @@ use std::fmt;
 pub struct Scale(f32);
 
 /// Which scales a tensor may be given.
-///
-/// ```
-/// use fp8_core::scaled::ScaleCheck;
-/// assert!(ScaleCheck::Strict.check(3.0).is_err());
-/// assert_eq!(ScaleCheck::Lenient.check(3.0)?.to_f32(), 3.0);
-/// # Ok::<(), fp8_core::scaled::ScaledError>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScaleCheck {

@@ -1,7 +1,8 @@
-//! Directories with a small model, and values computed by a formula of their own.
+//! Directories with a small model, and values from a formula of the test.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use fp8_files::load::{Checkpoint, OpenOptions};
+pub use fp8_test_support::bits;
 use safetensors::Dtype;
 use safetensors::tensor::{SafeTensors, TensorView};
 use serde_json::{Value, json};
@@ -157,12 +158,6 @@ pub fn split(dir: &Path, tensors: &[Entry], metadata: HashMap<String, String>, n
 pub fn golden(name: &str) -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/families");
     tests.join(name)
-}
-
-pub fn bits(tensor: &Tensor) -> Vec<u32> {
-    let values = tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-    let values = values.to_vec1::<f32>().unwrap();
-    values.into_iter().map(f32::to_bits).collect()
 }
 
 /// The dequantized value of a layer.

@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use fp8_core::Granularity;
 use fp8_files::load::{Checkpoint, StoredLayer};
 use fp8_recipes::nn::InputScaling;
+pub use fp8_test_support::bits;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -138,12 +139,6 @@ pub struct Facts {
     pub granularity: Granularity,
     pub dequant_scale: Vec<u32>,
     pub input: String,
-}
-
-pub fn bits(tensor: &Tensor) -> Vec<u32> {
-    let values = tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-    let values = values.to_vec1::<f32>().unwrap();
-    values.into_iter().map(f32::to_bits).collect()
 }
 
 pub fn facts(layer: &StoredLayer) -> Facts {

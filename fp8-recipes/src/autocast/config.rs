@@ -1,13 +1,13 @@
-//! What a guard switches on.
+//! The options of a guard.
 
 use crate::config::{ConfigError, Recipe};
 use crate::stats::{CastObserver, CastStats};
 use fp8_candle::state::ReductionGroup;
 use std::sync::Arc;
 
-/// What a guard switches on.
+/// The options of a guard.
 ///
-/// [`crate::fp8_autocast`] and [`crate::with_fp8`] take one, or what it is made from: the name of a recipe, a recipe, a
+/// [`crate::fp8_autocast`] and [`crate::with_fp8`] take them, or anything that converts to them: the name of a recipe, a recipe, a
 /// configuration.
 ///
 /// ```
@@ -20,22 +20,22 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Autocast {
-    /// Compute in FP8. False gives true high precision, also inside an enabled guard.
+    /// Whether to compute in FP8. False gives high precision, also inside an enabled guard.
     pub enabled: bool,
-    /// Compute in high precision and record amaxes for static scales; wins over `enabled`.
+    /// Whether to compute in high precision and record amaxes for static scales. Takes precedence over `enabled`.
     pub calibrating: bool,
-    /// Record amaxes and update scales. False (validation, generation) casts with the frozen scales and changes
-    /// nothing; candle has no global no-grad, so the guard says it.
+    /// Whether to record amaxes and update scales. False (validation, generation) casts with the scales as they are and changes no
+    /// state. candle has no global no-grad mode that could tell.
     pub training: bool,
-    /// Which casts happen where.
+    /// The casts.
     pub recipe: Recipe,
     /// Ranks over which amaxes are reduced, if the recipe reduces them.
     pub reduction_group: Option<Arc<dyn ReductionGroup>>,
-    /// Where every cast of the layers inside is measured; None costs nothing.
+    /// Measures every cast of the layers inside; None costs nothing.
     pub stats: Option<CastStats>,
-    /// Who sees every cast of the layers inside; None costs nothing.
+    /// Called for every cast of the layers inside; None costs nothing.
     pub cast_observer: Option<CastObserver>,
-    /// As `stats`, but only while training.
+    /// Like `stats`, but only while training.
     pub(crate) training_stats: Option<CastStats>,
 }
 
@@ -71,32 +71,14 @@ impl Autocast {
         }
     }
 
-    /// Sets `enabled`.
-    pub fn enabled(mut self, enabled: bool) -> Self {
-        self.enabled = enabled;
-        self
-    }
-
-    /// Sets `calibrating`.
-    pub fn calibrating(mut self, calibrating: bool) -> Self {
-        self.calibrating = calibrating;
-        self
-    }
-
-    /// Sets `training`.
-    pub fn training(mut self, training: bool) -> Self {
-        self.training = training;
-        self
-    }
-
-    /// Measures every cast of the layers inside, also those of backward passes that run after the guard has closed. Copies
-    /// each cast tensor to the host: for a look now and then, not for every step.
+    /// Measures every cast of the layers inside, including casts of backward passes that run after the guard has closed. Copies
+    /// each cast tensor to the host, so it is meant for occasional steps.
     pub fn with_stats(mut self, stats: &CastStats) -> Self {
         self.stats = Some(stats.clone());
         self
     }
 
-    /// Shows every cast of the layers inside, also those of backward passes that run after the guard has closed.
+    /// Calls `observer` for every cast of the layers inside, including casts of backward passes that run after the guard has closed.
     pub fn with_cast_observer(mut self, observer: &CastObserver) -> Self {
         self.cast_observer = Some(observer.clone());
         self
@@ -107,6 +89,15 @@ impl Autocast {
         self.reduction_group = Some(group);
         self
     }
+}
+
+setters! { Autocast:
+    /// Sets `enabled`.
+    enabled(enabled: bool);
+    /// Sets `calibrating`.
+    calibrating(calibrating: bool);
+    /// Sets `training`.
+    training(training: bool);
 }
 
 impl TryFrom<&str> for Autocast {

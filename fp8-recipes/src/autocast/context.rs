@@ -10,13 +10,12 @@ use fp8_candle::StateTable;
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
-/// What the innermost guard of a thread says.
+/// The settings and the step of a guard.
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
     pub(crate) settings: Settings,
     /// None in high precision.
     pub(super) session: Option<Arc<Session>>,
-    /// Of the frame.
     runs: Runs,
 }
 
@@ -29,7 +28,7 @@ impl Context {
         }
     }
 
-    /// Notes a use of a layer; says how it computes. None in high precision.
+    /// Records the use of a layer and returns how it computes; None in high precision.
     ///
     /// # Errors
     /// If the guard that this context comes from is closed, or a pending update of the model's gradient scales fails.
@@ -54,7 +53,7 @@ impl Context {
         Ok(Some(self.runs.recorded(state, settings, cells)))
     }
 
-    /// Notes that a layer has no FP8 state.
+    /// Records that a layer has no FP8 state.
     pub(crate) fn note_unprepared(&self, path: Option<&str>) {
         if let (Mode::Fp8, Some(session)) = (self.settings.mode, &self.session) {
             session.note_unprepared(path);
@@ -68,7 +67,7 @@ impl Context {
         }
     }
 
-    /// Notes that a layer has failed: a guard that is merely dropped then does not count as a step.
+    /// Records that a layer has failed: its guard, if dropped without `close`, then does not count as a step.
     pub(crate) fn note_failure(&self) {
         if let Some(session) = &self.session {
             session.note_failure();
@@ -78,7 +77,7 @@ impl Context {
 
 pub(super) struct Frame {
     pub(super) id: u64,
-    /// None: a handle taken where no guard was open.
+    /// None for a handle that was taken outside of any guard.
     pub(super) context: Option<Context>,
     /// The runs of checkpointed functions that it is in, also where no guard is open.
     pub(super) runs: Runs,
@@ -88,12 +87,12 @@ pub(super) struct Frame {
 pub(super) struct ThreadState {
     pub(super) frames: Vec<Frame>,
     pub(super) next_id: u64,
-    /// Tables of the steps that guards of this thread have ended, for [`super::end_step`] outside of a guard.
+    /// The tables of steps that guards of this thread have ended; [`super::end_step`] updates them outside of a guard.
     pub(super) tables: Vec<Weak<StateTable>>,
 }
 
 impl ThreadState {
-    /// Remembers tables, each once, and forgets those that are gone.
+    /// Remembers each table once and forgets dropped ones.
     pub(super) fn remember(&mut self, tables: &[Arc<StateTable>]) {
         self.tables.retain(|table| table.strong_count() > 0);
         for table in tables {
@@ -109,8 +108,8 @@ thread_local! {
     static THREAD: RefCell<ThreadState> = RefCell::default();
 }
 
-/// `f` of the guards of this thread. None once the thread has ended so far that they are gone: what the program keeps in a
-/// `thread_local` may be dropped later.
+/// Calls `f` with the guards of this thread. None while the thread ends and they have been dropped already: other `thread_local`
+/// values of the program may be dropped after them.
 pub(super) fn on_thread<R>(f: impl FnOnce(&mut ThreadState) -> R) -> Option<R> {
     THREAD.try_with(|thread| f(&mut thread.borrow_mut())).ok()
 }
@@ -131,8 +130,8 @@ pub(super) fn current_runs() -> Runs {
     runs.flatten().unwrap_or_default()
 }
 
-/// Whether this thread runs a checkpointed function again, in a backward pass ([`nn::checkpoint`](crate::nn::checkpoint)): what
-/// has effects beyond its result, such as running statistics, has had them already.
+/// Whether this thread recomputes activations in a backward pass ([`nn::checkpoint`](crate::nn::checkpoint)). Side effects of the
+/// function, such as an update of running statistics, have already happened in the forward pass.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -166,7 +165,7 @@ pub fn is_fp8_enabled() -> bool {
     current().is_some_and(|context| context.settings.mode == Mode::Fp8)
 }
 
-/// Whether a guard is open on this thread, of whatever mode. Work that moves to another thread leaves it behind.
+/// Whether a guard of any mode is open on this thread. Other threads do not inherit it.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -183,13 +182,13 @@ pub fn is_guard_open() -> bool {
 }
 
 /// # Errors
-/// On a worker of a rayon pool: see [`super`]; on a thread that has ended but for its `thread_local` values.
+/// On a worker of a rayon pool (see [`super`]), and on a thread that ends.
 pub(super) fn check_thread() -> Result<()> {
     if on_thread(|_| ()).is_none() {
         return Err(GuardError::ThreadEnds.into());
     }
     match rayon::current_thread_index() {
-        // A lone one too: it runs other tasks while it waits for another pool, or yields.
+        // A pool of one thread is no exception: its worker runs other tasks while it waits for another pool or yields.
         Some(worker) => Err(GuardError::OnPoolWorker { worker }.into()),
         None => Ok(()),
     }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Opens a guard. Inner guards override outer ones fully; dropping it, also while unwinding, restores what was there.
+/// Opens a guard. An inner guard replaces the settings of outer ones; dropping it, also while unwinding, restores them.
 ///
 /// The outermost training guard is a step, see [the steps](AutocastGuard#steps).
 ///
@@ -56,7 +56,7 @@ where
         (Mode::Fp8, false) => Some(Kind::Evaluation),
     };
     let runs = current_runs();
-    // What runs a second time has had its step.
+    // A function that is recomputed has been part of its step already.
     let wanted = wanted.filter(|_| !runs.replays());
     let outer = wanted.and_then(outer_session);
     let (step, session) = match (outer, wanted) {
@@ -81,7 +81,7 @@ where
     Ok(AutocastGuard::push(Some(context), runs, step))
 }
 
-/// The session that a guard of this kind joins: the innermost one around it, beyond disabled guards, that can take it.
+/// The session that a guard of this kind joins: the innermost fitting one around it, skipping disabled guards.
 fn outer_session(kind: Kind) -> Option<Arc<Session>> {
     on_thread(|thread| {
         let contexts = thread.frames.iter().rev();
@@ -90,7 +90,7 @@ fn outer_session(kind: Kind) -> Option<Arc<Session>> {
             .filter(|context| context.settings.mode == Mode::Fp8)
             .filter_map(|context| context.session.clone());
         match kind {
-            // Calibration ends with its own guard, whatever is around it.
+            // Calibration ends with its own guard, whatever guards are around it.
             Kind::Calibration => None,
             Kind::Training => sessions.find(|session| session.kind() == Kind::Training),
             Kind::Evaluation => sessions.next(),
@@ -101,7 +101,7 @@ fn outer_session(kind: Kind) -> Option<Arc<Session>> {
 /// Keeps an autocast context open on this thread.
 ///
 /// # Steps
-/// An outermost training guard is one step: what its layers recorded makes new scales when it closes.
+/// An outermost training guard is one step: when it closes, scales are updated from what its layers recorded.
 ///
 /// | how it ends | the step |
 /// |---|---|
@@ -109,10 +109,10 @@ fn outer_session(kind: Kind) -> Option<Arc<Session>> {
 /// | dropped | counts, unless a layer inside has failed; errors and doubts are only logged |
 /// | [`abort`](Self::abort), or dropped by a panic | leaves no trace |
 ///
-/// A guard cannot know that `?` is leaving its scope with an error of somebody else: [`super::with_fp8`] does.
+/// A guard cannot tell that `?` leaves its scope with another function's error; [`super::with_fp8`] can.
 ///
-/// A guard that is never dropped (`mem::forget`, a leaked box) stays open, and its step with it: later guards of the thread are
-/// inside of it. Where they train on, a warning says so.
+/// A guard that is never dropped (`mem::forget`, a leaked box) stays open, and so does its step: later guards of the thread are
+/// inside it. If they train, a warning is logged.
 #[must_use = "the context closes when the guard is dropped"]
 #[derive(Debug)]
 pub struct AutocastGuard {
@@ -122,18 +122,18 @@ pub struct AutocastGuard {
     not_send: PhantomData<*const ()>,
 }
 
-/// The step that a guard is part of.
+/// How a guard is part of a step.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// It ends with the guard. Held here too, as a guard in a `thread_local` may outlive the frames of its thread.
+    /// The step ends with the guard, which holds it because a guard in a `thread_local` may outlive the frames of its thread.
     Own(Arc<Session>),
-    /// That of a guard around it.
+    /// The step of an outer guard.
     Joined(Arc<Session>),
-    /// None, or that of a guard on another thread.
+    /// No step, or the step of a guard on another thread.
     None,
 }
 
-/// What becomes of the step.
+/// How a guard ends its step.
 enum End {
     Close,
     Abort,
@@ -148,7 +148,7 @@ impl AutocastGuard {
             id
         });
         Self {
-            // 0 is no frame's: `check_thread` has seen that there are frames.
+            // No frame has the id 0. `check_thread` has checked that frames exist.
             id: id.unwrap_or(0),
             step,
             closed: false,
@@ -156,7 +156,7 @@ impl AutocastGuard {
         }
     }
 
-    /// The context of this guard; None without one.
+    /// The context of this guard, if it has one.
     pub(super) fn context(&self) -> Option<Context> {
         on_thread(|thread| {
             let mut frames = thread.frames.iter();
@@ -174,21 +174,20 @@ impl AutocastGuard {
         runs.flatten().unwrap_or_default()
     }
 
-    /// Closes the guard; says what was cast in the step that ends with it, which for a guard inside another one of its step
-    /// is nothing.
+    /// Closes the guard and returns what was cast in the step that ends with it. For a guard inside another guard of the same step
+    /// the summary is empty.
     ///
     /// # Errors
-    /// If the update of the scales fails: a reduction over ranks, or a calibration that makes no scale. The context is closed
-    /// all the same, and amaxes that could not be reduced wait for the next update.
+    /// If the update of the scales fails: in a reduction over ranks, or in a calibration without a valid amax. The context is closed
+    /// nevertheless, and after a failed reduction its amaxes are part of the next update.
     pub fn close(mut self) -> Result<StepSummary> {
         self.finish(End::Close)
     }
 
-    /// Closes the guard and forgets the step: histories, scales and amaxes are as they were before it, but for the gradients of
-    /// the step before, which the first use of a model settles. A guard inside another one of its step has none of its own
-    /// to forget.
+    /// Closes the guard and discards the step: histories, scales and amaxes are as they were before it, except that the first use
+    /// of a model has updated the gradient scales of the step before. A guard inside another guard of the same step only closes.
     pub fn abort(mut self) {
-        // Forgetting does not fail.
+        // Aborting does not fail.
         let _ = self.finish(End::Abort);
     }
 
@@ -219,7 +218,7 @@ impl AutocastGuard {
         }
     }
 
-    /// Whether a layer inside of this guard's own step has failed.
+    /// Whether a layer has failed in this guard's own step.
     fn has_failed(&self) -> bool {
         matches!(&self.step, Step::Own(session) if session.has_failed())
     }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// An autocast context for other threads.
 ///
-/// Layers used there sign in with the guard that the handle comes from: their scales are updated when that one closes. Once
-/// it is closed, the handle opens nothing.
+/// Layers used there belong to the step of the guard that the handle comes from: their scales are updated when that guard closes.
+/// After that the handle cannot be opened.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -40,8 +40,7 @@ impl AutocastHandle {
         self.context.as_ref()?.session.as_ref()
     }
 
-    /// The context of the innermost guard on this thread; without one, opening the handle gives high
-    /// precision, as outside of any guard.
+    /// The context of the innermost guard on this thread. Without a guard, the handle stands for high precision.
     pub fn current() -> Self {
         Self {
             context: current(),
@@ -73,7 +72,7 @@ impl AutocastHandle {
     /// [`AutocastHandle::run`].
     pub fn open(&self) -> Result<AutocastGuard> {
         check_thread()?;
-        // A handle from outside of a checkpointed function, in it.
+        // The handle may come from outside of the checkpointed function that opens it.
         let runs = match self.runs.is_empty() {
             true => current_runs(),
             false => self.runs.clone(),
@@ -91,9 +90,9 @@ impl AutocastHandle {
 
     /// Runs `f` inside the context, on any thread.
     ///
-    /// On a worker of a rayon pool (a parallel iterator, `Device::with_context`) `f` runs on a thread of its own, while the
-    /// worker goes on with other tasks, which see no guard. That costs tens of microseconds: worth it for a forward pass, not
-    /// for a row.
+    /// On a worker of a rayon pool (a parallel iterator, `Device::with_context`) `f` runs on a separate thread, while the worker
+    /// continues with other tasks, which see no guard. This costs tens of microseconds: acceptable for a forward pass, not for a
+    /// row.
     ///
     /// # Errors
     /// If the guard that the handle comes from is closed, or the system gives no thread.
@@ -108,8 +107,8 @@ impl AutocastHandle {
             return here();
         }
         let bridge = Bridge::take()?;
-        // Installing in another pool is the one way of waiting in which a worker serves its own pool meanwhile. The other
-        // pool's worker only waits for the thread.
+        // `install` into another pool is the only way to wait during which a worker keeps serving its own pool. The worker of the
+        // other pool only waits for the thread.
         bridge.pool().install(|| {
             std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().name("fp8-autocast".into());
@@ -132,10 +131,10 @@ impl AutocastGuard {
     }
 }
 
-/// A pool of one thread, used again.
+/// A pool of one thread, returned to `IDLE` after its use.
 struct Bridge(Option<rayon::ThreadPool>);
 
-/// Bridges that wait for their next use: as many as were ever in use together.
+/// Pools that wait for their next use: as many as were ever in use at the same time.
 static IDLE: Mutex<Vec<rayon::ThreadPool>> = Mutex::new(vec![]);
 
 impl Bridge {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 /// How one layer computes in the step that it has signed in with.
 #[derive(Debug)]
 pub(crate) struct LayerStep {
-    /// The guard's, with the layer's own recipe where it has one.
+    /// The settings of the guard, with the layer's own recipe if it has one.
     pub(crate) settings: Settings,
-    /// What its casts record into.
+    /// The cells that its casts record into.
     pub(crate) cells: Arc<StepCells>,
     /// How the casts of input, weight and output are recorded or replayed.
     pub(super) casts: Option<[fp8_candle::Replay; 3]>,

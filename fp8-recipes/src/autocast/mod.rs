@@ -10,24 +10,25 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The guard is bound to its thread (neither Send nor Sync); other threads enter the same context through a
-//! [`AutocastHandle`]. Unlike Transformer Engine's it is not process-global: two threads may train two models with
-//! two recipes. It decides only whether and by which recipe; the numbers live in the model's
+//! The guard is bound to its thread (neither Send nor Sync); other threads enter the same context through an
+//! [`AutocastHandle`]. Unlike Transformer Engine's it is not process-global: two threads may train two models with two
+//! recipes. It decides whether layers compute in FP8 and by which recipe; scales and histories are in the model's
 //! [`StateTable`](fp8_candle::StateTable).
 //!
 //! # Steps
 //! An outermost training guard is one step: the scales of inputs and weights are updated when it closes, those of output
-//! gradients when the model is next used under such a guard. [`end_step`] does both at once, also inside a guard, so that one
-//! guard may stand around a whole training loop. A step that fails leaves no trace: [`AutocastGuard::abort`], a panic, an
+//! gradients when the model is next used under such a guard. [`end_step`] updates both at once, also inside a guard, so that one
+//! guard may enclose a whole training loop. A failed step changes nothing: [`AutocastGuard::abort`], a panic, an
 //! error inside [`with_fp8`].
 //!
 //! # Threads
-//! A worker of a rayon pool that waits, in this library or in candle, runs other tasks of its pool on the same stack, which
-//! would then see its guard. So no guard opens there: [`AutocastHandle::run`] carries a context into such a task. This holds for
-//! a pool of one thread too, whose worker runs other tasks while it waits for another pool or yields.
+//! While a worker of a rayon pool waits, in this library or in candle, it runs other tasks of its pool on the same stack, which
+//! would then see its guard. So guards do not open there; [`AutocastHandle::run`] carries a context into such a task. A pool of
+//! one thread is no exception: its worker runs other tasks while it waits for another pool or yields.
 
 mod config;
 mod context;
+mod ended_step;
 mod guard;
 mod handle;
 mod layer_step;
@@ -39,6 +40,7 @@ mod settings;
 mod state;
 mod step;
 mod summary;
+mod unused;
 
 pub use config::Autocast;
 pub(crate) use context::{Context, current};

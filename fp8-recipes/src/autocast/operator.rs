@@ -11,8 +11,8 @@ use fp8_core::Contraction;
 use std::sync::Arc;
 
 impl OperatorCasts {
-    /// What `compute` makes of the casts of an operator with this state inside the guards of this thread; it gets None where the
-    /// operator computes in high precision. A failure inside a guard is noted, as that of a layer is.
+    /// Calls `compute` with the casts of an operator under the guards of this thread; with None where the operator computes in high
+    /// precision. A failure inside a guard is recorded, like that of a layer.
     pub(crate) fn around<T, E: From<Error>>(
         state: Option<Arc<Fp8State>>,
         compute: impl FnOnce(Option<&Self>) -> Result<T, E>,
@@ -38,17 +38,17 @@ impl OperatorCasts {
         }
     }
 
-    /// An input as the operator sees it; its gradient is cast on its way back.
+    /// Casts an input, and its gradient in the backward pass.
     pub(crate) fn input(&self, x: &Tensor) -> Result<Tensor> {
         Self::both(x, self.input.as_ref(), self.grad_input.as_ref())
     }
 
-    /// As [`OperatorCasts::input`] for a weight.
+    /// Casts a weight, and its gradient in the backward pass.
     pub(crate) fn weight(&self, x: &Tensor) -> Result<Tensor> {
         Self::both(x, self.weight.as_ref(), self.grad_weight.as_ref())
     }
 
-    /// What the operator gives; the gradient that comes to it is cast.
+    /// Casts the output, and the gradient that reaches it in the backward pass.
     pub(crate) fn output(&self, x: &Tensor) -> Result<Tensor> {
         Self::both(x, self.output.as_ref(), self.grad_output.as_ref())
     }

@@ -1,4 +1,4 @@
-//! From a recipe and a layer's state to the casts of one call.
+//! Builds the casts of one call from a recipe and a layer's state.
 
 use super::layer_step::LayerStep;
 use super::state::Fp8State;
@@ -12,14 +12,14 @@ use fp8_candle::{
 use fp8_core::{Cast, DelayedRule};
 use std::sync::Arc;
 
-/// The casts of one call of a layer in `step`. Everything is captured here: the backward pass does not look at the guard.
+/// The casts of one call of a layer in `step`. The plan holds all that the backward pass needs, which does not read the guard.
 pub(crate) fn linear_plan(state: &Fp8State, step: &LayerStep) -> Result<LinearPlan> {
     let LayerStep {
         settings, cells, ..
     } = step;
     let config = &*settings.config;
     let delayed = config.delayed.as_ref();
-    // Evaluation changes nothing, so a scale that no step has made is not 1 but the one that a step would make.
+    // An evaluation before the first step takes the scale that a step would compute, as it cannot update one afterwards.
     let one = delayed.is_some_and(|delayed| delayed.initial == InitialScale::One);
     let maker = Maker {
         state,
@@ -36,7 +36,7 @@ pub(crate) fn linear_plan(state: &Fp8State, step: &LayerStep) -> Result<LinearPl
         hook: settings.hook.as_ref(),
     };
     let fused = state.is_output_fused();
-    // Where gradients are cast as tensors, and not only as operands, the bias sees the cast one.
+    // If gradients are cast as tensors, and not only as operands, the gradient of the bias is computed from the cast one.
     let of_tensors = !config.grad_input.is_disabled() || !config.grad_weight.is_disabled();
     Ok(LinearPlan::new(state.path())
         .with_output(maker.gemm(Gemm::Output)?)
@@ -48,7 +48,7 @@ pub(crate) fn linear_plan(state: &Fp8State, step: &LayerStep) -> Result<LinearPl
         .with_emulate(config.emulate))
 }
 
-/// The casts of an operator without a GEMM of its own; None leaves a tensor in high precision.
+/// The casts of an operator without a GEMM of its own; None keeps a tensor in high precision.
 pub(crate) struct OperatorCasts {
     pub(crate) input: Option<Quantizer>,
     pub(crate) weight: Option<Quantizer>,
@@ -58,7 +58,7 @@ pub(crate) struct OperatorCasts {
     pub(crate) grad_weight: Option<Quantizer>,
 }
 
-/// The casts of an operator in `step`; None where the recipe leaves operators alone.
+/// The casts of an operator in `step`; None if the recipe does not cast operators.
 pub(crate) fn operator_casts(state: &Fp8State, step: &LayerStep) -> Result<Option<OperatorCasts>> {
     let LayerStep {
         settings, cells, ..
@@ -112,7 +112,7 @@ fn role_of(operand: Operand) -> Role {
         Operand::Weight | Operand::WeightForGradInput => Role::Weight,
         Operand::GradOutput
         | Operand::GradOutputForGradWeight
-        // Results have no scales that are kept: the row counts their stochastic roundings.
+        // Results have no stored scales: the row counts their stochastic roundings.
         | Operand::Output
         | Operand::GradInput
         | Operand::GradWeight => Role::GradOutput,
@@ -139,7 +139,7 @@ impl Maker<'_> {
             .with_grad_weight(self.quantizer(Operand::GradWeight)?))
     }
 
-    /// None where the tensor stays in high precision.
+    /// None if the tensor stays in high precision.
     fn quantizer(&self, operand: Operand) -> Result<Option<Quantizer>> {
         let cast = self.config.cast(operand);
         let slot_of = |role| {
@@ -151,7 +151,7 @@ impl Maker<'_> {
         if cast.is_disabled() {
             return Ok(None);
         }
-        // Operators have no row but this one.
+        // Operators have only the row of their output gradient.
         let kept = matches!(cast.scaling, ScalingType::Delayed | ScalingType::Static);
         let role = role_of(operand);
         let slot = match self.state.slot(role) {

@@ -1,17 +1,19 @@
-//! One step: which layers were used between the opening and the closing of an outermost guard.
+//! What the guards of one step share: the layers that were used since the outermost guard opened.
 
+use super::ended_step::{EndedStep, UsedLayer};
 use super::settings::{Mode, Settings};
-use super::state::{Calibration, Fp8State, casts_of, delayed_rule};
+use super::state::{Fp8State, delayed_rule};
 use super::summary::StepSummary;
+use super::unused::{NAMED, warn_of_nothing};
 use crate::config::{ResolvedConfig, ScalingType};
 use crate::error::{GuardError, Result};
-use fp8_candle::state::{CalibrationRow, NonFiniteCounts, ReductionGroup, StepCells};
-use fp8_candle::{Role, StateTable};
+use fp8_candle::StateTable;
+use fp8_candle::state::{ReductionGroup, StepCells};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What the guards of a session do.
+/// The purpose of the guards of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Training,
@@ -19,40 +21,26 @@ pub(super) enum Kind {
     Calibration,
 }
 
-/// What an outermost guard and those inside of it share.
+/// Shared by an outermost guard and the guards inside it.
 #[derive(Debug)]
 pub(super) struct Session {
     kind: Kind,
     state: Mutex<State>,
     failed: AtomicBool,
-    /// Something was cast, or a prepared layer used, in whatever step.
+    /// A tensor was cast or a prepared layer used, in any step.
     used: AtomicBool,
     static_casts: AtomicU64,
     warned: AtomicBool,
-    /// Layers that computed in high precision since nobody has prepared them.
+    /// Some layers that computed in high precision because they are not prepared.
     unprepared: Mutex<Vec<String>>,
 }
-
-/// How many layers are named that were not prepared.
-const NAMED: usize = 3;
 
 #[derive(Debug, Default)]
 struct State {
     closed: bool,
     steps: Vec<Arc<StepCells>>,
-    /// Layers that signed in since the last end of a step, by address, with their last configuration.
-    used: HashMap<usize, Use>,
-}
-
-#[derive(Debug)]
-struct Use {
-    state: Arc<Fp8State>,
-    config: Arc<ResolvedConfig>,
-    group: Option<Arc<dyn ReductionGroup>>,
-    /// A training guard has used it, so that its rules are known.
-    noted: bool,
-    /// Trained with other scales than calibrated ones, in this use or one before it.
-    trained: bool,
+    /// Layers that signed in since the last step ended, by address of their state.
+    used: HashMap<usize, UsedLayer>,
 }
 
 impl Session {
@@ -89,7 +77,7 @@ impl Session {
         self.kind != Kind::Evaluation && self.failed.load(Ordering::Relaxed)
     }
 
-    /// Notes that a layer without FP8 state computes in high precision.
+    /// Records that a layer without FP8 state computes in high precision.
     pub(super) fn note_unprepared(&self, path: Option<&str>) {
         if self.used.load(Ordering::Relaxed) {
             return;
@@ -101,20 +89,12 @@ impl Session {
         }
     }
 
-    /// Says it if nothing was ever cast.
-    fn check_used(&self) {
-        if self.kind != Kind::Calibration && !self.used.load(Ordering::Relaxed) {
-            let names = (self.unprepared.lock()).unwrap_or_else(PoisonError::into_inner);
-            warn_of_nothing(&names);
-        }
-    }
-
     pub(super) fn count_static_cast(&self) {
         self.used.store(true, Ordering::Relaxed);
         self.static_casts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes a use; gives the cells of the layer's table.
+    /// Records the use of a layer; returns the cells of the layer's table.
     pub(super) fn sign_in(
         &self,
         layer: &Arc<Fp8State>,
@@ -129,8 +109,8 @@ impl Session {
             !(state.steps.iter()).any(|step| Arc::ptr_eq(step.table(), table))
         };
         if first_use && self.kind == Kind::Training {
-            // The backward pass of the model's last step is over. Not under the lock: a reduction over ranks may run the
-            // user's code.
+            // The backward pass of the model's last step is over. The lock is not held here, because a reduction over ranks
+            // may run the user's code.
             table.update_gradients()?;
             table.begin_step()?;
         }
@@ -143,7 +123,7 @@ impl Session {
         let known = (state.steps.iter().rev())
             .find(|step| {
                 let same = Arc::ptr_eq(step.table(), table) && step.rows() >= rows;
-                // What evaluation sees in the middle of a training step vetoes nothing.
+                // Inf and NaN in an evaluation within a training step must not veto the step, so it has cells of its own.
                 same && step.mark().is_some() == trains
             })
             .cloned();
@@ -173,7 +153,7 @@ impl Session {
             let before = state.used.get(&key);
             let noted = trains || before.is_some_and(|before| before.noted);
             let before = before.is_some_and(|before| before.trained);
-            let used = Use {
+            let used = UsedLayer {
                 state: layer.clone(),
                 config: settings.config.clone(),
                 group: settings.group.clone(),
@@ -185,44 +165,46 @@ impl Session {
         Ok(step)
     }
 
-    /// Ends the session; gives its tables and what was cast. Every table is finished; the first error is given.
+    /// Ends the session; returns its tables and what was cast. Finishes every table; returns the first error.
     pub(super) fn close(&self) -> (Vec<Arc<StateTable>>, Result<StepSummary>) {
         let ended = self.take(true);
-        let tables = ended.tables();
-        let static_casts = self.static_casts.swap(0, Ordering::Relaxed);
         let done = match self.kind {
             Kind::Training => ended.commit(),
             Kind::Evaluation => ended.report(),
             Kind::Calibration => ended.calibrate(),
         };
-        let done = done.map(|mut summary| {
-            summary.casts += static_casts;
-            self.check_used();
-            summary
-        });
-        (tables, done)
+        (ended.tables(), self.with_static_casts(done))
     }
 
-    /// Says once, at the end of a guard inside, that weights change while the step goes on.
+    /// Adds the casts of layers without state to a summary, and warns if the session has cast nothing at all.
+    fn with_static_casts(&self, done: Result<StepSummary>) -> Result<StepSummary> {
+        let static_casts = self.static_casts.swap(0, Ordering::Relaxed);
+        let mut summary = done?;
+        summary.casts += static_casts;
+        if self.kind != Kind::Calibration && !self.used.load(Ordering::Relaxed) {
+            let names = (self.unprepared.lock()).unwrap_or_else(PoisonError::into_inner);
+            warn_of_nothing(&names);
+        }
+        Ok(summary)
+    }
+
+    /// Warns once, when an inner guard closes, that weights have changed although the step has not ended.
     pub(super) fn warn_of_training_on(&self) {
         let changed = |state: &State| state.steps.iter().any(|step| step.has_changed_weights());
         if changed(&self.lock()) && !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "an FP8 autocast guard was closed inside of another one whose step goes on although weights have changed since it                  began: no scale is updated. Was the outer guard forgotten (mem::forget, a leaked box)? One that stands around                  a loop needs end_step() after each optimizer step"
+                "an FP8 autocast guard was closed inside of another one whose step goes on although weights have changed since it \
+                 began: no scale is updated. Was the outer guard forgotten (mem::forget, a leaked box)? One that stands around \
+                 a loop needs end_step() after each optimizer step"
             );
         }
     }
 
-    /// Ends a step of a session that goes on.
+    /// Ends a step of a session that continues.
     pub(super) fn end_step(&self) -> (Vec<Arc<StateTable>>, Result<StepSummary>) {
         let ended = self.take(false);
         self.failed.store(false, Ordering::Relaxed);
-        let static_casts = self.static_casts.swap(0, Ordering::Relaxed);
-        let done = ended.commit().map(|mut summary| {
-            summary.casts += static_casts;
-            self.check_used();
-            summary
-        });
+        let done = self.with_static_casts(ended.commit());
         (ended.tables(), done)
     }
 
@@ -233,140 +215,20 @@ impl Session {
         }
     }
 
-    fn take(&self, closes: bool) -> Ended {
+    fn take(&self, closes: bool) -> EndedStep {
         let mut state = self.lock();
         state.closed |= closes;
         let mut steps = std::mem::take(&mut state.steps);
-        // Threads use models in any order; ranks must reduce them in one.
+        // Threads use models in any order, but all ranks must reduce them in the same one.
         steps.sort_by_cached_key(|step| step.table().names().into_iter().next());
-        Ended {
+        EndedStep {
             steps,
             used: std::mem::take(&mut state.used).into_values().collect(),
         }
     }
 }
 
-/// What a session leaves behind.
-struct Ended {
-    steps: Vec<Arc<StepCells>>,
-    used: Vec<Use>,
-}
-
-impl Ended {
-    fn tables(&self) -> Vec<Arc<StateTable>> {
-        let mut tables: Vec<Arc<StateTable>> = vec![];
-        for step in &self.steps {
-            if !tables.iter().any(|table| Arc::ptr_eq(table, step.table())) {
-                tables.push(step.table().clone());
-            }
-        }
-        tables
-    }
-
-    fn summary(&self) -> StepSummary {
-        StepSummary {
-            casts: self.steps.iter().map(|step| step.casts()).sum(),
-            layers: self.used.len(),
-            counts: vec![],
-        }
-    }
-
-    /// Updates inputs and weights; the gradients wait for their backward pass.
-    fn commit(&self) -> Result<StepSummary> {
-        let mut summary = self.summary();
-        let mut first = Ok(());
-        for table in self.tables() {
-            let own = self.steps.iter().map(|step| &**step);
-            let own: Vec<_> = own
-                .filter(|step| Arc::ptr_eq(step.table(), &table) && step.mark().is_some())
-                .collect();
-            let done = table.commit_all(&own);
-            first = first.and(done);
-            table.report()?;
-            if let Some(mark) = own.first().and_then(|step| step.mark().cloned()) {
-                let began = table.began()?;
-                summary
-                    .counts
-                    .push(NonFiniteCounts::of_step(table, began, mark));
-            }
-        }
-        let aside = self.steps.iter().filter(|step| step.mark().is_none());
-        summary.add_recorded(aside)?;
-        for used in &self.used {
-            if used.trained {
-                used.state.set_calibration(None);
-            }
-        }
-        first?;
-        Ok(summary)
-    }
-
-    /// Evaluation changes nothing.
-    fn report(&self) -> Result<StepSummary> {
-        let mut summary = self.summary();
-        summary.add_recorded(self.steps.iter())?;
-        Ok(summary)
-    }
-
-    /// Makes static scales of what was recorded. Every layer is finished; the first error is given.
-    fn calibrate(&self) -> Result<StepSummary> {
-        let mut first: Result<()> = Ok(());
-        for step in &self.steps {
-            let here =
-                || (self.used.iter()).filter(|used| Arc::ptr_eq(used.state.table(), step.table()));
-            let rows: Vec<CalibrationRow> = here().flat_map(calibration_rows).collect();
-            // Ranks of one job calibrate with one group.
-            let group = here().find_map(|used| used.group.clone());
-            let errors = step
-                .table()
-                .finish_calibration(step, &rows, group.as_deref())?;
-            if let (Some(error), Ok(())) = (errors.into_iter().next(), &first) {
-                first = Err(error.into());
-            }
-        }
-        for used in &self.used {
-            let slots = used.state.slots();
-            // An empty batch records nothing.
-            let complete = (slots.iter())
-                .filter(|(role, _)| !role.is_gradient())
-                .all(|(_, slot)| slot.is_calibrated());
-            let calibration = Calibration {
-                input: used.config.input,
-                weight: used.config.weight,
-                round_scales_to_power_of_two: used.config.round_scales_to_power_of_two,
-                weight_fingerprint: used.state.calibrated_weight(),
-            };
-            used.state.set_calibration(complete.then_some(calibration));
-        }
-        first?;
-        Ok(self.summary())
-    }
-}
-
-/// Inputs take earlier batches into account; a weight is known whole. Delayed casts follow their rule, whose history knows both.
-fn calibration_rows(used: &Use) -> Vec<CalibrationRow> {
-    let rows = used.state.slots().iter().filter_map(|(role, slot)| {
-        let is_input = match role {
-            Role::Input => true,
-            Role::Weight => false,
-            _ => return None,
-        };
-        let cast = casts_of(&used.config, *role)[0];
-        let rule = match cast.scaling {
-            ScalingType::Delayed => delayed_rule(&used.config, *role).map(|(rule, _)| rule),
-            _ => None,
-        };
-        Some(
-            CalibrationRow::new(slot.row(), cast.format?)
-                .with_earlier(is_input)
-                .allow_zero(!is_input)
-                .with_rule(rule),
-        )
-    });
-    rows.collect()
-}
-
-/// Whether the forward pass uses calibrated scales only, which training leaves as they are.
+/// Whether the forward pass uses only calibrated scales, which training does not change.
 fn is_static(config: &ResolvedConfig) -> bool {
     let forward = [&config.input, &config.weight];
     forward
@@ -382,7 +244,7 @@ fn same_group(a: &Option<Arc<dyn ReductionGroup>>, b: &Option<Arc<dyn ReductionG
     }
 }
 
-/// How the layer's rows are to be updated: the last configuration with a delayed cast of a row counts.
+/// Records how the layer's rows are to be updated: by the last configuration with a delayed cast of the row.
 fn note_rules(step: &StepCells, layer: &Fp8State, settings: &Settings) {
     let config = &*settings.config;
     for (role, slot) in layer.slots() {
@@ -394,38 +256,5 @@ fn note_rules(step: &StepCells, layer: &Fp8State, settings: &Settings) {
         };
         let rule = rule.with_group(settings.group.clone().filter(|_| reduces));
         step.note_rule(slot.row(), *role, rule);
-    }
-}
-
-/// Updates the gradient scales of a table, if a step has ended since they were last updated.
-pub(super) fn update_gradients(table: &Arc<StateTable>) -> Result<StepSummary> {
-    table.update_gradients()?;
-    let (before, now) = table.report()?;
-    Ok(StepSummary {
-        counts: vec![NonFiniteCounts::between(table.clone(), before, now)],
-        ..StepSummary::default()
-    })
-}
-
-/// Says once in a process that a guard was enabled for nothing: in `tracing`, or on stderr where nobody listens to that.
-fn warn_of_nothing(unprepared: &[String]) {
-    static WARNED: AtomicBool = AtomicBool::new(false);
-    if WARNED.swap(true, Ordering::Relaxed) {
-        return;
-    }
-    let why = match unprepared {
-        [] => "no layer of this library ran in it: is the guard bound to a name (`let _guard = ..`, not `let _ = ..`), does the forward \
-               pass run on the guard's thread (else take a handle), are the layers those of `nn` (those of candle_nn have no FP8)?"
-            .to_string(),
-        names => format!(
-            "layers ran in high precision because they are not prepared (`{}`{}): call prepare_fp8, whose report says what became of each",
-            names.join("`, `"),
-            if names.len() == NAMED { ", .." } else { "" },
-        ),
-    };
-    let text = format!("an enabled FP8 autocast guard was closed without any FP8; {why}");
-    match tracing::dispatcher::has_been_set() {
-        true => tracing::warn!("{text}"),
-        false => eprintln!("warning: {text}"),
     }
 }

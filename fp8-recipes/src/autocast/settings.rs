@@ -1,11 +1,11 @@
-//! What a guard says, resolved.
+//! The options of a guard, resolved.
 
 use crate::config::ResolvedConfig;
 use crate::stats::{CastObserver, CastStats};
 use fp8_candle::state::ReductionGroup;
 use std::sync::Arc;
 
-/// What a prepared layer does.
+/// How a prepared layer computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     HighPrecision,

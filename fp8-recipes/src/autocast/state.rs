@@ -7,7 +7,7 @@ use fp8_candle::{CastCounter, Role, Slot, StateTable, WeightCache};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How a layer was calibrated.
+/// The casts and the weight with which a layer was calibrated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Calibration {
@@ -21,14 +21,14 @@ pub struct Calibration {
     pub weight_fingerprint: u64,
 }
 
-/// A recipe that holds for one layer, whatever the guard's is.
+/// A recipe that one layer follows in place of the guard's.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerRecipe {
     pub(crate) recipe: Recipe,
     pub(crate) config: Arc<ResolvedConfig>,
 }
 
-/// The casts of a role, in either of its two GEMMs.
+/// The casts of a role in its two GEMMs.
 pub(crate) fn casts_of(config: &ResolvedConfig, role: Role) -> [&CastConfig; 2] {
     match role {
         Role::Weight => [&config.weight, &config.weight_for_grad_input],
@@ -37,7 +37,7 @@ pub(crate) fn casts_of(config: &ResolvedConfig, role: Role) -> [&CastConfig; 2] 
     }
 }
 
-/// The rule that updates a role's row, and whether its amaxes are reduced over ranks; None without delayed casts of it.
+/// The rule that updates a role's row, and whether its amaxes are reduced over ranks; None if the role has no delayed casts.
 pub(crate) fn delayed_rule(config: &ResolvedConfig, role: Role) -> Option<(RowRule, bool)> {
     let mut casts = casts_of(config, role).into_iter();
     let cast = casts.find(|cast| cast.scaling == ScalingType::Delayed)?;
@@ -59,7 +59,7 @@ pub struct Fp8State {
     output_fused: AtomicBool,
     own_recipe: Mutex<Option<LayerRecipe>>,
     calibration: Mutex<Calibrated>,
-    /// Those of the model: optimizers find its table by them.
+    /// The model's parameters, by which optimizers find its table.
     parameters: Mutex<Arc<[WeightVersion]>>,
 }
 
@@ -132,22 +132,7 @@ impl Fp8State {
         self.casts.iter().map(|n| n.load(Ordering::Relaxed)).sum()
     }
 
-    /// How many times this layer has cast a tensor for one use. A copy that serves both uses of an operand counts for the first.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{Device, Module, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-    /// use fp8::config::Operand;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let x = Tensor::ones((4, 32), candle_core::DType::F32, &Device::Cpu)?;
-    /// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
-    /// prepare_fp8(&layer, &PrepareOptions::default())?;
-    /// with_fp8(RecipeName::Tensorwise, || layer.forward(&x))?;
-    /// let state = layer.fp8_state().unwrap();
-    /// assert_eq!((state.casts(Operand::Input), state.casts(Operand::GradOutput)), (1, 0));
-    /// # Ok(()) }
-    /// ```
+    /// How many casts of an operand this layer has made. A copy that serves both uses of an operand counts for the first.
     pub fn casts(&self, operand: Operand) -> u64 {
         self.casts[operand as usize].load(Ordering::Relaxed)
     }
@@ -156,7 +141,7 @@ impl Fp8State {
         &self.casts[operand as usize]
     }
 
-    /// Whether the output and its gradient stay in high precision, as they do where the next operator is fused to this one:
+    /// Whether the output and its gradient stay in high precision because the next operator is fused with this one:
     /// [`PrepareOptions::with_output_fused`](crate::PrepareOptions::with_output_fused).
     pub fn is_output_fused(&self) -> bool {
         self.output_fused.load(Ordering::Relaxed)
@@ -166,7 +151,7 @@ impl Fp8State {
         self.output_fused.store(fused, Ordering::Relaxed);
     }
 
-    /// Holds what leads from the model's parameters to its table.
+    /// Links the model's parameters to its table.
     pub(crate) fn hold_parameters(&self, parameters: &Arc<[WeightVersion]>) {
         for parameter in parameters.iter() {
             parameter.note_table(&self.table);
@@ -186,7 +171,7 @@ impl Fp8State {
         recipe.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The recipe that this layer follows inside of every guard; None where it follows the guard's.
+    /// The recipe that this layer follows inside every guard; None if it follows the guard's.
     pub fn own_recipe(&self) -> Option<Recipe> {
         self.lock_recipe().as_ref().map(|own| own.recipe.clone())
     }
@@ -195,7 +180,7 @@ impl Fp8State {
         self.lock_recipe().as_ref().map(|own| own.config.clone())
     }
 
-    /// Another recipe than before also means that an earlier calibration no longer describes the layer.
+    /// Sets the layer's own recipe. A change discards the calibration, which no longer describes the layer.
     pub(crate) fn set_own_recipe(&self, recipe: Option<LayerRecipe>) {
         for (role, slot) in &self.slots {
             let idle = match &recipe {

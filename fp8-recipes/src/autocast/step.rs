@@ -1,16 +1,17 @@
-//! Ending steps, and steps as closures.
+//! Ending a step, and running a step as a closure.
 
 use super::Autocast;
 use super::context::{is_recomputing, on_thread};
+use super::ended_step::update_gradients;
 use super::guard::fp8_autocast;
-use super::session::{Kind, update_gradients};
+use super::session::Kind;
 use super::settings::Mode;
 use super::summary::StepSummary;
 use crate::error::{Error, Result};
 use std::sync::Weak;
 
-/// Ends the training step in progress on this thread: updates the delayed scales of inputs, weights and output gradients from
-/// what was recorded since the last end, and says what was cast. The guard stays open, so one guard may stand around a whole
+/// Ends the training step in progress on this thread: updates the delayed scales of inputs, weights and output gradients from the
+/// amaxes recorded since the last step ended, and returns what was cast. The guard stays open, so that one guard may enclose a whole
 /// loop:
 ///
 /// ```no_run
@@ -25,11 +26,11 @@ use std::sync::Weak;
 /// # Ok(()) }
 /// ```
 ///
-/// Outside of a training guard: updates the gradient scales of the models that guards of this thread have trained, which
+/// Outside of a training guard it updates the gradient scales of the models that guards of this thread have trained, which
 /// otherwise happens when a model is next used.
 ///
 /// # Errors
-/// If a reduction over ranks fails; what was recorded waits for the next update.
+/// If a reduction over ranks fails; its amaxes are part of the next update.
 pub fn end_step() -> Result<StepSummary> {
     if is_recomputing() {
         return Ok(StepSummary::default());
@@ -44,7 +45,7 @@ pub fn end_step() -> Result<StepSummary> {
         })
     });
     let session = session.flatten();
-    // Not under the borrow: a reduction over ranks may run the user's code.
+    // The thread's state is not borrowed here, because a reduction over ranks may run the user's code.
     let (mut first, mut tables) = match session {
         Some(session) => {
             let (tables, done) = session.end_step();
@@ -72,8 +73,8 @@ pub fn end_step() -> Result<StepSummary> {
     first
 }
 
-/// Runs `f` inside a guard. Where it succeeds the guard is closed, where it fails the step is forgotten, so that `?` inside is
-/// safe: histories, scales and amaxes are then as they were before.
+/// Runs `f` inside a guard. On success the guard is closed. On an error the step is discarded: histories, scales and amaxes are as
+/// they were before, so `?` inside is safe.
 ///
 /// ```
 /// # use candle_core::{Device, Module, Tensor};
@@ -87,7 +88,7 @@ pub fn end_step() -> Result<StepSummary> {
 /// ```
 ///
 /// # Errors
-/// That of `f`, or why the guard could not be opened or closed.
+/// The error of `f`, or that of opening or closing the guard.
 pub fn with_fp8<A, T, E>(autocast: A, f: impl FnOnce() -> Result<T, E>) -> Result<T, E>
 where
     A: TryInto<Autocast>,

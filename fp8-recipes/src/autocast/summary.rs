@@ -1,11 +1,11 @@
-//! What a step has cast.
+//! The summary of a step.
 
 use crate::error::Result;
 use candle_core::Tensor;
 use fp8_candle::state::{NonFinite, NonFiniteCounts, StepCells};
 use std::sync::Arc;
 
-/// What was cast between the ends of two steps.
+/// What was cast in a step.
 ///
 /// Counts of Inf and NaN stay on their device until [`StepSummary::non_finite`] asks for them.
 #[derive(Debug, Clone, Default)]
@@ -16,14 +16,14 @@ pub struct StepSummary {
 }
 
 impl StepSummary {
-    /// Takes in what came later.
+    /// Adds a later summary.
     pub(super) fn merge(&mut self, later: Self) {
         self.casts += later.casts;
         self.layers += later.layers;
         self.counts.extend(later.counts);
     }
 
-    /// Takes in what these cells have recorded, which becomes part of no table.
+    /// Adds counts from cells that are not merged into a table.
     pub(super) fn add_recorded<'a>(
         &mut self,
         steps: impl Iterator<Item = &'a Arc<StepCells>>,

@@ -8,7 +8,7 @@
 //! | `fp8/kept_quant_scale` | f32 `[rows]` | of weights that the last step did not change; 0 elsewhere |
 //! | `fp8/non_finite` | U32 `[rows]` | |
 //!
-//! What is no number of a tensor stands in the metadata, in the same order.
+//! All other values of a row are in the metadata, in the same order.
 
 use super::meta::{PREFIX, ROWS_KEY, mismatch};
 use super::prepared::{PreparedLayer, prepared_layers};
@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// The rows of a checkpoint, by name.
 pub type Fp8Rows = BTreeMap<String, SavedRow>;
 
-/// What the metadata says of a row.
+/// A row in the metadata.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RowMeta {
@@ -42,7 +42,7 @@ struct RowMeta {
     id: u32,
 }
 
-/// What the metadata says of a calibrated layer.
+/// A calibrated layer in the metadata.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CalibrationMeta {
@@ -53,18 +53,18 @@ struct CalibrationMeta {
     weight_fingerprint: u64,
 }
 
-/// Everything of the metadata entry.
+/// The metadata entry.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Meta {
     rows: Vec<RowMeta>,
     calibrated_layers: BTreeMap<String, CalibrationMeta>,
-    /// Recipes of layers that do not follow the guard's.
+    /// Recipes of layers that have their own.
     #[serde(default)]
     layer_recipes: BTreeMap<String, Recipe>,
 }
 
-/// The state that a checkpoint holds.
+/// The FP8 state in a checkpoint.
 #[derive(Default)]
 pub(super) struct StoredState {
     rows: Fp8Rows,
@@ -203,7 +203,7 @@ pub(super) fn rows_of(file: &SafetensorsFile) -> Result<Meta> {
     })
 }
 
-/// Takes the state out of the tensors of a checkpoint, and checks that it is whole.
+/// Takes the state out of the tensors of a checkpoint and checks that it is complete.
 pub(super) fn take(
     path: &Path,
     stored: &mut BTreeMap<String, Tensor>,
@@ -280,7 +280,7 @@ pub(super) fn take(
     })
 }
 
-/// Numbers that no step can have left behind.
+/// Rejects numbers that no step can have produced.
 fn check(row: &SavedRow, name: &str) -> Result<()> {
     use fp8_candle::Error::StateValue;
     row.check(name).map_err(|error| match error {
@@ -316,7 +316,7 @@ impl StoredState {
         Ok(())
     }
 
-    /// The first layer whose own recipe is another one than it was, as an error.
+    /// An error for the first layer whose own recipe differs from the checkpoint's.
     pub(super) fn other_recipe(&self, path: &Path, layers: &[PreparedLayer]) -> Option<Error> {
         layers.iter().find_map(|PreparedLayer { state, .. }| {
             let (here, there) = (state.own_recipe(), self.layer_recipes.get(state.path()));
@@ -331,7 +331,7 @@ impl StoredState {
         })
     }
 
-    /// Puts the state into layers that [`StoredState::check`] has passed.
+    /// Restores the state into layers that [`StoredState::check`] has accepted.
     pub(super) fn restore(&self, layers: &[PreparedLayer]) -> Result<()> {
         let mut tables: Vec<Arc<fp8_candle::StateTable>> = vec![];
         for PreparedLayer { state, .. } in layers {

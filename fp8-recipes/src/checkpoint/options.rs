@@ -1,4 +1,4 @@
-//! What may differ between a checkpoint and the run that goes on from it, and what became of its parts.
+//! What may differ between a checkpoint and the run that resumes it, and what was restored.
 
 use super::meta::{TrainingMeta, recipe_text};
 use crate::config::Recipe;
@@ -29,41 +29,27 @@ pub struct ResumeOptions {
 }
 
 impl ResumeOptions {
-    /// Nothing may differ.
+    /// The defaults: nothing may differ.
     pub fn new() -> Self {
         Self::default()
     }
+}
 
-    /// Whether the run may go on with another recipe than the checkpoint's, from f32 to FP8 and back included.
+setters! { ResumeOptions:
+    /// Whether the run may continue with another recipe than the checkpoint's, including from f32 to FP8 and back.
     ///
-    /// Where the recipes are equal, the FP8 state comes back, as without this option. Where they differ, all of it starts fresh, as
-    /// after [`prepare_fp8`](crate::prepare_fp8): histories are empty, and scales are those with which the new recipe begins
-    /// ([`InitialScale`](crate::config::InitialScale) of delayed scaling). None of the old rows is kept, because their scales follow
-    /// another rule, and a calibration describes no weight that is trained on.
-    pub fn allow_recipe_change(mut self, allow: bool) -> Self {
-        self.allow_recipe_change = allow;
-        self
-    }
-
-    /// Whether the FP8 state starts fresh although the recipe is the same: for a model in which other layers are prepared than in
-    /// the one that was saved.
-    pub fn fresh_fp8_state(mut self, fresh: bool) -> Self {
-        self.fresh_fp8_state = fresh;
-        self
-    }
-
-    /// Whether the optimizer's part of the checkpoint is left out. The optimizer stays as it is: give it newly made. For a run that
-    /// goes on with another optimizer, or that only evaluates ([`NoOptimizer`](crate::optim::NoOptimizer)).
-    pub fn fresh_optimizer(mut self, fresh: bool) -> Self {
-        self.fresh_optimizer = fresh;
-        self
-    }
-
-    /// Whether the optimizer keeps its own hyperparameters, such as another learning rate, while its tensors and its step come back.
-    pub fn keep_hyperparameters(mut self, keep: bool) -> Self {
-        self.keep_hyperparameters = keep;
-        self
-    }
+    /// If the recipes are equal, the FP8 state is restored, as without this option. If they differ, all of it starts fresh, as after
+    /// [`prepare_fp8`](crate::prepare_fp8): histories are empty, and scales are the initial ones of the new recipe
+    /// ([`InitialScale`](crate::config::InitialScale) of delayed scaling). No old row is kept, because its scale follows another
+    /// rule, and no calibration, because it does not describe a weight that is trained further.
+    allow_recipe_change(allow_recipe_change: bool);
+    /// Whether the FP8 state starts fresh although the recipe is the same: for a model with other prepared layers than the saved one.
+    fresh_fp8_state(fresh_fp8_state: bool);
+    /// Whether to skip the optimizer's part of the checkpoint. The optimizer stays as it is, so pass a new one. For a run that continues
+    /// with another optimizer, or only evaluates ([`NoOptimizer`](crate::optim::NoOptimizer)).
+    fresh_optimizer(fresh_optimizer: bool);
+    /// Whether the optimizer keeps its own hyperparameters, such as another learning rate, while its tensors and step are restored.
+    keep_hyperparameters(keep_hyperparameters: bool);
 }
 
 /// Where a part of the run comes from.
@@ -72,7 +58,7 @@ impl ResumeOptions {
 pub enum Restored {
     /// From the checkpoint.
     FromCheckpoint,
-    /// It begins anew.
+    /// It starts fresh.
     Fresh,
 }
 
@@ -85,7 +71,7 @@ impl fmt::Display for Restored {
     }
 }
 
-/// What [`resume_training_with`](super::resume_training_with) has done. Prints as a few lines.
+/// What [`resume_training_with`](super::resume_training_with) has restored. Prints as a few lines.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ResumeReport {
@@ -93,9 +79,9 @@ pub struct ResumeReport {
     pub path: PathBuf,
     /// Its metadata; the recipe in it is the one that it was saved with.
     pub meta: TrainingMeta,
-    /// The recipe of the run that goes on.
+    /// The recipe of the resumed run.
     pub recipe: Option<Recipe>,
-    /// Names of the variables, all of which come from the checkpoint.
+    /// Names of the variables, all restored from the checkpoint.
     pub variables: Vec<String>,
     /// Scales, histories and calibration of the prepared layers.
     pub fp8_state: Restored,
@@ -106,7 +92,7 @@ pub struct ResumeReport {
 }
 
 impl ResumeReport {
-    /// Whether the run goes on with another recipe.
+    /// Whether the run continues with another recipe.
     pub fn recipe_changed(&self) -> bool {
         self.meta.recipe != self.recipe
     }

@@ -1,4 +1,4 @@
-//! Putting a training checkpoint back.
+//! Resuming from a training checkpoint.
 
 use super::fp8::{self, StoredState};
 use super::meta::{
@@ -24,8 +24,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
-/// Puts a checkpoint back into a model built and prepared as the saved one was, so that the run goes on bit for bit. Nothing is
-/// changed unless the whole checkpoint fits. [`resume_training_with`] goes on with another recipe or another optimizer.
+/// Restores a checkpoint into a model that was built and prepared like the saved one, so that the run continues bit for bit. Nothing
+/// is changed unless the whole checkpoint fits. [`resume_training_with`] continues with another recipe or optimizer.
 ///
 /// # Errors
 /// If the recipe differs from `recipe`, the checkpoint is that of another kind of optimizer, or a variable, an FP8 state or a
@@ -43,8 +43,8 @@ pub fn resume_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     Ok(report.meta)
 }
 
-/// As [`resume_training`], with what `options` allow to differ: an f32 run goes on in FP8, an FP8 run in f32 or with another recipe,
-/// and any run with another optimizer. The report says what came back and what begins anew.
+/// Like [`resume_training`], with the differences that `options` allow: an f32 run continues in FP8, an FP8 run in f32 or with another
+/// recipe, and any run with another optimizer. The report says what was restored and what starts fresh.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -124,7 +124,7 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Size
     }
     let layers = prepared_layers(model);
     let state = fp8::take(path, &mut stored, fp8::rows_of(&file)?)?;
-    // Scales that another rule has made would be this recipe's for a step or more.
+    // Scales of another rule would otherwise stay in use for a step or more.
     let other_layer_recipe = state.other_recipe(path, &layers);
     let other_recipe = other_recipe || other_layer_recipe.is_some();
     if let (Some(error), false) = (other_layer_recipe, options.allow_recipe_change) {
@@ -175,7 +175,7 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Size
     })
 }
 
-/// Says that the weights have changed, if their changes are announced.
+/// Announces that the weights have changed, if their changes are announced.
 pub(super) fn announce(layers: &[PreparedLayer], announces_changes: bool) {
     for weight in layers.iter().filter_map(|layer| layer.weight.as_ref()) {
         let version = WeightVersion::of(weight);
@@ -186,13 +186,13 @@ pub(super) fn announce(layers: &[PreparedLayer], announces_changes: bool) {
     }
 }
 
-/// Rows to be put into a table.
+/// Rows to be restored into a table.
 struct TableRows {
     table: Arc<StateTable>,
     rows: Vec<(usize, SavedRow)>,
 }
 
-/// What becomes of the FP8 state.
+/// The FP8 state after resuming.
 enum NextState {
     FromCheckpoint(StoredState),
     Fresh(Vec<TableRows>),
@@ -256,7 +256,7 @@ fn fresh_rows(layers: &[PreparedLayer]) -> Result<Vec<TableRows>> {
 /// The optimizer's state without its tensors.
 fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
     let Some(json) = file.metadata(OPTIMIZER_KEY) else {
-        // From before other optimizers than ours could be saved.
+        // A file from before optimizers of other libraries could be saved.
         return Ok(OptimizerState::new(AdamWConfig::KIND));
     };
     let meta: OptimizerMeta = serde_json::from_str(json).map_err(|error| FilesError::Json {

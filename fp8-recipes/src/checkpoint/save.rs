@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::PoisonError;
 
-/// Saves variables, optimizer and FP8 state, atomically: a crash leaves the old file or the new one.
+/// Saves variables, optimizer and FP8 state atomically: a crash leaves the old file or the new one.
 ///
 /// `optimizer` is any [`ResumableOptimizer`]: this library's, candle-nn's, your own, or
 /// [`NoOptimizer`](crate::optim::NoOptimizer).

@@ -15,11 +15,11 @@ use fp8_files::names::join;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-/// Saves the parameters of `model` as they are, under their paths, and the FP8 state of its prepared layers: scales, histories,
-/// calibrations. [`load_fp8_state`] gives them to another model, which then evaluates to the same bits under the same recipe.
+/// Saves the parameters of `model` under their paths, and the FP8 state of its prepared layers: scales, histories, calibrations.
+/// [`load_fp8_state`] restores them into another model, which then evaluates to the same bits under the same recipe.
 ///
-/// The file is plain safetensors, from which candle builds the model too; the state is in tensors `fp8/..` and in the metadata, as
-/// in a training checkpoint. Ends the step first ([`crate::end_step`]). Written atomically.
+/// The file is plain safetensors, from which candle can build the model as well; the state is in tensors `fp8/..` and in the metadata,
+/// as in a training checkpoint. Ends the step first ([`crate::end_step`]). Written atomically.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -77,11 +77,11 @@ pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
     Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
 }
 
-/// Puts the weights and the FP8 state of a file of [`save_fp8_state`] into `model`, which is prepared as the saved one was. A training
-/// checkpoint is such a file too: its optimizer is left out.
+/// Restores the weights and the FP8 state of a file of [`save_fp8_state`] into `model`, which is prepared like the saved one. A training
+/// checkpoint is accepted as well; its optimizer is ignored.
 ///
-/// A parameter that is a variable takes its value from the file. One that is not, because the model was built from a file, cannot
-/// change: it must have that value already.
+/// A parameter that is a variable takes its value from the file. One that is not a variable, because the model was built from a file,
+/// cannot change, so it must already have that value.
 ///
 /// # Errors
 /// If the file cannot be read, or a parameter or row of state is missing, left over, of another shape, dtype or recipe, or a fixed
@@ -153,7 +153,7 @@ impl Parameters {
 
     fn keep(&mut self, path: Option<&str>, tensor: &Tensor) -> Result<()> {
         let Some(path) = path else {
-            // A mask or a table of sines is no parameter.
+            // Tensors such as masks and tables of sines are not parameters.
             return match tensor.is_variable() {
                 false => Ok(()),
                 true => Err(LayerError::Unnamed {

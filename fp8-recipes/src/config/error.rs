@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration.
+//! Errors in configurations.
 
 use fp8_core::{Format, Granularity, ParseFormatError, ParseNameError, did_you_mean};
 use fp8_files::names::PatternError;
@@ -26,7 +26,7 @@ pub enum ConfigError {
     #[error(transparent)]
     UnknownFormat(#[from] ParseFormatError),
 
-    /// Scales finer than one per tensor come from the tensor itself, and microscaling has a rule of its own.
+    /// Scales finer than one per tensor must come from the tensor itself, and microscaling only by its own rule.
     #[error("{operand}: {granularity} scaling must be dynamic, got {scaling}")]
     NotDynamic {
         /// The cast at fault.
@@ -37,7 +37,7 @@ pub enum ConfigError {
         scaling: ScalingType,
     },
 
-    /// The result of a GEMM is cast by its own amax or without a scale.
+    /// The result of a GEMM must be cast with a scale from its own amax or without a scale.
     #[error(
         "{operand}: a result is cast tensorwise, with dynamic, current or unscaled scaling, got {granularity}, {scaling}"
     )]
@@ -50,7 +50,7 @@ pub enum ConfigError {
         scaling: ScalingType,
     },
 
-    /// Embeddings, norms and functional operators have no state from which a scale could come.
+    /// Casts of operators cannot take scales from state, because embeddings, norms and functional operators have none.
     #[error(
         "{operand}: operators are cast too (cast_operators), with dynamic, current or unscaled scaling, got {scaling}"
     )]
@@ -61,7 +61,7 @@ pub enum ConfigError {
         scaling: ScalingType,
     },
 
-    /// A block needs at least one row and one column.
+    /// A block has no rows or no columns.
     #[error("{operand}: a block of {rows}x{cols} elements is empty")]
     EmptyBlock {
         /// The cast at fault.
@@ -72,14 +72,14 @@ pub enum ConfigError {
         cols: usize,
     },
 
-    /// Ranks that share weights do not exist yet, so nothing would be gathered.
+    /// `enable_fp8_all_gather` is set, but ranks that share weights do not exist yet.
     #[error(
         "enable_fp8_all_gather (torchao's enable_fsdp_float8_all_gather) is not supported: there are no ranks yet among which weights \
          could be gathered; leave it false"
     )]
     AllGather,
 
-    /// A GEMM runs in FP8 or in high precision, not half and half.
+    /// One operand of a GEMM is in FP8 and the other in high precision.
     #[error("GEMM {gemm}: the cast of {disabled} is disabled and that of {enabled} is not")]
     HalfDisabled {
         /// The GEMM at fault.
@@ -90,7 +90,7 @@ pub enum ConfigError {
         enabled: Operand,
     },
 
-    /// An operand is cast to the same format in both GEMMs that use it.
+    /// An operand is cast to different formats in the two GEMMs that use it.
     #[error(
         "{first_use} is cast to {first} but {second_use} to {second}; \
          an operand has one format in both GEMMs"
@@ -106,7 +106,7 @@ pub enum ConfigError {
         second: Format,
     },
 
-    /// A GEMM cannot multiply an OCP format with an FNUZ one.
+    /// A GEMM would multiply an OCP format with an FNUZ one.
     #[error("GEMM {gemm}: {a} and {b} do not belong to the same pair of formats")]
     MixedFormatPairs {
         /// The GEMM at fault.
@@ -117,7 +117,7 @@ pub enum ConfigError {
         b: Format,
     },
 
-    /// A delayed scaling history must hold at least one amax, and has a place in memory for each tensor that is cast.
+    /// An amax history is empty or longer than the limit.
     #[error("amax_history_len = {got} is not allowed: it must be between 1 and {limit}")]
     HistoryLength {
         /// The length that was given.
@@ -130,7 +130,7 @@ pub enum ConfigError {
     #[error(transparent)]
     Pattern(#[from] PatternError),
 
-    /// A pattern names no layer of the model: most likely a typo.
+    /// A pattern matches no layer of the model: most likely a typo.
     #[error("`{pattern}` names no layer{}", near_text(near))]
     UnmatchedPattern {
         /// The pattern.
@@ -139,7 +139,7 @@ pub enum ConfigError {
         near: Vec<String>,
     },
 
-    /// The recipe of the layers that a pattern names is inconsistent.
+    /// The recipe for the layers of a pattern is inconsistent.
     #[error("the recipe for the layers `{pattern}`: {source}")]
     LayerRecipe {
         /// The pattern.
@@ -148,14 +148,14 @@ pub enum ConfigError {
         source: Box<ConfigError>,
     },
 
-    /// An epsilon that no amax can be compared with.
+    /// `amax_epsilon` is negative or not finite.
     #[error("amax_epsilon = {got:e} is not allowed: it must be finite and not negative")]
     AmaxEpsilon {
         /// The epsilon that was given.
         got: f32,
     },
 
-    /// A margin beyond the range where `max * 2^-margin` is of any use.
+    /// A margin is outside of the accepted range.
     #[error("margin = {got} is not allowed: it must be between -{limit} and {limit}")]
     Margin {
         /// The margin that was given.
@@ -164,7 +164,7 @@ pub enum ConfigError {
         limit: i32,
     },
 
-    /// A reduction that was read from text has a name only.
+    /// A custom reduction was read from text and is not bound to its function.
     #[error(
         "amax_compute `custom:{name}` has no function here: bind it with Recipe::bind_amax_compute"
     )]
@@ -173,7 +173,7 @@ pub enum ConfigError {
         name: String,
     },
 
-    /// A function was to be bound to a recipe that asks for another one.
+    /// A function was bound to a recipe that uses another reduction.
     #[error(
         "the recipe reduces histories by `{wanted}`, there is no use for the function `{given}`"
     )]

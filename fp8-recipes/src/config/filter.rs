@@ -8,7 +8,7 @@ use fp8_core::Granularity;
 use super::skip::{SkipReason, WeightDim};
 use super::{Fp8LinearConfig, RecipeName};
 
-/// What a filter says about a layer.
+/// The decision of a filter about a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FilterDecision {
@@ -24,7 +24,7 @@ impl FilterDecision {
         matches!(self, FilterDecision::Take)
     }
 
-    /// The reason why not, if so.
+    /// Why the layer is skipped, if it is.
     pub fn reason(&self) -> Option<&SkipReason> {
         match self {
             FilterDecision::Take => None,
@@ -35,8 +35,7 @@ impl FilterDecision {
 
 type Predicate = dyn Fn(&str, usize, usize) -> bool + Send + Sync;
 
-/// Decides by path and shape which linear layers are converted. The default takes every layer; each
-/// condition that is added can only skip more.
+/// Decides by path and shape which layers are converted. The default takes every layer; each added condition can only skip more.
 ///
 /// N = out_features, K = in_features.
 ///
@@ -64,8 +63,8 @@ impl LayerFilter {
         Self::default()
     }
 
-    /// Skips layers whose path contains one of these strings (torchao's rule), beside those given before. Empty
-    /// strings are ignored; [`crate::PrepareReport::unmatched`] names those that are part of no path.
+    /// Also skips layers whose path contains one of these strings (torchao's rule). Empty strings are ignored;
+    /// [`crate::PrepareReport::unmatched`] lists strings that are part of no path.
     #[must_use]
     pub fn skip_paths<S: Into<String>>(mut self, parts: impl IntoIterator<Item = S>) -> Self {
         self.skip_paths.extend(
@@ -109,7 +108,7 @@ impl LayerFilter {
         self
     }
 
-    /// The strings that [`LayerFilter::skip_paths`] was given.
+    /// The strings of [`LayerFilter::skip_paths`].
     pub fn skipped_parts(&self) -> &[String] {
         &self.skip_paths
     }

@@ -8,7 +8,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SkipReason {
-    /// A pattern of [`crate::PrepareOptions::with_off`] names it.
+    /// A pattern of [`crate::PrepareOptions::with_off`] matches it.
     Off {
         /// The pattern.
         pattern: PathPattern,
@@ -24,7 +24,7 @@ pub enum SkipReason {
         dim: WeightDim,
         /// Its size.
         got: usize,
-        /// The least that is taken.
+        /// The smallest accepted size.
         least: usize,
     },
     /// Its outputs (N) or inputs (K) are not a multiple of what the filter asks for.
@@ -33,7 +33,7 @@ pub enum SkipReason {
         dim: WeightDim,
         /// Its size.
         got: usize,
-        /// What it would have to be a multiple of.
+        /// The required divisor.
         of: usize,
     },
     /// It is too small to gain from the recipe on an accelerator: see [`super::auto_filter`].
@@ -45,34 +45,34 @@ pub enum SkipReason {
         /// Inputs.
         in_features: usize,
     },
-    /// The filter's own function refuses it.
+    /// The filter's custom function rejects it.
     Custom,
     /// It was loaded from an FP8 checkpoint.
     AlreadyFp8,
     /// It is a convolution, and [`crate::PrepareOptions::convolutions`] is off.
     ConvolutionsOff,
-    /// It is a layer of candle_nn, which has no FP8 form; those of [`nn`](crate::nn) have the same names and signatures.
+    /// It is a layer of candle_nn, which has no FP8 form. The layers of [`nn`](crate::nn) have the same names and signatures.
     CandleNn,
-    /// It does not know its path.
+    /// Its path is not known.
     NoPath,
-    /// It stands at the root of the checkpoint: its weight is called `weight` and nothing else.
+    /// It is at the root of the checkpoint: its weight is named just `weight`.
     AtRoot,
-    /// A layer before it has the same path and another weight, or an operator has the path of a layer or of another operator.
+    /// An earlier layer with another weight has the same path, or an operator has the path of a layer or of another operator.
     SamePath,
-    /// Something that is no such layer uses its weight too, such as an embedding tied to it.
+    /// Its weight is also used elsewhere, such as by an embedding tied to it.
     Tied {
-        /// The first other name of the weight; None where its other owner knows none.
+        /// The first other name of the weight, if known.
         with: Option<String>,
     },
     /// Its weight is not f32, bf16 or f16.
     WeightDType(DType),
     /// Its weight holds Inf or NaN.
     NonFinite {
-        /// How many NaN.
+        /// The number of NaN.
         nan: usize,
-        /// How many Inf.
+        /// The number of Inf.
         inf: usize,
-        /// Of how many values.
+        /// The number of values.
         of: usize,
     },
 }

@@ -5,8 +5,8 @@ use crate::optim::{OptimError, OptimizerState, ResumableOptimizer};
 
 /// An optimizer together with the emulator that drives it, for
 /// [`save_training`](crate::checkpoint::save_training) and [`resume_training`](crate::checkpoint::resume_training):
-/// [`Emulator::with_optimizer`]. The optimizer's part is the same with and without it, so either loads a checkpoint of the other; what
-/// such a checkpoint lacks stays as it is.
+/// [`Emulator::with_optimizer`]. The optimizer's part of the checkpoint is the same without an emulator, so either loads a
+/// checkpoint of the other; what that checkpoint lacks stays unchanged.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -33,7 +33,7 @@ pub struct EmulatedOptimizer<'a, O: ?Sized> {
 }
 
 impl Emulator {
-    /// The optimizer as a checkpoint is to see it: with the loss scaler and the count of steps of this emulator.
+    /// The optimizer together with the loss scaler and the step count of this emulator, for a training checkpoint.
     pub fn with_optimizer<'a, O: ?Sized>(
         &'a mut self,
         optimizer: &'a mut O,

@@ -93,7 +93,7 @@ impl Emulator {
         self.method
     }
 
-    /// What the guards of this run switch on: around each forward pass of training, and with `training(false)` of evaluation, which
+    /// The options of the guards of this run: around each forward pass of training, and with `training(false)` of evaluation, which
     /// is not measured.
     pub fn autocast(&self) -> Autocast {
         let autocast = Autocast::new(self.config.clone());
@@ -103,7 +103,7 @@ impl Emulator {
         }
     }
 
-    /// What became of each layer and operator.
+    /// The result of the preparation for each layer and operator.
     pub fn report(&self) -> &PrepareReport {
         &self.report
     }
@@ -116,33 +116,33 @@ impl Emulator {
         Ok(self.report.cast_table(self.config.clone())?)
     }
 
-    /// Steps taken, or told by [`Emulator::update_global_steps`].
+    /// Steps taken, or set by [`Emulator::update_global_steps`].
     pub fn global_steps(&self) -> u64 {
         self.global_steps
     }
 
-    /// Says how many steps are done, in a run that goes on: statistics go by it.
+    /// Sets the number of finished steps of a resumed run, by which steps to measure are chosen.
     pub fn update_global_steps(&mut self, steps: u64) {
         self.global_steps = steps;
     }
 
-    /// Where the coming step is measured, if it is.
+    /// The measurements of the coming step, if it is measured.
     pub(super) fn due(&self) -> Option<&Measured> {
         let measured = self.measured.as_ref();
         measured.filter(|measured| self.global_steps.is_multiple_of(measured.every))
     }
 
-    /// Whether the coming step is measured: the one place that decides it. After the step the count is another.
+    /// Whether the coming step is measured.
     pub fn measures_this_step(&self) -> bool {
         self.due().is_some()
     }
 
-    /// The log of [`EmulatorOptions::with_stats_log`], which knows whether it could be written.
+    /// The log of [`EmulatorOptions::with_stats_log`], which holds the error if it could not be written.
     pub fn stats_log(&self) -> Option<&StatsLog> {
         self.measured.as_ref()?.log.as_ref()
     }
 
-    /// Writes what was measured of the step under its number, and counts it.
+    /// Writes the measurements of the step under its number, and counts the step.
     pub(super) fn end_step(&mut self) {
         if self.measures_this_step()
             && let Some(measured) = &mut self.measured

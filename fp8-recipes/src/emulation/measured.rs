@@ -1,9 +1,9 @@
-//! Which steps of an emulator are measured, and where the measures go.
+//! The measurements of an emulator.
 
 use super::options::EmulatorOptions;
 use crate::stats::{CastStats, StatsLog};
 
-/// What is measured of which steps, and where it goes.
+/// The statistics of measured steps, and their log.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) stats: CastStats,
@@ -12,7 +12,7 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    /// None where the options ask for nothing.
+    /// None if the options ask for no measurement.
     pub(super) fn new(options: &EmulatorOptions) -> Option<Self> {
         if options.stats.is_none() && options.stats_log.is_none() {
             return None;

@@ -1,4 +1,4 @@
-//! What an emulator is told: its method, and options beside it.
+//! The method and the options of an emulator.
 
 use crate::config::RecipeName;
 use crate::error::{Error, Result};
@@ -27,7 +27,7 @@ pub enum EmulationMethod {
 }
 
 impl EmulationMethod {
-    /// The recipe that does it.
+    /// The recipe with these formats.
     pub fn recipe_name(self) -> RecipeName {
         match self {
             Self::Direct => RecipeName::Direct,
@@ -58,7 +58,7 @@ impl FromStr for EmulationMethod {
     }
 }
 
-/// What an [`Emulator`](super::Emulator) is told beside its method.
+/// The options of an [`Emulator`](super::Emulator).
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -85,47 +85,26 @@ pub struct EmulatorOptions {
     pub seed: u64,
     /// Rounds to f16 before each cast, as the toolkit does.
     pub via_f16: bool,
-    /// Where casts are measured; None costs nothing, if there is no file for them.
+    /// Measures casts; with neither this nor `stats_log` nothing is measured.
     pub stats: Option<CastStats>,
-    /// Steps from one that is measured to the next; 0 counts as 1.
+    /// Measures every n-th step; 0 counts as 1.
     pub stats_every: u64,
-    /// A file that each measured step is appended to.
+    /// A file to which each measured step is appended.
     pub stats_log: Option<PathBuf>,
 }
 
 impl EmulatorOptions {
-    /// One more pattern of layers in high precision.
+    /// Adds a pattern of layers that stay in high precision.
     #[must_use]
     pub fn with_exempt(mut self, pattern: impl Into<String>) -> Self {
         self.exempt.push(pattern.into());
         self
     }
 
-    /// One more pattern of layers whose outputs stay in high precision.
+    /// Adds a pattern of layers whose outputs stay in high precision.
     #[must_use]
     pub fn with_output_fused(mut self, pattern: impl Into<String>) -> Self {
         self.output_fused.push(pattern.into());
-        self
-    }
-
-    /// Scales the loss so.
-    #[must_use]
-    pub fn with_loss_scaler(mut self, config: LossScalerConfig) -> Self {
-        self.loss_scaler = config;
-        self
-    }
-
-    /// Rounds with this seed.
-    #[must_use]
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// Rounds to f16 first, or not.
-    #[must_use]
-    pub fn with_via_f16(mut self, via_f16: bool) -> Self {
-        self.via_f16 = via_f16;
         self
     }
 
@@ -147,4 +126,13 @@ impl EmulatorOptions {
         self.stats_every = every;
         self
     }
+}
+
+setters! { EmulatorOptions:
+    /// A copy with this scaling of the loss.
+    with_loss_scaler(loss_scaler: LossScalerConfig);
+    /// A copy with this seed of stochastic rounding.
+    with_seed(seed: u64);
+    /// A copy that rounds to f16 first, or not.
+    with_via_f16(via_f16: bool);
 }

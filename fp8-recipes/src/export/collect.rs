@@ -1,4 +1,4 @@
-//! Walks a model and gathers what its file will hold.
+//! Collects the contents of the file from a model.
 
 use super::options::{ExportOptions, Name, Shown};
 use super::scheme;
@@ -14,7 +14,7 @@ use fp8_files::scheme::{InputScheme, Kind};
 use fp8_scaled::Parameter;
 use std::collections::{BTreeMap, HashMap};
 
-/// Everything of a model that is written.
+/// All that is written.
 #[derive(Default)]
 pub(super) struct Collected {
     pub(super) tensors: BTreeMap<String, Tensor>,
@@ -22,6 +22,8 @@ pub(super) struct Collected {
     pub(super) contents: Contents,
     /// Names of weights that are stored under another name.
     pub(super) tied: BTreeMap<String, String>,
+    /// Prepared convolutions, which are written in high precision.
+    pub(super) convolutions: Vec<String>,
     pub(super) shown: Shown,
 }
 
@@ -32,7 +34,7 @@ impl Collected {
     }
 }
 
-/// Everything that `model` shows. Tensors that it does not name are looked up in `options`.
+/// Collects what `model` shows. Tensors without a name are looked up in `options`.
 pub(super) fn collect<M: Fp8Module + ?Sized>(
     model: &M,
     options: &ExportOptions,
@@ -98,7 +100,7 @@ struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    /// Files `tensor` under `name`; false if the same tensor is there already.
+    /// Claims `name` for `tensor`; false if the same tensor already has it.
     fn claim(&mut self, name: &str, source: &Tensor) -> Result<bool> {
         self.out.shown.names.insert(name.to_string());
         self.out.shown.tensors.insert(source.id());
@@ -134,7 +136,7 @@ impl Collector<'_> {
         };
         let path = match known {
             Some(path) if !path.is_empty() => path,
-            // Stored by what else uses it.
+            // Its other user stores it.
             None if linear.bias().is_none() && self.others.contains_key(&weight.id()) => {
                 return Ok(());
             }
@@ -152,7 +154,7 @@ impl Collector<'_> {
             return self.add_static(path, weight, sizes);
         }
         if let Some(other) = other {
-            // Stored once, by what else uses it.
+            // Its other user stores it, once.
             self.ignore(path);
             if other != name {
                 self.out.tied.insert(name, other);
@@ -191,7 +193,7 @@ impl Collector<'_> {
         let codes = scheme.quantize(weight, Some(calibrated(Role::Weight)?), path)?;
         let input = match scheme.input {
             InputScheme::Static => InputScaling::Static(calibrated(Role::Input)?),
-            // What the configuration says; no tensor is made of it.
+            // The configuration describes the input scaling; it needs no tensor.
             _ => InputScaling::None,
         };
         let kind = match self.options.power_of_two_inputs {
@@ -209,7 +211,7 @@ impl Collector<'_> {
         }
     }
 
-    /// A layer that was loaded in FP8 is written as it is, as far as the family has words for it.
+    /// Writes a layer that was loaded in FP8 unchanged, if the family can express it.
     fn add_static(
         &mut self,
         path: &str,
@@ -239,7 +241,7 @@ impl Collector<'_> {
             kind,
             sizes,
         };
-        // The layer's names are its own in any spelling; `Spelling::check` speaks of the whole model.
+        // In every spelling a layer has only names of its own; `Spelling::check` checks the whole model.
         for (name, tensor) in self.options.spelling.tensors(&described, &codes, &input)? {
             self.out.shown.names.insert(name.clone());
             self.out.tensors.insert(name, tensor);
@@ -280,6 +282,10 @@ fn not_calibrated(path: &str) -> Error {
 impl Visitor for Collector<'_> {
     fn layer(&mut self, linear: &dyn Fp8Layer) {
         if !is_linear(linear) {
+            if linear.fp8_state().is_some() {
+                let path = linear.path().map(str::to_string);
+                self.out.convolutions.extend(path);
+            }
             as_tensors(self, linear);
         } else if self.error.is_none() {
             self.error = self.add_linear(linear).err();
@@ -308,7 +314,7 @@ impl Visitor for Collector<'_> {
             Some((path, TensorRole::Embedding)) => {
                 self.out.contents.embeddings.push(path.to_string());
             }
-            // A router, or a layer that is not one of ours: to other engines a linear layer.
+            // A router, or a layer of another library, which is a linear layer to other engines.
             Some((path, _)) => self.ignore(path),
             None => {}
         }

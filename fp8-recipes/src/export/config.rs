@@ -6,10 +6,10 @@ use crate::read::read_text;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Longer than any configuration.
+/// A limit above the size of any configuration.
 const MAX_CONFIG: u64 = 64 << 20;
 
-/// The given entries, or those of the configuration file, with `quantization_config` put in.
+/// The given entries, or those of the configuration file, with `quantization_config` inserted.
 pub(super) fn merged(
     path: &Path,
     given: Option<&Map<String, Value>>,
@@ -23,7 +23,7 @@ pub(super) fn merged(
     Ok(config.into())
 }
 
-/// The entries of the file; none if there is no file.
+/// The entries of the file; empty without a file.
 fn entries(path: &Path) -> Result<Map<String, Value>> {
     match read_text(path, MAX_CONFIG) {
         Err(FilesError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {

@@ -27,7 +27,7 @@ mod scheme;
 mod target;
 
 pub use options::{ExportOptions, Ragged};
-pub use ptq::{PtqScheme, Quantized, quantize_model};
+pub use ptq::{PtqScheme, QuantizedModel, quantize_model};
 
 use crate::atomic::{FileError, Part, replace_together, write_safetensors};
 use crate::error::Result;
@@ -40,7 +40,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use target::Place;
 
-/// What [`save_calibrated`] wrote.
+/// The files that [`save_calibrated`] has written, and what is in them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExportReport {
@@ -54,6 +54,9 @@ pub struct ExportReport {
     pub ignored: Vec<String>,
     /// Weights of linear layers that are stored under another name, with that name.
     pub tied: BTreeMap<String, String>,
+    /// Paths of prepared convolutions. In memory they compute in FP8; the file holds them in high precision, because FP8 checkpoints
+    /// have no form for them.
+    pub convolutions: Vec<String>,
 }
 
 /// Writes a calibrated model as an FP8 inference file: [`save_calibrated_with`] without options.
@@ -70,19 +73,18 @@ pub fn save_calibrated<M: Fp8Module + ?Sized>(
 /// Writes a calibrated model as an FP8 inference file, with its configuration beside it.
 ///
 /// `path` names a directory, which gets `model.safetensors`, or a file by a name that ends in `.safetensors`.
-/// Directories that are missing are made. A `config.json` already there keeps its other entries, unless
-/// [`ExportOptions::with_config`] gives others.
+/// Missing directories are created. An existing `config.json` keeps its other entries, unless [`ExportOptions::with_config`] sets
+/// others.
 ///
-/// Both files come into sight together: whoever opens them, also after a crash or a kill at any moment, finds the old
-/// pair or the new one, where the file system has symbolic and hard links; elsewhere each file is whole, and a kill
-/// between two renames may leave one of each. A program that opens one file before and the other after the exchange
-/// has one of each too; the loader of this library compares them. A symbolic link at one of the two names is replaced,
-/// not followed. There is one writer per directory at a time.
+/// Both files become visible together. On file systems with symbolic and hard links a reader finds the old pair or the new one, even
+/// after a crash at any moment; elsewhere each file is whole, and a kill between two renames may leave one of each. A program that
+/// opens one file before and the other after the exchange also has one of each; the loader of this library compares them. A symbolic
+/// link at one of the two names is replaced, not followed. A directory has one writer at a time.
 ///
-/// Scales are made of the calibrated amaxes (static inputs) and of the weights as they are now. Where a recipe rounds scales to
-/// powers of two, so are those of the rows and blocks of weights here; static scales and those of whole weights are exact. Scales that
-/// are made of inputs when the file is served are exact too, here as in every other engine, unless
-/// [`ExportOptions::with_power_of_two_inputs`] asks for those of the recipe.
+/// Scales are computed from the calibrated amaxes (static inputs) and from the current weights. If the recipe rounds scales to powers
+/// of two, the scales of rows and blocks of weights are rounded as well; static scales and scales of whole weights are exact. Scales
+/// that engines compute from inputs while serving are exact too, unless [`ExportOptions::with_power_of_two_inputs`] asks for the
+/// rounding of the recipe.
 ///
 /// # Errors
 /// If no layer is prepared, a prepared layer was not calibrated or cannot be stored as it was calibrated, a tensor has
@@ -126,6 +128,7 @@ pub fn save_calibrated_with<M: Fp8Module + ?Sized>(
         quantized: collected.quantized_paths(),
         ignored: collected.contents.ignored,
         tied: collected.tied,
+        convolutions: collected.convolutions,
         model,
         config,
     })

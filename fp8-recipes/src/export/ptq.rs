@@ -1,4 +1,4 @@
-//! Post-training quantization: a trained model, calibrated on some batches, computes in FP8 with static scales.
+//! Post-training quantization: a trained model is calibrated on some batches and then computes in FP8 with static scales.
 
 use crate::config::{CastConfig, Fp8LinearConfig};
 use crate::error::{Error, ExportError, Result};
@@ -67,50 +67,34 @@ impl fmt::Display for PtqScheme {
     }
 }
 
-/// What [`quantize_model`] has made of a model.
-///
-/// ```
-/// # use candle_core::{Device, Module, Tensor};
-/// # use fp8_recipes::{PrepareOptions, PtqScheme, nn, quantize_model, with_fp8};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let x = Tensor::randn(0f32, 1., (8, 32), &Device::Cpu)?;
-/// # let model = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
-/// # let options = PrepareOptions::default();
-/// let quantized = quantize_model(&model, PtqScheme::E4m3, &options, || model.forward(&x))?;
-/// println!("{}", quantized.report);
-/// let y = with_fp8(quantized.autocast(), || model.forward(&x))?;
-/// # assert_eq!(y.dims(), [8, 16]);
-/// # Ok(()) }
-/// ```
+/// A model that [`quantize_model`] has calibrated.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Quantized {
+pub struct QuantizedModel {
     /// The formats.
     pub scheme: PtqScheme,
     /// Every linear layer, and which of them compute in FP8.
     pub report: PrepareReport,
 }
 
-impl Quantized {
-    /// The guard under which the model computes in FP8: an evaluation guard, which changes nothing.
-    ///
-    /// Outside it the model is what it was.
+impl QuantizedModel {
+    /// The options of an evaluation guard under which the model computes in FP8. Outside of such a guard it computes as before.
     pub fn autocast(&self) -> Autocast {
         Autocast::new(self.scheme.config()).training(false)
     }
 }
 
-/// Prepares the linear layers of `model` and runs `calibration`, which takes batches through it in high precision. From then on
-/// they compute, under [`Quantized::autocast`], with static scales for whole inputs, from the largest amax of the batches, and
-/// with weight codes that have a scale for each output channel, made once.
+/// Prepares the linear layers and convolutions of `model` and runs `calibration`, which runs batches through it in high precision.
+/// Under [`QuantizedModel::autocast`] they then compute with one static scale per input, from the largest amax of the batches, and
+/// with weight codes that are made once and have a scale per output channel.
 ///
-/// Batch norms are folded in before ([`nn::fuse_batch_norm`](crate::nn::fuse_batch_norm)). A calibrated model with weights in
-/// E4M3 is written for serving by [`save_calibrated`](crate::save_calibrated). `options` leave layers out.
+/// Fold batch norms in before ([`nn::fuse_batch_norm`](crate::nn::fuse_batch_norm)). A calibrated model with weights in
+/// E4M3 is written for serving by [`save_calibrated`](crate::save_calibrated). `options` may leave layers out.
 ///
 /// # Errors
 /// If no layer is prepared ([`ExportError::NothingToQuantize`]; operators do not count), a prepared one has met no batch
 /// ([`ExportError::NotCalibrated`]), `calibration` fails, or an input is not finite. An earlier calibration is forgotten all the same: the
-/// scales are those of these batches alone.
+/// new scales come from these batches alone.
 ///
 /// ```
 /// # use candle_core::{Device, Module, Tensor};
@@ -132,7 +116,7 @@ pub fn quantize_model<M: Fp8Module + ?Sized, R>(
     scheme: PtqScheme,
     options: &PrepareOptions,
     calibration: impl FnOnce() -> candle_core::Result<R>,
-) -> Result<Quantized> {
+) -> Result<QuantizedModel> {
     let report = prepare_fp8(model, options)?;
     let converts = |layer: &&LayerReport| {
         layer.kind.multiplies() && matches!(layer.outcome, Outcome::Converted(_))
@@ -140,7 +124,7 @@ pub fn quantize_model<M: Fp8Module + ?Sized, R>(
     if !report.layers.iter().any(|layer| converts(&layer)) {
         return Err(ExportError::NothingToQuantize.into());
     }
-    // Scales of earlier batches would be mixed into those of these, and pass for them where a layer meets none.
+    // Otherwise amaxes of earlier calibrations would be mixed in, and would hide layers that no batch reaches.
     model.visit(&mut Forget);
     let autocast = Autocast::new(scheme.config()).calibrating(true);
     with_fp8(autocast, || calibration().map_err(Error::from))?;
@@ -148,11 +132,11 @@ pub fn quantize_model<M: Fp8Module + ?Sized, R>(
     model.visit(&mut check);
     match check.missed {
         Some(path) => Err(ExportError::NotCalibrated { path }.into()),
-        None => Ok(Quantized { scheme, report }),
+        None => Ok(QuantizedModel { scheme, report }),
     }
 }
 
-/// Forgets what the prepared layers were calibrated with.
+/// Discards the calibration of the prepared layers.
 struct Forget;
 
 impl Visitor for Forget {
@@ -168,7 +152,7 @@ impl Visitor for Forget {
     fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
 }
 
-/// Looks for a prepared layer that no batch has reached.
+/// Finds a prepared layer that no batch has reached.
 struct Check {
     missed: Option<String>,
 }

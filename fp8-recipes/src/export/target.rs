@@ -1,4 +1,4 @@
-//! Where an export goes: a directory and the name of the model in it.
+//! The target of an export: a directory and the name of the model in it.
 
 use crate::error::{ExportError, Result};
 use std::ffi::OsString;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Extension of a model.
 const EXTENSION: &str = "safetensors";
 
-/// The place of a pair of files.
+/// Where model and configuration are written.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) directory: PathBuf,
@@ -16,7 +16,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// A path that ends in `.safetensors` and is no directory is a file, any other a directory: names of models have dots in them.
+    /// A path that ends in `.safetensors` and is not a directory is a file; any other path is a directory, because names of models
+    /// contain dots.
     pub(super) fn new(path: &Path) -> Result<Self> {
         let extension = path.extension();
         let named = extension.is_some_and(|extension| extension.eq_ignore_ascii_case(EXTENSION));
@@ -46,7 +47,7 @@ impl Place {
         self.directory.join("config.json")
     }
 
-    /// Makes the directory and its parents where they are missing.
+    /// Creates the directory and its missing parents.
     pub(super) fn make_directory(&self) -> Result<Made> {
         let mut missing: Vec<PathBuf> = vec![];
         let mut at = self.directory.as_path();
@@ -77,7 +78,7 @@ impl Place {
     }
 }
 
-/// Directories made for an export, the deepest first; removed again unless kept.
+/// Directories created for an export, the deepest first; dropped unless kept, they are removed again.
 #[derive(Debug)]
 pub(super) struct Made(Vec<PathBuf>);
 
@@ -90,7 +91,7 @@ impl Made {
 impl Drop for Made {
     fn drop(&mut self) {
         for path in &self.0 {
-            // Fails where something else was put there in the meantime, which then stays.
+            // Fails, as it should, if another program has put a file there in the meantime.
             let _ = std::fs::remove_dir(path);
         }
     }

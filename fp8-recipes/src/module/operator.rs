@@ -59,10 +59,9 @@ impl fmt::Display for LayerKind {
     }
 }
 
-/// An operator that computes in high precision, between casts of its tensors where a recipe says so
-/// ([`Fp8LinearConfig::cast_operators`](crate::config::Fp8LinearConfig)) and
-/// [`PrepareOptions::with_operators`](crate::PrepareOptions::with_operators) has prepared it: an embedding, a norm,
-/// [`nn::Matmul`](crate::nn::Matmul), ..
+/// An operator that computes in high precision: an embedding, a norm, [`nn::Matmul`](crate::nn::Matmul), .. Its tensors are cast
+/// before and after if the recipe casts operators ([`Fp8LinearConfig::cast_operators`](crate::config::Fp8LinearConfig)) and
+/// [`PrepareOptions::with_operators`](crate::PrepareOptions::with_operators) has prepared it.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -74,13 +73,13 @@ impl fmt::Display for LayerKind {
 /// # Ok(()) }
 /// ```
 pub trait Fp8Operator {
-    /// Path in the checkpoint, or a name for an operator without tensors; None where it has none.
+    /// Path in the checkpoint, or a name for an operator without tensors; None if it has neither.
     fn path(&self) -> Option<&str>;
 
     /// What it computes.
     fn kind(&self) -> LayerKind;
 
-    /// Where its tensors are; None where it has none.
+    /// The device of its tensors; None without tensors.
     fn device(&self) -> Option<&Device>;
 
     /// FP8 state, if the operator is prepared.

@@ -13,7 +13,6 @@ use crate::error::{Error, LayerError};
 use crate::{Fp8Module, Visitor};
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
-use fp8_files::names::join;
 use running::{Before, Parameters, follow};
 use std::ops::Deref;
 

@@ -1,4 +1,4 @@
-//! What a recipe casts in each prepared layer.
+//! The casts of a recipe in each prepared layer.
 
 use super::{LayerReport, Note, Outcome, PrepareReport};
 use crate::config::{CastConfig, ConfigError, Operand, Recipe, ResolvedConfig};
@@ -15,22 +15,7 @@ pub const CAST_TENSORS: [Operand; 6] = [
     Operand::GradWeight,
 ];
 
-/// The casts of one layer or operator. None stays in high precision.
-///
-/// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_recipes::{CAST_TENSORS, LayerKind, PrepareOptions, RecipeName, nn, prepare_fp8};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let layer = nn::Linear::new(Tensor::zeros((16, 32), DType::F32, &Device::Cpu)?, None).with_path("fc");
-/// # let report = prepare_fp8(&layer, &PrepareOptions::default())?;
-/// let table = report.cast_table(RecipeName::Tensorwise)?;
-/// let row = &table.rows[0];
-/// assert_eq!((row.path.as_str(), row.kind), ("fc", LayerKind::Linear));
-/// let cast: Vec<String> = CAST_TENSORS.iter().zip(&row.casts).filter(|(_, cast)| cast.is_some())
-///     .map(|(operand, _)| operand.to_string()).collect();
-/// assert_eq!(cast, ["weight", "input", "grad_output"]);
-/// # Ok(()) }
-/// ```
+/// The casts of one layer or operator.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct CastRow {
@@ -38,20 +23,20 @@ pub struct CastRow {
     pub path: String,
     /// What it computes.
     pub kind: LayerKind,
-    /// Of each of [`CAST_TENSORS`]. An operand that is cast otherwise for its second GEMM shows its first cast. Those for which
-    /// [`CastRow::of_plain_products_only`] holds do not happen in every call.
+    /// The cast of each of [`CAST_TENSORS`]; None stays in high precision. An operand whose second GEMM uses another cast shows the
+    /// first one. See [`CastRow::of_plain_products_only`] for casts that some calls leave out.
     pub casts: [Option<CastConfig>; 6],
 }
 
 impl CastRow {
-    /// Whether the cast of this tensor is left out where the operator meets more than two dimensions: the result of a batched
-    /// [`nn::Matmul`](crate::nn::Matmul) stays in high precision, and so does its gradient. A table marks it with `*`.
+    /// Whether the cast of this tensor is left out for inputs of more than two dimensions: the result of a batched
+    /// [`nn::Matmul`](crate::nn::Matmul) and its gradient stay in high precision. Tables mark such casts with `*`.
     pub fn of_plain_products_only(&self, operand: Operand) -> bool {
         self.kind == LayerKind::Matmul && matches!(operand, Operand::Output | Operand::GradOutput)
     }
 }
 
-/// Every prepared layer and operator of a model with what a recipe casts there. Prints as a table.
+/// Every prepared layer and operator of a model with the casts of a recipe. Prints as a table.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Tensor};
@@ -72,20 +57,7 @@ pub struct CastTable {
 }
 
 impl PrepareReport {
-    /// What `recipe` casts in the prepared layers and operators, each by its own recipe where it has one.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Tensor};
-    /// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let w = Tensor::zeros((16, 32), DType::F32, &Device::Cpu)?;
-    /// let layer = nn::Linear::new(w, None).with_path("fc");
-    /// let report = prepare_fp8(&layer, &PrepareOptions::default())?;
-    /// let table = report.cast_table(RecipeName::Direct)?;
-    /// println!("{table}");
-    /// assert!(table.rows[0].casts.iter().all(Option::is_some));
-    /// # Ok(()) }
-    /// ```
+    /// The casts of `recipe` in the prepared layers and operators; a layer with a recipe of its own follows that.
     ///
     /// # Errors
     /// If the recipe is inconsistent.
@@ -123,7 +95,7 @@ fn casts_of(
             Operand::Weight | Operand::GradWeight => {
                 multiplies || layer.kind == LayerKind::Embedding
             }
-            // Those of an embedding are integers.
+            // The inputs of an embedding are integers.
             Operand::Input | Operand::GradInput => layer.kind != LayerKind::Embedding,
             _ => !fused,
         };

@@ -1,8 +1,8 @@
-//! What `prepare_fp8` is told.
+//! Options of `prepare_fp8`.
 
 use crate::config::{ConfigError, LayerFilter, PathPattern, Recipe, check_history_len};
 
-/// What [`crate::prepare_fp8`] converts, and layers with recipes of their own.
+/// Options of [`crate::prepare_fp8`]: what it converts, and the recipes of single layers.
 ///
 /// ```
 /// # use fp8_recipes::{PrepareOptions, RecipeName};
@@ -19,21 +19,21 @@ pub struct PrepareOptions {
     pub filter: LayerFilter,
     /// Length of fresh amax histories; a delayed recipe of another length adapts them, keeping the newest entries.
     pub amax_history_len: usize,
-    /// Whether to prepare operators without a GEMM of their own too: embeddings, norms, [`nn::Matmul`](crate::nn::Matmul), ..
-    /// Recipes that cast them ([`RecipeName::Direct`](crate::RecipeName), `Hybrid`) then do. Off by default.
+    /// Whether to prepare operators without a GEMM of their own as well: embeddings, norms, [`nn::Matmul`](crate::nn::Matmul), ..
+    /// Recipes that cast operators ([`RecipeName::Direct`](crate::RecipeName), `Hybrid`) need it. Off by default.
     pub operators: bool,
-    /// Whether to convert convolutions too, under any recipe. On by default. FP8 checkpoints have no form for them, so a calibrated
-    /// model is served with its convolutions in high precision; off, it computes like that before it is written, too.
+    /// Whether to convert convolutions, under any recipe. On by default. FP8 checkpoints have no form for them, so an exported model
+    /// is served with its convolutions in high precision; turn this off for the same computation before the export.
     pub convolutions: bool,
     pub(super) output_fused: Vec<PathPattern>,
     pub(super) layers: Vec<(PathPattern, LayerChoice)>,
 }
 
-/// What a pattern says of the layers that it names.
+/// What a pattern says about the layers that it matches.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum LayerChoice {
-    /// They follow this recipe inside of every guard that computes in FP8 or calibrates, whatever the guard's own is.
+    /// They follow this recipe inside every guard that computes in FP8 or calibrates, in place of the guard's.
     Recipe(Box<Recipe>),
     /// They stay in high precision.
     Off,
@@ -53,27 +53,6 @@ impl Default for PrepareOptions {
 }
 
 impl PrepareOptions {
-    /// Sets the filter.
-    #[must_use]
-    pub fn with_filter(mut self, filter: LayerFilter) -> Self {
-        self.filter = filter;
-        self
-    }
-
-    /// Sets whether operators are prepared.
-    #[must_use]
-    pub fn with_operators(mut self, operators: bool) -> Self {
-        self.operators = operators;
-        self
-    }
-
-    /// Sets whether convolutions are converted.
-    #[must_use]
-    pub fn with_convolutions(mut self, convolutions: bool) -> Self {
-        self.convolutions = convolutions;
-        self
-    }
-
     /// Leaves the outputs of the layers and operators that `pattern` names, and the gradients of these outputs, in high precision
     /// under recipes that cast outputs: where the next operator is fused to them, they exist in no memory. A path, or a glob
     /// ([`PathPattern`]).
@@ -83,13 +62,6 @@ impl PrepareOptions {
     pub fn with_output_fused(mut self, pattern: &str) -> Result<Self, ConfigError> {
         self.output_fused.push(pattern.parse()?);
         Ok(self)
-    }
-
-    /// Sets the length of fresh amax histories.
-    #[must_use]
-    pub fn with_amax_history_len(mut self, amax_history_len: usize) -> Self {
-        self.amax_history_len = amax_history_len;
-        self
     }
 
     /// Gives a recipe of their own to the layers that `pattern` names: a path, or a glob ([`PathPattern`]). Where several patterns
@@ -126,7 +98,7 @@ impl PrepareOptions {
         Ok(self)
     }
 
-    /// The patterns in the order in which they were given, with what each says.
+    /// The patterns in the order in which they were given, with the choice of each.
     pub fn layers(&self) -> &[(PathPattern, LayerChoice)] {
         &self.layers
     }
@@ -137,7 +109,7 @@ impl PrepareOptions {
             .any(|pattern| pattern.matches(path))
     }
 
-    /// What is said of the layer at `path`, and by which pattern.
+    /// The choice for the layer at `path`, and the pattern that made it.
     pub(super) fn choice(&self, path: &str) -> Option<(&PathPattern, &LayerChoice)> {
         let mut last_first = self.layers.iter().rev();
         let found = last_first.find(|(pattern, _)| pattern.matches(path));
@@ -147,6 +119,17 @@ impl PrepareOptions {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         check_history_len(self.amax_history_len)
     }
+}
+
+setters! { PrepareOptions:
+    /// A copy with this filter.
+    with_filter(filter: LayerFilter);
+    /// A copy that prepares operators, or not.
+    with_operators(operators: bool);
+    /// A copy that converts convolutions, or not.
+    with_convolutions(convolutions: bool);
+    /// A copy with fresh amax histories of this length.
+    with_amax_history_len(amax_history_len: usize);
 }
 
 impl From<LayerFilter> for PrepareOptions {

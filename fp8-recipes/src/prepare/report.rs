@@ -1,4 +1,4 @@
-//! What `prepare_fp8` says.
+//! The report of `prepare_fp8`.
 
 use crate::config::{Recipe, RecipeName, SkipReason};
 use crate::module::LayerKind;
@@ -9,9 +9,9 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It has FP8 state; what is special about it, if anything.
+    /// It has FP8 state, with notes on what is special about it.
     Converted(Vec<Note>),
-    /// It stays in high precision, and why.
+    /// It stays in high precision, for this reason.
     Skipped(SkipReason),
 }
 
@@ -21,13 +21,13 @@ pub enum Outcome {
 pub enum Note {
     /// It follows a recipe of its own.
     OwnRecipe(Box<Recipe>),
-    /// Other layers use its weight too; their names for it.
+    /// Other layers share its weight; these are their names for it.
     Tied(Vec<String>),
-    /// The same layer occurs before, and both have one state.
+    /// The same layer occurs earlier in the model, and both share one state.
     SharedState,
-    /// It had state already, which stays.
+    /// It already had state, which it keeps.
     PreparedBefore,
-    /// Its output and the gradient of that stay in high precision.
+    /// Its output and the output's gradient stay in high precision.
     OutputFused,
 }
 
@@ -47,7 +47,7 @@ impl fmt::Display for Note {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct LayerReport {
-    /// Path in the checkpoint; None if the layer does not know it.
+    /// Path in the checkpoint; None if it is not known.
     pub path: Option<String>,
     /// What it computes.
     pub kind: LayerKind,
@@ -60,21 +60,8 @@ pub struct LayerReport {
 }
 
 impl LayerReport {
-    /// Recipes under which the layer trains, but whose scales no checkpoint can hold for it: `in_features` is no multiple of their
-    /// block. Of a layer with a recipe of its own only that one is looked at, otherwise every named one.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use fp8_recipes::nn::Linear;
-    /// use fp8_recipes::{RecipeName, prepare_fp8};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let weight = Tensor::ones((4, 688), DType::F32, &Device::Cpu)?;
-    /// let down = Linear::new(weight, None).with_path("down");
-    /// let report = prepare_fp8(&down, &Default::default())?;
-    /// let refused = report.layers[0].without_export();
-    /// assert_eq!(refused, [RecipeName::Blockwise.into(), RecipeName::Mxfp8.into()]);
-    /// # Ok(()) }
-    /// ```
+    /// Recipes under which the layer trains but cannot be exported, because `in_features` is not a multiple of their block. For a
+    /// layer with a recipe of its own only that recipe is checked, otherwise every named one.
     pub fn without_export(&self) -> Vec<Recipe> {
         let (LayerKind::Linear, Outcome::Converted(notes)) = (self.kind, &self.outcome) else {
             return vec![];
@@ -99,7 +86,7 @@ impl LayerReport {
     }
 }
 
-/// A pattern that names no layer of the model: most likely a typo.
+/// A pattern that matches no layer of the model: most likely a typo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Unmatched {
@@ -119,16 +106,16 @@ impl fmt::Display for Unmatched {
     }
 }
 
-/// Every linear layer and convolution of a model, in the order of its fields. Prints as a table. Layers of candle_nn that were left in the
-/// model are among them, without a path, since they know none; what a closure or a skipped field holds cannot be seen.
+/// Every linear layer and convolution of a model, in the order of its fields. Prints as a table. Layers of candle_nn in the model are
+/// listed without a path, because they do not know theirs. Layers within closures and skipped fields cannot be listed.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct PrepareReport {
     /// The layers.
     pub layers: Vec<LayerReport>,
-    /// Patterns that name none of them.
+    /// Patterns that match none of them.
     pub unmatched: Vec<Unmatched>,
-    /// Paths that patterns leave in high precision and that have no casts under these options: a batch norm.
+    /// Paths that a pattern leaves in high precision although nothing is cast there, such as a batch norm.
     pub high_precision_anyway: Vec<String>,
 }
 

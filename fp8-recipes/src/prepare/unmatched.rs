@@ -1,4 +1,4 @@
-//! Patterns that name no layer, and those that name what no recipe casts.
+//! Patterns that match no layer, or only what no recipe casts.
 
 use super::{LayerChoice, PrepareOptions, Unmatched};
 use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
@@ -6,12 +6,12 @@ use candle_core::Tensor;
 use fp8_files::names::near;
 use std::collections::BTreeSet;
 
-/// What the patterns of the options name beside the layers and operators that [`prepare_fp8`](crate::prepare_fp8) looks at.
+/// Patterns of the options that match none of the layers and operators that [`prepare_fp8`](crate::prepare_fp8) converts.
 #[derive(Default)]
 pub(crate) struct Named {
-    /// Patterns that name nothing.
+    /// Patterns that match nothing.
     pub(crate) unmatched: Vec<Unmatched>,
-    /// What patterns leave in high precision, and is there anyway.
+    /// Paths that patterns leave in high precision although nothing is cast there.
     pub(crate) high_precision_anyway: BTreeSet<String>,
 }
 
@@ -24,7 +24,7 @@ pub(crate) fn named<M: Fp8Module + ?Sized>(model: &M, options: &PrepareOptions) 
     model.visit(&mut paths);
     let mut named = Named::default();
     for (pattern, choice) in options.layers() {
-        // A recipe for what has nothing to cast would be lost without a word.
+        // A recipe for a path without casts would have no effect, so such a pattern counts as unmatched.
         let others = *choice == LayerChoice::Off;
         paths.look_up(
             pattern.as_str(),
@@ -51,7 +51,7 @@ struct Paths<'a> {
     options: &'a PrepareOptions,
     /// Layers and operators that may be prepared.
     looked_at: Vec<String>,
-    /// Those that are not prepared under these options, and what holds tensors without being either: a batch norm.
+    /// Those that are not prepared under these options, and owners of other tensors, such as batch norms.
     others: BTreeSet<String>,
 }
 
@@ -67,7 +67,7 @@ impl Paths<'_> {
             return;
         }
         let anyway = self.others.iter().filter(|path| {
-            // Not the path of a block with layers in it, which the pattern does not leave out.
+            // The path of a block with layers in it does not count: the pattern leaves out none of these layers.
             let within = |layer: &String| {
                 (layer.strip_prefix(path.as_str())).is_some_and(|rest| rest.starts_with('.'))
             };

@@ -8,8 +8,8 @@ use fp8_core::{Cast, Format, Granularity, Overflow};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Measures every cast of the layers inside a guard that was given it. Clones share what was measured. A weight that has not
-/// changed since it was cast is not cast again, and so has no row.
+/// Measures every cast of the layers inside a guard ([`Autocast::with_stats`](crate::Autocast::with_stats)). Clones share their
+/// measurements. A weight that has not changed since its last cast is not cast again, so it has no row.
 ///
 /// ```
 /// # use candle_core::{Device, Module, Tensor};
@@ -55,12 +55,12 @@ impl CastStats {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was measured so far, layer by layer.
+    /// The measurements so far, layer by layer.
     pub fn report(&self) -> StatsReport {
         report_of(&self.lock())
     }
 
-    /// What was measured so far; forgets it.
+    /// Takes the measurements so far and starts anew.
     pub fn take(&self) -> StatsReport {
         let measured = std::mem::take(&mut *self.lock());
         report_of(&measured)
@@ -137,7 +137,8 @@ fn report_of(measured: &Measured) -> StatsReport {
     }
 }
 
-/// The smallest magnitude that saturates, which is decided after rounding: a little more than the maximum still rounds to it.
+/// The smallest magnitude that saturates. Saturation is decided after rounding, so values slightly above the maximum still round to
+/// it.
 fn smallest_overflow(format: Format) -> f32 {
     let cast = Cast::new(format).with_overflow(Overflow::NonFinite);
     let overflows = |bits| {

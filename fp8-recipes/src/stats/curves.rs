@@ -1,4 +1,4 @@
-//! Recorded statistics over the steps, and drawings of them.
+//! Recorded statistics over the steps.
 
 use super::drawing::{self, Line, Panel};
 use super::quantity::StatsQuantity;
@@ -13,7 +13,7 @@ use std::path::Path;
 /// The largest file of statistics that is read: some million rows.
 const FILE_LIMIT: u64 = 1 << 30;
 
-/// What a [`StatsLog`](super::StatsLog) has written: for each layer and operand its rows over the steps.
+/// The contents of a [`StatsLog`](super::StatsLog): for each layer and operand its rows over the steps.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -82,9 +82,9 @@ impl StatsCurves {
         self.0.iter().filter_map(curve).collect()
     }
 
-    /// A drawing of how `quantity` moves: below each other a panel for each operand, in it a line for each layer. The five
-    /// worst are in color and named beside it: those of the lowest signal to noise, of the largest shares, and amaxes and scales
-    /// that move most. All others are gray; a browser names a line under the pointer.
+    /// Draws `quantity` over the steps: one panel per operand, one line per layer. The five worst lines are colored and named: those
+    /// with the lowest signal to noise, the largest shares, or the amaxes and scales that change most. The others are gray; a browser
+    /// shows the name of the line under the pointer.
     pub fn to_svg(&self, quantity: StatsQuantity) -> String {
         let mut panels: Vec<Panel> = vec![];
         for ((layer, operand), rows) in &self.0 {

@@ -6,7 +6,7 @@ use std::fmt::Write;
 /// A layer and its points: step and height.
 pub(super) struct Line {
     pub layer: String,
-    /// Of layer and operand.
+    /// Layer and operand.
     pub name: String,
     pub points: Vec<(f64, f64)>,
 }
@@ -17,20 +17,20 @@ pub(super) struct Panel {
     pub lines: Vec<Line>,
 }
 
-/// Of the lines that are named, the worst first. Colors that the color-blind tell apart.
+/// Colors of the named lines, the worst first. Color-blind readers can tell them apart.
 const COLORS: [&str; 5] = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#000000"];
 const WIDTH: f64 = 1040.;
 /// Characters of a path beside a panel.
 const NAME: usize = 30;
-/// Where lines are drawn.
+/// Left and right edge of the panels.
 const LEFT: f64 = 80.;
 const RIGHT: f64 = 690.;
-/// From the upper edge of the drawing to that of the first panel, of a panel, and from its lower edge to the next one.
+/// Height above the first panel, of a panel, and between two panels.
 const TOP: f64 = 76.;
 const PANEL: f64 = 180.;
 const GAP: f64 = 64.;
 
-/// An axis: its ends, and the values with a line and a label.
+/// An axis: its ends, and the values that have a line and a label.
 struct Axis {
     low: f64,
     high: f64,
@@ -38,7 +38,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// How far from the low end to the high one.
+    /// The position of `value` between the low end (0) and the high end (1).
     fn part(&self, value: f64) -> f64 {
         (value - self.low) / (self.high - self.low)
     }
@@ -180,7 +180,7 @@ fn draw_line(
         .map(|&point| at(point))
         .map(|(x, y)| format!("{x:.1},{y:.1}"))
         .collect();
-    // One point alone is a line of no length, which round ends make a dot.
+    // A single point becomes a line of length 0, which round ends show as a dot.
     let points = match points.as_slice() {
         [point] => format!("{point} {point}"),
         points => points.join(" "),
@@ -192,7 +192,7 @@ fn draw_line(
     )
 }
 
-/// The least and the largest.
+/// The smallest and the largest value.
 fn span(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values.fold(None, |span, value| match span {
         None => Some((value, value)),
@@ -200,7 +200,7 @@ fn span(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     })
 }
 
-/// The least of 1, 2, 5, 10, 20, .. and their tenths that is no less than `step`.
+/// The smallest of 1, 2, 5, 10, 20, .. and their tenths that is at least `step`.
 fn round_step(step: f64) -> f64 {
     if step <= 0. {
         return 1.;
@@ -212,14 +212,14 @@ fn round_step(step: f64) -> f64 {
     digit.unwrap_or(10.) * decade
 }
 
-/// The multiples of `step` from `low` to `high`, with both.
+/// The multiples of `step` from `low` to `high`, inclusive.
 fn multiples(low: f64, high: f64, step: f64) -> impl Iterator<Item = f64> {
-    // What is an end up to a rounding is one.
+    // An end that is a multiple but for rounding counts as one.
     let (from, to) = ((low / step - 1e-9).ceil(), (high / step + 1e-9).floor());
     (0..=(to - from).max(0.) as u64).map(move |i| (from + i as f64) * step)
 }
 
-/// From a round value to a round value, with some between them.
+/// A linear axis between two round values.
 fn linear((low, high): (f64, f64), least: Option<f64>) -> Axis {
     let low = least.unwrap_or(low).min(low);
     let high = if high > low { high } else { low + 1. };
@@ -237,7 +237,7 @@ fn linear((low, high): (f64, f64), least: Option<f64>) -> Axis {
     }
 }
 
-/// Of logarithms to the base 10: whole powers of ten, or 1, 2, 5, 10 where there are few of them.
+/// An axis of base-10 logarithms, with labels at powers of ten, or at 1, 2, 5, 10 if it spans few powers.
 fn decades((low, high): (f64, f64)) -> Axis {
     let (first, last) = (low.floor() as i32, high.ceil() as i32);
     if high - low > 2. {
@@ -260,7 +260,7 @@ fn decades((low, high): (f64, f64)) -> Axis {
             (height, decimal(digit, exponent))
         })
         .collect();
-    // From the tick at or below all values to the one at or above them; two at least.
+    // From the last tick at or below all values to the first one at or above them, at least two ticks.
     let below = ticks.iter().rposition(|tick| tick.0 <= low + 1e-9);
     let above = ticks.iter().position(|tick| tick.0 >= high - 1e-9);
     let (below, above) = (below.unwrap_or(0), above.unwrap_or(ticks.len() - 1));
@@ -275,7 +275,7 @@ fn decades((low, high): (f64, f64)) -> Axis {
     }
 }
 
-/// `digit` times a power of ten, short.
+/// A short text of `digit` times a power of ten.
 fn decimal(digit: u32, exponent: i32) -> String {
     match exponent {
         0..=4 => format!("{digit}{}", "0".repeat(exponent as usize)),
@@ -284,7 +284,7 @@ fn decimal(digit: u32, exponent: i32) -> String {
     }
 }
 
-/// The end of a long path, which tells layers apart.
+/// The end of a long path, which distinguishes layers.
 fn shortened(path: &str) -> String {
     match path.chars().count().checked_sub(NAME) {
         None | Some(0) if path.is_empty() => "(root)".to_string(),

@@ -7,11 +7,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Appends what a [`CastStats`] has measured to a file of JSON lines, every n-th step: one line for each layer and operand, a
+/// Appends the measurements of a [`CastStats`] to a file of JSON lines, every n-th step: one line for each layer and operand, a
 /// [`StatsRow`](super::StatsRow) with its `step`.
 ///
-/// A file that cannot be written costs no training: the first failure is one warning (`tracing`), and nothing more is written.
-/// A file that is there is appended to, so that a resumed run goes on in it. [`StatsCurves`](super::StatsCurves) reads it.
+/// A file that cannot be written does not stop the training: the first failure is logged as a warning (`tracing`), and nothing more
+/// is written. An existing file is appended to, so that a resumed run continues it. [`StatsCurves`](super::StatsCurves) reads it.
 ///
 /// ```
 /// # use candle_core::{Device, Module, Tensor};
@@ -77,9 +77,9 @@ impl StatsLog {
         step.is_multiple_of(self.every)
     }
 
-    /// Takes what was measured and writes it as step `step`; None where the step is not due, and then nothing is taken.
+    /// Takes the measurements and writes them as step `step`. Returns None, and takes nothing, if the step is not due.
     ///
-    /// A failure to write is warned of once and found in [`StatsLog::failure`].
+    /// A failure to write is logged once and kept in [`StatsLog::failure`].
     pub fn record(&mut self, step: u64, stats: &CastStats) -> Option<StatsReport> {
         if !self.is_due(step) {
             return None;
@@ -92,7 +92,7 @@ impl StatsLog {
         Some(report)
     }
 
-    /// Why nothing is written any more.
+    /// The error that stopped the writing, if any.
     pub fn failure(&self) -> Option<&FileError> {
         match &self.state {
             State::Failed(error) => Some(error),
@@ -128,9 +128,9 @@ fn failed(path: &Path, action: &'static str, source: io::Error) -> FileError {
     }
 }
 
-/// The file, at the beginning of a line: a run that was killed may have left half of one.
+/// Opens the file at the beginning of a line: a killed run may have left a partial one.
 fn open(path: &Path) -> Result<File, FileError> {
-    // Opening a named pipe would wait for a reader.
+    // Opening a named pipe would block until there is a reader.
     if path.exists() {
         crate::read::open_regular(path).map_err(|error| match error {
             FilesError::Read { source, .. } => failed(path, "open the file", source),

@@ -1,4 +1,4 @@
-//! What casts do to the tensors of each layer: amax, scales, saturation, underflow, signal to noise.
+//! Observing casts: amax, scales, saturation, underflow and signal to noise of each layer's tensors.
 
 mod curves;
 mod drawing;

@@ -1,4 +1,4 @@
-//! Looking at every cast: statistics, and functions of the user's.
+//! Calling statistics and the user's functions for every cast.
 
 use super::cast_stats::CastStats;
 use crate::config::Operand;
@@ -9,35 +9,14 @@ use std::fmt;
 use std::sync::Arc;
 
 /// One cast of a layer.
-///
-/// ```
-/// # use fp8_recipes as fp8;
-/// # use candle_core::{Device, Module, Tensor};
-/// # use fp8_recipes::{PrepareOptions, RecipeName, nn, prepare_fp8, with_fp8};
-/// use fp8::{Autocast, CastEvent, CastObserver};
-/// use fp8::config::Operand;
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let x = Tensor::ones((4, 32), candle_core::DType::F32, &Device::Cpu)?;
-/// # let layer = nn::Linear::new(Tensor::randn(0f32, 1., (16, 32), &Device::Cpu)?, None).with_path("fc");
-/// # prepare_fp8(&layer, &PrepareOptions::default())?;
-/// let observer = CastObserver::new(|event: &CastEvent| {
-///     assert_eq!(event.path, "fc");
-///     assert_eq!(event.values.dims(), event.quantized.codes().dims());
-///     if event.operand == Operand::Input {
-///         assert_eq!(event.values.dims(), [4, 32]);
-///     }
-/// });
-/// with_fp8(Autocast::new(RecipeName::Tensorwise).with_cast_observer(&observer), || layer.forward(&x))?;
-/// # Ok(()) }
-/// ```
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct CastEvent<'a> {
     /// Path of the layer.
     pub path: &'a str,
-    /// Which of its tensors, for which use.
+    /// Which of its tensors, and for which use.
     pub operand: Operand,
-    /// Format, overflow and rounding, a stochastic one with its key.
+    /// Format, overflow and rounding; stochastic rounding with its key.
     pub cast: Cast,
     /// The values before the cast.
     pub values: &'a Tensor,
@@ -45,7 +24,7 @@ pub struct CastEvent<'a> {
     pub quantized: &'a Fp8Tensor,
 }
 
-/// A function that sees the casts of the layers inside a guard: [`Autocast::with_cast_observer`](crate::Autocast).
+/// A function that is called for the casts of the layers inside a guard: [`Autocast::with_cast_observer`](crate::Autocast).
 ///
 /// ```
 /// # use candle_core::{Device, Module, Tensor};
@@ -72,7 +51,7 @@ pub struct CastObserver(Arc<Observe>);
 type Observe = dyn Fn(&CastEvent<'_>) + Send + Sync;
 
 impl CastObserver {
-    /// `observe` is called for each cast, on the thread that does it, in forward and backward passes.
+    /// `observe` is called for each cast in forward and backward passes, on the thread of the cast.
     pub fn new(observe: impl Fn(&CastEvent<'_>) + Send + Sync + 'static) -> Self {
         Self(Arc::new(observe))
     }
@@ -84,16 +63,16 @@ impl fmt::Debug for CastObserver {
     }
 }
 
-/// Who sees the casts of one tensor of a layer.
+/// The observers of one tensor of a layer.
 #[derive(Debug)]
-struct OfTensor {
+struct TensorObservers {
     path: Arc<str>,
     operand: Operand,
     stats: Option<CastStats>,
     observer: Option<CastObserver>,
 }
 
-impl CastHook for OfTensor {
+impl CastHook for TensorObservers {
     fn on_cast(&self, x: &Tensor, quantized: &Quantized) -> fp8_candle::Result<()> {
         if let Some(CastObserver(observe)) = &self.observer {
             observe(&CastEvent {
@@ -111,7 +90,7 @@ impl CastHook for OfTensor {
     }
 }
 
-/// None where nobody looks.
+/// The hook of a layer's operand; None without statistics and observer.
 pub(crate) fn hook(
     path: &Arc<str>,
     operand: Operand,
@@ -121,7 +100,7 @@ pub(crate) fn hook(
     if stats.is_none() && observer.is_none() {
         return None;
     }
-    Some(Arc::new(OfTensor {
+    Some(Arc::new(TensorObservers {
         path: path.clone(),
         operand,
         stats: stats.cloned(),

@@ -10,14 +10,13 @@ use std::fmt;
 pub struct StatsRow {
     /// Path of the layer.
     pub layer: String,
-    /// Which of the six casts: `input`, `input_for_grad_weight`, `weight`, ... A copy that serves both GEMMs of an operand
-    /// counts for the first.
+    /// The operand: `input`, `input_for_grad_weight`, `weight`, ... A copy that serves both GEMMs of an operand counts for the first.
     pub operand: &'static str,
     /// Format of the last cast.
     pub format: Format,
     /// Which elements shared a scale in the last cast.
     pub granularity: Granularity,
-    /// Number of casts; a weight that is kept counts once.
+    /// Number of casts; a cached weight counts once.
     pub casts: u64,
     /// Elements of all casts.
     pub elements: u64,
@@ -27,22 +26,22 @@ pub struct StatsRow {
     pub quant_scale_min: f32,
     /// Largest scale that multiplied values before the cast.
     pub quant_scale_max: f32,
-    /// Elements that were beyond the format's range once scaled and rounded, and became its maximum, or Inf or NaN where the
-    /// recipe says so.
+    /// Elements that were beyond the format's range after scaling and rounding, and became its maximum, or Inf or NaN if the recipe
+    /// does not saturate.
     pub saturated: u64,
     /// Their share of all elements.
     pub saturated_share: f64,
-    /// Elements that became 0 and were not.
+    /// Nonzero elements that became 0.
     pub underflowed: u64,
     /// Their share of all elements.
     pub underflowed_share: f64,
-    /// Elements that were Inf or NaN, or became so; the signal to noise is without them.
+    /// Elements that were Inf or NaN or became so; they are not part of the signal to noise.
     pub non_finite: u64,
     /// Signal to quantization noise, `10 log10(sum x^2 / sum (x - dequantized)^2)`; None where either sum is 0.
     pub sqnr_db: Option<f64>,
 }
 
-/// What [`CastStats`] has measured. Prints as a table; [`StatsReport::to_json`] for programs.
+/// The measurements of [`CastStats`]. Prints as a table; programs use [`StatsReport::to_json`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct StatsReport {

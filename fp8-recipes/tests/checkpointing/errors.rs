@@ -1,4 +1,4 @@
-//! What goes wrong, and where it is told.
+//! Errors, and where they are reported.
 
 use super::harness::{CPU, bits, tensor};
 use candle_core::{DType, Tensor, Var};

@@ -1,4 +1,4 @@
-//! Other ways through: evaluation, calibration, no guard, handles, threads, guards within the function.
+//! Other uses: evaluation, calibration, no guard, handles, threads, guards within the function.
 
 use super::harness::{CPU, Cut, Training, bits, tensor};
 use candle_core::backprop::GradStore;

@@ -8,23 +8,14 @@ use fp8_recipes::nn::{self, LayerInputs, TransformerConfig, TransformerLayer, ch
 use fp8_recipes::{
     CastObserver, Fp8Layer, Fp8Module, PrepareOptions, Result, Visitor, prepare_fp8,
 };
-use rand::{Rng, SeedableRng, rngs::StdRng};
+pub use fp8_test_support::bits;
 use std::sync::{Arc, Mutex};
 
 pub const CPU: &Device = &Device::Cpu;
 const HIDDEN: usize = 32;
 
 pub fn tensor(seed: u64, dims: &[usize]) -> Tensor {
-    let mut rng = StdRng::seed_from_u64(seed);
-    let len = dims.iter().product();
-    let values: Vec<f32> = (0..len).map(|_| rng.random::<f32>() * 2. - 1.).collect();
-    Tensor::from_vec(values, dims, CPU).unwrap()
-}
-
-pub fn bits(x: &Tensor) -> Vec<u32> {
-    let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-    let values = x.to_vec1::<f32>().unwrap();
-    values.into_iter().map(f32::to_bits).collect()
+    fp8_test_support::tensor(seed, dims).to_device(CPU).unwrap()
 }
 
 /// What is checkpointed.

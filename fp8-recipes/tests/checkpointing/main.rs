@@ -1,4 +1,4 @@
-//! Checkpointed functions: to the bit what they are without checkpoints.
+//! Checkpointed functions compute the same bits as without checkpoints.
 
 mod errors;
 mod flows;

@@ -12,7 +12,7 @@ pub fn flash() {
             wave(3, &[b, tk, 2, 8]),
         ]
     };
-    let mut mask = values(&wave(4, &[3, 5]));
+    let mut mask = flat(&wave(4, &[3, 5]));
     // The second query sees nothing.
     mask[1] = f32::NEG_INFINITY;
     mask[5..10].fill(f32::NEG_INFINITY);

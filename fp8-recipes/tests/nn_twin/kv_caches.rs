@@ -19,7 +19,7 @@ pub fn caches() {
         let ([k0, k1], [v0, v1]) = (parts(&x[0], 2), parts(&x[1], 2));
         cache.append(&k0, &v0)?;
         let (k, v) = cache.append(&k1, &v1)?;
-        assert_eq!((cache.current_seq_len(), values(&k)), (4, values(&x[0])));
+        assert_eq!((cache.current_seq_len(), flat(&k)), (4, flat(&x[0])));
         join(k, v)
     });
     check("ConcatKvCache", &inputs, |x| {
@@ -27,7 +27,7 @@ pub fn caches() {
         let ([k0, k1], [v0, v1]) = (parts(&x[0], 2), parts(&x[1], 2));
         cache.append(&k0, &v0)?;
         let (k, v) = cache.append(&k1, &v1)?;
-        assert_eq!((cache.current_seq_len(), values(&k)), (4, values(&x[0])));
+        assert_eq!((cache.current_seq_len(), flat(&k)), (4, flat(&x[0])));
         join(k, v)
     });
     check("InterleavedKvCache", &inputs, |x| {
@@ -43,7 +43,7 @@ pub fn caches() {
     cache.append(&var).unwrap();
     let held = cache.current_data().unwrap().unwrap();
     let expected = Tensor::cat(&[&wave(1, &[2, 3]), &wave(2, &[2, 3])], 0).unwrap();
-    assert_eq!(values(&held), values(&expected));
+    assert_eq!(flat(&held), flat(&expected));
     assert!(
         held.sum_all()
             .unwrap()
@@ -79,9 +79,9 @@ pub fn rotating() {
                 assert_eq!(ours.positions(len), candles.positions(len));
                 let (k, v) = ours.append(&part, &part)?;
                 let (expected, _) = candles.append(&part.detach(), &part.detach())?;
-                assert_eq!(values(&k), values(&expected), "{lengths:?} at {at}");
+                assert_eq!(flat(&k), flat(&expected), "{lengths:?} at {at}");
                 let held = ours.k()?.unwrap();
-                assert_eq!(values(&held), values(&candles.k()?.unwrap()));
+                assert_eq!(flat(&held), flat(&candles.k()?.unwrap()));
                 assert_eq!(ours.offset(), candles.offset());
                 // candle-nn's buffer is written again.
                 all.extend([k.copy()?, v.copy()?]);

@@ -14,6 +14,7 @@ use candle_nn::{VarBuilder, VarMap};
 use flash_attention::{flash, varlen};
 use fp8_recipes::nn::attention::{self, AttnMask, cpu_flash};
 use fp8_recipes::nn::{self, kv_cache, moe, ops, rotary_emb};
+use fp8_test_support::flat;
 use kv_caches::{caches, rotating, scattered};
 use std::collections::BTreeMap;
 
@@ -90,13 +91,8 @@ fn wave(seed: usize, shape: &[usize]) -> Tensor {
     Tensor::from_vec((0..count).map(value).collect(), shape, &Device::Cpu).unwrap()
 }
 
-fn values(x: &Tensor) -> Vec<f32> {
-    let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-    x.to_vec1().unwrap()
-}
-
 fn sum_of_products(y: &Tensor, weights: &Tensor) -> f64 {
-    let products = values(y).into_iter().zip(values(weights));
+    let products = flat(y).into_iter().zip(flat(weights));
     products.map(|(y, w)| f64::from(y) * f64::from(w)).sum()
 }
 
@@ -116,7 +112,7 @@ fn check(what: &str, inputs: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>)
         (plain.dims(), plain.dtype()),
         "{what}"
     );
-    for (got, expected) in values(&y).iter().zip(values(&plain)) {
+    for (got, expected) in flat(&y).iter().zip(flat(&plain)) {
         assert!(
             (got - expected).abs() < 1e-5,
             "{what}: {got}, untracked {expected}"
@@ -127,12 +123,12 @@ fn check(what: &str, inputs: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>)
     let grads = loss.sum_all().unwrap().backward().unwrap();
     for (n, var) in vars.iter().enumerate() {
         let grad = grads.get(var);
-        let grad = values(grad.unwrap_or_else(|| panic!("{what}: input {n} has no gradient")));
+        let grad = flat(grad.unwrap_or_else(|| panic!("{what}: input {n} has no gradient")));
         let largest = grad.iter().fold(0f32, |max, g| max.max(g.abs()));
         assert!(largest > 0., "{what}: the gradient of input {n} is 0");
         for at in (0..grad.len()).step_by(grad.len().div_ceil(7)) {
             let shifted = |by: f32| {
-                let mut x = values(&inputs[n]);
+                let mut x = flat(&inputs[n]);
                 x[at] += by;
                 let mut inputs = inputs.to_vec();
                 let (dims, device) = (inputs[n].dims().to_vec(), Device::Cpu);
@@ -177,7 +173,7 @@ fn sdpa() {
         wave(3, &[2, 2, 5, 8]),
     ];
     let mask = wave(4, &[2, 4, 3, 5]);
-    let mut hidden = values(&mask);
+    let mut hidden = flat(&mask);
     hidden[1] = f32::NEG_INFINITY;
     let mask = Tensor::from_vec(hidden, mask.dims(), &Device::Cpu).unwrap();
     for (mask, causal, cap) in [
@@ -227,7 +223,7 @@ fn rope() {
             let expected = candles(&x, &cos, &sin).unwrap();
             let got = ours(&x, &cos, &sin).unwrap();
             assert_eq!(got.dims(), expected.dims(), "{what}");
-            for (got, expected) in values(&got).iter().zip(values(&expected)) {
+            for (got, expected) in flat(&got).iter().zip(flat(&expected)) {
                 assert!((got - expected).abs() < 1e-6, "{what}: {got}, {expected}");
             }
             check(&what, &[x.clone(), cos, sin], |x| ours(&x[0], &x[1], &x[2]));
@@ -261,11 +257,8 @@ fn norms() {
         nn::layer_norm(8, 1e-5, vb.pp("n")).unwrap(),
         candle_nn::layer_norm(8, 1e-5, vb.pp("n")).unwrap(),
     );
-    assert_eq!(values(ours.weight()), values(candles.weight()));
-    assert_eq!(
-        values(ours.bias().unwrap()),
-        values(candles.bias().unwrap())
-    );
+    assert_eq!(flat(ours.weight()), flat(candles.weight()));
+    assert_eq!(flat(ours.bias().unwrap()), flat(candles.bias().unwrap()));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Variables, gradients and comparisons.
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use fp8_recipes::optim::*;
 use fp8_test_support::device;
+pub use fp8_test_support::flat64;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -51,14 +52,8 @@ pub fn grads(vars: &[(String, Var)], step: u64, gain: f64) -> GradStore {
     loss.backward().unwrap()
 }
 
-pub fn values(tensor: &Tensor) -> Vec<f64> {
-    let flat = tensor.to_device(&Device::Cpu).unwrap().flatten_all();
-    let wide = flat.unwrap().to_dtype(DType::F64).unwrap();
-    wide.to_vec1().unwrap()
-}
-
 pub fn bits(tensor: &Tensor) -> Vec<u64> {
-    values(tensor).into_iter().map(f64::to_bits).collect()
+    flat64(tensor).into_iter().map(f64::to_bits).collect()
 }
 
 pub fn all_bits(vars: &[(String, Var)]) -> Vec<Vec<u64>> {
@@ -77,7 +72,7 @@ pub fn state_bits(optimizer: &AdamW) -> Vec<(String, Vec<u64>)> {
 pub fn close(a: &Tensor, b: &Tensor, tolerance: f64) {
     // candle's kernels fuse multiplications and additions, which shows when a variable comes close to 0.
     let floor = if device().is_cpu() { 1e-6 } else { 0.1 };
-    for (i, (a, b)) in values(a).into_iter().zip(values(b)).enumerate() {
+    for (i, (a, b)) in flat64(a).into_iter().zip(flat64(b)).enumerate() {
         assert!(
             (a - b).abs() <= tolerance * b.abs().max(floor),
             "element {i}: {a} {b}"

@@ -154,15 +154,15 @@ fn small_f16_gradients_survive() {
             grads.get(&var).unwrap().clone()
         }
     };
-    assert_eq!(values(&grad(None)), [0.; 4]);
+    assert_eq!(flat64(&grad(None)), [0.; 4]);
     let wide = grad(Some(&scaler));
     assert_eq!(
-        (wide.dtype(), values(&wide)),
+        (wide.dtype(), flat64(&wide)),
         (DType::F32, vec![2f64.powi(-30); 4])
     );
     // Optimizers that want the variable's dtype get it, with what that rounds away.
     let narrow = grad(Some(&self::scaler(config().with_f32_gradients(false))));
-    assert_eq!((narrow.dtype(), values(&narrow)), (DType::F16, vec![0.; 4]));
+    assert_eq!((narrow.dtype(), flat64(&narrow)), (DType::F16, vec![0.; 4]));
 
     let named = vec![("v".to_string(), var.clone())];
     let sgd = SgdConfig::default().with_lr(2f64.powi(28));
@@ -174,7 +174,7 @@ fn small_f16_gradients_survive() {
             .unwrap()
             .skipped()
     );
-    assert_eq!(values(&var), [0.75; 4]);
+    assert_eq!(flat64(&var), [0.75; 4]);
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn a_variable_that_comes_twice_is_divided_once() {
     let loss = || var.sqr().unwrap().sum_all().unwrap();
     let mut grads = scaler.scaled(&loss()).unwrap().backward().unwrap();
     assert_eq!(scaler.unscale(&mut grads, [&var, &var]).unwrap(), 0);
-    assert_eq!(values(grads.get(&var).unwrap()), [2.; 4]);
+    assert_eq!(flat64(grads.get(&var).unwrap()), [2.; 4]);
     // And counted once.
     let bad = (loss() * f64::INFINITY).unwrap();
     let step = scaler.step(&bad, [&var, &var], |_| Ok::<_, OptimError>(()));

@@ -60,7 +60,7 @@ fn worked_out_by_hand() {
         for (grad, expected) in [1., 2., -1.].into_iter().zip(expected) {
             let grads = (&*var * grad).unwrap().backward().unwrap();
             assert!(!optimizer.apply(&grads).unwrap().skipped().unwrap());
-            assert_eq!(values(&var), [expected], "{config:?}");
+            assert_eq!(flat64(&var), [expected], "{config:?}");
         }
         assert_eq!(optimizer.steps().unwrap(), 3);
     }
@@ -73,13 +73,13 @@ fn follows_the_formulas() {
         for (dtype, tolerance) in [(DType::F64, 1e-14), (DType::F32, 5e-6)] {
             let ours = vars(dtype);
             let mut expected: Vec<Vec<(f64, Option<f64>)>> = (ours.iter())
-                .map(|(_, var)| values(var).into_iter().map(|x| (x, None)).collect())
+                .map(|(_, var)| flat64(var).into_iter().map(|x| (x, None)).collect())
                 .collect();
             let mut optimizer = Sgd::from_named(ours.clone(), config.clone()).unwrap();
             for step in 0..5 {
                 let grads = grads(&ours, step, 1.);
                 for ((_, var), expected) in ours.iter().zip(&mut expected) {
-                    let grad = values(grads.get(var).unwrap());
+                    let grad = flat64(grads.get(var).unwrap());
                     for ((theta, buffer), grad) in expected.iter_mut().zip(grad) {
                         reference(theta, buffer, grad, &config);
                     }
@@ -87,7 +87,7 @@ fn follows_the_formulas() {
                 let _ = optimizer.apply(&grads).unwrap();
             }
             for ((name, var), expected) in ours.iter().zip(&expected) {
-                for (got, (expected, _)) in values(var).into_iter().zip(expected) {
+                for (got, (expected, _)) in flat64(var).into_iter().zip(expected) {
                     let bound = tolerance * expected.abs().max(1.);
                     assert!(
                         (got - expected).abs() <= bound,
@@ -261,5 +261,5 @@ fn bad_values_are_named() {
     optimizer.set_learning_rate(-1.);
     let error = optimizer.apply(&var.backward().unwrap()).unwrap_err();
     assert!(error.to_string().starts_with("lr = -1"), "{error}");
-    assert_eq!(values(&var), [1.]);
+    assert_eq!(flat64(&var), [1.]);
 }

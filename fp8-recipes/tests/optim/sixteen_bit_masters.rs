@@ -136,7 +136,7 @@ fn the_mean_is_the_exact_result() {
                     store.insert(&var, grad.unwrap());
                     let _ = optimizer.apply(&store).unwrap();
                 }
-                values(&var)
+                flat64(&var)
             };
             let first = run(1, 0);
             let down = first.iter().filter(|x| **x == 1. - gap).count();
@@ -247,7 +247,7 @@ fn finite<O: WithMasters>() {
         let _ = optimizer.apply_gradients(&store).unwrap();
         let master = optimizer.tensors().remove("w.master_param");
         let master = master.unwrap_or(var.as_tensor().clone());
-        assert_eq!(values(&master), [65504., -65504.], "{dtype:?}");
+        assert_eq!(flat64(&master), [65504., -65504.], "{dtype:?}");
         let state = optimizer.optimizer_state().unwrap();
         optimizer.load_optimizer_state(&state).unwrap();
     }
@@ -264,7 +264,7 @@ fn written_to_and_loaded() {
     big.set(&Tensor::full(7f32, 40_000, &device()).unwrap())
         .unwrap();
     let _ = optimizer.apply(&grads(&all, 1, 1.)).unwrap();
-    assert!(values(big).iter().all(|x| (x - 7.).abs() < 0.02));
+    assert!(flat64(big).iter().all(|x| (x - 7.).abs() < 0.02));
 
     let mut other = AdamW::make(copies(&all), 1e-3, MasterDType::Bf16, 1).unwrap();
     let error = other.load_state(&state).unwrap_err();

@@ -15,7 +15,12 @@ fn scaled(vars: &VarMap) -> LossScaled<Sgd> {
 impl Run<LossScaled<Sgd>> {
     /// Batch 2 overflows.
     fn scaled_step(&mut self, batch: u32) -> bool {
-        let x = Tensor::from_vec(values(100 + batch, 64), (4, 16), &Device::Cpu).unwrap();
+        let x = Tensor::from_vec(
+            fp8_test_support::steps(100 + batch, 64),
+            (4, 16),
+            &Device::Cpu,
+        )
+        .unwrap();
         let y = with_fp8(recipe(), || self.fc.forward(&x)).unwrap();
         let factor = if batch == 2 { f64::INFINITY } else { 1. };
         let loss = (y.sqr().unwrap().mean_all().unwrap() * factor).unwrap();

@@ -12,6 +12,7 @@ use fp8_recipes::optim::{
     AdamW, AdamWConfig, NoOptimizer, OptimError, OptimizerState, ResumableOptimizer,
 };
 use fp8_recipes::{Error, Recipe, prepare_fp8, with_fp8};
+use fp8_test_support::steps;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -40,12 +41,6 @@ fn meta(step: u64) -> TrainingMeta {
     }
 }
 
-fn values(seed: u32, len: usize) -> Vec<f32> {
-    (0..len)
-        .map(|i| ((i as u32 * 31 + seed * 17) % 97) as f32 / 48. - 1.)
-        .collect()
-}
-
 /// The variables of a VarMap, sorted by name.
 fn named(vars: &VarMap) -> Vec<(String, Var)> {
     let data = vars.data().lock().unwrap();
@@ -60,7 +55,7 @@ impl<O> Run<O> {
         let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
         let fc = nn::linear(16, 8, vb.pp("fc")).unwrap();
         for (i, (_, var)) in named(&vars).iter().enumerate() {
-            let start = values(seed + i as u32, var.elem_count());
+            let start = steps(seed + i as u32, var.elem_count());
             let start = Tensor::from_vec(start, var.shape(), &Device::Cpu).unwrap();
             var.set(&start).unwrap();
         }
@@ -74,7 +69,7 @@ impl<O> Run<O> {
     }
 
     fn grads(&self, batch: u32) -> GradStore {
-        let x = Tensor::from_vec(values(100 + batch, 64), (4, 16), &Device::Cpu).unwrap();
+        let x = Tensor::from_vec(steps(100 + batch, 64), (4, 16), &Device::Cpu).unwrap();
         let y = with_fp8(recipe(), || self.fc.forward(&x)).unwrap();
         y.sqr().unwrap().mean_all().unwrap().backward().unwrap()
     }

@@ -91,7 +91,7 @@ fn hyperparameters_that_are_none_are_refused_and_nothing_changes() -> Outcome {
         let state = good.clone().with_hyperparameters(value)?;
         candles.load_optimizer_state(&state).unwrap_err();
     }
-    // A rate that is none cannot be saved.
+    // An invalid learning rate cannot be saved.
     candles.set_learning_rate(f64::NAN);
     candles.optimizer_state().unwrap_err();
     let mut candles = Run::new(1, sgd(0.1)).optimizer;

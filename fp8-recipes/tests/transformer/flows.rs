@@ -3,7 +3,16 @@
 use crate::support::*;
 use candle_core::{DType, Tensor};
 use fp8_recipes::nn::{AttentionConfig, KeyValues, LayerInputs};
-use fp8_test_support::assert_close;
+use fp8_test_support::flat64;
+
+/// Euclidean norm of the difference. A norm of thousands of rounding errors depends little on their order.
+fn distance(x: &Tensor, exact: &Tensor) -> f64 {
+    let pairs = flat64(x).into_iter().zip(flat64(exact));
+    pairs
+        .map(|(x, exact)| (x - exact).powi(2))
+        .sum::<f64>()
+        .sqrt()
+}
 
 /// Chunks of tokens with those before them cached give what the whole sequence gives.
 #[test]
@@ -31,6 +40,13 @@ fn tokens_in_chunks_are_those_of_the_whole_sequence() {
                 let inputs = LayerInputs::default().with_rope(&cos, &sin);
                 model.layer.forward(&x, &inputs).unwrap()
             };
+            let exact = {
+                let model = Model::new(&config, false, DType::F64);
+                let [cos, sin] = [&cos, &sin].map(|x| x.to_dtype(DType::F64).unwrap());
+                let inputs = LayerInputs::default().with_rope(&cos, &sin);
+                let x = x.to_dtype(DType::F64).unwrap();
+                model.layer.forward(&x, &inputs).unwrap()
+            };
             for chunks in [vec![1; TOKENS], vec![7, 1, 1, 4, 3], vec![TOKENS]] {
                 let mut cache = KeyValues::default();
                 let mut parts = vec![];
@@ -48,8 +64,13 @@ fn tokens_in_chunks_are_those_of_the_whole_sequence() {
                     start += len;
                 }
                 let got = Tensor::cat(&parts, 1).unwrap();
-                // Products of one row sum in another order than those of many.
-                assert_close(&format!("{case}, fused {fused}"), &got, &want, 1e-5);
+                assert_eq!(got.dims(), want.dims(), "{case}");
+                // Products of one row add the same terms in another order than those of many.
+                let (got, allowed) = (distance(&got, &exact), 2. * distance(&want, &exact));
+                assert!(
+                    got <= allowed,
+                    "{case}, fused {fused}: {got:e} > {allowed:e}"
+                );
             }
         }
     }

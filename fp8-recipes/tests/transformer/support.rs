@@ -173,7 +173,7 @@ pub fn assert_steps(case: &str, got: &Step, want: &Step, sums: &[&str], toleranc
     }
 }
 
-/// What of a gradient that is a sum differs between the forms: the roundings of two additions and of what follows them.
+/// How far a gradient that is a sum may differ between the forms: the roundings of two additions and of what follows them.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 8. * 2f64.powi(-9),

@@ -63,7 +63,7 @@ fn raw_f32(file: &SafeTensors<'_>, name: &str) -> Vec<f64> {
 fn checkpoint_builders(name: &str) -> [(&'static str, VarBuilder<'static>); 2] {
     let path = golden(&format!("checkpoints/{name}/model.safetensors"));
     let ours = load::var_builder(&[&path], DType::F32, &device()).unwrap();
-    // SAFETY: nobody changes the committed file while the test maps it.
+    // SAFETY: the committed file does not change while the test maps it.
     let candles =
         unsafe { VarBuilder::from_mmaped_safetensors(&[&path], DType::F32, &device()).unwrap() };
     [("our VarBuilder", ours), ("candle's VarBuilder", candles)]

@@ -1,4 +1,4 @@
-//! The number of threads changes no bit.
+//! Results are the same to the bit for any number of threads.
 
 use super::*;
 use candle_core::{DType, Result, Var};

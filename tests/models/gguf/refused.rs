@@ -1,4 +1,4 @@
-//! Files that are broken or hold what is not known.
+//! Files that are damaged or hold unknown content.
 
 use super::*;
 

@@ -65,6 +65,13 @@ pub fn assert_within(
     }
 }
 
+/// The largest difference of two elements.
+pub fn apart(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.dims(), b.dims());
+    let pairs = flat64(a).into_iter().zip(flat64(b));
+    pairs.fold(0., |max, (a, b)| max.max((a - b).abs()))
+}
+
 /// Signal to quantization noise in dB.
 pub fn sqnr(reference: &Tensor, x: &Tensor) -> f64 {
     assert_eq!(reference.dims(), x.dims());

@@ -1,7 +1,7 @@
 //! Numbers: tensors that are the same in every run, and their values.
 
 use crate::device;
-use candle_core::{DType, Shape, Tensor, Var};
+use candle_core::{DType, Device, Shape, Tensor, Var};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::path::PathBuf;
 
@@ -40,6 +40,20 @@ pub fn normal(seed: u64, shape: impl Into<Shape>) -> Tensor {
     Tensor::from_vec(values, shape, &device()).unwrap()
 }
 
+/// `sin` of large multiples: f64 values in -1..1 without a pattern, on the CPU.
+pub fn wave(dims: &[usize], seed: usize) -> Tensor {
+    let value = |i: usize| (((i + 7) * (seed * 2 + 9)) as f64 * 12.9898).sin();
+    let values: Vec<f64> = (0..dims.iter().product()).map(value).collect();
+    Tensor::from_vec(values, dims, &Device::Cpu).unwrap()
+}
+
+/// 97 values in -1..1 that repeat in an order given by `seed`.
+pub fn steps(seed: u32, len: usize) -> Vec<f32> {
+    (0..len)
+        .map(|i| ((i as u32 * 31 + seed * 17) % 97) as f32 / 48. - 1.)
+        .collect()
+}
+
 /// The values in f32, row by row.
 pub fn flat(x: &Tensor) -> Vec<f32> {
     x.to_dtype(DType::F32)
@@ -57,6 +71,9 @@ pub fn bits(x: &Tensor) -> Vec<u32> {
 
 /// The values in f64, row by row.
 pub fn flat64(x: &Tensor) -> Vec<f64> {
+    if x.elem_count() == 0 {
+        return vec![]; // candle cannot convert empty tensors on a GPU
+    }
     let x = x.to_dtype(DType::F64).unwrap().flatten_all().unwrap();
     x.to_vec1().unwrap()
 }

@@ -16,12 +16,12 @@ pub enum Orientation {
 
 impl Orientation {
     /// Whether `[rows, cols]` is written.
-    pub fn row_major(self) -> bool {
+    pub(crate) fn row_major(self) -> bool {
         self != Self::Transposed
     }
 
     /// Whether `[cols, rows]` is written.
-    pub fn transposed(self) -> bool {
+    pub(crate) fn transposed(self) -> bool {
         self != Self::RowMajor
     }
 }

@@ -1,17 +1,10 @@
-//! Why sizes make no convolution.
+//! Invalid sizes of convolutions.
 
-/// Why sizes make no convolution.
-///
-/// ```
-/// use fp8_candle::conv::{ConvError, ConvShape};
-///
-/// let error = ConvShape::new().output_size([2, 8], [3, 3]).unwrap_err();
-/// assert!(matches!(error, ConvError::Kernel { dim: "height", kernel: 3, .. }));
-/// ```
+/// Sizes that do not make a convolution.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvError {
-    /// A size that has to be at least 1 is 0.
+    /// A size that must be at least 1 is 0.
     #[error("{what} is 0")]
     Zero {
         /// Which size.
@@ -27,7 +20,7 @@ pub enum ConvError {
         /// Their number.
         channels: usize,
     },
-    /// The channels of the input are not those of the weight.
+    /// The input does not have the channels that the weight is for.
     #[error("an input of {got} channels, expected {expected}: {groups} groups of {}", expected / groups)]
     Channels {
         /// Channels of the input.
@@ -56,7 +49,7 @@ pub enum ConvError {
         /// Zeros on each side.
         padding: usize,
     },
-    /// The padding of a transposed convolution cuts everything away.
+    /// The padding of a transposed convolution cuts all values.
     #[error("a padding of {padding} cuts all of the {full} values along the {dim}")]
     Padding {
         /// `height` or `width`.

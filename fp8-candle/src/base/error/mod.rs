@@ -18,10 +18,10 @@ macro_rules! internal {
 }
 pub(crate) use internal;
 
-/// What can go wrong in an FP8 operation.
+/// An error of an FP8 operation.
 ///
-/// An error of candle stays what it is ([`Error::Candle`]). Of the other variants candle's `Result` can only carry the
-/// message, so match on them before converting.
+/// Errors of candle are kept as they are ([`Error::Candle`]). Candle's `Result` carries only the message of the other variants,
+/// so match on them before converting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -74,7 +74,7 @@ pub enum Error {
         /// Whole shape of the input.
         shape: Vec<usize>,
     },
-    /// The sizes make no convolution.
+    /// The sizes do not make a convolution.
     #[error("convolution `{path}`: {source}")]
     Conv {
         /// Path of the layer, as in the checkpoint.
@@ -82,7 +82,7 @@ pub enum Error {
         /// What is wrong with them.
         source: crate::layers::conv::ConvError,
     },
-    /// A format that candle has no dtype for.
+    /// candle has no dtype for the format.
     #[error("{op}: format {got} has no candle dtype, only e4m3 has one")]
     NoDType {
         /// Operation.
@@ -105,7 +105,7 @@ pub enum Error {
         /// Where this one is.
         got: DeviceLocation,
     },
-    /// A GPU that is too old for an operation.
+    /// The GPU is too old for the operation.
     #[error(
         "{op} needs {needed}, and {chip} has compute capability {}.{}; `emulate` works on it",
         capability.0, capability.1
@@ -120,7 +120,7 @@ pub enum Error {
         /// Its compute capability.
         capability: (i32, i32),
     },
-    /// A CUDA device whose stream is that of the calling thread is used by a second thread.
+    /// A second thread uses a CUDA device whose stream belongs to the first.
     #[error(
         "{0:?} was opened with the stream of the calling thread (`Device::new_cuda`) and is used by a second one, whose work \
          would race with the first one's: open it with `fp8_candle::device::open_cuda` or `Device::new_cuda_with_stream`"
@@ -183,7 +183,7 @@ pub enum Error {
         "`{0}`: every calibration batch was zero here, which makes no scale: calibrate with batches that reach the layer"
     )]
     ZeroCalibration(String),
-    /// A reduction over ranks did not return a vector like the one it was given.
+    /// A reduction over ranks returned a vector of another length or dtype.
     #[error(
         "the reduction over ranks was sent {sent} f32 amaxes and gave {dtype:?} of shape {got:?}, expected f32 [{sent}]"
     )]
@@ -267,12 +267,12 @@ pub enum Error {
         /// Number of classes.
         classes: usize,
     },
-    /// A probability that is not from 0 up to, but not, 1.
+    /// A probability outside of `0..1`.
     #[error("{op}: probability {got}, expected one from 0 up to, but not, 1")]
     Probability {
         /// Operation.
         op: &'static str,
-        /// The number refused.
+        /// The rejected number.
         got: f64,
     },
     /// A parameter was changed between a forward pass and the backward pass, which reads it again.
@@ -306,9 +306,9 @@ pub enum Error {
         "a forward pass that is computed again uses {again} variables, at first {first}: one of shape {shape:?} {what}"
     )]
     RecomputedVariables {
-        /// Whether the variable is one of those at first, or of the others.
+        /// Whether only the first run used the variable, or only the second.
         what: &'static str,
-        /// Shape of a variable that only one of the two uses.
+        /// Shape of a variable that only one of the runs uses.
         shape: Vec<usize>,
         /// How many there were at first.
         first: usize,

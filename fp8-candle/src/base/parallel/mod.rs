@@ -1,4 +1,4 @@
-//! Loops over the threads of this process, as every operation of this crate on the CPU runs them.
+//! Parallel loops, which every operation of this crate on the CPU uses.
 //!
 //! The number of threads is that of the caller's rayon pool, or else of the global one (`RAYON_NUM_THREADS`). The threads are
 //! the caller and helpers of this crate, which stay awake for a moment after each loop: rayon's workers sleep at once, and
@@ -32,8 +32,8 @@ pub fn for_each<I: Send>(items: impl IntoIterator<Item = I>, task: impl Fn(I) + 
 
 /// Runs `kernel` compiled for the widest vectors of this processor, or those that `FP8_ISA` allows.
 ///
-/// `kernel` is to be an `#[inline(always)]` closure, and what it calls `#[inline(always)]` functions: only what is inlined is
-/// compiled anew. No instruction set changes a bit of a result: products and sums are not fused unless by `mul_add`.
+/// `kernel` must be an `#[inline(always)]` closure that calls `#[inline(always)]` functions: only inlined code is
+/// compiled for these vectors. No instruction set changes a bit of a result: products and sums are not fused unless by `mul_add`.
 ///
 /// # Examples
 /// ```
@@ -53,7 +53,7 @@ pub fn vectorized<Out>(kernel: impl FnOnce() -> Out) -> Out {
     crate::base::simd::simd(kernel)
 }
 
-/// What `task` makes of every item, in the order of the items.
+/// The results of `task` for all items, in the order of the items.
 ///
 /// # Panics
 /// If a task does.

@@ -1,8 +1,8 @@
 //! Callers that helpers have held up go on alone for a while.
 //!
 //! Beside a busy process on every processor, a helper loses its processor in the middle of a task again and again, and its
-//! caller each time a whole time slice, which is many times what the helper does in between. Such a caller is better off with
-//! one processor to itself. After a while it tries again, and after longer ones as long as that fails.
+//! caller each time a whole time slice, which is many times what the helper does in between. Such a caller is faster
+//! alone. After a while it tries again, and after longer ones as long as that fails.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub(crate) fn note(waited: Duration) {
     }
 }
 
-/// A stretch of work of this thread. A long task is none that was interrupted: what counts is time without a processor.
+/// A stretch of work of this thread. A long task does not count as interrupted: only time without a processor does.
 pub(crate) struct Watch {
     begun: Instant,
     cpu: Duration,

@@ -1,11 +1,11 @@
 //! Helper threads that stay awake between the loops of a training step.
 //!
-//! A sleeping thread takes 50 to 100 us to wake up on a virtual machine, as long as many a loop of a step. So a helper that has
+//! On a virtual machine a sleeping thread takes 50 to 100 us to wake up, as long as many loops of a step take. So a helper that has
 //! run out of work looks for more for [`AWAKE`] before it sleeps.
 //!
 //! A helper that is interrupted by another process in the middle of a task holds its caller up for a whole time slice. So it
-//! gives way of its own accord while it looks for work: the other process then runs in the gaps, and the caller goes on alone
-//! until the helper is back. A caller that was held up all the same leaves its helpers out for a while (`pace.rs`).
+//! yields while it looks for work: the other process then runs in the gaps, and the caller goes on alone
+//! until the helper is back. A caller that was still held up works without helpers for a while (`pace.rs`).
 
 use crate::base::parallel::pace;
 use std::any::Any;
@@ -38,7 +38,7 @@ struct Loop {
     /// Helpers that may still join; changed under the lock of [`State`].
     wanted: AtomicUsize,
     inside: AtomicUsize,
-    /// Who waits, and whether it sleeps.
+    /// The waiting thread, and whether it sleeps.
     caller: Thread,
     caller_sleeps: AtomicBool,
     /// Whether a helper has lost its processor in the middle of a task.
@@ -53,14 +53,14 @@ unsafe impl Send for Loop {}
 unsafe impl Sync for Loop {}
 
 impl Loop {
-    /// Takes tasks until there are none left, or one of them has panicked.
+    /// Takes tasks until none is left or one has panicked.
     fn work(&self) {
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             if index >= self.count || self.panicked.load(Ordering::Relaxed) {
                 return;
             }
-            // SAFETY: the caller of `for_each` waits until everybody has left this function.
+            // SAFETY: the caller of `for_each` waits until all threads have left this function.
             let task = unsafe { &*self.task };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(index))) {
                 self.panicked.store(true, Ordering::Relaxed);
@@ -122,7 +122,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `task` for each index below `count`: on this thread, and on up to `threads - 1` helpers as they come. Tasks must not wait
+/// Runs `task` for each index below `count`: on this thread, and on up to `threads - 1` helpers as they join. Tasks must not wait
 /// for each other.
 ///
 /// # Panics
@@ -169,7 +169,7 @@ impl Pool {
         while state.helpers < helpers {
             let name = format!("fp8-{}", state.helpers);
             let thread = thread::Builder::new().name(name);
-            // Where there are no threads to be had, callers work alone.
+            // If the system has no more threads, callers work alone.
             if thread.spawn(|| self.help()).is_err() {
                 break;
             }
@@ -183,7 +183,7 @@ impl Pool {
         }
     }
 
-    /// Lets nobody join any more, and waits for those who have.
+    /// Stops threads from joining, and waits for those that have joined.
     fn end(&self, this: &Arc<Loop>) {
         lock(&self.state)
             .loops
@@ -209,7 +209,7 @@ impl Pool {
         Some(this.clone())
     }
 
-    /// The life of a helper.
+    /// The loop of a helper.
     fn help(&self) {
         let _working = Working::begin();
         let mut seen = usize::MAX;

@@ -1,12 +1,6 @@
-//! What time is counted as.
+//! Kinds of work whose time is counted.
 
-/// What a thread can be at.
-///
-/// ```
-/// use fp8_candle::profile::Kind;
-/// let names: Vec<_> = Kind::all().map(Kind::name).collect();
-/// assert_eq!(names[..2], ["casts", "GEMMs"]);
-/// ```
+/// What a thread can spend its time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {

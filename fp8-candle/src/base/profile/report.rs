@@ -24,13 +24,6 @@ pub struct Report {
 }
 
 /// One line of a [`Report`], as plain numbers.
-///
-/// ```
-/// use fp8_candle::profile::record;
-/// let ((), report) = record(|| ());
-/// let shares: f64 = report.parts().iter().map(|part| part.share).sum();
-/// assert!((shares - 1.).abs() < 1e-9);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Part {

@@ -18,11 +18,11 @@ pub struct CalibrationRow {
     pub row: usize,
     /// The format that the scale is for.
     pub format: Format,
-    /// Include the amaxes of earlier calibrations (for inputs; a weight is seen whole every time).
+    /// Include the amaxes of earlier calibrations (for inputs; every calibration sees all of a weight).
     pub with_earlier: bool,
     /// Whether a tensor of zeros gets a scale. For inputs it should not: every real input would saturate under it.
     pub allow_zero: bool,
-    /// Of a delayed cast: the amax enters the history, from which the rule makes the scale, as at the end of a training step.
+    /// For a delayed cast: the amax enters the history, from which the rule makes the scale, as at the end of a training step.
     pub rule: Option<RowRule>,
 }
 
@@ -39,27 +39,6 @@ impl CalibrationRow {
     }
 
     /// The same row with another [`CalibrationRow::rule`].
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor};
-    /// use fp8_candle::state::{CalibrationRow, RowRule, StepCells};
-    /// use fp8_candle::{Role, Slot, StateTable};
-    /// use fp8_core::{DelayedRule, Format, ScaleRounding};
-    ///
-    /// let table = StateTable::new(&Device::Cpu)?;
-    /// let row = table.add_rows(&[("fc", Role::Input)], 4)?;
-    /// let rule = DelayedRule::default().with_scale_rounding(ScaleRounding::PowerOfTwo);
-    /// let wanted = CalibrationRow::new(row, Format::E4M3).with_rule(RowRule::new(rule, Format::E4M3, 4));
-    /// for amax in [1f32, 3.0, 2.0] {
-    ///     let step = StepCells::new(&table)?;
-    ///     step.record(row, &Tensor::new(&[amax], &Device::Cpu)?, true)?;
-    ///     assert!(table.finish_calibration(&step, &[wanted.clone()], None)?.is_empty());
-    /// }
-    /// let now = Slot::new(&table, row).tensors()?;
-    /// assert_eq!(now.quant_scale.to_vec1::<f32>()?, [128.0]); // 448 / 3, rounded down
-    /// assert_eq!(now.amax_history.to_vec1::<f32>()?, [2.0, 3.0, 1.0, 0.0]);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn with_rule(self, rule: impl Into<Option<RowRule>>) -> Self {
         Self {
             rule: rule.into(),
@@ -175,7 +154,7 @@ impl StateTable {
                 }
             };
             let row = &mut inner.rows[index];
-            // As a file that holds the dequant_scale alone has it.
+            // The quant_scale that a file with only the dequant_scale would give.
             dequant_scale[index] = scale;
             quant_scale[index] = reciprocal(scale).min(f32::MAX);
             row.calibrated_amax = Some(amax);

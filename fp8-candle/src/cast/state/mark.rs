@@ -1,4 +1,4 @@
-//! What a table knows of its latest training steps.
+//! A table's record of its latest training steps.
 
 use crate::base::data::columns::Recorded;
 use crate::base::error::Result;

@@ -1,4 +1,4 @@
-//! Which tensors showed Inf or NaN to their casts in a step.
+//! In which tensors the casts of a step saw Inf or NaN.
 
 use super::mark::StepMark;
 use super::table::StateTable;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub struct NonFinite {
     /// Path of the layer, a dot, the role: `blocks.0.fc.input`.
     pub slot: String,
-    /// In how many casts.
+    /// How many casts saw it.
     pub casts: u32,
 }
 
@@ -72,7 +72,7 @@ impl NonFiniteCounts {
         let more = (more - self.before.to_dtype(DType::F64)?)?
             .relu()?
             .sum_all()?;
-        // The root of a negative number is NaN. That of -0 is -0, which changes no sum.
+        // The root of a negative number is NaN; the root of -0 is -0, which changes no sum.
         Ok(more.neg()?.sqrt()?)
     }
 
@@ -86,7 +86,7 @@ impl NonFiniteCounts {
             let table = &counts.table;
             let before = counts.before.to_vec1::<u32>()?;
             let now = counts.after()?.to_vec1::<u32>()?;
-            // Rows may have come meanwhile.
+            // Rows may have been added meanwhile.
             let before = before.into_iter().chain(std::iter::repeat(0));
             let times = table.times();
             let rows = table.names().into_iter().zip(now).zip(before).enumerate();

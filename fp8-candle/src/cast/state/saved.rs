@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct SavedRow {
     /// The factor before the cast.
     pub quant_scale: f32,
-    /// The factor after decoding. One of the two is the rounded reciprocal of the other: this one, unless calibration made it.
+    /// The factor after decoding. It is the rounded reciprocal of the quant_scale, unless calibration made it: then the quant_scale is its reciprocal.
     pub dequant_scale: f32,
     /// Newest first.
     pub amax_history: Vec<f32>,
@@ -32,7 +32,7 @@ impl SavedRow {
     /// Checks that these are values that a step can produce.
     ///
     /// # Errors
-    /// [`Error::StateValue`] with the first value that is not.
+    /// [`Error::StateValue`] with the first other value.
     pub fn check(&self, name: &str) -> Result<()> {
         let fault = |column: &str, index, value, expected| Error::StateValue {
             tensor: format!("{name}.{column}"),
@@ -41,7 +41,7 @@ impl SavedRow {
             expected,
         };
         let scale = self.quant_scale;
-        // Its reciprocal may be subnormal: that of the largest f32 is, and delayed scaling saturates there.
+        // Its reciprocal may be subnormal, as the reciprocal of the largest f32 is, where delayed scaling saturates.
         if !(scale > 0. && scale.is_normal()) {
             let expected = "positive, finite and not subnormal, as a quant_scale has to be";
             return Err(fault("quant_scale", 0, scale, expected));

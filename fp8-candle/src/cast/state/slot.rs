@@ -123,7 +123,7 @@ impl Slot {
     }
 
     /// The key for the next stochastic rounding of this tensor. No two roundings of a table use the same bits, in any step,
-    /// because the number of roundings is part of the table and of its checkpoints. `seed` is that of the run; the tensor's id is
+    /// because the number of roundings is part of the table and of its checkpoints. `seed` is the run's; the tensor's id is
     /// made from the row's name, so that two models of one run whose layers have the same names need two seeds.
     pub fn next_stochastic_key(&self, seed: u64) -> StochasticKey {
         let key = self.stochastic_key(seed);
@@ -135,17 +135,7 @@ impl Slot {
     }
 
     /// [`Slot::next_stochastic_key`] without drawing: the number of roundings stays.
-    ///
-    /// ```
-    /// use candle_core::Device;
-    /// use fp8_candle::{Role, Slot};
-    /// let slot = Slot::alone("fc", Role::GradOutput, 1, &Device::Cpu)?;
-    /// let key = slot.stochastic_key(17);
-    /// assert_eq!(slot.next_stochastic_key(17), key);
-    /// assert_ne!(slot.stochastic_key(17), key);
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
-    pub fn stochastic_key(&self, seed: u64) -> StochasticKey {
+    pub(crate) fn stochastic_key(&self, seed: u64) -> StochasticKey {
         self.with(|row, _| StochasticKey {
             seed,
             step: row.draws,
@@ -255,7 +245,7 @@ impl Slot {
         self.scales_of(dequant_scale)
     }
 
-    /// Those of a calibrated row with this dequant_scale.
+    /// The scales of a calibrated row with this dequant_scale.
     fn scales_of(&self, dequant_scale: f32) -> Result<Scales> {
         let one = |value: f32| Tensor::from_slice(&[value], 1, self.device());
         let quant_scale = reciprocal(dequant_scale).min(f32::MAX);

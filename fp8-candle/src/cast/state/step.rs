@@ -23,7 +23,7 @@ pub struct StepCells {
     touched: Vec<AtomicBool>,
     /// The step of the table that these cells belong to; None in evaluation and calibration, which veto nothing.
     mark: Option<Arc<StepMark>>,
-    /// Rows whose place in the order of time is known.
+    /// Rows whose place in time order is known.
     timed: Vec<AtomicBool>,
     status: RwLock<Status>,
     notes: Mutex<Notes>,
@@ -38,7 +38,7 @@ enum Status {
     Aborted,
 }
 
-/// How the rows are to be updated.
+/// How the commit updates the rows.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     pub(super) rules: HashMap<usize, RowRule>,
@@ -66,19 +66,6 @@ impl StepCells {
 
     /// Empty cells for the training step that [`StateTable::begin_step`] has begun: Inf and NaN that its casts see veto the
     /// optimizer's step.
-    ///
-    /// ```
-    /// # use candle_core::{Device, Tensor};
-    /// # use fp8_candle::{Role, StateTable, state::StepCells};
-    /// let table = StateTable::new(&Device::Cpu)?;
-    /// let row = table.add_rows(&[("fc", Role::Input)], 4)?;
-    /// table.begin_step()?;
-    /// let step = StepCells::training(&table)?;
-    /// step.record(row, &Tensor::new(f32::INFINITY, &Device::Cpu)?, true)?;
-    /// let (before, now) = table.seen_in_step()?;
-    /// assert_eq!((before.to_vec1::<u32>()?, now.to_vec1::<u32>()?), (vec![0], vec![1]));
-    /// # Ok::<(), fp8_candle::Error>(())
-    /// ```
     pub fn training(table: &Arc<StateTable>) -> Result<Arc<Self>> {
         let step = Self::of(table, Some(table.mark()))?;
         table.note_open(&step);
@@ -209,7 +196,7 @@ impl StepCells {
     }
 
     /// Whether the step was aborted, so that what it recorded is dropped.
-    pub fn is_aborted(&self) -> bool {
+    pub(crate) fn is_aborted(&self) -> bool {
         *self.status.read().unwrap_or_else(PoisonError::into_inner) == Status::Aborted
     }
 
@@ -265,7 +252,7 @@ pub struct AmaxRecorder {
     pub row: usize,
     /// Whether to record amaxes for delayed scales: yes in training, no in evaluation.
     pub record: bool,
-    /// Whether the amax of the tensor is the row's: no where the row only lends its count of stochastic roundings.
+    /// Whether the tensor's amax belongs to the row; false where the row only counts stochastic roundings.
     pub watches_amax: bool,
 }
 

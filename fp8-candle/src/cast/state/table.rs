@@ -46,19 +46,6 @@ impl RowRule {
 }
 
 /// What updates a row in steps that do not use it: other ranks may have used it, and all have to update it alike.
-///
-/// ```
-/// use candle_core::Device;
-/// use fp8_candle::state::{IdleRule, RowRule};
-/// use fp8_candle::{Role, StateTable};
-/// use fp8_core::{DelayedRule, Format};
-///
-/// let table = StateTable::new(&Device::Cpu)?;
-/// let row = table.add_rows(&[("fc", Role::Input)], 16)?;
-/// let rule = RowRule::new(DelayedRule::default(), Format::E5M2, 16);
-/// table.set_idle_rule(row, IdleRule::Own { rule, reduces: true });
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum IdleRule {
@@ -260,13 +247,13 @@ impl StateTable {
 
     /// How many casts of each row have seen Inf or NaN, U32 `[rows]`, on the device. Steps that are not committed do not
     /// count.
-    pub fn non_finite_counts(&self) -> Result<Tensor> {
+    pub(super) fn non_finite_counts(&self) -> Result<Tensor> {
         let counted = self.lock().columns.non_finite.clone();
         let running = self.running().read()?.non_finite;
         Ok(counted.broadcast_add(&running)?)
     }
 
-    /// [`StateTable::non_finite_counts`] at the last call of this function, and now.
+    /// How many casts of each row had seen Inf or NaN at the last call of this function, and now, U32 `[rows]` each, on the device.
     pub fn report(&self) -> Result<(Tensor, Tensor)> {
         let now = self.non_finite_counts()?;
         let before = std::mem::replace(&mut self.lock().reported, now.clone());
@@ -274,7 +261,7 @@ impl StateTable {
     }
 
     /// Whether a training step was committed since the gradients were last updated.
-    pub fn gradients_due(&self) -> bool {
+    pub(super) fn gradients_due(&self) -> bool {
         self.lock().gradients_due
     }
 
@@ -308,7 +295,7 @@ fn id_of(name: &str) -> u32 {
 
 /// Scales of 1 and histories of zeros.
 fn initial_columns(rows: usize, len: usize, device: &Device) -> Result<Columns> {
-    // Of a row at least: candle cannot fill a tensor without elements on a GPU.
+    // At least one row: candle cannot fill a tensor without elements on a GPU.
     let made = rows.max(1);
     let first = |x: Tensor| x.narrow(0, 0, rows);
     let one = first(Tensor::ones(made, DType::F32, device)?)?;

@@ -125,7 +125,7 @@ impl StateTable {
                     format: rule.format,
                     window: rule.window,
                     remake: row.format.is_some_and(|format| format != rule.format)
-                        // An unchanged weight is recorded no more; other tensors are, with every cast.
+                        // An unchanged weight is not recorded again; other tensors are recorded by every cast.
                         || row.role == Role::Weight && !row.is_made_by(&rule.rule),
                 })
             })
@@ -143,8 +143,7 @@ impl StateTable {
             let Some(update) = update else { continue };
             row.window = update.window;
             let changed = updated.changed.as_ref().map(|changed| changed[index]);
-            // If only the device knows, every row counts as changed for which something was recorded, here or on
-            // another rank.
+            // If only the device knows, every row with a recorded amax, here or on another rank, counts as changed.
             let reduced = row.rule.as_ref().is_some_and(|rule| rule.group.is_some());
             let may_have = std::mem::take(&mut row.touched) || reduced || update.remake;
             if changed.unwrap_or(may_have) {
@@ -208,7 +207,7 @@ impl Inner {
 }
 
 impl Recorded {
-    /// The same, with more rows in which nothing was recorded.
+    /// The same amaxes, with zeros for rows added since.
     fn padded(&self, more: usize) -> Result<Self> {
         if more == 0 {
             return Ok(self.clone());
@@ -220,7 +219,7 @@ impl Recorded {
     }
 }
 
-/// The group's maximum, checked to be as many f32 as were sent.
+/// The group's maximum, after a check that it has as many f32 as were sent.
 pub(super) fn all_reduce_max(group: &dyn ReductionGroup, amaxes: &Tensor) -> Result<Tensor> {
     let reduced = group.all_reduce_max(amaxes)?;
     if reduced.dims() != amaxes.dims() || reduced.dtype() != DType::F32 {

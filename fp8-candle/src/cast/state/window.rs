@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Steps whose backward pass is waited for. More are not remembered.
+/// The most steps to remember whose backward pass has not come yet.
 const PENDING: usize = 64;
 
 /// Tells events of all tables apart by time.
@@ -92,7 +92,7 @@ impl StateTable {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn counts_at_end_of(&self, mark: &StepMark) -> Result<Tensor> {
+    pub(super) fn counts_at_end_of(&self, mark: &StepMark) -> Result<Tensor> {
         match mark.ended.get() {
             Some(ended) => Ok(ended.clone()),
             None => self.non_finite_counts(),
@@ -100,21 +100,21 @@ impl StateTable {
     }
 
     /// When a cast of each row first saw Inf or NaN, in the latest step in which one did; 0 for never. One clock for all tables.
-    pub fn times(&self) -> Vec<u64> {
+    pub(super) fn times(&self) -> Vec<u64> {
         let mut times = self.lock_window().times.clone();
         times.resize(self.rows(), 0);
         times
     }
 
     /// The name of the first row in which Inf or NaN was seen since the last step without.
-    pub fn culprit(&self) -> Option<Arc<str>> {
+    pub(super) fn culprit(&self) -> Option<Arc<str>> {
         let row = self.lock_window().culprit.as_ref()?.0;
         self.names().get(row).cloned()
     }
 
-    /// Says what a look at the counts of the latest step has shown: where a GPU does not tell the host by itself, the culprit is known from
-    /// then on.
-    pub fn note_look(&self, first: Option<usize>) {
+    /// Notes the first row with Inf or NaN that a reader of the latest step's counts has found. On a GPU, which does not tell the host, the
+    /// culprit is known from then on.
+    pub(super) fn note_look(&self, first: Option<usize>) {
         let mut window = self.lock_window();
         let mark = Arc::downgrade(&window.mark);
         match first {
@@ -160,7 +160,7 @@ impl StateTable {
         }
     }
 
-    /// An aborted step has seen nothing.
+    /// Forgets what an aborted step has seen.
     pub(super) fn forget_culprit_of(&self, mark: &Arc<StepMark>) {
         let mut window = self.lock_window();
         let mark = Arc::downgrade(mark);

@@ -2,8 +2,7 @@
 
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::source::ScaleSource;
-use crate::cast::spec::CastSpec;
+use crate::cast::spec::{CastSpec, ScaleSource};
 use crate::cast::state::{Slot, StepCells};
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;
@@ -26,11 +25,11 @@ pub(super) struct Cached {
     pub(super) bad: Option<Bad>,
 }
 
-/// A weight with Inf or NaN: its codes hide that from the steps that reuse them, so that each of them is told.
+/// A weight with Inf or NaN. Its codes hide that from steps that reuse them, so each such step is told once.
 #[derive(Debug)]
 pub(super) struct Bad {
     pub(super) amax: Tensor,
-    /// The last step that knows.
+    /// The last step that was told.
     pub(super) told: Weak<StepCells>,
 }
 
@@ -119,7 +118,7 @@ impl Request<'_> {
         self.is_delayed() && self.quantizer.observers.training_recorder().is_some()
     }
 
-    /// Whether the codes of `entry` are those of this cast, but for a change of the scale.
+    /// Whether `entry` was made by this cast, perhaps with an earlier scale.
     pub(super) fn is_same_cast(&self, entry: &Entry) -> bool {
         entry.spec == self.quantizer.spec && entry.source == self.quantizer.source
     }

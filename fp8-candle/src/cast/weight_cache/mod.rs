@@ -5,7 +5,7 @@ mod entries;
 use crate::base::error::Result;
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::source::ScaleSource;
+use crate::cast::spec::ScaleSource;
 use crate::cast::state::{Slot, is_non_finite};
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_version::Seen;
@@ -29,7 +29,7 @@ const ENTRIES: usize = 4;
 #[derive(Debug, Default)]
 pub struct WeightCache {
     cached: Mutex<Cached>,
-    /// What was seen of the weight where changes have to be announced; held from its first use on, so that none is missed.
+    /// The version of the weight where changes have to be announced; held from its first use on, so that no announcement is missed.
     announced: Mutex<Option<Seen>>,
 }
 
@@ -57,7 +57,7 @@ impl WeightCache {
     }
 
     /// The quant_scale, f32 `[1]`, that the next training cast of `weight` will use instead of its slot's, because
-    /// `weight` has not changed since its amax was recorded. `None` if that cast will use the slot's and record.
+    /// `weight` has not changed since its amax was recorded. `None` if that cast will use the slot's scale and record an amax.
     ///
     /// A checkpoint needs it to continue bit-exactly, see [`WeightCache::restore`].
     pub fn kept_quant_scale(&self, weight: &Tensor) -> Result<Option<Tensor>> {
@@ -82,7 +82,7 @@ impl WeightCache {
         }))
     }
 
-    /// Drops the codes. Until `weight` changes, its delayed casts use `quant_scale` (f32 `[1]`) and record nothing.
+    /// Drops the codes. Until `weight` changes, its delayed casts use `quant_scale` (f32 `[1]`) and record no amax.
     pub fn restore(&self, weight: &Tensor, quant_scale: Tensor) -> Result<()> {
         let kept = self.see(weight)?.map(|seen| Kept { seen, quant_scale });
         *self.lock() = Cached {
@@ -158,7 +158,7 @@ impl WeightCache {
         Ok((codes, seen))
     }
 
-    /// Tells a training step that uses codes of values with Inf or NaN, once.
+    /// Tells a training step, once, that it uses codes of values with Inf or NaN.
     fn tell(&self, quantizer: &Quantizer) -> Result<()> {
         let recorder = quantizer.observers.training_recorder();
         let Some(recorder) = recorder.filter(|recorder| recorder.watches_amax) else {
@@ -225,7 +225,7 @@ impl WeightCache {
             let epoch = request.now.1;
             cached.recorded = Some(Recorded { step, epoch });
         }
-        // A GPU does not tell; it makes the codes again in each step.
+        // A GPU does not tell the host; it makes the codes again in each step.
         if let Some(amax) = &made.amax
             && amax.device().is_cpu()
             && is_non_finite(amax)?

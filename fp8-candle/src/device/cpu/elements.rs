@@ -1,4 +1,4 @@
-//! What lies between tensors and kernels: dtypes, slices, and the division of rows among threads.
+//! Between tensors and kernels: dtypes, slices, and the division of rows among threads.
 
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};

@@ -3,7 +3,7 @@
 use super::pages;
 use std::mem::MaybeUninit;
 
-/// A vector of `len` elements that `task(start, part)` writes in parts of `part_len`, and what the tasks give, in order.
+/// A vector of `len` elements that `task(start, part)` writes in parts of `part_len`, and the results of the tasks, in order.
 ///
 /// Parts are `zero` before. Each thread writes its own, into the cache that it then works in: a vector of zeros would be
 /// written by the caller's thread alone, and read back from memory.
@@ -24,7 +24,7 @@ pub(crate) fn filled<T: Copy + Send + Sync, Out: Send>(
     (values, outs)
 }
 
-/// `zero` where there may be nothing yet.
+/// `room`, filled with `zero`.
 pub(super) fn zeros<T: Copy>(zero: T, room: &mut [MaybeUninit<T>]) -> &mut [T] {
     room.fill(MaybeUninit::new(zero));
     // SAFETY: every element has just been written.

@@ -1,5 +1,9 @@
 //! AdamW over all tensors of a CUDA device at once: `kernels/adamw.cu`.
 
+use super::adamw_tensors::{
+    AdamWDecision, AdamWHyperparameters, AdamWTensors, DTYPES, check, check_like, dtype_error,
+    shape_error,
+};
 use super::gpu::{Buffer, Gpu, with_pointer_list, with_pointers};
 use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels};
 use super::launch::launch;
@@ -28,52 +32,6 @@ const UPDATE_THREADS: u32 = 256;
 const PARAM_WORDS: usize = 6;
 /// Bytes of the struct `Control` of the kernels.
 const CONTROL_BYTES: usize = 128;
-const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
-
-/// One variable with its optimizer state. All are contiguous, of one shape and on one CUDA device. The kernels write to the
-/// memory of these tensors.
-#[derive(Debug, Clone)]
-pub struct AdamWTensors {
-    /// f32, bf16, f16 or f64.
-    pub var: Tensor,
-    /// Running mean of the gradient: f32, or f64 for an f64 variable.
-    pub exp_avg: Tensor,
-    /// Running mean of the squared gradient, of the same dtype.
-    pub exp_avg_sq: Tensor,
-    /// f32 copy of a bf16 or f16 variable: the update changes it and rounds it to the variable. An element that no longer
-    /// rounds to the variable's value is read from the variable first.
-    pub master: Option<Tensor>,
-    /// Whether weight decay applies to the variable.
-    pub decays: bool,
-}
-
-/// The numbers of one step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamWHyperparameters {
-    /// Learning rate.
-    pub lr: f64,
-    /// Decay of the running mean of gradients.
-    pub beta1: f64,
-    /// Decay of the running mean of squared gradients.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// `1 - lr * weight_decay`.
-    pub decay: f64,
-    /// Gradients are multiplied by `min(1, max_grad_norm / (norm + 1e-6))`.
-    pub max_grad_norm: Option<f64>,
-}
-
-/// What the host has decided for one step, if it knows the norm.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamWDecision {
-    /// `1 / (1 - beta1^step)`.
-    pub correction1: f64,
-    /// `1 / (1 - beta2^step)`.
-    pub correction2: f64,
-    /// The factor on the gradients.
-    pub clip: f64,
-}
 
 /// AdamW over many tensors of one CUDA device: a step takes one launch per dtype for the norm, one per dtype for the update,
 /// and one in between. Nothing is copied to the host, and nothing waits for the device.
@@ -396,67 +354,4 @@ fn of(
 /// An index as the tables hold it.
 fn index(i: usize) -> Result<u32> {
     u32::try_from(i).map_err(|_| Error::Internal(format!("AdamW: {i} is too large for an index")))
-}
-
-fn check(tensors: &AdamWTensors) -> Result<()> {
-    const OP: &str = "AdamW";
-    let var = &tensors.var;
-    if !DTYPES.contains(&var.dtype()) {
-        let expected = "f32, bf16, f16 or f64";
-        return Err(dtype_error(OP, "a variable", expected, var));
-    }
-    let moments = match var.dtype() {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
-    };
-    check_like(OP, "exp_avg", var, moments, &tensors.exp_avg)?;
-    check_like(OP, "exp_avg_sq", var, moments, &tensors.exp_avg_sq)?;
-    if let Some(master) = &tensors.master {
-        if !matches!(var.dtype(), DType::BF16 | DType::F16) {
-            return Err(dtype_error(
-                OP,
-                "a variable with a master",
-                "bf16 or f16",
-                var,
-            ));
-        }
-        check_like(OP, "master", var, DType::F32, master)?;
-    }
-    Ok(())
-}
-
-/// Checks that `x` has the shape of `var` and `dtype`. Devices and strides are checked where addresses are taken.
-fn check_like(
-    op: &'static str,
-    what: &'static str,
-    var: &Tensor,
-    dtype: DType,
-    x: &Tensor,
-) -> Result<()> {
-    if x.dtype() != dtype {
-        return Err(dtype_error(op, what, dtype.as_str(), x));
-    }
-    if x.shape() != var.shape() {
-        return Err(shape_error(op, what, &format!("{:?}", var.dims()), x));
-    }
-    Ok(())
-}
-
-fn dtype_error(op: &'static str, what: &'static str, expected: &'static str, x: &Tensor) -> Error {
-    let got = x.dtype();
-    Error::DType {
-        op,
-        what,
-        expected,
-        got,
-    }
-}
-
-fn shape_error(op: &'static str, what: &'static str, expected: &str, x: &Tensor) -> Error {
-    Error::Shape {
-        op,
-        what,
-        expected: expected.to_string(),
-        got: x.dims().to_vec(),
-    }
 }

@@ -17,7 +17,7 @@ struct Arena {
 }
 
 thread_local! {
-    /// Of the device that this thread used last. A static would keep every device open that a program has opened.
+    /// The arena of the device that this thread used last. A static would keep every device open that a program has opened.
     static ARENA: RefCell<Option<Arena>> = const { RefCell::new(None) };
 }
 

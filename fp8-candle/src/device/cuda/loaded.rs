@@ -19,7 +19,7 @@ pub(super) struct Loaded {
     function: CudaFunction,
     /// Bytes of dynamic shared memory that it may use.
     shared: AtomicU32,
-    /// Blocks that are on a multiprocessor at once; 0 if nobody has asked. Each kernel is always launched with the same threads
+    /// Blocks that are on a multiprocessor at once; 0 before the first query. Each kernel is always launched with the same threads
     /// and shared memory.
     per_multiprocessor: AtomicU32,
 }

@@ -3,10 +3,10 @@
 use crate::base::data::codes::GemmCodes;
 use crate::base::data::made::Made;
 use crate::base::error::Result;
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
-use crate::cast::source::{FirstScale, ScaleSource};
+use crate::cast::spec::{FirstScale, ScaleSource};
 use crate::cast::state::{AmaxRecorder, Role, Slot, StepCells};
+use crate::cast::tensor::Quantized;
 use crate::ops::{Activation, norm};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::Contraction::{Cols, Rows};

@@ -2,6 +2,7 @@
 //! amax or history is copied to the host.
 
 pub(crate) mod adamw;
+pub(crate) mod adamw_tensors;
 mod arena;
 pub(crate) mod attention;
 mod cast;

@@ -203,7 +203,7 @@ mod tests {
             return Ok(());
         }
         for (kept, blocks) in [(1, 1), (32, 4), (33, 5), (128, 4), (129, 3), (300, 17)] {
-            // Every code, and numbers that are none.
+            // Every code, and numbers that are no code.
             let others = [0., -1., 3., f32::INFINITY, f32::NAN, 2e-39, 1.5e-39];
             let values: Vec<f32> = (0..kept * blocks)
                 .map(|i| match i % 11 {

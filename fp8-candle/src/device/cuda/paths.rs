@@ -11,11 +11,6 @@ pub(super) enum GemmPath {
 }
 
 /// How many FP8 products of this thread went which way. Products without elements are not counted.
-///
-/// ```
-/// let none = fp8_candle::device::GemmPaths::default();
-/// assert_eq!(none.direct + none.scaled_after + none.dequantized, 0);
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct GemmPaths {
@@ -44,15 +39,6 @@ pub(super) fn count(path: GemmPath) {
 }
 
 /// The FP8 products that this thread has computed on CUDA devices since the last call, by the way they took.
-///
-/// ```
-/// # fn main() -> Result<(), candle_core::Error> {
-/// use fp8_candle::device::take_gemm_paths;
-/// let paths = take_gemm_paths();
-/// assert_eq!(paths.dequantized, 0, "nothing was multiplied on a GPU here");
-/// # Ok(())
-/// # }
-/// ```
 pub fn take_gemm_paths() -> GemmPaths {
     COUNTS.take()
 }

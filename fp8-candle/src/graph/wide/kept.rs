@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Clone)]
 pub(crate) enum Kept {
     Tensor(Tensor),
-    /// Perhaps made only now.
+    /// Computed when it is first asked for.
     Value(Value),
     /// Computed from other kept values.
     Again(Arc<Again>),
@@ -55,7 +55,7 @@ impl Kept {
         }
     }
 
-    /// Where the value is among those computed again, if it is one: what a backward pass holds to forget it, without
+    /// The key of the value among the recomputed ones, if it is recomputed: a backward pass uses it to forget the value without
     /// keeping the value.
     pub(crate) fn memo(&self) -> Option<usize> {
         match self {

@@ -50,17 +50,6 @@ use value::Value;
 /// Operations that become one node of candle's graph; see [the module](self).
 ///
 /// Methods take and give [`Wide`] values and compute at once. Nothing is differentiable before [`WideNode::finish`].
-///
-/// ```
-/// # use candle_core::{Device, Tensor};
-/// # use fp8_candle::WideNode;
-/// let x = Tensor::new(&[1f32], &Device::Cpu)?;
-/// let mut node = WideNode::new("twice");
-/// let value = node.argument(&x);
-/// let sum = node.add(&value, &value)?;
-/// assert_eq!(node.finish(sum)?.to_vec1::<f32>()?, [2.]);
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
 pub struct WideNode {
     pub(crate) name: &'static str,
     /// The arguments of the node that are part of a graph.
@@ -74,15 +63,6 @@ pub struct WideNode {
 }
 
 /// A value within a [`WideNode`].
-///
-/// ```
-/// # use candle_core::{Device, Tensor};
-/// # use fp8_candle::WideNode;
-/// let mut node = WideNode::new("identity");
-/// let value: fp8_candle::Wide = node.argument(&Tensor::new(&[1f32], &Device::Cpu)?);
-/// assert_eq!(value.dims(), [1]);
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
 #[derive(Clone)]
 pub struct Wide {
     pub(crate) value: Value,
@@ -104,7 +84,7 @@ impl Wide {
         }
     }
 
-    /// The values, outside any graph. Those of a norm or an activation are computed now, if nothing has asked for them before.
+    /// The values, outside any graph. Results of norms and activations are computed by the first call.
     ///
     /// # Errors
     /// If that fails.

@@ -12,7 +12,7 @@ impl WideNode {
     /// none.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// The errors of `f`.
     pub fn apply(
         &mut self,
         values: &[&Wide],
@@ -36,7 +36,7 @@ impl WideNode {
                     vars.push(var);
                 }
                 let y = f(&args)?;
-                // A collection of its own: these variables are of no interest to one around this sweep.
+                // Collected separately: an outer collection must not see these variables.
                 let grads = crate::graph::backward(&(y * grad)?.sum_all()?)?;
                 for (var, id) in vars.iter().zip(&to) {
                     if let Some(grad) = var.as_ref().and_then(|var| grads.get(var)) {

@@ -15,10 +15,10 @@ use candle_core::{DType, Tensor, Var};
 /// which the backward pass has its graph again. The two must give the same to the bit; `first` may take notes for it.
 ///
 /// Inputs that no gradient goes to stay so. What the function captures may be part of a graph itself, but that part is swept on its
-/// own, so FP8 layers in it cast this gradient beside the others that they get: what was computed had better be an input.
+/// own, so FP8 layers in it cast this gradient beside the others that they get: pass what was computed as an input instead.
 ///
 /// # Errors
-/// Those of `first`. The backward pass fails with those of `again`, and with [`Error::RecomputedValues`],
+/// The errors of `first`. The backward pass fails with the errors of `again`, and with [`Error::RecomputedValues`],
 /// [`Error::RecomputedVariables`] or [`Error::RecomputedShape`] where something has changed in between; candle's `backward` gives
 /// their messages, [`backward`](super::backward) the errors themselves.
 ///
@@ -110,7 +110,7 @@ struct Again {
     variables: Vec<Tensor>,
     /// By variable.
     seen: Vec<Seen>,
-    /// Of the result.
+    /// Sizes of the result.
     dims: Vec<usize>,
     run: Box<Run>,
 }
@@ -166,7 +166,7 @@ impl Again {
     }
 }
 
-/// The gradients of what `y` is made of, where that of `y` is `grad`. Collects variables' gradients past candle's store if the
+/// The gradients of everything that `y` was computed from, given the gradient of `y`. Collects variables' gradients past candle's store if the
 /// sweep around it does: sums then have the order that they have without a node around them.
 fn sweep(y: Tensor, grad: &Tensor) -> Result<GradStore> {
     let zero = Tensor::zeros((), DType::F32, y.device())?;

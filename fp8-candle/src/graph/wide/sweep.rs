@@ -15,7 +15,7 @@ type FromMany = dyn Fn(&mut Sweep, Vec<Option<Tensor>>) -> Result<()> + Send + S
 /// How gradients go from the results of an operation to its arguments.
 pub(crate) enum Backward {
     One(Box<FromOne>),
-    /// Of an operation with several results: a result that nothing used has no gradient.
+    /// An operation with several results; a result that was not used has no gradient.
     Many(Box<FromMany>),
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Step {
 
 struct Grad {
     value: Value,
-    /// Whether nobody else holds its storage.
+    /// Whether this is the only owner of its storage.
     owned: bool,
 }
 
@@ -76,18 +76,18 @@ impl Sweep {
         Some(grad.value)
     }
 
-    /// Adds a gradient that the caller has made and gives away.
+    /// Adds a gradient that the caller computed and no longer needs.
     pub(crate) fn add(&mut self, id: Option<usize>, grad: Tensor) -> Result<()> {
         self.add_value(id, Value::Made(grad))
     }
 
-    /// Adds a gradient that need not exist: what it goes to may cast it as it is made.
+    /// Adds a gradient that may not be computed yet: the operation that receives it may cast it while computing it.
     pub(crate) fn add_value(&mut self, id: Option<usize>, value: Value) -> Result<()> {
         let owned = true;
         self.meet(id, Grad { value, owned })
     }
 
-    /// Adds a gradient that somebody else may hold too.
+    /// Adds a gradient whose storage may have other owners.
     pub(crate) fn add_shared(&mut self, id: Option<usize>, grad: &Tensor) -> Result<()> {
         let (value, owned) = (Value::Made(grad.clone()), false);
         self.meet(id, Grad { value, owned })

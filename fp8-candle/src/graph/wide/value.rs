@@ -1,12 +1,12 @@
-//! The tensor of a value, which need not exist.
+//! The tensor of a value, which may not be computed.
 //!
 //! The result of a norm or an activation is read by casts alone, most of the time. Then tasks make a few rows of it at a time, in
-//! their core's cache, and cast them: neither pass through memory happens. Whoever asks for the tensor gets it.
+//! their core's cache, and cast them, which saves a write to memory and a read. The tensor is computed when it is asked for.
 
 use crate::base::data::made::Made;
 use crate::base::error::Result;
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
+use crate::cast::tensor::Quantized;
 use candle_core::{DType, Device, Tensor};
 use std::sync::{Arc, OnceLock};
 
@@ -31,7 +31,7 @@ pub(crate) trait RowSource: Send + Sync {
     fn make(&self) -> Result<Tensor>;
 
     /// Its codes for a product over the columns (with `both`, for one over the rows too), if `quantizer` knows its scale and
-    /// nothing else looks at the tensor.
+    /// nothing else reads the tensor.
     fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>>;
 
     /// The same, and the sums over rows in a dtype, if a device does that in one pass.
@@ -75,7 +75,7 @@ impl Value {
         }
     }
 
-    /// The codes, unless the tensor exists or has to.
+    /// The codes, unless the tensor was computed before or is needed.
     pub(crate) fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
         match self {
             Self::Rows(rows) if rows.made.get().is_none() => rows.source.cast(quantizer, both),
@@ -101,7 +101,7 @@ impl Value {
         Ok(cast.and_then(|(quantized, sums)| Some((quantized, sums?))))
     }
 
-    /// A tensor of the same shape, dtype and device, whose elements mean nothing unless the value exists.
+    /// A tensor of the same shape, dtype and device; its elements are meaningless unless the value was computed.
     pub(crate) fn shaped(&self) -> Result<Tensor> {
         match self {
             Self::Made(tensor) => Ok(tensor.clone()),

@@ -42,7 +42,7 @@ impl BareOperand<'_> {
 pub struct BareConv(Geometry);
 
 impl BareConv {
-    /// Of images `[batch, channels, height, width]` and a weight `[out, channels / groups, height, width]`.
+    /// The convolution of images `[batch, channels, height, width]` and a weight `[out, channels / groups, height, width]`.
     ///
     /// # Errors
     /// If the sizes make no convolution.
@@ -54,7 +54,7 @@ impl BareConv {
         }))
     }
 
-    /// Of the transposed convolution of `x` `[batch, in, height, width]` and a weight `[in, channels / groups, height, width]`: the
+    /// The transposed convolution of `x` `[batch, in, height, width]` and a weight `[in, channels / groups, height, width]`: the
     /// convolution with that weight whose images are its results, and whose gradient of the input it is.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl BareConv {
         self.0.window.dims()
     }
 
-    /// How many terms each value of the output sums, each of the gradient of the input at most, and each of that of the weight.
+    /// How many terms are summed for a value of the output, at most for one of the input's gradient, and for one of the weight's gradient.
     pub fn lengths(&self) -> [usize; 3] {
         let (window, [n, columns]) = (&self.0.window, self.0.weight_dims());
         [

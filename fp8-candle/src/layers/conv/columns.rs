@@ -4,12 +4,10 @@ use super::values::{Uncast, Values, kept_block};
 use crate::base::data::storage::tensor_of;
 use crate::base::data::window::{Part, Window};
 use crate::base::error::Result;
-use crate::cast::observers::Observers;
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::replay::Replay;
-use crate::cast::source::ScaleSource;
-use crate::cast::tensor::Fp8Tensor;
+use crate::cast::spec::{Observers, ScaleSource};
+use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::device::unfolding;
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
@@ -27,7 +25,7 @@ pub(super) struct Columns<'a> {
 
 /// The cast of one part.
 struct Piece {
-    /// If somebody looks at them.
+    /// If a hook wants to see them.
     values: Option<Tensor>,
     quantized: Quantized,
 }
@@ -105,7 +103,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// Tells who observes the cast of these images. Parts have come in the order of the dimension that the product keeps.
+    /// Notifies the observers of the cast of these images. Parts come in the order of the dimension that the product keeps.
     pub(super) fn finish(self) -> Result<()> {
         let (Values::Uncast(Uncast { quantizer, .. }), Some(first)) =
             (self.images, self.casts.first())

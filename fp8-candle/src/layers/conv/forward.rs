@@ -8,10 +8,11 @@ use super::shape::ConvShape;
 use super::values::Values;
 use crate::base::data::storage::{take_storage, tensor_of};
 use crate::base::error::{Error, Result};
+use crate::cast::quantizer::recast;
 use crate::cast::weight_cache::WeightCache;
 use crate::cast::weight_version::Seen;
 use crate::graph::Ready;
-use crate::layers::linear::{LinearPlan, SavedCasts, recast};
+use crate::layers::linear::{LinearPlan, SavedCasts};
 use candle_core::{DType, Tensor};
 use fp8_core::Granularity;
 

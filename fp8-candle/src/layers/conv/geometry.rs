@@ -6,7 +6,7 @@ use std::ops::Range;
 /// Bytes of the columns and results of one part of a batch, if one image does not have more.
 const PART_BYTES: usize = 8 << 20;
 
-/// Columns of a part, unless there are not as many.
+/// The least columns of a part, if there are enough.
 const MIN_COLUMNS: usize = 128;
 
 /// Sizes of a convolution: `images` `[batch, channels, ..]` that the window slides over, and `maps` `[batch, n, ..]` with

@@ -8,10 +8,10 @@
 //! | columns of grad_input, folded back | weight | grad_output `[N, B * Ho * Wo]` |
 //! | grad_weight | grad_output | columns |
 //!
-//! A tensorwise cast does not care for the shape, so an image is cast once and its codes are unfolded: of a 3x3 kernel nine
-//! bytes instead of nine floats per value. Batches are cut into parts whose columns stay in the caches. With other
+//! A tensorwise cast does not depend on the shape, so an image is cast once and its codes are unfolded: for a 3x3 kernel nine
+//! bytes per value instead of nine floats. Batches are cut into parts whose columns stay in the caches. With other
 //! granularities scales run along the sums, group by group: there the image is kept in high precision, and the columns of a
-//! part are cast once they are unfolded, in the backward pass again. Who observes casts sees all columns of a tensor as one.
+//! part are cast once they are unfolded, and cast again in the backward pass. Observers see all columns of a tensor as one cast.
 //!
 //! A transposed convolution computes the second product forward and the first one backward.
 //!

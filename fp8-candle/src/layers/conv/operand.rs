@@ -30,7 +30,7 @@ impl Weight {
         let (groups, [n, k]) = (geometry.groups, geometry.weight_dims());
         let weight = weight.detach();
         Ok(match (granularity, contraction) {
-            // Does not care.
+            // One scale: any shape and order will do.
             (Granularity::Tensorwise, _) => weight,
             (_, Rows) if groups > 1 => weight
                 .reshape((groups, n / groups, k))?

@@ -285,7 +285,7 @@ impl ConvShape {
         } = *window;
         product("the input", &[batch, channels, h, w])?;
         product("the output", &[batch, n, oh, ow])?;
-        // Of one image; the batch is cut into parts.
+        // The columns of one image; the batch is cut into parts.
         product("the unfolded input", &[channels, kh, kw, oh, ow])?;
         Ok(())
     }

@@ -2,68 +2,18 @@
 //!
 //! [`gradients`] decides for linear layers and convolutions alike; [`BackwardProducts`] is what the two do differently.
 
-use super::forward::{multiply, recast};
-use super::plan::{GemmPlan, LinearPlan, LinearWeight};
+use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts};
 use crate::base::data::matrix_dims;
 use crate::base::error::{Result, internal};
 use crate::cast::packed::PackedWeight;
-use crate::cast::quantizer::Quantizer;
-use crate::cast::tensor::Fp8Tensor;
-use crate::cast::weight_version::Seen;
+use crate::cast::quantizer::{Quantizer, recast};
+use crate::cast::tensor::{Fp8Tensor, multiply};
 use crate::device::{GemmOutput, backend};
 use crate::graph::Ready;
 use crate::graph::wide::value::Value;
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::{self, Cols, Rows};
 use std::cell::OnceCell;
-
-/// What the forward pass leaves for the backward pass: casts that it can reuse.
-#[derive(Debug, Clone)]
-pub(crate) struct SavedCasts<C> {
-    pub(crate) input: Option<C>,
-    pub(crate) weight: Option<C>,
-    /// The values of the weight, where the backward pass reads them again.
-    pub(crate) seen: Option<Seen>,
-}
-
-impl<C> Default for SavedCasts<C> {
-    fn default() -> Self {
-        Self {
-            input: None,
-            weight: None,
-            seen: None,
-        }
-    }
-}
-
-impl<C> SavedCasts<C> {
-    /// Checks values of the weight that the backward pass of layer `path` has read again.
-    pub(crate) fn check(&self, weight: &Tensor, path: &str) -> Result<()> {
-        match &self.seen {
-            Some(seen) => seen.check(weight, path, "weight"),
-            None => Ok(()),
-        }
-    }
-
-    /// Keeps what the gradients will need. Each operand comes with whether it is in the graph.
-    pub(crate) fn keep(
-        &mut self,
-        plan: &LinearPlan,
-        output: &GemmPlan,
-        (x_tracks, x8): (bool, C),
-        (weight_tracks, w8): (bool, C),
-    ) {
-        let serves = |first: &Quantizer, gemm: &Option<GemmPlan>| {
-            gemm.as_ref().is_some_and(|gemm| first.serves(&gemm.b))
-        };
-        if weight_tracks && serves(&output.a, &plan.grad_weight) {
-            self.input = Some(x8);
-        }
-        if x_tracks && serves(&output.b, &plan.grad_input) {
-            self.weight = Some(w8);
-        }
-    }
-}
 
 /// The operands of a backward product.
 pub(crate) enum Operands<C> {

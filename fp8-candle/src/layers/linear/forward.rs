@@ -1,13 +1,13 @@
 //! The forward pass, and the node of candle's graph.
 
-use super::backward::{HeldWeight, LinearBackward, SavedCasts};
-use super::plan::{GemmPlan, LinearPlan, LinearWeight};
+use super::backward::{HeldWeight, LinearBackward};
+use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::{take_storage, tensor_of};
 use crate::base::error::{Error, Result, internal};
 use crate::cast::packed::PackedWeight;
-use crate::cast::quantizer::Quantizer;
-use crate::cast::tensor::Fp8Tensor;
+use crate::cast::quantizer::{Quantizer, recast};
+use crate::cast::tensor::{Fp8Tensor, add_bias, multiply};
 use crate::cast::weight_version::Seen;
 use crate::device::{GemmOutput, backend};
 use crate::graph::wide::value::Value;
@@ -259,51 +259,4 @@ fn check(
         });
     }
     Ok((n, k))
-}
-
-/// One GEMM of the layer, by the backend or, emulated, by dequantizing and multiplying in f32.
-pub(crate) fn multiply(
-    (a, a_contraction): (&Fp8Tensor, Contraction),
-    (b, b_contraction): (&Fp8Tensor, Contraction),
-    out: &GemmOutput<'_>,
-    emulate: bool,
-) -> Result<Storage> {
-    if !emulate {
-        return backend(a.device())?.gemm(
-            &a.operand(a_contraction),
-            &b.operand(b_contraction),
-            out,
-        );
-    }
-    let a = a.dequantize(DType::F32)?;
-    let b = b.dequantize(DType::F32)?;
-    let a = if a_contraction == Contraction::Cols {
-        a
-    } else {
-        a.t()?
-    };
-    let b = if b_contraction == Contraction::Cols {
-        b.t()?
-    } else {
-        b
-    };
-    take_storage(add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
-}
-
-/// A result quantized and dequantized by its cast, if it has one.
-pub(crate) fn recast(x: Tensor, cast: Option<&Quantizer>) -> Result<Tensor> {
-    match cast {
-        None => Ok(x),
-        Some(cast) => {
-            let quantized = cast.quantize(&x, Contraction::Cols)?.tensor;
-            quantized.dequantize(x.dtype())
-        }
-    }
-}
-
-fn add_bias(y: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    match bias {
-        None => Ok(y),
-        Some(bias) => Ok(y.broadcast_add(bias)?),
-    }
 }

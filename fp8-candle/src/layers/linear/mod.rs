@@ -16,11 +16,9 @@ mod forward;
 mod plan;
 mod wide;
 
-pub use crate::cast::weight_cache::WeightCache;
-pub(crate) use backward::{
-    BackwardProducts, HeldWeight, LinearBackward, Operands, SavedCasts, gradients,
-};
+pub(crate) use backward::{BackwardProducts, HeldWeight, LinearBackward, Operands, gradients};
+pub(crate) use forward::compute;
 pub use forward::fp8_linear;
-pub(crate) use forward::{compute, multiply, recast};
+pub(crate) use plan::SavedCasts;
 pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};
 pub use wide::WideLinear;

@@ -1,9 +1,11 @@
 //! What one call of a linear layer computes, and with which casts.
 
+use crate::base::error::Result;
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Fp8Tensor;
 use crate::cast::weight_cache::WeightCache;
+use crate::cast::weight_version::Seen;
 use candle_core::Tensor;
 use std::sync::Arc;
 
@@ -52,32 +54,24 @@ pub struct LinearPlan {
     pub grad_weight: Option<GemmPlan>,
     /// Whether to dequantize and multiply in f32 instead of calling the FP8 GEMM: the reference path.
     pub emulate: bool,
-    /// The casts of what the GEMMs give.
+    /// The casts of the results of the GEMMs.
     pub results: ResultCasts,
     /// Leaves grad_output in high precision: the backward GEMMs multiply it with their other operand, quantized and dequantized.
     pub grad_output_in_high_precision: bool,
-    /// Sums the gradient of the bias from the cast grad_output; it needs a cast that serves both GEMMs. Otherwise from
-    /// grad_output as it comes.
+    /// Sums the gradient of the bias from the cast grad_output, which needs a cast that serves both GEMMs; otherwise from
+    /// grad_output in high precision.
     pub bias_from_cast: bool,
 }
 
 /// Casts of the results of an operator: quantized and dequantized at once, for studies of formats. None leaves a result as it is.
-///
-/// ```
-/// use fp8_candle::{LinearPlan, Quantizer, ResultCasts, ScaleSource};
-/// use fp8_core::{Cast, Format, Granularity};
-/// let cast = Quantizer::new(Cast::new(Format::E5M2), Granularity::Tensorwise, ScaleSource::Unscaled);
-/// let plan = LinearPlan::new("fc").with_results(ResultCasts::default().with_grad_input(cast));
-/// assert!(plan.results.grad_input.is_some() && plan.results.output.is_none());
-/// ```
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct ResultCasts {
-    /// Of the output, with its bias.
+    /// Cast of the output, with its bias.
     pub output: Option<Quantizer>,
-    /// Of the gradient of the input.
+    /// Cast of the gradient of the input.
     pub grad_input: Option<Quantizer>,
-    /// Of the gradient of the weight.
+    /// Cast of the gradient of the weight.
     pub grad_weight: Option<Quantizer>,
 }
 
@@ -206,4 +200,52 @@ pub enum LinearWeight<'a> {
     Fp8(&'a Fp8Tensor),
     /// Frozen FP8 `[N, K]`, packed for its device.
     Packed(&'a PackedWeight),
+}
+
+/// What the forward pass leaves for the backward pass: casts that it can reuse.
+#[derive(Debug, Clone)]
+pub(crate) struct SavedCasts<C> {
+    pub(crate) input: Option<C>,
+    pub(crate) weight: Option<C>,
+    /// The values of the weight, where the backward pass reads them again.
+    pub(crate) seen: Option<Seen>,
+}
+
+impl<C> Default for SavedCasts<C> {
+    fn default() -> Self {
+        Self {
+            input: None,
+            weight: None,
+            seen: None,
+        }
+    }
+}
+
+impl<C> SavedCasts<C> {
+    /// Checks values of the weight that the backward pass of layer `path` has read again.
+    pub(crate) fn check(&self, weight: &Tensor, path: &str) -> Result<()> {
+        match &self.seen {
+            Some(seen) => seen.check(weight, path, "weight"),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps what the gradients will need. Each operand comes with whether it is in the graph.
+    pub(crate) fn keep(
+        &mut self,
+        plan: &LinearPlan,
+        output: &GemmPlan,
+        (x_tracks, x8): (bool, C),
+        (weight_tracks, w8): (bool, C),
+    ) {
+        let serves = |first: &Quantizer, gemm: &Option<GemmPlan>| {
+            gemm.as_ref().is_some_and(|gemm| first.serves(&gemm.b))
+        };
+        if weight_tracks && serves(&output.a, &plan.grad_weight) {
+            self.input = Some(x8);
+        }
+        if x_tracks && serves(&output.b, &plan.grad_input) {
+            self.weight = Some(w8);
+        }
+    }
 }

@@ -3,10 +3,9 @@
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::replay::RecordedCast;
-use crate::cast::tensor::Fp8Tensor;
+use crate::cast::tensor::{Fp8Tensor, Quantized, multiply};
 use crate::cast::weight_version::Seen;
 use crate::device::GemmOutput;
 use crate::graph::wide::kept::{Kept, Memos};
@@ -14,7 +13,7 @@ use crate::graph::wide::sweep::{Backward, Step};
 use crate::graph::wide::value::Value;
 use crate::graph::wide::{Wide, WideNode};
 use crate::layers::linear::{
-    HeldWeight, LinearBackward, LinearPlan, LinearWeight, SavedCasts, compute, multiply,
+    HeldWeight, LinearBackward, LinearPlan, LinearWeight, SavedCasts, compute,
 };
 use candle_core::{DType, Tensor};
 use fp8_core::Contraction::Cols;
@@ -22,15 +21,6 @@ use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
 
 /// One of several linear layers that read the same input: see [`WideNode::linear_joint`].
-///
-/// ```
-/// # use candle_core::{Device, Tensor};
-/// # use fp8_candle::{LinearWeight, WideLinear};
-/// # let weight = Tensor::new(&[[2f32, 0.]], &Device::Cpu)?;
-/// let layer = WideLinear::new(LinearWeight::HighPrecision(&weight, None), None, None);
-/// assert!(layer.bias.is_none());
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct WideLinear<'a> {

@@ -3,8 +3,8 @@
 use crate::base::data::activation::Activation;
 use crate::base::error::Result;
 use crate::base::parallel;
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
+use crate::cast::tensor::Quantized;
 use crate::device::cpu::elements::{Element, for_dtype, map_rows, storage, tensor, with_slices};
 use crate::device::filled;
 use candle_core::{Storage, Tensor};

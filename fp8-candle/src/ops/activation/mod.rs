@@ -15,8 +15,8 @@ use crate::base::data::activation::Activation;
 use crate::base::data::made::Made;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
+use crate::cast::tensor::Quantized;
 use crate::device::cpu::elements::compute_dtype;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::ops::activation as cuda;

@@ -7,7 +7,7 @@ use crate::ops::{causal_softmax, softmax_last_dim};
 use candle_core::{DType, Tensor};
 
 impl Attention {
-    /// Takes and gives tensors in the layout of the call; the result is in the dtype in which that of `q` is computed.
+    /// Takes and gives tensors in the layout of the call; the result is in the dtype in which kernels for `q` compute.
     pub(crate) fn composed(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         if !self.tokens_first {
             return self.in_parts(q, k, v);

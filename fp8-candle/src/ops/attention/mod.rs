@@ -138,7 +138,7 @@ impl Attention {
         Ok((y, saved))
     }
 
-    /// The gradients of q, k and v that are `wanted`, in the dtype of `grad`, that of the result.
+    /// The gradients of q, k and v that are `wanted`, in the dtype of `grad`, the result's.
     pub(crate) fn backward(
         &self,
         qkv: [&Tensor; 3],
@@ -175,7 +175,7 @@ impl Attention {
 /// What a backward pass needs besides q, k and v.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Saved {
-    /// Of each query, if there are kernels.
+    /// The log-sum-exp of each query, if there are kernels.
     pub(crate) lse: Option<Tensor>,
     /// The result, if the kernels need it.
     pub(crate) result: Option<Tensor>,

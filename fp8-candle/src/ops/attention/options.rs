@@ -41,18 +41,6 @@ pub struct AttentionOptions {
 }
 
 /// Dropout of attention's probabilities.
-///
-/// ```
-/// use candle_core::{DType, Device, Tensor};
-/// use fp8_candle::ops::{AttentionDropout, AttentionOptions, attention};
-/// let x = Tensor::ones((1, 1, 16, 8), DType::F32, &Device::Cpu)?;
-/// let options = AttentionOptions::default().with_dropout(AttentionDropout::new(0.25, 7));
-/// let y = attention(&x, &x, &x, options.clone())?;
-/// // The same seed drops the same.
-/// let again = attention(&x, &x, &x, options)?;
-/// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, again.flatten_all()?.to_vec1::<f32>()?);
-/// # Ok::<(), fp8_candle::Error>(())
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct AttentionDropout {

@@ -7,7 +7,12 @@ use crate::device::cpu::elements::{Element, block_rows, map_rows};
 use crate::device::filled;
 
 impl Norm {
-    pub(super) fn forward<T: Element>(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
+    pub(super) fn cpu_forward<T: Element>(
+        &self,
+        x: &[T],
+        weight: &[T],
+        bias: Option<&[T]>,
+    ) -> Vec<T> {
         let cols = weight.len();
         let (mut weight_buffer, mut bias_buffer) = (Vec::new(), Vec::new());
         let weight = T::load(weight, &mut weight_buffer);
@@ -84,7 +89,7 @@ impl Norm {
 
     /// Gradients of x, weight and bias, flat, the latter two times `sums_factor`. The statistics are recomputed: from rows in cache that is cheaper than keeping
     /// them.
-    pub(super) fn backward<T: Element>(
+    pub(super) fn cpu_backward<T: Element>(
         &self,
         x: &[T],
         weight: &[T],

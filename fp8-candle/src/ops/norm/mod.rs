@@ -6,8 +6,8 @@ use super::{check_float, check_like, fused, last_dim, shape_error};
 use crate::base::data::made::Made;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
+use crate::cast::tensor::Quantized;
 use crate::cast::weight_version::Seen;
 use crate::device::cpu::elements::{compute_dtype, for_dtype, storage, tensor, with_slices};
 use crate::device::made_casts;
@@ -43,12 +43,7 @@ use candle_core::{D, Storage, Tensor};
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-    Norm {
-        op: "layer_norm",
-        center: true,
-        eps,
-    }
-    .apply(x, weight, bias)
+    Norm { center: true, eps }.apply(x, weight, bias)
 }
 
 /// Root mean square normalization over the last dimension.
@@ -78,12 +73,7 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) 
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    Norm {
-        op: "rms_norm",
-        center: false,
-        eps,
-    }
-    .apply(x, weight, None)
+    Norm { center: false, eps }.apply(x, weight, None)
 }
 
 /// LayerNorm with `center`, RMSNorm without, of `x` `[.., d]`, `weight` and `bias` `[d]`.
@@ -97,57 +87,7 @@ pub fn forward(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
-    let op = if center { "layer_norm" } else { "rms_norm" };
-    let bias = bias.map(Tensor::detach);
-    Norm { op, center, eps }.apply(&x.detach(), &weight.detach(), bias.as_ref())
-}
-
-/// Whether [`cast_rows`] serves `x`; an error if [`forward`] would be one.
-pub(crate) fn casts_rows(
-    center: bool,
-    x: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-) -> Result<bool> {
-    let op = if center { "layer_norm" } else { "rms_norm" };
-    let norm = Norm {
-        op,
-        center,
-        eps: 0.,
-    };
-    norm.check(x, weight, bias)?;
-    let serves = x.device().is_cpu() || made_casts(x.device()).is_some() && x.is_contiguous();
-    Ok(serves && fused(x) && x.elem_count() > 0)
-}
-
-/// The cast of [`forward`], whose rows are cast as they are made; see [`Quantizer::quantize_rows`].
-pub(crate) fn cast_rows(
-    center: bool,
-    x: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    eps: f64,
-    (quantizer, both): (&Quantizer, bool),
-) -> Result<Option<Quantized>> {
-    let _scope = enter(Kind::Norm);
-    if !x.device().is_cpu() {
-        let made = Made::Norm {
-            center,
-            x,
-            weight,
-            bias,
-            eps,
-        };
-        return quantizer.quantize_made(&made, both);
-    }
-    let op = if center { "layer_norm" } else { "rms_norm" };
-    let norm = Norm { op, center, eps };
-    for_dtype!(op, x.dtype(), T => {
-        with_slices([x, weight, bias.unwrap_or(weight)], |[values, weight, shift]: [&[T]; 3]| {
-            let shift = bias.map(|_| shift);
-            quantizer.quantize_rows(x.dims(), |start, y: &mut [T]| norm.rows(values, weight, shift, start, y))
-        })?
-    })
+    Norm { center, eps }.detached(x, weight, bias)
 }
 
 /// The gradients of x, weight and bias of the norm of `x`; the latter two, which are sums over rows, times `sums_factor`.
@@ -162,57 +102,125 @@ pub fn backward(
     eps: f64,
     sums_factor: f64,
 ) -> Result<[Tensor; 3]> {
-    let _scope = enter(Kind::Norm);
-    let op = if center { "layer_norm" } else { "rms_norm" };
-    let norm = Norm { op, center, eps };
-    if x.device().is_cpu() {
-        return norm.cpu_gradients(x, weight, grad, sums_factor);
-    }
-    let dtype = x.dtype();
-    #[cfg(feature = "cuda")]
-    if x.device().is_cuda() && fused(x) {
-        let (x, weight) = (x.contiguous()?, weight.contiguous()?);
-        let (grad, cuda) = (grad.to_dtype(dtype)?.contiguous()?, norm.on_cuda());
-        let statistics = cuda.statistics(&x, &weight)?;
-        let dx = cuda.backward(&x, &weight, &grad, &statistics)?;
-        let (dw, db) = cuda.parameter_gradients(&x, &weight, &grad, &statistics, true)?;
-        let Some(db) = db else {
-            crate::base::error::internal!("{op}: no gradient of the bias");
-        };
-        return Ok(match sums_factor == 1. {
-            true => [dx, dw, db],
-            false => [dx, (dw * sums_factor)?, (db * sums_factor)?],
-        });
-    }
-    let bias = weight.zeros_like()?;
-    let [dx, dw, db] = super::gradients([x, weight, &bias], grad, |[x, weight, bias]| {
-        norm.composed(x, weight, Some(bias))
-    })?;
-    let narrow = |x: Tensor| x.to_dtype(dtype);
-    Ok([
-        narrow(dx)?,
-        narrow((dw * sums_factor)?)?,
-        narrow((db * sums_factor)?)?,
-    ])
+    Norm { center, eps }.backward(x, weight, grad, sums_factor)
 }
 
+/// A norm: its function, without its parameters.
 #[derive(Debug, Clone, Copy)]
-struct Norm {
-    op: &'static str,
-    /// Subtract the mean.
-    center: bool,
-    eps: f64,
+pub(crate) struct Norm {
+    /// Subtract the mean: LayerNorm, else RMSNorm.
+    pub(crate) center: bool,
+    pub(crate) eps: f64,
 }
 
 impl Norm {
+    /// The name in messages.
+    pub(crate) fn op(self) -> &'static str {
+        match self.center {
+            true => "layer_norm",
+            false => "rms_norm",
+        }
+    }
+
+    /// The result for tensors outside any graph.
+    pub(crate) fn detached(
+        self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let bias = bias.map(Tensor::detach);
+        self.apply(&x.detach(), &weight.detach(), bias.as_ref())
+    }
+
+    /// Whether [`Norm::cast_rows`] serves `x`; an error if [`Norm::detached`] would be one.
+    pub(crate) fn casts_rows(
+        self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<bool> {
+        self.check(x, weight, bias)?;
+        let serves = x.device().is_cpu() || made_casts(x.device()).is_some() && x.is_contiguous();
+        Ok(serves && fused(x) && x.elem_count() > 0)
+    }
+
+    /// The cast of [`Norm::detached`], whose rows are cast as they are made; see [`Quantizer::quantize_rows`].
+    pub(crate) fn cast_rows(
+        self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        (quantizer, both): (&Quantizer, bool),
+    ) -> Result<Option<Quantized>> {
+        let _scope = enter(Kind::Norm);
+        if !x.device().is_cpu() {
+            let Self { center, eps } = self;
+            let made = Made::Norm {
+                center,
+                x,
+                weight,
+                bias,
+                eps,
+            };
+            return quantizer.quantize_made(&made, both);
+        }
+        for_dtype!(self.op(), x.dtype(), T => {
+            with_slices([x, weight, bias.unwrap_or(weight)], |[values, weight, shift]: [&[T]; 3]| {
+                let shift = bias.map(|_| shift);
+                quantizer.quantize_rows(x.dims(), |start, y: &mut [T]| self.rows(values, weight, shift, start, y))
+            })?
+        })
+    }
+
+    /// The gradients of x, weight and bias outside any graph; the latter two, which are sums over rows, times `sums_factor`.
+    pub(crate) fn backward(
+        self,
+        x: &Tensor,
+        weight: &Tensor,
+        grad: &Tensor,
+        sums_factor: f64,
+    ) -> Result<[Tensor; 3]> {
+        let _scope = enter(Kind::Norm);
+        if x.device().is_cpu() {
+            return self.cpu_gradients(x, weight, grad, sums_factor);
+        }
+        let dtype = x.dtype();
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() && fused(x) {
+            let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+            let (grad, cuda) = (grad.to_dtype(dtype)?.contiguous()?, self.on_cuda());
+            let statistics = cuda.statistics(&x, &weight)?;
+            let dx = cuda.backward(&x, &weight, &grad, &statistics)?;
+            let (dw, db) = cuda.parameter_gradients(&x, &weight, &grad, &statistics, true)?;
+            let Some(db) = db else {
+                crate::base::error::internal!("{}: no gradient of the bias", self.op());
+            };
+            return Ok(match sums_factor == 1. {
+                true => [dx, dw, db],
+                false => [dx, (dw * sums_factor)?, (db * sums_factor)?],
+            });
+        }
+        let bias = weight.zeros_like()?;
+        let [dx, dw, db] = super::gradients([x, weight, &bias], grad, |[x, weight, bias]| {
+            self.composed(x, weight, Some(bias))
+        })?;
+        let narrow = |x: Tensor| x.to_dtype(dtype);
+        Ok([
+            narrow(dx)?,
+            narrow((dw * sums_factor)?)?,
+            narrow((db * sums_factor)?)?,
+        ])
+    }
+
     fn check(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
-        check_float(self.op, "x", x)?;
-        let d = last_dim(self.op, "x", x)?;
+        check_float(self.op(), "x", x)?;
+        let d = last_dim(self.op(), "x", x)?;
         for (what, parameter) in [("weight", Some(weight)), ("bias", bias)] {
             let Some(parameter) = parameter else { continue };
-            check_like(self.op, what, parameter, x)?;
+            check_like(self.op(), what, parameter, x)?;
             if parameter.dims() != [d] {
-                return Err(shape_error(self.op, what, format!("[{d}]"), parameter));
+                return Err(shape_error(self.op(), what, format!("[{d}]"), parameter));
             }
         }
         Ok(())
@@ -230,16 +238,16 @@ impl Norm {
         let (result, statistics) = self.computed(&x, &weight, bias.as_ref())?;
         let args: Vec<&Tensor> = [&x, &weight].into_iter().chain(&bias).collect();
         let result = Ready::new(result, x.shape())?;
-        attach_all(self.op, &args, result, move |args, _, grad| {
+        attach_all(self.op(), &args, result, move |args, _, grad| {
             let _scope = enter(Kind::Norm);
             let [x, weight, ref bias @ ..] = *args else {
-                crate::base::error::internal!("{}: {} arguments", self.op, args.len());
+                crate::base::error::internal!("{}: {} arguments", self.op(), args.len());
             };
             let bias = bias.first().copied();
             let grad = grad.contiguous()?;
             let gradients = self.gradients(x, weight, bias, &grad, statistics.as_ref())?;
             if let Some(seen) = &seen {
-                seen.check(weight, self.op, "weight")?;
+                seen.check(weight, self.op(), "weight")?;
             }
             Ok(gradients)
         })
@@ -260,12 +268,12 @@ impl Norm {
             return self.on_cuda().forward(x, weight, bias, keep);
         }
         crate::base::simd::check()?;
-        let y = for_dtype!(self.op, x.dtype(), T => match bias {
+        let y = for_dtype!(self.op(), x.dtype(), T => match bias {
             Some(bias) => with_slices([x, weight, bias], |[x, weight, bias]: [&[T]; 3]| {
-                storage(self.forward(x, weight, Some(bias)))
+                storage(self.cpu_forward(x, weight, Some(bias)))
             }),
             None => with_slices([x, weight], |[x, weight]: [&[T]; 2]| {
-                storage(self.forward(x, weight, None))
+                storage(self.cpu_forward(x, weight, None))
             }),
         })?;
         Ok((y, None))
@@ -286,7 +294,7 @@ impl Norm {
             let Some(statistics) = statistics else {
                 crate::base::error::internal!(
                     "{}: the forward pass kept nothing for a gradient",
-                    self.op
+                    self.op()
                 );
             };
             let mut gradients = vec![None; arguments];
@@ -315,7 +323,8 @@ impl Norm {
 
     #[cfg(feature = "cuda")]
     fn on_cuda(self) -> crate::device::cuda::ops::norm::Norm {
-        let Self { op, center, eps } = self;
+        let Self { center, eps } = self;
+        let op = self.op();
         crate::device::cuda::ops::norm::Norm { op, center, eps }
     }
 
@@ -327,9 +336,9 @@ impl Norm {
         grad: &Tensor,
         sums_factor: f64,
     ) -> Result<[Tensor; 3]> {
-        for_dtype!(self.op, x.dtype(), T => {
+        for_dtype!(self.op(), x.dtype(), T => {
             with_slices([x, weight, grad], |[x_values, weight_values, grad]: [&[T]; 3]| {
-                let [dx, dw, db] = self.backward(x_values, weight_values, grad, sums_factor);
+                let [dx, dw, db] = self.cpu_backward(x_values, weight_values, grad, sums_factor);
                 Ok([tensor(dx, x.shape())?, tensor(dw, weight.shape())?, tensor(db, weight.shape())?])
             })?
         })
@@ -363,11 +372,7 @@ mod tests {
             // More than one block of rows, and a row length that does not fill whole vectors.
             let args = [wave(&[3, 97, 101], 1)?, wave(&[101], 2)?, wave(&[101], 3)?];
             for center in [true, false] {
-                let norm = Norm {
-                    op: "norm",
-                    center,
-                    eps: 1e-5,
-                };
+                let norm = Norm { center, eps: 1e-5 };
                 let (op, composed) = (norm, norm);
                 assert_same_as_composed(
                     dtype,

@@ -2,8 +2,8 @@
 
 use crate::base::data::made::Made;
 use crate::base::error::Result;
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
+use crate::cast::tensor::Quantized;
 use crate::device::made_casts;
 use crate::graph::wide::kept::Kept;
 use crate::graph::wide::value::{RowSource, Value};

@@ -1,40 +1,34 @@
 //! Norms of a wide node.
 
 use crate::base::error::Result;
-use crate::cast::quantized::Quantized;
 use crate::cast::quantizer::Quantizer;
+use crate::cast::tensor::Quantized;
 use crate::cast::weight_version::Seen;
 use crate::graph::wide::kept::Kept;
 use crate::graph::wide::value::{RowSource, Value};
 use crate::graph::wide::{Wide, WideNode};
-use crate::ops::norm;
+use crate::ops::norm::Norm;
 use candle_core::Tensor;
 use std::sync::Arc;
 
 /// The result of a norm.
 struct Normed {
-    center: bool,
+    norm: Norm,
     x: Tensor,
     weight: Tensor,
     bias: Option<Tensor>,
-    eps: f64,
 }
 
 impl RowSource for Normed {
     fn make(&self) -> Result<Tensor> {
-        norm::forward(
-            self.center,
-            &self.x,
-            &self.weight,
-            self.bias.as_ref(),
-            self.eps,
-        )
+        self.norm
+            .detached(&self.x, &self.weight, self.bias.as_ref())
     }
 
     fn cast(&self, quantizer: &Quantizer, both: bool) -> Result<Option<Quantized>> {
         let (weight, bias) = (&self.weight, self.bias.as_ref());
-        let how = (quantizer, both);
-        norm::cast_rows(self.center, &self.x, weight, bias, self.eps, how)
+        self.norm
+            .cast_rows(&self.x, weight, bias, (quantizer, both))
     }
 }
 
@@ -68,7 +62,7 @@ impl WideNode {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Wide> {
-        self.norm(true, x, weight, bias, eps)
+        self.norm(Norm { center: true, eps }, x, weight, bias)
     }
 
     /// [`rms_norm`](crate::ops::rms_norm) over the last dimension.
@@ -76,16 +70,15 @@ impl WideNode {
     /// # Errors
     /// As [`rms_norm`](crate::ops::rms_norm).
     pub fn rms_norm(&mut self, x: &Wide, weight: &Tensor, eps: f64) -> Result<Wide> {
-        self.norm(false, x, weight, None, eps)
+        self.norm(Norm { center: false, eps }, x, weight, None)
     }
 
     fn norm(
         &mut self,
-        center: bool,
+        norm: Norm,
         x: &Wide,
         weight: &Tensor,
         bias: Option<&Tensor>,
-        eps: f64,
     ) -> Result<Wide> {
         let ids = [
             x.id,
@@ -95,7 +88,7 @@ impl WideNode {
         let input = x.value.get()?;
         let parameters = match ids.iter().any(Option::is_some) {
             true => Some(Parameters {
-                op: if center { "layer_norm" } else { "rms_norm" },
+                op: norm.op(),
                 weight: Seen::of(weight)?,
                 bias: bias.map(Seen::of).transpose()?,
             }),
@@ -103,15 +96,14 @@ impl WideNode {
         };
         let parameters = Arc::new(parameters);
         let (weight, bias) = (weight.detach(), bias.map(Tensor::detach));
-        let value = match norm::casts_rows(center, input, &weight, bias.as_ref())? {
-            false => Value::Made(norm::forward(center, input, &weight, bias.as_ref(), eps)?),
+        let value = match norm.casts_rows(input, &weight, bias.as_ref())? {
+            false => Value::Made(norm.detached(input, &weight, bias.as_ref())?),
             true => {
                 let source = Normed {
-                    center,
+                    norm,
                     x: input.clone(),
                     weight: weight.clone(),
                     bias: bias.clone(),
-                    eps,
                 };
                 Value::later(input.dims(), input.dtype(), input.device(), source)
             }
@@ -120,7 +112,7 @@ impl WideNode {
             let (x, weight, bias) = (x.kept.clone(), weight.clone(), bias.clone());
             let parameters = parameters.clone();
             Kept::again(move |memos| {
-                let y = norm::forward(center, &x.get(memos)?, &weight, bias.as_ref(), eps)?;
+                let y = norm.detached(&x.get(memos)?, &weight, bias.as_ref())?;
                 if let Some(parameters) = &*parameters {
                     parameters.check(&weight, bias.as_ref())?;
                 }
@@ -132,7 +124,7 @@ impl WideNode {
             sweep.memos.forget(own);
             let x = input.get(&mut sweep.memos)?;
             let grad = grad.contiguous()?;
-            let [dx, dw, db] = norm::backward(center, &x, &weight, &grad, eps, 1.)?;
+            let [dx, dw, db] = norm.backward(&x, &weight, &grad, 1.)?;
             if let Some(parameters) = &*parameters {
                 parameters.check(&weight, None)?;
             }

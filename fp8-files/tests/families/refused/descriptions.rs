@@ -223,7 +223,7 @@ fn parameters_of_mistral_that_do_not_fit() {
             assert!(text.contains(part), "{params}: {text:?} lacks {part:?}");
         }
     }
-    // Without the parameters nobody knows the heads.
+    // Without the parameters the number of heads is unknown.
     let dir = tempfile::tempdir().unwrap();
     write(&dir.path().join("consolidated.safetensors"), &tensors, None);
     let error = Checkpoint::open_dir(dir.path()).unwrap_err();

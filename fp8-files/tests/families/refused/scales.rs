@@ -1,4 +1,4 @@
-//! Weights without scales, scales without weights, and scales that cannot be any.
+//! Weights without scales, scales without weights, and invalid scales.
 
 use super::*;
 

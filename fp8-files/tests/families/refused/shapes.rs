@@ -1,4 +1,4 @@
-//! Shapes and layers that the configuration does not mean.
+//! Shapes and layers that contradict the configuration.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! Families of which no library made a file for us: written here as their descriptions say, and their values computed by a
-//! formula of their own.
+//! Families without a file made by their own library: written here as their descriptions say, with values from a formula
+//! of the test.
 
 mod blocks;
 mod layers;

@@ -1,4 +1,4 @@
-//! Files that describe themselves, or nothing at all: ComfyUI, plain casts, torchao.
+//! Files that describe themselves, and files without any description: ComfyUI, plain casts, torchao.
 
 use super::*;
 

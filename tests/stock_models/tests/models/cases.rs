@@ -1,4 +1,4 @@
-//! The four models, small, with the stock ones beside them on the same variables.
+//! Small versions of the four models, beside the stock ones on the same variables.
 
 use candle::{DType, Device, Result, Tensor};
 use candle_nn::{VarBuilder, VarMap};

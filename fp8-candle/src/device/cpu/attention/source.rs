@@ -22,7 +22,7 @@ enum Values<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     values: Values<'a>,
-    /// Of batch entries, heads and tokens.
+    /// Strides of batch entries, heads and tokens.
     strides: [usize; 3],
     features: usize,
 }
@@ -83,7 +83,7 @@ pub(super) fn with_views<const N: usize, Out>(
     }
 }
 
-/// Of batch entries, heads and tokens.
+/// Strides of batch entries, heads and tokens.
 fn outer_strides(attention: &Attention, strides: &[usize]) -> [usize; 3] {
     match attention.tokens_first {
         true => [strides[0], strides[2], strides[1]],

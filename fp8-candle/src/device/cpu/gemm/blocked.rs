@@ -4,13 +4,13 @@
 //! the sizes: slices of the sum are added in order, whatever the tiles and threads.
 
 use super::epilogue::{Epilogue, merge_segment};
-use super::kernel::{Engine, Matrix, Mode, Panel, Sums};
+use super::kernel::{Engine, Mode, Panel, Sums};
 use super::layout::{DEPTH, PANEL, ROWS, ROWS_STEP, SLICE, SLICE_STRIDE, a_len, padded};
-use super::results::{Block, Results};
+use super::product::{PackedA, Panels, Product, TASK_CODES};
+use super::results::Block;
 use super::scratch::Scratch;
 use super::side::{Codes, Side};
 use crate::base::parallel::shared::Shared;
-use crate::base::parallel::tasks;
 use fp8_core::HighPrecision;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -23,44 +23,6 @@ const NARROW_ROWS: usize = 192;
 
 /// Multiply-adds from which a second thread pays off: some microseconds.
 const PARALLEL_WORK: usize = 1 << 19;
-
-/// Codes from which a second thread pays off for packing.
-const PARALLEL_CODES: usize = 1 << 15;
-
-/// Codes from which a separate task pays off.
-const TASK_CODES: usize = 1 << 15;
-
-/// One product in progress.
-struct Product<'a, T, E> {
-    engine: E,
-    a: &'a Side<'a>,
-    b: &'a Side<'a>,
-    /// Length of the segments of the sum that have scales of their own.
-    segment: Option<usize>,
-    epilogue: &'a Epilogue<'a>,
-    /// If the tiles write the results themselves.
-    results: Option<Results<'a>>,
-    out: Shared<'a, MaybeUninit<T>>,
-    threads: usize,
-}
-
-/// Kept indices from `first` on, packed as A.
-struct PackedA<'a, V> {
-    values: &'a [V],
-    first: usize,
-    rows: usize,
-}
-
-/// Where panels of B come from.
-#[derive(Clone, Copy)]
-enum Panels<'a, V> {
-    /// Packed as B, from panel `first` on.
-    Values { values: &'a [V], first: usize },
-    /// Packed codes of all panels, decoded in the kernel.
-    Packed(&'a [u8]),
-    /// Up to [`PANEL`] columns, packed slice by slice, so that each slice stays in the first-level cache.
-    BySlice,
-}
 
 /// Whether the scales of these operands can be applied between segments of the sum, or at its end.
 pub(super) fn handles(a: &Side<'_>, b: &Side<'_>) -> bool {
@@ -117,39 +79,6 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
 }
 
 impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
-    /// Columns of a panel.
-    const WIDTH: usize = E::ORDER.panel();
-
-    fn k(&self) -> usize {
-        self.a.contracted()
-    }
-
-    fn panels(&self) -> usize {
-        self.b.kept().div_ceil(Self::WIDTH)
-    }
-
-    /// Elements of one panel.
-    fn panel_len(&self) -> usize {
-        padded(self.k()) * Self::WIDTH
-    }
-
-    /// Packs with `task`, on this thread only if there are few codes.
-    fn pack_each(&self, codes: usize, count: usize, task: impl Fn(usize) + Sync) {
-        if codes >= PARALLEL_CODES {
-            self.for_each(count, task);
-        } else {
-            (0..count).for_each(task);
-        }
-    }
-
-    fn for_each(&self, count: usize, task: impl Fn(usize) + Sync) {
-        if self.threads > 1 {
-            tasks::for_each(count, task);
-        } else {
-            (0..count).for_each(task);
-        }
-    }
-
     /// Few rows: every panel is packed by the task that needs it, and stays in that core's cache.
     fn narrow(&self) {
         let m = self.a.kept();
@@ -239,72 +168,6 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
             task_rows = (task_rows / 2).next_multiple_of(ROWS_STEP);
         }
         (task_rows, task_panels)
-    }
-
-    /// Packs these kept indices of A, in parallel.
-    fn pack_a(&self, rows: Range<usize>, values: &mut [E::Value]) {
-        let Codes::RowMajor(codes) = self.a.codes else {
-            unreachable!("operand A is never packed beforehand");
-        };
-        let matrix = Matrix {
-            codes,
-            kept: self.a.kept(),
-            contracted: self.k(),
-            contraction: self.a.contraction,
-        };
-        let per_task = (TASK_CODES / self.k().max(1))
-            .next_multiple_of(ROWS_STEP)
-            .max(ROWS_STEP);
-        let padded_rows = rows.len().next_multiple_of(ROWS);
-        let values = Shared::new(values);
-        let codes = rows.len() * self.k();
-        self.pack_each(codes, rows.len().div_ceil(per_task), |task| {
-            let start = rows.start + task * per_task;
-            let part = start..rows.end.min(start + per_task);
-            // SAFETY: each task has its own rows, and `per_task` is a multiple of `ROWS_STEP`.
-            unsafe {
-                let format = self.a.format;
-                self.engine
-                    .pack_a(format, matrix, part, rows.start, padded_rows, values);
-            }
-        });
-    }
-
-    /// Packs these panels of B, in parallel.
-    fn pack_panels(&self, panels: Range<usize>, values: &mut [E::Value]) {
-        let len = self.panel_len();
-        let per_task = (TASK_CODES / len.max(1)).max(1);
-        let values = Shared::new(values);
-        let codes = panels.len() * len;
-        self.pack_each(codes, panels.len().div_ceil(per_task), |task| {
-            for panel in task * per_task..panels.len().min((task + 1) * per_task) {
-                // SAFETY: each task has its own panels.
-                let values = unsafe { values.part(panel * len..(panel + 1) * len) };
-                self.pack_b(panels.start + panel, 0..padded(self.k()), values);
-            }
-        });
-    }
-
-    /// Packs a panel of B for `range` of the sum.
-    fn pack_b(&self, panel: usize, range: Range<usize>, values: &mut [E::Value]) {
-        match self.b.codes {
-            Codes::RowMajor(codes) => {
-                let matrix = Matrix {
-                    codes,
-                    kept: self.b.kept(),
-                    contracted: self.k(),
-                    contraction: self.b.contraction,
-                };
-                self.engine
-                    .pack_b(self.b.format, matrix, panel * Self::WIDTH, range, values);
-            }
-            Codes::Panels(_, codes) => {
-                let len = self.panel_len();
-                let codes =
-                    &codes[panel * len..][range.start * Self::WIDTH..range.end * Self::WIDTH];
-                self.engine.decode_panel(self.b.format, codes, values);
-            }
-        }
     }
 
     /// Multiplies and finishes these rows by these panels.

@@ -31,6 +31,7 @@ mod pack_bf16;
 #[cfg(target_arch = "x86_64")]
 mod pack_f32;
 #[cfg(target_arch = "x86_64")]
+mod product;
 mod results;
 #[cfg(target_arch = "x86_64")]
 mod tile_amx;

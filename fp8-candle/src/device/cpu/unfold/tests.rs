@@ -148,7 +148,7 @@ fn strides_beyond_the_image_need_no_memory() -> Result<()> {
     let images = crate::base::data::storage::tensor_of(images.finish()?, window.dims().as_slice())?;
     assert_eq!(images.flatten_all()?.to_vec1::<f32>()?, folded);
 
-    // Of two positions far apart, the space between them would have to be there.
+    // With two positions, memory for the space between them would be needed.
     let window = Window {
         stride: [usize::MAX / 2; 2],
         padding: [usize::MAX / 4; 2],

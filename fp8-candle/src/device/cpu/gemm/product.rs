@@ -1,0 +1,151 @@
+//! A product in progress: its operands, and how they are packed.
+
+use super::epilogue::Epilogue;
+use super::kernel::{Engine, Matrix};
+use super::layout::{ROWS, ROWS_STEP, padded};
+use super::results::Results;
+use super::side::{Codes, Side};
+use crate::base::parallel::shared::Shared;
+use crate::base::parallel::tasks;
+use fp8_core::HighPrecision;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Codes from which a second thread pays off for packing.
+const PARALLEL_CODES: usize = 1 << 15;
+
+/// Codes from which a separate task pays off.
+pub(super) const TASK_CODES: usize = 1 << 15;
+
+/// One product in progress.
+pub(super) struct Product<'a, T, E> {
+    pub(super) engine: E,
+    pub(super) a: &'a Side<'a>,
+    pub(super) b: &'a Side<'a>,
+    /// Length of the segments of the sum that have scales of their own.
+    pub(super) segment: Option<usize>,
+    pub(super) epilogue: &'a Epilogue<'a>,
+    /// If the tiles write the results themselves.
+    pub(super) results: Option<Results<'a>>,
+    pub(super) out: Shared<'a, MaybeUninit<T>>,
+    pub(super) threads: usize,
+}
+
+/// Kept indices from `first` on, packed as A.
+pub(super) struct PackedA<'a, V> {
+    pub(super) values: &'a [V],
+    pub(super) first: usize,
+    pub(super) rows: usize,
+}
+
+/// Where panels of B come from.
+#[derive(Clone, Copy)]
+pub(super) enum Panels<'a, V> {
+    /// Packed as B, from panel `first` on.
+    Values { values: &'a [V], first: usize },
+    /// Packed codes of all panels, decoded in the kernel.
+    Packed(&'a [u8]),
+    /// Up to [`PANEL`](super::layout::PANEL) columns, packed slice by slice, so that each slice stays in the first-level cache.
+    BySlice,
+}
+
+impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
+    /// Columns of a panel.
+    pub(super) const WIDTH: usize = E::ORDER.panel();
+
+    pub(super) fn k(&self) -> usize {
+        self.a.contracted()
+    }
+
+    pub(super) fn panels(&self) -> usize {
+        self.b.kept().div_ceil(Self::WIDTH)
+    }
+
+    /// Elements of one panel.
+    pub(super) fn panel_len(&self) -> usize {
+        padded(self.k()) * Self::WIDTH
+    }
+
+    /// Packs with `task`, on this thread only if there are few codes.
+    pub(super) fn pack_each(&self, codes: usize, count: usize, task: impl Fn(usize) + Sync) {
+        if codes >= PARALLEL_CODES {
+            self.for_each(count, task);
+        } else {
+            (0..count).for_each(task);
+        }
+    }
+
+    pub(super) fn for_each(&self, count: usize, task: impl Fn(usize) + Sync) {
+        if self.threads > 1 {
+            tasks::for_each(count, task);
+        } else {
+            (0..count).for_each(task);
+        }
+    }
+
+    /// Packs these kept indices of A, in parallel.
+    pub(super) fn pack_a(&self, rows: Range<usize>, values: &mut [E::Value]) {
+        let Codes::RowMajor(codes) = self.a.codes else {
+            unreachable!("operand A is never packed beforehand");
+        };
+        let matrix = Matrix {
+            codes,
+            kept: self.a.kept(),
+            contracted: self.k(),
+            contraction: self.a.contraction,
+        };
+        let per_task = (TASK_CODES / self.k().max(1))
+            .next_multiple_of(ROWS_STEP)
+            .max(ROWS_STEP);
+        let padded_rows = rows.len().next_multiple_of(ROWS);
+        let values = Shared::new(values);
+        let codes = rows.len() * self.k();
+        self.pack_each(codes, rows.len().div_ceil(per_task), |task| {
+            let start = rows.start + task * per_task;
+            let part = start..rows.end.min(start + per_task);
+            // SAFETY: each task has its own rows, and `per_task` is a multiple of `ROWS_STEP`.
+            unsafe {
+                let format = self.a.format;
+                self.engine
+                    .pack_a(format, matrix, part, rows.start, padded_rows, values);
+            }
+        });
+    }
+
+    /// Packs these panels of B, in parallel.
+    pub(super) fn pack_panels(&self, panels: Range<usize>, values: &mut [E::Value]) {
+        let len = self.panel_len();
+        let per_task = (TASK_CODES / len.max(1)).max(1);
+        let values = Shared::new(values);
+        let codes = panels.len() * len;
+        self.pack_each(codes, panels.len().div_ceil(per_task), |task| {
+            for panel in task * per_task..panels.len().min((task + 1) * per_task) {
+                // SAFETY: each task has its own panels.
+                let values = unsafe { values.part(panel * len..(panel + 1) * len) };
+                self.pack_b(panels.start + panel, 0..padded(self.k()), values);
+            }
+        });
+    }
+
+    /// Packs a panel of B for `range` of the sum.
+    pub(super) fn pack_b(&self, panel: usize, range: Range<usize>, values: &mut [E::Value]) {
+        match self.b.codes {
+            Codes::RowMajor(codes) => {
+                let matrix = Matrix {
+                    codes,
+                    kept: self.b.kept(),
+                    contracted: self.k(),
+                    contraction: self.b.contraction,
+                };
+                self.engine
+                    .pack_b(self.b.format, matrix, panel * Self::WIDTH, range, values);
+            }
+            Codes::Panels(_, codes) => {
+                let len = self.panel_len();
+                let codes =
+                    &codes[panel * len..][range.start * Self::WIDTH..range.end * Self::WIDTH];
+                self.engine.decode_panel(self.b.format, codes, values);
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! State for linear layers and convolutions.
+
+use super::options::{LayerChoice, PrepareOptions};
+use super::report::{LayerReport, Outcome, PrepareReport};
+use super::state::{Request, Shared};
+use crate::autocast::Fp8State;
+use crate::config::{FilterDecision, SkipReason};
+use crate::error::Result;
+use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
+use candle_core::{DType, Tensor, TensorId};
+use fp8_candle::StateTable;
+use fp8_candle::weight_version::WeightVersion;
+use fp8_files::names::join;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// Gives state to the layers of `model`; returns what operators share with them, and the paths of converted layers.
+pub(super) fn prepare_layers<'a, M: Fp8Module + ?Sized>(
+    model: &M,
+    options: &'a PrepareOptions,
+    report: &mut PrepareReport,
+) -> Result<(Shared<'a>, HashSet<String>)> {
+    let mut owners = Owners::default();
+    model.visit(&mut owners);
+    let mut preparer = Preparer {
+        shared: Shared {
+            options,
+            parameters: owners.parameters.into_values().collect(),
+            tables: owners.tables,
+        },
+        names: owners.names,
+        others: owners.others,
+        by_path: HashMap::new(),
+        report,
+        error: None,
+    };
+    model.visit(&mut preparer);
+    match preparer.error {
+        Some(error) => Err(error),
+        None => Ok((preparer.shared, preparer.by_path.into_keys().collect())),
+    }
+}
+
+/// Who uses the tensors of a model.
+#[derive(Default)]
+struct Owners {
+    /// All names of a tensor.
+    names: HashMap<TensorId, Vec<String>>,
+    /// Tensors that are also used outside linear layers and convolutions, with their first name there.
+    others: HashMap<TensorId, Option<String>>,
+    /// The tables of layers that were prepared before.
+    tables: Vec<Arc<StateTable>>,
+    parameters: HashMap<TensorId, WeightVersion>,
+}
+
+impl Owners {
+    fn parameter(&mut self, tensor: &Tensor) {
+        let of = || WeightVersion::of(tensor);
+        self.parameters.entry(tensor.id()).or_insert_with(of);
+    }
+
+    fn note(&mut self, path: &str, tensor: &Tensor) {
+        let names = self.names.entry(tensor.id()).or_default();
+        if !names.iter().any(|name| name == path) {
+            names.push(path.to_string());
+        }
+    }
+}
+
+impl Visitor for Owners {
+    fn layer(&mut self, layer: &dyn Fp8Layer) {
+        if let Some(path) = layer.path() {
+            self.note(&join(path, "weight"), layer.held_weight());
+        }
+        self.parameter(layer.held_weight());
+        if let Some(bias) = layer.bias() {
+            self.parameter(bias);
+        }
+        if let Some(state) = layer.fp8_state()
+            && !(self.tables.iter()).any(|table| Arc::ptr_eq(table, state.table()))
+        {
+            self.tables.push(state.table().clone());
+        }
+    }
+
+    fn tensor(&mut self, path: Option<&str>, tensor: &Tensor) {
+        self.parameter(tensor);
+        if let Some(path) = path {
+            self.note(path, tensor);
+        }
+        let first = self.others.entry(tensor.id());
+        first.or_insert_with(|| path.map(str::to_string));
+    }
+}
+
+struct Preparer<'a, 'r> {
+    shared: Shared<'a>,
+    names: HashMap<TensorId, Vec<String>>,
+    /// Tensors that are also used outside linear layers and convolutions.
+    others: HashMap<TensorId, Option<String>>,
+    by_path: HashMap<String, (TensorId, Arc<Fp8State>)>,
+    report: &'r mut PrepareReport,
+    error: Option<crate::Error>,
+}
+
+impl Preparer<'_, '_> {
+    /// Why the layer stays in high precision, if it does.
+    fn skipped(&self, layer: &dyn Fp8Layer, path: &str) -> Result<Option<SkipReason>> {
+        if let Some((pattern, LayerChoice::Off)) = self.shared.options.choice(path) {
+            return Ok(Some(SkipReason::Off {
+                pattern: pattern.clone(),
+            }));
+        }
+        let (out_features, in_features) = layer.features();
+        let decision = self
+            .shared
+            .options
+            .filter
+            .decide(path, out_features, in_features);
+        if let FilterDecision::Skip(reason) = decision {
+            return Ok(Some(reason));
+        }
+        let weight = layer.held_weight();
+        if let Some(other) = self.others.get(&weight.id()) {
+            let with = other.clone();
+            return Ok(Some(SkipReason::Tied { with }));
+        }
+        if !matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16) {
+            return Ok(Some(SkipReason::WeightDType(weight.dtype())));
+        }
+        let same_path = (self.by_path.get(path)).is_some_and(|(other, _)| *other != weight.id());
+        if same_path {
+            return Ok(Some(SkipReason::SamePath));
+        }
+        non_finite(weight)
+    }
+
+    fn outcome(&mut self, layer: &dyn Fp8Layer) -> Result<Outcome> {
+        if layer.static_weight().is_some() {
+            return Ok(Outcome::Skipped(SkipReason::AlreadyFp8));
+        }
+        let Some(path) = layer.path() else {
+            return Ok(Outcome::Skipped(SkipReason::NoPath));
+        };
+        if path.is_empty() {
+            return Ok(Outcome::Skipped(SkipReason::AtRoot));
+        }
+        if let Some(reason) = self.skipped(layer, path)? {
+            return Ok(Outcome::Skipped(reason));
+        }
+        let weight = layer.held_weight();
+        let own_name = join(path, "weight");
+        let names = self.names.get(&weight.id()).into_iter().flatten();
+        let (state, notes) = self.shared.state(Request {
+            path,
+            shared: self.by_path.get(path).map(|(_, state)| state.clone()),
+            before: layer.fp8_state(),
+            roles: layer.roles(),
+            amax_history_len: self.shared.options.amax_history_len,
+            device: Some(weight.device()),
+            tied: names.filter(|name| **name != own_name).cloned().collect(),
+        })?;
+        let entry = (weight.id(), state.clone());
+        self.by_path.insert(path.to_string(), entry);
+        layer.set_fp8_state(Some(state));
+        Ok(Outcome::Converted(notes))
+    }
+}
+
+impl Visitor for Preparer<'_, '_> {
+    fn layer(&mut self, layer: &dyn Fp8Layer) {
+        if self.error.is_some() {
+            return;
+        }
+        let off = layer.kind() == LayerKind::Convolution && !self.shared.options.convolutions;
+        let (out_features, in_features) = layer.features();
+        let outcome = match off {
+            true => Ok(Outcome::Skipped(SkipReason::ConvolutionsOff)),
+            false => self.outcome(layer),
+        };
+        match outcome {
+            Ok(outcome) => {
+                if matches!(outcome, Outcome::Skipped(_)) {
+                    layer.set_fp8_state(None);
+                }
+                self.report.layers.push(LayerReport {
+                    path: layer.path().map(str::to_string),
+                    kind: layer.kind(),
+                    out_features,
+                    in_features,
+                    outcome,
+                });
+            }
+            Err(error) => self.error = Some(error),
+        }
+    }
+
+    fn candle_layer(&mut self, kind: LayerKind, weight: &Tensor) {
+        let out_features = weight.dims().first().copied().unwrap_or(0);
+        self.report.layers.push(LayerReport {
+            path: None,
+            kind,
+            out_features,
+            in_features: weight.elem_count() / out_features.max(1),
+            outcome: Outcome::Skipped(SkipReason::CandleNn),
+        });
+    }
+
+    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
+}
+
+/// A reason to skip a weight with values that are not finite.
+fn non_finite(weight: &Tensor) -> Result<Option<SkipReason>> {
+    let values = weight
+        .to_dtype(DType::F32)?
+        .flatten_all()?
+        .to_vec1::<f32>()?;
+    let nan = values.iter().filter(|value| value.is_nan()).count();
+    let inf = values.iter().filter(|value| value.is_infinite()).count();
+    let of = values.len();
+    Ok((nan + inf > 0).then_some(SkipReason::NonFinite { nan, inf, of }))
+}
