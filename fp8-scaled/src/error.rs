@@ -3,6 +3,7 @@
 use candle_core::DType;
 use fp8_core::Format;
 use fp8_core::scaled::ScaledError;
+use std::path::PathBuf;
 
 /// Result of the functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,6 +15,10 @@ pub enum Error {
     /// An operation on tensors or devices failed, or its arguments do not fit: shapes, dtypes, devices.
     #[error(transparent)]
     Fp8(#[from] fp8_candle::Error),
+    /// A file cannot be read or written, or has other names, shapes or dtypes than expected. Never [`fp8_files::Error::Candle`] or
+    /// [`fp8_files::Error::Fp8`], which become [`Error::Fp8`].
+    #[error(transparent)]
+    Files(fp8_files::Error),
     /// A number that cannot be a scale, or a zero scale where an operation has no result for it.
     #[error(transparent)]
     Scaled(#[from] ScaledError),
@@ -51,6 +56,38 @@ pub enum Error {
         /// Format of the data.
         got: Format,
     },
+    /// A number that is not the scale of a scaled tensor, or one that the file cannot hold.
+    #[error("{path}: the scale of `{tensor}` is {value:e}, expected {expected}")]
+    DataScale {
+        /// The file.
+        path: PathBuf,
+        /// Name of the scaled tensor.
+        tensor: String,
+        /// The number.
+        value: f32,
+        /// What scales have to be.
+        expected: &'static str,
+    },
+    /// Data without a scale or a scale without data, in a file of scaled tensors.
+    #[error("{path} has a tensor `{tensor}` but no `{missing}`")]
+    ScaledPair {
+        /// The file.
+        path: PathBuf,
+        /// The tensor that is there.
+        tensor: String,
+        /// The one that is not.
+        missing: String,
+    },
+}
+
+impl From<fp8_files::Error> for Error {
+    fn from(error: fp8_files::Error) -> Self {
+        match error {
+            fp8_files::Error::Candle(error) => error.into(),
+            fp8_files::Error::Fp8(error) => Self::Fp8(error),
+            other => Self::Files(other),
+        }
+    }
 }
 
 impl From<candle_core::Error> for Error {
@@ -63,6 +100,7 @@ impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Fp8(error) => error.into(),
+            Error::Files(error) => error.into(),
             other => Self::wrap(other),
         }
     }

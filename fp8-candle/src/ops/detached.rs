@@ -40,11 +40,11 @@ pub fn activation_gradient(
     scaled_slope(activation.name(), activation.curve(), data, scale, grad)
 }
 
-/// [`ops::attention`](super::attention) of q, k and v, or [`attention_tokens_first`](super::attention_tokens_first), in `dtype`: that of q
+/// [`ops::attention`](super::attention()) of q, k and v, or [`attention_tokens_first`](super::attention_tokens_first), in `dtype`: that of q
 /// or f32. With it comes the function from a gradient of the result to those gradients of q, k and v that are wanted, in its dtype.
 ///
 /// # Errors
-/// As [`ops::attention`](super::attention).
+/// As [`ops::attention`](super::attention()).
 #[expect(clippy::type_complexity, reason = "a closure's type")]
 pub fn attention(
     qkv: [&Tensor; 3],

@@ -13,7 +13,6 @@ pub use training_checkpoint::TrainingCheckpointError;
 use crate::config::ConfigError;
 use crate::optim::OptimError;
 use fp8_files::atomic::FileError;
-use std::path::PathBuf;
 
 /// What can go wrong outside a tensor operation.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +39,7 @@ pub enum Error {
     /// An FP8 operation failed. Never [`fp8_candle::Error::Candle`], which becomes [`Error::Candle`].
     #[error(transparent)]
     Fp8(fp8_candle::Error),
-    /// An operation of scaled arithmetic failed. Never [`fp8_scaled::Error::Fp8`], which becomes [`Error::Fp8`] or [`Error::Candle`].
+    /// An operation of scaled arithmetic failed. Never [`fp8_scaled::Error::Fp8`] or `Files`, which become [`Error::Fp8`] or [`Error::Candle`].
     #[error(transparent)]
     Scaled(fp8_scaled::Error),
     /// The optimizer was given something that does not fit. Never an error of candle or of an FP8 operation, which become
@@ -51,28 +50,6 @@ pub enum Error {
     /// [`Error::Candle`] and [`Error::Fp8`].
     #[error(transparent)]
     Files(fp8_files::Error),
-    /// A number that is not the scale of a scaled tensor, or one that the file cannot hold.
-    #[error("{path}: the scale of `{tensor}` is {value:e}, expected {expected}")]
-    DataScale {
-        /// The file.
-        path: PathBuf,
-        /// Name of the scaled tensor.
-        tensor: String,
-        /// The number.
-        value: f32,
-        /// What scales have to be.
-        expected: &'static str,
-    },
-    /// Data without a scale or a scale without data, in a file of scaled tensors.
-    #[error("{path} has a tensor `{tensor}` but no `{missing}`")]
-    ScaledPair {
-        /// The file.
-        path: PathBuf,
-        /// The tensor that is there.
-        tensor: String,
-        /// The one that is not.
-        missing: String,
-    },
     /// A layer was given a scaled input, and one of its parameters is a plain tensor.
     #[error(
         "`{tensor}` is a plain tensor: a layer computes on scaled tensors if it was built on the VarBuilder of a ScaledVarMap"
@@ -126,6 +103,7 @@ impl From<fp8_scaled::Error> for Error {
     fn from(error: fp8_scaled::Error) -> Self {
         match error {
             fp8_scaled::Error::Fp8(error) => error.into(),
+            fp8_scaled::Error::Files(error) => error.into(),
             other => Self::Scaled(other),
         }
     }

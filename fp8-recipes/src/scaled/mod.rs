@@ -23,13 +23,8 @@
 //! # Ok(()) }
 //! ```
 
-mod checkpoint;
 mod training;
-mod tree;
-mod var_map;
 
 pub use crate::array::{Array, Layer};
-pub use checkpoint::{ScaleStorage, load, save};
+pub use fp8_scaled::{ScaleStorage, ScaledTree, ScaledVarMap, load, save};
 pub use training::{TrainingState, resume_training, save_training, training_state};
-pub use tree::ScaledTree;
-pub use var_map::ScaledVarMap;

@@ -1,22 +1,17 @@
 //! Checkpoints from which scaled training goes on.
 
-use super::checkpoint::{Stored, stored, take};
-use super::{ScaleStorage, ScaledVarMap};
 use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, Result};
 use crate::optim::{OptimizerState, ResumableOptimizer};
 use candle_core::{Device, Tensor};
 use fp8_files::SafetensorsFile;
+use fp8_scaled::files::{OPTIMIZER_PREFIX, StoredTree, TRAINING_KEY, stored, take};
+use fp8_scaled::{ScaleStorage, ScaledVarMap};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Before the names of the optimizer's tensors.
-const OPTIMIZER: &str = "optimizer/";
-/// Metadata: what is no tensor.
-pub(super) const KEY: &str = "scaled_training";
 
 /// What a checkpoint of scaled training holds beside tensors.
 ///
@@ -93,7 +88,7 @@ pub fn save_training<O: ResumableOptimizer + ?Sized>(
 ) -> Result<()> {
     let path = path.as_ref();
     let tree = params.to_tree()?;
-    let Stored {
+    let StoredTree {
         mut tensors,
         mut metadata,
     } = stored(path, &tree, ScaleStorage::F32)?;
@@ -105,7 +100,7 @@ pub fn save_training<O: ResumableOptimizer + ?Sized>(
     }
     let state = optimizer.optimizer_state()?;
     for (name, tensor) in state.tensors() {
-        tensors.insert(format!("{OPTIMIZER}{name}"), tensor.clone());
+        tensors.insert(format!("{OPTIMIZER_PREFIX}{name}"), tensor.clone());
     }
     let saved = Saved {
         training: training.clone(),
@@ -113,13 +108,13 @@ pub fn save_training<O: ResumableOptimizer + ?Sized>(
         hyperparameters: state.hyperparameters_json().clone(),
     };
     let json = serde_json::to_string(&saved).map_err(|error| invalid(path, &error))?;
-    metadata.insert(KEY.to_string(), json);
+    metadata.insert(TRAINING_KEY.to_string(), json);
     Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
 }
 
-/// Whether a tensor of such a file is not a parameter's.
-pub(super) fn is_optimizers(name: &str) -> bool {
-    name.starts_with(OPTIMIZER)
+/// Whether a tensor of a training checkpoint belongs to the optimizer.
+fn is_optimizers(name: &str) -> bool {
+    name.starts_with(OPTIMIZER_PREFIX)
 }
 
 fn invalid(path: &Path, error: &serde_json::Error) -> Error {
@@ -132,11 +127,13 @@ fn invalid(path: &Path, error: &serde_json::Error) -> Error {
 }
 
 fn saved(path: &Path, file: &SafetensorsFile) -> Result<Saved> {
-    let Some(text) = file.metadata(KEY) else {
+    let Some(text) = file.metadata(TRAINING_KEY) else {
         return Err(FilesError::Json {
             path: path.to_path_buf(),
             what: "the state of the training",
-            reason: format!("there is no `{KEY}` entry: not a checkpoint of scaled training"),
+            reason: format!(
+                "there is no `{TRAINING_KEY}` entry: not a checkpoint of scaled training"
+            ),
         }
         .into());
     };
@@ -171,7 +168,7 @@ pub fn training_state(path: impl AsRef<Path>) -> Result<TrainingState> {
 /// bit for bit. Nothing is changed unless the whole checkpoint fits.
 ///
 /// # Errors
-/// As [`load`](super::load) and [`ScaledVarMap::load_tree`]; [`FilesError::Json`](crate::FilesError::Json) for a file without the state of a training;
+/// As [`load`](fp8_scaled::load) and [`ScaledVarMap::load_tree`]; [`FilesError::Json`](crate::FilesError::Json) for a file without the state of a training;
 /// [`Error::Optim`] for the state of another optimizer, and what does not fit in it.
 ///
 /// ```
@@ -199,7 +196,7 @@ pub fn resume_training<O: ResumableOptimizer + ?Sized>(
     let tree = take(&file, params.device(), |name| !is_optimizers(name))?;
     params.check_tree(&tree)?;
     let tensors = file.names().filter_map(|name| {
-        let own = name.strip_prefix(OPTIMIZER)?.to_string();
+        let own = name.strip_prefix(OPTIMIZER_PREFIX)?.to_string();
         Some(file.tensor(&name, &Device::Cpu).map(|tensor| (own, tensor)))
     });
     let tensors: Vec<(String, Tensor)> = tensors.collect::<Result<_, FilesError>>()?;

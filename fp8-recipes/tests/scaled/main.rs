@@ -1,7 +1,6 @@
 //! Parameters and optimizers of scaled arithmetic.
 
 mod adamw;
-mod checkpoint;
 mod helpers;
 mod invariance;
 mod resume;

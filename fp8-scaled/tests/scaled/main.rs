@@ -6,6 +6,7 @@ mod equivariance;
 mod errors;
 mod every_operation;
 mod extremes;
+mod files;
 mod golden_data;
 mod golden_ops;
 mod goldens;

@@ -4,19 +4,24 @@
 //! checkpoints call theirs `weight_scale` and the like; neither kind of file is taken for the other.) FP8 data are U8, with their
 //! format in the metadata. The metadata has `format: scaled`.
 
-use super::ScaledTree;
+use super::error::{Error, Result};
+use super::tree::ScaledTree;
 use super::tree::with_scale;
-use crate::FilesError;
-use crate::atomic::write_safetensors_atomic;
-use crate::error::{Error, Result};
+use super::value::Scaled;
 use candle_core::{DType, Device, Tensor};
+use fp8_core::scaled::Scale;
 use fp8_core::{E8M0, Format};
+use fp8_files::Error as FilesError;
+use fp8_files::atomic::write_safetensors_atomic;
 use fp8_files::{FORMAT_KEY, SCALED_FORMAT, SafetensorsFile};
-use fp8_scaled::{Scale, Scaled};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 const SUFFIX: &str = ".data_scale";
+/// Metadata of a training checkpoint: the state that is not in tensors.
+pub const TRAINING_KEY: &str = "scaled_training";
+/// Prefix of the optimizer's tensors in a training checkpoint.
+pub const OPTIMIZER_PREFIX: &str = "optimizer/";
 /// Metadata: the formats of FP8 data by name.
 const FP8_KEY: &str = "fp8_data";
 
@@ -25,7 +30,6 @@ const FP8_KEY: &str = "fp8_data";
 /// ```
 /// # use candle_core::{Device, Tensor};
 /// # use fp8_scaled::*;
-/// # use fp8_recipes::scaled::*;
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("x.safetensors");
 /// let mut tree = ScaledTree::default();
@@ -45,10 +49,13 @@ pub enum ScaleStorage {
     E8M0,
 }
 
-/// Tensors as they stand in a file, and what the metadata have to say.
-pub(super) struct Stored {
-    pub(super) tensors: BTreeMap<String, Tensor>,
-    pub(super) metadata: HashMap<String, String>,
+/// A [`ScaledTree`] as a safetensors file holds it, to be written with more tensors beside it.
+#[derive(Debug, Clone)]
+pub struct StoredTree {
+    /// Data and scales by their names in the file.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// The metadata of the file.
+    pub metadata: HashMap<String, String>,
 }
 
 fn scale_tensor(path: &Path, name: &str, scale: Scale, storage: ScaleStorage) -> Result<Tensor> {
@@ -65,7 +72,11 @@ fn scale_tensor(path: &Path, name: &str, scale: Scale, storage: ScaleStorage) ->
     Ok(Tensor::new(&[code.to_bits()], &Device::Cpu)?)
 }
 
-pub(super) fn stored(path: &Path, tree: &ScaledTree, storage: ScaleStorage) -> Result<Stored> {
+/// The tensors and metadata for `tree`; `path` names the file in errors.
+///
+/// # Errors
+/// [`FilesError::NameClash`](fp8_files::Error::NameClash) and [`Error::DataScale`], as [`save`].
+pub fn stored(path: &Path, tree: &ScaledTree, storage: ScaleStorage) -> Result<StoredTree> {
     let (mut tensors, mut formats) = (BTreeMap::new(), BTreeMap::new());
     let mut put = |name: String, tensor: Tensor| match tensors.insert(name.clone(), tensor) {
         None => Ok(()),
@@ -96,20 +107,19 @@ pub(super) fn stored(path: &Path, tree: &ScaledTree, storage: ScaleStorage) -> R
         })?;
         metadata.insert(FP8_KEY.to_string(), formats);
     }
-    Ok(Stored { tensors, metadata })
+    Ok(StoredTree { tensors, metadata })
 }
 
 /// Replaces the file at `path` by the values of `tree`, all or nothing: data under their names, scales beside them under
 /// `{name}.data_scale`.
 ///
 /// # Errors
-/// [`FilesError::Write`](crate::FilesError::Write); [`FilesError::NameClash`](crate::FilesError::NameClash) if a name is that of another's scale; [`Error::DataScale`] for a scale that E8M0 does not
+/// [`FilesError::Write`](fp8_files::Error::Write); [`FilesError::NameClash`](fp8_files::Error::NameClash) if a name is that of another's scale; [`Error::DataScale`] for a scale that E8M0 does not
 /// have.
 ///
 /// ```
-/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8::scaled::{ScaleStorage, ScaledTree, load, save};
+/// use fp8_scaled::{ScaleStorage, ScaledTree, load, save};
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("scaled.safetensors");
 /// let w = [("w".to_string(), Tensor::new(&[3f32, 6.0], &Device::Cpu)?)];
@@ -122,20 +132,20 @@ pub(super) fn stored(path: &Path, tree: &ScaledTree, storage: ScaleStorage) -> R
 /// ```
 pub fn save(path: impl AsRef<Path>, tree: &ScaledTree, storage: ScaleStorage) -> Result<()> {
     let path = path.as_ref();
-    let Stored { tensors, metadata } = stored(path, tree, storage)?;
-    Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
+    let StoredTree { tensors, metadata } = stored(path, tree, storage)?;
+    write_safetensors_atomic(path, &tensors, Some(&metadata)).map_err(FilesError::from)?;
+    Ok(())
 }
 
-/// The scaled tensors of a file that [`save`] or [`save_training`](super::save_training) has written; what else a training has saved is left out.
+/// The scaled tensors of a file that [`save`] or `save_training` has written; what else a training has saved is left out.
 ///
 /// # Errors
-/// If the file cannot be read, is no safetensors file or none of scaled tensors ([`FilesError::ForeignFormat`](crate::FilesError::ForeignFormat)); [`Error::ScaledPair`],
-/// [`Error::DataScale`], [`FilesError::TensorDType`](crate::FilesError::TensorDType) or [`FilesError::TensorShape`](crate::FilesError::TensorShape), naming the tensor.
+/// If the file cannot be read, is no safetensors file or none of scaled tensors ([`FilesError::ForeignFormat`](fp8_files::Error::ForeignFormat)); [`Error::ScaledPair`],
+/// [`Error::DataScale`], [`FilesError::TensorDType`](fp8_files::Error::TensorDType) or [`FilesError::TensorShape`](fp8_files::Error::TensorShape), naming the tensor.
 ///
 /// ```
 /// # use candle_core::{Device, Tensor};
 /// # use fp8_scaled::*;
-/// # use fp8_recipes::scaled::*;
 /// # let dir = tempfile::tempdir()?;
 /// # let path = dir.path().join("x.safetensors");
 /// let mut tree = ScaledTree::default();
@@ -147,14 +157,17 @@ pub fn save(path: impl AsRef<Path>, tree: &ScaledTree, storage: ScaleStorage) ->
 /// ```
 pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<ScaledTree> {
     let file = SafetensorsFile::open(path.as_ref())?;
-    let training = file.metadata(super::training::KEY).is_some();
+    let training = file.metadata(TRAINING_KEY).is_some();
     take(&file, device, |name| {
-        !(training && super::training::is_optimizers(name))
+        !(training && name.starts_with(OPTIMIZER_PREFIX))
     })
 }
 
 /// The scaled tensors of a file whose names are `wanted`.
-pub(super) fn take(
+///
+/// # Errors
+/// As [`load`].
+pub fn take(
     file: &SafetensorsFile,
     device: &Device,
     wanted: impl Fn(&str) -> bool,
@@ -191,7 +204,7 @@ pub(super) fn take(
                 let data = file.tensor(name, device)?;
                 let value = read_value(name, &data, scale, formats.get(name));
                 let value = value.map_err(|error| match error {
-                    Error::Scaled(fp8_scaled::Error::Scaled(_)) => Error::DataScale {
+                    Error::Scaled(_) => Error::DataScale {
                         path: path.clone(),
                         tensor: name.clone(),
                         value: scale.to_f32(),

@@ -1,23 +1,28 @@
 //! Values by name.
 
-use crate::FilesError;
-use crate::error::Result;
+use super::dtype::ScaledDType;
+use super::error::Result;
+use super::options::ScaledOptions;
+use super::options::scaled_scope;
+use super::value::Scaled;
+use super::value::as_scaled;
 use candle_core::{DType, Tensor};
-use fp8_scaled::{Scale, ScaleCheck, Scaled, ScaledDType, ScaledOptions, as_scaled, scaled_scope};
+use fp8_core::scaled::Scale;
+use fp8_core::scaled::ScaleCheck;
+use fp8_files::Error as FilesError;
 use std::collections::BTreeMap;
 
 /// Named scaled tensors, in the order of their names.
 ///
 /// ```
-/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8::scaled::ScaledTree;
+/// use fp8_scaled::ScaledTree;
 /// let batch = [("x".to_string(), Tensor::new(&[3f32, 6.0], &Device::Cpu)?)];
 /// let tree = ScaledTree::as_scaled(batch, 2.0)?.astype(DType::F16)?;
 /// assert_eq!(tree.get("x").unwrap().data()?.dtype(), DType::F16);
 /// let values = tree.to_tensors(DType::F32)?;
 /// assert_eq!(values["x"].to_vec1::<f32>()?, [3.0, 6.0]);
-/// # Ok::<(), fp8_recipes::Error>(())
+/// # Ok::<(), fp8_scaled::Error>(())
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct ScaledTree(BTreeMap<String, Scaled>);
@@ -37,7 +42,7 @@ impl ScaledTree {
     /// Plain tensors with a scale each: `data = x / scale`, or the tensor itself and the scale 1 without one.
     ///
     /// # Errors
-    /// [`FilesError::NameClash`](crate::FilesError::NameClash) if a name occurs twice; if a tensor is of integers or the scale is not one.
+    /// [`FilesError::NameClash`](fp8_files::Error::NameClash) if a name occurs twice; if a tensor is of integers or the scale is not one.
     pub fn as_scaled(
         tensors: impl IntoIterator<Item = (String, Tensor)>,
         scale: impl Into<Option<f32>>,
@@ -82,7 +87,7 @@ impl ScaledTree {
     ///
     /// # Errors
     /// The first of `f`.
-    pub fn map(&self, f: impl Fn(&Scaled) -> fp8_scaled::Result<Scaled>) -> Result<Self> {
+    pub fn map(&self, f: impl Fn(&Scaled) -> Result<Scaled>) -> Result<Self> {
         let values = self.iter();
         let values = values.map(|(name, value)| Ok((name.to_string(), f(value)?)));
         Ok(Self(values.collect::<Result<_>>()?))

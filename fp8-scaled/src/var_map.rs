@@ -1,12 +1,13 @@
 //! Parameters by name, and the `VarBuilder` that makes them.
 
-use super::ScaledTree;
-use crate::FilesError;
-use crate::error::Result;
+use super::error::Result;
+use super::grads::ScaledGrads;
+use super::tree::{ScaledTree, with_scale};
+use super::var::ScaledVar;
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use fp8_scaled::{ScaledGrads, ScaledVar};
+use fp8_files::Error as FilesError;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,10 +20,9 @@ const PLACE: &str = "the map of scaled parameters";
 /// belongs to by [`ScaledVar::of`]. **A layer that knows nothing of scales would compute with the data as if they were the values.**
 ///
 /// ```
-/// # use fp8_recipes as fp8;
 /// use candle_core::{DType, Device, Tensor};
 /// use fp8_scaled::ScaledVar;
-/// use fp8::scaled::ScaledVarMap;
+/// use fp8_scaled::ScaledVarMap;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
 /// let init = candle_nn::Init::Const(0.02);
@@ -63,7 +63,7 @@ impl ScaledVarMap {
     /// No parameters yet; those to come have data of `dtype`: f16, bf16 or f32.
     ///
     /// # Errors
-    /// [`FilesError::TensorDType`](crate::FilesError::TensorDType) for another dtype.
+    /// [`FilesError::TensorDType`](fp8_files::Error::TensorDType) for another dtype.
     pub fn new(dtype: DType, device: &Device) -> Result<Self> {
         check_dtype(PLACE, dtype)?;
         Ok(Self {
@@ -94,7 +94,7 @@ impl ScaledVarMap {
     /// The parameter of this name.
     ///
     /// # Errors
-    /// [`FilesError::MissingTensor`](crate::FilesError::MissingTensor) if there is none.
+    /// [`FilesError::MissingTensor`](fp8_files::Error::MissingTensor) if there is none.
     pub fn get(&self, name: &str) -> Result<ScaledVar> {
         let found = self.lock().get(name).cloned();
         found.ok_or_else(|| {
@@ -129,7 +129,7 @@ impl ScaledVarMap {
     /// Adds a parameter that was made elsewhere, under its own name.
     ///
     /// # Errors
-    /// [`FilesError::NameClash`](crate::FilesError::NameClash) if there is another one of that name, [`FilesError::TensorDType`](crate::FilesError::TensorDType) if its data are f64.
+    /// [`FilesError::NameClash`](fp8_files::Error::NameClash) if there is another one of that name, [`FilesError::TensorDType`](fp8_files::Error::TensorDType) if its data are f64.
     pub fn insert(&self, var: &ScaledVar) -> Result<()> {
         check_dtype(var.name(), var.dtype())?;
         let mut vars = self.lock();
@@ -154,8 +154,8 @@ impl ScaledVarMap {
         Ok(var.set_rescaled(&x.to_device(var.device())?)?)
     }
 
-    /// Names of the parameters that have no gradient in `grads`, sorted; empty when all is well: [`check_gradients`](crate::check_gradients)
-    /// of scaled parameters.
+    /// Names of the parameters that have no gradient in `grads`, sorted; empty when all is well: what `fp8::check_gradients`
+    /// is for plain parameters.
     pub fn missing_gradients(&self, grads: &ScaledGrads) -> Vec<String> {
         let vars = self.lock();
         let missing = vars.iter().filter(|(_, var)| grads.get(var).is_none());
@@ -170,7 +170,7 @@ impl ScaledVarMap {
         let mut tree = ScaledTree::default();
         for var in self.vars() {
             let data = var.data_var().as_detached_tensor().copy()?;
-            tree.insert(var.name(), super::tree::with_scale(&data, var.scale())?);
+            tree.insert(var.name(), with_scale(&data, var.scale())?);
         }
         Ok(tree)
     }
@@ -178,20 +178,23 @@ impl ScaledVarMap {
     /// Puts data and scales back as they are in `tree`, which has values for exactly these names. Nothing is changed unless all fit.
     ///
     /// # Errors
-    /// [`FilesError::UnmatchedNames`](crate::FilesError::UnmatchedNames), [`FilesError::TensorShape`](crate::FilesError::TensorShape) or [`FilesError::TensorDType`](crate::FilesError::TensorDType).
+    /// [`FilesError::UnmatchedNames`](fp8_files::Error::UnmatchedNames), [`FilesError::TensorShape`](fp8_files::Error::TensorShape) or [`FilesError::TensorDType`](fp8_files::Error::TensorDType).
     pub fn load_tree(&self, tree: &ScaledTree) -> Result<()> {
         let vars = self.check_tree(tree)?;
         for var in vars {
             if let Some(value) = tree.get(var.name()) {
                 let data = value.data()?.to_device(var.device())?;
-                var.set(&super::tree::with_scale(&data, value.scale())?)?;
+                var.set(&with_scale(&data, value.scale())?)?;
             }
         }
         Ok(())
     }
 
-    /// The parameters, if `tree` fits them.
-    pub(super) fn check_tree(&self, tree: &ScaledTree) -> Result<Vec<ScaledVar>> {
+    /// The parameters, if `tree` has values of their shapes and dtypes for exactly their names.
+    ///
+    /// # Errors
+    /// As [`ScaledVarMap::load_tree`].
+    pub fn check_tree(&self, tree: &ScaledTree) -> Result<Vec<ScaledVar>> {
         let vars = self.vars();
         let missing: Vec<String> = (vars.iter().map(ScaledVar::name))
             .filter(|name| tree.get(name).is_none())
