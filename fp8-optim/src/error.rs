@@ -251,7 +251,7 @@ pub enum OptimError {
 
     /// An error of scaled arithmetic. Never [`fp8_scaled::Error::Fp8`], which becomes [`OptimError::Fp8`] or [`OptimError::Candle`].
     #[error(transparent)]
-    Scaled(fp8_scaled::Error),
+    Scaled(Box<fp8_scaled::Error>),
 }
 
 fn origin(first: &Option<String>, variable: &Option<String>) -> String {
@@ -281,7 +281,7 @@ impl From<fp8_scaled::Error> for OptimError {
     fn from(error: fp8_scaled::Error) -> Self {
         match error {
             fp8_scaled::Error::Fp8(error) => error.into(),
-            other => Self::Scaled(other),
+            other => Self::Scaled(other.into()),
         }
     }
 }
@@ -291,7 +291,7 @@ impl From<OptimError> for candle_core::Error {
         match error {
             OptimError::Candle(error) => error,
             OptimError::Fp8(error) => error.into(),
-            OptimError::Scaled(error) => error.into(),
+            OptimError::Scaled(error) => (*error).into(),
             other => candle_core::Error::wrap(other),
         }
     }

@@ -30,12 +30,12 @@ pub struct ScaledTree(BTreeMap<String, Scaled>);
 /// Data with a scale that has been checked before, 0 included.
 pub(crate) fn with_scale(data: &Tensor, scale: Scale) -> Result<Scaled> {
     if scale.is_zero() {
-        return Ok(Scaled::zeros(data.shape(), data.dtype(), data.device())?);
+        return Scaled::zeros(data.shape(), data.dtype(), data.device());
     }
     // It may come from where the check was lenient.
     let options = ScaledOptions::default().with_check(ScaleCheck::Lenient);
     let _scope = (!scale.is_power_of_two()).then(|| scaled_scope(options));
-    Ok(Scaled::from_parts(data, scale.to_f32())?)
+    Scaled::from_parts(data, scale.to_f32())
 }
 
 impl ScaledTree {

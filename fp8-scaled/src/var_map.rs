@@ -151,7 +151,7 @@ impl ScaledVarMap {
     /// If there is no parameter of this name, or it has another shape, or `x` holds integers.
     pub fn set(&self, name: &str, x: &Tensor) -> Result<()> {
         let var = self.get(name)?;
-        Ok(var.set_rescaled(&x.to_device(var.device())?)?)
+        var.set_rescaled(&x.to_device(var.device())?)
     }
 
     /// Names of the parameters that have no gradient in `grads`, sorted; empty when all is well: what `fp8::check_gradients`

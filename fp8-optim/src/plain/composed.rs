@@ -10,22 +10,25 @@ use super::super::real::TensorExpr;
 /// Elements of one task. The bits of an element follow from its index, so the split changes none.
 const BLOCK: usize = 1 << 14;
 
-/// Runs `formula` over a variable, in the dtype of its moments, and rounds the result once. `grad` is multiplied by `clip` first.
+/// The gradient in `dtype`, multiplied by `clip`.
+pub(super) fn clipped(grad: &Tensor, dtype: DType, clip: f64) -> Result<Tensor> {
+    let grad = grad.detach().to_dtype(dtype)?;
+    if clip == 1.0 {
+        return Ok(grad);
+    }
+    grad * clip
+}
+
+/// Runs `formula` over a variable, in the dtype of its gradient, and rounds the result once.
 pub(super) fn update(
     var: &Var,
-    grad: &Tensor,
-    clip: f64,
-    dtype: DType,
+    grad: Tensor,
     moments: Vec<Tensor>,
     master: &mut Option<Tensor>,
     key: Option<StochasticKey>,
     formula: impl Fn(TensorExpr, TensorExpr, &mut [TensorExpr]) -> TensorExpr,
 ) -> Result<Vec<Tensor>> {
-    let theta = current(var, master.as_ref(), dtype)?;
-    let mut grad = grad.detach().to_dtype(dtype)?;
-    if clip != 1.0 {
-        grad = (grad * clip)?;
-    }
+    let theta = current(var, master.as_ref(), grad.dtype())?;
     let mut moments: Vec<TensorExpr> = moments.into_iter().map(TensorExpr::from).collect();
     let next = formula(theta.into(), grad.into(), &mut moments).tensor()?;
     let moments = moments.into_iter().map(TensorExpr::tensor);

@@ -171,9 +171,7 @@ impl Variable {
                 let moments = state.moments.iter().filter(|_| has_moments).flatten();
                 let next = composed::update(
                     &self.var,
-                    grad,
-                    rates.clip,
-                    dtype,
+                    composed::clipped(grad, dtype, rates.clip)?,
                     moments.cloned().collect(),
                     &mut state.master,
                     key,

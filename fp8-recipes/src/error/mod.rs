@@ -41,7 +41,7 @@ pub enum Error {
     Fp8(fp8_candle::Error),
     /// An operation of scaled arithmetic failed. Never [`fp8_scaled::Error::Fp8`] or `Files`, which become [`Error::Fp8`] or [`Error::Candle`].
     #[error(transparent)]
-    Scaled(fp8_scaled::Error),
+    Scaled(Box<fp8_scaled::Error>),
     /// The optimizer was given something that does not fit. Never an error of candle or of an FP8 operation, which become
     /// [`Error::Candle`] and [`Error::Fp8`].
     #[error(transparent)]
@@ -104,7 +104,7 @@ impl From<fp8_scaled::Error> for Error {
         match error {
             fp8_scaled::Error::Fp8(error) => error.into(),
             fp8_scaled::Error::Files(error) => error.into(),
-            other => Self::Scaled(other),
+            other => Self::Scaled(other.into()),
         }
     }
 }
@@ -118,7 +118,7 @@ impl From<FileError> for Error {
 impl From<OptimError> for Error {
     fn from(error: OptimError) -> Self {
         match error {
-            OptimError::Scaled(error) => error.into(),
+            OptimError::Scaled(error) => (*error).into(),
             OptimError::Candle(error) => Self::Candle(error),
             OptimError::Fp8(error) => error.into(),
             other => Self::Optim(other),
@@ -131,7 +131,7 @@ impl From<Error> for candle_core::Error {
         match error {
             Error::Candle(error) => error,
             Error::Fp8(error) => error.into(),
-            Error::Scaled(error) => error.into(),
+            Error::Scaled(error) => (*error).into(),
             Error::Optim(error) => error.into(),
             Error::Files(error) => error.into(),
             other => candle_core::Error::wrap(other),
