@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{Error, Result, Tensor};
 
 /// What a formula computes with. The same formula runs over the elements of host memory (`f32`) and over tensors of any dtype and
-/// device ([`TensorExpr`]), with the same bits.
+/// device (candle tensors), with the same bits.
 pub trait Real:
     Clone + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Sized
 {

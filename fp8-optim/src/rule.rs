@@ -111,7 +111,7 @@ pub struct Rates {
 pub trait Rule: Clone + std::fmt::Debug + Serialize + DeserializeOwned {
     /// The name of the optimizer in a state; put your crate's name before it.
     const KIND: &'static str;
-    /// What is kept of each parameter; [`MAX_MOMENTS`] at most.
+    /// What is kept of each parameter; three at most.
     const MOMENTS: &'static [Moment];
     /// None: moments are zeros from the start, and a state has all of them. A name: the moments of a parameter begin with its first
     /// gradient, and a state counts the parameters that have moments under this name.

@@ -69,7 +69,7 @@ impl Scaled {
     /// Combines data and scale; the value is their product. Candle's own FP8 tensors become E4M3 codes.
     ///
     /// # Errors
-    /// [`fp8_candle::Error::DType`] if `data` is not f32, bf16, f16, f64 or F8E4M3, [`Error::Scaled`] if `scale` is not a power of two and
+    /// [`fp8_candle::Error::DType`] if `data` is not f32, bf16, f16, f64 or F8E4M3, [`Error::Scaled`](crate::Error::Scaled) if `scale` is not a power of two and
     /// the check is not [lenient](fp8_core::scaled::ScaleCheck), or is negative, infinite or NaN; a zero scale needs a lenient
     /// check too, and [`Scaled::zeros`] does not.
     pub fn from_parts(data: &Tensor, scale: f32) -> Result<Self> {

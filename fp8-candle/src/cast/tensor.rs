@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use fp8_candle::{Fp8Tensor, Quantizer};
-/// use fp8_core::{Cast, Contraction, Format, Granularity};
+/// use fp8_core::{Contraction, Format, Granularity};
 ///
 /// let x = Tensor::new(&[[0.5f32, -3.0], [7.0, 0.25]], &Device::Cpu)?;
 /// let rowwise = Quantizer::dynamic(Format::E4M3, Granularity::Rowwise);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Names that a model has taken from a [`Checkpoint`] while it was built. Clones share the list.
+/// Names that a model has taken from a [`Checkpoint`](super::Checkpoint) while it was built. Clones share the list.
 ///
 /// ```
 /// # use fp8_recipes as fp8;

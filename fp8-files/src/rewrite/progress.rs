@@ -53,7 +53,7 @@ pub struct Progress<'a> {
 /// let cancel: &mut OnProgress<'_> = &mut |_: Progress<'_>| ControlFlow::Break(());
 /// let options = QuantizeOptions::new(Scheme::ChannelToken);
 /// let outcome = rewrite::quantize(&model, dir.path().join("fp8"), &options, cancel);
-/// assert!(matches!(outcome, Err(fp8::Error::Cancelled)));
+/// assert!(matches!(outcome, Err(fp8::FilesError::Cancelled)));
 /// assert!(!dir.path().join("fp8").exists());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -30,7 +30,7 @@ use std::sync::{Arc, PoisonError};
 /// # Errors
 /// If the recipe differs from `recipe`, the checkpoint is that of another kind of optimizer, or a variable, an FP8 state or a
 /// tensor of the optimizer is missing, left over, or of another shape or dtype, or holds a number that it cannot hold (a scale
-/// of 0, a history with NaN). The message names it. [`Error::ScaledParameter`] for a model with scaled parameters.
+/// of 0, a history with NaN). The message names it. [`Error::ScaledParameter`](crate::Error::ScaledParameter) for a model with scaled parameters.
 pub fn resume_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,

@@ -31,7 +31,7 @@ use crate::stats::StatsLog;
 ///     let y = with_fp8(emulator.autocast(), || model.forward(&x))?;
 ///     emulator.optimizer_step(&mut optimizer, &y.sqr()?.mean_all()?)?;
 /// }
-/// assert_eq!((emulator.global_steps(), optimizer.steps()), (2, 2));
+/// assert_eq!((emulator.global_steps(), optimizer.steps()?), (2, 2));
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]

@@ -41,7 +41,7 @@ pub struct StatsRow {
     pub sqnr_db: Option<f64>,
 }
 
-/// The measurements of [`CastStats`]. Prints as a table; programs use [`StatsReport::to_json`].
+/// The measurements of [`CastStats`](super::CastStats). Prints as a table; programs use [`StatsReport::to_json`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct StatsReport {

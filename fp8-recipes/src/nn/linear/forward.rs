@@ -16,7 +16,7 @@ impl Linear {
     /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
     ///
     /// # Errors
-    /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is not in_features, [`FilesError::TensorDType`](crate::FilesError::TensorDType) if `x` is not of
+    /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is not in_features, [`FilesError::TensorDType`] if `x` is not of
     /// a floating point dtype, and what the guard's recipe finds wrong.
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
         let _span = tracing::trace_span!("linear", path = self.path()).entered();
