@@ -133,7 +133,6 @@ fn inputs(scaling: &InputScaling) -> String {
             named(&format!("per group of {size}"), *power_of_two, None)
         }
         InputScaling::DynamicMx => "mx".into(),
-        _ => "unknown".into(),
     }
 }
 

@@ -30,6 +30,32 @@ pub enum InputScheme {
     Mx,
 }
 
+impl InputScheme {
+    /// The scaling of the inputs. `static_scale` gives the dequant_scale of a static scheme, f32 `[1]`; the other two apply to scales
+    /// made of the inputs.
+    pub(crate) fn scaling(
+        self,
+        power_of_two: bool,
+        amax_bound: Option<f32>,
+        static_scale: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<InputScaling> {
+        Ok(match self {
+            Self::None => InputScaling::None,
+            Self::Static => InputScaling::Static(static_scale()?),
+            Self::PerToken => InputScaling::DynamicPerToken {
+                power_of_two,
+                amax_bound,
+            },
+            Self::PerTensor => InputScaling::DynamicPerTensor {
+                power_of_two,
+                amax_bound,
+            },
+            Self::PerGroup(size) => InputScaling::DynamicPerGroup { size, power_of_two },
+            Self::Mx => InputScaling::DynamicMx,
+        })
+    }
+}
+
 /// How one layer is stored and computed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LayerScheme {
@@ -137,7 +163,6 @@ impl Kind {
             InputScaling::DynamicPerTensor { .. } => InputScheme::PerTensor,
             InputScaling::DynamicPerGroup { size, .. } => InputScheme::PerGroup(size),
             InputScaling::DynamicMx => InputScheme::Mx,
-            _ => InputScheme::None,
         };
         Self {
             weight,

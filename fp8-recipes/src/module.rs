@@ -107,7 +107,7 @@ pub trait Visitor {
     }
 
     /// A layer of candle_nn that would be an [`Fp8Layer`] if it were the one of [`nn`](crate::nn). Its tensors are shown by
-    /// [`Visitor::tensor`] as well. What a closure or a skipped field holds is shown to nobody.
+    /// [`Visitor::tensor`] as well. What a closure or a skipped field holds is not visited.
     fn candle_layer(&mut self, kind: LayerKind, weight: &Tensor) {
         let _ = (kind, weight);
     }

@@ -33,7 +33,7 @@ impl Embedding {
     /// `weights`: `[vocabulary, hidden_size]`.
     ///
     /// # Errors
-    /// If `weights` is no matrix.
+    /// If `weights` is not a matrix.
     pub fn from_weights(weights: Tensor) -> Result<Self> {
         let (_, hidden_size) = weights.dims2()?;
         Ok(Self(nn::Embedding::new(weights, hidden_size)))

@@ -26,11 +26,7 @@ impl Scaled {
         dilation: usize,
         groups: usize,
     ) -> Result<Self> {
-        let shape = ConvShape::new()
-            .with_padding([padding; 2])
-            .with_stride([stride; 2])
-            .with_dilation([dilation; 2])
-            .with_groups(groups);
+        let shape = ConvShape::square(padding, stride, dilation, groups);
         self.convolved("conv2d", kernel, shape)
     }
 
@@ -47,11 +43,7 @@ impl Scaled {
         dilation: usize,
         groups: usize,
     ) -> Result<Self> {
-        let shape = ConvShape::new()
-            .with_padding([padding; 2])
-            .with_stride([stride; 2])
-            .with_dilation([dilation; 2])
-            .with_groups(groups);
+        let shape = ConvShape::square(padding, stride, dilation, groups);
         one_dim("conv1d", self, kernel, |x, kernel| {
             x.convolved("conv1d", kernel, shape.along_width())
         })

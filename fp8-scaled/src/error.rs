@@ -75,7 +75,7 @@ pub enum Error {
         path: PathBuf,
         /// The tensor that is there.
         tensor: String,
-        /// The one that is not.
+        /// The tensor that is missing.
         missing: String,
     },
 }

@@ -140,7 +140,7 @@ pub fn save(path: impl AsRef<Path>, tree: &ScaledTree, storage: ScaleStorage) ->
 /// The scaled tensors of a file that [`save`] or `save_training` has written; what else a training has saved is left out.
 ///
 /// # Errors
-/// If the file cannot be read, is no safetensors file or none of scaled tensors ([`FilesError::ForeignFormat`](fp8_files::Error::ForeignFormat)); [`Error::ScaledPair`],
+/// If the file cannot be read, is not a safetensors file or does not hold scaled tensors ([`FilesError::ForeignFormat`](fp8_files::Error::ForeignFormat)); [`Error::ScaledPair`],
 /// [`Error::DataScale`], [`FilesError::TensorDType`](fp8_files::Error::TensorDType) or [`FilesError::TensorShape`](fp8_files::Error::TensorShape), naming the tensor.
 ///
 /// ```

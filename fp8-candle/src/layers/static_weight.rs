@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 /// What becomes of the input of a static layer before the product.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub enum InputScaling {
     /// It stays in high precision and is multiplied by the dequantized weight (weight-only checkpoints).
     None,

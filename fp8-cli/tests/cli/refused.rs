@@ -56,7 +56,7 @@ fn a_model_that_is_not_there_is_named_by_every_command() {
         let line = failure(&args);
         assert!(line.contains("/no/such/model"), "{args:?}: {line}");
     }
-    // A file that is no model.
+    // A file that is not a model.
     for args in commands(&data, &data, &ids, &out) {
         let line = failure(&args);
         assert!(line.contains("text.txt"), "{args:?}: {line}");

@@ -1,4 +1,4 @@
-//! What is no scale.
+//! Invalid scales.
 
 use thiserror::Error;
 

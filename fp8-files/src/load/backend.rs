@@ -24,7 +24,7 @@ pub(super) fn holds(vb: &VarBuilder<'_>, name: &str) -> bool {
     vb.contains_tensor(name) && !vb.contains_tensor("__no_such_tensor__")
 }
 
-/// How the layer at `vb` is stored; None where `vb` is no [`Checkpoint`].
+/// How the layer at `vb` is stored; None where `vb` is not the VarBuilder of a [`Checkpoint`].
 pub(super) fn scheme(vb: &VarBuilder<'_>) -> Result<Option<LayerScheme>> {
     if !is_checked(vb) {
         return Ok(None);

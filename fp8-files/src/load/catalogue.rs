@@ -57,7 +57,7 @@ impl Weight {
     }
 }
 
-/// Anything that is no FP8 weight and no scale of one.
+/// A tensor that is neither an FP8 weight nor the scale of one.
 #[derive(Debug)]
 pub(super) enum Value {
     /// As stored.

@@ -143,7 +143,7 @@ pub fn dequantize_into_with<P: AsRef<Path>>(
     for ((_, var), value) in found.iter().zip(&values) {
         var.set(value)?;
         let version = WeightVersion::of(var);
-        // The first announcement would promise that an optimizer announces all later changes too; before it nobody keeps copies.
+        // The first announcement would promise that an optimizer announces all later changes too; before it no copies are kept.
         if version.get() > 0 {
             version.announce_change();
         }

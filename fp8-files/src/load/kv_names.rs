@@ -3,7 +3,7 @@
 //! A scale under an unknown name would be dropped, and the cache would run with a scale of 1.
 
 /// The canonical names of what `name` is a scale for: `..self_attn.k_scale`, `..self_attn.v_scale`, and `q_scale` or
-/// `prob_output_scale` where there is one; none if it is no such scale. One scale may be for both keys and values.
+/// `prob_output_scale` where there is one; None for any other name. One scale may be for both keys and values.
 pub(super) fn canonical_names(name: &str) -> Vec<String> {
     let parts: Vec<&str> = name.split('.').collect();
     // What ends a name, and whose scale it is, after the path of the attention.

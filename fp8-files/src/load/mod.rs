@@ -129,7 +129,7 @@ impl Checkpoint {
     /// weight, and the configuration describes nothing that this library does not read.
     ///
     /// # Errors
-    /// If a file cannot be read, is no safetensors file, is shorter or longer than its header says or names a tensor
+    /// If a file cannot be read, is not a safetensors file, is shorter or longer than its header says or names a tensor
     /// twice; if an FP8 weight has no scale or a scale no FP8 weight; [`Error::UnsupportedScheme`] for a configuration
     /// of another kind and [`Error::SchemeMismatch`] for one that contradicts the file.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {

@@ -7,7 +7,7 @@ use super::layout::{rotary_rows, take_rows};
 use crate::check::is_float;
 use crate::error::{Error, Result};
 use crate::names::{join, split, weight_name};
-use crate::scheme::{InputScheme, LayerScheme};
+use crate::scheme::LayerScheme;
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::InputScaling;
@@ -52,7 +52,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::MissingTensor`] if there is no FP8 layer at `path`; if it cannot be read; [`Error::TensorValue`] for a code of
-    /// NaN and for a scale that is none.
+    /// NaN and for a scale that is not finite and positive.
     pub fn stored_layer(&self, path: &str, device: &Device) -> Result<StoredLayer> {
         let name = weight_name(path);
         let Some(weight) = self.catalogue.weights.get(&name) else {
@@ -67,22 +67,10 @@ impl Checkpoint {
     }
 
     fn input_scaling(&self, path: &str, weight: &Weight, device: &Device) -> Result<InputScaling> {
-        let power_of_two = weight.power_of_two_inputs;
-        let amax_bound = weight.amax_bound;
-        Ok(match weight.input_scheme {
-            InputScheme::None => InputScaling::None,
-            InputScheme::Static => InputScaling::Static(self.input_scale(path, weight, device)?),
-            InputScheme::PerToken => InputScaling::DynamicPerToken {
-                power_of_two,
-                amax_bound,
-            },
-            InputScheme::PerTensor => InputScaling::DynamicPerTensor {
-                power_of_two,
-                amax_bound,
-            },
-            InputScheme::PerGroup(size) => InputScaling::DynamicPerGroup { size, power_of_two },
-            InputScheme::Mx => InputScaling::DynamicMx,
-        })
+        let static_scale = || self.input_scale(path, weight, device);
+        weight
+            .input_scheme
+            .scaling(weight.power_of_two_inputs, weight.amax_bound, static_scale)
     }
 
     /// A tensor by its canonical name or, for scales, by its stored one: codes as F8E4M3, scales of caches as f32, everything
@@ -235,7 +223,7 @@ impl Checkpoint {
         if tensor.dtype() == dtype {
             return Ok(tensor);
         }
-        // A number that is none in an integer dtype would come back as another number.
+        // An integer dtype would round the value.
         if is_float(tensor.dtype()) && !is_float(dtype) {
             return Err(Error::TensorDType {
                 tensor: name,

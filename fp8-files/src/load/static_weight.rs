@@ -7,7 +7,7 @@ use crate::names::join;
 use crate::scheme::{InputScheme, LayerScheme, granularity_by_shape, shapes_text};
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
-use fp8_candle::{Fp8Tensor, InputScaling, StaticWeight};
+use fp8_candle::{Fp8Tensor, StaticWeight};
 use fp8_core::{Cast, Contraction, Format, Granularity};
 
 /// Loads the `[n, k]` tensor `weight` with its `weight_scale` and, if there is one, `input_scale`; `None` where `vb` has no
@@ -62,25 +62,13 @@ pub fn static_weight(n: usize, k: usize, vb: &VarBuilder<'_>) -> Result<Option<S
     };
     let amax_bound = scheme.and_then(|scheme| scheme.amax_bound);
     let power_of_two = scheme.is_some_and(|scheme| scheme.power_of_two_inputs);
-    let input = match scheme.and_then(|scheme| scheme.input) {
-        Some(InputScheme::None) => InputScaling::None,
-        Some(InputScheme::Static) => InputScaling::Static(input_scale(vb, &path)?),
-        Some(InputScheme::PerToken) => InputScaling::DynamicPerToken {
-            power_of_two,
-            amax_bound,
-        },
-        Some(InputScheme::PerTensor) => InputScaling::DynamicPerTensor {
-            power_of_two,
-            amax_bound,
-        },
-        Some(InputScheme::PerGroup(size)) => InputScaling::DynamicPerGroup { size, power_of_two },
-        Some(InputScheme::Mx) => InputScaling::DynamicMx,
-        None if vb.contains_tensor("input_scale") => InputScaling::Static(input_scale(vb, &path)?),
-        None => InputScaling::DynamicPerToken {
-            power_of_two,
-            amax_bound,
-        },
+    let told = scheme.and_then(|scheme| scheme.input);
+    let by_presence = || match vb.contains_tensor("input_scale") {
+        true => InputScheme::Static,
+        false => InputScheme::PerToken,
     };
+    let input = told.unwrap_or_else(by_presence);
+    let input = input.scaling(power_of_two, amax_bound, || input_scale(vb, &path))?;
     Ok(Some(StaticWeight::new(&codes, input, &path)?))
 }
 

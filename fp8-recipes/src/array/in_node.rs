@@ -107,7 +107,7 @@ impl InNode {
         Self::opaque(&[self], move |x| plain(&x[0]))
     }
 
-    /// The error of a layer that is no part of nodes.
+    /// The error of a layer that has no form inside a node.
     pub(crate) fn unsupported(&self, layer: &str) -> Result<Self> {
         let message = format!("{layer} cannot be part of a single node");
         Err(candle_core::Error::Msg(message).into())

@@ -60,7 +60,7 @@ pub(super) fn json(path: &Path, what: &'static str, value: &impl Serialize) -> R
 /// Reads the metadata of a training checkpoint without its tensors.
 ///
 /// # Errors
-/// If the file cannot be read or is no training checkpoint.
+/// If the file cannot be read or is not a training checkpoint.
 pub fn training_meta(path: impl AsRef<Path>) -> Result<TrainingMeta> {
     meta_of(&SafetensorsFile::open(path.as_ref())?)
 }

@@ -32,7 +32,7 @@ impl StatsCurves {
     /// Reads the lines of a file. Where a step was recorded twice, as after a resume, the later line counts.
     ///
     /// # Errors
-    /// If there is no regular file of at most 1 GiB of UTF-8. Lines that are no rows, as one that was cut off, are left out.
+    /// If there is no regular file of at most 1 GiB of UTF-8. Lines that are not rows, such as a truncated last line, are left out.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let text = read_text(path, FILE_LIMIT)?;

@@ -1,4 +1,4 @@
-//! State that belongs to another optimizer, hyperparameters that are none.
+//! Refused: the state of another optimizer, and invalid hyperparameters.
 
 use super::*;
 

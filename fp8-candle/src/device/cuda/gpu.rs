@@ -28,7 +28,7 @@ impl Gpu {
     /// The GPU of `device`.
     ///
     /// # Errors
-    /// If it is no CUDA device, or one whose stream belongs to another thread.
+    /// If it is not a CUDA device, or one whose stream belongs to another thread.
     pub(crate) fn new(device: &Device) -> Result<Self> {
         let Device::Cuda(cuda) = device else {
             return Err(Error::Device(device.location()));

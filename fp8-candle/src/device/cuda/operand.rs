@@ -152,7 +152,7 @@ fn scales(operand: &GemmOperand<'_>, mode: ScaleMode, kept: usize) -> Result<Ten
 }
 
 /// The codes of f32 powers of two `[kept, blocks]` as E8M0, in tiles of 128 by 4: U8 `[tiles down, tiles across, 512]`. A scale
-/// that is no power of two becomes NaN.
+/// that is not a power of two becomes NaN.
 ///
 /// Source: cuBLAS documentation, "1D block scaling factors layout".
 fn e8m0_tiles(scales: &Tensor) -> Result<Tensor> {

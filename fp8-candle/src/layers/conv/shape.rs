@@ -104,6 +104,17 @@ impl ConvShape {
         Self { groups, ..self }
     }
 
+    /// The same padding, stride and dilation along height and width, without output padding.
+    pub fn square(padding: usize, stride: usize, dilation: usize, groups: usize) -> Self {
+        Self {
+            padding: [padding; 2],
+            output_padding: [0; 2],
+            stride: [stride; 2],
+            dilation: [dilation; 2],
+            groups,
+        }
+    }
+
     /// The same along the width, and nothing along a height of 1.
     pub fn along_width(self) -> Self {
         Self {

@@ -30,7 +30,7 @@ fn distribution<R: Real>(x: R) -> R {
     if x < R::ZERO { tail } else { R::ONE - tail }
 }
 
-/// Phi(-x) for `0 <= x <= 40`, relatively accurate until it is no normal number, then 0.
+/// Phi(-x) for `0 <= x <= 40`, relatively accurate while the result is a normal number; 0 beyond.
 ///
 /// `t P(t) exp(-x^2 / 2)` with `t = 1 / (1 + 0.26 x)`: P is fitted to the relative error, which stays below 6e-8.
 #[inline(always)]

@@ -197,7 +197,7 @@ impl Seen {
             Some(path) => {
                 self.tensors.insert(path.to_string(), tensor.detach());
             }
-            // A mask or a table of sines is no parameter.
+            // A mask or a table of sines is not a parameter.
             None if tensor.is_variable() => {
                 let shape = tensor.dims().to_vec();
                 self.error

@@ -117,12 +117,8 @@ fn shape<C: Config>(
     groups: impl Fn(&C) -> usize,
 ) -> ConvShape {
     let [padding, stride, dilation] = config.common();
-    ConvShape::new()
-        .with_padding([padding; 2])
+    ConvShape::square(padding, stride, dilation, groups(config))
         .with_output_padding([output_padding(config); 2])
-        .with_stride([stride; 2])
-        .with_dilation([dilation; 2])
-        .with_groups(groups(config))
 }
 
 kernels! {
