@@ -1,4 +1,4 @@
-//! Small models as the families' own libraries write them: weights come out equal to the bit, in one file and in two.
+//! Small models written by the families' own libraries: weights load equal to the bit, from one file and from two.
 
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 
-/// What the inputs of a folder's layers are told to be.
+/// Whether the layers of a folder scale inputs as expected.
 type Input = fn(&InputScaling) -> bool;
 
 struct Folder {
@@ -79,7 +79,7 @@ fn folders() -> [Folder; 10] {
     ]
 }
 
-/// The tensors, metadata and configurations of a folder. Two of them are another one in other spellings.
+/// The tensors, metadata and configurations of a folder. Two folders are others with different names and configuration.
 struct Files {
     tensors: Vec<Entry>,
     metadata: HashMap<String, String>,
@@ -181,7 +181,7 @@ fn check(folder: &Folder, dir: &Path, files: &Files, case: &str) {
         assert_eq!(layer.codes.dequant_scale().dtype(), DType::F32);
         let value = layer.codes.dequantize(DType::F32).unwrap();
         assert_eq!(bits(&value.narrow(0, 0, 8).unwrap()), bits(rows), "{case}");
-        // The layers get the same codes and scales, and stock layers the value.
+        // FP8 layers get the same codes and scales, stock layers the value.
         let vb = open().var_builder(DType::F32, &Device::Cpu).unwrap();
         let ours = nn::linear_no_bias(k, n, vb.pp(path)).unwrap();
         assert_eq!(bits(&ours.weight().unwrap()), bits(&value), "{case}");
@@ -245,7 +245,7 @@ fn a_weight_and_its_scale_may_be_in_different_files() {
         files.write_configs(dir.path());
         let (tensors, metadata) = (&files.tensors, files.metadata.clone());
         split(dir.path(), tensors, metadata, "model.safetensors");
-        // A file that the index does not name does not count.
+        // A file that the index does not name is ignored.
         let stray = [floats("model.norm.weight", &[1], &[7.])];
         write(&dir.path().join("model-00003.safetensors"), &stray, None);
         check(
