@@ -75,7 +75,6 @@ fn is_scale(name: &str) -> bool {
         "scale_weight",
         "scale_input",
         "scales",
-        "qscale_act",
     ];
     ends.iter().any(|end| own.ends_with(end)) || own.contains("qscale")
 }

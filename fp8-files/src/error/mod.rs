@@ -1,9 +1,12 @@
 //! Errors of model files.
 
+mod file_kind;
+
+pub use file_kind::FileKind;
+
 use crate::atomic::FileError;
 use crate::names::PatternError;
 use crate::spelling::Spelling;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// An error with the files of a model.
@@ -298,31 +301,6 @@ pub enum Error {
         /// Path of the layer.
         path: String,
     },
-}
-
-/// The kind of a file that is not regular.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FileKind {
-    /// A directory.
-    Directory,
-    /// A named pipe.
-    NamedPipe,
-    /// A Unix socket.
-    Socket,
-    /// A block or character device.
-    Device,
-}
-
-impl fmt::Display for FileKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Directory => "directory",
-            Self::NamedPipe => "named pipe",
-            Self::Socket => "socket",
-            Self::Device => "device",
-        })
-    }
 }
 
 /// The end of a message about a file, if it is known.
