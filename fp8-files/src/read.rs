@@ -46,7 +46,7 @@ pub fn read_bytes(path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
         return Err(too_large());
     }
     let mut bytes = Vec::with_capacity(length as usize);
-    // The file may grow while it is read, so its length is no bound.
+    // The file may grow while it is read, so its length does not limit the bytes to read.
     file.take(limit.saturating_add(1))
         .read_to_end(&mut bytes)
         .map_err(io)?;

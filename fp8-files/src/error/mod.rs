@@ -114,12 +114,12 @@ pub enum Error {
         /// The file that holds the weight, if it is known.
         path: Option<PathBuf>,
     },
-    /// Two tensors of a checkpoint stand for the same tensor, under different names.
+    /// Two tensors of a checkpoint have the same canonical name.
     #[error("{path}: both `{first}` and `{second}` stand for `{tensor}`, expected one")]
     Ambiguous {
         /// The file of the second one.
         path: PathBuf,
-        /// The canonical name that both stand for.
+        /// The canonical name of both.
         tensor: String,
         /// Name of one in its file.
         first: String,

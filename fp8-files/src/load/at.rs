@@ -1,4 +1,4 @@
-//! Values of a configuration, each with the place where it stands, for errors.
+//! Values of a configuration, each with its file and keys for error messages.
 
 use crate::error::{Error, Result};
 use fancy_regex::Regex;
@@ -6,7 +6,7 @@ use fp8_core::Granularity;
 use serde_json::Value;
 use std::path::Path;
 
-/// A value in a configuration file and where it stands.
+/// A value in a configuration file, with its place.
 #[derive(Debug, Clone)]
 pub(super) struct At<'a> {
     pub(super) path: &'a Path,

@@ -1,4 +1,4 @@
-//! What the loader has to know of a family of checkpoints.
+//! What the loader needs to know about a family of checkpoints.
 
 use super::family_name::FamilyName;
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ pub(super) enum ScaleLayout {
     Tiles,
 }
 
-/// What a configuration says about the scheme of a layer. For what it leaves open the tensors decide: [`super::pair`].
+/// What a configuration declares about the scheme of a layer. The tensors decide the rest (`pair.rs`).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Declared {
     /// None where the shape of the scales decides.
@@ -55,8 +55,8 @@ impl Declared {
 type Layer = dyn Fn(&str) -> Result<Option<Declared>> + Send + Sync;
 type Rename = dyn Fn(&str) -> (String, Order) + Send + Sync;
 
-/// A family of checkpoints: its names, and what its configuration says about layers. It checks nothing; the catalogue's checks are
-/// the same for all families. Each file of the folder `families` makes one.
+/// A family of checkpoints: its names, and what its configuration declares about layers. Each file of the folder `families` makes one.
+/// The checks are in the catalogue, the same for all families.
 pub(super) struct Family {
     pub(super) name: FamilyName,
     /// The configuration; None if there is none.

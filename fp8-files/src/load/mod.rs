@@ -15,9 +15,9 @@
 //!
 //! | part | file |
 //! |---|---|
-//! | which files a directory means | `directory.rs` |
-//! | which family they are | `config.rs` |
-//! | what is in them, checked | `catalogue.rs`, `pair.rs` |
+//! | the files of a directory | `directory.rs` |
+//! | their family | `config.rs` |
+//! | their tensors, checked | `catalogue.rs`, `pair.rs` |
 //! | values | `weight.rs`, `read.rs`, `layout.rs` |
 //! | a VarBuilder | `backend.rs` |
 

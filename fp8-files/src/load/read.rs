@@ -43,8 +43,8 @@ impl Checkpoint {
     /// The FP8 layer at a canonical path, on `device`.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`] if there is no FP8 layer at `path`; if it cannot be read; [`Error::TensorValue`] for a code of
-    /// NaN and for a scale that is not finite and positive.
+    /// [`Error::MissingTensor`] if there is no FP8 layer at `path`; [`Error::TensorValue`] for a code of NaN and for a scale that is not
+    /// finite and positive; and if a tensor cannot be read.
     pub fn stored_layer(&self, path: &str, device: &Device) -> Result<StoredLayer> {
         let name = weight_name(path);
         let weights = &self.catalogue.weights;
@@ -64,7 +64,7 @@ impl Checkpoint {
     /// else as stored.
     ///
     /// # Errors
-    /// If there is none of that name, it cannot be read, or candle has no such dtype.
+    /// If no tensor has that name, it cannot be read, or candle does not have its dtype.
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
         if let Some(weight) = self.catalogue.weights.get(name) {
             let (codes, shape) = (self.files.codes(weight)?, &weight.shape);

@@ -121,7 +121,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<Vec<String>> {
             copy_file(&path, &to.join(&name))?;
             copied.push(name);
         } else if path.join("config.json").is_file() && name.ends_with("_Pooling") {
-            // sentence-transformers pool the vectors of a text as this file says.
+            // How sentence-transformers pool the token vectors of a text.
             let made = to.join(&name);
             fs::create_dir(&made).map_err(FileError::io(&made, "make the directory"))?;
             copy_file(&path.join("config.json"), &made.join("config.json"))?;

@@ -5,7 +5,7 @@ use fp8_core::{Granularity, ParseNameError};
 use std::fmt;
 use std::str::FromStr;
 
-/// How [`quantize`](super::quantize) scales weights, and how loaders are told to scale inputs.
+/// How [`quantize`](super::quantize) scales weights, and how loaders are to scale inputs.
 ///
 /// | name | weights | inputs |
 /// |---|---|---|

@@ -45,7 +45,7 @@ pub trait Source {
     /// are `..self_attn.k_scale` and `v_scale`.
     fn names(&self) -> Vec<String>;
 
-    /// Shape of a tensor; None if there is none of that name.
+    /// Shape of a tensor; None if no tensor has that name.
     fn shape(&self, name: &str) -> Option<Vec<usize>>;
 
     /// Dtype of a tensor's value; None if the value has no dtype of its own, as in FP8 and block formats.
@@ -59,7 +59,7 @@ pub trait Source {
     /// The value of a tensor on the CPU, in `dtype`, which is [`Source::dtype`] or a floating point dtype.
     ///
     /// # Errors
-    /// If there is none, or it cannot be read or held in `dtype`.
+    /// If no tensor has that name, it cannot be read, or `dtype` cannot hold it.
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor>;
 
     /// The `config.json` of the model.

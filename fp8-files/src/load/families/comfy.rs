@@ -31,7 +31,7 @@ pub(in crate::load) fn is_comfy(files: &[&SafetensorsFile]) -> bool {
     })
 }
 
-/// What the files say about their layers.
+/// What the files declare about their layers.
 #[derive(Default)]
 struct Comfy {
     /// Descriptions in new files, by paths that may lack their beginning; None where every weight with a scale is FP8.
@@ -77,7 +77,7 @@ pub(in crate::load) fn parse(files: &[&SafetensorsFile]) -> Result<Family> {
 }
 
 impl Comfy {
-    /// Takes in what one tensor says.
+    /// Evaluates one tensor.
     fn read(
         &mut self,
         files: &[&SafetensorsFile],

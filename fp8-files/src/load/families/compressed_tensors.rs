@@ -69,7 +69,7 @@ pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
     Ok(Family::new(name, Some(at.path), layer))
 }
 
-/// The names of cache scales say which they are; the cache itself must be FP8.
+/// Checks that a cache is FP8. Its scales are recognised by their names.
 fn check_cache(at: &At<'_>) -> Result<()> {
     if at.is_null() {
         return Ok(());

@@ -11,7 +11,7 @@ use crate::load::family_name::FamilyName;
 use crate::scheme::InputScheme;
 use serde_json::json;
 
-/// Parts of names within a layer: Mistral's and those of transformers.
+/// Modules in a layer: Mistral's names and those of transformers.
 const MODULES: [(&str, &str); 15] = [
     ("attention.wq", "self_attn.q_proj"),
     ("attention.wk", "self_attn.k_proj"),
@@ -30,7 +30,7 @@ const MODULES: [(&str, &str); 15] = [
     ("feed_forward", "mlp"),
 ];
 
-/// Names outside of the layers.
+/// Modules outside of the layers.
 const OUTSIDE: [(&str, &str); 3] = [
     ("tok_embeddings", "model.embed_tokens"),
     ("norm", "model.norm"),
@@ -128,8 +128,8 @@ fn native(path: &str) -> String {
 
 type Pair = (&'static str, &'static str);
 
-/// A name with the prefix of its layer and the beginning after it replaced. `direction` turns a pair of the tables into what is
-/// replaced and its replacement.
+/// Replaces the prefix of a name's layer and the module after it, or the module of a name outside of layers. `direction` turns a pair of
+/// the tables into the old and the new module.
 fn translated(name: &str, (from, to): (&str, &str), direction: fn(Pair) -> Pair) -> String {
     let replaced = |name: &str, pairs: &[Pair]| {
         let replaced = pairs.iter().find_map(|pair| {

@@ -1,4 +1,4 @@
-//! The families of checkpoints: the names that each uses, and what its configuration says about layers.
+//! The families of checkpoints: the names that each uses, and what its configuration declares about layers.
 
 mod comfy;
 mod compressed_tensors;

@@ -1,4 +1,4 @@
-//! DeepSeek's and Qwen's: blocks of one size, inputs in groups as wide as a block.
+//! DeepSeek's and Qwen's: blocks of one size, and groups of inputs as wide as a block.
 
 use super::{Layout, Part};
 use crate::contents::{Contents, Described};
@@ -43,7 +43,7 @@ pub(super) fn quantization(contents: &Contents) -> Value {
         Some(Granularity::Blockwise { rows, cols }) => [rows, cols],
         _ => [128, 128],
     };
-    // transformers adds the head by itself where the list is empty.
+    // With an empty list transformers adds the head on its own.
     let skipped = match contents.ignored.is_empty() {
         true => &contents.embeddings,
         false => &contents.ignored,

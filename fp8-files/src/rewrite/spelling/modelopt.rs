@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 const SPELLING: Spelling = Spelling::ModelOpt;
 
-/// What `quant_algo` says.
+/// The values of `quant_algo`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Algo {
     Fp8,
