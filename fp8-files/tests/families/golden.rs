@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
+use tempfile::TempDir;
 
 /// Whether the layers of a folder scale inputs as expected.
 type Input = fn(&InputScaling) -> bool;
@@ -144,10 +145,19 @@ impl Files {
             .collect()
     }
 
-    fn write_configs(&self, dir: &Path) {
+    /// A directory with the configurations and, if `whole`, the tensors in one file; else in two.
+    fn write(&self, whole: bool) -> TempDir {
+        let dir = tempfile::tempdir().unwrap();
         for (name, text) in &self.configs {
-            fs::write(dir.join(name), text).unwrap();
+            fs::write(dir.path().join(name), text).unwrap();
         }
+        let (tensors, metadata) = (&self.tensors, self.metadata.clone());
+        let name = "model.safetensors";
+        match whole {
+            true => write(&dir.path().join(name), tensors, Some(metadata)),
+            false => split(dir.path(), tensors, metadata, name),
+        }
+        dir
     }
 }
 
@@ -229,10 +239,7 @@ fn check(folder: &Folder, dir: &Path, files: &Files, case: &str) {
 fn values_are_equal_to_the_bit_in_every_family() {
     for folder in folders() {
         let files = files(folder.name);
-        let dir = tempfile::tempdir().unwrap();
-        files.write_configs(dir.path());
-        let path = dir.path().join("model.safetensors");
-        write(&path, &files.tensors, Some(files.metadata.clone()));
+        let dir = files.write(true);
         check(&folder, dir.path(), &files, folder.name);
     }
 }
@@ -241,10 +248,7 @@ fn values_are_equal_to_the_bit_in_every_family() {
 fn a_weight_and_its_scale_may_be_in_different_files() {
     for folder in folders() {
         let files = files(folder.name);
-        let dir = tempfile::tempdir().unwrap();
-        files.write_configs(dir.path());
-        let (tensors, metadata) = (&files.tensors, files.metadata.clone());
-        split(dir.path(), tensors, metadata, "model.safetensors");
+        let dir = files.write(false);
         // A file that the index does not name is ignored.
         let stray = [floats("model.norm.weight", &[1], &[7.])];
         write(&dir.path().join("model-00003.safetensors"), &stray, None);
@@ -260,11 +264,7 @@ fn a_weight_and_its_scale_may_be_in_different_files() {
 #[test]
 fn inputs_may_be_overruled() {
     for folder in folders() {
-        let files = files(folder.name);
-        let dir = tempfile::tempdir().unwrap();
-        files.write_configs(dir.path());
-        let path = dir.path().join("model.safetensors");
-        write(&path, &files.tensors, Some(files.metadata.clone()));
+        let dir = files(folder.name).write(true);
         for (inputs, fits) in [(Inputs::WeightOnly, NONE), (Inputs::Groups(128), GROUPS)] {
             let options = OpenOptions::new().with_inputs(inputs);
             let checkpoint = Checkpoint::open_dir_with(dir.path(), &options).unwrap();
