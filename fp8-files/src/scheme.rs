@@ -50,7 +50,7 @@ impl LayerScheme {
         serde_json::from_slice(&tensor.to_vec1::<u8>()?).map_err(candle_core::Error::wrap)
     }
 
-    /// Whether only one of weights and inputs is microscaled; no format allows that, except weights alone.
+    /// Whether microscaling is mixed with other scales. Microscaled weights need microscaled inputs, or inputs in high precision.
     pub(crate) fn mixes_microscaling(&self) -> bool {
         match (self.weight, self.input) {
             (Granularity::Mx, input) => {

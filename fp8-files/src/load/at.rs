@@ -35,7 +35,7 @@ impl<'a> At<'a> {
         }
     }
 
-    /// All entries of an object with their keys; none of null.
+    /// All entries of an object with their keys; none for null.
     pub(super) fn entries(&self) -> Result<Vec<(&'a str, At<'a>)>> {
         match self.value {
             Value::Null => Ok(vec![]),
@@ -101,7 +101,7 @@ impl<'a> At<'a> {
             .map_err(|error| self.unsupported(&format!("a pattern ({error})")))
     }
 
-    /// The texts of a list; none of null.
+    /// The texts of a list; none for null.
     pub(super) fn texts(&self) -> Result<Vec<&'a str>> {
         match self.value {
             Value::Null => Ok(vec![]),

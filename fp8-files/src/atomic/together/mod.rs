@@ -47,7 +47,8 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Replaces or creates files of `directory` atomically: all of them or none.
+/// Replaces or creates files of `directory` atomically: all of them or none. Where there are no links (Windows, FAT) they are renamed one
+/// after the other.
 ///
 /// # Errors
 /// [`FileError`] naming the file and what failed; the old files are then unchanged.
