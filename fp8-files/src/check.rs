@@ -1,53 +1,47 @@
-//! Checks of numbers that came from a file, before anything is computed with them.
+//! Checks of numbers from a file, before anything is computed with them.
 //!
-//! A scale of NaN, infinity or zero does no harm that shows at once: it makes NaN some layers later, or a model that
-//! says nothing. So every loader checks what it takes, and names the tensor and the value.
+//! A scale of NaN, infinity or zero does no visible harm at first: it becomes NaN some layers later, or a model that says nothing. So
+//! every loader checks its numbers and names the tensor and the value.
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
 
-/// What a scale has to be. The reciprocal is the other direction of the same scale, and both are used.
-const SCALE: &str =
+/// What a scale has to be: see [`is_scale`].
+pub(crate) const SCALE: &str =
     "positive, finite and not subnormal, and its reciprocal too, as a scale has to be";
+
+/// Whether a number can be a scale. The reciprocal is the other direction of the same scale, and both are used.
+pub(crate) fn is_scale(value: f32) -> bool {
+    value > 0. && value.is_normal() && value.recip().is_normal()
+}
 
 /// Checks scales, quant_scales or dequant_scales, of a floating point dtype.
 ///
 /// # Errors
-/// [`Error::TensorDType`] for integers, [`Error::TensorValue`] for the first NaN, infinite, zero, negative or subnormal
-/// element, and for one so large that its reciprocal is subnormal.
+/// [`Error::TensorDType`] for integers, [`Error::TensorValue`] for the first element that is not a scale.
 pub(crate) fn check_scale_values(name: &str, scales: &Tensor) -> Result<()> {
-    let fits = |value: f64| {
-        let value = value as f32;
-        value > 0. && value.is_normal() && value.recip().is_normal()
-    };
-    check_values(name, scales, SCALE, fits)
-}
-
-fn check_values(
-    name: &str,
-    tensor: &Tensor,
-    expected: &'static str,
-    fits: impl Fn(f64) -> bool,
-) -> Result<()> {
-    if !is_float(tensor.dtype()) {
+    if !is_float(scales.dtype()) {
         return Err(Error::TensorDType {
             tensor: name.to_string(),
-            got: tensor.dtype().as_str().into(),
+            got: scales.dtype().as_str().into(),
             expected: "f32, bf16, f16 or f64".into(),
         });
     }
-    match first_outside(tensor, fits)? {
+    match first_outside(scales, |value| is_scale(value as f32))? {
         None => Ok(()),
         Some((index, value)) => Err(Error::TensorValue {
             tensor: name.to_string(),
             index,
             value,
-            expected: expected.into(),
+            expected: SCALE.into(),
         }),
     }
 }
 
-/// Index, in row-major order, and value of the first element that does not fit.
+/// Index, in row-major order, and value of the first element for which `fits` is false.
+///
+/// # Errors
+/// If candle cannot read the tensor.
 pub fn first_outside(
     tensor: &Tensor,
     fits: impl Fn(f64) -> bool,
@@ -68,7 +62,7 @@ pub fn first_outside(
     })
 }
 
-/// The dtypes in which candle computes.
+/// Whether candle computes in this dtype.
 pub(crate) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::BF16 | DType::F16 | DType::F64)
 }

@@ -1,6 +1,6 @@
-//! What the files of a model hold: layers with their schemes, and the roles of tensors.
+//! The contents of a model's files: layers with their schemes, and the roles of tensors.
 
-use crate::scheme::Kind;
+use crate::scheme::LayerScheme;
 
 /// A linear layer in FP8, without its numbers.
 #[derive(Debug, Clone, PartialEq)]
@@ -8,7 +8,7 @@ pub struct Described {
     /// Canonical path.
     pub path: String,
     /// How its weight and inputs are scaled.
-    pub kind: Kind,
+    pub scheme: LayerScheme,
     /// Output and input features.
     pub sizes: (usize, usize),
 }
@@ -33,14 +33,14 @@ pub struct AttentionScale {
     pub values: Vec<f32>,
 }
 
-/// Everything that a quantization's configuration is made of.
+/// Everything that the configuration of a quantization describes.
 #[derive(Debug, Clone, Default)]
 pub struct Contents {
     /// Layers in FP8, in the order of the model.
     pub layers: Vec<Described>,
     /// Paths of linear layers in high precision.
     pub ignored: Vec<String>,
-    /// Paths of embeddings: not linear layers, but configurations may name them beside those.
+    /// Paths of embeddings. They are not linear layers, but some configurations list them too.
     pub embeddings: Vec<String>,
     /// Scales of KV caches.
     pub kv: Vec<KvScale>,
@@ -49,14 +49,14 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Whether a layer that makes logits or classes is named.
+    /// Whether the head is among the layers, in FP8 or high precision.
     pub(crate) fn has_head(&self) -> bool {
         let paths = self.layers.iter().map(|layer| &layer.path);
         paths.chain(&self.ignored).any(|path| is_head(path))
     }
 
-    /// Names layers that other engines have and the model does not show: the head of a language model that multiplies by its
-    /// embedding, and the pooler of a BERT encoder, which its hidden states do without.
+    /// Adds layers that other engines have but this model does not: the head of a language model that multiplies by its embedding, and the
+    /// pooler of a BERT encoder, which hidden states do not need.
     pub fn name_absent_layers(&mut self) {
         const TIED: [&str; 3] = ["embed_tokens", "wte", "word_embeddings"];
         let has_head = self.has_head();
@@ -76,19 +76,19 @@ impl Contents {
         }
     }
 
-    /// Makes input scales exact; paths of the layers where they were powers of two.
+    /// Makes input scales exact. Returns the paths of the layers where they were powers of two.
     pub(crate) fn make_inputs_exact(&mut self) -> Vec<String> {
         let powers = self.power_of_two_inputs();
         for layer in &mut self.layers {
-            layer.kind = layer.kind.with_exact_inputs();
+            layer.scheme = layer.scheme.with_exact_inputs();
         }
         powers
     }
 
-    /// Layers whose input scales are to be powers of two wherever the file is loaded.
+    /// Paths of the layers whose input scales are powers of two.
     pub fn power_of_two_inputs(&self) -> Vec<String> {
         let layers = self.layers.iter();
-        let layers = layers.filter(|layer| layer.kind.has_power_of_two_inputs());
+        let layers = layers.filter(|layer| layer.scheme.input.has_power_of_two_scales());
         layers.map(|layer| layer.path.clone()).collect()
     }
 }
@@ -96,24 +96,24 @@ impl Contents {
 /// The head of a language model, by Hugging Face's name.
 pub(crate) const HEAD: &str = "lm_head";
 
-/// Whether the layer at `path` makes logits or classes: files keep it in high precision as a rule.
+/// Whether the layer at `path` computes logits or classes. Files usually keep it in high precision.
 pub(crate) fn is_head(path: &str) -> bool {
     const HEADS: [&str; 5] = ["lm_head", "embed_out", "output", "score", "classifier"];
     let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
     match name {
-        // BERT has modules of that name in each layer.
+        // BERT has modules of this name in every layer.
         "output" => parent.is_empty() || parent == "model",
         name => HEADS.contains(&name),
     }
 }
 
-/// What a matrix called `X.weight` is.
+/// The role of a matrix called `X.weight`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Role {
     /// The weight of a linear layer.
     Linear,
-    /// Makes logits or classes.
+    /// Computes logits or classes.
     Head,
     /// Chooses experts: tiny and sensitive.
     Router,
@@ -133,7 +133,7 @@ pub fn role_by_name(name: &str) -> Option<(&str, Role)> {
     let role = if own.contains("embed") || EMBEDDINGS.contains(&own) {
         Role::Embedding
     } else if own.contains("norm") {
-        // Norms have no matrices: an unknown tensor, which is left alone.
+        // Norms have no matrices, so this is an unknown tensor, which stays as it is.
         Role::Embedding
     } else if ROUTERS.contains(&own) || own.ends_with("_router") {
         Role::Router

@@ -1,7 +1,7 @@
-//! Files of FP8 models: every family of checkpoints read into one form, checkpoints rewritten layer by layer, and writes that
-//! are whole or do not happen.
+//! Files of FP8 models: reads every family of checkpoints into one form, rewrites checkpoints layer by layer, and writes files
+//! atomically.
 //!
-//! A checkpoint here is a model's files on disk. Recipes, layers and the state of a training belong to `fp8-recipes`.
+//! A checkpoint here is a model's files on disk. Recipes, layers and training state belong to `fp8-recipes`.
 //!
 //! | step | item |
 //! |---|---|

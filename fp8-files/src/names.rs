@@ -3,9 +3,9 @@
 use glob::Pattern;
 use std::fmt;
 
-/// The number of names in a hint.
+/// The largest number of names in a hint.
 const HINTS: usize = 3;
-/// The similarity from which a path is part of a hint.
+/// The least similarity of a path in a hint.
 const ALIKE: f64 = 0.6;
 
 /// `path.own`, or `own` at the root.
@@ -16,7 +16,7 @@ pub fn join(path: &str, own: &str) -> String {
     }
 }
 
-/// The path of a layer and the tensor's own name, which [`join`] puts together again. A name that begins with a dot has no path.
+/// The path of a layer and the tensor's own name, the inverse of [`join`]. A name that begins with a dot has no path.
 pub(crate) fn split(name: &str) -> (&str, &str) {
     let parts = name.rsplit_once('.');
     let parts = parts.filter(|(path, _)| !path.is_empty());
@@ -39,8 +39,8 @@ pub struct PatternError {
     pub reason: String,
 }
 
-/// Matches layers by their path: the path itself, or a glob in which `*` stands for any characters including dots, `?` for one
-/// character and `[0-3]` for one of a set.
+/// Matches layers by their path: the path itself, or a glob in which `*` matches any characters including dots, `?` one character and
+/// `[0-3]` one of a set.
 ///
 /// ```
 /// use fp8_files::names::{PathPattern, PatternError};
@@ -89,8 +89,8 @@ impl fmt::Display for PathPattern {
     }
 }
 
-/// The paths most similar to `text`, as a hint for a pattern that matches nothing: first paths that contain it, then paths with a
-/// similar spelling.
+/// The paths most similar to `text`, as a hint for a pattern that matches nothing: first paths that contain it, then those with a similar
+/// spelling.
 pub fn near<'a>(text: &str, paths: impl Iterator<Item = &'a str>) -> Vec<String> {
     let plain = text.trim_matches(['*', '.']);
     let likeness = |path: &str| match !plain.is_empty() && path.contains(plain) {

@@ -1,7 +1,7 @@
-//! Opening files that are to be read whole: only regular ones.
+//! Opens regular files only.
 //!
-//! Opening a named pipe waits for a writer that may never come, and a device may have no end: both would hang a
-//! program or fill its memory. Their kind is looked at before they are opened.
+//! Opening a named pipe waits for a writer that may never come, and a device may have no end: both would hang a program or fill its
+//! memory. So the kind of a file is checked before it is opened.
 
 pub use crate::error::FileKind;
 
@@ -14,45 +14,39 @@ use std::path::Path;
 ///
 /// # Errors
 /// [`Error::NotARegularFile`] for a directory, a named pipe, a device or a socket, also behind a symbolic link, and
-/// [`Error::Read`] where the system refuses.
+/// [`Error::Read`] if the system cannot open the file.
 pub fn open_regular(path: impl AsRef<Path>) -> Result<File> {
     let path = path.as_ref();
-    let io = |source| Error::Read {
-        path: path.to_path_buf(),
-        source,
-    };
-    check_regular(path, &std::fs::metadata(path).map_err(io)?)?;
-    let file = File::open(path).map_err(io)?;
-    // What stood there may have been replaced in between.
+    let io = Error::read(path);
+    check_regular(path, &std::fs::metadata(path).map_err(&io)?)?;
+    let file = File::open(path).map_err(&io)?;
+    // The file may have been replaced in between.
     check_regular(path, &file.metadata().map_err(io)?)?;
     Ok(file)
 }
 
-/// Longer than any `config.json`, `generation_config.json` or the like: the longest name every expert of every layer. Parsed
+/// A limit above the size of any `config.json` or `generation_config.json`; the longest ones name every expert of every layer. Parsed
 /// JSON takes up to 20 times the memory of its text.
 pub const MAX_CONFIG: u64 = 16 << 20;
 
-/// The bytes of a regular file of at most `limit` of them.
+/// The bytes of a regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`open_regular`]; [`Error::TooLarge`] for a longer file, of which nothing is read.
+/// As [`open_regular`]; [`Error::TooLarge`] for a longer file, which is not read.
 pub fn read_bytes(path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
     let path = path.as_ref();
-    let io = |source| Error::Read {
-        path: path.to_path_buf(),
-        source,
-    };
+    let io = Error::read(path);
     let too_large = || Error::TooLarge {
         path: path.to_path_buf(),
         limit,
     };
     let file = open_regular(path)?;
-    let length = file.metadata().map_err(io)?.len();
+    let length = file.metadata().map_err(&io)?.len();
     if length > limit {
         return Err(too_large());
     }
     let mut bytes = Vec::with_capacity(length as usize);
-    // A file may grow while it is read, so its length does not bound what is read.
+    // The file may grow while it is read, so its length does not limit the bytes to read.
     file.take(limit.saturating_add(1))
         .read_to_end(&mut bytes)
         .map_err(io)?;
@@ -68,13 +62,13 @@ pub fn read_bytes(path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
 /// As [`read_bytes`], and [`Error::Read`] for a file that is not UTF-8.
 pub fn read_text(path: impl AsRef<Path>, limit: u64) -> Result<String> {
     let path = path.as_ref();
-    String::from_utf8(read_bytes(path, limit)?).map_err(|error| Error::Read {
-        path: path.to_path_buf(),
-        source: std::io::Error::new(std::io::ErrorKind::InvalidData, error.utf8_error()),
+    String::from_utf8(read_bytes(path, limit)?).map_err(|error| {
+        let invalid = std::io::ErrorKind::InvalidData;
+        Error::read(path)(std::io::Error::new(invalid, error.utf8_error()))
     })
 }
 
-/// [`read_text`] of a file that need not be there: `None` without it.
+/// [`read_text`] of an optional file: `None` if it does not exist.
 ///
 /// # Errors
 /// As [`read_text`]; a symbolic link that leads nowhere is [`Error::Read`].
@@ -101,26 +95,18 @@ fn check_regular(path: &Path, metadata: &Metadata) -> Result<()> {
     })
 }
 
-#[cfg(unix)]
 fn kind(metadata: &Metadata) -> FileKind {
-    use std::os::unix::fs::FileTypeExt;
-    let file_type = metadata.file_type();
-    if file_type.is_dir() {
-        FileKind::Directory
-    } else if file_type.is_fifo() {
-        FileKind::NamedPipe
-    } else if file_type.is_socket() {
-        FileKind::Socket
-    } else {
-        FileKind::Device
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if metadata.file_type().is_fifo() {
+            return FileKind::NamedPipe;
+        } else if metadata.file_type().is_socket() {
+            return FileKind::Socket;
+        }
     }
-}
-
-#[cfg(not(unix))]
-fn kind(metadata: &Metadata) -> FileKind {
-    if metadata.is_dir() {
-        FileKind::Directory
-    } else {
-        FileKind::Device
+    match metadata.is_dir() {
+        true => FileKind::Directory,
+        false => FileKind::Device,
     }
 }

@@ -1,199 +1,70 @@
-//! The one form into which every family of checkpoints is brought before a layer sees it.
+//! How a layer is stored and how its inputs are scaled: the one form shared by reading, rewriting and exporting.
 //!
-//! In all of them value = code * scale, codes are E4M3 `[out, in]` and scales run along `in`. What differs is which
-//! elements share a scale, and what becomes of the inputs.
+//! Every family of checkpoints is brought into it. Codes are E4M3 `[out, in]`, scales run along `in`, and value = code * scale. Schemes
+//! differ in which weights share a scale, and in how inputs are scaled.
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::{Fp8Tensor, InputScaling, Quantizer, ScaleSource};
-use fp8_core::{Cast, Contraction, Format, Granularity, MX_BLOCK, static_dequant_scale};
+use fp8_core::{Cast, Contraction, Format, Granularity, MX_BLOCK, ScaleGrid, static_dequant_scale};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Metadata entry of a file: a JSON list of the layers whose dynamic input scales are powers of two, which no configuration
-/// can say.
+/// Metadata entry of a file: a JSON list of the layers whose dynamic input scales are powers of two. The configuration has no key for
+/// it.
 pub const POWER_OF_TWO_INPUTS: &str = "fp8_power_of_two_inputs";
 
-/// What becomes of the inputs of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InputScheme {
-    /// They stay in high precision (weight-only).
-    None,
-    /// One scale, which stands in the checkpoint.
-    Static,
-    /// A scale for each token, from its own amax.
-    PerToken,
-    /// A scale for the tensor, from its own amax.
-    PerTensor,
-    /// A scale for each group of so many inputs of a token, from its own amax.
-    PerGroup(usize),
-    /// A power of two for each 32 inputs of a token (OCP microscaling).
-    Mx,
-}
-
-impl InputScheme {
-    /// The scaling of the inputs. `static_scale` gives the dequant_scale of a static scheme, f32 `[1]`; the other two apply to scales
-    /// made of the inputs.
-    pub(crate) fn scaling(
-        self,
-        power_of_two: bool,
-        amax_bound: Option<f32>,
-        static_scale: impl FnOnce() -> Result<Tensor>,
-    ) -> Result<InputScaling> {
-        Ok(match self {
-            Self::None => InputScaling::None,
-            Self::Static => InputScaling::Static(static_scale()?),
-            Self::PerToken => InputScaling::DynamicPerToken {
-                power_of_two,
-                amax_bound,
-            },
-            Self::PerTensor => InputScaling::DynamicPerTensor {
-                power_of_two,
-                amax_bound,
-            },
-            Self::PerGroup(size) => InputScaling::DynamicPerGroup { size, power_of_two },
-            Self::Mx => InputScaling::DynamicMx,
-        })
-    }
-}
+/// How inputs are scaled. A static scale is a tensor of the file, read when the layer is.
+pub type InputScheme = InputScaling<()>;
 
 /// How one layer is stored and computed.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LayerScheme {
-    /// Which elements of the weight share a scale; None where the shape of the scales decides.
-    pub weight: Option<Granularity>,
-    /// What becomes of the inputs; None where the presence of an `input_scale` decides.
-    pub input: Option<InputScheme>,
-    /// Whether scales that are made of the inputs are powers of two.
-    pub power_of_two_inputs: bool,
-    /// Amaxes of inputs count at most so much.
-    pub amax_bound: Option<f32>,
+    /// Which elements of the weight share a scale.
+    pub weight: Granularity,
+    /// How inputs are scaled.
+    pub input: InputScheme,
 }
 
 impl LayerScheme {
-    /// Scales of the weight as told, and what becomes of the inputs.
-    pub fn new(weight: Granularity, input: InputScheme) -> Self {
-        Self {
-            weight: Some(weight),
-            input: Some(input),
-            ..Self::default()
-        }
+    /// The scheme of a weight of this granularity in a layer with this input scaling.
+    pub fn of<S>(weight: Granularity, input: &InputScaling<S>) -> Self {
+        let Ok::<_, std::convert::Infallible>(input) = input.with_scale(|_| Ok(()));
+        Self { weight, input }
     }
 
-    /// As a tensor: a VarBuilder hands out nothing else.
+    /// The same scheme with input scales that are not rounded to powers of two.
+    pub fn with_exact_inputs(self) -> Self {
+        let input = self.input.with_power_of_two(false);
+        Self { input, ..self }
+    }
+
+    /// The scheme as a tensor of bytes: a VarBuilder returns nothing else.
     pub(crate) fn to_tensor(self) -> candle_core::Result<Tensor> {
-        let (weight, rows, cols) = match self.weight {
-            None => (0, 0, 0),
-            Some(Granularity::Tensorwise) => (1, 0, 0),
-            Some(Granularity::Rowwise) => (2, 0, 0),
-            Some(Granularity::Blockwise { rows, cols }) => (3, rows, cols),
-            Some(Granularity::Mx) => (4, 0, 0),
-        };
-        let (input, group) = match self.input {
-            None => (0, 0),
-            Some(InputScheme::None) => (1, 0),
-            Some(InputScheme::Static) => (2, 0),
-            Some(InputScheme::PerToken) => (3, 0),
-            Some(InputScheme::PerTensor) => (4, 0),
-            Some(InputScheme::PerGroup(group)) => (5, group),
-            Some(InputScheme::Mx) => (6, 0),
-        };
-        let power_of_two = usize::from(self.power_of_two_inputs);
-        // No bound is the bit pattern of infinity.
-        let bound = self.amax_bound.unwrap_or(f32::INFINITY).to_bits() as usize;
-        let numbers = [weight, rows, cols, input, group, power_of_two, bound].map(|n| n as i64);
-        Tensor::new(&numbers, &Device::Cpu)
+        let json = serde_json::to_vec(&self).map_err(candle_core::Error::wrap)?;
+        Tensor::new(json, &Device::Cpu)
     }
 
     /// The inverse of [`LayerScheme::to_tensor`].
     pub(crate) fn from_tensor(tensor: &Tensor) -> candle_core::Result<Self> {
-        let numbers = tensor.to_vec1::<i64>()?;
-        let &[weight, rows, cols, input, group, power_of_two, bound] = numbers.as_slice() else {
-            candle_core::bail!("a layer's scheme is {numbers:?}, expected seven numbers");
-        };
-        let weight = match weight {
-            0 => None,
-            1 => Some(Granularity::Tensorwise),
-            2 => Some(Granularity::Rowwise),
-            3 => Some(Granularity::Blockwise {
-                rows: rows as usize,
-                cols: cols as usize,
-            }),
-            _ => Some(Granularity::Mx),
-        };
-        let input = match input {
-            0 => None,
-            1 => Some(InputScheme::None),
-            2 => Some(InputScheme::Static),
-            3 => Some(InputScheme::PerToken),
-            4 => Some(InputScheme::PerTensor),
-            5 => Some(InputScheme::PerGroup(group as usize)),
-            _ => Some(InputScheme::Mx),
-        };
-        Ok(Self {
-            weight,
-            input,
-            power_of_two_inputs: power_of_two != 0,
-            amax_bound: Some(f32::from_bits(bound as u32)).filter(|bound| bound.is_finite()),
-        })
+        serde_json::from_slice(&tensor.to_vec1::<u8>()?).map_err(candle_core::Error::wrap)
     }
-}
 
-/// The granularity of a weight and what becomes of its inputs.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Kind {
-    /// Which elements of the weight share a scale.
-    pub weight: Granularity,
-    /// What becomes of the inputs.
-    pub input: InputScheme,
-    /// Whether scales that are not static are powers of two.
-    pub power_of_two: bool,
-    /// The largest amax that counts for input scales (FBGEMM).
-    pub amax_bound: Option<f32>,
-}
-
-impl Kind {
-    /// The scheme of a weight of this granularity whose inputs are scaled so.
-    pub fn of(weight: Granularity, input: &InputScaling) -> Self {
-        let power_of_two = input.has_power_of_two_scales();
-        let amax_bound = input.amax_bound();
-        let input = match *input {
-            InputScaling::None => InputScheme::None,
-            InputScaling::Static(_) => InputScheme::Static,
-            InputScaling::DynamicPerToken { .. } => InputScheme::PerToken,
-            InputScaling::DynamicPerTensor { .. } => InputScheme::PerTensor,
-            InputScaling::DynamicPerGroup { size, .. } => InputScheme::PerGroup(size),
-            InputScaling::DynamicMx => InputScheme::Mx,
-        };
-        Self {
-            weight,
-            input,
-            power_of_two,
-            amax_bound,
+    /// Whether microscaling is mixed with other scales. Microscaled weights need microscaled inputs, or inputs in high precision.
+    pub(crate) fn mixes_microscaling(&self) -> bool {
+        match (self.weight, self.input) {
+            (Granularity::Mx, input) => {
+                !matches!(input, InputScheme::DynamicMx | InputScheme::None)
+            }
+            (_, input) => input == InputScheme::DynamicMx,
         }
-    }
-
-    /// The same weights and inputs, whose scales, where they are made of inputs, are exact.
-    pub fn with_exact_inputs(self) -> Self {
-        Self {
-            power_of_two: false,
-            ..self
-        }
-    }
-
-    /// Whether loaders have to be told that input scales are powers of two.
-    pub fn has_power_of_two_inputs(&self) -> bool {
-        let made_while_running = matches!(
-            self.input,
-            InputScheme::PerToken | InputScheme::PerTensor | InputScheme::PerGroup(_)
-        );
-        self.power_of_two && made_while_running
     }
 
     /// The size of the groups of inputs, where it does not divide the input features.
     fn ragged_group(&self, (_, k): (usize, usize)) -> Option<usize> {
         let size = match (self.weight, self.input) {
-            (Granularity::Mx, InputScheme::Mx | InputScheme::None) => MX_BLOCK,
-            (_, InputScheme::PerGroup(size)) => size,
+            (Granularity::Mx, InputScheme::DynamicMx | InputScheme::None) => MX_BLOCK,
+            (_, InputScheme::DynamicPerGroup { size, .. }) => size,
             _ => return None,
         };
         (!k.is_multiple_of(size.max(1))).then_some(size)
@@ -204,15 +75,14 @@ impl Kind {
         self.ragged_group(sizes).is_some()
     }
 
-    /// Whether a weight of these sizes can be cut into its blocks and groups. `way_out` says what can be done where it cannot.
+    /// Checks that a weight of these sizes divides into its blocks and groups. `way_out` tells the user what to do where it does not.
+    ///
+    /// # Errors
+    /// [`Error::NotExportable`].
     pub fn check(&self, sizes: (usize, usize), path: &str, way_out: &str) -> Result<()> {
-        match (self.weight, self.input) {
-            (Granularity::Mx, InputScheme::Mx | InputScheme::None) => {}
-            (Granularity::Mx, _) | (_, InputScheme::Mx) => {
-                let reason = "microscaled weights go with microscaled inputs only";
-                return Err(refused(path, reason.into()));
-            }
-            _ => {}
+        if self.mixes_microscaling() {
+            let reason = "microscaled weights go with microscaled inputs only";
+            return Err(Error::not_exportable(path, reason));
         }
         let Some(size) = self.ragged_group(sizes) else {
             return Ok(());
@@ -224,14 +94,19 @@ impl Kind {
         let features = sizes.1;
         let reason =
             format!("{features} input features are no multiple of {groups} of {size}; {way_out}");
-        Err(refused(path, reason))
+        Err(Error::not_exportable(path, reason))
     }
 
-    /// The codes and scales of a weight. A scale for all of it is the `calibrated` dequant_scale, f32 `[1]`, or made of its amax.
+    /// Quantizes a weight. A tensorwise scale is the `calibrated` dequant_scale, f32 `[1]`, or computed from the amax; other scales are
+    /// computed from their amaxes, and rounded to powers of two if `power_of_two`.
+    ///
+    /// # Errors
+    /// If the weight's amax is not finite, or an operation fails.
     pub fn quantize(
         &self,
         weight: &Tensor,
         calibrated: Option<Tensor>,
+        power_of_two: bool,
         path: &str,
     ) -> Result<Fp8Tensor> {
         let quantizer = match self.weight {
@@ -247,23 +122,14 @@ impl Kind {
                 let source = ScaleSource::Fixed { dequant_scale };
                 Quantizer::new(Cast::new(Format::E4M3), Granularity::Tensorwise, source)
             }
-            other => Quantizer::dynamic(Format::E4M3, other).with_power_of_two(self.power_of_two),
+            other => Quantizer::dynamic(Format::E4M3, other).with_power_of_two(power_of_two),
         };
         Ok(Fp8Tensor::quantize(weight, &quantizer, Contraction::Cols)?)
     }
-
-    /// The static dequant_scale of inputs whose calibration has found `amax`, f32 `[1]`.
-    pub fn input_scale(&self, amax: f32, device: &Device, path: &str) -> Result<Tensor> {
-        static_scale(amax, device, path, "input")
-    }
-
-    /// What a configuration says of it, powers of two apart.
-    pub(crate) fn group(&self) -> (Granularity, InputScheme) {
-        (self.weight, self.input)
-    }
 }
 
-fn static_scale(amax: f32, device: &Device, path: &str, role: &str) -> Result<Tensor> {
+/// The static dequant_scale for a calibrated `amax`, f32 `[1]`. `role` is "weight" or "input", for errors.
+pub(crate) fn static_scale(amax: f32, device: &Device, path: &str, role: &str) -> Result<Tensor> {
     let scale = static_dequant_scale(amax, Format::E4M3).map_err(|source| {
         let slot = format!("{path}.{role}");
         fp8_candle::Error::Calibration { slot, source }
@@ -271,85 +137,81 @@ fn static_scale(amax: f32, device: &Device, path: &str, role: &str) -> Result<Te
     Ok(Tensor::from_slice(&[scale], 1, device)?)
 }
 
-fn refused(path: &str, reason: String) -> Error {
-    Error::NotExportable {
-        path: path.to_string(),
-        reason,
-    }
-}
-
-impl fmt::Display for Kind {
+impl fmt::Display for LayerScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} weights with ", self.weight)?;
         match self.input {
             InputScheme::None => f.write_str("inputs in high precision"),
-            InputScheme::Static => f.write_str("static input scales"),
-            InputScheme::PerToken => f.write_str("inputs scaled per token"),
-            InputScheme::PerTensor => f.write_str("inputs scaled per tensor"),
-            InputScheme::PerGroup(size) => write!(f, "inputs scaled per group of {size}"),
-            InputScheme::Mx => f.write_str("microscaled inputs"),
+            InputScheme::Static(()) => f.write_str("static input scales"),
+            InputScheme::DynamicPerToken { .. } => f.write_str("inputs scaled per token"),
+            InputScheme::DynamicPerTensor { .. } => f.write_str("inputs scaled per tensor"),
+            InputScheme::DynamicPerGroup { size, .. } => {
+                write!(f, "inputs scaled per group of {size}")
+            }
+            InputScheme::DynamicMx => f.write_str("microscaled inputs"),
         }?;
-        if self.has_power_of_two_inputs() {
+        if self.input.has_power_of_two_scales() {
             f.write_str(", input scales powers of two")?;
         }
-        match self.amax_bound {
+        match self.input.amax_bound() {
             Some(bound) => write!(f, ", whose amax counts up to {bound}"),
             None => Ok(()),
         }
     }
 }
 
-/// Side of the blocks that files without a configuration have.
-const BLOCK: usize = 128;
+/// Blocks of files without a configuration.
+const BLOCKS: Granularity = Granularity::Blockwise {
+    rows: 128,
+    cols: 128,
+};
 
-/// Which elements of an `[n, k]` weight share a scale, told by the shape of the scale tensor; None if by no rule.
-pub fn granularity_by_shape(scale: &[usize], n: usize, k: usize) -> Option<Granularity> {
-    let blocks = Granularity::Blockwise {
-        rows: BLOCK,
-        cols: BLOCK,
-    };
-    [Granularity::Tensorwise, Granularity::Rowwise, blocks]
+/// The granularity of an `[n, k]` weight whose scale tensor has the shape `scale`; None if no rule fits.
+pub(crate) fn granularity_by_shape(scale: &[usize], n: usize, k: usize) -> Option<Granularity> {
+    [Granularity::Tensorwise, Granularity::Rowwise, BLOCKS]
         .into_iter()
         .find(|granularity| has_shape(scale, *granularity, n, k))
 }
 
 /// Whether scales of this shape are those of an `[n, k]` weight.
-pub fn has_shape(scale: &[usize], granularity: Granularity, n: usize, k: usize) -> bool {
+pub(crate) fn has_shape(scale: &[usize], granularity: Granularity, n: usize, k: usize) -> bool {
+    let grid = grid(granularity, n, k);
+    let grid = (grid.scale_rows(), grid.scale_cols());
     match (granularity, scale) {
         (Granularity::Tensorwise, [] | [1] | [1, 1]) => true,
         (Granularity::Rowwise, [rows] | [rows, 1]) => *rows == n,
-        // A weight of one block may have its scale as a number.
-        (Granularity::Blockwise { .. }, [] | [1]) => grid(granularity, n, k) == (1, 1),
+        // The scale of a weight of one block may be a single number.
+        (Granularity::Blockwise { .. }, [] | [1]) => grid == (1, 1),
         (Granularity::Blockwise { .. } | Granularity::Mx, [r, c])
-        | (Granularity::Blockwise { .. }, [r, 1, c, 1]) => grid(granularity, n, k) == (*r, *c),
+        | (Granularity::Blockwise { .. }, [r, 1, c, 1])
         // Blocks along the rows only.
-        (Granularity::Blockwise { rows: 1, .. }, [r, c, 1]) => grid(granularity, n, k) == (*r, *c),
+        | (Granularity::Blockwise { rows: 1, .. }, [r, c, 1]) => grid == (*r, *c),
         _ => false,
     }
 }
 
-/// Rows and columns of scales of an `[n, k]` weight.
-pub(crate) fn grid(granularity: Granularity, n: usize, k: usize) -> (usize, usize) {
-    match granularity {
-        Granularity::Tensorwise => (1, 1),
-        Granularity::Rowwise => (n, 1),
-        Granularity::Blockwise { rows, cols } => (n.div_ceil(rows.max(1)), k.div_ceil(cols.max(1))),
-        Granularity::Mx => (n, k.div_ceil(fp8_core::MX_BLOCK)),
-    }
+/// The scales of an `[n, k]` weight.
+pub(crate) fn grid(granularity: Granularity, n: usize, k: usize) -> ScaleGrid {
+    granularity.grid(n, k, Contraction::Cols)
 }
 
-/// The shapes that [`has_shape`] takes, for messages.
-pub fn shapes_text(granularity: Option<Granularity>, n: usize, k: usize) -> String {
-    let blocks = |rows: usize, cols: usize| {
-        let (r, c) = (n.div_ceil(rows.max(1)), k.div_ceil(cols.max(1)));
-        format!("[{r}, {c}] for blocks of {rows}x{cols}")
+/// The shapes that [`has_shape`] accepts, for messages.
+pub(crate) fn shapes_text(granularity: Option<Granularity>, n: usize, k: usize) -> String {
+    let shape = |granularity: Granularity| {
+        let grid = grid(granularity, n, k);
+        let (r, c) = (grid.scale_rows(), grid.scale_cols());
+        match granularity {
+            Granularity::Tensorwise => "[1]".into(),
+            Granularity::Rowwise => format!("[{n}, 1]"),
+            Granularity::Blockwise { rows, cols } => {
+                format!("[{r}, {c}] for blocks of {rows}x{cols}")
+            }
+            Granularity::Mx => format!("[{r}, {c}] for blocks of 1x{MX_BLOCK}"),
+        }
     };
     let shapes = match granularity {
-        None => format!("[1], [{n}, 1] or {}", blocks(BLOCK, BLOCK)),
-        Some(Granularity::Tensorwise) => "[1]".into(),
-        Some(Granularity::Rowwise) => format!("[{n}, 1]"),
-        Some(Granularity::Blockwise { rows, cols }) => blocks(rows, cols),
-        Some(Granularity::Mx) => blocks(1, fp8_core::MX_BLOCK),
+        None => format!("[1], [{n}, 1] or {}", shape(BLOCKS)),
+        Some(granularity) => shape(granularity),
     };
     format!("{shapes} for a weight of [{n}, {k}]")
 }

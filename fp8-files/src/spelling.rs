@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// A family of FP8 files that can be written.
 ///
-/// In all of them a weight's value is code * scale. They differ in what they can say:
+/// In all of them a weight's value is code * scale. They differ in what they can hold:
 ///
 /// | spelling | weights | inputs | KV scales | read by |
 /// |---|---|---|---|---|
@@ -27,12 +27,12 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Spelling {
-    /// llm-compressor's and this library's own: can say the most.
+    /// llm-compressor's and this library's own; it can hold the most.
     #[default]
     CompressedTensors,
     /// DeepSeek's and Qwen's: blocks with `weight_scale_inv`.
     Fp8Blocks,
-    /// vLLM's first: one scale per weight.
+    /// vLLM's first format: one scale per weight.
     AutoFp8,
     /// NVIDIA's ModelOpt, with both configuration files.
     ModelOpt,

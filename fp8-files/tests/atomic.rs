@@ -107,7 +107,7 @@ fn a_directory_that_cannot_be_written() {
     let mut permissions = fs::metadata(dir.path()).unwrap().permissions();
     permissions.set_readonly(true);
     fs::set_permissions(dir.path(), permissions).unwrap();
-    // Root can write anyway; then there is nothing to test.
+    // Root can write anyway; then this tests nothing.
     if write_atomic(&path, |file| file.write_all(b"new")).is_err() {
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(names(dir.path()), ["a.json"]);
@@ -120,7 +120,7 @@ fn a_full_disk() {
     let dir = tempdir().unwrap();
     let path = dir.path().join("a.json");
     fs::write(&path, "old").unwrap();
-    // `/dev/full` fails every write as a full disk does.
+    // Writes to `/dev/full` fail as on a full disk.
     let error = write_atomic(&path, |_| {
         let mut full = fs::OpenOptions::new().write(true).open("/dev/full")?;
         full.write_all(b"x")
@@ -158,7 +158,7 @@ fn links_are_followed_and_permissions_kept() {
 }
 
 #[test]
-fn leftovers_of_killed_processes_are_removed_and_nothing_else() {
+fn only_leftovers_of_killed_processes_are_removed() {
     let dir = tempdir().unwrap();
     let path = dir.path().join("a");
     for name in ["a.tmp-1f-0", "a.tmp-backup", "a.tmp-1f-0-1", "b.tmp-1f-0"] {
@@ -301,7 +301,7 @@ fn save(path: &Path, content: &str) -> Result<(), FileError> {
     write_atomic(path, |file| file.write_all(content.as_bytes()))
 }
 
-/// Set by the kill test for the process that it starts.
+/// Set by the kill test for its child process.
 const VICTIM: &str = "FP8_ATOMIC_TEST_VICTIM";
 
 /// Saves until the process is killed.
@@ -330,7 +330,7 @@ fn a_killed_process_leaves_a_whole_file() {
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        // Killed once it has saved something, at some moment within the next few saves.
+        // Killed during one of the saves after the first.
         let deadline = Instant::now() + Duration::from_secs(30);
         while identity() == before && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(200));
@@ -347,7 +347,7 @@ fn a_killed_process_leaves_a_whole_file() {
         assert_eq!(
             names(dir.path()),
             ["checkpoint"],
-            "litter of a killed process"
+            "leftovers of a killed process"
         );
     }
 }

@@ -110,7 +110,7 @@ fn tensors(x: &Tensor, quantizer: Quantizer, slot: Slot, rule: DelayedRule) -> D
         fp8_candle::PackedWeight,
     )> = None;
     let _: Option<(fp8_candle::WeightCache, StateTable, nn::StaticWeight)> = None;
-    let _ = [InputScaling::None, InputScaling::DynamicMx];
+    let _: [InputScaling; 2] = [InputScaling::None, InputScaling::DynamicMx];
     let _ = (
         fp8_core::amax::<f32>,
         fp8_core::amax_rows::<f32>,

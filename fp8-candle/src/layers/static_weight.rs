@@ -9,15 +9,18 @@ use crate::device::ScalePolicy;
 use crate::layers::linear::{GemmPlan, LinearPlan, LinearWeight, fp8_linear};
 use candle_core::Tensor;
 use fp8_core::{Cast, Format, Granularity};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What becomes of the input of a static layer before the product.
-#[derive(Debug, Clone)]
-pub enum InputScaling {
+/// How the input of a static layer is scaled before the product.
+///
+/// `S` is the scale of [`InputScaling::Static`]: a tensor in a layer, `()` where files and configurations only describe the layer.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum InputScaling<S = Tensor> {
     /// It stays in high precision and is multiplied by the dequantized weight (weight-only checkpoints).
     None,
     /// Cast with a scale from the checkpoint: dequant_scale, f32 `[1]`.
-    Static(Tensor),
+    Static(S),
     /// Cast with a scale from each token's own amax.
     DynamicPerToken {
         /// Whether scales are powers of two.
@@ -76,23 +79,93 @@ impl InputScaling {
         let quantizer = Quantizer::new(Cast::new(Format::E4M3), granularity, source);
         Some(quantizer.with_amax_bound(self.amax_bound()))
     }
+}
+
+impl<S> InputScaling<S> {
+    /// One scale per token, neither rounded nor bounded.
+    pub const fn per_token() -> Self {
+        Self::DynamicPerToken {
+            power_of_two: false,
+            amax_bound: None,
+        }
+    }
+
+    /// One scale per tensor, neither rounded nor bounded.
+    pub const fn per_tensor() -> Self {
+        Self::DynamicPerTensor {
+            power_of_two: false,
+            amax_bound: None,
+        }
+    }
+
+    /// One scale per `size` inputs of a token, not rounded.
+    pub const fn per_group(size: usize) -> Self {
+        Self::DynamicPerGroup {
+            size,
+            power_of_two: false,
+        }
+    }
+
+    /// Sets whether scales computed from the inputs are powers of two. Has no effect on the other variants.
+    #[must_use]
+    pub fn with_power_of_two(mut self, rounded: bool) -> Self {
+        if let Self::DynamicPerToken { power_of_two, .. }
+        | Self::DynamicPerTensor { power_of_two, .. }
+        | Self::DynamicPerGroup { power_of_two, .. } = &mut self
+        {
+            *power_of_two = rounded;
+        }
+        self
+    }
+
+    /// The same scaling, its static scale replaced by what `scale` returns for it.
+    ///
+    /// # Errors
+    /// The error of `scale`.
+    pub fn with_scale<T, E>(
+        &self,
+        scale: impl FnOnce(&S) -> Result<T, E>,
+    ) -> Result<InputScaling<T>, E> {
+        Ok(match *self {
+            Self::None => InputScaling::None,
+            Self::Static(ref of) => InputScaling::Static(scale(of)?),
+            Self::DynamicPerToken {
+                power_of_two,
+                amax_bound,
+            } => InputScaling::DynamicPerToken {
+                power_of_two,
+                amax_bound,
+            },
+            Self::DynamicPerTensor {
+                power_of_two,
+                amax_bound,
+            } => InputScaling::DynamicPerTensor {
+                power_of_two,
+                amax_bound,
+            },
+            Self::DynamicPerGroup { size, power_of_two } => {
+                InputScaling::DynamicPerGroup { size, power_of_two }
+            }
+            Self::DynamicMx => InputScaling::DynamicMx,
+        })
+    }
 
     /// The largest amax that counts, where there is a bound.
     pub fn amax_bound(&self) -> Option<f32> {
         match *self {
-            InputScaling::DynamicPerToken { amax_bound, .. }
-            | InputScaling::DynamicPerTensor { amax_bound, .. } => amax_bound,
+            Self::DynamicPerToken { amax_bound, .. }
+            | Self::DynamicPerTensor { amax_bound, .. } => amax_bound,
             _ => None,
         }
     }
 
-    /// Whether scales that are made of the inputs are rounded down to powers of two; microscaling has its own rule.
+    /// Whether scales computed from the inputs are rounded down to powers of two; microscaling has its own rule.
     pub fn has_power_of_two_scales(&self) -> bool {
         match *self {
-            InputScaling::None | InputScaling::Static(_) | InputScaling::DynamicMx => false,
-            InputScaling::DynamicPerToken { power_of_two, .. }
-            | InputScaling::DynamicPerTensor { power_of_two, .. }
-            | InputScaling::DynamicPerGroup { power_of_two, .. } => power_of_two,
+            Self::None | Self::Static(_) | Self::DynamicMx => false,
+            Self::DynamicPerToken { power_of_two, .. }
+            | Self::DynamicPerTensor { power_of_two, .. }
+            | Self::DynamicPerGroup { power_of_two, .. } => power_of_two,
         }
     }
 }

@@ -1,52 +1,52 @@
-//! Writing files so that a crash, a full disk or an error never costs the old content.
+//! Writes files so that a crash, a full disk or an error never costs the old content.
 //!
 //! - [`write_atomic`] replaces one file: a temporary file beside it, flush, fsync, rename, fsync of
 //!   the directory. A reader sees the old content or the new, never a mixture.
-//! - [`write_safetensors_atomic`] does so for named tensors, streamed one at a time.
-//! - Files that belong together, a model and its configuration, are replaced together: `together.rs`.
+//! - [`write_safetensors_atomic`] does the same for named tensors, streamed one at a time.
+//! - [`replace_together`] replaces files that belong together, such as a model and its configuration.
 //!
-//! There is one writer per path at a time; readers may come at any time.
+//! A path must have one writer at a time; readers may come at any time.
 
 mod safetensors;
 mod together;
+mod unique;
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-pub(crate) use safetensors::write_tensor_data;
+pub(crate) use safetensors::{Header, METADATA, write_tensor_data};
 pub use safetensors::{write_safetensors, write_safetensors_atomic};
 pub use together::{Part, replace_together};
+use unique::is_of_another_process;
+pub(crate) use unique::{is_unique, unique};
 
-/// Buffer between a writer and its file.
-const BUFFER: usize = 1 << 20;
+/// Size of the buffer between a writer and its file.
+pub(crate) const BUFFER: usize = 1 << 20;
 
-/// An error of writing or replacing a file or directory. Every message names the path.
+/// An error when writing or replacing a file or directory. Every message names the path.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The operating system refused. The old content is still there.
+    /// A system call failed. The old content is still there.
     #[error("{path}: cannot {action}: {source}", path = .path.display())]
     Io {
-        /// The file or directory that was to be written.
+        /// The file or directory to write.
         path: PathBuf,
-        /// What failed, as it reads after "cannot".
+        /// What failed; the message has it after "cannot".
         action: &'static str,
-        /// The system's own error.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// The directory that is to hold the file does not exist.
+    /// The directory for the file does not exist.
     #[error("{path}: the directory {directory} does not exist",
         path = .path.display(), directory = .directory.display())]
     NoDirectory {
-        /// The file or directory that was to be written.
+        /// The file or directory to write.
         path: PathBuf,
-        /// The directory that is missing.
+        /// The missing directory.
         directory: PathBuf,
     },
 
@@ -57,40 +57,39 @@ pub enum FileError {
         path: PathBuf,
     },
 
-    /// Something other than a regular file stands at the path, or other than a directory at its parent.
+    /// The path exists and is not a regular file, or its parent is not a directory.
     #[error("{path}: exists and is not a {expected}", path = .path.display())]
     WrongKind {
-        /// The path that is taken.
+        /// The path that exists.
         path: PathBuf,
         /// `regular file` or `directory`.
         expected: &'static str,
     },
 
-    /// A tensor cannot be written: its dtype has no safetensors form here, or its data could not be
-    /// brought to the host.
+    /// A tensor cannot be written: its dtype is not supported, or its data cannot be copied to the host.
     #[error("{path}: tensor `{name}`: {source}", path = .path.display())]
     Tensor {
-        /// The file that was to be written.
+        /// The file to write.
         path: PathBuf,
-        /// The tensor at fault.
+        /// The tensor.
         name: String,
-        /// candle's own error.
+        /// candle's error.
         source: Box<candle_core::Error>,
     },
 
     /// `__metadata__` is reserved by the safetensors format and cannot name a tensor.
     #[error("{path}: a tensor cannot be named `{name}`", path = .path.display())]
     ReservedName {
-        /// The file that was to be written.
+        /// The file to write.
         path: PathBuf,
-        /// The name at fault.
+        /// The name.
         name: String,
     },
 }
 
 impl FileError {
-    /// A map for [`Result::map_err`]: wraps a system error with its path and action.
-    fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
+    /// For [`Result::map_err`]: adds the path and the action to a system error.
+    pub fn io(path: &Path, action: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| FileError::Io {
             path: path.to_path_buf(),
             action,
@@ -99,15 +98,14 @@ impl FileError {
     }
 }
 
-/// Replaces the file at `path` by what `write` writes, all or nothing.
+/// Replaces the file at `path` atomically by what `write` writes.
 ///
-/// A symbolic link is followed: the file it points to is replaced. Permissions of an existing file
+/// A symbolic link is followed: the file it points to is replaced. The permissions of an existing file
 /// are kept.
 ///
 /// # Errors
-/// [`FileError`] naming the path and what failed, `write`'s own error included. The old file is
-/// then unchanged and the temporary file removed. Anything at `path` that is not a regular file is
-/// refused.
+/// [`FileError`] naming the path and what failed, also if `write` fails, and if `path` exists and is
+/// not a regular file. The old file is then unchanged and the temporary file removed.
 ///
 /// ```
 /// # use fp8_recipes::atomic::write_atomic;
@@ -127,6 +125,23 @@ pub fn write_atomic(
     })
 }
 
+/// Writes JSON in several lines, with a line feed at the end. `path` is for messages.
+///
+/// # Errors
+/// [`FileError::Io`].
+pub fn write_json(
+    writer: &mut dyn Write,
+    path: &Path,
+    value: &serde_json::Value,
+) -> Result<(), FileError> {
+    let text = serde_json::to_vec_pretty(value).map_err(io::Error::from);
+    let written = text.and_then(|mut text| {
+        text.push(b'\n');
+        writer.write_all(&text)
+    });
+    written.map_err(FileError::io(path, "write"))
+}
+
 /// The body of every atomic file write.
 fn replace_file(
     path: &Path,
@@ -136,9 +151,8 @@ fn replace_file(
     let old = match fs::metadata(&target.path) {
         Ok(metadata) if metadata.is_file() => Some(metadata),
         Ok(_) => {
-            let path = target.path;
             return Err(FileError::WrongKind {
-                path,
+                path: target.path,
                 expected: "regular file",
             });
         }
@@ -149,25 +163,31 @@ fn replace_file(
     let guard = RemoveOnDrop {
         path: Some(temporary.clone()),
     };
-
-    let mut writer = BufWriter::with_capacity(BUFFER, file);
-    write(&mut writer)?;
-    let file = match writer.into_inner() {
-        Ok(file) => file,
-        Err(error) => return Err(FileError::io(path, "write")(error.into_error())),
-    };
-    if let Some(old) = old {
-        file.set_permissions(old.permissions())
-            .map_err(FileError::io(path, "set permissions"))?;
-    }
-    file.sync_all()
-        .map_err(FileError::io(path, "sync to disk"))?;
-    drop(file);
+    fill(path, file, old.map(|old| old.permissions()), write)?;
     fs::rename(&temporary, &target.path).map_err(FileError::io(path, "replace the old file"))?;
     guard.disarm();
     sync_dir(&target.directory).map_err(FileError::io(path, "sync the directory"))?;
     target.remove_stale();
     Ok(())
+}
+
+/// Writes and syncs a new file, which gets the permissions of the old one. `path` is for messages.
+fn fill(
+    path: &Path,
+    file: File,
+    permissions: Option<Permissions>,
+    write: impl FnOnce(&mut dyn Write) -> Result<(), FileError>,
+) -> Result<(), FileError> {
+    let mut writer = BufWriter::with_capacity(BUFFER, file);
+    write(&mut writer)?;
+    let file = writer
+        .into_inner()
+        .map_err(|error| FileError::io(path, "write")(error.into_error()))?;
+    if let Some(permissions) = permissions {
+        file.set_permissions(permissions)
+            .map_err(FileError::io(path, "set permissions"))?;
+    }
+    file.sync_all().map_err(FileError::io(path, "sync to disk"))
 }
 
 /// Where a write ends up: the path with symbolic links followed, and its parts.
@@ -188,10 +208,7 @@ impl Target {
         let Some(name) = path.file_name().map(OsStr::to_os_string) else {
             return Err(FileError::NoName { path });
         };
-        let directory = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
-            _ => PathBuf::from("."),
-        };
+        let directory = parent_of(&path).to_path_buf();
         match fs::metadata(&directory) {
             Ok(metadata) if metadata.is_dir() => Ok(Self {
                 path,
@@ -209,78 +226,46 @@ impl Target {
         }
     }
 
-    /// A path of a temporary sibling that no other call has had: `NAME.tmp-PROCESS-COUNT`.
-    fn temporary(&self) -> PathBuf {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let mut name = self.name.clone();
-        name.push(format!("{TEMPORARY}{}-{count}", process_token()));
-        self.directory.join(name)
+    /// The beginning of the names of temporary siblings: `NAME.tmp-`.
+    fn prefix(&self) -> OsString {
+        let mut prefix = self.name.clone();
+        prefix.push(".tmp-");
+        prefix
     }
 
-    /// Removes temporary siblings that processes killed earlier left behind, as far as possible.
+    /// Removes temporary siblings that killed processes left behind. Errors are ignored.
     fn remove_stale(&self) {
         let Ok(entries) = fs::read_dir(&self.directory) else {
             return;
         };
+        let prefix = self.prefix();
         for entry in entries.flatten() {
-            if self.is_stale(&entry.file_name()) {
+            if is_of_another_process(&entry.file_name(), &prefix) {
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 
-    /// Whether this is the name of a temporary sibling that another process made.
-    fn is_stale(&self, name: &OsStr) -> bool {
-        let mut prefix = self.name.clone();
-        prefix.push(TEMPORARY);
-        let rest = name
-            .as_encoded_bytes()
-            .strip_prefix(prefix.as_encoded_bytes());
-        let Some(rest) = rest.and_then(|rest| std::str::from_utf8(rest).ok()) else {
-            return false;
-        };
-        let hex = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_hexdigit());
-        match rest.split('-').collect::<Vec<_>>()[..] {
-            [token, count] => hex(token) && hex(count) && token != process_token(),
-            _ => false,
-        }
-    }
-
-    /// Creates a temporary sibling; a name that is taken is passed over.
+    /// Creates a temporary sibling under a free name.
     fn create_temporary(&self) -> Result<(PathBuf, File), FileError> {
         loop {
-            let temporary = self.temporary();
-            match OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .open(&temporary)
-            {
+            let temporary = self.directory.join(unique(self.prefix()));
+            let action = "create a temporary file beside it";
+            match File::create_new(&temporary) {
                 Ok(created) => return Ok((temporary, created)),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => {
-                    return Err(FileError::io(
-                        &self.path,
-                        "create a temporary file beside it",
-                    )(error));
-                }
+                Err(error) => return Err(FileError::io(&self.path, action)(error)),
             }
         }
     }
 }
 
-/// Middle part of the name of a temporary file, after the target's name.
-const TEMPORARY: &str = ".tmp-";
-
-/// Tells this process from every earlier one, also where process numbers repeat (containers).
-pub(crate) fn process_token() -> &'static str {
-    static TOKEN: OnceLock<String> = OnceLock::new();
-    TOKEN.get_or_init(|| {
-        let since_epoch = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        format!("{:x}{:x}", std::process::id(), since_epoch.as_nanos())
-    })
+/// The directory that `path` is in.
+pub(crate) fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
 }
 
 /// Removes a temporary file unless disarmed; runs while unwinding too.
@@ -303,7 +288,7 @@ impl Drop for RemoveOnDrop {
     }
 }
 
-/// Makes renames and new names in a directory last. Only Unix can open a directory for this.
+/// Syncs renames and new names in a directory to disk. Only Unix can open a directory for this.
 pub(crate) fn sync_dir(directory: &Path) -> io::Result<()> {
     if cfg!(unix) {
         File::open(directory)?.sync_all()

@@ -1,5 +1,6 @@
-//! Named tensors into the safetensors format, streamed and in a fixed order.
+//! Writes named tensors in the safetensors format, streamed and in a fixed order.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::Path;
@@ -13,17 +14,16 @@ use super::{FileError, replace_file};
 /// Elements converted to bytes at a time.
 const CHUNK: usize = 1 << 14;
 /// Key of the metadata in the header.
-const METADATA: &str = "__metadata__";
+pub(crate) const METADATA: &str = "__metadata__";
 
-/// Replaces the file at `path` by a safetensors file of these tensors, all or nothing.
+/// Replaces the file at `path` atomically by a safetensors file of these tensors.
 ///
-/// The same tensors and metadata always give the same bytes: tensors stand in order of falling
-/// element size, then of name (so every tensor is aligned to its element), metadata in order of
-/// key. Tensors are written straight from their memory in small pieces; only one that is strided or
-/// on an accelerator is copied, one at a time.
+/// The same tensors and metadata always give the same bytes: tensors are ordered by falling element
+/// size, then by name (so every tensor is aligned to its element), metadata by key. Tensors are written from their memory in small pieces; only strided tensors and those on an
+/// accelerator are copied, one at a time.
 ///
 /// # Errors
-/// [`FileError`] naming the path, and the tensor where one is at fault. The old file is then
+/// [`FileError`] naming the path, and the tensor if one cannot be written. The old file is then
 /// unchanged.
 pub fn write_safetensors_atomic(
     path: impl AsRef<Path>,
@@ -36,11 +36,10 @@ pub fn write_safetensors_atomic(
     })
 }
 
-/// Writes the same bytes as [`write_safetensors_atomic`] to any writer; `path` only serves
-/// messages.
+/// Writes the same bytes as [`write_safetensors_atomic`] to any writer; `path` is for messages.
 ///
 /// # Errors
-/// As [`write_safetensors_atomic`]; what was written until then stays written.
+/// As [`write_safetensors_atomic`], except that what was written before the error stays.
 pub fn write_safetensors(
     writer: &mut dyn Write,
     path: &Path,
@@ -48,23 +47,23 @@ pub fn write_safetensors(
     metadata: Option<&HashMap<String, String>>,
 ) -> Result<(), FileError> {
     let mut order: Vec<(&String, &Tensor)> = tensors.iter().collect();
-    order.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.dtype().size_in_bytes()));
-
-    let header = header(path, &order, metadata)?;
-    let write = |writer: &mut dyn Write, bytes: &[u8]| {
-        writer
-            .write_all(bytes)
-            .map_err(FileError::io(path, "write"))
-    };
-    write(writer, &(header.len() as u64).to_le_bytes())?;
-    write(writer, &header)?;
+    order.sort_by_key(|(_, tensor)| Reverse(tensor.dtype().size_in_bytes()));
+    let metadata = metadata.map(|entries| json!(entries.iter().collect::<BTreeMap<_, _>>()));
+    let mut header = Header::new(metadata);
+    for (name, tensor) in &order {
+        header.add(path, name, tensor.dtype(), tensor.dims())?;
+    }
+    let (header, _) = header.finish();
+    writer
+        .write_all(&header)
+        .map_err(FileError::io(path, "write"))?;
     for (name, tensor) in order {
         write_tensor_data(writer, path, name, tensor)?;
     }
     Ok(())
 }
 
-/// The elements of one tensor as the format has them; `path` only serves messages.
+/// Writes the elements of one tensor as the format stores them; `path` is for messages.
 pub(crate) fn write_tensor_data(
     writer: &mut dyn Write,
     path: &Path,
@@ -81,56 +80,64 @@ pub(crate) fn write_tensor_data(
     })
 }
 
-/// The JSON header, padded with spaces to a multiple of 8 bytes so that the data begins aligned.
-fn header(
-    path: &Path,
-    order: &[(&String, &Tensor)],
-    metadata: Option<&HashMap<String, String>>,
-) -> Result<Vec<u8>, FileError> {
-    // serde_json's map is sorted by key; only `data_offsets` say where a tensor lies.
-    let mut entries = Map::new();
-    if let Some(metadata) = metadata {
-        let sorted: BTreeMap<_, _> = metadata.iter().collect();
-        entries.insert(METADATA.to_string(), json!(sorted));
+/// The header of a file: names, dtypes, shapes and places of the tensors.
+pub(crate) struct Header {
+    /// serde_json's map is sorted by key; only `data_offsets` say where a tensor lies.
+    entries: Map<String, Value>,
+    /// Where the data end.
+    end: u64,
+}
+
+impl Header {
+    pub(crate) fn new(metadata: Option<Value>) -> Self {
+        let metadata = metadata.map(|metadata| (METADATA.to_string(), metadata));
+        Self {
+            entries: metadata.into_iter().collect(),
+            end: 0,
+        }
     }
-    let mut offset = 0usize;
-    for (name, tensor) in order {
-        if name.as_str() == METADATA {
-            let (path, name) = (path.to_path_buf(), METADATA.to_string());
+
+    /// Appends a tensor. Returns where its data begin, counted from the end of the header.
+    pub(crate) fn add(
+        &mut self,
+        path: &Path,
+        name: &str,
+        dtype: DType,
+        dims: &[usize],
+    ) -> Result<u64, FileError> {
+        if name == METADATA {
+            let (path, name) = (path.to_path_buf(), name.to_string());
             return Err(FileError::ReservedName { path, name });
         }
-        let end = offset + tensor.elem_count() * tensor.dtype().size_in_bytes();
-        let dtype: Dtype = tensor.dtype().into();
-        let entry =
-            json!({ "dtype": dtype, "shape": tensor.dims(), "data_offsets": [offset, end] });
-        entries.insert((*name).clone(), entry);
-        offset = end;
+        let start = self.end;
+        self.end += (dims.iter().product::<usize>() * dtype.size_in_bytes()) as u64;
+        let dtype: Dtype = dtype.into();
+        let entry = json!({ "dtype": dtype, "shape": dims, "data_offsets": [start, self.end] });
+        self.entries.insert(name.to_string(), entry);
+        Ok(start)
     }
-    let mut header = Value::Object(entries).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
-    Ok(header)
+
+    /// The header with its length before it, padded with spaces to a multiple of 8 bytes so that the data begin aligned; and the length
+    /// of the whole file.
+    pub(crate) fn finish(self) -> (Vec<u8>, u64) {
+        let mut json = Value::Object(self.entries).to_string().into_bytes();
+        json.resize(json.len().next_multiple_of(8), b' ');
+        let header = [&(json.len() as u64).to_le_bytes()[..], &json].concat();
+        let length = header.len() as u64 + self.end;
+        (header, length)
+    }
 }
 
+#[derive(thiserror::Error, Debug)]
+#[error(transparent)]
 enum DataError {
-    Io(io::Error),
-    Candle(candle_core::Error),
+    Io(#[from] io::Error),
+    Candle(#[from] candle_core::Error),
 }
 
-impl From<io::Error> for DataError {
-    fn from(error: io::Error) -> Self {
-        DataError::Io(error)
-    }
-}
-
-impl From<candle_core::Error> for DataError {
-    fn from(error: candle_core::Error) -> Self {
-        DataError::Candle(error)
-    }
-}
-
-/// The elements in row-major order, little-endian.
+/// Writes the elements in row-major order, little-endian.
 fn write_data(writer: &mut dyn Write, tensor: &Tensor) -> Result<(), DataError> {
-    // Both are free of copies for a contiguous tensor on the CPU.
+    // Neither copies a contiguous tensor on the CPU.
     let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     let (Storage::Cpu(cpu), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
@@ -149,7 +156,10 @@ fn write_data(writer: &mut dyn Write, tensor: &Tensor) -> Result<(), DataError> 
         CpuStorage::F8E4M3(values) => chunked(writer, &values[start..end], |x| [x.to_bits()])?,
         CpuStorage::F8E8M0(values) => writer.write_all(&values[start..end])?,
         CpuStorage::F6E2M3(_) | CpuStorage::F6E3M2(_) | CpuStorage::F4(_) => {
-            return Err(unsupported(tensor.dtype()).into());
+            let dtype = tensor.dtype();
+            return Err(
+                candle_core::Error::UnsupportedDTypeForOp(dtype, "write safetensors").into(),
+            );
         }
     }
     Ok(())
@@ -167,8 +177,4 @@ fn chunked<T, const N: usize>(
         writer.write_all(&buffer)?;
     }
     Ok(())
-}
-
-fn unsupported(dtype: DType) -> candle_core::Error {
-    candle_core::Error::UnsupportedDTypeForOp(dtype, "write safetensors")
 }

@@ -1,4 +1,4 @@
-//! The checkpoint as candle's VarBuilder sees it: canonical names, whatever the family calls its tensors.
+//! A checkpoint as a candle VarBuilder: canonical names, whatever the family calls its tensors.
 
 use super::Checkpoint;
 use crate::check::is_float;
@@ -9,17 +9,17 @@ use candle_nn::VarBuilder;
 use candle_nn::var_builder::SimpleBackend;
 use std::path::Path;
 
-/// A name that only [`Backend`] answers to.
+/// A name that only [`Backend`] contains.
 const CHECKED: &str = "__fp8_checked__";
-/// The scheme of a layer, beside its weight; see [`LayerScheme::to_tensor`].
+/// The name of a layer's scheme, beside its weight; see [`LayerScheme::to_tensor`].
 const SCHEME: &str = "__fp8_scheme__";
 
-/// Whether `vb` reads through a [`Checkpoint`], which has checked dtypes and scales.
+/// Whether `vb` reads from a [`Checkpoint`], which has checked dtypes and scales.
 pub(super) fn is_checked(vb: &VarBuilder<'_>) -> bool {
     vb.contains_tensor(CHECKED) && !vb.contains_tensor("__no_such_tensor__")
 }
 
-/// Whether `vb` really holds a tensor of this name. `VarBuilder::zeros` says yes to every name.
+/// Whether `vb` really has a tensor of this name. `VarBuilder::zeros` claims to have every name.
 pub(super) fn holds(vb: &VarBuilder<'_>, name: &str) -> bool {
     vb.contains_tensor(name) && !vb.contains_tensor("__no_such_tensor__")
 }
@@ -29,15 +29,15 @@ pub(super) fn scheme(vb: &VarBuilder<'_>) -> Result<Option<LayerScheme>> {
     if !is_checked(vb) {
         return Ok(None);
     }
-    let numbers = vb.get_unchecked_dtype(SCHEME, DType::I64)?;
-    LayerScheme::from_tensor(&numbers).map(Some)
+    let scheme = vb.get_unchecked_dtype(SCHEME, DType::U8)?;
+    LayerScheme::from_tensor(&scheme).map(Some)
 }
 
 impl Checkpoint {
-    /// A VarBuilder over this checkpoint; other tensors than FP8 weights are cast to `dtype`.
+    /// A VarBuilder over this checkpoint. All tensors but FP8 weights are cast to `dtype`.
     ///
     /// # Errors
-    /// If `dtype` is another one than f32, bf16, f16 and f64: values cannot be held in it.
+    /// If `dtype` is not f32, bf16, f16 or f64.
     pub fn var_builder(self, dtype: DType, device: &Device) -> crate::Result<VarBuilder<'static>> {
         if !is_float(dtype) {
             return Err(Error::BuilderDType { got: dtype });
@@ -47,13 +47,13 @@ impl Checkpoint {
     }
 }
 
-/// What the VarBuilder of a [`Checkpoint`] reads from.
+/// The backend of a [`Checkpoint`]'s VarBuilder.
 struct Backend(Checkpoint);
 
 impl Backend {
     fn layer_scheme(&self, name: &str) -> Option<Result<Tensor>> {
         let path = name.strip_suffix(SCHEME)?;
-        let scheme = self.0.layer(path.strip_suffix('.').unwrap_or(path));
+        let scheme = self.0.scheme(path.strip_suffix('.').unwrap_or(path));
         Some(match scheme {
             Err(error) => Err(error.into()),
             Ok(Some(scheme)) => scheme.to_tensor(),
@@ -105,18 +105,11 @@ impl SimpleBackend for Backend {
 ///
 /// ```
 /// # use fp8_recipes as fp8;
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_recipes::load::Checkpoint;
-/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// use candle_core::{DType, Device};
 /// # let dir = tempfile::tempdir()?;
-/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+/// # let path = fp8_test_support::files::fp8_model(dir.path());
 /// use fp8::load;
-/// let vb = load::var_builder(&[fp8.join("model.safetensors")], DType::F32, &Device::Cpu)?;
+/// let vb = load::var_builder(&[path], DType::F32, &Device::Cpu)?;
 /// // A stock layer gets the dequantized weight.
 /// let layer = candle_nn::linear(64, 32, vb.pp("fc"))?;
 /// assert_eq!(layer.weight().dtype(), DType::F32);

@@ -1,10 +1,8 @@
-//! The configuration beside the files: which family of checkpoints they are.
+//! Finds the family of a model's files, by the configuration beside them.
 
-use super::families::{
-    ByShape, Comfy, CompressedTensors, Fbgemm, Fp8, Mistral, Mlx, ModelOpt, PlainCast, Quark,
-    Torchao, W8a8, is_comfy, is_torchao,
-};
-use super::family::{At, Family};
+use super::at::At;
+use super::families;
+use super::family::Family;
 use super::options::OpenOptions;
 use crate::error::{Error, Result};
 use crate::names::split;
@@ -12,44 +10,23 @@ use crate::read::{MAX_CONFIG, read_text_if_present};
 use crate::safetensors_file::SafetensorsFile;
 use serde_json::Value;
 use std::path::Path;
-use std::sync::Arc;
-
-/// What stands beside the files of a directory.
-#[derive(Debug)]
-pub(super) struct Configuration {
-    pub(super) family: Arc<dyn Family>,
-    /// `config.json`.
-    pub(super) config: Option<Value>,
-    /// Mistral's `params.json`, if the files are Mistral's own.
-    pub(super) params: Option<Value>,
-}
 
 /// The `config.json` of `directory`, if there is one.
 pub(super) fn read(directory: &Path) -> Result<Option<Value>> {
     json(&directory.join("config.json"))
 }
 
-impl Configuration {
-    /// The configuration of `files`, which are those of the model in `directory`, beside `config`.
-    pub(super) fn new(
-        directory: &Path,
-        config: Option<Value>,
-        files: &[&SafetensorsFile],
-        options: &OpenOptions,
-    ) -> Result<Self> {
-        let path = directory.join("config.json");
-        let (family, params) = match native(directory, &path, config.as_ref(), files)? {
-            Some((family, params)) => (family, params),
-            None => {
-                let family = family_of(directory, &path, config.as_ref(), files, options)?;
-                (family, None)
-            }
-        };
-        Ok(Self {
-            family,
-            config,
-            params,
-        })
+/// The family of `files`, which are the model in `directory`, and Mistral's `params.json` if the files are Mistral's own.
+pub(super) fn family(
+    directory: &Path,
+    config: Option<&Value>,
+    files: &[&SafetensorsFile],
+    options: &OpenOptions,
+) -> Result<Native> {
+    let path = directory.join("config.json");
+    match native(directory, &path, config, files)? {
+        Some(native) => Ok(native),
+        None => Ok((family_of(directory, &path, config, files, options)?, None)),
     }
 }
 
@@ -60,7 +37,7 @@ fn family_of(
     config: Option<&Value>,
     files: &[&SafetensorsFile],
     options: &OpenOptions,
-) -> Result<Arc<dyn Family>> {
+) -> Result<Family> {
     let told = match config {
         Some(config) => of_config(path, config, files)?,
         None => None,
@@ -70,17 +47,17 @@ fn family_of(
     }
     let path = directory.join("hf_quant_config.json");
     if let Some(config) = json(&path)? {
-        return Ok(Arc::new(ModelOpt::parse(&At::new(&path, "", &config))?));
+        return families::modelopt(&At::new(&path, "", &config));
     }
-    Ok(if is_torchao(files) {
-        Arc::new(Torchao::parse(None, files)?)
-    } else if is_comfy(files) {
-        Arc::new(Comfy::parse(files)?)
+    if families::is_torchao(files) {
+        families::torchao(None, files)
+    } else if families::is_comfy(files) {
+        families::comfy(files)
     } else if options.allow_unscaled && !any_name(files, is_scale) {
-        Arc::new(PlainCast)
+        Ok(families::plain_cast())
     } else {
-        Arc::new(ByShape)
-    })
+        Ok(families::by_shape())
+    }
 }
 
 fn any_name(files: &[&SafetensorsFile], fits: impl Fn(&str) -> bool) -> bool {
@@ -89,7 +66,7 @@ fn any_name(files: &[&SafetensorsFile], fits: impl Fn(&str) -> bool) -> bool {
         .any(|file| file.names().any(|name| fits(&name)))
 }
 
-/// Whether a tensor is a scale of something in FP8, whoever has written it. A norm's own `scale` is none.
+/// Whether a tensor is a scale of FP8 values, in any family. The `scale` of a norm is not.
 fn is_scale(name: &str) -> bool {
     let own = split(name).1;
     let ends = [
@@ -98,16 +75,15 @@ fn is_scale(name: &str) -> bool {
         "scale_weight",
         "scale_input",
         "scales",
-        "qscale_act",
     ];
     ends.iter().any(|end| own.ends_with(end)) || own.contains("qscale")
 }
 
 /// The family of Mistral's own files, and `params.json` if there is one.
-type Native = (Arc<dyn Family>, Option<Value>);
+pub(super) type Native = (Family, Option<Value>);
 
-/// Mistral's own files, by their names: a `quantization_config` beside them speaks of other files. The counts of heads may
-/// stand in `config.json` alone.
+/// Mistral's own files, recognised by their names: a `quantization_config` beside them is about other files. `config.json` may be the
+/// only place with the counts of heads.
 fn native(
     directory: &Path,
     path: &Path,
@@ -120,13 +96,14 @@ fn native(
     }
     let own = directory.join("params.json");
     if let Some(params) = json(&own)? {
-        let family = Mistral::parse(&At::new(&own, "", &params))?;
-        return Ok(Some((Arc::new(family), Some(params))));
+        let family = families::mistral(&At::new(&own, "", &params))?;
+        return Ok(Some((family, Some(params))));
     }
     match config {
         Some(config) => {
-            let family = Mistral::of_config(&At::new(path, "", config), has_scales)?;
-            Ok(Some((Arc::new(family), None)))
+            let at = At::new(path, "", config);
+            let family = families::mistral_of_config(&at, has_scales)?;
+            Ok(Some((family, None)))
         }
         None if has_scales => Err(Error::NoCheckpoint {
             path: directory.to_path_buf(),
@@ -141,60 +118,48 @@ fn json(path: &Path) -> Result<Option<Value>> {
     let Some(text) = read_text_if_present(path, MAX_CONFIG)? else {
         return Ok(None);
     };
-    let value = serde_json::from_str(&text).map_err(|error| Error::Json {
-        path: path.to_path_buf(),
-        what: "the model's configuration",
-        reason: error.to_string(),
-    })?;
+    let value = serde_json::from_str(&text)
+        .map_err(|error| Error::json(path, "the model's configuration", error))?;
     Ok(Some(value))
 }
 
-/// The family that `config.json` names; None if it says nothing of a quantization.
-fn of_config(
-    path: &Path,
-    config: &Value,
-    files: &[&SafetensorsFile],
-) -> Result<Option<Arc<dyn Family>>> {
+/// The family that `config.json` names; None if it declares no quantization.
+fn of_config(path: &Path, config: &Value, files: &[&SafetensorsFile]) -> Result<Option<Family>> {
+    let root = At::new(path, "", config);
     let places = [
-        ("quantization_config", config.get("quantization_config")),
-        (
-            "text_config.quantization_config",
-            config.pointer("/text_config/quantization_config"),
-        ),
-        ("compression_config", config.get("compression_config")),
-        ("quantization", config.get("quantization")),
+        root.get("quantization_config"),
+        root.get("text_config").get("quantization_config"),
+        root.get("compression_config"),
+        root.get("quantization"),
     ];
-    let found = places
-        .into_iter()
-        .find_map(|(key, value)| Some((key, value.filter(|value| !value.is_null())?)));
-    let Some((key, value)) = found else {
+    let Some(at) = places.into_iter().find(|at| !at.is_null()) else {
         return Ok(None);
     };
-    let at = At::new(path, key, value);
     let method = at.get("quant_method");
-    // Old files of compressed-tensors say so by the key alone, some of ModelOpt by who made them, MLX by the mode.
+    // Old compressed-tensors files are recognised by the key, some of ModelOpt by their producer, MLX by the mode.
     let name = match method.value {
-        Value::Null if key == "compression_config" => "compressed-tensors",
+        Value::Null if at.key == "compression_config" => "compressed-tensors",
         Value::Null if is_modelopt(&at) => "modelopt",
         Value::Null if !at.get("mode").is_null() => "mlx",
         _ => method.text(METHODS)?,
     };
-    Ok(Some(match name {
-        "compressed-tensors" => Arc::new(CompressedTensors::parse(&at)?),
+    let family = match name {
+        "compressed-tensors" => families::compressed_tensors(&at),
         "fp8" | "mxfp8" => {
             let inverse = any_name(files, |name| name.ends_with(".weight_scale_inv"));
-            Arc::new(Fp8::parse(&at, inverse)?)
+            families::fp8(&at, inverse)
         }
         "modelopt" | "modelopt_fp8" | "modelopt_mxfp8" | "modelopt_mixed" => {
-            Arc::new(ModelOpt::parse(&at)?)
+            families::modelopt(&at)
         }
-        "fbgemm_fp8" => Arc::new(Fbgemm::parse(&at)?),
-        "torchao" => Arc::new(Torchao::parse(Some(&at), files)?),
-        "quark" => Arc::new(Quark::parse(&at)?),
-        "w8a8_fp8" => Arc::new(W8a8::parse(&at)?),
-        "mlx" => Arc::new(Mlx::parse(&at, files)?),
-        _ => return Err(method.unsupported(METHODS)),
-    }))
+        "fbgemm_fp8" => families::fbgemm(&at),
+        "torchao" => families::torchao(Some(&at), files),
+        "quark" => families::quark(&at),
+        "w8a8_fp8" => families::w8a8(&at),
+        "mlx" => families::mlx(&at, files),
+        _ => Err(method.unsupported(METHODS)),
+    };
+    family.map(Some)
 }
 
 fn is_modelopt(at: &At<'_>) -> bool {

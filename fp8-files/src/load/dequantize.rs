@@ -1,4 +1,4 @@
-//! The values of a checkpoint into variables, to train all of them.
+//! Copies the values of a checkpoint into variables, to train them.
 
 use super::Checkpoint;
 use crate::error::{Error, Result};
@@ -7,20 +7,19 @@ use candle_nn::VarMap;
 use fp8_candle::fingerprint;
 use fp8_candle::weight_version::WeightVersion;
 use safetensors::Dtype;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::PoisonError;
 
-/// Sets every variable of `vars` to its value in a checkpoint of any family that [`Checkpoint`] reads, in the variable's dtype and on
-/// its device: FP8 weights times their scales, everything else as stored. So a model can be fine-tuned from an FP8 file, and in FP8
-/// from plain weights, such as a file of `VarMap::save`.
+/// Sets every variable of `vars` to its value in a checkpoint of any family that [`Checkpoint`] reads, in the variable's dtype and on its
+/// device: FP8 weights times their scales, everything else as stored. So a model can be fine-tuned from an FP8 file, or in FP8 from plain
+/// weights, such as a file of `VarMap::save`.
 ///
-/// Nothing is changed unless everything fits: every variable has a tensor of its shape, and every tensor but the scales a variable.
-/// [`dequantize_into_with`] lets names be missing. All values are read before the first is set, which for a moment takes as much
-/// memory as the variables; gradients and moments will take more. A prepared model
-/// may have run before: whoever keeps FP8 copies of its weights hears of the change
-/// ([`weight_version`](fp8_candle::weight_version)), and its FP8 state stays.
+/// The variables only change if everything fits: every variable has a tensor of its shape, and every tensor except scales a variable.
+/// [`dequantize_into_with`] allows missing names. All values are read before the first variable is set, which for a moment takes as much
+/// memory as the variables; gradients and moments will take more. A prepared model may have run before: its cached FP8 copies are
+/// invalidated ([`weight_version`](fp8_candle::weight_version)), and it keeps its FP8 state.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -40,10 +39,10 @@ use std::sync::PoisonError;
 /// # model.forward(&Tensor::ones((1, 16), DType::F32, &Device::Cpu)?)?;
 /// # guard.close()?;
 /// # save_calibrated(&model, &path)?;
-/// // A model as for training from scratch ..
+/// // A model built as for training from scratch ..
 /// let vars = VarMap::new();
 /// let model = nn::linear(16, 8, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-/// // .. begins with the values of an FP8 file.
+/// // .. starts from the values of an FP8 file.
 /// let report = load::dequantize_into(&vars, &[&path])?;
 /// assert_eq!(report.dequantized, ["fc.weight"]);
 /// assert_eq!(report.copied, ["fc.bias"]);
@@ -61,14 +60,14 @@ pub fn dequantize_into<P: AsRef<Path>>(vars: &VarMap, paths: &[P]) -> Result<Deq
     dequantize_into_with(vars, paths, &DequantizeOptions::default())
 }
 
-/// As [`dequantize_into`], with names missing where `options` allow it.
+/// As [`dequantize_into`], except that `options` may allow missing names.
 ///
 /// ```no_run
 /// # use fp8_recipes as fp8;
 /// use fp8::load::{DequantizeOptions, dequantize_into_with};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let vars = candle_nn::VarMap::new();
-/// // A classifier on a language model: its head is new, the old one is left out.
+/// // A classifier on a language model: it has a new head and does not load the old one.
 /// let options = DequantizeOptions::new().allow_missing(true).allow_unused(true);
 /// let report = dequantize_into_with(&vars, &["model.safetensors"], &options)?;
 /// assert_eq!(report.missing, ["classifier.weight"]);
@@ -108,7 +107,7 @@ pub fn dequantize_into_with<P: AsRef<Path>>(
         used.insert(stored);
         found.push((name, var));
     }
-    // A tied variable has two names, and the file may have one of them.
+    // A tied variable has two names, but the file may have only one.
     let set: HashSet<_> = found.iter().map(|(_, var)| var.id()).collect();
     report
         .missing
@@ -128,7 +127,7 @@ pub fn dequantize_into_with<P: AsRef<Path>>(
         .iter()
         .map(|(name, var)| checkpoint.value(name, var.dtype(), var.device()))
         .collect::<Result<_>>()?;
-    // A variable with two names in the file takes one value.
+    // A variable with two names in the file must have one value.
     let mut first = HashMap::new();
     for ((name, var), value) in found.iter().zip(&values) {
         if let Some((other, before)) = first.insert(var.id(), (*name, value))
@@ -143,7 +142,7 @@ pub fn dequantize_into_with<P: AsRef<Path>>(
     for ((_, var), value) in found.iter().zip(&values) {
         var.set(value)?;
         let version = WeightVersion::of(var);
-        // The first announcement would promise that an optimizer announces all later changes too; before it no copies are kept.
+        // A first announcement would promise that all later changes are announced too. Without one no copies are cached.
         if version.get() > 0 {
             version.announce_change();
         }
@@ -162,17 +161,9 @@ impl Checkpoint {
     fn is_fp8(&self, name: &str) -> bool {
         matches!(self.dtype(name), Some(Dtype::F8_E4M3 | Dtype::F8_E5M2))
     }
-
-    /// Canonical names of all tensors that have a value of their own, sorted.
-    fn value_names(&self) -> Vec<String> {
-        let catalogue = &self.catalogue;
-        let names = catalogue.weights.keys().chain(catalogue.values.keys());
-        let names: BTreeSet<String> = names.cloned().collect();
-        names.into_iter().collect()
-    }
 }
 
-/// What [`dequantize_into_with`] lets be missing. By default nothing.
+/// Which names [`dequantize_into_with`] allows to be missing. By default none.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -190,44 +181,36 @@ pub struct DequantizeOptions {
 }
 
 impl DequantizeOptions {
-    /// Nothing may be missing.
+    /// No name may be missing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether variables of which the checkpoint has no tensor keep their values.
+    /// Whether variables without a tensor in the checkpoint keep their values. Otherwise they are an error.
     pub fn allow_missing(mut self, allow: bool) -> Self {
         self.allow_missing = allow;
         self
     }
 
-    /// Whether tensors that belong to no variable are left out.
+    /// Whether tensors without a variable are left out. Otherwise they are an error.
     pub fn allow_unused(mut self, allow: bool) -> Self {
         self.allow_unused = allow;
         self
     }
 }
 
-/// What [`dequantize_into`] has done, all names sorted. Prints as a line, and one for each name that has no counterpart.
+/// What [`dequantize_into`] did; all names are sorted. Prints one line, and one more for each name without a counterpart.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_recipes::load::Checkpoint;
-/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// # use candle_core::{DType, Device};
 /// # let dir = tempfile::tempdir()?;
-/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-/// # let fp8 = fp8.join("model.safetensors");
+/// # let path = fp8_test_support::files::fp8_model(dir.path());
 /// # let vars = candle_nn::VarMap::new();
 /// # let vb = candle_nn::VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
 /// vb.get((32, 64), "fc.weight")?;
 /// vb.get(32, "fc.bias")?;
-/// let report = fp8::load::dequantize_into(&vars, &[fp8])?;
+/// let report = fp8::load::dequantize_into(&vars, &[path])?;
 /// assert_eq!(report.dequantized, ["fc.weight"]);
 /// assert_eq!(report.copied, ["fc.bias"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

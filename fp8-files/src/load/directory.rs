@@ -1,4 +1,4 @@
-//! Which files of a directory are the model.
+//! Finds the files of the model in a directory.
 
 use crate::error::{Error, Result};
 use crate::read::read_text;
@@ -7,30 +7,27 @@ use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 
-/// Longer than the index of any model; one of 700 billion parameters takes ten megabytes.
+/// A limit above the size of any index; that of 700 billion parameters has ten megabytes.
 const MAX_INDEX: u64 = 32 << 20;
 
-/// Names under which a model is kept, before and after `.index.json`.
+/// Names of a model's file, or of its index before `.index.json`.
 const MODELS: [&str; 2] = ["model.safetensors", "diffusion_pytorch_model.safetensors"];
 const MISTRAL: &str = "consolidated.safetensors";
 
-/// The files, and what an index says of them.
+/// The files of a model, and its index.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) paths: Vec<PathBuf>,
-    /// The file of each tensor, if an index tells.
+    /// The file of each tensor in the index; empty without one.
     pub(super) index: HashMap<String, usize>,
-    /// The index.
+    /// Path of the index.
     path: PathBuf,
 }
 
 /// The files of the model in `directory`.
 pub(super) fn files_of(directory: &Path) -> Result<Found> {
-    let io = |source| Error::Read {
-        path: directory.to_path_buf(),
-        source,
-    };
-    // Mistral's repositories may hold the model twice; what stands beside config.json is the one for transformers.
+    let io = Error::read(directory);
+    // Mistral's repositories may hold the model twice. With a config.json the one for transformers is meant.
     let is_mistral =
         is_file(&directory.join("params.json")) && !is_file(&directory.join("config.json"));
     let [first, second] = MODELS;
@@ -49,8 +46,8 @@ pub(super) fn files_of(directory: &Path) -> Result<Found> {
         }
     }
     let mut others = vec![];
-    for entry in std::fs::read_dir(directory).map_err(io)? {
-        let path = entry.map_err(io)?.path();
+    for entry in std::fs::read_dir(directory).map_err(&io)? {
+        let path = entry.map_err(&io)?.path();
         if path.extension().is_some_and(|ext| ext == "safetensors") {
             others.push(path);
         }
@@ -75,15 +72,16 @@ pub(super) fn files_of(directory: &Path) -> Result<Found> {
 }
 
 fn is_file(path: &Path) -> bool {
-    // A pipe of that name is refused when it is opened.
+    // Opening rejects a pipe of that name.
     path.symlink_metadata().is_ok()
 }
 
 fn read_index(directory: &Path, path: PathBuf) -> Result<Found> {
     let text = read_text(&path, MAX_INDEX)?;
-    let invalid = |reason: String| Error::Json {
+    let invalid = |reason: String| Error::json(&path, "the index", reason);
+    let wrong = |entry: &str, reason: String| Error::Index {
         path: path.clone(),
-        what: "the index",
+        entry: entry.to_string(),
         reason,
     };
     let json: Value = serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
@@ -95,10 +93,9 @@ fn read_index(directory: &Path, path: PathBuf) -> Result<Found> {
     }
     let mut entries = vec![];
     for (tensor, file) in map {
-        let file = file.as_str().ok_or_else(|| Error::Index {
-            path: path.clone(),
-            entry: tensor.clone(),
-            reason: format!("is said to be in {file}, expected the name of a file"),
+        let file = file.as_str().ok_or_else(|| {
+            let reason = format!("is said to be in {file}, expected the name of a file");
+            wrong(tensor, reason)
         })?;
         entries.push((tensor, file));
     }
@@ -112,21 +109,13 @@ fn read_index(directory: &Path, path: PathBuf) -> Result<Found> {
             true if !is_file(&directory.join(file)) => "is named there but is not in the directory",
             true => continue,
         };
-        return Err(Error::Index {
-            path: path.clone(),
-            entry: file.to_string(),
-            reason: reason.into(),
-        });
+        return Err(wrong(file, reason.into()));
     }
-    let numbers: HashMap<&str, usize> = files
-        .iter()
-        .enumerate()
-        .map(|(at, file)| (*file, at))
-        .collect();
-    let index = entries
-        .iter()
-        .map(|(tensor, file)| ((*tensor).clone(), numbers[file]))
-        .collect();
+    let numbers = files.iter().enumerate().map(|(at, file)| (*file, at));
+    let numbers: HashMap<&str, usize> = numbers.collect();
+    let index = entries.iter();
+    let index = index.map(|(tensor, file)| ((*tensor).clone(), numbers[file]));
+    let index = index.collect();
     Ok(Found {
         paths: files.iter().map(|file| directory.join(file)).collect(),
         index,
@@ -143,20 +132,15 @@ impl Found {
         }
     }
 
-    /// Every tensor is in the file that the index says.
+    /// Checks that every tensor is in the file that the index names.
     pub(super) fn check(&self, files: &[SafetensorsFile]) -> Result<()> {
-        let mut lost: Vec<(&String, usize)> = self
-            .index
-            .iter()
-            .filter(|(name, at)| files[**at].dtype(name).is_none())
-            .map(|(name, at)| (name, *at))
-            .collect();
-        lost.sort_unstable();
-        match lost.first() {
+        let entries = self.index.iter();
+        let lost = entries.filter(|(name, at)| files[**at].dtype(name).is_none());
+        match lost.min() {
             None => Ok(()),
             Some((name, at)) => Err(Error::Index {
                 path: self.path.clone(),
-                entry: (*name).clone(),
+                entry: name.clone(),
                 reason: format!(
                     "is not in {}, where it should be",
                     files[*at].path().display()

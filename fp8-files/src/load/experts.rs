@@ -1,19 +1,19 @@
-//! Experts that lie in one tensor, as transformers 5 keeps them: shown under the names that each has by itself.
+//! Splits tensors that hold all experts, as transformers 5 stores them, into one tensor per expert.
 //!
-//! | stored | shape | what it is |
+//! | stored | shape | content |
 //! |---|---|---|
-//! | `..experts.gate_up_proj` | `[E, 2N, K]` | the gate of each expert, then its other projection |
-//! | `..experts.down_proj` | `[E, K, N]` | the projection back |
-//! | either, with `_scale`, `_scale_inv`, `_activation_scale` or `_input_scale` at its end | `[E, ..]` | scales, also beside experts that are apart |
+//! | `..experts.gate_up_proj` | `[E, 2N, K]` | the gate of each expert, then its up projection |
+//! | `..experts.down_proj` | `[E, K, N]` | the down projection |
+//! | either, followed by `_scale`, `_scale_inv`, `_activation_scale` or `_input_scale` | `[E, ..]` | scales, also of experts with separate weights |
 //!
-//! Other models keep tensors of these names transposed, so only those of a known `model_type` are cut.
+//! Other models store tensors of these names transposed, so only those of a known `model_type` are split.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::names::split;
 use crate::safetensors_file::{Piece, SafetensorsFile};
 use serde_json::Value;
 
-/// Ends of stored names, and what a tensor of that end is called beside an expert's `weight`.
+/// Ends of stored names, and the names of those tensors in one expert's projection.
 const ENDS: [(&str, &str); 5] = [
     ("", "weight"),
     ("_scale_inv", "weight_scale_inv"),
@@ -25,13 +25,13 @@ const ENDS: [(&str, &str); 5] = [
 const GATE_UP: &str = "gate_up_proj";
 const DOWN: &str = "down_proj";
 
-/// Folders of experts in a layer, with what an expert's gate, its other projection to the inside and the one back are called there.
+/// Paths of experts in a layer, with the names of an expert's gate, up and down projection there.
 const FOLDERS: [(&str, [&str; 3]); 2] = [
     (".mlp.experts", ["gate_proj", "up_proj", "down_proj"]),
     (".block_sparse_moe.experts", ["w1", "w3", "w2"]),
 ];
 
-/// Cuts the experts of `files`, which are those of the model that `config` describes.
+/// Splits the experts in the `files` of the model that `config` describes.
 pub(super) fn cut(files: &mut [&mut SafetensorsFile], config: Option<&Value>) -> Result<()> {
     let places = ["/model_type", "/text_config/model_type"];
     let kind = |place: &&str| config?.pointer(place)?.as_str();
@@ -50,18 +50,18 @@ pub(super) fn cut(files: &mut [&mut SafetensorsFile], config: Option<&Value>) ->
     Ok(())
 }
 
-/// Whether a tensor of that stored name was cut into gates and what they belong to.
+/// Whether a tensor of that stored name was split into gate and up projections.
 pub(super) fn is_halved(name: &str) -> bool {
     part_of(name).is_some_and(|part| part.is_gate_up)
 }
 
-/// What a stored tensor of all experts is.
+/// A stored tensor of all experts.
 struct Part<'a> {
     /// Path of the experts.
     experts: &'a str,
     names: [&'static str; 3],
     is_gate_up: bool,
-    /// What it is called beside one expert.
+    /// The tensor's name in the projection of one expert.
     own: &'static str,
 }
 
@@ -85,18 +85,14 @@ fn part_of(name: &str) -> Option<Part<'_>> {
 impl Part<'_> {
     fn pieces(&self, file: &SafetensorsFile, name: &str) -> Result<Vec<Piece>> {
         let shape = file.shape(name).unwrap_or_default();
-        let wrong = |expected: &str| Error::TensorShape {
-            tensor: name.to_string(),
-            got: shape.to_vec(),
-            expected: format!("{expected}, in {}", file.path().display()),
-        };
+        let wrong = |expected: &str| file.wrong_shape(name, expected);
         let (experts, rest) = match shape {
             [experts, rest @ ..] if self.own != "weight" || rest.len() == 2 => (*experts, rest),
             _ => return Err(wrong("[experts, features, inputs]")),
         };
         let [gate, up, down] = self.names;
         let size: usize = rest.iter().product();
-        // One row is a scale that all share, more are those of the gate and then the others.
+        // All rows share a single scale; of several, the first half belongs to the gate.
         let halves = match (self.is_gate_up, rest) {
             (false, _) => vec![(down, 0, rest.to_vec())],
             (true, [] | [1, ..]) => vec![(gate, 0, rest.to_vec()), (up, 0, rest.to_vec())],
@@ -105,9 +101,7 @@ impl Part<'_> {
                 vec![(gate, 0, half.clone()), (up, size / 2, half)]
             }
             _ => {
-                return Err(wrong(
-                    "as many rows for gates as for what they are multiplied with",
-                ));
+                return Err(wrong("as many rows for gates as for up projections"));
             }
         };
         let pieces = (0..experts).flat_map(|expert| {

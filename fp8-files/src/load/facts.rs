@@ -1,33 +1,31 @@
-//! What an open checkpoint says of itself: family, names, shapes, dtypes, configuration.
+//! Facts about an open checkpoint: family, names, shapes, dtypes, configuration.
 
-use super::{Checkpoint, FamilyName, catalogue};
-use crate::names;
+use super::catalogue::Value;
+use super::{Checkpoint, FamilyName};
+use crate::contents::Described;
+use crate::names::{split, weight_name};
 use safetensors::Dtype;
+use std::path::Path;
 
 impl Checkpoint {
-    /// Which family of checkpoints it is: that of the first file with FP8 in it.
+    /// The family of the first file with FP8 tensors.
     pub fn family(&self) -> FamilyName {
-        let fp8 = self
-            .catalogue
-            .weights
-            .values()
-            .map(|weight| weight.codes.file);
-        let codes = self
-            .catalogue
-            .values
-            .values()
-            .filter_map(|value| match value {
-                catalogue::Value::Codes(stored) => Some(stored.file),
-                _ => None,
-            });
-        let first = fp8.chain(codes).min();
-        first.map_or(FamilyName::HighPrecision, |file| self.families[file].name())
+        let weights = self.catalogue.weights.values().map(|weight| &weight.codes);
+        let values = self.catalogue.values.values();
+        let codes = values.filter_map(|value| match value {
+            Value::Codes(stored) => Some(stored),
+            _ => None,
+        });
+        let first = weights.chain(codes).min_by_key(|stored| stored.file);
+        first.map_or(FamilyName::HighPrecision, |stored| {
+            self.files.family(stored).name
+        })
     }
 
     /// Canonical paths of the layers whose weight is FP8, sorted.
     pub fn layer_paths(&self) -> Vec<String> {
         let names = self.catalogue.weights.keys();
-        let paths = names.filter_map(|name| match names::split(name) {
+        let paths = names.filter_map(|name| match split(name) {
             (path, "weight") => Some(path.to_string()),
             _ => None,
         });
@@ -39,15 +37,17 @@ impl Checkpoint {
     /// Canonical names of everything that is neither an FP8 weight of a layer nor a scale of one, sorted: biases, norms,
     /// embeddings, weights in high precision, scales of caches.
     pub fn other_names(&self) -> Vec<String> {
-        let tables = self.catalogue.weights.keys();
-        let tables = tables.filter(|name| names::split(name).1 != "weight");
-        let mut names: Vec<String> = self
-            .catalogue
-            .values
-            .keys()
-            .chain(tables)
-            .cloned()
-            .collect();
+        let mut names = self.value_names();
+        let weights = &self.catalogue.weights;
+        names.retain(|name| split(name).1 != "weight" || !weights.contains_key(name));
+        names
+    }
+
+    /// Canonical names of all tensors that have a value of their own, sorted.
+    pub(super) fn value_names(&self) -> Vec<String> {
+        let catalogue = &self.catalogue;
+        let names = catalogue.weights.keys().chain(catalogue.values.keys());
+        let mut names: Vec<String> = names.cloned().collect();
         names.sort_unstable();
         names
     }
@@ -68,9 +68,9 @@ impl Checkpoint {
             return Some(Dtype::F8_E4M3);
         }
         match self.catalogue.values.get(name) {
-            Some(catalogue::Value::CacheScale { .. }) => Some(Dtype::F32),
-            Some(value) => self.stored_dtype(value.stored()),
-            None => self.files[*self.index.get(name)?].dtype(name),
+            Some(Value::CacheScale { .. }) => Some(Dtype::F32),
+            Some(value) => self.files.dtype(value.stored()),
+            None => self.files.files[*self.files.index.get(name)?].dtype(name),
         }
     }
 
@@ -80,28 +80,45 @@ impl Checkpoint {
             return Some(&weight.shape);
         }
         match self.catalogue.values.get(name) {
-            Some(catalogue::Value::CacheScale { shape, .. }) => Some(shape),
-            Some(value) => {
-                let stored = value.stored();
-                self.files[stored.file].shape(&stored.name)
-            }
-            None => self.files[*self.index.get(name)?].shape(name),
+            Some(Value::CacheScale { shape, .. }) => Some(shape),
+            Some(value) => Some(self.files.shape(value.stored())),
+            None => self.files.files[*self.files.index.get(name)?].shape(name),
         }
-    }
-
-    fn stored_dtype(&self, stored: &catalogue::Stored) -> Option<Dtype> {
-        self.files[stored.file].dtype(&stored.name)
     }
 
     /// Names of all tensors as they are stored, sorted.
     pub fn names(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.index.keys().map(String::as_str).collect();
+        let mut names: Vec<&str> = self.files.index.keys().map(String::as_str).collect();
         names.sort_unstable();
         names
     }
 
     /// Value of a metadata key in the first file that has it.
     pub fn metadata(&self, key: &str) -> Option<&str> {
-        self.files.iter().find_map(|file| file.metadata(key))
+        let mut files = self.files.files.iter();
+        files.find_map(|file| file.metadata(key))
+    }
+
+    /// How the FP8 layer at `path` is stored, without reading it.
+    pub(crate) fn described(&self, path: &str) -> Option<Described> {
+        let weight = self.catalogue.weights.get(&weight_name(path))?;
+        let [n, k] = weight.shape;
+        Some(Described {
+            path: path.to_string(),
+            scheme: weight.scheme,
+            sizes: (n, k),
+        })
+    }
+
+    /// Whether the value of a tensor is made of codes.
+    pub(crate) fn holds_codes(&self, name: &str) -> bool {
+        let codes = matches!(self.catalogue.values.get(name), Some(Value::Codes(_)));
+        codes || self.catalogue.weights.contains_key(name)
+    }
+
+    /// The directory of its first file.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        let path = self.files.files.first()?.path();
+        Some(path.parent().unwrap_or(Path::new("")))
     }
 }

@@ -1,16 +1,16 @@
-//! What every family of checkpoints supplies, and values of its configuration with the place where they stand.
+//! What the loader needs to know about a family of checkpoints.
 
 use super::family_name::FamilyName;
 use crate::error::{Error, Result};
-use crate::scheme::LayerScheme;
-use serde_json::Value;
-use std::fmt::Debug;
+use crate::scheme::InputScheme;
+use fp8_core::Granularity;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Rows of a tensor in the file and of the tensor that models ask for.
+/// The order of a tensor's rows in the file, compared with the tensor that models ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The same.
+    /// The same order.
     AsStored,
     /// The two halves of each head's rotation alternate in the file and follow each other in the model.
     Rotary {
@@ -19,196 +19,113 @@ pub(super) enum Order {
     },
 }
 
-/// Where a family keeps the elements of a scale tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The order of the elements of a scale tensor.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum ScaleLayout {
     /// Row after row.
+    #[default]
     RowMajor,
     /// In tiles of 128x4, as cuBLAS reads them.
     Tiles,
 }
 
-/// What a family of checkpoints says of its names and layers; checks are made by the catalogue, the same for all. One file
-/// of the folder `families` for each.
-pub(super) trait Family: Debug + Send + Sync {
-    /// Which family it is.
-    fn name(&self) -> FamilyName;
-
-    /// How the layer at `path` is stored; None if the configuration leaves it in high precision.
-    fn layer(&self, path: &str) -> Result<Option<LayerScheme>>;
-
-    /// The configuration, for messages; None if there is none.
-    fn source(&self) -> Option<&Path>;
-
-    /// What the family calls `weight_scale`.
-    fn weight_scale_names(&self) -> &'static [&'static str] {
-        &["weight_scale"]
-    }
-
-    /// What the family calls `input_scale`.
-    fn input_scale_names(&self) -> &'static [&'static str] {
-        &["input_scale"]
-    }
-
-    /// The path that models know, for one that stands in the file, and the order of its rows.
-    fn rename(&self, name: &str) -> (String, Order) {
-        (name.to_string(), Order::AsStored)
-    }
-
-    /// How the scales of the layer at `path` are laid out.
-    fn scale_layout(&self, _path: &str) -> ScaleLayout {
-        ScaleLayout::RowMajor
-    }
-
-    /// Whether a stored tensor describes others and has no value of its own.
-    fn is_description(&self, _name: &str) -> bool {
-        false
-    }
-
-    /// Whether U32 weights are words of four codes.
-    fn packs_words(&self) -> bool {
-        false
-    }
-
-    /// Whether FP8 tensors are their own values, so that no scale is missed.
-    fn is_unscaled(&self) -> bool {
-        false
-    }
-
-    /// Whether scales of inputs may stand in the file that nothing uses.
-    fn may_ignore_input_scales(&self) -> bool {
-        false
-    }
+/// What a configuration declares about the scheme of a layer. The tensors decide the rest (`pair.rs`).
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Declared {
+    /// None where the shape of the scales decides.
+    pub(super) weight: Option<Granularity>,
+    /// None where the presence of an `input_scale` decides.
+    pub(super) input: Option<InputScheme>,
+    pub(super) layout: ScaleLayout,
 }
 
-/// A value in a configuration file and where it stands.
-#[derive(Debug, Clone)]
-pub(super) struct At<'a> {
-    path: &'a Path,
-    key: String,
-    pub(super) value: &'a Value,
-}
-
-impl<'a> At<'a> {
-    /// The value of the entry `key` of the file at `path`.
-    pub(super) fn new(path: &'a Path, key: &str, value: &'a Value) -> Self {
+impl Declared {
+    pub(super) fn new(
+        weight: impl Into<Option<Granularity>>,
+        input: impl Into<Option<InputScheme>>,
+    ) -> Self {
         Self {
-            path,
-            key: key.to_string(),
-            value,
+            weight: weight.into(),
+            input: input.into(),
+            layout: ScaleLayout::RowMajor,
         }
     }
+}
 
-    /// An entry; null if there is none.
-    pub(super) fn get(&self, key: &str) -> At<'a> {
-        static NULL: Value = Value::Null;
-        At {
-            path: self.path,
-            key: match self.key.as_str() {
-                "" => key.to_string(),
-                outer => format!("{outer}.{key}"),
-            },
-            value: self.value.get(key).unwrap_or(&NULL),
+type Layer = dyn Fn(&str) -> Result<Option<Declared>> + Send + Sync;
+type Rename = dyn Fn(&str) -> (String, Order) + Send + Sync;
+
+/// A family of checkpoints: its names, and what its configuration declares about layers. Each file of the folder `families` makes one.
+/// The checks are in the catalogue, the same for all families.
+pub(super) struct Family {
+    pub(super) name: FamilyName,
+    /// The configuration; None if there is none.
+    pub(super) source: Option<PathBuf>,
+    /// The family's names for `weight_scale`. Messages use the first.
+    pub(super) weight_scales: &'static [&'static str],
+    /// The family's names for `input_scale`. Messages use the first.
+    pub(super) input_scales: &'static [&'static str],
+    /// Names of tensors that describe other tensors and have no value of their own.
+    pub(super) descriptions: &'static [&'static str],
+    /// Whether U32 weights are words of four codes.
+    pub(super) packs_words: bool,
+    /// Whether FP8 tensors need no scales.
+    pub(super) is_unscaled: bool,
+    /// Whether the file may have input scales that nothing uses.
+    pub(super) may_ignore_input_scales: bool,
+    /// What is declared for the layer at a path; None if the configuration leaves it in high precision.
+    pub(super) layer: Box<Layer>,
+    /// The canonical name of a stored name, and the order of the tensor's rows.
+    pub(super) rename: Box<Rename>,
+}
+
+impl Family {
+    /// A family with the usual names.
+    pub(super) fn new(
+        name: FamilyName,
+        source: Option<&Path>,
+        layer: impl Fn(&str) -> Result<Option<Declared>> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            name,
+            source: source.map(Path::to_path_buf),
+            weight_scales: &["weight_scale"],
+            input_scales: &["input_scale"],
+            descriptions: &[],
+            packs_words: false,
+            is_unscaled: false,
+            may_ignore_input_scales: false,
+            layer: Box::new(layer),
+            rename: Box::new(|name| (name.to_string(), Order::AsStored)),
         }
     }
+}
 
-    /// All entries of an object; none of null.
-    pub(super) fn entries(&self) -> Result<Vec<At<'a>>> {
-        match self.value {
-            Value::Null => Ok(vec![]),
-            Value::Object(map) => Ok(map.keys().map(|key| self.get(key)).collect()),
-            _ => Err(self.unsupported("an object")),
-        }
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Family({}, {:?})", self.name, self.source)
     }
+}
 
-    /// All entries of an object and their keys; none of null.
-    pub(super) fn named_entries(&self) -> Result<Vec<(&'a str, At<'a>)>> {
-        match self.value {
-            Value::Null => Ok(vec![]),
-            Value::Object(map) => {
-                let entries = map.keys().map(|key| (key.as_str(), self.get(key)));
-                Ok(entries.collect())
-            }
-            _ => Err(self.unsupported("an object")),
-        }
-    }
-
-    /// A positive number of f32; None of null.
-    pub(super) fn positive(&self) -> Result<Option<f32>> {
-        if self.is_null() {
-            return Ok(None);
-        }
-        let number = self.value.as_f64().map(|number| number as f32);
-        match number.filter(|number| number.is_normal() && *number > 0.) {
-            Some(number) => Ok(Some(number)),
-            None => Err(self.unsupported("null or a positive number")),
-        }
-    }
-
-    /// A positive count.
-    pub(super) fn count(&self) -> Result<usize> {
-        let count = self
-            .value
-            .as_u64()
-            .and_then(|count| u32::try_from(count).ok());
-        match count.filter(|count| *count > 0) {
-            Some(count) => Ok(count as usize),
-            None => Err(self.unsupported("a positive count")),
-        }
-    }
-
-    /// The texts of a list; none of null.
-    pub(super) fn texts(&self) -> Result<Vec<&'a str>> {
-        match self.value {
-            Value::Null => Ok(vec![]),
-            Value::Array(items) => items
-                .iter()
-                .map(|item| item.as_str().ok_or_else(|| self.unsupported("texts")))
-                .collect(),
-            _ => Err(self.unsupported("a list of texts")),
-        }
-    }
-
-    pub(super) fn text(&self, expected: &str) -> Result<&'a str> {
-        self.value
-            .as_str()
-            .ok_or_else(|| self.unsupported(expected))
-    }
-
-    pub(super) fn is_null(&self) -> bool {
-        self.value.is_null()
-    }
-
-    /// Where the value stands in its file.
-    pub(super) fn key(&self) -> &str {
-        &self.key
-    }
-
-    pub(super) fn file(&self) -> PathBuf {
-        self.path.to_path_buf()
-    }
-
-    /// Fails unless the value is one of `allowed`.
-    pub(super) fn must_be(&self, allowed: &[Value]) -> Result<()> {
-        if allowed.contains(self.value) {
-            return Ok(());
-        }
-        let allowed: Vec<_> = allowed.iter().map(Value::to_string).collect();
-        Err(self.unsupported(&allowed.join(" or ")))
-    }
-
-    /// The error for a value that is something else than `expected`.
-    pub(super) fn unsupported(&self, expected: &str) -> Error {
-        const LONG: usize = 200;
-        let mut value = self.value.to_string();
-        if value.len() > LONG {
-            value = value.chars().take(LONG).chain("..".chars()).collect();
-        }
-        Error::UnsupportedScheme {
-            path: self.path.to_path_buf(),
-            key: self.key.clone(),
-            value,
-            expected: expected.to_string(),
-        }
+/// What several entries of the configuration at `source` declare for the layer at `path`; None if there is no entry.
+///
+/// # Errors
+/// [`Error::Ambiguous`] if they differ. Engines take the first one of the file, but a JSON map does not keep its order here.
+pub(super) fn agreed<'a, D: Copy + PartialEq + 'a>(
+    source: &Path,
+    path: &str,
+    mut entries: impl Iterator<Item = &'a (String, D)>,
+) -> Result<Option<D>> {
+    let Some((first, declared)) = entries.next() else {
+        return Ok(None);
+    };
+    match entries.find(|(_, other)| other != declared) {
+        None => Ok(Some(*declared)),
+        Some((second, _)) => Err(Error::Ambiguous {
+            path: source.to_path_buf(),
+            tensor: path.to_string(),
+            first: first.clone(),
+            second: second.clone(),
+        }),
     }
 }

@@ -1,8 +1,8 @@
-//! The families by name.
+//! The names of the families.
 
 use std::fmt;
 
-/// Who writes checkpoints like this one: the spelling of names, scales and configuration.
+/// A family of checkpoints: the library whose names, scales and configuration a checkpoint has.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -12,9 +12,9 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FamilyName {
-    /// No FP8 weights, and no configuration that speaks of any.
+    /// No FP8 weights.
     HighPrecision,
-    /// FP8 weights and scales without a configuration: shapes decide.
+    /// FP8 weights and scales without a configuration: shapes decide how layers are stored.
     ByShape,
     /// compressed-tensors, the format of llm-compressor and of this library's own exports.
     CompressedTensors,
@@ -34,7 +34,7 @@ pub enum FamilyName {
     Torchao,
     /// AMD's Quark.
     Quark,
-    /// One scale per channel, as sglang writes it.
+    /// One scale per channel: sglang.
     W8a8Fp8,
     /// MLX: four codes in a word, microscaled.
     Mlx,

@@ -1,50 +1,37 @@
 //! Checks of the scales of KV caches.
 
-use super::catalogue::{FLOATS, FLOATS_TEXT, Source, Stored};
-use crate::error::{Error, Result};
-use candle_core::{DType, Device};
+use super::files::{FLOATS, Files, Stored};
+use crate::error::Result;
 
-impl Source<'_> {
-    /// One number, or one per head.
+impl Files {
+    /// The shape of a cache scale: one number, or one per head.
     pub(super) fn cache_scale_shape(&self, stored: &Stored) -> Result<Vec<usize>> {
-        self.check_dtype(stored, &FLOATS, FLOATS_TEXT)?;
+        self.check_dtype(stored, &FLOATS)?;
         match self.shape(stored) {
             [] => Ok(vec![1]),
             [heads, rest @ ..] if *heads > 0 && rest.iter().all(|size| *size == 1) => {
                 Ok(vec![*heads])
             }
-            shape => Err(Error::TensorShape {
-                tensor: stored.name.clone(),
-                got: shape.to_vec(),
-                expected: format!("[1] or [heads, 1, 1], in {}", self.path(stored).display()),
-            }),
+            _ => {
+                let file = self.file(stored);
+                Err(file.wrong_shape(&stored.name, "[1] or [heads, 1, 1]"))
+            }
         }
     }
 
-    /// Some writers give a cache's scale under two names, for engines that know one of them: the numbers have to be equal.
+    /// Checks that two names of the same cache scale hold the same numbers. Some writers use two, because engines know one or the other.
     pub(super) fn check_same_scale(&self, first: &Stored, second: &Stored) -> Result<()> {
-        let numbers = |stored: &Stored| -> Result<Vec<f32>> {
-            let scale = self.file(stored).tensor(&stored.name, &Device::Cpu)?;
-            Ok(scale.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
-        };
-        let (one, other) = (numbers(first)?, numbers(second)?);
+        let (one, other) = (self.numbers(first)?, self.numbers(second)?);
         if one.len() != other.len() {
             return Err(self.ambiguous(&second.name, first, second));
         }
         let differ = |(one, other): (&f32, &f32)| one != other;
-        match one.iter().zip(&other).position(differ) {
-            None => Ok(()),
-            Some(index) => Err(Error::TensorValue {
-                tensor: second.name.clone(),
-                index,
-                value: f64::from(other[index]),
-                expected: format!(
-                    "{}, as `{}` says, which is the same scale, in {}",
-                    one[index],
-                    first.name,
-                    self.path(second).display()
-                ),
-            }),
-        }
+        let Some(index) = one.iter().zip(&other).position(differ) else {
+            return Ok(());
+        };
+        let (value, first) = (one[index], &first.name);
+        let expected = format!("{value}, as `{first}` says, which is the same scale");
+        let file = self.file(second);
+        Err(file.wrong_value(&second.name, index, other[index], expected))
     }
 }

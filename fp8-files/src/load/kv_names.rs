@@ -1,12 +1,12 @@
-//! Every name that files give the scale of a KV cache.
+//! Every name of KV cache scales in files.
 //!
-//! A scale under an unknown name would be dropped, and the cache would run with a scale of 1.
+//! A scale with an unknown name would be dropped, and the cache would run with a scale of 1.
 
-/// The canonical names of what `name` is a scale for: `..self_attn.k_scale`, `..self_attn.v_scale`, and `q_scale` or
-/// `prob_output_scale` where there is one; None for any other name. One scale may be for both keys and values.
+/// The canonical names of the cache scale `name`: `..self_attn.k_scale`, `..self_attn.v_scale`, or both if keys and values share it;
+/// also `q_scale` and `prob_output_scale`. Empty for any other name.
 pub(super) fn canonical_names(name: &str) -> Vec<String> {
     let parts: Vec<&str> = name.split('.').collect();
-    // What ends a name, and whose scale it is, after the path of the attention.
+    // Ends of names, after the path of the attention, and the canonical ends.
     const ENDS: [(&[&str], &[&str]); 21] = [
         (&["k_scale"], &["k_scale"]),
         (&["v_scale"], &["v_scale"]),

@@ -1,9 +1,8 @@
-//! Elements that stand in another order in a file than in a model.
+//! Elements whose order differs between a file and a model.
 
-use super::catalogue::Stored;
 use crate::error::{Error, Result};
 
-/// The elements of scales that stand in tiles of 128x4.
+/// The elements of scales that are stored in tiles of 128x4.
 pub(super) fn untile(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     if values.is_empty() {
         return vec![];
@@ -18,12 +17,12 @@ pub(super) fn untile(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     elements.map(|(r, c)| values[at(r, c)]).collect()
 }
 
-/// For each row of the model the row of the file.
-pub(super) fn rotary_rows(rows: usize, heads: usize, stored: &Stored) -> Result<Vec<usize>> {
+/// For each row of the model its row in the tensor `name` of the file.
+pub(super) fn rotary_rows(rows: usize, heads: usize, name: &str) -> Result<Vec<usize>> {
     let head = rows.checked_div(heads).unwrap_or_default();
     if head * heads != rows || !head.is_multiple_of(2) {
         return Err(Error::TensorShape {
-            tensor: stored.name.clone(),
+            tensor: name.to_string(),
             got: vec![rows],
             expected: format!("rows in pairs for {heads} heads"),
         });
@@ -32,17 +31,18 @@ pub(super) fn rotary_rows(rows: usize, heads: usize, stored: &Stored) -> Result<
     Ok((0..rows).map(row).collect())
 }
 
+/// The elements of the tensor `name` with its rows in the model's order.
 pub(super) fn take_rows<T: Copy>(
     values: &[T],
     rows: usize,
     heads: usize,
-    stored: &Stored,
+    name: &str,
 ) -> Result<Vec<T>> {
-    // There may be many rows of nothing.
+    // An empty tensor may have many rows.
     if values.is_empty() {
         return Ok(vec![]);
     }
-    let order = rotary_rows(rows, heads, stored)?;
+    let order = rotary_rows(rows, heads, name)?;
     let width = values.len() / rows.max(1);
     let rows = order
         .into_iter()

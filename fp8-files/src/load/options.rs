@@ -1,23 +1,16 @@
-//! How a checkpoint is opened.
+//! Options for opening a checkpoint.
 
-/// What becomes of the inputs of FP8 layers.
+/// How the inputs of FP8 layers are scaled.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_recipes::load::Checkpoint;
-/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-/// # let dir = tempfile::tempdir()?;
-/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
-/// use fp8::load::{Inputs, OpenOptions};
+/// use candle_core::Device;
+/// use fp8::load::{Checkpoint, Inputs, OpenOptions};
 /// use fp8::nn::InputScaling;
+/// # let dir = tempfile::tempdir()?;
+/// # fp8_test_support::files::fp8_model(dir.path());
 /// let options = OpenOptions::new().with_inputs(Inputs::WeightOnly);
-/// let checkpoint = Checkpoint::open_dir_with(&fp8, &options)?;
+/// let checkpoint = Checkpoint::open_dir_with(dir.path(), &options)?;
 /// let layer = checkpoint.stored_layer("fc", &Device::Cpu)?;
 /// assert!(matches!(layer.input, InputScaling::None));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -25,16 +18,16 @@
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Inputs {
-    /// As the checkpoint says; ModelOpt's `fp8_pb_wo` says that they stay in high precision.
+    /// As the checkpoint declares; with ModelOpt's `fp8_pb_wo` they stay in high precision.
     #[default]
     AsStored,
-    /// They stay in high precision, whatever the checkpoint says, and are multiplied by dequantized weights.
+    /// They stay in high precision, whatever the checkpoint declares, and are multiplied by dequantized weights.
     WeightOnly,
-    /// Every so many inputs of a token are cast with a scale from their amax, as engines run `fp8_pb_wo` with 128.
+    /// Each group of so many inputs of a token is cast with a scale from its amax. Engines run `fp8_pb_wo` this way, with 128.
     Groups(usize),
 }
 
-/// How [`Checkpoint::open_dir_with`](super::Checkpoint::open_dir_with) takes what it finds.
+/// Options of [`Checkpoint::open_dir_with`](super::Checkpoint::open_dir_with) and [`Checkpoint::open_with`](super::Checkpoint::open_with).
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -53,19 +46,19 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Inputs as stored, every FP8 weight with its scale.
+    /// Scales inputs as stored, and requires a scale for every FP8 weight.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What becomes of the inputs of FP8 layers.
+    /// Sets how the inputs of FP8 layers are scaled.
     pub fn with_inputs(mut self, inputs: Inputs) -> Self {
         self.inputs = inputs;
         self
     }
 
-    /// Whether to open files of plain casts: FP8 tensors in a set of files in which nothing has a scale and no configuration speaks of
-    /// any. Their values are their codes. Such a file looks like one that has lost its scales, so it takes this word.
+    /// Sets whether to open files of plain casts, whose values are the codes: no tensor in them is a scale, and no configuration declares
+    /// any. Such a file looks like one that has lost its scales, so the caller has to confirm it.
     pub fn with_allow_unscaled(mut self, allow: bool) -> Self {
         self.allow_unscaled = allow;
         self

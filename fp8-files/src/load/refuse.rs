@@ -1,4 +1,4 @@
-//! Tensors of formats that are not FP8, or not the FP8 of OCP, by their names and dtypes.
+//! Recognises tensors of formats other than OCP FP8 by their names and dtypes.
 
 use crate::error::{Error, Result};
 use crate::names::split;
@@ -6,7 +6,7 @@ use crate::safetensors_file::SafetensorsFile;
 use safetensors::Dtype;
 use std::path::Path;
 
-/// What a tensor of that name belongs to.
+/// Names of tensors, and the formats they belong to.
 const NAMES: [(&str, &str); 9] = [
     (
         "weight_packed",
@@ -22,7 +22,7 @@ const NAMES: [(&str, &str); 9] = [
     ("qzeros", "GPTQ or AWQ"),
 ];
 
-/// Fails for a file whose tensors are no values by themselves.
+/// Fails for a file of scaled arithmetic.
 pub(super) fn file(file: &SafetensorsFile) -> Result<()> {
     if !file.is_scaled() {
         return Ok(());
@@ -34,7 +34,7 @@ pub(super) fn file(file: &SafetensorsFile) -> Result<()> {
     })
 }
 
-/// Fails for a tensor of a format that is not read here.
+/// Fails for a tensor of a format that this library does not read.
 pub(super) fn tensor(path: &Path, name: &str, dtype: Dtype) -> Result<()> {
     let by_name = NAMES.iter().find(|(own, _)| *own == split(name).1);
     let format = match (dtype, by_name) {

@@ -10,31 +10,27 @@ use candle_nn::VarBuilder;
 use fp8_candle::{Fp8Tensor, StaticWeight};
 use fp8_core::{Cast, Contraction, Format, Granularity};
 
-/// Loads the `[n, k]` tensor `weight` with its `weight_scale` and, if there is one, `input_scale`; `None` where `vb` has no
-/// `weight_scale`, which is the mark of an FP8 weight. The VarBuilder of a [`Checkpoint`](super::Checkpoint) says how the layer
-/// is stored; with any other the shapes decide.
+/// Loads the `[n, k]` tensor `weight` with its `weight_scale` and, if there is one, `input_scale`. Returns `None` if `vb` has no
+/// `weight_scale`, which marks an FP8 weight. The VarBuilder of a [`Checkpoint`](super::Checkpoint) knows how the layer is stored; with
+/// any other the shapes decide.
 ///
 /// # Errors
-/// [`Error::TensorShape`], [`Error::TensorDType`] or [`Error::TensorValue`] for a tensor that does not fit the others, and if one
+/// [`Error::TensorShape`], [`Error::TensorDType`] or [`Error::TensorValue`] for a tensor that does not fit the others, and if a tensor
 /// cannot be read.
 pub fn static_weight(n: usize, k: usize, vb: &VarBuilder<'_>) -> Result<Option<StaticWeight>> {
     let path = vb.prefix();
     let name = join(&path, "weight");
     if !holds(vb, "weight_scale") {
-        if let Ok(Some(LayerScheme {
-            weight: Some(scales),
-            ..
-        })) = scheme_of(vb)
-        {
+        if let Ok(Some(LayerScheme { weight, .. })) = scheme_of(vb) {
             tracing::info!(
                 layer = path,
-                "in high precision, though the configuration gives it {scales} FP8 weights"
+                "in high precision, though the configuration gives it {weight} FP8 weights"
             );
         }
         return Ok(None);
     }
     let scheme = scheme_of(vb)?;
-    // Our own VarBuilder hands out the bytes of the file, which then are the codes, without a copy.
+    // A Checkpoint's VarBuilder returns the bytes of the file as the codes, without a copy.
     let stored = match scheme {
         Some(_) => DType::U8,
         None => DType::F8E4M3,
@@ -43,37 +39,34 @@ pub fn static_weight(n: usize, k: usize, vb: &VarBuilder<'_>) -> Result<Option<S
     check_payload(vb, &weight, &name, (n, k))?;
     let scale_name = join(&path, "weight_scale");
     let scale = vb.get_unchecked_dtype("weight_scale", DType::F32)?;
-    // Our own VarBuilder has checked the scales.
+    // A Checkpoint has checked the scales.
     if scheme.is_none() {
         check_scale_values(&scale_name, &scale)?;
     }
-    let told = scheme.and_then(|scheme| scheme.weight);
-    let granularity = told
-        .or_else(|| granularity_by_shape(scale.dims(), n, k))
-        .ok_or_else(|| Error::TensorShape {
+    let granularity = match scheme {
+        Some(scheme) => scheme.weight,
+        None => granularity_by_shape(scale.dims(), n, k).ok_or_else(|| Error::TensorShape {
             tensor: scale_name,
             got: scale.dims().to_vec(),
-            expected: shapes_text(told, n, k),
-        })?;
+            expected: shapes_text(None, n, k),
+        })?,
+    };
     let (scale, along) = (scale.contiguous()?, Contraction::Cols);
     let codes = match scheme {
         Some(_) => Fp8Tensor::from_parts(weight, Format::E4M3, granularity, along, scale)?,
         None => Fp8Tensor::from_f8e4m3(&weight, granularity, along, scale)?,
     };
-    let amax_bound = scheme.and_then(|scheme| scheme.amax_bound);
-    let power_of_two = scheme.is_some_and(|scheme| scheme.power_of_two_inputs);
-    let told = scheme.and_then(|scheme| scheme.input);
-    let by_presence = || match vb.contains_tensor("input_scale") {
-        true => InputScheme::Static,
-        false => InputScheme::PerToken,
+    let input = match scheme {
+        Some(scheme) => scheme.input,
+        None if vb.contains_tensor("input_scale") => InputScheme::Static(()),
+        None => InputScheme::per_token(),
     };
-    let input = told.unwrap_or_else(by_presence);
-    let input = input.scaling(power_of_two, amax_bound, || input_scale(vb, &path))?;
+    let input = input.with_scale(|()| input_scale(vb, &path))?;
     Ok(Some(StaticWeight::new(&codes, input, &path)?))
 }
 
-/// Fails for a weight in high precision whose values are FP8 codes without their scale, which a stock VarBuilder hands out with
-/// no error. The VarBuilder of a [`Checkpoint`](super::Checkpoint) has looked at the dtypes of the file.
+/// Fails for a weight in high precision whose values are FP8 codes without their scale. A stock VarBuilder returns them without an error;
+/// a [`Checkpoint`](super::Checkpoint) has checked the dtypes of the file.
 ///
 /// # Errors
 /// [`Error::MissingScale`].
@@ -104,16 +97,16 @@ fn input_scale(vb: &VarBuilder<'_>, path: &str) -> Result<Tensor> {
     Ok(scale.reshape(1)?)
 }
 
-/// A stock VarBuilder casts whatever it holds to the dtype asked for; codes that do not give back the stored values
-/// were no codes.
+/// Checks that the tensor behind `codes` is FP8. A stock VarBuilder casts any tensor to the requested dtype, so codes that do not decode
+/// to the stored values were cast.
 fn check_payload(
     vb: &VarBuilder<'_>,
     codes: &Tensor,
     name: &str,
     shape: (usize, usize),
 ) -> Result<()> {
-    // Our own VarBuilder has checked the dtype, and hands out scaled values below. On a GPU candle 0.11 casts nothing to
-    // or from F8E4M3, so codes that arrive there were stored as such.
+    // A Checkpoint has checked the dtype, and returns scaled values below. On a GPU candle 0.11 casts nothing to or from F8E4M3, so
+    // codes that arrive there were stored as such.
     if is_checked(vb) || codes.device().is_cuda() {
         return Ok(());
     }
@@ -145,8 +138,8 @@ fn check_payload(
     Ok(())
 }
 
-/// Whether high-precision values are in fact FP8 codes without their scale: every one of them is an E4M3 value and
-/// the largest fills the format, which only a quantized weight does.
+/// Whether high-precision values are FP8 codes without their scale: all are E4M3 values, and the largest is near the top of the format,
+/// which happens in quantized weights only.
 fn is_unscaled_fp8(weight: &Tensor) -> Result<bool> {
     const FULL: f32 = 224.;
     if weight.elem_count() == 0 {

@@ -1,18 +1,18 @@
-//! Which layers a configuration means: exact paths, regular expressions and class names.
+//! Patterns of layers in a configuration: exact paths, regular expressions and class names.
 
-use super::family::At;
+use super::at::At;
 use crate::error::{Error, Result};
 use fancy_regex::Regex;
 
-/// The class that every layer of this library stands for.
+/// The class that stands for every layer of this library.
 const CLASS: &str = "Linear";
 
-/// How exactly a pattern names a layer; the most exact one counts.
+/// How exactly a pattern matches a layer. The most exact match decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
     /// All layers of the class.
     Class,
-    /// `re:` and a regular expression, from the start of the path.
+    /// `re:` and a regular expression, anchored at the start of the path.
     Expression,
     /// The path itself.
     Exact,
@@ -31,24 +31,19 @@ impl Targets {
         for text in at.texts()? {
             match text.strip_prefix("re:") {
                 None => targets.exact.push(text.to_string()),
-                Some(pattern) => {
-                    // Python's `re.match`: from the start, with no demand on the end.
-                    let expression = Regex::new(&format!("^(?:{pattern})"))
-                        .map_err(|error| at.unsupported(&format!("a pattern ({error})")))?;
-                    targets.expressions.push(expression);
-                }
+                Some(pattern) => targets.expressions.push(at.pattern(pattern)?),
             }
         }
         Ok(targets)
     }
 
-    /// How exactly these patterns name the layer at `path`; None if they do not.
+    /// How exactly these patterns match the layer at `path`; None if none does.
     pub(super) fn rank(&self, path: &str) -> Result<Option<Rank>> {
         if self.exact.iter().any(|exact| exact == path) {
             return Ok(Some(Rank::Exact));
         }
         for expression in &self.expressions {
-            // A pattern that tries too many ways to match gives up.
+            // Matching fails at the backtracking limit.
             let found = expression.is_match(path).map_err(|error| Error::Pattern {
                 pattern: expression.as_str().to_string(),
                 layer: path.to_string(),

@@ -1,4 +1,4 @@
-//! The files of a model beside its weights: the configuration, which is edited, and those that are copied.
+//! The files beside a model's weights: the configuration, which is edited, and files that are copied.
 
 use crate::atomic::FileError;
 use crate::contents::Contents;
@@ -13,41 +13,18 @@ use std::path::Path;
 /// Keys under which a configuration describes a quantization; `quantization` is MLX's.
 const QUANTIZATION: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
 
+/// Keys of a model's dtype.
+const DTYPE: [&str; 2] = ["dtype", "torch_dtype"];
+
 /// What changes in a configuration beside its quantization.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Changes {
     /// The head is no longer the embedding.
     pub(super) untied: bool,
     /// All weights are in this dtype now.
     pub(super) dtype: Option<DType>,
-    /// Said if the configuration has none.
-    pub(super) default_dtype: Option<DType>,
-}
-
-/// The entries of the source with another quantization, or none.
-pub(super) fn config(
-    source: Option<&Value>,
-    quantization: Option<Value>,
-    changes: Changes,
-) -> Value {
-    let mut config = match source {
-        Some(Value::Object(entries)) => entries.clone(),
-        _ => Map::new(),
-    };
-    edit(&mut config, changes);
-    if let Some(Value::Object(text)) = config.get_mut("text_config") {
-        edit(text, changes);
-    }
-    let said = ["dtype", "torch_dtype"];
-    if !said.iter().any(|key| config.contains_key(*key))
-        && let Some(dtype) = changes.dtype.or(changes.default_dtype)
-    {
-        config.insert("dtype".into(), dtype_name(dtype).into());
-    }
-    if let Some(quantization) = quantization {
-        config.insert("quantization_config".into(), quantization);
-    }
-    config.into()
+    /// The dtype to write if the configuration has none.
+    pub(super) default_dtype: DType,
 }
 
 fn edit(entries: &mut Map<String, Value>, changes: Changes) {
@@ -58,7 +35,7 @@ fn edit(entries: &mut Map<String, Value>, changes: Changes) {
         entries.insert("tie_word_embeddings".into(), json!(false));
     }
     if let Some(dtype) = changes.dtype {
-        for key in ["dtype", "torch_dtype"] {
+        for key in DTYPE {
             if let Some(value) = entries.get_mut(key) {
                 *value = dtype_name(dtype).into();
             }
@@ -75,20 +52,35 @@ fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-/// All configuration files of a model, by name.
+/// All configuration files of a model, by name. The first has the entries of the source with another quantization, or none.
 pub(super) fn configs(
     source: Option<&Value>,
     spelling: Option<Spelling>,
     contents: &Contents,
     changes: Changes,
 ) -> Vec<(&'static str, Value)> {
-    let quantization = spelling.map(|spelling| spelling.quantization(contents));
-    let first = ("config.json", config(source, quantization, changes));
+    let mut config = match source {
+        Some(Value::Object(entries)) => entries.clone(),
+        _ => Map::new(),
+    };
+    edit(&mut config, changes);
+    if let Some(Value::Object(text)) = config.get_mut("text_config") {
+        edit(text, changes);
+    }
+    if !DTYPE.iter().any(|key| config.contains_key(*key)) {
+        let dtype = changes.dtype.unwrap_or(changes.default_dtype);
+        config.insert("dtype".into(), dtype_name(dtype).into());
+    }
+    if let Some(spelling) = spelling {
+        let quantization = spelling.quantization(contents);
+        config.insert("quantization_config".into(), quantization);
+    }
     let second = spelling.and_then(|spelling| spelling.second_config(contents));
+    let first = ("config.json", config.into());
     [Some(first), second].into_iter().flatten().collect()
 }
 
-/// Whether a file beside the weights belongs to the model whatever its weights are stored as.
+/// Whether a file belongs to the model, however its weights are stored.
 fn is_companion(name: &str) -> bool {
     const BEGINNINGS: [&str; 15] = [
         "tokenizer",
@@ -107,23 +99,20 @@ fn is_companion(name: &str) -> bool {
         "tekken",
         "LICENSE",
     ];
-    // Code of models that bring their own.
+    // The code of models that come with it.
     BEGINNINGS.iter().any(|b| name.starts_with(b)) || name.ends_with(".py")
 }
 
-/// Copies tokenizers and the like; names of the copies.
+/// Copies tokenizers and similar files. Returns the names of the copies.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<Vec<String>> {
-    let read = |source| Error::Read {
-        path: from.to_path_buf(),
-        source,
-    };
+    let read = Error::read(from);
     let mut copied = vec![];
     let from = match from.as_os_str().is_empty() {
         true => Path::new("."),
         false => from,
     };
-    for entry in fs::read_dir(from).map_err(read)? {
-        let entry = entry.map_err(read)?;
+    for entry in fs::read_dir(from).map_err(&read)? {
+        let entry = entry.map_err(&read)?;
         let Some(name) = entry.file_name().to_str().map(String::from) else {
             continue;
         };
@@ -132,13 +121,9 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<Vec<String>> {
             copy_file(&path, &to.join(&name))?;
             copied.push(name);
         } else if path.join("config.json").is_file() && name.ends_with("_Pooling") {
-            // How sentence-transformers make one vector of a text.
+            // How sentence-transformers pool the token vectors of a text.
             let made = to.join(&name);
-            fs::create_dir(&made).map_err(|source| FileError::Io {
-                path: made.clone(),
-                action: "make the directory",
-                source,
-            })?;
+            fs::create_dir(&made).map_err(FileError::io(&made, "make the directory"))?;
             copy_file(&path.join("config.json"), &made.join("config.json"))?;
             copied.push(format!("{name}/config.json"));
         }
@@ -152,12 +137,5 @@ fn copy_file(from: &Path, to: &Path) -> Result<()> {
         std::io::copy(&mut source, &mut file)?;
         file.sync_all()
     });
-    written.map_err(|source| {
-        FileError::Io {
-            path: to.to_path_buf(),
-            action: "copy it",
-            source,
-        }
-        .into()
-    })
+    Ok(written.map_err(FileError::io(to, "copy it"))?)
 }

@@ -1,27 +1,27 @@
-//! A directory that comes into sight whole or not at all.
+//! A directory that appears complete or not at all.
 //!
-//! It is made under a hidden name beside its place: `.NAME.tmp-PROCESS-COUNT`, locked as long as its process lives. What a killed process has
-//! left there is not locked, and goes when the next one makes a directory of that name. Where two names cannot be exchanged, the model
-//! that is replaced stands under `.NAME.old-PROCESS-COUNT` for a moment; after a kill in it the next process puts it back.
+//! It is written under a hidden name beside its target, `.NAME.tmp-PROCESS-COUNT`, and locked as long as its process lives. A directory
+//! left by a killed process is not locked, and the next process with the same target removes it. On systems that cannot exchange two
+//! names, the replaced model has the name `.NAME.old-PROCESS-COUNT` for a moment; after a kill in that moment the next process renames it
+//! back.
 
-use crate::atomic::{FileError, process_token, sync_dir};
+use crate::atomic::{FileError, is_unique, parent_of, sync_dir, unique};
 use crate::error::{Error, Result};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A directory in the making, beside the one that it will be; removed when dropped.
+/// A directory that is being written beside its target; removed when dropped.
 #[derive(Debug)]
 pub(super) struct Staging {
     target: PathBuf,
     path: PathBuf,
     overwrite: bool,
-    /// Parents that were made for it, the deepest first.
+    /// Parents that were created for it, the deepest first.
     made: Vec<PathBuf>,
     done: bool,
-    /// Locked; None where directories cannot be.
+    /// Holds the lock; None where directories cannot be locked.
     _lock: Option<File>,
 }
 
@@ -29,7 +29,7 @@ impl Staging {
     /// # Errors
     /// [`Error::TargetExists`] unless the target is missing, empty, or a model and `overwrite`.
     pub(super) fn new(target: &Path, overwrite: bool) -> Result<Self> {
-        // The directory that a link leads to is the one that is replaced.
+        // A link is followed: the directory that it points to is replaced.
         let target = match fs::canonicalize(target) {
             Ok(path) => path,
             Err(_) => target.to_path_buf(),
@@ -37,10 +37,7 @@ impl Staging {
         let Some(name) = target.file_name().map(OsString::from) else {
             return Err(FileError::NoName { path: target }.into());
         };
-        let parent = match target.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
-            _ => PathBuf::from("."),
-        };
+        let parent = parent_of(&target).to_path_buf();
         remove_stale(&parent, &name, &target);
         check_free(&target, overwrite)?;
         let mut staging = Self {
@@ -51,14 +48,12 @@ impl Staging {
             done: false,
             _lock: None,
         };
-        if let Err(source) = fs::create_dir_all(&parent) {
-            return Err(staging.io("make the directory above it", source));
-        }
+        fs::create_dir_all(&parent).map_err(staging.io("make the directory above it"))?;
         let action = "make a temporary directory beside it";
-        // Another process may take the new directory for a stale one before it is locked.
+        // Before it is locked, another process may remove the new directory as a stale one.
         for _ in 0..ATTEMPTS {
-            let path = parent.join(beside(&name, MADE));
-            fs::create_dir(&path).map_err(|source| staging.io(action, source))?;
+            let path = parent.join(unique(prefix(&name, MADE)));
+            fs::create_dir(&path).map_err(staging.io(action))?;
             let lock = lock(&path);
             if lock.is_some() || !can_lock(&path) {
                 staging.path = path;
@@ -66,29 +61,28 @@ impl Staging {
                 return Ok(staging);
             }
         }
-        Err(staging.io(action, io::ErrorKind::AlreadyExists.into()))
+        Err(staging.io(action)(io::ErrorKind::AlreadyExists.into()).into())
     }
 
-    /// Where files are written meanwhile.
+    /// Where files are written until [`Staging::finish`].
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the directory will be.
+    /// The target directory.
     pub(super) fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Puts the directory where it belongs. A model that is replaced changes places with it in one moment where the system can
-    /// do that, which Linux and macOS can on their own file systems.
+    /// Moves the directory to its target. If there is a model, the two are exchanged atomically where the system supports it: on Linux and
+    /// macOS with their own file systems.
     pub(super) fn finish(mut self) -> Result<()> {
-        sync_dir(&self.path).map_err(|source| self.io("sync the new files", source))?;
-        // It may have come into being meanwhile.
+        sync_dir(&self.path).map_err(self.io("sync the new files"))?;
+        // The target may have been created meanwhile.
         check_free(&self.target, self.overwrite)?;
         let old = match fs::symlink_metadata(&self.target) {
             Ok(_) if is_empty(&self.target) => {
-                fs::remove_dir(&self.target)
-                    .map_err(|source| self.io("replace the empty directory", source))?;
+                fs::remove_dir(&self.target).map_err(self.io("replace the empty directory"))?;
                 None
             }
             Ok(_) if exchange(&self.path, &self.target).is_ok() => {
@@ -97,9 +91,8 @@ impl Staging {
             }
             Ok(_) => {
                 let name = self.target.file_name().unwrap_or_default();
-                let old = self.target.with_file_name(beside(name, REPLACED));
-                fs::rename(&self.target, &old)
-                    .map_err(|source| self.io("move the old directory away", source))?;
+                let old = self.target.with_file_name(unique(prefix(name, REPLACED)));
+                fs::rename(&self.target, &old).map_err(self.io("move the old directory away"))?;
                 Some(old)
             }
             Err(_) => None,
@@ -110,28 +103,21 @@ impl Staging {
             if let Some(old) = &old {
                 let _ = fs::rename(old, &self.target);
             }
-            return Err(self.io("put the new directory there", source));
+            return Err(self.io("put the new directory there")(source).into());
         }
         self.done = true;
-        if let Some(parent) = self.target.parent().filter(|p| !p.as_os_str().is_empty()) {
-            sync_dir(parent).map_err(|source| self.io("sync the directory above it", source))?;
-        }
+        sync_dir(parent_of(&self.target)).map_err(self.io("sync the directory above it"))?;
         match old.map(fs::remove_dir_all) {
-            // Another process may have removed it as a stale one.
+            // Another process may have removed it as stale.
             Some(Err(source)) if source.kind() != io::ErrorKind::NotFound => {
-                Err(self.io("remove what stood there before", source))
+                Err(self.io("remove what stood there before")(source).into())
             }
             _ => Ok(()),
         }
     }
 
-    fn io(&self, action: &'static str, source: io::Error) -> Error {
-        FileError::Io {
-            path: self.target.clone(),
-            action,
-            source,
-        }
-        .into()
+    fn io(&self, action: &'static str) -> impl Fn(io::Error) -> FileError {
+        FileError::io(&self.target, action)
     }
 }
 
@@ -145,44 +131,28 @@ impl Drop for Staging {
             let _ = fs::remove_dir_all(&self.path);
         }
         for made in &self.made {
-            // Fails where something else was put there meanwhile, which then stays.
+            // Fails if other files were created there meanwhile; they stay.
             let _ = fs::remove_dir(made);
         }
     }
 }
 
-/// What stands before the number of the process in the names of directories in the making and of those that they replace.
+/// The middle of the names of directories that are being written, and of those that they replace.
 const MADE: &str = ".tmp-";
 const REPLACED: &str = ".old-";
 
-/// How often a new directory is made before it is locked: once, unless others clean up in that moment.
+/// How often creating and locking a directory is tried. It fails only if another process cleans up in between.
 const ATTEMPTS: usize = 8;
 
-/// A name that no other call has had: `.NAME.tmp-PROCESS-COUNT`.
-fn beside(name: &OsStr, kind: &str) -> OsString {
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let count = COUNTER.fetch_add(1, Ordering::Relaxed);
-    let mut hidden = OsString::from(".");
-    hidden.push(name);
-    hidden.push(format!("{kind}{}-{count}", process_token()));
-    hidden
+/// The beginning of the hidden names beside a directory: `.NAME.tmp-`.
+fn prefix(name: &OsStr, kind: &str) -> OsString {
+    [OsStr::new("."), name, OsStr::new(kind)]
+        .into_iter()
+        .collect()
 }
 
-/// Whether `hidden` is a name that [`beside`] gives.
-fn is_beside(hidden: &OsStr, name: &OsStr, kind: &str) -> bool {
-    let hidden = hidden.as_encoded_bytes().strip_prefix(b".");
-    let rest = hidden.and_then(|hidden| hidden.strip_prefix(name.as_encoded_bytes()));
-    let rest = rest.and_then(|rest| rest.strip_prefix(kind.as_bytes()));
-    let Some(Ok(rest)) = rest.map(std::str::from_utf8) else {
-        return false;
-    };
-    let is_hex = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_hexdigit());
-    let parts = rest.split_once('-');
-    parts.is_some_and(|(process, count)| is_hex(process) && is_hex(count))
-}
-
-/// Removes what killed processes have left of directories called `name`, and puts back a model that one of them had moved away; all
-/// as far as possible.
+/// Removes what killed processes left of directories called `name`, and renames a model back that one of them had moved away. Errors
+/// are ignored.
 fn remove_stale(parent: &Path, name: &OsStr, target: &Path) {
     let Ok(entries) = fs::read_dir(parent) else {
         return;
@@ -190,11 +160,11 @@ fn remove_stale(parent: &Path, name: &OsStr, target: &Path) {
     for entry in entries.flatten() {
         let (hidden, path) = (entry.file_name(), entry.path());
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        let is_replaced = is_beside(&hidden, name, REPLACED);
-        if !is_directory || !(is_replaced || is_beside(&hidden, name, MADE)) {
+        let is_replaced = is_unique(&hidden, &prefix(name, REPLACED));
+        if !is_directory || !(is_replaced || is_unique(&hidden, &prefix(name, MADE))) {
             continue;
         }
-        // Held until it is gone.
+        // Held until the directory is gone.
         let Some(_lock) = lock(&path) else {
             continue;
         };
@@ -205,7 +175,7 @@ fn remove_stale(parent: &Path, name: &OsStr, target: &Path) {
     }
 }
 
-/// The directory, locked for this process; None if another has locked it, it is gone, or the system locks no directories.
+/// The directory, locked for this process; None if another process holds the lock, it is gone, or the system cannot lock directories.
 fn lock(path: &Path) -> Option<File> {
     let directory = File::open(path).ok()?;
     directory.try_lock().ok()?;
@@ -213,7 +183,7 @@ fn lock(path: &Path) -> Option<File> {
     path.is_dir().then_some(directory)
 }
 
-/// Whether directories like that at `path` can be locked; also if it is gone.
+/// Whether the system can lock the directory at `path`; true if it is gone.
 fn can_lock(path: &Path) -> bool {
     match File::open(path).map(|directory| directory.try_lock()) {
         Ok(Ok(()) | Err(fs::TryLockError::WouldBlock)) => true,
@@ -222,7 +192,7 @@ fn can_lock(path: &Path) -> bool {
     }
 }
 
-/// Two directories change places in one moment.
+/// Exchanges two directories atomically.
 #[cfg(any(target_os = "linux", target_os = "macos"))]
 fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -234,7 +204,7 @@ fn exchange(_: &Path, _: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Directories of this path that do not exist, the deepest first.
+/// The directories of a path that do not exist, the deepest first.
 fn missing(path: &Path) -> Vec<PathBuf> {
     let above = path.ancestors();
     let above = above.take_while(|path| !path.as_os_str().is_empty() && !path.exists());
@@ -245,7 +215,7 @@ fn is_empty(path: &Path) -> bool {
     fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// Only what is known to be a model is overwritten: a mistyped path must not cost a directory of something else.
+/// Fails if the target must not be replaced. Only a model is ever overwritten, so that a mistyped path costs nothing else.
 fn check_free(target: &Path, overwrite: bool) -> Result<()> {
     let refused = |reason| {
         Err(Error::TargetExists {
@@ -255,12 +225,7 @@ fn check_free(target: &Path, overwrite: bool) -> Result<()> {
     };
     match fs::metadata(target) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(FileError::Io {
-            path: target.to_path_buf(),
-            action: "look at the directory",
-            source,
-        }
-        .into()),
+        Err(source) => Err(FileError::io(target, "look at the directory")(source).into()),
         Ok(found) if !found.is_dir() => refused("is not a directory"),
         Ok(_) if is_empty(target) => Ok(()),
         Ok(_) if !overwrite => refused(
@@ -276,7 +241,7 @@ fn check_free(target: &Path, overwrite: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn names(dir: &Path) -> Vec<String> {
         let entries = fs::read_dir(dir).unwrap();
@@ -292,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_process_holds_is_removed_and_nothing_else() {
+    fn only_unlocked_stale_directories_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("out");
         let stale = ".out.tmp-1a2b-0";
@@ -308,7 +273,7 @@ mod tests {
         }
         let first = Staging::new(&target, false).unwrap();
         assert!(!dir.path().join(stale).exists());
-        // Of two that are in the making, none takes the other for stale.
+        // Two directories that are being written do not remove each other.
         let second = Staging::new(&target, true).unwrap();
         write(&first);
         write(&second);
@@ -320,9 +285,9 @@ mod tests {
         assert_eq!(names(dir.path()), left);
     }
 
-    /// A kill between two renames.
+    /// After a kill between two renames.
     #[test]
-    fn a_model_that_was_moved_away_comes_back() {
+    fn a_model_that_was_moved_away_is_restored() {
         let dir = tempfile::tempdir().unwrap();
         let (target, old) = (dir.path().join("out"), dir.path().join(".out.old-1a2b-0"));
         fs::create_dir(&old).unwrap();
@@ -333,13 +298,13 @@ mod tests {
             fs::read_to_string(target.join("config.json")).unwrap(),
             "old"
         );
-        // Beside a model it is what that has replaced.
+        // Beside a model it is the old version, which is removed.
         fs::create_dir(&old).unwrap();
         drop(Staging::new(&target, true).unwrap());
         assert_eq!(names(dir.path()), ["out"]);
     }
 
-    /// Between two renames a reader would find nothing.
+    /// With two renames a reader could find nothing in between.
     #[test]
     #[cfg(any(target_os = "linux", target_os = "macos"))]
     fn a_reader_finds_one_model_or_the_other() {

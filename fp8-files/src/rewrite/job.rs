@@ -1,61 +1,83 @@
-//! What all rewrites have in common: from tensors and a configuration to a directory.
+//! What all rewrites share: from layers, tensors and a configuration to a directory.
 
 use super::companions::{self, Changes};
 use super::directory::Staging;
 use super::options::{WriteOptions, WriteReport};
 use super::progress::{Meter, OnProgress};
-use super::shards::{self, Batch};
-use super::source::Source;
-use crate::contents::Contents;
+use super::shards::{self, Batch, Entry};
+use super::source::{Source, natural_order};
+use super::spelling::Layout;
+use crate::check::is_float;
+use crate::contents::{Contents, Described};
 use crate::error::{Error, Result};
+use crate::load::StoredLayer;
+use crate::names::join;
 use crate::scheme::POWER_OF_TWO_INPUTS;
 use crate::spelling::Spelling;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Everything that is known of a model before the first byte of it is written.
-pub(super) struct Job<'a, S> {
+/// Everything known about a model before its first byte is written.
+pub(super) struct Job<'a> {
     pub(super) source: &'a dyn Source,
     pub(super) target: &'a Path,
     pub(super) options: &'a WriteOptions,
-    /// In the order in which they are written.
-    pub(super) batches: Vec<Batch<S>>,
-    pub(super) contents: Contents,
     /// None for a model in high precision.
     pub(super) spelling: Option<Spelling>,
+    pub(super) contents: Contents,
+    /// Names of the tensors that are neither FP8 weights nor scales.
+    pub(super) others: Vec<String>,
     pub(super) changes: Changes,
-    pub(super) unmatched: Vec<String>,
-    pub(super) exact_inputs: Vec<String>,
-    /// Layers whose FP8 weights are rounded anew.
-    pub(super) requantized: Vec<String>,
+    /// The lists of the report that the job does not fill.
+    pub(super) report: WriteReport,
 }
 
-impl<S> Job<'_, S> {
-    /// `make` gives the tensors of a batch, in the order of its entries.
+/// Where the tensors of a batch come from.
+enum Origin<'a> {
+    /// An FP8 layer, and where its parts go.
+    Layer(&'a Described, Vec<Layout>),
+    /// Scales of attention.
+    Scales(Vec<Tensor>),
+    /// A tensor of the source, in this dtype.
+    Other(&'a str, DType),
+}
+
+impl Job<'_> {
+    /// Writes the directory. `layer` returns the codes and scales of an FP8 layer.
     pub(super) fn run(
-        self,
+        &self,
         on_progress: &mut OnProgress<'_>,
-        make: impl FnMut(&S) -> Result<Vec<Tensor>>,
+        mut layer: impl FnMut(&Described) -> Result<StoredLayer>,
     ) -> Result<WriteReport> {
+        let batches = self.batches()?;
         let config = self.source.config();
         let directory = self.source.directory();
-        // A `config.json` of a quantization alone would open nowhere.
+        // A `config.json` with a quantization alone would open nowhere.
         if let (None, Some(path)) = (config, &directory)
             && path.join("params.json").is_file()
         {
             return Err(Error::MissingConfig { path: path.clone() });
         }
         let staging = Staging::new(self.target, self.options.overwrite)?;
-        let bytes = self.batches.iter().map(Batch::bytes).sum();
+        let bytes = batches.iter().map(Batch::bytes).sum();
         let mut meter = Meter::new(on_progress, bytes);
         let mut files = shards::write(
             staging.path(),
-            &self.batches,
+            &batches,
             self.options.shard_bytes,
-            &self.metadata(),
+            &self.metadata(&batches),
             &mut meter,
-            make,
+            |origin| match origin {
+                Origin::Layer(described, layouts) => {
+                    let layer = layer(described)?;
+                    let tensor =
+                        |layout: &Layout| layout.tensor(&layer.path, &layer.codes, &layer.input);
+                    layouts.iter().map(tensor).collect()
+                }
+                Origin::Scales(tensors) => Ok(tensors.clone()),
+                Origin::Other(name, dtype) => Ok(vec![self.source.value(name, *dtype)?]),
+            },
         )?;
         for (name, value) in
             companions::configs(config, self.spelling, &self.contents, self.changes)
@@ -70,33 +92,79 @@ impl<S> Job<'_, S> {
         if let Some(directory) = directory {
             files.extend(companions::copy(&directory, staging.path())?);
         }
-        meter.end()?;
+        meter.next("", 0)?;
         let directory = staging.target().to_path_buf();
         staging.finish()?;
         files.sort();
-        let layers = self.contents.layers.into_iter();
+        let layers = self.contents.layers.iter();
         Ok(WriteReport {
             directory,
             files,
-            quantized: layers.map(|layer| layer.path).collect(),
-            requantized: self.requantized,
-            ignored: self.contents.ignored,
-            unmatched: self.unmatched,
-            exact_inputs: self.exact_inputs,
+            quantized: layers.map(|layer| layer.path.clone()).collect(),
+            ignored: self.contents.ignored.clone(),
             bytes,
+            ..self.report.clone()
         })
     }
 
-    fn metadata(&self) -> BTreeMap<String, String> {
+    /// All tensors in the order of the model, so that those of a layer lie in one file.
+    fn batches(&self) -> Result<Vec<Batch<Origin<'_>>>> {
+        let mut batches = vec![];
+        if let Some(spelling) = self.spelling {
+            for layer in &self.contents.layers {
+                let layouts = spelling.layouts(layer);
+                let entry = |layout: &Layout| Entry {
+                    name: join(&layer.path, layout.own),
+                    dtype: layout.dtype,
+                    dims: layout.dims.clone(),
+                };
+                batches.push(Batch {
+                    entries: layouts.iter().map(entry).collect(),
+                    source: Origin::Layer(layer, layouts),
+                });
+            }
+            for tensors in spelling.attention_tensors(&self.contents)? {
+                let entry = |(name, tensor): &(String, Tensor)| Entry {
+                    name: name.clone(),
+                    dtype: tensor.dtype(),
+                    dims: tensor.dims().to_vec(),
+                };
+                batches.push(Batch {
+                    entries: tensors.iter().map(entry).collect(),
+                    source: Origin::Scales(tensors.into_iter().map(|(_, tensor)| tensor).collect()),
+                });
+            }
+        }
+        for name in &self.others {
+            let stored = self.source.dtype(name);
+            let dtype = match self.changes.dtype {
+                Some(dtype) => stored.filter(|stored| !is_float(*stored)).unwrap_or(dtype),
+                None => stored.unwrap_or(self.changes.default_dtype),
+            };
+            let entry = Entry {
+                name: name.clone(),
+                dtype,
+                dims: self.source.shape(name).unwrap_or_default(),
+            };
+            batches.push(Batch {
+                entries: vec![entry],
+                source: Origin::Other(name, dtype),
+            });
+        }
+        batches.sort_by_cached_key(|batch| natural_order(batch.name()));
+        Ok(batches)
+    }
+
+    fn metadata(&self, batches: &[Batch<Origin<'_>>]) -> BTreeMap<String, String> {
         let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
         let written = |name: &str| {
-            let mut entries = self.batches.iter().flat_map(|batch| &batch.entries);
+            let mut entries = batches.iter().flat_map(|batch| &batch.entries);
             entries.any(|entry| entry.name == name)
         };
         let tied = self.source.tied().into_iter();
         metadata.extend(tied.filter(|(name, other)| !written(name) && written(other)));
         let power_of_two = self.contents.power_of_two_inputs();
-        // Others say it in their configuration.
+        // Other families have a key for it in their configuration.
         if self.spelling == Some(Spelling::CompressedTensors) && !power_of_two.is_empty() {
             let layers = serde_json::Value::from(power_of_two).to_string();
             metadata.insert(POWER_OF_TWO_INPUTS.to_string(), layers);

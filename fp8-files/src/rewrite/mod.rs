@@ -1,4 +1,4 @@
-//! From one checkpoint to another, layer by layer: never a whole model in memory.
+//! Writes one checkpoint as another, layer by layer: a whole model is never in memory.
 //!
 //! | function | from | to |
 //! |---|---|---|
@@ -6,8 +6,8 @@
 //! | [`convert`] | FP8 of any family | the same codes and scales in another [`Spelling`] |
 //! | [`dequantize`] | FP8 of any family | an ordinary checkpoint |
 //!
-//! All three read a [`Source`], which a [`Checkpoint`](crate::load::Checkpoint) is, and write a directory that comes into sight whole or
-//! not at all. A callback hears of the [`Progress`] and can cancel.
+//! All three read a [`Source`], such as a [`Checkpoint`](crate::load::Checkpoint), and write a directory that appears complete or not at
+//! all. A callback gets the [`Progress`] and can cancel.
 
 mod companions;
 mod convert;

@@ -1,8 +1,8 @@
-//! What can be chosen of the files that a rewrite makes, and what it reports.
+//! Options and report of a rewrite.
 
 use std::path::PathBuf;
 
-/// The size of a shard as Hugging Face's libraries have it: 5 GB.
+/// The size of a shard in Hugging Face's libraries: 5 GB.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
 /// Options of every rewrite.
@@ -16,16 +16,16 @@ const SHARD_BYTES: u64 = 5_000_000_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriteOptions {
-    /// Bytes of tensors in one file, unless one layer alone has more. Default 5 GB.
+    /// The most bytes of tensors in one file, unless one layer alone has more. Default 5 GB.
     pub shard_bytes: u64,
-    /// Whether a model that stands in the target directory is replaced, with everything else in that directory. Default no.
+    /// Whether to replace a model in the target directory, with everything else in that directory. Default no.
     pub overwrite: bool,
-    /// Whether scales of KV caches, and of queries and probabilities in FP8 attention, are left out, which a target may be
-    /// unable to say. Default no.
+    /// Whether to leave out scales of KV caches and of queries and probabilities in FP8 attention, for targets that cannot hold them.
+    /// Default no.
     pub drop_kv_scales: bool,
-    /// Of [`convert`](super::convert): whether layers of the source whose input scales are powers of two are announced as such in the
-    /// target's metadata, which this library alone reads, where the family's configuration cannot say it. Default no: they get exact
-    /// scales, as every engine gives them.
+    /// For [`convert`](super::convert) into a family whose configuration has no key for input scales that are powers of two: whether to
+    /// list the layers that have them in the target's metadata, which only this library reads. Default no: they get exact scales, which
+    /// every engine computes.
     pub power_of_two_inputs: bool,
 }
 
@@ -75,21 +75,16 @@ impl WriteOptions {
     }
 }
 
-/// What a rewrite has written.
+/// What a rewrite wrote.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_recipes::load::Checkpoint;
-/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
+/// use fp8_recipes::load::Checkpoint;
+/// use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
 /// # let dir = tempfile::tempdir()?;
-/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-/// # let (model, fp8) = (Checkpoint::open_dir(dir.path())?, dir.path().join("fp8"));
-/// # rewrite::quantize(&model, &fp8, &QuantizeOptions::new(Scheme::ChannelToken), &mut rewrite::quiet)?;
+/// # fp8_test_support::files::plain_model(dir.path());
+/// let model = Checkpoint::open_dir(dir.path())?;
 /// let options = QuantizeOptions::new(Scheme::ChannelToken).with_ignore(["head*"]);
-/// let target = dir.path().join("again");
+/// let target = dir.path().join("fp8");
 /// let report = rewrite::quantize(&model, &target, &options, &mut rewrite::quiet)?;
 /// assert_eq!(report.directory, target);
 /// assert_eq!(report.quantized, ["fc"]);
@@ -105,14 +100,14 @@ pub struct WriteReport {
     pub files: Vec<String>,
     /// Paths of the layers in FP8.
     pub quantized: Vec<String>,
-    /// Those of them that were FP8 before: their values are rounded a second time.
+    /// Paths of the layers that were FP8 before, whose values were rounded a second time.
     pub requantized: Vec<String>,
     /// Paths of the linear layers in high precision.
     pub ignored: Vec<String>,
-    /// Paths of the layers in FP8 whose input scales are powers of two in the source and exact in what was written, because the target's
-    /// configuration cannot say it: see [`WriteOptions::power_of_two_inputs`].
+    /// Paths of the layers in FP8 whose input scales are powers of two in the source and exact in the target, whose configuration has no
+    /// key for it: see [`WriteOptions::power_of_two_inputs`].
     pub exact_inputs: Vec<String>,
-    /// Patterns of layers to ignore that no linear layer has met.
+    /// Patterns of layers to ignore that match no linear layer.
     pub unmatched: Vec<String>,
     /// Bytes of all tensors.
     pub bytes: u64,

@@ -1,20 +1,16 @@
-//! How far a rewrite is, told to whoever wants to show or stop it.
+//! Reports the progress of a rewrite to a callback, which can cancel it.
 
 use crate::error::{Error, Result};
 use std::ops::ControlFlow;
 
-/// How far a rewrite is.
+/// The progress of a rewrite.
 ///
 /// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_recipes::load::Checkpoint;
-/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-/// # let dir = tempfile::tempdir()?;
-/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
+/// use fp8_recipes::load::Checkpoint;
+/// use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
 /// use std::ops::ControlFlow;
+/// # let dir = tempfile::tempdir()?;
+/// # fp8_test_support::files::plain_model(dir.path());
 /// let model = Checkpoint::open_dir(dir.path())?;
 /// let mut told = vec![];
 /// rewrite::quantize(&model, dir.path().join("fp8"), &QuantizeOptions::new(Scheme::ChannelToken), &mut |progress| {
@@ -39,16 +35,11 @@ pub struct Progress<'a> {
 ///
 /// ```
 /// # use fp8_recipes as fp8;
-/// # use candle_core::{DType, Device, Tensor};
-/// # use fp8_recipes::load::Checkpoint;
-/// # use fp8_recipes::rewrite::{self, QuantizeOptions, Scheme};
-/// # let dir = tempfile::tempdir()?;
-/// # let weight = Tensor::ones((32, 64), DType::F32, &Device::Cpu)?;
-/// # let bias = Tensor::zeros(32, DType::F32, &Device::Cpu)?;
-/// # let tensors = [("fc.weight", weight), ("fc.bias", bias)].into();
-/// # candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-/// use fp8::rewrite::{OnProgress, Progress};
+/// use fp8::load::Checkpoint;
+/// use fp8::rewrite::{self, OnProgress, Progress, QuantizeOptions, Scheme};
 /// use std::ops::ControlFlow;
+/// # let dir = tempfile::tempdir()?;
+/// # fp8_test_support::files::plain_model(dir.path());
 /// let model = Checkpoint::open_dir(dir.path())?;
 /// let cancel: &mut OnProgress<'_> = &mut |_: Progress<'_>| ControlFlow::Break(());
 /// let options = QuantizeOptions::new(Scheme::ChannelToken);
@@ -76,7 +67,7 @@ pub fn quiet(_: Progress<'_>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// Counts the bytes.
+/// Counts the bytes written.
 pub(super) struct Meter<'a, 'b> {
     on_progress: &'a mut OnProgress<'b>,
     done: u64,
@@ -92,26 +83,17 @@ impl<'a, 'b> Meter<'a, 'b> {
         }
     }
 
-    /// Says what comes next and how much that is.
+    /// Reports what comes next; `bytes` is its size.
     pub(super) fn next(&mut self, name: &str, bytes: u64) -> Result<()> {
-        let progress = self.progress(name);
+        let progress = Progress {
+            name,
+            done: self.done,
+            total: self.total,
+        };
         self.done += bytes;
         match (self.on_progress)(progress) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(Error::Cancelled),
-        }
-    }
-
-    /// Says that all is done.
-    pub(super) fn end(&mut self) -> Result<()> {
-        self.next("", 0)
-    }
-
-    fn progress<'n>(&self, name: &'n str) -> Progress<'n> {
-        Progress {
-            name,
-            done: self.done,
-            total: self.total,
         }
     }
 }

@@ -1,11 +1,11 @@
-//! What a model in high precision is made into.
+//! The schemes into which a model is quantized.
 
-use crate::scheme::{InputScheme, Kind};
+use crate::scheme::{InputScheme, LayerScheme};
 use fp8_core::{Granularity, ParseNameError};
 use std::fmt;
 use std::str::FromStr;
 
-/// How [`quantize`](super::quantize) scales weights and what it lets loaders do with inputs.
+/// How [`quantize`](super::quantize) scales weights, and how loaders are to scale inputs.
 ///
 /// | name | weights | inputs |
 /// |---|---|---|
@@ -55,26 +55,21 @@ impl Scheme {
         self == Self::StaticTensor
     }
 
-    pub(crate) fn kind(self) -> Kind {
+    pub(super) fn of_layers(self) -> LayerScheme {
         let block = Granularity::Blockwise {
             rows: 128,
             cols: 128,
         };
         let (weight, input) = match self {
-            Self::StaticTensor => (Granularity::Tensorwise, InputScheme::Static),
-            Self::DynamicTensor => (Granularity::Tensorwise, InputScheme::PerTensor),
-            Self::TensorToken => (Granularity::Tensorwise, InputScheme::PerToken),
-            Self::ChannelToken => (Granularity::Rowwise, InputScheme::PerToken),
-            Self::Block128 => (block, InputScheme::PerGroup(128)),
-            Self::Mxfp8 => (Granularity::Mx, InputScheme::Mx),
+            Self::StaticTensor => (Granularity::Tensorwise, InputScheme::Static(())),
+            Self::DynamicTensor => (Granularity::Tensorwise, InputScheme::per_tensor()),
+            Self::TensorToken => (Granularity::Tensorwise, InputScheme::per_token()),
+            Self::ChannelToken => (Granularity::Rowwise, InputScheme::per_token()),
+            Self::Block128 => (block, InputScheme::per_group(128)),
+            Self::Mxfp8 => (Granularity::Mx, InputScheme::DynamicMx),
             Self::WeightOnly { granularity } => (granularity, InputScheme::None),
         };
-        Kind {
-            weight,
-            input,
-            power_of_two: false,
-            amax_bound: None,
-        }
+        LayerScheme { weight, input }
     }
 }
 
@@ -107,17 +102,13 @@ impl FromStr for Scheme {
         if let Some(scheme) = plain.into_iter().find(|scheme| scheme.to_string() == name) {
             return Ok(scheme);
         }
-        match name.strip_prefix("weight-only") {
-            Some("") => {
-                return Ok(Self::WeightOnly {
-                    granularity: Granularity::Rowwise,
-                });
-            }
-            Some(rest) if rest.starts_with(':') => {
-                let granularity = rest[1..].parse()?;
-                return Ok(Self::WeightOnly { granularity });
-            }
-            _ => {}
+        if name == "weight-only" {
+            let granularity = Granularity::Rowwise;
+            return Ok(Self::WeightOnly { granularity });
+        }
+        if let Some(granularity) = name.strip_prefix("weight-only:") {
+            let granularity = granularity.parse()?;
+            return Ok(Self::WeightOnly { granularity });
         }
         Err(ParseNameError {
             what: "scheme",

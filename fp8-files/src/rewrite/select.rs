@@ -1,12 +1,12 @@
-//! Which tensors are weights of linear layers, and which of them are quantized.
+//! Selects the tensors that are weights of linear layers, and the layers to quantize.
 
-use super::source::{Source, is_matrix};
-use crate::contents::{Role, role_by_name};
+use super::source::{Source, is_matrix, natural_order};
+use crate::contents::{Contents, HEAD, Role, role_by_name};
 use crate::error::{Error, Result};
-use crate::names::PathPattern;
+use crate::names::{PathPattern, PatternError};
 use fancy_regex::Regex;
 
-/// The layer path and role of a matrix called `X.weight`; None of any other tensor.
+/// The layer path and role of a matrix called `X.weight`; None for any other tensor.
 pub(super) fn role<'a>(source: &dyn Source, name: &'a str) -> Option<(&'a str, Role)> {
     match is_matrix(source, name) {
         true => role_by_name(name),
@@ -14,7 +14,27 @@ pub(super) fn role<'a>(source: &dyn Source, name: &'a str) -> Option<(&'a str, R
     }
 }
 
-/// Patterns of layer paths: the path itself, a glob, or `re:` and a regular expression from the start.
+/// Adds the linear layers in high precision and the embeddings among `others` to `contents`.
+pub(super) fn name_others(source: &dyn Source, others: &[String], contents: &mut Contents) {
+    for name in others {
+        match role(source, name) {
+            Some((path, Role::Embedding)) => contents.embeddings.push(path.to_string()),
+            Some((path, _)) => contents.ignored.push(path.to_string()),
+            None => {}
+        }
+    }
+    contents.name_absent_layers();
+    // A tied head has no tensor, but the model has the layer, which every list of ignored layers has to name.
+    if !contents.has_head() {
+        contents.ignored.push(HEAD.to_string());
+    }
+    contents
+        .ignored
+        .sort_by_cached_key(|path| natural_order(path));
+}
+
+/// Patterns of layer paths: the path itself, a glob, or `re:` and a regular expression anchored at the start. The flag tells whether a
+/// pattern has matched a layer.
 #[derive(Debug, Default)]
 pub(super) struct Patterns(Vec<(String, Pattern, bool)>);
 
@@ -29,10 +49,10 @@ impl Patterns {
         let parse = |text: &String| {
             let pattern = match text.strip_prefix("re:") {
                 None => Pattern::Glob(text.parse()?),
-                // As compressed-tensors has it: from the start, with no demand on the end.
+                // As in compressed-tensors: anchored at the start, with any end.
                 Some(expression) => {
                     let expression = Regex::new(&format!("^(?:{expression})"));
-                    let expression = expression.map_err(|error| crate::names::PatternError {
+                    let expression = expression.map_err(|error| PatternError {
                         pattern: text.clone(),
                         reason: error.to_string(),
                     })?;
@@ -44,14 +64,14 @@ impl Patterns {
         Ok(Self(texts.iter().map(parse).collect::<Result<_>>()?))
     }
 
-    /// Whether any of them names the layer at `path`.
+    /// Whether any of them matches the layer at `path`.
     pub(super) fn matches(&mut self, path: &str) -> Result<bool> {
         let mut found = false;
-        for (text, pattern, met) in &mut self.0 {
+        for (text, pattern, matched) in &mut self.0 {
             let matches = match pattern {
                 Pattern::Glob(pattern) => pattern.matches(path),
                 Pattern::Expression(expression) => {
-                    // A pattern that tries too many ways to match gives up.
+                    // Matching fails at the backtracking limit.
                     expression.is_match(path).map_err(|error| Error::Pattern {
                         pattern: text.clone(),
                         layer: path.to_string(),
@@ -59,15 +79,15 @@ impl Patterns {
                     })?
                 }
             };
-            *met |= matches;
+            *matched |= matches;
             found |= matches;
         }
         Ok(found)
     }
 
-    /// Those that have met nothing.
+    /// The patterns that have matched no layer.
     pub(super) fn unmatched(&self) -> Vec<String> {
-        let unmatched = self.0.iter().filter(|(_, _, met)| !met);
+        let unmatched = self.0.iter().filter(|(_, _, matched)| !matched);
         unmatched.map(|(text, _, _)| text.clone()).collect()
     }
 }

@@ -1,21 +1,18 @@
 //! Safetensors files of a given size, written layer by layer.
 //!
-//! The header is made from shapes alone. Tensors lie in it by falling element size, so that each is aligned to its
-//! element, and are written at their place whenever their layer's turn comes.
+//! The header is made from shapes alone. It lists tensors by falling element size, so that each is aligned to its element; each tensor is
+//! written to its place when its layer is done.
 
 use super::progress::Meter;
-use crate::atomic::{FileError, write_tensor_data};
+use crate::atomic::{self, BUFFER, FileError, Header, write_tensor_data};
 use crate::error::{Error, Result};
 use candle_core::{DType, Tensor};
-use safetensors::Dtype;
 use serde_json::{Map, Value, json};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
-
-/// Buffer between a writer and its file.
-const BUFFER: usize = 1 << 20;
 
 /// A tensor that will be written.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,7 +29,7 @@ impl Entry {
     }
 }
 
-/// Tensors that are made together and lie in one file.
+/// Tensors that are computed together and stored in one file.
 #[derive(Debug, Clone)]
 pub(super) struct Batch<S> {
     /// Where the tensors come from.
@@ -45,15 +42,12 @@ impl<S> Batch<S> {
         self.entries.iter().map(Entry::bytes).sum()
     }
 
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         self.entries.first().map_or("", |entry| &entry.name)
     }
 }
 
-/// Names of the files written.
-pub(super) type Files = Vec<String>;
-
-/// Writes all batches into `directory`, in their order, with an index if they fill several files.
+/// Writes all batches into `directory`, in their order, with an index if they fill several files. Returns the names of the files.
 ///
 /// `make` gives the tensors of a batch, in the order of its entries. One batch is in memory at a time.
 pub(super) fn write<S>(
@@ -63,7 +57,7 @@ pub(super) fn write<S>(
     metadata: &BTreeMap<String, String>,
     meter: &mut Meter<'_, '_>,
     mut make: impl FnMut(&S) -> Result<Vec<Tensor>>,
-) -> Result<Files> {
+) -> Result<Vec<String>> {
     let shards = split(batches, shard_bytes);
     let mut files = vec![];
     let mut weight_map = Map::new();
@@ -96,7 +90,7 @@ pub(super) fn write<S>(
     Ok(files)
 }
 
-/// Runs of batches that fit into a file each.
+/// Splits the batches into runs that fit into one file each.
 fn split<S>(batches: &[Batch<S>], shard_bytes: u64) -> Vec<&[Batch<S>]> {
     let mut shards = vec![];
     let (mut start, mut bytes) = (0, 0u64);
@@ -112,7 +106,7 @@ fn split<S>(batches: &[Batch<S>], shard_bytes: u64) -> Vec<&[Batch<S>]> {
     shards
 }
 
-/// A safetensors file in the making.
+/// A safetensors file that is being written.
 struct Shard<'a> {
     path: &'a Path,
     file: BufWriter<File>,
@@ -126,24 +120,33 @@ impl<'a> Shard<'a> {
         batches: &[Batch<S>],
         metadata: &BTreeMap<String, String>,
     ) -> Result<Self> {
-        let entries = batches.iter().flat_map(|batch| &batch.entries);
-        let (header, offsets, end) = header(path, entries, metadata)?;
-        let file = File::create_new(path).map_err(io(path, "create it"))?;
-        // A disk that is too small is known before the work where the system reserves space.
-        file.set_len(end)
-            .map_err(io(path, "make it as long as it will be"))?;
-        let mut shard = Self {
+        let mut entries: Vec<&Entry> = batches.iter().flat_map(|batch| &batch.entries).collect();
+        entries.sort_by_key(|entry| (Reverse(entry.dtype.size_in_bytes()), &entry.name));
+        let mut header = Header::new(Some(json!(metadata)));
+        let mut offsets = BTreeMap::new();
+        for Entry { name, dtype, dims } in entries {
+            let start = header.add(path, name, *dtype, dims)?;
+            if offsets.insert(name.clone(), start).is_some() {
+                let tensor = name.clone();
+                return Err(Error::NameClash { tensor });
+            }
+        }
+        let (header, length) = header.finish();
+        offsets
+            .values_mut()
+            .for_each(|offset| *offset += header.len() as u64);
+        let file = File::create_new(path).map_err(FileError::io(path, "create it"))?;
+        // Where the system reserves space, a disk that is too small fails here, before the work.
+        file.set_len(length)
+            .map_err(FileError::io(path, "make it as long as it will be"))?;
+        let mut file = BufWriter::with_capacity(BUFFER, file);
+        file.write_all(&header)
+            .map_err(FileError::io(path, "write"))?;
+        Ok(Self {
             path,
-            file: BufWriter::with_capacity(BUFFER, file),
+            file,
             offsets,
-        };
-        let length = (header.len() as u64).to_le_bytes();
-        let write = io(path, "write");
-        let written = shard.file.write_all(&length);
-        written
-            .and_then(|()| shard.file.write_all(&header))
-            .map_err(write)?;
-        Ok(shard)
+        })
     }
 
     fn write(&mut self, entry: &Entry, tensor: &Tensor) -> Result<()> {
@@ -161,7 +164,7 @@ impl<'a> Shard<'a> {
         };
         self.file
             .seek(SeekFrom::Start(offset))
-            .map_err(io(self.path, "write"))?;
+            .map_err(FileError::io(self.path, "write"))?;
         Ok(write_tensor_data(
             &mut self.file,
             self.path,
@@ -172,66 +175,15 @@ impl<'a> Shard<'a> {
 
     fn finish(self) -> Result<()> {
         let file = self.file.into_inner().map_err(|error| error.into_error());
-        file.and_then(|file| file.sync_all())
-            .map_err(io(self.path, "write"))
+        let synced = file.and_then(|file| file.sync_all());
+        Ok(synced.map_err(FileError::io(self.path, "write"))?)
     }
 }
 
-/// Bytes of the header without its length, where each tensor begins in the file, and where the file ends.
-fn header<'a>(
-    path: &Path,
-    entries: impl Iterator<Item = &'a Entry>,
-    metadata: &BTreeMap<String, String>,
-) -> Result<(Vec<u8>, BTreeMap<String, u64>, u64)> {
-    let mut order: Vec<&Entry> = entries.collect();
-    order.sort_by_key(|entry| (std::cmp::Reverse(entry.dtype.size_in_bytes()), &entry.name));
-    let mut json = Map::new();
-    json.insert("__metadata__".into(), json!(metadata));
-    let mut offsets = BTreeMap::new();
-    let mut end = 0;
-    for entry in order {
-        let start = end;
-        end += entry.bytes();
-        let dtype: Dtype = entry.dtype.into();
-        let value = json!({ "dtype": dtype, "shape": entry.dims, "data_offsets": [start, end] });
-        if json.insert(entry.name.clone(), value).is_some() {
-            let (path, name) = (path.to_path_buf(), entry.name.clone());
-            return Err(match name == "__metadata__" {
-                true => FileError::ReservedName { path, name }.into(),
-                false => Error::NameClash { tensor: name },
-            });
-        }
-        offsets.insert(entry.name.clone(), start);
-    }
-    let mut header = Value::Object(json).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
-    let base = 8 + header.len() as u64;
-    for offset in offsets.values_mut() {
-        *offset += base;
-    }
-    Ok((header, offsets, base + end))
-}
-
-/// A JSON file of its own.
+/// Writes a JSON file.
 pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
-    let written = serde_json::to_vec_pretty(value)
-        .map_err(std::io::Error::from)
-        .and_then(|mut text| {
-            text.push(b'\n');
-            let mut file = File::create_new(path)?;
-            file.write_all(&text)?;
-            file.sync_all()
-        });
-    written.map_err(io(path, "write"))
-}
-
-fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error {
-    move |source| {
-        FileError::Io {
-            path: path.to_path_buf(),
-            action,
-            source,
-        }
-        .into()
-    }
+    let io = FileError::io(path, "write");
+    let mut file = File::create_new(path).map_err(FileError::io(path, "write"))?;
+    atomic::write_json(&mut file, path, value)?;
+    Ok(file.sync_all().map_err(io)?)
 }

@@ -1,18 +1,19 @@
-//! Where weights come from: an FP8 checkpoint, a file in high precision, or another kind of file behind [`Source`].
+//! The input of a rewrite: an FP8 checkpoint, a file in high precision, or another kind of file that implements [`Source`].
 
+use super::options::WriteOptions;
 use crate::check::is_float;
-use crate::contents::{AttentionScale, KvScale};
+use crate::contents::{AttentionScale, Contents, KvScale};
 use crate::error::{Error, Result};
 use crate::load::Checkpoint;
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A model of which every tensor has a value in high precision: what [`quantize`](super::quantize) reads.
+/// A model whose tensors all have values in high precision; [`quantize`](super::quantize) reads it.
 ///
-/// [`Checkpoint`] is one, of any family, FP8 layers by their dequantized weights. Another kind of file becomes one by these methods;
-/// one tensor is asked for at a time.
+/// A [`Checkpoint`] of any family is one: its FP8 weights are dequantized. Implement the trait for other kinds of files; tensors are
+/// requested one at a time.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// use fp8::rewrite::{self, QuantizeOptions, Scheme, Source};
 /// use std::path::PathBuf;
 ///
-/// // One layer, made up on the spot.
+/// // A model of one layer.
 /// struct Ones;
 ///
 /// impl Source for Ones {
@@ -40,17 +41,17 @@ use std::path::{Path, PathBuf};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Source {
-    /// Names of all tensors, by Hugging Face's names (`model.layers.0.mlp.up_proj.weight`). No scales of FP8 weights; scales of KV
-    /// caches as `..self_attn.k_scale` and `v_scale`.
+    /// Hugging Face's names of all tensors (`model.layers.0.mlp.up_proj.weight`), without the scales of FP8 weights; scales of KV caches
+    /// are `..self_attn.k_scale` and `v_scale`.
     fn names(&self) -> Vec<String>;
 
-    /// Shape of a tensor; None if there is none of that name.
+    /// Shape of a tensor; None if no tensor has that name.
     fn shape(&self, name: &str) -> Option<Vec<usize>>;
 
-    /// Dtype of a tensor's value; None if it has no particular one, as FP8 weights and those of block formats.
+    /// Dtype of a tensor's value; None if the value has no dtype of its own, as in FP8 and block formats.
     fn dtype(&self, name: &str) -> Option<DType>;
 
-    /// Whether a tensor is kept as FP8 codes, so that quantizing it rounds its value a second time.
+    /// Whether a tensor is stored as FP8 codes, so that quantizing it rounds its value a second time.
     fn is_fp8(&self, _name: &str) -> bool {
         false
     }
@@ -58,19 +59,19 @@ pub trait Source {
     /// The value of a tensor on the CPU, in `dtype`, which is [`Source::dtype`] or a floating point dtype.
     ///
     /// # Errors
-    /// If there is none, or it cannot be read or held in `dtype`.
+    /// If no tensor has that name, it cannot be read, or `dtype` cannot hold it.
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor>;
 
     /// The `config.json` of the model.
     fn config(&self) -> Option<&Value>;
 
-    /// Where tokenizer files and the like stand, which are copied.
+    /// The directory of tokenizer files and the like, which are copied.
     fn directory(&self) -> Option<PathBuf>;
 
-    /// JSON files that belong beside the weights and stand in no directory, by name.
+    /// More JSON files to write beside the weights, by name.
     ///
     /// # Errors
-    /// If they cannot be made.
+    /// If they cannot be computed.
     fn files(&self) -> Result<BTreeMap<String, Value>> {
         Ok(BTreeMap::new())
     }
@@ -104,7 +105,7 @@ impl Source for Checkpoint {
     }
 
     fn value(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        self.high_precision(name, dtype)
+        Checkpoint::value(self, name, dtype, &Device::Cpu)
     }
 
     fn config(&self) -> Option<&Value> {
@@ -116,7 +117,7 @@ impl Source for Checkpoint {
     }
 
     fn tied(&self) -> BTreeMap<String, String> {
-        self.tied_names()
+        self.tied.clone()
     }
 }
 
@@ -124,24 +125,18 @@ impl Source for Checkpoint {
 const K_SCALE: &str = ".k_scale";
 const V_SCALE: &str = ".v_scale";
 
-/// Ends of the names of scales that attention has beside those.
+/// Ends of the names of the other scales of attention.
 const ATTENTION_SCALES: [&str; 2] = [".q_scale", ".prob_output_scale"];
 
-/// Names of a model, scales of attention taken out.
-#[derive(Debug, Default)]
-pub(super) struct Parts {
-    /// Scales of KV caches.
-    pub(super) kv: Vec<KvScale>,
-    /// Scales of queries and probabilities.
-    pub(super) attention: Vec<AttentionScale>,
-    /// All other names.
-    pub(super) others: Vec<String>,
-}
-
-/// Tells the scales of attention, which only FP8 caches and FP8 attention need, from the other names.
-pub(super) fn take_scales(source: &dyn Source, names: Vec<String>) -> Result<Parts> {
+/// Separates the scales of attention, which only FP8 caches and FP8 attention need, from the other names. The contents have them unless
+/// `options` drop them.
+pub(super) fn take_scales(
+    source: &dyn Source,
+    names: Vec<String>,
+    options: &WriteOptions,
+) -> Result<(Contents, Vec<String>)> {
     let mut scales: BTreeMap<String, [Option<Vec<f32>>; 2]> = BTreeMap::new();
-    let mut parts = Parts::default();
+    let (mut contents, mut others) = (Contents::default(), vec![]);
     let values = |name: &str| -> Result<Vec<f32>> {
         Ok(source.value(name, DType::F32)?.flatten_all()?.to_vec1()?)
     };
@@ -151,11 +146,11 @@ pub(super) fn take_scales(source: &dyn Source, names: Vec<String>) -> Result<Par
             (_, Some(attention)) => (attention, 1),
             _ if is_attention_scale(&name) => {
                 let values = values(&name)?;
-                parts.attention.push(AttentionScale { name, values });
+                contents.attention.push(AttentionScale { name, values });
                 continue;
             }
             _ => {
-                parts.others.push(name);
+                others.push(name);
                 continue;
             }
         };
@@ -172,8 +167,11 @@ pub(super) fn take_scales(source: &dyn Source, names: Vec<String>) -> Result<Par
             })
         }
     });
-    parts.kv = scales.collect::<Result<_>>()?;
-    Ok(parts)
+    contents.kv = scales.collect::<Result<_>>()?;
+    if options.drop_kv_scales {
+        contents = Contents::default();
+    }
+    Ok((contents, others))
 }
 
 /// Other modules may have tensors of these names too.
@@ -186,7 +184,7 @@ fn is_attention_scale(name: &str) -> bool {
     path.ends_with("attn") || path.ends_with("attention")
 }
 
-/// The floating point dtype that most tensors of high precision have: that of the model.
+/// The dtype of the model: that of most tensors in high precision.
 pub(super) fn model_dtype(source: &dyn Source, names: &[String]) -> DType {
     let mut counts = [(DType::BF16, 0), (DType::F16, 0), (DType::F32, 0)];
     for dtype in names.iter().filter_map(|name| source.dtype(name)) {
@@ -198,7 +196,7 @@ pub(super) fn model_dtype(source: &dyn Source, names: &[String]) -> DType {
     most.map_or(DType::F32, |(dtype, _)| *dtype)
 }
 
-/// Whether a tensor is a matrix of numbers in high precision, or FP8.
+/// Whether a tensor is a matrix in high precision or FP8.
 pub(super) fn is_matrix(source: &dyn Source, name: &str) -> bool {
     let float = source.dtype(name).is_none_or(is_float);
     float && source.shape(name).is_some_and(|dims| dims.len() == 2)

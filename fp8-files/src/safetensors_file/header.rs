@@ -1,48 +1,56 @@
-//! The JSON header of a safetensors file, read so that nothing in it is ambiguous or too large.
+//! Parses the JSON header of a safetensors file, and rejects ambiguous names and sizes that overflow.
 //!
-//! The format's own library lets the last of two equal names win and leaves sizes whose product overflows to whoever
-//! computes it.
+//! The format's own library takes the last of two equal names, and accepts sizes whose product overflows later.
 
+use crate::atomic::METADATA;
 use crate::error::{Error, Result};
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
+use std::marker::PhantomData;
 use std::path::Path;
 
-/// Key of the metadata.
-const METADATA: &str = "__metadata__";
-
-/// Parses and checks a header: names are unique, sizes can be computed with, offsets fit shapes and dtypes.
+/// Parses and checks a header: names are unique, products of sizes do not overflow, offsets fit shapes and dtypes.
 pub(super) fn parse(path: &Path, json: &[u8]) -> Result<Metadata> {
     let invalid = |reason: String| Error::NotSafetensors {
         path: path.to_path_buf(),
-        reason,
+        reason: format!("bad header: {reason}"),
     };
-    let header: Header =
-        serde_json::from_slice(json).map_err(|e| invalid(format!("bad header: {e}")))?;
-    if let Some(name) = header.repeated {
-        return Err(Error::RepeatedName {
-            path: path.to_path_buf(),
-            name,
-        });
+    let repeated = |name: &str| Error::RepeatedName {
+        path: path.to_path_buf(),
+        name: name.to_string(),
+    };
+    let header: Object<Entry> =
+        serde_json::from_slice(json).map_err(|error| invalid(error.to_string()))?;
+    if let Some(name) = header.repeated() {
+        return Err(repeated(name));
     }
-    for (name, info) in &header.tensors {
-        if !is_computable(info) {
-            return Err(Error::TensorShape {
-                tensor: name.clone(),
-                got: info.shape.clone(),
-                expected: "sizes whose product memory could hold".into(),
-            });
+    let (mut metadata, mut tensors) = (None, vec![]);
+    for (name, entry) in header.0 {
+        match entry {
+            Entry::Metadata(texts) => {
+                if let Some(name) = texts.repeated() {
+                    return Err(repeated(name));
+                }
+                metadata = Some(texts.0.into_iter().collect());
+            }
+            Entry::Tensor(info) if !is_computable(&info) => {
+                return Err(Error::TensorShape {
+                    tensor: name,
+                    got: info.shape,
+                    expected: "sizes whose product memory could hold".into(),
+                });
+            }
+            Entry::Tensor(info) => tensors.push((name, info)),
         }
     }
-    let mut tensors = header.tensors;
     tensors.sort_by_key(|(_, info)| info.data_offsets);
-    Metadata::new(header.metadata, tensors).map_err(|e| invalid(format!("bad header: {e}")))
+    Metadata::new(metadata, tensors).map_err(|error| invalid(error.to_string()))
 }
 
-/// Whether every product of sizes that strides or lengths may take fits into memory. Empty tensors count too: the
-/// strides of `[0, 2^40, 2^40]` overflow.
+/// Whether no product of sizes, for strides or lengths, overflows. That matters for empty tensors too: the strides of `[0, 2^40, 2^40]`
+/// overflow.
 fn is_computable(info: &TensorInfo) -> bool {
     let sizes = info.shape.iter().map(|&size| size.max(1));
     let bits = sizes
@@ -51,77 +59,62 @@ fn is_computable(info: &TensorInfo) -> bool {
     bits.is_some_and(|bits| bits <= isize::MAX as usize)
 }
 
-#[derive(Default)]
-struct Header {
-    metadata: Option<HashMap<String, String>>,
-    tensors: Vec<(String, TensorInfo)>,
-    /// The first name that came twice.
-    repeated: Option<String>,
-}
+/// The entries of a JSON object in their order, with repeated names.
+struct Object<V>(Vec<(String, V)>);
 
-impl<'de> Deserialize<'de> for Header {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Header;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-                let mut header = Header::default();
-                let mut seen = HashSet::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if !seen.insert(name.clone()) {
-                        header.repeated.get_or_insert(name.clone());
-                    }
-                    if name == METADATA {
-                        let texts: Texts = map.next_value()?;
-                        if let Some(repeated) = texts.repeated {
-                            header.repeated.get_or_insert(repeated);
-                        }
-                        header.metadata = Some(texts.entries);
-                    } else {
-                        header.tensors.push((name, map.next_value()?));
-                    }
-                }
-                Ok(header)
-            }
-        }
-        deserializer.deserialize_map(Entries)
+impl<V> Object<V> {
+    fn repeated(&self) -> Option<&str> {
+        let mut seen = HashSet::new();
+        let mut names = self.0.iter().map(|(name, _)| name.as_str());
+        names.find(|name| !seen.insert(*name))
     }
 }
 
-/// The metadata: names and texts.
-struct Texts {
-    entries: HashMap<String, String>,
-    repeated: Option<String>,
+/// A value of an object; its name decides how it is parsed.
+trait Named: Sized {
+    fn parse<'de, A: MapAccess<'de>>(name: &str, map: &mut A) -> Result<Self, A::Error>;
 }
 
-impl<'de> Deserialize<'de> for Texts {
+impl Named for String {
+    fn parse<'de, A: MapAccess<'de>>(_: &str, map: &mut A) -> Result<Self, A::Error> {
+        map.next_value()
+    }
+}
+
+/// An entry of the header.
+enum Entry {
+    Metadata(Object<String>),
+    Tensor(TensorInfo),
+}
+
+impl Named for Entry {
+    fn parse<'de, A: MapAccess<'de>>(name: &str, map: &mut A) -> Result<Self, A::Error> {
+        match name {
+            METADATA => map.next_value().map(Self::Metadata),
+            _ => map.next_value().map(Self::Tensor),
+        }
+    }
+}
+
+impl<'de, V: Named> Deserialize<'de> for Object<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Texts;
+        struct Entries<V>(PhantomData<V>);
+        impl<'de, V: Named> Visitor<'de> for Entries<V> {
+            type Value = Object<V>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of texts")
+                f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Texts, A::Error> {
-                let mut texts = Texts {
-                    entries: HashMap::new(),
-                    repeated: None,
-                };
-                while let Some((name, text)) = map.next_entry::<String, String>()? {
-                    if texts.entries.insert(name.clone(), text).is_some() {
-                        texts.repeated.get_or_insert(name);
-                    }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object<V>, A::Error> {
+                let mut entries = vec![];
+                while let Some(name) = map.next_key::<String>()? {
+                    let value = V::parse(&name, &mut map)?;
+                    entries.push((name, value));
                 }
-                Ok(texts)
+                Ok(Object(entries))
             }
         }
-        deserializer.deserialize_map(Entries)
+        deserializer.deserialize_map(Entries(PhantomData))
     }
 }

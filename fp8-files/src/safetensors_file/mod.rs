@@ -1,4 +1,4 @@
-//! One safetensors file, read tensor by tensor.
+//! A safetensors file that is read tensor by tensor.
 
 mod header;
 mod positioned;
@@ -11,13 +11,14 @@ use positioned::Positioned;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Bytes that are read at a time; a multiple of the size of every number.
+/// Bytes to read at a time; a multiple of the size of every number.
 const PIECE: usize = 1 << 18;
 
-/// The format's own limit of the header.
+/// The format's limit for the header.
 const MAX_HEADER: u64 = 100_000_000;
 
 /// Metadata entry that names the format of a file's tensors.
@@ -31,19 +32,19 @@ pub struct SafetensorsFile {
     path: PathBuf,
     file: Positioned,
     header: Metadata,
-    /// Tensors that are shown in pieces, and the pieces, each with the name of what it was cut from.
+    /// Tensors that are split into pieces, and the pieces, each with the name of the tensor it is part of.
     cut: HashSet<String>,
     pieces: BTreeMap<String, (TensorInfo, String)>,
     /// Where the data begins.
     start: u64,
 }
 
-/// A part of a stored tensor under a name of its own.
+/// A part of a stored tensor that has its own name.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
-    /// Its first element in the stored tensor; the others follow it there.
+    /// The index of its first element in the stored tensor; the others follow it there.
     pub(crate) first: usize,
 }
 
@@ -54,21 +55,18 @@ impl SafetensorsFile {
     /// [`Error::Read`] or [`Error::NotARegularFile`] for a file that cannot be opened, [`Error::NotSafetensors`],
     /// [`Error::RepeatedName`] or [`Error::TensorShape`] for a header that is malformed or does not fit the file's length.
     pub fn open(path: &Path) -> Result<Self> {
-        let io = |source| Error::Read {
-            path: path.to_path_buf(),
-            source,
-        };
+        let io = Error::read(path);
         let invalid = |reason: String| Error::NotSafetensors {
             path: path.to_path_buf(),
             reason,
         };
         let mut file = open_regular(path)?;
-        let length = file.metadata().map_err(io)?.len();
+        let length = file.metadata().map_err(&io)?.len();
         if length < 8 {
             return Err(invalid(format!("{length} bytes are too few for a header")));
         }
         let mut prefix = [0; 8];
-        file.read_exact(&mut prefix).map_err(io)?;
+        file.read_exact(&mut prefix).map_err(&io)?;
         let header_len = u64::from_le_bytes(prefix);
         if header_len > MAX_HEADER || header_len > length - 8 {
             return Err(invalid(format!(
@@ -105,7 +103,7 @@ impl SafetensorsFile {
         })
     }
 
-    /// Shows the tensor called `name` as `pieces`, which lie within it, and no longer under its own name.
+    /// Replaces the tensor called `name` by `pieces` of it.
     pub(crate) fn cut(&mut self, name: &str, pieces: Vec<Piece>) -> Result<()> {
         let TensorInfo {
             dtype,
@@ -135,13 +133,13 @@ impl SafetensorsFile {
         Ok(())
     }
 
-    /// The stored tensor that the one called `name` is a piece of, and its shape.
+    /// The stored tensor of which `name` is a piece, and its shape.
     pub(crate) fn whole(&self, name: &str) -> Option<(&str, &[usize])> {
         let (_, whole) = self.pieces.get(name)?;
         Some((whole, &self.header.info(whole)?.shape))
     }
 
-    /// The path that it was opened by.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -155,12 +153,12 @@ impl SafetensorsFile {
         names.into_iter()
     }
 
-    /// Dtype of a tensor; None if there is none of that name.
+    /// Dtype of a tensor; None if no tensor has that name.
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
         Some(self.find(name)?.dtype)
     }
 
-    /// Shape of a tensor; None if there is none of that name.
+    /// Shape of a tensor; None if no tensor has that name.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         Some(&self.find(name)?.shape)
     }
@@ -178,7 +176,7 @@ impl SafetensorsFile {
         self.header.metadata().iter().flatten()
     }
 
-    /// A metadata entry; None if there is none of that name.
+    /// A metadata entry; None if none has that name.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.header
             .metadata()
@@ -187,9 +185,48 @@ impl SafetensorsFile {
             .map(String::as_str)
     }
 
-    /// Whether the file says that it holds scaled tensors: data with a scale beside each.
+    /// Whether the metadata say that the file holds scaled tensors: data with a scale beside each.
     pub fn is_scaled(&self) -> bool {
         self.metadata(FORMAT_KEY) == Some(SCALED_FORMAT)
+    }
+
+    /// The error for a tensor whose shape differs from `expected`.
+    pub(crate) fn wrong_shape(&self, name: &str, expected: impl Display) -> Error {
+        Error::TensorShape {
+            tensor: name.to_string(),
+            got: self.shape(name).unwrap_or_default().to_vec(),
+            expected: self.with_place(expected),
+        }
+    }
+
+    /// The error for a tensor whose dtype differs from `expected`.
+    pub(crate) fn wrong_dtype(&self, name: &str, expected: impl Display) -> Error {
+        let got = self.dtype(name);
+        Error::TensorDType {
+            tensor: name.to_string(),
+            got: got.map_or("missing".into(), |got| format!("{got:?}")),
+            expected: self.with_place(expected),
+        }
+    }
+
+    /// The error for an element of a tensor that is not `expected`.
+    pub(crate) fn wrong_value(
+        &self,
+        name: &str,
+        index: usize,
+        value: impl Into<f64>,
+        expected: impl Display,
+    ) -> Error {
+        Error::TensorValue {
+            tensor: name.to_string(),
+            index,
+            value: value.into(),
+            expected: self.with_place(expected),
+        }
+    }
+
+    fn with_place(&self, expected: impl Display) -> String {
+        format!("{expected}, in {}", self.path.display())
     }
 
     /// Shape and dtype of a tensor, and where its bytes are in the file.
@@ -203,7 +240,7 @@ impl SafetensorsFile {
     /// The bytes of a tensor, as stored.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`] if there is none of that name; [`Error::Read`].
+    /// [`Error::MissingTensor`] if no tensor has that name; [`Error::Read`].
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
         let (begin, end) = self.info(name)?.data_offsets;
         let mut bytes = vec![0; end - begin];
@@ -211,8 +248,7 @@ impl SafetensorsFile {
         Ok(bytes)
     }
 
-    /// The stored tensor. Its numbers are read straight into its own memory, a piece at a time, so a second copy of them
-    /// never exists.
+    /// A tensor as stored. Its numbers are read into its own memory piece by piece, so there is never a second copy of them.
     ///
     /// # Errors
     /// As [`SafetensorsFile::bytes`]; [`Error::TensorDType`] for a dtype that candle does not have.
@@ -255,14 +291,11 @@ impl SafetensorsFile {
         Ok(numbers)
     }
 
-    /// Fills `bytes` from the data, which begin at `at` of it.
+    /// Fills `bytes` with the data from offset `at`.
     fn read_at(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
         let at = self.start + at as u64;
         self.file
             .read_exact_at(bytes, at)
-            .map_err(|source| Error::Read {
-                path: self.path.clone(),
-                source,
-            })
+            .map_err(Error::read(&self.path))
     }
 }

@@ -1,11 +1,11 @@
-//! Reading at a position, from several threads at once where the system can.
+//! Reads at positions in a file, from several threads at once where the system supports it.
 //!
-//! No file is mapped into memory: one that is cut short under a map kills the process.
+//! Files are not mapped into memory: if a mapped file is truncated, the process is killed.
 
 use std::fs::File;
 use std::io::Result;
 
-/// A file that is read at given positions only.
+/// A file that is only read at given positions.
 #[derive(Debug)]
 pub(super) struct Positioned(#[cfg(unix)] File, #[cfg(not(unix))] std::sync::Mutex<File>);
 
@@ -15,7 +15,7 @@ impl Positioned {
         Self(file)
     }
 
-    /// Fills `bytes` with what stands at `at`.
+    /// Fills `bytes` from position `at`.
     pub(super) fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> Result<()> {
         std::os::unix::fs::FileExt::read_exact_at(&self.0, bytes, at)
     }
@@ -27,7 +27,7 @@ impl Positioned {
         Self(file.into())
     }
 
-    /// Fills `bytes` with what stands at `at`.
+    /// Fills `bytes` from position `at`.
     pub(super) fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> Result<()> {
         use std::io::{Read, Seek, SeekFrom};
         let mut file = self

@@ -1,4 +1,4 @@
-//! Files, headers and indexes that are damaged, and paths that lead elsewhere.
+//! Damaged files, headers and indexes, and paths that lead out of the directory.
 
 use crate::support::*;
 use candle_core::Device;
@@ -111,7 +111,7 @@ fn indexes_that_do_not_fit_their_files() {
         fs::write(dir.path().join(INDEX), index).unwrap();
         check(case, dir.path(), &[&[INDEX][..], &parts].concat());
     }
-    // Without an index that decides, one name in two files is an error.
+    // Without an index, one name in two files is an error.
     let dir = tempfile::tempdir().unwrap();
     let paths = ["a.safetensors", "b.safetensors"].map(|name| dir.path().join(name));
     for path in &paths {
@@ -141,12 +141,12 @@ fn configurations_that_are_not_json() {
         write(&model.path().join("model.safetensors"), &tensors, None);
         check(name, model.path(), &[name, "not valid"]);
     }
-    // A list is valid JSON and says nothing.
+    // A list is valid JSON that declares nothing.
     let model = Model::new(Some(json!([1])), &[floats("x", &[1], &[1.])]);
     assert!(model.open().is_ok());
 }
 
-/// Whatever is wrong with a header, there is an error, or values that can be read.
+/// A corrupt header gives an error, or values that can be read, but no panic.
 #[test]
 fn headers_with_a_byte_changed() {
     let config =
@@ -185,7 +185,7 @@ fn headers_with_a_byte_changed() {
         }
     }
     assert!(refused > header, "{refused} of {header}");
-    // Cut anywhere, the file is refused by name.
+    // A truncated file is rejected with an error that names it.
     for len in 0..good.len() {
         fs::write(&path, &good[..len]).unwrap();
         check(
@@ -194,7 +194,7 @@ fn headers_with_a_byte_changed() {
             &["model.safetensors", "not a valid safetensors file"],
         );
     }
-    // A file that is cut after it was opened: an error, where a map would kill the process.
+    // Truncating the file after it was opened is an error; with a memory map it would kill the process.
     fs::write(&path, &good).unwrap();
     let checkpoint = model.open().unwrap();
     fs::write(&path, &good[..header]).unwrap();

@@ -1,4 +1,4 @@
-//! Small models as the families' own libraries write them: weights come out equal to the bit, in one file and in two.
+//! Small models written by the families' own libraries: weights load equal to the bit, from one file and from two.
 
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};
@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
+use tempfile::TempDir;
 
-/// What the inputs of a folder's layers are told to be.
+/// Whether the layers of a folder scale inputs as expected.
 type Input = fn(&InputScaling) -> bool;
 
 struct Folder {
@@ -79,7 +80,7 @@ fn folders() -> [Folder; 10] {
     ]
 }
 
-/// The tensors, metadata and configurations of a folder. Two of them are another one in other spellings.
+/// The tensors, metadata and configurations of a folder. Two folders are others with different names and configuration.
 struct Files {
     tensors: Vec<Entry>,
     metadata: HashMap<String, String>,
@@ -144,10 +145,19 @@ impl Files {
             .collect()
     }
 
-    fn write_configs(&self, dir: &Path) {
+    /// A directory with the configurations and, if `whole`, the tensors in one file; else in two.
+    fn write(&self, whole: bool) -> TempDir {
+        let dir = tempfile::tempdir().unwrap();
         for (name, text) in &self.configs {
-            fs::write(dir.join(name), text).unwrap();
+            fs::write(dir.path().join(name), text).unwrap();
         }
+        let (tensors, metadata) = (&self.tensors, self.metadata.clone());
+        let name = "model.safetensors";
+        match whole {
+            true => write(&dir.path().join(name), tensors, Some(metadata)),
+            false => split(dir.path(), tensors, metadata, name),
+        }
+        dir
     }
 }
 
@@ -181,7 +191,7 @@ fn check(folder: &Folder, dir: &Path, files: &Files, case: &str) {
         assert_eq!(layer.codes.dequant_scale().dtype(), DType::F32);
         let value = layer.codes.dequantize(DType::F32).unwrap();
         assert_eq!(bits(&value.narrow(0, 0, 8).unwrap()), bits(rows), "{case}");
-        // The layers get the same codes and scales, and stock layers the value.
+        // FP8 layers get the same codes and scales, stock layers the value.
         let vb = open().var_builder(DType::F32, &Device::Cpu).unwrap();
         let ours = nn::linear_no_bias(k, n, vb.pp(path)).unwrap();
         assert_eq!(bits(&ours.weight().unwrap()), bits(&value), "{case}");
@@ -229,10 +239,7 @@ fn check(folder: &Folder, dir: &Path, files: &Files, case: &str) {
 fn values_are_equal_to_the_bit_in_every_family() {
     for folder in folders() {
         let files = files(folder.name);
-        let dir = tempfile::tempdir().unwrap();
-        files.write_configs(dir.path());
-        let path = dir.path().join("model.safetensors");
-        write(&path, &files.tensors, Some(files.metadata.clone()));
+        let dir = files.write(true);
         check(&folder, dir.path(), &files, folder.name);
     }
 }
@@ -241,11 +248,8 @@ fn values_are_equal_to_the_bit_in_every_family() {
 fn a_weight_and_its_scale_may_be_in_different_files() {
     for folder in folders() {
         let files = files(folder.name);
-        let dir = tempfile::tempdir().unwrap();
-        files.write_configs(dir.path());
-        let (tensors, metadata) = (&files.tensors, files.metadata.clone());
-        split(dir.path(), tensors, metadata, "model.safetensors");
-        // A file that the index does not name does not count.
+        let dir = files.write(false);
+        // A file that the index does not name is ignored.
         let stray = [floats("model.norm.weight", &[1], &[7.])];
         write(&dir.path().join("model-00003.safetensors"), &stray, None);
         check(
@@ -260,11 +264,7 @@ fn a_weight_and_its_scale_may_be_in_different_files() {
 #[test]
 fn inputs_may_be_overruled() {
     for folder in folders() {
-        let files = files(folder.name);
-        let dir = tempfile::tempdir().unwrap();
-        files.write_configs(dir.path());
-        let path = dir.path().join("model.safetensors");
-        write(&path, &files.tensors, Some(files.metadata.clone()));
+        let dir = files(folder.name).write(true);
         for (inputs, fits) in [(Inputs::WeightOnly, NONE), (Inputs::Groups(128), GROUPS)] {
             let options = OpenOptions::new().with_inputs(inputs);
             let checkpoint = Checkpoint::open_dir_with(dir.path(), &options).unwrap();

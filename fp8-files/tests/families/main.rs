@@ -1,4 +1,4 @@
-//! Every family of FP8 checkpoints: what is read from it, and what is refused.
+//! Every family of FP8 checkpoints: what loads, and what is rejected.
 
 mod damaged;
 mod golden;

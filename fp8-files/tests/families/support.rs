@@ -1,4 +1,4 @@
-//! Directories with a small model, and values from a formula of the test.
+//! Directories with small models whose values come from formulas.
 
 use candle_core::{DType, Device};
 use fp8_files::load::{Checkpoint, OpenOptions};
@@ -35,7 +35,7 @@ pub fn floats(name: &str, shape: &[usize], values: &[f32]) -> Entry {
     entry(name, Dtype::F32, shape, data)
 }
 
-/// An FP8 weight of [`codes`].
+/// An FP8 weight with [`codes`].
 pub fn weight(name: &str, n: usize, k: usize) -> Entry {
     entry(name, Dtype::F8_E4M3, &[n, k], codes(n * k))
 }
@@ -62,7 +62,7 @@ pub fn decode(code: u8) -> f32 {
     }
 }
 
-/// The weight of [`codes`] with the scale of each element.
+/// The values of [`weight`], with the scale of each element.
 pub fn expected(n: usize, k: usize, scale: impl Fn(usize, usize) -> f32) -> Vec<f32> {
     let codes = codes(n * k);
     let value = |at: usize| decode(codes[at]) * scale(at / k, at % k);
@@ -131,7 +131,7 @@ pub fn read(path: &Path) -> (Vec<Entry>, HashMap<String, String>) {
     (tensors, metadata.metadata().clone().unwrap_or_default())
 }
 
-/// Puts the tensors into two files, weights into one and everything that is a scale into the other, with an index.
+/// Writes the tensors into two files with an index: scales into the second, all others into the first.
 pub fn split(dir: &Path, tensors: &[Entry], metadata: HashMap<String, String>, name: &str) {
     let stem = name.strip_suffix(".safetensors").unwrap();
     let files = [1, 2].map(|i| format!("{stem}-0000{i}-of-00002.safetensors"));

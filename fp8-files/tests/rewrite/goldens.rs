@@ -1,4 +1,4 @@
-//! Files of other libraries, rewritten in each spelling that can say them, and back.
+//! Files of other libraries, converted to each spelling that can hold them, and back.
 
 use crate::helpers::*;
 use fp8_core::Granularity;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use Spelling::{AutoFp8, CompressedTensors, Fp8Blocks, ModelOpt};
 
-/// Every folder, and the spellings that can say what is in it.
+/// Every folder, and the spellings that can hold its model.
 const FAMILIES: [(&str, &[Spelling]); 10] = [
     ("ct_static_tensor", &[CompressedTensors, AutoFp8, ModelOpt]),
     ("ct_channel_token_bf16", &[CompressedTensors, ModelOpt]),
@@ -33,7 +33,7 @@ fn convert(checkpoint: &Checkpoint, to: &Path, spelling: Spelling) -> fp8_files:
 }
 
 #[test]
-fn every_family_survives_every_spelling_that_can_say_it() {
+fn every_family_converts_to_every_spelling_that_can_hold_it() {
     for (family, able) in FAMILIES {
         let source = open_golden(family);
         let (layers, rest) = (all_facts(&source), others(&source));
@@ -61,7 +61,7 @@ fn every_family_survives_every_spelling_that_can_say_it() {
                 others(&again) == rest,
                 "{family} to {spelling}: other tensors"
             );
-            // And back through the spelling that can say the most.
+            // And back through the spelling that can hold the most.
             let back = dir.path().join("back");
             convert(&again, &back, CompressedTensors).unwrap();
             assert!(
@@ -120,9 +120,9 @@ fn scales_have_the_names_and_shapes_of_the_family() {
     }
 }
 
-/// Weights in blocks without inputs become groups of 128 where one opens them so.
+/// Weight-only blocks opened with groups of 128 inputs can be converted to a family that declares them.
 #[test]
-fn what_engines_do_with_the_inputs_can_be_written_down() {
+fn input_groups_that_engines_assume_can_be_declared() {
     let options = OpenOptions::new().with_inputs(Inputs::Groups(128));
     let source = Checkpoint::open_dir_with(golden("modelopt_pb_wo"), &options).unwrap();
     let dir = dir();
@@ -133,9 +133,9 @@ fn what_engines_do_with_the_inputs_can_be_written_down() {
     assert_eq!(quantization["weight_block_size"], json!([128, 128]));
 }
 
-/// Powers of two of inputs, where the target's configuration has no word for them.
+/// Input scales that are powers of two become exact where the target's configuration has no key for them.
 #[test]
-fn a_target_means_what_other_engines_take_it_for() {
+fn power_of_two_inputs_become_exact_unless_the_target_declares_them() {
     const KEY: &str = "fp8_power_of_two_inputs";
     let dir = dir();
     let from = dir.path().join("from");
@@ -174,7 +174,7 @@ fn a_target_means_what_other_engines_take_it_for() {
 }
 
 #[test]
-fn scales_of_caches_have_the_names_of_the_family_or_are_dropped_on_demand() {
+fn scales_of_caches_get_the_names_of_the_family_or_are_dropped_on_request() {
     let source = open_golden("modelopt_fp8_kv");
     let dir = dir();
     for (spelling, key) in [
@@ -186,7 +186,7 @@ fn scales_of_caches_have_the_names_of_the_family_or_are_dropped_on_demand() {
         let stored = candle_core::safetensors::load(to.join("model.safetensors"), &CPU).unwrap();
         assert!(stored.contains_key(key), "{spelling}");
     }
-    // Keys and values have scales of their own, and AutoFP8 one for both.
+    // Keys and values have different scales here, but AutoFP8 has one for both.
     let to = dir.path().join("autofp8");
     let error = convert(&source, &to, AutoFp8).unwrap_err();
     assert!(
@@ -232,9 +232,9 @@ fn dequantized_is_code_times_scale() {
     }
 }
 
-/// Without a dtype that was asked for, only FP8 changes.
+/// Without a requested dtype only FP8 weights change.
 #[test]
-fn what_is_in_high_precision_is_not_rounded_unasked() {
+fn high_precision_is_only_rounded_on_request() {
     use candle_core::DType;
     let dir = dir();
     let (plain, fp8) = (dir.path().join("plain"), dir.path().join("fp8"));
@@ -267,7 +267,7 @@ fn what_is_in_high_precision_is_not_rounded_unasked() {
 }
 
 #[test]
-fn the_granularity_of_the_goldens_is_what_the_table_supposes() {
+fn the_golden_of_blocks_has_blocks_of_128() {
     let layer = open_golden("ct_block128");
     let layer = layer
         .stored_layer("model.layers.1.mlp.down_proj", &CPU)
@@ -279,9 +279,9 @@ fn the_granularity_of_the_goldens_is_what_the_table_supposes() {
     assert_eq!(layer.codes.granularity(), block);
 }
 
-/// Scales of queries and probabilities are no part of a model in high precision, and few families can say them.
+/// Scales of queries and probabilities do not belong to a model in high precision, and few families can hold them.
 #[test]
-fn scales_of_attention_are_written_where_they_can_be_said() {
+fn scales_of_attention_are_written_where_the_family_can_hold_them() {
     const NAMES: [&str; 2] = ["q_scale", "prob_output_scale"];
     let dir = dir();
     let from = dir.path().join("from");
@@ -335,9 +335,9 @@ fn scales_of_attention_are_written_where_they_can_be_said() {
     assert!(has_none(&to));
 }
 
-/// Nothing in Mistral's own files says which model a `config.json` is to speak of.
+/// Mistral's own files lack the architecture that a `config.json` has to name.
 #[test]
-fn mistrals_own_files_lack_a_configuration_to_write() {
+fn mistrals_own_files_need_a_config() {
     let dir = dir();
     let from = dir.path().join("from");
     std::fs::create_dir(&from).unwrap();

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers of these tests.
 
 use candle_core::{DType, Device, Tensor};
 use fp8_core::Granularity;
@@ -17,7 +17,7 @@ pub fn dir() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// The folder of a family. Two of them are `ct_static_tensor` in other spellings and are made when first asked for.
+/// The folder of a family. Two folders are `ct_static_tensor` in other spellings, made on first use.
 pub fn golden(family: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/families");
     let quantization = match family {
@@ -34,13 +34,13 @@ pub fn golden(family: &str) -> PathBuf {
     if !made.exists() {
         let staging = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         respell(&path.join("ct_static_tensor"), staging.path(), quantization);
-        // Another test may have been faster.
+        // Another test may have made it in the meantime.
         let _ = fs::rename(staging.keep(), &made);
     }
     made
 }
 
-/// Scales of one number become scalars under the names of the family.
+/// Copies a model with scalar scales under the names of another family.
 fn respell(from: &Path, to: &Path, quantization: Value) {
     let is_hf = quantization.get("weight_block_size").is_some();
     let tensors = candle_core::safetensors::load(from.join("model.safetensors"), &CPU).unwrap();
@@ -90,7 +90,7 @@ pub fn names_in(path: &Path) -> Vec<String> {
     names
 }
 
-/// Values of a fixed pseudorandom order around zero.
+/// Pseudorandom values around zero, fixed by the seed.
 pub fn tensor(seed: u64, dims: &[usize]) -> Tensor {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -132,7 +132,7 @@ pub fn plain_model(path: &Path, (hidden, inner): (usize, usize), tied: bool, dty
     fs::write(path.join("README.md"), "no part of the model").unwrap();
 }
 
-/// Everything of a layer that has to survive: codes, granularity, dequant_scale bits, input scaling.
+/// Everything of a layer that a conversion must keep: codes, granularity, dequant_scale bits, input scaling.
 #[derive(Debug, PartialEq)]
 pub struct Facts {
     pub codes: Vec<u8>,

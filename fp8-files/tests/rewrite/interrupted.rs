@@ -1,4 +1,4 @@
-//! Whatever stops a rewrite, nothing is left of it, and what stood there before stays.
+//! A rewrite that stops leaves nothing behind, and keeps the files that were there before.
 
 use crate::helpers::*;
 use candle_core::{DType, Tensor};
@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 #[test]
-fn cancelled_at_any_moment_nothing_is_left() {
+fn a_cancelled_rewrite_leaves_nothing() {
     let source = open_golden("autofp8_static");
     let options = WriteOptions::new().with_shard_bytes(100_000);
     let mut calls = 0;
@@ -70,7 +70,7 @@ impl<S: Source> Source for Failing<S> {
 }
 
 #[test]
-fn an_error_in_the_middle_keeps_what_was_there() {
+fn an_error_in_the_middle_keeps_the_old_files() {
     let dir = dir();
     let (plain, to) = (dir.path().join("plain"), dir.path().join("out"));
     plain_model(&plain, (32, 64), false, DType::F32);
@@ -79,7 +79,7 @@ fn an_error_in_the_middle_keeps_what_was_there() {
     let error = rewrite::quantize(&source, &to, &options, &mut rewrite::quiet).unwrap_err();
     assert!(error.to_string().contains("gone"), "{error}");
     assert_eq!(names_in(dir.path()), ["plain"]);
-    // The same over an earlier model.
+    // The same with an older model at the target.
     rewrite::quantize(&source.0, &to, &options, &mut rewrite::quiet).unwrap();
     let before = all_facts(&open(&to));
     options.write.overwrite = true;
@@ -89,7 +89,7 @@ fn an_error_in_the_middle_keeps_what_was_there() {
 }
 
 #[test]
-fn only_models_are_overwritten_and_only_on_demand() {
+fn only_models_are_overwritten_and_only_on_request() {
     let dir = dir();
     let source = open_golden("autofp8_static");
     let convert = |to: &Path, overwrite: bool| {
@@ -103,7 +103,7 @@ fn only_models_are_overwritten_and_only_on_demand() {
         )
     };
     let taken = |result: Result<_>| matches!(result, Err(Error::TargetExists { .. }));
-    // An empty directory is as good as none.
+    // An empty directory does not count.
     let to = dir.path().join("out");
     std::fs::create_dir(&to).unwrap();
     convert(&to, false).unwrap();

@@ -1,4 +1,4 @@
-//! Checkpoints rewritten: the same numbers in another spelling, quantized, dequantized; whole or not at all.
+//! Rewrites of checkpoints: converted, quantized and dequantized, completely or not at all.
 
 mod goldens;
 mod helpers;

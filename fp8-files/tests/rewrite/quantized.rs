@@ -1,4 +1,4 @@
-//! From high precision: which layers, which scales, which lists.
+//! Quantizing a model: the layers, scales and lists of the result.
 
 use crate::helpers::*;
 use candle_core::{DType, Device, Tensor};
@@ -94,7 +94,7 @@ fn every_scheme_is_read_back_and_close_to_the_weights() {
                         .unwrap()
                 };
                 let noise = sum(&(value - &weight).unwrap()) / sum(&weight);
-                // Three bits of mantissa: half a step of at most 1/16, mean square 1/12 of a step.
+                // Three bits of mantissa: errors of at most half a step, 1/16; their mean square is 1/12 of a step squared.
                 assert!(noise < 1.2e-3, "{scheme} {spelling} {path}: {noise}");
                 let shown = facts(&layer).input;
                 match scheme {
@@ -126,7 +126,7 @@ fn a_static_scheme_without_an_amax_names_the_layer() {
 }
 
 #[test]
-fn ignored_layers_stay_and_patterns_without_a_layer_are_told() {
+fn ignored_layers_stay_and_unmatched_patterns_are_reported() {
     let dir = dir();
     let (plain, to) = (dir.path().join("plain"), dir.path().join("out"));
     plain_model(&plain, (64, 96), false, DType::BF16);
@@ -148,7 +148,7 @@ fn ignored_layers_stay_and_patterns_without_a_layer_are_told() {
     assert_eq!(config["dtype"], "bfloat16");
     let ignored = config["quantization_config"]["ignore"].as_array().unwrap();
     assert_eq!(ignored.len(), 7, "{ignored:?}");
-    // All of them are listed, so that the file is read back.
+    // All of them are listed, so that the file can be loaded.
     assert_eq!(open(&to).layer_paths(), report.quantized);
     let again = quantize(
         &plain,
@@ -165,7 +165,7 @@ fn ignored_layers_stay_and_patterns_without_a_layer_are_told() {
 }
 
 #[test]
-fn a_tied_head_gets_a_weight_of_its_own_when_it_is_quantized() {
+fn a_quantized_tied_head_gets_its_own_weight() {
     let dir = dir();
     let (plain, to) = (dir.path().join("plain"), dir.path().join("out"));
     plain_model(&plain, (64, 96), true, DType::F32);
@@ -206,7 +206,7 @@ fn ragged_and_empty_blocks_come_back_as_they_were() {
     let dir = dir();
     let plain = dir.path().join("plain");
     std::fs::create_dir(&plain).unwrap();
-    // 300 rows: two blocks and a part. A block of zeros has a scale that can be divided by.
+    // 300 rows: two blocks and a part. A block of zeros has a scale other than 0.
     let w = tensor(3, &[300, 256]);
     let mask = Tensor::cat(
         &[
@@ -231,7 +231,7 @@ fn ragged_and_empty_blocks_come_back_as_they_were() {
         seen.push(facts(&layer));
     }
     assert_eq!(seen[0], seen[1]);
-    // Inputs cannot be cut into groups of 128.
+    // Inputs do not divide into groups of 128.
     let tensors = [("fc.weight", tensor(1, &[128, 200]))].into();
     candle_core::safetensors::save(&tensors, plain.join("model.safetensors")).unwrap();
     let options = QuantizeOptions::new(Scheme::Block128);
@@ -248,9 +248,9 @@ fn ragged_and_empty_blocks_come_back_as_they_were() {
     assert_eq!(open(dir.path().join("y")).layer_paths(), ["fc"]);
 }
 
-/// Encoders come with and without it, and other engines make one that is not in the file.
+/// Encoders come with and without a pooler, and other engines create one that is not in the file.
 #[test]
-fn the_pooler_of_an_encoder_is_left_out_by_name() {
+fn the_pooler_of_an_encoder_is_ignored_by_name() {
     for (root, has_pooler) in [("", false), ("bert.", false), ("", true)] {
         let dir = dir();
         let plain = dir.path().join("plain");
@@ -289,9 +289,9 @@ fn a_weight_that_is_not_finite_is_named() {
     assert_eq!(names_in(dir.path()), ["plain"]);
 }
 
-/// From FP8 to FP8: dequantized in between.
+/// FP8 to FP8, dequantized in between.
 #[test]
-fn an_fp8_source_is_quantized_anew() {
+fn an_fp8_source_is_quantized_again() {
     let dir = dir();
     let to = dir.path().join("out");
     let options = QuantizeOptions::new(Scheme::ChannelToken);
@@ -303,7 +303,7 @@ fn an_fp8_source_is_quantized_anew() {
 }
 
 #[test]
-fn a_head_in_fp8_stays_so_and_only_fp8_is_reported_as_rounded_again() {
+fn an_fp8_head_stays_fp8_and_only_fp8_layers_are_reported_as_requantized() {
     let dir = dir();
     let (plain, once, again) = (
         dir.path().join("plain"),

@@ -1,11 +1,11 @@
-//! Several files hold what one would.
+//! Models in several files.
 
 use crate::helpers::*;
 use candle_core::DType;
 use fp8_files::rewrite::{self, QuantizeOptions, Scheme, Spelling, WriteOptions};
 
 #[test]
-fn shards_hold_what_one_file_does() {
+fn shards_hold_the_same_tensors_as_one_file() {
     let source = open_golden("ct_static_tensor");
     let dir = dir();
     let (whole, parts) = (dir.path().join("whole"), dir.path().join("parts"));
@@ -36,14 +36,14 @@ fn shards_hold_what_one_file_does() {
     let (a, b) = (open(&whole), open(&parts));
     assert_eq!(a.names(), map.keys().collect::<Vec<_>>());
     assert!(all_facts(&a) == all_facts(&b) && others(&a) == others(&b));
-    // A layer's scale lies beside its codes.
+    // A layer's scale is in the file of its codes.
     for path in b.layer_paths() {
         let file = |own: &str| &map[&format!("{path}.{own}")];
         assert_eq!(file("weight"), file("weight_scale"));
     }
 }
 
-/// Loaders map files into memory and read elements where they lie.
+/// Loaders map files into memory and read elements in place.
 #[test]
 fn every_tensor_is_aligned_to_its_element() {
     let dir = dir();

@@ -10,7 +10,7 @@ use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
 use fp8_files::contents::{Contents, Described, Role as TensorRole, role_by_name};
 use fp8_files::names::join;
-use fp8_files::scheme::{InputScheme, Kind};
+use fp8_files::scheme::LayerScheme;
 use fp8_scaled::Parameter;
 use std::collections::{BTreeMap, HashMap};
 
@@ -172,14 +172,11 @@ impl Collector<'_> {
                     }
                     .into());
                 }
-                match scheme::calibrated(&calibration, path)? {
-                    None => None,
-                    Some(scheme) => scheme::cut(scheme, sizes, path, self.options.ragged)?,
-                }
-                .map(|scheme| (scheme, state))
+                scheme::calibrated(&calibration, sizes, path, self.options.ragged)?
+                    .map(|scheme| (scheme, state, calibration.round_scales_to_power_of_two))
             }
         };
-        let Some((scheme, state)) = scheme else {
+        let Some((scheme, state, power_of_two)) = scheme else {
             self.ignore(path);
             self.out.tensors.insert(name, weight.detach());
             return Ok(());
@@ -190,17 +187,14 @@ impl Collector<'_> {
             let slot = slot.ok_or_else(|| not_calibrated(path))?;
             Ok(slot.tensors()?.dequant_scale)
         };
-        let codes = scheme.quantize(weight, Some(calibrated(Role::Weight)?), path)?;
-        let input = match scheme.input {
-            InputScheme::Static => InputScaling::Static(calibrated(Role::Input)?),
-            // The configuration describes the input scaling; it needs no tensor.
-            _ => InputScaling::None,
-        };
-        let kind = match self.options.power_of_two_inputs {
+        let scale = Some(calibrated(Role::Weight)?);
+        let codes = scheme.quantize(weight, scale, power_of_two, path)?;
+        let input = scheme.input.with_scale(|()| calibrated(Role::Input))?;
+        let scheme = match self.options.power_of_two_inputs {
             true => scheme,
             false => scheme.with_exact_inputs(),
         };
-        self.add_codes(path, kind, sizes, codes, input)
+        self.add_codes(path, scheme, sizes, codes, input)
     }
 
     /// Lists a linear layer in high precision.
@@ -220,25 +214,25 @@ impl Collector<'_> {
     ) -> Result<()> {
         let codes = weight.weight().unpack()?;
         let input = weight.input_scaling();
-        let mut kind = Kind::of(codes.granularity(), input);
-        kind.check(sizes, path, scheme::WAY_OUT)?;
+        let mut scheme = LayerScheme::of(codes.granularity(), input);
+        scheme.check(sizes, path, scheme::WAY_OUT)?;
         if !self.options.power_of_two_inputs && !self.options.spelling.says_power_of_two() {
-            kind = kind.with_exact_inputs();
+            scheme = scheme.with_exact_inputs();
         }
-        self.add_codes(path, kind, sizes, codes, input.clone())
+        self.add_codes(path, scheme, sizes, codes, input.clone())
     }
 
     fn add_codes(
         &mut self,
         path: &str,
-        kind: Kind,
+        scheme: LayerScheme,
         sizes: (usize, usize),
         codes: Fp8Tensor,
         input: InputScaling,
     ) -> Result<()> {
         let described = Described {
             path: path.to_string(),
-            kind,
+            scheme,
             sizes,
         };
         // In every spelling a layer has only names of its own; `Spelling::check` checks the whole model.

@@ -29,14 +29,13 @@ mod target;
 pub use options::{ExportOptions, Ragged};
 pub use ptq::{PtqScheme, QuantizedModel, quantize_model};
 
-use crate::atomic::{FileError, Part, replace_together, write_safetensors};
+use crate::atomic::{Part, replace_together, write_json, write_safetensors};
 use crate::error::Result;
 use crate::module::Fp8Module;
 use crate::rewrite::Spelling;
 use collect::collect;
 use fp8_files::scheme::POWER_OF_TWO_INPUTS;
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use target::Place;
 
@@ -132,19 +131,4 @@ pub fn save_calibrated_with<M: Fp8Module + ?Sized>(
         model,
         config,
     })
-}
-
-fn write_json(
-    out: &mut dyn Write,
-    path: &Path,
-    value: &serde_json::Value,
-) -> Result<(), FileError> {
-    serde_json::to_writer_pretty(&mut *out, value)
-        .map_err(std::io::Error::from)
-        .and_then(|()| out.write_all(b"\n"))
-        .map_err(|source| FileError::Io {
-            path: path.to_path_buf(),
-            action: "write",
-            source,
-        })
 }

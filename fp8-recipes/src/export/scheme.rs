@@ -5,14 +5,19 @@ use crate::FilesError;
 use crate::autocast::Calibration;
 use crate::error::Result;
 use fp8_core::{Format, Granularity};
-use fp8_files::scheme::{InputScheme, Kind};
+use fp8_files::scheme::{InputScheme, LayerScheme};
 
 /// What can be done about a layer whose features cannot be cut into groups.
 pub(super) const WAY_OUT: &str = "leave it in high precision by `PrepareOptions::with_off`, or choose what becomes of it by \
      `ExportOptions::with_ragged`";
 
-/// The scheme of a layer calibrated so; `None` where the recipe leaves its product in high precision.
-pub(super) fn calibrated(calibration: &Calibration, path: &str) -> Result<Option<Kind>> {
+/// The scheme of a layer of these sizes that was calibrated so; `None` where it stays in high precision.
+pub(super) fn calibrated(
+    calibration: &Calibration,
+    sizes: (usize, usize),
+    path: &str,
+    ragged: Ragged,
+) -> Result<Option<LayerScheme>> {
     let Calibration { input, weight, .. } = calibration;
     if input.is_disabled() || weight.is_disabled() {
         return Ok(None);
@@ -29,43 +34,30 @@ pub(super) fn calibrated(calibration: &Calibration, path: &str) -> Result<Option
         }
     }
     let input = match input.granularity {
-        Granularity::Tensorwise => InputScheme::Static,
-        Granularity::Rowwise => InputScheme::PerToken,
-        Granularity::Blockwise { rows: 1, cols } => InputScheme::PerGroup(cols),
-        Granularity::Mx => InputScheme::Mx,
+        Granularity::Tensorwise => InputScheme::Static(()),
+        Granularity::Rowwise => InputScheme::per_token(),
+        Granularity::Blockwise { rows: 1, cols } => InputScheme::per_group(cols),
+        Granularity::Mx => InputScheme::DynamicMx,
         other => {
             let reason = format!("inputs scaled {other} have no strategy: a block holds one token");
             return Err(refused(reason).into());
         }
     };
-    Ok(Some(Kind {
+    let mut scheme = LayerScheme {
         weight: weight.granularity,
         input,
-        power_of_two: calibration.round_scales_to_power_of_two,
-        amax_bound: None,
-    }))
-}
-
-/// What an export makes of `scheme` for a layer of these sizes; `None` where the layer stays in high precision.
-pub(super) fn cut(
-    scheme: Kind,
-    sizes: (usize, usize),
-    path: &str,
-    ragged: Ragged,
-) -> Result<Option<Kind>> {
-    if scheme.is_ragged(sizes) {
-        match ragged {
-            Ragged::Refuse => {}
-            Ragged::Rowwise => {
-                return Ok(Some(Kind {
-                    weight: Granularity::Rowwise,
-                    input: InputScheme::PerToken,
-                    ..scheme
-                }));
-            }
-            Ragged::HighPrecision => return Ok(None),
+    };
+    match (scheme.is_ragged(sizes), ragged) {
+        (false, _) | (true, Ragged::Refuse) => scheme.check(sizes, path, WAY_OUT)?,
+        (true, Ragged::HighPrecision) => return Ok(None),
+        (true, Ragged::Rowwise) => {
+            scheme = LayerScheme {
+                weight: Granularity::Rowwise,
+                input: InputScheme::per_token(),
+            };
         }
     }
-    scheme.check(sizes, path, WAY_OUT)?;
+    let rounded = calibration.round_scales_to_power_of_two;
+    scheme.input = scheme.input.with_power_of_two(rounded);
     Ok(Some(scheme))
 }

@@ -54,3 +54,29 @@ pub fn write_config(dir: &Path, config: &Value) -> PathBuf {
     fs::write(&path, config.to_string()).unwrap();
     path
 }
+
+/// Writes a model for examples into `dir`: the FP8 layer `fc` of 64 inputs and 32 outputs, with a scale per output and a bias. Returns
+/// the path of the file.
+pub fn fp8_model(dir: &Path) -> PathBuf {
+    let path = dir.join("model.safetensors");
+    let (weight, numbers) = (codes(32 * 64), f32s(&[0.01; 32]));
+    let tensors = [
+        ("fc.bias", Dtype::F32, &[32][..], &numbers[..]),
+        ("fc.weight", Dtype::F8_E4M3, &[32, 64], &weight),
+        ("fc.weight_scale", Dtype::F32, &[32, 1], &numbers),
+    ];
+    write(&path, &tensors);
+    path
+}
+
+/// Writes the model of [`fp8_model`] in f32. Returns the path of the file.
+pub fn plain_model(dir: &Path) -> PathBuf {
+    let path = dir.join("model.safetensors");
+    let (weight, bias) = (f32s(&[1.; 32 * 64]), f32s(&[0.; 32]));
+    let tensors = [
+        ("fc.bias", Dtype::F32, &[32][..], &bias[..]),
+        ("fc.weight", Dtype::F32, &[32, 64], &weight),
+    ];
+    write(&path, &tensors);
+    path
+}

@@ -12,7 +12,7 @@ mod tensors;
 pub mod calibrated;
 #[cfg(feature = "recipes")]
 pub mod configured;
-#[cfg(feature = "recipes")]
+#[cfg(feature = "files")]
 pub mod files;
 #[cfg(feature = "recipes")]
 mod layer;

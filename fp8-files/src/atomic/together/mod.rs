@@ -1,7 +1,7 @@
-//! Several files of one directory, replaced in one moment.
+//! Replaces several files of one directory atomically.
 //!
-//! Two renames are two moments, and a kill between them leaves one new file beside one old one. A symbolic link has
-//! the single moment that is needed, so for the time of the exchange the files are links through one common link:
+//! Two renames are not atomic: a kill between them leaves one new file beside one old file. Replacing one symbolic link is, so during the
+//! exchange all files are links through one common link:
 //!
 //! | step | what a reader finds |
 //! |---|---|
@@ -11,33 +11,31 @@
 //! | each link is replaced by the new file, moved out of `.fp8-save-X/new/` | new, through the link or not |
 //! | `.fp8-save-X` is removed | new |
 //!
-//! Each step is synced to the disk before the next one. What a kill leaves behind shows one of the two states and is
-//! put in order by the next save, without changing what is shown. Where there are no links (Windows, FAT) the files
-//! are renamed one after the other.
+//! Each step is synced to disk before the next one. After a kill readers find one of the two states; the next save cleans up and keeps
+//! that state. Where there are no links (Windows, FAT) the files are renamed one after the other.
 
 #[cfg(test)]
 mod tests;
 
-use super::{BUFFER, FileError, process_token, sync_dir};
+use super::{FileError, fill, is_of_another_process, sync_dir, unique};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Beginning of the name of a directory of files in the making.
+/// Beginning of the names of directories for new files.
 const PREFIX: &str = ".fp8-save-";
 
 type WriteFile<'a> = Box<dyn FnOnce(&mut dyn Write) -> Result<(), FileError> + 'a>;
 
-/// One of the files that are replaced together.
+/// One of the files to replace together.
 pub struct Part<'a> {
     name: OsString,
     write: WriteFile<'a>,
 }
 
 impl<'a> Part<'a> {
-    /// The file called `name`, with what `write` writes.
+    /// The file called `name`, with the content that `write` writes.
     pub fn new(
         name: impl AsRef<OsStr>,
         write: impl FnOnce(&mut dyn Write) -> Result<(), FileError> + 'a,
@@ -49,7 +47,8 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Replaces files of `directory`, or makes them: all of them or none, in one moment. See above.
+/// Replaces or creates files of `directory` atomically: all of them or none. Where there are no links (Windows, FAT) they are renamed one
+/// after the other.
 ///
 /// # Errors
 /// [`FileError`] naming the file and what failed; the old files are then unchanged.
@@ -57,7 +56,7 @@ pub fn replace_together(directory: &Path, parts: Vec<Part<'_>>) -> Result<(), Fi
     replace_watched(directory, parts, &mut || {})
 }
 
-/// `step` is called after each change of the directory.
+/// [`replace_together`], with `step` called after each change of the directory.
 fn replace_watched(
     directory: &Path,
     parts: Vec<Part<'_>>,
@@ -101,7 +100,7 @@ fn replace_watched(
     sync_dir(directory).map_err(io("sync the directory"))
 }
 
-/// Only regular files and links are replaced; what a link leads to is left alone.
+/// Fails unless `path` is free, a regular file, or a link, which is replaced itself.
 fn check_replaceable(path: &Path) -> Result<(), FileError> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_file() || metadata.is_symlink() => Ok(()),
@@ -114,55 +113,38 @@ fn check_replaceable(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Writes a new file, with the permissions of the one that it will replace.
+/// Writes a new file with the permissions of the file that it will replace.
 fn write_new(path: &Path, temporary: &Path, write: WriteFile<'_>) -> Result<(), FileError> {
     let file = File::create_new(temporary)
         .map_err(FileError::io(path, "create a temporary file for it"))?;
-    let mut writer = BufWriter::with_capacity(BUFFER, file);
-    write(&mut writer)?;
-    let file = match writer.into_inner() {
-        Ok(file) => file,
-        Err(error) => return Err(FileError::io(path, "write")(error.into_error())),
-    };
-    if let Ok(old) = fs::metadata(path)
-        && old.is_file()
-    {
-        file.set_permissions(old.permissions())
-            .map_err(FileError::io(path, "set permissions"))?;
-    }
-    file.sync_all().map_err(FileError::io(path, "sync to disk"))
+    let old = fs::metadata(path).ok().filter(|old| old.is_file());
+    fill(path, file, old.map(|old| old.permissions()), write)
 }
 
-/// The directory of files in the making. When dropped, links through it are replaced by what they show, and it is
-/// removed: that undoes an exchange before its moment and completes one after it.
+/// The directory of the new files. When dropped, links through it are replaced by the files they lead to, and it is removed. That undoes
+/// an unfinished exchange, or completes one whose `current` leads to `new`.
 struct Stage {
     directory: PathBuf,
-    name: String,
+    name: OsString,
     path: PathBuf,
 }
 
 impl Stage {
     fn create(directory: &Path, first: &Path) -> Result<Self, FileError> {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{PREFIX}{}-{count}", process_token());
+        let name = unique(PREFIX);
         let io = FileError::io(first, "create a temporary directory beside it");
         let path = directory.join(&name);
-        if let Err(error) = fs::create_dir(&path) {
-            return Err(io(error));
-        }
+        fs::create_dir(&path).map_err(&io)?;
         let stage = Self {
             directory: directory.to_path_buf(),
             name,
             path,
         };
-        match fs::create_dir(stage.path.join("new")) {
-            Ok(()) => Ok(stage),
-            Err(error) => Err(io(error)),
-        }
+        fs::create_dir(stage.path.join("new")).map_err(io)?;
+        Ok(stage)
     }
 
-    /// Gives the old files a second name and lets `current` show them. Fails where there are no links.
+    /// Gives the old files a second name and points `current` to them. Fails where there are no links.
     fn link_old(&self, names: &[OsString]) -> io::Result<()> {
         let old = self.path.join("old");
         fs::create_dir(&old)?;
@@ -170,7 +152,7 @@ impl Stage {
             let path = self.directory.join(name);
             match fs::symlink_metadata(&path) {
                 Ok(metadata) if metadata.is_symlink() => {
-                    // A relative link leads elsewhere from here.
+                    // A relative link would lead elsewhere from here.
                     if let Ok(target) = fs::canonicalize(&path) {
                         symlink(&target, &old.join(name))?;
                     }
@@ -184,7 +166,7 @@ impl Stage {
         self.show("old")
     }
 
-    /// Lets `current` lead to one of the two states.
+    /// Points `current` to one of the two states.
     fn show(&self, state: &str) -> io::Result<()> {
         let next = self.path.join("next");
         symlink(Path::new(state), &next)?;
@@ -192,7 +174,7 @@ impl Stage {
         sync_dir(&self.path)
     }
 
-    /// Replaces a file of the directory by a link to what `current` shows under its name.
+    /// Replaces a file of the directory by a link through `current` to the file of that name.
     fn put_link(&self, name: &OsStr) -> io::Result<()> {
         let link = self.path.join("link");
         symlink(&Path::new(&self.name).join("current").join(name), &link)?;
@@ -202,39 +184,26 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // The next save tries again.
+        // If this fails, the next save tries again.
         let _ = finish(&self.directory, &self.name);
     }
 }
 
-/// Puts in order what saves of processes killed earlier left in `directory`.
+/// Finishes the saves that killed processes left in `directory`.
 fn finish_earlier(directory: &Path) -> Result<(), FileError> {
     let io = |action| FileError::io(directory, action);
     let entries = fs::read_dir(directory).map_err(io("list the directory"))?;
     for entry in entries {
         let name = entry.map_err(io("list the directory"))?.file_name();
-        let Some(name) = name.to_str().filter(|name| is_earlier(name)) else {
-            continue;
-        };
-        finish(directory, name).map_err(io("finish what an earlier save has left"))?;
+        if is_of_another_process(&name, OsStr::new(PREFIX)) {
+            finish(directory, &name).map_err(io("finish what an earlier save has left"))?;
+        }
     }
     Ok(())
 }
 
-/// Whether this is the name of a stage that another process made.
-fn is_earlier(name: &str) -> bool {
-    let hex = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_hexdigit());
-    match name
-        .strip_prefix(PREFIX)
-        .and_then(|rest| rest.split_once('-'))
-    {
-        Some((token, count)) => hex(token) && hex(count) && token != process_token(),
-        None => false,
-    }
-}
-
-/// Replaces every link through a stage by what it shows, then removes the stage.
-fn finish(directory: &Path, stage: &str) -> io::Result<()> {
+/// Replaces every link through a stage by the file it leads to, then removes the stage.
+fn finish(directory: &Path, stage: &OsStr) -> io::Result<()> {
     let path = directory.join(stage);
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -251,7 +220,7 @@ fn finish(directory: &Path, stage: &str) -> io::Result<()> {
             Ok(metadata) if metadata.is_symlink() => symlink(&fs::read_link(&shown)?, &copy)?,
             Ok(_) => fs::hard_link(&shown, &copy)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // There was no such file before.
+                // The old state has no such file.
                 fs::remove_file(entry.path())?;
                 continue;
             }

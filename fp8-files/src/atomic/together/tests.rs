@@ -1,4 +1,4 @@
-//! A process killed after every single step of an exchange, and what readers and the next save make of it.
+//! Kills a process after every single step of an exchange, then checks what readers find and what the next save does.
 
 use super::*;
 use fp8_test_support::child::{child, from_parent};
@@ -20,7 +20,7 @@ fn save(directory: &Path, state: &str, step: &mut dyn FnMut()) {
     replace_watched(directory, parts, step).unwrap();
 }
 
-/// What any program reads: name and content, without what is hidden.
+/// Names and contents of the files that a program can read; hidden directories are left out.
 fn seen(directory: &Path) -> BTreeMap<String, String> {
     let entries = fs::read_dir(directory).unwrap();
     let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
@@ -46,7 +46,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Its process ends in the middle of a save.
+/// Runs in a process that ends in the middle of a save.
 #[test]
 #[ignore = "run by die_at in a child process"]
 fn child_that_dies_while_it_saves() {
@@ -54,14 +54,14 @@ fn child_that_dies_while_it_saves() {
     let mut left: usize = from_parent(STEP).parse().unwrap();
     save(Path::new(&directory), "new", &mut || {
         if left == 0 {
-            // As a kill: nothing is cleaned up.
+            // Like a kill: nothing is cleaned up.
             std::process::abort();
         }
         left -= 1;
     });
 }
 
-/// Saves "new" in a child that dies after `step` further steps; whether it got to the end.
+/// Saves "new" in a child process that dies after `step` steps. Returns whether the save finished before.
 fn die_at(directory: &Path, step: usize) -> bool {
     child("atomic::together::tests::child_that_dies_while_it_saves")
         .env(CHILD, directory)
@@ -118,7 +118,7 @@ fn a_kill_after_any_step_leaves_the_old_files_or_the_new_ones() {
                 assert_eq!(now, old, "{case}");
             }
             assert_eq!(now["notes.txt"], "mine", "{case}");
-            // The next process puts it in order first, which changes nothing that is seen.
+            // The next process cleans up first, which changes nothing that readers see.
             finish_earlier(dir.path()).unwrap();
             assert_eq!(seen(dir.path()), now, "{case}: afterwards");
             let shown: Vec<String> = now.keys().cloned().collect();

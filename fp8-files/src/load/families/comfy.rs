@@ -1,17 +1,17 @@
 //! ComfyUI's scaled FP8: a marker `scaled_fp8` with `scale_weight` beside each weight (old), or a description of each layer (new).
 
 use crate::error::{Error, Result};
-use crate::load::family::{At, Family, ScaleLayout};
+use crate::load::at::At;
+use crate::load::family::{Declared, Family, ScaleLayout};
 use crate::load::family_name::FamilyName;
-use crate::names::{join, split};
+use crate::names::{split, weight_name};
 use crate::safetensors_file::SafetensorsFile;
-use crate::scheme::{InputScheme, LayerScheme};
+use crate::scheme::InputScheme;
 use candle_core::{DType, Device};
 use fp8_core::Granularity;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
 
 /// Metadata entry of new files.
 const METADATA: &str = "_quantization_metadata";
@@ -22,16 +22,25 @@ const MARKER: &str = "scaled_fp8";
 /// Longer than any description of a layer.
 const MAX_DESCRIPTION: usize = 1 << 16;
 
-#[derive(Debug)]
-pub(in crate::load) struct Comfy {
-    path: PathBuf,
-    /// Of new files; None where every weight with a scale is FP8. Paths may lack their beginning.
+/// Whether ComfyUI wrote any of the files.
+pub(in crate::load) fn is_comfy(files: &[&SafetensorsFile]) -> bool {
+    files.iter().any(|file| {
+        let marks = [MARKER, DESCRIPTION, "scale_weight"];
+        file.metadata(METADATA).is_some()
+            || file.names().any(|name| marks.contains(&split(&name).1))
+    })
+}
+
+/// What the files declare about their layers.
+#[derive(Default)]
+struct Comfy {
+    /// Descriptions in new files, by paths that may lack their beginning; None where every weight with a scale is FP8.
     described: Option<HashMap<String, Layer>>,
     /// Old files may forbid products in FP8.
     full_precision: bool,
     /// Layers with a scale for their inputs.
     inputs: HashSet<String>,
-    /// Layers whose blocks run along the rows only.
+    /// Layers whose blocks run along the rows only, with the width of a block.
     blocks: HashMap<String, usize>,
 }
 
@@ -41,97 +50,85 @@ struct Layer {
     full_precision: bool,
 }
 
-/// Whether ComfyUI has written any of the files.
-pub(in crate::load) fn is_comfy(files: &[&SafetensorsFile]) -> bool {
-    files.iter().any(|file| {
-        let marks = [MARKER, DESCRIPTION, "scale_weight"];
-        file.metadata(METADATA).is_some()
-            || file.names().any(|name| marks.contains(&split(&name).1))
+pub(in crate::load) fn parse(files: &[&SafetensorsFile]) -> Result<Family> {
+    let mut comfy = Comfy::default();
+    for file in files {
+        if let Some(text) = file.metadata(METADATA) {
+            let value = json_of(file, METADATA, text.as_bytes())?;
+            let at = At::new(file.path(), METADATA, &value);
+            let described = comfy.described.get_or_insert_default();
+            for (path, layer) in at.get("layers").entries()? {
+                described.insert(path.to_string(), Layer::parse(&layer)?);
+            }
+        }
+        for name in file.names() {
+            comfy.read(files, file, &name)?;
+        }
+    }
+    let source = files.first().map(|file| file.path());
+    let layer = move |path: &str| Ok(comfy.layer(path));
+    Ok(Family {
+        weight_scales: &["weight_scale", "scale_weight"],
+        input_scales: &["input_scale", "scale_input"],
+        descriptions: &[DESCRIPTION, MARKER],
+        may_ignore_input_scales: true,
+        ..Family::new(FamilyName::ComfyUi, source, layer)
     })
 }
 
 impl Comfy {
-    pub(in crate::load) fn parse(files: &[&SafetensorsFile]) -> Result<Self> {
-        let mut comfy = Self {
-            path: files
-                .first()
-                .map(|file| file.path().to_path_buf())
-                .unwrap_or_default(),
-            described: None,
-            full_precision: false,
-            inputs: HashSet::new(),
-            blocks: HashMap::new(),
-        };
-        let mut described = HashMap::new();
-        let mut is_new = false;
-        for file in files {
-            if let Some(text) = file.metadata(METADATA) {
-                is_new = true;
-                let value = parse(file, METADATA, text.as_bytes())?;
-                let at = At::new(file.path(), METADATA, &value);
-                for (path, layer) in at.get("layers").named_entries()? {
-                    described.insert(path.to_string(), Layer::parse(&layer)?);
+    /// Evaluates one tensor.
+    fn read(
+        &mut self,
+        files: &[&SafetensorsFile],
+        file: &SafetensorsFile,
+        name: &str,
+    ) -> Result<()> {
+        let (path, own) = split(name);
+        let shape = file.shape(name).unwrap_or_default();
+        let elements: usize = shape.iter().product();
+        match own {
+            DESCRIPTION if elements > MAX_DESCRIPTION => {
+                let expected = format!("at most {MAX_DESCRIPTION} bytes");
+                return Err(file.wrong_shape(name, expected));
+            }
+            DESCRIPTION => {
+                let value = json_of(file, name, &file.bytes(name)?)?;
+                let layer = Layer::parse(&At::new(file.path(), name, &value))?;
+                let described = self.described.get_or_insert_default();
+                described.insert(path.to_string(), layer);
+            }
+            MARKER if file.dtype(name) == Some(Dtype::F8_E5M2) => {
+                return Err(file.wrong_dtype(name, "F8_E4M3, the format of the weights"));
+            }
+            MARKER => self.full_precision |= elements == 2,
+            "scale_input" | "input_scale" if has_scale(file, name)? => {
+                self.inputs.insert(path.to_string());
+            }
+            "scale_weight" | "weight_scale" => {
+                let weight = weight_name(path);
+                let weight = files.iter().find_map(|file| file.shape(&weight));
+                if let ([n, blocks, 1], Some(&[rows, k])) = (shape, weight)
+                    && *n == rows
+                    && *blocks > 0
+                    && k.is_multiple_of(*blocks)
+                {
+                    self.blocks.insert(path.to_string(), (k / blocks).max(1));
                 }
             }
-            for name in file.names() {
-                let (path, own) = split(&name);
-                let shape = file.shape(&name).unwrap_or_default();
-                match own {
-                    DESCRIPTION => {
-                        is_new = true;
-                        if shape.iter().product::<usize>() > MAX_DESCRIPTION {
-                            return Err(Error::TensorShape {
-                                tensor: name.clone(),
-                                got: shape.to_vec(),
-                                expected: format!(
-                                    "at most {MAX_DESCRIPTION} bytes, in {}",
-                                    file.path().display()
-                                ),
-                            });
-                        }
-                        let value = parse(file, &name, &file.bytes(&name)?)?;
-                        let at = At::new(file.path(), &name, &value);
-                        described.insert(path.to_string(), Layer::parse(&at)?);
-                    }
-                    MARKER => {
-                        comfy.full_precision |= shape.iter().product::<usize>() == 2;
-                        if file.dtype(&name) == Some(Dtype::F8_E5M2) {
-                            return Err(Error::TensorDType {
-                                tensor: name.clone(),
-                                got: "F8_E5M2".into(),
-                                expected: format!(
-                                    "F8_E4M3, the format of the weights in {}",
-                                    file.path().display()
-                                ),
-                            });
-                        }
-                    }
-                    "scale_input" | "input_scale" if has_scale(file, &name)? => {
-                        comfy.inputs.insert(path.to_string());
-                    }
-                    "scale_weight" | "weight_scale" => {
-                        let weight = files
-                            .iter()
-                            .find_map(|file| file.shape(&join(path, "weight")));
-                        if let ([n, blocks, 1], Some(&[rows, k])) = (shape, weight)
-                            && *n == rows
-                            && *blocks > 0
-                            && k.is_multiple_of(*blocks)
-                        {
-                            comfy.blocks.insert(path.to_string(), k / blocks);
-                        }
-                    }
-                    _ => {}
-                }
-            }
+            _ => {}
         }
-        comfy.described = is_new.then_some(described);
-        Ok(comfy)
+        Ok(())
     }
 
-    /// What is said of a layer, whose path may have lost its beginning.
+    /// The description of a layer, whose path may have lost its beginning.
     fn description(&self, path: &str) -> Option<Layer> {
-        let described = self.described.as_ref()?;
+        let Some(described) = &self.described else {
+            return Some(Layer {
+                is_mx: false,
+                full_precision: self.full_precision,
+            });
+        };
         let mut path = path;
         loop {
             if let Some(layer) = described.get(path) {
@@ -140,14 +137,34 @@ impl Comfy {
             path = path.split_once('.')?.1;
         }
     }
+
+    fn layer(&self, path: &str) -> Option<Declared> {
+        let layer = self.description(path)?;
+        let input = match (layer.full_precision, layer.is_mx) {
+            (true, _) => InputScheme::None,
+            (false, true) => InputScheme::DynamicMx,
+            (false, false) if self.inputs.contains(path) => InputScheme::Static(()),
+            // With a scale of 1 inputs would be clipped at 448.
+            (false, false) => InputScheme::None,
+        };
+        if layer.is_mx {
+            return Some(Declared {
+                layout: ScaleLayout::Tiles,
+                ..Declared::new(Granularity::Mx, input)
+            });
+        }
+        let blocks = self.blocks.get(path);
+        let blocks = blocks.map(|&cols| Granularity::Blockwise { rows: 1, cols });
+        Some(Declared::new(blocks, input))
+    }
 }
 
 impl Layer {
     fn parse(at: &At<'_>) -> Result<Self> {
         let format = at.get("format");
-        format.must_be(&[json!("float8_e4m3fn"), json!("mxfp8")])?;
+        format.must_be(json!(["float8_e4m3fn", "mxfp8"]))?;
         let full = at.get("full_precision_matrix_mult");
-        full.must_be(&[Value::Null, json!(false), json!(true)])?;
+        full.must_be(json!([null, false, true]))?;
         Ok(Self {
             is_mx: format.value == "mxfp8",
             full_precision: full.value == &json!(true),
@@ -155,96 +172,21 @@ impl Layer {
     }
 }
 
-fn parse(file: &SafetensorsFile, what: &str, json: &[u8]) -> Result<Value> {
-    serde_json::from_slice(json).map_err(|error| Error::Json {
-        path: file.path().to_path_buf(),
-        what: "ComfyUI's description of a layer",
-        reason: format!("`{what}`: {error}"),
-    })
+fn json_of(file: &SafetensorsFile, name: &str, json: &[u8]) -> Result<Value> {
+    let what = "ComfyUI's description of a layer";
+    serde_json::from_slice(json)
+        .map_err(|error| Error::json(file.path(), what, format!("`{name}`: {error}")))
 }
 
-/// Whether a scale of inputs is more than the 1 that stands for none.
+/// Whether a scale of inputs differs from 1, which means no scale.
 fn has_scale(file: &SafetensorsFile, name: &str) -> Result<bool> {
-    let is_number = matches!(
-        file.dtype(name),
-        Some(Dtype::F32 | Dtype::BF16 | Dtype::F16)
-    );
-    if !is_number
-        || file
-            .shape(name)
-            .unwrap_or_default()
-            .iter()
-            .product::<usize>()
-            != 1
-    {
-        // The checks of all families refuse it.
+    let dtype = file.dtype(name);
+    let is_number = matches!(dtype, Some(Dtype::F32 | Dtype::BF16 | Dtype::F16));
+    let shape = file.shape(name).unwrap_or_default();
+    if !is_number || shape.iter().product::<usize>() != 1 {
+        // The checks of all families reject it.
         return Ok(true);
     }
     let scale = file.tensor(name, &Device::Cpu)?.to_dtype(DType::F32)?;
     Ok(scale.flatten_all()?.to_vec1::<f32>()? != [1.])
-}
-
-impl Family for Comfy {
-    fn name(&self) -> FamilyName {
-        FamilyName::ComfyUi
-    }
-
-    fn layer(&self, path: &str) -> Result<Option<LayerScheme>> {
-        let layer = match &self.described {
-            None => Layer {
-                is_mx: false,
-                full_precision: self.full_precision,
-            },
-            Some(_) => match self.description(path) {
-                Some(layer) => layer,
-                None => return Ok(None),
-            },
-        };
-        let input = match (layer.full_precision, layer.is_mx) {
-            (true, _) => InputScheme::None,
-            (false, true) => InputScheme::Mx,
-            (false, false) if self.inputs.contains(path) => InputScheme::Static,
-            // With a scale of 1 inputs would be clipped at 448.
-            (false, false) => InputScheme::None,
-        };
-        let blocks = self.blocks.get(path).map(|cols| Granularity::Blockwise {
-            rows: 1,
-            cols: *cols,
-        });
-        Ok(Some(LayerScheme {
-            weight: match layer.is_mx {
-                true => Some(Granularity::Mx),
-                false => blocks,
-            },
-            input: Some(input),
-            ..LayerScheme::default()
-        }))
-    }
-
-    fn weight_scale_names(&self) -> &'static [&'static str] {
-        &["weight_scale", "scale_weight"]
-    }
-
-    fn input_scale_names(&self) -> &'static [&'static str] {
-        &["input_scale", "scale_input"]
-    }
-
-    fn scale_layout(&self, path: &str) -> ScaleLayout {
-        match self.description(path) {
-            Some(Layer { is_mx: true, .. }) => ScaleLayout::Tiles,
-            _ => ScaleLayout::RowMajor,
-        }
-    }
-
-    fn is_description(&self, name: &str) -> bool {
-        matches!(split(name).1, DESCRIPTION | MARKER)
-    }
-
-    fn may_ignore_input_scales(&self) -> bool {
-        true
-    }
-
-    fn source(&self) -> Option<&Path> {
-        Some(&self.path)
-    }
 }

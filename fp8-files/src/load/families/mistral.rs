@@ -1,17 +1,17 @@
 //! Mistral's own files: `params.json` and `consolidated.safetensors`.
 //!
-//! Names become those of transformers, and so does the order of the rows of queries and keys: here the two halves that a rotation
-//! turns alternate, there they follow each other.
+//! Names become those of transformers, and so does the order of the rows of queries and keys: Mistral's files alternate the two halves
+//! that a rotation turns, those of transformers put one after the other.
 
-use super::CompressedTensors;
+use super::compressed_tensors;
 use crate::error::Result;
-use crate::load::family::{At, Family, Order};
+use crate::load::at::At;
+use crate::load::family::{Declared, Family, Order};
 use crate::load::family_name::FamilyName;
-use crate::scheme::{InputScheme, LayerScheme};
-use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use crate::scheme::InputScheme;
+use serde_json::json;
 
-/// Parts of names within a layer: Mistral's and those of transformers.
+/// Modules in a layer: Mistral's names and those of transformers.
 const MODULES: [(&str, &str); 15] = [
     ("attention.wq", "self_attn.q_proj"),
     ("attention.wk", "self_attn.k_proj"),
@@ -30,158 +30,69 @@ const MODULES: [(&str, &str); 15] = [
     ("feed_forward", "mlp"),
 ];
 
-/// Names outside of the layers.
+/// Modules outside of the layers.
 const OUTSIDE: [(&str, &str); 3] = [
     ("tok_embeddings", "model.embed_tokens"),
     ("norm", "model.norm"),
     ("output", "lm_head"),
 ];
 
-#[derive(Debug)]
-pub(in crate::load) struct Mistral {
-    path: PathBuf,
-    heads: usize,
-    kv_heads: usize,
-    kind: Kind,
-}
-
-#[derive(Debug)]
-enum Kind {
-    HighPrecision,
-    Fp8(LayerScheme),
-    Compressed(CompressedTensors),
-}
-
-impl Mistral {
-    /// `at` is the whole of `params.json`.
-    pub(in crate::load) fn parse(at: &At<'_>) -> Result<Self> {
-        let heads = at.get("n_heads").count()?;
-        let kv_heads = match at.get("n_kv_heads") {
-            at if at.is_null() => heads,
-            at => at.count()?,
-        };
-        let quantization = at.get("quantization");
-        let kind = if quantization.is_null() {
-            Kind::HighPrecision
-        } else if quantization.get("quant_method").is_null() {
+/// The family that `params.json` describes; `at` is the whole file.
+pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
+    let heads = heads(at, "n_heads", "n_kv_heads")?;
+    let quantization = at.get("quantization");
+    let method = quantization.get("quant_method");
+    if !method.is_null() {
+        method.must_be(json!(["compressed-tensors"]))?;
+        let inner = compressed_tensors::parse(&quantization)?;
+        let layer = move |path: &str| (inner.layer)(&native(path));
+        return Ok(family(at, heads, layer));
+    }
+    let declared = match quantization.is_null() {
+        true => None,
+        false => {
             quantization
                 .get("qformat_weight")
-                .must_be(&[json!("fp8_e4m3")])?;
+                .must_be(json!(["fp8_e4m3"]))?;
             let inputs = quantization.get("qscheme_act");
-            inputs.must_be(&[Value::Null, json!("TENSOR"), json!("NO_SCALES")])?;
+            inputs.must_be(json!([null, "TENSOR", "NO_SCALES"]))?;
             let input = match inputs.value == "NO_SCALES" {
-                true => InputScheme::PerToken,
-                false => InputScheme::Static,
+                true => InputScheme::per_token(),
+                false => InputScheme::Static(()),
             };
-            Kind::Fp8(LayerScheme {
-                input: Some(input),
-                ..LayerScheme::default()
-            })
-        } else {
-            let method = quantization.get("quant_method");
-            method.must_be(&[json!("compressed-tensors")])?;
-            Kind::Compressed(CompressedTensors::parse(&quantization)?)
-        };
-        Ok(Self {
-            path: at.file(),
-            heads,
-            kv_heads,
-            kind,
-        })
-    }
-
-    /// `at` is the whole of `config.json`, beside which there is no `params.json`; `has_scales`: whether there are
-    /// `qscale_weight`s. Inputs are static where there are scales of them.
-    pub(in crate::load) fn of_config(at: &At<'_>, has_scales: bool) -> Result<Self> {
-        let at = match at.get("text_config") {
-            text if text.is_null() => at.clone(),
-            text => text,
-        };
-        let heads = at.get("num_attention_heads").count()?;
-        let kv_heads = match at.get("num_key_value_heads") {
-            at if at.is_null() => heads,
-            at => at.count()?,
-        };
-        Ok(Self {
-            path: at.file(),
-            heads,
-            kv_heads,
-            kind: match has_scales {
-                true => Kind::Fp8(LayerScheme::default()),
-                false => Kind::HighPrecision,
-            },
-        })
-    }
-}
-
-/// A name with its beginning replaced, up to the border of a part; None if it begins otherwise.
-fn replaced(name: &str, from: &str, to: &str) -> Option<String> {
-    let rest = name.strip_prefix(from)?;
-    (rest.is_empty() || rest.starts_with('.')).then(|| format!("{to}{rest}"))
-}
-
-/// The number of a layer and what follows it.
-fn in_layer<'a>(name: &'a str, prefix: &str) -> Option<(&'a str, &'a str)> {
-    name.strip_prefix(prefix)?.split_once('.')
-}
-
-fn canonical(name: &str) -> String {
-    if let Some((layer, rest)) = in_layer(name, "layers.") {
-        let mut modules = MODULES.iter();
-        let rest = modules
-            .find_map(|(ours, theirs)| replaced(rest, ours, theirs))
-            .unwrap_or_else(|| rest.to_string());
-        return format!("model.layers.{layer}.{rest}");
-    }
-    let mut outside = OUTSIDE.iter();
-    outside
-        .find_map(|(ours, theirs)| replaced(name, ours, theirs))
-        .unwrap_or_else(|| name.to_string())
-}
-
-/// The inverse of [`canonical`].
-fn native(path: &str) -> String {
-    if let Some((layer, rest)) = in_layer(path, "model.layers.") {
-        let mut modules = MODULES.iter();
-        let rest = modules
-            .find_map(|(ours, theirs)| replaced(rest, theirs, ours))
-            .unwrap_or_else(|| rest.to_string());
-        return format!("layers.{layer}.{rest}");
-    }
-    let mut outside = OUTSIDE.iter();
-    outside
-        .find_map(|(ours, theirs)| replaced(path, theirs, ours))
-        .unwrap_or_else(|| path.to_string())
-}
-
-impl Family for Mistral {
-    fn name(&self) -> FamilyName {
-        FamilyName::MistralNative
-    }
-
-    fn layer(&self, path: &str) -> Result<Option<LayerScheme>> {
-        match &self.kind {
-            Kind::HighPrecision => Ok(None),
-            Kind::Fp8(scheme) => Ok(Some(*scheme)),
-            Kind::Compressed(inner) => match inner.layer(&native(path))? {
-                Some(scheme) => Ok(Some(scheme)),
-                None => Ok(None),
-            },
+            Some(Declared::new(None, input))
         }
-    }
+    };
+    Ok(family(at, heads, move |_| Ok(declared)))
+}
 
-    fn weight_scale_names(&self) -> &'static [&'static str] {
-        &["qscale_weight", "weight_scale"]
-    }
+/// The family that `config.json` describes where there is no `params.json`; `at` is the whole file. `has_scales`: whether there are
+/// `qscale_weight`s. Inputs are static where the file has scales for them.
+pub(in crate::load) fn of_config(at: &At<'_>, has_scales: bool) -> Result<Family> {
+    let text = at.get("text_config");
+    let at = if text.is_null() { at } else { &text };
+    let heads = heads(at, "num_attention_heads", "num_key_value_heads")?;
+    let declared = has_scales.then(Declared::default);
+    Ok(family(at, heads, move |_| Ok(declared)))
+}
 
-    fn input_scale_names(&self) -> &'static [&'static str] {
-        &["qscale_act", "input_scale"]
-    }
+/// Heads of queries, and of keys and values.
+fn heads(at: &At<'_>, all: &str, kv: &str) -> Result<(usize, usize)> {
+    let heads = at.get(all).count()?;
+    let kv = at.get(kv);
+    let kv_heads = if kv.is_null() { heads } else { kv.count()? };
+    Ok((heads, kv_heads))
+}
 
-    fn rename(&self, name: &str) -> (String, Order) {
+fn family(
+    at: &At<'_>,
+    (heads, kv_heads): (usize, usize),
+    layer: impl Fn(&str) -> Result<Option<Declared>> + Send + Sync + 'static,
+) -> Family {
+    let rename = move |name: &str| {
         let heads = match in_layer(name, "layers.") {
-            Some((_, rest)) if rest.starts_with("attention.wq.") => Some(self.heads),
-            Some((_, rest)) if rest.starts_with("attention.wk.") => Some(self.kv_heads),
+            Some((_, rest)) if rest.starts_with("attention.wq.") => Some(heads),
+            Some((_, rest)) if rest.starts_with("attention.wk.") => Some(kv_heads),
             _ => None,
         };
         let order = match heads {
@@ -191,10 +102,46 @@ impl Family for Mistral {
             _ => Order::AsStored,
         };
         (canonical(name), order)
+    };
+    Family {
+        weight_scales: &["qscale_weight", "weight_scale"],
+        input_scales: &["qscale_act", "input_scale"],
+        rename: Box::new(rename),
+        ..Family::new(FamilyName::MistralNative, Some(at.path), layer)
     }
+}
 
-    fn source(&self) -> Option<&Path> {
-        Some(&self.path)
+/// The number of a layer and what follows it.
+fn in_layer<'a>(name: &'a str, prefix: &str) -> Option<(&'a str, &'a str)> {
+    name.strip_prefix(prefix)?.split_once('.')
+}
+
+fn canonical(name: &str) -> String {
+    translated(name, ("layers.", "model.layers."), |pair| pair)
+}
+
+/// The inverse of [`canonical`].
+fn native(path: &str) -> String {
+    let swap = |(ours, theirs)| (theirs, ours);
+    translated(path, ("model.layers.", "layers."), swap)
+}
+
+type Pair = (&'static str, &'static str);
+
+/// Replaces the prefix of a name's layer and the module after it, or the module of a name outside of layers. `direction` turns a pair of
+/// the tables into the old and the new module.
+fn translated(name: &str, (from, to): (&str, &str), direction: fn(Pair) -> Pair) -> String {
+    let replaced = |name: &str, pairs: &[Pair]| {
+        let replaced = pairs.iter().find_map(|pair| {
+            let (from, to) = direction(*pair);
+            let rest = name.strip_prefix(from)?;
+            (rest.is_empty() || rest.starts_with('.')).then(|| format!("{to}{rest}"))
+        });
+        replaced.unwrap_or_else(|| name.to_string())
+    };
+    match in_layer(name, from) {
+        Some((layer, rest)) => format!("{to}{layer}.{}", replaced(rest, &MODULES)),
+        None => replaced(name, &OUTSIDE),
     }
 }
 

@@ -1,6 +1,5 @@
-//! The families of checkpoints: what each calls things, and what its configuration says of layers.
+//! The families of checkpoints: the names that each uses, and what its configuration declares about layers.
 
-mod by_shape;
 mod comfy;
 mod compressed_tensors;
 mod fbgemm;
@@ -9,20 +8,19 @@ mod mistral;
 mod mlx;
 mod modelopt;
 mod modules;
-mod plain;
 mod quark;
 mod torchao;
+mod unconfigured;
 mod w8a8;
 
-pub(super) use by_shape::ByShape;
-pub(super) use comfy::{Comfy, is_comfy};
-pub(super) use compressed_tensors::CompressedTensors;
-pub(super) use fbgemm::Fbgemm;
-pub(super) use fp8::Fp8;
-pub(super) use mistral::Mistral;
-pub(super) use mlx::Mlx;
-pub(super) use modelopt::ModelOpt;
-pub(super) use plain::PlainCast;
-pub(super) use quark::Quark;
-pub(super) use torchao::{Torchao, is_torchao};
-pub(super) use w8a8::W8a8;
+pub(super) use comfy::{is_comfy, parse as comfy};
+pub(super) use compressed_tensors::parse as compressed_tensors;
+pub(super) use fbgemm::parse as fbgemm;
+pub(super) use fp8::parse as fp8;
+pub(super) use mistral::{of_config as mistral_of_config, parse as mistral};
+pub(super) use mlx::parse as mlx;
+pub(super) use modelopt::parse as modelopt;
+pub(super) use quark::parse as quark;
+pub(super) use torchao::{is_torchao, parse as torchao};
+pub(super) use unconfigured::{by_shape, plain_cast};
+pub(super) use w8a8::parse as w8a8;

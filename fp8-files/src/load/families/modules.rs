@@ -1,75 +1,82 @@
-//! Lists of modules that stay in high precision, as families other than compressed-tensors write them.
+//! Lists of modules that stay in high precision, in all families but compressed-tensors.
 
 use crate::error::Result;
-use crate::load::family::At;
+use crate::load::at::At;
 use fancy_regex::Regex;
 
 /// Which modules a list names.
 #[derive(Debug, Default)]
 pub(super) struct Modules {
-    /// Names of modules: the module itself and all within it.
+    /// Modules, each with everything inside it.
     paths: Vec<String>,
-    /// Whether a path may lack its beginning, or the leading `model.`.
+    /// Whether an entry may lack the beginning of a path, or either of them the leading `model.`.
     lenient: bool,
     globs: Vec<String>,
-    /// From the start of the path up to the end of a module's name.
+    /// Anchored at the start of the path.
     expressions: Vec<Regex>,
 }
 
 impl Modules {
-    /// A list of paths, as vLLM and transformers read it: of a whole path, of its beginning, of its end, or a regular
-    /// expression of its beginning. Each time up to the border of a module, so that `layers.1` is not `layers.11`.
-    pub(super) fn add_lenient(&mut self, at: &At<'_>) -> Result<()> {
-        self.lenient = true;
-        for text in at.texts()? {
-            if text.contains(['^', '$', '\\', '(', '[', '+', '|', '*', '?']) {
-                // Lists hold globs as well, which are not always expressions.
-                let expression = Regex::new(&format!("^(?:{text})(?:\\.|$)"));
-                self.expressions.extend(expression.ok());
-                if text.contains('*') {
-                    self.globs.push(text.into());
+    /// Lists of paths under `keys`, as vLLM and transformers read them: a whole path, its beginning, its end, or a regular expression
+    /// for its beginning. Each match ends at the border of a module, so that `layers.1` does not match `layers.11`.
+    pub(super) fn lenient(at: &At<'_>, keys: &[&str]) -> Result<Self> {
+        let mut modules = Self {
+            lenient: true,
+            ..Self::default()
+        };
+        for key in keys {
+            for text in at.get(key).texts()? {
+                if text.contains(['^', '$', '\\', '(', '[', '+', '|', '*', '?']) {
+                    // Some lists hold globs, which may not be valid expressions.
+                    let expression = Regex::new(&format!("^(?:{text})(?:\\.|$)"));
+                    modules.expressions.extend(expression.ok());
+                    if text.contains('*') {
+                        modules.globs.push(text.into());
+                    }
+                } else {
+                    modules.paths.push(text.into());
                 }
-            } else {
-                self.paths.push(text.into());
             }
         }
-        Ok(())
+        Ok(modules)
     }
 
-    /// A list of paths and globs, whose `*` is any text.
-    pub(super) fn add_globs(&mut self, at: &At<'_>) -> Result<()> {
-        for text in at.texts()? {
-            match text.strip_prefix("re:") {
-                Some(pattern) => {
-                    let expression = Regex::new(&format!("^(?:{pattern})"))
-                        .map_err(|error| at.unsupported(&format!("a pattern ({error})")))?;
-                    self.expressions.push(expression);
+    /// Lists under `keys` of paths and globs, in which `*` matches any text.
+    pub(super) fn globs(at: &At<'_>, keys: &[&str]) -> Result<Self> {
+        let mut modules = Self::default();
+        for at in keys.iter().map(|key| at.get(key)) {
+            for text in at.texts()? {
+                match text.strip_prefix("re:") {
+                    Some(pattern) => modules.expressions.push(at.pattern(pattern)?),
+                    None if text.contains('*') => modules.globs.push(text.into()),
+                    None => modules.paths.push(text.into()),
                 }
-                None if text.contains('*') => self.globs.push(text.into()),
-                None => self.paths.push(text.into()),
             }
         }
-        Ok(())
+        Ok(modules)
     }
 
     /// Whether the list names the layer at `path`.
     pub(super) fn name(&self, path: &str) -> bool {
         let of_path = |name: &String| {
-            let without = |text: &str| text.strip_prefix("model.").map(str::to_string);
             within(path, name)
                 || self.lenient
                     && (ends_with(path, name)
-                        || without(path).is_some_and(|path| within(&path, name))
-                        || without(name).is_some_and(|name| within(path, &name)))
+                        || path
+                            .strip_prefix("model.")
+                            .is_some_and(|path| within(path, name))
+                        || name
+                            .strip_prefix("model.")
+                            .is_some_and(|name| within(path, name)))
         };
         self.paths.iter().any(of_path)
             || self.globs.iter().any(|glob| matches_glob(path, glob))
-            // A pattern that gives up names nothing.
+            // A pattern that exceeds the backtracking limit matches nothing.
             || self.expressions.iter().any(|expression| expression.is_match(path).unwrap_or(false))
     }
 }
 
-/// Whether `path` is the module `name` or in it.
+/// Whether `path` is the module `name` or inside it.
 fn within(path: &str, name: &str) -> bool {
     let rest = path.strip_prefix(name);
     !name.is_empty() && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -80,7 +87,7 @@ fn ends_with(path: &str, name: &str) -> bool {
     !name.is_empty() && rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Whether a glob, whose `*` stands for any text, matches the whole of `path`.
+/// Whether a glob, in which `*` matches any text, matches the whole `path`.
 pub(super) fn matches_glob(path: &str, glob: &str) -> bool {
     let mut parts = glob.split('*');
     let Some(mut rest) = parts.next().and_then(|first| path.strip_prefix(first)) else {
@@ -125,10 +132,8 @@ mod tests {
     #[test]
     fn borders_of_modules_count() {
         let list = json!(["layers.1", "gate", "model.visual", "re*[", "layer.*head"]);
-        let mut modules = Modules::default();
-        modules
-            .add_lenient(&At::new(Path::new("c"), "k", &list))
-            .unwrap();
+        let config = json!({ "k": list });
+        let modules = Modules::lenient(&At::new(Path::new("c"), "", &config), &["k"]).unwrap();
         for (path, expected) in [
             ("model.layers.1.mlp.up_proj", true),
             ("model.layers.11.mlp.up_proj", false),

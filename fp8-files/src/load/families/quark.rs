@@ -1,119 +1,87 @@
 //! AMD's Quark.
 
-use super::fp8::{block_sizes, size};
+use super::compressed_tensors::input_by_strategy;
 use super::modules::{Modules, matches_glob};
-use crate::error::{Error, Result};
-use crate::load::family::{At, Family};
+use crate::error::Result;
+use crate::load::at::At;
+use crate::load::family::{Declared, Family, agreed};
 use crate::load::family_name::FamilyName;
-use crate::scheme::{InputScheme, LayerScheme};
+use crate::scheme::InputScheme;
 use fp8_core::{Granularity, MX_BLOCK};
-use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use serde_json::json;
 
-#[derive(Debug)]
-pub(in crate::load) struct Quark {
-    path: PathBuf,
-    /// Of all layers that nothing else names.
-    all: Option<LayerScheme>,
-    /// By globs.
-    some: Vec<Named>,
-    excluded: Modules,
-}
-
-/// An entry of `layer_quant_config`.
-#[derive(Debug)]
-struct Named {
-    glob: String,
-    /// Where it stands.
-    key: String,
-    scheme: Option<LayerScheme>,
-}
-
-impl Quark {
-    pub(in crate::load) fn parse(at: &At<'_>) -> Result<Self> {
-        let export = at.get("export");
-        export
-            .get("weight_format")
-            .must_be(&[Value::Null, json!("real_quantized")])?;
-        export
-            .get("pack_method")
-            .must_be(&[Value::Null, json!("reorder"), json!("order")])?;
-        let mut some = vec![];
-        for (glob, entry) in at.get("layer_quant_config").named_entries()? {
-            some.push(Named {
-                glob: glob.to_string(),
-                key: entry.key().to_string(),
-                scheme: scheme(&entry)?,
-            });
-        }
-        let mut all = scheme(&at.get("global_quant_config"))?;
-        for (class, entry) in at.get("layer_type_quant_config").named_entries()? {
-            // The class that our layers stand for.
-            if class.ends_with("Linear") {
-                all = scheme(&entry)?;
-            }
-        }
-        let mut excluded = Modules::default();
-        excluded.add_globs(&at.get("exclude"))?;
-        Ok(Self {
-            path: at.file(),
-            all,
-            some,
-            excluded,
-        })
+pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
+    let export = at.get("export");
+    export
+        .get("weight_format")
+        .must_be(json!([null, "real_quantized"]))?;
+    export
+        .get("pack_method")
+        .must_be(json!([null, "reorder", "order"]))?;
+    // Globs, each with the key of its entry and what that declares.
+    let mut named = vec![];
+    for (glob, entry) in at.get("layer_quant_config").entries()? {
+        let declared = declared(&entry)?;
+        named.push((glob.to_string(), (entry.key, declared)));
     }
+    let mut all = declared(&at.get("global_quant_config"))?;
+    for (class, entry) in at.get("layer_type_quant_config").entries()? {
+        // The class of all layers that are read here.
+        if class.ends_with("Linear") {
+            all = declared(&entry)?;
+        }
+    }
+    let excluded = Modules::globs(at, &["exclude"])?;
+    let source = at.path.to_path_buf();
+    let layer = move |path: &str| {
+        if excluded.name(path) {
+            return Ok(None);
+        }
+        let entries = named.iter().filter(|(glob, _)| matches_glob(path, glob));
+        let named = agreed(&source, path, entries.map(|(_, entry)| entry))?;
+        Ok(named.unwrap_or(all))
+    };
+    Ok(Family::new(FamilyName::Quark, Some(at.path), layer))
 }
 
-/// What is done to layers; None if their weights stay in high precision.
-fn scheme(at: &At<'_>) -> Result<Option<LayerScheme>> {
+/// What an entry declares; None if weights stay in high precision.
+fn declared(at: &At<'_>) -> Result<Option<Declared>> {
     let weight = at.get("weight");
     if weight.is_null() {
         return Ok(None);
     }
-    let tensors = at.get("input_tensors");
-    let mut scheme = LayerScheme::new(granularity(&weight)?, inputs(&tensors)?);
-    scheme.power_of_two_inputs = matches!(
-        scheme.input,
-        Some(InputScheme::PerToken | InputScheme::PerTensor | InputScheme::PerGroup(_))
-    ) && has_powers(&tensors);
-    Ok(Some(scheme))
+    let inputs = inputs(&at.get("input_tensors"))?;
+    Ok(Some(Declared::new(granularity(&weight)?, inputs)))
 }
 
 fn check_type(at: &At<'_>) -> Result<()> {
-    at.get("dtype").must_be(&[json!("fp8_e4m3")])?;
-    at.get("symmetric").must_be(&[json!(true), Value::Null])
+    at.get("dtype").must_be(json!(["fp8_e4m3"]))?;
+    at.get("symmetric").must_be(json!([true, null]))
 }
 
 /// Whether scales are powers of two.
 fn has_powers(at: &At<'_>) -> bool {
-    at.get("scale_type")
-        .value
-        .as_str()
-        .is_some_and(|name| name.contains("e8m0"))
-        || at
-            .get("scale_format")
-            .value
-            .as_str()
-            .is_some_and(|name| name.contains("e8m0"))
+    let is_e8m0 = |key| {
+        let name = at.get(key).value.as_str();
+        name.is_some_and(|name| name.contains("e8m0"))
+    };
+    is_e8m0("scale_type") || is_e8m0("scale_format")
 }
 
 fn granularity(at: &At<'_>) -> Result<Granularity> {
     const EXPECTED: &str =
         "per_tensor, per_channel of axis 0, per_block, or per_group of 32 with e8m0 scales";
     check_type(at)?;
-    at.get("is_dynamic").must_be(&[json!(false), Value::Null])?;
+    at.get("is_dynamic").must_be(json!([false, null]))?;
     let scheme = at.get("qscheme");
-    let group = size(at.get("group_size").value);
+    let group = at.get("group_size").size();
     match scheme.text(EXPECTED)? {
         "per_tensor" => Ok(Granularity::Tensorwise),
         "per_channel" => {
-            at.get("ch_axis").must_be(&[json!(0), Value::Null])?;
+            at.get("ch_axis").must_be(json!([0, null]))?;
             Ok(Granularity::Rowwise)
         }
-        "per_block" => match block_sizes(&at.get("block_size"))? {
-            Some((rows, cols)) => Ok(Granularity::Blockwise { rows, cols }),
-            None => Err(at.get("block_size").unsupported("[rows, cols]")),
-        },
+        "per_block" => at.get("block_size").blocks(),
         "per_group" if group == Some(MX_BLOCK) && has_powers(at) => Ok(Granularity::Mx),
         _ => Err(scheme.unsupported(EXPECTED)),
     }
@@ -127,48 +95,13 @@ fn inputs(at: &At<'_>) -> Result<InputScheme> {
     check_type(at)?;
     let scheme = at.get("qscheme");
     let dynamic = at.get("is_dynamic");
-    dynamic.must_be(&[json!(true), json!(false), Value::Null])?;
-    let is_dynamic = dynamic.value == &json!(true);
-    let group = size(at.get("group_size").value).filter(|size| *size > 0);
-    match (scheme.text(EXPECTED)?, is_dynamic, group) {
-        ("per_tensor", false, _) => Ok(InputScheme::Static),
-        ("per_tensor", true, _) => Ok(InputScheme::PerTensor),
-        ("per_token" | "per_channel", true, _) => Ok(InputScheme::PerToken),
-        ("per_group", true, Some(MX_BLOCK)) if has_powers(at) => Ok(InputScheme::Mx),
-        ("per_group", true, Some(size)) => Ok(InputScheme::PerGroup(size)),
-        _ => Err(scheme.unsupported(EXPECTED)),
-    }
-}
-
-impl Family for Quark {
-    fn name(&self) -> FamilyName {
-        FamilyName::Quark
-    }
-
-    fn layer(&self, path: &str) -> Result<Option<LayerScheme>> {
-        if self.excluded.name(path) {
-            return Ok(None);
-        }
-        let mut named = self
-            .some
-            .iter()
-            .filter(|named| matches_glob(path, &named.glob));
-        let Some(first) = named.next() else {
-            return Ok(self.all);
-        };
-        // The first in the file would count, but the order of a map is not kept here.
-        match named.find(|other| other.scheme != first.scheme) {
-            None => Ok(first.scheme),
-            Some(other) => Err(Error::Ambiguous {
-                path: self.path.clone(),
-                tensor: path.to_string(),
-                first: first.key.clone(),
-                second: other.key.clone(),
-            }),
-        }
-    }
-
-    fn source(&self) -> Option<&Path> {
-        Some(&self.path)
-    }
+    dynamic.must_be(json!([true, false, null]))?;
+    let strategy = match scheme.text(EXPECTED)? {
+        "per_channel" => "token",
+        name => name.strip_prefix("per_").unwrap_or_default(),
+    };
+    let (dynamic, powers) = (dynamic.value == &json!(true), has_powers(at));
+    input_by_strategy(strategy, dynamic, &at.get("group_size"), powers)
+        .map(|input| input.with_power_of_two(powers))
+        .ok_or_else(|| scheme.unsupported(EXPECTED))
 }

@@ -2,40 +2,16 @@
 
 use super::modules::Modules;
 use crate::error::Result;
-use crate::load::family::{At, Family};
+use crate::load::at::At;
+use crate::load::family::{Declared, Family};
 use crate::load::family_name::FamilyName;
-use crate::scheme::{InputScheme, LayerScheme};
+use crate::scheme::InputScheme;
 use fp8_core::Granularity;
-use std::path::{Path, PathBuf};
 
-#[derive(Debug)]
-pub(in crate::load) struct W8a8 {
-    path: PathBuf,
-    modules: Modules,
-}
-
-impl W8a8 {
-    pub(in crate::load) fn parse(at: &At<'_>) -> Result<Self> {
-        let mut modules = Modules::default();
-        for key in ["ignored_layers", "modules_to_not_convert", "ignore"] {
-            modules.add_lenient(&at.get(key))?;
-        }
-        let path = at.file();
-        Ok(Self { path, modules })
-    }
-}
-
-impl Family for W8a8 {
-    fn name(&self) -> FamilyName {
-        FamilyName::W8a8Fp8
-    }
-
-    fn layer(&self, path: &str) -> Result<Option<LayerScheme>> {
-        let scheme = LayerScheme::new(Granularity::Rowwise, InputScheme::PerToken);
-        Ok((!self.modules.name(path)).then_some(scheme))
-    }
-
-    fn source(&self) -> Option<&Path> {
-        Some(&self.path)
-    }
+pub(in crate::load) fn parse(at: &At<'_>) -> Result<Family> {
+    let keys = ["ignored_layers", "modules_to_not_convert", "ignore"];
+    let modules = Modules::lenient(at, &keys)?;
+    let declared = Declared::new(Granularity::Rowwise, InputScheme::per_token());
+    let layer = move |path: &str| Ok((!modules.name(path)).then_some(declared));
+    Ok(Family::new(FamilyName::W8a8Fp8, Some(at.path), layer))
 }

@@ -1,7 +1,7 @@
 //! AutoFP8's: one scale per weight.
 
 use super::{Layout, Part};
-use crate::contents::{Contents, Described, is_head};
+use crate::contents::{Contents, is_head};
 use crate::error::Result;
 use crate::scheme::InputScheme;
 use crate::spelling::Spelling;
@@ -13,10 +13,13 @@ const SPELLING: Spelling = Spelling::AutoFp8;
 pub(super) fn check(contents: &Contents) -> Result<()> {
     let mut first = None;
     for layer in &contents.layers {
-        let kind = layer.kind;
-        let input = kind.input;
-        let fits = matches!(input, InputScheme::Static | InputScheme::PerToken);
-        if kind.weight != Granularity::Tensorwise || !fits || kind.has_power_of_two_inputs() {
+        let input = layer.scheme.input;
+        let fits = matches!(
+            input,
+            InputScheme::Static(()) | InputScheme::DynamicPerToken { .. }
+        );
+        let is_plain = layer.scheme.weight == Granularity::Tensorwise && fits;
+        if !is_plain || input.has_power_of_two_scales() {
             return Err(SPELLING.refuses(layer));
         }
         if *first.get_or_insert(input) != input {
@@ -34,21 +37,14 @@ pub(super) fn check(contents: &Contents) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn layouts(layer: &Described) -> Vec<Layout> {
-    let mut layouts = vec![
-        Layout::codes(layer),
-        Layout::scale(Part::WeightScale, "weight_scale", vec![]),
-    ];
-    if layer.kind.input == InputScheme::Static {
-        layouts.push(Layout::scale(Part::InputScale, "input_scale", vec![]));
-    }
-    layouts
+pub(super) fn weight_scale() -> Layout {
+    Layout::scale(Part::WeightScale, "weight_scale", vec![])
 }
 
 pub(super) fn quantization(contents: &Contents) -> Value {
-    let first = contents.layers.first().map(|layer| layer.kind.input);
+    let first = contents.layers.first().map(|layer| layer.scheme.input);
     let scheme = match first {
-        Some(InputScheme::Static) => "static",
+        Some(InputScheme::Static(())) => "static",
         _ => "dynamic",
     };
     let mut config = json!({

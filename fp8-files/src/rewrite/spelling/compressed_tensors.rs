@@ -1,10 +1,9 @@
 //! compressed-tensors: groups of layers with arguments for weights and inputs.
 
-use super::part::grid;
 use super::{Layout, Part};
 use crate::contents::{Contents, Described, is_head};
 use crate::error::Result;
-use crate::scheme::{InputScheme, Kind};
+use crate::scheme::{InputScheme, LayerScheme};
 use crate::spelling::Spelling;
 use fp8_core::{Granularity, MX_BLOCK};
 use serde_json::{Map, Value, json};
@@ -12,12 +11,9 @@ use serde_json::{Map, Value, json};
 const SPELLING: Spelling = Spelling::CompressedTensors;
 
 pub(super) fn check(contents: &Contents) -> Result<()> {
-    for layer in &contents.layers {
-        match layer.kind.group() {
-            (Granularity::Mx, InputScheme::Mx | InputScheme::None) => {}
-            (Granularity::Mx, _) | (_, InputScheme::Mx) => return Err(SPELLING.refuses(layer)),
-            _ => {}
-        }
+    let mut layers = contents.layers.iter();
+    if let Some(layer) = layers.find(|layer| layer.scheme.mixes_microscaling()) {
+        return Err(SPELLING.refuses(layer));
     }
     let mut heads = contents.kv.iter().map(|kv| (kv.k.len() > 1, kv));
     if let Some((first, _)) = heads.next()
@@ -28,32 +24,26 @@ pub(super) fn check(contents: &Contents) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn layouts(layer: &Described) -> Vec<Layout> {
-    let (rows, cols) = grid(layer, layer.kind.weight);
-    let scale = |dims| Layout::scale(Part::WeightScale, "weight_scale", dims);
-    let weight_scale = match layer.kind.weight {
-        Granularity::Tensorwise => scale(vec![1]),
-        Granularity::Mx => Layout::exponents("weight_scale", vec![rows, cols]),
-        _ => scale(vec![rows, cols]),
-    };
-    let mut layouts = vec![Layout::codes(layer), weight_scale];
-    if layer.kind.input == InputScheme::Static {
-        layouts.push(Layout::scale(Part::InputScale, "input_scale", vec![1]));
+pub(super) fn weight_scale(layer: &Described) -> Layout {
+    let grid = layer.grid();
+    match layer.scheme.weight {
+        Granularity::Tensorwise => Layout::scale(Part::WeightScale, "weight_scale", vec![1]),
+        Granularity::Mx => Layout::exponents("weight_scale", grid),
+        _ => Layout::scale(Part::WeightScale, "weight_scale", grid),
     }
-    layouts
 }
 
 pub(super) fn quantization(contents: &Contents) -> Value {
-    // In the order of their first layers.
-    let mut groups: Vec<(Kind, Vec<&str>)> = vec![];
+    // In the order of their first layers. The configuration has no key for powers of two.
+    let mut groups: Vec<(LayerScheme, Vec<&str>)> = vec![];
     for layer in &contents.layers {
-        let same = |(other, _): &&mut (Kind, _)| other.group() == layer.kind.group();
-        match groups.iter_mut().find(same) {
+        let scheme = layer.scheme.with_exact_inputs();
+        match groups.iter_mut().find(|(other, _)| *other == scheme) {
             Some((_, paths)) => paths.push(&layer.path),
-            None => groups.push((layer.kind, vec![&layer.path])),
+            None => groups.push((scheme, vec![&layer.path])),
         }
     }
-    let formats: Vec<&str> = groups.iter().map(|(kind, _)| format(kind)).collect();
+    let formats: Vec<&str> = groups.iter().map(|(scheme, _)| format(scheme)).collect();
     let overall = match formats.as_slice() {
         [] => "float-quantized",
         [first, rest @ ..] if rest.iter().all(|other| other == first) => first,
@@ -63,12 +53,12 @@ pub(super) fn quantization(contents: &Contents) -> Value {
     let config_groups: Map<String, Value> = groups
         .iter()
         .enumerate()
-        .map(|(i, (kind, paths))| {
+        .map(|(i, (scheme, paths))| {
             let group = json!({
-                "format": format(kind),
+                "format": format(scheme),
                 "targets": targets(paths, several),
-                "weights": weights(kind.weight),
-                "input_activations": inputs(kind.input),
+                "weights": weights(scheme.weight),
+                "input_activations": inputs(scheme.input),
                 "output_activations": null,
             });
             (format!("group_{i}"), group)
@@ -84,7 +74,7 @@ pub(super) fn quantization(contents: &Contents) -> Value {
     })
 }
 
-/// All layers of the class, or those of the group by name. vLLM's class of heads is another one, so they are named.
+/// The class of all layers, or the layers of the group by name. Heads have another class in vLLM, so they are named too.
 fn targets<'a>(paths: &[&'a str], several: bool) -> Vec<&'a str> {
     match several {
         true => paths.to_vec(),
@@ -103,8 +93,8 @@ fn kv_cache_scheme(contents: &Contents) -> Value {
     }
 }
 
-fn format(kind: &Kind) -> &'static str {
-    match kind.group() {
+fn format(scheme: &LayerScheme) -> &'static str {
+    match (scheme.weight, scheme.input) {
         (Granularity::Mx, _) => "mxfp8-quantized",
         (_, InputScheme::None) => "naive-quantized",
         _ => "float-quantized",
@@ -122,7 +112,7 @@ fn args(strategy: &str, dynamic: bool, group_size: Option<usize>) -> Value {
     })
 }
 
-/// Groups of 32 with scales in bytes.
+/// Groups of 32 with scales as bytes.
 fn mx_args(dynamic: bool) -> Value {
     let mut args = args("group", dynamic, Some(MX_BLOCK));
     args["scale_dtype"] = json!("torch.uint8");
@@ -145,10 +135,10 @@ fn weights(granularity: Granularity) -> Value {
 fn inputs(input: InputScheme) -> Value {
     match input {
         InputScheme::None => Value::Null,
-        InputScheme::Static => args("tensor", false, None),
-        InputScheme::PerToken => args("token", true, None),
-        InputScheme::PerTensor => args("tensor", true, None),
-        InputScheme::PerGroup(size) => args("group", true, Some(size)),
-        InputScheme::Mx => mx_args(true),
+        InputScheme::Static(()) => args("tensor", false, None),
+        InputScheme::DynamicPerToken { .. } => args("token", true, None),
+        InputScheme::DynamicPerTensor { .. } => args("tensor", true, None),
+        InputScheme::DynamicPerGroup { size, .. } => args("group", true, Some(size)),
+        InputScheme::DynamicMx => mx_args(true),
     }
 }

@@ -1,10 +1,9 @@
-//! DeepSeek's and Qwen's: blocks of one size, inputs in groups as wide as a block.
+//! DeepSeek's and Qwen's: blocks of one size, and groups of inputs as wide as a block.
 
-use super::part::grid;
 use super::{Layout, Part};
 use crate::contents::{Contents, Described};
 use crate::error::Result;
-use crate::scheme::InputScheme;
+use crate::scheme::{InputScheme, LayerScheme};
 use crate::spelling::Spelling;
 use fp8_core::Granularity;
 use serde_json::{Value, json};
@@ -14,15 +13,16 @@ const SPELLING: Spelling = Spelling::Fp8Blocks;
 pub(super) fn check(contents: &Contents) -> Result<()> {
     let mut first = None;
     for layer in &contents.layers {
-        let kind = layer.kind;
-        let sizes = match kind.group() {
-            (Granularity::Blockwise { rows, cols }, InputScheme::PerGroup(size))
-                if size == cols =>
-            {
-                (rows, cols, kind.has_power_of_two_inputs())
-            }
-            _ => return Err(SPELLING.refuses(layer)),
+        let LayerScheme { weight, input } = layer.scheme;
+        let (Granularity::Blockwise { rows, cols }, InputScheme::DynamicPerGroup { size, .. }) =
+            (weight, input)
+        else {
+            return Err(SPELLING.refuses(layer));
         };
+        if size != cols {
+            return Err(SPELLING.refuses(layer));
+        }
+        let sizes = (rows, cols, input.has_power_of_two_scales());
         if *first.get_or_insert(sizes) != sizes {
             return Err(SPELLING.refuses_because(layer, ", unlike the layers before it"));
         }
@@ -33,21 +33,17 @@ pub(super) fn check(contents: &Contents) -> Result<()> {
     }
 }
 
-pub(super) fn layouts(layer: &Described) -> Vec<Layout> {
-    let (rows, cols) = grid(layer, layer.kind.weight);
-    vec![
-        Layout::codes(layer),
-        Layout::scale(Part::WeightScale, "weight_scale_inv", vec![rows, cols]),
-    ]
+pub(super) fn weight_scale(layer: &Described) -> Layout {
+    Layout::scale(Part::WeightScale, "weight_scale_inv", layer.grid())
 }
 
 pub(super) fn quantization(contents: &Contents) -> Value {
-    let first = contents.layers.first().map(|layer| layer.kind);
-    let block = match first.map(|kind| kind.weight) {
+    let first = contents.layers.first().map(|layer| layer.scheme);
+    let block = match first.map(|scheme| scheme.weight) {
         Some(Granularity::Blockwise { rows, cols }) => [rows, cols],
         _ => [128, 128],
     };
-    // transformers adds the head by itself where the list is empty.
+    // With an empty list transformers adds the head on its own.
     let skipped = match contents.ignored.is_empty() {
         true => &contents.embeddings,
         false => &contents.ignored,
@@ -59,7 +55,7 @@ pub(super) fn quantization(contents: &Contents) -> Value {
         "weight_block_size": block,
         "modules_to_not_convert": skipped,
     });
-    if first.is_some_and(|kind| kind.has_power_of_two_inputs()) {
+    if first.is_some_and(|scheme| scheme.input.has_power_of_two_scales()) {
         config["scale_fmt"] = json!("ue8m0");
     }
     config

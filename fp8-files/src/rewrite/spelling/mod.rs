@@ -1,4 +1,4 @@
-//! How each family writes a layer: names, shapes, dtypes, and the configuration beside it.
+//! How each family writes a layer: names, shapes, dtypes, and the configuration.
 
 mod autofp8;
 mod compressed_tensors;
@@ -11,21 +11,25 @@ pub(crate) use part::{Layout, Part};
 use crate::contents::{AttentionScale, Contents, Described, KvScale};
 use crate::error::{Error, Result};
 use crate::names::join;
+use crate::scheme::InputScheme;
 use crate::spelling::Spelling;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use fp8_candle::{Fp8Tensor, InputScaling};
 use serde_json::Value;
 
 impl Spelling {
-    /// Whether the family's own configuration can say that input scales are powers of two.
+    /// Whether the family's configuration has a key for input scales that are powers of two.
     pub fn says_power_of_two(self) -> bool {
         self == Self::Fp8Blocks
     }
 
-    /// Fails unless the file can say all of it.
+    /// Checks that a file of this spelling can hold `contents`.
+    ///
+    /// # Errors
+    /// [`Error::Inexpressible`] for the first layer or scale that it cannot hold.
     pub fn check(self, contents: &Contents) -> Result<()> {
         let mut layers = contents.layers.iter();
-        if let Some(layer) = layers.find(|layer| layer.kind.amax_bound.is_some()) {
+        if let Some(layer) = layers.find(|layer| layer.scheme.input.amax_bound().is_some()) {
             return Err(self.refuses(layer));
         }
         if let (false, Some(scale)) = (self == Self::CompressedTensors, contents.attention.first())
@@ -42,18 +46,23 @@ impl Spelling {
 
     /// The tensors of a layer that has passed [`Spelling::check`].
     pub(crate) fn layouts(self, layer: &Described) -> Vec<Layout> {
-        match self {
-            Self::CompressedTensors => compressed_tensors::layouts(layer),
-            Self::Fp8Blocks => fp8_blocks::layouts(layer),
-            Self::AutoFp8 => autofp8::layouts(layer),
-            Self::ModelOpt => modelopt::layouts(layer),
+        let (weight_scale, input_dims) = match self {
+            Self::CompressedTensors => (compressed_tensors::weight_scale(layer), vec![1]),
+            Self::Fp8Blocks => (fp8_blocks::weight_scale(layer), vec![]),
+            Self::AutoFp8 => (autofp8::weight_scale(), vec![]),
+            Self::ModelOpt => (modelopt::weight_scale(layer), vec![]),
+        };
+        let mut layouts = vec![Layout::codes(layer), weight_scale];
+        if layer.scheme.input == InputScheme::Static(()) {
+            layouts.push(Layout::scale(Part::InputScale, "input_scale", input_dims));
         }
+        layouts
     }
 
     /// The tensors of a layer that has passed [`Spelling::check`], by name: codes and scales as a file of this spelling has them.
     ///
     /// # Errors
-    /// [`Error::NotExportable`] if scales are no powers of two where the file holds nothing else.
+    /// [`Error::NotExportable`] if the file stores scales as powers of two and one is not.
     pub fn tensors(
         self,
         layer: &Described,
@@ -77,7 +86,7 @@ impl Spelling {
         }
     }
 
-    /// Another configuration file that belongs to the family, by name.
+    /// The family's second configuration file, with its name.
     pub fn second_config(self, contents: &Contents) -> Option<(&'static str, Value)> {
         match self {
             Self::ModelOpt => Some(("hf_quant_config.json", modelopt::second_config(contents))),
@@ -85,37 +94,39 @@ impl Spelling {
         }
     }
 
-    /// The KV scales under the family's names.
-    pub(crate) fn kv_tensors(self, scale: &KvScale) -> Result<Vec<(String, Tensor)>> {
-        let path = &scale.attention;
-        let tensor = |own: &str, values: &[f32], dims: Vec<usize>| -> Result<(String, Tensor)> {
-            let tensor = Tensor::from_slice(values, dims, &Device::Cpu)?.to_dtype(DType::F32)?;
-            Ok((join(path, own), tensor))
-        };
-        let both = |k: &str, v: &str, dims: &dyn Fn(usize) -> Vec<usize>| {
-            Ok(vec![
-                tensor(k, &scale.k, dims(scale.k.len()))?,
-                tensor(v, &scale.v, dims(scale.v.len()))?,
-            ])
-        };
-        match self {
-            Self::CompressedTensors => both("k_scale", "v_scale", &|heads| match heads {
+    /// The scales of caches and attention, by the family's names; those of one cache together.
+    pub(crate) fn attention_tensors(
+        self,
+        contents: &Contents,
+    ) -> candle_core::Result<Vec<Vec<(String, Tensor)>>> {
+        use candle_core::Result;
+        let tensor = |name: String, values: &[f32], is_scalar: bool| -> Result<_> {
+            let dims = match values.len() {
+                _ if is_scalar => vec![],
                 1 => vec![1],
-                _ => vec![heads, 1, 1],
-            }),
-            Self::ModelOpt => both("k_proj.k_scale", "v_proj.v_scale", &|_| vec![]),
-            Self::AutoFp8 => Ok(vec![tensor("kv_scale", &scale.k, vec![])?]),
-            Self::Fp8Blocks => Ok(vec![]),
-        }
-    }
-
-    /// A scale of queries or probabilities under its canonical name.
-    pub(crate) fn attention_tensor(self, scale: &AttentionScale) -> Result<Tensor> {
-        let dims = match scale.values.len() {
-            1 => vec![1],
-            heads => vec![heads, 1, 1],
+                heads => vec![heads, 1, 1],
+            };
+            Ok((name, Tensor::from_slice(values, dims, &Device::Cpu)?))
         };
-        Ok(Tensor::from_slice(&scale.values, dims, &Device::Cpu)?)
+        let of_cache = |scale: &KvScale| {
+            let named = |own: &str| join(&scale.attention, own);
+            let both = |k: &str, v: &str, is_scalar| {
+                let k = tensor(named(k), &scale.k, is_scalar)?;
+                Ok(vec![k, tensor(named(v), &scale.v, is_scalar)?])
+            };
+            match self {
+                Self::CompressedTensors => both("k_scale", "v_scale", false),
+                Self::ModelOpt => both("k_proj.k_scale", "v_proj.v_scale", true),
+                Self::AutoFp8 => Ok(vec![tensor(named("kv_scale"), &scale.k, true)?]),
+                Self::Fp8Blocks => Ok(vec![]),
+            }
+        };
+        let caches = contents.kv.iter().map(of_cache);
+        // Queries and probabilities, under their canonical names.
+        let others = contents.attention.iter();
+        let others =
+            others.map(|scale| Ok(vec![tensor(scale.name.clone(), &scale.values, false)?]));
+        caches.chain(others).collect()
     }
 
     fn refuses_attention(self, scale: &AttentionScale) -> Error {
@@ -133,11 +144,11 @@ impl Spelling {
         self.refuses_because(layer, "")
     }
 
-    /// The same with what is the matter with it, as it reads after what the layer is.
+    /// The same, with `why` after the description of the layer.
     fn refuses_because(self, layer: &Described, why: &str) -> Error {
         Error::Inexpressible {
             layer: layer.path.clone(),
-            has: format!("{}{why}", layer.kind),
+            has: format!("{}{why}", layer.scheme),
             spelling: self,
             takes: self.takes(),
         }

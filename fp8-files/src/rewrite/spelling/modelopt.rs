@@ -1,20 +1,16 @@
-//! ModelOpt's: one algorithm for all layers, said in two files.
+//! ModelOpt's: one algorithm for all layers, in two configuration files.
 
-use super::part::grid;
 use super::{Layout, Part};
 use crate::contents::{Contents, Described};
 use crate::error::Result;
-use crate::scheme::{InputScheme, Kind};
+use crate::scheme::{InputScheme, LayerScheme};
 use crate::spelling::Spelling;
 use fp8_core::{Granularity, MX_BLOCK};
 use serde_json::{Value, json};
 
 const SPELLING: Spelling = Spelling::ModelOpt;
 
-/// Side of the blocks of `fp8_pb_wo`.
-const BLOCK: usize = 128;
-
-/// What `quant_algo` says.
+/// The values of `quant_algo`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Algo {
     Fp8,
@@ -24,19 +20,20 @@ enum Algo {
 }
 
 impl Algo {
-    fn of(kind: Kind) -> Option<Self> {
+    fn of(scheme: LayerScheme) -> Option<Self> {
         const BLOCKS: Granularity = Granularity::Blockwise {
-            rows: BLOCK,
-            cols: BLOCK,
+            rows: 128,
+            cols: 128,
         };
-        match kind.group() {
-            _ if kind.has_power_of_two_inputs() => None,
-            (Granularity::Tensorwise, InputScheme::Static) => Some(Self::Fp8),
-            (Granularity::Tensorwise | Granularity::Rowwise, InputScheme::PerToken) => {
-                Some(Self::PerChannelPerToken)
-            }
+        match (scheme.weight, scheme.input) {
+            (_, input) if input.has_power_of_two_scales() => None,
+            (Granularity::Tensorwise, InputScheme::Static(())) => Some(Self::Fp8),
+            (
+                Granularity::Tensorwise | Granularity::Rowwise,
+                InputScheme::DynamicPerToken { .. },
+            ) => Some(Self::PerChannelPerToken),
             (BLOCKS, InputScheme::None) => Some(Self::PerBlockWeightOnly),
-            (Granularity::Mx, InputScheme::Mx) => Some(Self::Mxfp8),
+            (Granularity::Mx, InputScheme::DynamicMx) => Some(Self::Mxfp8),
             _ => None,
         }
     }
@@ -52,13 +49,13 @@ impl Algo {
 }
 
 fn algo(contents: &Contents) -> Option<Algo> {
-    Algo::of(contents.layers.first()?.kind)
+    Algo::of(contents.layers.first()?.scheme)
 }
 
 pub(super) fn check(contents: &Contents) -> Result<()> {
     let first = algo(contents);
     for layer in &contents.layers {
-        match Algo::of(layer.kind) {
+        match Algo::of(layer.scheme) {
             None => return Err(SPELLING.refuses(layer)),
             algo if algo != first => {
                 return Err(SPELLING.refuses_because(layer, ", unlike the layers before it"));
@@ -74,25 +71,22 @@ pub(super) fn check(contents: &Contents) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn layouts(layer: &Described) -> Vec<Layout> {
-    let (rows, cols) = grid(layer, layer.kind.weight);
+pub(super) fn weight_scale(layer: &Described) -> Layout {
     let scale = |dims| Layout::scale(Part::WeightScale, "weight_scale", dims);
-    let weight_scale = match Algo::of(layer.kind) {
+    let grid = layer.grid();
+    match Algo::of(layer.scheme) {
         Some(Algo::PerChannelPerToken) => scale(vec![layer.sizes.0]),
-        Some(Algo::Mxfp8) => Layout::exponents("weight_scale", vec![rows, cols]),
-        // Their own writer squeezes the scale of a weight that is one block.
-        Some(Algo::PerBlockWeightOnly) if rows * cols > 1 => scale(vec![rows, 1, cols, 1]),
+        Some(Algo::Mxfp8) => Layout::exponents("weight_scale", grid),
+        // ModelOpt's own writer squeezes the scale of a weight that is one block.
+        Some(Algo::PerBlockWeightOnly) if grid[0] * grid[1] > 1 => {
+            scale(vec![grid[0], 1, grid[1], 1])
+        }
         _ => scale(vec![]),
-    };
-    let mut layouts = vec![Layout::codes(layer), weight_scale];
-    if layer.kind.input == InputScheme::Static {
-        layouts.push(Layout::scale(Part::InputScale, "input_scale", vec![]));
     }
-    layouts
 }
 
 fn producer() -> Value {
-    // The name is how readers recognise the family.
+    // Readers recognise the family by this name.
     json!({ "name": "modelopt", "version": concat!("fp8-", env!("CARGO_PKG_VERSION")) })
 }
 
@@ -132,7 +126,7 @@ pub(super) fn quantization(contents: &Contents) -> Value {
     if let Some(size) = group_size(algo) {
         config["group_size"] = json!(size);
     }
-    // As ModelOpt writes it, for whoever looks there; only `quant_algo` decides.
+    // ModelOpt writes this too. Only `quant_algo` decides.
     if algo == Some(Algo::Fp8) {
         let args = json!({ "dynamic": false, "num_bits": 8, "type": "float" });
         config["config_groups"] = json!({

@@ -1,10 +1,11 @@
-//! One tensor of a layer: what it is, and under which name, in which dtype and shape a family stores it.
+//! One tensor of a layer: its content, name, dtype and shape in a file.
 
 use crate::contents::Described;
 use crate::error::{Error, Result};
+use crate::scheme::grid;
 use candle_core::{DType, Tensor};
 use fp8_candle::{Fp8Tensor, InputScaling};
-use fp8_core::{Contraction, E8M0, Granularity};
+use fp8_core::E8M0;
 
 /// What a tensor of a layer holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,15 @@ pub(crate) struct Layout {
     pub(crate) own: &'static str,
     pub(crate) dtype: DType,
     pub(crate) dims: Vec<usize>,
+}
+
+impl Described {
+    /// Shape of the grid of the weight's scales.
+    pub(super) fn grid(&self) -> Vec<usize> {
+        let (n, k) = self.sizes;
+        let grid = grid(self.scheme.weight, n, k);
+        vec![grid.scale_rows(), grid.scale_cols()]
+    }
 }
 
 impl Layout {
@@ -44,7 +54,7 @@ impl Layout {
         }
     }
 
-    /// Bytes that stand for powers of two.
+    /// Bytes that encode powers of two.
     pub(super) fn exponents(own: &'static str, dims: Vec<usize>) -> Self {
         Self {
             part: Part::WeightScale,
@@ -61,40 +71,30 @@ impl Layout {
         codes: &Fp8Tensor,
         input: &InputScaling,
     ) -> Result<Tensor> {
-        let refused = |reason: String| Error::NotExportable {
-            path: path.to_string(),
-            reason,
-        };
+        let refused = |reason: &str| Error::not_exportable(path, reason);
         let tensor = match self.part {
             Part::Codes => codes.to_f8e4m3()?,
             Part::WeightScale if self.dtype == DType::U8 => exponents(codes.dequant_scale())?
-                .ok_or_else(|| refused("a scale of its weight is no power of two".into()))?,
+                .ok_or_else(|| refused("a scale of its weight is not a power of two"))?,
             Part::WeightScale => {
                 let scale = codes.dequant_scale();
                 let count: usize = self.dims.iter().product();
                 match scale.elem_count() {
-                    // The same number for each row says the same.
+                    // The number is repeated for each row.
                     1 if count > 1 => scale.flatten_all()?.broadcast_as(count)?.contiguous()?,
                     _ => scale.clone(),
                 }
             }
             Part::InputScale => match input {
                 InputScaling::Static(scale) => scale.clone(),
-                _ => return Err(refused("its inputs have no static scale".into())),
+                _ => return Err(refused("its inputs have no static scale")),
             },
         };
         Ok(tensor.reshape(self.dims.as_slice())?)
     }
 }
 
-/// Shape of the scales of a layer: `[rows, columns]` of the grid.
-pub(super) fn grid(layer: &Described, granularity: Granularity) -> (usize, usize) {
-    let (n, k) = layer.sizes;
-    let grid = granularity.grid(n, k, Contraction::Cols);
-    (grid.scale_rows(), grid.scale_cols())
-}
-
-/// The E8M0 bytes of powers of two; None if there is any other number.
+/// The E8M0 bytes of powers of two; None if any number is not one.
 fn exponents(scale: &Tensor) -> Result<Option<Tensor>> {
     let values = scale.flatten_all()?.to_vec1::<f32>()?;
     let byte = |value: &f32| {

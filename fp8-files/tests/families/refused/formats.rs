@@ -1,9 +1,9 @@
-//! Formats that are not read.
+//! Unsupported formats.
 
 use super::*;
 
 #[test]
-fn formats_that_are_not_read() {
+fn unsupported_formats() {
     let tensors = || vec![fc(), one()];
     let quark = |weight: Value| {
         quantized(json!({"quant_method": "quark", "global_quant_config": {"weight": weight}}))
@@ -256,7 +256,7 @@ fn codes_and_zero_points_of_other_types() {
             &["`fc.weight_zero_point`"],
         ),
     ]);
-    // A float's zero may have a sign.
+    // The zero of a float may have a sign.
     let tensors = [fc(), one(), zero_point(Dtype::F8_E4M3, vec![0x80])];
     let model = Model::new(compressed(json!({})), &tensors);
     assert!(error_of(model.open()).is_none());

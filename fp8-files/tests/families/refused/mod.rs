@@ -1,5 +1,5 @@
-//! Checkpoints that are damaged, contradict themselves or belong to another format. Each is refused with an error that
-//! names what is wrong: nothing is loaded with a guess.
+//! Checkpoints that are damaged, contradict themselves or belong to another format. Each is rejected with an error that names the
+//! cause; no value is guessed.
 
 mod descriptions;
 mod formats;
@@ -133,7 +133,7 @@ fn run(cases: Vec<Case>) {
         for part in case.parts {
             assert!(text.contains(part), "{name}: {text:?} lacks {part:?}");
         }
-        // Which file or configuration it is.
+        // The error names the file or configuration.
         let places = ["model.safetensors", "config.json"];
         assert!(
             places.iter().any(|place| text.contains(place)),

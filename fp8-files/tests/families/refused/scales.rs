@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn weights_and_scales_that_do_not_belong_together() {
+fn weights_and_scales_that_do_not_fit() {
     let nan = f32::NAN;
     let mut nan_code = fc();
     nan_code.data[77] = 0xFF;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn shapes_that_the_configuration_does_not_mean() {
+fn shapes_that_contradict_the_configuration() {
     run(vec![
         case(
             "channels where one is told",
@@ -173,7 +173,7 @@ fn layers_that_the_configuration_leaves_out() {
 
 #[test]
 fn a_layer_in_high_precision_is_loaded_as_it_is() {
-    // Targeted, but stored in high precision: nothing is lost.
+    // The configuration targets the layer, but its weight is in high precision.
     for config in [
         autofp8(),
         blocks(json!({})),
@@ -216,7 +216,7 @@ fn layers_that_two_entries_describe_differently() {
             &["`fc`", "layer_quant_config.*c`", "layer_quant_config.f*`"],
         ),
     ]);
-    // What says the same, or less exactly, contradicts nothing.
+    // Entries that agree, or of a lower rank, are no conflict.
     for config in [
         groups(group("tensor", "re:.*c")),
         groups(group("channel", "Linear")),

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_bound_of_fbgemm_is_one_of_the_amax() {
+fn the_bound_of_fbgemm_limits_the_amax() {
     let config = quantized(json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 12.0}));
     let model = Model::new(
         config,
@@ -14,7 +14,7 @@ fn the_bound_of_fbgemm_is_one_of_the_amax() {
     );
     let vb = model.open().unwrap().var_builder(DType::F32, &CPU).unwrap();
     let layer = nn::linear_no_bias(K, N, vb.pp("fc")).unwrap();
-    // The second row goes beyond the bound, where it saturates at 12.
+    // The second row exceeds the bound and saturates at 12.
     let x: Vec<f32> = (0..2 * K)
         .map(|i| ((i * 7919 % 401) as f32 / 200. - 1.) * if i < K { 3. } else { 40. })
         .collect();
@@ -102,7 +102,7 @@ fn ragged_blocks_keep_the_size_of_the_configuration() {
 }
 
 #[test]
-fn a_weight_of_one_block_may_have_a_number() {
+fn the_scale_of_one_block_may_be_a_number() {
     let config = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "fp8_pb_wo", "kv_cache_quant_algo": null,
         "exclude_modules": ["lm_head", "vision*"]}});
     let model = Model::new(
@@ -154,9 +154,9 @@ fn words_of_mlx_hold_four_codes() {
     check("mlx", &checkpoint, "fc", FamilyName::Mlx, "None", &values);
 }
 
-/// Scales that are made of the inputs are powers of two where the configuration gives them that type.
+/// Scales computed from inputs are powers of two if the configuration gives them that type.
 #[test]
-fn scales_of_quarks_inputs_have_the_type_that_is_told() {
+fn quark_declares_the_type_of_input_scales() {
     let args = |more: Value| {
         let mut args = json!({"dtype": "fp8_e4m3", "symmetric": true});
         for (key, value) in more.as_object().unwrap() {

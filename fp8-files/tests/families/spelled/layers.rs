@@ -68,7 +68,7 @@ fn one_layer_of_each() {
     };
     let zero_point = || entry("fc.weight_zero_point", Dtype::F8_E4M3, &[N, 1], vec![0; N]);
     use FamilyName::*;
-    // Name, configuration, tensors, and what comes of them.
+    // Name, configuration, tensors, and the expected family, inputs and values.
     type Case = (
         &'static str,
         Value,
@@ -297,7 +297,7 @@ fn one_layer_of_each() {
             others.iter().all(|name| name == "lm_head.weight"),
             "{case}: {others:?}"
         );
-        // Asked for by a layer of ours, and by one that knows no FP8.
+        // Loaded by an FP8 layer and by a stock layer.
         let vb = checkpoint.var_builder(DType::F32, &CPU).unwrap();
         for weight in [
             nn::linear_no_bias(K, N, vb.pp("fc"))
@@ -318,7 +318,7 @@ fn one_layer_of_each() {
     }
 }
 
-/// A grid of four rows and columns whose first row is right.
+/// The first row of a grid as given, padded to four rows.
 fn padded_rows(mut scale: Entry) -> Entry {
     let first = scales(2);
     let values: Vec<f32> = (0..16)

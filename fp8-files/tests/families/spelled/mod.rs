@@ -1,5 +1,4 @@
-//! Families without a file made by their own library: written here as their descriptions say, with values from a formula
-//! of the test.
+//! Families without golden files: models written here by their descriptions, with values from formulas.
 
 mod blocks;
 mod layers;
@@ -36,7 +35,7 @@ fn powers(len: usize) -> (Vec<u8>, Vec<f32>) {
     (bytes.clone(), values.collect())
 }
 
-/// Family, inputs and values of the layer `fc` or another of [N, K].
+/// Checks family, inputs and values of a layer.
 fn check(
     case: &str,
     checkpoint: &Checkpoint,

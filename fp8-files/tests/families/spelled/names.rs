@@ -1,9 +1,9 @@
-//! Names and rows of other spellings, scales of caches, and which file counts.
+//! Names and orders of rows, scales of caches, and the precedence of an index.
 
 use super::*;
 
 #[test]
-fn mistrals_own_files_get_the_names_and_rows_of_transformers() {
+fn mistrals_names_and_rows_become_those_of_transformers() {
     let (heads, kv_heads, head, k) = (4, 2, 8, 32);
     let sizes = [
         ("wq", heads * head),
@@ -85,7 +85,7 @@ fn mistrals_own_files_get_the_names_and_rows_of_transformers() {
                     input,
                     &values,
                 );
-                // The codes of a layer of ours have the same rows.
+                // The codes of an FP8 layer have the same rows.
                 let vb = Checkpoint::open_dir(dir.path())
                     .unwrap()
                     .var_builder(DType::F32, &CPU)
@@ -166,7 +166,7 @@ fn scales_of_caches_have_one_name() {
     }
 }
 
-/// Writers repeat a scale for engines that know one of its names.
+/// Some writers store a scale under two names, because engines know one or the other.
 #[test]
 fn a_scale_of_a_cache_under_two_names_is_one_scale() {
     let attention = "model.layers.0.self_attn";
@@ -191,7 +191,7 @@ fn a_scale_of_a_cache_under_two_names_is_one_scale() {
     assert_eq!(checkpoint.other_names(), names);
     let scale = checkpoint.tensor(&names[0], &CPU).unwrap();
     assert_eq!(scale.to_vec1::<f32>().unwrap(), [1.5]);
-    // Two numbers for the same keys, or another count of heads.
+    // Different numbers for the same keys, or different counts of heads.
     let error = open(0.75, &[]).unwrap_err();
     assert!(
         matches!(error, fp8_files::Error::TensorValue { index: 0, .. }),
@@ -209,7 +209,7 @@ fn a_scale_of_a_cache_under_two_names_is_one_scale() {
 }
 
 #[test]
-fn a_scale_of_0_over_codes_of_0_can_be_divided_by() {
+fn a_scale_of_0_over_codes_of_0_becomes_1() {
     let config = quantized(
         json!({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [N / 2, K]}),
     );
@@ -226,9 +226,9 @@ fn a_scale_of_0_over_codes_of_0_can_be_divided_by() {
     assert_eq!(value(&checkpoint, "fc")[..N / 2 * K], vec![0.; N / 2 * K]);
 }
 
-/// They are no layer: paths join with dots.
+/// Such names do not belong to a layer: paths join with dots.
 #[test]
-fn names_without_a_path_are_read_back() {
+fn names_without_a_path_are_kept() {
     for name in ["weight", ".weight"] {
         let tensors = [
             weight(name, N, K),
@@ -284,7 +284,7 @@ fn an_index_decides_between_files() {
     );
 }
 
-/// Scales go with the rows they belong to, and a block of rows that would be torn apart is refused.
+/// Scales move with their rows. A block whose rows would be separated is rejected.
 #[test]
 fn scales_along_rows_follow_the_rows_of_mistral() {
     let (heads, head, k) = (4, 8, 64);
@@ -319,7 +319,7 @@ fn scales_along_rows_follow_the_rows_of_mistral() {
     let native = expected(rows, k, |row, col| numbers[row * 2 + col / 32]);
     assert_eq!(value(&checkpoint, PATH), permuted(native));
 
-    // One row, one head, two heads, more rows than there are.
+    // Blocks of one row, one head, two heads, and more rows than the weight.
     for high in [1, head, 2 * head, 4 * rows] {
         let grid = rows.div_ceil(high);
         let args = json!({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [high, 32]});

@@ -1,8 +1,8 @@
-//! Files that describe themselves, and files without any description: ComfyUI, plain casts, torchao.
+//! Families without a configuration beside the file: ComfyUI, plain casts, torchao.
 
 use super::*;
 
-/// Where cuBLAS wants the element of row r and column c of scales with so many columns of tiles.
+/// Where cuBLAS expects the scale of row `r` and column `c`, with so many columns of tiles.
 fn swizzled(r: usize, c: usize, tiles: usize) -> usize {
     let (tile, r, c) = ((r / 128) * tiles + c / 4, r % 128, c % 4);
     tile * 512 + (r % 32) * 16 + (r / 32) * 4 + c
@@ -108,7 +108,7 @@ fn models_of_comfyui() {
         check(case, &checkpoint, path, FamilyName::ComfyUi, input, &values);
         assert!(checkpoint.other_names().is_empty(), "{case}");
     }
-    // Scales of microscaling stand in tiles.
+    // Scales of microscaling are in tiles.
     let (n, k) = (160, 192);
     let (exponents, power) = powers(n * k / 32);
     let (rows, cols) = (256, 8);
@@ -135,7 +135,7 @@ fn models_of_comfyui() {
 }
 
 #[test]
-fn plain_casts_open_if_asked_for() {
+fn plain_casts_open_on_request() {
     let e5m2 = entry(
         "conv.weight",
         Dtype::F8_E5M2,
@@ -183,7 +183,7 @@ fn plain_casts_open_if_asked_for() {
 }
 
 #[test]
-fn torchao_describes_its_tensors_itself() {
+fn torchao_describes_its_tensors_in_metadata() {
     let describe = |of_type: &str, data: Value| {
         let tensor =
             json!({"_type": of_type, "_data": data, "_tensor_data_names": ["qdata", "scale"]});
@@ -248,7 +248,7 @@ fn torchao_describes_its_tensors_itself() {
         ),
     ];
     for (case, metadata, tensors, input, values) in cases {
-        // With and without the configuration: the metadata say it all.
+        // With and without the configuration: the metadata are enough.
         for config in [
             None,
             quantized(

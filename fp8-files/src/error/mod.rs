@@ -1,12 +1,15 @@
-//! Errors of files of models.
+//! Errors of model files.
+
+mod file_kind;
+
+pub use file_kind::FileKind;
 
 use crate::atomic::FileError;
 use crate::names::PatternError;
 use crate::spelling::Spelling;
-use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// What can go wrong with the files of a model.
+/// An error with the files of a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -27,15 +30,15 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The path of a file to read is not a regular file. It was not opened.
+    /// The path to read is not a regular file. It was not opened.
     #[error("cannot read {path}: it is a {kind}, not a regular file")]
     NotARegularFile {
         /// The path.
         path: PathBuf,
-        /// What is there.
+        /// The kind of file that is there.
         kind: FileKind,
     },
     /// A file is larger than any valid file of its kind.
@@ -61,7 +64,7 @@ pub enum Error {
         path: PathBuf,
         /// Which part of it.
         what: &'static str,
-        /// What the parser said.
+        /// The parser's error.
         reason: String,
     },
     /// A configuration describes a quantization that this library cannot load.
@@ -69,11 +72,11 @@ pub enum Error {
     UnsupportedScheme {
         /// The configuration.
         path: PathBuf,
-        /// Where in it, with dots between the keys.
+        /// The keys that lead to the value, with dots between them.
         key: String,
-        /// The value there, as JSON; `null` if there is none.
+        /// The value, as JSON; `null` if there is none.
         value: String,
-        /// What can be loaded.
+        /// The values that can be loaded.
         expected: String,
     },
     /// A configuration and the file beside it disagree about a layer.
@@ -83,19 +86,19 @@ pub enum Error {
         layer: String,
         /// The configuration.
         path: PathBuf,
-        /// What it says about the layer.
+        /// What it declares for the layer.
         says: String,
         /// What the file holds.
         found: String,
     },
-    /// A pattern of a configuration cannot be matched with a layer.
+    /// Matching a pattern of a configuration with a layer failed.
     #[error("the pattern `{pattern}` cannot be matched with layer `{layer}`: {reason}")]
     Pattern {
         /// The regular expression.
         pattern: String,
         /// Path of the layer.
         layer: String,
-        /// What the matcher said.
+        /// The matcher's error.
         reason: String,
     },
     /// An FP8 weight has no scale.
@@ -111,12 +114,12 @@ pub enum Error {
         /// The file that holds the weight, if it is known.
         path: Option<PathBuf>,
     },
-    /// Two tensors of a checkpoint stand for the same thing, under different names.
+    /// Two tensors of a checkpoint have the same canonical name.
     #[error("{path}: both `{first}` and `{second}` stand for `{tensor}`, expected one")]
     Ambiguous {
         /// The file of the second one.
         path: PathBuf,
-        /// What they stand for, by its canonical name.
+        /// The canonical name of both.
         tensor: String,
         /// Name of one in its file.
         first: String,
@@ -140,15 +143,15 @@ pub enum Error {
     NoCheckpoint {
         /// The directory.
         path: PathBuf,
-        /// What was looked for.
+        /// What was expected and found.
         reason: String,
     },
-    /// The index of a checkpoint of several files does not fit them.
+    /// The index of a checkpoint does not fit its files.
     #[error("{path}: `{entry}` {reason}")]
     Index {
         /// The index.
         path: PathBuf,
-        /// The tensor or file that it names.
+        /// The tensor or file in the index.
         entry: String,
         /// What is wrong with it.
         reason: String,
@@ -188,7 +191,7 @@ pub enum Error {
         index: usize,
         /// Its value.
         value: f64,
-        /// What the numbers of this tensor have to be.
+        /// What the numbers of this tensor must be.
         expected: String,
     },
     /// A required tensor is missing.
@@ -199,15 +202,15 @@ pub enum Error {
         /// Where it was expected.
         place: String,
     },
-    /// Variables and tensors of a checkpoint that have no counterpart on the other side.
+    /// Variables without a tensor in the checkpoint, or tensors without a variable.
     #[error(
         "the names of variables and checkpoint do not match: {}",
         unmatched(missing, unused)
     )]
     UnmatchedNames {
-        /// Variables of which the checkpoint has no tensor; empty if they are allowed.
+        /// Variables without a tensor; empty if they are allowed.
         missing: Vec<String>,
-        /// Tensors of the checkpoint that belong to no variable; empty if they are allowed.
+        /// Tensors without a variable; empty if they are allowed.
         unused: Vec<String>,
     },
     /// The header of a file has the same name twice, so it is ambiguous.
@@ -228,13 +231,13 @@ pub enum Error {
         /// Second file.
         second: PathBuf,
     },
-    /// Two different tensors with one name.
+    /// Two different tensors have one name.
     #[error("two different tensors are named `{tensor}`")]
     NameClash {
         /// The name.
         tensor: String,
     },
-    /// One variable stands for two tensors of a checkpoint that differ.
+    /// A tied variable has different values under its two names.
     #[error(
         "`{first}` and `{second}` are one variable, but the checkpoint has different values for them: build the model without \
          the tie"
@@ -245,27 +248,27 @@ pub enum Error {
         /// The other.
         second: String,
     },
-    /// Export of a layer that the file format cannot store together with the others.
+    /// A layer cannot be exported in the file format.
     #[error("layer `{path}` cannot be exported: {reason}")]
     NotExportable {
         /// Path of the layer.
         path: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// A layer, or the scales of a cache, that the target's files cannot say. Nothing was written.
+    /// The target's files cannot hold a layer, or the scales of a cache. Nothing was written.
     #[error("layer `{layer}` has {has}, which {spelling} files cannot hold: they take {takes}")]
     Inexpressible {
         /// Path of the layer.
         layer: String,
         /// Its granularity and input scaling.
         has: String,
-        /// The target.
+        /// The target's family.
         spelling: Spelling,
-        /// What the target takes.
+        /// What its files can hold.
         takes: &'static str,
     },
-    /// A rewrite of a model in Mistral's own files, whose `params.json` does not say what a `config.json` has to.
+    /// A rewrite of Mistral's own files, whose `params.json` lacks entries that `config.json` needs.
     #[error(
         "{path}: there is params.json but no config.json, so `architectures` and `model_type` of the new config.json are \
          missing; expected a config.json that says them"
@@ -274,23 +277,23 @@ pub enum Error {
         /// The directory of the model.
         path: PathBuf,
     },
-    /// A rewrite of a model that has no layer for it.
+    /// The model has no layer to rewrite.
     #[error(
         "there is no layer to rewrite: the model has no FP8 weights to convert, or no linear layers to quantize"
     )]
     NothingToConvert,
-    /// A rewrite was cancelled by its progress callback. Nothing was written.
+    /// The progress callback cancelled a rewrite. Nothing was written.
     #[error("cancelled; nothing was written")]
     Cancelled,
-    /// The target of a rewrite is taken.
+    /// The target of a rewrite exists.
     #[error("{path} {reason}")]
     TargetExists {
         /// The target.
         path: PathBuf,
-        /// Why it cannot be the target, as it reads after the path.
+        /// Why it cannot be replaced; the message has it after the path.
         reason: &'static str,
     },
-    /// A static scheme without the amax of a layer's inputs.
+    /// A static scheme lacks the amax of a layer's inputs.
     #[error(
         "layer `{path}` has no input amax, which static scales are made of: calibrate it or choose a dynamic scheme"
     )]
@@ -300,32 +303,7 @@ pub enum Error {
     },
 }
 
-/// What stands at a path in place of a regular file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FileKind {
-    /// A directory.
-    Directory,
-    /// A named pipe.
-    NamedPipe,
-    /// A Unix socket.
-    Socket,
-    /// A block or character device.
-    Device,
-}
-
-impl fmt::Display for FileKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Directory => "directory",
-            Self::NamedPipe => "named pipe",
-            Self::Socket => "socket",
-            Self::Device => "device",
-        })
-    }
-}
-
-/// Where something is, if that is known.
+/// The end of a message about a file, if it is known.
 fn in_file(path: &Option<PathBuf>) -> String {
     path.as_ref()
         .map(|path| format!(", in {}", path.display()))
@@ -336,13 +314,13 @@ fn in_file(path: &Option<PathBuf>) -> String {
 fn unmatched(missing: &[String], unused: &[String]) -> String {
     const SHOWN: usize = 5;
     let list = |names: &[String], what: &str| {
-        let mut shown = names.iter().take(SHOWN).map(|name| format!("`{name}`"));
-        let first = shown.next()?;
-        let mut text = shown.fold(first, |text, name| format!("{text}, {name}"));
-        if names.len() > SHOWN {
-            text = format!("{text} and {} more", names.len() - SHOWN);
+        let shown = names.iter().take(SHOWN).map(|name| format!("`{name}`"));
+        let shown = shown.collect::<Vec<_>>().join(", ");
+        match names.len() {
+            0 => None,
+            1..=SHOWN => Some(format!("{shown} {what}")),
+            count => Some(format!("{shown} and {} more {what}", count - SHOWN)),
         }
-        Some(format!("{text} {what}"))
     };
     let sides = [
         list(missing, "not in the checkpoint"),
@@ -350,6 +328,34 @@ fn unmatched(missing: &[String], unused: &[String]) -> String {
     ];
     let sides: Vec<String> = sides.into_iter().flatten().collect();
     sides.join("; ")
+}
+
+impl Error {
+    /// For [`Result::map_err`]: the file at `path` could not be read.
+    pub(crate) fn read(path: &Path) -> impl Fn(std::io::Error) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |source| Self::Read {
+            path: path.clone(),
+            source,
+        }
+    }
+
+    /// A part of the file at `path` is malformed JSON.
+    pub(crate) fn json(path: &Path, what: &'static str, reason: impl ToString) -> Self {
+        Self::Json {
+            path: path.to_path_buf(),
+            what,
+            reason: reason.to_string(),
+        }
+    }
+
+    /// The layer at `path` cannot be exported.
+    pub(crate) fn not_exportable(path: &str, reason: impl Into<String>) -> Self {
+        Self::NotExportable {
+            path: path.to_string(),
+            reason: reason.into(),
+        }
+    }
 }
 
 impl From<fp8_candle::Error> for Error {
