@@ -1,13 +1,13 @@
 //! One optimizer step from several micro-batches.
 
 use super::error::{OptimError, Result};
+use super::gradients::vars_of;
 use super::veto::CastVeto;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarMap;
 use fp8_candle::weight_version::WeightVersion;
 use std::collections::HashSet;
-use std::sync::PoisonError;
 
 /// Adds up the gradients of micro-batches, for one optimizer step from a batch that does not fit into memory at once.
 ///
@@ -15,10 +15,10 @@ use std::sync::PoisonError;
 /// the sizes of micro-batches differ, give each its size as weight. Gradients of bf16 and f16 variables are added in f32 and rounded once,
 /// at the end; no other copies are kept. Gradients of anything but the variables are dropped at once.
 ///
-/// A micro-batch in which a cast has seen Inf or NaN makes the sum NaN, so that the optimizer skips the step: a saturating cast has made
-/// finite values of them, from which no gradient follows.
+/// If a cast saw Inf or NaN in a micro-batch, the sum becomes NaN and the optimizer skips the step: a saturating cast hides such values,
+/// so the gradients may look finite.
 ///
-/// One guard may stand around all micro-batches of a step: then they share their scales, and closing it adds one entry to each history.
+/// One guard may span all micro-batches of a step: they then share their scales, and closing the guard adds one entry to each history.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -46,8 +46,13 @@ use std::sync::PoisonError;
 #[derive(Debug)]
 pub struct GradAccumulator {
     vars: Vars,
+    sum: Sum,
+}
+
+#[derive(Debug, Default)]
+struct Sum {
     /// By variable; f32 for bf16 and f16 variables.
-    sum: GradStore,
+    grads: GradStore,
     weight: f64,
     micro_batches: usize,
 }
@@ -66,11 +71,8 @@ impl std::fmt::Debug for Vars {
 impl Vars {
     /// The variables of float dtypes, since others have no gradient. A tied variable, which has two names, is listed once.
     fn all(&self) -> Vec<Var> {
-        let mut vars = match self {
-            Vars::Map(map) => {
-                let map = map.data().lock().unwrap_or_else(PoisonError::into_inner);
-                map.values().cloned().collect()
-            }
+        let mut vars: Vec<Var> = match self {
+            Vars::Map(map) => vars_of(map).into_iter().map(|(_, var)| var).collect(),
             Vars::List(vars) => vars.clone(),
         };
         let mut seen = HashSet::new();
@@ -82,27 +84,22 @@ impl Vars {
 impl GradAccumulator {
     /// Adds up the gradients of all variables of `vars`, including variables that are added to it later.
     pub fn new(vars: &VarMap) -> Self {
-        Self::of(Vars::Map(vars.clone()))
+        let vars = Vars::Map(vars.clone());
+        let sum = Sum::default();
+        Self { vars, sum }
     }
 
     /// Adds up the gradients of these variables, for example those of adapters.
     pub fn from_vars(vars: Vec<Var>) -> Self {
-        Self::of(Vars::List(vars))
-    }
-
-    fn of(vars: Vars) -> Self {
-        Self {
-            vars,
-            sum: GradStore::default(),
-            weight: 0.,
-            micro_batches: 0,
-        }
+        let vars = Vars::List(vars);
+        let sum = Sum::default();
+        Self { vars, sum }
     }
 
     /// Adds the gradients of one micro-batch with the weight 1.
     ///
     /// # Errors
-    /// If a device cannot add; what was added before is dropped then.
+    /// If a device fails; all gradients that were added are dropped then.
     pub fn add(&mut self, grads: GradStore) -> Result<()> {
         self.add_weighted(grads, 1.)
     }
@@ -122,17 +119,17 @@ impl GradAccumulator {
             .into_iter()
             .filter_map(|var| grads.remove(&var).map(|grad| (var, grad)))
             .collect();
-        // The latest step that the optimizer sees may be that of another micro-batch.
+        // The optimizer sees only the casts of the latest micro-batch, so those of each are checked here.
         CastVeto::of(versions.iter())?.poison(own.iter_mut().map(|(_, grad)| grad))?;
         for (var, grad) in own {
             if let Err(error) = self.add_one(&var, grad, weight) {
-                // The gradient of half a micro-batch means nothing.
+                // Part of the micro-batch has been added: the sum is useless.
                 self.clear();
                 return Err(error.into());
             }
         }
-        self.weight += weight;
-        self.micro_batches += 1;
+        self.sum.weight += weight;
+        self.sum.micro_batches += 1;
         Ok(())
     }
 
@@ -142,24 +139,22 @@ impl GradAccumulator {
             grad = (grad * weight)?;
         }
         // Removed first, so that a variable's old sum is freed before the next variable's new sum is made.
-        let sum = match self.sum.remove(var) {
+        let sum = match self.sum.grads.remove(var) {
             None => grad,
             Some(sum) => (sum + grad)?,
         };
-        self.sum.insert(var, sum);
+        self.sum.grads.insert(var, sum);
         Ok(())
     }
 
     /// The number of micro-batches added since the last step.
     pub fn micro_batches(&self) -> usize {
-        self.micro_batches
+        self.sum.micro_batches
     }
 
     /// Drops all gradients that were added.
     pub fn clear(&mut self) {
-        self.sum = GradStore::default();
-        self.weight = 0.;
-        self.micro_batches = 0;
+        self.sum = Sum::default();
     }
 
     /// The weighted mean of the gradients, in the dtypes of the variables; the next sum begins empty. A variable that no micro-batch has
@@ -168,7 +163,7 @@ impl GradAccumulator {
     /// # Errors
     /// [`OptimError::NothingAccumulated`] before the first micro-batch, and if a device fails.
     pub fn finish_mean(&mut self) -> Result<GradStore> {
-        self.finish(1. / self.weight)
+        self.finish(1. / self.sum.weight)
     }
 
     /// The weighted sum of the gradients, for losses that are sums; otherwise as [`GradAccumulator::finish_mean`].
@@ -180,11 +175,10 @@ impl GradAccumulator {
     }
 
     fn finish(&mut self, factor: f64) -> Result<GradStore> {
-        if self.micro_batches == 0 {
+        if self.sum.micro_batches == 0 {
             return Err(OptimError::NothingAccumulated);
         }
-        let mut sum = std::mem::take(&mut self.sum);
-        self.clear();
+        let mut sum = std::mem::take(&mut self.sum).grads;
         for var in self.vars.all() {
             if let Some(mut grad) = sum.remove(&var) {
                 if factor != 1. {
@@ -292,10 +286,7 @@ mod tests {
         all.add((&a * other.as_tensor())?.sum_all()?.backward()?)?;
         all.add((&a + &b)?.sum_all()?.backward()?)?;
         let mean = all.finish_mean()?;
-        assert_eq!(
-            super::super::gradients::check_gradients(&vars, &mean),
-            ["c"]
-        );
+        assert_eq!(crate::check_gradients(&vars, &mean), ["c"]);
         assert_eq!(mean.get_ids().count(), 2);
         // Where a micro-batch does not reach a variable, its gradient is zero.
         assert_eq!(mean.get(&b).unwrap().to_vec1::<f32>()?, [0.5, 0.5]);

@@ -74,14 +74,14 @@ pub struct AdamWConfig {
     pub max_grad_norm: Option<f64>,
     /// Whether the optimizer keeps a master copy of every variable of another dtype than [`AdamWConfig::master_dtype`], which it
     /// updates and then rounds into the variable: updates below half a unit in the variable's last place add up instead of being lost.
-    /// Where the variable no longer equals its rounded copy, because somebody has written to it, the variable's own value is used.
+    /// Where the variable no longer equals its rounded copy, because it was written to, the variable's own value is used.
     /// Default: false.
     pub master_weights: bool,
     /// The dtype of master copies, see [`MasterDType`]. Default: f32, for bf16 and f16 variables.
     pub master_dtype: MasterDType,
     /// Seed of stochastic rounding, which 16-bit masters use. Default 0.
     pub seed: u64,
-    /// This many steps in a row skipped because of Inf or NaN are an error that names where those came from
+    /// After this many consecutive steps were skipped because of Inf or NaN, a step fails and names where those came from
     /// ([`OptimError::TooManySkipped`](super::OptimError::TooManySkipped)); None: never. Where a CUDA device decides whether a step is
     /// skipped, only steps whose reports are read count. Default 100.
     pub max_skipped_steps: Option<u64>,
@@ -252,8 +252,8 @@ impl ScaledRule for AdamWConfig {
     }
 }
 
-/// The largest quotient `(m c1) / (u sqrt(c2))` that gradients can give: by the inequality of Cauchy and Schwarz, since both are sums over
-/// the same gradients with known weights.
+/// The largest possible quotient `(m c1) / (u sqrt(c2))`, by the Cauchy-Schwarz inequality: both are sums over the same gradients with
+/// known weights.
 fn largest_quotient(beta1: f64, beta2: f64, step: u64, c1: f64, root_c2: f64) -> f64 {
     // Where beta2 is 0, u is the last gradient, and m / u has no bound.
     let ratio = beta1 * beta1 / beta2;
@@ -263,6 +263,6 @@ fn largest_quotient(beta1: f64, beta2: f64, step: u64, c1: f64, root_c2: f64) ->
         ratio => (1.0 - ratio.powf(step as f64)) / (1.0 - ratio),
     };
     let bound = ((1.0 - beta1).powi(2) / (1.0 - beta2) * terms).sqrt() * c1 / root_c2;
-    // No learning rate makes sense of a larger one.
+    // A larger bound would be of no use with any learning rate.
     if bound < 1e4 { bound } else { 1e4 }
 }

@@ -11,9 +11,9 @@ use super::state::{OptimizerState, ResumableOptimizer};
 const ADAMW: &str = "candle_nn.AdamW";
 const SGD_KIND: &str = "candle_nn.SGD";
 
-/// candle-nn's `ParamsAdamW`.
+/// candle-nn's `ParamsAdamW` in a state.
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "ParamsAdamW", deny_unknown_fields)]
 struct Params {
     lr: f64,
     beta1: f64,
@@ -22,60 +22,38 @@ struct Params {
     weight_decay: f64,
 }
 
-impl Params {
-    fn of(params: &ParamsAdamW) -> Result<Self, OptimError> {
-        let ParamsAdamW {
-            lr,
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-        } = *params;
-        let own = Self {
-            lr,
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-        };
-        own.checked()
-    }
+#[derive(Serialize, Deserialize)]
+#[serde(transparent)]
+struct Written(#[serde(with = "Params")] ParamsAdamW);
 
-    /// The ranges are those of our own optimizer.
-    fn checked(self) -> Result<Self, OptimError> {
-        let config = AdamWConfig {
-            lr: self.lr,
-            beta1: self.beta1,
-            beta2: self.beta2,
-            eps: self.eps,
-            weight_decay: self.weight_decay,
-            ..AdamWConfig::default()
-        };
-        config.validate()?;
-        Ok(self)
-    }
+/// Checks the ranges that our own optimizer has.
+fn check(params: &ParamsAdamW) -> Result<(), OptimError> {
+    let config = AdamWConfig {
+        lr: params.lr,
+        beta1: params.beta1,
+        beta2: params.beta2,
+        eps: params.eps,
+        weight_decay: params.weight_decay,
+        ..AdamWConfig::default()
+    };
+    config.validate()
 }
 
 /// The hyperparameters are restored. The moments and the step counter are not: candle-nn keeps them private, so they can be neither saved
-/// nor set. Load into a newly made optimizer, whose moments are zero, and expect the noisy steps of a beginning; loading warns in `tracing`.
+/// nor set. Load into a new optimizer, whose moments are zero, and expect noisy steps at first; loading warns in `tracing`.
 /// [`fp8::optim::AdamW`](super::AdamW) computes the same updates and is restored completely.
 impl ResumableOptimizer for AdamW {
     fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
-        OptimizerState::new(ADAMW).with_hyperparameters(Params::of(self.params())?)
+        check(self.params())?;
+        OptimizerState::new(ADAMW).with_hyperparameters(Written(self.params().clone()))
     }
 
     fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<(), OptimError> {
         state.check_kind(ADAMW)?;
         state.check_names(std::iter::empty::<String>())?;
-        let params = state.hyperparameters::<Params>()?;
-        if let Some(params) = params.map(Params::checked).transpose()? {
-            self.set_params(ParamsAdamW {
-                lr: params.lr,
-                beta1: params.beta1,
-                beta2: params.beta2,
-                eps: params.eps,
-                weight_decay: params.weight_decay,
-            });
+        if let Some(Written(params)) = state.hyperparameters()? {
+            check(&params)?;
+            self.set_params(params);
         }
         tracing::warn!(
             "candle_nn::AdamW keeps its moments and step private: they were not saved, and start from zero. \
@@ -85,7 +63,7 @@ impl ResumableOptimizer for AdamW {
     }
 }
 
-/// Complete: candle-nn's SGD has no state but its learning rate.
+/// Everything is restored: the learning rate is the only state of candle-nn's SGD.
 impl ResumableOptimizer for SGD {
     fn optimizer_state(&self) -> Result<OptimizerState, OptimError> {
         check_lr(self.learning_rate())?;

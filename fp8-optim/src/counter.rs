@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 
 /// Steps taken, skipped ones not counted.
 pub(super) enum Counter {
-    /// Known to the host.
+    /// Counted on the host.
     Host(u64),
     /// i64 `[1]` on the CUDA device of all variables: only the device knows which steps it skipped.
     #[cfg(feature = "cuda")]
@@ -71,8 +71,7 @@ pub(super) fn correction(beta: f64, step: u64) -> f64 {
     1.0 / (1.0 - power(beta, step))
 }
 
-/// By squaring, in a fixed order of operations, which the CUDA kernel follows; `f64::powi` promises
-/// none.
+/// By squaring, in the order of operations of the CUDA kernel; `f64::powi` specifies none.
 fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut result = 1.0;
     loop {

@@ -13,6 +13,7 @@ use super::parameter::Parameter;
 use super::report::StepReport;
 use super::rule::{MAX_MOMENTS, Rates, Rule};
 use super::settings::check_lr;
+use super::shared::Shared;
 use super::veto::{CastVeto, SkipStreak};
 
 /// An optimizer: the formula of `R` over parameters that are stored as `P`. Its names are [`AdamW`](super::AdamW) and
@@ -34,9 +35,9 @@ pub struct Engine<R: Rule, P: Parameter<R>> {
     pub(super) rule: R,
     pub(super) counter: Counter,
     pub(super) groups: Groups,
-    pub(super) shared: P::Shared,
+    pub(super) shared: Shared,
     pub(super) streak: SkipStreak,
-    /// An invalid learning rate from candle's interface, which cannot refuse it.
+    /// An invalid learning rate, set through candle's interface, which cannot return an error.
     pub(super) invalid_lr: Option<f64>,
 }
 
@@ -46,9 +47,9 @@ pub(super) struct Slot<P> {
     pub(super) decays: bool,
 }
 
-/// What follows from the norm of the gradients.
+/// Whether a step is taken.
 pub(super) enum Decision {
-    /// The step is taken under this number, with this factor on the gradients.
+    /// The number of the step, and the factor by which gradients are clipped.
     Take {
         step: u64,
         clip: f64,
@@ -62,7 +63,7 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
         parameters: Vec<P>,
         rule: R,
         counter: Counter,
-        shared: P::Shared,
+        shared: Shared,
     ) -> Self {
         const { assert!(R::MOMENTS.len() <= MAX_MOMENTS) }
         let scope = rule.settings().decay_scope;
@@ -88,7 +89,7 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
     /// [`InvalidHyperparameter`](super::OptimError::InvalidHyperparameter).
     pub fn with_groups(mut self, groups: Vec<ParamGroup>) -> Result<Self> {
         self.groups = Groups::new(groups, self.names())?;
-        P::invalidate(&mut self.shared);
+        self.shared.forget_kernels();
         Ok(self)
     }
 
@@ -103,7 +104,7 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
         for slot in &mut self.slots {
             slot.decays = !no_decay(slot.parameter.name(), slot.parameter.tensor());
         }
-        P::invalidate(&mut self.shared);
+        self.shared.forget_kernels();
         self
     }
 
@@ -128,11 +129,11 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
         Ok(())
     }
 
-    /// Takes over a valid configuration; decay flags and master copies are the caller's concern.
+    /// Replaces the configuration by a valid one; the caller updates decay flags and master copies.
     pub(super) fn put_config(&mut self, rule: R) {
         self.rule = rule;
         self.invalid_lr = None;
-        P::invalidate(&mut self.shared);
+        self.shared.forget_kernels();
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &str> + Clone {
@@ -166,7 +167,8 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
         if !grad_norm.is_finite() {
             self.streak.add();
             self.check_streak(&veto)?;
-            let report = StepReport::skipped_by(self.lr(), updated, grad_norm, step, veto)?;
+            let first = veto.first()?;
+            let report = StepReport::skipped_by(self.lr(), updated, grad_norm, step, (veto, first));
             return Ok(Decision::Skip(report));
         }
         self.streak.end();

@@ -1,8 +1,14 @@
-//! Variables that a backward pass did not reach.
+//! Gradients of variables: missing ones, and the check of those that are there.
+
+use std::collections::HashSet;
+use std::sync::PoisonError;
 
 use candle_core::backprop::GradStore;
+use candle_core::{Tensor, Var};
 use candle_nn::VarMap;
-use std::sync::PoisonError;
+
+use super::error::{OptimError, Result};
+use super::memory::address;
 
 /// Names of the variables that have no gradient in `grads`, sorted; empty when every variable was reached.
 ///
@@ -21,16 +27,59 @@ use std::sync::PoisonError;
 /// # Ok(()) }
 /// ```
 pub fn check_gradients(vars: &VarMap, grads: &GradStore) -> Vec<String> {
-    let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
-    let mut missing: Vec<String> = vars
-        .iter()
-        .filter(|(_, var)| var.dtype().is_float() && grads.get(var.as_tensor()).is_none())
-        .filter(|(name, _)| {
-            let own = name.rsplit('.').next();
-            !matches!(own, Some("running_mean" | "running_var"))
-        })
-        .map(|(name, _)| name.clone())
-        .collect();
+    let is_statistic = |name: &str| {
+        let own = name.rsplit('.').next();
+        matches!(own, Some("running_mean" | "running_var"))
+    };
+    let mut missing = vars_of(vars);
+    missing.retain(|(name, var)| {
+        var.dtype().is_float() && grads.get(var).is_none() && !is_statistic(name)
+    });
+    let mut missing: Vec<String> = missing.into_iter().map(|(name, _)| name).collect();
     missing.sort();
     missing
+}
+
+/// The variables of a map, in no order.
+pub(super) fn vars_of(vars: &VarMap) -> Vec<(String, Var)> {
+    let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
+    let vars = vars.iter();
+    vars.map(|(name, var)| (name.clone(), var.clone()))
+        .collect()
+}
+
+/// The gradient `grad` of a parameter, detached and in memory of its own; `own` has the addresses of all parameters. An update in place
+/// must not change a gradient that is read later.
+///
+/// # Errors
+/// If the gradient is on another device, or has other `dims`, or its dtype does not fit.
+pub(super) fn own_gradient(
+    name: &str,
+    parameter: &Tensor,
+    grad: &Tensor,
+    dims: &[usize],
+    dtype_fits: bool,
+    own: &HashSet<usize>,
+) -> Result<Tensor> {
+    let name = || name.to_string();
+    if !grad.device().same_device(parameter.device()) {
+        return Err(OptimError::GradientDevice {
+            name: name(),
+            expected: parameter.device().location(),
+            got: grad.device().location(),
+        });
+    }
+    if dims != parameter.dims() || !dtype_fits {
+        return Err(OptimError::Gradient {
+            name: name(),
+            expected_dtype: parameter.dtype(),
+            expected_shape: parameter.shape().clone(),
+            got_dtype: grad.dtype(),
+            got_shape: dims.into(),
+        });
+    }
+    match own.contains(&address(grad)) {
+        true => Ok(grad.detach().copy()?),
+        false => Ok(grad.detach()),
+    }
 }

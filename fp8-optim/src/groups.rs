@@ -35,43 +35,30 @@ enum GroupLr {
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(into = "WrittenGroup", try_from = "WrittenGroup")]
-pub struct ParamGroup {
-    pattern: PathPattern,
-    lr: Option<GroupLr>,
-    weight_decay: Option<f64>,
-}
-
-/// A group in JSON.
-#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenGroup {
-    pattern: String,
+pub struct ParamGroup {
+    #[serde(with = "written_pattern")]
+    pattern: PathPattern,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lr: Option<GroupLr>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     weight_decay: Option<f64>,
 }
 
-impl From<ParamGroup> for WrittenGroup {
-    fn from(group: ParamGroup) -> Self {
-        Self {
-            pattern: group.pattern.as_str().to_string(),
-            lr: group.lr,
-            weight_decay: group.weight_decay,
-        }
+/// A pattern as text.
+mod written_pattern {
+    use super::PathPattern;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(
+        pattern: &PathPattern,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.serialize_str(pattern.as_str())
     }
-}
 
-impl TryFrom<WrittenGroup> for ParamGroup {
-    type Error = OptimError;
-
-    fn try_from(saved: WrittenGroup) -> Result<Self, OptimError> {
-        Ok(Self {
-            pattern: saved.pattern.parse()?,
-            lr: saved.lr,
-            weight_decay: saved.weight_decay,
-        })
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathPattern, D::Error> {
+        String::deserialize(from)?.parse().map_err(Error::custom)
     }
 }
 

@@ -5,25 +5,25 @@
 //! gradients are not finite, and resumes bit for bit.
 //!
 //! # Design
-//! An optimizer is a [`Rule`] in an [`Engine`]. The rule is a configuration with its moments and one formula, written in [`Real`] numbers:
-//! it runs over host memory in f32, and over tensors of any dtype and device. The engine has all the rest: groups, the order of a step,
-//! clipping, the veto of non-finite casts, the step counter, reports and states. How a parameter is stored is the engine's second parameter:
+//! An optimizer is a [`Rule`] in an [`Engine`]. The rule is a configuration with moments and one formula, written in [`Real`] numbers, which
+//! runs over host memory in f32 and over tensors of any dtype and device. The engine does all the rest: groups, the order of a step,
+//! clipping, the veto of non-finite casts, the step counter, reports and states. Its second type parameter is the storage of a parameter:
 //! a variable with f32 moments and perhaps a master copy, or scaled data with scaled moments.
 //!
 //! | file | concern |
 //! |---|---|
 //! | `adamw.rs`, `sgd.rs` | one optimizer each: configuration, moments, formula, and the formula in units of scales |
 //! | `rule.rs`, `real.rs`, `settings.rs` | [`Rule`]; the arithmetic of formulas; hyperparameters that all rules have |
-//! | `engine.rs`, `parameter.rs`, `resume.rs` | [`Engine`]: the order of a step; what it asks of a stored parameter; its state |
-//! | `host/` | a formula over host memory: pieces in f32, rounding, in place and in parallel |
-//! | `plain/` | variables: gradients that fit, moments and masters, candle's operations, kernels of a CUDA device |
+//! | `engine.rs`, `parameter.rs`, `shared.rs`, `resume.rs` | [`Engine`]: the order of a step; one stored parameter; what all share; the state |
+//! | `host/`, `memory.rs` | a formula over host memory: pieces in f32, rounding, in place and in parallel |
+//! | `plain/` | variables: moments and masters, candle's operations, kernels of a CUDA device |
 //! | [`scaled`] | scaled parameters: the choice of scales, gradients in FP8 |
-//! | `masters.rs`, `rounding.rs` | [`MasterDType`]; the rounding of scaled parameters |
+//! | `masters.rs`, `rounding.rs` | [`MasterDType`]; the rounding of scaled parameters, and counts of it |
 //! | `groups.rs`, `schedule.rs` | [`ParamGroup`], [`LrSchedule`] |
 //! | `norm.rs`, `veto.rs`, `counter.rs`, `report.rs` | parts of a step: the norm of gradients, non-finite casts, the step counter, [`StepReport`] |
 //! | `state.rs`, `state_reader.rs`, `candle.rs` | [`ResumableOptimizer`]: what a training checkpoint needs of an optimizer; candle-nn's optimizers in a checkpoint |
-//! | `loss_scaler.rs`, `loss_scaler_config.rs`, `loss_scaled_step.rs`, `loss_scaled.rs`, `unscale.rs` | [`DynamicLossScaler`], its steps, [`LossScaled`] |
-//! | `accumulator.rs`, `gradients.rs` | [`GradAccumulator`], [`check_gradients`] |
+//! | `loss_scaler.rs`, `loss_scaler_config.rs`, `loss_scaled.rs`, `unscale.rs` | [`DynamicLossScaler`], its steps, [`LossScaled`] |
+//! | `accumulator.rs`, `gradients.rs` | [`GradAccumulator`], [`check_gradients`], gradients that fit |
 //!
 //! A new optimizer is a file like `sgd.rs` and a line here.
 //!
@@ -61,7 +61,6 @@ mod gradients;
 mod groups;
 mod host;
 mod loss_scaled;
-mod loss_scaled_step;
 mod loss_scaler;
 mod loss_scaler_config;
 mod masters;
@@ -78,6 +77,7 @@ pub mod scaled;
 mod schedule;
 mod settings;
 mod sgd;
+mod shared;
 mod state;
 mod state_reader;
 mod unscale;
@@ -89,8 +89,7 @@ pub use engine::Engine;
 pub use error::OptimError;
 pub use gradients::check_gradients;
 pub use groups::ParamGroup;
-pub use loss_scaled::LossScaled;
-pub use loss_scaled_step::LossScaledStep;
+pub use loss_scaled::{LossScaled, LossScaledStep};
 pub use loss_scaler::{DynamicLossScaler, LossScalerState};
 pub use loss_scaler_config::LossScalerConfig;
 pub use masters::MasterDType;

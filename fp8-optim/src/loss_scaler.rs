@@ -68,7 +68,7 @@ pub struct DynamicLossScaler {
 pub struct LossScalerState {
     /// What the next loss is multiplied by.
     pub loss_scale: f64,
-    /// Steps without a non-finite gradient since the loss scale last moved.
+    /// Steps without a non-finite gradient since the loss scale last changed.
     pub clean_steps: u64,
     /// Steps skipped so far.
     pub skipped_steps: u64,
@@ -113,7 +113,7 @@ impl DynamicLossScaler {
         self.state.loss_scale
     }
 
-    /// Steps without a non-finite gradient since the loss scale last moved.
+    /// Steps without a non-finite gradient since the loss scale last changed.
     pub fn clean_steps(&self) -> u64 {
         self.state.clean_steps
     }
@@ -123,8 +123,8 @@ impl DynamicLossScaler {
         self.state.skipped_steps
     }
 
-    /// The loss times the loss scale, differentiable. A bf16 or f16 loss becomes f32 first, in which the product is finite; its
-    /// own gradient has its dtype still, so that of an f16 loss overflows from 2^16 on. Compute the loss in f32.
+    /// The loss times the loss scale, differentiable. A bf16 or f16 loss is converted to f32 first, so that the product is finite. Its
+    /// gradient still has the dtype of the loss and overflows f16 from 2^16 on: compute the loss in f32.
     ///
     /// # Errors
     /// candle's.
@@ -147,7 +147,7 @@ impl DynamicLossScaler {
     /// candle-nn's.
     ///
     /// # Errors
-    /// candle's, when memory for the gradients cannot be had or a device fails; some may have been replaced then.
+    /// candle's, if memory for the gradients cannot be allocated or a device fails; some gradients may have been replaced by then.
     pub fn unscale<'a>(
         &self,
         grads: &mut GradStore,
@@ -182,7 +182,7 @@ impl DynamicLossScaler {
         check_skips(self.state.skipped_in_a_row, limit, veto, std::iter::empty())
     }
 
-    /// Moves the loss scale after a step: down if a gradient was not finite, up after enough clean steps.
+    /// Adjusts the loss scale after a step: lowers it if a gradient was not finite, raises it after enough clean steps.
     pub fn update(&mut self, found_non_finite: bool) {
         let LossScalerConfig {
             growth_factor,
@@ -208,12 +208,12 @@ impl DynamicLossScaler {
         }
     }
 
-    /// What later steps depend on.
+    /// The state, for a checkpoint.
     pub fn state(&self) -> LossScalerState {
         self.state
     }
 
-    /// Goes on where a scaler of this state was.
+    /// Restores a state.
     ///
     /// # Errors
     /// [`OptimError::InvalidHyperparameter`](super::OptimError::InvalidHyperparameter) unless the loss scale is a power of two between the floor

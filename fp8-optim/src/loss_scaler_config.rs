@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 use super::error::Result;
 use super::settings::{check, check_limit, field_setters};
 
-/// The lowest loss scale: its reciprocal, and its own, are normal f32.
+/// The lowest loss scale. It and its reciprocal are normal f32 numbers.
 const LOWEST: f64 = 1. / (1u128 << 126) as f64;
 const HIGHEST: f64 = (1u128 << 126) as f64;
 
-/// How a [`DynamicLossScaler`](super::DynamicLossScaler) moves. The defaults are those of the FP8 Emulation Toolkit.
+/// How a [`DynamicLossScaler`](super::DynamicLossScaler) adjusts its loss scale. The defaults are those of the FP8 Emulation Toolkit.
 ///
 /// ```
 /// use fp8_optim::{DynamicLossScaler, LossScalerConfig};
@@ -43,7 +43,7 @@ pub struct LossScalerConfig {
     /// Whether f16 gradients become f32 when they are divided by the loss scale, see
     /// [`DynamicLossScaler::unscale`](super::DynamicLossScaler::unscale). Default: true.
     pub f32_gradients: bool,
-    /// As [`AdamWConfig::max_skipped_steps`](super::AdamWConfig::max_skipped_steps), for the steps that the scaler leaves out. Default 100.
+    /// As [`AdamWConfig::max_skipped_steps`](super::AdamWConfig::max_skipped_steps), for steps that the scaler skips. Default 100.
     pub max_skipped_steps: Option<u64>,
 }
 
@@ -64,21 +64,13 @@ impl Default for LossScalerConfig {
 
 impl LossScalerConfig {
     field_setters! {
-        /// Replaces [`LossScalerConfig::initial_loss_scale`].
         with_initial_loss_scale(initial_loss_scale: f64);
-        /// Replaces [`LossScalerConfig::growth_factor`].
         with_growth_factor(growth_factor: f64);
-        /// Replaces [`LossScalerConfig::growth_interval`].
         with_growth_interval(growth_interval: u64);
-        /// Replaces [`LossScalerConfig::backoff_factor`].
         with_backoff_factor(backoff_factor: f64);
-        /// Replaces [`LossScalerConfig::max_loss_scale`].
         with_max_loss_scale(max_loss_scale: f64);
-        /// Sets a floor: [`LossScalerConfig::min_loss_scale`].
         with_min_loss_scale(min_loss_scale: f64);
-        /// Replaces [`LossScalerConfig::f32_gradients`].
         with_f32_gradients(f32_gradients: bool);
-        /// Replaces [`LossScalerConfig::max_skipped_steps`].
         with_max_skipped_steps(max_skipped_steps: impl Into<Option<u64>>);
     }
 
@@ -121,7 +113,7 @@ impl LossScalerConfig {
         )
     }
 
-    /// The floor.
+    /// The lowest loss scale allowed.
     pub(super) fn lowest(&self) -> f64 {
         self.min_loss_scale.unwrap_or(LOWEST)
     }

@@ -26,8 +26,8 @@ const DOMAIN: u64 = 0x6D61_7374_6572_7321;
 ///
 /// The variable is the master rounded to nearest where it is narrower. A result beyond the range of f16 becomes its largest number, 65504
 /// (and likewise in bf16): masters stay finite. A variable that holds a finite value beyond that range when its copy is made is refused
-/// ([`OptimError::MasterOverflow`]). This holds for variables without a gradient too, such as the running statistics of a batch norm: leave
-/// them out with `from_named` where they may be so large.
+/// ([`OptimError::MasterOverflow`]). This applies to variables without a gradient too, such as the running statistics of a batch norm: use
+/// `from_named` to leave them out where they may be so large.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};

@@ -1,7 +1,9 @@
-//! The Euclidean norm over all gradients, the same bits for every number of threads and on CUDA
-//! devices (`fp8-candle/kernels/adamw.cu` adds in the same order).
+//! The Euclidean norm over all gradients, with the same bits for every number of threads and on CUDA devices
+//! (`fp8-candle/kernels/adamw.cu` adds in the same order).
 
-use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor, bail};
+use candle_core::{DType, Device, Result, Tensor};
+
+use super::host::Slice;
 
 /// Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does.
 const CLIP_EPS: f64 = 1e-6;
@@ -14,8 +16,7 @@ pub(super) fn clip_coefficient(max_grad_norm: Option<f64>, norm: f64) -> f64 {
     }
 }
 
-/// Elements per partial sum. Fixed, so that the order of additions never depends on the number of
-/// threads.
+/// Elements per partial sum. Fixed, so that the order of additions does not depend on the number of threads.
 const BLOCK: usize = 1 << 14;
 /// Independent running sums inside a block: element i belongs to lane i % LANES.
 const LANES: usize = 1024;
@@ -33,7 +34,7 @@ pub(super) struct SumOfSquares {
 }
 
 impl SumOfSquares {
-    /// Forgets the step before.
+    /// Starts the sum of a new step.
     pub(super) fn clear(&mut self) {
         self.partials.clear();
         self.on_device.clear();
@@ -43,8 +44,7 @@ impl SumOfSquares {
     pub(super) fn add(&mut self, len: usize, grad: Option<&Tensor>) -> Result<()> {
         match grad {
             Some(grad) if !grad.device().is_cpu() => {
-                self.on_device
-                    .push(device_sum_of_squares(grad, grad.device())?);
+                self.on_device.push(device_sum_of_squares(grad)?);
             }
             _ => {
                 let start = self.partials.len();
@@ -57,7 +57,7 @@ impl SumOfSquares {
         Ok(())
     }
 
-    /// Adds what makes the sum NaN if a cast has seen Inf or NaN.
+    /// Adds marks, each 0, or NaN if a cast has seen Inf or NaN.
     pub(super) fn add_marks(&mut self, marks: Vec<Tensor>) -> Result<()> {
         for mark in marks {
             match mark.device().is_cpu() {
@@ -79,50 +79,34 @@ impl SumOfSquares {
     pub(super) fn total(&self) -> Result<f64> {
         let mut total = lanes(&self.partials, |partial| partial);
         if let Some(first) = self.on_device.first() {
-            let device = first.device().clone();
-            let sums = self
-                .on_device
-                .iter()
-                .map(|sum| sum.to_device(&device))
-                .collect::<Result<Vec<_>>>()?;
-            let sums = Tensor::stack(&sums, 0)?
-                .to_device(&Device::Cpu)?
-                .to_dtype(DType::F64)?
-                .to_vec1::<f64>()?;
-            total += sums.iter().sum::<f64>();
+            let sums = self.on_device.iter();
+            let sums = sums.map(|sum| sum.to_device(first.device()));
+            let sums = Tensor::stack(&sums.collect::<Result<Vec<_>>>()?, 0)?;
+            let sums = sums.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+            total += sums.to_vec1::<f64>()?.iter().sum::<f64>();
         }
         Ok(total)
     }
 }
 
-/// Sum of squares as a scalar tensor on the accelerator: in f64 where the device has it, else in
-/// f32.
-fn device_sum_of_squares(grad: &Tensor, device: &Device) -> Result<Tensor> {
-    let dtype = if device.is_cuda() {
-        DType::F64
-    } else {
-        DType::F32
+/// Sum of squares as a scalar tensor on the accelerator: in f64 where the device has it, else in f32.
+fn device_sum_of_squares(grad: &Tensor) -> Result<Tensor> {
+    let dtype = match grad.device().is_cuda() {
+        true => DType::F64,
+        false => DType::F32,
     };
     grad.to_dtype(dtype)?.sqr()?.sum_all()
 }
 
 fn cpu_sums_of_squares(grad: &Tensor, partials: &mut [f64]) -> Result<()> {
-    let grad = grad.contiguous()?;
-    let (storage, layout) = grad.storage_and_layout();
-    let (Storage::Cpu(cpu), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
-        bail!("gradient norm: expected a contiguous tensor on the CPU")
-    };
-    match cpu {
-        CpuStorage::F32(values) => squares(&values[start..end], partials, f64::from),
-        CpuStorage::F64(values) => squares(&values[start..end], partials, |x| x),
-        CpuStorage::BF16(values) => squares(&values[start..end], partials, |x| x.to_f32().into()),
-        CpuStorage::F16(values) => squares(&values[start..end], partials, |x| x.to_f32().into()),
-        _ => bail!(
-            "gradient norm: {:?} is not a floating point dtype",
-            grad.dtype()
-        ),
-    }
-    Ok(())
+    Slice::with(grad, None, |grad| match grad {
+        Slice::F32(values) => squares(values, partials, f64::from),
+        Slice::F64(values) => squares(values, partials, |x| x),
+        Slice::BF16(values) => squares(values, partials, |x| x.to_f32().into()),
+        Slice::F16(values) => squares(values, partials, |x| x.to_f32().into()),
+        // Gradients of variables are floats.
+        Slice::Codes(..) => {}
+    })
 }
 
 fn squares<T: Copy + Sync>(
@@ -134,12 +118,8 @@ fn squares<T: Copy + Sync>(
         let x = widen(x);
         x * x
     };
-    let sum = |(chunk, partial): (&[T], &mut f64)| *partial = lanes(chunk, square);
-    if values.len() <= BLOCK {
-        values.chunks(BLOCK).zip(partials).for_each(sum);
-    } else {
-        fp8_candle::parallel::for_each(values.chunks(BLOCK).zip(partials), sum);
-    }
+    let chunks = values.chunks(BLOCK).zip(partials);
+    fp8_candle::parallel::for_each(chunks, |(chunk, partial)| *partial = lanes(chunk, square));
 }
 
 /// The sum of `term` over `values`: in lanes, which are then added by halves, lane i taking lane

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use candle_core::Tensor;
 
 use super::error::Result;
-use super::rounding::RoundTo;
 use super::rule::{Rates, Rule};
+use super::shared::Shared;
 use super::state_reader::StateReader;
 
 /// One parameter with its moments, in the storage of its kind: a plain variable, or data with a scale.
@@ -17,8 +17,6 @@ pub trait Parameter<R: Rule>: Sized {
     type Grad;
     /// Moments and master of a state, checked.
     type Loaded;
-    /// What all parameters of an engine share.
-    type Shared;
 
     /// The name of the optimizer in a state.
     const KIND: &'static str;
@@ -26,10 +24,10 @@ pub trait Parameter<R: Rule>: Sized {
     /// The parameter's name.
     fn name(&self) -> &str;
 
-    /// The tensor whose rank decides about weight decay and whose values are searched for Inf and NaN.
+    /// The tensor that the rank, for weight decay, and the search for Inf and NaN are taken from.
     fn tensor(&self) -> &Tensor;
 
-    /// The parameter's gradient. `own` is the memory of all parameters, of which a gradient is copied.
+    /// The parameter's gradient. `own` has the addresses of all parameters: a gradient that shares memory with one is copied.
     ///
     /// # Errors
     /// A gradient of another shape, dtype or device.
@@ -44,7 +42,7 @@ pub trait Parameter<R: Rule>: Sized {
         rule: &R,
         grad: &Self::Grad,
         rates: &Rates,
-        shared: &mut Self::Shared,
+        shared: &mut Shared,
     ) -> candle_core::Result<()>;
 
     /// Adds copies of moments and master to a state. Returns whether there are moments.
@@ -53,27 +51,12 @@ pub trait Parameter<R: Rule>: Sized {
     /// candle's, when a tensor cannot be made.
     fn save(&self, state: &mut HashMap<String, Tensor>) -> Result<bool>;
 
-    /// Takes moments and master from a state and changes nothing.
+    /// Copies moments and master from a state, and says whether there are moments; changes nothing.
     ///
     /// # Errors
     /// The tensor that does not fit.
-    fn check(&self, state: &mut StateReader<'_>) -> Result<Self::Loaded>;
-
-    /// Whether this has moments.
-    fn has_moments(loaded: &Self::Loaded) -> bool;
+    fn check(&self, state: &mut StateReader<'_>) -> Result<(Self::Loaded, bool)>;
 
     /// Replaces moments and master.
     fn restore(&mut self, loaded: Self::Loaded);
-
-    /// Forgets what was derived from moments and decay flags, which have changed.
-    fn invalidate(shared: &mut Self::Shared);
-
-    /// Called after parameters were restored from a state.
-    fn restored(shared: &mut Self::Shared);
-
-    /// How data are rounded, where a state says so.
-    fn rounding(shared: &Self::Shared) -> Option<RoundTo>;
-
-    /// Replaces the rounding.
-    fn set_rounding(shared: &mut Self::Shared, round: RoundTo);
 }

@@ -13,9 +13,8 @@ use fp8_candle::state::NonFinite;
 
 /// What one step did.
 ///
-/// When all variables are on one CUDA device, the norm and what follows from it stay there: the
-/// first call of a method here copies them to the host, which waits for the device. A program that
-/// does not read its reports never waits. Later steps do not change the values.
+/// When all variables are on one CUDA device, the norm and the decision to skip stay there: the first call of a method here copies them to
+/// the host, which waits for the device. A program that does not read its reports never waits. Later steps do not change the values.
 #[derive(Clone, Debug)]
 pub struct StepReport {
     /// The learning rate of this step.
@@ -59,46 +58,42 @@ impl StepReport {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn taken(lr: f64, updated: usize, grad_norm: f64, clip_coefficient: f64) -> Self {
-        Self::known(lr, updated, grad_norm, clip_coefficient, false)
+        let values = Values {
+            grad_norm,
+            clip_coefficient,
+            skipped: false,
+        };
+        Self::known(lr, updated, values, CastVeto::default())
     }
 
     /// A step that was skipped after `step` steps because of gradients of this norm; warns in `tracing`.
     pub fn skipped_step(lr: f64, updated: usize, grad_norm: f64, step: u64) -> Self {
-        warn_skipped(grad_norm, step, None);
-        Self::known(lr, updated, grad_norm, 0.0, true)
+        Self::skipped_by(lr, updated, grad_norm, step, (CastVeto::default(), None))
     }
 
-    /// [`StepReport::skipped_step`], with the casts that have seen Inf or NaN.
+    /// [`StepReport::skipped_step`], with the casts that have seen Inf or NaN, and the tensor of the first one.
     pub(super) fn skipped_by(
         lr: f64,
         updated: usize,
         grad_norm: f64,
         step: u64,
-        veto: CastVeto,
-    ) -> Result<Self> {
-        warn_skipped(grad_norm, step, veto.first()?.as_deref());
-        Ok(Self {
-            veto,
-            ..Self::known(lr, updated, grad_norm, 0.0, true)
-        })
+        (veto, first): (CastVeto, Option<String>),
+    ) -> Self {
+        warn_skipped(grad_norm, step, first.as_deref());
+        let values = Values {
+            grad_norm,
+            clip_coefficient: 0.0,
+            skipped: true,
+        };
+        Self::known(lr, updated, values, veto)
     }
 
-    fn known(
-        lr: f64,
-        updated: usize,
-        grad_norm: f64,
-        clip_coefficient: f64,
-        skipped: bool,
-    ) -> Self {
+    fn known(lr: f64, updated: usize, values: Values, veto: CastVeto) -> Self {
         Self {
             lr,
             updated,
-            outcome: Outcome::Known(Values {
-                grad_norm,
-                clip_coefficient,
-                skipped,
-            }),
-            veto: CastVeto::default(),
+            outcome: Outcome::Known(values),
+            veto,
         }
     }
 

@@ -10,8 +10,8 @@ use super::error::{OptimError, Result};
 use super::groups::ParamGroup;
 use super::parameter::Parameter;
 use super::plain::Variable;
-use super::rounding::RoundTo;
-use super::rule::Rule;
+use super::rounding::{RoundTo, ScaledCounts};
+use super::rule::{Rule, checked_settings};
 use super::state::{OptimizerState, ResumableOptimizer, STEP_NAME};
 use super::state_reader::{StateReader, count_tensor};
 
@@ -29,12 +29,6 @@ struct Hyperparameters<R> {
     groups: Vec<ParamGroup>,
 }
 
-/// The tensors of a state, checked.
-struct Checked<L> {
-    step: u64,
-    loaded: Vec<L>,
-}
-
 impl<R: Rule, P: Parameter<R>> Engine<R, P> {
     fn tensors(&self) -> Result<HashMap<String, Tensor>> {
         let mut state = HashMap::with_capacity(3 * self.slots.len() + 2);
@@ -49,52 +43,49 @@ impl<R: Rule, P: Parameter<R>> Engine<R, P> {
         Ok(state)
     }
 
-    fn check(&self, state: &HashMap<String, Tensor>) -> Result<Checked<P::Loaded>> {
+    /// The step, moments and masters of a state.
+    fn check(&self, state: &HashMap<String, Tensor>) -> Result<(u64, Vec<P::Loaded>)> {
         let mut reader = StateReader::new(state);
         let parameters = self.slots.iter().map(|slot| &slot.parameter);
         let loaded = parameters.clone().map(|p| p.check(&mut reader));
-        let loaded = loaded.collect::<Result<Vec<_>>>()?;
+        let (loaded, has_moments): (Vec<_>, Vec<bool>) =
+            loaded.collect::<Result<Vec<_>>>()?.into_iter().unzip();
         let step = reader.count(STEP_NAME);
-        // An unknown name comes before a missing count.
+        // An unknown name is reported before a missing count.
         let begun = R::MOMENT_COUNT.map(|name| reader.count(name));
-        for name in std::iter::once(STEP_NAME).chain(R::MOMENT_COUNT) {
-            reader.know(name);
-        }
         reader.finish()?;
         let step = step?;
         if let (Some(begun), Some(count_name)) = (begun.transpose()?, R::MOMENT_COUNT) {
-            // A moment that is missing from a file is not a moment that has not begun.
-            let has_moments = loaded.iter().map(P::has_moments);
-            if begun != has_moments.clone().filter(|has| *has).count() as u64 {
-                let mut pairs = parameters.zip(has_moments);
-                let missing = pairs.find(|(_, has)| !has);
+            // Otherwise a moment missing from a damaged file would look like one that has not begun.
+            if begun != has_moments.iter().filter(|has| **has).count() as u64 {
+                let missing = parameters.zip(has_moments).find(|(_, has)| !has);
                 let name = |p: &P| format!("{}.{}", p.name(), R::MOMENTS[0].name);
                 return Err(OptimError::MissingState {
                     name: missing.map_or(count_name.to_string(), |(p, _)| name(p)),
                 });
             }
         }
-        Ok(Checked { step, loaded })
+        Ok((step, loaded))
     }
 
-    fn restore(&mut self, checked: Checked<P::Loaded>) -> Result<()> {
-        self.counter.set(checked.step)?;
-        for (slot, loaded) in self.slots.iter_mut().zip(checked.loaded) {
+    fn restore(&mut self, (step, loaded): (u64, Vec<P::Loaded>)) -> Result<()> {
+        self.counter.set(step)?;
+        for (slot, loaded) in self.slots.iter_mut().zip(loaded) {
             slot.parameter.restore(loaded);
         }
-        P::restored(&mut self.shared);
+        self.shared.forget_kernels();
+        self.shared.counts = ScaledCounts::default();
         Ok(())
     }
 
     fn check_hyperparameters(&self, saved: &Hyperparameters<R>) -> Result<()> {
-        saved.config.validate()?;
-        saved.config.settings().validate()?;
+        checked_settings(&saved.config)?;
         let here: HashSet<&str> = self.names().collect();
         let mut no_decay = saved.no_decay.iter();
         if let Some(name) = no_decay.find(|name| !here.contains(name.as_str())) {
             return Err(OptimError::UnexpectedState { name: name.clone() });
         }
-        let reason = match (P::rounding(&self.shared), saved.round) {
+        let reason = match (self.shared.round, saved.round) {
             (Some(_), None) => "missing field `round`",
             (None, Some(_)) => "unknown field `round`",
             _ => return Ok(()),
@@ -140,7 +131,7 @@ impl<R: Rule> Engine<R, Variable> {
     }
 }
 
-/// Complete: steps after loading give the bits that the saved optimizer's steps would have given. The hyperparameters are restored too, with
+/// Steps after loading give the bits that the saved optimizer's steps would have given. The hyperparameters are restored too, with
 /// the learning rate of the next step and those of the groups, which must have the same patterns here. The choice of master weights is not
 /// restored. Change hyperparameters after loading with [`Engine::set_lr`] or [`Engine::set_config`], or keep your own with
 /// `ResumeOptions::keep_hyperparameters`.
@@ -149,7 +140,7 @@ impl<R: Rule, P: Parameter<R>> ResumableOptimizer for Engine<R, P> {
         let still = self.slots.iter().filter(|slot| !slot.decays);
         let hyperparameters = Hyperparameters {
             config: self.rule.clone(),
-            round: P::rounding(&self.shared),
+            round: self.shared.round,
             no_decay: still
                 .map(|slot| slot.parameter.name().to_string())
                 .collect(),
@@ -175,9 +166,7 @@ impl<R: Rule, P: Parameter<R>> ResumableOptimizer for Engine<R, P> {
             for slot in &mut self.slots {
                 slot.decays = !saved.no_decay.contains(slot.parameter.name());
             }
-            if let Some(round) = saved.round {
-                P::set_rounding(&mut self.shared, round);
-            }
+            self.shared.round = saved.round;
             // The tensors fit this optimizer's choice of master weights.
             saved.config.keep_masters(&self.rule);
             self.put_config(saved.config);

@@ -149,3 +149,11 @@ pub trait Rule: Clone + std::fmt::Debug + Serialize + DeserializeOwned {
         None
     }
 }
+
+/// The settings of a rule whose hyperparameters are all valid.
+pub(super) fn checked_settings(rule: &impl Rule) -> Result<Settings> {
+    rule.validate()?;
+    let settings = rule.settings();
+    settings.validate()?;
+    Ok(settings)
+}

@@ -9,15 +9,14 @@ use super::error::OptimError;
 use super::error::Result;
 use super::settings::{check, check_not_negative};
 
-/// A learning rate schedule: a pure function of the step, so a resumed run needs nothing but the
-/// step.
+/// A learning rate schedule: a pure function of the step, so a resumed run needs nothing but the step.
 ///
-/// Steps count from 0. While `step < warmup_steps` the rate rises linearly, `peak * (step + 1) /
-/// warmup_steps`, so the first step already moves and step `warmup_steps - 1` runs at the peak.
+/// Steps count from 0. While `step < warmup_steps` the rate rises linearly, `peak * (step + 1) / warmup_steps`: the rate of the first step
+/// is above 0, and step `warmup_steps - 1` runs at the peak.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum LrSchedule {
-    /// The same rate for ever, after the warm-up.
+    /// A warm-up, then the same rate for ever.
     Constant {
         /// The rate.
         lr: f64,
@@ -25,8 +24,7 @@ pub enum LrSchedule {
         #[serde(default)]
         warmup_steps: u64,
     },
-    /// Half a cosine from `peak_lr` at the end of the warm-up to `peak_lr * min_ratio` at
-    /// `total_steps`, and that from there on.
+    /// A warm-up, then half a cosine down to `peak_lr * min_ratio` at `total_steps`, where the rate stays.
     Cosine {
         /// The highest rate.
         peak_lr: f64,
@@ -36,8 +34,7 @@ pub enum LrSchedule {
         /// Steps of linear warm-up; 0 for none.
         #[serde(default)]
         warmup_steps: u64,
-        /// Steps in all, warm-up included. At or below `warmup_steps` the rate falls to its minimum
-        /// right after the warm-up.
+        /// Number of steps, warm-up included. If it is not above `warmup_steps`, the rate falls to its minimum right after the warm-up.
         total_steps: u64,
     },
 }
@@ -65,27 +62,15 @@ impl LrSchedule {
         }
     }
 
-    /// The same schedule ending at `min_ratio` of its peak; a constant schedule has no minimum and
-    /// stays as it is.
-    pub fn with_min_ratio(self, ratio: f64) -> Self {
-        match self {
-            LrSchedule::Cosine {
-                peak_lr,
-                warmup_steps,
-                total_steps,
-                ..
-            } => LrSchedule::Cosine {
-                peak_lr,
-                min_ratio: ratio,
-                warmup_steps,
-                total_steps,
-            },
-            constant => constant,
+    /// The same schedule with another minimum, as a fraction of its peak; a constant schedule has no minimum and stays as it is.
+    pub fn with_min_ratio(mut self, ratio: f64) -> Self {
+        if let LrSchedule::Cosine { min_ratio, .. } = &mut self {
+            *min_ratio = ratio;
         }
+        self
     }
 
-    /// The rate for the step with this number, counted from 0. Finite for every step of a valid
-    /// schedule, also with no warm-up and with `total_steps` 0.
+    /// The rate of the step with this number, counted from 0. It is finite for every step of a valid schedule.
     pub fn lr(&self, step: u64) -> f64 {
         match *self {
             LrSchedule::Constant { lr, warmup_steps } => {

@@ -62,7 +62,7 @@ impl Settings {
     }
 }
 
-/// Fails unless a step can be taken with this learning rate.
+/// Fails for an invalid learning rate.
 pub(super) fn check_lr(lr: f64) -> Result<()> {
     check_not_negative("lr", lr)
 }
@@ -96,8 +96,8 @@ pub(super) fn check(name: &'static str, value: f64, ok: bool, allowed: &'static 
 
 /// Setters that return the configuration with one field replaced.
 macro_rules! field_setters {
-    ($($(#[$doc:meta])* $setter:ident($field:ident: $type:ty);)+) => {$(
-        $(#[$doc])*
+    ($($setter:ident($field:ident: $type:ty);)+) => {$(
+        #[doc = concat!("Replaces [`Self::", stringify!($field), "`].")]
         pub fn $setter(mut self, $field: $type) -> Self {
             self.$field = $field.into();
             self

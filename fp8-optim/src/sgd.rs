@@ -96,25 +96,15 @@ impl Default for SgdConfig {
 
 impl SgdConfig {
     field_setters! {
-        /// Replaces [`SgdConfig::lr`].
         with_lr(lr: f64);
-        /// Replaces [`SgdConfig::momentum`].
         with_momentum(momentum: f64);
-        /// Replaces [`SgdConfig::dampening`].
         with_dampening(dampening: f64);
-        /// Replaces [`SgdConfig::nesterov`].
         with_nesterov(nesterov: bool);
-        /// Replaces [`SgdConfig::weight_decay`].
         with_weight_decay(weight_decay: f64);
-        /// Replaces [`SgdConfig::decay_scope`].
         with_decay_scope(decay_scope: DecayScope);
-        /// Clips gradients: [`SgdConfig::max_grad_norm`].
         with_max_grad_norm(max_grad_norm: f64);
-        /// Keeps master weights: [`SgdConfig::masters`].
         with_masters(masters: MasterDType);
-        /// Replaces [`SgdConfig::seed`].
         with_seed(seed: u64);
-        /// Replaces [`SgdConfig::max_skipped_steps`].
         with_max_skipped_steps(max_skipped_steps: impl Into<Option<u64>>);
     }
 

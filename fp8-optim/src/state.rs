@@ -34,16 +34,16 @@ pub trait ResumableOptimizer {
     /// If a tensor cannot be made or copied from its device.
     fn optimizer_state(&self) -> Result<OptimizerState>;
 
-    /// Restores a state made by [`ResumableOptimizer::optimizer_state`], on whatever devices its tensors are: all of it, or after an error
-    /// nothing. An implementation checks everything before it changes anything.
+    /// Restores a state made by [`ResumableOptimizer::optimizer_state`], on whatever devices its tensors are: all of it, or nothing if there
+    /// is an error. An implementation checks everything before it changes anything.
     ///
     /// # Errors
     /// [`OptimError::StateKind`] for the state of another optimizer, and whatever else does not fit.
     fn load_optimizer_state(&mut self, state: &OptimizerState) -> Result<()>;
 
     /// Whether every step announces the weights that it changes ([`weight_version`](fp8_candle::weight_version)). Only then does a GPU keep
-    /// FP8 copies of weights from step to step; if this were true of an optimizer that does not announce, it would use old copies for ever.
-    /// The default is false.
+    /// FP8 copies of weights between steps; an optimizer that returns true without announcing would leave stale copies in use. The default is
+    /// false.
     fn announces_changes(&self) -> bool {
         false
     }

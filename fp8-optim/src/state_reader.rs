@@ -7,7 +7,7 @@ use fp8_files::first_outside;
 
 use super::error::{OptimError, Result};
 
-/// Reads the tensors of a state, and remembers which names it has asked for.
+/// Reads the tensors of a state, and remembers which names it has read.
 pub struct StateReader<'a> {
     tensors: &'a HashMap<String, Tensor>,
     known: HashSet<String>,
@@ -33,12 +33,12 @@ impl<'a> StateReader<'a> {
         shape: &Shape,
     ) -> Result<&'a Tensor> {
         let tensor = find(self.tensors, name, dtype, shape)?;
-        self.known.insert(name.to_string());
+        self.know(name);
         Ok(tensor)
     }
 
-    /// The tensor with this name, dtype and shape, whose values are finite, and not negative if so asked. A step whose gradients are not
-    /// finite is skipped, so no step gives other moments.
+    /// The tensor with this name, dtype and shape, whose values must be finite, and not negative if `non_negative`: steps whose gradients
+    /// are not finite are skipped, so moments are always finite.
     pub(super) fn take(
         &mut self,
         name: &str,
@@ -62,13 +62,14 @@ impl<'a> StateReader<'a> {
         })
     }
 
-    /// Accepts a name.
+    /// Marks a name as read.
     pub(super) fn know(&mut self, name: &str) {
         self.known.insert(name.to_string());
     }
 
     /// The count with this name: i64, one element.
     pub(super) fn count(&mut self, name: &str) -> Result<u64> {
+        self.know(name);
         let tensor = get(self.tensors, name)?;
         check_dtype(name, DType::I64, tensor)?;
         if tensor.elem_count() != 1 {
@@ -81,7 +82,7 @@ impl<'a> StateReader<'a> {
         })
     }
 
-    /// Fails with the first name, in alphabetical order, that nothing has asked for.
+    /// Fails if the state has a tensor that was not read; names the first one in alphabetical order.
     pub(super) fn finish(self) -> Result<()> {
         let unexpected = (self.tensors.keys()).filter(|name| !self.known.contains(*name));
         match unexpected.min() {

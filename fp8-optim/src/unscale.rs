@@ -1,10 +1,11 @@
 //! The product of gradients with a factor, and the check that all elements are finite, in one pass.
 
-use candle_core::{CpuStorage, DType, Device, Storage, Tensor, bail};
+use candle_core::{DType, Device, Shape, Tensor, WithDType, bail};
 use fp8_core::HighPrecision;
 use half::{bf16, f16};
 
 use super::error::Result;
+use super::host::Slice;
 
 /// Elements of one task. The work is elementwise, so the split never changes a bit.
 const BLOCK: usize = 1 << 14;
@@ -42,7 +43,7 @@ impl Unscaled {
             _ => grad,
         };
         let out = grad.affine(self.factor, 0.)?;
-        // 0 times an infinity or NaN is NaN, which a sum keeps.
+        // 0 times Inf or NaN is NaN, which the sum propagates.
         let mark = out.affine(0., 0.)?.sum_all()?.to_dtype(DType::F32)?;
         self.marks.push(mark);
         Ok(out)
@@ -73,71 +74,46 @@ impl Unscaled {
     }
 
     fn on_cpu(&self, grad: &Tensor) -> candle_core::Result<(Tensor, bool)> {
-        let grad = grad.contiguous()?;
-        let (storage, layout) = grad.storage_and_layout();
-        let (Storage::Cpu(cpu), Some((start, end))) = (&*storage, layout.contiguous_offsets())
-        else {
-            bail!("unscaling: expected a contiguous gradient on the CPU")
-        };
-        let factor = self.factor as f32;
-        macro_rules! run {
-            ($values:expr, $out:ty, $product:expr, $finite:expr) => {{
-                let (out, finite) = run::<_, $out>(&$values[start..end], $product, $finite);
-                let out = Tensor::from_vec(out, grad.shape(), &Device::Cpu)?;
-                Ok((out, finite))
-            }};
-        }
-        match cpu {
-            CpuStorage::F32(values) => run!(values, f32, |x| x * factor, f32::is_finite),
-            CpuStorage::F64(values) => run!(values, f64, |x| x * self.factor, f64::is_finite),
-            CpuStorage::BF16(values) => {
-                let product = |x: bf16| narrow::<bf16>(HighPrecision::to_f32(x) * factor);
-                run!(values, bf16, product, bf16::is_finite)
-            }
-            CpuStorage::F16(values) if self.wide => {
-                run!(
-                    values,
-                    f32,
-                    |x: f16| HighPrecision::to_f32(x) * factor,
-                    f32::is_finite
-                )
-            }
-            CpuStorage::F16(values) => {
-                let product = |x: f16| narrow::<f16>(HighPrecision::to_f32(x) * factor);
-                run!(values, f16, product, f16::is_finite)
-            }
-            _ => bail!(
-                "unscaling: {:?} is not a floating point dtype",
-                grad.dtype()
-            ),
-        }
+        let (shape, wide_factor, factor) = (grad.shape(), self.factor, self.factor as f32);
+        Slice::with(grad, None, |grad| match grad {
+            Slice::F32(values) => products(values, shape, narrow::<_, f32>(factor)),
+            Slice::BF16(values) => products(values, shape, narrow::<_, bf16>(factor)),
+            Slice::F16(values) if self.wide => products(values, shape, narrow::<_, f32>(factor)),
+            Slice::F16(values) => products(values, shape, narrow::<_, f16>(factor)),
+            Slice::F64(values) => products(values, shape, |x| {
+                let product = x * wide_factor;
+                (product, product.is_finite())
+            }),
+            Slice::Codes(..) => bail!("a gradient cannot be FP8 codes"),
+        })?
     }
 }
 
-fn narrow<T: HighPrecision>(x: f32) -> T {
-    T::from_f32(x)
+/// The product in f32, rounded once, and whether it is finite.
+fn narrow<A: HighPrecision, B: HighPrecision>(factor: f32) -> impl Fn(A) -> (B, bool) + Sync {
+    move |x| {
+        let product = B::from_f32(x.to_f32() * factor);
+        (product, product.to_f32().is_finite())
+    }
 }
 
-fn run<A: Copy + Sync, B: Copy + Default + Send>(
+/// All products, and whether all are finite.
+fn products<A: Copy + Sync, B: WithDType + Default + Send>(
     values: &[A],
-    product: impl Fn(A) -> B + Sync,
-    finite: impl Fn(B) -> bool + Sync,
-) -> (Vec<B>, bool) {
+    shape: &Shape,
+    product: impl Fn(A) -> (B, bool) + Sync,
+) -> candle_core::Result<(Tensor, bool)> {
     let mut out = vec![B::default(); values.len()];
-    let task = |(out, values): (&mut [B], &[A])| {
+    let tasks = out.chunks_mut(BLOCK).zip(values.chunks(BLOCK));
+    let finite = fp8_candle::parallel::map(tasks, |(out, values)| {
         let mut all = true;
         for (out, &x) in out.iter_mut().zip(values) {
-            *out = product(x);
-            all &= finite(*out);
+            let finite;
+            (*out, finite) = product(x);
+            all &= finite;
         }
         all
-    };
-    let all = match values.len() <= BLOCK {
-        true => task((&mut out, values)),
-        false => {
-            let tasks = out.chunks_mut(BLOCK).zip(values.chunks(BLOCK));
-            (fp8_candle::parallel::map(tasks, task).into_iter()).fold(true, |a, b| a & b)
-        }
-    };
-    (out, all)
+    });
+    let out = Tensor::from_vec(out, shape, &Device::Cpu)?;
+    Ok((out, finite.into_iter().all(|finite| finite)))
 }

@@ -35,7 +35,7 @@ impl CastVeto {
     }
 
     /// Makes one of these gradients NaN if a cast has seen Inf or NaN: the smallest one, since the change copies it. Waits for no
-    /// device except the CPU.
+    /// accelerator.
     pub(crate) fn poison<'a>(&self, grads: impl Iterator<Item = &'a mut Tensor>) -> Result<()> {
         let smallest = grads.min_by_key(|grad| match grad.elem_count() {
             0 => usize::MAX,
@@ -51,7 +51,7 @@ impl CastVeto {
         Ok(())
     }
 
-    /// The casts that saw Inf or NaN, in the order of time. Waits for devices.
+    /// The casts that saw Inf or NaN, oldest first. Waits for devices.
     pub(super) fn casts(&self) -> Result<Vec<NonFinite>> {
         Ok(NonFiniteCounts::list(&self.0)?)
     }
@@ -110,7 +110,7 @@ pub(super) fn check_skips<'a>(
 }
 
 fn is_finite(x: &Tensor) -> Result<bool> {
-    // 0 times Inf or NaN is NaN, which a sum keeps.
+    // 0 times Inf or NaN is NaN, which the sum propagates.
     let zero = x.detach().affine(0., 0.)?.sum_all()?;
     Ok(zero.to_dtype(DType::F32)?.to_scalar::<f32>()?.is_finite())
 }

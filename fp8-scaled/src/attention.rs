@@ -2,8 +2,7 @@
 
 use super::arith::Like;
 use super::check::check_same_device;
-use super::data_norm::Norm;
-use super::data_norm::norm_of;
+use super::data_norm::{Norm, norm_of};
 use super::error::Result;
 use super::kernels::convert;
 use super::parts::sized;

@@ -6,38 +6,32 @@ use super::value::Scaled;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::wide_dtype;
 
+macro_rules! comparisons {
+    ($($(#[$doc:meta])+ $op:ident;)+) => {$(
+        $(#[$doc])+
+        ///
+        /// # Errors
+        /// As [`Scaled::add`].
+        pub fn $op(&self, other: &Self) -> Result<Tensor> {
+            self.compared(stringify!($op), other, |a, b| a.$op(b))
+        }
+    )+};
+}
+
 impl Scaled {
-    /// 1 where the values are equal, U8; shapes broadcast.
-    ///
-    /// # Errors
-    /// As [`Scaled::add`].
-    pub fn eq(&self, other: &Self) -> Result<Tensor> {
-        self.compared("eq", other, |a, b| a.eq(b))
-    }
-
-    /// 1 where the values differ, as [`Scaled::eq`].
-    pub fn ne(&self, other: &Self) -> Result<Tensor> {
-        self.compared("ne", other, |a, b| a.ne(b))
-    }
-
-    /// 1 where this value is less, as [`Scaled::eq`].
-    pub fn lt(&self, other: &Self) -> Result<Tensor> {
-        self.compared("lt", other, |a, b| a.lt(b))
-    }
-
-    /// 1 where this value is less or equal, as [`Scaled::eq`].
-    pub fn le(&self, other: &Self) -> Result<Tensor> {
-        self.compared("le", other, |a, b| a.le(b))
-    }
-
-    /// 1 where this value is greater, as [`Scaled::eq`].
-    pub fn gt(&self, other: &Self) -> Result<Tensor> {
-        self.compared("gt", other, |a, b| a.gt(b))
-    }
-
-    /// 1 where this value is greater or equal, as [`Scaled::eq`].
-    pub fn ge(&self, other: &Self) -> Result<Tensor> {
-        self.compared("ge", other, |a, b| a.ge(b))
+    comparisons! {
+        /// 1 where the values are equal, U8; shapes broadcast.
+        eq;
+        /// 1 where the values differ, U8; shapes broadcast.
+        ne;
+        /// 1 where this value is less than `other`, U8; shapes broadcast.
+        lt;
+        /// 1 where this value is less than or equal to `other`, U8; shapes broadcast.
+        le;
+        /// 1 where this value is greater than `other`, U8; shapes broadcast.
+        gt;
+        /// 1 where this value is greater than or equal to `other`, U8; shapes broadcast.
+        ge;
     }
 
     /// Compares in f64, which represents every product of 32-bit data and a scale.

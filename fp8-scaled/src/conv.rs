@@ -8,7 +8,7 @@ use super::matmul::{both_codes, cotangent, operand};
 use super::options::Options;
 use super::value::Scaled;
 use candle_core::{DType, Tensor};
-use fp8_candle::conv::{BareConv, BareOperand, ConvError, ConvShape};
+use fp8_candle::conv::{BareConv, BareOperand, ConvShape};
 use fp8_candle::ops::detached::gradients;
 use fp8_core::scaled::{Factored, matmul_rule};
 
@@ -27,7 +27,7 @@ impl Scaled {
         groups: usize,
     ) -> Result<Self> {
         let shape = ConvShape::square(padding, stride, dilation, groups);
-        self.convolved("conv2d", kernel, shape)
+        self.convolved("conv2d", kernel, shape, false)
     }
 
     /// The convolution of rows `[batch, channels, length]` with `kernel` `[out, channels / groups, length]`, as
@@ -45,36 +45,8 @@ impl Scaled {
     ) -> Result<Self> {
         let shape = ConvShape::square(padding, stride, dilation, groups);
         one_dim("conv1d", self, kernel, |x, kernel| {
-            x.convolved("conv1d", kernel, shape.along_width())
+            x.convolved("conv1d", kernel, shape.along_width(), false)
         })
-    }
-
-    fn convolved(&self, op: &'static str, kernel: &Self, shape: ConvShape) -> Result<Self> {
-        check_same_device(op, self, kernel)?;
-        let (x_dims, kernel_dims) = (
-            four(op, "the image", self)?,
-            four(op, "the kernel", kernel)?,
-        );
-        let products = Products::new(op, BareConv::new(x_dims, kernel_dims, &shape), shape)?;
-        let dtype = common_dtype(self, kernel);
-        let (x, w) = (operand(self)?, operand(kernel)?);
-        let value = products.output(&x, &w, dtype)?;
-        let (x_like, w_like) = (Like::of(self), Like::of(kernel));
-        Ok(Self::record(
-            value,
-            op,
-            [self, kernel],
-            move |g, [want_x, want_w]| {
-                let g = cotangent(g)?;
-                let length = products.conv.lengths()[1];
-                let grad_x = || products.grad_input(&g, &w, length, x_like.dtype());
-                let grad_w = || products.grad_weight(&g, &x, &w_like);
-                Ok([
-                    want_x.then(grad_x).transpose()?,
-                    want_w.then(grad_w).transpose()?,
-                ])
-            },
-        ))
     }
 
     /// The transposed convolution of `[batch, in, height, width]` with `kernel` `[in, out / groups, height, width]`, the gradient of
@@ -84,7 +56,7 @@ impl Scaled {
     /// # Errors
     /// If the shapes do not fit or the devices differ.
     pub fn conv_transpose2d(&self, kernel: &Self, shape: &ConvShape) -> Result<Self> {
-        self.transposed("conv_transpose2d", kernel, *shape)
+        self.convolved("conv_transpose2d", kernel, *shape, true)
     }
 
     /// [`Scaled::conv_transpose2d`] along one dimension: `[batch, in, length]` with `kernel` `[in, out / groups, length]`. Only the
@@ -95,32 +67,54 @@ impl Scaled {
     pub fn conv_transpose1d(&self, kernel: &Self, shape: &ConvShape) -> Result<Self> {
         let shape = shape.along_width();
         one_dim("conv_transpose1d", self, kernel, |x, kernel| {
-            x.transposed("conv_transpose1d", kernel, shape)
+            x.convolved("conv_transpose1d", kernel, shape, true)
         })
     }
 
-    fn transposed(&self, op: &'static str, kernel: &Self, shape: ConvShape) -> Result<Self> {
+    fn convolved(
+        &self,
+        op: &'static str,
+        kernel: &Self,
+        shape: ConvShape,
+        transposed: bool,
+    ) -> Result<Self> {
         check_same_device(op, self, kernel)?;
-        let (x_dims, kernel_dims) = (
-            four(op, "the image", self)?,
-            four(op, "the kernel", kernel)?,
-        );
-        let conv = BareConv::transposed(x_dims, kernel_dims, &shape);
-        let products = Products::new(op, conv, shape)?;
+        let x_dims = four(op, "the image", self)?;
+        let kernel_dims = four(op, "the kernel", kernel)?;
+        let conv = match transposed {
+            true => BareConv::transposed(x_dims, kernel_dims, &shape),
+            false => BareConv::new(x_dims, kernel_dims, &shape),
+        };
+        let conv = conv.map_err(|source| fp8_candle::Error::Conv {
+            path: op.into(),
+            source,
+        })?;
+        let length = match transposed {
+            true => fan_in(kernel_dims, &shape),
+            false => conv.lengths()[1],
+        };
+        let products = Products { op, conv, shape };
         let dtype = common_dtype(self, kernel);
         let (x, w) = (operand(self)?, operand(kernel)?);
-        // The roles of image and result are swapped.
-        let length = fan_in(kernel_dims, &shape);
-        let value = products.grad_input(&x, &w, length, dtype)?;
+        // The roles of image and result are swapped in a transposed convolution.
+        let value = match transposed {
+            true => products.grad_input(&x, &w, length, dtype)?,
+            false => products.output(&x, &w, dtype)?,
+        };
         let (x_like, w_like) = (Like::of(self), Like::of(kernel));
+        let parents = [self, kernel];
         Ok(Self::record(
             value,
             op,
-            [self, kernel],
+            parents,
             move |g, [want_x, want_w]| {
                 let g = cotangent(g)?;
-                let grad_x = || products.output(&g, &w, x_like.dtype());
-                let grad_w = || products.grad_weight(&x, &g, &w_like);
+                let (output, image) = if transposed { (&x, &g) } else { (&g, &x) };
+                let grad_x = || match transposed {
+                    true => products.output(&g, &w, x_like.dtype()),
+                    false => products.grad_input(&g, &w, length, x_like.dtype()),
+                };
+                let grad_w = || products.grad_weight(output, image, &w_like);
                 Ok([
                     want_x.then(grad_x).transpose()?,
                     want_w.then(grad_w).transpose()?,
@@ -174,14 +168,6 @@ struct Products {
 }
 
 impl Products {
-    fn new(op: &'static str, conv: Result<BareConv, ConvError>, shape: ConvShape) -> Result<Self> {
-        let conv = conv.map_err(|source| fp8_candle::Error::Conv {
-            path: op.into(),
-            source,
-        })?;
-        Ok(Self { op, conv, shape })
-    }
-
     /// The rule of the product of `a` and `b` with sums of `length` terms.
     fn rule(a: &Scaled, b: &Scaled, length: usize) -> Factored {
         let options = Options::current();

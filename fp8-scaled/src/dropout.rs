@@ -1,11 +1,10 @@
 //! Dropout.
 
 use super::error::Result;
-use super::kernels::{Map2, map2};
+use super::kernels::{map, map_fn};
 use super::value::Scaled;
 use candle_core::Tensor;
 use fp8_candle::ops::detached::dropout_mask;
-use fp8_candle::ops::elements::Real;
 use fp8_core::scaled::{Factored, constant_rule, mul_rule};
 
 impl Scaled {
@@ -25,39 +24,31 @@ impl Scaled {
         let (power, mantissa) = constant_rule(1.0 / (1.0 - p));
         let dropped = move |x: &Self, mask: &Tensor| -> Result<Self> {
             let Factored { scale, data_factor } = mul_rule(x.scale(), power);
-            let keep = Keep(mantissa * data_factor);
-            Self::new(map2(op, keep, &x.float(mask.dtype())?, mask)?, scale).zeroed()
+            let k = f64::from(mantissa * data_factor);
+            Self::new(map(op, Keep { k }, [&x.float(mask.dtype())?, mask])?, scale).zeroed()
         };
         let value = dropped(self, &mask)?;
         Ok(self.recorded(value, op, move |g| dropped(g, &mask)))
     }
 }
 
-/// `factor * x` where the mask is not 0.
-#[derive(Clone, Copy)]
-struct Keep(f32);
-
-impl Map2 for Keep {
-    #[inline(always)]
-    fn apply<R: Real>(self, x: R, mask: R) -> R {
-        let kept = x * R::from_f64(self.0.into());
-        // Not a product: a dropped element may be Inf or NaN.
-        if mask > R::ZERO { kept } else { R::ZERO }
+// `k * x` where the mask is not 0. Not a product with the mask: a dropped element may be Inf or NaN.
+map_fn!(
+    Keep { k },
+    |x, mask| if mask > R::ZERO { x * k } else { R::ZERO },
+    |x, mask| {
+        let kept = (x * k)?;
+        mask.gt(0.0)?.where_cond(&kept, &kept.zeros_like()?)?
     }
-
-    fn composed(self, x: &Tensor, mask: &Tensor) -> Result<Tensor> {
-        let kept = (x * f64::from(self.0))?;
-        Ok(mask.gt(0.0)?.where_cond(&kept, &kept.zeros_like()?)?)
-    }
-}
+);
 
 #[cfg(test)]
 mod tests {
-    use super::super::held::check2;
+    use super::super::held::check;
     use super::*;
 
     #[test]
     fn the_kernel_equals_its_definition() {
-        check2(Keep(1.5), false);
+        check(Keep { k: 1.5 }, false);
     }
 }

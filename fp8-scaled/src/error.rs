@@ -56,7 +56,7 @@ pub enum Error {
         /// Format of the data.
         got: Format,
     },
-    /// A number that is not the scale of a scaled tensor, or one that the file cannot hold.
+    /// A number that cannot be a scale, or that the file format cannot represent.
     #[error("{path}: the scale of `{tensor}` is {value:e}, expected {expected}")]
     DataScale {
         /// The file.
@@ -65,7 +65,7 @@ pub enum Error {
         tensor: String,
         /// The number.
         value: f32,
-        /// What scales have to be.
+        /// The numbers that are accepted.
         expected: &'static str,
     },
     /// Data without a scale or a scale without data, in a file of scaled tensors.
@@ -142,5 +142,23 @@ pub(crate) fn unsupported(
         what,
         expected,
         got,
+    })
+}
+
+/// A named tensor of the wrong shape.
+pub(crate) fn tensor_shape(tensor: &str, got: &[usize], expected: impl Into<String>) -> Error {
+    Error::Files(fp8_files::Error::TensorShape {
+        tensor: tensor.to_string(),
+        got: got.to_vec(),
+        expected: expected.into(),
+    })
+}
+
+/// A named tensor of a dtype that is not accepted.
+pub(crate) fn tensor_dtype(tensor: &str, got: &str, expected: impl Into<String>) -> Error {
+    Error::Files(fp8_files::Error::TensorDType {
+        tensor: tensor.to_string(),
+        got: got.into(),
+        expected: expected.into(),
     })
 }

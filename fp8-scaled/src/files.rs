@@ -1,12 +1,11 @@
 //! Scaled tensors in safetensors files.
 //!
-//! Data stand under the name of the tensor, its scale under `{name}.data_scale`: f32 `[1]`, or the E8M0 code, U8 `[1]`. (FP8
-//! checkpoints call theirs `weight_scale` and the like; neither kind of file is taken for the other.) FP8 data are U8, with their
+//! Data are stored under the name of the tensor, its scale under `{name}.data_scale`: f32 `[1]`, or the E8M0 code, U8 `[1]`. (FP8
+//! checkpoints use other names, such as `weight_scale`, so neither kind of file is mistaken for the other.) FP8 data are U8, with their
 //! format in the metadata. The metadata has `format: scaled`.
 
-use super::error::{Error, Result};
-use super::tree::ScaledTree;
-use super::tree::with_scale;
+use super::error::{Error, Result, tensor_dtype, tensor_shape};
+use super::tree::{ScaledTree, with_scale};
 use super::value::Scaled;
 use candle_core::{DType, Device, Tensor};
 use fp8_core::scaled::Scale;
@@ -25,31 +24,18 @@ pub const OPTIMIZER_PREFIX: &str = "optimizer/";
 /// Metadata: the formats of FP8 data by name.
 const FP8_KEY: &str = "fp8_data";
 
-/// How scales are stored.
-///
-/// ```
-/// # use candle_core::{Device, Tensor};
-/// # use fp8_scaled::*;
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("x.safetensors");
-/// let mut tree = ScaledTree::default();
-/// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
-/// save(&path, &tree, ScaleStorage::E8M0)?;
-/// let again = load(&path, &Device::Cpu)?;
-/// assert_eq!(again.get("w").unwrap().to_vec1()?, [1.0, 3.0]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// How [`save`] stores scales.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScaleStorage {
-    /// f32, which has all scales.
+    /// f32, which represents every scale.
     #[default]
     F32,
     /// The codes of microscaling formats, powers of two. A tensor of zero scale is stored as zeros of the scale 1.
     E8M0,
 }
 
-/// A [`ScaledTree`] as a safetensors file holds it, to be written with more tensors beside it.
+/// The contents of a safetensors file for a [`ScaledTree`], to be written together with other tensors.
 #[derive(Debug, Clone)]
 pub struct StoredTree {
     /// Data and scales by their names in the file.
@@ -100,22 +86,19 @@ pub fn stored(path: &Path, tree: &ScaledTree, storage: ScaleStorage) -> Result<S
     }
     let mut metadata = HashMap::from([(FORMAT_KEY.to_string(), SCALED_FORMAT.to_string())]);
     if !formats.is_empty() {
-        let formats = serde_json::to_string(&formats).map_err(|error| FilesError::Json {
-            path: path.to_path_buf(),
-            what: "the formats of FP8 data",
-            reason: error.to_string(),
-        })?;
+        let formats =
+            serde_json::to_string(&formats).map_err(|error| formats_error(path, &error))?;
         metadata.insert(FP8_KEY.to_string(), formats);
     }
     Ok(StoredTree { tensors, metadata })
 }
 
-/// Replaces the file at `path` by the values of `tree`, all or nothing: data under their names, scales beside them under
+/// Writes the values of `tree` to `path`, replacing the file as a whole or not at all: data under their names, scales under
 /// `{name}.data_scale`.
 ///
 /// # Errors
-/// [`FilesError::Write`](fp8_files::Error::Write); [`FilesError::NameClash`](fp8_files::Error::NameClash) if a name is that of another's scale; [`Error::DataScale`] for a scale that E8M0 does not
-/// have.
+/// [`FilesError::Write`](fp8_files::Error::Write); [`FilesError::NameClash`](fp8_files::Error::NameClash) if a tensor has the name of
+/// another's scale; [`Error::DataScale`] for a scale that E8M0 cannot represent.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -137,24 +120,13 @@ pub fn save(path: impl AsRef<Path>, tree: &ScaledTree, storage: ScaleStorage) ->
     Ok(())
 }
 
-/// The scaled tensors of a file that [`save`] or `save_training` has written; what else a training has saved is left out.
+/// The scaled tensors of a file that [`save`] or `save_training` has written; the other tensors of a training checkpoint are skipped.
 ///
 /// # Errors
-/// If the file cannot be read, is not a safetensors file or does not hold scaled tensors ([`FilesError::ForeignFormat`](fp8_files::Error::ForeignFormat)); [`Error::ScaledPair`],
-/// [`Error::DataScale`], [`FilesError::TensorDType`](fp8_files::Error::TensorDType) or [`FilesError::TensorShape`](fp8_files::Error::TensorShape), naming the tensor.
-///
-/// ```
-/// # use candle_core::{Device, Tensor};
-/// # use fp8_scaled::*;
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("x.safetensors");
-/// let mut tree = ScaledTree::default();
-/// tree.insert("w", as_scaled(&Tensor::new(&[1f32, 3.0], &Device::Cpu)?, 2.0)?);
-/// save(&path, &tree, ScaleStorage::E8M0)?;
-/// let again = load(&path, &Device::Cpu)?;
-/// assert_eq!(again.get("w").unwrap().scale().to_f32(), 2.0);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// If the file cannot be read, is not a safetensors file or has no scaled tensors
+/// ([`FilesError::ForeignFormat`](fp8_files::Error::ForeignFormat)); [`Error::ScaledPair`],
+/// [`Error::DataScale`], [`FilesError::TensorDType`](fp8_files::Error::TensorDType) or
+/// [`FilesError::TensorShape`](fp8_files::Error::TensorShape), naming the tensor.
 pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<ScaledTree> {
     let file = SafetensorsFile::open(path.as_ref())?;
     let training = file.metadata(TRAINING_KEY).is_some();
@@ -192,7 +164,7 @@ pub fn take(
     for name in &names {
         let scale_name = format!("{name}{SUFFIX}");
         match name.strip_suffix(SUFFIX) {
-            // The scale of other data; a tensor of such a name has one of its own.
+            // The scale of another tensor, unless it has a scale itself.
             Some(data) if file.dtype(&scale_name).is_none() => {
                 if file.dtype(data).is_none() {
                     return Err(pair_of(name, data.to_string()));
@@ -220,27 +192,33 @@ pub fn take(
 }
 
 fn formats(file: &SafetensorsFile) -> Result<BTreeMap<String, Format>> {
-    let json = |reason: String| {
-        FilesError::Json {
-            path: file.path().to_path_buf(),
-            what: "the formats of FP8 data",
-            reason,
-        }
-        .into()
-    };
     let Some(text) = file.metadata(FP8_KEY) else {
         return Ok(BTreeMap::new());
     };
     let names: BTreeMap<String, String> =
-        serde_json::from_str(text).map_err(|error| json(error.to_string()))?;
-    let format = |(name, format): (String, String)| match [Format::E4M3, Format::E5M2]
-        .into_iter()
-        .find(|known| known.to_string() == format)
-    {
+        serde_json::from_str(text).map_err(|error| formats_error(file.path(), &error))?;
+    let known = |format: &str| {
+        let formats = [Format::E4M3, Format::E5M2];
+        formats
+            .into_iter()
+            .find(|known| known.to_string() == format)
+    };
+    let format = |(name, format): (String, String)| match known(&format) {
         Some(known) => Ok((name, known)),
-        None => Err(json(format!("`{name}` has the format {format}"))),
+        None => {
+            let reason = format!("`{name}` has the format {format}");
+            Err(formats_error(file.path(), &reason))
+        }
     };
     names.into_iter().map(format).collect()
+}
+
+fn formats_error(path: &Path, reason: &dyn std::fmt::Display) -> Error {
+    Error::Files(FilesError::Json {
+        path: path.to_path_buf(),
+        what: "the formats of FP8 data",
+        reason: reason.to_string(),
+    })
 }
 
 fn read_value(name: &str, data: &Tensor, scale: Scale, format: Option<&Format>) -> Result<Scaled> {
@@ -253,52 +231,32 @@ fn read_value(name: &str, data: &Tensor, scale: Scale, format: Option<&Format>) 
             true => with_scale(data, scale),
             false => Ok(Scaled::from_parts(data, scale.to_f32())?),
         },
-        (got, _) => Err(FilesError::TensorDType {
-            tensor: name.to_string(),
-            got: got.as_str().into(),
-            expected: "f16, bf16, f32 or f64, or u8 with an FP8 format in the metadata".into(),
+        (got, _) => {
+            let expected = "f16, bf16, f32 or f64, or u8 with an FP8 format in the metadata";
+            Err(tensor_dtype(name, got.as_str(), expected))
         }
-        .into()),
     }
 }
 
 fn read_scale(file: &SafetensorsFile, data: &str, name: &str) -> Result<Scale> {
     let tensor = file.tensor(name, &Device::Cpu)?;
     if tensor.dims() != [1] {
-        return Err(FilesError::TensorShape {
-            tensor: name.to_string(),
-            got: tensor.dims().to_vec(),
-            expected: "[1], one scale".into(),
-        }
-        .into());
+        return Err(tensor_shape(name, tensor.dims(), "[1], one scale"));
     }
     let (value, scale) = match tensor.dtype() {
         DType::F32 => {
-            let value = tensor
-                .to_vec1::<f32>()?
-                .first()
-                .copied()
-                .unwrap_or(f32::NAN);
-            // Lenient files hold others than powers of two.
+            let value = tensor.get(0)?.to_scalar::<f32>()?;
+            // Files written under a lenient check have scales that are not powers of two.
             (value, Scale::lenient(value).ok())
         }
         DType::U8 => {
-            let code = tensor.to_vec1::<u8>()?.first().copied().unwrap_or(u8::MAX);
-            let code = E8M0::from_bits(code);
+            let code = E8M0::from_bits(tensor.get(0)?.to_scalar::<u8>()?);
             // The least code is below the range of scales.
-            let scale = Scale::from_e8m0(code).ok();
-            let scale = scale
-                .filter(|(_, rest)| *rest == 1.0)
-                .map(|(scale, _)| scale);
-            (code.to_f32(), scale)
+            let scale = Scale::from_e8m0(code).ok().filter(|(_, rest)| *rest == 1.0);
+            (code.to_f32(), scale.map(|(scale, _)| scale))
         }
         got => {
-            return Err(FilesError::TensorDType {
-                tensor: name.to_string(),
-                got: got.as_str().into(),
-                expected: "f32, or u8 for E8M0".into(),
-            }
-            .into());
+            return Err(tensor_dtype(name, got.as_str(), "f32, or u8 for E8M0"));
         }
     };
     scale.ok_or_else(|| Error::DataScale {

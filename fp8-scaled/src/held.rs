@@ -1,7 +1,8 @@
 //! Compares kernels with their definitions in every dtype. Choose parameters for which the results are normal numbers.
 
-use super::kernels::{Axpby, Map1, Map2, Map3, Product, Quotient, Times, map1, map2, map3, wide};
+use super::kernels::{Axpby, Each, Map, Product, Quotient, Times, map, wide};
 use candle_core::{DType, Device, Tensor};
+use fp8_candle::ops::elements::RowKernel;
 
 /// Numbers of both signs, some of them equal, none close to 0.
 fn numbers(seed: usize, dtype: DType, positive: bool) -> Tensor {
@@ -35,34 +36,22 @@ fn close(got: &Tensor, expected: &Tensor) {
 
 const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
 
-pub(super) fn check1(f: impl Map1, positive: bool) {
+pub(super) fn check<const N: usize, F: Map<N>>(f: F, positive: bool)
+where
+    Each<F>: RowKernel<N>,
+{
     for dtype in DTYPES {
-        let x = numbers(0, dtype, positive);
-        let expected = wide([&x], |[x]| f.composed(x)).unwrap();
-        close(&map1("test", f, &x).unwrap(), &expected);
-    }
-}
-
-pub(super) fn check2(f: impl Map2, positive: bool) {
-    for dtype in DTYPES {
-        let (x, y) = (numbers(0, dtype, positive), numbers(5, dtype, positive));
-        let expected = wide([&x, &y], |[x, y]| f.composed(x, y)).unwrap();
-        close(&map2("test", f, &x, &y).unwrap(), &expected);
-    }
-}
-
-pub(super) fn check3(f: impl Map3, positive: bool) {
-    for dtype in DTYPES {
-        let [x, y, z] = [0, 5, 11].map(|seed| numbers(seed, dtype, positive));
-        let expected = wide([&x, &y, &z], |[x, y, z]| f.composed(x, y, z)).unwrap();
-        close(&map3("test", f, [&x, &y, &z]).unwrap(), &expected);
+        let args: [Tensor; N] = std::array::from_fn(|i| numbers([0, 5, 11][i], dtype, positive));
+        let expected = wide(args.each_ref(), |args| f.composed(args)).unwrap();
+        close(&map("test", f, args.each_ref()).unwrap(), &expected);
     }
 }
 
 #[test]
 fn the_kernels_here() {
-    check1(Times(0.75), false);
-    check2(Axpby { a: 0.75, b: -2.0 }, false);
-    check2(Product(0.75), false);
-    check2(Quotient(0.75), true);
+    let k = 0.75;
+    check(Times { k }, false);
+    check(Axpby { a: k, b: -2.0 }, false);
+    check(Product { k }, false);
+    check(Quotient { k }, true);
 }

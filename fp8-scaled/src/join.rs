@@ -10,7 +10,7 @@ use candle_core::Tensor;
 use fp8_core::scaled::{Scale, extreme_rule, rescale_factor};
 
 impl Scaled {
-    /// The parts one after the other along `dim`. Scale: the largest; dtype: that in which all meet, as in [`Scaled::add`].
+    /// Concatenates the parts along `dim`. Scale: the largest; dtype: the common one, as in [`Scaled::add`].
     ///
     /// # Errors
     /// [`fp8_candle::Error::Shape`] if there is no part, the dimension does not exist, or another one differs in size.
@@ -36,7 +36,7 @@ impl Scaled {
                 return Err(shape(op, "a part", expected, part.dims()));
             }
             scale = extreme_rule(scale, part.scale()).scale;
-            // FP8 takes the dtype of what is not, wherever that stands.
+            // FP8 parts take the dtype of the others.
             dtype = match (dtype, part.dtype()) {
                 (ScaledDType::Fp8(_), ScaledDType::Fp8(_)) => dtype,
                 (a, b) => ScaledDType::Float(common(a, b)),
@@ -66,7 +66,7 @@ impl Scaled {
         }))
     }
 
-    /// The parts, of one shape, along a new dimension before `dim`. Scale and dtype as in [`Scaled::cat`].
+    /// Stacks parts of one shape along a new dimension at `dim`. Scale and dtype as in [`Scaled::cat`].
     ///
     /// # Errors
     /// As [`Scaled::cat`].

@@ -5,117 +5,78 @@ use super::error::Result;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::{Real, RowKernel, map_rows, map_to, wide_dtype};
 
-/// A function of one element.
-pub(super) trait Map1: Copy + Send + Sync {
+/// A function of the elements of `N` tensors.
+pub(super) trait Map<const N: usize>: Copy + Send + Sync {
     /// Must be `#[inline(always)]`.
-    fn apply<R: Real>(self, x: R) -> R;
+    fn apply<R: Real>(self, args: [R; N]) -> R;
 
-    /// The same on a tensor in the dtype of computation: the definition, used on other devices.
-    fn composed(self, x: &Tensor) -> Result<Tensor>;
+    /// The same on tensors in the dtype of computation: the definition, used on other devices.
+    fn composed(self, args: [&Tensor; N]) -> Result<Tensor>;
 }
 
-/// A function of two elements.
-pub(super) trait Map2: Copy + Send + Sync {
-    /// Must be `#[inline(always)]`.
-    fn apply<R: Real>(self, x: R, y: R) -> R;
-
-    /// As [`Map1::composed`].
-    fn composed(self, x: &Tensor, y: &Tensor) -> Result<Tensor>;
-}
-
-/// A function of three elements.
-pub(super) trait Map3: Copy + Send + Sync {
-    /// Must be `#[inline(always)]`.
-    fn apply<R: Real>(self, x: R, y: R, z: R) -> R;
-
-    /// As [`Map1::composed`].
-    fn composed(self, x: &Tensor, y: &Tensor, z: &Tensor) -> Result<Tensor>;
-}
-
-/// Defines a [`Map1`], [`Map2`] or [`Map3`] of a struct with f64 parameters: the formula on elements, and on tensors.
+/// Defines a [`Map`], a struct with f64 parameters: the formula on elements, and on tensors.
 macro_rules! map_fn {
-    (@of $Map:ident, $name:ident { $($field:ident),* }, |$($arg:ident),+| $apply:expr, |$($tensor:ident),+| $composed:expr) => {
+    ($name:ident { $($field:ident),* }, |$($arg:ident),+| $apply:expr, |$($tensor:ident),+| $composed:expr) => {
         #[derive(Clone, Copy)]
-        struct $name {
-            $($field: f64),*
+        pub(crate) struct $name {
+            $(pub(crate) $field: f64),*
         }
 
-        impl crate::kernels::$Map for $name {
+        impl crate::kernels::Map<{ [$(stringify!($arg)),+].len() }> for $name {
             #[inline(always)]
-            fn apply<R: fp8_candle::ops::elements::Real>(self, $($arg: R),+) -> R {
+            fn apply<R: fp8_candle::ops::elements::Real>(
+                self,
+                [$($arg),+]: [R; [$(stringify!($arg)),+].len()],
+            ) -> R {
                 $(let $field = R::from_f64(self.$field);)*
                 $apply
             }
 
-            fn composed(self, $($tensor: &candle_core::Tensor),+) -> crate::error::Result<candle_core::Tensor> {
+            fn composed(
+                self,
+                [$($tensor),+]: [&candle_core::Tensor; [$(stringify!($arg)),+].len()],
+            ) -> crate::error::Result<candle_core::Tensor> {
                 $(let $field = self.$field;)*
                 Ok($composed)
             }
         }
     };
-    ($name:ident { $($field:ident),* }, |$x:ident| $apply:expr, |$t:ident| $composed:expr) => {
-        map_fn!(@of Map1, $name { $($field),* }, |$x| $apply, |$t| $composed);
-    };
-    ($name:ident { $($field:ident),* }, |$x:ident, $y:ident| $apply:expr, |$t:ident, $u:ident| $composed:expr) => {
-        map_fn!(@of Map2, $name { $($field),* }, |$x, $y| $apply, |$t, $u| $composed);
-    };
-    ($name:ident { $($field:ident),* }, |$x:ident, $y:ident, $z:ident| $apply:expr, |$t:ident, $u:ident, $v:ident| $composed:expr) => {
-        map_fn!(@of Map3, $name { $($field),* }, |$x, $y, $z| $apply, |$t, $u, $v| $composed);
-    };
 }
 pub(super) use map_fn;
 
-/// A [`Map1`], [`Map2`] or [`Map3`] as a kernel over rows.
-struct Each<F>(F);
+/// A [`Map`] as a kernel over rows.
+pub(super) struct Each<F>(F);
 
-impl<F: Map1> RowKernel<1> for Each<F> {
-    #[inline(always)]
-    fn rows<R: Real>(&self, [x]: [&[R]; 1], out: &mut [R]) {
-        for (out, &x) in out.iter_mut().zip(x) {
-            *out = self.0.apply(x);
+macro_rules! each {
+    ($($n:literal: [$($x:ident),+], $pattern:pat => $zipped:expr;)+) => {$(
+        impl<F: Map<$n>> RowKernel<$n> for Each<F> {
+            #[inline(always)]
+            fn rows<R: Real>(&self, [$($x),+]: [&[R]; $n], out: &mut [R]) {
+                for (out, $pattern) in out.iter_mut().zip($zipped) {
+                    *out = self.0.apply([$(*$x),+]);
+                }
+            }
         }
-    }
+    )+};
+}
+each! {
+    1: [x], x => x;
+    2: [x, y], (x, y) => x.iter().zip(y);
+    3: [x, y, z], ((x, y), z) => x.iter().zip(y).zip(z);
 }
 
-impl<F: Map2> RowKernel<2> for Each<F> {
-    #[inline(always)]
-    fn rows<R: Real>(&self, [x, y]: [&[R]; 2], out: &mut [R]) {
-        for ((out, &x), &y) in out.iter_mut().zip(x).zip(y) {
-            *out = self.0.apply(x, y);
-        }
-    }
-}
-
-impl<F: Map3> RowKernel<3> for Each<F> {
-    #[inline(always)]
-    fn rows<R: Real>(&self, [x, y, z]: [&[R]; 3], out: &mut [R]) {
-        for (((out, &x), &y), &z) in out.iter_mut().zip(x).zip(y).zip(z) {
-            *out = self.0.apply(x, y, z);
-        }
-    }
-}
-
-/// `f` of every element.
-pub(super) fn map1(op: &'static str, f: impl Map1, x: &Tensor) -> Result<Tensor> {
-    match x.device().is_cpu() {
-        true => Ok(map_rows(op, [x], 1, &Each(f))?),
-        false => wide([x], |[x]| f.composed(x)),
-    }
-}
-
-/// `f` of the elements of two tensors of one shape and dtype.
-pub(super) fn map2(op: &'static str, f: impl Map2, x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    match x.device().is_cpu() {
-        true => Ok(map_rows(op, [x, y], 1, &Each(f))?),
-        false => wide([x, y], |[x, y]| f.composed(x, y)),
-    }
-}
-
-/// `f` of the elements of three tensors of one shape and dtype.
-pub(super) fn map3(op: &'static str, f: impl Map3, args: [&Tensor; 3]) -> Result<Tensor> {
-    match args[0].device().is_cpu() {
+/// `f` of the elements of tensors of one shape and dtype.
+pub(super) fn map<const N: usize, F: Map<N>>(
+    op: &'static str,
+    f: F,
+    args: [&Tensor; N],
+) -> Result<Tensor>
+where
+    Each<F>: RowKernel<N>,
+{
+    match args.iter().all(|x| x.device().is_cpu()) {
         true => Ok(map_rows(op, args, 1, &Each(f))?),
-        false => wide(args, |[x, y, z]| f.composed(x, y, z)),
+        false => wide(args, |args| f.composed(args)),
     }
 }
 
@@ -135,70 +96,12 @@ pub(super) fn wide<const N: usize>(
     Ok(f(refs)?.to_dtype(dtype)?)
 }
 
-/// `a * x + b * y`.
-#[derive(Clone, Copy)]
-pub(super) struct Axpby {
-    pub(super) a: f32,
-    pub(super) b: f32,
-}
-
-impl Map2 for Axpby {
-    #[inline(always)]
-    fn apply<R: Real>(self, x: R, y: R) -> R {
-        let (a, b) = (R::from_f64(self.a.into()), R::from_f64(self.b.into()));
-        // Each product is rounded; products with powers of two are exact.
-        a * x + b * y
-    }
-
-    fn composed(self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
-        Ok(((x * f64::from(self.a))? + (y * f64::from(self.b))?)?)
-    }
-}
-
-/// `factor * x`.
-#[derive(Clone, Copy)]
-pub(super) struct Times(pub(super) f32);
-
-impl Map1 for Times {
-    #[inline(always)]
-    fn apply<R: Real>(self, x: R) -> R {
-        R::from_f64(self.0.into()) * x
-    }
-
-    fn composed(self, x: &Tensor) -> Result<Tensor> {
-        Ok((x * f64::from(self.0))?)
-    }
-}
-
-/// `factor * x * y`.
-#[derive(Clone, Copy)]
-pub(super) struct Product(pub(super) f32);
-
-impl Map2 for Product {
-    #[inline(always)]
-    fn apply<R: Real>(self, x: R, y: R) -> R {
-        R::from_f64(self.0.into()) * (x * y)
-    }
-
-    fn composed(self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
-        Ok(((x * y)? * f64::from(self.0))?)
-    }
-}
-
-/// `factor * x / y`.
-#[derive(Clone, Copy)]
-pub(super) struct Quotient(pub(super) f32);
-
-impl Map2 for Quotient {
-    #[inline(always)]
-    fn apply<R: Real>(self, x: R, y: R) -> R {
-        R::from_f64(self.0.into()) * (x / y)
-    }
-
-    fn composed(self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
-        Ok(((x / y)? * f64::from(self.0))?)
-    }
-}
+// Each product is rounded; products with powers of two are exact.
+map_fn!(Axpby { a, b }, |x, y| a * x + b * y, |x, y| ((x * a)?
+    + (y * b)?)?);
+map_fn!(Times { k }, |x| k * x, |x| (x * k)?);
+map_fn!(Product { k }, |x, y| k * (x * y), |x, y| ((x * y)? * k)?);
+map_fn!(Quotient { k }, |x, y| k * (x / y), |x, y| ((x / y)? * k)?);
 
 /// `x * factor`; the tensor itself if the factor is 1, zeros if it is 0, whatever `x` holds. A factor of Inf, the result of scales out of
 /// range, counts as the largest finite number, so that zeros stay zeros.
@@ -206,7 +109,7 @@ pub(super) fn times(op: &'static str, x: &Tensor, factor: f32) -> Result<Tensor>
     match factor.clamp(-f32::MAX, f32::MAX) {
         1.0 => Ok(x.clone()),
         0.0 => Ok(x.zeros_like()?),
-        factor => map1(op, Times(factor), x),
+        factor => map(op, Times { k: factor.into() }, [x]),
     }
 }
 

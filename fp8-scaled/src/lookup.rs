@@ -58,7 +58,7 @@ impl Scaled {
     }
 }
 
-/// What `add` adds to zeros of the shape of the argument, summed in the dtype of computation and rounded once.
+/// The sums that `add` makes in zeros of the argument's shape, in the dtype of computation, rounded once.
 fn summed(
     op: &'static str,
     like: &Like,

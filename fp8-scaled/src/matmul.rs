@@ -5,7 +5,7 @@ use super::check::check_same_device;
 use super::error::{Result, shape, unsupported};
 use super::kernels::convert;
 use super::options::{MatmulPrecision, Options};
-use super::value::{Data, Scaled};
+use super::value::Scaled;
 use candle_core::{D, DType, Tensor};
 use fp8_candle::Fp8Tensor;
 use fp8_candle::ops::detached::fp8_product;
@@ -18,8 +18,8 @@ use fp8_core::{Format, Granularity};
 pub(super) type Operand<'a> = (&'a Scaled, Contraction);
 
 impl Scaled {
-    /// The product of matrices `[.., m, k]` and `[.., k, n]`; leading dimensions broadcast. If the second operand is one
-    /// matrix `[k, n]`, all leading dimensions of the first count as rows, also in the matrix's gradient, which sums over them. Scale: `a * b * r(sqrt(k))`.
+    /// The product of matrices `[.., m, k]` and `[.., k, n]`; leading dimensions broadcast. If the second operand is one matrix `[k, n]`, all
+    /// leading dimensions of the first count as rows, and the gradient of the matrix sums over them. Scale: `a * b * r(sqrt(k))`.
     ///
     /// Two FP8 operands are multiplied in FP8 and give f16. Under [`MatmulPrecision::Fp8`] other operands are multiplied in FP8 too, and
     /// the result has their dtype. Sums are in f32, those of f64 data in f64.
@@ -57,10 +57,11 @@ impl Scaled {
         }
         let (a, b) = (operand(self)?, operand(rhs)?);
         let is_matrix = rhs.rank() == 2;
-        let value = match is_matrix {
-            true => matrix((&a, Cols), (&b, Rows), dtype)?,
-            false => batch(op, (&a, Cols), (&b, Rows), dtype)?,
+        let product = move |a: Operand<'_>, b: Operand<'_>, dtype: DType| match is_matrix {
+            true => matrix(a, b, dtype),
+            false => batch(op, a, b, dtype),
         };
+        let value = product((&a, Cols), (&b, Rows), dtype)?;
         let (a_like, b_like) = (Like::of(self), Like::of(rhs));
         // Each gradient needs the other operand.
         let (a, b) = (
@@ -69,23 +70,12 @@ impl Scaled {
         );
         Ok(Self::record(value, op, [self, rhs], move |g, _| {
             let g = cotangent(g)?;
-            let of = |like: &Like, product: Self| like.cotangent(&product);
-            let grad_a = b.as_ref().map(|b| {
-                let dtype = a_like.dtype();
-                let product = match is_matrix {
-                    true => matrix((&g, Cols), (b, Cols), dtype)?,
-                    false => batch(op, (&g, Cols), (b, Cols), dtype)?,
-                };
-                of(&a_like, product)
-            });
-            let grad_b = a.as_ref().map(|a| {
-                let dtype = b_like.dtype();
-                let product = match is_matrix {
-                    true => matrix((a, Rows), (&g, Rows), dtype)?,
-                    false => batch(op, (a, Rows), (&g, Rows), dtype)?,
-                };
-                of(&b_like, product)
-            });
+            let grad_a = b
+                .as_ref()
+                .map(|b| a_like.cotangent(&product((&g, Cols), (b, Cols), a_like.dtype())?));
+            let grad_b = a
+                .as_ref()
+                .map(|a| b_like.cotangent(&product((a, Rows), (&g, Rows), b_like.dtype())?));
             Ok([grad_a.transpose()?, grad_b.transpose()?])
         }))
     }
@@ -225,15 +215,11 @@ fn batch(
             let of =
                 |x: &Scaled, rows: usize, cols: usize| x.moved(|x| spread(x.clone(), rows, cols));
             let (a, b) = (of(a, *a_rows, *a_cols)?, of(b, *b_rows, *b_cols)?);
-            match (a.raw(), b.raw()) {
-                (Data::Fp8(a), Data::Fp8(b)) => codes_batch(
-                    (a, a_contraction),
-                    (b, b_contraction),
-                    rule.data_factor,
-                    dtype,
-                )?,
-                _ => super::error::internal!("{op}: codes that were moved are no codes"),
-            }
+            let Some((a, b)) = both_codes(&a, &b) else {
+                super::error::internal!("{op}: moving codes has decoded them");
+            };
+            let (a, b) = ((a, a_contraction), (b, b_contraction));
+            codes_batch(a, b, rule.data_factor, dtype)?
         }
         None => {
             let wide = wide_dtype(a, b, dtype);

@@ -3,7 +3,7 @@
 use super::arith::{Like, broadcast_dims, common_dtype, meet};
 use super::check::check_same_device;
 use super::error::{Result, unsupported};
-use super::kernels::{map_fn, map1, map2, map3, times};
+use super::kernels::{map, map_fn, times};
 use super::value::Scaled;
 use candle_core::{DType, Tensor};
 use fp8_core::scaled::{Aligned, Scale, extreme_rule};
@@ -89,7 +89,7 @@ impl Scaled {
     /// The magnitude, with the same scale.
     pub fn abs(&self) -> Result<Self> {
         let x = self.detach().zeroed()?;
-        let value = Self::new(map1("abs", Abs {}, &x.data()?)?, self.scale());
+        let value = Self::new(map("abs", Abs {}, [&x.data()?])?, self.scale());
         Ok(self.recorded(value, "abs", move |g| {
             g.sloped("abs", AbsSlope {}, &x, g.scale_factored())
         }))
@@ -98,13 +98,13 @@ impl Scaled {
     /// -1, 0 or 1, with the scale 1. No gradient flows through it.
     pub fn sign(&self) -> Result<Self> {
         let data = self.detach().zeroed()?.data()?;
-        Ok(Self::new(map1("sign", Sign {}, &data)?, Scale::ONE))
+        Ok(Self::new(map("sign", Sign {}, [&data])?, Scale::ONE))
     }
 
     /// The value where it is above 0, else 0; the same scale.
     pub fn relu(&self) -> Result<Self> {
         let data = self.detach().zeroed()?.data()?;
-        let value = Self::new(map1("relu", Relu {}, &data)?, self.scale());
+        let value = Self::new(map("relu", Relu {}, [&data])?, self.scale());
         let (x, y) = (Like::of(self), value.clone());
         Ok(self.recorded(value, "relu", move |g| {
             let g = g.sloped("relu", ReluSlope {}, &y, g.scale_factored())?;
@@ -135,15 +135,15 @@ impl Scaled {
         let [a, b] = rule.data_factors;
         let ((x, a), (y, b)) = (factor(x, a)?, factor(y, b)?);
         let data = match sign < 0.0 {
-            true => map2(op, Minimum { a, b }, &x, &y)?,
-            false => map2(op, Maximum { a, b }, &x, &y)?,
+            true => map(op, Minimum { a, b }, [&x, &y])?,
+            false => map(op, Maximum { a, b }, [&x, &y])?,
         };
         let value = Self::new(data, rule.scale).zeroed()?;
         let (like_x, like_y) = (Like::of(self), Like::of(other));
         Ok(Self::record(value, op, [self, other], move |g, wanted| {
             let data = g.float(x.dtype())?;
             let share = |like: &Like, slope: Share, x: &Tensor, y: &Tensor| {
-                let share = map3(op, slope, [&data, x, y])?;
+                let share = map(op, slope, [&data, x, y])?;
                 like.cotangent(&Self::new(share, g.scale()).zeroed()?)
             };
             let [want_x, want_y] = wanted;
@@ -203,23 +203,23 @@ impl Scaled {
 
 #[cfg(test)]
 mod tests {
-    use super::super::held::{check1, check2, check3};
+    use super::super::held::check;
     use super::*;
 
     #[test]
     fn kernels_and_their_definitions() {
         let (a, b) = (0.5, 1.0);
-        check1(Abs {}, false);
-        check1(Sign {}, false);
-        check1(Relu {}, false);
-        check2(ReluSlope {}, false);
-        check2(AbsSlope {}, false);
-        check2(Maximum { a, b }, false);
-        check2(Minimum { a, b }, false);
+        check(Abs {}, false);
+        check(Sign {}, false);
+        check(Relu {}, false);
+        check(ReluSlope {}, false);
+        check(AbsSlope {}, false);
+        check(Maximum { a, b }, false);
+        check(Minimum { a, b }, false);
         for sign in [1.0, -1.0] {
             // With equal factors some elements are equal.
-            check3(Share { a: 1.0, b, sign }, false);
-            check3(Share { a, b, sign }, false);
+            check(Share { a: 1.0, b, sign }, false);
+            check(Share { a, b, sign }, false);
         }
     }
 }

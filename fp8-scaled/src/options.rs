@@ -65,9 +65,9 @@ pub struct ScaledOptions {
     pub matmul: MatmulPrecision,
     /// Seed of stochastic scale rounding.
     pub seed: u64,
-    /// Whether operations record a graph for a backward pass; on by default.
+    /// Whether operations record a graph, without which no backward pass is possible. Default: true.
     pub gradients: bool,
-    /// Counts of what runs under these settings; clones share them.
+    /// Counts of products and casts under these settings; clones share them.
     pub counters: ScaledCounters,
 }
 
@@ -84,33 +84,22 @@ impl Default for ScaledOptions {
     }
 }
 
-impl ScaledOptions {
-    /// The same settings with another rounding of scales.
-    pub fn with_scale_rounding(self, scale_rounding: Pow2Rounding) -> Self {
-        Self {
-            scale_rounding,
-            ..self
+macro_rules! setters {
+    ($($setter:ident($field:ident: $type:ty);)+) => {$(
+        #[doc = concat!("The same settings with another [`Self::", stringify!($field), "`].")]
+        pub fn $setter(self, $field: $type) -> Self {
+            Self { $field, ..self }
         }
-    }
+    )+};
+}
 
-    /// The same settings with another check of scales.
-    pub fn with_check(self, check: ScaleCheck) -> Self {
-        Self { check, ..self }
-    }
-
-    /// The same settings with another precision of products.
-    pub fn with_matmul(self, matmul: MatmulPrecision) -> Self {
-        Self { matmul, ..self }
-    }
-
-    /// The same settings with another seed.
-    pub fn with_seed(self, seed: u64) -> Self {
-        Self { seed, ..self }
-    }
-
-    /// The same settings with or without graphs. Without them no backward pass is possible.
-    pub fn with_gradients(self, gradients: bool) -> Self {
-        Self { gradients, ..self }
+impl ScaledOptions {
+    setters! {
+        with_scale_rounding(scale_rounding: Pow2Rounding);
+        with_check(check: ScaleCheck);
+        with_matmul(matmul: MatmulPrecision);
+        with_seed(seed: u64);
+        with_gradients(gradients: bool);
     }
 }
 

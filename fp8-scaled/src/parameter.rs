@@ -4,8 +4,8 @@ use super::error::Result;
 use crate::var::ScaledVar;
 use candle_core::{DType, Tensor};
 
-/// A parameter as a layer holds it: the constructor of a layer is handed a tensor, and finds out once whether it is a plain one or
-/// the data of a [`ScaledVar`].
+/// A parameter in a layer: the constructor of the layer gets a tensor, and finds out once whether it is plain or the data of a
+/// [`ScaledVar`].
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -26,7 +26,7 @@ pub enum Parameter {
 }
 
 impl Parameter {
-    /// The scaled parameter whose data are `tensor`, or `tensor` itself. This asks the registry of all scaled parameters, behind a lock.
+    /// The scaled parameter whose data are `tensor`, or `tensor` itself. This looks `tensor` up in the registry of all scaled parameters, under a lock.
     pub fn of(tensor: &Tensor) -> Self {
         match ScaledVar::of(tensor) {
             Some(var) => Self::Scaled(var),
@@ -34,7 +34,7 @@ impl Parameter {
         }
     }
 
-    /// The tensor that the constructor was handed: the data of a scaled parameter, whose values are the data times the scale.
+    /// The plain tensor, or the data of a scaled parameter, whose values are the data times the scale.
     pub fn tensor(&self) -> &Tensor {
         match self {
             Self::Plain(tensor) => tensor,
@@ -50,8 +50,8 @@ impl Parameter {
         }
     }
 
-    /// What a layer multiplies a plain tensor by: a plain parameter as it is, in its own dtype, or the value of a scaled one in `dtype`
-    /// (f32, bf16, f16 or f64). No gradient reaches a scaled parameter from there.
+    /// The operand for a product with a plain tensor: a plain parameter in its own dtype, or the value of a scaled one in `dtype`
+    /// (f32, bf16, f16 or f64). No gradient reaches a scaled parameter through it.
     ///
     /// # Errors
     /// If a device fails.

@@ -2,7 +2,7 @@
 
 use super::check::{check_dims, check_values};
 use super::error::Result;
-use super::kernels::{Times, map_fn, map3};
+use super::kernels::{Times, map, map_fn};
 use super::options::Options;
 use super::value::Scaled;
 use candle_core::{DType, Tensor};
@@ -111,7 +111,7 @@ impl Scaled {
             let spread = |of: &Self| -> Result<Tensor> {
                 Ok(of.float(dtype)?.broadcast_as(x.dims())?.contiguous()?)
             };
-            let data = map3(op, Taken {}, [&spread(g)?, &x.data()?, &spread(&y)?])?;
+            let data = map(op, Taken {}, [&spread(g)?, &x.data()?, &spread(&y)?])?;
             Self::new(data, g.scale()).zeroed()
         }))
     }
@@ -126,18 +126,19 @@ impl Scaled {
         let dtype = self.compute_dtype();
         let wide: DType = wide_dtype(dtype);
         let reduced = f(&self.float(wide)?.contiguous()?)?;
-        let reduced = super::kernels::map1(op, Times(rule.data_factor), &reduced)?;
+        let k = rule.data_factor.into();
+        let reduced = map(op, Times { k }, [&reduced])?;
         Self::new(reduced.to_dtype(dtype)?, rule.scale).zeroed()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::held::check3;
+    use super::super::held::check;
     use super::*;
 
     #[test]
     fn kernels_and_their_definitions() {
-        check3(Taken {}, false);
+        check(Taken {}, false);
     }
 }

@@ -16,12 +16,7 @@ impl Scaled {
     /// If `scale` is not a valid scale ([`ScaledError`](fp8_core::scaled::ScaledError)).
     pub fn set_scaling(&self, scale: f32) -> Result<Self> {
         let scale = Options::current().check(scale)?;
-        let data = times(
-            "set_scaling",
-            &self.data()?,
-            rescale_factor(self.scale(), scale),
-        )?;
-        let value = Self::new(data, scale);
+        let value = self.moved_to("set_scaling", scale)?;
         Ok(self.recorded(value, "set_scaling", |g| Ok(g.detach())))
     }
 
@@ -74,13 +69,13 @@ impl Scaled {
         if self.scale().is_zero() || factor == Scale::ONE {
             return Ok(self.detach());
         }
-        let scale = mul_rule(self.scale(), factor).scale;
-        let data = times(
-            "rebalance",
-            &self.data()?,
-            rescale_factor(self.scale(), scale),
-        )?;
-        Ok(Self::new(data, scale))
+        self.moved_to("rebalance", mul_rule(self.scale(), factor).scale)
+    }
+
+    /// The value at another scale, without a graph.
+    fn moved_to(&self, op: &'static str, scale: Scale) -> Result<Self> {
+        let factor = rescale_factor(self.scale(), scale);
+        Ok(Self::new(times(op, &self.data()?, factor)?, scale))
     }
 
     /// Moves the factor `max(r(norm), 2^-14)` from the data to the scale, with the norm of the data in f32. A tensor with Inf or NaN stays

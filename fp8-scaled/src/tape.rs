@@ -7,7 +7,7 @@ use super::error::{Error, Result, internal, shape};
 use super::grads::ScaledGrads;
 use super::options::Options;
 use super::value::{Node, Scaled, next_id};
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 impl Scaled {
@@ -110,13 +110,10 @@ impl Scaled {
         let Some(root) = self.node.clone() else {
             return Ok(grads);
         };
-        let mut cotangents = HashMap::from([(root.id, cotangent)]);
-        let mut open = BinaryHeap::from([Latest(root)]);
+        // By node id, with the sum of the cotangents found so far.
+        let mut open = BTreeMap::from([(root.id, (root, cotangent))]);
         // The latest node first: every node computed from it is done.
-        while let Some(Latest(node)) = open.pop() {
-            let Some(cotangent) = cotangents.remove(&node.id) else {
-                continue; // Reached on several paths.
-            };
+        while let Some((_, (node, cotangent))) = open.pop_last() {
             if node.is_leaf {
                 grads.insert_id(node.id, cotangent);
                 continue;
@@ -142,39 +139,13 @@ impl Scaled {
                         parent.dims
                     );
                 }
-                let found = match cotangents.remove(&parent.id) {
-                    None => {
-                        open.push(Latest(parent.clone()));
-                        found.detach()
-                    }
-                    Some(other) => other.add(&found.detach())?,
+                let found = match open.remove(&parent.id) {
+                    None => found.detach(),
+                    Some((_, other)) => other.add(&found.detach())?,
                 };
-                cotangents.insert(parent.id, found);
+                open.insert(parent.id, (parent.clone(), found));
             }
         }
         Ok(grads)
-    }
-}
-
-/// A node, ordered by its id.
-struct Latest(Arc<Node>);
-
-impl PartialEq for Latest {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.id == other.0.id
-    }
-}
-
-impl Eq for Latest {}
-
-impl PartialOrd for Latest {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Latest {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.id.cmp(&other.0.id)
     }
 }

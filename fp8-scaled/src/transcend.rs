@@ -2,7 +2,7 @@
 
 use super::arith::Like;
 use super::error::Result;
-use super::kernels::{Map1, Map2, map_fn, map1, map2};
+use super::kernels::{Map, map, map_fn};
 use super::value::Scaled;
 use candle_core::{DType, Tensor};
 use fp8_candle::ops::elements::Real;
@@ -77,11 +77,27 @@ map_fn!(
 
 map_fn!(Ln {}, |x| x.ln(), |x| x.log()?);
 map_fn!(Shift { by }, |x| x + by, |x| (x + by)?);
+
+macro_rules! functions {
+    ($($(#[$doc:meta])+ $op:ident: $F:ident, $Slope:ident;)+) => {$(
+        $(#[$doc])+
+        pub fn $op(&self) -> Result<Self> {
+            let s = self.s();
+            self.of_value(stringify!($op), $F { s }, $Slope { s })
+        }
+    )+};
+}
+
 impl Scaled {
     /// Applies `f` to the value; the result has the scale 1. `slope` gives the cotangent from the result's cotangent and the value.
-    fn of_value(&self, op: &'static str, f: impl Map1, slope: impl Map2 + 'static) -> Result<Self> {
+    fn of_value(
+        &self,
+        op: &'static str,
+        f: impl Map<1>,
+        slope: impl Map<2> + 'static,
+    ) -> Result<Self> {
         let x = self.detach().zeroed()?;
-        let value = Self::new(map1(op, f, &x.data()?)?, Scale::ONE);
+        let value = Self::new(map(op, f, [&x.data()?])?, Scale::ONE);
         Ok(self.recorded(value, op, move |g| {
             g.sloped(op, slope, &x, g.scale_factored())
         }))
@@ -91,12 +107,12 @@ impl Scaled {
     pub(super) fn sloped(
         &self,
         op: &'static str,
-        f: impl Map2,
+        f: impl Map<2>,
         other: &Self,
         rule: Factored,
     ) -> Result<Self> {
         let (g, x) = super::arith::meet(op, self, other)?;
-        let value = Self::new(map2(op, f, &g, &x)?, rule.scale).zeroed()?;
+        let value = Self::new(map(op, f, [&g, &x])?, rule.scale).zeroed()?;
         Like::of(other).cotangent(&value)
     }
 
@@ -112,40 +128,19 @@ impl Scaled {
         f64::from(self.scale().to_f32())
     }
 
-    /// `e^self`, of the scale 1.
-    pub fn exp(&self) -> Result<Self> {
-        let s = self.s();
-        self.of_value("exp", Exp { s }, ExpSlope { s })
-    }
-
-    /// The sine of the value, of the scale 1.
-    pub fn sin(&self) -> Result<Self> {
-        let s = self.s();
-        self.of_value("sin", Sin { s }, SinSlope { s })
-    }
-
-    /// The cosine of the value, of the scale 1.
-    pub fn cos(&self) -> Result<Self> {
-        let s = self.s();
-        self.of_value("cos", Cos { s }, CosSlope { s })
-    }
-
-    /// The hyperbolic tangent of the value, of the scale 1.
-    pub fn tanh(&self) -> Result<Self> {
-        let s = self.s();
-        self.of_value("tanh", Tanh { s }, TanhSlope { s })
-    }
-
-    /// The error function of the value, of the scale 1.
-    pub fn erf(&self) -> Result<Self> {
-        let s = self.s();
-        self.of_value("erf", Erf { s }, ErfSlope { s })
-    }
-
-    /// `1 / (1 + e^-self)`, of the scale 1.
-    pub fn sigmoid(&self) -> Result<Self> {
-        let s = self.s();
-        self.of_value("sigmoid", Sigmoid { s }, SigmoidSlope { s })
+    functions! {
+        /// `e^self`, of the scale 1.
+        exp: Exp, ExpSlope;
+        /// The sine of the value, of the scale 1.
+        sin: Sin, SinSlope;
+        /// The cosine of the value, of the scale 1.
+        cos: Cos, CosSlope;
+        /// The hyperbolic tangent of the value, of the scale 1.
+        tanh: Tanh, TanhSlope;
+        /// The error function of the value, of the scale 1.
+        erf: Erf, ErfSlope;
+        /// `1 / (1 + e^-self)`, of the scale 1.
+        sigmoid: Sigmoid, SigmoidSlope;
     }
 
     /// The natural logarithm, of the scale 1: `log(data) + log(scale)`, each term rounded to the dtype of the data.
@@ -157,13 +152,13 @@ impl Scaled {
         if self.scale().is_zero() {
             return Err(ScaledError::Zero { op }.into());
         }
-        let data = map1(op, Ln {}, &self.data()?)?;
+        let data = map(op, Ln {}, [&self.data()?])?;
         let by = match data.dtype() {
             DType::F16 => f16::from_f64(self.s().ln()).to_f64(),
             DType::BF16 => bf16::from_f64(self.s().ln()).to_f64(),
             _ => self.s().ln(),
         };
-        let value = Self::new(map1(op, Shift { by }, &data)?, Scale::ONE);
+        let value = Self::new(map(op, Shift { by }, [&data])?, Scale::ONE);
         let x = self.detach();
         Ok(self.recorded(value, op, move |g| Like::of(&x).cotangent(&g.div(&x)?)))
     }
@@ -171,32 +166,32 @@ impl Scaled {
 
 #[cfg(test)]
 mod tests {
-    use super::super::held::{check1, check2};
+    use super::super::held::check;
     use super::*;
 
     #[test]
     fn kernels_and_their_definitions() {
         let s = 0.75;
-        check1(Exp { s }, false);
-        check1(Sin { s }, false);
-        check1(Cos { s }, false);
-        check1(Tanh { s }, false);
-        check1(Erf { s }, false);
-        check1(Sigmoid { s }, false);
-        check2(ExpSlope { s }, false);
-        check2(SinSlope { s }, false);
-        check2(CosSlope { s }, false);
-        check2(TanhSlope { s }, false);
-        check2(ErfSlope { s }, false);
-        check2(SigmoidSlope { s }, false);
-        check1(Ln {}, true);
-        check1(Shift { by: s }, false);
+        check(Exp { s }, false);
+        check(Sin { s }, false);
+        check(Cos { s }, false);
+        check(Tanh { s }, false);
+        check(Erf { s }, false);
+        check(Sigmoid { s }, false);
+        check(ExpSlope { s }, false);
+        check(SinSlope { s }, false);
+        check(CosSlope { s }, false);
+        check(TanhSlope { s }, false);
+        check(ErfSlope { s }, false);
+        check(SigmoidSlope { s }, false);
+        check(Ln {}, true);
+        check(Shift { by: s }, false);
     }
 
     #[test]
     fn a_slope_does_not_cancel() {
         // 1 - tanh^2 would be 0 from 9.1 on.
-        let slope = TanhSlope { s: 1.0 }.apply(1f32, 12.0);
+        let slope = TanhSlope { s: 1.0 }.apply([1f32, 12.0]);
         let expected = 1.0 / 12f64.cosh().powi(2);
         assert!(
             (f64::from(slope) / expected - 1.0).abs() < 1e-6,

@@ -1,14 +1,11 @@
-//! Values by name.
+//! Scaled tensors by name.
 
 use super::dtype::ScaledDType;
 use super::error::Result;
-use super::options::ScaledOptions;
-use super::options::scaled_scope;
-use super::value::Scaled;
-use super::value::as_scaled;
+use super::options::{ScaledOptions, scaled_scope};
+use super::value::{Scaled, as_scaled};
 use candle_core::{DType, Tensor};
-use fp8_core::scaled::Scale;
-use fp8_core::scaled::ScaleCheck;
+use fp8_core::scaled::{Scale, ScaleCheck};
 use fp8_files::Error as FilesError;
 use std::collections::BTreeMap;
 
@@ -27,12 +24,12 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Default)]
 pub struct ScaledTree(BTreeMap<String, Scaled>);
 
-/// Data with a scale that has been checked before, 0 included.
+/// Data with the scale of an existing tensor, which may be 0.
 pub(crate) fn with_scale(data: &Tensor, scale: Scale) -> Result<Scaled> {
     if scale.is_zero() {
         return Scaled::zeros(data.shape(), data.dtype(), data.device());
     }
-    // It may come from where the check was lenient.
+    // A lenient check may have accepted it.
     let options = ScaledOptions::default().with_check(ScaleCheck::Lenient);
     let _scope = (!scale.is_power_of_two()).then(|| scaled_scope(options));
     Scaled::from_parts(data, scale.to_f32())
@@ -42,7 +39,7 @@ impl ScaledTree {
     /// Plain tensors with a scale each: `data = x / scale`, or the tensor itself and the scale 1 without one.
     ///
     /// # Errors
-    /// [`FilesError::NameClash`](fp8_files::Error::NameClash) if a name occurs twice; if a tensor is of integers or the scale is not one.
+    /// [`FilesError::NameClash`](fp8_files::Error::NameClash) if a name occurs twice; if a tensor holds integers or the scale is invalid.
     pub fn as_scaled(
         tensors: impl IntoIterator<Item = (String, Tensor)>,
         scale: impl Into<Option<f32>>,
@@ -58,7 +55,7 @@ impl ScaledTree {
         Ok(Self(tree))
     }
 
-    /// Puts in a value, and gives back the one that was there.
+    /// Inserts a value and returns the previous one of this name.
     pub fn insert(&mut self, name: impl Into<String>, value: Scaled) -> Option<Scaled> {
         self.0.insert(name.into(), value)
     }
@@ -73,49 +70,48 @@ impl ScaledTree {
         self.0.iter().map(|(name, value)| (name.as_str(), value))
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether the tree is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// `f` of every value.
+    /// Applies `f` to every value.
     ///
     /// # Errors
-    /// The first of `f`.
+    /// The first error of `f`.
     pub fn map(&self, f: impl Fn(&Scaled) -> Result<Scaled>) -> Result<Self> {
-        let values = self.iter();
-        let values = values.map(|(name, value)| Ok((name.to_string(), f(value)?)));
+        let values = self.0.iter();
+        let values = values.map(|(name, value)| Ok((name.clone(), f(value)?)));
         Ok(Self(values.collect::<Result<_>>()?))
     }
 
     /// Data of another dtype, rounded once; scales stay.
     ///
     /// # Errors
-    /// If the dtype is none of scaled data.
+    /// If scaled data cannot have this dtype.
     pub fn astype(&self, dtype: impl Into<ScaledDType>) -> Result<Self> {
         let dtype = dtype.into();
         self.map(|value| value.astype(dtype))
     }
 
-    /// The values as plain tensors, `data * scale` rounded once to `dtype`: a checkpoint for programs that know no scales.
+    /// The values as plain tensors, `data * scale` rounded once to `dtype`, for programs without support for scales.
     ///
     /// # Errors
     /// If `dtype` is not f32, bf16, f16 or f64.
     pub fn to_tensors(&self, dtype: DType) -> Result<BTreeMap<String, Tensor>> {
-        let values = self.iter();
-        let values =
-            values.map(|(name, value)| Ok((name.to_string(), value.detach().to_tensor(dtype)?)));
+        let values = self.0.iter();
+        let values = values.map(|(name, value)| Ok((name.clone(), value.to_tensor(dtype)?)));
         values.collect()
     }
 }
 
 impl FromIterator<(String, Scaled)> for ScaledTree {
-    /// Of two values of one name the later.
+    /// Of two values with one name the later is kept.
     fn from_iter<I: IntoIterator<Item = (String, Scaled)>>(values: I) -> Self {
         Self(values.into_iter().collect())
     }

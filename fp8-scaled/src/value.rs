@@ -111,16 +111,13 @@ impl Scaled {
         Ok(Self::new_fp8(data, scale))
     }
 
-    /// Zeros of the scale 0: the only tensor of that scale that strict checks accept.
+    /// Zeros with the scale 0, under strict checks too.
     pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let data = Tensor::zeros(shape, dtype, device)?;
-        Ok(Self {
-            scale: Scale::ZERO,
-            ..Self::from_parts(&data, 1.0)?
-        })
+        Ok(Self::from_parts(&data, 1.0)?.at(Scale::ZERO))
     }
 
-    /// A constant as a scalar: the scale is the largest power of two not above its magnitude, the data are the rest, from 1 up to 2.
+    /// A constant as a scalar: the scale is the largest power of two not above its magnitude, the data are in [1, 2).
     pub fn constant(value: f64, dtype: DType, device: &Device) -> Result<Self> {
         let (scale, mantissa) = constant_rule(value);
         let data = Tensor::new(f64::from(mantissa), device)?;
@@ -129,10 +126,7 @@ impl Scaled {
             (DType::F64, false) => Tensor::new(value / f64::from(scale.to_f32()), device)?,
             _ => data.to_dtype(dtype)?,
         };
-        Ok(Self {
-            scale,
-            ..Self::from_parts(&data, 1.0)?
-        })
+        Ok(Self::from_parts(&data, 1.0)?.at(scale))
     }
 
     /// A constant in the dtype of operations on `like`.
@@ -142,8 +136,12 @@ impl Scaled {
 
     /// Detached float data with its scale.
     pub(super) fn new(data: Tensor, scale: Scale) -> Self {
+        Self::of(Data::Float(data), scale)
+    }
+
+    fn of(data: Data, scale: Scale) -> Self {
         Self {
-            data: Data::Float(data),
+            data,
             scale,
             node: None,
             casts: Arc::default(),
@@ -161,16 +159,7 @@ impl Scaled {
 
     /// Codes with a dequant_scale of 1.
     pub(super) fn new_fp8(data: Fp8Tensor, scale: Scale) -> Self {
-        Self {
-            data: Data::Fp8(data),
-            scale,
-            node: None,
-            casts: Arc::default(),
-        }
-    }
-
-    pub(super) fn raw(&self) -> &Data {
-        &self.data
+        Self::of(Data::Fp8(data), scale)
     }
 
     /// The data in `dtype`, not multiplied by the scale.
@@ -196,10 +185,7 @@ impl Scaled {
 
     /// The same value outside any graph.
     pub fn detach(&self) -> Self {
-        Self {
-            node: None,
-            ..self.clone()
-        }
+        self.at(self.scale)
     }
 
     /// Whether gradients flow from here to a variable.
@@ -240,7 +226,7 @@ impl Scaled {
     }
 }
 
-/// Gives the cotangents of the parents for that of the result; the flags say which are wanted.
+/// Computes the cotangents of the parents from that of the result; the flags say which are needed.
 pub(super) type Vjp = dyn Fn(&Scaled, &[bool]) -> Result<Vec<Option<Scaled>>> + Send + Sync;
 
 /// The operation that made a tracked value.
@@ -280,10 +266,6 @@ impl Node {
             is_leaf: true,
             options: Options::current(),
         })
-    }
-
-    pub(super) fn id(&self) -> u64 {
-        self.id
     }
 }
 

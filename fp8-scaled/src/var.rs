@@ -1,7 +1,6 @@
 //! A trainable scaled tensor.
 
-use super::data_norm::Norm;
-use super::data_norm::norm_of;
+use super::data_norm::{Norm, norm_of};
 use super::error::{Error, Result, shape};
 use super::value::{Casts, Node, Scaled};
 use candle_core::{DType, Device, Tensor, TensorId, Var};
@@ -9,8 +8,8 @@ use fp8_core::scaled::Scale;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// All parameters by the tensor ids of their data. A `VarBuilder` hands plain tensors to the constructors of layers, which look here for
-/// their parameters, once ([`Parameter::of`](super::Parameter::of)).
+/// All parameters by the tensor ids of their data. The constructors of layers get plain tensors from a `VarBuilder`, and look up their
+/// parameters here once ([`Parameter::of`](super::Parameter::of)).
 static PARAMETERS: Mutex<Option<HashMap<TensorId, Weak<Inner>>>> = Mutex::new(None);
 
 /// A parameter of scaled arithmetic: data that an optimizer changes in place, and their scale. Clones are the same parameter.
@@ -94,8 +93,8 @@ impl ScaledVar {
         Ok(Self(inner))
     }
 
-    /// The parameter whose data are `tensor`: the tensor of [`ScaledVar::data_var`] or a clone of it, as a `VarBuilder` hands it to
-    /// the constructor of a layer. None for other tensors, and after the last clone of the parameter is dropped.
+    /// The parameter whose data are `tensor`: the tensor of [`ScaledVar::data_var`] or a clone of it, as the constructor of a layer gets it
+    /// from a `VarBuilder`. None for other tensors, and after the last clone of the parameter was dropped.
     pub fn of(tensor: &Tensor) -> Option<Self> {
         let parameters = PARAMETERS.lock().unwrap_or_else(PoisonError::into_inner);
         let found = parameters.as_ref()?.get(&tensor.id())?.upgrade();
@@ -167,7 +166,7 @@ impl ScaledVar {
         &self.0.var
     }
 
-    /// Announces new data and their scale, so that FP8 copies are made anew.
+    /// Announces new data and their scale, so that new FP8 copies are made.
     pub fn changed(&self, scale: Scale) {
         let mut current = self.current();
         *current = Current {
@@ -183,7 +182,7 @@ impl ScaledVar {
     }
 
     pub(super) fn id(&self) -> u64 {
-        self.0.node.id()
+        self.0.node.id
     }
 
     fn current(&self) -> std::sync::MutexGuard<'_, Current> {
@@ -191,7 +190,7 @@ impl ScaledVar {
     }
 }
 
-/// `x`, with the power of two below its root mean square as its scale. One rescaling moves a factor of at least 2^-14.
+/// `x` at the power of two below its root mean square. One rescaling moves a factor of 2^-14 at the least, so it may take several.
 fn sized(x: &Tensor) -> Result<Scaled> {
     // Rescaling would round 16-bit data.
     let wide = match x.dtype() {

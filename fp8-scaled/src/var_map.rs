@@ -1,6 +1,6 @@
 //! Parameters by name, and the `VarBuilder` that makes them.
 
-use super::error::Result;
+use super::error::{Result, tensor_dtype, tensor_shape};
 use super::grads::ScaledGrads;
 use super::tree::{ScaledTree, with_scale};
 use super::var::ScaledVar;
@@ -11,18 +11,17 @@ use fp8_files::Error as FilesError;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What messages call this map.
+/// How error messages name this map.
 const PLACE: &str = "the map of scaled parameters";
 
 /// Named parameters of scaled arithmetic, in 16 bits (or f32) with a scale each. Clones share them.
 ///
-/// Layers that are built on [`ScaledVarMap::var_builder`] are handed the tensors of the data, and find the parameter that each
-/// belongs to by [`ScaledVar::of`]. **A layer that knows nothing of scales would compute with the data as if they were the values.**
+/// Layers built on [`ScaledVarMap::var_builder`] receive the tensors of the data, and look up their parameters with [`ScaledVar::of`].
+/// **A layer without support for scales would compute with the data as if they were the values.**
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use fp8_scaled::ScaledVar;
-/// use fp8_scaled::ScaledVarMap;
+/// use fp8_scaled::{ScaledVar, ScaledVarMap};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let params = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
 /// let init = candle_nn::Init::Const(0.02);
@@ -43,12 +42,10 @@ pub struct ScaledVarMap {
 fn check_dtype(tensor: &str, dtype: DType) -> Result<()> {
     match dtype {
         DType::F16 | DType::BF16 | DType::F32 => Ok(()),
-        got => Err(FilesError::TensorDType {
-            tensor: tensor.to_string(),
-            got: got.as_str().into(),
-            expected: "f16, bf16 or f32, as scaled parameters have".into(),
+        got => {
+            let expected = "f16, bf16 or f32, as scaled parameters have";
+            Err(tensor_dtype(tensor, got.as_str(), expected))
         }
-        .into()),
     }
 }
 
@@ -60,7 +57,7 @@ impl From<&ScaledVarMap> for Vec<ScaledVar> {
 }
 
 impl ScaledVarMap {
-    /// No parameters yet; those to come have data of `dtype`: f16, bf16 or f32.
+    /// An empty map, whose new parameters get data of `dtype`: f16, bf16 or f32.
     ///
     /// # Errors
     /// [`FilesError::TensorDType`](fp8_files::Error::TensorDType) for another dtype.
@@ -73,9 +70,9 @@ impl ScaledVarMap {
         })
     }
 
-    /// A `VarBuilder` that makes parameters here: at the first `get` of a name by its initialization hint, in f32, which is then
-    /// rescaled to the power of two below its root mean square and narrowed (zeros to the scale 0). Every `get` of a name gives the same tensor, that of the
-    /// data. [`VarBuilder::to_dtype`] changes the dtype of what is made next.
+    /// A `VarBuilder` that makes parameters in this map. The first `get` of a name initializes the parameter in f32 by the hint, and stores
+    /// it at the power of two below its root mean square (zeros at the scale 0). Every `get` of a name returns the same tensor, that of the
+    /// data. [`VarBuilder::to_dtype`] changes the dtype of new parameters.
     pub fn var_builder(&self) -> VarBuilder<'static> {
         let backend: Box<dyn SimpleBackend> = Box::new(self.clone());
         VarBuilder::from_backend(backend, self.dtype, self.device.clone())
@@ -116,12 +113,12 @@ impl ScaledVarMap {
         self.lock().values().cloned().collect()
     }
 
-    /// How many parameters there are.
+    /// The number of parameters.
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
-    /// Whether there are none.
+    /// Whether the map is empty.
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
@@ -129,7 +126,8 @@ impl ScaledVarMap {
     /// Adds a parameter that was made elsewhere, under its own name.
     ///
     /// # Errors
-    /// [`FilesError::NameClash`](fp8_files::Error::NameClash) if there is another one of that name, [`FilesError::TensorDType`](fp8_files::Error::TensorDType) if its data are f64.
+    /// [`FilesError::NameClash`](fp8_files::Error::NameClash) if another parameter has this name,
+    /// [`FilesError::TensorDType`](fp8_files::Error::TensorDType) if the data are f64.
     pub fn insert(&self, var: &ScaledVar) -> Result<()> {
         check_dtype(var.name(), var.dtype())?;
         let mut vars = self.lock();
@@ -154,18 +152,17 @@ impl ScaledVarMap {
         var.set_rescaled(&x.to_device(var.device())?)
     }
 
-    /// Names of the parameters that have no gradient in `grads`, sorted; empty when all is well: what `fp8::check_gradients`
-    /// is for plain parameters.
+    /// Names of the parameters that have no gradient in `grads`, sorted: the counterpart of `fp8::check_gradients`.
     pub fn missing_gradients(&self, grads: &ScaledGrads) -> Vec<String> {
         let vars = self.lock();
         let missing = vars.iter().filter(|(_, var)| grads.get(var).is_none());
         missing.map(|(name, _)| name.clone()).collect()
     }
 
-    /// A copy of all values, data and scales as they are.
+    /// A copy of all data and scales.
     ///
     /// # Errors
-    /// candle's, when there is no memory for it.
+    /// candle's, if memory cannot be allocated.
     pub fn to_tree(&self) -> Result<ScaledTree> {
         let mut tree = ScaledTree::default();
         for var in self.vars() {
@@ -175,13 +172,13 @@ impl ScaledVarMap {
         Ok(tree)
     }
 
-    /// Puts data and scales back as they are in `tree`, which has values for exactly these names. Nothing is changed unless all fit.
+    /// Restores data and scales from `tree`, which must have values for exactly these names. Nothing changes unless all fit.
     ///
     /// # Errors
-    /// [`FilesError::UnmatchedNames`](fp8_files::Error::UnmatchedNames), [`FilesError::TensorShape`](fp8_files::Error::TensorShape) or [`FilesError::TensorDType`](fp8_files::Error::TensorDType).
+    /// [`FilesError::UnmatchedNames`](fp8_files::Error::UnmatchedNames), [`FilesError::TensorShape`](fp8_files::Error::TensorShape) or
+    /// [`FilesError::TensorDType`](fp8_files::Error::TensorDType).
     pub fn load_tree(&self, tree: &ScaledTree) -> Result<()> {
-        let vars = self.check_tree(tree)?;
-        for var in vars {
+        for var in self.check_tree(tree)? {
             if let Some(value) = tree.get(var.name()) {
                 let data = value.data()?.to_device(var.device())?;
                 var.set(&with_scale(&data, value.scale())?)?;
@@ -190,22 +187,18 @@ impl ScaledVarMap {
         Ok(())
     }
 
-    /// The parameters, if `tree` has values of their shapes and dtypes for exactly their names.
+    /// The parameters, if `tree` has a value of the same shape and dtype for each of their names, and no other.
     ///
     /// # Errors
     /// As [`ScaledVarMap::load_tree`].
     pub fn check_tree(&self, tree: &ScaledTree) -> Result<Vec<ScaledVar>> {
         let vars = self.vars();
-        let missing: Vec<String> = (vars.iter().map(ScaledVar::name))
-            .filter(|name| tree.get(name).is_none())
-            .map(str::to_string)
-            .collect();
-        let here = self.lock();
-        let unused: Vec<String> = (tree.iter().map(|(name, _)| name))
-            .filter(|name| !here.contains_key(*name))
-            .map(str::to_string)
-            .collect();
-        drop(here);
+        let missing = vars.iter().map(ScaledVar::name);
+        let missing = missing.filter(|name| tree.get(name).is_none());
+        let missing: Vec<String> = missing.map(str::to_string).collect();
+        let unused = tree.iter().map(|(name, _)| name);
+        let unused = unused.filter(|name| !self.contains_tensor(name));
+        let unused: Vec<String> = unused.map(str::to_string).collect();
         if !(missing.is_empty() && unused.is_empty()) {
             return Err(FilesError::UnmatchedNames { missing, unused }.into());
         }
@@ -214,20 +207,13 @@ impl ScaledVarMap {
                 continue;
             };
             if value.dims() != var.dims() {
-                return Err(FilesError::TensorShape {
-                    tensor: var.name().to_string(),
-                    got: value.dims().to_vec(),
-                    expected: format!("{:?}, that of the parameter", var.dims()),
-                }
-                .into());
+                let expected = format!("{:?}, that of the parameter", var.dims());
+                return Err(tensor_shape(var.name(), value.dims(), expected));
             }
             if value.dtype() != var.dtype().into() {
-                return Err(FilesError::TensorDType {
-                    tensor: var.name().to_string(),
-                    got: value.dtype().to_string(),
-                    expected: format!("{}, that of the parameter", var.dtype().as_str()),
-                }
-                .into());
+                let expected = format!("{}, that of the parameter", var.dtype().as_str());
+                let got = value.dtype().to_string();
+                return Err(tensor_dtype(var.name(), &got, expected));
             }
         }
         Ok(vars)
@@ -251,31 +237,23 @@ impl SimpleBackend for ScaledVarMap {
         let mut vars = self.lock();
         if let Some(var) = vars.get(name) {
             if var.dims() != shape.dims() {
-                return Err(FilesError::TensorShape {
-                    tensor: name.to_string(),
-                    got: var.dims().to_vec(),
-                    expected: format!("{:?}", shape.dims()),
-                }
-                .into());
+                let expected = format!("{:?}", shape.dims());
+                return Err(tensor_shape(name, var.dims(), expected).into());
             }
             if var.dtype() != dtype {
-                return Err(FilesError::TensorDType {
-                    tensor: name.to_string(),
-                    got: var.dtype().as_str().into(),
-                    expected: dtype.as_str().into(),
-                }
-                .into());
+                let got = var.dtype().as_str();
+                return Err(tensor_dtype(name, got, dtype.as_str()).into());
             }
             return Ok(var.data_var().as_tensor().clone());
         }
         let start = init.var(shape, DType::F32, device)?;
-        let var = ScaledVar::rescaled(name, start.as_tensor(), dtype)?;
+        let var = ScaledVar::rescaled(name, &start, dtype)?;
         let data = var.data_var().as_tensor().clone();
         vars.insert(name.to_string(), var);
         Ok(data)
     }
 
-    /// Only of parameters that exist.
+    /// Works only for existing parameters.
     fn get_unchecked(&self, name: &str, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
         let var = ScaledVarMap::get(self, name)?;
         let (dims, device) = (var.dims(), self.device.clone());

@@ -6,4 +6,4 @@ mod value;
 
 pub(super) use pass::{Keys, Pass, run};
 pub(super) use slice::{PIECE, Slice};
-pub(super) use value::{HostValues, Value, amax_of_tensor};
+pub(super) use value::Value;

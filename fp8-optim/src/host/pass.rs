@@ -1,22 +1,20 @@
 //! The pass of a formula over a parameter, its gradient, its moments and its master: pieces are widened to f32, updated, rounded, and
 //! written back.
 
-use std::cell::RefCell;
-use std::marker::PhantomData;
-
-use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Var, bail};
+use candle_core::{DType, Error, Result, Tensor, Var};
 use fp8_candle::parallel::{self, vectorized};
 use fp8_core::StochasticKey;
 use half::{bf16, f16};
 
+use super::super::memory::{Memory, change_in_place};
 use super::super::rule::{MAX_MOMENTS, Rule};
 use super::slice::{PIECE, Slice};
-use super::value::{HostValues, Value};
+use super::value::Value;
 
 /// Elements of one task. The update is elementwise and random bits follow from an element's index, so the split changes no bit.
 const BLOCK: usize = 1 << 14;
 
-/// Stochastic rounding of the results; None: to nearest.
+/// The keys of stochastic rounding; None rounds to nearest.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Keys {
     /// The master, or the parameter if it has no master.
@@ -24,18 +22,18 @@ pub(crate) struct Keys {
     pub(crate) moments: [Option<StochasticKey>; MAX_MOMENTS],
 }
 
-/// The operands of a pass beside the parameter.
+/// The operands of a pass beside the parameter. Moments and master are updated in place.
 pub(crate) struct Pass<'a> {
     pub(crate) grad: Slice<'a>,
     /// Moments that the formula uses, in the dtype of the parameter if `saturating`, else in f32.
-    pub(crate) moments: [Option<&'a mut HostValues>; MAX_MOMENTS],
-    pub(crate) master: Option<&'a mut HostValues>,
+    pub(crate) moments: Vec<&'a Tensor>,
+    pub(crate) master: Option<&'a Tensor>,
     pub(crate) keys: Keys,
     /// Whether results beyond the range of their dtype become its largest number and are counted, and magnitudes are measured.
     pub(crate) saturating: bool,
 }
 
-/// What a saturating pass has measured.
+/// What a saturating pass has measured: in a parameter, or in some of its elements.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Measured {
     /// The largest magnitude of the parameter.
@@ -46,121 +44,77 @@ pub(crate) struct Measured {
     pub(crate) saturated: u64,
 }
 
+/// The update of one element: from its value, gradient and moments to its new value.
+pub(crate) trait Formula: Fn(f32, f32, &mut [f32]) -> f32 + Sync {}
+
+impl<F: Fn(f32, f32, &mut [f32]) -> f32 + Sync> Formula for F {}
+
 /// Runs `formula` over a parameter in place.
-pub(crate) fn run<R: Rule>(
-    var: &Var,
-    pass: Pass<'_>,
-    formula: impl Fn(f32, f32, &mut [f32]) -> f32 + Sync,
-) -> Result<Measured> {
-    let op = Op::<R, _> {
-        formula,
-        pass: RefCell::new(pass),
-        measured: RefCell::default(),
-        rule: PhantomData,
-    };
+pub(crate) fn run<R: Rule>(var: &Var, pass: &Pass<'_>, formula: impl Formula) -> Result<Measured> {
+    let mut measured = Some(Measured::default());
+    let tensors = std::iter::once(var.as_tensor()).chain(pass.moments.iter().copied());
+    let tensors: Vec<&Tensor> = tensors.chain(pass.master).collect();
     if var.elem_count() > 0 {
-        var.inplace_op1(&op)?;
+        change_in_place(&tensors, &mut |memory| {
+            measured = match var.dtype() {
+                DType::F16 => typed::<R, f16>(memory, pass, &formula),
+                DType::BF16 => typed::<R, bf16>(memory, pass, &formula),
+                _ => typed::<R, f32>(memory, pass, &formula),
+            };
+            Ok(())
+        })?;
     }
-    Ok(op.measured.into_inner())
+    let misfit = "variable, gradient, moments and master do not fit each other";
+    measured.ok_or_else(|| Error::msg(misfit))
 }
 
-struct Op<'a, R, F> {
-    formula: F,
-    pass: RefCell<Pass<'a>>,
-    measured: RefCell<Measured>,
-    rule: PhantomData<R>,
-}
-
-impl<R: Rule, F: Fn(f32, f32, &mut [f32]) -> f32 + Sync> InplaceOp1 for Op<'_, R, F> {
-    fn name(&self) -> &'static str {
-        "optimizer"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
-        let Some((start, end)) = layout.contiguous_offsets() else {
-            bail!("{}: the variable must be contiguous", self.name())
-        };
-        let range = start..end;
-        let measured = match storage {
-            CpuStorage::F16(_) => self.typed::<f16>(storage, range),
-            CpuStorage::BF16(_) => self.typed::<bf16>(storage, range),
-            _ => self.typed::<f32>(storage, range),
-        };
-        match measured {
-            None => bail!(
-                "{}: variable, gradient, moments and master do not fit each other",
-                self.name()
-            ),
-            Some(measured) => *self.measured.borrow_mut() = measured,
-        }
-        Ok(())
+fn typed<R: Rule, T: Value>(
+    memory: Vec<Memory<'_>>,
+    pass: &Pass<'_>,
+    formula: &impl Formula,
+) -> Option<Measured> {
+    match (pass.saturating, pass.master.map(Tensor::dtype)) {
+        (true, _) => blocks::<R, T, T, f32>(memory, pass, formula),
+        (false, Some(DType::BF16)) => blocks::<R, T, f32, bf16>(memory, pass, formula),
+        (false, Some(DType::F16)) => blocks::<R, T, f32, f16>(memory, pass, formula),
+        (false, _) => blocks::<R, T, f32, f32>(memory, pass, formula),
     }
 }
 
-impl<R: Rule, F: Fn(f32, f32, &mut [f32]) -> f32 + Sync> Op<'_, R, F> {
-    fn typed<T: Value>(
-        &self,
-        storage: &mut CpuStorage,
-        range: std::ops::Range<usize>,
-    ) -> Option<Measured> {
-        let parameter = T::of_storage(storage)?.get_mut(range)?;
-        let pass = &mut *self.pass.borrow_mut();
-        match (pass.saturating, &pass.master) {
-            (true, _) => self.blocks::<T, T, f32>(parameter, pass),
-            (false, None | Some(HostValues::F32(_))) => self.blocks::<T, f32, f32>(parameter, pass),
-            (false, Some(HostValues::Bf16(_))) => self.blocks::<T, f32, bf16>(parameter, pass),
-            (false, Some(HostValues::F16(_))) => self.blocks::<T, f32, f16>(parameter, pass),
-        }
+/// `T`: parameter, `M`: moments, `K`: master. None if dtypes or lengths do not fit.
+fn blocks<R: Rule, T: Value, M: Value, K: Value>(
+    memory: Vec<Memory<'_>>,
+    pass: &Pass<'_>,
+    formula: &impl Formula,
+) -> Option<Measured> {
+    let len = pass.grad.len();
+    let mut memory = memory.into_iter();
+    let parameter = elements::<T>(memory.next(), len)?.chunks_mut(BLOCK);
+    let mut moments: [_; MAX_MOMENTS] = Default::default();
+    for moment in &mut moments[..pass.moments.len()] {
+        *moment = Some(elements::<M>(memory.next(), len)?.chunks_mut(BLOCK));
     }
+    let mut master = match pass.master {
+        Some(_) => Some(elements::<K>(memory.next(), len)?.chunks_mut(BLOCK)),
+        None => None,
+    };
+    let blocks = parameter
+        .enumerate()
+        .map(|(block, parameter)| Block::<T, M, K> {
+            start: block * BLOCK,
+            parameter,
+            moments: moments.each_mut().map(|chunks| chunks.as_mut()?.next()),
+            master: master.as_mut().and_then(Iterator::next),
+        });
+    let parts = parallel::map(blocks, |mut block| block.update::<R>(formula, pass));
+    Some(parts.into_iter().fold(Measured::default(), Measured::and))
+}
 
-    /// `T`: parameter, `M`: moments, `K`: master.
-    fn blocks<T: Value, M: Value, K: Value>(
-        &self,
-        parameter: &mut [T],
-        pass: &mut Pass<'_>,
-    ) -> Option<Measured> {
-        let len = parameter.len();
-        let moments = pass.moments.iter().flatten().map(|moment| moment.len());
-        let master = pass.master.iter().map(|master| master.len());
-        let mut lengths = moments.chain(master).chain([pass.grad.len()]);
-        if lengths.any(|other| other != len) {
-            return None;
-        }
-        let mut moments: [_; MAX_MOMENTS] = Default::default();
-        for (chunks, moment) in moments.iter_mut().zip(&mut pass.moments) {
-            if let Some(moment) = moment {
-                *chunks = Some(M::of_values(moment)?.chunks_mut(BLOCK));
-            }
-        }
-        let mut master = match &mut pass.master {
-            Some(master) => Some(K::of_values(master)?.chunks_mut(BLOCK)),
-            None => None,
-        };
-        let blocks = parameter.chunks_mut(BLOCK).enumerate();
-        let mut blocks: Vec<_> = blocks
-            .map(|(block, parameter)| Block::<T, M, K> {
-                start: block * BLOCK,
-                parameter,
-                moments: moments.each_mut().map(|chunks| chunks.as_mut()?.next()),
-                master: master.as_mut().and_then(Iterator::next),
-            })
-            .collect();
-        let (formula, grad) = (&self.formula, pass.grad);
-        let (keys, saturating) = (pass.keys, pass.saturating);
-        let update =
-            |block: &mut Block<'_, T, M, K>| block.update::<R>(formula, grad, keys, saturating);
-        let magnitudes = match blocks.as_mut_slice() {
-            // Without the thread pool.
-            [only] => update(only),
-            blocks => (parallel::map(blocks, update).into_iter())
-                .fold(Magnitudes::default(), Magnitudes::and),
-        };
-        Some(Measured {
-            parameter: T::of_magnitude(magnitudes.parameter),
-            moments: magnitudes.moments.map(M::of_magnitude),
-            saturated: magnitudes.saturated,
-        })
-    }
+/// All `len` elements of a tensor.
+fn elements<T: Value>(memory: Option<Memory<'_>>, len: usize) -> Option<&mut [T]> {
+    let Memory { storage, range } = memory?;
+    let elements = T::of_storage(storage)?.get_mut(range)?;
+    (elements.len() == len).then_some(elements)
 }
 
 /// The work of one task.
@@ -172,19 +126,13 @@ struct Block<'a, T, M, K> {
     master: Option<&'a mut [K]>,
 }
 
-/// As [`Measured`], in [`Value::magnitude`].
-#[derive(Clone, Copy, Default)]
-struct Magnitudes {
-    parameter: u32,
-    moments: [u32; MAX_MOMENTS],
-    saturated: u64,
-}
-
-impl Magnitudes {
+impl Measured {
+    /// Of both parts. NaN counts as the largest magnitude.
     fn and(mut self, other: Self) -> Self {
-        self.parameter = self.parameter.max(other.parameter);
+        let larger = |a: f32, b: f32| f32::from_bits(a.to_bits().max(b.to_bits()));
+        self.parameter = larger(self.parameter, other.parameter);
         for (max, other) in self.moments.iter_mut().zip(other.moments) {
-            *max = (*max).max(other);
+            *max = larger(*max, other);
         }
         self.saturated += other.saturated;
         self
@@ -192,28 +140,21 @@ impl Magnitudes {
 }
 
 impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
-    fn update<R: Rule>(
-        &mut self,
-        formula: &impl Fn(f32, f32, &mut [f32]) -> f32,
-        grad: Slice<'_>,
-        keys: Keys,
-        saturating: bool,
-    ) -> Magnitudes {
+    fn update<R: Rule>(&mut self, formula: &impl Formula, pass: &Pass<'_>) -> Measured {
+        let (keys, saturating) = (&pass.keys, pass.saturating);
         let (mut grads, mut wide) = ([0f32; PIECE], [0f32; PIECE]);
         let mut wide_moments = [[0f32; PIECE]; MAX_MOMENTS];
-        let mut total = Magnitudes::default();
+        let mut total = Measured::default();
         let len = self.parameter.len();
         for from in (0..len).step_by(PIECE) {
             let range = from..(from + PIECE).min(len);
             let (first, count) = (self.start + from, range.len());
-            let grads = grad.widened(first, &mut grads[..count]);
+            let grads = pass.grad.widened(first, &mut grads[..count]);
+            let first = first as u64;
             let wide = &mut wide[..count];
             let own = &mut self.parameter[range.clone()];
-            let mut master = self
-                .master
-                .as_mut()
-                .map(|master| &mut master[range.clone()]);
-            let used = self.moments.each_ref().map(Option::is_some);
+            let master = self.master.as_mut();
+            let mut master = master.map(|master| &mut master[range.clone()]);
             // The operands in f32: memory of their own where they are f32, else scratch.
             let p = match &master {
                 Some(master) => {
@@ -232,40 +173,29 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
             });
             vectorized(
                 #[inline(always)]
-                || elements::<R>(formula, p, grads, &mut m),
+                || each_element::<R>(formula, p, grads, &mut m),
             );
-            let mut this = Magnitudes::default();
-            if saturating {
-                this.saturated = saturated::<T>(p);
-                for (wide, _) in m.iter().zip(used).filter(|(_, used)| *used) {
-                    this.saturated += saturated::<M>(wide);
-                }
-            }
+            let mut this = Measured::default();
             match &mut master {
                 Some(master) => {
-                    K::round(wide, master, first as u64, keys.parameter);
+                    K::round(wide, master, first, keys.parameter);
                     for (theta, master) in own.iter_mut().zip(&**master) {
-                        *theta = T::narrow(master.widen());
+                        *theta = T::from_f32(master.to_f32());
                     }
                 }
-                None => T::put_back(own, wide, first as u64, keys.parameter, saturating),
-            }
-            for (i, (moment, wide)) in self.moments.iter_mut().zip(&wide_moments).enumerate() {
-                let Some(moment) = moment else { continue };
-                let moment = &mut moment[range.clone()];
-                M::put_back(
-                    moment,
-                    &wide[..count],
-                    first as u64,
-                    keys.moments[i],
-                    saturating,
-                );
-                if saturating {
-                    this.moments[i] = largest(moment);
+                None => {
+                    (this.parameter, this.saturated) =
+                        put_back(own, wide, first, keys.parameter, saturating);
                 }
             }
-            if saturating {
-                this.parameter = largest(own);
+            for (i, (moment, wide)) in self.moments.iter_mut().zip(&wide_moments).enumerate() {
+                if let Some(moment) = moment {
+                    let (moment, wide) = (&mut moment[range.clone()], &wide[..count]);
+                    let (largest, saturated) =
+                        put_back(moment, wide, first, keys.moments[i], saturating);
+                    this.moments[i] = largest;
+                    this.saturated += saturated;
+                }
             }
             total = total.and(this);
         }
@@ -273,69 +203,65 @@ impl<T: Value, M: Value, K: Value> Block<'_, T, M, K> {
     }
 }
 
-/// The value that the step of each element starts from: its master's, unless somebody has written to the variable, so that it is no longer
-/// its master rounded.
+/// The value that the step of each element starts from: its master's, or its own if the variable was written to and so differs from the
+/// rounded master.
 fn current<T: Value, K: Value>(parameter: &[T], master: &[K], wide: &mut [f32]) {
     for ((wide, theta), master) in wide.iter_mut().zip(parameter).zip(master) {
-        let master = master.widen();
-        *wide = match T::narrow(master).same_bits(*theta) {
+        let master = master.to_f32();
+        *wide = match T::from_f32(master).bits() == theta.bits() {
             true => master,
-            false => theta.widen(),
+            false => theta.to_f32(),
         };
     }
 }
 
-fn largest<T: Value>(values: &[T]) -> u32 {
-    vectorized(
+/// [`Value::put_back`]. If `saturate`, returns the largest magnitude and how many results were beyond the range.
+fn put_back<T: Value>(
+    values: &mut [T],
+    scratch: &[f32],
+    first: u64,
+    key: Option<StochasticKey>,
+    saturate: bool,
+) -> (f32, u64) {
+    if !saturate {
+        T::put_back(values, scratch, first, key, false);
+        return (0.0, 0);
+    }
+    let results = T::results(values, scratch);
+    let count = |count, x: &f32| count + u32::from(x.abs() > T::LARGEST);
+    let saturated = vectorized(
+        #[inline(always)]
+        || u64::from(results.iter().fold(0, count)),
+    );
+    T::put_back(values, scratch, first, key, true);
+    let largest = vectorized(
         #[inline(always)]
         || T::largest(values),
-    )
+    );
+    (T::of_bits(largest).to_f32(), saturated)
 }
 
-fn saturated<T: Value>(wide: &[f32]) -> u64 {
-    let count = |count, x: &f32| count + u32::from(x.abs() > T::LARGEST);
-    vectorized(
-        #[inline(always)]
-        || u64::from(wide.iter().fold(0, count)),
-    )
-}
-
-/// The formula for each element. A loop for each number of moments, so that every one vectorizes.
+/// The formula for each element. The number of moments is a constant, so that the loop vectorizes and leaves unused moments alone.
 #[inline(always)]
-fn elements<R: Rule>(
-    formula: &impl Fn(f32, f32, &mut [f32]) -> f32,
+fn each_element<R: Rule>(
+    formula: &impl Formula,
     p: &mut [f32],
     g: &[f32],
-    moments: &mut [&mut [f32]; MAX_MOMENTS],
+    [a, b, c]: &mut [&mut [f32]; MAX_MOMENTS],
 ) {
-    let [a, b, c] = moments;
-    match const { R::MOMENTS.len() } {
-        0 => {
-            for (p, g) in p.iter_mut().zip(g) {
-                *p = formula(*p, *g, &mut []);
-            }
+    let used = const { R::MOMENTS.len() };
+    let moments = a.iter_mut().zip(b.iter_mut()).zip(c.iter_mut());
+    for ((p, g), ((a, b), c)) in p.iter_mut().zip(g).zip(moments) {
+        let mut m = [*a, *b, *c];
+        *p = formula(*p, *g, &mut m[..used]);
+        if used > 0 {
+            *a = m[0];
         }
-        1 => {
-            for ((p, g), a) in p.iter_mut().zip(g).zip(a.iter_mut()) {
-                let mut m = [*a];
-                *p = formula(*p, *g, &mut m);
-                [*a] = m;
-            }
+        if used > 1 {
+            *b = m[1];
         }
-        2 => {
-            for (((p, g), a), b) in p.iter_mut().zip(g).zip(a.iter_mut()).zip(b.iter_mut()) {
-                let mut m = [*a, *b];
-                *p = formula(*p, *g, &mut m);
-                [*a, *b] = m;
-            }
-        }
-        _ => {
-            let moments = a.iter_mut().zip(b.iter_mut()).zip(c.iter_mut());
-            for ((p, g), ((a, b), c)) in p.iter_mut().zip(g).zip(moments) {
-                let mut m = [*a, *b, *c];
-                *p = formula(*p, *g, &mut m);
-                [*a, *b, *c] = m;
-            }
+        if used > 2 {
+            *c = m[2];
         }
     }
 }

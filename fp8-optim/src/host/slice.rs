@@ -1,4 +1,4 @@
-//! The elements of a gradient: floats, or FP8 codes.
+//! The elements of a tensor in host memory: floats, or FP8 codes.
 
 use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
 use fp8_core::Format;
@@ -7,32 +7,35 @@ use half::{bf16, f16};
 /// Elements that are widened to f32 at a time.
 pub(crate) const PIECE: usize = 512;
 
-/// Elements that are read as f32.
+/// Elements that can be read as f32.
 #[derive(Clone, Copy)]
 pub(crate) enum Slice<'a> {
     F16(&'a [f16]),
     BF16(&'a [bf16]),
     F32(&'a [f32]),
+    F64(&'a [f64]),
     Codes(&'a [u8], Format),
 }
 
 impl Slice<'_> {
-    /// Calls `f` with the elements of a contiguous tensor on the CPU; those of a U8 tensor are codes of `format`.
+    /// Calls `f` with the elements of a tensor on the CPU; those of a U8 tensor are codes of `format`.
     pub(crate) fn with<Out>(
         tensor: &Tensor,
         format: Option<Format>,
         f: impl FnOnce(Slice<'_>) -> Out,
     ) -> Result<Out> {
+        let tensor = tensor.contiguous()?;
         let (storage, layout) = tensor.storage_and_layout();
-        let (Storage::Cpu(cpu), Some((start, end))) = (&*storage, layout.contiguous_offsets())
-        else {
-            bail!("a gradient is not contiguous on the CPU")
+        let range = layout.start_offset()..layout.start_offset() + tensor.elem_count();
+        let Storage::Cpu(cpu) = &*storage else {
+            bail!("expected a tensor on the CPU")
         };
         let slice = match (cpu, format) {
-            (CpuStorage::F16(values), None) => Slice::F16(&values[start..end]),
-            (CpuStorage::BF16(values), None) => Slice::BF16(&values[start..end]),
-            (CpuStorage::F32(values), None) => Slice::F32(&values[start..end]),
-            (CpuStorage::U8(codes), Some(format)) => Slice::Codes(&codes[start..end], format),
+            (CpuStorage::F16(values), None) => Slice::F16(&values[range]),
+            (CpuStorage::BF16(values), None) => Slice::BF16(&values[range]),
+            (CpuStorage::F32(values), None) => Slice::F32(&values[range]),
+            (CpuStorage::F64(values), None) => Slice::F64(&values[range]),
+            (CpuStorage::U8(codes), Some(format)) => Slice::Codes(&codes[range], format),
             _ => bail!("a gradient cannot be {:?}", tensor.dtype()),
         };
         Ok(f(slice))
@@ -43,6 +46,7 @@ impl Slice<'_> {
             Self::F16(values) => values.len(),
             Self::BF16(values) => values.len(),
             Self::F32(values) => values.len(),
+            Self::F64(values) => values.len(),
             Self::Codes(codes, _) => codes.len(),
         }
     }
@@ -54,6 +58,7 @@ impl Slice<'_> {
             Self::F32(values) => return &values[range],
             Self::F16(values) => fp8_core::widen(&values[range], scratch),
             Self::BF16(values) => fp8_core::widen(&values[range], scratch),
+            Self::F64(values) => fp8_core::widen(&values[range], scratch),
             Self::Codes(codes, format) => {
                 fp8_core::decode(*format, &codes[range], 1.0, scratch);
             }

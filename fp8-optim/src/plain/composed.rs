@@ -37,7 +37,7 @@ pub(super) fn update(
     Ok(moments)
 }
 
-/// The value that a step begins with, in `dtype`: the master's, unless somebody has written to the variable.
+/// The value that a step starts from, in `dtype`: the master's, unless the variable was written to.
 fn current(var: &Var, master: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
     let current = var.as_detached_tensor();
     match master {
@@ -70,7 +70,7 @@ fn store(
     var.set(&rounded)
 }
 
-/// Rounds on the host: no device computes these bits itself.
+/// Rounds on the host: no accelerator computes these random bits.
 fn round_at_random(values: &Tensor, dtype: DType, key: StochasticKey) -> Result<Tensor> {
     let wide = values.to_dtype(DType::F32)?.flatten_all()?;
     let wide = wide.to_device(&Device::Cpu)?.to_vec1::<f32>()?;

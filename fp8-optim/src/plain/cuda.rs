@@ -10,9 +10,9 @@ use super::super::groups::Groups;
 use super::super::masters::{Keeping, MasterDType};
 use super::super::report::StepReport;
 use super::super::rule::Rule;
+use super::super::shared::KernelGroup;
 use super::super::veto::CastVeto;
-use super::shared::KernelGroup;
-use super::variable::{Stored, Variable};
+use super::variable::Variable;
 
 impl Variable {
     fn is_on_cuda(&self) -> bool {
@@ -20,17 +20,14 @@ impl Variable {
     }
 
     fn kernel_tensors(&self, decays: bool) -> candle_core::Result<AdamWTensors> {
-        let Stored::Tensors(state) = &self.stored else {
-            candle_core::bail!("variable `{}`: its moments are on the host", self.name)
-        };
-        let Some([exp_avg, exp_avg_sq]) = state.moments.as_deref() else {
+        let Some([exp_avg, exp_avg_sq]) = self.state.moments.as_deref() else {
             candle_core::bail!("variable `{}`: it has no two moments", self.name)
         };
         Ok(AdamWTensors {
             var: self.var.as_detached_tensor(),
             exp_avg: exp_avg.clone(),
             exp_avg_sq: exp_avg_sq.clone(),
-            master: state.master.clone(),
+            master: self.state.master.clone(),
             decays,
         })
     }
@@ -115,7 +112,7 @@ impl<R: Rule> Engine<R, Variable> {
         if !all || !one_group || !matches!(self.counter, Counter::Device(_)) {
             return Ok(None);
         }
-        // The streak of reports that were read.
+        // Skipped steps are counted when their reports are read.
         let checked = self.check_streak(veto);
         if checked.is_err() {
             self.streak.end();
@@ -128,7 +125,7 @@ impl<R: Rule> Engine<R, Variable> {
         };
         let mut marked = grads.to_vec();
         veto.poison(marked.iter_mut().flatten())?;
-        let outcome = group.step(&marked, &hyper, counter)?;
+        let outcome = (group.kernels).step(&group.pick(&marked)?, &hyper, counter)?;
         let updated = grads.iter().flatten().count();
         let (veto, streak) = (veto.clone(), self.streak.clone());
         Ok(Some(StepReport::on_device(
@@ -144,9 +141,8 @@ impl<R: Rule> Engine<R, Variable> {
     ) -> Result<()> {
         let own = only(grads, by_kernels);
         for group in self.shared.groups.iter_mut().flatten() {
-            self.shared
-                .sum
-                .add_device_sum(group.sum_of_squares(&own)?)?;
+            let squares = group.kernels.sum_of_squares(&group.pick(&own)?)?;
+            self.shared.sum.add_device_sum(squares)?;
         }
         Ok(())
     }
@@ -169,7 +165,7 @@ impl<R: Rule> Engine<R, Variable> {
         };
         let own = only(grads, by_kernels);
         for group in self.shared.groups.iter_mut().flatten() {
-            group.update(&own, &hyper, &decision)?;
+            (group.kernels).update(&group.pick(&own)?, &hyper, &decision)?;
         }
         Ok(())
     }

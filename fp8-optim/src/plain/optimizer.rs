@@ -1,20 +1,22 @@
 //! Optimizers of variables: construction, one step, candle's interface.
 
+use std::collections::HashSet;
+
 use candle_core::backprop::GradStore;
-use candle_core::{Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 use fp8_candle::profile;
 
 #[cfg(not(feature = "cuda"))]
 use super::super::counter::Counter;
 use super::super::engine::{Decision, Engine};
-use super::super::error::Result;
+use super::super::error::{OptimError, Result};
+use super::super::gradients::vars_of;
 use super::super::masters::Keeping;
 use super::super::report::StepReport;
-use super::super::rule::Rule;
+use super::super::rule::{Rule, checked_settings};
+use super::super::shared::Shared;
 use super::super::veto::CastVeto;
-use super::collect::{numbered, of_varmap, sorted};
-use super::shared::Shared;
 use super::variable::Variable;
 
 /// An optimizer that knows its variables by name and reports on its steps: [`AdamW`](super::super::AdamW),
@@ -58,6 +60,30 @@ impl<R: Rule> NamedOptimizer for Engine<R, Variable> {
     }
 }
 
+/// The variables of floating point dtypes sorted by name, each once.
+fn sorted(mut vars: Vec<(String, Var)>, masters: bool) -> Result<Vec<(String, Var)>> {
+    vars.sort_by(|a, b| a.0.cmp(&b.0));
+    if let Some(pair) = vars.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(OptimError::DuplicateName {
+            name: pair[0].0.clone(),
+        });
+    }
+    let integer = vars.iter().find(|(_, var)| !is_trainable(var.dtype()));
+    if let (true, Some((name, var))) = (masters, integer) {
+        return Err(OptimError::MasterOfInteger {
+            name: name.clone(),
+            dtype: var.dtype(),
+        });
+    }
+    let mut seen = HashSet::new();
+    vars.retain(|(_, var)| is_trainable(var.dtype()) && seen.insert(var.id()));
+    Ok(vars)
+}
+
+fn is_trainable(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16)
+}
+
 /// Optimizers of variables.
 impl<R: Rule> Engine<R, Variable> {
     /// An optimizer over named variables.
@@ -71,9 +97,7 @@ impl<R: Rule> Engine<R, Variable> {
     /// [`InvalidHyperparameter`](super::super::OptimError::InvalidHyperparameter), or candle's when there is no memory for moments or
     /// masters.
     pub fn from_named(vars: Vec<(String, Var)>, config: R) -> Result<Self> {
-        config.validate()?;
-        let settings = config.settings();
-        settings.validate()?;
+        let settings = checked_settings(&config)?;
         let vars = sorted(vars, settings.masters.is_some())?.into_iter();
         let variables = vars.map(|(name, var)| Variable::new::<R>(name, var, settings.masters));
         let variables = variables.collect::<Result<Vec<_>>>()?;
@@ -90,7 +114,7 @@ impl<R: Rule> Engine<R, Variable> {
     /// # Errors
     /// As [`Engine::from_named`].
     pub fn from_varmap(varmap: &VarMap, config: R) -> Result<Self> {
-        Self::from_named(of_varmap(varmap)?, config)
+        Self::from_named(vars_of(varmap), config)
     }
 
     /// Replaces the hyperparameters and keeps moments and step. Which variables decay follows the new decay scope. Where master weights were
@@ -101,9 +125,7 @@ impl<R: Rule> Engine<R, Variable> {
     /// [`MasterOverflow`](super::super::OptimError::MasterOverflow), or candle's when there is no memory for the copies; the old
     /// hyperparameters stay.
     pub fn set_config(&mut self, config: R) -> Result<()> {
-        config.validate()?;
-        let settings = config.settings();
-        settings.validate()?;
+        let settings = checked_settings(&config)?;
         let mut changed = Vec::new();
         for (i, slot) in self.slots.iter().enumerate() {
             let Variable {
@@ -115,7 +137,8 @@ impl<R: Rule> Engine<R, Variable> {
             }
         }
         for (i, keeping, copy) in changed {
-            self.slots[i].parameter.keep(keeping, copy)?;
+            let variable = &mut self.slots[i].parameter;
+            (variable.keeping, variable.state.master) = (keeping, copy);
         }
         for slot in &mut self.slots {
             slot.decays = settings.decay_scope.includes(slot.parameter.var.rank());
@@ -142,7 +165,7 @@ impl<R: Rule> Engine<R, Variable> {
     /// `tracing`: at once where the host decides, and when the report is first read where a CUDA device does.
     ///
     /// When kernels update all variables on one CUDA device, nothing here copies to the host or waits for the device. Variables on several
-    /// devices share one norm, so each CUDA device among them is waited for once per step. Strided gradients are copied first.
+    /// devices share one norm, so a step waits once for each CUDA device among them. Strided gradients are copied first.
     ///
     /// # Errors
     /// A gradient of another shape or device than its variable, or of a dtype that is neither the variable's nor f32 for a 16-bit one; an
@@ -153,7 +176,7 @@ impl<R: Rule> Engine<R, Variable> {
         let grads = self.gradients(grads)?;
         let veto = CastVeto::of(self.slots.iter().map(|slot| &slot.parameter.version))?;
         let done = self.apply_checked(&grads, veto);
-        // Also after an error in the middle, and after a step that turns out to be skipped: an unneeded announcement costs a cast.
+        // After errors and skipped steps too: an unneeded announcement only costs a cast.
         for (slot, _) in self.slots.iter().zip(&grads).filter(|(_, g)| g.is_some()) {
             slot.parameter.version.announce_change();
         }
@@ -190,7 +213,7 @@ impl<R: Rule> Engine<R, Variable> {
             let replaced = |i: usize| grads[i].is_some() && !by_kernels[i];
             let mut slots = self.slots.iter().enumerate();
             if slots.any(|(i, slot)| replaced(i) && slot.parameter.var.device().is_cuda()) {
-                // Their moments are other tensors now.
+                // The step has replaced their moments.
                 self.shared.forget_kernels();
             }
         }
@@ -210,7 +233,9 @@ impl<R: Rule> Optimizer for Engine<R, Variable> {
     type Config = R;
 
     fn new(vars: Vec<Var>, config: R) -> candle_core::Result<Self> {
-        Ok(Self::from_named(numbered(vars), config)?)
+        let named = vars.into_iter().enumerate();
+        let named = named.map(|(i, var)| (format!("{i:06}"), var));
+        Ok(Self::from_named(named.collect(), config)?)
     }
 
     /// As [`Engine::apply`], without the report.
@@ -223,7 +248,7 @@ impl<R: Rule> Optimizer for Engine<R, Variable> {
         self.lr()
     }
 
-    /// As [`Engine::set_lr`]. This interface cannot refuse a rate, so the next step fails and changes nothing.
+    /// As [`Engine::set_lr`]. This interface cannot return an error: after an invalid rate the next step fails and changes nothing.
     fn set_learning_rate(&mut self, lr: f64) {
         if self.set_lr(lr).is_err() {
             self.invalid_lr = Some(lr);

@@ -7,49 +7,33 @@ use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use fp8_candle::weight_version::WeightVersion;
 
 use super::super::error;
-use super::super::host::{self, HostValues, Keys, Pass, Slice};
+use super::super::gradients::own_gradient;
+use super::super::host::{self, Keys, Pass, Slice};
 use super::super::masters::{Keeping, MasterDType};
 use super::super::parameter::Parameter;
-use super::super::rounding::RoundTo;
-use super::super::rule::{MAX_MOMENTS, Rates, Rule};
+use super::super::rule::{Rates, Rule};
+use super::super::shared::Shared;
 use super::super::state_reader::StateReader;
-use super::collect::gradient;
 use super::composed;
-use super::shared::Shared;
 
 /// A variable of candle with what an optimizer keeps of it.
 pub struct Variable {
     pub(super) name: String,
     pub(super) var: Var,
     pub(super) keeping: Keeping,
-    pub(super) stored: Stored,
-    /// Where layers that keep FP8 copies of the variable learn of changes.
+    pub(super) state: State,
+    /// Whether updates run over host memory in place: of contiguous f32, bf16 and f16 variables on the CPU. Otherwise each step replaces
+    /// moments and master, or kernels of a CUDA device update them in place.
+    in_place: bool,
+    /// Tells layers that keep FP8 copies of the variable when it changes.
     pub(super) version: WeightVersion,
 }
 
-/// Moments, unless they have not begun, and the master if there is one.
-pub enum Stored {
-    /// Host memory that is updated in place: contiguous f32, bf16 and f16 variables on the CPU.
-    Host(State<HostValues>),
-    /// Tensors on the variable's device: all other variables. On a CUDA device kernels update them in place, otherwise each step replaces
-    /// them.
-    Tensors(State<Tensor>),
-}
-
-pub struct State<T> {
-    pub(super) moments: Option<Vec<T>>,
-    pub(super) master: Option<T>,
-}
-
-impl<T> State<T> {
-    fn try_map<U>(&self, f: impl Fn(&T) -> Result<U>) -> Result<State<U>> {
-        let moments = self.moments.as_ref();
-        let moments = moments.map(|all| all.iter().map(&f).collect::<Result<Vec<U>>>());
-        Ok(State {
-            moments: moments.transpose()?,
-            master: self.master.as_ref().map(f).transpose()?,
-        })
-    }
+/// Tensors of the variable's shape, on its device, whose memory belongs to the optimizer.
+pub struct State {
+    /// None until they begin.
+    pub(super) moments: Option<Vec<Tensor>>,
+    pub(super) master: Option<Tensor>,
 }
 
 impl Variable {
@@ -59,64 +43,31 @@ impl Variable {
         masters: Option<MasterDType>,
     ) -> error::Result<Self> {
         let keeping = Keeping::of(&var, masters);
-        let master = keeping.new_copy(&name, &var)?;
+        let on_host = matches!(var.device(), Device::Cpu) && var.dtype() != DType::F64;
         let mut variable = Self {
             version: WeightVersion::of(&var),
-            name,
             keeping,
-            stored: match is_on_host(&var) {
-                true => Stored::Host(State {
-                    moments: None,
-                    master: None,
-                }),
-                false => Stored::Tensors(State {
-                    moments: None,
-                    master: None,
-                }),
+            in_place: on_host && var.is_contiguous(),
+            state: State {
+                moments: None,
+                master: keeping.new_copy(&name, &var)?,
             },
+            name,
             var,
         };
-        variable.keep(keeping, master)?;
         if R::MOMENT_COUNT.is_none() {
-            variable.begin::<R>()?;
+            variable.state.moments = Some(variable.zeros::<R>()?);
         }
         Ok(variable)
     }
 
-    /// Keeps a copy that [`Keeping::new_copy`] has made, or none.
-    pub(super) fn keep(&mut self, keeping: Keeping, copy: Option<Tensor>) -> Result<()> {
-        match &mut self.stored {
-            Stored::Host(state) => {
-                state.master = copy.as_ref().map(HostValues::from_tensor).transpose()?;
-            }
-            Stored::Tensors(state) => state.master = copy,
-        }
-        self.keeping = keeping;
-        Ok(())
-    }
-
-    /// Makes moments of zeros.
-    fn begin<R: Rule>(&mut self) -> Result<()> {
-        let (len, dtype) = (self.var.elem_count(), self.moment_dtype());
-        match &mut self.stored {
-            Stored::Host(state) => {
-                let zeros = R::MOMENTS.iter().map(|_| HostValues::zeros(dtype, len));
-                state.moments = Some(zeros.collect());
-            }
-            Stored::Tensors(state) => {
-                let zeros = || Tensor::zeros(self.var.shape(), dtype, self.var.device());
-                let zeros = R::MOMENTS.iter().map(|_| zeros());
-                state.moments = Some(zeros.collect::<Result<_>>()?);
-            }
-        }
-        Ok(())
-    }
-
-    fn begun(&self) -> bool {
-        match &self.stored {
-            Stored::Host(state) => state.moments.is_some(),
-            Stored::Tensors(state) => state.moments.is_some(),
-        }
+    /// Moments of zeros.
+    fn zeros<R: Rule>(&self) -> Result<Vec<Tensor>> {
+        let (shape, dtype) = (self.var.shape(), self.moment_dtype());
+        let zeros = R::MOMENTS.iter();
+        zeros
+            .map(|_| Tensor::zeros(shape, dtype, self.var.device()))
+            .collect()
     }
 
     /// f64 for an f64 variable, f32 for all others: in bf16 a second moment would never move, since `1 - beta2` is below half a unit in
@@ -128,78 +79,16 @@ impl Variable {
         }
     }
 
-    /// Copies as tensors of the variable's shape.
-    fn snapshot(&self) -> Result<State<Tensor>> {
-        match &self.stored {
-            Stored::Host(state) => state.try_map(|values| values.to_tensor(self.var.shape())),
-            // Shared write to these tensors.
-            Stored::Tensors(state) if self.var.device().is_cuda() => state.try_map(Tensor::copy),
-            Stored::Tensors(state) => state.try_map(|tensor| Ok(tensor.clone())),
-        }
+    /// The name of a moment or master in a state.
+    fn state_name(&self, part: &str) -> String {
+        format!("{}.{part}", self.name)
     }
-
-    /// The update in one of the two ways; `rates.begins` is set.
-    fn run<R: Rule>(&mut self, rule: &R, grad: &Tensor, rates: &Rates) -> Result<()> {
-        let key = (self.keeping).key(rule.settings().seed, rates.step, rates.index as u32);
-        let (has_moments, dtype) = (rule.has_moments(), self.moment_dtype());
-        match &mut self.stored {
-            Stored::Host(state) => {
-                let mut used = state.moments.iter_mut().flatten().filter(|_| has_moments);
-                let moments: [_; MAX_MOMENTS] = std::array::from_fn(|_| used.next());
-                let (formula, clip) = (rule.formula::<f32>(rates), rates.clip as f32);
-                let grad = grad.contiguous()?;
-                Slice::with(&grad, None, |grad| {
-                    let pass = Pass {
-                        grad,
-                        moments,
-                        master: state.master.as_mut(),
-                        keys: Keys {
-                            parameter: key,
-                            ..Keys::default()
-                        },
-                        saturating: false,
-                    };
-                    host::run::<R>(
-                        &self.var,
-                        pass,
-                        #[inline(always)]
-                        |theta, grad, moments: &mut [f32]| formula(theta, grad * clip, moments),
-                    )
-                })??;
-            }
-            Stored::Tensors(state) => {
-                let moments = state.moments.iter().filter(|_| has_moments).flatten();
-                let next = composed::update(
-                    &self.var,
-                    composed::clipped(grad, dtype, rates.clip)?,
-                    moments.cloned().collect(),
-                    &mut state.master,
-                    key,
-                    rule.formula(rates),
-                )?;
-                if has_moments {
-                    state.moments = Some(next);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Whether updates run over host memory in place.
-fn is_on_host(var: &Var) -> bool {
-    matches!(var.device(), Device::Cpu) && var.dtype() != DType::F64 && var.is_contiguous()
-}
-
-fn moment_name(variable: &str, moment: &str) -> String {
-    format!("{variable}.{moment}")
 }
 
 impl<R: Rule> Parameter<R> for Variable {
     type Grads = GradStore;
     type Grad = Tensor;
-    type Loaded = Stored;
-    type Shared = Shared;
+    type Loaded = State;
 
     const KIND: &'static str = R::KIND;
 
@@ -211,8 +100,15 @@ impl<R: Rule> Parameter<R> for Variable {
         &self.var
     }
 
+    /// A gradient has the variable's dtype, or f32 for a bf16 or f16 variable.
     fn gradient(&self, grads: &GradStore, own: &HashSet<usize>) -> error::Result<Option<Tensor>> {
-        gradient(&self.name, &self.var, grads, own)
+        let Some(grad) = grads.get(&self.var) else {
+            return Ok(None);
+        };
+        let (dtype, got) = (self.var.dtype(), grad.dtype());
+        let is_wide = got == DType::F32 && matches!(dtype, DType::BF16 | DType::F16);
+        let fits = is_wide || got == dtype;
+        own_gradient(&self.name, &self.var, grad, grad.dims(), fits, own).map(Some)
     }
 
     fn update(&mut self, rule: &R, grad: &Tensor, rates: &Rates, _: &mut Shared) -> Result<()> {
@@ -220,88 +116,87 @@ impl<R: Rule> Parameter<R> for Variable {
             // candle's operations return an empty tensor as it is, and a variable cannot be set to itself.
             return Ok(());
         }
-        let begins = !self.begun();
-        if begins && rule.has_moments() {
-            self.begin::<R>()?;
+        let begins = self.state.moments.is_none();
+        let rates = &Rates { begins, ..*rates };
+        let key = (self.keeping).key(rule.settings().seed, rates.step, rates.index as u32);
+        let mut moments = match &self.state.moments {
+            _ if !rule.has_moments() => vec![],
+            Some(moments) => moments.clone(),
+            None => self.zeros::<R>()?,
+        };
+        if self.in_place {
+            let (formula, clip) = (rule.formula::<f32>(rates), rates.clip as f32);
+            Slice::with(grad, None, |grad| {
+                let keys = Keys {
+                    parameter: key,
+                    ..Keys::default()
+                };
+                let pass = Pass {
+                    grad,
+                    moments: moments.iter().collect(),
+                    master: self.state.master.as_ref(),
+                    keys,
+                    saturating: false,
+                };
+                host::run::<R>(
+                    &self.var,
+                    &pass,
+                    #[inline(always)]
+                    |theta, grad, moments: &mut [f32]| formula(theta, grad * clip, moments),
+                )
+            })??;
+        } else {
+            let grad = composed::clipped(grad, self.moment_dtype(), rates.clip)?;
+            let (master, formula) = (&mut self.state.master, rule.formula(rates));
+            moments = composed::update(&self.var, grad, moments, master, key, formula)?;
         }
-        let done = self.run(rule, grad, &Rates { begins, ..*rates });
-        if begins && done.is_err() {
-            match &mut self.stored {
-                Stored::Host(state) => state.moments = None,
-                Stored::Tensors(state) => state.moments = None,
-            }
+        if rule.has_moments() {
+            self.state.moments = Some(moments);
         }
-        done
+        Ok(())
     }
 
     fn save(&self, state: &mut HashMap<String, Tensor>) -> error::Result<bool> {
-        let snapshot = self.snapshot()?;
-        let begun = snapshot.moments.is_some();
-        for (moment, tensor) in R::MOMENTS
-            .iter()
-            .zip(snapshot.moments.into_iter().flatten())
-        {
-            state.insert(moment_name(&self.name, moment.name), tensor);
+        let moments = self.state.moments.iter().flatten();
+        let moments = R::MOMENTS.iter().map(|moment| moment.name).zip(moments);
+        for (part, tensor) in moments.chain(self.state.master.iter().map(|m| (MASTER, m))) {
+            state.insert(self.state_name(part), tensor.copy()?);
         }
-        if let Some(master) = snapshot.master {
-            state.insert(moment_name(&self.name, MASTER), master);
-        }
-        Ok(begun)
+        Ok(self.state.moments.is_some())
     }
 
-    fn check(&self, state: &mut StateReader<'_>) -> error::Result<Stored> {
+    fn check(&self, state: &mut StateReader<'_>) -> error::Result<(State, bool)> {
         let shape: &Shape = self.var.shape();
-        let names: Vec<String> = (R::MOMENTS.iter())
-            .map(|moment| moment_name(&self.name, moment.name))
-            .collect();
-        let begun = R::MOMENT_COUNT.is_none() || names.iter().any(|name| state.has(name));
+        // The loaded tensor may be a variable that somebody writes to later.
+        let copy = |tensor: &Tensor| -> error::Result<Tensor> {
+            let tensor = tensor.detach().to_device(self.var.device())?;
+            Ok(tensor.contiguous()?.copy()?)
+        };
+        let mut names = R::MOMENTS.iter().map(|moment| self.state_name(moment.name));
+        let begun = R::MOMENT_COUNT.is_none() || names.any(|name| state.has(&name));
         let mut moments = vec![];
-        for (name, moment) in names.iter().zip(R::MOMENTS).filter(|_| begun) {
-            moments.push(state.take(name, self.moment_dtype(), shape, moment.non_negative)?);
+        for moment in R::MOMENTS.iter().filter(|_| begun) {
+            let (name, dtype) = (self.state_name(moment.name), self.moment_dtype());
+            moments.push(copy(state.take(
+                &name,
+                dtype,
+                shape,
+                moment.non_negative,
+            )?)?);
         }
+        let master = self.keeping.copy_dtype();
+        let master =
+            master.map(|dtype| copy(state.take(&self.state_name(MASTER), dtype, shape, false)?));
         let loaded = State {
             moments: begun.then_some(moments),
-            master: match self.keeping.copy_dtype() {
-                Some(dtype) => {
-                    Some(state.take(&moment_name(&self.name, MASTER), dtype, shape, false)?)
-                }
-                None => None,
-            },
+            master: master.transpose()?,
         };
-        Ok(match self.stored {
-            Stored::Host(_) => Stored::Host(loaded.try_map(|t| HostValues::from_tensor(t))?),
-            // A copy: the loaded tensor may be a variable that somebody writes to later.
-            Stored::Tensors(_) => Stored::Tensors(loaded.try_map(|tensor| {
-                let tensor = tensor.detach().to_device(self.var.device())?;
-                tensor.contiguous()?.copy()
-            })?),
-        })
+        Ok((loaded, begun))
     }
 
-    fn has_moments(loaded: &Stored) -> bool {
-        match loaded {
-            Stored::Host(state) => state.moments.is_some(),
-            Stored::Tensors(state) => state.moments.is_some(),
-        }
+    fn restore(&mut self, loaded: State) {
+        self.state = loaded;
     }
-
-    fn restore(&mut self, loaded: Stored) {
-        self.stored = loaded;
-    }
-
-    fn invalidate(shared: &mut Shared) {
-        shared.forget_kernels();
-    }
-
-    fn restored(shared: &mut Shared) {
-        shared.forget_kernels();
-    }
-
-    fn rounding(_: &Shared) -> Option<RoundTo> {
-        None
-    }
-
-    fn set_rounding(_: &mut Shared, _: RoundTo) {}
 }
 
 const MASTER: &str = "master_param";
@@ -319,8 +214,13 @@ mod tests {
     }
 
     fn all_bits(variable: &Variable) -> Result<(Bits, Option<Vec<Bits>>, Option<Bits>)> {
-        let state = variable.snapshot()?.try_map(bits)?;
-        Ok((bits(&variable.var)?, state.moments, state.master))
+        let State { moments, master } = &variable.state;
+        let moments = moments.as_ref().map(|all| all.iter().map(bits).collect());
+        Ok((
+            bits(&variable.var)?,
+            moments.transpose()?,
+            master.as_ref().map(bits).transpose()?,
+        ))
     }
 
     /// Devices without loops of their own take the composed update; here it is held against the one in place.
@@ -346,7 +246,7 @@ mod tests {
                 Variable::new::<R>("a".into(), var, masters)
             };
             let (mut in_place, mut composed) = (new()?, new()?);
-            composed.stored = Stored::Tensors(composed.snapshot()?);
+            composed.in_place = false;
             for step in 1..6u64 {
                 if step == 4 {
                     // Written to from outside.
@@ -370,7 +270,7 @@ mod tests {
                 }
                 assert_eq!(all_bits(&in_place)?, all_bits(&composed)?, "{dtype:?}");
                 assert_eq!(
-                    in_place.snapshot()?.master.is_some(),
+                    in_place.state.master.is_some(),
                     in_place.keeping.copy_dtype().is_some()
                 );
             }

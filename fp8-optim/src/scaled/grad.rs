@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use fp8_core::Format;
 use fp8_scaled::{Scaled, ScaledVar};
 
-use super::super::error::{OptimError, Result};
+use super::super::error::Result;
+use super::super::gradients::own_gradient;
 use super::super::host::{PIECE, Slice};
-use super::super::memory::address;
 use super::rule::Extent;
 
 /// Elements of a partial sum: fixed, so that the order of additions does not depend on the number of threads.
@@ -27,35 +27,14 @@ pub struct Grad {
 impl Grad {
     /// The gradient of `var`; `own` is the memory of all variables.
     pub(super) fn new(var: &ScaledVar, grad: &Scaled, own: &HashSet<usize>) -> Result<Self> {
-        let (name, device) = (var.name().to_string(), var.device());
-        if !grad.device().same_device(device) {
-            return Err(OptimError::GradientDevice {
-                name,
-                expected: device.location(),
-                got: grad.device().location(),
-            });
-        }
         let (data, format) = match grad.codes() {
             Some(codes) => (codes.codes().clone(), Some(codes.format())),
             None => (grad.data()?, None),
         };
-        let wide = data.dtype() == candle_core::DType::F64;
-        if grad.dims() != var.dims() || wide {
-            return Err(OptimError::Gradient {
-                name,
-                expected_dtype: var.dtype(),
-                expected_shape: var.dims().into(),
-                got_dtype: data.dtype(),
-                got_shape: grad.dims().into(),
-            });
-        }
-        // Updates in place must not change a gradient that is still to be read.
-        let data = match own.contains(&address(&data)) {
-            true => data.detach().copy()?,
-            false => data.contiguous()?,
-        };
+        let (parameter, fits) = (var.data_var(), data.dtype() != DType::F64);
+        let data = own_gradient(var.name(), parameter, &data, grad.dims(), fits, own)?;
         let mut grad = Self {
-            data,
+            data: data.contiguous()?,
             format,
             extent: Extent {
                 dequant_scale: grad.scale(),
@@ -86,13 +65,13 @@ impl Grad {
 }
 
 /// The sum of squares in f64 and the largest magnitude, in which NaN counts as more than an infinity.
-fn measure(grad: Slice<'_>) -> (f64, f64) {
-    let len = grad.len();
+pub(super) fn measure(values: Slice<'_>) -> (f64, f64) {
+    let len = values.len();
     let block = |start: usize| {
         let (mut sum, mut amax, mut wide) = (0f64, 0u32, [0f32; PIECE]);
         let end = (start + BLOCK).min(len);
         for start in (start..end).step_by(PIECE) {
-            let wide = grad.widened(start, &mut wide[..PIECE.min(end - start)]);
+            let wide = values.widened(start, &mut wide[..PIECE.min(end - start)]);
             // In lanes, which vectorize.
             let mut lanes = [0f64; 8];
             for chunk in wide.chunks(8) {
@@ -105,11 +84,7 @@ fn measure(grad: Slice<'_>) -> (f64, f64) {
         }
         (sum, amax)
     };
-    let starts: Vec<usize> = (0..len).step_by(BLOCK).collect();
-    let parts: Vec<(f64, u32)> = match starts.as_slice() {
-        [only] => vec![block(*only)],
-        starts => fp8_candle::parallel::map(starts.iter().copied(), block),
-    };
+    let parts = fp8_candle::parallel::map((0..len).step_by(BLOCK), block);
     let sum = parts.iter().map(|(sum, _)| sum).sum();
     let amax = parts.iter().fold(0, |max, (_, amax)| max.max(*amax));
     (sum, f64::from(f32::from_bits(amax)))

@@ -33,7 +33,7 @@ pub(crate) mod rule;
 pub(crate) mod size;
 
 pub use super::adamw::ScaledAdamW;
-pub use super::rounding::RoundTo;
+pub use super::rounding::{RoundTo, ScaledCounts};
 pub use super::sgd::ScaledSgd;
 pub use optimizer::ScaledOptimizer;
-pub use parameter::{ScaledCounts, ScaledParameter};
+pub use parameter::ScaledParameter;

@@ -9,19 +9,20 @@ use super::super::counter::Counter;
 use super::super::engine::{Decision, Engine};
 use super::super::error::{OptimError, Result};
 use super::super::report::StepReport;
-use super::super::rounding::RoundTo;
+use super::super::rounding::{RoundTo, ScaledCounts};
+use super::super::rule::checked_settings;
+use super::super::shared::Shared;
 use super::super::state::ResumableOptimizer;
 use super::super::veto::CastVeto;
 use super::grad::Grad;
-use super::parameter::{ScaledCounts, ScaledParameter, Shared};
+use super::parameter::ScaledParameter;
 use super::rule::ScaledRule;
 
-/// An optimizer of scaled parameters: [`ScaledSgd`](super::ScaledSgd), [`ScaledAdamW`](super::ScaledAdamW), or one of your own, which whatever takes an optimizer takes
-/// (`scaled::save_training` too).
+/// An optimizer of scaled parameters: [`ScaledSgd`](super::ScaledSgd), [`ScaledAdamW`](super::ScaledAdamW), or your own, which
+/// `scaled::save_training` accepts too.
 ///
-/// A step reads values in f32 (`to_tensor`), computes, and hands new ones to [`ScaledVar::set_rescaled`], which chooses their scale
-/// and has FP8 copies made anew; [`ScaledVar::set`] takes data with a scale of your choice. What it keeps between steps goes into
-/// its state.
+/// In your own `apply`, read values in f32 with `to_tensor`, and store new ones with [`ScaledVar::set_rescaled`], which chooses their scale
+/// and drops FP8 copies, or with [`ScaledVar::set`] at a scale of your choice. Put everything that is kept between steps into the state.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -163,9 +164,7 @@ impl<R: ScaledRule> Engine<R, ScaledParameter> {
     /// [`OptimError::InvalidHyperparameter`], [`OptimError::DuplicateName`], [`OptimError::ScaledMasters`] if the configuration asks for
     /// master weights, [`OptimError::ScaledDtype`] for f64, [`OptimError::ScaledDevice`].
     pub fn from_vars(mut vars: Vec<ScaledVar>, config: R) -> Result<Self> {
-        config.validate()?;
-        let settings = config.settings();
-        settings.validate()?;
+        let settings = checked_settings(&config)?;
         if let Some(masters) = settings.masters {
             return Err(OptimError::ScaledMasters {
                 dtype: masters.dtype(),
@@ -182,20 +181,16 @@ impl<R: ScaledRule> Engine<R, ScaledParameter> {
         let parameters = parameters.collect::<Result<_>>()?;
         let seed = settings.seed;
         let shared = Shared {
-            round: RoundTo::Stochastic { seed },
+            round: Some(RoundTo::Stochastic { seed }),
             ..Shared::default()
         };
-        Ok(Self::with_parameters(
-            parameters,
-            config,
-            Counter::Host(0),
-            shared,
-        ))
+        let counter = Counter::Host(0);
+        Ok(Self::with_parameters(parameters, config, counter, shared))
     }
 
     /// Replaces the rounding.
     pub fn with_rounding(mut self, round: RoundTo) -> Self {
-        self.shared.round = round;
+        self.shared.round = Some(round);
         self
     }
 

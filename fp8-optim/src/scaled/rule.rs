@@ -14,6 +14,11 @@ pub struct Extent {
 }
 
 impl Extent {
+    pub(crate) const ZERO: Self = Self {
+        dequant_scale: Scale::ZERO,
+        amax: 0.0,
+    };
+
     /// The value of 1 in the data.
     pub(crate) fn unit(&self) -> f64 {
         value(self.dequant_scale)

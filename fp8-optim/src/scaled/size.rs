@@ -19,7 +19,7 @@ impl Window {
         high: 7,
         goal: 3,
     };
-    /// For moments, which are not multiplied: near the top of f16, so that elements far below the largest are kept.
+    /// For moments, which no product reads: near the top of f16, so that elements far below the largest do not underflow.
     pub(crate) const MOMENT: Self = Self {
         low: 4,
         high: 13,
@@ -39,13 +39,12 @@ impl Window {
     }
 }
 
-/// The exponent of the largest power of two up to `x`, which is positive; far beyond that of f32 for an infinity.
+/// The exponent of the largest power of two that is at most `x`, which is positive; above all exponents of f32 if `x` is infinite.
 fn exponent(x: f64) -> i32 {
     ((x.to_bits() >> 52) & 0x7FF) as i32 - 1023
 }
 
-/// A factor of data in a step, in f32. It is finite, since data of zero times an infinite factor would be NaN; zero over a zero scale
-/// is 0.
+/// A factor of data in f32: finite, since zero data times infinity would be NaN, and 0 for NaN, the quotient of two zero scales.
 pub(crate) fn factor(x: f64) -> f32 {
     if x.is_nan() {
         return 0.0;

@@ -26,7 +26,7 @@ const SHAPES: [&[usize]; 10] = [
     &[65537],
 ];
 
-/// Random values. In f64 their squares need more bits than an f64 has.
+/// Random values. The squares of the f64 values are not exact in f64.
 fn random(seed: u64, shape: &[usize], dtype: DType) -> Result<Tensor> {
     let mut rng = StdRng::seed_from_u64(seed);
     let values: Vec<f64> = (0..shape.iter().product())
@@ -336,7 +336,7 @@ fn variables_on_several_devices() -> Result<()> {
     Ok(())
 }
 
-/// Moments, flags and master copies that change after the first steps reach the device.
+/// Changes of moments, flags and master copies after the first steps reach the device.
 #[test]
 fn changes_between_steps() -> Result<()> {
     let plain = config(Some(0.5), false);
@@ -359,7 +359,7 @@ fn changes_between_steps() -> Result<()> {
         };
         Ok(side.optimizer.set_config(config)?)
     })?;
-    // A variable that was set from outside wins over its copy.
+    // A variable that was written to replaces its copy.
     both(2, &|side| {
         for (i, (_, var)) in side.vars.iter().enumerate() {
             let value = random(77 + i as u64, var.dims(), var.dtype())?;

@@ -73,9 +73,9 @@ fn a_group_has_its_own_rates() {
     );
 }
 
-/// A decay that a group names reaches variables that the scope leaves out.
+/// The weight decay of a group applies to variables that the scope excludes.
 #[test]
-fn a_groups_decay_is_above_the_scope() {
+fn a_groups_decay_overrides_the_scope() {
     let all = vars(DType::F32);
     let config = SgdConfig::default().with_lr(1.).with_weight_decay(0.5);
     let config = config.with_decay_scope(DecayScope::Matrices);
@@ -128,7 +128,7 @@ fn comes_back<O: ResumableOptimizer>(
     of: impl Fn(&O) -> Vec<ParamGroup>,
 ) {
     let state = make(groups()).optimizer_state().unwrap();
-    // The values are the checkpoint's, under the same patterns.
+    // The values come from the checkpoint; the patterns are the same.
     let patterns = || {
         groups()
             .iter()
@@ -150,7 +150,7 @@ fn comes_back<O: ResumableOptimizer>(
     none.load_optimizer_state(&kept).unwrap();
     assert!(of(&none).is_empty());
 
-    // What was saved without groups is not for an optimizer with some.
+    // A state without groups does not fit an optimizer with groups.
     let plain = make(vec![]).optimizer_state().unwrap();
     let error = other.load_optimizer_state(&plain).unwrap_err();
     assert!(matches!(error, OptimError::StateGroups { .. }), "{error}");

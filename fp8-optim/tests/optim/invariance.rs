@@ -1,4 +1,4 @@
-//! What makes no difference: the number of threads and the order of variables. And gradients that are missing or not finite.
+//! Results do not depend on the number of threads or the order of variables. Gradients that are missing or not finite.
 
 use crate::helpers::*;
 use candle_core::{DType, Tensor, Var};
@@ -82,7 +82,7 @@ fn gradients_that_are_not_finite_skip_the_step() {
             assert_eq!((all_bits(&all), state_bits(&optimizer)), before);
         }
     }
-    // Gradients as large as possible, but finite, are no reason to skip the step.
+    // The largest finite gradients do not skip the step.
     let var = Var::from_tensor(&Tensor::zeros(3, DType::F32, &device()).unwrap()).unwrap();
     let all = vec![("v".to_string(), var.clone())];
     let mut optimizer = AdamW::from_named(all.clone(), AdamWConfig::default()).unwrap();

@@ -41,7 +41,7 @@ fn moves_as_configured() {
     assert_eq!((s.loss_scale(), s.clean_steps()), (65536., 1999));
     s.update(false);
     assert_eq!((s.loss_scale(), s.clean_steps()), (131072., 0));
-    // A bad step begins the count anew.
+    // A skipped step restarts the count.
     s.update(false);
     s.update(true);
     assert_eq!(
@@ -69,7 +69,7 @@ fn moves_as_configured() {
     assert_eq!(s.loss_scale(), 2f64.powi(-126));
 }
 
-/// Powers of two round nothing, so training with the scaler is training without it.
+/// Powers of two round nothing, so training gives the same bits with and without the scaler.
 #[test]
 fn changes_no_bit_of_f32_training() {
     let (plain, scaled) = (vars(DType::F32), vars(DType::F32));
@@ -94,7 +94,7 @@ fn changes_no_bit_of_f32_training() {
     assert_eq!(state_bits(&optimizer), state_bits(&other));
 }
 
-/// Wherever the element is, exactly one step is left out, and the loss scale backs off once.
+/// Wherever the element is, exactly one step is skipped, and the loss scale backs off once.
 #[test]
 fn an_overflow_skips_one_step() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -130,13 +130,13 @@ fn an_overflow_skips_one_step() {
                 }
             }
             assert_eq!((scaler.skipped_steps(), scaler.clean_steps()), (1, 2));
-            // Scales of 1024 and 512 round nothing, and the step that was left out is not counted.
+            // Scales of 1024 and 512 round nothing, and the skipped step is not counted.
             assert_eq!(all_bits(&all), all_bits(&clean), "{dtype:?} {at}");
         }
     }
 }
 
-/// f16 gradients that only the loss scale keeps from 0 come through to the variable.
+/// f16 gradients that would underflow without loss scaling reach the variable.
 #[test]
 fn small_f16_gradients_survive() {
     let var = Var::from_tensor(&Tensor::ones(4, DType::F16, &device()).unwrap()).unwrap();
@@ -160,7 +160,7 @@ fn small_f16_gradients_survive() {
         (wide.dtype(), flat64(&wide)),
         (DType::F32, vec![2f64.powi(-30); 4])
     );
-    // Optimizers that want the variable's dtype get it, with what that rounds away.
+    // Optimizers that need gradients in the variable's dtype get them, rounded.
     let narrow = grad(Some(&self::scaler(config().with_f32_gradients(false))));
     assert_eq!((narrow.dtype(), flat64(&narrow)), (DType::F16, vec![0.; 4]));
 
@@ -200,7 +200,7 @@ fn drives_candles_optimizers() {
             assert!(!done.unwrap().skipped());
         }
         assert_eq!(scaler.skipped_steps(), 1);
-        // An error of the optimizer is handed on, and the loss scale stays.
+        // An error of the optimizer is returned, and the loss scale does not change.
         let state = scaler.state();
         let failed = scaler.step(&loss(&all, 0, None), &plain, |_| {
             Err::<(), _>(candle_core::Error::msg("no"))

@@ -68,7 +68,7 @@ fn master_weights_resume_follow_their_variables_and_can_be_turned_on_and_off() {
         assert_eq!(all_bits(&straight), all_bits(&resumed));
         assert_eq!(state_bits(&optimizer), state_bits(&other));
 
-        // State with copies does not fit an optimizer without them, nor the other way round.
+        // A state with copies does not fit an optimizer without them, and vice versa.
         let plain = AdamWConfig {
             master_weights: false,
             ..config.clone()
@@ -84,7 +84,7 @@ fn master_weights_resume_follow_their_variables_and_can_be_turned_on_and_off() {
             "{error}"
         );
 
-        // If some values of a variable are set from outside, these count and the rest keeps its copy.
+        // Elements of a variable that were written to are used, and the others keep their copy.
         let big = &straight[3].1;
         let half = big.narrow(0, 0, 20_000).unwrap().copy().unwrap();
         let ones = Tensor::ones(20_000, dtype, &device()).unwrap();

@@ -116,7 +116,7 @@ fn equal_to_candles_sgd() {
     }
 }
 
-/// 16-bit variables are those of f32, rounded once per step.
+/// Updates of 16-bit variables equal those of f32 variables, rounded once per step.
 #[test]
 fn sixteen_bit_variables_are_rounded_once() {
     for dtype in [DType::BF16, DType::F16] {
@@ -149,7 +149,7 @@ fn sixteen_bit_variables_are_rounded_once() {
 }
 
 #[test]
-fn clips_skips_and_leaves_alone() {
+fn clips_skips_and_ignores_missing_gradients() {
     let all = vars(DType::F32);
     let config = SgdConfig::default()
         .with_momentum(0.9)
@@ -198,7 +198,7 @@ fn resumes_bit_for_bit_and_names_what_does_not_fit() {
         let mut optimizer = Sgd::from_named(straight.clone(), config.clone()).unwrap();
         for step in 0..3 {
             let mut some = grads(&straight, step, 1.);
-            // Its buffer begins after the resume.
+            // Its buffer starts after the resume.
             some.remove(&straight[1].1);
             let _ = optimizer.apply(&some).unwrap();
         }

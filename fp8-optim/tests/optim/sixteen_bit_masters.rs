@@ -107,8 +107,8 @@ fn variable_is_master<O: WithMasters>() {
     }
 }
 
-/// One step takes 1 to a quarter of the way between two f16 values: a quarter of the elements goes down, and other elements with
-/// other seeds and steps.
+/// One step takes 1 a quarter of the way to the next f16 value below: a quarter of the elements is rounded down, different ones for
+/// different seeds and steps.
 #[test]
 fn the_mean_is_the_exact_result() {
     const N: usize = 1 << 18;
@@ -214,7 +214,7 @@ fn integers<O: WithMasters>() {
     assert!(error.to_string().contains("`codes`"), "{error}");
 }
 
-/// f16 ends at 65504: a variable beyond it is refused, and a step beyond it ends there.
+/// The largest f16 is 65504: a larger variable is rejected, and a step beyond it stops there.
 fn finite<O: WithMasters>() {
     let named = |values: &[f32]| {
         let values = Tensor::new(values, &device()).unwrap();
@@ -233,7 +233,7 @@ fn finite<O: WithMasters>() {
     );
     assert!(error.to_string().contains("1e5"), "{error}");
     assert!(O::make(named(&[1e5]), 1., MasterDType::Bf16, 3).is_ok());
-    // What is not finite itself is no matter of masters.
+    // Values that are not finite themselves are accepted.
     assert!(make(&[f32::INFINITY]).is_ok());
 
     for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -253,7 +253,7 @@ fn finite<O: WithMasters>() {
     }
 }
 
-/// A value that was written to the variable counts, and masters of another dtype do not load.
+/// A value written to the variable replaces the master, and masters of another dtype do not load.
 #[test]
 fn written_to_and_loaded() {
     let all = vars(DType::F32);
@@ -279,7 +279,7 @@ fn written_to_and_loaded() {
         ),
         "{error}"
     );
-    // Turned to f16, they fit.
+    // After a change to f16 masters they fit.
     other.set_config(optimizer.config().clone()).unwrap();
     other.load_state(&state).unwrap();
 }

@@ -146,7 +146,7 @@ fn clips_by_the_global_norm() {
 }
 
 #[test]
-fn weight_decay_reaches_what_it_should() {
+fn weight_decay_follows_the_scope_and_the_filter() {
     let decayed = |config: AdamWConfig, predicate: bool| {
         let all = vars(DType::F32);
         let before = all_bits(&all);

@@ -6,7 +6,7 @@ use fp8_candle::conv::ConvShape;
 use fp8_scaled::Result;
 use fp8_scaled::as_scaled;
 
-/// Convolutions of candle, whose gradients are not all right and not asked for.
+/// Against candle's convolutions, whose gradients are partly wrong and not compared.
 #[test]
 fn convolutions() -> Result<()> {
     let rows = wave(&[2, 4, 7], 1);
@@ -26,7 +26,7 @@ fn convolutions() -> Result<()> {
     Ok(())
 }
 
-/// As the gradient of the convolution, written out: place by place in f64.
+/// The gradient of the convolution, written out position by position in f64.
 fn transposed(x: &Tensor, kernel: &Tensor, shape: &ConvShape) -> Result<Tensor> {
     let (batch, n, height, width) = x.dims4()?;
     let (_, per_group, kh, kw) = kernel.dims4()?;
@@ -111,7 +111,7 @@ fn transposed_convolutions() -> Result<()> {
     Ok(())
 }
 
-/// The scale is that of the terms that a value sums.
+/// The scale follows from the number of terms in a sum.
 #[test]
 fn scales_follow_the_fan_in() -> Result<()> {
     let ones = |dims: &[usize]| -> Result<_> {

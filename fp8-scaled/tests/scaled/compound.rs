@@ -1,4 +1,4 @@
-//! Compound operations on 16-bit data, at sizes that 16 bits do not have, and on tensors of no size.
+//! Compound operations on 16-bit data, at magnitudes beyond 16 bits, and on tensors of zero scale.
 
 use crate::gradient_check::{values, wave};
 use candle_core::{DType, Device, Tensor};
@@ -9,7 +9,7 @@ use fp8_scaled::{Scaled, ScaledDType, ScaledVar, as_scaled};
 type Function<'a> = &'a dyn Fn(&[Scaled]) -> Result<Scaled>;
 
 /// Values and gradients of `f` in f16 and in f64, whose inputs are equal, within `tolerance` of the largest.
-fn f16_is_as_f64(
+fn compare_f16_with_f64(
     name: &str,
     inputs: &[(&[usize], f32)],
     tolerance: f64,
@@ -61,60 +61,60 @@ const ROUNDED: f64 = 1e-3;
 #[test]
 fn f16_has_the_values_of_f64() -> Result<()> {
     let one: &[(&[usize], f32)] = &[(&[4, 6], 2.0)];
-    f16_is_as_f64("softmax", one, ROUNDED, &|x| x[0].softmax(1))?;
-    f16_is_as_f64("softmax over rows", one, ROUNDED, &|x| x[0].softmax(0))?;
-    f16_is_as_f64("log_softmax", one, ROUNDED, &|x| x[0].log_softmax(1))?;
-    f16_is_as_f64("causal_softmax", one, ROUNDED, &|x| {
+    compare_f16_with_f64("softmax", one, ROUNDED, &|x| x[0].softmax(1))?;
+    compare_f16_with_f64("softmax over rows", one, ROUNDED, &|x| x[0].softmax(0))?;
+    compare_f16_with_f64("log_softmax", one, ROUNDED, &|x| x[0].log_softmax(1))?;
+    compare_f16_with_f64("causal_softmax", one, ROUNDED, &|x| {
         x[0].causal_softmax(0.1)
     })?;
-    f16_is_as_f64("gelu", one, ROUNDED, &|x| x[0].gelu())?;
-    f16_is_as_f64("silu", one, ROUNDED, &|x| x[0].silu())?;
-    f16_is_as_f64("dropout", one, ROUNDED, &|x| x[0].dropout(0.3, 1))?;
+    compare_f16_with_f64("gelu", one, ROUNDED, &|x| x[0].gelu())?;
+    compare_f16_with_f64("silu", one, ROUNDED, &|x| x[0].silu())?;
+    compare_f16_with_f64("dropout", one, ROUNDED, &|x| x[0].dropout(0.3, 1))?;
     let ids = Tensor::new(&[3u32, 0, 3, 1, 3], &Device::Cpu)?;
-    f16_is_as_f64("embedding", &[(&[4, 6], 2.0)], ROUNDED, &|x| {
-        // A row that is taken no times has no gradient, others one.
+    compare_f16_with_f64("embedding", &[(&[4, 6], 2.0)], ROUNDED, &|x| {
+        // Rows that are not selected get a gradient of zero.
         x[0].embedding(&ids)
     })?;
     let targets = Tensor::new(&[3u32, 0, 5, 1], &Device::Cpu)?;
-    f16_is_as_f64("cross_entropy", one, ROUNDED, &|x| {
+    compare_f16_with_f64("cross_entropy", one, ROUNDED, &|x| {
         x[0].cross_entropy(&targets)
     })?;
     let images: &[(&[usize], f32)] = &[(&[2, 3, 7, 6], 4.0), (&[4, 3, 3, 2], 0.5)];
-    f16_is_as_f64("conv2d", images, ROUNDED, &|x| {
+    compare_f16_with_f64("conv2d", images, ROUNDED, &|x| {
         x[0].conv2d(&x[1], 1, 2, 1, 1)
     })?;
-    f16_is_as_f64("max_pool2d", &images[..1], ROUNDED, &|x| x[0].max_pool2d(3))?;
-    f16_is_as_f64("avg_pool2d", &images[..1], ROUNDED, &|x| x[0].avg_pool2d(3))
+    compare_f16_with_f64("max_pool2d", &images[..1], ROUNDED, &|x| x[0].max_pool2d(3))?;
+    compare_f16_with_f64("avg_pool2d", &images[..1], ROUNDED, &|x| x[0].avg_pool2d(3))
 }
 
 #[test]
-fn what_has_no_size_works_at_any() -> Result<()> {
+fn scale_free_operations_work_at_any_magnitude() -> Result<()> {
     // Far outside of the range of f16, whose largest number is 2^16.
     for exponent in [-60, 0, 60] {
         let scale = 2f32.powi(exponent);
-        f16_is_as_f64(
+        compare_f16_with_f64(
             "layer_norm",
             &[(&[5, 16], scale), (&[16], 2.0), (&[16], 0.25)],
             ROUNDED,
             &|x| x[0].layer_norm(&x[1], Some(&x[2]), 0.0),
         )?;
-        f16_is_as_f64(
+        compare_f16_with_f64(
             "rms_norm",
             &[(&[5, 16], scale), (&[16], 2.0)],
             ROUNDED,
             &|x| x[0].rms_norm(&x[1], 0.0),
         )?;
-        // Queries and keys of sizes that cancel, values of any.
+        // The magnitudes of queries and keys cancel; values have any.
         let inputs: &[(&[usize], f32)] = &[
             (&[1, 2, 4, 8], scale),
             (&[1, 2, 4, 8], 1.0 / scale),
             (&[1, 2, 4, 8], scale),
         ];
-        f16_is_as_f64("attention", inputs, ROUNDED, &|x| {
+        compare_f16_with_f64("attention", inputs, ROUNDED, &|x| {
             Scaled::attention(&x[0], &x[1], &x[2], AttentionOptions::default())
         })?;
         let linear: &[(&[usize], f32)] = &[(&[5, 64], scale), (&[3, 64], 0.5), (&[3], scale)];
-        f16_is_as_f64("linear", linear, ROUNDED, &|x| {
+        compare_f16_with_f64("linear", linear, ROUNDED, &|x| {
             x[0].linear(&x[1], Some(&x[2]))
         })?;
     }
@@ -123,14 +123,14 @@ fn what_has_no_size_works_at_any() -> Result<()> {
 
 #[test]
 fn attention_that_is_nearly_uniform_keeps_its_gradients() -> Result<()> {
-    // Scores near 2^-40: gradients of queries and keys are as small, and stand in the scale.
+    // Scores near 2^-40: gradients of queries and keys are as small, and their scales hold that.
     let small = 2f32.powi(-20);
     let inputs: &[(&[usize], f32)] = &[
         (&[1, 1, 4, 8], small),
         (&[1, 1, 4, 8], small),
         (&[1, 1, 4, 8], 1.0),
     ];
-    f16_is_as_f64("attention", inputs, ROUNDED, &|x| {
+    compare_f16_with_f64("attention", inputs, ROUNDED, &|x| {
         Scaled::attention(&x[0], &x[1], &x[2], AttentionOptions::default())
     })
 }
@@ -139,7 +139,7 @@ fn attention_that_is_nearly_uniform_keeps_its_gradients() -> Result<()> {
 fn attention_of_large_data_keeps_its_gradients() -> Result<()> {
     // Data up to 2^12 at a small scale. Products of three of them, summed, are far beyond f16.
     let input: (&[usize], f32) = (&[1, 2, 16, 32], 1.0);
-    f16_is_as_f64("attention", &[input; 3], ROUNDED, &|x| {
+    compare_f16_with_f64("attention", &[input; 3], ROUNDED, &|x| {
         let large = |i: usize| x[i].rebalance(2f32.powi(-12));
         let options = AttentionOptions::default().with_causal(true);
         Scaled::attention(&large(0)?, &large(1)?, &large(2)?, options)
@@ -147,7 +147,7 @@ fn attention_of_large_data_keeps_its_gradients() -> Result<()> {
 }
 
 #[test]
-fn zeros_of_no_size_are_zeros() -> Result<()> {
+fn tensors_of_zero_scale_are_zeros() -> Result<()> {
     let zeros = |dims: &[usize]| Scaled::zeros(dims, DType::F16, &Device::Cpu);
     let ones = |dims: &[usize]| as_scaled(&Tensor::ones(dims, DType::F16, &Device::Cpu)?, None);
     let all = |x: Scaled, expected: f64| -> Result<()> {
@@ -178,7 +178,7 @@ fn zeros_of_no_size_are_zeros() -> Result<()> {
 }
 
 #[test]
-fn gradients_through_tensors_of_no_size_are_finite() -> Result<()> {
+fn gradients_through_zero_scales_are_finite() -> Result<()> {
     let gain = ScaledVar::new("gain", &Tensor::ones(4, DType::F16, &Device::Cpu)?)?;
     let zeros = Scaled::zeros((3, 4), DType::F16, &Device::Cpu)?;
     let x = ScaledVar::from_scaled("x", &zeros)?;

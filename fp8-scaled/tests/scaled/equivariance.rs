@@ -1,4 +1,4 @@
-//! Only ratios of scales count: inputs times 2^20 change no bit of data, forward or backward.
+//! Only ratios of scales matter: multiplying inputs by 2^20 changes no bit of data, forward or backward.
 
 use crate::gradient_check::{positive, wave};
 use candle_core::{DType, Device, Tensor};
@@ -12,7 +12,7 @@ fn mask() -> Result<Tensor> {
     Ok(Tensor::from_iter(mask, &Device::Cpu)?.reshape((3, 4))?)
 }
 
-/// Every operation here for which an input times a power of two is a result times a power of two.
+/// Every operation that turns a power of two on its input into a power of two on its result.
 const OPS: &[Op] = &[
     ("add", |a, b| a.add(b)),
     ("sub", |a, b| a.sub(b)),
@@ -70,7 +70,7 @@ fn run(op: &Op, dtype: DType, by: f32) -> Result<(Vec<Vec<u64>>, [f32; 2])> {
         let x = Scaled::from_parts(&x.to_dtype(dtype)?, scale * by)?;
         ScaledVar::from_scaled("x", &x)
     };
-    // Roots are of positive values.
+    // Roots need positive values.
     let a = match op.0.ends_with("sqrt") {
         true => positive(&[3, 4], 1),
         false => wave(&[3, 4], 1),
@@ -107,7 +107,7 @@ fn inputs_times_a_power_of_two() -> Result<()> {
 }
 
 #[test]
-fn plain_results_see_ratios_alone() -> Result<()> {
+fn plain_results_depend_only_on_ratios() -> Result<()> {
     type Plain = fn(&Scaled, &Scaled) -> Result<Tensor>;
     let ops: [Plain; 9] = [
         |a, b| a.eq(b),

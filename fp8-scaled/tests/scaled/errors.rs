@@ -1,4 +1,4 @@
-//! Bad input gives a typed error that holds what was wrong, and says it.
+//! Bad input gives a typed error with the offending value, and a message that names it.
 
 use candle_core::{DType, Device, Tensor};
 use fp8_candle::Error as Operand;
@@ -12,7 +12,7 @@ fn ones(dims: &[usize]) -> Result<Tensor> {
     Ok(Tensor::ones(dims, DType::F32, &Device::Cpu)?)
 }
 
-/// Fails unless the error matches and its message holds the text.
+/// Fails unless the error matches and its message contains the text.
 macro_rules! refused {
     ($result:expr, $pattern:pat $(if $guard:expr)?, $text:expr) => {
         match $result {
@@ -27,7 +27,7 @@ macro_rules! refused {
 }
 
 #[test]
-fn scales_that_are_none() -> Result<()> {
+fn invalid_scales() -> Result<()> {
     let x = ones(&[2])?;
     let of = |scale| Scaled::from_parts(&x, scale);
     refused!(
@@ -138,7 +138,7 @@ fn zero_scales_where_a_rule_has_no_result() -> Result<()> {
 }
 
 #[test]
-fn data_that_are_no_floats() -> Result<()> {
+fn data_of_other_dtypes() -> Result<()> {
     for dtype in [DType::U8, DType::U32, DType::I64] {
         let integers = Tensor::zeros(2, dtype, &Device::Cpu)?;
         let name = format!("{dtype:?}");
@@ -374,7 +374,7 @@ fn graphs() -> Result<()> {
         Error::GraphUsed { op: "reshape" },
         "reshape"
     );
-    // A part that another loss shares.
+    // A part of the graph that two losses share.
     refused!(
         y.max_all()?.backward(),
         Error::GraphUsed { op: "square" },
@@ -383,9 +383,9 @@ fn graphs() -> Result<()> {
     Ok(())
 }
 
-/// What has no norm stays as it is, and is no error.
+/// Data without a finite norm stay as they are, without an error.
 #[test]
-fn rescaling_of_what_is_not_finite() -> Result<()> {
+fn rescaling_of_non_finite_data() -> Result<()> {
     for bad in [f32::INFINITY, f32::NAN] {
         let x = Scaled::from_parts(&Tensor::new(&[8f32, bad], &Device::Cpu)?, 2.0)?;
         for norm in [Norm::Max, Norm::L1, Norm::L2] {

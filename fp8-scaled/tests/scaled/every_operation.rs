@@ -46,7 +46,7 @@ fn bits(x: &Scaled) -> Result<Bits> {
     Ok((x.dims().to_vec(), x.scale().to_f32(), data.collect()))
 }
 
-/// The result of an operation and what its sum gives for gradients. The weights of the sum differ.
+/// The result of an operation, and the gradients of its weighted sum.
 fn run(
     op: &Op,
     vars: [&ScaledVar; 2],
@@ -66,7 +66,7 @@ fn var(x: &Tensor, dtype: DType, scale: f32) -> Result<ScaledVar> {
 }
 
 #[test]
-fn fp8_operands_count_as_what_they_decode_to() -> Result<()> {
+fn fp8_operands_equal_their_decoded_values() -> Result<()> {
     let vars = [
         var(&matrix(4, 1)?, DType::F16, 2.0)?,
         var(&matrix(4, 2)?, DType::F16, 0.5)?,
@@ -99,7 +99,7 @@ fn fp8_operands_count_as_what_they_decode_to() -> Result<()> {
         for (grad, expected) in grads.iter().zip(&expected_grads) {
             match (grad, expected) {
                 (Some(grad), Some(expected)) => {
-                    // A cotangent that was cast stays so.
+                    // A cotangent that was cast stays in FP8.
                     if op.0 != "cast_on_backward" && grad.dtype() != ScaledDType::Float(DType::F16)
                     {
                         return Ok(Err(format!("a gradient of {}", grad.dtype())));
@@ -126,7 +126,7 @@ fn fp8_beside_a_float_takes_its_dtype() -> Result<()> {
         each(|op| {
             for (a, b, c, d) in [(&x, &y, &decoded, &y), (&y, &x, &y, &decoded)] {
                 let (got, expected) = (op.1(a, b)?, op.1(c, d)?);
-                // Where the FP8 operand is the input, its own dtype decides.
+                // Where the FP8 operand is the input, the result has the dtype of FP8 data.
                 if got.dtype() == expected.dtype()
                     && let Err(message) = same("bits", &bits(&got)?, &bits(&expected)?)
                 {
@@ -173,7 +173,7 @@ fn fp8_cotangents_reach_the_inputs() -> Result<()> {
 }
 
 #[test]
-fn views_count_as_their_copies() -> Result<()> {
+fn views_equal_their_copies() -> Result<()> {
     for dtype in [DType::F32, DType::F16] {
         let views = [matrix(6, 1)?, matrix(6, 2)?];
         let vars = [var(&views[0], dtype, 2.0)?, var(&views[1], dtype, 0.5)?];
@@ -199,7 +199,7 @@ fn views_count_as_their_copies() -> Result<()> {
 }
 
 #[test]
-fn empty_tensors_are_no_panic() -> Result<()> {
+fn empty_tensors_do_not_panic() -> Result<()> {
     for dims in [&[0usize, 4][..], &[4, 0], &[0, 0]] {
         for dtype in [ScaledDType::Float(DType::F16), Format::E4M3.into()] {
             let vars = [1, 2].map(|i| {
@@ -209,7 +209,7 @@ fn empty_tensors_are_no_panic() -> Result<()> {
             let [a, b] = vars;
             let (a, b) = (a?, b?);
             each(|op| {
-                // Errors are fine: there may be no largest value, or no row.
+                // Errors are allowed: there may be no largest value, or no row.
                 let y = op.1(&a.value().astype(dtype)?, &b.value().astype(dtype)?);
                 if let Ok(y) = y {
                     y.data()?;
@@ -237,7 +237,7 @@ fn matrices_of_one_element() -> Result<()> {
     ];
     let vars = [&vars[0], &vars[1]];
     each(|op| {
-        // Two by two windows do not fit, nor do two halves.
+        // Windows of 2 x 2 do not fit, and neither do two halves.
         if [
             "conv2d",
             "max_pool2d",
@@ -266,7 +266,7 @@ fn matrices_of_one_element() -> Result<()> {
 }
 
 #[test]
-fn zeros_at_the_ends_of_the_range_are_no_nan() -> Result<()> {
+fn zeros_at_extreme_scales_are_not_nan() -> Result<()> {
     let zeros = Tensor::zeros((4, 4), DType::F32, &Device::Cpu)?;
     let ends = [
         2f32.powi(-126),
@@ -300,7 +300,7 @@ fn zeros_at_the_ends_of_the_range_are_no_nan() -> Result<()> {
 }
 
 #[test]
-fn what_stands_under_a_zero_scale_is_never_seen() -> Result<()> {
+fn data_under_a_zero_scale_are_ignored() -> Result<()> {
     let _scope = scaled_scope(ScaledOptions::default().with_check(ScaleCheck::Lenient));
     let nan = Tensor::full(f32::NAN, (4, 4), &Device::Cpu)?;
     let some = var(&matrix(4, 1)?, DType::F32, 2.0)?;

@@ -12,7 +12,7 @@ fn norms_of_values_far_below_eps_have_their_gradients() -> Result<()> {
     let cotangent = Scaled::from_parts(&cotangent, 1.0)?;
     for exponent in [-50, -100, -126] {
         let x = ScaledVar::from_scaled("x", &Scaled::from_parts(&x, 2f32.powi(exponent))?)?;
-        // There a norm is a division by the root of eps, and layer norm takes out the mean of the cotangent, 1.
+        // For such values a norm divides by the root of eps, and layer norm subtracts the mean of the cotangent, 1.
         for (y, mean) in [
             (x.value().rms_norm(&gain, 1e-4)?, 0.0),
             (x.value().layer_norm(&gain, None, 1e-4)?, 1.0),
@@ -34,7 +34,7 @@ fn norms_of_values_far_below_eps_have_their_gradients() -> Result<()> {
 }
 
 #[test]
-fn zeros_to_a_power_that_no_scale_holds() -> Result<()> {
+fn zeros_to_a_power_beyond_the_range_of_scales() -> Result<()> {
     let zeros = Tensor::zeros((1, 12), DType::F32, &Device::Cpu)?;
     let x = ScaledVar::from_scaled("x", &Scaled::from_parts(&zeros, 2f32.powi(100))?)?;
     for y in [x.value().powi(12)?, x.value().prod_keepdim(&[1])?] {
@@ -47,7 +47,7 @@ fn zeros_to_a_power_that_no_scale_holds() -> Result<()> {
 }
 
 #[test]
-fn f64_has_values_that_f32_has_not() -> Result<()> {
+fn f64_values_beyond_f32() -> Result<()> {
     let x = Tensor::new(&[2f32.powi(100), 2f32.powi(-100)], &Device::Cpu)?;
     for exponent in [-100, 100] {
         let x = Scaled::from_parts(&x, 2f32.powi(exponent))?.to_tensor(DType::F64)?;

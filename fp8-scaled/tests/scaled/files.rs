@@ -28,7 +28,7 @@ fn tree() -> ScaledTree {
 }
 
 #[test]
-fn what_is_saved_comes_back() {
+fn saved_trees_load_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.safetensors");
     for storage in [ScaleStorage::F32, ScaleStorage::E8M0] {

@@ -34,7 +34,7 @@ pub struct Pair {
     pub scale: f64,
 }
 
-/// Numbers of any dtype; U8 for FP8, with the numbers that the codes mean.
+/// Numbers of any dtype; U8 codes for FP8, with their decoded values.
 #[derive(Clone)]
 pub struct Array {
     pub dtype: DType,
@@ -148,7 +148,7 @@ fn array(tensors: &SafeTensors<'_>, name: &str, meta: &Json) -> Array {
     };
     Array {
         dtype,
-        // Tensors without dimensions are stored with one.
+        // Scalars are stored with one dimension.
         dims: dims.as_array().unwrap().iter().map(size).collect(),
         numbers,
     }

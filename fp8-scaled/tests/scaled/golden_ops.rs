@@ -1,4 +1,4 @@
-//! What the cases of the original library compute, here.
+//! The golden cases computed with this crate.
 
 use crate::golden_data::{Array, Case, Value};
 use candle_core::{DType, Device, Tensor};
@@ -6,7 +6,7 @@ use fp8_core::{Cast, Format};
 use fp8_scaled::Result;
 use fp8_scaled::{Norm, Scaled, ScaledVar};
 
-/// The cases that are computed with another cast than [`Cast::new`], and why.
+/// The cases that use another cast than [`Cast::new`], and why.
 pub const OTHER_CASTS: [(&str, &str); 4] = [
     ("convert_roundtrip.f32.sf32.float8_e4m3fn", VIA_F16),
     ("convert_roundtrip.f32.sf16.float8_e4m3fn", VIA_F16),
@@ -18,7 +18,7 @@ pub const OTHER_CASTS: [(&str, &str); 4] = [
 ];
 pub const VIA_F16: &str = "XLA rounds f32 to f16 first; one element differs";
 
-/// What an operation gave.
+/// The result of an operation.
 pub enum Got {
     Scaled(Vec<Scaled>),
     Plain(Tensor),
@@ -57,7 +57,7 @@ pub fn cast_through(x: &Scaled, cast: impl Fn(f32) -> f32) -> Result<Scaled> {
     Scaled::from_parts(&cast.to_dtype(data.dtype())?, x.scale().to_f32())
 }
 
-/// `jax.lax.reduce_precision`: a format of these bits in the manner of IEEE, without subnormals.
+/// `jax.lax.reduce_precision`: an IEEE-like format with these bits, without subnormals.
 pub fn reduced_precision(x: f32, format: Format) -> f32 {
     let (bits, mantissa) = match format {
         Format::E5M2 => (5, 2),
@@ -80,7 +80,7 @@ pub fn reduced_precision(x: f32, format: Format) -> f32 {
     }
 }
 
-/// The mask of `select_n` is not stored: it is where the second operand was taken, which each element shows.
+/// The mask of `select_n` is not stored: it follows from which operand each element equals.
 pub fn select(case: &Case, a: &Scaled, b: &Scaled) -> Result<Scaled> {
     let Some(Value::Pair(expected)) = case.outputs.first() else {
         panic!("{}: no output", case.key);
@@ -208,7 +208,7 @@ pub fn run(case: &Case) -> Result<Got> {
                 "gt" => x.gt(other())?,
                 "ge" => x.ge(other())?,
                 "is_finite" => x.is_finite()?,
-                // The key has the axes of reductions, the case is along the first one.
+                // The name lists the axes of a reduction; the case uses the first one.
                 "argmax" if axes.is_some() => x.argmax(0)?,
                 "argmin" if axes.is_some() => x.argmin(0)?,
                 "argmax" => x.argmax_all()?,

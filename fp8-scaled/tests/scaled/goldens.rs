@@ -1,4 +1,4 @@
-//! Every operation of the original library, case by case: scales are equal as numbers, data within an ulp.
+//! Every operation of the original library, case by case: equal scales, data within an ulp.
 
 use crate::golden_data::{Case, Golden, Pair, Value};
 use crate::golden_ops::*;
@@ -8,20 +8,20 @@ use fp8_scaled::Result;
 use fp8_scaled::{Pow2Rounding, ScaleCheck, Scaled, ScaledOptions, scaled_scope};
 use std::collections::BTreeMap;
 
-/// How the data of a case have to agree.
+/// How closely a case has to agree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Agreement {
-    /// Scales equal, data within so many ulp.
+    /// Equal scales, data within this many ulp.
     Ulp(u64),
-    /// Scales equal, data within this share of the largest: f32 sums in another order.
+    /// Equal scales, data within this fraction of the largest: f32 sums in another order.
     OfLargest(f64),
-    /// Scales equal and 0: the data have no meaning, and are 0 here.
+    /// Both scales are 0: the data have no meaning, and are 0 here.
     Zeros,
-    /// The contract has another scale than the original: the value within this share of itself.
+    /// The rule here gives another scale than the original: the value within this relative error.
     Value(f64),
 }
 
-/// The cases that do not agree as the rest of their operation, and why.
+/// The cases that agree less closely than the rest of their operation, and why.
 const EXCEPTIONS: [(&str, Agreement, &str); 8] = [
     (
         "reduce_prod.f32.sf16.ax(0, 1)",
@@ -59,7 +59,7 @@ fn agreement(case: &Case) -> Agreement {
 fn usual(case: &Case) -> Agreement {
     let f32_data = case.inputs.first().is_some_and(|x| x.dtype() == DType::F32);
     match case.op.as_str() {
-        // Roots of scales that are no squares; f16 scales are rounded on top of that.
+        // Roots of scales that are not squares; f16 scales are rounded as well.
         "sqrt" => Agreement::Value(match case.inputs.first().map(Value::dtype) {
             Some(DType::BF16) => 1.0 / 128.0,
             Some(DType::F16) => 1.0 / 1024.0,
@@ -118,7 +118,7 @@ fn compare(got: &Scaled, expected: &Pair, agreement: Agreement) -> std::result::
     Ok(())
 }
 
-/// The distance of `x` to the next number of the dtype.
+/// The distance from `x` to the next number of the dtype.
 fn spacing(x: f64, dtype: DType) -> f64 {
     let (digits, min_exponent) = match dtype {
         DType::F16 => (10, -14),
@@ -242,9 +242,9 @@ fn all_cases_of_the_original_library() {
     assert_eq!(counts.into_iter().collect::<Vec<_>>(), expected);
 }
 
-/// An exception that a case does not need is none.
+/// An exception that no case needs has to be deleted.
 #[test]
-fn every_exception_is_one() -> Result<()> {
+fn every_exception_is_needed() -> Result<()> {
     let golden = Golden::read();
     let of = |key: &str| {
         let case = golden.cases.iter().find(|case| case.key == key);

@@ -11,7 +11,7 @@ pub struct Check<'a> {
     candle_differentiates: bool,
 }
 
-/// f64 values of size 1 without a pattern, none nearer to 0 than 1/16 and none equal to another.
+/// Patternless f64 values near 1 in magnitude, all different, none closer to 0 than 1/16.
 pub fn wave(dims: &[usize], seed: usize) -> Tensor {
     let count: usize = dims.iter().product();
     let value = |i: usize| {
@@ -22,7 +22,7 @@ pub fn wave(dims: &[usize], seed: usize) -> Tensor {
     Tensor::from_vec(values, dims, &Device::Cpu).unwrap()
 }
 
-/// [`wave`] without a sign.
+/// The magnitudes of [`wave`].
 pub fn positive(dims: &[usize], seed: usize) -> Tensor {
     wave(dims, seed).abs().unwrap()
 }
@@ -37,7 +37,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// For functions whose gradient candle gets wrong or does not have; finite differences have to do.
+    /// For functions whose gradient candle gets wrong or does not have: finite differences only.
     pub fn without_candle(self) -> Self {
         Self {
             candle_differentiates: false,
@@ -68,7 +68,7 @@ impl<'a> Check<'a> {
         inputs.iter().enumerate().map(of).collect()
     }
 
-    /// The weighted sum of the result, which makes the gradients of its elements differ.
+    /// A weighted sum of the result, so that its elements have different cotangents.
     fn loss(y: &Scaled) -> Result<Scaled> {
         let weights = as_scaled(&wave(y.dims(), 11), None)?;
         let dtype = y.dtype();

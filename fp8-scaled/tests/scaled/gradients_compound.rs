@@ -171,7 +171,7 @@ fn images() -> Result<()> {
         (&[3, 4, 2, 2], [0, 2, 1, 1]),
     ] {
         let check = Check::new("conv2d", &[image.clone(), wave(kernel, 2)]);
-        // candle has no gradient where the stride leaves a column over.
+        // candle has no gradient where the stride does not divide the width.
         let check = if stride > 1 {
             check.without_candle()
         } else {
@@ -193,7 +193,7 @@ fn images() -> Result<()> {
 
 #[test]
 fn dropout() -> Result<()> {
-    // Which elements stay, seen on ones.
+    // The mask, from a tensor of ones.
     let ones = Scaled::from_parts(&Tensor::ones(1000, DType::F64, &Device::Cpu)?, 1.0)?;
     let mask = ones.dropout(0.3, 5)?.to_tensor(DType::F64)?;
     let kept = mask

@@ -1,4 +1,4 @@
-//! Values and gradients of elementwise, reducing and moving operations against candle's and finite differences.
+//! Values and gradients of elementwise operations, reductions and moves against candle and finite differences.
 
 use crate::gradient_check::{Check, positive, wave};
 use candle_core::{DType, Device, Tensor};
@@ -140,7 +140,7 @@ fn reductions() -> Result<()> {
             |x| product(&x[0], dims),
         )?;
     }
-    // With a 0 the quotient of product and element is none.
+    // With a 0, the product divided by the element is undefined.
     let zero = Tensor::new(&[[0f64, 2.0, 3.0], [0.5, 0.0, 0.0]], &Device::Cpu)?;
     Check::new("prod with zeros", &[zero]).run(
         |x| x[0].prod_keepdim(&[1]),
@@ -234,7 +234,7 @@ fn both_operands_broadcast() -> Result<()> {
     Ok(())
 }
 
-/// The operators are the methods, and take plain tensors and constants at their right.
+/// The operators equal the methods, and take plain tensors and constants on the right.
 #[test]
 fn operators() -> Result<()> {
     let plain = wave(&[3], 3);
@@ -295,7 +295,7 @@ fn selections() -> Result<()> {
     )
 }
 
-/// Ties are shared as in candle: half each between two operands, all of it to each of the largest.
+/// Ties are handled as in candle: two operands get half each, and every largest element of a reduction gets the whole cotangent.
 #[test]
 fn ties() -> Result<()> {
     use fp8_scaled::ScaledVar;

@@ -13,7 +13,7 @@ fn mask(x: &Scaled) -> Result<Tensor> {
     Ok(Tensor::from_iter(mask, x.device())?.reshape(x.dims())?)
 }
 
-/// Two of the rows, one of them twice; of as many as there are.
+/// Two different rows, one of them twice, as far as the tensor has them.
 fn ids(x: &Scaled) -> Result<Tensor> {
     let rows = x.dims().first().copied().unwrap_or(1).max(1) as u32;
     Ok(Tensor::new(&[rows - 1, 0, rows - 1], x.device())?)
@@ -27,7 +27,7 @@ fn image(x: &Scaled) -> Result<Scaled> {
     x.reshape(&[&[1, 1], x.dims()].concat())
 }
 
-/// Results of positive values are finite.
+/// Results are finite for positive values.
 pub const ALL: &[Op] = &[
     ("add", |a, b| a.add(b)),
     ("add a row", |a, b| row(a)?.add(b)),
@@ -153,7 +153,7 @@ pub const ALL: &[Op] = &[
     ),
 ];
 
-/// A tensor that no operation here refuses: positive f64 values without a pattern.
+/// A tensor that every operation here accepts: patternless positive f64 values.
 pub fn matrix(n: usize, seed: usize) -> Result<Tensor> {
     let x = crate::gradient_check::positive(&[n, n], seed);
     Ok(x.to_device(&Device::Cpu)?)

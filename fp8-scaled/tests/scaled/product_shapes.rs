@@ -6,7 +6,7 @@ use fp8_core::Format;
 use fp8_scaled::Result;
 use fp8_scaled::{MatmulPrecision, Scaled, ScaledOptions, ScaledVar, as_scaled, scaled_scope};
 
-/// By the definition, which no shape is special for.
+/// The product by its definition, the same for all shapes.
 fn expected(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let products = a
         .unsqueeze(D::Minus1)?
@@ -23,10 +23,10 @@ fn near(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
     }
 }
 
-/// A product, its gradients, and the inputs as they were multiplied.
+/// A product, its gradients, and the inputs as the product read them.
 fn product(a: &[usize], b: &[usize]) -> Result<(Scaled, [Scaled; 2], [Tensor; 2])> {
     let var = |dims: &[usize], seed, scale: f32| -> Result<ScaledVar> {
-        // Values that E4M3 has, so that the scope's casts change nothing.
+        // E4M3 represents these values, so the casts of the scope change nothing.
         let x = as_scaled(&wave(dims, seed), None)?.astype(Format::E4M3)?;
         ScaledVar::from_scaled("x", &Scaled::from_parts(&x.data()?, scale)?)
     };
@@ -40,7 +40,7 @@ fn product(a: &[usize], b: &[usize]) -> Result<(Scaled, [Scaled; 2], [Tensor; 2]
 }
 
 #[test]
-fn sizes_of_none_and_one() -> Result<()> {
+fn dimensions_of_size_zero_and_one() -> Result<()> {
     let leads: [[&[usize]; 2]; 6] = [
         [&[], &[]],
         [&[3], &[]],

@@ -74,7 +74,7 @@ fn fp8_products_are_those_of_the_decoded_values() -> Result<()> {
     Ok(())
 }
 
-/// Whether data of equal scale are equal in bits.
+/// Fails unless scales and data bits are equal.
 fn same(a: &Scaled, b: &Scaled) -> Result<()> {
     assert_eq!(a.scale(), b.scale());
     assert_eq!(data(a)?, data(b)?);
@@ -82,7 +82,7 @@ fn same(a: &Scaled, b: &Scaled) -> Result<()> {
 }
 
 #[test]
-fn a_cast_acts_while_differentiating() -> Result<()> {
+fn casts_apply_when_differentiating() -> Result<()> {
     let x = ScaledVar::from_scaled("x", &f16(&[4, 16], 1, 1.0)?)?;
     let w = ScaledVar::from_scaled("w", &f16(&[16, 3], 2, 1.0)?)?;
     let (x8, w8) = (
@@ -108,7 +108,7 @@ fn a_cast_acts_while_differentiating() -> Result<()> {
 }
 
 #[test]
-fn the_scope_multiplies_in_fp8_both_ways() -> Result<()> {
+fn the_scope_multiplies_in_fp8_forward_and_backward() -> Result<()> {
     let options = ScaledOptions::default().with_matmul(MatmulPrecision::FP8);
     let counters = options.counters.clone();
     let x = ScaledVar::from_scaled("x", &f16(&[4, 16], 1, 2.0)?)?;
@@ -118,7 +118,7 @@ fn the_scope_multiplies_in_fp8_both_ways() -> Result<()> {
         x.value().matmul(&w.value())?
     };
     let g = f16(&[4, 3], 3, 0.5)?;
-    // Outside the scope: what held forward holds backward.
+    // Outside the scope: the backward pass uses the settings of the forward pass.
     let grads = y.backward_with(&g)?;
     assert_eq!((counters.fp8_matmuls(), counters.other_matmuls()), (3, 0));
     let (x8, w8, g8) = (
@@ -142,7 +142,7 @@ fn the_scope_multiplies_in_fp8_both_ways() -> Result<()> {
 }
 
 #[test]
-fn zeros_of_no_size_stay_zeros() -> Result<()> {
+fn products_with_zero_scales_are_zeros() -> Result<()> {
     let zeros = Scaled::zeros((2, 3), DType::F16, &Device::Cpu)?;
     let inf = as_scaled(&Tensor::full(f32::INFINITY, (3, 2), &Device::Cpu)?, None)?;
     let y = zeros.matmul(&inf.astype(DType::F16)?)?;
@@ -171,7 +171,7 @@ fn a_linear_layer_has_the_bits_of_product_and_sum() -> Result<()> {
         let options = ScaledOptions::default().with_matmul(matmul);
         let counters = options.counters.clone();
         let _scope = scaled_scope(options);
-        // The bias smaller than the product, of its size, and larger.
+        // A bias smaller than the product, about equal, and larger.
         for bias_scale in [2f32.powi(-6), 16.0, 2f32.powi(9)] {
             let var = |name: &str, dims: &[usize], seed, scale| {
                 ScaledVar::from_scaled(name, &f16(dims, seed, scale)?)
@@ -181,7 +181,7 @@ fn a_linear_layer_has_the_bits_of_product_and_sum() -> Result<()> {
             let b = var("b", &[7], 3, bias_scale)?;
             let g = f16(&[2, 5, 7], 4, 0.25)?;
             let one = x.value().linear(&w.value(), Some(&b.value()))?;
-            // The same codes and numbers, turned.
+            // The same codes and numbers, transposed.
             let turned = f16(&[7, 64], 2, 0.5)?.data()?.t()?.contiguous()?;
             let turned = ScaledVar::from_scaled("turned", &Scaled::from_parts(&turned, 0.5)?)?;
             let two = x.value().matmul(&turned.value())?.add(&b.value())?;
@@ -205,11 +205,11 @@ fn a_cast_serves_every_product_that_reads_the_value() -> Result<()> {
     let w = ScaledVar::from_scaled("w", &f16(&[3, 16], 2, 1.0)?)?;
     let x = f16(&[4, 16], 1, 1.0)?;
     let before = x.linear(&w.value(), None)?;
-    // Behind the back of the casts, the data change; the codes of both are those of before.
+    // Data changed without an announcement: products still use the old codes.
     let zeros = Tensor::zeros((3, 16), DType::F16, &Device::Cpu)?;
     w.data_var().set(&zeros)?;
     same(&before, &x.linear(&w.value(), None)?)?;
-    // Announced, they are cast anew.
+    // After an announcement they are cast again.
     w.changed(w.scale());
     assert!(
         data(&x.linear(&w.value(), None)?)?
@@ -277,7 +277,7 @@ fn a_factor_on_the_input_changes_scales_alone() -> Result<()> {
             .matmul(&square.value())?;
         let grads = y.backward_with(&f16(&[2, 5], 5, 2f32.powi(-exponent))?)?;
         let mut out = vec![(y.scale().exponent().unwrap() - exponent, data(&y)?)];
-        // Gradients of the weights do not change at all; that of the input as its cotangent.
+        // Gradients of the weights do not change at all; that of the input changes with its cotangent.
         for (var, shift) in [(&x, -exponent), (&kernel, 0), (&w, 0), (&square, 0)] {
             let grad = grads.get(var).unwrap();
             out.push((grad.scale().exponent().unwrap() - shift, data(grad)?));

@@ -1,4 +1,4 @@
-//! The graph: where gradients flow, how they meet, what settings they are computed under.
+//! The graph: where gradients flow, how they are added, and under which settings they are computed.
 
 use crate::gradient_check::{values, wave};
 use candle_core::{DType, Device, Tensor};
@@ -21,7 +21,7 @@ fn grad(grads: &ScaledGrads, var: &ScaledVar) -> Scaled {
     grads.get(var).expect("a gradient").clone()
 }
 
-/// Numbers of the data, which tell every float apart; a cast to f64 is exact.
+/// The bits of the data in f64, an exact conversion that keeps different numbers different.
 fn bits(x: &Scaled) -> Result<Vec<u64>> {
     let data = x.data()?.to_dtype(DType::F64)?.flatten_all()?;
     Ok(data
@@ -44,7 +44,7 @@ fn cotangents_meet_by_the_rule_of_addition() -> Result<()> {
     assert_eq!(found.scale().to_f32(), 8.0);
     assert_eq!(found.data()?.to_vec1::<f32>()?, [1.75, 1.75]);
 
-    // As the settings were when the operation ran.
+    // Under the settings that were in force when the operation ran.
     let scope = scaled_scope(ScaledOptions::default().with_scale_rounding(Pow2Rounding::Up));
     let under_up = sum(&x)?;
     drop(scope);
@@ -54,7 +54,7 @@ fn cotangents_meet_by_the_rule_of_addition() -> Result<()> {
     Ok(())
 }
 
-/// 100,000 operations, on a stack that has no room for as many calls.
+/// 100,000 operations, on a stack too small for a recursion of that depth.
 #[test]
 fn a_long_chain() {
     let chain = || -> Result<()> {
@@ -126,7 +126,7 @@ fn a_forward_cast_acts_while_differentiating() -> Result<()> {
     let product = y.mul(&w.value())?;
     assert_eq!(product.to_vec1()?, [3.375, 11.25, 112.0, 2592.0]);
     let grads = product.sum_all()?.backward()?;
-    // What was multiplied; the cotangent of x is not cast.
+    // The factor that was multiplied; the cotangent of x is not cast.
     assert_eq!(grad(&grads, &w).to_vec1()?, cast);
     assert_eq!(grad(&grads, &x).to_vec1()?, [3.0, 5.0, 7.0, 9.0]);
     assert_eq!(grad(&grads, &x).dtype(), ScaledDType::Float(DType::F32));
@@ -182,7 +182,7 @@ fn scopes_nest() -> Result<()> {
         });
         assert!(unwound.is_err());
         assert_eq!(scale()?, 16.0);
-        // A scope is its thread's own.
+        // Scopes belong to one thread.
         let (a, b) = (a.clone(), b.clone());
         let other = std::thread::spawn(move || a.add(&b).map(|sum| sum.scale().to_f32()));
         assert_eq!(other.join().unwrap()?, 8.0);
@@ -210,9 +210,9 @@ fn stochastic_scales_depend_on_the_seed() -> Result<()> {
     Ok(())
 }
 
-/// Whatever stands in the data of a zero scale, the value is 0, and so is what is made of it.
+/// A tensor of zero scale has the value 0 whatever its data are, and so do results computed from it.
 #[test]
-fn zeros_of_no_size() -> Result<()> {
+fn zero_scales() -> Result<()> {
     let zero = {
         let _lenient = scaled_scope(ScaledOptions::default().with_check(ScaleCheck::Lenient));
         fixed(&[f32::INFINITY, f32::NAN, 1.0], 0.0)?
@@ -272,7 +272,7 @@ fn zeros_of_no_size() -> Result<()> {
     Ok(())
 }
 
-/// Whatever their sizes, and more of them than f16 data of one scale have room for.
+/// At any magnitude, and more micro-batches than f16 data at one scale could sum.
 #[test]
 fn gradients_of_micro_batches_add_up() -> Result<()> {
     let x = ScaledVar::rescaled("x", &Tensor::new(&[1f32, 2.0], &Device::Cpu)?, DType::F16)?;
@@ -293,7 +293,7 @@ fn gradients_of_micro_batches_add_up() -> Result<()> {
         let mean = sum.mul_constant(1.0 / 16.0)?;
         let expected = 16384.0 * scale;
         assert_eq!(grad(&mean, &x).to_vec1()?, [expected; 2]);
-        // Data near 1 that depend on ratios alone.
+        // The data stay near 1 and depend only on ratios.
         assert_eq!(
             grad(&mean, &x)
                 .data()?
@@ -302,7 +302,7 @@ fn gradients_of_micro_batches_add_up() -> Result<()> {
             [1.0; 2]
         );
     }
-    // A variable in one of them keeps its gradient.
+    // A variable with a gradient in only one of them keeps it.
     let y = var(&[3.0])?;
     let sum = of(1.0, 1.0)?.add(y.value().square()?.sum_all()?.backward()?)?;
     assert_eq!((sum.len(), grad(&sum, &y).to_vec1()?), (2, vec![6.0]));
