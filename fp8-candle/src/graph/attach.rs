@@ -8,11 +8,12 @@
 use super::collect::{offer, tell};
 use crate::base::data::storage::{check_len, owned_storage, tensor_of};
 use crate::base::error::{Result, internal};
+use crate::base::sync::lock;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor,
 };
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
 /// A forward result that is computed before its node exists; the node's forward pass only hands it over, once.
@@ -39,10 +40,7 @@ impl Ready {
     }
 
     fn take(&self) -> Option<Storage> {
-        self.storage
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        lock(&self.storage).take()
     }
 
     pub(crate) fn take_cpu(&self) -> candle_core::Result<(CpuStorage, Shape)> {
@@ -177,13 +175,13 @@ struct Letters(Mutex<HashMap<ThreadId, Gradients>>);
 impl Letters {
     fn lay(&self, gradients: Gradients) {
         if gradients.iter().any(Option::is_some) {
-            let mut letters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut letters = lock(&self.0);
             letters.insert(thread::current().id(), gradients);
         }
     }
 
     fn take(&self, index: usize) -> Option<Tensor> {
-        let mut letters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut letters = lock(&self.0);
         let here = thread::current().id();
         let gradients = letters.get_mut(&here)?;
         let taken = gradients.get_mut(index).and_then(Option::take);

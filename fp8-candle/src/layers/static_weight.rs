@@ -11,7 +11,7 @@ use candle_core::Tensor;
 use fp8_core::{Cast, Format, Granularity};
 use std::sync::Arc;
 
-/// What becomes of the input of a static layer before the product.
+/// How the input of a static layer is cast before the product.
 #[derive(Debug, Clone)]
 pub enum InputScaling {
     /// It stays in high precision and is multiplied by the dequantized weight (weight-only checkpoints).
@@ -44,7 +44,7 @@ pub enum InputScaling {
 }
 
 impl InputScaling {
-    /// The cast; None where there is none.
+    /// The cast, if there is one.
     fn quantizer(&self) -> Option<Quantizer> {
         let granularity = match self {
             InputScaling::None => return None,
@@ -77,7 +77,7 @@ impl InputScaling {
         Some(quantizer.with_amax_bound(self.amax_bound()))
     }
 
-    /// The largest amax that counts, where there is a bound.
+    /// The upper bound of amaxes, if there is one.
     pub fn amax_bound(&self) -> Option<f32> {
         match *self {
             InputScaling::DynamicPerToken { amax_bound, .. }
@@ -86,7 +86,7 @@ impl InputScaling {
         }
     }
 
-    /// Whether scales that are made of the inputs are rounded down to powers of two; microscaling has its own rule.
+    /// Whether scales made from inputs are rounded down to powers of two; microscaling has its own rule.
     pub fn has_power_of_two_scales(&self) -> bool {
         match *self {
             InputScaling::None | InputScaling::Static(_) | InputScaling::DynamicMx => false,
@@ -111,7 +111,7 @@ impl StaticWeight {
     /// # Errors
     /// If `codes` is not a matrix.
     pub fn new(codes: &Fp8Tensor, input: InputScaling, path: &str) -> Result<Self> {
-        // The weight is codes already; its quantizer is never asked.
+        // The weight is already cast: this quantizer is never used.
         let dequant_scale = codes.dequant_scale().clone();
         let source = ScaleSource::Fixed { dequant_scale };
         let b = Quantizer::new(Cast::new(codes.format()), codes.granularity(), source);

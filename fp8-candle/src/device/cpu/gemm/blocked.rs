@@ -225,8 +225,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         }
     }
 
-    /// The unscaled sums over `range`, which begins and ends at multiples of [`DEPTH`]; where there are `results`, `sums` has
-    /// no more than intermediate ones.
+    /// The unscaled sums over `range`, which begins and ends at multiples of [`DEPTH`]. With `results`, `sums` holds
+    /// intermediate sums only.
     #[allow(clippy::too_many_arguments, reason = "what, where from and where to")]
     fn sum(
         &self,
