@@ -4,11 +4,11 @@ use super::gpu::{Gpu, with_pointers};
 use super::kernels::{Shape, args, kernels};
 use super::launch::launch;
 use crate::base::check::check_dtype;
+use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
 use crate::device::backend::Backend;
-use candle_core::cuda_backend::CudaStorageSlice;
-use candle_core::cuda_backend::cudarc::driver::CudaSlice;
-use candle_core::op::BackpropOp;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
+use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
 use candle_core::{CudaStorage, DType, Device, Storage, Tensor};
 use fp8_core::{Format, ScaleGrid};
 
@@ -84,22 +84,8 @@ pub(super) fn pad(codes: &Tensor, out_rows: usize, out_cols: usize) -> Result<Te
 /// The bits of U8 codes as candle's F8E4M3.
 pub(super) fn to_f8e4m3(codes: &Tensor) -> Result<Tensor> {
     let codes = codes.contiguous()?;
-    let gpu = Gpu::of(&codes)?;
-    let (storage, layout) = codes.storage_and_layout();
-    let Storage::Cuda(storage) = &*storage else {
-        internal!("codes_to_f8e4m3: the codes are not on a CUDA device");
-    };
-    let from = storage.as_cuda_slice::<u8>()?;
-    let n = codes.elem_count();
-    let mut out: CudaSlice<float8::F8E4M3> = gpu.device().alloc_zeros(n)?;
-    let from = from.slice(layout.start_offset()..layout.start_offset() + n);
     // SAFETY: F8E4M3 is one byte, and every byte is a value of it.
-    let view = unsafe { from.transmute::<float8::F8E4M3>(n) };
-    let Some(view) = view.filter(|view| view.len() == n) else {
-        internal!("codes_to_f8e4m3: {n} codes are no {n} values");
-    };
-    gpu.device().memcpy_dtod(&view, &mut out)?;
-    wrap(CudaStorageSlice::F8E4M3(out), &gpu, &codes)
+    unsafe { bytes_as::<u8, float8::F8E4M3>("codes_to_f8e4m3", &codes, CudaStorageSlice::F8E4M3) }
 }
 
 /// The bits of candle's F8E4M3 as U8.
@@ -112,31 +98,38 @@ pub(super) fn from_f8e4m3(x: &Tensor) -> Result<Tensor> {
             .to_device(x.device())?);
     }
     check_dtype("f8e4m3_to_codes", "the tensor", x, DType::F8E4M3)?;
+    // SAFETY: F8E4M3 is one byte, and so is u8.
+    unsafe { bytes_as::<float8::F8E4M3, u8>("f8e4m3_to_codes", x, CudaStorageSlice::U8) }
+}
+
+/// The bytes of a contiguous tensor of `A` as elements of type `B`.
+///
+/// # Safety
+/// Both types have one byte, and the bytes of `A` are values of `B`.
+unsafe fn bytes_as<A: CudaDType + DeviceRepr, B: DeviceRepr + ValidAsZeroBits>(
+    op: &'static str,
+    x: &Tensor,
+    slice: fn(CudaSlice<B>) -> CudaStorageSlice,
+) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let (storage, layout) = x.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else {
-        internal!("f8e4m3_to_codes: the tensor is not on a CUDA device");
+        internal!("{op}: the tensor is not on a CUDA device");
     };
-    let from = storage.as_cuda_slice::<float8::F8E4M3>()?;
     let n = x.elem_count();
-    let mut out: CudaSlice<u8> = gpu.device().alloc_zeros(n)?;
+    let mut out: CudaSlice<B> = gpu.device().alloc_zeros(n)?;
+    let from = storage.as_cuda_slice::<A>()?;
     let from = from.slice(layout.start_offset()..layout.start_offset() + n);
-    // SAFETY: F8E4M3 is one byte, and so is u8.
-    let view = unsafe { from.transmute::<u8>(n) };
+    // SAFETY: the caller guarantees both types.
+    let view = unsafe { from.transmute::<B>(n) };
     let Some(view) = view.filter(|view| view.len() == n) else {
-        internal!("f8e4m3_to_codes: {n} values are no {n} codes");
+        internal!("{op}: the bytes of {n} elements are not {n} elements");
     };
     gpu.device().memcpy_dtod(&view, &mut out)?;
-    wrap(CudaStorageSlice::U8(out), &gpu, x)
-}
-
-fn wrap(slice: CudaStorageSlice, gpu: &Gpu, like: &Tensor) -> Result<Tensor> {
     let device = gpu.device().clone();
-    let storage = Storage::Cuda(CudaStorage { slice, device });
-    Ok(Tensor::from_storage(
-        storage,
-        like.shape(),
-        BackpropOp::none(),
-        false,
-    ))
+    let storage = Storage::Cuda(CudaStorage {
+        slice: slice(out),
+        device,
+    });
+    tensor_of(storage, x.shape())
 }

@@ -3,7 +3,6 @@
 use crate::base::check::float_error;
 use crate::base::error::Result;
 use candle_core::DType;
-use fp8_core::Format;
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
