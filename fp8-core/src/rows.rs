@@ -23,7 +23,7 @@ struct Piece {
     layout: Layout,
 }
 
-/// Max-merges max |x| of each scale's elements into `out`, which has [`ScaleGrid::len`] entries and starts at 0.
+/// Merges max |x| of each scale's elements into `out`, which has [`ScaleGrid::len`] entries and starts at 0.
 ///
 /// NaN wins over everything, then infinity. Entries of blocks that `src` does not touch stay as they are, so the rows
 /// of a matrix may come in any order and any split.

@@ -169,7 +169,7 @@ impl Seen {
     }
 }
 
-/// None for a dtype that has none, `Some(None)` on a device that would need a copy.
+/// None for a dtype without fingerprints, `Some(None)` on a device that would need a copy.
 fn fingerprint(tensor: &Tensor) -> Result<Option<Option<u64>>> {
     match tensor.dtype() {
         DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(Some(fingerprint_of(tensor)?)),

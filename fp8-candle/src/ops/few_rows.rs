@@ -86,12 +86,12 @@ fn product<T: Element<Real = f32>>(
 ) -> Result<Vec<f32>> {
     with_slices([weight], |[weight]: [&[T]; 1]| {
         let outputs = weight.len().checked_div(inputs).unwrap_or(0);
-        // Outputs first, so that a task writes one stretch; turned at the end, which is nothing for one row.
-        let mut turned = vec![0f32; outputs * rows];
-        if turned.is_empty() {
-            return turned;
+        // Outputs first, so that a task writes one contiguous part; transposed at the end, which one row does not need.
+        let mut transposed = vec![0f32; outputs * rows];
+        if transposed.is_empty() {
+            return transposed;
         }
-        let parts = turned.chunks_mut(TASK * rows).enumerate();
+        let parts = transposed.chunks_mut(TASK * rows).enumerate();
         crate::base::parallel::for_each(parts, |(task, y)| {
             let mut buffer = Vec::new();
             let first = task * TASK;
@@ -109,10 +109,10 @@ fn product<T: Element<Real = f32>>(
             }
         });
         if rows == 1 {
-            return turned;
+            return transposed;
         }
-        let mut y = vec![0f32; turned.len()];
-        for (i, values) in turned.chunks(rows).enumerate() {
+        let mut y = vec![0f32; transposed.len()];
+        for (i, values) in transposed.chunks(rows).enumerate() {
             for (row, value) in values.iter().enumerate() {
                 y[row * outputs + i] = *value;
             }

@@ -1,4 +1,4 @@
-//! FP8 products: the way through cuBLASLt for each kind of scales, and the fallback if it has none.
+//! FP8 products: how cuBLASLt computes them for each kind of scales, and the fallback.
 //!
 //! | scales | chip, library | way |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | 1x32, powers of two (MX) | 10.0, CUDA 12.8 | cuBLASLt, E8M0 scales |
 //! | any other, and format pairs that the chip cannot multiply | any | dequantized, then candle's f32 product |
 //!
-//! [`GemmPaths`](super::paths::GemmPaths) counts which way products took: the last one is 20 to 30 times slower, and its values
-//! are right.
+//! [`GemmPaths`](super::paths::GemmPaths) counts which way products took: the last one is 20 to 30 times slower, with the
+//! right values.
 //!
 //! Rounding of a bias: cuBLASLt's epilogue adds it in f32 and rounds once. The other ways round the scaled sum to the
 //! output's dtype first, as on the CPU, and then the sum with the bias, so f16 and bf16 results can differ by one unit in the

@@ -89,7 +89,7 @@ unsafe impl Send for Choice {}
 
 static CHOICES: Mutex<Option<HashMap<Key, Choice>>> = Mutex::new(None);
 
-/// The most shapes to remember; a program with more of them changes them all the time.
+/// The most shapes to remember; a program with more of them keeps changing shapes.
 const MOST_CHOICES: usize = 8192;
 
 /// The most workspace that an algorithm may use, as recommended by NVIDIA.

@@ -1,4 +1,4 @@
-//! Which way FP8 products took. The slow one gives the right values, so only a count shows it.
+//! Counts which way FP8 products took. The slow way gives the right values too, so only counts reveal it.
 
 use std::cell::Cell;
 

@@ -117,7 +117,7 @@ impl Geometry {
     }
 }
 
-/// How many times `len` it takes to get a multiple of `block`.
+/// How many pieces of `len` make a multiple of `block`.
 fn step_of(block: usize, len: usize) -> usize {
     let (mut a, mut b) = (block, len);
     while b > 0 {
