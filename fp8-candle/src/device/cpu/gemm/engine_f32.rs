@@ -14,7 +14,7 @@ use std::ops::Range;
 /// How the vectors of one instruction set multiply.
 ///
 /// # Safety
-/// The level has AVX2, FMA and F16C, with which codes are packed, and those with which its tiles multiply.
+/// The level must have AVX2, FMA and F16C, which packing uses, and the instructions of its tiles.
 pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     /// The level that multiplies this way.
     const LEVEL: IsaLevel;

@@ -85,7 +85,7 @@ pub(super) trait Engine: Copy + Send + Sync {
         (192, 8)
     }
 
-    /// For products of up to this many rows, decoding packed codes in the kernel is faster than before it.
+    /// For products of up to this many rows, decoding packed codes in the kernel is faster than decoding them first.
     fn packed_rows(self) -> usize;
 
     /// For products of up to this many rows, each element is summed in several parts.

@@ -9,7 +9,7 @@
 //!   In f32 likewise, `[slices][tiles][sum][rows of the tile]`: one stream of values instead of one per row.
 //! - B: panels of [`Order::panel`] columns: `[panels][sum][columns]` for f32, `[panels][pairs][columns][2]` for bf16, since
 //!   `vdpbf16ps` and AMX sum over pairs of neighbours.
-//! - packed codes: panels like those of B, but of bytes, in an [`Order`] for either.
+//! - packed codes: panels like those of B, but of bytes, in an [`Order`] for each of the two.
 
 use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;

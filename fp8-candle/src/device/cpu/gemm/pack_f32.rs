@@ -33,7 +33,7 @@ fn decode_8<const E5M2: bool>(codes: __m128i) -> __m256 {
         return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));
     }
     let words = _mm_cvtepi8_epi16(codes);
-    // The sign is in bits 7 to 15: bit 14 would be an exponent.
+    // The sign is in bits 7 to 15; bit 14 would belong to the exponent.
     let halves = _mm_and_si128(_mm_slli_epi16::<7>(words), _mm_set1_epi16(!0x4000));
     let magnitude = _mm_and_si128(words, _mm_set1_epi16(0x7F));
     let nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7F));
@@ -220,7 +220,7 @@ fn interleave(rows: [&[u8]; 16], height: usize, to: &mut [u8]) {
     }
 }
 
-/// Packs a panel of a B that sums over its rows: `[rows][width]`; columns that do not exist become 0.
+/// Packs a panel of a B that sums over its rows: `[rows][width]`; missing columns become 0.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn panel_of_rows(
     format: Format,
@@ -237,8 +237,8 @@ pub(super) fn panel_of_rows(
     }
 }
 
-/// Packs a panel of a B that sums over its columns: `[rows][width]`, where `rows` are indices of the sum; columns that do not
-/// exist get the values of another, as their sums are dropped.
+/// Packs a panel of a B that sums over its columns: `[rows][width]`, where `rows` are indices of the sum. Missing columns
+/// repeat the last one, as their sums are dropped.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn panel_of_cols(
     format: Format,

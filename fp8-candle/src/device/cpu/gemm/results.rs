@@ -160,7 +160,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The bits of the nearest bf16, with subnormals, which the instruction for it takes for zero.
+/// The bits of the nearest bf16. The instruction for this would flush subnormals to zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn rounded(values: __m512) -> __m512i {

@@ -12,7 +12,7 @@ struct Line([u8; LINE]);
 
 const LINE: usize = 64;
 
-/// Bytes from which a buffer belongs to all threads.
+/// All threads share buffers of at least this many bytes.
 const LARGE: usize = 2 << 20;
 
 /// The most bytes kept by each thread, and for all of them together.

@@ -48,7 +48,7 @@ impl<'a> Slabs<'a> {
         }
     }
 
-    /// The values of a slab of these indices, from the first of both on; strides along the kept dimension and along the sum.
+    /// Decoded values from the first of these indices on, and the strides along the kept dimension and along the sum.
     fn values(&mut self, kept: &Range<usize>, sum: &Range<usize>) -> Strided<'_> {
         let cols = self.side.grid.cols();
         let (rows, first, strides) = match self.side.contraction {
@@ -117,7 +117,7 @@ fn products(mut a: Slabs<'_>, mut b: Slabs<'_>, (m, n, k): (usize, usize, usize)
         (Contraction::Cols, Contraction::Rows) => (rows_of_slab(k), n, rows_of_slab(n)),
         (Contraction::Rows, Contraction::Cols) => (m, rows_of_slab(k), k),
     };
-    // An operand whose rows are not summed over is decoded over the whole sum.
+    // A slab of an operand that sums along its rows covers the whole sum.
     for rows in parts(m, m_step) {
         for cols in parts(n, n_step) {
             for sum in parts(k, k_step) {
