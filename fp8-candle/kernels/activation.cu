@@ -32,7 +32,7 @@ __device__ __forceinline__ void forward(const Activation<T>& a, T* __restrict__ 
   });
 }
 
-// grad [rows, cols]; dgate and dvalue (null if not gated) have the pitch of what they are the gradients of.
+// grad [rows, cols]; dgate and dvalue (null if not gated) have the pitch of gate and value.
 template <class T>
 __device__ __forceinline__ void backward(const Activation<T>& a, const T* __restrict__ grad, T* __restrict__ dgate,
                                          T* __restrict__ dvalue, uint64_t rows, uint64_t cols) {

@@ -1,10 +1,10 @@
-// AdamW over all tensors of a device at once: a table of chunks gives the tensor and the piece that a block works on.
+// AdamW over all tensors of a device at once: a table of chunks tells each block its tensor and the piece of it.
 //
 // 1. fp8_adamw_norm_*: the sum of squares of each chunk, in f64.  2. fp8_adamw_decide: their sum, and from it whether the
 // step is taken, the clip coefficient and the bias corrections.  3. fp8_adamw_update_*: the update.
 //
-// Sums and updates have the same bits as those of the CPU (fp8-recipes/src/optim): the same order of operations, each
-// rounded separately. The _rn intrinsics keep the compiler from contracting them.
+// Sums and updates have the same bits as on the CPU (fp8-optim): the same order of operations, each rounded separately. The
+// _rn intrinsics keep the compiler from fusing them.
 #include "common.cuh"
 
 constexpr uint32_t CHUNK = 1 << 14;
@@ -283,7 +283,7 @@ __device__ __forceinline__ void update_pack(const Arrays<T, C>& a, uint32_t at, 
   if constexpr (K::HAS_MASTER) {
     if (a.master != nullptr) {
       const Pack<float, N> master = *reinterpret_cast<const Pack<float, N>*>(a.master + at);
-      // If the variable has been written to, its value is used.
+      // The variable was written to since: use its value.
 #pragma unroll
       for (int i = 0; i < N; i++) {
         if (same_bits(K::narrow(master.v[i]), var.v[i])) theta[i] = master.v[i];

@@ -1,6 +1,6 @@
 // max |x| for one scale, for each row, for each column, or for each block of a matrix. Magnitudes are compared as integers,
-// so NaN is the largest, then infinity. Outputs are the bits of f32, zero before the first launch; atomic maxima do not
-// depend on the order.
+// so NaN is the largest, then infinity. Outputs are bits of f32, zero before the first launch; the result of atomic maxima
+// does not depend on their order.
 #include "common.cuh"
 
 template <class T> __device__ __forceinline__ uint32_t amax_of(const T* x, uint64_t first, uint64_t step, uint64_t n) {

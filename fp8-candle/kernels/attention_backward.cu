@@ -3,7 +3,7 @@
 //   dq = softmax_scale * dS k,  dk = softmax_scale * dS^T q
 //
 // P and dP are computed twice: a block per tile of keys sums dk and dv over all queries, a block per tile of queries sums dq
-// over all keys. No sum depends on scheduling, and there is no f32 copy of dq in memory.
+// over all keys. No sum depends on scheduling, and memory holds no f32 copy of dq.
 #include "attention.cuh"
 
 // One tile stays, and tiles of the other side are loaded in two stages.

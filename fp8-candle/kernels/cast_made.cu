@@ -1,6 +1,6 @@
-// Casts of matrices that exist only while they are cast: results of norms and activations, gradients of activations. Nothing of
-// them is written but their codes, the largest magnitude and, where asked for, the sums over rows of which the gradient of a
-// bias is made. Values are rounded to the element type first, so codes are those of a cast that reads them.
+// Casts of matrices that are computed for the cast alone: results of norms and activations, gradients of activations. Only
+// their codes, the largest magnitude and, if asked for, the sums over rows (for the gradient of a bias) are written. Values
+// are rounded to the element type first, so the codes equal those of a cast that reads the matrix.
 #include "cast_tiles.cuh"
 #include "curves.cuh"
 

@@ -55,7 +55,7 @@ template <class T> struct Stored {
   __device__ __forceinline__ void load(uint64_t row, uint64_t col, float (&v)[16]) const { load_f32<16>(x + row * cols + col, v); }
 };
 
-// The values as the element type has them, which is what a cast that reads them would see.
+// The values rounded to the element type, as a cast that reads them would see them.
 template <class T> __device__ __forceinline__ void round_to(float (&v)[16]) {
 #pragma unroll
   for (int i = 0; i < 16; i++) v[i] = to_f32(from_f32<T>(v[i]));

@@ -25,7 +25,7 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_f32<__nv_bfloat16>(flo
 template <> __device__ __forceinline__ __half from_f32<__half>(float x) { return __float2half_rn(x); }
 template <> __device__ __forceinline__ double from_f32<double>(float x) { return x; }
 
-// N elements that are read and written by as few 16-byte accesses as possible.
+// N elements, read and written by as few 16-byte accesses as possible.
 template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
   T v[N];
 };

@@ -44,7 +44,7 @@ __device__ __forceinline__ float gelu_slope(float x) {
 
 // GELU by the error function: x times the distribution of a normal variable.
 __device__ __forceinline__ float gelu_erf_slope(float x) {
-  // Not of an infinite x, which would be Inf * 0.
+  // An infinite x would give Inf * 0.
   x = bounded(x, 40.0f);
   return fmaf(x, 0.398942280f * expf(-0.5f * __fmul_rn(x, x)), normcdff(x));
 }
@@ -107,7 +107,7 @@ template <class T> struct Activation {
     for (int i = 0; i < N; i++) v[i] *= up[i];
   }
 
-  // In place of `grad`, of the results, the gradients of the gate.
+  // Turns gradients of the results into gradients of the gate, in place.
   template <int N> __device__ __forceinline__ void gate_gradients(uint64_t row, uint64_t col, float (&grad)[N]) const {
     float v[N];
     if (value != nullptr) {
@@ -121,7 +121,7 @@ template <class T> struct Activation {
     for (int i = 0; i < N; i++) grad[i] *= v[i];
   }
 
-  // The same of the value.
+  // The same for the value.
   template <int N> __device__ __forceinline__ void value_gradients(uint64_t row, uint64_t col, float (&grad)[N]) const {
     float v[N];
     load_f32(gate + row * pitch + col, v);

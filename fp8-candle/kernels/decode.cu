@@ -8,7 +8,7 @@ __device__ __forceinline__ float decode(uint32_t code, uint32_t format) {
   if (fnuz ? code == 0x80 : (e5m2 ? mag > 0x7C : mag == 0x7F)) return __uint_as_float(sign | 0x7FC00000u);
   if (!fnuz && e5m2 && mag == 0x7C) return __uint_as_float(sign | 0x7F800000u);
   const int mantissa_bits = e5m2 ? 2 : 3, bias = (e5m2 ? 15 : 7) + (fnuz ? 1 : 0);
-  // The bits as those of a small f32, whose exponent a multiplication then shifts; both factors are exact.
+  // Read as a small f32, whose exponent a multiplication then shifts; both steps are exact.
   const float small = __uint_as_float(mag << (23 - mantissa_bits));
   const float value = __fmul_rn(small, __uint_as_float((uint32_t)(254 - bias) << 23));
   return __uint_as_float(__float_as_uint(value) | sign);
@@ -65,7 +65,7 @@ extern "C" __global__ void fp8_transpose_codes(const uint8_t* codes, uint8_t* ou
   }
 }
 
-// out [out_rows, out_cols] = codes [rows, cols] with zeros around.
+// out [out_rows, out_cols] = codes [rows, cols], padded with zeros.
 extern "C" __global__ void fp8_pad_codes(const uint8_t* codes, uint8_t* out, uint64_t rows, uint64_t cols,
                                          uint64_t out_rows, uint64_t out_cols) {
   for (uint64_t i = global_thread(); i < out_rows * out_cols; i += global_threads()) {

@@ -1,6 +1,6 @@
 // Casts of one value to FP8.
 //
-// `Encoder` is the definition, the same integer arithmetic as fp8-core's scalar cast: every format, rounding and overflow.
+// `Encoder` is the definition: the integer arithmetic of fp8-core's scalar cast, for every format, rounding and overflow.
 // `encode4` is its fast form for nearest-even, saturating casts to the two OCP formats: the hardware conversion, from compute
 // capability 8.9 on.
 #pragma once

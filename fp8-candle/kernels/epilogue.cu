@@ -1,7 +1,7 @@
 // After a product: scales of rows and columns, bias, rounding; and sums over rows for the gradient of a bias.
 #include "common.cuh"
 
-// In f64, where neither the product of two scales nor that of one scale and the sum can overflow or underflow.
+// In f64 neither the product of two scales nor that of one scale and the sum overflows or underflows.
 __device__ __forceinline__ float scaled(float sum, float row_scale, float col_scale) {
   return __double2float_rn((double)sum * ((double)row_scale * (double)col_scale));
 }

@@ -17,7 +17,7 @@ extern "C" __global__ void fp8_quant_scale(const float* amax, float* quant_scale
 
 // E8M0 codes of the powers of two `scales` [kept, blocks] in tiles of 128 by 4, as tensor cores read them: within a tile, 16
 // bytes for each of 32 rows hold four blocks of this row and of those 32, 64 and 96 below. Other numbers become NaN (0xFF);
-// what no scale belongs to becomes 2^-127.
+// places without a scale become 2^-127.
 extern "C" __global__ void fp8_e8m0_tiles(const float* scales, uint8_t* out, uint64_t kept, uint64_t blocks) {
   const uint64_t across = (blocks + 3) / 4, n = (kept + 127) / 128 * across * 512;
   for (uint64_t i = global_thread(); i < n; i += global_threads()) {

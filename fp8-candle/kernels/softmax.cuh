@@ -9,8 +9,8 @@ struct SoftmaxSums {
   float total;
 };
 
-// Of softmax_scale * x[..cols], in every thread of the group, from one read. `largest` ignores NaN, which shows
-// in `total`; a row with only -Inf has a total of 0, and its softmax is NaN because -Inf - -Inf is.
+// For softmax_scale * x[..cols], in every thread of the group, from one read. `largest` ignores NaN, which shows in `total`.
+// A row of only -Inf has a total of 0; its softmax is NaN, since -Inf - -Inf is.
 template <class Group, class T>
 __device__ __forceinline__ SoftmaxSums softmax_sums(Group group, const T* x, uint64_t cols, float softmax_scale, bool vec) {
   float largest = LOWEST, total = 0.0f;

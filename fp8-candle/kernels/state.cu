@@ -22,7 +22,7 @@ extern "C" __global__ void fp8_record_amax(const float* amaxes, uint64_t len, fl
   }
 }
 
-// Moves out the cells of the rows selected by `which`; the others give 0 and stay.
+// Moves the cells of the rows selected by `which` out; the other cells keep their values, and their rows get 0.
 extern "C" __global__ void fp8_take_cells(float* cells, uint32_t* counts, const uint8_t* which, float* amaxes,
                                           uint32_t* taken, uint64_t rows) {
   for (uint64_t row = global_thread(); row < rows; row += global_threads()) {
@@ -83,7 +83,7 @@ extern "C" __global__ void fp8_update_columns(const float* old_scales, const flo
       scale = 1.0f;
     }
     quant_scales[row] = scale;
-    // A scale that stays keeps its reciprocal, of which it may be the rounded one after calibration.
+    // A scale that stays keeps its dequant_scale, which need not be its rounded reciprocal after calibration.
     dequant_scales[row] = __float_as_uint(scale) == __float_as_uint(previous) ? old_dequant_scales[row]
                                                                                : __fdiv_rn(1.0f, scale);
     counts[row] = old_counts[row] > 0xFFFFFFFFu - more[row] ? 0xFFFFFFFFu : old_counts[row] + more[row];

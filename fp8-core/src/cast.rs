@@ -1,17 +1,17 @@
 //! The cast from f32 to an 8-bit format: the definition that every faster version equals bit for bit.
 
-use std::{fmt, str::FromStr};
-
 use half::f16;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    error::ParseNameError,
+    error::named,
     format::{CodeSpec, Format},
     philox::philox4x32_10,
 };
 
-/// How a value between two codes is rounded. Every mode rounds once, straight from f32, subnormals included.
+/// How a value between two codes is rounded. Every mode rounds once, directly from f32, subnormals included.
+///
+/// Displayed and parsed by name, such as `nearest_even`. The name has no stochastic key: parsing gives the default one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -66,7 +66,7 @@ impl StochasticKey {
     }
 }
 
-/// What a value beyond the largest finite one becomes, decided after rounding.
+/// What values beyond the largest finite one become, decided after rounding.
 ///
 /// Infinite inputs are treated as overflow. A directed mode that rounds a finite value toward zero stops at the
 /// largest finite value under either choice, as in IEEE 754.
@@ -178,6 +178,54 @@ pub(crate) fn scaled_bits(x: f32, quant_scale: f32) -> u32 {
     magnitude | (x.to_bits() ^ flip) & 0x8000_0000
 }
 
+/// A magnitude of f32 between two neighbouring magnitudes of a narrower format.
+#[derive(Clone, Copy)]
+pub(crate) struct Between {
+    /// The code of the smaller neighbour.
+    pub(crate) lower: u32,
+    /// The bits of the significand, of which the last `shift` lie below the format's last place.
+    significand: u32,
+    shift: u32,
+}
+
+impl Between {
+    #[inline(always)]
+    pub(crate) fn new(magnitude: u32, mantissa_bits: u32, bias: u32) -> Self {
+        // |x| = significand * 2^(exponent - 150), f32 subnormals included.
+        let exponent = (magnitude >> 23).max(1) as i32;
+        let significand = magnitude & 0x007F_FFFF | (magnitude >> 23).min(1) << 23;
+
+        // The format's last place is fixed below its smallest normal exponent, so the shift grows there.
+        let (m, bias) = (mantissa_bits as i32, bias as i32);
+        let shift = (23 - m).max(151 - bias - m - exponent) as u32;
+        let binade = ((exponent - 128 + bias).max(0) as u32) << mantissa_bits;
+        Self {
+            lower: binade + (significand >> shift.min(31)),
+            significand,
+            shift,
+        }
+    }
+
+    /// What lies above the smaller neighbour, and half of the gap. A shift of 31 already leaves none of the 24 bits, and a rest
+    /// below half of the gap.
+    #[inline(always)]
+    fn rest(self) -> (u32, u32) {
+        let capped = self.shift.min(31);
+        (self.significand & ((1 << capped) - 1), 1 << (capped - 1))
+    }
+
+    /// Whether stochastic rounding by this random `word` takes the larger neighbour.
+    #[inline(always)]
+    pub(crate) fn goes_up(self, word: u32) -> bool {
+        let threshold = if self.shift <= 32 {
+            self.rest().0 << (32 - self.shift)
+        } else {
+            self.significand >> (self.shift - 32).min(31)
+        };
+        word < threshold
+    }
+}
+
 /// [`Rounding`] without its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -248,37 +296,18 @@ impl Rounder {
         let negative = bits >> 31 == 1;
         let magnitude = bits & 0x7FFF_FFFF;
 
-        // |x| = significand * 2^(exponent - 150), f32 subnormals included.
-        let exponent = (magnitude >> 23).max(1) as i32;
-        let significand = magnitude & 0x007F_FFFF | (magnitude >> 23).min(1) << 23;
-
-        // The last place of the target is fixed below its smallest normal exponent, so the shift grows there.
-        let (m, bias) = (mantissa_bits as i32, bias as i32);
-        let shift = (23 - m).max(151 - bias - m - exponent) as u32;
-        let binade = ((exponent - 128 + bias).max(0) as u32) << mantissa_bits;
-
-        // A shift of 31 already leaves none of the 24 bits, and a remainder below half a step.
-        let capped = shift.min(31);
-        let floor = significand >> capped;
-        let rest = significand & ((1 << capped) - 1);
-        let half = 1 << (capped - 1);
+        let between = Between::new(magnitude, mantissa_bits, bias);
+        let (rest, half) = between.rest();
         let away = match self.mode {
-            Mode::NearestEven => rest > half || (rest == half && floor & 1 == 1),
+            Mode::NearestEven => rest > half || (rest == half && between.lower & 1 == 1),
             Mode::NearestAway => rest >= half,
             Mode::TowardZero => false,
             Mode::TowardPositive => rest != 0 && !negative,
             Mode::TowardNegative => rest != 0 && negative,
-            Mode::Stochastic => {
-                let threshold = if shift <= 32 {
-                    rest << (32 - shift)
-                } else {
-                    significand >> (shift - 32).min(31)
-                };
-                random < threshold
-            }
+            Mode::Stochastic => between.goes_up(random),
         };
 
-        let mag = binade + floor + away as u32;
+        let mag = between.lower + away as u32;
         let toward_zero = match self.mode {
             Mode::TowardZero => true,
             Mode::TowardPositive => negative,
@@ -306,64 +335,15 @@ impl Rounder {
     }
 }
 
-impl fmt::Display for Rounding {
-    /// The name of the mode; a stochastic key is left out.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::NearestEven => "nearest_even",
-            Self::Stochastic(_) => "stochastic",
-            Self::TowardZero => "toward_zero",
-            Self::NearestAway => "nearest_away",
-            Self::TowardPositive => "toward_positive",
-            Self::TowardNegative => "toward_negative",
-        })
-    }
+named! {
+    Rounding, "rounding",
+    "nearest_even, stochastic, toward_zero, nearest_away, toward_positive or toward_negative":
+    NearestEven "nearest_even",
+    Stochastic(_ = StochasticKey::default()) "stochastic",
+    TowardZero "toward_zero",
+    NearestAway "nearest_away",
+    TowardPositive "toward_positive",
+    TowardNegative "toward_negative"
 }
 
-impl FromStr for Rounding {
-    type Err = ParseNameError;
-
-    /// Accepts the names that `Display` writes; `stochastic` gets the default key.
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Ok(match name {
-            "nearest_even" => Self::NearestEven,
-            "stochastic" => Self::Stochastic(StochasticKey::default()),
-            "toward_zero" => Self::TowardZero,
-            "nearest_away" => Self::NearestAway,
-            "toward_positive" => Self::TowardPositive,
-            "toward_negative" => Self::TowardNegative,
-            _ => {
-                return Err(ParseNameError {
-                    what: "rounding",
-                    name: name.to_owned(),
-                    expected: "nearest_even, stochastic, toward_zero, nearest_away, toward_positive or toward_negative",
-                });
-            }
-        })
-    }
-}
-
-impl fmt::Display for Overflow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Saturate => "saturate",
-            Self::NonFinite => "non_finite",
-        })
-    }
-}
-
-impl FromStr for Overflow {
-    type Err = ParseNameError;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "saturate" => Ok(Self::Saturate),
-            "non_finite" => Ok(Self::NonFinite),
-            _ => Err(ParseNameError {
-                what: "overflow",
-                name: name.to_owned(),
-                expected: "saturate or non_finite",
-            }),
-        }
-    }
-}
+named!(Overflow, "overflow", "saturate or non_finite": Saturate "saturate", NonFinite "non_finite");

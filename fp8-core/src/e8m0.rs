@@ -1,6 +1,8 @@
 //! The scale format of the OCP microscaling (MX) formats.
 
-use std::{cmp::Ordering, fmt};
+use std::fmt;
+
+use crate::types::by_value;
 
 /// A power of two from 2^-127 to 2^127, or NaN: the value of a code is `2^(code - 127)`, 0xFF is NaN.
 ///
@@ -20,8 +22,8 @@ impl E8M0 {
     /// NaN, the scale of a block that holds an infinity or a NaN.
     pub const NAN: Self = Self(0xFF);
 
-    /// The power of two nearest to `value`, ties going up; NaN where there is none: for zero, negative numbers, infinity,
-    /// NaN, and numbers from 1.5 * 2^127.
+    /// The power of two nearest to `value`, ties going up. Zero, negative numbers, infinity, NaN and numbers from 1.5 * 2^127
+    /// give NaN.
     ///
     /// This is ml_dtypes' cast, where f32 subnormals above 2^-127 go up to 2^-126. PyTorch's differs in dropping the
     /// sign and in giving 2^-127 for zero. To make a scale from an amax, use
@@ -96,32 +98,4 @@ impl fmt::Debug for E8M0 {
     }
 }
 
-impl fmt::Display for E8M0 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.to_f32(), f)
-    }
-}
-
-impl PartialEq for E8M0 {
-    fn eq(&self, other: &Self) -> bool {
-        self.to_f32() == other.to_f32()
-    }
-}
-
-impl PartialOrd for E8M0 {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        self.to_f32().partial_cmp(&other.to_f32())
-    }
-}
-
-impl From<E8M0> for f32 {
-    fn from(value: E8M0) -> Self {
-        value.to_f32()
-    }
-}
-
-impl From<E8M0> for f64 {
-    fn from(value: E8M0) -> Self {
-        value.to_f32().into()
-    }
-}
+by_value!(E8M0);

@@ -11,7 +11,7 @@ pub struct ParseFormatError {
     pub name: String,
 }
 
-/// A string that is not the name of a variant of one of the enums of this crate.
+/// A string that names no variant of one of this crate's enums.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "unknown {what} {name:?}; expected {expected}{}",
@@ -26,14 +26,46 @@ pub struct ParseNameError {
     pub expected: &'static str,
 }
 
+/// `Display` and `FromStr` of an enum by the names of its variants; `(_ = value)` is the field that parsing fills in.
+macro_rules! named {
+    ($type:ident, $what:literal, $expected:literal:
+     $($variant:ident $(($any:tt = $value:expr))? $name:literal),+) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(match self {
+                    $(Self::$variant $(($any))? => $name),+
+                })
+            }
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = $crate::error::ParseNameError;
+
+            /// Accepts the names that `Display` writes.
+            fn from_str(name: &str) -> Result<Self, Self::Err> {
+                match name {
+                    $($name => Ok(Self::$variant $(($value))?),)+
+                    _ => Err(Self::Err {
+                        what: $what,
+                        name: name.to_owned(),
+                        expected: $expected,
+                    }),
+                }
+            }
+        }
+    };
+}
+pub(crate) use named;
+
 /// The names in a list as an error shows it.
 fn names(expected: &str) -> impl Iterator<Item = &str> {
     expected.split([',', ' ', '(', ')'])
 }
 
-/// What an error adds where `name` is likely a misspelling of one of `names`: `; did you mean rowwise?`, or nothing.
+/// A suggestion for an error message, `; did you mean rowwise?`, if `name` looks like a misspelling of one of `names`;
+/// otherwise empty.
 pub fn did_you_mean<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> String {
-    // Words that join a list are no names.
+    // Skip the words that join a list.
     let names = names.into_iter().filter(|name| name.len() > 2);
     let near = names.map(|near| (strsim::normalized_damerau_levenshtein(name, near), near));
     match near.max_by(|a, b| a.0.total_cmp(&b.0)) {
@@ -52,7 +84,7 @@ pub enum ScaleError {
         /// The refused amax.
         amax: f32,
     },
-    /// The calibrated amax is below zero, which no maximum of magnitudes is.
+    /// The calibrated amax is below zero; a maximum of magnitudes cannot be.
     #[error("amax {amax} is negative: an amax is a maximum of magnitudes")]
     Negative {
         /// The refused amax.

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ParseFormatError, ParseNameError};
+use crate::error::{ParseFormatError, named};
 
 /// An 8-bit floating point format for tensor elements.
 ///
@@ -61,7 +61,7 @@ pub(crate) struct CodeSpec {
     pub(crate) mantissa_bits: u32,
     pub(crate) bias: u32,
     pub(crate) max_mag: u32,
-    /// What a value that is too large becomes where overflow does not saturate.
+    /// The magnitude of values that are too large, if overflow does not saturate.
     pub(crate) inf_mag: u32,
     /// 0x80 in the fnuz formats, where adding the sign bit changes nothing.
     pub(crate) nan_mag: u32,
@@ -259,27 +259,4 @@ impl FromStr for Format {
     }
 }
 
-impl fmt::Display for FormatPair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Ocp => "ocp",
-            Self::Fnuz => "fnuz",
-        })
-    }
-}
-
-impl FromStr for FormatPair {
-    type Err = ParseNameError;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "ocp" => Ok(Self::Ocp),
-            "fnuz" => Ok(Self::Fnuz),
-            _ => Err(ParseNameError {
-                what: "format pair",
-                name: name.to_owned(),
-                expected: "ocp or fnuz",
-            }),
-        }
-    }
-}
+named!(FormatPair, "format pair", "ocp or fnuz": Ocp "ocp", Fnuz "fnuz");

@@ -161,24 +161,17 @@ impl ScaleGrid {
     /// One scale for everything.
     pub fn tensorwise(rows: usize, cols: usize) -> Self {
         Self {
-            rows,
-            cols,
-            block_rows: rows.max(1),
-            block_cols: cols.max(1),
             scale_rows: 1,
             scale_cols: 1,
+            ..Self::blocks(rows, cols, rows.max(1), cols.max(1))
         }
     }
 
     /// One scale for each row: `[rows, 1]`.
     pub fn per_row(rows: usize, cols: usize) -> Self {
         Self {
-            rows,
-            cols,
-            block_rows: 1,
-            block_cols: cols.max(1),
-            scale_rows: rows,
             scale_cols: 1,
+            ..Self::blocks(rows, cols, 1, cols.max(1))
         }
     }
 

@@ -1,7 +1,7 @@
 //! The element types that casts read and write.
 
 pub(crate) mod sealed {
-    /// Which type it is: a constant by which code for one of them is chosen.
+    /// Which type it is, as a constant that selects code for it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Kind {
         F32,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use crate::{
     Format,
-    error::ParseNameError,
+    error::{ParseNameError, named},
     scaling::{delayed_quant_scale, floor_to_power_of_two},
 };
 
@@ -170,30 +170,7 @@ impl ScaleRounding {
     }
 }
 
-impl fmt::Display for ScaleRounding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Exact => "exact",
-            Self::PowerOfTwo => "power_of_two",
-        })
-    }
-}
-
-impl FromStr for ScaleRounding {
-    type Err = ParseNameError;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "exact" => Ok(Self::Exact),
-            "power_of_two" => Ok(Self::PowerOfTwo),
-            _ => Err(ParseNameError {
-                what: "scale rounding",
-                name: name.to_owned(),
-                expected: "exact or power_of_two",
-            }),
-        }
-    }
-}
+named!(ScaleRounding, "scale rounding", "exact or power_of_two": Exact "exact", PowerOfTwo "power_of_two");
 
 /// The part of a delayed-scaling recipe that one update needs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -227,6 +204,17 @@ impl DelayedRule {
         Self {
             scale_rounding,
             ..self
+        }
+    }
+
+    /// The quant_scale for an amax reduced from the history.
+    fn scale(&self, format: Format, reduced: f32, previous: f32) -> f32 {
+        if reduced > 0.0 && reduced.is_finite() {
+            let exact = delayed_quant_scale(reduced, format, self.margin, previous);
+            self.scale_rounding.apply(exact)
+        } else {
+            // Bit for bit, without another rounding.
+            previous
         }
     }
 }
@@ -277,11 +265,7 @@ pub fn update_slot(
         history[0] = amax;
         rule.amax_compute.reduce(history)
     };
-    // Where the reduced amax has no scale, the previous one stays bit for bit, without being rounded again.
-    if reduced > 0.0 && reduced.is_finite() {
-        let exact = delayed_quant_scale(reduced, format, rule.margin, *quant_scale);
-        *quant_scale = rule.scale_rounding.apply(exact);
-    }
+    *quant_scale = rule.scale(format, reduced, *quant_scale);
     SlotUpdate::Updated
 }
 
@@ -300,13 +284,7 @@ pub fn remake_scale(rule: &DelayedRule, format: Format, history: &[f32], previou
     if history.iter().all(|&amax| amax == 0.0) {
         return 1.0;
     }
-    let reduced = rule.amax_compute.reduce(history);
-    if reduced > 0.0 && reduced.is_finite() {
-        let exact = delayed_quant_scale(reduced, format, rule.margin, previous);
-        rule.scale_rounding.apply(exact)
-    } else {
-        previous
-    }
+    rule.scale(format, rule.amax_compute.reduce(history), previous)
 }
 
 /// `history` with `len` entries: the newest are kept, and new entries after the oldest are 0.

@@ -37,8 +37,8 @@ impl HistoryOrder {
         std::iter::once(first).chain(rest).collect()
     }
 
-    /// A history of this order as ours; as long as `history`. What stood in the place of a step in progress is taken for
-    /// recorded if it is not 0.
+    /// A history of this order as ours; as long as `history`. An entry other than 0 in the place of a step in progress counts
+    /// as recorded.
     pub fn to_newest_first(self, history: &[f32]) -> Vec<f32> {
         let Some((&first, rest)) = history.split_first() else {
             return vec![];

@@ -74,5 +74,5 @@ pub use scaling::{
     floor_to_power_of_two, inference_quant_scale, mx_dequant_scale_floor, mx_dequant_scale_rceil,
     reciprocal, static_dequant_scale,
 };
-pub use slice::{amax, decode, encode, encode_with_amax, stochastic_round, widen};
+pub use slice::{amax, decode, encode, encode_with_amax, narrow, stochastic_round, widen};
 pub use types::{E4M3, E4M3Fnuz, E5M2, E5M2Fnuz};

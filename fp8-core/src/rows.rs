@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::{
     Cast, Format, HighPrecision, ScaleGrid,
     kernels::{
-        self, Isa,
+        self, Isa, Layout,
         amax::Amax,
         decode::Decoder,
         general,
@@ -23,16 +23,7 @@ struct Piece {
     layout: Layout,
 }
 
-/// Which elements of a [`Piece`] share a scale.
-#[derive(Clone, Copy)]
-enum Layout {
-    /// One scale for every run of this many elements; the last run may be shorter.
-    Segments(usize),
-    /// One scale for each element.
-    PerElement,
-}
-
-/// Max-merges max |x| of each scale's elements into `out`, which has [`ScaleGrid::len`] entries and starts at 0.
+/// Merges max |x| of each scale's elements into `out`, which has [`ScaleGrid::len`] entries and starts at 0.
 ///
 /// NaN wins over everything, then infinity. Entries of blocks that `src` does not touch stay as they are, so the rows
 /// of a matrix may come in any order and any split.
@@ -44,10 +35,7 @@ pub fn amax_rows<T: HighPrecision>(src: &[T], first_row: usize, grid: &ScaleGrid
     let isa = Isa::best();
     for_each_piece(grid, run, |piece| {
         let (src, out) = (&src[piece.elements], &mut out[piece.scales]);
-        match piece.layout {
-            Layout::Segments(len) => kernels::amax::segments(isa, src, len, out),
-            Layout::PerElement => kernels::amax::columns(isa, src, out),
-        }
+        kernels::amax::merge(isa, src, piece.layout, out);
     });
 }
 
@@ -109,11 +97,7 @@ pub fn encode_rows_transposed<T: HighPrecision>(
     dst: &mut [u8],
     transposed: &mut [u8],
 ) -> f32 {
-    assert_eq!(
-        src.len(),
-        dst.len(),
-        "source and destination of a cast differ in length"
-    );
+    check_len(src.len(), dst.len());
     assert_eq!(
         transposed.len(),
         grid.rows() * grid.cols(),
@@ -139,11 +123,7 @@ fn encode_run<T: HighPrecision, const AMAX: bool>(
     quant_scales: &[f32],
     dst: &mut [u8],
 ) -> f32 {
-    assert_eq!(
-        src.len(),
-        dst.len(),
-        "source and destination of a cast differ in length"
-    );
+    check_len(src.len(), dst.len());
     let run = row_run(src.len(), first_row, grid, quant_scales.len());
     let isa = Isa::best();
     let nearest = Nearest::new(cast);
@@ -153,19 +133,12 @@ fn encode_run<T: HighPrecision, const AMAX: bool>(
         let element = first_element + piece.elements.start as u64;
         let (src, dst) = (&src[piece.elements.clone()], &mut dst[piece.elements]);
         let scales = &quant_scales[piece.scales];
-        amax.merge(match (nearest, piece.layout) {
-            (Some(nearest), Layout::Segments(len)) => {
-                kernels::nearest::segments::<T, AMAX>(isa, nearest, src, len, scales, dst)
+        let layout = piece.layout;
+        amax.merge(match nearest {
+            Some(nearest) => {
+                kernels::nearest::encode::<T, AMAX>(isa, nearest, src, layout, scales, dst)
             }
-            (Some(nearest), Layout::PerElement) => {
-                kernels::nearest::columns::<T, AMAX>(isa, nearest, src, scales, dst)
-            }
-            (None, Layout::Segments(len)) => {
-                general::segments::<T, AMAX>(isa, cast, src, len, scales, element, dst)
-            }
-            (None, Layout::PerElement) => {
-                general::columns::<T, AMAX>(isa, cast, src, scales, element, dst)
-            }
+            None => general::encode::<T, AMAX>(isa, cast, src, layout, scales, element, dst),
         });
     });
     amax.value()
@@ -184,24 +157,22 @@ pub fn decode_rows<T: HighPrecision>(
     dequant_scales: &[f32],
     dst: &mut [T],
 ) {
-    assert_eq!(
-        codes.len(),
-        dst.len(),
-        "source and destination of a cast differ in length"
-    );
+    check_len(codes.len(), dst.len());
     let run = row_run(codes.len(), first_row, grid, dequant_scales.len());
     let isa = Isa::best();
     let decoder = Decoder::new(format);
     for_each_piece(grid, run, |piece| {
         let (codes, dst) = (&codes[piece.elements.clone()], &mut dst[piece.elements]);
         let scales = &dequant_scales[piece.scales];
-        match piece.layout {
-            Layout::Segments(len) => {
-                kernels::decode::segments(isa, decoder, codes, len, scales, dst)
-            }
-            Layout::PerElement => kernels::decode::columns(isa, decoder, codes, scales, dst),
-        }
+        kernels::decode::decode(isa, decoder, codes, piece.layout, scales, dst);
     });
+}
+
+fn check_len(src: usize, dst: usize) {
+    assert_eq!(
+        src, dst,
+        "source and destination of a cast differ in length"
+    );
 }
 
 /// The rows that `len` elements, starting at `first_row`, make up.

@@ -20,13 +20,12 @@ pub const AMAX_EPSILON: f32 = 1e-12;
 /// assert!(dynamic_quant_scale(0.0, Format::E4M3).is_finite());
 /// ```
 pub fn dynamic_quant_scale(amax: f32, format: Format) -> f32 {
-    // Not f32::max, which would drop a NaN.
-    let amax = if amax < AMAX_EPSILON {
-        AMAX_EPSILON
-    } else {
-        amax
-    };
-    format.max() / amax
+    format.max() / at_least(amax, AMAX_EPSILON)
+}
+
+/// `amax`, but no less than `least`. Unlike `f32::max` it keeps NaN.
+fn at_least(amax: f32, least: f32) -> f32 {
+    if amax < least { least } else { amax }
 }
 
 /// The quant_scale of inputs in inference, as serving engines compute it: the reciprocal of `max(amax, 1e-12) / MAX`.
@@ -41,13 +40,7 @@ pub fn dynamic_quant_scale(amax: f32, format: Format) -> f32 {
 /// assert_eq!(dynamic_quant_scale(2.0, Format::E4M3), 224.0);
 /// ```
 pub fn inference_quant_scale(amax: f32, format: Format) -> f32 {
-    // Not f32::max, which would drop a NaN.
-    let amax = if amax < AMAX_EPSILON {
-        AMAX_EPSILON
-    } else {
-        amax
-    };
-    reciprocal(amax / format.max())
+    reciprocal(at_least(amax, AMAX_EPSILON) / format.max())
 }
 
 /// The quant_scale of Transformer Engine's current scaling: `MAX / amax`, where an amax below `eps` counts as `eps`.
@@ -62,8 +55,7 @@ pub fn inference_quant_scale(amax: f32, format: Format) -> f32 {
 /// assert_eq!(current_quant_scale(0.0, Format::E4M3, 0.0), 1.0);
 /// ```
 pub fn current_quant_scale(amax: f32, format: Format, eps: f32) -> f32 {
-    let amax = if amax < eps { eps } else { amax };
-    finite_quotient(format.max(), amax).unwrap_or(1.0)
+    finite_quotient(format.max(), at_least(amax, eps)).unwrap_or(1.0)
 }
 
 /// The quant_scale of delayed scaling, Transformer Engine's: `MAX * 2^-margin / amax`.

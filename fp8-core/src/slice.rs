@@ -1,5 +1,6 @@
 //! Casts over slices: FP8 with one scale, and the 16-bit types.
 
+use crate::high_precision::sealed::Kind;
 use crate::{Cast, Format, HalfPrecision, HighPrecision, ScaleGrid, StochasticKey, kernels, rows};
 
 /// max |x| over `src` in f32, 0 if it is empty. A NaN anywhere gives NaN, otherwise an infinity gives infinity.
@@ -54,6 +55,14 @@ pub fn decode<T: HighPrecision>(format: Format, codes: &[u8], dequant_scale: f32
 /// [`HighPrecision::to_f32`] of each value, as many as both slices have; the bits of a NaN may differ.
 pub fn widen<T: HighPrecision>(values: &[T], widened: &mut [f32]) {
     kernels::halves::widen(kernels::Isa::best(), values, widened);
+}
+
+/// [`HighPrecision::from_f32`] of each value, as many as both slices have; the bits of a NaN may differ.
+pub fn narrow<T: HighPrecision>(values: &[f32], narrowed: &mut [T]) {
+    match T::KIND {
+        Kind::F16 => T::narrow(values, narrowed),
+        _ => kernels::halves::narrow_each(kernels::Isa::best(), values, narrowed),
+    }
 }
 
 /// Rounds `src` to 16 bits at random, so that the mean is the value itself: [`HalfPrecision::from_f32_stochastic`] with the words

@@ -1,10 +1,46 @@
 //! One value of each element format, as a newtype over its code.
 
-use std::{cmp::Ordering, fmt};
+use std::fmt;
 
 use half::{bf16, f16};
 
 use crate::{cast::Cast, format::Format};
+
+/// Shows, compares and converts codes by their values.
+macro_rules! by_value {
+    ($name:ident) => {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(&self.to_f32(), f)
+            }
+        }
+
+        impl PartialEq for $name {
+            fn eq(&self, other: &Self) -> bool {
+                self.to_f32() == other.to_f32()
+            }
+        }
+
+        impl PartialOrd for $name {
+            fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+                self.to_f32().partial_cmp(&other.to_f32())
+            }
+        }
+
+        impl From<$name> for f32 {
+            fn from(value: $name) -> Self {
+                value.to_f32()
+            }
+        }
+
+        impl From<$name> for f64 {
+            fn from(value: $name) -> Self {
+                value.to_f32().into()
+            }
+        }
+    };
+}
+pub(crate) use by_value;
 
 macro_rules! element_type {
     ($(#[$doc:meta])* $name:ident, $format:expr) => {
@@ -87,35 +123,7 @@ macro_rules! element_type {
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Display::fmt(&self.to_f32(), f)
-            }
-        }
-
-        impl PartialEq for $name {
-            fn eq(&self, other: &Self) -> bool {
-                self.to_f32() == other.to_f32()
-            }
-        }
-
-        impl PartialOrd for $name {
-            fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-                self.to_f32().partial_cmp(&other.to_f32())
-            }
-        }
-
-        impl From<$name> for f32 {
-            fn from(value: $name) -> Self {
-                value.to_f32()
-            }
-        }
-
-        impl From<$name> for f64 {
-            fn from(value: $name) -> Self {
-                value.to_f32().into()
-            }
-        }
+        by_value!($name);
 
         impl From<$name> for bf16 {
             fn from(value: $name) -> Self {

@@ -49,7 +49,7 @@ struct Clock {
     id: u64,
     /// Open scopes.
     scopes: Vec<Kind>,
-    /// Up to when time has been counted.
+    /// Time is counted up to this moment.
     counted: Instant,
     spent: [Duration; KINDS],
     /// The recording around this one.
@@ -66,7 +66,7 @@ impl Clock {
     }
 }
 
-/// What `f` gives, and where its time on this thread went.
+/// Runs `f` and reports where its time on this thread went.
 ///
 /// Recordings nest; the outer one contains the inner. Other threads record on their own.
 ///
@@ -128,7 +128,7 @@ pub fn record<R>(f: impl FnOnce() -> R) -> (R, Report) {
     (result, Report::new(running.end()))
 }
 
-/// The time until its end is of one kind, but for scopes inside.
+/// While it lives, time counts as one kind, except in scopes inside it.
 #[must_use = "a scope ends where this is dropped"]
 #[derive(Debug)]
 pub struct Scope {

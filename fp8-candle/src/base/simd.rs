@@ -12,13 +12,27 @@ pub(crate) fn check() -> Result<(), Error> {
     Ok(())
 }
 
-/// Runs `kernel` compiled for the widest vectors of this CPU.
+/// Runs `kernel` compiled for the widest vectors of this processor, or those that `FP8_ISA` allows.
 ///
-/// `kernel` must be an `#[inline(always)]` closure that calls only `#[inline(always)]` functions: only code inlined into the
-/// instantiations below is compiled for their instruction sets. Every instantiation gives the same bits, since kernels
-/// say where operations fuse (`mul_add`) and in which order they sum.
+/// `kernel` must be an `#[inline(always)]` closure that calls `#[inline(always)]` functions: only inlined code is
+/// compiled for these vectors. Every instruction set gives the same bits: kernels say where operations fuse (`mul_add`), and in
+/// which order they sum.
+///
+/// # Examples
+/// ```
+/// let (x, mut y) = (vec![2f32; 1000], vec![1f32; 1000]);
+/// fp8_candle::parallel::vectorized(
+///     #[inline(always)]
+///     || {
+///         for (y, x) in y.iter_mut().zip(&x) {
+///             *y += x.sqrt();
+///         }
+///     },
+/// );
+/// assert_eq!(y[0], 1.0 + 2f32.sqrt());
+/// ```
 #[inline]
-pub(crate) fn simd<Out>(kernel: impl FnOnce() -> Out) -> Out {
+pub fn simd<Out>(kernel: impl FnOnce() -> Out) -> Out {
     run(Isa::best(), kernel)
 }
 

@@ -14,8 +14,8 @@ use fp8_core::{Contraction, Granularity, HighPrecision, ScaleGrid};
 
 impl Quantizer {
     /// [`Quantizer::quantize`] for a product over the columns, of the tensor of shape `dims` on the CPU whose elements from `start` on
-    /// `fill(start, rows)` writes, whole rows at a time. None where that is not enough: where the scale follows from the
-    /// tensor itself or there are several, where rounding is stochastic, and where a hook wants to see the tensor.
+    /// `fill(start, rows)` writes, whole rows at a time. None if one pass is not enough: if the scale depends on the tensor
+    /// or there are several, if rounding is stochastic, or if a hook needs the tensor.
     pub(crate) fn quantize_rows<T: HighPrecision>(
         &self,
         dims: &[usize],
@@ -45,8 +45,8 @@ impl Quantizer {
         quantizer.finish(encoded, dims, Contraction::Cols).map(Some)
     }
 
-    /// [`Quantizer::quantize_for`] over the columns of what a device computes as it casts it. None where
-    /// [`Quantizer::quantize_rows`] gives none, and where the device has no kernel for it.
+    /// [`Quantizer::quantize_for`] over the columns of a matrix that a device computes as it casts it. None where
+    /// [`Quantizer::quantize_rows`] gives none, and if the device has no kernel for it.
     pub(crate) fn quantize_made(&self, made: &Made<'_>, both: bool) -> Result<Option<Quantized>> {
         let cast = self.quantize_and_sum(made, both, None)?;
         Ok(cast.map(|(quantized, _)| quantized))

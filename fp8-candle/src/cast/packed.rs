@@ -1,6 +1,6 @@
 //! A frozen FP8 weight in the layout that its device reads fastest.
 
-use crate::base::error::{Error, Result};
+use crate::base::error::{Result, shape_error};
 use crate::cast::tensor::Fp8Tensor;
 use crate::device::{GemmCodes, GemmOperand, backend};
 use candle_core::{DType, Device, Tensor};
@@ -30,12 +30,12 @@ impl PackedWeight {
     /// If `weight` is not a matrix, or its device has no backend.
     pub fn new(weight: &Fp8Tensor) -> Result<Self> {
         let &[n, k] = weight.dims() else {
-            return Err(Error::Shape {
-                op: "PackedWeight::new",
-                what: "weight",
-                expected: "[out_features, in_features]".to_string(),
-                got: weight.dims().to_vec(),
-            });
+            return Err(shape_error(
+                "PackedWeight::new",
+                "weight",
+                "[out_features, in_features]",
+                weight.dims(),
+            ));
         };
         let packed = backend(weight.device())?.pack(weight.codes())?;
         let codes = OnceLock::new();

@@ -1,7 +1,8 @@
 //! One cast from high precision to FP8.
 
+use crate::base::check::check_float;
 use crate::base::data::matrix_dims;
-use crate::base::error::{Error, Result, internal};
+use crate::base::error::{Result, internal, shape_error};
 use crate::cast::replay::{RecordedCast, Replay};
 use crate::cast::spec::{CastCounter, CastHook, CastSpec, Observers, ScaleSource};
 use crate::cast::state::{AmaxRecorder, Scales, Slot};
@@ -146,17 +147,7 @@ impl Quantizer {
         contraction: Contraction,
         both: bool,
     ) -> Result<Quantized> {
-        if !matches!(
-            x.dtype(),
-            DType::F32 | DType::BF16 | DType::F16 | DType::F64
-        ) {
-            return Err(Error::DType {
-                op: "quantize",
-                what: "the tensor",
-                expected: "f32, bf16, f16 or f64",
-                got: x.dtype(),
-            });
-        }
+        check_float("quantize", "the tensor", x)?;
         if let Some(recorded) = self.next_replayed() {
             return recorded.quantize_for(x, contraction, both);
         }
@@ -176,23 +167,21 @@ impl Quantizer {
             check_count(quant_scale, &grid, spec.granularity)?;
             backend.quantize(&x, &grid, quant_scale, &cast, orientation)
         };
+        let encoded = |codes, scales, amax| Encoded {
+            codes,
+            scales,
+            amax,
+            cast,
+        };
         // The amax is free beside the cast, and shows Inf and NaN.
         let measures = grid.len() == 1 && self.observers.training_recorder().is_some();
         let with_scales = |scales: Scales| -> Result<Encoded> {
-            let (codes, amax) = if measures {
-                check_count(&scales.0, &grid, spec.granularity)?;
-                let (codes, amax) =
-                    backend.quantize_with_amax(&x, &scales.0, &cast, orientation)?;
-                (codes, Some(amax))
-            } else {
-                (encode(&scales.0)?, None)
-            };
-            Ok(Encoded {
-                codes,
-                scales,
-                amax,
-                cast,
-            })
+            if !measures {
+                return Ok(encoded(encode(&scales.0)?, scales, None));
+            }
+            check_count(&scales.0, &grid, spec.granularity)?;
+            let (codes, amax) = backend.quantize_with_amax(&x, &scales.0, &cast, orientation)?;
+            Ok(encoded(codes, scales, Some(amax)))
         };
         let encoded = match (&self.source, self.source.known_scales(cast.format)?) {
             (_, Some(scales)) => with_scales(scales)?,
@@ -209,12 +198,8 @@ impl Quantizer {
             (ScaleSource::Fixed { dequant_scale }, None) => {
                 let dequant_scale = dequant_scale.to_device(x.device())?;
                 let quant_scale = backend.reciprocal(&dequant_scale)?;
-                Encoded {
-                    codes: encode(&quant_scale)?,
-                    scales: (quant_scale, dequant_scale),
-                    amax: None,
-                    cast,
-                }
+                let codes = encode(&quant_scale)?;
+                encoded(codes, (quant_scale, dequant_scale), None)
             }
             (
                 ScaleSource::Current {
@@ -229,12 +214,8 @@ impl Quantizer {
                         power_of_two: *power_of_two,
                     };
                     let made = backend.quantize_current(&x, &grid, current, &cast, orientation)?;
-                    Encoded {
-                        codes: made.codes,
-                        scales: (made.quant_scale, made.dequant_scale),
-                        amax: Some(made.amax),
-                        cast,
-                    }
+                    let scales = (made.quant_scale, made.dequant_scale);
+                    encoded(made.codes, scales, Some(made.amax))
                 }
                 Some(bound) => {
                     let amax = backend.amax(&x, &grid)?;
@@ -242,12 +223,8 @@ impl Quantizer {
                     let quant_scale =
                         backend.quant_scale(&bounded, cast.format, *policy, *power_of_two)?;
                     let dequant_scale = backend.reciprocal(&quant_scale)?;
-                    Encoded {
-                        codes: encode(&quant_scale)?,
-                        scales: (quant_scale, dequant_scale),
-                        amax: Some(amax),
-                        cast,
-                    }
+                    let codes = encode(&quant_scale)?;
+                    encoded(codes, (quant_scale, dequant_scale), Some(amax))
                 }
             },
             (ScaleSource::Static(_) | ScaleSource::Known { .. }, None) => {
@@ -309,15 +286,15 @@ fn check_count(quant_scale: &Tensor, grid: &ScaleGrid, granularity: Granularity)
         return Ok(());
     }
     let (rows, cols) = (grid.rows(), grid.cols());
-    Err(Error::Shape {
-        op: "quantize",
-        what: "the scale",
-        expected: format!(
+    Err(shape_error(
+        "quantize",
+        "the scale",
+        format!(
             "{} elements for {rows}x{cols} values, {granularity}",
             grid.len()
         ),
-        got: quant_scale.dims().to_vec(),
-    })
+        quant_scale.dims(),
+    ))
 }
 
 impl From<RecordedCast> for Quantizer {

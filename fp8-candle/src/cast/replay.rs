@@ -2,14 +2,15 @@
 //!
 //! A replayed cast gives the same codes as the first time, although its step may have ended and the table may hold other
 //! scales by then, and no observer is told of it. A recorded cast is therefore a cast with everything settled: the key of a
-//! stochastic rounding, and the scales where they came from a table. Scales that follow from the values alone are not kept.
+//! stochastic rounding, and scales that came from a table. Scales that follow from the values alone are not kept.
 
 use crate::base::error::Result;
+use crate::base::sync::lock;
 use crate::cast::spec::{CastSpec, ScaleSource};
 use crate::cast::tensor::{Fp8Tensor, Quantized};
 use crate::cast::weight_version::Seen;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// A cast that can be done again to the bit.
 #[derive(Debug, Clone)]
@@ -91,7 +92,7 @@ impl Recording {
     }
 
     fn get(&self, index: usize) -> Option<RecordedCast> {
-        let casts = self.0.casts.lock().unwrap_or_else(PoisonError::into_inner);
+        let casts = lock(&self.0.casts);
         casts.get(index).cloned()
     }
 }
@@ -131,10 +132,7 @@ impl Replay {
             },
         };
         let recorded = &self.recording.0;
-        let mut casts = recorded
-            .casts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut casts = lock(&recorded.casts);
         casts.push(cast);
         Ok(())
     }

@@ -18,8 +18,8 @@ impl Quantizer {
         self.spec.is_symmetric() && self.is_same_cast(other)
     }
 
-    /// Whether this cast of the tensor of which `other` made `quantized` would give the same codes, as far as that can be told
-    /// without waiting for a device.
+    /// Whether this cast would give the same codes as `quantized`, which `other` has made from the same tensor, as far as
+    /// that is known without waiting for a device.
     pub(crate) fn gives_the_codes_of(&self, other: &Self, quantized: &Quantized) -> Result<bool> {
         if self.spec != other.spec || self.spec.stochastic.is_some() {
             return Ok(false);

@@ -25,8 +25,8 @@ pub enum Draw {
     /// The number of draws of the row so far, which is part of its checkpoints: other bits for every cast. Casts that run at
     /// the same time on several threads draw in the order in which they come.
     Next,
-    /// That number too, but nothing is drawn: what is trained after an evaluation does not depend on it. The number here tells
-    /// apart the casts of one layer.
+    /// The same number, without drawing: training after an evaluation does not depend on it. The number here tells the casts
+    /// of one layer apart.
     Evaluation(u32),
     /// The values themselves, for weights: a weight has the same codes until it changes, however often it is cast, before and
     /// after a checkpoint is loaded. Where a device would have to copy them to the host, it is [`Draw::Next`].

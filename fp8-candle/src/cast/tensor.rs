@@ -1,8 +1,9 @@
 //! A tensor in 8-bit floating point: codes, format, and the scales that give the codes their values.
 
+use crate::base::check::{check_device, check_dtype};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::take_storage;
-use crate::base::error::{Error, Result, internal};
+use crate::base::error::{Error, Result, internal, shape_error};
 use crate::device::{Codes, GemmCodes, GemmOperand, GemmOutput, backend};
 use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::{Cast, Contraction, Format, Granularity, ScaleGrid};
@@ -73,46 +74,24 @@ impl Fp8Tensor {
         dequant_scale: Tensor,
     ) -> Result<Self> {
         const OP: &str = "Fp8Tensor::from_parts";
-        if codes.dtype() != DType::U8 {
-            return Err(Error::DType {
-                op: OP,
-                what: "codes",
-                expected: "u8",
-                got: codes.dtype(),
-            });
-        }
-        if dequant_scale.dtype() != DType::F32 {
-            let got = dequant_scale.dtype();
-            return Err(Error::DType {
-                op: OP,
-                what: "dequant_scale",
-                expected: "f32",
-                got,
-            });
-        }
-        if !codes.device().same_device(dequant_scale.device()) {
-            return Err(Error::DeviceMismatch {
-                op: OP,
-                what: "dequant_scale",
-                expected: codes.device().location(),
-                got: dequant_scale.device().location(),
-            });
-        }
+        check_dtype(OP, "codes", &codes, DType::U8)?;
+        check_dtype(OP, "dequant_scale", &dequant_scale, DType::F32)?;
+        check_device(OP, "dequant_scale", &dequant_scale, codes.device())?;
         let (rows, cols) = matrix_dims(codes.dims());
         let grid = granularity.grid(rows, cols, contraction);
         if dequant_scale.elem_count() != grid.len() {
-            return Err(Error::Shape {
-                op: OP,
-                what: "dequant_scale",
-                expected: format!(
+            return Err(shape_error(
+                OP,
+                "dequant_scale",
+                format!(
                     "{} elements ([{}, {}]) for codes of shape {:?} with {granularity} scales",
                     grid.len(),
                     grid.scale_rows(),
                     grid.scale_cols(),
                     codes.dims(),
                 ),
-                got: dequant_scale.dims().to_vec(),
-            });
+                dequant_scale.dims(),
+            ));
         }
         let dims = codes.dims().to_vec();
         let codes = Codes::row_major(codes.detach().contiguous()?);
@@ -161,14 +140,7 @@ impl Fp8Tensor {
         contraction: Contraction,
         dequant_scale: Tensor,
     ) -> Result<Self> {
-        if x.dtype() != DType::F8E4M3 {
-            return Err(Error::DType {
-                op: "Fp8Tensor::from_f8e4m3",
-                what: "the tensor",
-                expected: "f8e4m3",
-                got: x.dtype(),
-            });
-        }
+        check_dtype("Fp8Tensor::from_f8e4m3", "the tensor", x, DType::F8E4M3)?;
         let codes = backend(x.device())?.f8e4m3_to_codes(x)?;
         Self::from_parts(codes, Format::E4M3, granularity, contraction, dequant_scale)
     }
@@ -317,19 +289,25 @@ pub(crate) fn multiply(
             out,
         );
     }
-    let a = a.dequantize(DType::F32)?;
-    let b = b.dequantize(DType::F32)?;
-    let a = if a_contraction == Contraction::Cols {
-        a
-    } else {
-        a.t()?
+    let (a, b) = (a.dequantize(DType::F32)?, b.dequantize(DType::F32)?);
+    let y = multiply_values((&a, a_contraction), (&b, b_contraction))?;
+    take_storage(add_bias(y.to_dtype(out.dtype)?, out.bias)?)
+}
+
+/// `[a.kept, b.kept]` of two matrices in high precision.
+pub(crate) fn multiply_values(
+    (a, a_contraction): (&Tensor, Contraction),
+    (b, b_contraction): (&Tensor, Contraction),
+) -> Result<Tensor> {
+    let a = match a_contraction {
+        Contraction::Cols => a.clone(),
+        Contraction::Rows => a.t()?,
     };
-    let b = if b_contraction == Contraction::Cols {
-        b.t()?
-    } else {
-        b
+    let b = match b_contraction {
+        Contraction::Cols => b.t()?,
+        Contraction::Rows => b.clone(),
     };
-    take_storage(add_bias(a.matmul(&b)?.to_dtype(out.dtype)?, out.bias)?)
+    Ok(a.matmul(&b)?)
 }
 
 /// `y + bias`, if there is one.

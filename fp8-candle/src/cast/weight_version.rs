@@ -7,12 +7,13 @@
 //! stay in use.
 
 use crate::base::error::{Error, Result};
+use crate::base::sync::lock;
 use crate::cast::state::StateTable;
 use crate::device::fingerprint as fingerprint_of;
 use candle_core::{DType, Tensor, TensorId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 static VERSIONS: Mutex<Option<HashMap<TensorId, Weak<Shared>>>> = Mutex::new(None);
 
@@ -30,7 +31,7 @@ pub struct WeightVersion(Arc<Shared>);
 impl WeightVersion {
     /// The version of `weight`; 0 until the first change is announced.
     pub fn of(weight: &Tensor) -> Self {
-        let mut versions = VERSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut versions = lock(&VERSIONS);
         let versions = versions.get_or_insert_default();
         if let Some(version) = versions.get(&weight.id()).and_then(Weak::upgrade) {
             return Self(version);
@@ -56,7 +57,7 @@ impl WeightVersion {
 
     /// Notes that the tensor is a parameter of the model of `table`; forgotten when all clones of this version are dropped.
     pub fn note_table(&self, table: &Arc<StateTable>) {
-        let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = lock(&self.0.tables);
         tables.retain(|table| table.strong_count() > 0);
         let new = Arc::downgrade(table);
         if !tables.iter().any(|known| known.ptr_eq(&new)) {
@@ -66,7 +67,7 @@ impl WeightVersion {
 
     /// The tables of [`WeightVersion::note_table`] that still exist.
     pub fn tables(&self) -> Vec<Arc<StateTable>> {
-        let tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let tables = lock(&self.0.tables);
         tables.iter().filter_map(Weak::upgrade).collect()
     }
 }
@@ -168,7 +169,7 @@ impl Seen {
     }
 }
 
-/// None for a dtype that has none, `Some(None)` on a device that would need a copy.
+/// None for a dtype without fingerprints, `Some(None)` on a device that would need a copy.
 fn fingerprint(tensor: &Tensor) -> Result<Option<Option<u64>>> {
     match tensor.dtype() {
         DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(Some(fingerprint_of(tensor)?)),

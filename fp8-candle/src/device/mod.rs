@@ -49,7 +49,7 @@ pub(crate) fn has_fused_ops(device: &Device, dtype: DType) -> bool {
     }
 }
 
-/// [`Backend::fingerprint`], which is not counted as a part of a cast, and needs no valid `FP8_ISA`.
+/// [`Backend::fingerprint`], not profiled as a cast, and without a check of `FP8_ISA`.
 pub(crate) fn fingerprint(x: &Tensor) -> Result<Option<u64>> {
     match x.device() {
         Device::Cpu => cpu::fingerprint(x).map(Some),
@@ -57,7 +57,7 @@ pub(crate) fn fingerprint(x: &Tensor) -> Result<Option<u64>> {
     }
 }
 
-/// How `device` unfolds images: with kernels of its own, or composed of candle's operations.
+/// How `device` unfolds images: with its own kernels, or composed of candle's operations.
 pub(crate) fn unfolding(device: &Device) -> &'static dyn Unfolding {
     match device {
         Device::Cpu => &cpu::CpuBackend,

@@ -1,10 +1,10 @@
-//! Opening a GPU so that its work is in one order, whichever thread asks for it.
+//! Opening a GPU so that work from all threads runs in one order.
 
 use crate::base::error::Result;
 use candle_core::Device;
 
-/// The GPU `ordinal` with a stream of its own, which everything on the device goes to in the order of the calls: a tensor
-/// computed by one thread can be read by another.
+/// The GPU `ordinal` with its own stream, on which everything runs in the order of the calls: one thread can read a tensor
+/// that another has computed.
 ///
 /// candle's [`Device::new_cuda`] and [`Device::cuda_if_available`] open the stream of the calling thread instead, where two
 /// threads race without noticing. FP8 operations accept such a device on one thread and refuse it on every other.

@@ -1,9 +1,9 @@
-//! Unfolding of images into columns and folding back: what convolutions need of a device, composed of candle's operations
-//! where it has nothing better.
+//! Unfolding images into columns and folding them back, which convolutions need; composed of candle's operations for devices
+//! without kernels for it.
 
 use crate::base::data::storage::owned_storage;
 use crate::base::data::window::{Part, Window};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Result, shape_error};
 use candle_core::{DType, Device, Storage, Tensor};
 
 /// Unfolds and folds images.
@@ -87,7 +87,7 @@ fn pad(x: &Tensor, window: &Window, padded: [usize; 2]) -> Result<Tensor> {
     Ok(x)
 }
 
-/// The distances between positions; of a single position it is 1, whatever the stride.
+/// The distances between positions; 1 for a single position.
 fn strides(window: &Window) -> [usize; 2] {
     [0, 1].map(|dim| match window.positions[dim] {
         1 => 1,
@@ -108,15 +108,15 @@ fn padded_size(window: &Window) -> Result<[usize; 2]> {
     };
     match (size(0), size(1)) {
         (Some(height), Some(width)) if height.checked_mul(width).is_some() => Ok([height, width]),
-        _ => Err(Error::Shape {
-            op: "unfold",
-            what: "the images",
-            expected: format!(
+        _ => Err(shape_error(
+            "unfold",
+            "the images",
+            format!(
                 "an image that fits into memory with a padding of {:?} for a stride of {:?}",
                 window.padding, window.stride
             ),
-            got: window.dims().to_vec(),
-        }),
+            window.dims(),
+        )),
     }
 }
 

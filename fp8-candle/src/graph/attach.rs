@@ -8,11 +8,12 @@
 use super::collect::{offer, tell};
 use crate::base::data::storage::{check_len, owned_storage, tensor_of};
 use crate::base::error::{Result, internal};
+use crate::base::sync::lock;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor,
 };
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
 /// A forward result that is computed before its node exists; the node's forward pass only hands it over, once.
@@ -39,10 +40,7 @@ impl Ready {
     }
 
     fn take(&self) -> Option<Storage> {
-        self.storage
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        lock(&self.storage).take()
     }
 
     pub(crate) fn take_cpu(&self) -> candle_core::Result<(CpuStorage, Shape)> {
@@ -118,15 +116,15 @@ pub(crate) fn attach_all(
         });
         return op.apply(args);
     }
-    let letters = Arc::new(Letters::default());
-    let (first, token) = (args[0], bundles(name, &args[1..], &letters)?);
+    let deposits = Arc::new(Deposits::default());
+    let (first, token) = (args[0], bundles(name, &args[1..], &deposits)?);
     let all: Vec<Tensor> = args.iter().map(|&arg| arg.clone()).collect();
     let op = Op::new(name, result, move |given, result, grad| {
         let args: Vec<&Tensor> = all.iter().collect();
         let mut gradients =
             complete(&args, backward(&args, result, grad).map_err(tell)?)?.into_iter();
         let first = gradients.next().flatten();
-        letters.lay(gradients.collect());
+        deposits.put(gradients.collect());
         // candle visits the bundles only if their tokens have a gradient.
         let token = given.last().map(|token| token.zeros_like()).transpose()?;
         Ok(vec![first, token])
@@ -147,17 +145,17 @@ fn complete(args: &[&Tensor], mut gradients: Gradients) -> Result<Gradients> {
 }
 
 /// The last token of bundles of `args`.
-fn bundles(name: &'static str, args: &[&Tensor], letters: &Arc<Letters>) -> Result<Tensor> {
+fn bundles(name: &'static str, args: &[&Tensor], deposits: &Arc<Deposits>) -> Result<Tensor> {
     let (mut token, mut done): (Option<Tensor>, usize) = (None, 0);
     while done < args.len() {
         let (first, with_token) = (done, usize::from(token.is_some()));
         let now = &args[done..args.len().min(done + 3 - with_token)];
         let zero = Tensor::zeros(1, DType::F32, args[0].device())?;
-        let letters = letters.clone();
+        let deposits = deposits.clone();
         let bundle = Op::new("bundle", Ready::of(&zero)?, move |given, _, _| {
             let (token, args) = given.split_at(with_token);
             let zeros = token.iter().map(|token| Ok(Some(token.zeros_like()?)));
-            let taken = (0..args.len()).map(|place| Ok(letters.take(first + place)));
+            let taken = (0..args.len()).map(|place| Ok(deposits.take(first + place)));
             zeros.chain(taken).collect()
         });
         let bundled: Vec<&Tensor> = token.iter().chain(now.iter().copied()).collect();
@@ -172,23 +170,23 @@ fn bundles(name: &'static str, args: &[&Tensor], letters: &Arc<Letters>) -> Resu
 
 /// Gradients on their way to the bundles, by the thread of the backward pass.
 #[derive(Default)]
-struct Letters(Mutex<HashMap<ThreadId, Gradients>>);
+struct Deposits(Mutex<HashMap<ThreadId, Gradients>>);
 
-impl Letters {
-    fn lay(&self, gradients: Gradients) {
+impl Deposits {
+    fn put(&self, gradients: Gradients) {
         if gradients.iter().any(Option::is_some) {
-            let mut letters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            letters.insert(thread::current().id(), gradients);
+            let mut deposits = lock(&self.0);
+            deposits.insert(thread::current().id(), gradients);
         }
     }
 
     fn take(&self, index: usize) -> Option<Tensor> {
-        let mut letters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut deposits = lock(&self.0);
         let here = thread::current().id();
-        let gradients = letters.get_mut(&here)?;
+        let gradients = deposits.get_mut(&here)?;
         let taken = gradients.get_mut(index).and_then(Option::take);
         if gradients.iter().all(Option::is_none) {
-            letters.remove(&here);
+            deposits.remove(&here);
         }
         taken
     }

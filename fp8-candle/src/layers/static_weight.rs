@@ -12,7 +12,7 @@ use fp8_core::{Cast, Format, Granularity};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// How the input of a static layer is scaled before the product.
+/// How the input of a static layer is cast before the product.
 ///
 /// `S` is the scale of [`InputScaling::Static`]: a tensor in a layer, `()` where files and configurations only describe the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub enum InputScaling<S = Tensor> {
 }
 
 impl InputScaling {
-    /// The cast; None where there is none.
+    /// The cast, if there is one.
     fn quantizer(&self) -> Option<Quantizer> {
         let granularity = match self {
             InputScaling::None => return None,
@@ -150,7 +150,7 @@ impl<S> InputScaling<S> {
         })
     }
 
-    /// The largest amax that counts, where there is a bound.
+    /// The upper bound of amaxes, if there is one.
     pub fn amax_bound(&self) -> Option<f32> {
         match *self {
             Self::DynamicPerToken { amax_bound, .. }
@@ -159,7 +159,11 @@ impl<S> InputScaling<S> {
         }
     }
 
+<<<<<<< HEAD
     /// Whether scales computed from the inputs are rounded down to powers of two; microscaling has its own rule.
+=======
+    /// Whether scales made from inputs are rounded down to powers of two; microscaling has its own rule.
+>>>>>>> w-candle
     pub fn has_power_of_two_scales(&self) -> bool {
         match *self {
             Self::None | Self::Static(_) | Self::DynamicMx => false,
@@ -184,7 +188,7 @@ impl StaticWeight {
     /// # Errors
     /// If `codes` is not a matrix.
     pub fn new(codes: &Fp8Tensor, input: InputScaling, path: &str) -> Result<Self> {
-        // The weight is codes already; its quantizer is never asked.
+        // The weight is already cast: this quantizer is never used.
         let dequant_scale = codes.dequant_scale().clone();
         let source = ScaleSource::Fixed { dequant_scale };
         let b = Quantizer::new(Cast::new(codes.format()), codes.granularity(), source);

@@ -5,7 +5,8 @@ use crate::base::simd::simd;
 use crate::device::cpu::elements::{for_dtype, map_rows, tensor, with_slices};
 use candle_core::{DType, Tensor};
 
-/// `a + b` of one shape and dtype, outside any graph. candle adds on threads of its own, which wait for each other in loops.
+/// `a + b` of one shape and dtype, outside any graph. candle would add on its own threads, which wait for each other in busy
+/// loops.
 pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let floats = [DType::F32, DType::F64, DType::BF16, DType::F16];
     let ours = a.device().is_cpu() && floats.contains(&a.dtype());

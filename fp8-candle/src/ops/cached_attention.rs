@@ -1,16 +1,16 @@
 //! Attention of a few new tokens over a cache of keys and values, which may be FP8 codes.
 
 use super::attention::{AttentionOptions, attention};
-use super::{check_float, shape_error};
+
+use crate::base::check::check_float;
 use crate::base::data::storage::tensor_of;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, dtype_error, shape_error};
 use crate::base::math::{Real, max, sum2};
 use crate::base::profile::{Kind, enter};
 use crate::base::simd::simd;
 use crate::device::cpu::elements::{par_blocks, storage};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
-use fp8_core::{Format, HighPrecision};
-use half::{bf16, f16};
+use fp8_core::Format;
 
 const OP: &str = "cached_attention";
 
@@ -27,7 +27,7 @@ pub enum CachedTokens<'a> {
         codes: &'a Tensor,
         /// The format of the codes.
         format: Format,
-        /// What a decoded code is multiplied with, one number per head of keys.
+        /// The factor on decoded codes, one number per head of keys.
         dequant_scales: &'a [f32],
     },
 }
@@ -111,7 +111,12 @@ pub fn cached_attention(
         )));
     }
     let &[batch, heads, tokens, head_dim] = q.dims() else {
-        return Err(shape_error(OP, "q", "[batch, heads, tokens, head_dim]", q));
+        return Err(shape_error(
+            OP,
+            "q",
+            "[batch, heads, tokens, head_dim]",
+            q.dims(),
+        ));
     };
     let kv_heads = match *k.tensor().dims() {
         [b, h, capacity, d]
@@ -127,12 +132,12 @@ pub fn cached_attention(
             let expected = format!(
                 "[{batch}, a divisor of {heads}, room for {keys} tokens of which {tokens} are new, {head_dim}]"
             );
-            return Err(shape_error(OP, "k", expected, k.tensor()));
+            return Err(shape_error(OP, "k", expected, k.tensor().dims()));
         }
     };
     if v.tensor().dims() != k.tensor().dims() {
         let expected = format!("{:?}, as k", k.tensor().dims());
-        return Err(shape_error(OP, "v", expected, v.tensor()));
+        return Err(shape_error(OP, "v", expected, v.tensor().dims()));
     }
     for (what, part) in [("k", &k), ("v", &v)] {
         if let CachedTokens::Fp8 { dequant_scales, .. } = part
@@ -142,7 +147,7 @@ pub fn cached_attention(
                 "{kv_heads} scales, one per head, got {}",
                 dequant_scales.len()
             );
-            return Err(shape_error(OP, what, expected, part.tensor()));
+            return Err(shape_error(OP, what, expected, part.tensor().dims()));
         }
     }
     if q.elem_count() == 0 || keys == 0 {
@@ -178,7 +183,7 @@ pub fn cached_attention(
     let mut y = vec![0f32; q_wide.len()];
     let block = sizes.rows * head_dim;
     let work = 2 * y.len() * keys;
-    // Waking another thread takes as long as about this many multiplications.
+    // Waking another thread takes about as long as this many multiplications.
     const FEW: usize = 200_000;
     let run = |start: usize, y: &mut [f32]| {
         for (i, y) in y.chunks_mut(block).enumerate() {
@@ -222,12 +227,12 @@ impl<'a> Part<'a> {
             )
             | (Storage::Cpu(storage @ CpuStorage::U8(_)), Some(_)) => storage,
             _ => {
-                return Err(Error::DType {
-                    op: OP,
-                    what: "the cache",
-                    expected: "f32, bf16 or f16, or u8 for codes, on the device of q",
-                    got: tensor.dtype(),
-                });
+                return Err(dtype_error(
+                    OP,
+                    "the cache",
+                    "f32, bf16 or f16, or u8 for codes, on the device of q",
+                    tensor.dtype(),
+                ));
             }
         };
         match tensor.layout().contiguous_offsets() {
@@ -236,7 +241,12 @@ impl<'a> Part<'a> {
                 start,
                 fp8,
             }),
-            None => Err(shape_error(OP, "the cache", "contiguous values", tensor)),
+            None => Err(shape_error(
+                OP,
+                "the cache",
+                "contiguous values",
+                tensor.dims(),
+            )),
         }
     }
 
@@ -245,8 +255,8 @@ impl<'a> Part<'a> {
         let range = self.start + from..self.start + from + buffer.len();
         match (self.storage, self.fp8) {
             (CpuStorage::F32(values), _) => return &values[range],
-            (CpuStorage::BF16(values), _) => widen::<bf16>(&values[range], buffer),
-            (CpuStorage::F16(values), _) => widen::<f16>(&values[range], buffer),
+            (CpuStorage::BF16(values), _) => fp8_core::widen(&values[range], buffer),
+            (CpuStorage::F16(values), _) => fp8_core::widen(&values[range], buffer),
             (CpuStorage::U8(codes), Some((format, dequant_scales))) => {
                 fp8_core::decode(format, &codes[range], dequant_scales[kv_head], buffer);
             }
@@ -254,17 +264,6 @@ impl<'a> Part<'a> {
         }
         buffer
     }
-}
-
-fn widen<T: HighPrecision>(src: &[T], dst: &mut [f32]) {
-    simd(
-        #[inline(always)]
-        || {
-            for (dst, src) in dst.iter_mut().zip(src) {
-                *dst = src.to_f32();
-            }
-        },
-    );
 }
 
 /// Tokens of the cache that are decoded at a time: they fit into the first-level cache.
@@ -316,7 +315,7 @@ impl Sizes {
                 #[inline(always)]
                 || {
                     for (row, y) in y.chunks_exact_mut(d).enumerate() {
-                        // A hidden value may be NaN, which weight 0 would not take away.
+                        // A hidden value may be NaN, which a weight of 0 would not remove.
                         let end = visible(row).clamp(from, from + count);
                         let weights = &scores[row * self.keys + from..row * self.keys + end];
                         for (weight, value) in weights.iter().zip(values.chunks_exact(d)) {

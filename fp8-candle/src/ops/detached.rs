@@ -1,5 +1,5 @@
-//! Operations outside any graph, for crates with a graph of their own: results, and gradients as functions of the gradient of the
-//! result. Some take a factor for their input, so that data with a scale need no copy at their values.
+//! Operations outside any graph, for crates with their own graph: results, and gradients as functions of the gradient of the
+//! result. Some take a factor for their input, so that data with a scale need not be multiplied first.
 
 pub use super::dropout::mask as dropout_mask;
 pub use super::gradients;

@@ -1,4 +1,4 @@
-//! Dropout whose mask follows from a seed and an element's place alone.
+//! Dropout whose mask depends on a seed and the place of an element alone.
 
 use crate::base::error::{Error, Result};
 use crate::base::profile::{Kind, enter};
@@ -40,8 +40,8 @@ pub fn mask(len: usize, p: f64, seed: u64) -> Result<Vec<u8>> {
     Ok(mask)
 }
 
-/// Zeros instead of a share `p` of the elements, the others times `1 / (1 - p)`. Which ones follows from `seed` and an element's
-/// place alone, on every device.
+/// Sets a share `p` of the elements to zero and multiplies the others by `1 / (1 - p)`. The choice depends on `seed` and the
+/// place of an element alone, on every device.
 ///
 /// # Errors
 /// If `p` is not from 0 up to, but not, 1.
@@ -63,7 +63,7 @@ pub fn dropout(x: &Tensor, p: f64, seed: u64) -> Result<Tensor> {
     let mask = Tensor::from_vec(mask(x.elem_count(), p, seed)?, x.dims(), x.device())?;
     let x = x.contiguous()?;
     let kept = x.affine(1. / (1. - p), 0.)?;
-    // Not a product: what is dropped may be Inf or NaN.
+    // Not a product: dropped elements may be Inf or NaN.
     Ok(mask.where_cond(&kept, &kept.zeros_like()?)?)
 }
 

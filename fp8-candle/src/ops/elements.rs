@@ -7,20 +7,18 @@
 pub use crate::base::data::matrix_dims;
 pub use crate::base::math::{Real, max, sum};
 
-use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
 use crate::base::simd::{check, simd};
-use crate::device::cpu::elements::{Element, block_rows, compute_dtype};
-use crate::device::cpu::elements::{for_dtype, storage, with_slices};
-use crate::device::filled;
+use crate::device::cpu::elements::{
+    Element, block_rows, compute_dtype, for_dtype, for_narrow, map_rows_to, tensor, with_slices,
+};
 use candle_core::{DType, Tensor};
-use half::{bf16, f16};
 
 /// A function from the rows of `N` tensors to rows of the result.
 pub trait RowKernel<const N: usize>: Sync {
     /// Writes `out`, a number of whole rows, from the same rows of the inputs.
     ///
-    /// It must be `#[inline(always)]` and call only functions that are: what is not inlined is compiled without vectors.
+    /// It must be `#[inline(always)]` and call only functions that are: code that is not inlined is compiled without vectors.
     fn rows<R: Real>(&self, inputs: [&[R]; N], out: &mut [R]);
 }
 
@@ -69,29 +67,10 @@ pub fn map_to(
         dtype: DType,
         kernel: &impl RowKernel<1>,
     ) -> Result<Tensor> {
-        match dtype {
-            DType::F32 => mapped::<T, f32, 1>([x], 1, kernel),
-            DType::BF16 => mapped::<T, bf16, 1>([x], 1, kernel),
-            DType::F16 => mapped::<T, f16, 1>([x], 1, kernel),
-            got => Err(narrow_only(op, "the result", got)),
-        }
+        for_narrow!(op, "the result", dtype, U => mapped::<T, U, 1>([x], 1, kernel))
     }
     check()?;
-    match x.dtype() {
-        DType::F32 => from::<f32>(op, x, dtype, kernel),
-        DType::BF16 => from::<bf16>(op, x, dtype, kernel),
-        DType::F16 => from::<f16>(op, x, dtype, kernel),
-        got => Err(narrow_only(op, "x", got)),
-    }
-}
-
-fn narrow_only(op: &'static str, what: &'static str, got: DType) -> crate::Error {
-    crate::Error::DType {
-        op,
-        what,
-        expected: "f32, bf16 or f16",
-        got,
-    }
+    for_narrow!(op, "x", x.dtype(), T => from::<T>(op, x, dtype, kernel))
 }
 
 fn mapped<T: Element, U: Element<Real = T::Real>, const N: usize>(
@@ -99,26 +78,16 @@ fn mapped<T: Element, U: Element<Real = T::Real>, const N: usize>(
     cols: usize,
     kernel: &impl RowKernel<N>,
 ) -> Result<Tensor> {
-    let values = with_slices(inputs, |inputs: [&[T]; N]| {
-        let (count, cols) = (inputs.first().map_or(0, |x| x.len()), cols.max(1));
-        let len = block_rows(count / cols, cols) * cols;
-        let (values, _) = filled(U::ZERO, count, len, |start, out: &mut [U]| {
-            let mut buffers: [Vec<T::Real>; N] = std::array::from_fn(|_| Vec::new());
-            let mut blocks: [&[T::Real]; N] = [&[]; N];
-            for ((block, buffer), input) in blocks.iter_mut().zip(&mut buffers).zip(inputs) {
-                *block = T::load(&input[start..start + out.len()], buffer);
-            }
-            U::store(out, |out| {
-                simd(
-                    #[inline(always)]
-                    || kernel.rows(blocks, out),
-                );
-            });
-        });
-        values
+    let values: Vec<U> = with_slices(inputs, |inputs: [&[T]; N]| {
+        map_rows_to(inputs, cols, |_, blocks, out| {
+            simd(
+                #[inline(always)]
+                || kernel.rows(blocks, out),
+            );
+        })
     })?;
     match inputs.first() {
-        Some(first) => tensor_of(storage::<U>(values), first.shape()),
+        Some(first) => tensor(values, first.shape()),
         None => internal!("no tensors"),
     }
 }

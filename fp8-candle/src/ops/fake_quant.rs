@@ -42,7 +42,7 @@ pub fn grad_cast(x: &Tensor, quantizer: &Quantizer, contraction: Contraction) ->
     cast_values_and_gradient(x, None, Some((quantizer, contraction)))
 }
 
-/// [`fake_quantize`] with `forward` and [`grad_cast`] with `backward`, in one node; `None` leaves that direction as it is.
+/// [`fake_quantize`] with `forward` and [`grad_cast`] with `backward`, in one node; `None` leaves that direction unchanged.
 pub fn cast_values_and_gradient(
     x: &Tensor,
     forward: Option<(&Quantizer, Contraction)>,

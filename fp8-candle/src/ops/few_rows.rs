@@ -1,9 +1,9 @@
 //! Products of few rows with a matrix that is read once, in its own dtype.
 
-use super::{check_device, check_float, last_dim, shape_error};
+use crate::base::check::{check_device, check_float, last_dim};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::tensor_of;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, shape_error};
 use crate::base::math::sum2;
 use crate::base::simd::simd;
 use crate::device::cpu::elements::{Element, storage, with_slices};
@@ -37,7 +37,7 @@ const OP: &str = "few_rows_linear";
 pub fn few_rows_linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     check_float(OP, "x", x)?;
     check_float(OP, "weight", weight)?;
-    check_device(OP, "weight", weight, x)?;
+    check_device(OP, "weight", weight, x.device())?;
     if x.track_op() || weight.track_op() {
         return Err(Error::Candle(candle_core::Error::msg(
             "few_rows_linear has no backward pass, and a gradient is tracked: use matmul",
@@ -45,14 +45,14 @@ pub fn few_rows_linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     }
     let inputs = last_dim(OP, "x", x)?;
     let &[outputs, width] = weight.dims() else {
-        return Err(shape_error(OP, "weight", "[out, in]", weight));
+        return Err(shape_error(OP, "weight", "[out, in]", weight.dims()));
     };
     if width != inputs {
         return Err(shape_error(
             OP,
             "weight",
             format!("[out, {inputs}], as x"),
-            weight,
+            weight.dims(),
         ));
     }
     let shape = [&x.dims()[..x.rank() - 1], &[outputs]].concat();
@@ -86,12 +86,12 @@ fn product<T: Element<Real = f32>>(
 ) -> Result<Vec<f32>> {
     with_slices([weight], |[weight]: [&[T]; 1]| {
         let outputs = weight.len().checked_div(inputs).unwrap_or(0);
-        // Outputs first, so that a task writes one stretch; turned at the end, which is nothing for one row.
-        let mut turned = vec![0f32; outputs * rows];
-        if turned.is_empty() {
-            return turned;
+        // Outputs first, so that a task writes one contiguous part; transposed at the end, which one row does not need.
+        let mut transposed = vec![0f32; outputs * rows];
+        if transposed.is_empty() {
+            return transposed;
         }
-        let parts = turned.chunks_mut(TASK * rows).enumerate();
+        let parts = transposed.chunks_mut(TASK * rows).enumerate();
         crate::base::parallel::for_each(parts, |(task, y)| {
             let mut buffer = Vec::new();
             let first = task * TASK;
@@ -109,10 +109,10 @@ fn product<T: Element<Real = f32>>(
             }
         });
         if rows == 1 {
-            return turned;
+            return transposed;
         }
-        let mut y = vec![0f32; turned.len()];
-        for (i, values) in turned.chunks(rows).enumerate() {
+        let mut y = vec![0f32; transposed.len()];
+        for (i, values) in transposed.chunks(rows).enumerate() {
             for (row, value) in values.iter().enumerate() {
                 y[row * outputs + i] = *value;
             }

@@ -38,8 +38,8 @@ pub use norm::{layer_norm, rms_norm};
 pub use rope::{rope, rope_i};
 pub use softmax::{causal_softmax, softmax_last_dim};
 
-use crate::base::error::{Error, Result, unsupported_dtype};
-use candle_core::{DType, Tensor, Var};
+use crate::base::error::Result;
+use candle_core::{Tensor, Var};
 pub(crate) use elements::wide_dtype;
 
 /// Whether there is a fused form for the dtype and device of `x`.
@@ -75,62 +75,6 @@ pub fn gradients<const N: usize>(
     match <[Tensor; N]>::try_from(grads) {
         Ok(grads) => Ok(grads),
         Err(grads) => crate::base::error::internal!("{} gradients of {N} arguments", grads.len()),
-    }
-}
-
-fn check_float(op: &'static str, what: &'static str, x: &Tensor) -> Result<()> {
-    match x.dtype() {
-        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(()),
-        got => Err(unsupported_dtype(op, what, got)),
-    }
-}
-
-/// Checks that `tensor` has the dtype and the device of `x`.
-fn check_like(op: &'static str, what: &'static str, tensor: &Tensor, x: &Tensor) -> Result<()> {
-    if tensor.dtype() != x.dtype() {
-        let expected = x.dtype().as_str();
-        return Err(Error::DType {
-            op,
-            what,
-            expected,
-            got: tensor.dtype(),
-        });
-    }
-    check_device(op, what, tensor, x)
-}
-
-fn check_device(op: &'static str, what: &'static str, tensor: &Tensor, x: &Tensor) -> Result<()> {
-    if !tensor.device().same_device(x.device()) {
-        let (expected, got) = (x.device().location(), tensor.device().location());
-        return Err(Error::DeviceMismatch {
-            op,
-            what,
-            expected,
-            got,
-        });
-    }
-    Ok(())
-}
-
-fn shape_error(
-    op: &'static str,
-    what: &'static str,
-    expected: impl Into<String>,
-    got: &Tensor,
-) -> Error {
-    Error::Shape {
-        op,
-        what,
-        expected: expected.into(),
-        got: got.dims().to_vec(),
-    }
-}
-
-/// Size of the last dimension.
-fn last_dim(op: &'static str, what: &'static str, x: &Tensor) -> Result<usize> {
-    match x.dims() {
-        [.., last] => Ok(*last),
-        [] => Err(shape_error(op, what, "at least one dimension", x)),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Rotary position embedding.
 
-use super::{check_float, check_like, fused, shape_error};
+use super::fused;
+use crate::base::check::{check_float, check_like};
 use crate::base::data::storage::tensor_of;
-use crate::base::error::Result;
+use crate::base::error::{Result, shape_error};
 use crate::base::math::Real;
 use crate::base::profile::{Kind, enter};
 use crate::base::simd::simd;
@@ -47,12 +48,7 @@ use candle_core::{D, Storage, Tensor};
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    Rope {
-        op: "rope",
-        interleaved: false,
-        heads_inside: 1,
-    }
-    .apply(x, cos, sin)
+    Rope::new(false).apply(x, cos, sin)
 }
 
 /// Rotary position embedding, interleaved: as [`rope`], on the pairs `(x[2j], x[2j + 1])`.
@@ -66,12 +62,7 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
 /// # Source
 /// Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864, section 3.4.2.
 pub fn rope_i(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    Rope {
-        op: "rope_i",
-        interleaved: true,
-        heads_inside: 1,
-    }
-    .apply(x, cos, sin)
+    Rope::new(true).apply(x, cos, sin)
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -91,15 +82,18 @@ pub(crate) fn tokens_first(
     back: bool,
 ) -> Result<Tensor> {
     let _scope = enter(Kind::Attention);
-    let op = if interleaved { "rope_i" } else { "rope" };
-    let rope = Rope {
-        op,
-        interleaved,
-        heads_inside: 1,
-    };
+    let rope = Rope::new(interleaved);
+    let op = rope.op;
     let (t, heads) = match *x.dims() {
         [_, t, heads, _] => (t, heads),
-        _ => return Err(shape_error(op, "x", "[batch, time, heads, even size]", x)),
+        _ => {
+            return Err(shape_error(
+                op,
+                "x",
+                "[batch, time, heads, even size]",
+                x.dims(),
+            ));
+        }
     };
     let sin = if back { sin.neg()? } else { sin.clone() };
     if !x.device().is_cpu() {
@@ -122,18 +116,33 @@ pub(crate) fn tokens_first(
 }
 
 impl Rope {
+    fn new(interleaved: bool) -> Self {
+        Self {
+            op: if interleaved { "rope_i" } else { "rope" },
+            interleaved,
+            heads_inside: 1,
+        }
+    }
+
     /// Checks the angles of `t` positions.
     fn check(self, x: &Tensor, t: usize, cos: &Tensor, sin: &Tensor) -> Result<()> {
         check_float(self.op, "x", x)?;
         let half = match x.dims().last() {
             Some(d) if d % 2 == 0 => d / 2,
-            _ => return Err(shape_error(self.op, "x", "an even last dimension", x)),
+            _ => {
+                return Err(shape_error(
+                    self.op,
+                    "x",
+                    "an even last dimension",
+                    x.dims(),
+                ));
+            }
         };
         for (what, angles) in [("cos", cos), ("sin", sin)] {
             check_like(self.op, what, angles, x)?;
             if !matches!(*angles.dims(), [rows, cols] if rows >= t && cols == half) {
                 let expected = format!("[{t}, {half}] (or more rows)");
-                return Err(shape_error(self.op, what, expected, angles));
+                return Err(shape_error(self.op, what, expected, angles.dims()));
             }
         }
         Ok(())
@@ -147,7 +156,7 @@ impl Rope {
                     self.op,
                     "x",
                     "[batch, heads, time, even size]",
-                    x,
+                    x.dims(),
                 ));
             }
         };
@@ -171,7 +180,7 @@ impl Rope {
         })
     }
 
-    /// Contiguous `x` `[b, h, t, d]` turned where there are kernels, or turned back.
+    /// Contiguous `x` `[b, h, t, d]` rotated by kernels, or rotated back.
     fn turned(self, x: &Tensor, cos: &Tensor, sin: &Tensor, back: bool) -> Result<Storage> {
         let _scope = enter(Kind::Attention);
         #[cfg(feature = "cuda")]
@@ -308,11 +317,7 @@ mod tests {
                 wave(&[65, 19], 3)?,
             ];
             for interleaved in [false, true] {
-                let op = Rope {
-                    op: "rope",
-                    interleaved,
-                    heads_inside: 1,
-                };
+                let op = Rope::new(interleaved);
                 assert_same_as_composed(
                     dtype,
                     &args,

@@ -1,7 +1,8 @@
 //! Softmax over the last dimension, plain and with a causal mask.
 
-use super::{check_float, fused, last_dim, shape_error};
-use crate::base::error::Result;
+use super::fused;
+use crate::base::check::{check_float, last_dim};
+use crate::base::error::{Result, shape_error};
 use crate::base::math::{Real, max, sum, sum2};
 use crate::base::profile::{Kind, enter};
 use crate::base::simd::simd;
@@ -39,12 +40,7 @@ use candle_core::{D, Storage, Tensor};
 /// # Ok::<(), fp8_candle::Error>(())
 /// ```
 pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
-    Softmax {
-        op: "softmax_last_dim",
-        causal: None,
-        softmax_scale: 1.0,
-    }
-    .apply(x)
+    Softmax::new("softmax_last_dim", None, 1.0).apply(x)
 }
 
 /// The probabilities of causal attention: multiplies logits by `softmax_scale`, hides the keys after each query, and takes
@@ -80,17 +76,12 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
 pub fn causal_softmax(x: &Tensor, softmax_scale: f64) -> Result<Tensor> {
     let op = "causal_softmax";
     match x.dims() {
-        [.., tq, tk] if tk >= tq => Softmax {
-            op,
-            causal: Some((*tq, *tk)),
-            softmax_scale,
-        }
-        .apply(x),
+        [.., tq, tk] if tk >= tq => Softmax::new(op, Some((*tq, *tk)), softmax_scale).apply(x),
         _ => Err(shape_error(
             op,
             "x",
             "[.., queries, keys] with at least as many keys as queries",
-            x,
+            x.dims(),
         )),
     }
 }
@@ -101,14 +92,9 @@ pub fn causal_softmax(x: &Tensor, softmax_scale: f64) -> Result<Tensor> {
 /// As [`softmax_last_dim`] and [`causal_softmax`].
 pub fn forward(x: &Tensor, causal: bool, softmax_scale: f64) -> Result<Tensor> {
     let x = x.detach();
-    match (causal, softmax_scale) {
-        (true, _) => causal_softmax(&x, softmax_scale),
-        (false, softmax_scale) => Softmax {
-            op: "softmax",
-            causal: None,
-            softmax_scale,
-        }
-        .apply(&x),
+    match causal {
+        true => causal_softmax(&x, softmax_scale),
+        false => Softmax::new("softmax", None, softmax_scale).apply(&x),
     }
 }
 
@@ -123,11 +109,7 @@ pub fn backward(y: &Tensor, grad: &Tensor, causal: bool, factor: f64) -> Result<
             [.., tq, tk] if causal => Some((tq, tk)),
             _ => None,
         };
-        let softmax = Softmax {
-            op: "softmax",
-            causal,
-            softmax_scale: factor,
-        };
+        let softmax = Softmax::new("softmax", causal, factor);
         return softmax.gradient(&y.contiguous()?, &grad.contiguous()?);
     }
     let dtype = y.dtype();
@@ -146,6 +128,14 @@ struct Softmax {
 }
 
 impl Softmax {
+    fn new(op: &'static str, causal: Option<(usize, usize)>, softmax_scale: f64) -> Self {
+        Self {
+            op,
+            causal,
+            softmax_scale,
+        }
+    }
+
     fn apply(self, x: &Tensor) -> Result<Tensor> {
         check_float(self.op, "x", x)?;
         last_dim(self.op, "x", x)?;
@@ -160,7 +150,7 @@ impl Softmax {
         })
     }
 
-    /// The result for a contiguous `x` where there are kernels.
+    /// The result for a contiguous `x`, by kernels.
     fn probabilities(self, x: &Tensor) -> Result<Storage> {
         let _scope = enter(Kind::Attention);
         #[cfg(feature = "cuda")]
@@ -177,7 +167,7 @@ impl Softmax {
         })
     }
 
-    /// The gradient of x from the result `y`, where there are kernels; both tensors are contiguous.
+    /// The gradient of x from the result `y`, by kernels; both tensors are contiguous.
     fn gradient(self, y: &Tensor, grad: &Tensor) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if y.device().is_cuda() {
@@ -297,11 +287,7 @@ mod tests {
     #[test]
     fn fused_equals_composed() -> Result<()> {
         for dtype in DTYPES {
-            let plain = Softmax {
-                op: "softmax",
-                causal: None,
-                softmax_scale: 1.0,
-            };
+            let plain = Softmax::new("softmax", None, 1.0);
             let x = (wave(&[2, 131, 77], 1)? * 6.0)?;
             assert_same_as_composed(
                 dtype,
@@ -310,11 +296,7 @@ mod tests {
                 |a| plain.composed(&a[0]),
             )?;
             for (tq, tk) in [(1, 1), (1, 9), (35, 35), (33, 70), (7, 8)] {
-                let causal = Softmax {
-                    op: "softmax",
-                    causal: Some((tq, tk)),
-                    softmax_scale: 0.35,
-                };
+                let causal = Softmax::new("softmax", Some((tq, tk)), 0.35);
                 let x = (wave(&[2, 3, tq, tk], 1)? * 9.0)?;
                 assert_same_as_composed(
                     dtype,

@@ -1,7 +1,7 @@
 //! max |x|, as a maximum over integers: the bits of magnitudes have the order of their values, with infinity above all
 //! numbers and NaN above infinity.
 
-use super::{LANES, dispatch};
+use super::{LANES, Layout, dispatch};
 use crate::{HighPrecision, high_precision::sealed::Sealed};
 
 /// A running maximum of magnitudes.
@@ -12,10 +12,6 @@ impl Amax {
     /// Merges the bits of another maximum.
     pub(crate) fn merge(&mut self, bits: u32) {
         self.0 = self.0.max(bits);
-    }
-
-    pub(crate) fn bits(self) -> u32 {
-        self.0
     }
 
     pub(crate) fn value(self) -> f32 {
@@ -44,17 +40,21 @@ pub(super) fn max_bits<T: HighPrecision>(max: LaneMax<T>) -> u32 {
 const LONG: usize = 128;
 
 dispatch! {
-    /// Merges max |x| of each segment of `len` elements into its entry of `out`.
-    pub(crate) fn segments [T: HighPrecision] [T] (src: &[T], len: usize, out: &mut [f32]) = segments_body
-}
-
-dispatch! {
-    /// Merges |x| of each element into its entry of `out`.
-    pub(crate) fn columns [T: HighPrecision] [T] (src: &[T], out: &mut [f32]) = columns_body
+    /// Merges max |x| of the elements of each scale into its entry of `out`.
+    pub(crate) fn merge [T: HighPrecision] [T] (src: &[T], layout: Layout, out: &mut [f32]) {
+        match layout {
+            Layout::Segments(len) => segments(src, len, out),
+            Layout::PerElement => {
+                for (&x, out) in src.iter().zip(out) {
+                    *out = f32::from_bits(T::magnitude_bits(x.magnitude()).max(out.magnitude()));
+                }
+            }
+        }
+    }
 }
 
 #[inline(always)]
-fn segments_body<T: HighPrecision>(src: &[T], len: usize, out: &mut [f32]) {
+fn segments<T: HighPrecision>(src: &[T], len: usize, out: &mut [f32]) {
     for (src, out) in src.chunks(len).zip(out) {
         let max = if len < LONG {
             let mut max = LaneMax::<T>::default();
@@ -75,11 +75,4 @@ fn segments_body<T: HighPrecision>(src: &[T], len: usize, out: &mut [f32]) {
 fn max_of<T: HighPrecision>(src: &[T]) -> T::Magnitude {
     src.iter()
         .fold(T::Magnitude::default(), |max, x| max.max(x.magnitude()))
-}
-
-#[inline(always)]
-fn columns_body<T: HighPrecision>(src: &[T], out: &mut [f32]) {
-    for (&x, out) in src.iter().zip(out) {
-        *out = f32::from_bits(T::magnitude_bits(x.magnitude()).max(out.magnitude()));
-    }
 }

@@ -2,10 +2,10 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512::{self, decode::Wide};
-use super::{Isa, LANES, dispatch, widening::Widening};
+use super::{Isa, LANES, Layout, dispatch, widening::Widening};
 use crate::{Format, high_precision::HighPrecision};
 
-/// The decoding of one format over slices.
+/// The decoding of one format.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decoder {
     widening: Widening,
@@ -24,83 +24,58 @@ impl Decoder {
     }
 }
 
-/// Decodes segments of `len` codes, each with its scale.
-pub(crate) fn segments<T: HighPrecision>(
+/// Decodes codes with their scales.
+pub(crate) fn decode<T: HighPrecision>(
     isa: Isa,
     decoder: Decoder,
     codes: &[u8],
-    len: usize,
+    layout: Layout,
     dequant_scales: &[f32],
     dst: &mut [T],
 ) {
-    segments_with(
-        isa,
-        isa.has_vbmi(),
-        decoder,
-        codes,
-        len,
-        dequant_scales,
-        dst,
-    );
+    let vbmi = isa.has_vbmi();
+    decode_with(isa, vbmi, decoder, codes, layout, dequant_scales, dst);
 }
 
-/// [`segments`], with or without VBMI.
-pub(super) fn segments_with<T: HighPrecision>(
+/// [`decode`], with or without VBMI.
+pub(super) fn decode_with<T: HighPrecision>(
     isa: Isa,
     vbmi: bool,
     decoder: Decoder,
     codes: &[u8],
-    len: usize,
+    layout: Layout,
     dequant_scales: &[f32],
     dst: &mut [T],
 ) {
     #[cfg(target_arch = "x86_64")]
     if avx512::is_in(isa) {
         let wide = (decoder.widening, &decoder.wide);
-        if avx512::decode::segments(isa, vbmi, wide, codes, len, dequant_scales, dst) {
+        if avx512::decode::run(isa, vbmi, wide, codes, layout, dequant_scales, dst) {
             return;
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = vbmi;
-    narrow_segments(isa, decoder.widening, codes, len, dequant_scales, dst);
+    narrow(isa, decoder.widening, codes, layout, dequant_scales, dst);
 }
 
-/// Decodes codes with a scale of their own each.
-pub(crate) fn columns<T: HighPrecision>(
-    isa: Isa,
-    decoder: Decoder,
-    codes: &[u8],
-    dequant_scales: &[f32],
-    dst: &mut [T],
-) {
-    #[cfg(target_arch = "x86_64")]
-    if avx512::is_in(isa) && decoder.wide.has_columns() {
-        return avx512::decode::columns(
-            isa,
-            (decoder.widening, &decoder.wide),
-            codes,
-            dequant_scales,
-            dst,
-        );
+dispatch! {
+    fn narrow [T: HighPrecision] [T] (
+        widening: Widening, codes: &[u8], layout: Layout, dequant_scales: &[f32], dst: &mut [T],
+    ) {
+        match layout {
+            Layout::Segments(len) => segments(widening, codes, len, dequant_scales, dst),
+            Layout::PerElement => {
+                for ((&code, dst), &dequant_scale) in codes.iter().zip(dst).zip(dequant_scales) {
+                    *dst = widening.scaled(code, dequant_scale);
+                }
+            }
+        }
     }
-    narrow_columns(isa, decoder.widening, codes, dequant_scales, dst);
-}
-
-dispatch! {
-    fn narrow_segments [T: HighPrecision] [T] (
-        widening: Widening, codes: &[u8], len: usize, dequant_scales: &[f32], dst: &mut [T],
-    ) = segments_body
-}
-
-dispatch! {
-    fn narrow_columns [T: HighPrecision] [T] (
-        widening: Widening, codes: &[u8], dequant_scales: &[f32], dst: &mut [T],
-    ) = columns_body
 }
 
 #[inline(always)]
-fn segments_body<T: HighPrecision>(
+fn segments<T: HighPrecision>(
     widening: Widening,
     codes: &[u8],
     len: usize,
@@ -127,17 +102,5 @@ fn segments_body<T: HighPrecision>(
             }
             dst_rest.copy_from_slice(&values[..dst_rest.len()]);
         }
-    }
-}
-
-#[inline(always)]
-fn columns_body<T: HighPrecision>(
-    widening: Widening,
-    codes: &[u8],
-    dequant_scales: &[f32],
-    dst: &mut [T],
-) {
-    for ((&code, dst), &dequant_scale) in codes.iter().zip(dst).zip(dequant_scales) {
-        *dst = widening.scaled(code, dequant_scale);
     }
 }

@@ -18,10 +18,10 @@ pub(crate) fn widen<T: HighPrecision>(isa: Isa, src: &[T], dst: &mut [f32]) {
     widen_each(isa, src, dst);
 }
 
-/// The f16 nearest to each value, as many as both slices have; the bits of a NaN are any NaN's.
+/// The f16 nearest to each value, as many as both slices have; a NaN may have any payload.
 pub(crate) fn narrow_f16(isa: Isa, src: &[f32], dst: &mut [f16]) {
     match isa.level() {
-        // The definition: `half` would choose an instruction of the processor.
+        // Without `half`, which would pick an instruction of the processor.
         IsaLevel::Portable => narrow_each(isa, src, dst),
         #[cfg(target_arch = "x86_64")]
         _ if avx512::is_in(isa) => avx512::halves::narrow_f16(isa, src, dst),
@@ -34,24 +34,19 @@ pub(crate) fn narrow_f16(isa: Isa, src: &[f32], dst: &mut [f16]) {
 }
 
 dispatch! {
-    fn widen_each [T: HighPrecision] [T] (src: &[T], dst: &mut [f32]) = widen_body
-}
-
-dispatch! {
-    fn narrow_each(src: &[f32], dst: &mut [f16]) = narrow_body
-}
-
-#[inline(always)]
-fn widen_body<T: HighPrecision>(src: &[T], dst: &mut [f32]) {
-    for (dst, src) in dst.iter_mut().zip(src) {
-        *dst = src.to_f32();
+    fn widen_each [T: HighPrecision] [T] (src: &[T], dst: &mut [f32]) {
+        for (dst, src) in dst.iter_mut().zip(src) {
+            *dst = src.to_f32();
+        }
     }
 }
 
-#[inline(always)]
-fn narrow_body(src: &[f32], dst: &mut [f16]) {
-    for (dst, src) in dst.iter_mut().zip(src) {
-        *dst = HighPrecision::from_f32(*src);
+dispatch! {
+    /// [`HighPrecision::from_f32`] of each value, as many as both slices have.
+    pub(crate) fn narrow_each [T: HighPrecision] [T] (src: &[f32], dst: &mut [T]) {
+        for (dst, src) in dst.iter_mut().zip(src) {
+            *dst = T::from_f32(*src);
+        }
     }
 }
 

@@ -1,10 +1,10 @@
-//! The instruction sets with code of their own, and the one choice among them that all packages share.
+//! The instruction sets that have their own code, and the choice among them, which all packages share.
 
 use std::{fmt, sync::OnceLock};
 
 use thiserror::Error;
 
-/// An instruction set with code of its own. Each level includes those before it.
+/// An instruction set that has its own code. Each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum IsaLevel {

@@ -1,9 +1,9 @@
-//! Vector code: branch-free bodies, written once and compiled for each instruction set; the hot ones are also written by
+//! Vector code: branch-free loops, written once and compiled for each instruction set. The hot ones are also written by
 //! hand for AVX-512.
 //!
-//! A body is an `#[inline(always)]` loop over chunks of fixed length; the `dispatch!` macro puts it into functions with
-//! the target features of each instruction set, where the compiler vectorizes it. Each equals the scalar definition
-//! of `cast.rs` and `format.rs` bit for bit, which the tests check on every instruction set of the machine.
+//! A body is a loop over chunks of fixed length. The `dispatch!` macro inlines it into functions with the target features of
+//! each instruction set, where the compiler vectorizes it. Every kernel equals the scalar definition in `cast.rs` and
+//! `format.rs` bit for bit; tests check this on every instruction set of the machine.
 
 pub(crate) mod amax;
 #[cfg(target_arch = "x86_64")]
@@ -28,28 +28,41 @@ pub use isa::{Isa, IsaError, IsaLevel, Levels};
 /// Elements handled together: two AVX-512 or four AVX2 vectors of f32, and the block size of MX.
 const LANES: usize = 32;
 
-/// Defines a function that runs `$body` under the instruction set given as its first argument.
+/// Which elements of a slice share a scale.
+#[derive(Clone, Copy)]
+pub(crate) enum Layout {
+    /// One scale for every run of this many elements; the last run may be shorter.
+    Segments(usize),
+    /// One scale for each element.
+    PerElement,
+}
+
+/// Defines a function whose first argument is the instruction set that its body runs under. Type parameters are listed twice: with
+/// their bounds, and without.
 macro_rules! dispatch {
     (
         $(#[$meta:meta])*
-        $vis:vis fn $name:ident $([$($generic:tt)+] [$($argument:tt)+])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident
+        $vis:vis fn $name:ident $([$($generic:tt)+] [$($argument:tt)+])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
     ) => {
         $(#[$meta])*
         $vis fn $name $(<$($generic)+>)? (isa: $crate::kernels::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body $(<$($generic)+>)? ($($arg: $ty),*) $(-> $ret)? $body
+
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
             fn avx512 $(<$($generic)+>)? ($($arg: $ty),*) $(-> $ret)? {
-                $body $(::<$($argument)+>)? ($($arg),*)
+                body $(::<$($argument)+>)? ($($arg),*)
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             fn avx2 $(<$($generic)+>)? ($($arg: $ty),*) $(-> $ret)? {
-                $body $(::<$($argument)+>)? ($($arg),*)
+                body $(::<$($argument)+>)? ($($arg),*)
             }
 
             match isa.level() {
-                $crate::kernels::IsaLevel::Portable => $body $(::<$($argument)+>)? ($($arg),*),
+                $crate::kernels::IsaLevel::Portable => body $(::<$($argument)+>)? ($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::IsaLevel::Avx2 => {
                     // SAFETY: an `Isa` of this level exists only where avx2 and fma were found.

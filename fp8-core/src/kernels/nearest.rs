@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::avx512::{self, round::Wide};
 use super::{
-    Isa, LANES,
+    Isa, LANES, Layout,
     amax::{LaneMax, lane_max, max_bits},
     dispatch,
     narrowing::Narrowing,
@@ -13,11 +13,11 @@ use crate::{
     high_precision::HighPrecision,
 };
 
-/// A nearest-even cast over slices.
+/// A nearest-even cast of slices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nearest {
     narrowing: Narrowing,
-    /// The same for the AVX-512 code, where it has this cast.
+    /// The same for the AVX-512 code, if it has this cast.
     #[cfg(target_arch = "x86_64")]
     wide: Option<Wide>,
 }
@@ -33,7 +33,7 @@ impl Nearest {
     }
 }
 
-/// The code of one product. A scale without a sign bit (not `SIGNED`) leaves each value its sign, NaN included.
+/// The code of one product. Without `SIGNED`, the scale has no sign bit, and each value keeps its sign, NaN included.
 #[inline(always)]
 fn code<T: HighPrecision, const SIGNED: bool>(narrowing: Narrowing, x: T, quant_scale: f32) -> u8 {
     let x = x.to_f32();
@@ -46,51 +46,36 @@ fn code<T: HighPrecision, const SIGNED: bool>(narrowing: Narrowing, x: T, quant_
     narrowing.round(bits, sign >> 24 & 0x80) as u8
 }
 
-/// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
-pub(crate) fn segments<T: HighPrecision, const AMAX: bool>(
+/// Casts elements with their scales; max |x| as bits where `AMAX`.
+pub(crate) fn encode<T: HighPrecision, const AMAX: bool>(
     isa: Isa,
     nearest: Nearest,
     src: &[T],
-    len: usize,
+    layout: Layout,
     quant_scales: &[f32],
     dst: &mut [u8],
 ) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if let (true, Some(wide)) = (avx512::is_in(isa), nearest.wide) {
-        return avx512::encode::segments::<T, AMAX>(isa, &wide, None, src, len, quant_scales, dst);
+        let random = None;
+        return avx512::encode::run::<T, AMAX>(isa, &wide, random, src, layout, quant_scales, dst);
     }
-    narrow_segments::<T, AMAX>(isa, nearest.narrowing, src, len, quant_scales, dst)
-}
-
-/// Casts elements with a scale of their own each; max |x| as bits where `AMAX`.
-pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
-    isa: Isa,
-    nearest: Nearest,
-    src: &[T],
-    quant_scales: &[f32],
-    dst: &mut [u8],
-) -> u32 {
-    #[cfg(target_arch = "x86_64")]
-    if let (true, Some(wide)) = (avx512::is_in(isa), nearest.wide) {
-        return avx512::encode::columns::<T, AMAX>(isa, &wide, None, src, quant_scales, dst);
-    }
-    narrow_columns::<T, AMAX>(isa, nearest.narrowing, src, quant_scales, dst)
+    narrow::<T, AMAX>(isa, nearest.narrowing, src, layout, quant_scales, dst)
 }
 
 dispatch! {
-    fn narrow_segments [T: HighPrecision, const AMAX: bool] [T, AMAX] (
-        narrowing: Narrowing, src: &[T], len: usize, quant_scales: &[f32], dst: &mut [u8],
-    ) -> u32 = segments_body
-}
-
-dispatch! {
-    fn narrow_columns [T: HighPrecision, const AMAX: bool] [T, AMAX] (
-        narrowing: Narrowing, src: &[T], quant_scales: &[f32], dst: &mut [u8],
-    ) -> u32 = columns_body
+    fn narrow [T: HighPrecision, const AMAX: bool] [T, AMAX] (
+        narrowing: Narrowing, src: &[T], layout: Layout, quant_scales: &[f32], dst: &mut [u8],
+    ) -> u32 {
+        match layout {
+            Layout::Segments(len) => segments::<T, AMAX>(narrowing, src, len, quant_scales, dst),
+            Layout::PerElement => columns::<T, AMAX>(narrowing, src, quant_scales, dst),
+        }
+    }
 }
 
 #[inline(always)]
-fn segments_body<T: HighPrecision, const AMAX: bool>(
+fn segments<T: HighPrecision, const AMAX: bool>(
     narrowing: Narrowing,
     src: &[T],
     len: usize,
@@ -140,7 +125,7 @@ fn segment<T: HighPrecision, const AMAX: bool, const SIGNED: bool>(
 }
 
 #[inline(always)]
-fn columns_body<T: HighPrecision, const AMAX: bool>(
+fn columns<T: HighPrecision, const AMAX: bool>(
     narrowing: Narrowing,
     src: &[T],
     quant_scales: &[f32],

@@ -1,4 +1,4 @@
-//! Stochastic rounding to the 16-bit types. A chunk at a time: random bits first, then values.
+//! Stochastic rounding to the 16-bit types: for each chunk random bits, then values.
 
 use super::dispatch;
 use super::general::{CHUNK, Words, random_words};
@@ -21,13 +21,10 @@ pub(crate) fn round<T: HalfPrecision>(
 }
 
 dispatch! {
-    fn chunk [T: HalfPrecision] [T] (words: &[u32], src: &[f32], dst: &mut [T]) = chunk_body
-}
-
-#[inline(always)]
-fn chunk_body<T: HalfPrecision>(words: &[u32], src: &[f32], dst: &mut [T]) {
-    for ((&value, &word), dst) in src.iter().zip(words).zip(dst) {
-        *dst = T::from_f32_stochastic(value, word);
+    fn chunk [T: HalfPrecision] [T] (words: &[u32], src: &[f32], dst: &mut [T]) {
+        for ((&value, &word), dst) in src.iter().zip(words).zip(dst) {
+            *dst = T::from_f32_stochastic(value, word);
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::floor_to_power_of_two;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Pow2Rounding {
-    /// The factor as it is: scales are then no powers of two, and each rescaling rounds the data.
+    /// The factor as it is: scales need not be powers of two, and each rescaling rounds the data.
     None,
     /// The largest power of two not above it.
     #[default]

@@ -1,4 +1,4 @@
-//! The scale of a result from the scales of its operands, and what its data have to be multiplied by.
+//! The scale of a result from the scales of its operands, and the factor on its data.
 
 use super::{Pow2Round, Scale, ScaledError};
 use crate::floor_to_power_of_two;
@@ -32,7 +32,7 @@ fn split(scale: f64, data_factor: f64) -> Factored {
         };
     }
     let held = scale.clamp(min, f64::from(f32::MAX));
-    // Beyond the range the nearest power of two takes what it can.
+    // Beyond the range the scale is the nearest power of two within it.
     let held = if held == scale { held } else { held.min(max) };
     Factored {
         scale: Scale::lenient(held as f32).unwrap_or(Scale::MAX),

@@ -1,4 +1,4 @@
-//! Which activations there are: names, and which function each applies to what.
+//! The activations: their names and functions.
 
 use std::fmt;
 use std::str::FromStr;
@@ -45,86 +45,61 @@ pub enum Activation {
     SwiGlu,
 }
 
-/// All activations by Transformer Engine's names, and the two that it does not have.
-const NAMES: [(Activation, &str); 13] = [
-    (Activation::Gelu, "gelu"),
-    (Activation::GeluErf, "gelu_erf"),
-    (Activation::QuickGelu, "qgelu"),
-    (Activation::Relu, "relu"),
-    (Activation::SquaredRelu, "srelu"),
-    (Activation::Silu, "silu"),
-    (Activation::Glu, "glu"),
-    (Activation::GeGlu, "geglu"),
-    (Activation::GeGluErf, "geglu_erf"),
-    (Activation::QuickGeGlu, "qgeglu"),
-    (Activation::ReGlu, "reglu"),
-    (Activation::SquaredReGlu, "sreglu"),
-    (Activation::SwiGlu, "swiglu"),
+/// All activations with their names, which are Transformer Engine's where it has the activation, their functions, and whether they
+/// are gated.
+const ALL: [(Activation, &str, Curve, bool); 13] = [
+    (Activation::Gelu, "gelu", Curve::Gelu, false),
+    (Activation::GeluErf, "gelu_erf", Curve::GeluErf, false),
+    (Activation::QuickGelu, "qgelu", Curve::QuickGelu, false),
+    (Activation::Relu, "relu", Curve::Relu, false),
+    (Activation::SquaredRelu, "srelu", Curve::SquaredRelu, false),
+    (Activation::Silu, "silu", Curve::Silu, false),
+    (Activation::Glu, "glu", Curve::Sigmoid, true),
+    (Activation::GeGlu, "geglu", Curve::Gelu, true),
+    (Activation::GeGluErf, "geglu_erf", Curve::GeluErf, true),
+    (Activation::QuickGeGlu, "qgeglu", Curve::QuickGelu, true),
+    (Activation::ReGlu, "reglu", Curve::Relu, true),
+    (Activation::SquaredReGlu, "sreglu", Curve::SquaredRelu, true),
+    (Activation::SwiGlu, "swiglu", Curve::Silu, true),
 ];
 
-/// The function of one number behind an activation.
+/// The function of one number behind an activation, by its number in `kernels/curves.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Curve {
     Gelu,
-    GeluErf,
     QuickGelu,
     Relu,
     SquaredRelu,
     Silu,
     Sigmoid,
+    GeluErf,
 }
 
 impl Activation {
-    /// All of them.
+    /// All of them, in the order of the enum.
     pub fn all() -> impl Iterator<Item = Self> {
-        NAMES.into_iter().map(|(activation, _)| activation)
+        ALL.into_iter().map(|(activation, ..)| activation)
     }
 
     /// Whether it reads twice as many features as it gives.
     pub fn is_gated(self) -> bool {
-        matches!(
-            self,
-            Self::Glu
-                | Self::GeGlu
-                | Self::GeGluErf
-                | Self::QuickGeGlu
-                | Self::ReGlu
-                | Self::SquaredReGlu
-                | Self::SwiGlu
-        )
+        ALL[self as usize].3
     }
 
     /// The number of its function in kernels.
     #[cfg(feature = "cuda")]
     pub(crate) fn curve_id(self) -> u32 {
-        match self.curve() {
-            Curve::Gelu => 0,
-            Curve::QuickGelu => 1,
-            Curve::Relu => 2,
-            Curve::SquaredRelu => 3,
-            Curve::Silu => 4,
-            Curve::Sigmoid => 5,
-            Curve::GeluErf => 6,
-        }
+        self.curve() as u32
     }
 
     /// The function of its gate, or of its only input.
     pub(crate) fn curve(self) -> Curve {
-        match self {
-            Self::Gelu | Self::GeGlu => Curve::Gelu,
-            Self::GeluErf | Self::GeGluErf => Curve::GeluErf,
-            Self::QuickGelu | Self::QuickGeGlu => Curve::QuickGelu,
-            Self::Relu | Self::ReGlu => Curve::Relu,
-            Self::SquaredRelu | Self::SquaredReGlu => Curve::SquaredRelu,
-            Self::Silu | Self::SwiGlu => Curve::Silu,
-            Self::Glu => Curve::Sigmoid,
-        }
+        ALL[self as usize].2
     }
 
-    /// The name by which it is parsed, which errors and nodes have too.
+    /// The name by which it is parsed, and which errors and nodes have.
     pub fn name(self) -> &'static str {
-        let found = NAMES.iter().find(|(activation, _)| *activation == self);
-        found.map_or("activation", |(_, name)| name)
+        ALL[self as usize].1
     }
 
     /// The shape of the result for an input of shape `dims`.
@@ -147,9 +122,9 @@ impl FromStr for Activation {
     type Err = UnknownActivation;
 
     fn from_str(text: &str) -> Result<Self, UnknownActivation> {
-        let found = NAMES.iter().find(|(_, name)| *name == text);
-        let unknown = || UnknownActivation(text.to_string());
-        found.map(|(activation, _)| *activation).ok_or_else(unknown)
+        let mut all = Self::all();
+        let found = all.find(|activation| activation.name() == text);
+        found.ok_or_else(|| UnknownActivation(text.to_string()))
     }
 }
 
@@ -159,3 +134,16 @@ impl FromStr for Activation {
     "no activation `{0}`: gelu, gelu_erf, qgelu, relu, srelu, silu, glu, geglu, geglu_erf, qgeglu, reglu, sreglu or swiglu"
 )]
 pub struct UnknownActivation(pub String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_the_order_of_the_enum() {
+        for (index, (activation, ..)) in ALL.into_iter().enumerate() {
+            assert_eq!(activation as usize, index);
+        }
+        assert_eq!(Activation::SwiGlu as usize + 1, ALL.len());
+    }
+}

@@ -61,21 +61,21 @@ impl Attention {
     }
 }
 
-/// Which probabilities become 0, and what the others are multiplied with.
+/// Dropout of probabilities: which become 0, and the factor on the others.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Dropout {
-    /// Random words from this on keep their probability.
+    /// A probability is kept if its random word is at least this.
     least: u32,
     seed: u64,
     /// `1 / (1 - probability)`.
     pub(crate) factor: f32,
 }
 
-/// Counters whose words are drawn at a time, of four words each.
+/// Counters drawn at a time; each gives four words.
 const LANES: usize = 16;
 
 impl Dropout {
-    /// `probability` from 0 up to, but not, 1.
+    /// `probability` is at least 0 and below 1.
     pub(crate) fn new(probability: f64, seed: u64) -> Self {
         Self {
             least: (probability * 2f64.powi(32)) as u32,
@@ -84,8 +84,8 @@ impl Dropout {
         }
     }
 
-    /// For each of consecutive keys the factor on the probability of one query, of batch entry times heads plus head `pair`: a
-    /// function of these indices and the seed alone.
+    /// The factors on the probabilities of one query for consecutive keys. `pair` is batch entry * heads + head. They depend
+    /// on these indices and the seed alone.
     #[inline(always)]
     pub(crate) fn factors(&self, pair: usize, query: usize, first_key: usize, factors: &mut [f32]) {
         const BLOCK: usize = 4 * LANES;

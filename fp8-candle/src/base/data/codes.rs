@@ -76,18 +76,20 @@ pub struct GemmOperand<'a> {
 impl GemmOperand<'_> {
     /// Size of the dimension that the result keeps.
     pub fn kept(&self) -> usize {
-        match self.contraction {
-            Contraction::Cols => self.grid.rows(),
-            Contraction::Rows => self.grid.cols(),
-        }
+        sizes(&self.grid, self.contraction).0
     }
 
     /// Size of the dimension that is summed over.
     pub fn contracted(&self) -> usize {
-        match self.contraction {
-            Contraction::Cols => self.grid.cols(),
-            Contraction::Rows => self.grid.rows(),
-        }
+        sizes(&self.grid, self.contraction).1
+    }
+}
+
+/// Sizes of the dimensions that a product keeps and sums over.
+pub(crate) fn sizes(grid: &ScaleGrid, contraction: Contraction) -> (usize, usize) {
+    match contraction {
+        Contraction::Cols => (grid.rows(), grid.cols()),
+        Contraction::Rows => (grid.cols(), grid.rows()),
     }
 }
 

@@ -5,12 +5,8 @@ use super::codes::Codes;
 use super::matrix_dims;
 use candle_core::{DType, Tensor};
 
-/// What is cast. All tensors are contiguous, of one float dtype and on one device; the result has that dtype, to which its values
-/// are rounded before they are cast.
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "only the kernels of a GPU read it")
-)]
+/// The matrix to cast. All tensors are contiguous, of one float dtype and on one device. Values are rounded to that dtype
+/// before the cast.
 #[derive(Clone, Copy)]
 pub(crate) enum Made<'a> {
     /// A tensor.
@@ -36,10 +32,6 @@ pub(crate) enum Made<'a> {
     },
 }
 
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "only the kernels of a GPU read it")
-)]
 impl Made<'_> {
     /// A tensor whose dtype and device are those of the result.
     pub(crate) fn like(&self) -> &Tensor {
@@ -57,13 +49,11 @@ impl Made<'_> {
 
     /// The shape of the result.
     pub(crate) fn dims(&self) -> Vec<usize> {
-        let mut dims = self.like().dims().to_vec();
-        if let Self::Activation { activation, .. } = self
-            && let (true, Some(last)) = (activation.is_gated(), dims.last_mut())
-        {
-            *last /= 2;
+        let dims = self.like().dims();
+        match self {
+            Self::Activation { activation, .. } => activation.result_dims(dims),
+            _ => dims.to_vec(),
         }
-        dims
     }
 
     /// The result as a matrix.
@@ -84,14 +74,10 @@ impl Made<'_> {
     }
 }
 
-/// What a cast of a [`Made`] gives.
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "only the kernels of a GPU read it")
-)]
+/// The result of a cast of a [`Made`].
 pub(crate) struct MadeCast {
     pub(crate) codes: Codes,
-    /// f32 `[1]`, if it was to be measured.
+    /// f32 `[1]`, if it was measured.
     pub(crate) amax: Option<Tensor>,
     /// `[cols]`, the sums over rows of the values that were cast, before the cast; if asked for.
     pub(crate) sums: Option<Tensor>,

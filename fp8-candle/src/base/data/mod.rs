@@ -4,6 +4,10 @@ pub mod activation;
 pub(crate) mod attention;
 pub mod codes;
 pub mod columns;
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only the kernels of a GPU read it")
+)]
 pub(crate) mod made;
 pub mod scales;
 pub(crate) mod storage;

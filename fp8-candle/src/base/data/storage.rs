@@ -1,6 +1,7 @@
-//! Storages under tensors: put under a shape, copied, or taken from a tensor.
+//! Storages of tensors: wrapped into a tensor, copied, or taken out of one.
 
 use crate::base::error::{Error, Result, internal};
+use crate::base::sync::lock;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::op::BackpropOp;
@@ -60,7 +61,7 @@ fn cuda_len(storage: &CudaStorage) -> Option<usize> {
     }
 }
 
-/// The values of `x` in a storage of their own, contiguous from its start.
+/// The values of `x` in a new storage, contiguous from its start.
 pub(crate) fn owned_storage(x: &Tensor) -> Result<Storage> {
     let x = if fills_its_storage(x) {
         x.clone()
@@ -71,7 +72,7 @@ pub(crate) fn owned_storage(x: &Tensor) -> Result<Storage> {
     Ok(storage.try_clone(layout)?)
 }
 
-/// Whether a storage of `x` alone would be the same.
+/// Whether `x` covers its storage exactly.
 fn fills_its_storage(x: &Tensor) -> bool {
     let (storage, layout) = x.storage_and_layout();
     let len = match &*storage {
@@ -82,10 +83,10 @@ fn fills_its_storage(x: &Tensor) -> bool {
     layout.is_contiguous() && layout.start_offset() == 0 && len == Some(x.elem_count())
 }
 
-/// As [`owned_storage`], without a copy where `x` is contiguous from the start of its memory. The caller has just computed `x`:
-/// no other tensor shares its memory, which is gone from `x` afterwards.
+/// [`owned_storage`] without a copy, if `x` covers its storage. The caller has just computed `x`, so no other tensor shares
+/// the storage, which `x` loses.
 pub(crate) fn take_storage(x: Tensor) -> Result<Storage> {
-    // candle refuses to write in place where a stride is 0, as it is beside a size of 0.
+    // candle refuses in-place writes with a stride of 0, which a tensor without elements may have.
     if !fills_its_storage(&x) || x.elem_count() == 0 {
         return owned_storage(&x);
     }
@@ -98,13 +99,13 @@ pub(crate) fn take_storage(x: Tensor) -> Result<Storage> {
     }
 }
 
-/// Puts nothing in the place of a tensor's memory.
+/// Takes the storage of a tensor and leaves an empty one.
 #[derive(Default)]
 struct Taken(Mutex<Option<Storage>>);
 
 impl Taken {
     fn put(&self, storage: Storage) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);
+        *lock(&self.0) = Some(storage);
     }
 }
 

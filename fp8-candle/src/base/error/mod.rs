@@ -340,12 +340,32 @@ impl From<Error> for candle_core::Error {
     }
 }
 
-/// An operation of floats got another dtype.
-pub(crate) fn unsupported_dtype(op: &'static str, what: &'static str, got: DType) -> Error {
+/// [`Error::DType`].
+pub(crate) fn dtype_error(
+    op: &'static str,
+    what: &'static str,
+    expected: &'static str,
+    got: DType,
+) -> Error {
     Error::DType {
         op,
         what,
-        expected: "f32, bf16, f16 or f64",
+        expected,
         got,
+    }
+}
+
+/// [`Error::Shape`].
+pub(crate) fn shape_error(
+    op: &'static str,
+    what: &'static str,
+    expected: impl Into<String>,
+    got: impl Into<Vec<usize>>,
+) -> Error {
+    Error::Shape {
+        op,
+        what,
+        expected: expected.into(),
+        got: got.into(),
     }
 }

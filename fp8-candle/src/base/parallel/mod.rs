@@ -4,11 +4,14 @@
 //! the caller and helpers of this crate, which stay awake for a moment after each loop: rayon's workers sleep at once, and
 //! wake up too late for loops of some 100 us. A loop within a loop runs on its thread alone.
 
+pub use crate::base::simd::simd as vectorized;
+
 mod pace;
 mod pool;
 pub(crate) mod shared;
 pub(crate) mod tasks;
 
+use crate::base::sync::lock;
 use std::sync::{Mutex, PoisonError};
 
 /// Calls `task` with every item, in no order, on as many threads as the caller's rayon pool has.
@@ -28,29 +31,6 @@ use std::sync::{Mutex, PoisonError};
 /// ```
 pub fn for_each<I: Send>(items: impl IntoIterator<Item = I>, task: impl Fn(I) + Sync) {
     map(items, task);
-}
-
-/// Runs `kernel` compiled for the widest vectors of this processor, or those that `FP8_ISA` allows.
-///
-/// `kernel` must be an `#[inline(always)]` closure that calls `#[inline(always)]` functions: only inlined code is
-/// compiled for these vectors. No instruction set changes a bit of a result: products and sums are not fused unless by `mul_add`.
-///
-/// # Examples
-/// ```
-/// let (x, mut y) = (vec![2f32; 1000], vec![1f32; 1000]);
-/// fp8_candle::parallel::vectorized(
-///     #[inline(always)]
-///     || {
-///         for (y, x) in y.iter_mut().zip(&x) {
-///             *y += x.sqrt();
-///         }
-///     },
-/// );
-/// assert_eq!(y[0], 1.0 + 2f32.sqrt());
-/// ```
-#[inline]
-pub fn vectorized<Out>(kernel: impl FnOnce() -> Out) -> Out {
-    crate::base::simd::simd(kernel)
 }
 
 /// The results of `task` for all items, in the order of the items.
@@ -87,7 +67,7 @@ pub fn map<I: Send, Out: Send>(
         .map(|item| Mutex::new(Slot::Item(item)))
         .collect();
     tasks::for_each(slots.len(), |index| {
-        let mut slot = slots[index].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = lock(&slots[index]);
         if let Slot::Item(item) = std::mem::replace(&mut *slot, Slot::Taken) {
             *slot = Slot::Out(task(item));
         }

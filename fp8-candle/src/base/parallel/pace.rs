@@ -1,16 +1,16 @@
-//! Callers that helpers have held up go on alone for a while.
+//! A caller that was held up by a helper works alone for a while.
 //!
-//! Beside a busy process on every processor, a helper loses its processor in the middle of a task again and again, and its
-//! caller each time a whole time slice, which is many times what the helper does in between. Such a caller is faster
-//! alone. After a while it tries again, and after longer ones as long as that fails.
+//! If other processes keep every processor busy, helpers are interrupted in the middle of tasks again and again. Each time
+//! the caller waits for a whole time slice, many times longer than the work of the helper would have taken it. Such a caller
+//! is faster alone. It tries helpers again after a while, and waits longer each time that fails.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A wait for a helper of this length, and as long without a processor for the helper, is worth avoiding.
+/// A wait for a helper is worth avoiding if it takes this long, and the helper was without a processor as long.
 const LATE: Duration = Duration::from_millis(1);
 
-/// How long a caller goes on alone at first, and at most.
+/// How long a caller works alone, at first and at most.
 const FIRST: Duration = Duration::from_millis(32);
 const LONGEST: Duration = Duration::from_millis(512);
 
@@ -30,21 +30,21 @@ pub(crate) fn alone() -> bool {
     until.is_some_and(|until| Instant::now() < until)
 }
 
-/// Notes how long the caller waited for helpers of which one was interrupted.
+/// Notes how long the caller has waited for helpers after one was interrupted.
 pub(crate) fn note(waited: Duration) {
     if waited > LATE {
         ALONE.set(Some(after(ALONE.get(), Instant::now())));
     }
 }
 
-/// A stretch of work of this thread. A long task does not count as interrupted: only time without a processor does.
+/// Measures whether this thread is interrupted, that is, loses its processor. A long task is not an interruption.
 pub(crate) struct Watch {
     begun: Instant,
     cpu: Duration,
 }
 
 impl Watch {
-    /// None where the system does not say how long a thread has had a processor.
+    /// `None` if the system does not report the processor time of a thread.
     pub(crate) fn begin() -> Option<Self> {
         let (begun, cpu) = (Instant::now(), thread_time()?);
         Some(Self { begun, cpu })
@@ -88,7 +88,7 @@ fn thread_time() -> Option<Duration> {
     None
 }
 
-/// The time alone after a wait that ended `now`.
+/// How long to work alone after a wait that ended `now`.
 fn after(last: Option<Alone>, now: Instant) -> Alone {
     let length = match last {
         Some(last) if now < last.until + last.length => (2 * last.length).min(LONGEST),

@@ -8,20 +8,21 @@
 //! until the helper is back. A caller that was still held up works without helpers for a while (`pace.rs`).
 
 use crate::base::parallel::pace;
+use crate::base::sync::lock;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 /// How long a helper looks for work before it sleeps.
 const AWAKE: Duration = Duration::from_millis(2);
 
-/// How long it looks without giving way.
+/// How long it looks before it yields between looks.
 const EAGER: Duration = Duration::from_micros(20);
 
-/// How long a caller waits for the last tasks of its helpers without giving way: they may want its own processor.
+/// How long a caller waits for the last tasks of its helpers before it yields: they may need its processor.
 const CALLER_EAGER: Duration = Duration::from_micros(200);
 
 /// How long a caller waits before it sleeps.
@@ -115,11 +116,6 @@ impl Drop for Working {
     fn drop(&mut self) {
         WORKING.set(false);
     }
-}
-
-/// A panic while the lock is held leaves nothing half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `task` for each index below `count`: on this thread, and on up to `threads - 1` helpers as they join. Tasks must not wait
@@ -244,7 +240,7 @@ impl Pool {
     }
 }
 
-/// Looks for `patience` whether `found`, from `eager` on giving way between looks.
+/// Polls `found` for up to `patience`; after `eager` it yields between polls.
 fn look(eager: Duration, patience: Duration, found: impl Fn() -> bool) -> bool {
     let since = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! A slice of which tasks write different parts.
+//! A slice whose parts are written by different tasks.
 
 #[cfg(target_arch = "x86_64")]
 use std::any::TypeId;
@@ -20,7 +20,7 @@ impl<T> Clone for Shared<'_, T> {
 
 impl<T> Copy for Shared<'_, T> {}
 
-// SAFETY: it is no more than the `&mut [T]` it was made from; callers of `part` guarantee that parts are disjoint.
+// SAFETY: it stands for the `&mut [T]` it was made from; callers of `part` guarantee that parts are disjoint.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}

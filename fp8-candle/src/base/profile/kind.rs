@@ -1,6 +1,6 @@
 //! Kinds of work whose time is counted.
 
-/// What a thread can spend its time on.
+/// Kinds of work of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -23,44 +23,35 @@ pub enum Kind {
     Candle,
     /// Reading and making batches; claimed by programs.
     Data,
-    /// What nothing has claimed.
+    /// Everything else.
     Other,
 }
 
-/// Kinds of [`Kind`].
+/// How many kinds there are.
 pub(super) const KINDS: usize = 10;
+
+/// Every kind with its name, in the order of the enum and of tables.
+const ALL: [(Kind, &str); KINDS] = [
+    (Kind::Cast, "casts"),
+    (Kind::Gemm, "GEMMs"),
+    (Kind::Attention, "attention"),
+    (Kind::Norm, "norms"),
+    (Kind::Activation, "activations"),
+    (Kind::Loss, "loss"),
+    (Kind::Optimizer, "optimizer"),
+    (Kind::Candle, "candle"),
+    (Kind::Data, "data"),
+    (Kind::Other, "other"),
+];
 
 impl Kind {
     /// Every kind, in the order of tables.
     pub fn all() -> impl Iterator<Item = Self> {
-        const ALL: [Kind; KINDS] = [
-            Kind::Cast,
-            Kind::Gemm,
-            Kind::Attention,
-            Kind::Norm,
-            Kind::Activation,
-            Kind::Loss,
-            Kind::Optimizer,
-            Kind::Candle,
-            Kind::Data,
-            Kind::Other,
-        ];
-        ALL.into_iter()
+        ALL.into_iter().map(|(kind, _)| kind)
     }
 
-    /// The word in tables.
+    /// The name in tables.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Cast => "casts",
-            Self::Gemm => "GEMMs",
-            Self::Attention => "attention",
-            Self::Norm => "norms",
-            Self::Activation => "activations",
-            Self::Loss => "loss",
-            Self::Optimizer => "optimizer",
-            Self::Candle => "candle",
-            Self::Data => "data",
-            Self::Other => "other",
-        }
+        ALL[self as usize].1
     }
 }

@@ -1,4 +1,4 @@
-//! What was recorded.
+//! The times of a recording.
 
 use super::kind::{KINDS, Kind};
 use std::fmt;

@@ -44,7 +44,7 @@ pub(super) struct Window {
     pub(super) began: Option<Tensor>,
     pub(super) mark: Arc<StepMark>,
     pub(super) open: Vec<Weak<dyn OpenStep>>,
-    /// What forward passes saw whose backward pass had not come when the next step began.
+    /// What forward passes saw whose backward pass was still missing when the next step began.
     pub(super) pending: Vec<(Tensor, Arc<StepMark>)>,
     /// By row: when a cast first saw Inf or NaN in the latest step in which one did.
     pub(super) times: Vec<u64>,

@@ -2,7 +2,8 @@
 
 use super::slot::Slot;
 use super::table::{Initial, StateTable};
-use crate::base::error::{Error, Result};
+use crate::base::check::{check_dims, check_dtype};
+use crate::base::error::{Error, Result, shape_error};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::Format;
 use std::sync::Arc;
@@ -157,26 +158,14 @@ impl Slot {
     /// # Errors
     /// If a shape, dtype or value is wrong.
     pub fn restore(&self, quant_scale: &Tensor, amax_history: &Tensor) -> Result<()> {
-        for (what, tensor, rank_one) in [
-            ("quant_scale", quant_scale, quant_scale.dims() == [1]),
-            ("amax_history", amax_history, amax_history.rank() == 1),
-        ] {
-            if tensor.dtype() != DType::F32 {
-                return Err(Error::DType {
-                    op: "restore delayed state",
-                    what,
-                    expected: "f32",
-                    got: tensor.dtype(),
-                });
-            }
-            if !rank_one {
-                return Err(Error::Shape {
-                    op: "restore delayed state",
-                    what,
-                    expected: "one dimension (quant_scale: [1])".into(),
-                    got: tensor.dims().to_vec(),
-                });
-            }
+        const OP: &str = "restore delayed state";
+        for (what, tensor) in [("quant_scale", quant_scale), ("amax_history", amax_history)] {
+            check_dtype(OP, what, tensor, DType::F32)?;
+        }
+        check_dims(OP, "quant_scale", quant_scale, &[1])?;
+        if amax_history.rank() != 1 {
+            let got = amax_history.dims();
+            return Err(shape_error(OP, "amax_history", "one dimension", got));
         }
         let (_, now) = self.table().save()?.swap_remove(self.row());
         let quant_scale = quant_scale.to_vec1::<f32>()?[0];

@@ -51,7 +51,7 @@ impl Slot {
         }
     }
 
-    /// A row in a table of its own, for casts outside of a model.
+    /// The only row of a new table, for casts outside of a model.
     pub fn alone(path: &str, role: Role, amax_history_len: usize, device: &Device) -> Result<Self> {
         let table = StateTable::new(device)?;
         let row = table.add_rows(&[(path, role)], amax_history_len)?;

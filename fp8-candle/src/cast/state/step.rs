@@ -5,11 +5,12 @@ use super::role::Role;
 use super::table::{IdleRule, RowRule, StateTable};
 use crate::base::data::columns::Recorded;
 use crate::base::error::Result;
+use crate::base::sync::{lock, read, write};
 use crate::device::{AmaxCells, backend};
 use candle_core::Tensor;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 /// Where the casts of one step record: cells for every row of a table.
 ///
@@ -50,7 +51,7 @@ pub(super) struct Notes {
 
 impl OpenStep for StepCells {
     fn is_open(&self) -> bool {
-        *self.status.read().unwrap_or_else(PoisonError::into_inner) == Status::Open
+        *read(&self.status) == Status::Open
     }
 
     fn recorded(&self) -> Result<Recorded> {
@@ -133,7 +134,7 @@ impl StepCells {
             let row = table.rows.get(row);
             row.is_none_or(|row| matches!(row.idle, IdleRule::OfTheStep))
         };
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = lock(&self.notes);
         if lends {
             notes.defaults.insert(role, rule.clone());
         }
@@ -142,20 +143,20 @@ impl StepCells {
 
     /// Notes that a row is trained with scales that are not calibrated: the calibrated one no longer describes it.
     pub fn note_trained(&self, row: usize) {
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = lock(&self.notes);
         if !notes.trained.contains(&row) {
             notes.trained.push(row);
         }
     }
 
     pub(super) fn take_notes(&self) -> Notes {
-        std::mem::take(&mut self.notes.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.notes))
     }
 
     /// Records an amax (f32, any shape) of `row`. With `keep` it is used for scales, otherwise only Inf and NaN are counted.
     pub fn record(&self, row: usize, amax: &Tensor, keep: bool) -> Result<()> {
         // Held while recording: a commit in between would lose the amax.
-        let status = self.status.read().unwrap_or_else(PoisonError::into_inner);
+        let status = read(&self.status);
         if *status != Status::Aborted {
             self.note_time(row, amax)?;
         }
@@ -197,7 +198,7 @@ impl StepCells {
 
     /// Whether the step was aborted, so that what it recorded is dropped.
     pub(crate) fn is_aborted(&self) -> bool {
-        *self.status.read().unwrap_or_else(PoisonError::into_inner) == Status::Aborted
+        *read(&self.status) == Status::Aborted
     }
 
     /// Whether an amax of `row` was recorded in this step.
@@ -212,7 +213,7 @@ impl StepCells {
 
     /// Drops the step.
     pub fn abort(&self) {
-        let mut status = self.status.write().unwrap_or_else(PoisonError::into_inner);
+        let mut status = write(&self.status);
         if *status == Status::Open {
             *status = Status::Aborted;
             if let Some(mark) = &self.mark {
@@ -223,7 +224,7 @@ impl StepCells {
 
     /// Merges the cells into the table. Returns whether the step was still open.
     pub(super) fn merge_into_table(&self) -> Result<bool> {
-        let mut status = self.status.write().unwrap_or_else(PoisonError::into_inner);
+        let mut status = write(&self.status);
         if *status != Status::Open {
             return Ok(false);
         }

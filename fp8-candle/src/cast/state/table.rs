@@ -5,11 +5,12 @@ use super::mark::Window;
 use super::role::Role;
 use crate::base::data::columns::Columns;
 use crate::base::error::{Error, Result};
+use crate::base::sync::{lock, read, write};
 use crate::device::{AmaxCells, backend};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{DelayedRule, Format};
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 /// How delayed scaling updates a row, from the last recipe with a delayed cast of it.
 #[derive(Debug, Clone)]
@@ -52,7 +53,7 @@ pub enum IdleRule {
     /// The rule of the step for rows of the same role.
     #[default]
     OfTheStep,
-    /// Nothing: its layer has a recipe of its own without delayed casts of this row.
+    /// Nothing: the layer's own recipe has no delayed casts of this row.
     Never,
     /// The rule of its layer's own recipe.
     Own {
@@ -185,7 +186,7 @@ impl StateTable {
         let columns = append(&inner.columns, &fresh, len)?;
         let cells = backend(&self.device)?.amax_cells(&self.device, first + rows.len())?;
         {
-            let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
+            let mut running = write(&self.running);
             cells.merge(&running.read()?)?;
             *running = cells;
         }
@@ -217,7 +218,7 @@ impl StateTable {
         Ok(first)
     }
 
-    /// Sets what updates a row in steps that do not use it. A row with a rule of its own lends it to no other.
+    /// Sets what updates a row in steps that do not use it. A row with its own rule does not lend that rule to other rows.
     pub fn set_idle_rule(&self, row: usize, idle: IdleRule) {
         if let Some(row) = self.lock().rows.get_mut(row) {
             row.idle = idle;
@@ -268,19 +269,19 @@ impl StateTable {
     // A panic while the lock is held leaves the values whole, since columns are replaced at once: a poisoned lock is still
     // usable.
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     pub(super) fn lock_window(&self) -> MutexGuard<'_, Window> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.window)
     }
 
     pub(super) fn updating(&self) -> MutexGuard<'_, ()> {
-        self.updating.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.updating)
     }
 
     pub(super) fn running(&self) -> RwLockReadGuard<'_, Box<dyn AmaxCells>> {
-        self.running.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.running)
     }
 }
 

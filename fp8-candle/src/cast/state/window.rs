@@ -8,10 +8,10 @@ use candle_core::Tensor;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The most steps to remember whose backward pass has not come yet.
+/// The most steps to remember that still wait for a backward pass.
 const PENDING: usize = 64;
 
-/// Tells events of all tables apart by time.
+/// A clock for the events of all tables.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
 
 impl StateTable {
@@ -145,7 +145,8 @@ impl StateTable {
         window.open.push(step);
     }
 
-    /// Notes that a row has its first Inf or NaN in the step of `mark`, or its first cast where `seen` cannot be told.
+    /// Notes the first Inf or NaN of a row in the step of `mark`. Without `seen` it is the first cast of the row, on a GPU,
+    /// which does not tell what it has seen.
     pub(super) fn note_time(&self, row: usize, mark: &Arc<StepMark>, seen: bool) {
         let now = CLOCK.fetch_add(1, Ordering::Relaxed);
         let mut window = self.lock_window();

@@ -1,4 +1,4 @@
-//! What a cache holds of one weight, and when its codes are still right.
+//! What a cache holds for one weight, and when its codes are still valid.
 
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;

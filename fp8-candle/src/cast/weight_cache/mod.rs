@@ -3,6 +3,7 @@
 mod entries;
 
 use crate::base::error::Result;
+use crate::base::sync::lock;
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::Quantizer;
 use crate::cast::spec::ScaleSource;
@@ -13,7 +14,7 @@ use crate::device::backend;
 use candle_core::Tensor;
 use entries::{Bad, Cached, Entry, Kept, Recorded, Request, Step};
 use fp8_core::Contraction;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How many casts of one weight are kept at the same time. The least recently used one is dropped first.
 const ENTRIES: usize = 4;
@@ -35,17 +36,14 @@ pub struct WeightCache {
 
 impl WeightCache {
     fn lock(&self) -> MutexGuard<'_, Cached> {
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.cached)
     }
 
     /// The current values of `weight`; `None` if a change could not be noticed.
     fn see(&self, weight: &Tensor) -> Result<Option<Seen>> {
         let seen = Seen::of(weight)?;
         if seen.is_announced() {
-            let mut held = self
-                .announced
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut held = lock(&self.announced);
             *held = Some(seen.clone());
         }
         Ok(seen.shows_changes().then_some(seen))
@@ -259,7 +257,7 @@ impl WeightCache {
         });
         drop(cached);
         match step {
-            // Evaluation uses a scale of its own.
+            // Evaluation uses another scale.
             Step::MakeKept(_) => {
                 let again = self.quantize_as(weight, matrix, quantizer, contraction, both)?;
                 Ok(again.0)

@@ -1,14 +1,13 @@
 //! Casts and amaxes over threads: a matrix is split at whole rows, and `fp8-core` gives the same bits for every
 //! split.
 
-use super::data::{Floats, for_floats, tensor, with_f32};
+use super::elements::{tensor, with_scales};
 use super::fill::{filled, zeros};
 use super::pages;
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::parallel::tasks;
-use candle_core::{CpuStorage, DType, Tensor};
+use candle_core::Tensor;
 use fp8_core::{Cast, Format, HighPrecision, ScaleGrid};
-use half::{bf16, f16};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Elements per task: large enough to hide the cost of starting it, small enough to balance the load.
@@ -22,91 +21,81 @@ fn task_len(cols: usize) -> usize {
     cols.max(1) * (TASK / cols.max(1)).max(1)
 }
 
-/// The larger of two amaxes. Magnitudes have the order of their bits, with NaN on top.
+/// The larger of two amaxes. The bits of magnitudes have the order of their values, with NaN on top.
 fn larger(a: f32, b: f32) -> f32 {
     f32::from_bits(a.to_bits().max(b.to_bits()))
 }
 
 /// Largest magnitude per scale of `grid`.
-pub(super) fn amax(src: Floats<'_>, grid: &ScaleGrid) -> Vec<f32> {
-    fn run<T: HighPrecision>(src: &[T], grid: &ScaleGrid) -> Vec<f32> {
-        let len = task_len(grid.cols());
-        if src.len() <= len {
-            let mut out = vec![0f32; grid.len()];
-            fp8_core::amax_rows(src, 0, grid, &mut out);
-            return out;
-        }
-        if grid.len() == 1 {
-            let amax = AtomicU32::new(0);
-            tasks::for_each(src.len().div_ceil(len), |index| {
-                let src = &src[index * len..src.len().min((index + 1) * len)];
-                let mut part = [0f32];
-                fp8_core::amax_rows(src, index * len / grid.cols(), grid, &mut part);
-                amax.fetch_max(part[0].to_bits(), Ordering::Relaxed);
-            });
-            return vec![f32::from_bits(amax.into_inner())];
-        }
-        // A few runs of tasks, each with amaxes of its own: a grid may be as large as a row.
-        let per_run = src.len().div_ceil(len).div_ceil(RUNS) * len;
-        let runs = crate::base::parallel::map(src.chunks(per_run).enumerate(), |(index, src)| {
-            let mut out = vec![0f32; grid.len()];
-            fp8_core::amax_rows(src, index * per_run / grid.cols(), grid, &mut out);
-            out
-        });
-        let mut all = vec![0f32; grid.len()];
-        for run in runs {
-            all.iter_mut()
-                .zip(&run)
-                .for_each(|(all, &amax)| *all = larger(*all, amax));
-        }
-        all
+pub(super) fn amax<T: HighPrecision>(src: &[T], grid: &ScaleGrid) -> Vec<f32> {
+    let len = task_len(grid.cols());
+    if src.len() <= len {
+        let mut out = vec![0f32; grid.len()];
+        fp8_core::amax_rows(src, 0, grid, &mut out);
+        return out;
     }
-    for_floats!(src, src => run(src, grid))
+    if grid.len() == 1 {
+        let amax = AtomicU32::new(0);
+        tasks::for_each(src.len().div_ceil(len), |index| {
+            let src = &src[index * len..src.len().min((index + 1) * len)];
+            let mut part = [0f32];
+            fp8_core::amax_rows(src, index * len / grid.cols(), grid, &mut part);
+            amax.fetch_max(part[0].to_bits(), Ordering::Relaxed);
+        });
+        return vec![f32::from_bits(amax.into_inner())];
+    }
+    // A few runs of tasks, each with its own amaxes: a grid may be as large as a row.
+    let per_run = src.len().div_ceil(len).div_ceil(RUNS) * len;
+    let runs = crate::base::parallel::map(src.chunks(per_run).enumerate(), |(index, src)| {
+        let mut out = vec![0f32; grid.len()];
+        fp8_core::amax_rows(src, index * per_run / grid.cols(), grid, &mut out);
+        out
+    });
+    let mut all = vec![0f32; grid.len()];
+    for run in runs {
+        all.iter_mut()
+            .zip(&run)
+            .for_each(|(all, &amax)| *all = larger(*all, amax));
+    }
+    all
 }
 
-/// Codes of `src * quant_scale`; with `want_amax` also the amax of `src` from the same read.
-pub(super) fn encode(
-    src: Floats<'_>,
+/// Codes of `src * quant_scale`; with `measure` also the amax of `src` from the same read.
+pub(super) fn encode<T: HighPrecision>(
+    src: &[T],
     grid: &ScaleGrid,
     quant_scales: &[f32],
     cast: &Cast,
-    want_amax: bool,
+    measure: bool,
 ) -> (Vec<u8>, f32) {
-    fn run<T: HighPrecision>(
-        src: &[T],
-        grid: &ScaleGrid,
-        quant_scales: &[f32],
-        cast: &Cast,
-        want_amax: bool,
-    ) -> (Vec<u8>, f32) {
-        let mut codes = pages::vec_for(src.len());
-        let room = &mut codes.spare_capacity_mut()[..src.len()];
-        let len = task_len(grid.cols());
-        // The bits of magnitudes have the order of their values, with NaN on top.
-        let amax = AtomicU32::new(0);
-        tasks::for_each_chunk(src, room, len, |index, src, codes| {
-            let codes = zeros(0, codes);
-            let first_row = index * len / grid.cols();
-            if want_amax {
-                let part = fp8_core::encode_rows_with_amax(
-                    cast,
-                    src,
-                    first_row,
-                    grid,
-                    quant_scales,
-                    codes,
-                );
-                amax.fetch_max(part.to_bits(), Ordering::Relaxed);
-            } else {
-                fp8_core::encode_rows(cast, src, first_row, grid, quant_scales, codes);
-            }
-        });
-        let amax = f32::from_bits(amax.into_inner());
-        // SAFETY: the tasks have written every code.
-        unsafe { codes.set_len(src.len()) };
-        (codes, amax)
-    }
-    for_floats!(src, src => run(src, grid, quant_scales, cast, want_amax))
+    let len = task_len(grid.cols());
+    let amax = AtomicU32::new(0);
+    let codes = mapped(src, len, |index, src, codes| {
+        let row = index * len / grid.cols();
+        if measure {
+            let part = fp8_core::encode_rows_with_amax(cast, src, row, grid, quant_scales, codes);
+            amax.fetch_max(part.to_bits(), Ordering::Relaxed);
+        } else {
+            fp8_core::encode_rows(cast, src, row, grid, quant_scales, codes);
+        }
+    });
+    (codes, f32::from_bits(amax.into_inner()))
+}
+
+/// As many elements as `src` has, written by tasks of `len` elements.
+fn mapped<A: Sync, B: Copy + Default + Send>(
+    src: &[A],
+    len: usize,
+    task: impl Fn(usize, &[A], &mut [B]) + Sync,
+) -> Vec<B> {
+    let mut values = pages::vec_for(src.len());
+    let room = &mut values.spare_capacity_mut()[..src.len()];
+    tasks::for_each_chunk(src, room, len, |index, src, room| {
+        task(index, src, zeros(B::default(), room));
+    });
+    // SAFETY: the tasks have written every element.
+    unsafe { values.set_len(src.len()) };
+    values
 }
 
 /// Elements that are made and cast at a time: they stay in the core's own cache.
@@ -122,7 +111,7 @@ pub(crate) fn encode_filled<T: HighPrecision>(
     crate::base::simd::check()?;
     let (cols, len) = (grid.cols().max(1), grid.rows() * grid.cols());
     let piece = cols * (PIECE / cols).max(1);
-    let (codes, amaxes) = with_f32("quantize", quant_scale, |scales| {
+    let (codes, amaxes) = with_scales("quantize", quant_scale, |scales| {
         Ok(filled(0u8, len, task_len(cols), |start, codes| {
             let (mut values, mut amax) = (vec![T::default(); piece.min(codes.len())], 0f32);
             for (index, codes) in codes.chunks_mut(piece).enumerate() {
@@ -136,49 +125,20 @@ pub(crate) fn encode_filled<T: HighPrecision>(
         }))
     })?;
     let amax = amaxes.into_iter().fold(0., larger);
-    Ok((tensor(CpuStorage::U8(codes), len)?, amax))
+    Ok((tensor(codes, len)?, amax))
 }
 
-/// `decode(codes) * dequant_scale` in `dtype`.
-pub(super) fn decode(
+/// `decode(codes) * dequant_scale`.
+pub(super) fn decode<T: HighPrecision>(
     format: Format,
     codes: &[u8],
     grid: &ScaleGrid,
     dequant_scales: &[f32],
-    dtype: DType,
-) -> Result<CpuStorage> {
-    fn run<T: HighPrecision + Default>(
-        format: Format,
-        codes: &[u8],
-        grid: &ScaleGrid,
-        dequant_scales: &[f32],
-    ) -> Vec<T> {
-        let mut values = pages::vec_for::<T>(codes.len());
-        let room = &mut values.spare_capacity_mut()[..codes.len()];
-        let len = task_len(grid.cols());
-        tasks::for_each_chunk(codes, room, len, |index, codes, values| {
-            let values = zeros(T::default(), values);
-            let first_row = index * len / grid.cols();
-            fp8_core::decode_rows(format, codes, first_row, grid, dequant_scales, values);
-        });
-        // SAFETY: the tasks have written every value.
-        unsafe { values.set_len(codes.len()) };
-        values
-    }
-    Ok(match dtype {
-        DType::F32 => CpuStorage::F32(run(format, codes, grid, dequant_scales)),
-        DType::BF16 => CpuStorage::BF16(run::<bf16>(format, codes, grid, dequant_scales)),
-        DType::F16 => CpuStorage::F16(run::<f16>(format, codes, grid, dequant_scales)),
-        DType::F64 => CpuStorage::F64(run(format, codes, grid, dequant_scales)),
-        got => {
-            let expected = "f32, bf16, f16 or f64";
-            return Err(Error::DType {
-                op: "dequantize",
-                what: "the output",
-                expected,
-                got,
-            });
-        }
+) -> Vec<T> {
+    let len = task_len(grid.cols());
+    mapped(codes, len, |index, codes, values| {
+        let row = index * len / grid.cols();
+        fp8_core::decode_rows(format, codes, row, grid, dequant_scales, values);
     })
 }
 

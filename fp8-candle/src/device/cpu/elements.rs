@@ -1,31 +1,33 @@
 //! Between tensors and kernels: dtypes, slices, and the division of rows among threads.
 
+use crate::base::check::check_dtype;
 use crate::base::data::storage::tensor_of;
 use crate::base::error::{Result, internal};
 use crate::base::math::Real;
-use crate::base::simd::simd;
 use crate::device::filled;
+use bytemuck::NoUninit;
 use candle_core::{CpuStorage, DType, Layout, Shape, Storage, Tensor, WithDType};
 use fp8_core::HighPrecision;
 use half::{bf16, f16};
 
 /// The type of a tensor's elements, and the type in which its kernels compute.
-pub(crate) trait Element: WithDType {
+pub(crate) trait Element: WithDType + HighPrecision + NoUninit {
     type Real: Real;
-    const ZERO: Self;
 
     /// The values of `src`, in `buffer` if they have to be widened.
     fn load<'a>(src: &'a [Self], buffer: &'a mut Vec<Self::Real>) -> &'a [Self::Real];
 
     /// Writes what `fill` computes, rounded once.
     fn store(dst: &mut [Self], fill: impl FnOnce(&mut [Self::Real]));
+
+    /// Changes values in place, rounded once.
+    fn update(values: &mut [Self], change: impl FnOnce(&mut [Self::Real]));
 }
 
 macro_rules! wide {
     ($float:ty) => {
         impl Element for $float {
             type Real = $float;
-            const ZERO: Self = 0.0;
 
             fn load<'a>(src: &'a [Self], _: &'a mut Vec<Self>) -> &'a [Self] {
                 src
@@ -34,6 +36,10 @@ macro_rules! wide {
             fn store(dst: &mut [Self], fill: impl FnOnce(&mut [Self])) {
                 fill(dst);
             }
+
+            fn update(values: &mut [Self], change: impl FnOnce(&mut [Self])) {
+                change(values);
+            }
         }
     };
 }
@@ -41,10 +47,9 @@ wide!(f32);
 wide!(f64);
 
 macro_rules! narrow {
-    ($half:ty, $round:path) => {
+    ($half:ty) => {
         impl Element for $half {
             type Real = f32;
-            const ZERO: Self = <$half>::ZERO;
 
             fn load<'a>(src: &'a [Self], buffer: &'a mut Vec<f32>) -> &'a [f32] {
                 buffer.resize(src.len(), 0.0);
@@ -55,32 +60,27 @@ macro_rules! narrow {
             fn store(dst: &mut [Self], fill: impl FnOnce(&mut [f32])) {
                 let mut buffer = vec![0.0; dst.len()];
                 fill(&mut buffer);
-                $round(dst, &buffer);
+                fp8_core::narrow(&buffer, dst);
+            }
+
+            fn update(values: &mut [Self], change: impl FnOnce(&mut [f32])) {
+                let mut buffer = vec![0.0; values.len()];
+                fp8_core::widen(values, &mut buffer);
+                change(&mut buffer);
+                fp8_core::narrow(&buffer, values);
             }
         }
     };
 }
-narrow!(bf16, round_bf16);
-narrow!(f16, round_f16);
+narrow!(bf16);
+narrow!(f16);
 
-fn round_f16(dst: &mut [f16], src: &[f32]) {
-    f16::narrow(src, dst);
-}
-
-fn round_bf16(dst: &mut [bf16], src: &[f32]) {
-    simd(
-        #[inline(always)]
-        || {
-            for (dst, &src) in dst.iter_mut().zip(src) {
-                *dst = HighPrecision::from_f32(src);
-            }
-        },
-    );
-}
-
-/// Runs `$body` with the type `$T` that belongs to `$dtype`.
-macro_rules! for_dtype {
-    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
+/// Runs `$body` with the type `$T` of `$dtype`: f32, bf16 or f16, else an error about `$what` of `$op`.
+macro_rules! for_narrow {
+    ($op:expr, $what:expr, $dtype:expr, $T:ident => $body:expr) => {
+        $crate::device::cpu::elements::for_narrow!(@narrow_error, $op, $what, $dtype, $T => $body)
+    };
+    (@$error:ident, $op:expr, $what:expr, $dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
             ::candle_core::DType::F32 => {
                 type $T = f32;
@@ -94,11 +94,26 @@ macro_rules! for_dtype {
                 type $T = ::half::f16;
                 $body
             }
+            got => Err($crate::base::check::$error($op, $what, got)),
+        }
+    };
+}
+pub(crate) use for_narrow;
+
+/// [`for_narrow`], and f64. `$what` is `x` by default.
+macro_rules! for_dtype {
+    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
+        $crate::device::cpu::elements::for_dtype!($op, "x", $dtype, $T => $body)
+    };
+    ($op:expr, $what:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
             ::candle_core::DType::F64 => {
                 type $T = f64;
                 $body
             }
-            got => Err($crate::base::error::unsupported_dtype($op, "x", got)),
+            dtype => $crate::device::cpu::elements::for_narrow!(
+                @float_error, $op, $what, dtype, $T => $body
+            ),
         }
     };
 }
@@ -112,7 +127,9 @@ pub(crate) fn to_bf16(x: &Tensor) -> Result<Tensor> {
     with_slices([x], |[values]: [&[f32]; 1]| {
         let mut rounded = vec![bf16::ZERO; values.len()];
         let tasks = rounded.chunks_mut(1 << 14).zip(values.chunks(1 << 14));
-        crate::base::parallel::for_each(tasks, |(rounded, values)| round_bf16(rounded, values));
+        crate::base::parallel::for_each(tasks, |(rounded, values)| {
+            fp8_core::narrow(values, rounded);
+        });
         tensor(rounded, x.shape())
     })?
 }
@@ -159,6 +176,35 @@ pub(crate) fn with_slices<T: WithDType, const N: usize, Out>(
     Ok(f(slices))
 }
 
+/// Calls `f` with the values of a CPU tensor, which is `what` of `op`, made contiguous first.
+pub(super) fn with_slice<T: WithDType, Out>(
+    op: &'static str,
+    what: &'static str,
+    x: &Tensor,
+    f: impl FnOnce(&[T]) -> Result<Out>,
+) -> Result<Out> {
+    check_dtype(op, what, x, T::DTYPE)?;
+    with_slices([x], |[values]: [&[T]; 1]| f(values))?
+}
+
+/// [`with_slice`] of f32 scales.
+pub(super) fn with_scales<Out>(
+    op: &'static str,
+    scales: &Tensor,
+    f: impl FnOnce(&[f32]) -> Result<Out>,
+) -> Result<Out> {
+    with_slice(op, "a scale", scales, f)
+}
+
+/// [`with_slice`] of U8 codes.
+pub(super) fn with_codes<Out>(
+    op: &'static str,
+    codes: &Tensor,
+    f: impl FnOnce(&[u8]) -> Result<Out>,
+) -> Result<Out> {
+    with_slice(op, "codes", codes, f)
+}
+
 /// A CPU storage that owns `values`.
 pub(crate) fn storage<T: WithDType>(values: Vec<T>) -> Storage {
     Storage::Cpu(T::to_cpu_storage_owned(values))
@@ -201,15 +247,24 @@ pub(crate) fn map_rows<T: Element, const N: usize>(
     cols: usize,
     f: impl Fn(usize, [&[T::Real]; N], &mut [T::Real]) + Sync,
 ) -> Vec<T> {
+    map_rows_to(inputs, cols, f)
+}
+
+/// [`map_rows`] to elements of another type.
+pub(crate) fn map_rows_to<T: Element, U: Element<Real = T::Real>, const N: usize>(
+    inputs: [&[T]; N],
+    cols: usize,
+    f: impl Fn(usize, [&[T::Real]; N], &mut [T::Real]) + Sync,
+) -> Vec<U> {
     let (count, cols) = (inputs.first().map_or(0, |x| x.len()), cols.max(1));
     let len = block_rows(count / cols, cols) * cols;
-    let (dst, _) = filled(T::ZERO, count, len, |start, dst: &mut [T]| {
+    let (dst, _) = filled(U::default(), count, len, |start, dst: &mut [U]| {
         let mut buffers: [Vec<T::Real>; N] = std::array::from_fn(|_| Vec::new());
         let mut blocks: [&[T::Real]; N] = [&[]; N];
         for ((block, buffer), input) in blocks.iter_mut().zip(&mut buffers).zip(inputs) {
             *block = T::load(&input[start..start + dst.len()], buffer);
         }
-        T::store(dst, |dst| f(start / cols, blocks, dst));
+        U::store(dst, |dst| f(start / cols, blocks, dst));
     });
     dst
 }
@@ -226,7 +281,7 @@ mod tests {
             let src =
                 lower.map(|lower: u16| f32::from_bits((u32::from(upper) << 16) | u32::from(lower)));
             let mut dst = [bf16::ZERO; 6];
-            round_bf16(&mut dst, &src);
+            fp8_core::narrow(&src, &mut dst);
             for (src, dst) in src.iter().zip(dst) {
                 assert_eq!(
                     dst.to_bits(),

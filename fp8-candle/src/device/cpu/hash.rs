@@ -5,25 +5,15 @@
 //! multiplies 64-bit words that depend on all words before them, and folds the 128 bits of each product. It is scalar code,
 //! so it gives the same on every instruction set, and it is as fast as memory.
 
-use super::data::Floats;
-use bytemuck::cast_slice;
-use half::slice::HalfFloatSliceExt;
+use bytemuck::{NoUninit, cast_slice};
 use rapidhash::v3::rapidhash_v3 as hash;
 
 /// Bytes that one task hashes. The split depends only on the size, as the result must.
 const CHUNK: usize = 1 << 18;
 
 /// 64-bit hash of every bit of `values`.
-pub(super) fn fingerprint(values: Floats<'_>) -> u64 {
-    match values {
-        Floats::F32(v) => run(cast_slice(v)),
-        Floats::BF16(v) => run(cast_slice::<u16, u8>(v.reinterpret_cast())),
-        Floats::F16(v) => run(cast_slice::<u16, u8>(v.reinterpret_cast())),
-        Floats::F64(v) => run(cast_slice(v)),
-    }
-}
-
-fn run(bytes: &[u8]) -> u64 {
+pub(super) fn fingerprint<T: NoUninit>(values: &[T]) -> u64 {
+    let bytes: &[u8] = cast_slice(values);
     if bytes.len() <= CHUNK {
         return hash(bytes);
     }
@@ -40,7 +30,7 @@ mod tests {
     use std::collections::HashSet;
 
     fn of(values: &[f32]) -> u64 {
-        fingerprint(Floats::F32(values))
+        fingerprint(values)
     }
 
     /// A weight, row by row.
@@ -199,23 +189,23 @@ mod tests {
                 assert_eq!(distinct.len(), bits as usize + 1, "{name} {at}");
             };
             macro_rules! check {
-                ($($kind:ident $name:ident $narrow:expr;)+) => {$(
+                ($($name:ident $narrow:expr;)+) => {$(
                     let base: Vec<$name> = values.iter().map($narrow).collect();
                     let hash = |bit: Option<u32>| {
                         let mut changed = base.clone();
                         if let Some(bit) = bit {
                             changed[at] = $name::from_bits(changed[at].to_bits() ^ 1 << bit);
                         }
-                        fingerprint(Floats::$kind(&changed))
+                        fingerprint(&changed)
                     };
                     check(stringify!($name), &hash, 8 * size_of::<$name>() as u32);
                 )+};
             }
             check! {
-                F32 f32 |&x| x;
-                BF16 bf16 |&x| bf16::from_f32(x);
-                F16 f16 |&x| f16::from_f32(x);
-                F64 f64 |&x| x.into();
+                f32 |&x| x;
+                bf16 |&x| bf16::from_f32(x);
+                f16 |&x| f16::from_f32(x);
+                f64 |&x| x.into();
             }
         }
     }

@@ -3,7 +3,6 @@
 #[cfg(target_arch = "x86_64")]
 mod attention;
 mod cast;
-mod data;
 pub(crate) mod elements;
 mod fill;
 mod gemm;
@@ -22,11 +21,12 @@ use crate::base::data::codes::{Codes, GemmOperand, GemmOutput, Orientation};
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::base::data::matrix_dims;
 use crate::base::data::scales::ScalePolicy;
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
 use crate::base::simd::simd;
-use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
-use data::{for_floats, tensor, with_codes, with_f32, with_floats};
+use candle_core::{DType, Device, Storage, Tensor};
+use elements::{for_dtype, tensor, with_codes, with_scales, with_slice, with_slices};
+use float8::F8E4M3;
 use fp8_core::{Cast, Contraction, Format, Isa, ScaleGrid};
 
 /// FP8 on the host.
@@ -35,11 +35,10 @@ pub(crate) struct CpuBackend;
 impl Backend for CpuBackend {
     fn amax(&self, x: &Tensor, grid: &ScaleGrid) -> Result<Tensor> {
         let _scope = enter(Kind::Cast);
-        let amax = with_floats("amax", x, |x| Ok(cast::amax(x, grid)))?;
-        tensor(
-            CpuStorage::F32(amax),
-            (grid.scale_rows(), grid.scale_cols()),
-        )
+        let amax = for_dtype!("amax", "the tensor", x.dtype(), T => {
+            with_slices([x], |[x]: [&[T]; 1]| cast::amax(x, grid))
+        })?;
+        tensor(amax, (grid.scale_rows(), grid.scale_cols()))
     }
 
     fn quant_scale(
@@ -86,12 +85,9 @@ impl Backend for CpuBackend {
         orientation: Orientation,
     ) -> Result<Codes> {
         let _scope = enter(Kind::Cast);
-        let (codes, _) = with_f32("quantize", quant_scale, |scales| {
-            with_floats("quantize", x, |x| {
-                Ok(cast::encode(x, grid, scales, cast, false))
-            })
-        })?;
-        self.oriented(tensor(CpuStorage::U8(codes), x.shape())?, orientation)
+        Ok(self
+            .encode(x, grid, quant_scale, cast, orientation, false)?
+            .0)
     }
 
     fn quantize_with_amax(
@@ -104,15 +100,8 @@ impl Backend for CpuBackend {
         let _scope = enter(Kind::Cast);
         let (rows, cols) = matrix_dims(x.dims());
         let grid = ScaleGrid::tensorwise(rows, cols);
-        let (codes, amax) = with_f32("quantize", quant_scale, |scales| {
-            with_floats("quantize", x, |x| {
-                Ok(cast::encode(x, &grid, scales, cast, true))
-            })
-        })?;
-        Ok((
-            self.oriented(tensor(CpuStorage::U8(codes), x.shape())?, orientation)?,
-            tensor(CpuStorage::F32(vec![amax]), 1)?,
-        ))
+        let (codes, amax) = self.encode(x, &grid, quant_scale, cast, orientation, true)?;
+        Ok((codes, tensor(vec![amax], 1)?))
     }
 
     fn transpose(&self, codes: &Tensor) -> Result<Tensor> {
@@ -129,12 +118,14 @@ impl Backend for CpuBackend {
         dtype: DType,
     ) -> Result<Tensor> {
         let _scope = enter(Kind::Cast);
-        let values = with_codes("dequantize", codes, |codes| {
-            with_f32("dequantize", dequant_scale, |scales| {
-                cast::decode(format, codes, grid, scales, dtype)
+        const OP: &str = "dequantize";
+        with_codes(OP, codes, |values| {
+            with_scales(OP, dequant_scale, |scales| {
+                for_dtype!(OP, "the output", dtype, T => {
+                    tensor(cast::decode::<T>(format, values, grid, scales), codes.shape())
+                })
             })
-        })?;
-        tensor(values, codes.shape())
+        })
     }
 
     fn gemm(
@@ -144,7 +135,7 @@ impl Backend for CpuBackend {
         out: &GemmOutput<'_>,
     ) -> Result<Storage> {
         let _scope = enter(Kind::Gemm);
-        Ok(Storage::Cpu(gemm::gemm(Isa::best(), a, b, out)?))
+        gemm::gemm(Isa::best(), a, b, out)
     }
 
     fn pack(&self, codes: &Tensor) -> Result<Option<Tensor>> {
@@ -157,7 +148,7 @@ impl Backend for CpuBackend {
             Ok(gemm::pack_codes(order, codes, n, k))
         })?;
         let len = packed.len();
-        Ok(Some(tensor(CpuStorage::U8(packed), len)?))
+        Ok(Some(tensor(packed, len)?))
     }
 
     fn unpack(&self, packed: &Tensor, n: usize, k: usize) -> Result<Tensor> {
@@ -165,7 +156,7 @@ impl Backend for CpuBackend {
         let codes = with_codes("unpack", packed, |packed| {
             Ok(gemm::unpack_codes(order, packed, n, k))
         })?;
-        tensor(CpuStorage::U8(codes), (n, k))
+        tensor(codes, (n, k))
     }
 
     /// In the order of candle's own matmul backward, so that the bits equal the plain layer's.
@@ -176,42 +167,28 @@ impl Backend for CpuBackend {
     fn sum_rows(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
         let _scope = enter(Kind::Gemm);
         let cols = x.dim(1)?;
-        let sums = with_floats("sum_rows", x, |x| {
-            Ok(for_floats!(x, x => sum_rows(x, cols)))
+        let sums = for_dtype!("sum_rows", "the tensor", x.dtype(), T => {
+            with_slices([x], |[x]: [&[T]; 1]| sum_rows(x, cols))
         })?;
-        tensor(data::narrow("sum_rows", sums, dtype)?, cols)
+        for_dtype!("sum_rows", "the output", dtype, T => {
+            let mut rounded = vec![T::default(); cols];
+            fp8_core::narrow(&sums, &mut rounded);
+            tensor(rounded, cols)
+        })
     }
 
     fn codes_to_f8e4m3(&self, codes: &Tensor) -> Result<Tensor> {
-        let values = with_codes("codes_to_f8e4m3", codes, |codes| {
-            Ok(codes
-                .iter()
-                .map(|&code| float8::F8E4M3::from_bits(code))
-                .collect())
-        })?;
-        tensor(CpuStorage::F8E4M3(values), codes.shape())
+        with_codes("codes_to_f8e4m3", codes, |values| {
+            let values = values.iter().copied().map(F8E4M3::from_bits);
+            tensor(values.collect::<Vec<_>>(), codes.shape())
+        })
     }
 
     fn f8e4m3_to_codes(&self, x: &Tensor) -> Result<Tensor> {
-        let x = x.contiguous()?;
-        let (storage, layout) = x.storage_and_layout();
-        let codes = match &*storage {
-            Storage::Cpu(CpuStorage::F8E4M3(values)) => values
-                [layout.start_offset()..layout.start_offset() + x.elem_count()]
-                .iter()
-                .map(|value| value.to_bits())
-                .collect(),
-            _ => {
-                let got = x.dtype();
-                return Err(Error::DType {
-                    op: "f8e4m3_to_codes",
-                    what: "the tensor",
-                    expected: "f8e4m3",
-                    got,
-                });
-            }
-        };
-        tensor(CpuStorage::U8(codes), x.shape())
+        with_slice("f8e4m3_to_codes", "the tensor", x, |values: &[F8E4M3]| {
+            let codes = values.iter().map(|value| value.to_bits());
+            tensor(codes.collect::<Vec<_>>(), x.shape())
+        })
     }
 
     fn amax_cells(&self, _: &Device, rows: usize) -> Result<Box<dyn AmaxCells>> {
@@ -236,10 +213,31 @@ impl Backend for CpuBackend {
 
 /// A hash of all bits of a CPU tensor, the same on every instruction set.
 pub(super) fn fingerprint(x: &Tensor) -> Result<u64> {
-    with_floats("fingerprint", x, |x| Ok(hash::fingerprint(x)))
+    for_dtype!("fingerprint", "the tensor", x.dtype(), T => {
+        with_slices([x], |[x]: [&[T]; 1]| hash::fingerprint(x))
+    })
 }
 
 impl CpuBackend {
+    /// The codes, and with `measure` the amax of `x`.
+    fn encode(
+        &self,
+        x: &Tensor,
+        grid: &ScaleGrid,
+        quant_scale: &Tensor,
+        cast: &Cast,
+        orientation: Orientation,
+        measure: bool,
+    ) -> Result<(Codes, f32)> {
+        const OP: &str = "quantize";
+        let (codes, amax) = with_scales(OP, quant_scale, |scales| {
+            for_dtype!(OP, "the tensor", x.dtype(), T => with_slices([x], |[x]: [&[T]; 1]| {
+                cast::encode(x, grid, scales, cast, measure)
+            }))
+        })?;
+        Ok((self.oriented(tensor(codes, x.shape())?, orientation)?, amax))
+    }
+
     fn oriented(&self, codes: Tensor, orientation: Orientation) -> Result<Codes> {
         let transposed = if orientation.transposed() {
             Some(self.transpose(&codes.reshape(matrix_dims(codes.dims()))?)?)
@@ -254,8 +252,10 @@ impl CpuBackend {
 }
 
 fn map_f32(op: &'static str, x: &Tensor, f: impl Fn(f32) -> f32) -> Result<Tensor> {
-    let values = with_f32(op, x, |x| Ok(x.iter().map(|&x| f(x)).collect()))?;
-    tensor(CpuStorage::F32(values), x.shape())
+    with_scales(op, x, |values| {
+        let values = values.iter().map(|&x| f(x));
+        tensor(values.collect::<Vec<_>>(), x.shape())
+    })
 }
 
 /// Column sums. Threads take different columns, so each sum is in the order of the rows.

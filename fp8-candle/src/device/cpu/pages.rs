@@ -6,10 +6,10 @@ use std::mem::MaybeUninit;
 #[cfg(all(target_os = "linux", not(miri)))]
 const HUGE: usize = 2 << 20;
 
-/// A vector to be filled, of `len` elements: room for them as [`Vec::spare_capacity_mut`].
+/// An empty vector with room for `len` elements, see [`Vec::spare_capacity_mut`].
 ///
 /// New memory costs a page fault for every 4 KiB, for large results a third of the time that it takes to compute them.
-/// Where the system gives huge pages to programs that ask for them, there is one for every 2 MiB.
+/// On systems that give huge pages on request there is one fault for every 2 MiB.
 pub(super) fn vec_for<T>(len: usize) -> Vec<T> {
     let mut values = Vec::with_capacity(len);
     ask_for_huge(&mut values.spare_capacity_mut()[..len]);
@@ -30,7 +30,7 @@ fn ask_for_huge<T>(memory: &mut [MaybeUninit<T>]) {
         return;
     }
     let len = (bytes - skip) / HUGE * HUGE;
-    // SAFETY: whole pages within `memory`, whose contents the advice leaves as they are. It may be refused, which is as good.
+    // SAFETY: whole pages within `memory`; the advice does not change their contents. A refusal does no harm.
     unsafe { madvise(start.wrapping_add(skip).cast(), len, MADV_HUGEPAGE) };
 }
 

@@ -1,10 +1,10 @@
 //! The scaling-state table on the host: cells that any thread may record into, and the update of all rows.
 
-use super::data::{tensor, with_f32, with_u32};
+use super::elements::{tensor, with_scales, with_slice};
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::base::error::{Error, Result};
 use crate::device::backend::AmaxCells;
-use candle_core::{CpuStorage, Tensor};
+use candle_core::Tensor;
 use fp8_core::{SlotUpdate, reciprocal, remake_scale, update_slot};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -28,8 +28,8 @@ impl CpuCells {
 fn recorded(amax: Vec<f32>, non_finite: Vec<u32>) -> Result<Recorded> {
     let rows = amax.len();
     Ok(Recorded {
-        amax: tensor(CpuStorage::F32(amax), rows)?,
-        non_finite: tensor(CpuStorage::U32(non_finite), rows)?,
+        amax: tensor(amax, rows)?,
+        non_finite: tensor(non_finite, rows)?,
     })
 }
 
@@ -47,7 +47,7 @@ impl AmaxCells for CpuCells {
             let cells = self.amax.len();
             return Err(Error::NoCell { row, cells });
         };
-        with_f32("record_amax", amax, |values| {
+        with_scales("record_amax", amax, |values| {
             let (mut largest, mut seen) = (0f32, 0);
             for &value in values {
                 if value.is_finite() {
@@ -84,13 +84,14 @@ impl AmaxCells for CpuCells {
     }
 
     fn merge(&self, recorded: &Recorded) -> Result<()> {
-        with_f32("merge_amaxes", &recorded.amax, |amaxes| {
+        with_scales("merge_amaxes", &recorded.amax, |amaxes| {
             for (cell, amax) in self.amax.iter().zip(amaxes) {
                 cell.fetch_max(amax.to_bits(), Ordering::Relaxed);
             }
             Ok(())
         })?;
-        with_u32("merge_amaxes", &recorded.non_finite, |counts| {
+        let counts = &recorded.non_finite;
+        with_slice("merge_amaxes", "counts", counts, |counts: &[u32]| {
             for (cell, &more) in self.non_finite.iter().zip(counts) {
                 count(cell, more);
             }
@@ -137,10 +138,10 @@ pub(super) fn update_columns(
     let count = rows.len();
     Ok(Updated {
         columns: Columns {
-            quant_scale: tensor(CpuStorage::F32(quant_scale), count)?,
-            dequant_scale: tensor(CpuStorage::F32(dequant_scale), count)?,
-            amax_history: tensor(CpuStorage::F32(history), (count, len))?,
-            non_finite: tensor(CpuStorage::U32(non_finite), count)?,
+            quant_scale: tensor(quant_scale, count)?,
+            dequant_scale: tensor(dequant_scale, count)?,
+            amax_history: tensor(history, (count, len))?,
+            non_finite: tensor(non_finite, count)?,
         },
         changed: Some(changed),
     })

@@ -1,18 +1,19 @@
 //! Unfolding and folding on the host. A task has whole rows of columns, or whole planes of images, so that no two tasks write
 //! one element and each sum is in the order of the taps.
 
-use super::data::{tensor, with_codes, with_f32, with_floats};
-use super::{CpuBackend, data::Floats};
+use super::CpuBackend;
+use super::elements::{
+    Element, for_dtype, for_narrow, storage, tensor, with_codes, with_slice, with_slices,
+};
+use crate::base::check::check_dims;
 use crate::base::data::window::{Part, Window};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, shape_error};
 use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;
 use crate::base::simd::simd;
 use crate::device::unfold::{Images, Unfolding};
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use candle_core::{DType, Device, Storage, Tensor};
 use fp8_core::HighPrecision;
-use half::{bf16, f16};
 use std::ops::Range;
 
 /// Elements of a task: large enough to hide the cost of starting it, small enough to balance the load.
@@ -21,46 +22,28 @@ const TASK: usize = 1 << 15;
 impl Unfolding for CpuBackend {
     fn unfold(&self, x: &Tensor, window: &Window, part: &Part) -> Result<Tensor> {
         const OP: &str = "unfold";
-        check(OP, "x", x, &window.dims())?;
+        check_dims(OP, "x", x, &window.dims())?;
         let (rows, len) = window.columns(part);
-        // They are made of bytes to f32, and multiplied to f32.
+        // Columns have at most four bytes per element, and so have products.
         reserve(OP, rows.saturating_mul(len))?;
-        let columns = if x.dtype() == DType::U8 {
-            with_codes(OP, x, |x| Ok(CpuStorage::U8(unfold(x, window, part))))?
-        } else {
-            with_floats(OP, x, |x| {
-                Ok(match x {
-                    Floats::F32(x) => CpuStorage::F32(unfold(x, window, part)),
-                    Floats::BF16(x) => CpuStorage::BF16(unfold(x, window, part)),
-                    Floats::F16(x) => CpuStorage::F16(unfold(x, window, part)),
-                    Floats::F64(x) => CpuStorage::F64(unfold(x, window, part)),
-                })
-            })?
-        };
-        tensor(columns, window.columns(part))
+        if x.dtype() == DType::U8 {
+            return with_codes(OP, x, |x| tensor(unfold(x, window, part), (rows, len)));
+        }
+        for_dtype!(OP, "the tensor", x.dtype(), T => {
+            with_slices([x], |[x]: [&[T]; 1]| tensor(unfold(x, window, part), (rows, len)))?
+        })
     }
 
     fn images(&self, window: &Window, dtype: DType, _: &Device) -> Result<Box<dyn Images>> {
         let len = window.dims().iter().product();
         reserve("fold", len)?;
-        let storage = match dtype {
-            DType::F32 => CpuStorage::F32(vec![0.; len]),
-            DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; len]),
-            DType::F16 => CpuStorage::F16(vec![f16::ZERO; len]),
-            got => {
-                return Err(Error::DType {
-                    op: "fold",
-                    what: "the images",
-                    expected: "f32, bf16 or f16",
-                    got,
-                });
-            }
-        };
-        Ok(Box::new(CpuImages { storage }))
+        for_narrow!("fold", "the images", dtype, T => {
+            Ok(Box::new(CpuImages::<T>(vec![T::default(); len])))
+        })
     }
 }
 
-/// Fails if there is no memory for that many f32, where allocating it would end the process.
+/// Fails if there is not enough memory for that many f32: the allocation itself would abort the process.
 fn reserve(op: &'static str, len: usize) -> Result<()> {
     // Less is not refused in practice.
     const LARGE: usize = 1 << 30;
@@ -72,18 +55,6 @@ fn reserve(op: &'static str, len: usize) -> Result<()> {
         op,
         bytes: len.saturating_mul(size_of::<f32>()),
         source,
-    })
-}
-
-fn check(op: &'static str, what: &'static str, got: &Tensor, dims: &[usize]) -> Result<()> {
-    if got.dims() == dims {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        op,
-        what,
-        expected: format!("{dims:?}"),
-        got: got.dims().to_vec(),
     })
 }
 
@@ -220,11 +191,9 @@ fn every_second<T: Copy>(src: &[T], dst: &mut [T]) {
     );
 }
 
-struct CpuImages {
-    storage: CpuStorage,
-}
+struct CpuImages<T>(Vec<T>);
 
-impl Images for CpuImages {
+impl<T: Element> Images for CpuImages<T> {
     fn fold(
         &mut self,
         columns: &Tensor,
@@ -234,44 +203,29 @@ impl Images for CpuImages {
     ) -> Result<()> {
         const OP: &str = "fold";
         let (rows, len) = window.columns(part);
-        check(OP, "columns", columns, &[rows, len])?;
+        check_dims(OP, "columns", columns, &[rows, len])?;
         let bias = match bias {
             None => None,
             Some(bias) => {
-                check(OP, "bias", bias, &[window.channels])?;
+                check_dims(OP, "bias", bias, &[window.channels])?;
                 // Rounded to the dtype of the images first.
-                let bias = bias.to_dtype(self.storage.dtype())?;
-                Some(bias.to_dtype(DType::F32)?.to_vec1::<f32>()?)
+                let bias = bias.to_dtype(T::DTYPE)?.to_dtype(DType::F32)?;
+                Some(bias.to_vec1::<f32>()?)
             }
         };
-        let bias = bias.as_deref();
         let images: usize = window.dims().iter().product();
-        with_f32(OP, columns, |columns| {
-            match &mut self.storage {
-                CpuStorage::F32(out) if out.len() == images => {
-                    fold(columns, window, part, bias, out);
-                }
-                CpuStorage::BF16(out) if out.len() == images => {
-                    fold(columns, window, part, bias, out);
-                }
-                CpuStorage::F16(out) if out.len() == images => {
-                    fold(columns, window, part, bias, out);
-                }
-                _ => {
-                    return Err(Error::Shape {
-                        op: OP,
-                        what: "images",
-                        expected: format!("{images} elements"),
-                        got: window.dims().to_vec(),
-                    });
-                }
-            }
+        if self.0.len() != images {
+            let expected = format!("{images} elements");
+            return Err(shape_error(OP, "images", expected, window.dims()));
+        }
+        with_slice(OP, "columns", columns, |columns| {
+            fold(columns, window, part, bias.as_deref(), &mut self.0);
             Ok(())
         })
     }
 
     fn finish(self: Box<Self>) -> Result<Storage> {
-        Ok(Storage::Cpu(self.storage))
+        Ok(storage(self.0))
     }
 }
 

@@ -1,13 +1,13 @@
 //! AdamW over all tensors of a CUDA device at once: `kernels/adamw.cu`.
 
 use super::adamw_tensors::{
-    AdamWDecision, AdamWHyperparameters, AdamWTensors, DTYPES, check, check_like, dtype_error,
-    shape_error,
+    AdamWDecision, AdamWHyperparameters, AdamWTensors, DTYPES, check, check_like,
 };
 use super::gpu::{Buffer, Gpu, with_pointer_list, with_pointers};
-use super::kernels::{Arg, FloatKernels, Kernel, Shape, kernels};
+use super::kernels::{FloatKernels, Kernel, Shape, args, kernels};
 use super::launch::launch;
-use crate::base::error::{Error, Result};
+use crate::base::check::check_dtype;
+use crate::base::error::{Error, Result, shape_error};
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use candle_core::{DType, Tensor};
 
@@ -136,29 +136,20 @@ impl MultiTensorAdamW {
         counter: &Tensor,
     ) -> Result<Tensor> {
         const OP: &str = "AdamW step counter";
-        if counter.dtype() != DType::I64 {
-            return Err(dtype_error(OP, "the counter", "i64", counter));
-        }
+        check_dtype(OP, "the counter", counter, DType::I64)?;
         if counter.elem_count() != 1 {
-            return Err(shape_error(OP, "the counter", "[1]", counter));
+            return Err(shape_error(OP, "the counter", "[1]", counter.dims()));
         }
         let report = self.gpu.alloc(DType::F64, 4)?;
         self.with_tables(grads, |this, tables| {
             this.launch_norms(tables)?;
             let limit = hyper.max_grad_norm.unwrap_or(f64::INFINITY);
             with_pointers(&this.gpu, [counter], |[counter]| {
-                let args = [
-                    Arg::Ptr(this.partials.ptr()),
-                    Arg::Len(this.partial_count as u64),
-                    Arg::Ptr(this.control.ptr()),
-                    Arg::Ptr(counter),
-                    Arg::Ptr(report.ptr()),
-                    Arg::Len(limit.to_bits()),
-                    Arg::Len(hyper.lr.to_bits()),
-                    Arg::Len(hyper.beta1.to_bits()),
-                    Arg::Len(hyper.beta2.to_bits()),
-                    Arg::Len(hyper.eps.to_bits()),
-                    Arg::Len(hyper.decay.to_bits()),
+                let args = args![
+                    p this.partials.ptr(), l this.partial_count, p this.control.ptr(), p counter,
+                    p report.ptr(), l limit.to_bits(), l hyper.lr.to_bits(),
+                    l hyper.beta1.to_bits(), l hyper.beta2.to_bits(), l hyper.eps.to_bits(),
+                    l hyper.decay.to_bits(),
                 ];
                 // SAFETY: `partial_count` f64s written by the launches before, the control block, one i64 and four f64s,
                 // all on this device and used only by its stream.
@@ -177,11 +168,7 @@ impl MultiTensorAdamW {
         let sum = self.gpu.alloc(DType::F64, 1)?;
         self.with_tables(grads, |this, tables| {
             this.launch_norms(tables)?;
-            let args = [
-                Arg::Ptr(this.partials.ptr()),
-                Arg::Len(this.partial_count as u64),
-                Arg::Ptr(sum.ptr()),
-            ];
+            let args = args![p this.partials.ptr(), l this.partial_count, p sum.ptr()];
             // SAFETY: `partial_count` f64s written by the launches before, and one f64.
             unsafe { launch(&this.gpu, &SUM, ONE_BLOCK, &args) }
         })?;
@@ -199,16 +186,11 @@ impl MultiTensorAdamW {
         decision: &AdamWDecision,
     ) -> Result<()> {
         self.with_tables(grads, |this, tables| {
-            let args = [
-                Arg::Ptr(this.control.ptr()),
-                Arg::Len(hyper.lr.to_bits()),
-                Arg::Len(hyper.beta1.to_bits()),
-                Arg::Len(hyper.beta2.to_bits()),
-                Arg::Len(hyper.eps.to_bits()),
-                Arg::Len(hyper.decay.to_bits()),
-                Arg::Len(decision.correction1.to_bits()),
-                Arg::Len(decision.correction2.to_bits()),
-                Arg::Len(decision.clip.to_bits()),
+            let args = args![
+                p this.control.ptr(), l hyper.lr.to_bits(), l hyper.beta1.to_bits(),
+                l hyper.beta2.to_bits(), l hyper.eps.to_bits(), l hyper.decay.to_bits(),
+                l decision.correction1.to_bits(), l decision.correction2.to_bits(),
+                l decision.clip.to_bits(),
             ];
             // SAFETY: the control block, which the other launches of the stream use before or after this one.
             unsafe { launch(&this.gpu, &COEFFICIENTS, Shape::blocks(1, 32), &args)? };
@@ -271,11 +253,8 @@ impl MultiTensorAdamW {
 
     fn launch_norms(&self, [params, grads]: [u64; 2]) -> Result<()> {
         for class in &self.classes {
-            let args = [
-                Arg::Ptr(address(&self.gpu, &class.chunks)),
-                Arg::Ptr(params),
-                Arg::Ptr(grads),
-                Arg::Ptr(self.partials.ptr()),
+            let args = args![
+                p address(&self.gpu, &class.chunks), p params, p grads, p self.partials.ptr(),
             ];
             let shape = Shape::blocks(class.count, NORM_THREADS);
             let kernel = of("AdamW norm", &NORM, &NORM_F64, class.dtype)?;
@@ -288,11 +267,8 @@ impl MultiTensorAdamW {
 
     fn launch_updates(&self, [params, grads]: [u64; 2]) -> Result<()> {
         for class in &self.classes {
-            let args = [
-                Arg::Ptr(address(&self.gpu, &class.chunks)),
-                Arg::Ptr(params),
-                Arg::Ptr(grads),
-                Arg::Ptr(self.control.ptr()),
+            let args = args![
+                p address(&self.gpu, &class.chunks), p params, p grads, p self.control.ptr(),
             ];
             let shape = Shape::grid(class.count, PARTS, UPDATE_THREADS);
             let kernel = of("AdamW update", &UPDATE, &UPDATE_F64, class.dtype)?;

@@ -1,6 +1,7 @@
 //! Tensors and numbers of an AdamW step on a CUDA device, and their checks.
 
-use crate::base::error::{Error, Result};
+use crate::base::check::{check_dims, check_dtype, check_float};
+use crate::base::error::{Result, dtype_error};
 use candle_core::{DType, Tensor};
 
 /// Dtypes of variables.
@@ -55,10 +56,7 @@ pub struct AdamWDecision {
 pub(super) fn check(tensors: &AdamWTensors) -> Result<()> {
     const OP: &str = "AdamW";
     let var = &tensors.var;
-    if !DTYPES.contains(&var.dtype()) {
-        let expected = "f32, bf16, f16 or f64";
-        return Err(dtype_error(OP, "a variable", expected, var));
-    }
+    check_float(OP, "a variable", var)?;
     let moments = match var.dtype() {
         DType::F64 => DType::F64,
         _ => DType::F32,
@@ -67,12 +65,8 @@ pub(super) fn check(tensors: &AdamWTensors) -> Result<()> {
     check_like(OP, "exp_avg_sq", var, moments, &tensors.exp_avg_sq)?;
     if let Some(master) = &tensors.master {
         if !matches!(var.dtype(), DType::BF16 | DType::F16) {
-            return Err(dtype_error(
-                OP,
-                "a variable with a master",
-                "bf16 or f16",
-                var,
-            ));
+            let (what, expected) = ("a variable with a master", "bf16 or f16");
+            return Err(dtype_error(OP, what, expected, var.dtype()));
         }
         check_like(OP, "master", var, DType::F32, master)?;
     }
@@ -87,40 +81,6 @@ pub(super) fn check_like(
     dtype: DType,
     x: &Tensor,
 ) -> Result<()> {
-    if x.dtype() != dtype {
-        return Err(dtype_error(op, what, dtype.as_str(), x));
-    }
-    if x.shape() != var.shape() {
-        return Err(shape_error(op, what, &format!("{:?}", var.dims()), x));
-    }
-    Ok(())
-}
-
-pub(super) fn dtype_error(
-    op: &'static str,
-    what: &'static str,
-    expected: &'static str,
-    x: &Tensor,
-) -> Error {
-    let got = x.dtype();
-    Error::DType {
-        op,
-        what,
-        expected,
-        got,
-    }
-}
-
-pub(super) fn shape_error(
-    op: &'static str,
-    what: &'static str,
-    expected: &str,
-    x: &Tensor,
-) -> Error {
-    Error::Shape {
-        op,
-        what,
-        expected: expected.to_string(),
-        got: x.dims().to_vec(),
-    }
+    check_dtype(op, what, x, dtype)?;
+    check_dims(op, what, x, var.dims())
 }

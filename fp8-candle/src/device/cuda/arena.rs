@@ -9,7 +9,7 @@ use std::cell::RefCell;
 /// Casts that one allocation serves; a layer has six casts in a training step.
 const CELLS: usize = 1024;
 
-/// Memory of which the first `used` cells are given out. It lives until the last amax in it is dropped.
+/// Memory whose first `used` cells are in use. It lives until the last amax in it is dropped.
 struct Arena {
     device: DeviceId,
     cells: Tensor,

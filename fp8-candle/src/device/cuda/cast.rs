@@ -2,7 +2,7 @@
 
 use super::arena::zeroed_cell;
 use super::gpu::{Buffer, Gpu, with_pointers};
-use super::kernels::{Arg, Shape, format_id, kernels};
+use super::kernels::{Arg, Shape, args, kernels};
 use super::launch::launch;
 use super::scales::{Scales, amax, in_f32, policy_args, row_threads, scales};
 use crate::base::data::codes::{Codes, Orientation};
@@ -76,16 +76,9 @@ pub(super) fn quantize(
                 .transpose()?;
             let transposed = gpu.alloc(DType::U8, n)?;
             let tiles = rows.div_ceil(128) * cols.div_ceil(128);
-            let args = [
-                from,
-                by,
-                Arg::Ptr(row_major.as_ref().map_or(0, Buffer::ptr)),
-                Arg::Ptr(transposed.ptr()),
-                amax_ptr,
-                Arg::Len(rows as u64),
-                Arg::Len(cols as u64),
-                Arg::Int((scales == Scales::PerCol).into()),
-                e5m2,
+            let args = args![
+                a from, a by, p row_major.as_ref().map_or(0, Buffer::ptr), p transposed.ptr(),
+                a amax_ptr, l rows, l cols, i scales == Scales::PerCol, a e5m2,
             ];
             let blocks = Shape {
                 resident: true,
@@ -110,23 +103,11 @@ pub(super) fn quantize(
             unsafe { launch(&gpu, CAST_FLAT.of(OP, dtype)?, shape, &args)? };
         } else {
             let (rounding, key) = rounding_args(cast.rounding)?;
-            let args = [
-                from,
-                by,
-                to,
-                amax_ptr,
-                Arg::Len(n as u64),
-                Arg::Len(cols as u64),
-                Arg::Len(grid.block_rows() as u64),
-                Arg::Len(grid.block_cols() as u64),
-                Arg::Len(grid.scale_cols() as u64),
-                Arg::Int(format_id(cast.format)),
-                Arg::Int(rounding),
-                Arg::Int((cast.overflow == Overflow::Saturate).into()),
-                Arg::Int(cast.via_f16.into()),
-                Arg::Len(key.seed),
-                Arg::Int(key.step),
-                Arg::Int(key.tensor),
+            let args = args![
+                a from, a by, a to, a amax_ptr, l n, l cols, l grid.block_rows(),
+                l grid.block_cols(), l grid.scale_cols(), i cast.format as u32, i rounding,
+                i cast.overflow == Overflow::Saturate, i cast.via_f16, l key.seed, i key.step,
+                i key.tensor,
             ];
             // SAFETY: n values, n codes, and as many scales as the grid has, which the caller has checked.
             unsafe { launch(&gpu, CAST_GENERAL.of(OP, dtype)?, Shape::stride(n), &args)? };
@@ -190,19 +171,10 @@ pub(super) fn quantize_current(
     ];
     with_pointers(&gpu, [&x], |[x_ptr]| {
         let (policy, eps) = policy_args(current.policy);
-        let args = [
-            Arg::Ptr(x_ptr),
-            Arg::Ptr(codes.ptr()),
-            Arg::Ptr(amax.ptr()),
-            Arg::Ptr(quant_scale.ptr()),
-            Arg::Ptr(dequant_scale.ptr()),
-            Arg::Len(rows as u64),
-            Arg::Len(cols as u64),
-            Arg::Int((cast.format == Format::E5M2).into()),
-            Arg::Float(cast.format.max()),
-            Arg::Int(policy),
-            Arg::Float(eps),
-            Arg::Int(current.power_of_two.into()),
+        let args = args![
+            p x_ptr, p codes.ptr(), p amax.ptr(), p quant_scale.ptr(), p dequant_scale.ptr(),
+            l rows, l cols, i cast.format == Format::E5M2, f cast.format.max(), i policy, f eps,
+            i current.power_of_two,
         ];
         let shape = Shape::blocks(rows, row_threads(cols));
         // SAFETY: rows * cols values and codes, and three arrays of a value per row.

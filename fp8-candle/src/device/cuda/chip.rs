@@ -1,6 +1,7 @@
-//! What is asked of the driver once per GPU, and the check that a stream is used as its kind allows.
+//! Properties of GPUs, queried once, and the check that a stream is used as its kind allows.
 
 use crate::base::error::{Error, Result};
+use crate::base::sync::lock;
 use candle_core::cuda_backend::DeviceId;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaContext, CudaStream, result,
@@ -11,7 +12,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::{CudaDevice, backend::BackendDevice};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
 /// Constant properties of a chip.
@@ -33,7 +34,7 @@ struct Known {
 static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
 
 fn known() -> MutexGuard<'static, Option<Known>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&KNOWN)
 }
 
 impl Chip {
@@ -75,15 +76,15 @@ impl Chip {
     }
 }
 
-/// `CU_STREAM_PER_THREAD`: not one stream, but that of whichever thread makes a call. candle's `Device::new_cuda` opens it.
+/// `CU_STREAM_PER_THREAD`, which means the stream of the thread that makes a call. candle's `Device::new_cuda` opens it.
 /// cudarc compares handles, so it takes the streams of two threads for the same one and never lets one wait for the other.
 fn is_per_thread(stream: &CudaStream) -> bool {
     const PER_THREAD: usize = 2;
     stream.cu_stream() as usize == PER_THREAD
 }
 
-/// By default the pool that tensors come from gives all freed memory back to the system at every synchronization, and each
-/// step then asks for it anew. Another program on the GPU gets it when this one ends.
+/// By default the memory pool of tensors returns all freed memory to the system at every synchronization, and each step
+/// allocates it again. With this, other programs on the GPU get it only when this one ends.
 fn keep_freed_memory(context: &CudaContext) -> Result<()> {
     if !context.has_async_alloc() {
         return Ok(());

@@ -1,14 +1,14 @@
 //! Decoding, transposing and padding codes; candle's F8E4M3.
 
 use super::gpu::{Gpu, with_pointers};
-use super::kernels::{Arg, Shape, format_id, kernels};
+use super::kernels::{Shape, args, kernels};
 use super::launch::launch;
-use crate::base::error::{Error, Result, internal};
+use crate::base::check::check_dtype;
+use crate::base::data::storage::tensor_of;
+use crate::base::error::{Result, internal};
 use crate::device::backend::Backend;
-use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::CudaStorageSlice;
-use candle_core::cuda_backend::cudarc::driver::CudaSlice;
-use candle_core::op::BackpropOp;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
+use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
 use candle_core::{CudaStorage, DType, Device, Storage, Tensor};
 use fp8_core::{Format, ScaleGrid};
 
@@ -38,16 +38,9 @@ pub(super) fn dequantize(
     }
     let out = gpu.alloc(dtype, n)?;
     with_pointers(&gpu, [&codes, &dequant_scale], |[code_ptr, scale_ptr]| {
-        let args = [
-            Arg::Ptr(code_ptr),
-            Arg::Ptr(scale_ptr),
-            Arg::Ptr(out.ptr()),
-            Arg::Len(n as u64),
-            Arg::Len(grid.cols() as u64),
-            Arg::Len(grid.block_rows() as u64),
-            Arg::Len(grid.block_cols() as u64),
-            Arg::Len(grid.scale_cols() as u64),
-            Arg::Int(format_id(format)),
+        let args = args![
+            p code_ptr, p scale_ptr, p out.ptr(), l n, l grid.cols(), l grid.block_rows(),
+            l grid.block_cols(), l grid.scale_cols(), i format as u32,
         ];
         // SAFETY: n codes and values, and as many scales as the grid has.
         unsafe { launch(&gpu, kernel, Shape::stride(n.div_ceil(16)), &args) }
@@ -65,13 +58,7 @@ pub(super) fn transpose(codes: &Tensor, out_rows: usize) -> Result<Tensor> {
     }
     let out = gpu.alloc(DType::U8, cols * out_rows)?;
     with_pointers(&gpu, [&codes], |[from]| {
-        let args = [
-            Arg::Ptr(from),
-            Arg::Ptr(out.ptr()),
-            Arg::Len(rows as u64),
-            Arg::Len(cols as u64),
-            Arg::Len(out_rows as u64),
-        ];
+        let args = args![p from, p out.ptr(), l rows, l cols, l out_rows];
         let tiles = cols.div_ceil(32) * out_rows.div_ceil(32);
         // SAFETY: rows * cols codes in, cols * out_rows out.
         unsafe { launch(&gpu, &TRANSPOSE_CODES, Shape::blocks(tiles, 256), &args) }
@@ -86,14 +73,7 @@ pub(super) fn pad(codes: &Tensor, out_rows: usize, out_cols: usize) -> Result<Te
     let gpu = Gpu::of(&codes)?;
     let out = gpu.alloc(DType::U8, out_rows * out_cols)?;
     with_pointers(&gpu, [&codes], |[from]| {
-        let args = [
-            Arg::Ptr(from),
-            Arg::Ptr(out.ptr()),
-            Arg::Len(rows as u64),
-            Arg::Len(cols as u64),
-            Arg::Len(out_rows as u64),
-            Arg::Len(out_cols as u64),
-        ];
+        let args = args![p from, p out.ptr(), l rows, l cols, l out_rows, l out_cols];
         let shape = Shape::stride(out_rows * out_cols);
         // SAFETY: rows * cols codes in, out_rows * out_cols out.
         unsafe { launch(&gpu, &PAD_CODES, shape, &args) }
@@ -104,22 +84,8 @@ pub(super) fn pad(codes: &Tensor, out_rows: usize, out_cols: usize) -> Result<Te
 /// The bits of U8 codes as candle's F8E4M3.
 pub(super) fn to_f8e4m3(codes: &Tensor) -> Result<Tensor> {
     let codes = codes.contiguous()?;
-    let gpu = Gpu::of(&codes)?;
-    let (storage, layout) = codes.storage_and_layout();
-    let Storage::Cuda(storage) = &*storage else {
-        internal!("codes_to_f8e4m3: the codes are not on a CUDA device");
-    };
-    let from = storage.as_cuda_slice::<u8>()?;
-    let n = codes.elem_count();
-    let mut out: CudaSlice<float8::F8E4M3> = gpu.device().alloc_zeros(n)?;
-    let from = from.slice(layout.start_offset()..layout.start_offset() + n);
     // SAFETY: F8E4M3 is one byte, and every byte is a value of it.
-    let view = unsafe { from.transmute::<float8::F8E4M3>(n) };
-    let Some(view) = view.filter(|view| view.len() == n) else {
-        internal!("codes_to_f8e4m3: {n} codes are no {n} values");
-    };
-    gpu.device().memcpy_dtod(&view, &mut out)?;
-    wrap(CudaStorageSlice::F8E4M3(out), &gpu, &codes)
+    unsafe { bytes_as::<u8, float8::F8E4M3>("codes_to_f8e4m3", &codes, CudaStorageSlice::F8E4M3) }
 }
 
 /// The bits of candle's F8E4M3 as U8.
@@ -131,40 +97,39 @@ pub(super) fn from_f8e4m3(x: &Tensor) -> Result<Tensor> {
             .f8e4m3_to_codes(&here)?
             .to_device(x.device())?);
     }
+    check_dtype("f8e4m3_to_codes", "the tensor", x, DType::F8E4M3)?;
+    // SAFETY: F8E4M3 is one byte, and so is u8.
+    unsafe { bytes_as::<float8::F8E4M3, u8>("f8e4m3_to_codes", x, CudaStorageSlice::U8) }
+}
+
+/// The bytes of a contiguous tensor of `A` as elements of type `B`.
+///
+/// # Safety
+/// Both types have one byte, and the bytes of `A` are values of `B`.
+unsafe fn bytes_as<A: CudaDType + DeviceRepr, B: DeviceRepr + ValidAsZeroBits>(
+    op: &'static str,
+    x: &Tensor,
+    slice: fn(CudaSlice<B>) -> CudaStorageSlice,
+) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let (storage, layout) = x.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else {
-        internal!("f8e4m3_to_codes: the tensor is not on a CUDA device");
+        internal!("{op}: the tensor is not on a CUDA device");
     };
-    if storage.dtype() != DType::F8E4M3 {
-        let got = storage.dtype();
-        return Err(Error::DType {
-            op: "f8e4m3_to_codes",
-            what: "the tensor",
-            expected: "f8e4m3",
-            got,
-        });
-    }
-    let from = storage.as_cuda_slice::<float8::F8E4M3>()?;
     let n = x.elem_count();
-    let mut out: CudaSlice<u8> = gpu.device().alloc_zeros(n)?;
+    let mut out: CudaSlice<B> = gpu.device().alloc_zeros(n)?;
+    let from = storage.as_cuda_slice::<A>()?;
     let from = from.slice(layout.start_offset()..layout.start_offset() + n);
-    // SAFETY: F8E4M3 is one byte, and so is u8.
-    let view = unsafe { from.transmute::<u8>(n) };
+    // SAFETY: the caller guarantees both types.
+    let view = unsafe { from.transmute::<B>(n) };
     let Some(view) = view.filter(|view| view.len() == n) else {
-        internal!("f8e4m3_to_codes: {n} values are no {n} codes");
+        internal!("{op}: the bytes of {n} elements are not {n} elements");
     };
     gpu.device().memcpy_dtod(&view, &mut out)?;
-    wrap(CudaStorageSlice::U8(out), &gpu, x)
-}
-
-fn wrap(slice: CudaStorageSlice, gpu: &Gpu, like: &Tensor) -> Result<Tensor> {
     let device = gpu.device().clone();
-    let storage = Storage::Cuda(CudaStorage { slice, device });
-    Ok(Tensor::from_storage(
-        storage,
-        like.shape(),
-        BackpropOp::none(),
-        false,
-    ))
+    let storage = Storage::Cuda(CudaStorage {
+        slice: slice(out),
+        device,
+    });
+    tensor_of(storage, x.shape())
 }

@@ -1,7 +1,7 @@
 //! After a product: scales, bias, rounding; and the sums over rows for the gradient of a bias.
 
 use super::gpu::{Buffer, Gpu, with_pointers};
-use super::kernels::{Arg, Shape, kernels};
+use super::kernels::{Shape, args, kernels};
 use super::launch::launch;
 use super::scales::{column_shape, in_f32, rows_per_block};
 use crate::base::data::codes::GemmOutput;
@@ -26,12 +26,7 @@ pub(super) fn add_bias(
     bias: &Tensor,
 ) -> Result<()> {
     with_pointers(gpu, [bias], |[bias_ptr]| {
-        let args = [
-            Arg::Ptr(y.ptr()),
-            Arg::Ptr(bias_ptr),
-            Arg::Len(len as u64),
-            Arg::Len(bias.elem_count() as u64),
-        ];
+        let args = args![p y.ptr(), p bias_ptr, l len, l bias.elem_count()];
         let shape = Shape::stride(len.div_ceil(8));
         // SAFETY: y has len values, in rows as long as the bias.
         unsafe { launch(gpu, ADD_BIAS.of(OP, dtype)?, shape, &args) }
@@ -57,17 +52,9 @@ pub(super) fn scale_product(
         gpu,
         [sums, by_row, by_col, &bias],
         |[sums, by_row, by_col, bias]| {
-            let args = [
-                Arg::Ptr(sums),
-                Arg::Ptr(by_row),
-                Arg::Ptr(by_col),
-                Arg::Ptr(if out.bias.is_some() { bias } else { 0 }),
-                Arg::Ptr(y.ptr()),
-                Arg::Len(m as u64),
-                Arg::Len(n as u64),
-                Arg::Len(pitch as u64),
-                Arg::Int(per_row.into()),
-                Arg::Int(per_col.into()),
+            let args = args![
+                p sums, p by_row, p by_col, p if out.bias.is_some() { bias } else { 0 }, p y.ptr(),
+                l m, l n, l pitch, i per_row, i per_col,
             ];
             let shape = Shape::stride((m * n).div_ceil(4));
             // SAFETY: sums has m rows of `pitch` values, y m * n; scales are one or one per row and column; the bias has n.
@@ -89,13 +76,7 @@ pub(super) fn sum_rows(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let parts = rows.div_ceil(run as usize);
     let partial = gpu.alloc(DType::F32, parts * cols)?;
     with_pointers(&gpu, [&x], |[x_ptr]| {
-        let args = [
-            Arg::Ptr(x_ptr),
-            Arg::Ptr(partial.ptr()),
-            Arg::Len(rows as u64),
-            Arg::Len(cols as u64),
-            Arg::Int(run),
-        ];
+        let args = args![p x_ptr, p partial.ptr(), l rows, l cols, i run];
         let shape = column_shape(rows, cols, x.dtype());
         // SAFETY: rows * cols values; a row of partial sums for each run of rows.
         unsafe { launch(&gpu, SUM_ROWS.of("sum_rows", x.dtype())?, shape, &args) }
@@ -117,12 +98,7 @@ pub(super) fn sum_partials(
         dtype => dtype,
     };
     let out = gpu.alloc(narrow, cols)?;
-    let args = [
-        Arg::Ptr(partial.ptr()),
-        Arg::Ptr(out.ptr()),
-        Arg::Len(parts as u64),
-        Arg::Len(cols as u64),
-    ];
+    let args = args![p partial.ptr(), p out.ptr(), l parts, l cols];
     let shape = Shape::blocks(cols.div_ceil(COLS), THREADS);
     // SAFETY: parts rows of cols partial sums, cols results; a block of 8 warps for 32 columns.
     unsafe { launch(gpu, SUM_PARTIALS.of("sum_rows", narrow)?, shape, &args)? };

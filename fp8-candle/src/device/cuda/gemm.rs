@@ -1,4 +1,4 @@
-//! FP8 products: the way through cuBLASLt for each kind of scales, and the fallback if it has none.
+//! FP8 products: how cuBLASLt computes them for each kind of scales, and the fallback.
 //!
 //! | scales | chip, library | way |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | 1x32, powers of two (MX) | 10.0, CUDA 12.8 | cuBLASLt, E8M0 scales |
 //! | any other, and format pairs that the chip cannot multiply | any | dequantized, then candle's f32 product |
 //!
-//! [`GemmPaths`](super::paths::GemmPaths) counts which way products took: the last one is 20 to 30 times slower, and its values
-//! are right.
+//! [`GemmPaths`](super::paths::GemmPaths) counts which way products took: the last one is 20 to 30 times slower, with the
+//! right values.
 //!
 //! Rounding of a bias: cuBLASLt's epilogue adds it in f32 and rounds once. The other ways round the scaled sum to the
 //! output's dtype first, as on the CPU, and then the sum with the bias, so f16 and bf16 results can differ by one unit in the
@@ -21,10 +21,11 @@ use super::epilogue::{add_bias, scale_product};
 use super::gpu::{Buffer, Gpu, with_pointers};
 use super::lt::{self, Product, ScaleMode};
 use super::operand::{Kind, Ready, along_sum};
-use super::paths::{self, GemmPath};
+use super::paths;
+use crate::base::check::narrow_error;
 use crate::base::data::codes::{GemmCodes, GemmOperand, GemmOutput};
 use crate::base::data::storage::take_storage;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, shape_error};
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::{Contraction, Format, MX_BLOCK, ScaleGrid};
 
@@ -47,21 +48,16 @@ pub(super) fn gemm(
 ) -> Result<Storage> {
     let (m, n, k) = (a.kept(), b.kept(), a.contracted());
     if b.contracted() != k {
-        return Err(Error::Shape {
-            op: OP,
-            what: "operand B",
-            expected: format!("{k} values to sum over, as operand A has"),
-            got: vec![b.grid.rows(), b.grid.cols()],
-        });
+        return Err(shape_error(
+            OP,
+            "operand B",
+            format!("{k} values to sum over, as operand A has"),
+            vec![b.grid.rows(), b.grid.cols()],
+        ));
     }
     let gpu = Gpu::of(a.dequant_scale)?;
     if !matches!(out.dtype, DType::F32 | DType::BF16 | DType::F16) {
-        return Err(Error::DType {
-            op: OP,
-            what: "the output",
-            expected: "f32, bf16 or f16",
-            got: out.dtype,
-        });
+        return Err(narrow_error(OP, "the output", out.dtype));
     }
     if gpu.capability() < (8, 9) {
         return Err(Error::Chip {
@@ -115,7 +111,7 @@ pub(super) fn gemm(
     match done {
         Some(storage) => Ok(storage),
         None => {
-            paths::count(GemmPath::Dequantized);
+            paths::count(|paths| &mut paths.dequantized);
             dequantized(&gpu, (a, kinds.0), (b, kinds.1), out)
         }
     }
@@ -183,7 +179,7 @@ fn direct(
         },
         None => return Ok(None),
     };
-    paths::count(GemmPath::Direct);
+    paths::count(|paths| &mut paths.direct);
     if !whole {
         return finish_padded(y, (rows, b.kept), (m, n), bias.as_ref()).map(Some);
     }
@@ -266,7 +262,7 @@ fn scaled_after(
     if !product(gpu, &left, &right, &sums, &wide, None)? {
         return Ok(None);
     }
-    paths::count(GemmPath::ScaledAfter);
+    paths::count(|paths| &mut paths.scaled_after);
     let sums = sums.into_tensor((m, right.kept))?;
     let (by_row, by_col) = (a.dequant_scale.contiguous()?, b.dequant_scale.contiguous()?);
     let sizes = (m, n, right.kept);

@@ -1,8 +1,8 @@
 //! The kernels of `kernels/*.cu`: their names, and their parameters.
 
-use crate::base::error::{Error, Result};
+use crate::base::check::float_error;
+use crate::base::error::Result;
 use candle_core::DType;
-use fp8_core::Format;
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
@@ -38,12 +38,7 @@ impl FloatKernels {
             DType::F32 => Ok(&self.0[0]),
             DType::BF16 => Ok(&self.0[1]),
             DType::F16 => Ok(&self.0[2]),
-            got => Err(Error::DType {
-                op,
-                what: "a tensor on a CUDA device",
-                expected: "f32, bf16, f16 or f64",
-                got,
-            }),
+            got => Err(float_error(op, "a tensor on a CUDA device", got)),
         }
     }
 }
@@ -89,16 +84,6 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// The number of a format in the kernels.
-pub(super) fn format_id(format: Format) -> u32 {
-    match format {
-        Format::E4M3 => 0,
-        Format::E5M2 => 1,
-        Format::E4M3Fnuz => 2,
-        Format::E5M2Fnuz => 3,
-    }
-}
-
 /// An argument of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Arg {
@@ -123,14 +108,28 @@ impl Arg {
     }
 }
 
+/// The arguments of a launch, each after its letter in the declaration of the kernel; `i` takes a bool too. `a` stands before a
+/// value that is an [`Arg`] already.
+macro_rules! args {
+    ($($letter:ident $value:expr),+ $(,)?) => {
+        [$($crate::device::cuda::kernels::args!(@$letter $value)),+]
+    };
+    (@p $value:expr) => { $crate::device::cuda::kernels::Arg::Ptr($value) };
+    (@l $value:expr) => { $crate::device::cuda::kernels::Arg::Len($value as u64) };
+    (@i $value:expr) => { $crate::device::cuda::kernels::Arg::Int(u32::from($value)) };
+    (@f $value:expr) => { $crate::device::cuda::kernels::Arg::Float($value) };
+    (@a $value:expr) => { $value };
+}
+pub(crate) use args;
+
 /// The blocks of a launch, their threads, and bytes of dynamic shared memory (above 48 KiB the limit is raised).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) grid: (u32, u32, u32),
     pub(crate) threads: u32,
     pub(crate) shared: u32,
-    /// Whether blocks beyond those that are resident at once are not launched: they would only begin when the first have ended,
-    /// and leave most of the chip idle at the end. For kernels with a grid-stride loop.
+    /// Whether to launch only as many blocks as are resident at once: others would start when the first have ended, and leave
+    /// most of the chip idle at the end. For kernels with a grid-stride loop.
     pub(crate) resident: bool,
 }
 

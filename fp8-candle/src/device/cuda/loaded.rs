@@ -3,12 +3,13 @@
 use super::gpu::Gpu;
 use super::kernels::{Kernel, Module, Shape};
 use crate::base::error::Result;
+use crate::base::sync::lock;
 use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MAX_SHARED;
 use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaModule};
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Dynamic shared memory that every kernel may use without asking.
 const SHARED_FOR_ALL: u32 = 48 << 10;
@@ -68,7 +69,7 @@ static CACHE: Mutex<Option<Cache>> = Mutex::new(None);
 /// `kernel` on `gpu`, loaded if it was not used before.
 pub(super) fn function(gpu: &Gpu, kernel: &Kernel) -> Result<Arc<Loaded>> {
     let ordinal = gpu.stream().context().ordinal();
-    let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut cache = lock(&CACHE);
     let cache = cache.get_or_insert_default();
     if let Some(loaded) = cache.functions.get(&(ordinal, kernel.name)) {
         return Ok(loaded.clone());

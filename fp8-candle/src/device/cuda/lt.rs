@@ -6,6 +6,7 @@
 
 use super::gpu::Gpu;
 use crate::base::error::{Error, Result};
+use crate::base::sync::lock;
 use candle_core::DType;
 use cudarc::cublas::sys::cublasOperation_t;
 use cudarc::cublaslt::result as lt;
@@ -17,7 +18,7 @@ use cudarc::cublaslt::sys::{
 use fp8_core::Format;
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// How the scales of an operand are laid out, with cuBLASLt's numbers (some are newer than cudarc's headers).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -88,7 +89,7 @@ unsafe impl Send for Choice {}
 
 static CHOICES: Mutex<Option<HashMap<Key, Choice>>> = Mutex::new(None);
 
-/// The most shapes to remember; a program with more of them changes them all the time.
+/// The most shapes to remember; a program with more of them keeps changing shapes.
 const MOST_CHOICES: usize = 8192;
 
 /// The most workspace that an algorithm may use, as recommended by NVIDIA.
@@ -143,7 +144,7 @@ pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
     let descriptors = Descriptors::new(product).map_err(failed)?;
     let key = Key::new(gpu, product);
     let remembered = {
-        let choices = CHOICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let choices = lock(&CHOICES);
         choices
             .as_ref()
             .and_then(|choices| choices.get(&key).cloned())
@@ -161,7 +162,7 @@ pub(super) unsafe fn multiply(gpu: &Gpu, product: &Product) -> Result<bool> {
                 }
                 Err(status) => return Err(failed(status)),
             };
-            let mut choices = CHOICES.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut choices = lock(&CHOICES);
             let choices = choices.get_or_insert_default();
             if choices.len() >= MOST_CHOICES {
                 choices.clear();

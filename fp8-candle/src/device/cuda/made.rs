@@ -1,4 +1,4 @@
-//! Casts of values as they are made; see `kernels/cast_made.cu`.
+//! Casts of values as they are computed; see `kernels/cast_made.cu`.
 
 use super::arena::zeroed_cell;
 use super::cast::is_plain;

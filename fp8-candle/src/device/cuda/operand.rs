@@ -7,7 +7,7 @@ use super::launch::launch;
 use super::lt::{Operand, ScaleMode};
 use super::scales::{E8M0_TILES, Scales};
 use crate::base::data::codes::{GemmCodes, GemmOperand};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Result, shape_error};
 use candle_core::{DType, Tensor};
 use fp8_core::{Contraction, Format, MX_BLOCK};
 
@@ -62,12 +62,12 @@ pub(super) fn along_sum(
             transpose(&codes.reshape((cols, rows))?, contracted)?
         }
         (GemmCodes::Packed(codes), _) => {
-            return Err(Error::Shape {
-                op: OP,
-                what: "packed codes, which this device does not make,",
-                expected: "row-major or transposed codes".into(),
-                got: codes.dims().to_vec(),
-            });
+            return Err(shape_error(
+                OP,
+                "packed codes, which this device does not make,",
+                "row-major or transposed codes",
+                codes.dims(),
+            ));
         }
     };
     if codes.dims() == [kept, contracted] {

@@ -1,16 +1,8 @@
-//! Which way FP8 products took. The slow one gives the right values, so only a count shows it.
+//! Counts which way FP8 products took. The slow way gives the right values too, so only counts reveal it.
 
 use std::cell::Cell;
 
-/// The way of a product; see the table in `gemm.rs`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GemmPath {
-    Direct,
-    ScaledAfter,
-    Dequantized,
-}
-
-/// How many FP8 products of this thread went which way. Products without elements are not counted.
+/// How many FP8 products of this thread took which way, see the table in `gemm.rs`. Products without elements are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct GemmPaths {
@@ -28,13 +20,10 @@ thread_local! {
     static COUNTS: Cell<GemmPaths> = const { Cell::new(GemmPaths { direct: 0, scaled_after: 0, dequantized: 0 }) };
 }
 
-pub(super) fn count(path: GemmPath) {
+/// Counts a product; `way` picks its count.
+pub(super) fn count(way: fn(&mut GemmPaths) -> &mut usize) {
     let mut counts = COUNTS.get();
-    match path {
-        GemmPath::Direct => counts.direct += 1,
-        GemmPath::ScaledAfter => counts.scaled_after += 1,
-        GemmPath::Dequantized => counts.dequantized += 1,
-    }
+    *way(&mut counts) += 1;
     COUNTS.set(counts);
 }
 

@@ -1,7 +1,7 @@
 //! Amaxes and the scales made from them.
 
 use super::gpu::{Gpu, with_pointers};
-use super::kernels::{Arg, Shape, kernels};
+use super::kernels::{Arg, Shape, args, kernels};
 use super::launch::launch;
 use crate::base::data::scales::{CurrentScale, ScalePolicy};
 use crate::base::error::Result;
@@ -145,15 +145,9 @@ pub(super) fn scales(
     let (policy, eps) = policy_args(current.policy);
     if n > 0 {
         with_pointers(&gpu, [amax], |[amax]| {
-            let args = [
-                Arg::Ptr(amax),
-                Arg::Ptr(quant_scale.ptr()),
-                Arg::Ptr(dequant_scale.ptr()),
-                Arg::Len(n as u64),
-                Arg::Float(format.max()),
-                Arg::Int(policy),
-                Arg::Float(eps),
-                Arg::Int(current.power_of_two.into()),
+            let args = args![
+                p amax, p quant_scale.ptr(), p dequant_scale.ptr(), l n, f format.max(), i policy,
+                f eps, i current.power_of_two,
             ];
             // SAFETY: three f32 arrays of n values.
             unsafe { launch(&gpu, &QUANT_SCALE, Shape::stride(n), &args) }

@@ -1,14 +1,15 @@
 //! The scaling-state table on a GPU. No amax and no scale is copied to the host.
 
 use super::gpu::{Gpu, with_pointers};
-use super::kernels::{Arg, Shape, kernels};
+use super::kernels::{Arg, Shape, args, kernels};
 use super::launch::launch;
 use crate::base::data::columns::{Columns, Recorded, RowUpdate, Updated};
 use crate::base::error::{Error, Result, internal};
+use crate::base::sync::lock;
 use crate::device::backend::{AmaxCells, Backend};
 use candle_core::{DType, Device, Tensor};
 use fp8_core::{AmaxCompute, Format, ScaleRounding};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 kernels! { STATE_KERNELS in STATE;
     RECORD_AMAX = one "fp8_record_amax"("plppi");
@@ -36,7 +37,7 @@ impl CudaCells {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<(Tensor, Tensor)>> {
-        self.cells.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.cells)
     }
 
     fn zeros(&self) -> Result<(Tensor, Tensor)> {
@@ -70,12 +71,8 @@ impl AmaxCells for CudaCells {
         let amax = amax.contiguous()?;
         with_pointers(&gpu, [&amax, cells, counts], |[amax_ptr, cells, counts]| {
             let offset = 4 * row as u64;
-            let args = [
-                Arg::Ptr(amax_ptr),
-                Arg::Len(amax.elem_count() as u64),
-                Arg::Ptr(cells + offset),
-                Arg::Ptr(counts + offset),
-                Arg::Int(keep.into()),
+            let args = args![
+                p amax_ptr, l amax.elem_count(), p cells + offset, p counts + offset, i keep,
             ];
             // SAFETY: one block; `amax` has as many f32 as passed, and cells and counts have more than `row` entries.
             unsafe { launch(&gpu, &RECORD_AMAX, Shape::blocks(1, 128), &args) }
@@ -104,14 +101,7 @@ impl AmaxCells for CudaCells {
         let amax = gpu.alloc(DType::F32, self.rows)?;
         let taken = gpu.alloc(DType::U32, self.rows)?;
         with_pointers(&gpu, [cells, counts, &mask], |[cells, counts, mask]| {
-            let args = [
-                Arg::Ptr(cells),
-                Arg::Ptr(counts),
-                Arg::Ptr(mask),
-                Arg::Ptr(amax.ptr()),
-                Arg::Ptr(taken.ptr()),
-                Arg::Len(self.rows as u64),
-            ];
+            let args = args![p cells, p counts, p mask, p amax.ptr(), p taken.ptr(), l self.rows];
             // SAFETY: all five have an entry per row.
             unsafe { launch(&gpu, &TAKE_CELLS, Shape::stride(self.rows), &args) }
         })?;
@@ -134,13 +124,7 @@ impl AmaxCells for CudaCells {
         let (cells, counts) = self.made(&mut cells)?;
         let inputs = [&recorded.amax, &recorded.non_finite, cells, counts];
         with_pointers(&gpu, inputs, |[amaxes, more, cells, counts]| {
-            let args = [
-                Arg::Ptr(amaxes),
-                Arg::Ptr(more),
-                Arg::Ptr(cells),
-                Arg::Ptr(counts),
-                Arg::Len(rows as u64),
-            ];
+            let args = args![p amaxes, p more, p cells, p counts, l rows];
             // SAFETY: the cells have at least as many rows as what is merged into them.
             unsafe { launch(&gpu, &MERGE_CELLS, Shape::stride(rows), &args) }
         })

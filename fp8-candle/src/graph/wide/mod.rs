@@ -50,6 +50,7 @@ use value::Value;
 /// Operations that become one node of candle's graph; see [the module](self).
 ///
 /// Methods take and give [`Wide`] values and compute at once. Nothing is differentiable before [`WideNode::finish`].
+#[derive(Default)]
 pub struct WideNode {
     pub(crate) name: &'static str,
     /// The arguments of the node that are part of a graph.
@@ -74,7 +75,7 @@ pub struct Wide {
 }
 
 impl Wide {
-    /// A value that is kept as it is.
+    /// A value whose tensor is kept.
     pub(crate) fn held(tensor: Tensor, id: Option<usize>) -> Self {
         Self {
             kept: Kept::Tensor(tensor.clone()),
@@ -113,16 +114,12 @@ impl WideNode {
     pub fn new(name: &'static str) -> Self {
         Self {
             name,
-            leaves: vec![],
-            ids: HashMap::new(),
-            leaf_values: vec![],
-            values: 0,
-            steps: vec![],
-            recomputes: false,
+            ..Self::default()
         }
     }
 
-    /// The same node with or without computing again, in the backward pass, what follows to the bit from what it keeps anyway:
+    /// The same node with or without recomputation, in the backward pass, of everything that follows to the bit from what it
+    /// keeps anyway:
     /// FP8 codes of the results of norms and activations, and from them results of linear layers. Less memory for about a tenth more products.
     pub fn with_recomputation(self, recomputes: bool) -> Self {
         Self { recomputes, ..self }
@@ -177,6 +174,17 @@ impl WideNode {
             kept,
             recast: false,
         }
+    }
+
+    /// [`WideNode::record`] of a tensor that is kept.
+    pub(crate) fn record_tensor(
+        &mut self,
+        tensor: Tensor,
+        parents: &[Option<usize>],
+        backward: impl Fn(&mut Sweep, &Tensor) -> Result<()> + Send + Sync + 'static,
+    ) -> Wide {
+        let kept = Kept::Tensor(tensor.clone());
+        self.record(Value::Made(tensor), kept, parents, backward)
     }
 
     /// `result` as a tensor of candle's graph.

@@ -1,4 +1,4 @@
-//! A function as one node that keeps nothing of what it computes.
+//! A function as one node that keeps no intermediate results.
 //!
 //! The first time the function runs on copies of its inputs, which end the walk of its graph: what candle's
 //! `sorted_nodes` finds before the result is this function's own. The variables found there become arguments of the node
@@ -11,11 +11,13 @@ use crate::graph::{self, Ready, attach, attach_all};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 
-/// `first` of `inputs`, as one node of the graph that keeps the inputs, the variables that the function uses, and `again`, by
-/// which the backward pass has its graph again. The two must give the same to the bit; `first` may take notes for it.
+/// Runs `first` on `inputs` as one node of the graph. The node keeps the inputs, the variables that the function uses, and
+/// `again`, with which the backward pass rebuilds the graph. Both must give the same bits; `first` may record what `again`
+/// needs.
 ///
-/// Inputs that no gradient goes to stay so. What the function captures may be part of a graph itself, but that part is swept on its
-/// own, so FP8 layers in it cast this gradient beside the others that they get: pass what was computed as an input instead.
+/// Inputs outside any graph get no gradient. What the function captures may be part of a graph, but that part is swept
+/// separately, so FP8 layers in it cast this gradient apart from the others that they get: pass computed tensors as inputs
+/// instead.
 ///
 /// # Errors
 /// The errors of `first`. The backward pass fails with the errors of `again`, and with [`Error::RecomputedValues`],

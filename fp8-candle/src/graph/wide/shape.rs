@@ -3,7 +3,7 @@
 use super::kept::Kept;
 use super::value::Value;
 use super::{Wide, WideNode};
-use crate::base::error::Result;
+use crate::base::error::{Result, shape_error};
 use candle_core::Tensor;
 
 impl WideNode {
@@ -22,7 +22,7 @@ impl WideNode {
             }
         };
         let y = self.record(Value::Made(tensor), kept, &[id], move |sweep, grad| {
-            // The caller's gradient is not used again: a view of it is as good as a tensor of its own.
+            // The caller's gradient is not used again, so a view of it will do.
             sweep.add_shared(id, &grad.reshape(before.as_slice())?)
         });
         let recast = x.recast;
@@ -36,12 +36,12 @@ impl WideNode {
     pub fn split(&mut self, x: &Wide, sizes: &[usize]) -> Result<Vec<Wide>> {
         let last = x.dims().last().copied().unwrap_or(0);
         if sizes.iter().sum::<usize>() != last {
-            return Err(crate::Error::Shape {
-                op: "split",
-                what: "x",
-                expected: format!("a last dimension of {sizes:?} parts"),
-                got: x.dims().to_vec(),
-            });
+            return Err(shape_error(
+                "split",
+                "x",
+                format!("a last dimension of {sizes:?} parts"),
+                x.dims(),
+            ));
         }
         let dim = x.dims().len() - 1;
         let whole = x.value.get()?;

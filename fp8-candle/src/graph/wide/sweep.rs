@@ -3,7 +3,6 @@
 use super::kept::Memos;
 use super::value::Value;
 use crate::base::error::Result;
-use crate::base::math::Real;
 use crate::base::parallel;
 use crate::base::simd::simd;
 use crate::device::cpu::elements::Element;
@@ -145,20 +144,18 @@ impl InplaceOp2 for AddInto {
         part: &CpuStorage,
         part_layout: &Layout,
     ) -> candle_core::Result<()> {
-        let start = total_layout.start_offset();
-        let range = start..start + total_layout.shape().elem_count();
-        let start = part_layout.start_offset();
-        let part_range = start..start + part_layout.shape().elem_count();
-        macro_rules! add {
-            ($add:ident, $total:expr, $part:expr) => {
-                $add(&mut $total[range], &$part[part_range])
-            };
-        }
+        let range = |layout: &Layout| {
+            let start = layout.start_offset();
+            start..start + layout.shape().elem_count()
+        };
+        let (range, parts) = (range(total_layout), range(part_layout));
         match (total, part) {
-            (CpuStorage::F32(total), CpuStorage::F32(part)) => add!(add_wide, total, part),
-            (CpuStorage::F64(total), CpuStorage::F64(part)) => add!(add_wide, total, part),
-            (CpuStorage::BF16(total), CpuStorage::BF16(part)) => add!(add_narrow, total, part),
-            (CpuStorage::F16(total), CpuStorage::F16(part)) => add!(add_narrow, total, part),
+            (CpuStorage::F32(total), CpuStorage::F32(part)) => add(&mut total[range], &part[parts]),
+            (CpuStorage::F64(total), CpuStorage::F64(part)) => add(&mut total[range], &part[parts]),
+            (CpuStorage::BF16(total), CpuStorage::BF16(part)) => {
+                add(&mut total[range], &part[parts])
+            }
+            (CpuStorage::F16(total), CpuStorage::F16(part)) => add(&mut total[range], &part[parts]),
             (total, _) => {
                 use candle_core::backend::BackendStorage;
                 candle_core::bail!("add-into: {:?} is not a float", total.dtype())
@@ -168,36 +165,19 @@ impl InplaceOp2 for AddInto {
     }
 }
 
-/// Elements of a task.
-const TASK: usize = 1 << 15;
-
-fn add_wide<R: Real>(total: &mut [R], part: &[R]) {
-    let tasks = total.chunks_mut(TASK).zip(part.chunks(TASK));
-    parallel::for_each(tasks, |(total, part)| {
-        simd(
-            #[inline(always)]
-            || {
-                for (total, &part) in total.iter_mut().zip(part) {
-                    *total += part;
-                }
-            },
-        );
-    });
-}
-
 /// Rounds every sum.
-fn add_narrow<T: Element>(total: &mut [T], part: &[T]) {
+fn add<T: Element>(total: &mut [T], part: &[T]) {
+    const TASK: usize = 1 << 15;
     let tasks = total.chunks_mut(TASK).zip(part.chunks(TASK));
     parallel::for_each(tasks, |(total, part)| {
-        let (mut sums, mut buffer) = (Vec::new(), Vec::new());
-        let sums = T::load(total, &mut sums).to_vec();
+        let mut buffer = Vec::new();
         let part = T::load(part, &mut buffer);
-        T::store(total, |total| {
+        T::update(total, |total| {
             simd(
                 #[inline(always)]
                 || {
-                    for ((total, &sum), &part) in total.iter_mut().zip(&sums).zip(part) {
-                        *total = sum + part;
+                    for (total, &part) in total.iter_mut().zip(part) {
+                        *total += part;
                     }
                 },
             );

@@ -1,4 +1,4 @@
-//! The tensor of a value, which may not be computed.
+//! The tensor of a value, which may not be computed yet.
 //!
 //! The result of a norm or an activation is read by casts alone, most of the time. Then tasks make a few rows of it at a time, in
 //! their core's cache, and cast them, which saves a write to memory and a read. The tensor is computed when it is asked for.
@@ -16,7 +16,7 @@ pub(crate) enum Value {
     Rows(Arc<Rows>),
 }
 
-/// A value whose rows can be cast as they are made.
+/// A value whose rows can be cast as they are computed.
 pub(crate) struct Rows {
     dims: Vec<usize>,
     dtype: DType,

@@ -1,4 +1,4 @@
-//! The products of a convolution without casts of its own and outside any graph, for arithmetic that has its own rules.
+//! The products of a convolution without casts and outside any graph, for arithmetic with its own rules.
 
 use super::geometry::Geometry;
 use super::operand::Weight;
@@ -11,7 +11,7 @@ use crate::base::error::conv::ConvError;
 use crate::cast::tensor::Fp8Tensor;
 use candle_core::{DType, Tensor};
 
-/// What is multiplied. Both operands of a product are codes, or both are values.
+/// An operand of a product. Both operands are codes, or both are values.
 #[derive(Debug, Clone, Copy)]
 pub enum BareOperand<'a> {
     /// With one scale.
@@ -37,7 +37,7 @@ impl BareOperand<'_> {
     }
 }
 
-/// The three products of a convolution, as arithmetic with rules of its own multiplies: no cast, no graph.
+/// The three products of a convolution, without casts and outside any graph.
 #[derive(Debug, Clone)]
 pub struct BareConv(Geometry);
 
@@ -47,11 +47,7 @@ impl BareConv {
     /// # Errors
     /// If the sizes make no convolution.
     pub fn new(x: [usize; 4], weight: [usize; 4], shape: &ConvShape) -> Result<Self, ConvError> {
-        Ok(Self(Geometry {
-            window: shape.window(x, weight)?,
-            n: weight[0],
-            groups: shape.groups,
-        }))
+        Ok(Self(Geometry::new(x, weight, shape, false)?))
     }
 
     /// The transposed convolution of `x` `[batch, in, height, width]` and a weight `[in, channels / groups, height, width]`: the
@@ -64,11 +60,7 @@ impl BareConv {
         weight: [usize; 4],
         shape: &ConvShape,
     ) -> Result<Self, ConvError> {
-        Ok(Self(Geometry {
-            window: shape.transposed_window(x, weight)?,
-            n: weight[0],
-            groups: shape.groups,
-        }))
+        Ok(Self(Geometry::new(x, weight, shape, true)?))
     }
 
     /// `[batch, channels, height, width]` of the images.

@@ -1,4 +1,4 @@
-//! Casts with scales along the sums: of the columns, part by part, seen from outside as the cast of one tensor.
+//! Casts with scales along the sums: columns are cast part by part, and observers see the cast of one tensor.
 
 use super::values::{Uncast, Values, kept_block};
 use crate::base::data::storage::tensor_of;
@@ -133,7 +133,7 @@ impl<'a> Columns<'a> {
             let (x, quantized) = self.together(dim, &first.quantized)?;
             return hook.on_cast(&x, &quantized);
         }
-        // Scales of blocks that end with a group are no grid of the whole.
+        // Scales of blocks that end with a group do not form a grid of the whole tensor.
         for cast in &self.casts {
             if let Some(x) = &cast.values {
                 hook.on_cast(x, &cast.quantized)?;
@@ -149,7 +149,8 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// The casts of all parts as one. Each part has a key of its own for stochastic rounding; the first one's stands for all.
+    /// The casts of all parts as one. Each part has its own key for stochastic rounding; the cast shows the key of the first
+    /// part.
     fn together(&self, dim: usize, first: &Quantized) -> Result<(Tensor, Quantized)> {
         let cat = |of: &dyn Fn(&Piece) -> Option<Tensor>| -> Result<Tensor> {
             let parts: Vec<_> = self.casts.iter().filter_map(of).collect();

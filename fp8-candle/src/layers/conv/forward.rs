@@ -6,14 +6,15 @@ use super::operand::Weight;
 use super::products::Convolution;
 use super::shape::ConvShape;
 use super::values::Values;
+use crate::base::check::check_dims;
 use crate::base::data::storage::{take_storage, tensor_of};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, shape_error};
 use crate::cast::quantizer::recast;
 use crate::cast::weight_cache::WeightCache;
 use crate::cast::weight_version::Seen;
 use crate::graph::Ready;
-use crate::layers::linear::{LinearPlan, SavedCasts};
-use candle_core::{DType, Tensor};
+use crate::layers::linear::{LinearPlan, SavedCasts, check_operands, quantize_weight};
+use candle_core::Tensor;
 use fp8_core::Granularity;
 
 /// The weight of a convolution in high precision, quantized in the call.
@@ -85,25 +86,20 @@ impl ConvKind {
     }
 
     /// Sizes of x and of the weight in messages.
-    fn expected(self) -> [&'static str; 2] {
-        match self {
-            Self::Conv1d => [
-                "[batch, channels, length]",
-                "[out_channels, in_channels / groups, length]",
-            ],
-            Self::Conv2d => [
-                "[batch, channels, height, width]",
-                "[out_channels, in_channels / groups, height, width]",
-            ],
-            Self::ConvTranspose1d => [
-                "[batch, channels, length]",
-                "[in_channels, out_channels / groups, length]",
-            ],
-            Self::ConvTranspose2d => [
-                "[batch, channels, height, width]",
-                "[in_channels, out_channels / groups, height, width]",
-            ],
-        }
+    fn expected(self) -> [String; 2] {
+        let (out, into) = match self.is_transposed() {
+            false => ("out_channels", "in_channels"),
+            true => ("in_channels", "out_channels"),
+        };
+        let sizes = if self.is_flat() {
+            "length"
+        } else {
+            "height, width"
+        };
+        [
+            format!("[batch, channels, {sizes}]"),
+            format!("[{out}, {into} / groups, {sizes}]"),
+        ]
     }
 }
 
@@ -181,17 +177,15 @@ pub fn fp8_conv<'a>(
             // Scales of a group's own lie in another order for the other contraction.
             let same = granularity == Granularity::Tensorwise || geometry.groups == 1;
             let rereads = x.track_op() && (plan.rereads_weight() || !same);
-            let (w8, seen) = match weight.cache {
-                Some(cache) => {
-                    let (w8, seen) =
-                        cache.quantize_as(weight.tensor, &matrix, &gemm.b, contraction, false)?;
-                    (w8, rereads.then_some(seen))
-                }
-                None => {
-                    let seen = rereads.then(|| Seen::of(weight.tensor)).transpose()?;
-                    (gemm.b.quantize(&matrix, contraction)?.tensor, seen)
-                }
-            };
+            let (w8, seen) = quantize_weight(
+                weight.cache,
+                weight.tensor,
+                &matrix,
+                &gemm.b,
+                contraction,
+                false,
+                rereads,
+            )?;
             saved.seen = seen;
             let w8 = Values::Fp8(w8);
             let for_x = (x.track_op() && same, x8.clone());
@@ -227,61 +221,25 @@ fn check(
     shape: &ConvShape,
     plan: &LinearPlan,
 ) -> Result<Convolution> {
-    let tensors = [("x", Some(x)), ("weight", Some(weight)), ("bias", bias)];
-    for (what, tensor) in tensors {
-        let Some(tensor) = tensor else { continue };
-        if !matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16) {
-            return Err(Error::DType {
-                op: kind.name(),
-                what,
-                expected: "f32, bf16 or f16",
-                got: tensor.dtype(),
-            });
-        }
-        if !tensor.device().same_device(weight.device()) {
-            return Err(Error::DeviceMismatch {
-                op: kind.name(),
-                what,
-                expected: weight.device().location(),
-                got: tensor.device().location(),
-            });
-        }
-    }
-    let sizes = |what, tensor: &Tensor, expected: &str| match (kind.is_flat(), tensor.dims()) {
+    check_operands(kind.name(), x, Some(weight), bias, weight.device())?;
+    let sizes = |what, tensor: &Tensor, expected: String| match (kind.is_flat(), tensor.dims()) {
         (true, &[a, b, length]) => Ok([a, b, 1, length]),
         (false, &[a, b, height, width]) => Ok([a, b, height, width]),
-        _ => Err(Error::Shape {
-            op: kind.name(),
-            what,
-            expected: expected.to_string(),
-            got: tensor.dims().to_vec(),
-        }),
+        _ => Err(shape_error(kind.name(), what, expected, tensor.dims())),
     };
     let [for_x, for_weight] = kind.expected();
     let (x, weight) = (sizes("x", x, for_x)?, sizes("weight", weight, for_weight)?);
-    let window = match kind.is_transposed() {
-        false => shape.window(x, weight),
-        true => shape.transposed_window(x, weight),
-    };
+    let transposed = kind.is_transposed();
     let convolution = Convolution {
-        geometry: Geometry {
-            window: window.map_err(|source| Error::Conv {
-                path: plan.path.to_string(),
-                source,
-            })?,
-            n: weight[0],
-            groups: shape.groups,
-        },
-        transposed: kind.is_transposed(),
+        geometry: Geometry::new(x, weight, shape, transposed).map_err(|source| Error::Conv {
+            path: plan.path.to_string(),
+            source,
+        })?,
+        transposed,
     };
     let [_, channels, ..] = convolution.output_dims();
-    if let Some(bias) = bias.filter(|bias| bias.dims() != [channels]) {
-        return Err(Error::Shape {
-            op: kind.name(),
-            what: "bias",
-            expected: format!("[{channels}]"),
-            got: bias.dims().to_vec(),
-        });
+    if let Some(bias) = bias {
+        check_dims(kind.name(), "bias", bias, &[channels])?;
     }
     Ok(convolution)
 }

@@ -1,6 +1,8 @@
 //! Sizes of a convolution, and the parts in which its products are computed.
 
+use super::shape::ConvShape;
 use crate::base::data::window::{Part, Window};
+use crate::base::error::conv::ConvError;
 use std::ops::Range;
 
 /// Bytes of the columns and results of one part of a batch, if one image does not have more.
@@ -27,7 +29,25 @@ pub(super) struct Step {
 }
 
 impl Geometry {
-    /// The maps as images of their own.
+    /// Of a convolution of `x` with `weight`, or of a transposed one, whose output is the images.
+    pub(super) fn new(
+        x: [usize; 4],
+        weight: [usize; 4],
+        shape: &ConvShape,
+        transposed: bool,
+    ) -> Result<Self, ConvError> {
+        let window = match transposed {
+            false => shape.window(x, weight)?,
+            true => shape.transposed_window(x, weight)?,
+        };
+        Ok(Self {
+            window,
+            n: weight[0],
+            groups: shape.groups,
+        })
+    }
+
+    /// The maps, seen as images.
     pub(super) fn maps(&self) -> Window {
         Window::single(self.window.batch, self.n, self.window.positions)
     }
@@ -97,7 +117,7 @@ impl Geometry {
     }
 }
 
-/// How many times `len` it takes to get a multiple of `block`.
+/// How many pieces of `len` make a multiple of `block`.
 fn step_of(block: usize, len: usize) -> usize {
     let (mut a, mut b) = (block, len);
     while b > 0 {

@@ -3,18 +3,18 @@
 use super::geometry::Geometry;
 use super::values::{Values, kept_block};
 use crate::base::error::{Result, internal};
-use crate::cast::tensor::Fp8Tensor;
+use crate::cast::tensor::{Fp8Tensor, multiply_values};
 use crate::device::{GemmOutput, backend};
 use crate::graph::Ready;
 use candle_core::{DType, Tensor};
-use fp8_core::Contraction::{self, Cols, Rows};
+use fp8_core::Contraction::{self, Rows};
 use fp8_core::Granularity;
 
-/// The weight, of which each group is an operand.
+/// The weight; each group is an operand.
 pub(super) struct Weight {
     values: Values,
     groups: usize,
-    /// The dimension along which the groups lie: that which the product keeps, so that no scale belongs to two of them.
+    /// The dimension along which the groups lie: the one that the product keeps, so that no two groups share a scale.
     dim: usize,
 }
 
@@ -121,17 +121,7 @@ pub(super) fn multiply(
             Ready::new(storage, (a.kept(), b.kept()))?.into_tensor()
         }
         (Values::HighPrecision(a), Values::HighPrecision(b)) => {
-            let a = if a_contraction == Cols {
-                a.clone()
-            } else {
-                a.t()?
-            };
-            let b = if b_contraction == Cols {
-                b.t()?
-            } else {
-                b.clone()
-            };
-            Ok(a.matmul(&b)?)
+            multiply_values((a, a_contraction), (b, b_contraction))
         }
         _ => internal!("a product of one operand in FP8 and one that is not"),
     }

@@ -53,7 +53,7 @@ pub(crate) trait BackwardProducts {
         both: bool,
     ) -> Result<Self::Cast>;
 
-    /// The sums of grad_output, or of the values of its cast by `cast`; then that comes too, for the products.
+    /// The sums of grad_output or, with `cast`, of the values of its cast, which is returned too, for the products.
     fn grad_bias(&self, cast: Option<&Quantizer>) -> Result<(Tensor, Option<Self::Cast>)>;
 
     /// The sums of grad_output, and its cast, in one pass where a device has that; the cast sums over the columns, with `both` over the

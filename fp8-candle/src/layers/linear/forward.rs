@@ -2,17 +2,19 @@
 
 use super::backward::{HeldWeight, LinearBackward};
 use super::plan::{GemmPlan, LinearPlan, LinearWeight, SavedCasts};
+use crate::base::check::{check_device, check_dims, check_narrow};
 use crate::base::data::matrix_dims;
 use crate::base::data::storage::{take_storage, tensor_of};
-use crate::base::error::{Error, Result, internal};
+use crate::base::error::{Error, Result, internal, shape_error};
 use crate::cast::packed::PackedWeight;
 use crate::cast::quantizer::{Quantizer, recast};
 use crate::cast::tensor::{Fp8Tensor, add_bias, multiply};
+use crate::cast::weight_cache::WeightCache;
 use crate::cast::weight_version::Seen;
 use crate::device::{GemmOutput, backend};
 use crate::graph::wide::value::Value;
 use crate::graph::{Ready, attach_all};
-use candle_core::{DType, Storage, Tensor};
+use candle_core::{Device, Storage, Tensor};
 use fp8_core::Contraction;
 use std::cell::OnceCell;
 
@@ -156,18 +158,8 @@ pub(crate) fn compute(
             match weight {
                 LinearWeight::HighPrecision(w, cache) => {
                     let both = x_tracks && again(&gemm.b, &plan.grad_input);
-                    let (w8, seen) = match cache {
-                        Some(cache) => {
-                            let (w8, seen) =
-                                cache.quantize_as(w, w, &gemm.b, Contraction::Cols, both)?;
-                            (w8, rereads.then_some(seen))
-                        }
-                        None => {
-                            let seen = rereads.then(|| Seen::of(w)).transpose()?;
-                            let w8 = gemm.b.quantize_for(w, Contraction::Cols, both)?.tensor;
-                            (w8, seen)
-                        }
-                    };
+                    let (w8, seen) =
+                        quantize_weight(cache, w, w, &gemm.b, Contraction::Cols, both, rereads)?;
                     saved.seen = seen;
                     // With few rows, reading the weight takes most of the time.
                     let packed = match cache {
@@ -194,6 +186,26 @@ pub(crate) fn compute(
     Ok((storage, out_dims, saved))
 }
 
+/// The codes of `matrix`, the values of `weight` in the order in which a layer casts them, and with `rereads` the values of the
+/// weight that they were made from.
+pub(crate) fn quantize_weight(
+    cache: Option<&WeightCache>,
+    weight: &Tensor,
+    matrix: &Tensor,
+    quantizer: &Quantizer,
+    contraction: Contraction,
+    both: bool,
+    rereads: bool,
+) -> Result<(Fp8Tensor, Option<Seen>)> {
+    if let Some(cache) = cache {
+        let (codes, seen) = cache.quantize_as(weight, matrix, quantizer, contraction, both)?;
+        return Ok((codes, rereads.then_some(seen)));
+    }
+    let seen = rereads.then(|| Seen::of(weight)).transpose()?;
+    let codes = quantizer.quantize_for(matrix, contraction, both)?.tensor;
+    Ok((codes, seen))
+}
+
 /// Checks dtypes, devices and sizes; returns (N, K).
 fn check(
     x: &Tensor,
@@ -208,38 +220,18 @@ fn check(
         LinearWeight::Packed(weight) => (weight.dims(), weight.device()),
     };
     let &[n, k] = dims else {
-        let expected = "[out_features, in_features]".to_string();
-        return Err(Error::Shape {
-            op: OP,
-            what: "weight",
-            expected,
-            got: dims.to_vec(),
-        });
+        return Err(shape_error(
+            OP,
+            "weight",
+            "[out_features, in_features]",
+            dims,
+        ));
     };
-    let mut tensors = vec![("x", x)];
-    if let LinearWeight::HighPrecision(weight, _) = weight {
-        tensors.push(("weight", weight));
-    }
-    tensors.extend(bias.map(|bias| ("bias", bias)));
-    for (what, tensor) in tensors {
-        if !matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16) {
-            let got = tensor.dtype();
-            return Err(Error::DType {
-                op: OP,
-                what,
-                expected: "f32, bf16 or f16",
-                got,
-            });
-        }
-        if !tensor.device().same_device(device) {
-            return Err(Error::DeviceMismatch {
-                op: OP,
-                what,
-                expected: device.location(),
-                got: tensor.device().location(),
-            });
-        }
-    }
+    let held = match weight {
+        LinearWeight::HighPrecision(weight, _) => Some(weight),
+        _ => None,
+    };
+    check_operands(OP, x, held, bias, device)?;
     let features = x.dims().last().copied();
     if features != Some(k) {
         return Err(Error::InFeatures {
@@ -249,14 +241,25 @@ fn check(
             shape: x.dims().to_vec(),
         });
     }
-    if let Some(bias) = bias.filter(|bias| bias.dims() != [n]) {
-        let expected = format!("[{n}]");
-        return Err(Error::Shape {
-            op: OP,
-            what: "bias",
-            expected,
-            got: bias.dims().to_vec(),
-        });
+    if let Some(bias) = bias {
+        check_dims(OP, "bias", bias, &[n])?;
     }
     Ok((n, k))
+}
+
+/// Checks that these are f32, bf16 or f16 on `device`.
+pub(crate) fn check_operands(
+    op: &'static str,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    device: &Device,
+) -> Result<()> {
+    for (what, tensor) in [("x", Some(x)), ("weight", weight), ("bias", bias)] {
+        if let Some(tensor) = tensor {
+            check_narrow(op, what, tensor)?;
+            check_device(op, what, tensor, device)?;
+        }
+    }
+    Ok(())
 }

@@ -17,8 +17,8 @@ mod plan;
 mod wide;
 
 pub(crate) use backward::{BackwardProducts, HeldWeight, LinearBackward, Operands, gradients};
-pub(crate) use forward::compute;
 pub use forward::fp8_linear;
+pub(crate) use forward::{check_operands, compute, quantize_weight};
 pub(crate) use plan::SavedCasts;
 pub use plan::{GemmPlan, LinearPlan, LinearWeight, ResultCasts};
 pub use wide::WideLinear;

@@ -63,7 +63,8 @@ pub struct LinearPlan {
     pub bias_from_cast: bool,
 }
 
-/// Casts of the results of an operator: quantized and dequantized at once, for studies of formats. None leaves a result as it is.
+/// Casts of the results of an operator, quantized and dequantized at once, for studies of formats. `None` leaves a result
+/// unchanged.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct ResultCasts {

@@ -47,9 +47,9 @@ impl<'a> WideLinear<'a> {
 struct Layer {
     plan: LinearPlan,
     saved: SavedCasts<Fp8Tensor>,
-    /// How to make the codes of x again, which are not kept.
+    /// How to make the codes of x again, if they are not kept.
     recast: Option<RecordedCast>,
-    /// x, unless its codes are kept for all that reads it.
+    /// x, unless kept codes serve everything that reads it.
     input: Option<Kept>,
     dtype: DType,
     dims: Vec<usize>,

@@ -97,14 +97,19 @@ fn values<T: Element>(activation: Activation, x: &[T], last: usize) -> Vec<T> {
     };
     let rows = x.len().checked_div(last).unwrap_or(0);
     let per_task = rows_of_task(last);
-    let (y, _) = filled(T::ZERO, rows * n, per_task * n, |start, y: &mut [T]| {
-        part(
-            activation,
-            input_of(x, start, y.len(), [last, n]),
-            [last, n],
-            y,
-        );
-    });
+    let (y, _) = filled(
+        T::default(),
+        rows * n,
+        per_task * n,
+        |start, y: &mut [T]| {
+            part(
+                activation,
+                input_of(x, start, y.len(), [last, n]),
+                [last, n],
+                y,
+            );
+        },
+    );
     y
 }
 
@@ -127,27 +132,32 @@ fn gradient<T: Element>(activation: Activation, x: &[T], grad: &[T], last: usize
     let (curve, gated) = (activation.curve(), activation.is_gated());
     let n = if gated { last / 2 } else { last };
     let per_task = rows_of_task(last);
-    let (dx, _) = filled(T::ZERO, x.len(), per_task * last, |start, dx: &mut [T]| {
-        let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
-        let x = &x[start..start + dx.len()];
-        let grad = input_of(grad, start, dx.len(), [n, last]);
-        let (x, grad) = (T::load(x, &mut x_buffer), T::load(grad, &mut grad_buffer));
-        T::store(dx, |dx| match gated {
-            false => curve.gradient(x, grad, dx),
-            true => {
-                let rows = x.chunks_exact(last).zip(grad.chunks_exact(n));
-                for ((x, grad), dx) in rows.zip(dx.chunks_exact_mut(last)) {
-                    let (dgate, dvalue) = dx.split_at_mut(n);
-                    curve.gated_gradient(&x[..n], &x[n..], grad, dgate, dvalue);
+    let (dx, _) = filled(
+        T::default(),
+        x.len(),
+        per_task * last,
+        |start, dx: &mut [T]| {
+            let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
+            let x = &x[start..start + dx.len()];
+            let grad = input_of(grad, start, dx.len(), [n, last]);
+            let (x, grad) = (T::load(x, &mut x_buffer), T::load(grad, &mut grad_buffer));
+            T::store(dx, |dx| match gated {
+                false => curve.gradient(x, grad, dx),
+                true => {
+                    let rows = x.chunks_exact(last).zip(grad.chunks_exact(n));
+                    for ((x, grad), dx) in rows.zip(dx.chunks_exact_mut(last)) {
+                        let (dgate, dvalue) = dx.split_at_mut(n);
+                        curve.gated_gradient(&x[..n], &x[n..], grad, dgate, dvalue);
+                    }
                 }
-            }
-        });
-    });
+            });
+        },
+    );
     dx
 }
 
 fn zeros<T: Element>(len: usize) -> Vec<T> {
-    vec![<T as Element>::ZERO; len]
+    vec![T::default(); len]
 }
 
 /// The rows of `x`, of `cols[0]` elements each, that belong to `len` elements from `start` on of rows of `cols[1]`.

@@ -1,8 +1,9 @@
 //! The functions of activations, and their slopes.
 //!
-//! A value is computed of data `d` with a scale, as `f(scale * d) / scale`: the data that go with the same scale. Plain values have
-//! scale 1, by which nothing is multiplied once the compiler has seen it.
+//! A function of data `d` with a scale gives `f(scale * d) / scale`, which are data of the same scale. Plain values have the
+//! constant scale 1, and the compiler drops the multiplications.
 
+use super::sigmoid::{bound, sigmoid, sigmoid_slope};
 use super::{erf, gelu_tanh};
 use crate::base::data::activation::Curve;
 use crate::base::error::Result;
@@ -109,21 +110,6 @@ impl Curve {
     }
 }
 
-/// 1 / (1 + e^-x), with an exponential that cannot overflow.
-#[inline(always)]
-fn sigmoid<R: Real>(x: R) -> R {
-    let e = (-x.abs()).exp();
-    let d = R::ONE / (R::ONE + e);
-    if x < R::ZERO { e * d } else { d }
-}
-
-#[inline(always)]
-fn sigmoid_slope<R: Real>(x: R) -> R {
-    let e = (-x.abs()).exp();
-    let d = R::ONE / (R::ONE + e);
-    e * d * d
-}
-
 #[inline(always)]
 fn silu<R: Real>(d: R, scale: R) -> R {
     d * sigmoid(d * scale)
@@ -167,13 +153,6 @@ fn squared_relu<R: Real>(d: R, scale: R) -> R {
 fn squared_relu_slope<R: Real>(x: R) -> R {
     let x = relu(x, R::ONE);
     x + x
-}
-
-#[inline(always)]
-fn bound<R: Real>(x: R, limit: f64) -> R {
-    let limit = R::from_f64(limit);
-    let x = if x > limit { limit } else { x };
-    if x < -limit { -limit } else { x }
 }
 
 /// The sigmoid is the only curve whose values do not grow with its argument.

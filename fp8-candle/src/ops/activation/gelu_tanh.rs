@@ -1,5 +1,6 @@
 //! GELU, tanh approximation.
 
+use super::sigmoid::{bound, sigmoid_and_slope};
 use crate::base::error::Result;
 use crate::base::math::Real;
 use candle_core::Tensor;
@@ -20,26 +21,21 @@ pub(super) fn slope<R: Real>(x: R) -> R {
         R::from_f64(2.0 * SQRT_2_OVER_PI),
         R::from_f64(6.0 * SQRT_2_OVER_PI * CUBIC),
     );
-    let limit = R::from_f64(32.0);
     // The derivative reaches 0 and 1 well within the limits; beyond them it would be Inf * 0.
-    let x = if x > limit { limit } else { x };
-    let x = if x < -limit { -limit } else { x };
+    let x = bound(x, 32.0);
     let (sigmoid, slope) = sigmoid_of_2u(x);
     let du = (x * x).mul_add(cubic, linear) * x; // x * d(2u)/dx
     slope.mul_add(du, sigmoid)
 }
 
-/// sigmoid(2u) and its derivative with respect to 2u, with an exponential that cannot overflow.
+/// sigmoid(2u) and its derivative with respect to 2u.
 #[inline(always)]
 fn sigmoid_of_2u<R: Real>(x: R) -> (R, R) {
     let (linear, cubic) = (
         R::from_f64(2.0 * SQRT_2_OVER_PI),
         R::from_f64(2.0 * SQRT_2_OVER_PI * CUBIC),
     );
-    let v = (x * x).mul_add(cubic, linear) * x;
-    let e = (-v.abs()).exp();
-    let d = R::ONE / (R::ONE + e);
-    (if v < R::ZERO { e * d } else { d }, e * d * d)
+    sigmoid_and_slope((x * x).mul_add(cubic, linear) * x)
 }
 
 pub(super) fn composed(x: &Tensor) -> Result<Tensor> {

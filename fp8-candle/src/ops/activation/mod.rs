@@ -5,15 +5,17 @@ mod curve;
 mod erf;
 mod gelu_tanh;
 mod scaled;
+mod sigmoid;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use scaled::{scaled_curve, scaled_slope};
 
-use super::{check_float, check_like, fused, last_dim, shape_error};
+use super::fused;
+use crate::base::check::{check_float, check_like, last_dim};
 use crate::base::data::activation::Activation;
 use crate::base::data::made::Made;
-use crate::base::error::Result;
+use crate::base::error::{Result, shape_error};
 use crate::base::profile::{Kind, enter};
 use crate::cast::quantizer::Quantizer;
 use crate::cast::tensor::Quantized;
@@ -132,7 +134,7 @@ impl Activation {
         match x.dims() {
             _ if !self.is_gated() => Ok(()),
             [.., last] if !is_odd(*last) => Ok(()),
-            _ => Err(shape_error(op, "x", "an even number of features", x)),
+            _ => Err(shape_error(op, "x", "an even number of features", x.dims())),
         }
     }
 
@@ -142,16 +144,16 @@ impl Activation {
         check_like(op, "value", value, gate)?;
         if !self.is_gated() {
             let expected = format!("one tensor, since {self} is not gated");
-            return Err(shape_error(op, "value", expected, value));
+            return Err(shape_error(op, "value", expected, value.dims()));
         }
         if gate.dims() != value.dims() {
             let expected = format!("{:?}, as the gate", gate.dims());
-            return Err(shape_error(op, "value", expected, value));
+            return Err(shape_error(op, "value", expected, value.dims()));
         }
         Ok(())
     }
 
-    /// The result for a contiguous `x` where there are kernels.
+    /// The result for a contiguous `x`, by kernels.
     fn forward(self, x: &Tensor) -> Result<Storage> {
         let _scope = enter(Kind::Activation);
         match x.device() {

@@ -1,4 +1,4 @@
-//! Activations of data with a scale: results and gradients have the scale of what they are computed from.
+//! Activations of data with a scale: results and gradients have the scale of their input.
 
 use crate::base::data::activation::Curve;
 use crate::base::error::Result;

@@ -123,7 +123,7 @@ impl Attention {
     }
 }
 
-/// The values of `x` rounded to bf16; the gradient passes as it is.
+/// The values of `x` rounded to bf16; the gradient passes unchanged.
 fn rounded(x: &Tensor) -> Result<Tensor> {
     let plain = x.detach();
     let rounded = plain.to_dtype(DType::BF16)?.to_dtype(x.dtype())?;

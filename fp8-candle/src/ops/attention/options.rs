@@ -1,8 +1,9 @@
 //! Options of attention, and what they mean for given tensors.
 
+use crate::base::check::{check_float, check_like};
 use crate::base::data::attention::{Attention, Dropout};
-use crate::base::error::{Error, Result};
-use crate::ops::{check_float, check_like, shape_error};
+use crate::base::error::{Error, Result, dtype_error, shape_error};
+
 use candle_core::{DType, Tensor};
 
 pub(super) const OP: &str = "attention";
@@ -119,7 +120,7 @@ impl Attention {
         let sizes = |what: &'static str, x: &Tensor| match *x.dims() {
             [b, t, h, d] if tokens_first => Ok([b, h, t, d]),
             [b, h, t, d] => Ok([b, h, t, d]),
-            _ => Err(shape_error(OP, what, "four dimensions", x)),
+            _ => Err(shape_error(OP, what, "four dimensions", x.dims())),
         };
         let [batch, heads, queries, head_dim] = sizes("q", q)?;
         let [k_batch, kv_heads, keys, k_dim] = sizes("k", k)?;
@@ -128,25 +129,35 @@ impl Attention {
                 "batch {batch}, heads that divide {heads}, {head_dim} features, as q {:?} has",
                 q.dims()
             );
-            return Err(shape_error(OP, "k", expected, k));
+            return Err(shape_error(OP, "k", expected, k.dims()));
         }
         if v.dims() != k.dims() {
-            return Err(shape_error(OP, "v", format!("{:?}, as k", k.dims()), v));
+            return Err(shape_error(
+                OP,
+                "v",
+                format!("{:?}, as k", k.dims()),
+                v.dims(),
+            ));
         }
         let causal = options.causal || options.window.is_some();
         if keys == 0 || causal && keys < queries {
             let least = if causal { queries.max(1) } else { 1 };
-            return Err(shape_error(OP, "k", format!("at least {least} keys"), k));
+            return Err(shape_error(
+                OP,
+                "k",
+                format!("at least {least} keys"),
+                k.dims(),
+            ));
         }
         if let Some(lengths) = &options.key_lengths
             && (lengths.len() != batch || lengths.iter().any(|&length| length > keys))
         {
-            return Err(Error::Shape {
-                op: OP,
-                what: "key_lengths",
-                expected: format!("{batch} lengths up to {keys}, one per batch entry"),
-                got: lengths.clone(),
-            });
+            return Err(shape_error(
+                OP,
+                "key_lengths",
+                format!("{batch} lengths up to {keys}, one per batch entry"),
+                lengths.clone(),
+            ));
         }
         let dropout = match options.dropout {
             Some(AttentionDropout { probability, .. }) if !(0.0..1.0).contains(&probability) => {
@@ -165,12 +176,12 @@ impl Attention {
             Some(operands) if operands == q.dtype() => (),
             Some(DType::F32) if q.dtype() != DType::F64 => (),
             Some(got) => {
-                return Err(Error::DType {
-                    op: OP,
-                    what: "the operands of products",
-                    expected: "bf16, f32 unless the tensors are f64, or the dtype of the tensors",
+                return Err(dtype_error(
+                    OP,
+                    "the operands of products",
+                    "bf16, f32 unless the tensors are f64, or the dtype of the tensors",
                     got,
-                });
+                ));
             }
         }
         Ok(Self {

@@ -89,7 +89,7 @@ impl CheckedTargets {
         let logits_scale = T::Real::from_f64(logits_scale);
         let factor = T::Real::from_f64(factor);
         let (dx, _) = filled(
-            T::ZERO,
+            T::default(),
             logits.len(),
             block_rows(self.targets.len(), classes) * classes,
             |start, dx: &mut [T]| {

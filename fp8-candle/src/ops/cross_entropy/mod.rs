@@ -6,9 +6,10 @@ mod options;
 
 pub use options::CrossEntropyOptions;
 
-use super::{check_device, check_float, fused, last_dim, shape_error};
+use super::fused;
+use crate::base::check::{check_device, check_float, last_dim};
 use crate::base::data::storage::tensor_of;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Result, dtype_error, shape_error};
 use crate::base::profile::{Kind, enter};
 use crate::device::cpu::elements::{for_dtype, storage, tensor, with_slices};
 #[cfg(feature = "cuda")]
@@ -34,7 +35,7 @@ use options::OP;
 /// them to the host and wait for the device: there the loss is NaN, and so are the gradients in the row of the target.
 ///
 /// # Errors
-/// [`Error::Target`] on the CPU if a target is not in `0..classes`; or if shapes, dtypes or devices do not fit.
+/// [`Error::Target`](crate::Error::Target) on the CPU if a target is not in `0..classes`; or if shapes, dtypes or devices do not fit.
 ///
 /// # Source
 /// Bishop, "Pattern Recognition and Machine Learning", section 4.3.4, 2006.
@@ -146,7 +147,7 @@ fn on_cuda(logits: &Tensor, targets: Tensor, options: CrossEntropyOptions) -> Re
 /// The number of classes, if logits and targets fit each other.
 fn check(logits: &Tensor, targets: &Tensor) -> Result<usize> {
     check_float(OP, "logits", logits)?;
-    check_device(OP, "targets", targets, logits)?;
+    check_device(OP, "targets", targets, logits.device())?;
     let classes = last_dim(OP, "logits", logits)?;
     let positions = &logits.dims()[..logits.rank() - 1];
     if targets.dims() != positions {
@@ -154,16 +155,16 @@ fn check(logits: &Tensor, targets: &Tensor) -> Result<usize> {
             OP,
             "targets",
             format!("{positions:?}"),
-            targets,
+            targets.dims(),
         ));
     }
     if targets.dtype().is_float() {
-        return Err(Error::DType {
-            op: OP,
-            what: "targets",
-            expected: "an integer dtype",
-            got: targets.dtype(),
-        });
+        return Err(dtype_error(
+            OP,
+            "targets",
+            "an integer dtype",
+            targets.dtype(),
+        ));
     }
     Ok(classes)
 }

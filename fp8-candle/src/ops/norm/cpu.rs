@@ -17,16 +17,7 @@ impl Norm {
         let (mut weight_buffer, mut bias_buffer) = (Vec::new(), Vec::new());
         let weight = T::load(weight, &mut weight_buffer);
         let bias = bias.map(|bias| T::load(bias, &mut bias_buffer));
-        map_rows([x], cols, |_, [x], y| {
-            simd(
-                #[inline(always)]
-                || {
-                    for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)) {
-                        self.forward_row(x, weight, bias, y);
-                    }
-                },
-            );
-        })
+        map_rows([x], cols, |_, [x], y| self.forward_rows(x, weight, bias, y))
     }
 
     /// The results from element `start`, the first of a row, on.
@@ -38,22 +29,24 @@ impl Norm {
         start: usize,
         y: &mut [T],
     ) {
-        let cols = weight.len();
         let mut buffers = [Vec::new(), Vec::new(), Vec::new()];
         let [x_buffer, weight_buffer, bias_buffer] = &mut buffers;
         let x = T::load(&x[start..start + y.len()], x_buffer);
         let weight = T::load(weight, weight_buffer);
         let bias = bias.map(|bias| T::load(bias, bias_buffer));
-        T::store(y, |y| {
-            simd(
-                #[inline(always)]
-                || {
-                    for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)) {
-                        self.forward_row(x, weight, bias, y);
-                    }
-                },
-            );
-        });
+        T::store(y, |y| self.forward_rows(x, weight, bias, y));
+    }
+
+    fn forward_rows<R: Real>(&self, x: &[R], weight: &[R], bias: Option<&[R]>, y: &mut [R]) {
+        let cols = weight.len();
+        simd(
+            #[inline(always)]
+            || {
+                for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)) {
+                    self.forward_row(x, weight, bias, y);
+                }
+            },
+        );
     }
 
     #[inline(always)]
@@ -100,7 +93,7 @@ impl Norm {
         let mut weight_buffer = Vec::new();
         let weight = T::load(weight, &mut weight_buffer);
         let len = block_rows(x.len() / cols.max(1), cols) * cols;
-        let (dx, partials) = filled(T::ZERO, x.len(), len, |start, dx: &mut [T]| {
+        let (dx, partials) = filled(T::default(), x.len(), len, |start, dx: &mut [T]| {
             let (mut x_buffer, mut grad_buffer) = (Vec::new(), Vec::new());
             let x = T::load(&x[start..start + dx.len()], &mut x_buffer);
             let grad = T::load(&grad[start..start + dx.len()], &mut grad_buffer);
@@ -169,7 +162,7 @@ fn add<R: Real>(total: &mut [R], part: &[R]) {
 }
 
 fn round<T: Element>(values: &[T::Real], factor: f64) -> Vec<T> {
-    let mut rounded = vec![T::ZERO; values.len()];
+    let mut rounded = vec![T::default(); values.len()];
     let factor = T::Real::from_f64(factor);
     T::store(&mut rounded, |out| {
         for (out, &value) in out.iter_mut().zip(values) {

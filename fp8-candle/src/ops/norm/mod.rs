@@ -2,7 +2,8 @@
 
 mod cpu;
 
-use super::{check_float, check_like, fused, last_dim, shape_error};
+use super::fused;
+use crate::base::check::{check_dims, check_float, check_like, last_dim};
 use crate::base::data::made::Made;
 use crate::base::error::Result;
 use crate::base::profile::{Kind, enter};
@@ -219,9 +220,7 @@ impl Norm {
         for (what, parameter) in [("weight", Some(weight)), ("bias", bias)] {
             let Some(parameter) = parameter else { continue };
             check_like(self.op(), what, parameter, x)?;
-            if parameter.dims() != [d] {
-                return Err(shape_error(self.op(), what, format!("[{d}]"), parameter));
-            }
+            check_dims(self.op(), what, parameter, &[d])?;
         }
         Ok(())
     }
@@ -253,7 +252,7 @@ impl Norm {
         })
     }
 
-    /// The result where there are kernels, and what they keep for the backward pass.
+    /// The result by kernels, and what they keep for the backward pass.
     fn computed(
         self,
         x: &Tensor,
@@ -268,13 +267,10 @@ impl Norm {
             return self.on_cuda().forward(x, weight, bias, keep);
         }
         crate::base::simd::check()?;
-        let y = for_dtype!(self.op(), x.dtype(), T => match bias {
-            Some(bias) => with_slices([x, weight, bias], |[x, weight, bias]: [&[T]; 3]| {
-                storage(self.cpu_forward(x, weight, Some(bias)))
-            }),
-            None => with_slices([x, weight], |[x, weight]: [&[T]; 2]| {
-                storage(self.cpu_forward(x, weight, None))
-            }),
+        let y = for_dtype!(self.op(), x.dtype(), T => {
+            with_slices([x, weight, bias.unwrap_or(weight)], |[x, weight, shift]: [&[T]; 3]| {
+                storage(self.cpu_forward(x, weight, bias.map(|_| shift)))
+            })
         })?;
         Ok((y, None))
     }

@@ -3,8 +3,6 @@
 use crate::base::data::attention::Attention;
 use crate::base::error::Result;
 use crate::device::cpu::elements::to_bf16;
-use crate::graph::wide::kept::Kept;
-use crate::graph::wide::value::Value;
 use crate::graph::wide::{Wide, WideNode};
 use crate::ops::{AttentionOptions, rope};
 use candle_core::Tensor;
@@ -24,16 +22,12 @@ impl WideNode {
     ) -> Result<Wide> {
         let (cos, sin) = (cos.detach(), sin.detach());
         let tensor = rope::tokens_first(x.value.get()?, &cos, &sin, interleaved, false)?;
-        let (id, kept) = (x.id, Kept::Tensor(tensor.clone()));
-        Ok(
-            self.record(Value::Made(tensor), kept, &[id], move |sweep, grad| {
-                let grad = grad.contiguous()?;
-                sweep.add(
-                    id,
-                    rope::tokens_first(&grad, &cos, &sin, interleaved, true)?,
-                )
-            }),
-        )
+        let id = x.id;
+        Ok(self.record_tensor(tensor, &[id], move |sweep, grad| {
+            let grad = grad.contiguous()?;
+            let dx = rope::tokens_first(&grad, &cos, &sin, interleaved, true)?;
+            sweep.add(id, dx)
+        }))
     }
 
     /// [`attention_tokens_first`](crate::ops::attention_tokens_first): q `[b, tq, h, d]`, k and v `[b, tk, h_kv, d]`, result `[b, tq, h, d]`.
@@ -41,11 +35,8 @@ impl WideNode {
     /// # Errors
     /// As [`attention_tokens_first`](crate::ops::attention_tokens_first).
     pub fn attention(&mut self, qkv: [&Wide; 3], options: &AttentionOptions) -> Result<Wide> {
-        let tensors = [
-            qkv[0].value.get()?,
-            qkv[1].value.get()?,
-            qkv[2].value.get()?,
-        ];
+        let [q, k, v] = qkv.map(|x| x.value.get());
+        let tensors = [q?, k?, v?];
         let attention = Attention::new(tensors, options, true)?;
         let dtype = tensors[0].dtype();
         let ids = qkv.map(|x| x.id);
@@ -57,18 +48,15 @@ impl WideNode {
         let [q, k, v] = kept;
         let kept = [q?, k?, v?];
         let (tensor, saved) = attention.forward(kept.each_ref(), dtype)?;
-        let result = Kept::Tensor(tensor.clone());
-        Ok(
-            self.record(Value::Made(tensor), result, &ids, move |sweep, grad| {
-                let wanted = ids.map(|id| id.is_some());
-                let grads = attention.backward(kept.each_ref(), &saved, grad, wanted)?;
-                for (id, grad) in ids.into_iter().zip(grads) {
-                    if let Some(grad) = grad {
-                        sweep.add(id, grad.to_dtype(dtype)?)?;
-                    }
+        Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
+            let wanted = ids.map(|id| id.is_some());
+            let grads = attention.backward(kept.each_ref(), &saved, grad, wanted)?;
+            for (id, grad) in ids.into_iter().zip(grads) {
+                if let Some(grad) = grad {
+                    sweep.add(id, grad.to_dtype(dtype)?)?;
                 }
-                Ok(())
-            }),
-        )
+            }
+            Ok(())
+        }))
     }
 }

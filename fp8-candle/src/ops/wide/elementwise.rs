@@ -29,7 +29,7 @@ impl RowSource for Activated {
     }
 }
 
-/// The gradient of what an activation reads.
+/// The gradient of the input of an activation.
 struct ActivationGradient {
     x: Tensor,
     grad: Tensor,
@@ -73,14 +73,11 @@ impl WideNode {
     /// If shapes or dtypes differ.
     pub fn add(&mut self, a: &Wide, b: &Wide) -> Result<Wide> {
         let tensor = add(a.value.get()?, b.value.get()?)?;
-        let kept = Kept::Tensor(tensor.clone());
         let ids = [a.id, b.id];
-        Ok(
-            self.record(Value::Made(tensor), kept, &ids, move |sweep, grad| {
-                sweep.add_shared(ids[0], grad)?;
-                sweep.add_shared(ids[1], grad)
-            }),
-        )
+        Ok(self.record_tensor(tensor, &ids, move |sweep, grad| {
+            sweep.add_shared(ids[0], grad)?;
+            sweep.add_shared(ids[1], grad)
+        }))
     }
 
     /// [`Activation::apply`]. The backward pass keeps `x`, or what `x` is computed from again.
@@ -115,7 +112,7 @@ impl WideNode {
             if made_casts(x.device()).is_none() {
                 return sweep.add(id, activation.backward(&x, &grad)?);
             }
-            // Perhaps only cast, which a kernel does as it computes it.
+            // If it is only cast, a kernel casts it as it computes it.
             let (dims, dtype, device) = (x.dims().to_vec(), x.dtype(), x.device().clone());
             let source = ActivationGradient {
                 x: x.contiguous()?,
@@ -127,7 +124,7 @@ impl WideNode {
         Ok(Wide { recast, ..y })
     }
 
-    /// A gated `activation` whose gate and value are tensors of their own, of one shape.
+    /// A gated `activation` of a gate and a value in two tensors of one shape.
     ///
     /// # Errors
     /// If the shapes differ or the activation is not gated.
@@ -162,18 +159,15 @@ impl WideNode {
         Ok(Wide { recast, ..y })
     }
 
-    /// Zeros instead of a share `p` of the elements, the others times `1 / (1 - p)`. Which ones follows from `seed` and an
-    /// element's place alone.
+    /// [`dropout`](crate::ops::dropout()) with this seed.
     ///
     /// # Errors
     /// If `p` is not within `0..1`.
     pub fn dropout(&mut self, x: &Wide, p: f64, seed: u64) -> Result<Wide> {
         let tensor = dropout::dropout(x.value.get()?, p, seed)?;
-        let (id, kept) = (x.id, Kept::Tensor(tensor.clone()));
-        Ok(
-            self.record(Value::Made(tensor), kept, &[id], move |sweep, grad| {
-                sweep.add_shared(id, &dropout::dropout(grad, p, seed)?)
-            }),
-        )
+        let id = x.id;
+        Ok(self.record_tensor(tensor, &[id], move |sweep, grad| {
+            sweep.add_shared(id, &dropout::dropout(grad, p, seed)?)
+        }))
     }
 }

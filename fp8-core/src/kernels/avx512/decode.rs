@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Format, HighPrecision,
     high_precision::sealed::{Kind, Sealed},
-    kernels::{Isa, widening::Widening},
+    kernels::{Isa, Layout, widening::Widening},
 };
 
 /// How the codes of a format become f16, and which ones do not.
@@ -56,21 +56,16 @@ impl Wide {
             has_negative_zero: ocp,
         }
     }
-
-    /// Whether this module decodes elements with a scale of their own each.
-    pub(crate) fn has_columns(&self) -> bool {
-        self.has_f16
-    }
 }
 
-/// Decodes segments of `len` codes, each with its scale, with tables if `vbmi` and the segments are long. Returns `false`
-/// and does nothing if this module has no code for the case.
-pub(crate) fn segments<T: HighPrecision>(
+/// Decodes codes with their scales, long segments with tables if `vbmi`. Returns `false` and does nothing if this module has no
+/// code for the case.
+pub(crate) fn run<T: HighPrecision>(
     isa: Isa,
     vbmi: bool,
     (widening, wide): (Widening, &Wide),
     codes: &[u8],
-    len: usize,
+    layout: Layout,
     dequant_scales: &[f32],
     dst: &mut [T],
 ) -> bool {
@@ -78,7 +73,12 @@ pub(crate) fn segments<T: HighPrecision>(
     let words = matches!(<T as Sealed>::KIND, Kind::Bf16 | Kind::F16);
     // A scale of 0, infinity or NaN would give NaN a sign that no table has.
     let regular = |scale: &f32| *scale != 0.0 && scale.is_finite();
-    if vbmi && words && len >= table::MIN_LEN && dequant_scales.iter().all(regular) {
+    if let Layout::Segments(len) = layout
+        && vbmi
+        && words
+        && len >= table::MIN_LEN
+        && dequant_scales.iter().all(regular)
+    {
         let has_negative_zero = wide.has_negative_zero;
         // SAFETY: an `Isa` of this level with VBMI exists only where all these features were found.
         unsafe { table::segments(widening, has_negative_zero, codes, len, dequant_scales, dst) };
@@ -86,22 +86,16 @@ pub(crate) fn segments<T: HighPrecision>(
     }
     if wide.has_f16 {
         // SAFETY: an `Isa` of this level exists only where these four features were found.
-        unsafe { segments_of(widening, wide, codes, len, dequant_scales, dst) };
+        unsafe {
+            match layout {
+                Layout::Segments(len) => {
+                    segments_of(widening, wide, codes, len, dequant_scales, dst);
+                }
+                Layout::PerElement => columns_of(widening, wide, codes, dequant_scales, dst),
+            }
+        }
     }
     wide.has_f16
-}
-
-/// Decodes codes with a scale of their own each. For formats where [`Wide::has_columns`].
-pub(crate) fn columns<T: HighPrecision>(
-    isa: Isa,
-    (widening, wide): (Widening, &Wide),
-    codes: &[u8],
-    dequant_scales: &[f32],
-    dst: &mut [T],
-) {
-    assert!(super::is_in(isa) && wide.has_f16);
-    // SAFETY: an `Isa` of this level exists only where these four features were found.
-    unsafe { columns_of(widening, wide, codes, dequant_scales, dst) };
 }
 
 /// [`Wide`] as vectors.
@@ -153,7 +147,7 @@ impl Bits {
 
 /// Decodes up to a block under one scale; `scaled` is that scale times the factor of the format.
 ///
-/// Each caller passes a `CALLER` of its own: a function of this length is only sure to be inlined if it has one caller.
+/// Each caller passes another `CALLER`: a function of this length is only sure to be inlined if it has one caller.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn decode<T: HighPrecision, const CALLER: u8>(
@@ -171,7 +165,7 @@ fn decode<T: HighPrecision, const CALLER: u8>(
     }
 }
 
-/// Decodes up to a block of elements with a scale of their own each.
+/// Decodes up to a block of elements, each with its own scale.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn decode_each<T: HighPrecision, const CALLER: u8>(

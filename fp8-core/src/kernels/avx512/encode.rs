@@ -10,63 +10,39 @@ use super::{
     scales::VectorScales,
     store_bytes,
 };
-use crate::{HighPrecision, StochasticKey, kernels::Isa};
+use crate::{
+    HighPrecision, StochasticKey,
+    kernels::{Isa, Layout},
+};
 
 /// The random bits of stochastic rounding: their key, and the index of the first element.
 pub(crate) type Random = (StochasticKey, u64);
 
-/// Casts segments of `len` elements, each with its scale; max |x| as bits where `AMAX`.
-///
-/// Stochastic where there is `random`, else to nearest even.
-pub(crate) fn segments<T: HighPrecision, const AMAX: bool>(
+/// Casts elements with their scales; max |x| as bits where `AMAX`. Stochastic with `random`, else to nearest even.
+pub(crate) fn run<T: HighPrecision, const AMAX: bool>(
     isa: Isa,
     wide: &Wide,
     random: Option<Random>,
     src: &[T],
-    len: usize,
-    quant_scales: &[f32],
+    layout: Layout,
+    scales: &[f32],
     dst: &mut [u8],
 ) -> u32 {
     assert!(super::is_in(isa));
+    let (key, stochastic) = (random.unwrap_or_default(), random.is_some());
     // SAFETY: an `Isa` of this level exists only where these four features were found.
     unsafe {
-        match random {
-            None => segments_of::<T, AMAX, false>(
-                wide,
-                (StochasticKey::default(), 0),
-                src,
-                len,
-                quant_scales,
-                dst,
-            ),
-            Some(random) => segments_of::<T, AMAX, true>(wide, random, src, len, quant_scales, dst),
-        }
-    }
-}
-
-/// Casts elements with a scale of their own each; max |x| as bits where `AMAX`.
-///
-/// Stochastic where there is `random`, else to nearest even.
-pub(crate) fn columns<T: HighPrecision, const AMAX: bool>(
-    isa: Isa,
-    wide: &Wide,
-    random: Option<Random>,
-    src: &[T],
-    quant_scales: &[f32],
-    dst: &mut [u8],
-) -> u32 {
-    assert!(super::is_in(isa));
-    // SAFETY: an `Isa` of this level exists only where these four features were found.
-    unsafe {
-        match random {
-            None => columns_of::<T, AMAX, false>(
-                wide,
-                (StochasticKey::default(), 0),
-                src,
-                quant_scales,
-                dst,
-            ),
-            Some(random) => columns_of::<T, AMAX, true>(wide, random, src, quant_scales, dst),
+        match (layout, stochastic) {
+            (Layout::Segments(len), false) => {
+                segments_of::<T, AMAX, false>(wide, key, src, len, scales, dst)
+            }
+            (Layout::Segments(len), true) => {
+                segments_of::<T, AMAX, true>(wide, key, src, len, scales, dst)
+            }
+            (Layout::PerElement, false) => {
+                columns_of::<T, AMAX, false>(wide, key, src, scales, dst)
+            }
+            (Layout::PerElement, true) => columns_of::<T, AMAX, true>(wide, key, src, scales, dst),
         }
     }
 }
@@ -99,8 +75,8 @@ impl<const AMAX: bool, const STOCHASTIC: bool> Encoder<AMAX, STOCHASTIC> {
 
     /// Casts up to a block of elements; returns `max` with their magnitudes merged.
     ///
-    /// Arguments passed by value stay in registers. Each caller passes a `CALLER` of its own: a function of this length is
-    /// only sure to be inlined if it has one caller.
+    /// Arguments passed by value stay in registers. Each caller passes another `CALLER`: a function of this length is only
+    /// sure to be inlined if it has one caller.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn encode<T: HighPrecision, const CALLER: u8>(

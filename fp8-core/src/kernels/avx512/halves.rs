@@ -8,14 +8,14 @@ use super::{Isa, LANES, is_in, load, store};
 use crate::HighPrecision;
 use crate::high_precision::sealed::Kind;
 
-/// As `kernels::halves` says.
+/// See `kernels::halves`.
 pub(in super::super) fn widen<T: HighPrecision>(isa: Isa, src: &[T], dst: &mut [f32]) {
     assert!(is_in(isa), "{isa:?}");
     // SAFETY: as asserted, the processor has these features.
     unsafe { widen_all(src, dst) }
 }
 
-/// As `kernels::halves` says.
+/// See `kernels::halves`.
 pub(in super::super) fn narrow_f16(isa: Isa, src: &[f32], dst: &mut [f16]) {
     assert!(is_in(isa), "{isa:?}");
     // SAFETY: as asserted, the processor has these features.

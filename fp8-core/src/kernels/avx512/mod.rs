@@ -1,7 +1,7 @@
 //! The hot kernels, by hand for AVX-512: 64 elements at a time, as four vectors of f32.
 //!
-//! Only the loads and stores of this file touch memory; everything else computes on values. They mask what lies beyond
-//! the end of a slice, so tails need no code of their own.
+//! Only the loads and stores of this file touch memory; everything else computes on values. They mask elements beyond the end
+//! of a slice, so tails need no extra code.
 
 pub(super) mod decode;
 pub(super) mod encode;

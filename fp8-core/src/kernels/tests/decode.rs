@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use crate::{
     Format, HighPrecision,
     kernels::{
-        Isa,
+        Isa, Layout,
         decode::{self, Decoder},
     },
 };
@@ -47,20 +47,14 @@ fn check_decode<T: HighPrecision>(round: impl Fn(f32) -> T) {
                     let scales = vec![scale; codes.len().div_ceil(len)];
                     let modes = if isa.has_vbmi() { 2 } else { 1 };
                     for vbmi in [false, true].into_iter().take(modes) {
-                        decode::segments_with(
-                            isa,
-                            vbmi,
-                            decoder,
-                            &codes,
-                            len,
-                            &scales,
-                            &mut values,
-                        );
+                        let (layout, to) = (Layout::Segments(len), &mut values);
+                        decode::decode_with(isa, vbmi, decoder, &codes, layout, &scales, to);
                         check(&format!("{len} {vbmi}"), isa, &mut values);
                     }
                 }
                 let scales = vec![scale; codes.len()];
-                decode::columns(isa, decoder, &codes, &scales, &mut values);
+                let layout = Layout::PerElement;
+                decode::decode(isa, decoder, &codes, layout, &scales, &mut values);
                 check("columns", isa, &mut values);
             }
         }
@@ -83,14 +77,16 @@ fn decoding_keeps_to_its_length() {
                 };
                 let mut values = vec![guard; len + 70];
                 let (now, beyond) = values.split_at_mut(len);
-                decode::segments(isa, decoder, &codes, len.max(1), &[0.3], now);
+                let whole = Layout::Segments(len.max(1));
+                decode::decode(isa, decoder, &codes, whole, &[0.3], now);
                 let same = |now: &[T]| {
                     codes.iter().zip(now).all(|(code, x)| {
                         x.to_f32().to_bits() == expected(code) || code & 0x7F == 0x7F
                     })
                 };
                 assert!(same(now), "{isa:?} {len}");
-                decode::columns(isa, decoder, &codes, &vec![0.3; len], now);
+                let scales = vec![0.3; len];
+                decode::decode(isa, decoder, &codes, Layout::PerElement, &scales, now);
                 assert!(same(now), "{isa:?} {len}");
                 assert!(beyond.iter().all(|x| *x == guard), "{isa:?} {len}");
             }

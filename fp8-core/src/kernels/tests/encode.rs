@@ -6,7 +6,9 @@ use super::{all, random_f32};
 use crate::{
     Cast, Format, HighPrecision, Overflow, Rounding, StochasticKey,
     kernels::{
-        Isa, general,
+        Isa,
+        Layout::{PerElement, Segments},
+        general,
         nearest::{self, Nearest},
     },
 };
@@ -88,20 +90,27 @@ fn check_nearest<T: HighPrecision>(src: &[T]) {
             .collect();
         for isa in Isa::available() {
             let mut codes = vec![0x55; src.len()];
-            nearest::columns::<T, false>(isa, kernel, src, &odds, &mut codes);
+            nearest::encode::<T, false>(isa, kernel, src, PerElement, &odds, &mut codes);
             assert_codes(&cast, isa, src, &odds, &oddly, &codes);
             codes.fill(0x55);
 
-            let max = nearest::segments::<T, true>(isa, kernel, src, src.len(), &[1.0], &mut codes);
+            let max = nearest::encode::<T, true>(
+                isa,
+                kernel,
+                src,
+                Segments(src.len()),
+                &[1.0],
+                &mut codes,
+            );
             assert_codes(&cast, isa, src, &vec![1.0; src.len()], &whole, &codes);
             assert_eq!(max, amax, "{isa:?}");
 
             codes.fill(0x55);
-            nearest::segments::<T, false>(isa, kernel, src, 100, &hundreds, &mut codes);
+            nearest::encode::<T, false>(isa, kernel, src, Segments(100), &hundreds, &mut codes);
             assert_codes(&cast, isa, src, &scales, &scaled, &codes);
 
             codes.fill(0x55);
-            let max = nearest::columns::<T, true>(isa, kernel, src, &scales, &mut codes);
+            let max = nearest::encode::<T, true>(isa, kernel, src, PerElement, &scales, &mut codes);
             assert_codes(&cast, isa, src, &scales, &scaled, &codes);
             assert_eq!(max, amax, "{isa:?}");
         }
@@ -145,11 +154,21 @@ fn other_roundings_equal_the_definition() {
         let expected: Vec<u8> = src.iter().enumerate().map(encode).collect();
         for isa in Isa::available() {
             let mut codes = vec![0x55; src.len()];
-            general::segments::<f32, false>(isa, &cast, &src, 100, &hundreds, first, &mut codes);
+            general::encode::<f32, false>(
+                isa,
+                &cast,
+                &src,
+                Segments(100),
+                &hundreds,
+                first,
+                &mut codes,
+            );
             assert_codes(&cast, isa, &src, &scales, &expected, &codes);
 
             codes.fill(0x55);
-            let max = general::columns::<f32, true>(isa, &cast, &src, &scales, first, &mut codes);
+            let max = general::encode::<f32, true>(
+                isa, &cast, &src, PerElement, &scales, first, &mut codes,
+            );
             assert_codes(&cast, isa, &src, &scales, &expected, &codes);
             assert!(f32::from_bits(max).is_nan());
         }
@@ -168,8 +187,14 @@ fn amax_has_the_bits_of_a_nan() {
                 let expected = nan.to_f32().to_bits() & 0x7FFF_FFFF;
                 for isa in Isa::available() {
                     let mut codes = [0; 130];
-                    let max =
-                        nearest::segments::<T, true>(isa, kernel, &src, 130, &[1.0], &mut codes);
+                    let max = nearest::encode::<T, true>(
+                        isa,
+                        kernel,
+                        &src,
+                        Segments(130),
+                        &[1.0],
+                        &mut codes,
+                    );
                     assert_eq!(max, expected, "{isa:?} {place}");
                     assert_eq!(codes[place] & 0x7F, 0x7F);
                 }
@@ -220,11 +245,11 @@ fn the_sign_of_a_nan_code_is_that_of_the_value() {
                         let mut codes = [[0; LEN]; 4];
                         let [a, b, c, d] = &mut codes;
                         let one = &each[..1];
-                        general::segments::<T, false>(isa, &cast, &src, LEN, one, 0, a);
-                        general::columns::<T, true>(isa, &cast, &src, &each, 0, b);
+                        general::encode::<T, false>(isa, &cast, &src, Segments(LEN), one, 0, a);
+                        general::encode::<T, true>(isa, &cast, &src, PerElement, &each, 0, b);
                         if let Some(kernel) = Nearest::new(&cast) {
-                            nearest::segments::<T, true>(isa, kernel, &src, LEN, one, c);
-                            nearest::columns::<T, false>(isa, kernel, &src, &each, d);
+                            nearest::encode::<T, true>(isa, kernel, &src, Segments(LEN), one, c);
+                            nearest::encode::<T, false>(isa, kernel, &src, PerElement, &each, d);
                         } else {
                             (*c, *d) = (*a, *b);
                         }
@@ -292,18 +317,35 @@ fn casts_keep_to_their_length_and_place() {
                     let mut codes = vec![0x55; count + 70];
                     let now = &mut codes[..count];
                     let (by_segment, by_column) = if let Some(kernel) = Nearest::new(&cast) {
-                        let a = nearest::segments::<T, true>(isa, kernel, src, len, &scales, now);
+                        let a = nearest::encode::<T, true>(
+                            isa,
+                            kernel,
+                            src,
+                            Segments(len),
+                            &scales,
+                            now,
+                        );
                         assert_codes(&cast, isa, src, &each, &expected, now);
                         now.fill(0);
-                        let b = nearest::columns::<T, true>(isa, kernel, src, &each, now);
+                        let b =
+                            nearest::encode::<T, true>(isa, kernel, src, PerElement, &each, now);
                         (a, b)
                     } else {
                         let (cast, scales, each) = (&cast, &scales, &each);
-                        let a =
-                            general::segments::<T, true>(isa, cast, src, len, scales, first, now);
+                        let a = general::encode::<T, true>(
+                            isa,
+                            cast,
+                            src,
+                            Segments(len),
+                            scales,
+                            first,
+                            now,
+                        );
                         assert_codes(cast, isa, src, each, &expected, now);
                         now.fill(0);
-                        let b = general::columns::<T, true>(isa, cast, src, each, first, now);
+                        let b = general::encode::<T, true>(
+                            isa, cast, src, PerElement, each, first, now,
+                        );
                         (a, b)
                     };
                     assert_codes(&cast, isa, src, &each, &expected, now);
@@ -339,11 +381,11 @@ fn stochastic_rounding_of_all_bf16_and_f16_equals_the_definition() {
                 for isa in Isa::available() {
                     let mut codes = vec![0; src.len()];
                     let scales = [scale];
-                    general::segments::<T, false>(
+                    general::encode::<T, false>(
                         isa,
                         &cast,
                         &src,
-                        src.len(),
+                        Segments(src.len()),
                         &scales,
                         0,
                         &mut codes,

@@ -5,7 +5,7 @@ mod encode;
 
 use half::{bf16, f16};
 
-use super::{Isa, amax, convert};
+use super::{Isa, Layout, amax, convert};
 use crate::{HighPrecision, StochasticKey};
 
 /// Under Miri, which takes a thousand times as long, only every 509th value is tested.
@@ -55,7 +55,7 @@ fn amax_is_the_largest_magnitude_with_nan_above_infinity() {
         for isa in Isa::available() {
             for len in [1, 7, 32, 100, 300] {
                 let mut out = vec![0.0; 300usize.div_ceil(len)];
-                amax::segments(isa, &src, len, &mut out);
+                amax::merge(isa, &src, Layout::Segments(len), &mut out);
                 for (chunk, out) in src.chunks(len).zip(out) {
                     let expected = chunk.iter().fold(0.0f32, |max, x| {
                         if max.is_nan() || x.is_nan() {
@@ -71,7 +71,7 @@ fn amax_is_the_largest_magnitude_with_nan_above_infinity() {
                 }
             }
             let mut out = vec![2.0; 300];
-            amax::columns(isa, &src, &mut out);
+            amax::merge(isa, &src, Layout::PerElement, &mut out);
             for (x, out) in src.iter().zip(out) {
                 assert!(
                     out == x.abs().max(2.0) || x.is_nan() && out.is_nan(),
@@ -89,7 +89,7 @@ fn amax_of_16_bits_is_that_of_f32() {
         for isa in Isa::available() {
             for len in [1, 31, 32, 100, 128, 200, 1 << 16] {
                 let mut out = vec![0.0; all.len().div_ceil(len)];
-                amax::segments(isa, &all, len, &mut out);
+                amax::merge(isa, &all, Layout::Segments(len), &mut out);
                 for (chunk, out) in all.chunks(len).zip(out) {
                     assert_eq!(
                         Some(out.to_bits()),

@@ -18,7 +18,7 @@ use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks::for_each;
 use fp8_core::HighPrecision;
 
-/// Writes all of the gradients of q, k and v that are there. `views`: q, k, v and the gradient of the result.
+/// Writes every element of those `gradients` of q, k and v that are wanted. `views`: q, k, v and the gradient of the result.
 pub(super) fn backward<U: Units, T: HighPrecision>(
     units: U,
     attention: &Attention,
@@ -43,7 +43,7 @@ pub(super) fn backward<U: Units, T: HighPrecision>(
         });
         return;
     }
-    // Sums of the tasks of each head of keys, which are added in one order.
+    // The sums of all tasks of a head of keys are added in a fixed order.
     let mut sums: Vec<Option<KeySums>> = (0..split.tasks()).map(|_| None).collect();
     let places = Shared::new(&mut sums);
     for_each(split.tasks(), |task| {
@@ -59,7 +59,7 @@ pub(super) fn backward<U: Units, T: HighPrecision>(
     });
 }
 
-/// Gradients of the keys and values of a task, `[keys][padded]`; the first lacks the scale.
+/// Gradients of a task's keys, without the softmax scale, and values, `[keys][padded]`.
 struct KeySums {
     dk: Vec<f32>,
     dv: Vec<f32>,
@@ -135,13 +135,10 @@ impl<U: Units, T: HighPrecision> Pass<'_, U, T> {
                 if visible.is_empty() {
                     continue;
                 }
-                let mut kept: &[f32] = &[];
-                if let Some(dropout) = &attention.dropout {
-                    let first = block.first_key + visible.start / PANEL * PANEL;
-                    let factors = &mut factors[..p.values.len()];
-                    rows::factors(dropout, [pair, query], first, factors);
-                    kept = factors;
-                }
+                let first = block.first_key + visible.start / PANEL * PANEL;
+                let dropped = attention.dropout.map_or(0, |_| p.values.len());
+                let dropout = attention.dropout.as_ref();
+                let kept = rows::factors(dropout, [pair, query], first, &mut factors[..dropped]);
                 p.gradients(scale, lse[row], &mut ds, kept);
             }
             let weights_of = |values: &[f32], to: &mut [u32]| {

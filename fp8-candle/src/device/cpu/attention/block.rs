@@ -5,7 +5,7 @@ use super::units::Units;
 use crate::base::data::attention::Attention;
 use std::ops::Range;
 
-/// Queries of a block: tiles of keys are summed over so many, and a row of scores is kept for each.
+/// Queries of a block; a row of scores is kept for each.
 pub(super) const QUERIES: usize = 64;
 
 /// Keys of a weighted sum at a time: their values stay in the first-level cache.

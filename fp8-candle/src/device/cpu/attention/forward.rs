@@ -80,13 +80,11 @@ impl<U: Units> Pass<'_, U> {
                 let log = &mut [f32::NEG_INFINITY];
                 let mut seen = Row::of(scores, &visible);
                 if !visible.is_empty() {
-                    let mut kept: &[f32] = &[];
-                    if let Some(dropout) = &attention.dropout {
-                        let first = block.first_key + visible.start / PANEL * PANEL;
-                        let factors = &mut factors[..seen.values.len()];
-                        rows::factors(dropout, [pair, query], first, factors);
-                        kept = factors;
-                    }
+                    let first = block.first_key + visible.start / PANEL * PANEL;
+                    let dropped = attention.dropout.map_or(0, |_| seen.values.len());
+                    let dropout = attention.dropout.as_ref();
+                    let kept =
+                        rows::factors(dropout, [pair, query], first, &mut factors[..dropped]);
                     let (largest, total) = seen.exponentials(scale, kept);
                     totals[row] = total;
                     log[0] = largest + total.ln();

@@ -15,14 +15,13 @@ mod split;
 mod tile;
 mod units;
 
-use super::data::{tensor, with_f32};
+use super::elements::{Element, for_narrow, storage, tensor, with_scales};
 use crate::base::data::attention::Attention;
 use crate::base::error::{Result, internal};
 use crate::device::backend::FusedAttention;
 use candle_core::{DType, Storage, Tensor};
 use fp8_core::{Isa, IsaLevel};
-use half::{bf16, f16};
-use source::{Output, Stored, View, with_views, wrong_result};
+use source::{Output, View, with_views};
 use units::{Bf16Units, F32Units};
 
 /// The kernels of this folder.
@@ -61,11 +60,10 @@ impl FusedAttention for CpuAttention {
         out_dtype: DType,
     ) -> Result<(Storage, Tensor)> {
         let in_bf16 = attention.in_bf16(qkv[0].dtype());
-        with_views(attention, qkv, |views| match out_dtype {
-            DType::F32 => forward::<f32>(attention, in_bf16, views),
-            DType::BF16 => forward::<bf16>(attention, in_bf16, views),
-            DType::F16 => forward::<f16>(attention, in_bf16, views),
-            got => Err(wrong_result(got)),
+        with_views(attention, qkv, |views| {
+            for_narrow!("attention", "the result", out_dtype, T => {
+                forward::<T>(attention, in_bf16, views)
+            })
         })
     }
 
@@ -79,18 +77,17 @@ impl FusedAttention for CpuAttention {
     ) -> Result<[Option<Tensor>; 3]> {
         let in_bf16 = attention.in_bf16(qkv[0].dtype());
         let [q, k, v] = qkv;
-        with_f32("attention", lse, |lse| {
-            with_views(attention, [q, k, v, grad], |views| match grad.dtype() {
-                DType::F32 => backward::<f32>(attention, in_bf16, views, lse, wanted),
-                DType::BF16 => backward::<bf16>(attention, in_bf16, views, lse, wanted),
-                DType::F16 => backward::<f16>(attention, in_bf16, views, lse, wanted),
-                got => Err(wrong_result(got)),
+        with_scales("attention", lse, |lse| {
+            with_views(attention, [q, k, v, grad], |views| {
+                for_narrow!("attention", "the result", grad.dtype(), T => {
+                    backward::<T>(attention, in_bf16, views, lse, wanted)
+                })
             })
         })
     }
 }
 
-fn forward<T: Stored>(
+fn forward<T: Element>(
     attention: &Attention,
     in_bf16: bool,
     views: [View<'_>; 3],
@@ -110,11 +107,11 @@ fn forward<T: Stored>(
     });
     // SAFETY: the pass has written every query of every head.
     unsafe { result.set_len(len) };
-    let lse = tensor(candle_core::CpuStorage::F32(lse), (batch, heads, queries))?;
-    Ok((Storage::Cpu(T::storage(result)), lse))
+    let lse = tensor(lse, (batch, heads, queries))?;
+    Ok((storage(result), lse))
 }
 
-fn backward<T: Stored>(
+fn backward<T: Element>(
     attention: &Attention,
     in_bf16: bool,
     views: [View<'_>; 4],
@@ -150,7 +147,7 @@ fn backward<T: Stored>(
         if wanted[i] {
             // SAFETY: the pass has written every row.
             unsafe { values.set_len(source::len(attention, sizes[i])) };
-            gradients[i] = Some(tensor(T::storage(values), shapes[i.min(1)].as_slice())?);
+            gradients[i] = Some(tensor(values, shapes[i.min(1)].as_slice())?);
         }
     }
     Ok(gradients)

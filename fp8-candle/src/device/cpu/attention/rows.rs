@@ -32,16 +32,16 @@ impl<'a> Row<'a> {
         row
     }
 
-    /// What is hidden becomes `value`.
+    /// Sets hidden scores to `value`.
     fn fill(&mut self, value: f32) {
         self.values[..self.visible.start].fill(value);
         self.values[self.visible.end..].fill(value);
     }
 
-    /// Dot products become `exp(scale * x - less)`, with `less` from the `row`, which is returned.
+    /// Turns dot products `x` into `exp(scale * x - less)` and returns `less` of the row.
     #[inline(always)]
     fn exp(&mut self, scale: f32, less: impl Fn(&[f32]) -> f32) -> f32 {
-        // Hidden scores may be NaN, or NaN times the scale; any visible one does no harm.
+        // Hidden scores may be NaN, or become it; a visible one is harmless.
         self.fill(self.values[self.visible.start]);
         let less = less(self.values);
         for chunk in self.values.as_chunks_mut::<PANEL>().0 {
@@ -53,8 +53,8 @@ impl<'a> Row<'a> {
         less
     }
 
-    /// Dot products become `exp(scale * x - largest)`, then those are dropped that `factors` says. Returns the largest, and the
-    /// sum before dropout. Some are visible.
+    /// Turns dot products `x` into `exp(scale * x - largest)`, then drops out by `factors`. Returns the largest, and the sum
+    /// before dropout. At least one key is visible.
     pub(super) fn exponentials(&mut self, scale: f32, factors: &[f32]) -> (f32, f32) {
         simd(
             #[inline(always)]
@@ -67,8 +67,8 @@ impl<'a> Row<'a> {
         )
     }
 
-    /// Dot products become probabilities, from the log-sum-exp, after dropout; `gradients`, of these, become those of the dot
-    /// products, but for the scale. Some keys are visible.
+    /// Turns dot products into probabilities after dropout, by the log-sum-exp, and `gradients` of these into gradients of
+    /// the dot products, without the scale. At least one key is visible.
     pub(super) fn gradients(
         &mut self,
         scale: f32,
@@ -98,15 +98,22 @@ impl<'a> Row<'a> {
     }
 }
 
-/// The factors of the keys from `first` on.
-pub(super) fn factors(dropout: &Dropout, at: [usize; 2], first: usize, factors: &mut [f32]) {
+/// The factors of the keys from `first` on, as many as `factors` has; none without dropout.
+pub(super) fn factors<'a>(
+    dropout: Option<&Dropout>,
+    at: [usize; 2],
+    first: usize,
+    factors: &'a mut [f32],
+) -> &'a [f32] {
+    let Some(dropout) = dropout else { return &[] };
     simd(
         #[inline(always)]
         || dropout.factors(at[0], at[1], first, factors),
     );
+    factors
 }
 
-/// Multiplies by `factors`, if there are any; what is dropped may be Inf or NaN.
+/// Multiplies by `factors`, if there are any; dropped values may be Inf or NaN.
 #[inline(always)]
 fn drop_out(row: &mut [f32], factors: &[f32]) {
     for (x, &factor) in row.iter_mut().zip(factors) {

@@ -1,10 +1,11 @@
 //! Rows of tensors: inputs of any strides with neighbouring features, and outputs.
 
+use crate::base::check::narrow_error;
 use crate::base::data::attention::Attention;
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::parallel::shared::Shared;
 use crate::base::simd::simd;
-use candle_core::{CpuStorage, DType, Storage, Tensor};
+use candle_core::{CpuStorage, Storage, Tensor};
 use fp8_core::HighPrecision;
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
@@ -63,12 +64,11 @@ pub(super) fn with_views<const N: usize, Out>(
             Storage::Cpu(CpuStorage::BF16(values)) => Values::BF16(&values[start..]),
             Storage::Cpu(CpuStorage::F16(values)) => Values::F16(&values[start..]),
             _ => {
-                return Err(Error::DType {
-                    op: "attention",
-                    what: "a tensor in host memory",
-                    expected: "f32, bf16 or f16",
-                    got: x.dtype(),
-                });
+                return Err(narrow_error(
+                    "attention",
+                    "a tensor in host memory",
+                    x.dtype(),
+                ));
             }
         };
         views.push(View {
@@ -105,7 +105,6 @@ impl<'a> View<'a> {
         let [per_batch, per_head, stride] = self.strides;
         let start = batch * per_batch + head * per_head + tokens.start * stride;
         let (features, count) = (self.features, tokens.len());
-        let place = |row: usize| start + row * stride..start + row * stride + features;
         match self.values {
             Values::F32(values) => {
                 return Tokens {
@@ -114,21 +113,8 @@ impl<'a> View<'a> {
                     features,
                 };
             }
-            Values::BF16(values) => simd(
-                #[inline(always)]
-                || {
-                    for (row, to) in buffer.chunks_exact_mut(features).enumerate().take(count) {
-                        for (to, from) in to.iter_mut().zip(&values[place(row)]) {
-                            *to = from.to_f32();
-                        }
-                    }
-                },
-            ),
-            Values::F16(values) => {
-                for (row, to) in buffer.chunks_exact_mut(features).enumerate().take(count) {
-                    fp8_core::widen(&values[place(row)], to);
-                }
-            }
+            Values::BF16(values) => widen_rows(&values[start..], stride, features, count, buffer),
+            Values::F16(values) => widen_rows(&values[start..], stride, features, count, buffer),
         }
         Tokens {
             values: buffer,
@@ -138,7 +124,20 @@ impl<'a> View<'a> {
     }
 }
 
-/// A contiguous result of which tasks write different rows.
+/// `count` rows of `features` values, `stride` apart, in f32.
+fn widen_rows<T: HighPrecision>(
+    values: &[T],
+    stride: usize,
+    features: usize,
+    count: usize,
+    buffer: &mut [f32],
+) {
+    for (row, to) in buffer.chunks_exact_mut(features).enumerate().take(count) {
+        fp8_core::widen(&values[row * stride..][..features], to);
+    }
+}
+
+/// A contiguous result whose rows are written by different tasks.
 pub(super) struct Output<'a, T> {
     values: Shared<'a, MaybeUninit<T>>,
     strides: [usize; 3],
@@ -200,37 +199,5 @@ impl<'a, T> Output<'a, T> {
             strides,
             features,
         }
-    }
-}
-
-/// The types of results.
-pub(super) trait Stored: HighPrecision {
-    fn storage(values: Vec<Self>) -> CpuStorage;
-}
-
-impl Stored for f32 {
-    fn storage(values: Vec<Self>) -> CpuStorage {
-        CpuStorage::F32(values)
-    }
-}
-
-impl Stored for bf16 {
-    fn storage(values: Vec<Self>) -> CpuStorage {
-        CpuStorage::BF16(values)
-    }
-}
-
-impl Stored for f16 {
-    fn storage(values: Vec<Self>) -> CpuStorage {
-        CpuStorage::F16(values)
-    }
-}
-
-pub(super) fn wrong_result(got: DType) -> Error {
-    Error::DType {
-        op: "attention",
-        what: "the result",
-        expected: "f32, bf16 or f16",
-        got,
     }
 }

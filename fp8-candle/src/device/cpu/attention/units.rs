@@ -1,10 +1,10 @@
-//! What a processor's units multiply, and how their operands lie in memory.
+//! The units of a processor that multiply, and how their operands lie in memory.
 //!
 //! Operands are made of cells of 32 bits: one f32, or a pair of bf16 that are neighbours in the sum. Sums run over steps of
 //! one cell. The left operand of a product has rows of cells, of any strides; the right one has panels of 32 columns, one cell
 //! of each column per step.
 
-use super::super::gemm::Plain;
+use super::super::gemm::{Plain, transpose_16};
 use super::layout::{PANEL, Panel, Rows, Sums};
 use super::tile;
 use crate::base::simd::simd;
@@ -269,44 +269,4 @@ fn transpose_512(from: &[u32], stride: usize, to: &mut [u32]) {
         }
     }
     transpose_from(whole, from, stride, to);
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn transpose_16(rows: [__m512i; 16]) -> [__m512i; 16] {
-    let zero = _mm512_setzero_si512();
-    // Within 128-bit lanes: lane l of `fours[4 * g + c]` holds rows 4g..4g + 4 of column 4l + c.
-    let mut fours = [zero; 16];
-    for g in 0..4 {
-        let [a, b, c, d] = [
-            rows[4 * g],
-            rows[4 * g + 1],
-            rows[4 * g + 2],
-            rows[4 * g + 3],
-        ];
-        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-        fours[4 * g] = _mm512_unpacklo_epi64(ab, cd);
-        fours[4 * g + 1] = _mm512_unpackhi_epi64(ab, cd);
-        let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
-        fours[4 * g + 2] = _mm512_unpacklo_epi64(ab, cd);
-        fours[4 * g + 3] = _mm512_unpackhi_epi64(ab, cd);
-    }
-    let mut columns = [zero; 16];
-    for c in 0..4 {
-        let [a, b, e, f] = [fours[c], fours[4 + c], fours[8 + c], fours[12 + c]];
-        // Lanes 0 and 2, and lanes 1 and 3, of two groups each.
-        let even = [
-            _mm512_shuffle_i32x4::<0x88>(a, b),
-            _mm512_shuffle_i32x4::<0x88>(e, f),
-        ];
-        let odd = [
-            _mm512_shuffle_i32x4::<0xdd>(a, b),
-            _mm512_shuffle_i32x4::<0xdd>(e, f),
-        ];
-        columns[c] = _mm512_shuffle_i32x4::<0x88>(even[0], even[1]);
-        columns[8 + c] = _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]);
-        columns[4 + c] = _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]);
-        columns[12 + c] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
-    }
-    columns
 }

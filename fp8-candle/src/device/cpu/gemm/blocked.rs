@@ -1,7 +1,7 @@
 //! FP8 GEMM in tiles: codes are decoded into panels, multiplied tile by tile with f32 sums, scaled at the end.
 //!
 //! Every FP8 value is exact in bf16 and f32, and every product of two of them in f32. The order of each sum depends only on
-//! the sizes: slices of the sum are added in order, whatever the tiles and threads.
+//! the sizes: slices of the sum are added in order, for any tiles and threads.
 
 use super::epilogue::{Epilogue, merge_segment};
 use super::kernel::{Engine, Mode, Panel, Sums};
@@ -225,8 +225,8 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         }
     }
 
-    /// The unscaled sums over `range`, which begins and ends at multiples of [`DEPTH`]; where there are `results`, `sums` has
-    /// no more than intermediate ones.
+    /// The unscaled sums over `range`, which begins and ends at multiples of [`DEPTH`]. With `results`, `sums` holds
+    /// intermediate sums only.
     #[allow(clippy::too_many_arguments, reason = "what, where from and where to")]
     fn sum(
         &self,

@@ -30,7 +30,8 @@ impl Bf16Engine {
         }
     }
 
-    /// Whether an A of `kept` rows that sums over its codes' rows is packed in pairs of them, without transposing it.
+    /// Whether an A of `kept` rows that sums over the rows of its codes is packed in pairs of those rows instead of
+    /// transposed.
     pub(super) fn packs_pairs(self, kept: usize) -> bool {
         !self.amx && kept > self.few_rows()
     }
@@ -153,7 +154,7 @@ impl Engine for Bf16Engine {
                 let a = &a[row * SLICE_STRIDE..];
                 let at = row * stride + index * PANEL;
                 let mut sums = Sums {
-                    // Without intermediate sums there is no room for them.
+                    // Empty if no intermediate sums are kept.
                     values: values.get_mut(at..).unwrap_or_default(),
                     stride,
                 };

@@ -14,7 +14,7 @@ use std::ops::Range;
 /// How the vectors of one instruction set multiply.
 ///
 /// # Safety
-/// The level has AVX2, FMA and F16C, with which codes are packed, and those with which its tiles multiply.
+/// The level must have AVX2, FMA and F16C, which packing uses, and the instructions of its tiles.
 pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     /// The level that multiplies this way.
     const LEVEL: IsaLevel;
@@ -38,7 +38,7 @@ pub(super) unsafe trait Tiles: Copy + Send + Sync + 'static {
     unsafe fn multiply(rows: usize, a: &[f32], b: &[f32], sums: Sums<'_>, accumulate: bool);
 }
 
-/// Calls `$tile::<$rows>`, where `$rows` is one of the counts.
+/// Calls `$tile::<$rows>`; `$rows` is one of the counts.
 macro_rules! tiles {
     ($rows:expr, $tile:ident, $arguments:tt, $($count:literal)+) => {
         match $rows {
@@ -47,7 +47,7 @@ macro_rules! tiles {
         }
     };
 }
-pub(super) use tiles;
+pub(in super::super) use tiles;
 
 /// Kernels that multiply f32.
 #[derive(Debug, Clone, Copy, PartialEq)]

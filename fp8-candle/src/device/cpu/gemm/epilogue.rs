@@ -95,11 +95,11 @@ enum ColScales<'a> {
     Each(&'a [f32]),
 }
 
-/// Values that are rounded at a time: in registers and the nearest cache, and enough for a conversion that is called.
+/// Values rounded at a time: few enough for the first-level cache, and enough to hide the call of a conversion.
 const PIECE: usize = 128;
 
-/// What closures capture by value cannot lie in what they write, and zipped slices need no checks: so these loops become vector
-/// code to their end.
+/// The closures capture by value, so the compiler knows that `out` overlaps nothing they read, and zipped slices need no
+/// bounds checks: these loops vectorize completely.
 #[inline(always)]
 fn finish<T: HighPrecision>(
     sums: &[f32],

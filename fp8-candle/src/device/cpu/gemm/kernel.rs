@@ -5,6 +5,7 @@ use super::layout::Order;
 use super::layout::ROWS_STEP;
 use super::results::Block;
 use super::scratch::Plain;
+use super::side::Side;
 use crate::base::parallel::shared::Shared;
 use fp8_core::{Contraction, Format};
 use std::ops::Range;
@@ -18,7 +19,17 @@ pub(super) struct Matrix<'a> {
     pub(super) contraction: Contraction,
 }
 
-impl Matrix<'_> {
+impl<'a> Matrix<'a> {
+    /// `codes` of this operand.
+    pub(super) fn new(side: &Side<'_>, codes: &'a [u8]) -> Self {
+        Self {
+            codes,
+            kept: side.kept(),
+            contracted: side.contracted(),
+            contraction: side.contraction,
+        }
+    }
+
     /// The position of the code for a kept and a contracted index.
     pub(super) fn place(&self, kept: usize, contracted: usize) -> usize {
         match self.contraction {
@@ -74,7 +85,7 @@ pub(super) trait Engine: Copy + Send + Sync {
         (192, 8)
     }
 
-    /// For products of up to this many rows, decoding packed codes in the kernel is faster than before it.
+    /// For products of up to this many rows, decoding packed codes in the kernel is faster than decoding them first.
     fn packed_rows(self) -> usize;
 
     /// For products of up to this many rows, each element is summed in several parts.

@@ -5,11 +5,11 @@
 //! - A: rows of bf16, cut into slices of [`SLICE`] elements along the sum: `[slices][rows][SLICE_STRIDE]`. With a
 //!   constant stride, the offsets of a tile's rows are constants, and the rows spread over the cache.
 //!   For `vdpbf16ps`, an A that sums over rows keeps its order instead: `[slices][tiles][pairs][rows of the tile][2]`.
-//!   The tiles are cut as `tile_bf16.rs` says; each begins where its first row would otherwise.
+//!   `tile_bf16.rs` cuts rows into tiles; a tile begins where its first row would begin otherwise.
 //!   In f32 likewise, `[slices][tiles][sum][rows of the tile]`: one stream of values instead of one per row.
 //! - B: panels of [`Order::panel`] columns: `[panels][sum][columns]` for f32, `[panels][pairs][columns][2]` for bf16, since
 //!   `vdpbf16ps` and AMX sum over pairs of neighbours.
-//! - packed codes: panels like those of B, but of bytes, in an [`Order`] for either.
+//! - packed codes: panels like those of B, but of bytes, in an [`Order`] for each of the two.
 
 use crate::base::parallel::shared::Shared;
 use crate::base::parallel::tasks;

@@ -36,39 +36,63 @@ mod results;
 #[cfg(target_arch = "x86_64")]
 mod tile_amx;
 #[cfg(target_arch = "x86_64")]
-mod tile_avx2;
-#[cfg(target_arch = "x86_64")]
-mod tile_avx512;
-#[cfg(target_arch = "x86_64")]
 mod tile_bf16;
+#[cfg(target_arch = "x86_64")]
+mod tile_f32;
 
 #[cfg(test)]
 mod tests;
 
+use crate::base::check::check_dims;
 use crate::base::data::codes::{GemmCodes, GemmOperand, GemmOutput};
-use crate::base::error::{Error, Result};
-use candle_core::{CpuStorage, DType};
+use crate::base::error::{Result, shape_error};
+use crate::device::cpu::elements::{for_dtype, storage};
+use candle_core::{DType, Storage};
 use fp8_core::{HighPrecision, Isa};
-use side::{Side, with_side};
+use side::{OP, Side, with_side};
 use std::mem::MaybeUninit;
 
 #[cfg(target_arch = "x86_64")]
 use {
-    engine_bf16::Bf16Engine, engine_f32::F32Engine, kernel::Engine, tile_avx2::Avx2,
-    tile_avx512::Avx512,
+    engine_bf16::Bf16Engine,
+    engine_f32::F32Engine,
+    kernel::Engine,
+    tile_f32::{Avx2, Avx512},
 };
 
 pub(super) use layout::{Order, pack_codes, unpack_codes};
 #[cfg(target_arch = "x86_64")]
-pub(super) use scratch::{Plain, Scratch};
+pub(super) use {
+    engine_f32::tiles,
+    pack_bf16::transpose_16,
+    scratch::{Plain, Scratch},
+    tile_bf16::as_bf16,
+};
 
-/// The order of packed codes that the kernels of this processor read, if it has any.
+/// Evaluates `$body` with the fastest `$engine` for `$isa`; None if there is none.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_engine {
+    ($isa:expr, $engine:ident => $body:expr) => {
+        if let Some($engine) = Bf16Engine::of($isa) {
+            Some($body)
+        } else if let Some($engine) = F32Engine::<Avx512>::of($isa) {
+            Some($body)
+        } else if let Some($engine) = F32Engine::<Avx2>::of($isa) {
+            Some($body)
+        } else {
+            None
+        }
+    };
+}
+
+/// The order of packed codes that the kernels of this processor read, if there are any.
 pub(super) fn packed_order(isa: Isa) -> Option<Order> {
     #[cfg(target_arch = "x86_64")]
     {
-        let order = Bf16Engine::of(isa).map(|_| Bf16Engine::ORDER);
-        let order = order.or(F32Engine::<Avx512>::of(isa).map(|_| F32Engine::<Avx512>::ORDER));
-        order.or(F32Engine::<Avx2>::of(isa).map(|_| F32Engine::<Avx2>::ORDER))
+        fn order<E: Engine>(_: E) -> Order {
+            E::ORDER
+        }
+        with_engine!(isa, engine => order(engine))
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
@@ -83,12 +107,9 @@ pub(super) fn gemm(
     a: &GemmOperand<'_>,
     b: &GemmOperand<'_>,
     out: &GemmOutput<'_>,
-) -> Result<CpuStorage> {
-    let wrong = |what, expected: String, got: &GemmOperand<'_>| Error::Shape {
-        op: "fp8 gemm",
-        what,
-        expected,
-        got: vec![got.kept(), got.contracted()],
+) -> Result<Storage> {
+    let wrong = |what, expected: String, got: &GemmOperand<'_>| {
+        shape_error(OP, what, expected, vec![got.kept(), got.contracted()])
     };
     if a.contracted() != b.contracted() {
         let expected = format!("[_, {}], the length of operand A's sums", a.contracted());
@@ -98,42 +119,24 @@ pub(super) fn gemm(
         let expected = "row-major codes: only B may be packed".to_string();
         return Err(wrong("operand A [kept, contracted]", expected, a));
     }
-    if let Some(bias) = out.bias.filter(|bias| bias.dims() != [b.kept()]) {
-        return Err(Error::Shape {
-            op: "fp8 gemm",
-            what: "bias",
-            expected: format!("[{}]", b.kept()),
-            got: bias.dims().to_vec(),
-        });
-    }
     let bias = match out.bias {
         None => None,
-        Some(bias) => Some(
-            bias.to_dtype(out.dtype)?
-                .to_dtype(DType::F32)?
-                .to_vec1::<f32>()?,
-        ),
+        Some(bias) => {
+            check_dims(OP, "bias", bias, &[b.kept()])?;
+            // Rounded to the output's dtype first.
+            let bias = bias.to_dtype(out.dtype)?.to_dtype(DType::F32)?;
+            Some(bias.to_vec1::<f32>()?)
+        }
     };
     let bias = bias.as_deref();
     // Without an order, nothing is packed.
     let order = packed_order(isa).unwrap_or(Order::Rows);
     with_side(order, a, |a| {
-        with_side(order, b, |b| {
-            Ok(match out.dtype {
-                DType::F32 => CpuStorage::F32(multiply(isa, a, b, bias)),
-                DType::BF16 => CpuStorage::BF16(multiply(isa, a, b, bias)),
-                DType::F16 => CpuStorage::F16(multiply(isa, a, b, bias)),
-                DType::F64 => CpuStorage::F64(multiply(isa, a, b, bias)),
-                got => {
-                    return Err(Error::DType {
-                        op: "fp8 gemm",
-                        what: "the output",
-                        expected: "f32, bf16, f16 or f64",
-                        got,
-                    });
-                }
-            })
-        })
+        with_side(
+            order,
+            b,
+            |b| for_dtype!(OP, "the output", out.dtype, T => Ok(storage(multiply::<T>(isa, a, b, bias)))),
+        )
     })
 }
 
@@ -163,22 +166,11 @@ fn tiled<T: HighPrecision>(
     bias: Option<&[f32]>,
     out: &mut [MaybeUninit<T>],
 ) -> bool {
-    if !blocked::handles(a, b) {
-        return false;
-    }
-    if let Some(engine) = Bf16Engine::of(isa) {
-        blocked::gemm(engine, a, b, bias, out);
-    } else if let Some(engine) = F32Engine::<Avx512>::of(isa) {
-        blocked::gemm(engine, a, b, bias, out);
-    } else if let Some(engine) = F32Engine::<Avx2>::of(isa) {
-        blocked::gemm(engine, a, b, bias, out);
-    } else {
-        return false;
-    }
-    true
+    blocked::handles(a, b)
+        && with_engine!(isa, engine => blocked::gemm(engine, a, b, bias, out)).is_some()
 }
 
-/// There are no tiles for this processor.
+/// No tiles for this processor.
 #[cfg(not(target_arch = "x86_64"))]
 fn tiled<T>(
     _: Isa,

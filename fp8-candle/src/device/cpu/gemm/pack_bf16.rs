@@ -31,8 +31,8 @@ fn store(values: __m512i, dst: &mut [u16]) {
 
 /// The 16x16 matrix of 32-bit elements, transposed.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni")]
-fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
+#[target_feature(enable = "avx512f")]
+pub(in super::super) fn transpose_16(rows: [__m512i; 16]) -> [__m512i; 16] {
     let (mut twos, mut fours, mut out) = (rows, rows, rows);
     for i in (0..16).step_by(2) {
         twos[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
@@ -109,7 +109,7 @@ pub(super) unsafe fn pack_a(
                     for (half, values) in [left, right].into_iter().enumerate() {
                         let row = row + half * ROWS;
                         if row < rows.end {
-                            for (i, values) in transpose(values).into_iter().enumerate() {
+                            for (i, values) in transpose_16(values).into_iter().enumerate() {
                                 store(values, &mut row_of(start / SLICE, row + i)[start % SLICE..]);
                             }
                         }
@@ -194,7 +194,7 @@ fn pair_of_rows(matrix: Matrix<'_>, k: usize, col: usize, left: usize) -> __m512
         while left <= 16 {
             let mut col = 0;
             while col < PANEL {
-                // Lanes past the first ones repeat them, or they could hold codes that take longer.
+                // Unused lanes repeat the first ones: other codes might need the slow lookup.
                 let from = if col < 16 {
                     if col < left { col } else { 0 }
                 } else if col - 16 < left {
@@ -260,7 +260,7 @@ pub(super) fn pack_b(
                     let mut rows = [_mm512_setzero_si512(); 16];
                     for (col, row) in rows[..cols].iter_mut().enumerate() {
                         let codes = &matrix.codes[(first + col) * k..(first + col + 1) * k];
-                        // The same columns, or behind their last codes those of the next panel.
+                        // Further codes of the same columns or, at their end, the columns of the next panel.
                         let next = if start + SLICE < k {
                             0
                         } else {
@@ -270,7 +270,7 @@ pub(super) fn pack_b(
                         *row = load(&codes[start.min(k)..]);
                     }
                     let fours = (range.end - start).min(64) / 4;
-                    for (four, codes) in transpose(rows).into_iter().take(fours).enumerate() {
+                    for (four, codes) in transpose_16(rows).into_iter().take(fours).enumerate() {
                         let (low, high) = decoder.decode(_mm512_shuffle_epi8(codes, order));
                         let at = start - range.start + four * 4;
                         let dst = &mut dst[at * PANEL + half * 32..];

@@ -33,7 +33,7 @@ fn decode_8<const E5M2: bool>(codes: __m128i) -> __m256 {
         return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));
     }
     let words = _mm_cvtepi8_epi16(codes);
-    // The sign is in bits 7 to 15: bit 14 would be an exponent.
+    // The sign is in bits 7 to 15; bit 14 would belong to the exponent.
     let halves = _mm_and_si128(_mm_slli_epi16::<7>(words), _mm_set1_epi16(!0x4000));
     let magnitude = _mm_and_si128(words, _mm_set1_epi16(0x7F));
     let nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7F));
@@ -61,7 +61,7 @@ fn load(codes: &[u8; 16]) -> __m128i {
     unsafe { _mm_loadu_si128(codes.as_ptr().cast()) }
 }
 
-/// Up to sixteen codes, and zeros behind them.
+/// Up to sixteen codes, and zeros after them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn load_some(codes: &[u8]) -> __m128i {
@@ -123,7 +123,7 @@ fn decode_16(format: Format, codes: __m128i, dst: &mut [f32; 16]) {
     }
 }
 
-/// Decodes codes by the values of all of them.
+/// Decodes codes by the table of all values.
 #[inline]
 fn look_up(format: Format, codes: &[u8], dst: &mut [f32]) {
     let values = &VALUES[format as usize];
@@ -171,7 +171,7 @@ pub(super) fn tile(
 ) {
     let height = rows.len();
     let len = range.len() * height;
-    // The codes in the order of the tile, and place for a vector behind them.
+    // The codes in the order of the tile, and room for a vector after them.
     let mut codes = [0u8; MOST_ROWS * SLICE + 16];
     match matrix.contraction {
         Contraction::Rows => {
@@ -193,15 +193,16 @@ pub(super) fn tile(
     rest.fill(0.);
 }
 
-/// `height` rows of codes of the same length as `[sum][height]`; the other rows do not count. What is behind is overwritten.
+/// The first `height` of these rows of codes, of one length, as `[sum][height]`. Up to fifteen bytes after the result are
+/// overwritten.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn interleave(rows: [&[u8]; 16], height: usize, to: &mut [u8]) {
     let len = rows[0].len();
-    // Each store writes over what the one before has beyond its `height` codes.
+    // Each store overwrites what the one before has written beyond its `height` codes.
     if let (0..=8, Some(rows)) = (height, rows.first_chunk::<8>()) {
         for first in (0..len).step_by(16) {
-            for (pair, codes) in transpose_8(vectors(rows, first)).into_iter().enumerate() {
+            for (pair, codes) in transpose(vectors(rows, first)).into_iter().enumerate() {
                 let k = first + 2 * pair;
                 store_8(codes, &mut to[k * height..]);
                 store_8(
@@ -219,7 +220,7 @@ fn interleave(rows: [&[u8]; 16], height: usize, to: &mut [u8]) {
     }
 }
 
-/// Packs a panel of a B that sums over its rows: `[rows][width]`; columns that do not exist become 0.
+/// Packs a panel of a B that sums over its rows: `[rows][width]`; missing columns become 0.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn panel_of_rows(
     format: Format,
@@ -236,8 +237,8 @@ pub(super) fn panel_of_rows(
     }
 }
 
-/// Packs a panel of a B that sums over its columns: `[rows][width]`, where `rows` are indices of the sum; columns that do not
-/// exist get the values of another, as their sums are dropped.
+/// Packs a panel of a B that sums over its columns: `[rows][width]`, where `rows` are indices of the sum. Missing columns
+/// repeat the last one, as their sums are dropped.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn panel_of_cols(
     format: Format,
@@ -262,30 +263,16 @@ pub(super) fn panel_of_cols(
     }
 }
 
-/// A transposed block of 16 x 16 bytes: four rounds that each interleave the rows of the first half with those of the second.
+/// A transposed block of `N` x 16 bytes: rounds that each interleave the rows of the first half with those of the second. With 8
+/// rows, each vector has two columns.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn transpose(mut rows: [__m128i; 16]) -> [__m128i; 16] {
-    for _ in 0..4 {
+fn transpose<const N: usize>(mut rows: [__m128i; N]) -> [__m128i; N] {
+    for _ in 0..N.ilog2() {
         let mut next = rows;
-        for i in 0..8 {
-            next[2 * i] = _mm_unpacklo_epi8(rows[i], rows[i + 8]);
-            next[2 * i + 1] = _mm_unpackhi_epi8(rows[i], rows[i + 8]);
-        }
-        rows = next;
-    }
-    rows
-}
-
-/// A transposed block of 8 x 16 bytes: two columns in each vector.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn transpose_8(mut rows: [__m128i; 8]) -> [__m128i; 8] {
-    for _ in 0..3 {
-        let mut next = rows;
-        for i in 0..4 {
-            next[2 * i] = _mm_unpacklo_epi8(rows[i], rows[i + 4]);
-            next[2 * i + 1] = _mm_unpackhi_epi8(rows[i], rows[i + 4]);
+        for i in 0..N / 2 {
+            next[2 * i] = _mm_unpacklo_epi8(rows[i], rows[i + N / 2]);
+            next[2 * i + 1] = _mm_unpackhi_epi8(rows[i], rows[i + N / 2]);
         }
         rows = next;
     }

@@ -22,7 +22,7 @@ pub(super) struct Product<'a, T, E> {
     pub(super) engine: E,
     pub(super) a: &'a Side<'a>,
     pub(super) b: &'a Side<'a>,
-    /// Length of the segments of the sum that have scales of their own.
+    /// Length of the segments of the sum that each have their own scales.
     pub(super) segment: Option<usize>,
     pub(super) epilogue: &'a Epilogue<'a>,
     /// If the tiles write the results themselves.
@@ -88,12 +88,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
         let Codes::RowMajor(codes) = self.a.codes else {
             unreachable!("operand A is never packed beforehand");
         };
-        let matrix = Matrix {
-            codes,
-            kept: self.a.kept(),
-            contracted: self.k(),
-            contraction: self.a.contraction,
-        };
+        let matrix = Matrix::new(self.a, codes);
         let per_task = (TASK_CODES / self.k().max(1))
             .next_multiple_of(ROWS_STEP)
             .max(ROWS_STEP);
@@ -131,12 +126,7 @@ impl<T: HighPrecision, E: Engine> Product<'_, T, E> {
     pub(super) fn pack_b(&self, panel: usize, range: Range<usize>, values: &mut [E::Value]) {
         match self.b.codes {
             Codes::RowMajor(codes) => {
-                let matrix = Matrix {
-                    codes,
-                    kept: self.b.kept(),
-                    contracted: self.k(),
-                    contraction: self.b.contraction,
-                };
+                let matrix = Matrix::new(self.b, codes);
                 self.engine
                     .pack_b(self.b.format, matrix, panel * Self::WIDTH, range, values);
             }

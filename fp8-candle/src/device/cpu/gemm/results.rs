@@ -14,7 +14,7 @@ pub(super) enum Out<'a> {
     Bf16(Shared<'a, MaybeUninit<bf16>>),
 }
 
-/// The results of a product and what makes them of sums; no row scale is extreme.
+/// The results of a product, and how sums become results; no row scale is extreme.
 #[derive(Clone, Copy)]
 pub(super) struct Results<'a> {
     pub(super) out: Out<'a>,
@@ -43,7 +43,7 @@ fn masks(len: usize) -> [__mmask16; 2] {
 
 impl<'a> Results<'a> {
     /// # Safety
-    /// Only one task at a time may use a block, which reaches as far as what is written to it.
+    /// Only one task at a time may write to the rows and columns that it writes through its block.
     pub(super) unsafe fn block(self, row: usize, col: usize) -> Block<'a> {
         Block {
             results: self,
@@ -72,7 +72,7 @@ impl<'a> Block<'a> {
         (self.row + row) * self.results.cols + self.col
     }
 
-    /// Asks for the cache lines of `R` rows, to write to them.
+    /// Prefetches the cache lines of `R` rows for writing.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
     pub(super) fn prefetch<const R: usize>(&self) {
@@ -130,7 +130,7 @@ impl<'a> Block<'a> {
                     if let Some(bias) = bias {
                         values = [0, 1].map(|half| _mm512_add_ps(values[half], bias[half]));
                     }
-                    // SAFETY: `Results::block` has promised that no other task uses these elements.
+                    // SAFETY: the caller of `Results::block` guarantees that no other task uses these elements.
                     let out = unsafe { out.part(place) }.as_mut_ptr().cast::<f32>();
                     // SAFETY: a masked store writes no element outside of its mask, which has `len`.
                     unsafe {
@@ -146,7 +146,7 @@ impl<'a> Block<'a> {
                             bits[half] = rounded(_mm512_add_ps(wide, bias[half]));
                         }
                     }
-                    // SAFETY: `Results::block` has promised that no other task uses these elements.
+                    // SAFETY: the caller of `Results::block` guarantees that no other task uses these elements.
                     let out = unsafe { out.part(place) }.as_mut_ptr().cast::<i16>();
                     let [left, right] = bits.map(|bits| _mm512_cvtepi32_epi16(bits));
                     // SAFETY: a masked store writes no element outside of its mask, which has `len`.
@@ -160,7 +160,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The bits of the nearest bf16, with subnormals, which the instruction for it takes for zero.
+/// The bits of the nearest bf16. The instruction for this would flush subnormals to zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn rounded(values: __m512) -> __m512i {

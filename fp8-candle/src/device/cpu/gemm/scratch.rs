@@ -1,8 +1,9 @@
 //! Buffers that GEMMs reuse: new memory would cost a page fault for every 4 KiB.
 
+use crate::base::sync::lock;
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// One cache line, for the alignment.
 #[derive(Clone, Copy)]
@@ -11,7 +12,7 @@ struct Line([u8; LINE]);
 
 const LINE: usize = 64;
 
-/// Bytes from which a buffer belongs to all threads.
+/// All threads share buffers of at least this many bytes.
 const LARGE: usize = 2 << 20;
 
 /// The most bytes kept by each thread, and for all of them together.
@@ -33,7 +34,7 @@ thread_local! {
 static SHARED: Mutex<Pool> = Mutex::new(Pool(Vec::new()));
 
 fn shared() -> MutexGuard<'static, Pool> {
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&SHARED)
 }
 
 impl Pool {

@@ -1,11 +1,13 @@
 //! An operand of a GEMM on the host.
 
-use super::super::data::{with_codes, with_f32};
+use super::super::elements::{with_codes, with_scales};
 use super::layout::{Order, b_len};
-use crate::base::data::codes::{GemmCodes, GemmOperand};
-use crate::base::error::{Error, Result};
+use crate::base::data::codes::{GemmCodes, GemmOperand, sizes};
+use crate::base::error::{Result, shape_error};
 use candle_core::Tensor;
 use fp8_core::{Contraction, Format, ScaleGrid};
+
+pub(super) const OP: &str = "fp8 gemm";
 
 /// The codes of an operand in memory.
 #[derive(Clone, Copy)]
@@ -31,16 +33,15 @@ pub(super) fn with_side<R>(
     operand: &GemmOperand<'_>,
     f: impl FnOnce(&Side<'_>) -> Result<R>,
 ) -> Result<R> {
-    const OP: &str = "fp8 gemm";
     let codes = match operand.codes {
         GemmCodes::RowMajor(codes) | GemmCodes::Packed(codes) => codes,
         GemmCodes::Transposed(codes) => {
-            return Err(Error::Shape {
-                op: OP,
-                what: "transposed codes, which this device does not read,",
-                expected: "row-major codes".into(),
-                got: codes.dims().to_vec(),
-            });
+            return Err(shape_error(
+                OP,
+                "transposed codes, which this device does not read,",
+                "row-major codes",
+                codes.dims(),
+            ));
         }
     };
     let grid = operand.grid;
@@ -52,21 +53,21 @@ pub(super) fn with_side<R>(
         if tensor.elem_count() == expected {
             return Ok(());
         }
-        Err(Error::Shape {
-            op: OP,
+        Err(shape_error(
+            OP,
             what,
-            expected: format!(
+            format!(
                 "{expected} elements for an operand of {}x{}",
                 grid.rows(),
                 grid.cols()
             ),
-            got: tensor.dims().to_vec(),
-        })
+            tensor.dims(),
+        ))
     };
     check("codes", values, codes)?;
     check("dequant_scale", grid.len(), operand.dequant_scale)?;
     with_codes(OP, codes, |codes| {
-        with_f32(OP, operand.dequant_scale, |dequant_scales| {
+        with_scales(OP, operand.dequant_scale, |dequant_scales| {
             f(&Side {
                 codes: match operand.codes {
                     GemmCodes::RowMajor(_) | GemmCodes::Transposed(_) => Codes::RowMajor(codes),
@@ -84,18 +85,12 @@ pub(super) fn with_side<R>(
 impl Side<'_> {
     /// Size of the dimension that the result keeps.
     pub(super) fn kept(&self) -> usize {
-        match self.contraction {
-            Contraction::Cols => self.grid.rows(),
-            Contraction::Rows => self.grid.cols(),
-        }
+        sizes(&self.grid, self.contraction).0
     }
 
     /// Size of the dimension that is summed over.
     pub(super) fn contracted(&self) -> usize {
-        match self.contraction {
-            Contraction::Cols => self.grid.cols(),
-            Contraction::Rows => self.grid.rows(),
-        }
+        sizes(&self.grid, self.contraction).1
     }
 
     /// The dequant_scale of the element at these indices.

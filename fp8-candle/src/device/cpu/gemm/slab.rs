@@ -8,32 +8,32 @@ use super::epilogue::Epilogue;
 use super::layout::unpack_codes;
 use super::scratch::Scratch;
 use super::side::{Codes, Side};
-use fp8_core::{Contraction, Format, HighPrecision, ScaleGrid};
+use fp8_core::{Contraction, HighPrecision};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// Elements of a decoded slab: 4 MiB of f32, near the size of a second-level cache.
 const SLAB: usize = 1 << 20;
 
-/// An operand whose codes are row-major.
+/// An operand whose codes are row-major, and the slab of it that was decoded last.
 struct Slabs<'a> {
     codes: Cow<'a, [u8]>,
-    scales: &'a [f32],
-    format: Format,
-    grid: ScaleGrid,
-    contraction: Contraction,
+    side: &'a Side<'a>,
     scale_in_decode: bool,
+    rows: Range<usize>,
+    slab: Vec<f32>,
 }
 
-/// Whether to scale while decoding: scales that vary along the contraction cannot wait for the epilogue. Then not those of the
-/// other operand either: products of values and codes can leave the range of f32 although those of values do not.
+/// Whether to scale while decoding: scales that vary along the sum cannot wait for the epilogue. Then neither can those of the
+/// other operand: products of values and codes can leave the range of f32 although those of values do not.
 fn scale_in_decode(a: &Side<'_>, b: &Side<'_>) -> bool {
     a.segment().is_some() || b.segment().is_some()
 }
 
 impl<'a> Slabs<'a> {
-    fn new(side: &Side<'a>, scale_in_decode: bool) -> Self {
+    fn new(side: &'a Side<'a>, scale_in_decode: bool) -> Self {
         Self {
             codes: match side.codes {
                 Codes::RowMajor(codes) => codes.into(),
@@ -41,17 +41,29 @@ impl<'a> Slabs<'a> {
                     unpack_codes(order, codes, side.kept(), side.contracted()).into()
                 }
             },
-            scales: side.dequant_scales,
-            format: side.format,
-            grid: side.grid,
-            contraction: side.contraction,
+            side,
             scale_in_decode,
+            rows: 0..0,
+            slab: Vec::new(),
         }
     }
 
-    /// Decodes `rows` of the matrix into `slab`.
-    fn decode(&self, rows: std::ops::Range<usize>, slab: &mut Vec<f32>) {
-        let cols = self.grid.cols();
+    /// Decoded values from the first of these indices on, and the strides along the kept dimension and along the sum.
+    fn values(&mut self, kept: &Range<usize>, sum: &Range<usize>) -> Strided<'_> {
+        let cols = self.side.grid.cols();
+        let (rows, first, strides) = match self.side.contraction {
+            Contraction::Cols => (kept, sum.start, (cols as isize, 1)),
+            Contraction::Rows => (sum, kept.start, (1, cols as isize)),
+        };
+        if self.rows != *rows {
+            self.decode(rows.clone());
+        }
+        (&self.slab[first..], strides)
+    }
+
+    fn decode(&mut self, rows: Range<usize>) {
+        let (side, slab) = (self.side, &mut self.slab);
+        let (format, grid, cols) = (side.format, &side.grid, side.grid.cols());
         let codes = &self.codes[rows.start * cols..rows.end * cols];
         // Old contents are overwritten; only new elements need a value.
         slab.resize(codes.len(), 0.);
@@ -62,19 +74,12 @@ impl<'a> Slabs<'a> {
                 .enumerate()
                 .for_each(|(index, (slab, codes))| {
                     let first = rows.start + index * per_task / cols;
-                    fp8_core::decode_rows(self.format, codes, first, &self.grid, self.scales, slab);
+                    fp8_core::decode_rows(format, codes, first, grid, side.dequant_scales, slab);
                 });
         } else {
-            decode_unscaled(self.format, codes, slab);
+            decode_unscaled(format, codes, slab);
         }
-    }
-
-    /// (stride along the kept dimension, stride along the contraction).
-    fn strides(&self) -> (isize, isize) {
-        match self.contraction {
-            Contraction::Cols => (self.grid.cols() as isize, 1),
-            Contraction::Rows => (1, self.grid.cols() as isize),
-        }
+        self.rows = rows;
     }
 }
 
@@ -90,102 +95,49 @@ pub(super) fn gemm<T: HighPrecision>(
         return;
     }
     let scaled = scale_in_decode(a, b);
-    let (a_slabs, b_slabs) = (Slabs::new(a, scaled), Slabs::new(b, scaled));
     let mut sums = Scratch::<f32>::new(m * n);
-    if a.contracted() == 0 {
-        sums.fill(0.);
+    match a.contracted() {
+        0 => sums.fill(0.),
+        k => products(
+            Slabs::new(a, scaled),
+            Slabs::new(b, scaled),
+            (m, n, k),
+            &mut sums,
+        ),
     }
-    products(&a_slabs, &b_slabs, m, n, &mut sums);
     finish(a, b, &sums, bias, out);
 }
 
-/// Products into `y`, `[m, n]`, including the scales that vary along the sums.
-fn products(a: &Slabs<'_>, b: &Slabs<'_>, m: usize, n: usize, y: &mut [f32]) {
-    let k = match a.contraction {
-        Contraction::Cols => a.grid.cols(),
-        Contraction::Rows => a.grid.rows(),
+/// Products into `y`, `[m, n]`, including the scales that vary along the sums. Slabs along the sum are added in order.
+fn products(mut a: Slabs<'_>, mut b: Slabs<'_>, (m, n, k): (usize, usize, usize), y: &mut [f32]) {
+    // How much of m, n and k a slab covers.
+    let (m_step, n_step, k_step) = match (a.side.contraction, b.side.contraction) {
+        (Contraction::Rows, Contraction::Rows) => (m, n, rows_of_slab(m.max(n))),
+        (Contraction::Cols, Contraction::Cols) => (rows_of_slab(k), rows_of_slab(k), k),
+        (Contraction::Cols, Contraction::Rows) => (rows_of_slab(k), n, rows_of_slab(n)),
+        (Contraction::Rows, Contraction::Cols) => (m, rows_of_slab(k), k),
     };
-    if m == 0 || n == 0 || k == 0 {
-        return;
-    }
-    let (mut a_slab, mut b_slab) = (Vec::new(), Vec::new());
-    match (a.contraction, b.contraction) {
-        // Rows are summed over: slabs along the contraction, accumulated in order.
-        (Contraction::Rows, Contraction::Rows) => {
-            for k0 in (0..k).step_by(step(m.max(n))) {
-                let k1 = (k0 + step(m.max(n))).min(k);
-                a.decode(k0..k1, &mut a_slab);
-                b.decode(k0..k1, &mut b_slab);
-                f32_gemm(
-                    (m, n, k1 - k0),
-                    y,
-                    n,
-                    k0 > 0,
-                    (&a_slab, a.strides()),
-                    (&b_slab, b.strides()),
-                );
-            }
-        }
-        (Contraction::Cols, _) => {
-            for m0 in (0..m).step_by(step(k)) {
-                let m1 = (m0 + step(k)).min(m);
-                a.decode(m0..m1, &mut a_slab);
-                let y = &mut y[m0 * n..m1 * n];
-                match b.contraction {
-                    Contraction::Cols => {
-                        for n0 in (0..n).step_by(step(k)) {
-                            let n1 = (n0 + step(k)).min(n);
-                            b.decode(n0..n1, &mut b_slab);
-                            let sizes = (m1 - m0, n1 - n0, k);
-                            f32_gemm(
-                                sizes,
-                                &mut y[n0..],
-                                n,
-                                false,
-                                (&a_slab, a.strides()),
-                                (&b_slab, b.strides()),
-                            );
-                        }
-                    }
-                    Contraction::Rows => {
-                        for k0 in (0..k).step_by(step(n)) {
-                            let k1 = (k0 + step(n)).min(k);
-                            b.decode(k0..k1, &mut b_slab);
-                            let sizes = (m1 - m0, n, k1 - k0);
-                            f32_gemm(
-                                sizes,
-                                y,
-                                n,
-                                k0 > 0,
-                                (&a_slab[k0..], a.strides()),
-                                (&b_slab, b.strides()),
-                            );
-                        }
-                    }
-                }
-            }
-        }
-        (Contraction::Rows, Contraction::Cols) => {
-            a.decode(0..k, &mut a_slab);
-            for n0 in (0..n).step_by(step(k)) {
-                let n1 = (n0 + step(k)).min(n);
-                b.decode(n0..n1, &mut b_slab);
-                let sizes = (m, n1 - n0, k);
-                f32_gemm(
-                    sizes,
-                    &mut y[n0..],
-                    n,
-                    false,
-                    (&a_slab, a.strides()),
-                    (&b_slab, b.strides()),
-                );
+    // A slab of an operand that sums along its rows covers the whole sum.
+    for rows in parts(m, m_step) {
+        for cols in parts(n, n_step) {
+            for sum in parts(k, k_step) {
+                let sizes = (rows.len(), cols.len(), sum.len());
+                let y = &mut y[rows.start * n + cols.start..];
+                let (a, b) = (a.values(&rows, &sum), b.values(&cols, &sum));
+                f32_gemm(sizes, y, n, sum.start > 0, a, b);
             }
         }
     }
 }
 
+/// `0..len` in parts of `step`.
+fn parts(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
+    let starts = (0..len).step_by(step);
+    starts.map(move |start| start..len.min(start + step))
+}
+
 /// Rows of a slab whose rows have `cols` elements.
-fn step(cols: usize) -> usize {
+fn rows_of_slab(cols: usize) -> usize {
     (SLAB / cols.max(1)).max(64)
 }
 

@@ -9,10 +9,11 @@ use std::arch::x86_64::*;
 /// Rows of a tile.
 pub(super) const ROWS: usize = 12;
 
-/// The rows of the tile that begins at row `row` of `rows`. Every [`ROWS_STEP`] rows are cut in the same way, whatever comes
-/// after them.
+/// The height of the tile that begins at row `row` of `rows`. Each run of [`ROWS_STEP`] rows is cut independently of the rows
+/// after it.
 ///
-/// Instead of a high tile and one of so few rows that it waits for its own sums, the last two have about the same height.
+/// The last two tiles have about the same height: a full tile and one of few rows would take longer, as few rows wait for
+/// their own sums.
 pub(super) fn height(row: usize, rows: usize) -> usize {
     let left = rows.min((row / ROWS_STEP + 1) * ROWS_STEP) - row;
     if left > ROWS && left < ROWS + ROWS / 2 {
@@ -113,8 +114,8 @@ fn bytes(values: &[u16]) -> &[u8] {
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
-fn as_bf16(bits: __m512i) -> __m512bh {
+#[target_feature(enable = "avx512f")]
+pub(in super::super) fn as_bf16(bits: __m512i) -> __m512bh {
     // SAFETY: both have 64 bytes, and any bits are a valid value.
     unsafe { std::mem::transmute(bits) }
 }
@@ -145,7 +146,7 @@ fn tile<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(
     if to.accumulate {
         start::<R, U, PACKED, PAIRS>(&to.sums, &mut tiles[0]);
     }
-    // The length of a sum is a multiple of 32, so of U pairs.
+    // The length of a sum is a multiple of 32, so a whole number of groups of U pairs.
     for group in 0..pairs / U {
         for (unrolled, tile) in tiles.iter_mut().enumerate() {
             let pair = group * U + unrolled;
@@ -188,7 +189,7 @@ fn tile<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(
     }
 }
 
-/// Loads sums. A function of one caller is inlined, so that the sums stay in registers: hence the parameters.
+/// Loads sums. The parameters give each instance a single caller, so that it is inlined and the sums stay in registers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,gfni,avx512bf16")]
 fn start<const R: usize, const U: usize, const PACKED: bool, const PAIRS: bool>(

@@ -114,7 +114,7 @@ proptest! {
             let bias = bias.map(|bias| Tensor::from_vec(bias, window.channels, &Device::Cpu).unwrap());
             let mut images = Composed.images(&window, DType::F32, &Device::Cpu).unwrap();
             images.fold(&columns, &window, &part, bias.as_ref()).unwrap();
-            let Storage::Cpu(CpuStorage::F32(composed)) = images.finish().unwrap() else {
+            let Storage::Cpu(candle_core::CpuStorage::F32(composed)) = images.finish().unwrap() else {
                 panic!("not f32");
             };
             prop_assert_eq!(composed, expected);

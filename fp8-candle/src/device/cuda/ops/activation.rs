@@ -3,7 +3,7 @@
 use crate::base::data::activation::Activation;
 use crate::base::error::Result;
 use crate::device::cuda::gpu::{Gpu, with_pointer_list};
-use crate::device::cuda::kernels::{Arg, Shape, kernels};
+use crate::device::cuda::kernels::{Arg, Shape, args, kernels};
 use crate::device::cuda::launch::launch;
 use candle_core::{DType, Storage, Tensor};
 
@@ -17,7 +17,7 @@ const OP: &str = "activation";
 /// Elements per thread.
 const CHUNK: usize = 8;
 
-/// What an activation reads: addresses of gate and value (0 if it is not gated), whose rows are `pitch` elements apart.
+/// The input of an activation: addresses of gate and value (0 if it is not gated), whose rows are `pitch` elements apart.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sides {
     gate: u64,
@@ -87,14 +87,8 @@ fn run_forward(
     if rows * n > 0 {
         with_pointer_list(&gpu, inputs, |pointers| {
             let sides = sides(pointers);
-            let args = [
-                Arg::Ptr(sides.gate),
-                Arg::Ptr(sides.value),
-                Arg::Ptr(y.ptr()),
-                Arg::Len(rows as u64),
-                Arg::Len(n as u64),
-                Arg::Len(sides.pitch as u64),
-                Arg::Int(sides.curve),
+            let args = args![
+                p sides.gate, p sides.value, p y.ptr(), l rows, l n, l sides.pitch, i sides.curve,
             ];
             let shape = Shape::stride((rows * n).div_ceil(CHUNK));
             // SAFETY: gate and value have `rows` rows of n elements, `pitch` apart, y rows * n, all of the kernel's dtype.
@@ -155,16 +149,9 @@ fn run_backward(
     let dtype = inputs[0].dtype();
     with_pointer_list(gpu, inputs, |pointers| {
         let (of, to, grad) = sides(pointers);
-        let args = [
-            Arg::Ptr(of.gate),
-            Arg::Ptr(of.value),
-            Arg::Ptr(grad),
-            Arg::Ptr(to.gate),
-            Arg::Ptr(to.value),
-            Arg::Len(rows as u64),
-            Arg::Len(n as u64),
-            Arg::Len(of.pitch as u64),
-            Arg::Int(of.curve),
+        let args = args![
+            p of.gate, p of.value, p grad, p to.gate, p to.value, l rows, l n, l of.pitch,
+            i of.curve,
         ];
         let shape = Shape::stride((rows * n).div_ceil(CHUNK));
         // SAFETY: as in the forward pass; grad has rows * n elements, and gradients lie as what they are the gradients of.

@@ -3,7 +3,7 @@
 use super::by_rows;
 use crate::base::error::{Result, internal};
 use crate::device::cuda::gpu::{Gpu, with_pointers};
-use crate::device::cuda::kernels::{Arg, Shape, kernels};
+use crate::device::cuda::kernels::{Arg, Shape, args, kernels};
 use crate::device::cuda::launch::launch;
 use candle_core::{D, DType, Storage, Tensor};
 
@@ -68,31 +68,17 @@ pub(crate) fn forward(logits: &Tensor, targets: Targets<'_>) -> Result<(Storage,
         if rows > 0 {
             let kernel = FORWARD.of(OP, logits.dtype())?;
             let (shape, by_warp) = by_rows(rows, classes);
-            let args = [
-                Arg::Ptr(logits_ptr),
-                Arg::Ptr(targets),
-                Arg::Ptr(losses.ptr()),
-                Arg::Ptr(sums.ptr()),
-                Arg::Len(rows as u64),
-                Arg::Len(classes as u64),
-                kind,
-                ignored,
-                some_ignored,
-                by_warp,
+            let args = args![
+                p logits_ptr, p targets, p losses.ptr(), p sums.ptr(), l rows, l classes, a kind,
+                a ignored, a some_ignored, a by_warp,
             ];
             // SAFETY: logits are `[rows, classes]` of the kernel's dtype, targets `[rows]` of the dtype that `kind`
             // names, losses `[rows]` and sums `[rows, 2]` of f32. A target is used as an index only if it is a class.
             unsafe { launch(&gpu, kernel, shape, &args) }?;
         }
-        let args = [
-            Arg::Ptr(losses.ptr()),
-            Arg::Ptr(targets),
-            Arg::Ptr(loss.ptr()),
-            Arg::Ptr(counted.ptr()),
-            Arg::Len(rows as u64),
-            kind,
-            ignored,
-            some_ignored,
+        let args = args![
+            p losses.ptr(), p targets, p loss.ptr(), p counted.ptr(), l rows, a kind, a ignored,
+            a some_ignored,
         ];
         // SAFETY: losses and targets are as above, and read in the order of the stream; loss and counted are one f32.
         unsafe { launch(&gpu, &MEAN, Shape::blocks(1, 1024), &args) }
@@ -120,19 +106,9 @@ pub(crate) fn backward(
         let [kind, ignored, some_ignored] = targets.args()?;
         let tensors = [logits, targets.values, &saved.sums, &saved.counted, grad];
         with_pointers(&gpu, tensors, |[logits, targets, sums, counted, grad]| {
-            let args = [
-                Arg::Ptr(logits),
-                Arg::Ptr(targets),
-                Arg::Ptr(sums),
-                Arg::Ptr(counted),
-                Arg::Ptr(grad),
-                Arg::Ptr(dx.ptr()),
-                Arg::Len(rows as u64),
-                Arg::Len(classes as u64),
-                kind,
-                ignored,
-                some_ignored,
-                by_warp,
+            let args = args![
+                p logits, p targets, p sums, p counted, p grad, p dx.ptr(), l rows, l classes,
+                a kind, a ignored, a some_ignored, a by_warp,
             ];
             // SAFETY: logits and dx are `[rows, classes]` of the kernel's dtype, targets `[rows]` of the dtype that
             // `kind` names, the saved tensors those of the forward pass, and grad is one f32.
@@ -149,12 +125,7 @@ pub(crate) fn to_i64(targets: &Tensor) -> Result<Tensor> {
     if n > 0 {
         let kind = Arg::Int(dtype_index(targets.dtype())?);
         with_pointers(&gpu, [targets], |[targets]| {
-            let args = [
-                Arg::Ptr(targets),
-                Arg::Ptr(out.ptr()),
-                Arg::Len(n as u64),
-                kind,
-            ];
+            let args = args![p targets, p out.ptr(), l n, a kind];
             // SAFETY: targets are n integers of the dtype that `kind` names, out has room for n of i64.
             unsafe { launch(&gpu, &TO_I64, Shape::stride(n), &args) }
         })?;

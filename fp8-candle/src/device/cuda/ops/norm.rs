@@ -3,7 +3,7 @@
 use super::by_rows;
 use crate::base::error::Result;
 use crate::device::cuda::gpu::{Buffer, Gpu, with_pointer_list, with_pointers};
-use crate::device::cuda::kernels::{Arg, Shape, kernels};
+use crate::device::cuda::kernels::{Arg, Shape, args, kernels};
 use crate::device::cuda::launch::launch;
 use candle_core::{DType, Storage, Tensor};
 
@@ -66,17 +66,9 @@ impl Norm {
         let tensors: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
         let [y, statistics] = outputs.map(|output| Arg::Ptr(output.map_or(0, Buffer::ptr)));
         with_pointer_list(gpu, &tensors, |pointers| {
-            let args = [
-                Arg::Ptr(pointers[0]),
-                Arg::Ptr(pointers[1]),
-                Arg::Ptr(pointers.get(2).copied().unwrap_or(0)),
-                y,
-                statistics,
-                Arg::Len(rows as u64),
-                Arg::Len(cols as u64),
-                Arg::Float(self.eps as f32),
-                Arg::Int(u32::from(self.center)),
-                by_warp,
+            let args = args![
+                p pointers[0], p pointers[1], p pointers.get(2).copied().unwrap_or(0), a y,
+                a statistics, l rows, l cols, f self.eps as f32, i self.center, a by_warp,
             ];
             // SAFETY: x and y are `[rows, cols]`, weight and bias (or null) `[cols]`, of the kernel's dtype; statistics are
             // `[rows, 2]` of f32 in a new allocation, or null.
@@ -100,16 +92,9 @@ impl Norm {
             let (shape, by_warp) = by_rows(rows, cols);
             let tensors = [x, weight, grad, statistics];
             with_pointers(&gpu, tensors, |[x, weight, grad, statistics]| {
-                let args = [
-                    Arg::Ptr(x),
-                    Arg::Ptr(weight),
-                    Arg::Ptr(grad),
-                    Arg::Ptr(statistics),
-                    Arg::Ptr(dx.ptr()),
-                    Arg::Len(rows as u64),
-                    Arg::Len(cols as u64),
-                    Arg::Int(u32::from(self.center)),
-                    by_warp,
+                let args = args![
+                    p x, p weight, p grad, p statistics, p dx.ptr(), l rows, l cols, i self.center,
+                    a by_warp,
                 ];
                 // SAFETY: x, grad and dx are `[rows, cols]`, weight is `[cols]`, of the kernel's dtype; statistics are
                 // those of the forward pass.
@@ -144,15 +129,9 @@ impl Norm {
         with_pointers(&gpu, [x, grad, statistics], |[x_ptr, grad, statistics]| {
             let kernel = SLABS.of(self.op, x.dtype())?;
             let shape = Shape::grid(cols.div_ceil(SLAB_COLS), slabs, THREADS);
-            let args = [
-                Arg::Ptr(x_ptr),
-                Arg::Ptr(grad),
-                Arg::Ptr(statistics),
-                Arg::Ptr(partial.ptr()),
-                Arg::Len(rows as u64),
-                Arg::Len(cols as u64),
-                Arg::Len(slab_rows as u64),
-                Arg::Int(u32::from(with_bias)),
+            let args = args![
+                p x_ptr, p grad, p statistics, p partial.ptr(), l rows, l cols, l slab_rows,
+                i with_bias,
             ];
             // SAFETY: x and grad are `[rows, cols]` of the kernel's dtype, statistics those of the forward pass, and
             // partial is `[outputs, slabs, cols]` of f32.
@@ -165,12 +144,9 @@ impl Norm {
         };
         let kernel = PARAMETERS.of(self.op, x.dtype())?;
         let shape = Shape::grid(cols.div_ceil(SUM_COLS), outputs, THREADS);
-        let args = [
-            Arg::Ptr(partial.ptr()),
-            Arg::Ptr(dweight.ptr()),
-            Arg::Ptr(dbias.as_ref().map_or(0, Buffer::ptr)),
-            Arg::Len(slabs as u64),
-            Arg::Len(cols as u64),
+        let args = args![
+            p partial.ptr(), p dweight.ptr(), p dbias.as_ref().map_or(0, Buffer::ptr), l slabs,
+            l cols,
         ];
         // SAFETY: partial is `[outputs, slabs, cols]` of f32, alive until this returns and freed in stream order; the
         // outputs are `[cols]` of the kernel's dtype, dbias is there if outputs is 2.

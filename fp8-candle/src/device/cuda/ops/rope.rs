@@ -2,7 +2,7 @@
 
 use crate::base::error::Result;
 use crate::device::cuda::gpu::{Buffer, Gpu, with_pointers};
-use crate::device::cuda::kernels::{Arg, Shape, kernels};
+use crate::device::cuda::kernels::{Shape, args, kernels};
 use crate::device::cuda::launch::launch;
 use candle_core::Tensor;
 
@@ -28,16 +28,9 @@ pub(crate) fn rotate(
         let (b, h, t, d) = x.dims4()?;
         let shape = Shape::stride((n / 2).div_ceil(PAIRS_OF_A_THREAD));
         with_pointers(&gpu, [x, cos, sin], |[x, cos, sin]| {
-            let args = [
-                Arg::Ptr(x),
-                Arg::Ptr(cos),
-                Arg::Ptr(sin),
-                Arg::Ptr(y.ptr()),
-                Arg::Len((b * h * t) as u64),
-                Arg::Len(t as u64),
-                Arg::Len((d / 2) as u64),
-                Arg::Float(if back { -1.0 } else { 1.0 }),
-                Arg::Int(u32::from(interleaved)),
+            let args = args![
+                p x, p cos, p sin, p y.ptr(), l (b * h * t), l t, l (d / 2),
+                f if back { -1.0 } else { 1.0 }, i interleaved,
             ];
             // SAFETY: x and y are `[b * h * t, d]`, cos and sin at least `[t, d / 2]`, of the kernel's dtype.
             unsafe { launch(&gpu, kernel, shape, &args) }

@@ -3,7 +3,7 @@
 use super::by_rows;
 use crate::base::error::Result;
 use crate::device::cuda::gpu::{Gpu, with_pointers};
-use crate::device::cuda::kernels::{Arg, kernels};
+use crate::device::cuda::kernels::{args, kernels};
 use crate::device::cuda::launch::launch;
 use candle_core::{D, Storage, Tensor};
 
@@ -23,14 +23,9 @@ pub(crate) fn forward(x: &Tensor, queries: Option<usize>, softmax_scale: f64) ->
         let rows = x.elem_count() / cols;
         let (shape, by_warp) = by_rows(rows, cols);
         with_pointers(&gpu, [x], |[x]| {
-            let args = [
-                Arg::Ptr(x),
-                Arg::Ptr(y.ptr()),
-                Arg::Len(rows as u64),
-                Arg::Len(cols as u64),
-                Arg::Len(queries.unwrap_or(0) as u64),
-                Arg::Float(softmax_scale as f32),
-                by_warp,
+            let args = args![
+                p x, p y.ptr(), l rows, l cols, l queries.unwrap_or(0), f softmax_scale as f32,
+                a by_warp,
             ];
             // SAFETY: x and y are `[rows, cols]` of the kernel's dtype; rows come in whole matrices of `queries` rows,
             // at most as many as columns.
@@ -55,15 +50,9 @@ pub(crate) fn backward(
         let rows = y.elem_count() / cols;
         let (shape, by_warp) = by_rows(rows, cols);
         with_pointers(&gpu, [y, grad], |[y, grad]| {
-            let args = [
-                Arg::Ptr(y),
-                Arg::Ptr(grad),
-                Arg::Ptr(dx.ptr()),
-                Arg::Len(rows as u64),
-                Arg::Len(cols as u64),
-                Arg::Len(queries.unwrap_or(0) as u64),
-                Arg::Float(softmax_scale as f32),
-                by_warp,
+            let args = args![
+                p y, p grad, p dx.ptr(), l rows, l cols, l queries.unwrap_or(0),
+                f softmax_scale as f32, a by_warp,
             ];
             // SAFETY: y, its gradient and dx are `[rows, cols]` of the kernel's dtype; rows come in whole matrices of
             // `queries` rows, at most as many as columns.

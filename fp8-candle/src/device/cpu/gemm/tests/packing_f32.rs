@@ -3,7 +3,7 @@
 use super::super::engine_f32::{F32Engine, Tiles};
 use super::super::kernel::{Engine, Matrix};
 use super::super::layout::{self, DEPTH, ROWS, ROWS_STEP, SLICE};
-use super::super::{tile_avx2::Avx2, tile_avx512::Avx512};
+use super::super::tile_f32::{Avx2, Avx512};
 use super::*;
 use crate::base::parallel::shared::Shared;
 
