@@ -4,11 +4,13 @@ use crate::config::{CastConfig, Operand, Recipe, ResolvedConfig, ScalingType};
 use fp8_candle::state::{IdleRule, RowRule};
 use fp8_candle::weight_version::WeightVersion;
 use fp8_candle::{CastCounter, Role, Slot, StateTable, WeightCache};
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The casts and the weight with which a layer was calibrated.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Calibration {
     /// Cast of the inputs: format, granularity, whether its scale is static.
@@ -16,6 +18,7 @@ pub struct Calibration {
     /// Cast of the weight.
     pub weight: CastConfig,
     /// Whether scales that are not static are rounded down to powers of two.
+    #[serde(default)]
     pub round_scales_to_power_of_two: bool,
     /// Fingerprint of the weight that the batches went through.
     pub weight_fingerprint: u64,

@@ -1,4 +1,4 @@
-//! The warning about a guard that was enabled in vain.
+//! The warning about an enabled guard that cast nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

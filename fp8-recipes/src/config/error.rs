@@ -26,7 +26,7 @@ pub enum ConfigError {
     #[error(transparent)]
     UnknownFormat(#[from] ParseFormatError),
 
-    /// Scales finer than one per tensor must come from the tensor itself, and microscaling only by its own rule.
+    /// Scales finer than one per tensor must come from the tensor itself; microscaling has its own rule.
     #[error("{operand}: {granularity} scaling must be dynamic, got {scaling}")]
     NotDynamic {
         /// The cast at fault.

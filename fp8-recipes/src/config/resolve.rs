@@ -111,7 +111,7 @@ impl DelayedScaling {
     }
 }
 
-/// Both uses of an operand with their formats; `defaults` are those of other casts and of delayed ones.
+/// Fills in both uses of an operand. `defaults`: the format of a cast without one, and of a delayed cast without one.
 fn fill(
     first: &CastConfig,
     second: Option<&CastConfig>,
@@ -136,7 +136,7 @@ fn fill(
     )
 }
 
-/// The counterpart of `format` in this pair. An FNUZ format stays as it is.
+/// The counterpart of `format` in this pair. FNUZ formats do not change.
 fn in_pair(format: Format, pair: FormatPair) -> Format {
     match pair {
         FormatPair::Ocp => format,

@@ -86,14 +86,7 @@ pub enum WeightDim {
     K,
 }
 
-impl fmt::Display for WeightDim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            WeightDim::N => "N",
-            WeightDim::K => "K",
-        })
-    }
-}
+names! { WeightDim::name: N = "N", K = "K" }
 
 impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,6 @@
 //! Errors of guards and their handles.
 
-/// Why a guard or a handle cannot do what it was asked to.
+/// Why a guard or a handle cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuardError {

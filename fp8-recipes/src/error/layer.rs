@@ -68,7 +68,7 @@ pub enum LayerError {
     /// A parameter has no name.
     #[error(
         "a tensor of shape {shape:?} has no path: give the export the VarMap that it comes from (ExportOptions::with_vars), \
-         name it (nn::Parameter, with_path), or put `#[fp8(skip)]` on a field that is no parameter"
+         name it (nn::NamedTensor, with_path), or put `#[fp8(skip)]` on a field that is no parameter"
     )]
     Unnamed {
         /// Shape of the tensor.

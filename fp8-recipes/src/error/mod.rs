@@ -13,6 +13,7 @@ pub use training_checkpoint::TrainingCheckpointError;
 use crate::config::ConfigError;
 use crate::optim::OptimError;
 use fp8_files::atomic::FileError;
+use std::path::Path;
 
 /// What can go wrong outside a tensor operation.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +59,7 @@ pub enum Error {
         /// Name of the parameter.
         tensor: String,
     },
-    /// A layer that knows nothing of scales was built on scaled parameters.
+    /// A layer without a scaled form was built on scaled parameters.
     #[error(
         "`{path}` is {layer}, which has no scaled form and would take the data of its parameters for their values: build it on a VarBuilder of plain tensors"
     )]
@@ -68,7 +69,7 @@ pub enum Error {
         /// Its path.
         path: String,
     },
-    /// A model with scaled parameters was given to a function that knows plain variables.
+    /// A model with scaled parameters was given to a function for plain variables.
     #[error("`{tensor}` is a scaled parameter, which {function} cannot take: {instead}")]
     ScaledParameter {
         /// Name of the parameter.
@@ -143,6 +144,15 @@ impl From<std::convert::Infallible> for Error {
     fn from(never: std::convert::Infallible) -> Self {
         match never {}
     }
+}
+
+/// The error of JSON at `path`, in place of which `what` was expected.
+pub(crate) fn json_error(path: &Path, what: &'static str, reason: impl ToString) -> Error {
+    Error::Files(fp8_files::Error::Json {
+        path: path.to_path_buf(),
+        what,
+        reason: reason.to_string(),
+    })
 }
 
 /// Result of this crate's own operations.

@@ -1,4 +1,4 @@
-//! From the casts of a calibration to what the file holds of a layer.
+//! The scheme under which a file stores a calibrated layer.
 
 use super::options::Ragged;
 use crate::FilesError;
@@ -7,11 +7,11 @@ use crate::error::Result;
 use fp8_core::{Format, Granularity};
 use fp8_files::scheme::{InputScheme, Kind};
 
-/// What can be done about a layer whose features cannot be cut into groups.
+/// Advice for a layer whose features cannot be cut into groups.
 pub(super) const WAY_OUT: &str = "leave it in high precision by `PrepareOptions::with_off`, or choose what becomes of it by \
      `ExportOptions::with_ragged`";
 
-/// The scheme of a layer calibrated so; `None` where the recipe leaves its product in high precision.
+/// The scheme of a layer with this calibration; `None` if the recipe leaves its product in high precision.
 pub(super) fn calibrated(calibration: &Calibration, path: &str) -> Result<Option<Kind>> {
     let Calibration { input, weight, .. } = calibration;
     if input.is_disabled() || weight.is_disabled() {
@@ -46,7 +46,7 @@ pub(super) fn calibrated(calibration: &Calibration, path: &str) -> Result<Option
     }))
 }
 
-/// What an export makes of `scheme` for a layer of these sizes; `None` where the layer stays in high precision.
+/// The scheme with which an export stores a layer of these sizes; `None` if the layer stays in high precision.
 pub(super) fn cut(
     scheme: Kind,
     sizes: (usize, usize),

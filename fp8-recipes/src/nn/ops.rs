@@ -7,7 +7,7 @@ pub use fp8_candle::ops::{Activation, AttentionDropout, AttentionOptions, CrossE
 use super::attention::{Scores, causal_bias};
 use candle_core::{Result, Tensor};
 
-/// Operations of `fp8_candle::ops` with candle's `Result`, as a model's forward pass wants it.
+/// Operations of `fp8_candle::ops` with candle's `Result`, which the forward passes of models return.
 macro_rules! with_candles_result {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*);)*) => {$(
         $(#[$doc])*

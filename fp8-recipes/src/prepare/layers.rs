@@ -205,8 +205,6 @@ impl Visitor for Preparer<'_, '_> {
             outcome: Outcome::Skipped(SkipReason::CandleNn),
         });
     }
-
-    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
 }
 
 /// A reason to skip a weight with values that are not finite.

@@ -6,8 +6,7 @@ use super::state::{Request, Shared};
 use crate::autocast::Fp8State;
 use crate::config::SkipReason;
 use crate::error::Result;
-use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
-use candle_core::Tensor;
+use crate::module::{Fp8Module, Fp8Operator, LayerKind, Visitor};
 use fp8_candle::Role;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -71,8 +70,6 @@ impl OperatorPreparer<'_, '_> {
 }
 
 impl Visitor for OperatorPreparer<'_, '_> {
-    fn layer(&mut self, _: &dyn Fp8Layer) {}
-
     fn operator(&mut self, operator: &dyn Fp8Operator) {
         if !self.shared.options.operators {
             operator.set_fp8_state(None);
@@ -97,6 +94,4 @@ impl Visitor for OperatorPreparer<'_, '_> {
             Err(error) => self.error = Some(error),
         }
     }
-
-    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
 }

@@ -5,7 +5,7 @@ use crate::module::LayerKind;
 use fp8_core::{Granularity, MX_BLOCK};
 use std::fmt;
 
-/// What became of one layer.
+/// The result for one layer.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -55,7 +55,7 @@ pub struct LayerReport {
     pub out_features: usize,
     /// Columns of the weight; 0 for an operator without a GEMM.
     pub in_features: usize,
-    /// What became of it.
+    /// The result.
     pub outcome: Outcome,
 }
 
@@ -106,8 +106,8 @@ impl fmt::Display for Unmatched {
     }
 }
 
-/// Every linear layer and convolution of a model, in the order of its fields. Prints as a table. Layers of candle_nn in the model are
-/// listed without a path, because they do not know theirs. Layers within closures and skipped fields cannot be listed.
+/// Every linear layer and convolution of a model, in the order of its fields. Prints as a table. Layers of candle_nn in the model
+/// are listed without a path, because they have none. Layers within closures and skipped fields cannot be listed.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct PrepareReport {

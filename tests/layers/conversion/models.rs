@@ -3,7 +3,7 @@
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::quantized_tensors;
-use fp8::nn::{self, Linear, Parameter};
+use fp8::nn::{self, Linear, NamedTensor};
 use fp8::{
     Fp8Layer, Fp8Module, PrepareOptions, Visitor, fp8_autocast, is_fp8_enabled, prepare_fp8,
 };
@@ -23,7 +23,7 @@ struct Many {
     array: [Leaf; 2],
     pair: (Leaf, Box<dyn Fp8Module>),
     nested: Vec<Option<Box<Leaf>>>,
-    scale: Parameter,
+    scale: NamedTensor,
     norm: nn::RmsNorm,
     #[fp8(skip)]
     dropout: f32,
@@ -44,7 +44,7 @@ impl Many {
             array: [leaf("array.0"), leaf("array.1")],
             pair: (leaf("pair.0"), Box::new(leaf("pair.1"))),
             nested: vec![None, Some(leaf("nested.1").into())],
-            scale: Parameter::new("scale", vb.get(4, "scale").unwrap()),
+            scale: NamedTensor::new("scale", vb.get(4, "scale").unwrap()),
             norm: nn::rms_norm(4, 1e-6, vb.pp("norm")).unwrap(),
             dropout: 0.1,
             name: "many",
