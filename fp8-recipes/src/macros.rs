@@ -46,7 +46,7 @@ macro_rules! setters {
     };
 }
 
-/// The names of an enum's variants: the method that returns them, `Display`, and where asked for the list `ALL`.
+/// The names of an enum's variants: the method that returns them, `Display`, and on request the list `ALL`.
 macro_rules! names {
     ($vis:vis $type:ident::$name:ident, $all:vis ALL: $($variant:ident = $text:literal),+ $(,)?) => {
         impl $type {

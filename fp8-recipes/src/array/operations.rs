@@ -20,7 +20,7 @@ macro_rules! composed {
         $(#[$doc])*
         ///
         /// # Errors
-        /// If shapes or dtypes do not fit.
+        /// If shapes or dtypes are incompatible.
         fn $name(&self, $($arg: $type),*) -> Result<Self> {
             let scaled = |x: &[&Scaled]| Ok(x[0].$name($($arg),*)?);
             // The node calls it again in the backward pass.
@@ -43,7 +43,7 @@ macro_rules! of_two {
         $(#[$doc])*
         ///
         /// # Errors
-        /// If shapes or dtypes do not fit.
+        /// If shapes or dtypes are incompatible.
         fn $name(&self, other: &Self) -> Result<Self> {
             let plain = |x: &[Tensor]| Ok(x[0].$plain(&x[1])?);
             Self::combine(&[self, other], plain, |x| Ok(x[0].$name(x[1])?))
@@ -60,7 +60,7 @@ macro_rules! built_in {
         $(#[$doc])*
         ///
         /// # Errors
-        /// If shapes or dtypes do not fit.
+        /// If shapes or dtypes are incompatible.
         fn $name(&self, $($arg: $type),*) -> Result<Self> {
             self.by_kind(
                 |$x| Ok($plain),
@@ -125,7 +125,7 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
     /// Attention of `[b, h, t, d]`: [`fp8_candle::ops::attention`].
     ///
     /// # Errors
-    /// If shapes do not fit.
+    /// If shapes are incompatible.
     fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
         let own = options.clone();
         Self::combine(
@@ -138,7 +138,7 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
     /// The arrays concatenated along `dim`.
     ///
     /// # Errors
-    /// If shapes do not fit.
+    /// If shapes are incompatible.
     fn cat(parts: &[&Self], dim: usize) -> Result<Self> {
         let plain = move |x: &[Tensor]| Ok(Tensor::cat(x, dim)?);
         Self::combine(parts, plain, |x| Ok(Scaled::cat(x, dim)?))
@@ -226,7 +226,7 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
     /// Rotary position embedding, interleaved, of `[b, h, t, d]`: [`fp8_candle::ops::rope_i`].
     ///
     /// # Errors
-    /// If shapes or dtypes do not fit; [`fp8_scaled::Error::NoScaleRule`] for scaled arrays.
+    /// If shapes or dtypes are incompatible; [`fp8_scaled::Error::NoScaleRule`] for scaled arrays.
     fn rope_i(&self, cos: &Tensor, sin: &Tensor) -> Result<Self> {
         self.by_kind(
             |x| Ok(ops::rope_i(x, cos, sin)?),

@@ -227,7 +227,7 @@ impl Drop for AutocastGuard {
         } else if self.has_failed() {
             tracing::warn!(
                 "an FP8 autocast guard was dropped after one of its layers has failed: its step does not count; \
-                 close() counts it, abort() says that it is meant"
+                 close() counts it, abort() discards it without this warning"
             );
             let _ = self.finish(End::Abort);
         } else if let Err(error) = self.finish(End::Close) {

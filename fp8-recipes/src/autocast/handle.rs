@@ -87,7 +87,7 @@ impl AutocastHandle {
     /// row.
     ///
     /// # Errors
-    /// If the guard that the handle comes from is closed, or the system gives no thread.
+    /// If the guard that the handle comes from is closed, or a thread cannot be started.
     pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> Result<R> {
         let here = || {
             let guard = self.open()?;

@@ -116,7 +116,7 @@ pub fn load_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
                 path,
                 &format!("tensor `{name}`"),
                 "other values".into(),
-                "the values of the model, in which it is no variable".into(),
+                "the values in the model, where it is not a variable".into(),
             ));
         }
     }

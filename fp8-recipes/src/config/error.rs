@@ -174,9 +174,7 @@ pub enum ConfigError {
     },
 
     /// A function was bound to a recipe that uses another reduction.
-    #[error(
-        "the recipe reduces histories by `{wanted}`, there is no use for the function `{given}`"
-    )]
+    #[error("the recipe reduces histories by `{wanted}`, not by the function `{given}`")]
     OtherAmax {
         /// What the recipe says.
         wanted: String,

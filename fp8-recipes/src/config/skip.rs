@@ -108,7 +108,7 @@ impl fmt::Display for SkipReason {
                 "convolutions are off: PrepareOptions::with_convolutions(true) converts them",
             ),
             SkipReason::CandleNn => {
-                f.write_str("a layer of candle_nn, which has no FP8: take that of `nn`")
+                f.write_str("a layer of candle_nn, which has no FP8: use the one of `nn`")
             }
             SkipReason::NoPath => {
                 f.write_str("it has no path: build it from a VarBuilder or call with_path")

@@ -146,7 +146,7 @@ impl From<std::convert::Infallible> for Error {
     }
 }
 
-/// The error of JSON at `path`, in place of which `what` was expected.
+/// The error for a file at `path` that should hold `what` as JSON.
 pub(crate) fn json_error(path: &Path, what: &'static str, reason: impl ToString) -> Error {
     Error::Files(fp8_files::Error::Json {
         path: path.to_path_buf(),
@@ -166,7 +166,7 @@ mod tests {
         candle_core::Error::Msg("from candle".into())
     }
 
-    /// However an error of candle arrives, it is seen in one way.
+    /// Errors of candle become the same variant, whatever wraps them.
     #[test]
     fn errors_of_candle_are_flattened() {
         let sources = [

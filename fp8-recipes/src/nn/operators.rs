@@ -31,7 +31,7 @@ macro_rules! operators {
                 /// Applies it.
                 ///
                 /// # Errors
-                /// If the shapes or dtypes do not fit each other.
+                /// If the shapes or dtypes are incompatible.
                 pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
                     let compute: fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> = $compute;
                     OperatorCasts::around(self.state.get(), |casts| match casts {

@@ -174,9 +174,9 @@ impl fmt::Display for PrepareReport {
         if without_export {
             writeln!(
                 f,
-                "no export: the layer trains under these recipes, but its in_features are no multiple of their block, so that no file \
-                 holds its scales. Leave it out with PrepareOptions::with_off(path), quantize with --ignore path, or store it by \
-                 rows with ExportOptions::with_ragged"
+                "no export: the layer trains under these recipes, but their block does not divide its in_features, so no file can hold its \
+                 scales. Leave it out with PrepareOptions::with_off(path), quantize with --ignore path, or store it by rows \
+                 with ExportOptions::with_ragged"
             )?;
         }
         for unmatched in &self.unmatched {

@@ -52,7 +52,7 @@ impl CastStats {
         report_of(&self.lock())
     }
 
-    /// Takes the measurements so far and starts anew.
+    /// Takes the measurements so far and starts again.
     pub fn take(&self) -> StatsReport {
         report_of(&std::mem::take(&mut *self.lock()))
     }

@@ -124,8 +124,8 @@ fn the_report_lists_convolutions_and_what_was_left_of_candle_nn() {
         format!(
             "layer          [out, in]  result\n\
              conv            [16, 27]  {conv}\n\
-             (no path)       [32, 16]  high precision: a layer of candle_nn, which has no FP8: take that of `nn`\n\
-             (no path)        [8, 12]  high precision: a layer of candle_nn, which has no FP8: take that of `nn`\n\
+             (no path)       [32, 16]  high precision: a layer of candle_nn, which has no FP8: use the one of `nn`\n\
+             (no path)        [8, 12]  high precision: a layer of candle_nn, which has no FP8: use the one of `nn`\n\
              head           [10, 128]  fp8\n"
         )
     };

@@ -15,7 +15,7 @@ use candle_core::{DType, Result, Tensor, WithDType};
 /// batch of one, as candle-nn's.
 ///
 /// # Errors
-/// If the shapes do not fit each other. Where no gradient is tracked, also where candle-nn's kernel has a limit.
+/// If the shapes are incompatible. Where no gradient is tracked, also where candle-nn's kernel has a limit.
 pub fn flash_attn<T>(
     q: &Tensor,
     k: &Tensor,
@@ -111,7 +111,7 @@ pub mod standard {
     /// `candle_nn::attention::cpu_flash::standard::run_flash_attn_cpu`, differentiable; see [`super::flash_attn`].
     ///
     /// # Errors
-    /// If the batch is not one, or the shapes do not fit each other.
+    /// If the batch is not one, or the shapes are incompatible.
     pub fn run_flash_attn_cpu<T>(
         q: &Tensor,
         k: &Tensor,
@@ -139,7 +139,7 @@ pub mod causal {
     /// `candle_nn::attention::cpu_flash::causal::run_causal_attn_cpu`, differentiable; see [`super::flash_attn`].
     ///
     /// # Errors
-    /// If the batch is not one, or the shapes do not fit each other.
+    /// If the batch is not one, or the shapes are incompatible.
     pub fn run_causal_attn_cpu<T>(
         q: &Tensor,
         k: &Tensor,
@@ -174,7 +174,7 @@ pub mod varlen {
         /// [`flash_attn_varlen_unfused`](super::super::flash_attn_varlen_unfused).
         ///
         /// # Errors
-        /// If the shapes or lengths do not fit each other. Where no gradient is tracked, also where candle-nn's kernel has a limit.
+        /// If the shapes or lengths are incompatible. Where no gradient is tracked, also where candle-nn's kernel has a limit.
         flash_attn_varlen_cpu
     }
 }

@@ -153,6 +153,6 @@ packed_attention! {
     /// `[n]`. Result `[total_q, h, d]`.
     ///
     /// # Errors
-    /// If the shapes or lengths do not fit each other, or there is a window to the right without one to the left.
+    /// If the shapes or lengths are incompatible, or there is a window to the right without one to the left.
     flash_attn_varlen_unfused
 }

@@ -66,7 +66,7 @@ impl<C: Kernel> Convolution<C> {
     /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
     ///
     /// # Errors
-    /// [`fp8_candle::Error::Conv`] if the sizes make no convolution, and what the guard's recipe finds wrong.
+    /// [`fp8_candle::Error::Conv`] if the sizes are invalid, and errors of the guard's recipe.
     pub fn try_forward(&self, x: &Tensor) -> crate::Result<Tensor> {
         let context = current();
         let y = Call::decide(self, context.as_ref()).and_then(|call| {

@@ -17,7 +17,7 @@ impl Linear {
     ///
     /// # Errors
     /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is not in_features, [`FilesError::TensorDType`] if `x` is not of
-    /// a floating point dtype, and what the guard's recipe finds wrong.
+    /// a floating point dtype, and errors of the guard's recipe.
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
         let _span = tracing::trace_span!("linear", path = self.path()).entered();
         let context = current();

@@ -82,7 +82,7 @@ macro_rules! calls {
             /// Computes the module: `x` and result are `[batch, tokens, hidden_size]` of one dtype.
             ///
             /// # Errors
-            /// If x has another shape, or heads and features of the layers do not fit each other; errors of the layers.
+            /// If x has another shape, or heads and features of the layers are incompatible; errors of the layers.
             pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
                 self.run(x, inputs)
             }
@@ -144,7 +144,7 @@ macro_rules! calls {
 }
 pub(super) use calls;
 
-/// The error of a module whose layers are not those that it is made of.
+/// The error of a module with other layers than it is made of: a bug.
 pub(super) fn missing<T>(what: &'static str) -> Result<T> {
     Err(candle_core::Error::Msg(what.into()).into())
 }
