@@ -1,7 +1,8 @@
 //! A frozen linear layer with a trainable update of low rank.
 
 use super::Linear;
-use crate::error::{LayerError, Result};
+use super::transformer::config::{check_dropout, unfit};
+use crate::error::Result;
 use crate::module::show;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Tensor};
@@ -36,29 +37,14 @@ impl LoraConfig {
     }
 
     fn check(&self, path: &str) -> Result<()> {
-        let wrong = |what, got: String, expected: &str| {
-            Err(LayerError::TransformerOption {
-                path: path.to_string(),
-                what,
-                got,
-                expected: expected.to_string(),
-            }
-            .into())
-        };
         if self.rank == 0 {
-            return wrong("LoraConfig::rank", "0".into(), "at least 1");
+            return Err(unfit(path, "LoraConfig::rank", 0, "at least 1"));
         }
         if !self.alpha.is_finite() {
-            let got = self.alpha.to_string();
-            return wrong("LoraConfig::alpha", got, "a finite number");
+            let expected = "a finite number";
+            return Err(unfit(path, "LoraConfig::alpha", self.alpha, expected));
         }
-        match (0.0..1.0).contains(&self.dropout) {
-            true => Ok(()),
-            false => {
-                let expected = "a probability from 0 up to, but not, 1";
-                wrong("LoraConfig::dropout", self.dropout.to_string(), expected)
-            }
-        }
+        check_dropout(path, "LoraConfig::dropout", self.dropout)
     }
 }
 

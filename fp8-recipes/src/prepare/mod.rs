@@ -49,9 +49,8 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
 ) -> Result<PrepareReport> {
     options.check()?;
     let named = named(model, options);
-    let mut report = PrepareReport::default();
-    let layers = prepare_layers(model, options, &mut report)?;
-    prepare_operators(model, layers, &mut report)?;
+    let layers = prepare_layers(model, options)?;
+    let mut report = prepare_operators(model, layers)?;
     report.unmatched = named.unmatched;
     report.high_precision_anyway = named.high_precision_anyway.into_iter().collect();
     for unmatched in &report.unmatched {

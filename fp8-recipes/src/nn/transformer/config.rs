@@ -6,7 +6,7 @@ use candle_core::DType;
 use fp8_candle::ops::{Activation, AttentionDropout};
 
 /// The error of an option that does not fit.
-pub(super) fn unfit(
+pub(in crate::nn) fn unfit(
     path: &str,
     what: &'static str,
     got: impl ToString,
@@ -22,8 +22,12 @@ pub(super) fn unfit(
 }
 
 /// Fails unless `probability` is at least 0 and below 1.
-pub(super) fn check_dropout(path: &str, what: &'static str, probability: f64) -> Result<()> {
-    match (0.0..1.0).contains(&probability) {
+pub(in crate::nn) fn check_dropout<P: Copy + Into<f64> + ToString>(
+    path: &str,
+    what: &'static str,
+    probability: P,
+) -> Result<()> {
+    match (0.0..1.0).contains(&probability.into()) {
         true => Ok(()),
         false => {
             let expected = "a probability from 0 up to, but not, 1";
