@@ -74,7 +74,7 @@ where
         stats: autocast
             .stats
             .or(autocast.training_stats.filter(|_| autocast.training)),
-        hook: autocast.cast_observer,
+        observer: autocast.cast_observer,
     };
     let context = Some(Context::new(settings, session));
     Ok(AutocastGuard::push(Scope { context, runs }, step))

@@ -176,7 +176,7 @@ impl<'a> Maker<'a> {
                 self.state.shared_path(),
                 operand,
                 settings.stats.as_ref(),
-                settings.hook.as_ref(),
+                settings.observer.as_ref(),
             ));
         Ok(Some(match cast.rounding {
             CastRounding::NearestEven => quantizer,

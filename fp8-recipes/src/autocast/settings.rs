@@ -21,7 +21,7 @@ pub(crate) struct Settings {
     pub(crate) config: Arc<ResolvedConfig>,
     pub(super) group: Option<Arc<dyn ReductionGroup>>,
     pub(crate) stats: Option<CastStats>,
-    pub(crate) hook: Option<CastObserver>,
+    pub(crate) observer: Option<CastObserver>,
 }
 
 /// How one layer computes in the step that it has signed in with.

@@ -48,9 +48,10 @@ impl TrainingState {
     }
 }
 
+/// The entry in the metadata.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Saved {
+struct TrainingEntry {
     training: TrainingState,
     optimizer: String,
     hyperparameters: Value,
@@ -103,7 +104,7 @@ pub fn save_training<O: ResumableOptimizer + ?Sized>(
     for (name, tensor) in state.tensors() {
         tensors.insert(format!("{OPTIMIZER_PREFIX}{name}"), tensor.clone());
     }
-    let saved = Saved {
+    let saved = TrainingEntry {
         training: training.clone(),
         optimizer: state.kind().to_string(),
         hyperparameters: state.hyperparameters_json().clone(),
@@ -121,7 +122,7 @@ fn is_optimizers(name: &str) -> bool {
 /// The name of the metadata in errors.
 const WHAT: &str = "the state of the training";
 
-fn saved(path: &Path, file: &SafetensorsFile) -> Result<Saved> {
+fn saved(path: &Path, file: &SafetensorsFile) -> Result<TrainingEntry> {
     let Some(text) = file.metadata(TRAINING_KEY) else {
         let reason =
             format!("there is no `{TRAINING_KEY}` entry: not a checkpoint of scaled training");
