@@ -1,4 +1,4 @@
-//! `#[fp8(..)]`: what may stand in it, and an error that names the place for everything else.
+//! `#[fp8(..)]`: the accepted contents, and an error that names the place of anything else.
 
 use syn::{Attribute, LitStr, Path, Result};
 

@@ -83,7 +83,7 @@ fn arm<'a>(
         }
         visited.push(&field.ty);
         let member = member(field, index);
-        // At the type, so that one without `Fp8Module` is reported there.
+        // The span of the type, so that the compiler reports a type without `Fp8Module` there.
         let span = field.ty.span().resolved_at(Span::call_site());
         let binding = format_ident!("__fp8_{index}", span = span);
         bindings.push(quote! { #member: #binding });
@@ -123,7 +123,7 @@ fn is_phantom(ty: &Type) -> bool {
     last.is_some_and(|segment| segment.ident == "PhantomData")
 }
 
-/// The same tokens, standing elsewhere.
+/// The same tokens with another span.
 fn at(span: Span, tokens: TokenStream) -> TokenStream {
     let token = |mut token: TokenTree| {
         token.set_span(span);

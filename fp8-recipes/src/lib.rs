@@ -15,14 +15,14 @@
 //! | export for inference | [`save_calibrated`] after a calibrating guard |
 //! | load FP8 checkpoints | [`load::var_builder`] |
 //! | rewrite checkpoints: quantize, convert, dequantize | [`rewrite`] |
-//! | open a file that may be none | [`read`] |
+//! | open a path that may not be a regular file | [`read`] |
 
 #![doc(test(attr(deny(warnings))))]
 
-mod array;
 #[macro_use]
-mod setters;
+mod macros;
 
+mod array;
 mod autocast;
 pub mod checkpoint;
 pub mod config;

@@ -11,6 +11,8 @@ mod containers;
 mod leaves;
 mod operator;
 
+pub(crate) use leaves::nothing;
+
 pub use operator::{Fp8Operator, LayerKind};
 
 /// A layer whose computation can run in FP8. A new kind of layer is a file in `nn/` that implements this.
@@ -19,16 +21,6 @@ pub trait Fp8Layer {
     fn path(&self) -> Option<&str>;
 
     /// What it computes.
-    ///
-    /// ```
-    /// # use fp8_recipes as fp8;
-    /// # use candle_core::{DType, Device, Tensor};
-    /// use fp8::{Fp8Layer, LayerKind, nn};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let weight = Tensor::zeros((16, 32), DType::F32, &Device::Cpu)?;
-    /// assert_eq!(nn::Linear::new(weight, None).kind(), LayerKind::Linear);
-    /// # Ok(()) }
-    /// ```
     fn kind(&self) -> LayerKind {
         LayerKind::Linear
     }
@@ -39,12 +31,11 @@ pub trait Fp8Layer {
     /// FP8 state, if the layer is prepared.
     fn fp8_state(&self) -> Option<Arc<Fp8State>>;
 
-    /// Gives or takes away FP8 state, for this layer and all clones of it. [`crate::prepare_fp8`] does this for a whole
-    /// model.
+    /// Sets or removes the FP8 state of this layer and all its clones. [`crate::prepare_fp8`] does this for a whole model.
     fn set_fp8_state(&self, state: Option<Arc<Fp8State>>);
 
     /// The weight as it is held: values in high precision, or the codes of [`Fp8Layer::static_weight`] in the form that the
-    /// device streams. What tied layers share.
+    /// device streams. Tied layers share this tensor.
     fn held_weight(&self) -> &Tensor;
 
     /// The FP8 weight of a layer loaded from an FP8 checkpoint.
@@ -73,16 +64,12 @@ pub trait Fp8Layer {
     }
 }
 
-/// Looks at the layers and tensors of a model.
+/// Visits the layers and tensors of a model.
 pub trait Visitor {
     /// A layer that can run in FP8; its tensors are not shown again by [`Visitor::tensor`]. By default they are handed to it:
     /// `{path}.weight` as it is held, and `{path}.bias`.
     fn layer(&mut self, layer: &dyn Fp8Layer) {
-        let name = |own| layer.path().map(|path| join(path, own));
-        self.tensor(name("weight").as_deref(), layer.held_weight());
-        if let Some(bias) = layer.bias() {
-            self.tensor(name("bias").as_deref(), bias);
-        }
+        show_layer(self, layer);
     }
 
     /// An operator without a GEMM of its own, whose tensors a recipe may cast. Its tensors are shown by [`Visitor::tensor`] as well.
@@ -122,7 +109,20 @@ pub trait Visitor {
     /// `path` is its full name in the checkpoint. None where the model does not know it: a bare `Tensor` field or a layer of
     /// `candle_nn`. It may then be a parameter, whose name the VarMap knows
     /// ([`ExportOptions::with_vars`](crate::ExportOptions::with_vars)), or a buffer, such as a mask or a table of sines.
-    fn tensor(&mut self, path: Option<&str>, tensor: &Tensor);
+    fn tensor(&mut self, path: Option<&str>, tensor: &Tensor) {
+        let _ = (path, tensor);
+    }
+}
+
+/// Calls `f` with every [`Fp8Layer`] of `model`.
+pub(crate) fn for_each_layer<M: Fp8Module + ?Sized>(model: &M, f: impl FnMut(&dyn Fp8Layer)) {
+    struct Layers<F>(F);
+    impl<F: FnMut(&dyn Fp8Layer)> Visitor for Layers<F> {
+        fn layer(&mut self, layer: &dyn Fp8Layer) {
+            (self.0)(layer);
+        }
+    }
+    model.visit(&mut Layers(f));
 }
 
 /// A model, or a part of one, that can be visited.
@@ -154,12 +154,31 @@ pub trait Visitor {
     note = "a struct or enum of your own: put `#[derive(Fp8Module)]` on it",
     note = "a field without parameters (a closure, a cache, a configuration): put `#[fp8(skip)]` on it",
     note = "a layer of `candle_nn` that keeps its tensors to itself (GroupNorm, LSTM, GRU, Sequential): take the one of `nn`",
-    note = "a type of another crate that does hold parameters: wrap it, and show each tensor as an `nn::Parameter`"
+    note = "a type of another crate that does hold parameters: wrap it, and show each tensor as an `nn::NamedTensor`"
 )]
 pub trait Fp8Module {
     /// Shows every layer and tensor, in the order of the fields. A layer's FP8 state lies behind a lock shared by its
     /// clones, so that a visitor can change it.
     fn visit(&self, visitor: &mut dyn Visitor);
+}
+
+/// Hands a tensor to [`Visitor::tensor`] as `{path}.{name}`, or without a name if the path is unknown.
+pub(crate) fn show(
+    visitor: &mut (impl Visitor + ?Sized),
+    path: Option<&str>,
+    name: &str,
+    tensor: &Tensor,
+) {
+    let name = path.map(|path| join(path, name));
+    visitor.tensor(name.as_deref(), tensor);
+}
+
+/// Hands weight and bias of a layer to [`Visitor::tensor`].
+pub(crate) fn show_layer(visitor: &mut (impl Visitor + ?Sized), layer: &dyn Fp8Layer) {
+    show(visitor, layer.path(), "weight", layer.held_weight());
+    if let Some(bias) = layer.bias() {
+        show(visitor, layer.path(), "bias", bias);
+    }
 }
 
 /// Hands the tensors of a batch norm to [`Visitor::tensor`].
@@ -168,14 +187,10 @@ pub(crate) fn show_batch_norm(
     path: Option<&str>,
     norm: &candle_nn::BatchNorm,
 ) {
-    let mut show = |own: &str, tensor: &Tensor| {
-        let name = path.map(|path| join(path, own));
-        visitor.tensor(name.as_deref(), tensor);
-    };
-    show("running_mean", norm.running_mean());
-    show("running_var", norm.running_var());
+    show(visitor, path, "running_mean", norm.running_mean());
+    show(visitor, path, "running_var", norm.running_var());
     if let Some((weight, bias)) = norm.weight_and_bias() {
-        show("weight", weight);
-        show("bias", bias);
+        show(visitor, path, "weight", weight);
+        show(visitor, path, "bias", bias);
     }
 }

@@ -12,13 +12,13 @@ pub use crate::nn::{
     Conv2d, LayerNorm, Linear, conv2d, layer_norm, linear, linear_b, linear_no_bias,
 };
 
-use crate::nn;
-use crate::{Fp8Module, Visitor};
+use crate::{Fp8Module, nn};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
 /// [`nn::Embedding`] with the constructors of `with_tracing`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Fp8Module)]
+#[fp8(crate = "crate")]
 pub struct Embedding(nn::Embedding);
 
 impl Embedding {
@@ -52,14 +52,9 @@ impl Module for Embedding {
     }
 }
 
-impl Fp8Module for Embedding {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.0.visit(visitor);
-    }
-}
-
 /// [`nn::RmsNorm`] with the constructor of `with_tracing`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Fp8Module)]
+#[fp8(crate = "crate")]
 pub struct RmsNorm(nn::RmsNorm);
 
 impl RmsNorm {
@@ -84,11 +79,5 @@ impl Module for RmsNorm {
     /// `[.., size]` to the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.0.forward(x)
-    }
-}
-
-impl Fp8Module for RmsNorm {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.0.visit(visitor);
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Module, Tensor, TensorId};
 use candle_nn::{VarBuilder, VarMap};
-use fp8_recipes::nn::{self, Linear, Parameter};
+use fp8_recipes::nn::{self, Linear, NamedTensor};
 use fp8_recipes::{Fp8Layer, Fp8Module, PrepareOptions, Visitor, fp8_autocast, prepare_fp8};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -246,7 +246,7 @@ fn layers_of_the_twin_know_their_names_and_candle_nns_do_not() {
         nn::lstm(2, 3, Default::default(), vb.pp("lstm")).unwrap(),
         nn::gru(2, 3, nn::rnn::GRUConfig::default_no_bias(), vb.pp("gru")).unwrap(),
         nn::embedding(4, 2, vb.pp("embed")).unwrap(),
-        Parameter::new("gain", vb.get(2, "gain").unwrap()),
+        NamedTensor::new("gain", vb.get(2, "gain").unwrap()),
     );
     let mut names = shown(&model);
     names.sort();

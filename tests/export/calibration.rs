@@ -6,7 +6,7 @@ use candle_nn::{VarBuilder, VarMap};
 use fp8::config::{DelayedFormat, Recipe};
 use fp8::fp8_core::AmaxCompute;
 use fp8::load::{Checkpoint, var_builder};
-use fp8::nn::{Linear, Parameter};
+use fp8::nn::{Linear, NamedTensor};
 use fp8::{Autocast, Error, fp8_autocast, save_calibrated};
 use fp8_test_support::{assert_same, assert_text, delayed, device, flat, of, prepare, tensor};
 
@@ -156,7 +156,7 @@ fn tensors_without_a_name_or_with_the_same_name_are_refused() {
     let unnamed = Linear::new(tensor(3, &[5, 4]), None);
     let error = save_calibrated(&(layer.clone(), unnamed), dir.path()).unwrap_err();
     assert_text("no path", error, &["[5, 4]", "no path"]);
-    let parameter = |seed| Parameter::new("scale", tensor(seed, &[4]));
+    let parameter = |seed| NamedTensor::new("scale", tensor(seed, &[4]));
     let model = (layer.clone(), vec![parameter(4), parameter(5)]);
     let error = save_calibrated(&model, dir.path()).unwrap_err();
     assert_text("one name", error, &["`scale`", "two different tensors"]);

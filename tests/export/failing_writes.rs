@@ -5,7 +5,7 @@ use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::atomic::FileError;
 use fp8::checkpoint::{TrainingMeta, save_training};
-use fp8::nn::{self, Linear, Parameter};
+use fp8::nn::{self, Linear, NamedTensor};
 use fp8::optim::{AdamW, AdamWConfig};
 use fp8::{Autocast, Error, FilesError, fp8_autocast, save_calibrated};
 use fp8_test_support::child::{child_under_a_file_size_limit, from_parent};
@@ -90,7 +90,7 @@ fn an_error_in_the_middle_of_the_file_keeps_the_old_one() {
         println!("skipped: this candle makes no F6E2M3 tensors");
         return;
     };
-    let model = (net, Parameter::new("strange", strange));
+    let model = (net, NamedTensor::new("strange", strange));
     let error = save_calibrated(&model, dir.path()).unwrap_err();
     assert!(
         matches!(

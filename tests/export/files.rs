@@ -4,7 +4,7 @@ use candle_core::{DType, Module};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::config::RecipeName;
 use fp8::load::Checkpoint;
-use fp8::nn::{self, Linear, Parameter};
+use fp8::nn::{self, Linear, NamedTensor};
 use fp8::{Error, ExportOptions, Fp8Module, save_calibrated, save_calibrated_with};
 use fp8_test_support::calibrated::{HIDDEN, IN, Net, calibrate, fresh, quantization, x};
 use fp8_test_support::child::{child, from_parent};
@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 struct Hiding {
     fc: Linear,
     #[fp8(skip)]
-    gain: Parameter,
+    gain: NamedTensor,
     #[fp8(skip)]
     gate: Linear,
 }
@@ -35,7 +35,7 @@ impl fp8::Fp8Module for Showing {
 fn hiding(vb: VarBuilder<'_>) -> Hiding {
     Hiding {
         fc: nn::linear(IN, IN, vb.pp("fc")).unwrap(),
-        gain: Parameter::new("gain", vb.get(IN, "gain").unwrap()),
+        gain: NamedTensor::new("gain", vb.get(IN, "gain").unwrap()),
         gate: nn::linear_no_bias(IN, IN, vb.pp("gate")).unwrap(),
     }
 }

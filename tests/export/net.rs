@@ -3,7 +3,7 @@
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::config::{LayerFilter, Recipe};
-use fp8::nn::{self, Linear, Parameter};
+use fp8::nn::{self, Linear, NamedTensor};
 use fp8::{Autocast, Fp8Module, fp8_autocast, prepare_fp8};
 use fp8_test_support::{device, fill};
 use safetensors::tensor::TensorView;
@@ -28,7 +28,7 @@ pub struct Net {
     pub embed: nn::Embedding,
     pub blocks: Vec<Block>,
     pub norm: nn::LayerNorm,
-    pub scale: Parameter,
+    pub scale: NamedTensor,
     pub head: Linear,
 }
 
@@ -45,7 +45,7 @@ impl Net {
             embed: nn::embedding(VOCAB, WIDTH, vb.pp("embed"))?,
             blocks: (0..2).map(block).collect::<candle_core::Result<_>>()?,
             norm: nn::layer_norm(WIDTH, 1e-5, vb.pp("norm"))?,
-            scale: Parameter::new("scale", vb.get(WIDTH, "scale")?),
+            scale: NamedTensor::new("scale", vb.get(WIDTH, "scale")?),
             head: nn::linear(WIDTH, VOCAB, vb.pp("head"))?,
         })
     }

@@ -159,11 +159,7 @@ impl<S> InputScaling<S> {
         }
     }
 
-<<<<<<< HEAD
     /// Whether scales computed from the inputs are rounded down to powers of two; microscaling has its own rule.
-=======
-    /// Whether scales made from inputs are rounded down to powers of two; microscaling has its own rule.
->>>>>>> w-candle
     pub fn has_power_of_two_scales(&self) -> bool {
         match *self {
             Self::None | Self::Static(_) | Self::DynamicMx => false,

@@ -7,14 +7,14 @@ use fp8_candle::{Wide, WideNode};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// A value of a [`WideNode`] that is being built: what a layer computes on where it becomes a single node of candle's graph.
+/// A value of a [`WideNode`] that is being built: the array on which a layer computes when it becomes a single node of candle's graph.
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct InNode {
     node: Rc<RefCell<WideNode>>,
     value: Wide,
-    /// The sizes with dimensions 1 and 2 of `value` exchanged, where this is such a view. Rotary positions and attention read
-    /// tokens before heads, so that heads before tokens exist as a view only.
+    /// The sizes of this array if it is a view of `value` with dimensions 1 and 2 exchanged. Rotary positions and attention read
+    /// tokens before heads, so the transpose that puts heads first is never computed.
     exchanged: Option<[usize; 4]>,
 }
 
@@ -24,7 +24,7 @@ impl std::fmt::Debug for InNode {
     }
 }
 
-/// An error of a function within a node as the node passes it on.
+/// The error of a function within a node, as the error that the node returns.
 pub(crate) fn passed_on(error: Error) -> fp8_candle::Error {
     match error {
         Error::Candle(error) => fp8_candle::Error::Candle(error),
@@ -57,7 +57,7 @@ impl InNode {
         Ok(node.into_inner().finish(y)?)
     }
 
-    /// Adds operations that `compute` makes of this value to the node.
+    /// Adds to the node the operations that `compute` applies to this value.
     pub(crate) fn operation<E>(
         &self,
         compute: impl FnOnce(&mut WideNode, &Wide) -> Result<Wide, E>,
@@ -83,7 +83,7 @@ impl InNode {
         Ok(values.map(|value| self.with(value, None)).collect())
     }
 
-    /// `plain`, a pure function that candle differentiates, of values of one node.
+    /// Applies `plain`, a pure function that candle differentiates, to values of one node.
     pub(super) fn opaque(
         parts: &[&Self],
         plain: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
@@ -121,7 +121,7 @@ impl InNode {
         }
     }
 
-    /// The value with its dimensions where they are said to be.
+    /// The value itself, transposed if this is a view.
     fn in_order(&self) -> Result<Wide> {
         if self.exchanged.is_none() {
             return Ok(self.value.clone());
@@ -130,7 +130,7 @@ impl InNode {
         Ok(self.node.borrow_mut().apply(&[&self.value], exchange)?)
     }
 
-    /// The other view of a value of four dimensions: without a copy.
+    /// Exchanges dimensions 1 and 2, without a copy where there are four.
     fn exchange(&self) -> Result<Self> {
         match (self.exchanged, self.value.dims()) {
             (Some(_), _) => Ok(self.with(self.value.clone(), None)),
@@ -161,31 +161,6 @@ impl InNode {
 
     pub(super) fn split(&self, sizes: &[usize]) -> Result<Vec<Self>> {
         self.operations(|node, x| node.split(x, sizes))
-    }
-
-    pub(super) fn permute(&self, dims: &[usize]) -> Result<Self> {
-        let dims = dims.to_vec();
-        self.function(move |x| Ok(x.permute(dims.as_slice())?))
-    }
-
-    pub(super) fn broadcast_as(&self, dims: &[usize]) -> Result<Self> {
-        let dims = dims.to_vec();
-        self.function(move |x| Ok(x.broadcast_as(dims.as_slice())?))
-    }
-
-    pub(super) fn sum_keepdim(&self, dims: &[usize]) -> Result<Self> {
-        let dims = dims.to_vec();
-        self.function(move |x| Ok(x.sum_keepdim(dims.as_slice())?))
-    }
-
-    pub(super) fn mean_keepdim(&self, dims: &[usize]) -> Result<Self> {
-        let dims = dims.to_vec();
-        self.function(move |x| Ok(x.mean_keepdim(dims.as_slice())?))
-    }
-
-    pub(super) fn cross_entropy(&self, targets: &Tensor) -> Result<Self> {
-        let targets = targets.clone();
-        self.function(move |x| Ok(fp8_candle::ops::cross_entropy(x, &targets)?))
     }
 
     pub(super) fn rope(&self, cos: &Tensor, sin: &Tensor) -> Result<Self> {
@@ -241,7 +216,7 @@ impl InNode {
         self.value.device()
     }
 
-    /// The value as it is.
+    /// The value as a tensor.
     pub(super) fn tensor(&self) -> Result<Tensor> {
         Ok(self.in_order()?.tensor()?.clone())
     }

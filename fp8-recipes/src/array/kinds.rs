@@ -4,40 +4,47 @@ use super::in_node::InNode;
 use super::operations::{Array, sealed::Sealed};
 use crate::error::Result;
 use candle_core::{DType, Device, Tensor};
-use fp8_candle::ops::{self, Activation, AttentionOptions};
+use fp8_candle::ops::{Activation, AttentionOptions};
 use fp8_scaled::Scaled;
+
+/// The methods of an array that only depend on its kind, among them the choice of one of three functions.
+macro_rules! kind {
+    ($type:ident, $chosen:ident of ($plain:pat, $scaled:pat, $in_node:pat)) => {
+        fn dims(&self) -> &[usize] {
+            $type::dims(self)
+        }
+
+        fn device(&self) -> &Device {
+            $type::device(self)
+        }
+
+        fn by_kind(
+            &self,
+            $plain: impl FnOnce(&Tensor) -> Result<Tensor>,
+            $scaled: impl FnOnce(&Scaled) -> Result<Scaled>,
+            $in_node: impl FnOnce(&InNode) -> Result<InNode>,
+        ) -> Result<Self> {
+            $chosen(self)
+        }
+
+        fn by_kind_many(
+            &self,
+            $plain: impl FnOnce(&Tensor) -> Result<Vec<Tensor>>,
+            $scaled: impl FnOnce(&Scaled) -> Result<Vec<Scaled>>,
+            $in_node: impl FnOnce(&InNode) -> Result<Vec<InNode>>,
+        ) -> Result<Vec<Self>> {
+            $chosen(self)
+        }
+    };
+}
 
 impl Sealed for Tensor {}
 
 impl Array for Tensor {
-    fn dims(&self) -> &[usize] {
-        Tensor::dims(self)
-    }
-
-    fn device(&self) -> &Device {
-        Tensor::device(self)
-    }
+    kind!(Tensor, plain of (plain, _, _));
 
     fn value(&self) -> Result<Tensor> {
         Ok(self.detach().to_dtype(DType::F32)?)
-    }
-
-    fn by_kind(
-        &self,
-        plain: impl FnOnce(&Tensor) -> Result<Tensor>,
-        _: impl FnOnce(&Scaled) -> Result<Scaled>,
-        _: impl FnOnce(&InNode) -> Result<InNode>,
-    ) -> Result<Self> {
-        plain(self)
-    }
-
-    fn by_kind_many(
-        &self,
-        plain: impl FnOnce(&Tensor) -> Result<Vec<Tensor>>,
-        _: impl FnOnce(&Scaled) -> Result<Vec<Scaled>>,
-        _: impl FnOnce(&InNode) -> Result<Vec<InNode>>,
-    ) -> Result<Vec<Self>> {
-        plain(self)
     }
 
     fn create(
@@ -55,43 +62,15 @@ impl Array for Tensor {
         let parts: Vec<Tensor> = parts.iter().map(|part| (*part).clone()).collect();
         plain(&parts)
     }
-
-    fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
-        Ok(ops::attention(q, k, v, options)?)
-    }
 }
 
 impl Sealed for Scaled {}
 
 impl Array for Scaled {
-    fn dims(&self) -> &[usize] {
-        Scaled::dims(self)
-    }
-
-    fn device(&self) -> &Device {
-        Scaled::device(self)
-    }
+    kind!(Scaled, scaled of (_, scaled, _));
 
     fn value(&self) -> Result<Tensor> {
         Ok(self.to_tensor(DType::F32)?)
-    }
-
-    fn by_kind(
-        &self,
-        _: impl FnOnce(&Tensor) -> Result<Tensor>,
-        scaled: impl FnOnce(&Scaled) -> Result<Scaled>,
-        _: impl FnOnce(&InNode) -> Result<InNode>,
-    ) -> Result<Self> {
-        scaled(self)
-    }
-
-    fn by_kind_many(
-        &self,
-        _: impl FnOnce(&Tensor) -> Result<Vec<Tensor>>,
-        scaled: impl FnOnce(&Scaled) -> Result<Vec<Scaled>>,
-        _: impl FnOnce(&InNode) -> Result<Vec<InNode>>,
-    ) -> Result<Vec<Self>> {
-        scaled(self)
     }
 
     fn create(
@@ -108,43 +87,15 @@ impl Array for Scaled {
     ) -> Result<Self> {
         scaled(parts)
     }
-
-    fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
-        Ok(Scaled::attention(q, k, v, options)?)
-    }
 }
 
 impl Sealed for InNode {}
 
 impl Array for InNode {
-    fn dims(&self) -> &[usize] {
-        InNode::dims(self)
-    }
-
-    fn device(&self) -> &Device {
-        InNode::device(self)
-    }
+    kind!(InNode, in_node of (_, _, in_node));
 
     fn value(&self) -> Result<Tensor> {
         Ok(self.tensor()?.to_dtype(DType::F32)?)
-    }
-
-    fn by_kind(
-        &self,
-        _: impl FnOnce(&Tensor) -> Result<Tensor>,
-        _: impl FnOnce(&Scaled) -> Result<Scaled>,
-        in_node: impl FnOnce(&Self) -> Result<Self>,
-    ) -> Result<Self> {
-        in_node(self)
-    }
-
-    fn by_kind_many(
-        &self,
-        _: impl FnOnce(&Tensor) -> Result<Vec<Tensor>>,
-        _: impl FnOnce(&Scaled) -> Result<Vec<Scaled>>,
-        in_node: impl FnOnce(&Self) -> Result<Vec<Self>>,
-    ) -> Result<Vec<Self>> {
-        in_node(self)
     }
 
     fn create(

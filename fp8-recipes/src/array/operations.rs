@@ -6,14 +6,13 @@ use candle_core::{Device, Tensor};
 use fp8_candle::ops::{self, Activation, AttentionOptions};
 use fp8_scaled::{Direction, Norm, Scaled, ScaledDType};
 
-/// [`Array`] is implemented in this crate alone.
+/// Only this crate implements [`Array`].
 pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// Operations of one array, with constants: documentation, name, and what it is for a plain tensor. For [`Scaled`] it is the
-/// method of the same name; within a node it is the plain function, differentiated by candle.
-macro_rules! of_one {
+/// Operations that a wide node leaves to candle: it computes and differentiates `$plain`. [`Scaled`] has a method of the same name.
+macro_rules! composed {
     ($(
         $(#[$doc:meta])*
         fn $name:ident($($arg:ident: $type:ty),*) = |$x:ident| $plain:expr;
@@ -21,9 +20,11 @@ macro_rules! of_one {
         $(#[$doc])*
         ///
         /// # Errors
-        /// If shapes or dtypes do not fit.
+        /// If shapes or dtypes are incompatible.
         fn $name(&self, $($arg: $type),*) -> Result<Self> {
             let scaled = |x: &[&Scaled]| Ok(x[0].$name($($arg),*)?);
+            // The node calls it again in the backward pass.
+            $(let $arg = $arg.to_owned();)*
             let plain = move |x: &[Tensor]| {
                 let $x = &x[0];
                 Ok($plain)
@@ -42,7 +43,7 @@ macro_rules! of_two {
         $(#[$doc])*
         ///
         /// # Errors
-        /// If shapes or dtypes do not fit.
+        /// If shapes or dtypes are incompatible.
         fn $name(&self, other: &Self) -> Result<Self> {
             let plain = |x: &[Tensor]| Ok(x[0].$plain(&x[1])?);
             Self::combine(&[self, other], plain, |x| Ok(x[0].$name(x[1])?))
@@ -50,8 +51,8 @@ macro_rules! of_two {
     )*};
 }
 
-/// Operations of one array with arguments that are borrowed: for [`Scaled`] and [`InNode`] the methods of the same name.
-macro_rules! of_one_and_borrowed {
+/// Operations for which [`InNode`] has a method of the same name, as [`Scaled`] has.
+macro_rules! built_in {
     ($(
         $(#[$doc:meta])*
         fn $name:ident($($arg:ident: $type:ty),*) = |$x:ident| $plain:expr;
@@ -59,7 +60,7 @@ macro_rules! of_one_and_borrowed {
         $(#[$doc])*
         ///
         /// # Errors
-        /// If shapes or dtypes do not fit.
+        /// If shapes or dtypes are incompatible.
         fn $name(&self, $($arg: $type),*) -> Result<Self> {
             self.by_kind(
                 |$x| Ok($plain),
@@ -74,8 +75,7 @@ macro_rules! of_one_and_borrowed {
 ///
 /// A model whose forward pass is generic over `A: Array` is written once. On plain tensors every operation is the one
 /// that the model would call otherwise, with the same bits; on scaled ones it is the method of [`Scaled`], which documents
-/// its rule. Where an operation needs more than tensors have in common, a model calls it on either type by itself. Layers compute on
-/// arrays by [`Layer::apply`](super::Layer::apply).
+/// its rule. Layers compute on arrays by [`Layer::apply`](super::Layer::apply).
 pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
     /// Sizes of the dimensions.
     fn dims(&self) -> &[usize];
@@ -89,7 +89,7 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
     /// If a device fails.
     fn value(&self) -> Result<Tensor>;
 
-    /// What one of these functions, by the kind of this array, makes of it.
+    /// The result of the function for this kind of array.
     #[doc(hidden)]
     fn by_kind(
         &self,
@@ -107,14 +107,14 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
         in_node: impl FnOnce(&InNode) -> Result<Vec<InNode>>,
     ) -> Result<Vec<Self>>;
 
-    /// An array that no other one leads to.
+    /// An array that is not computed from others.
     #[doc(hidden)]
     fn create(
         plain: impl FnOnce() -> Result<Tensor>,
         scaled: impl FnOnce() -> Result<Scaled>,
     ) -> Result<Self>;
 
-    /// One result of several arrays. `plain` gives the same whenever it is called, and is differentiable by candle.
+    /// One result of several arrays. candle must be able to differentiate `plain`, which gives the same result at every call.
     #[doc(hidden)]
     fn combine(
         parts: &[&Self],
@@ -125,22 +125,29 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
     /// Attention of `[b, h, t, d]`: [`fp8_candle::ops::attention`].
     ///
     /// # Errors
-    /// If shapes do not fit.
-    fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self>;
+    /// If shapes are incompatible.
+    fn attention(q: &Self, k: &Self, v: &Self, options: AttentionOptions) -> Result<Self> {
+        let own = options.clone();
+        Self::combine(
+            &[q, k, v],
+            move |x| Ok(ops::attention(&x[0], &x[1], &x[2], own.clone())?),
+            |x| Ok(Scaled::attention(x[0], x[1], x[2], options)?),
+        )
+    }
 
-    /// The arrays behind one another along `dim`.
+    /// The arrays concatenated along `dim`.
     ///
     /// # Errors
-    /// If shapes do not fit.
+    /// If shapes are incompatible.
     fn cat(parts: &[&Self], dim: usize) -> Result<Self> {
         let plain = move |x: &[Tensor]| Ok(Tensor::cat(x, dim)?);
         Self::combine(parts, plain, |x| Ok(Scaled::cat(x, dim)?))
     }
 
-    /// Parts of the last dimension, one after the other, each contiguous.
+    /// The last dimension cut into parts of these sizes, each contiguous.
     ///
     /// # Errors
-    /// If `sizes` add up to more than it.
+    /// If `sizes` add up to more than its size.
     fn split(&self, sizes: &[usize]) -> Result<Vec<Self>> {
         let dim = self.dims().len().saturating_sub(1);
         let ranges = sizes.iter().scan(0, |end, &size| {
@@ -194,42 +201,32 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
         )
     }
 
-    of_one_and_borrowed! {
+    built_in! {
         /// The same elements in another shape.
         fn reshape(dims: &[usize]) = |x| x.reshape(dims)?;
 
-        /// Row by row in memory. Scaled tensors see to that themselves.
+        /// Row by row in memory.
         fn contiguous() = |x| x.contiguous()?;
 
         /// Two dimensions exchanged.
         fn transpose(first: usize, second: usize) = |x| x.transpose(first, second)?;
 
-        /// The dimensions in another order.
-        fn permute(dims: &[usize]) = |x| x.permute(dims)?;
 
-        /// Repeated along dimensions of size 1.
-        fn broadcast_as(dims: &[usize]) = |x| x.broadcast_as(dims)?;
 
-        /// The sum over dimensions, which stay with the size 1.
-        fn sum_keepdim(dims: &[usize]) = |x| x.sum_keepdim(dims)?;
 
-        /// The mean over dimensions, which stay with the size 1.
-        fn mean_keepdim(dims: &[usize]) = |x| x.mean_keepdim(dims)?;
 
         /// Rotary position embedding, half-split, of `[b, h, t, d]`: [`fp8_candle::ops::rope`].
         fn rope(cos: &Tensor, sin: &Tensor) = |x| ops::rope(x, cos, sin)?;
 
-        /// Zeros instead of a share `p` of the elements, the others times `1 / (1 - p)`; which, follows from `seed` and the place.
+        /// A share `p` of the elements becomes 0, the others are multiplied by `1 / (1 - p)`. `seed` and the position decide which.
         fn dropout(p: f64, seed: u64) = |x| ops::dropout(x, p, seed)?;
 
-        /// Mean cross entropy of logits `[.., classes]` and class indexes: [`fp8_candle::ops::cross_entropy`].
-        fn cross_entropy(targets: &Tensor) = |x| ops::cross_entropy(x, targets)?;
     }
 
     /// Rotary position embedding, interleaved, of `[b, h, t, d]`: [`fp8_candle::ops::rope_i`].
     ///
     /// # Errors
-    /// If shapes or dtypes do not fit; [`fp8_scaled::Error::NoScaleRule`] for scaled arrays.
+    /// If shapes or dtypes are incompatible; [`fp8_scaled::Error::NoScaleRule`] for scaled arrays.
     fn rope_i(&self, cos: &Tensor, sin: &Tensor) -> Result<Self> {
         self.by_kind(
             |x| Ok(ops::rope_i(x, cos, sin)?),
@@ -261,14 +258,24 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
         fn matmul = broadcast_matmul;
     }
 
-    of_one! {
+    composed! {
+        /// The dimensions in another order.
+        fn permute(dims: &[usize]) = |x| x.permute(&dims[..])?;
+        /// Repeated along dimensions of size 1.
+        fn broadcast_as(dims: &[usize]) = |x| x.broadcast_as(&dims[..])?;
+        /// The sum over dimensions, which stay with the size 1.
+        fn sum_keepdim(dims: &[usize]) = |x| x.sum_keepdim(&dims[..])?;
+        /// The mean over dimensions, which stay with the size 1.
+        fn mean_keepdim(dims: &[usize]) = |x| x.mean_keepdim(&dims[..])?;
+        /// Mean cross entropy of logits `[.., classes]` and class indexes: [`fp8_candle::ops::cross_entropy`].
+        fn cross_entropy(targets: &Tensor) = |x| ops::cross_entropy(x, &targets)?;
         /// A range of a dimension.
         fn narrow(dim: usize, start: usize, len: usize) = |x| x.narrow(dim, start, len)?;
 
         /// Without a dimension of size 1.
         fn squeeze(dim: usize) = |x| x.squeeze(dim)?;
 
-        /// With a dimension of size 1 more.
+        /// With one more dimension, of size 1.
         fn unsqueeze(dim: usize) = |x| x.unsqueeze(dim)?;
 
         /// Zeros before and after a dimension.
@@ -377,7 +384,7 @@ pub trait Array: sealed::Sealed + Clone + std::fmt::Debug {
         self.if_scaled(|x| Ok(x.rescale(norm, direction)?))
     }
 
-    /// What `scaled` makes of a scaled array; any other as it is.
+    /// The result of `scaled` for a scaled array; other arrays are returned unchanged.
     #[doc(hidden)]
     fn if_scaled(&self, scaled: impl FnOnce(&Scaled) -> Result<Scaled>) -> Result<Self> {
         self.by_kind(|x| Ok(x.clone()), scaled, |x| Ok(x.clone()))

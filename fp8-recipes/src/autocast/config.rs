@@ -24,8 +24,8 @@ pub struct Autocast {
     pub enabled: bool,
     /// Whether to compute in high precision and record amaxes for static scales. Takes precedence over `enabled`.
     pub calibrating: bool,
-    /// Whether to record amaxes and update scales. False (validation, generation) casts with the scales as they are and changes no
-    /// state. candle has no global no-grad mode that could tell.
+    /// Whether to record amaxes and update scales. False (validation, generation) casts with the current scales and changes no
+    /// state. candle has no global no-grad mode that this could follow.
     pub training: bool,
     /// The casts.
     pub recipe: Recipe,
@@ -92,11 +92,8 @@ impl Autocast {
 }
 
 setters! { Autocast:
-    /// Sets `enabled`.
     enabled(enabled: bool);
-    /// Sets `calibrating`.
     calibrating(calibrating: bool);
-    /// Sets `training`.
     training(training: bool);
 }
 

@@ -1,9 +1,8 @@
 //! The guards that are open on a thread.
 
-use super::layer_step::LayerStep;
 use super::replay::Runs;
 use super::session::Session;
-use super::settings::{Mode, Settings};
+use super::settings::{LayerStep, Mode, Settings};
 use super::state::Fp8State;
 use crate::error::{GuardError, Result};
 use fp8_candle::StateTable;
@@ -75,12 +74,18 @@ impl Context {
     }
 }
 
+/// What is in force on a thread.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Scope {
+    /// None outside of any guard, and for a handle that was taken there.
+    pub(super) context: Option<Context>,
+    /// The runs of recomputed functions that the thread is in, also where no guard is open.
+    pub(super) runs: Runs,
+}
+
 pub(super) struct Frame {
     pub(super) id: u64,
-    /// None for a handle that was taken outside of any guard.
-    pub(super) context: Option<Context>,
-    /// The runs of checkpointed functions that it is in, also where no guard is open.
-    pub(super) runs: Runs,
+    pub(super) scope: Scope,
 }
 
 #[derive(Default)]
@@ -108,26 +113,27 @@ thread_local! {
     static THREAD: RefCell<ThreadState> = RefCell::default();
 }
 
-/// Calls `f` with the guards of this thread. None while the thread ends and they have been dropped already: other `thread_local`
-/// values of the program may be dropped after them.
+/// Calls `f` with the guards of this thread. None while the thread ends and they have already been dropped: destructors of other
+/// `thread_local` values may run later.
 pub(super) fn on_thread<R>(f: impl FnOnce(&mut ThreadState) -> R) -> Option<R> {
     THREAD.try_with(|thread| f(&mut thread.borrow_mut())).ok()
 }
 
-/// The innermost guard's context on this thread.
-pub(crate) fn current() -> Option<Context> {
-    on_thread(|thread| {
-        let frame = thread.frames.last()?;
-        let context = frame.context.clone()?;
-        let runs = frame.runs.clone();
-        Some(Context { runs, ..context })
-    })?
+/// What is in force on this thread.
+pub(super) fn current_scope() -> Scope {
+    let scope = on_thread(|thread| Some(thread.frames.last()?.scope.clone()));
+    scope.flatten().unwrap_or_default()
 }
 
-/// The runs of checkpointed functions that this thread is in.
+/// The innermost guard's context on this thread.
+pub(crate) fn current() -> Option<Context> {
+    let Scope { context, runs } = current_scope();
+    context.map(|context| Context { runs, ..context })
+}
+
+/// The runs of recomputed functions that this thread is in.
 pub(super) fn current_runs() -> Runs {
-    let runs = on_thread(|thread| Some(thread.frames.last()?.runs.clone()));
-    runs.flatten().unwrap_or_default()
+    current_scope().runs
 }
 
 /// Whether this thread recomputes activations in a backward pass ([`nn::checkpoint`](crate::nn::checkpoint)). Side effects of the
@@ -181,8 +187,10 @@ pub fn is_guard_open() -> bool {
     current().is_some()
 }
 
+/// Checks that a guard can open here.
+///
 /// # Errors
-/// On a worker of a rayon pool (see [`super`]), and on a thread that ends.
+/// On a worker of a rayon pool (see [`super`]), and on a thread that is ending.
 pub(super) fn check_thread() -> Result<()> {
     if on_thread(|_| ()).is_none() {
         return Err(GuardError::ThreadEnds.into());
@@ -192,9 +200,4 @@ pub(super) fn check_thread() -> Result<()> {
         Some(worker) => Err(GuardError::OnPoolWorker { worker }.into()),
         None => Ok(()),
     }
-}
-
-/// Whether guards can open on this thread.
-pub(super) fn can_open_here() -> bool {
-    check_thread().is_ok()
 }

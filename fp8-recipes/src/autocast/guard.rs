@@ -1,9 +1,8 @@
 //! The guard.
 
 use super::Autocast;
-use super::context::{Context, Frame, check_thread, current_runs, on_thread};
-use super::replay::Runs;
-use super::session::{Kind, Session};
+use super::context::{Context, Frame, Scope, check_thread, current_runs, on_thread};
+use super::session::{Purpose, Session};
 use super::settings::{Mode, Settings};
 use super::summary::StepSummary;
 use crate::error::{Error, Result};
@@ -51,21 +50,21 @@ where
     };
     let wanted = match (mode, autocast.training) {
         (Mode::HighPrecision, _) => None,
-        (Mode::Calibrate, _) => Some(Kind::Calibration),
-        (Mode::Fp8, true) => Some(Kind::Training),
-        (Mode::Fp8, false) => Some(Kind::Evaluation),
+        (Mode::Calibrate, _) => Some(Purpose::Calibration),
+        (Mode::Fp8, true) => Some(Purpose::Training),
+        (Mode::Fp8, false) => Some(Purpose::Evaluation),
     };
     let runs = current_runs();
     // A function that is recomputed has been part of its step already.
     let wanted = wanted.filter(|_| !runs.replays());
     let outer = wanted.and_then(outer_session);
     let (step, session) = match (outer, wanted) {
-        (Some(outer), _) => (Step::Joined(outer.clone()), Some(outer)),
-        (None, Some(kind)) => {
-            let own = Arc::new(Session::new(kind));
-            (Step::Own(own.clone()), Some(own))
+        (Some(outer), _) => (Membership::Joined(outer.clone()), Some(outer)),
+        (None, Some(purpose)) => {
+            let own = Arc::new(Session::new(purpose));
+            (Membership::Own(own.clone()), Some(own))
         }
-        (None, None) => (Step::None, None),
+        (None, None) => (Membership::None, None),
     };
     let settings = Settings {
         mode,
@@ -75,25 +74,25 @@ where
         stats: autocast
             .stats
             .or(autocast.training_stats.filter(|_| autocast.training)),
-        hook: autocast.cast_observer,
+        observer: autocast.cast_observer,
     };
-    let context = Context::new(settings, session);
-    Ok(AutocastGuard::push(Some(context), runs, step))
+    let context = Some(Context::new(settings, session));
+    Ok(AutocastGuard::push(Scope { context, runs }, step))
 }
 
-/// The session that a guard of this kind joins: the innermost fitting one around it, skipping disabled guards.
-fn outer_session(kind: Kind) -> Option<Arc<Session>> {
+/// The session that a guard of this purpose joins: the innermost fitting one around it, skipping disabled guards.
+fn outer_session(purpose: Purpose) -> Option<Arc<Session>> {
     on_thread(|thread| {
         let contexts = thread.frames.iter().rev();
         let mut sessions = contexts
-            .filter_map(|frame| frame.context.as_ref())
+            .filter_map(|frame| frame.scope.context.as_ref())
             .filter(|context| context.settings.mode == Mode::Fp8)
             .filter_map(|context| context.session.clone());
-        match kind {
-            // Calibration ends with its own guard, whatever guards are around it.
-            Kind::Calibration => None,
-            Kind::Training => sessions.find(|session| session.kind() == Kind::Training),
-            Kind::Evaluation => sessions.next(),
+        match purpose {
+            // Calibration ends with its own guard, even inside other guards.
+            Purpose::Calibration => None,
+            Purpose::Training => sessions.find(|session| session.purpose() == Purpose::Training),
+            Purpose::Evaluation => sessions.next(),
         }
     })?
 }
@@ -106,10 +105,10 @@ fn outer_session(kind: Kind) -> Option<Arc<Session>> {
 /// | how it ends | the step |
 /// |---|---|
 /// | [`close`](Self::close) | counts; the summary says what was cast |
-/// | dropped | counts, unless a layer inside has failed; errors and doubts are only logged |
+/// | dropped | counts, unless a layer inside has failed; errors and warnings are only logged |
 /// | [`abort`](Self::abort), or dropped by a panic | leaves no trace |
 ///
-/// A guard cannot tell that `?` leaves its scope with another function's error; [`super::with_fp8`] can.
+/// A guard does not notice when `?` leaves its scope with the error of another function; [`super::with_fp8`] does.
 ///
 /// A guard that is never dropped (`mem::forget`, a leaked box) stays open, and so does its step: later guards of the thread are
 /// inside it. If they train, a warning is logged.
@@ -117,14 +116,14 @@ fn outer_session(kind: Kind) -> Option<Arc<Session>> {
 #[derive(Debug)]
 pub struct AutocastGuard {
     id: u64,
-    step: Step,
+    step: Membership,
     closed: bool,
     not_send: PhantomData<*const ()>,
 }
 
 /// How a guard is part of a step.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum Membership {
     /// The step ends with the guard, which holds it because a guard in a `thread_local` may outlive the frames of its thread.
     Own(Arc<Session>),
     /// The step of an outer guard.
@@ -140,11 +139,11 @@ enum End {
 }
 
 impl AutocastGuard {
-    pub(super) fn push(context: Option<Context>, runs: Runs, step: Step) -> Self {
+    pub(super) fn push(scope: Scope, step: Membership) -> Self {
         let id = on_thread(|thread| {
             thread.next_id += 1;
             let id = thread.next_id;
-            thread.frames.push(Frame { id, context, runs });
+            thread.frames.push(Frame { id, scope });
             id
         });
         Self {
@@ -156,22 +155,13 @@ impl AutocastGuard {
         }
     }
 
-    /// The context of this guard, if it has one.
-    pub(super) fn context(&self) -> Option<Context> {
-        on_thread(|thread| {
+    /// What this guard has put in force on its thread.
+    pub(super) fn scope(&self) -> Scope {
+        let scope = on_thread(|thread| {
             let mut frames = thread.frames.iter();
-            frames.find(|frame| frame.id == self.id)?.context.clone()
-        })?
-    }
-
-    /// The runs of checkpointed functions that it is in.
-    pub(super) fn runs(&self) -> Runs {
-        let runs = on_thread(|thread| {
-            let mut frames = thread.frames.iter();
-            let own = frames.find(|frame| frame.id == self.id);
-            own.map(|frame| frame.runs.clone())
+            Some(frames.find(|frame| frame.id == self.id)?.scope.clone())
         });
-        runs.flatten().unwrap_or_default()
+        scope.flatten().unwrap_or_default()
     }
 
     /// Closes the guard and returns what was cast in the step that ends with it. For a guard inside another guard of the same step
@@ -201,16 +191,18 @@ impl AutocastGuard {
         });
         drop(frame);
         match (&self.step, end) {
-            (Step::None, _) | (Step::Joined(_), End::Abort) => Ok(StepSummary::default()),
-            (Step::Joined(session), End::Close) => {
+            (Membership::None, _) | (Membership::Joined(_), End::Abort) => {
+                Ok(StepSummary::default())
+            }
+            (Membership::Joined(session), End::Close) => {
                 session.warn_of_training_on();
                 Ok(StepSummary::default())
             }
-            (Step::Own(session), End::Abort) => {
+            (Membership::Own(session), End::Abort) => {
                 session.abort();
                 Ok(StepSummary::default())
             }
-            (Step::Own(session), End::Close) => {
+            (Membership::Own(session), End::Close) => {
                 let (tables, done) = session.close();
                 on_thread(|thread| thread.remember(&tables));
                 done
@@ -220,7 +212,7 @@ impl AutocastGuard {
 
     /// Whether a layer has failed in this guard's own step.
     fn has_failed(&self) -> bool {
-        matches!(&self.step, Step::Own(session) if session.has_failed())
+        matches!(&self.step, Membership::Own(session) if session.has_failed())
     }
 }
 
@@ -230,12 +222,12 @@ impl Drop for AutocastGuard {
             return;
         }
         if std::thread::panicking() {
-            // The step did not happen.
+            // A panic discards the step.
             let _ = self.finish(End::Abort);
         } else if self.has_failed() {
             tracing::warn!(
                 "an FP8 autocast guard was dropped after one of its layers has failed: its step does not count; \
-                 close() counts it, abort() says that it is meant"
+                 close() counts it, abort() discards it without this warning"
             );
             let _ = self.finish(End::Abort);
         } else if let Err(error) = self.finish(End::Close) {

@@ -1,9 +1,8 @@
 //! Carrying a context to other threads.
 
-use super::context::{Context, can_open_here, check_thread, current, current_runs};
-use super::guard::{AutocastGuard, Step};
+use super::context::{Context, Scope, check_thread, current_runs, current_scope};
+use super::guard::{AutocastGuard, Membership};
 use super::replay::{RunLog, Runs};
-use super::session::Session;
 use crate::error::{GuardError, Result};
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,39 +29,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-pub struct AutocastHandle {
-    context: Option<Context>,
-    runs: Runs,
-}
+pub struct AutocastHandle(Scope);
 
 impl AutocastHandle {
-    fn session(&self) -> Option<&Arc<Session>> {
-        self.context.as_ref()?.session.as_ref()
-    }
-
     /// The context of the innermost guard on this thread. Without a guard, the handle stands for high precision.
     pub fn current() -> Self {
-        Self {
-            context: current(),
-            runs: current_runs(),
-        }
+        Self(current_scope())
     }
 
     /// The same context, with uses of layers logged in `log`.
     pub(crate) fn logged(&self, log: &Arc<RunLog>) -> Self {
-        Self {
-            context: self.context.clone(),
-            runs: self.runs.logged(log),
-        }
+        Self(Scope {
+            context: self.0.context.clone(),
+            runs: self.0.runs.logged(log),
+        })
     }
 
     /// The same context without its step, for one second run of what `log` has logged.
     pub(crate) fn rerun(&self, log: &Arc<RunLog>) -> Self {
-        let context = self.context.clone();
-        Self {
-            context: context.map(|context| Context::new(context.settings, None)),
+        Self(Scope {
+            context: self.without_step(),
             runs: Runs::rerun(log),
-        }
+        })
+    }
+
+    fn without_step(&self) -> Option<Context> {
+        let context = self.0.context.as_ref();
+        context.map(|context| Context::new(context.settings.clone(), None))
     }
 
     /// Opens the context on the calling thread.
@@ -72,20 +65,19 @@ impl AutocastHandle {
     /// [`AutocastHandle::run`].
     pub fn open(&self) -> Result<AutocastGuard> {
         check_thread()?;
-        // The handle may come from outside of the checkpointed function that opens it.
-        let runs = match self.runs.is_empty() {
-            true => current_runs(),
-            false => self.runs.clone(),
-        };
-        if runs.replays() {
-            let context = self.context.as_ref();
-            let context = context.map(|context| Context::new(context.settings.clone(), None));
-            return Ok(AutocastGuard::push(context, runs, Step::None));
+        let mut scope = self.0.clone();
+        // The handle may come from outside of the recomputed function that opens it.
+        if scope.runs.is_empty() {
+            scope.runs = current_runs();
         }
-        match self.session() {
-            Some(session) if !session.is_open() => Err(GuardError::Closed.into()),
-            _ => Ok(AutocastGuard::push(self.context.clone(), runs, Step::None)),
+        if scope.runs.replays() {
+            scope.context = self.without_step();
+        } else if let Some(session) = scope.context.as_ref().and_then(|own| own.session.as_ref())
+            && !session.is_open()
+        {
+            return Err(GuardError::Closed.into());
         }
+        Ok(AutocastGuard::push(scope, Membership::None))
     }
 
     /// Runs `f` inside the context, on any thread.
@@ -95,7 +87,7 @@ impl AutocastHandle {
     /// row.
     ///
     /// # Errors
-    /// If the guard that the handle comes from is closed, or the system gives no thread.
+    /// If the guard that the handle comes from is closed, or a thread cannot be started.
     pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> Result<R> {
         let here = || {
             let guard = self.open()?;
@@ -103,7 +95,7 @@ impl AutocastHandle {
             guard.close()?;
             Ok(result)
         };
-        if can_open_here() {
+        if check_thread().is_ok() {
             return here();
         }
         let bridge = Bridge::take()?;
@@ -124,10 +116,7 @@ impl AutocastHandle {
 impl AutocastGuard {
     /// A handle that opens this context on other threads.
     pub fn handle(&self) -> AutocastHandle {
-        AutocastHandle {
-            context: self.context(),
-            runs: self.runs(),
-        }
+        AutocastHandle(self.scope())
     }
 }
 

@@ -1,15 +1,5 @@
 //! The autocast guard: inside it, prepared layers compute in FP8.
 //!
-//! ```no_run
-//! # use fp8_recipes::fp8_autocast;
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let guard = fp8_autocast("tensorwise")?;
-//! // forward pass
-//! let summary = guard.close()?;
-//! println!("{} casts", summary.casts());
-//! # Ok(()) }
-//! ```
-//!
 //! The guard is bound to its thread (neither Send nor Sync); other threads enter the same context through an
 //! [`AutocastHandle`]. Unlike Transformer Engine's it is not process-global: two threads may train two models with two
 //! recipes. It decides whether layers compute in FP8 and by which recipe; scales and histories are in the model's
@@ -23,15 +13,14 @@
 //!
 //! # Threads
 //! While a worker of a rayon pool waits, in this library or in candle, it runs other tasks of its pool on the same stack, which
-//! would then see its guard. So guards do not open there; [`AutocastHandle::run`] carries a context into such a task. A pool of
-//! one thread is no exception: its worker runs other tasks while it waits for another pool or yields.
+//! would then see its guard. So guards cannot open there; [`AutocastHandle::run`] carries a context into such a task. This holds
+//! for a pool of one thread too: its worker runs other tasks while it waits for another pool or yields.
 
 mod config;
 mod context;
 mod ended_step;
 mod guard;
 mod handle;
-mod layer_step;
 mod operator;
 mod plan;
 mod replay;
@@ -49,10 +38,9 @@ pub use fp8_candle::state::NonFinite;
 pub use fp8_candle::state::{ReductionGroup, SingleProcess};
 pub use guard::{AutocastGuard, fp8_autocast};
 pub use handle::AutocastHandle;
-pub(crate) use layer_step::LayerStep;
 pub(crate) use plan::{OperatorCasts, linear_plan};
 pub(crate) use replay::RunLog;
-pub(crate) use settings::Mode;
+pub(crate) use settings::{LayerStep, Mode};
 pub(crate) use state::LayerRecipe;
 pub use state::{Calibration, Fp8State};
 pub use step::{end_step, with_fp8};

@@ -1,7 +1,7 @@
 //! The casts around an operator that computes in high precision.
 
 use super::context::current;
-use super::plan::{OperatorCasts, operator_casts};
+use super::plan::{OperatorCasts, TensorCasts, operator_casts};
 use super::settings::Mode;
 use super::state::Fp8State;
 use crate::error::{Error, Result};
@@ -40,32 +40,29 @@ impl OperatorCasts {
 
     /// Casts an input, and its gradient in the backward pass.
     pub(crate) fn input(&self, x: &Tensor) -> Result<Tensor> {
-        Self::both(x, self.input.as_ref(), self.grad_input.as_ref())
+        self.input.apply(x)
     }
 
     /// Casts a weight, and its gradient in the backward pass.
     pub(crate) fn weight(&self, x: &Tensor) -> Result<Tensor> {
-        Self::both(x, self.weight.as_ref(), self.grad_weight.as_ref())
+        self.weight.apply(x)
     }
 
     /// Casts the output, and the gradient that reaches it in the backward pass.
     pub(crate) fn output(&self, x: &Tensor) -> Result<Tensor> {
-        Self::both(x, self.output.as_ref(), self.grad_output.as_ref())
+        self.output.apply(x)
     }
+}
 
-    fn both(
-        x: &Tensor,
-        values: Option<&fp8_candle::Quantizer>,
-        gradient: Option<&fp8_candle::Quantizer>,
-    ) -> Result<Tensor> {
+impl TensorCasts {
+    fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let cast = |quantizer| (quantizer, Contraction::Cols);
-        match (values, gradient) {
+        match (self.values.as_ref(), self.gradient.as_ref()) {
             (None, None) => Ok(x.clone()),
-            _ => Ok(cast_values_and_gradient(
-                x,
-                values.map(cast),
-                gradient.map(cast),
-            )?),
+            (values, gradient) => {
+                let gradient = gradient.map(cast);
+                Ok(cast_values_and_gradient(x, values.map(cast), gradient)?)
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Forward passes that run a second time: [`crate::nn::checkpoint`].
 //!
-//! The first run of a checkpointed function logs every use of a layer in its order ([`RunLog`]): the settings and cells that
+//! The first run of a recomputed function logs every use of a layer in its order ([`RunLog`]): the settings and cells that
 //! the layer signed in with, and recordings of the casts of its forward pass ([`Recording`]). The second run opens a context
 //! without a session that hands this to the layers instead of signing them in ([`Rerun`]). So it does not matter whether the
 //! guard is still open and which scales the table has by then, and no step sees the run. Casts of its forward pass are
@@ -9,11 +9,10 @@
 //!
 //! Guards that are opened in a second run change how layers compute, as in the first, and have no step.
 //!
-//! A checkpointed function within a checkpointed function runs three times. Its first run is logged in both logs; when the
-//! outer one runs again, its first run is a replay by the outer log and is logged anew in one of its own.
+//! A recomputed function within a recomputed function runs three times. Its first run is logged in both logs; when the outer one
+//! runs again, its first run is replayed from the outer log and logged in a new log of its own.
 
-use super::layer_step::LayerStep;
-use super::settings::Settings;
+use super::settings::{LayerStep, Settings};
 use super::state::Fp8State;
 use crate::config::Operand;
 use crate::error::{GuardError, Result};
@@ -47,7 +46,7 @@ pub(crate) struct Rerun {
     done: Mutex<HashMap<usize, usize>>,
 }
 
-/// The runs of checkpointed functions that a thread is in: the second run of one, and the logs of others' first runs.
+/// The runs of recomputed functions that a thread is in: the second run of one, and the logs of others' first runs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Runs {
     rerun: Option<Arc<Rerun>>,

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The purpose of the guards of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Purpose {
     Training,
     Evaluation,
     Calibration,
@@ -24,8 +24,8 @@ pub(super) enum Kind {
 /// Shared by an outermost guard and the guards inside it.
 #[derive(Debug)]
 pub(super) struct Session {
-    kind: Kind,
-    state: Mutex<State>,
+    purpose: Purpose,
+    state: Mutex<Progress>,
     failed: AtomicBool,
     /// A tensor was cast or a prepared layer used, in any step.
     used: AtomicBool,
@@ -36,7 +36,7 @@ pub(super) struct Session {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Progress {
     closed: bool,
     steps: Vec<Arc<StepCells>>,
     /// Layers that signed in since the last step ended, by address of their state.
@@ -44,9 +44,9 @@ struct State {
 }
 
 impl Session {
-    pub(super) fn new(kind: Kind) -> Self {
+    pub(super) fn new(purpose: Purpose) -> Self {
         Self {
-            kind,
+            purpose,
             state: Mutex::default(),
             failed: AtomicBool::new(false),
             used: AtomicBool::new(false),
@@ -56,12 +56,12 @@ impl Session {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
+    pub(super) fn purpose(&self) -> Purpose {
+        self.purpose
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -74,7 +74,7 @@ impl Session {
 
     /// Whether a layer has failed in a session that has something to forget.
     pub(super) fn has_failed(&self) -> bool {
-        self.kind != Kind::Evaluation && self.failed.load(Ordering::Relaxed)
+        self.purpose != Purpose::Evaluation && self.failed.load(Ordering::Relaxed)
     }
 
     /// Records that a layer without FP8 state computes in high precision.
@@ -108,7 +108,7 @@ impl Session {
             }
             !(state.steps.iter()).any(|step| Arc::ptr_eq(step.table(), table))
         };
-        if first_use && self.kind == Kind::Training {
+        if first_use && self.purpose == Purpose::Training {
             // The backward pass of the model's last step is over. The lock is not held here, because a reduction over ranks
             // may run the user's code.
             table.update_gradients()?;
@@ -168,10 +168,10 @@ impl Session {
     /// Ends the session; returns its tables and what was cast. Finishes every table; returns the first error.
     pub(super) fn close(&self) -> (Vec<Arc<StateTable>>, Result<StepSummary>) {
         let ended = self.take(true);
-        let done = match self.kind {
-            Kind::Training => ended.commit(),
-            Kind::Evaluation => ended.report(),
-            Kind::Calibration => ended.calibrate(),
+        let done = match self.purpose {
+            Purpose::Training => ended.commit(),
+            Purpose::Evaluation => ended.report(),
+            Purpose::Calibration => ended.calibrate(),
         };
         (ended.tables(), self.with_static_casts(done))
     }
@@ -181,7 +181,7 @@ impl Session {
         let static_casts = self.static_casts.swap(0, Ordering::Relaxed);
         let mut summary = done?;
         summary.casts += static_casts;
-        if self.kind != Kind::Calibration && !self.used.load(Ordering::Relaxed) {
+        if self.purpose != Purpose::Calibration && !self.used.load(Ordering::Relaxed) {
             let names = (self.unprepared.lock()).unwrap_or_else(PoisonError::into_inner);
             warn_of_nothing(&names);
         }
@@ -190,7 +190,7 @@ impl Session {
 
     /// Warns once, when an inner guard closes, that weights have changed although the step has not ended.
     pub(super) fn warn_of_training_on(&self) {
-        let changed = |state: &State| state.steps.iter().any(|step| step.has_changed_weights());
+        let changed = |state: &Progress| state.steps.iter().any(|step| step.has_changed_weights());
         if changed(&self.lock()) && !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 "an FP8 autocast guard was closed inside of another one whose step goes on although weights have changed since it \
@@ -208,7 +208,7 @@ impl Session {
         (ended.tables(), done)
     }
 
-    /// Forgets what was recorded.
+    /// Discards what was recorded.
     pub(super) fn abort(&self) {
         for step in self.take(true).steps {
             step.abort();

@@ -1,8 +1,8 @@
-//! The options of a guard, resolved.
+//! How layers compute: the resolved options of a guard, and what a layer gets for one call.
 
 use crate::config::ResolvedConfig;
 use crate::stats::{CastObserver, CastStats};
-use fp8_candle::state::ReductionGroup;
+use fp8_candle::state::{ReductionGroup, StepCells};
 use std::sync::Arc;
 
 /// How a prepared layer computes.
@@ -21,5 +21,18 @@ pub(crate) struct Settings {
     pub(crate) config: Arc<ResolvedConfig>,
     pub(super) group: Option<Arc<dyn ReductionGroup>>,
     pub(crate) stats: Option<CastStats>,
-    pub(crate) hook: Option<CastObserver>,
+    pub(crate) observer: Option<CastObserver>,
+}
+
+/// How one layer computes in the step that it has signed in with.
+#[derive(Debug)]
+pub(crate) struct LayerStep {
+    /// The settings of the guard, with the layer's own recipe if it has one.
+    pub(crate) settings: Settings,
+    /// The cells that its casts record into.
+    pub(crate) cells: Arc<StepCells>,
+    /// How the casts of input, weight and output are recorded or replayed.
+    pub(super) casts: Option<[fp8_candle::Replay; 3]>,
+    /// Whether this use of the layer is replayed.
+    pub(crate) replays: bool,
 }

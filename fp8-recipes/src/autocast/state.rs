@@ -4,11 +4,13 @@ use crate::config::{CastConfig, Operand, Recipe, ResolvedConfig, ScalingType};
 use fp8_candle::state::{IdleRule, RowRule};
 use fp8_candle::weight_version::WeightVersion;
 use fp8_candle::{CastCounter, Role, Slot, StateTable, WeightCache};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The casts and the weight with which a layer was calibrated.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Calibration {
     /// Cast of the inputs: format, granularity, whether its scale is static.
@@ -16,6 +18,7 @@ pub struct Calibration {
     /// Cast of the weight.
     pub weight: CastConfig,
     /// Whether scales that are not static are rounded down to powers of two.
+    #[serde(default)]
     pub round_scales_to_power_of_two: bool,
     /// Fingerprint of the weight that the batches went through.
     pub weight_fingerprint: u64,
@@ -56,18 +59,19 @@ pub struct Fp8State {
     pub(crate) cache: WeightCache,
     /// By [`Operand`].
     casts: [CastCounter; Operand::COUNT],
-    output_fused: AtomicBool,
-    own_recipe: Mutex<Option<LayerRecipe>>,
-    calibration: Mutex<Calibrated>,
-    /// The model's parameters, by which optimizers find its table.
-    parameters: Mutex<Arc<[WeightVersion]>>,
+    settings: Mutex<LayerSettings>,
 }
 
+/// What may change about a layer's state.
 #[derive(Debug, Default)]
-struct Calibrated {
+struct LayerSettings {
+    output_fused: bool,
+    own_recipe: Option<LayerRecipe>,
     /// Fingerprint of the weight of the last calibration batch.
-    weight: u64,
-    finished: Option<Calibration>,
+    calibrated_weight: u64,
+    calibration: Option<Calibration>,
+    /// The model's parameters, by which optimizers find its table.
+    parameters: Arc<[WeightVersion]>,
 }
 
 impl Fp8State {
@@ -89,10 +93,7 @@ impl Fp8State {
             table: table.clone(),
             cache: WeightCache::default(),
             casts: std::array::from_fn(|_| Arc::new(AtomicU64::new(0))),
-            output_fused: AtomicBool::new(false),
-            own_recipe: Mutex::default(),
-            calibration: Mutex::default(),
-            parameters: Mutex::new(Arc::new([])),
+            settings: Mutex::default(),
         })
     }
 
@@ -144,11 +145,11 @@ impl Fp8State {
     /// Whether the output and its gradient stay in high precision because the next operator is fused with this one:
     /// [`PrepareOptions::with_output_fused`](crate::PrepareOptions::with_output_fused).
     pub fn is_output_fused(&self) -> bool {
-        self.output_fused.load(Ordering::Relaxed)
+        self.lock().output_fused
     }
 
     pub(crate) fn set_output_fused(&self, fused: bool) {
-        self.output_fused.store(fused, Ordering::Relaxed);
+        self.lock().output_fused = fused;
     }
 
     /// Links the model's parameters to its table.
@@ -156,28 +157,26 @@ impl Fp8State {
         for parameter in parameters.iter() {
             parameter.note_table(&self.table);
         }
-        let own = self.parameters.lock();
-        *own.unwrap_or_else(PoisonError::into_inner) = parameters.clone();
+        self.lock().parameters = parameters.clone();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Calibrated> {
-        self.calibration
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_recipe(&self) -> MutexGuard<'_, Option<LayerRecipe>> {
-        let recipe = self.own_recipe.lock();
-        recipe.unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, LayerSettings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The recipe that this layer follows inside every guard; None if it follows the guard's.
     pub fn own_recipe(&self) -> Option<Recipe> {
-        self.lock_recipe().as_ref().map(|own| own.recipe.clone())
+        self.lock()
+            .own_recipe
+            .as_ref()
+            .map(|own| own.recipe.clone())
     }
 
     pub(crate) fn own_config(&self) -> Option<Arc<ResolvedConfig>> {
-        self.lock_recipe().as_ref().map(|own| own.config.clone())
+        self.lock()
+            .own_recipe
+            .as_ref()
+            .map(|own| own.config.clone())
     }
 
     /// Sets the layer's own recipe. A change discards the calibration, which no longer describes the layer.
@@ -192,30 +191,28 @@ impl Fp8State {
             };
             self.table.set_idle_rule(slot.row(), idle);
         }
-        let mut own = self.lock_recipe();
+        let mut settings = self.lock();
         let text = |own: &Option<LayerRecipe>| own.as_ref().map(|own| own.recipe.clone());
-        let changed = text(&own) != text(&recipe);
-        *own = recipe;
-        drop(own);
-        if changed {
-            self.set_calibration(None);
+        if text(&settings.own_recipe) != text(&recipe) {
+            settings.calibration = None;
         }
+        settings.own_recipe = recipe;
     }
 
     /// How the layer was calibrated, if it was and has not been trained in FP8 since.
     pub fn calibration(&self) -> Option<Calibration> {
-        self.lock().finished
+        self.lock().calibration
     }
 
     pub(crate) fn set_calibration(&self, calibration: Option<Calibration>) {
-        self.lock().finished = calibration;
+        self.lock().calibration = calibration;
     }
 
     pub(crate) fn calibrated_weight(&self) -> u64 {
-        self.lock().weight
+        self.lock().calibrated_weight
     }
 
     pub(crate) fn note_calibrated_weight(&self, fingerprint: u64) {
-        self.lock().weight = fingerprint;
+        self.lock().calibrated_weight = fingerprint;
     }
 }

@@ -4,7 +4,7 @@ use super::Autocast;
 use super::context::{is_recomputing, on_thread};
 use super::ended_step::update_gradients;
 use super::guard::fp8_autocast;
-use super::session::Kind;
+use super::session::Purpose;
 use super::settings::Mode;
 use super::summary::StepSummary;
 use crate::error::{Error, Result};
@@ -37,10 +37,10 @@ pub fn end_step() -> Result<StepSummary> {
     }
     let session = on_thread(|thread| {
         let frames = thread.frames.iter().rev();
-        let mut contexts = frames.filter_map(|frame| frame.context.as_ref());
+        let mut contexts = frames.filter_map(|frame| frame.scope.context.as_ref());
         contexts.find_map(|context| {
             let session = context.session.clone()?;
-            (context.settings.mode == Mode::Fp8 && session.kind() == Kind::Training)
+            (context.settings.mode == Mode::Fp8 && session.purpose() == Purpose::Training)
                 .then_some(session)
         })
     });

@@ -49,9 +49,9 @@ impl StepSummary {
         self.layers
     }
 
-    /// Where casts of the step saw Inf or NaN, under whatever recipe, the first one in time first. Gradients are among them as soon as the
-    /// backward pass has run, which may be after the guard has closed: ask then, or [`end_step`](crate::end_step). On a GPU the order is
-    /// that in which the tensors were first cast. Copies counts to the host.
+    /// Where casts of the step saw Inf or NaN, under any recipe, in the order of time. Gradients are among them as soon as the
+    /// backward pass has run, which may be after the guard has closed: ask then, or [`end_step`](crate::end_step). On a GPU the
+    /// order is that in which the tensors were first cast. Copies counts to the host.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Module, Tensor, Var};
@@ -73,8 +73,8 @@ impl StepSummary {
         Ok(NonFiniteCounts::list(&self.counts)?)
     }
 
-    /// The tensor in which Inf or NaN was first seen since the last step without: where the trouble came from, also if this step shows
-    /// consequences alone. None if this step has seen none. Copies counts to the host.
+    /// The tensor in which Inf or NaN first appeared since the last step without any: the origin of the problem, even if this
+    /// step only shows its consequences. None if this step has seen none. Copies counts to the host.
     ///
     /// # Errors
     /// As [`StepSummary::non_finite`].

@@ -1,4 +1,4 @@
-//! The warning about a guard that was enabled in vain.
+//! The warning about an enabled guard that cast nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,7 +16,7 @@ pub(super) fn warn_of_nothing(unprepared: &[String]) {
                pass run on the guard's thread (else take a handle), are the layers those of `nn` (those of candle_nn have no FP8)?"
             .to_string(),
         names => format!(
-            "layers ran in high precision because they are not prepared (`{}`{}): call prepare_fp8, whose report says what became of each",
+            "layers ran in high precision because they are not prepared (`{}`{}): call prepare_fp8; its report lists every layer",
             names.join("`, `"),
             if names.len() == NAMED { ", .." } else { "" },
         ),

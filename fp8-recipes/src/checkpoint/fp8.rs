@@ -10,11 +10,11 @@
 //!
 //! All other values of a row are in the metadata, in the same order.
 
-use super::meta::{PREFIX, ROWS_KEY, mismatch};
+use super::meta::{PREFIX, ROWS_KEY, entry, mismatch};
 use super::prepared::{PreparedLayer, prepared_layers};
 use crate::FilesError;
-use crate::autocast::{Calibration, Fp8State};
-use crate::config::{CastConfig, Recipe};
+use crate::autocast::Calibration;
+use crate::config::Recipe;
 use crate::error::{Error, Result};
 use crate::module::Fp8Module;
 use candle_core::{DType, Device, Tensor};
@@ -42,23 +42,12 @@ struct RowMeta {
     id: u32,
 }
 
-/// A calibrated layer in the metadata.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CalibrationMeta {
-    input: CastConfig,
-    weight: CastConfig,
-    #[serde(default)]
-    round_scales_to_power_of_two: bool,
-    weight_fingerprint: u64,
-}
-
 /// The metadata entry.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Meta {
     rows: Vec<RowMeta>,
-    calibrated_layers: BTreeMap<String, CalibrationMeta>,
+    calibrated_layers: BTreeMap<String, Calibration>,
     /// Recipes of layers that have their own.
     #[serde(default)]
     layer_recipes: BTreeMap<String, Recipe>,
@@ -123,13 +112,8 @@ pub(super) fn save(layers: &[PreparedLayer]) -> Result<(BTreeMap<String, Tensor>
             kept.insert(slot.name().to_string(), scale.to_vec1::<f32>()?[0]);
         }
         if let Some(calibration) = state.calibration() {
-            let entry = CalibrationMeta {
-                input: calibration.input,
-                weight: calibration.weight,
-                round_scales_to_power_of_two: calibration.round_scales_to_power_of_two,
-                weight_fingerprint: calibration.weight_fingerprint,
-            };
-            meta.calibrated_layers.insert(state.path().into(), entry);
+            meta.calibrated_layers
+                .insert(state.path().into(), calibration);
         }
         if let Some(recipe) = state.own_recipe() {
             meta.layer_recipes.insert(state.path().into(), recipe);
@@ -190,20 +174,10 @@ pub(super) fn save(layers: &[PreparedLayer]) -> Result<(BTreeMap<String, Tensor>
 
 /// The metadata entry of a file; the default without one.
 pub(super) fn rows_of(file: &SafetensorsFile) -> Result<Meta> {
-    let Some(json) = file.metadata(ROWS_KEY) else {
-        return Ok(Meta::default());
-    };
-    serde_json::from_str(json).map_err(|error| {
-        FilesError::Json {
-            path: file.path().to_path_buf(),
-            what: "the FP8 state",
-            reason: error.to_string(),
-        }
-        .into()
-    })
+    Ok(entry(file, ROWS_KEY, "the FP8 state")?.unwrap_or_default())
 }
 
-/// Takes the state out of the tensors of a checkpoint and checks that it is complete.
+/// Moves the state out of the tensors of a checkpoint and checks that it is complete.
 pub(super) fn take(
     path: &Path,
     stored: &mut BTreeMap<String, Tensor>,
@@ -262,20 +236,10 @@ pub(super) fn take(
             return Err(FilesError::NameClash { tensor: row.name }.into());
         }
     }
-    let calibrations = meta.calibrated_layers.into_iter();
-    let calibrations = calibrations.map(|(path, entry)| {
-        let calibration = Calibration {
-            input: entry.input,
-            weight: entry.weight,
-            round_scales_to_power_of_two: entry.round_scales_to_power_of_two,
-            weight_fingerprint: entry.weight_fingerprint,
-        };
-        (path, calibration)
-    });
     Ok(StoredState {
         rows,
         kept,
-        calibrations: calibrations.collect(),
+        calibrations: meta.calibrated_layers,
         layer_recipes: meta.layer_recipes,
     })
 }
@@ -301,6 +265,27 @@ fn check(row: &SavedRow, name: &str) -> Result<()> {
 }
 
 impl StoredState {
+    /// The state of `layers` as [`prepare_fp8`](crate::prepare_fp8) makes it.
+    pub(super) fn fresh(layers: &[PreparedLayer]) -> Result<Self> {
+        let mut rows = rows(layers)?;
+        for row in rows.values_mut() {
+            *row = SavedRow {
+                quant_scale: 1.,
+                dequant_scale: 1.,
+                amax_history: vec![0.; row.amax_history.len()],
+                non_finite: 0,
+                calibrated_amax: None,
+                format: None,
+                draws: 0,
+                id: row.id,
+            };
+        }
+        Ok(Self {
+            rows,
+            ..Self::default()
+        })
+    }
+
     /// Checks that the model has the same rows.
     pub(super) fn check(&self, path: &Path, layers: &[PreparedLayer]) -> Result<()> {
         let here = rows(layers)?;
@@ -331,7 +316,7 @@ impl StoredState {
         })
     }
 
-    /// Restores the state into layers that [`StoredState::check`] has accepted.
+    /// Restores the state into layers that [`StoredState::check`] has accepted, or that it was made for.
     pub(super) fn restore(&self, layers: &[PreparedLayer]) -> Result<()> {
         let mut tables: Vec<Arc<fp8_candle::StateTable>> = vec![];
         for PreparedLayer { state, .. } in layers {
@@ -348,24 +333,21 @@ impl StoredState {
             });
             table.restore(&rows.collect::<Vec<_>>())?;
         }
-        for layer in layers {
-            if let Some(weight) = &layer.weight {
-                self.restore_layer(weight, &layer.state)?;
-            }
-        }
-        Ok(())
+        layers
+            .iter()
+            .try_for_each(|layer| self.restore_layer(layer))
     }
 
-    fn restore_layer(&self, weight: &Tensor, state: &Fp8State) -> Result<()> {
+    fn restore_layer(&self, PreparedLayer { weight, state }: &PreparedLayer) -> Result<()> {
         let kept = state
             .slot(Role::Weight)
             .and_then(|slot| self.kept.get(&*slot.name()));
-        match kept {
-            Some(&scale) => {
+        match (weight, kept) {
+            (Some(weight), Some(&scale)) => {
                 let scale = Tensor::from_slice(&[scale], 1, weight.device())?;
                 state.cache.restore(weight, scale)?;
             }
-            None => state.cache.clear(),
+            _ => state.cache.clear(),
         }
         state.set_calibration(self.calibrations.get(state.path()).copied());
         Ok(())

@@ -1,16 +1,16 @@
-//! What a training checkpoint says in its metadata, and errors about it.
+//! The metadata of a training checkpoint, and errors about it.
 
-use crate::FilesError;
 use crate::config::Recipe;
-use crate::error::{Error, Result, TrainingCheckpointError};
+use crate::error::{Error, Result, TrainingCheckpointError, json_error};
 use crate::optim::LossScalerState;
 use fp8_files::SafetensorsFile;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// Before the names of the optimizer's tensors.
+/// Prefix of the names of the optimizer's tensors.
 pub(super) const OPTIMIZER: &str = "optimizer/";
-/// Before the names of the FP8 state's columns.
+/// Prefix of the names of the FP8 state's columns.
 pub(super) const PREFIX: &str = "fp8/";
 /// Metadata entry of [`TrainingMeta`].
 pub(super) const KEY: &str = "fp8_training";
@@ -19,7 +19,7 @@ pub(super) const ROWS_KEY: &str = "fp8_state";
 /// Metadata entry of the optimizer.
 pub(super) const OPTIMIZER_KEY: &str = "fp8_optimizer";
 
-/// What a training checkpoint holds beside its tensors.
+/// The metadata of a training checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainingMeta {
@@ -47,14 +47,17 @@ pub(super) struct OptimizerMeta {
 
 /// The text of a metadata entry.
 pub(super) fn json(path: &Path, what: &'static str, value: &impl Serialize) -> Result<String> {
-    serde_json::to_string(value).map_err(|error| {
-        FilesError::Json {
-            path: path.to_path_buf(),
-            what,
-            reason: error.to_string(),
-        }
-        .into()
-    })
+    serde_json::to_string(value).map_err(|error| json_error(path, what, error))
+}
+
+/// A metadata entry of a file; None if there is no such entry.
+pub(super) fn entry<T: DeserializeOwned>(
+    file: &SafetensorsFile,
+    key: &str,
+    what: &'static str,
+) -> Result<Option<T>> {
+    let value = file.metadata(key).map(serde_json::from_str).transpose();
+    value.map_err(|error| json_error(file.path(), what, error))
 }
 
 /// Reads the metadata of a training checkpoint without its tensors.
@@ -66,20 +69,11 @@ pub fn training_meta(path: impl AsRef<Path>) -> Result<TrainingMeta> {
 }
 
 pub(super) fn meta_of(file: &SafetensorsFile) -> Result<TrainingMeta> {
-    let invalid = |reason: String| {
-        FilesError::Json {
-            path: file.path().to_path_buf(),
-            what: "the training metadata",
-            reason,
-        }
-        .into()
-    };
-    let json = file.metadata(KEY).ok_or_else(|| {
-        invalid(format!(
-            "there is no `{KEY}` entry: not a training checkpoint"
-        ))
-    })?;
-    serde_json::from_str(json).map_err(|error| invalid(error.to_string()))
+    let what = "the training metadata";
+    entry(file, KEY, what)?.ok_or_else(|| {
+        let reason = format!("there is no `{KEY}` entry: not a training checkpoint");
+        json_error(file.path(), what, reason)
+    })
 }
 
 pub(super) fn mismatch(path: &Path, what: &str, found: String, expected: String) -> Error {

@@ -18,13 +18,19 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResumeOptions {
-    /// See [`ResumeOptions::allow_recipe_change`].
+    /// Whether the run may continue with another recipe than the checkpoint's, including from f32 to FP8 and back.
+    ///
+    /// If the recipes are equal, the FP8 state is restored, as without this option. If they differ, all of it starts fresh, as after
+    /// [`prepare_fp8`](crate::prepare_fp8): histories are empty, and scales are the initial ones of the new recipe
+    /// ([`InitialScale`](crate::config::InitialScale) of delayed scaling). No old row is kept, because its scale follows another
+    /// rule, and no calibration, because it does not describe a weight that is trained further.
     pub allow_recipe_change: bool,
-    /// See [`ResumeOptions::fresh_fp8_state`].
+    /// Whether the FP8 state starts fresh although the recipe is the same: for a model with other prepared layers than the saved one.
     pub fresh_fp8_state: bool,
-    /// See [`ResumeOptions::fresh_optimizer`].
+    /// Whether to skip the optimizer's part of the checkpoint. The optimizer is not changed, so pass a new one. For a run that
+    /// continues with another optimizer, or only evaluates ([`NoOptimizer`](crate::optim::NoOptimizer)).
     pub fresh_optimizer: bool,
-    /// See [`ResumeOptions::keep_hyperparameters`].
+    /// Whether the optimizer keeps its own hyperparameters, such as another learning rate, while its tensors and step are restored.
     pub keep_hyperparameters: bool,
 }
 
@@ -36,19 +42,9 @@ impl ResumeOptions {
 }
 
 setters! { ResumeOptions:
-    /// Whether the run may continue with another recipe than the checkpoint's, including from f32 to FP8 and back.
-    ///
-    /// If the recipes are equal, the FP8 state is restored, as without this option. If they differ, all of it starts fresh, as after
-    /// [`prepare_fp8`](crate::prepare_fp8): histories are empty, and scales are the initial ones of the new recipe
-    /// ([`InitialScale`](crate::config::InitialScale) of delayed scaling). No old row is kept, because its scale follows another
-    /// rule, and no calibration, because it does not describe a weight that is trained further.
     allow_recipe_change(allow_recipe_change: bool);
-    /// Whether the FP8 state starts fresh although the recipe is the same: for a model with other prepared layers than the saved one.
     fresh_fp8_state(fresh_fp8_state: bool);
-    /// Whether to skip the optimizer's part of the checkpoint. The optimizer stays as it is, so pass a new one. For a run that continues
-    /// with another optimizer, or only evaluates ([`NoOptimizer`](crate::optim::NoOptimizer)).
     fresh_optimizer(fresh_optimizer: bool);
-    /// Whether the optimizer keeps its own hyperparameters, such as another learning rate, while its tensors and step are restored.
     keep_hyperparameters(keep_hyperparameters: bool);
 }
 
@@ -62,14 +58,7 @@ pub enum Restored {
     Fresh,
 }
 
-impl fmt::Display for Restored {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::FromCheckpoint => "from the checkpoint",
-            Self::Fresh => "fresh",
-        })
-    }
-}
+names! { Restored::name: FromCheckpoint = "from the checkpoint", Fresh = "fresh" }
 
 /// What [`resume_training_with`](super::resume_training_with) has restored. Prints as a few lines.
 #[derive(Debug, Clone)]

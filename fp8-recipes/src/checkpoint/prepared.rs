@@ -37,8 +37,6 @@ pub(super) fn prepared_layers<M: Fp8Module + ?Sized>(model: &M) -> Vec<PreparedL
         fn operator(&mut self, operator: &dyn Fp8Operator) {
             self.note(operator.fp8_state(), None);
         }
-
-        fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
     }
     let mut all = Layers::default();
     model.visit(&mut all);

@@ -2,12 +2,11 @@
 
 use super::fp8::{self, StoredState};
 use super::meta::{
-    OPTIMIZER, OPTIMIZER_KEY, OptimizerMeta, TrainingMeta, meta_of, mismatch, recipe_text,
+    OPTIMIZER, OPTIMIZER_KEY, OptimizerMeta, TrainingMeta, entry, meta_of, mismatch, recipe_text,
 };
 use super::options::{Restored, ResumeOptions, ResumeReport};
 use super::prepared::{PreparedLayer, prepared_layers};
 use super::save::variables;
-use crate::FilesError;
 use crate::config::Recipe;
 use crate::error::Result;
 use crate::module::Fp8Module;
@@ -15,22 +14,21 @@ use crate::nn::scaled_parameter::refuse_scaled_model;
 use crate::optim::{AdamWConfig, OptimizerState, ResumableOptimizer, Rule};
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
-use fp8_candle::StateTable;
-use fp8_candle::state::SavedRow;
 use fp8_candle::weight_version::WeightVersion;
 use fp8_files::SafetensorsFile;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 
 /// Restores a checkpoint into a model that was built and prepared like the saved one, so that the run continues bit for bit. Nothing
 /// is changed unless the whole checkpoint fits. [`resume_training_with`] continues with another recipe or optimizer.
 ///
 /// # Errors
 /// If the recipe differs from `recipe`, the checkpoint is that of another kind of optimizer, or a variable, an FP8 state or a
-/// tensor of the optimizer is missing, left over, or of another shape or dtype, or holds a number that it cannot hold (a scale
-/// of 0, a history with NaN). The message names it. [`Error::ScaledParameter`](crate::Error::ScaledParameter) for a model with scaled parameters.
+/// tensor of the optimizer is missing, left over, or of another shape or dtype, or holds an invalid number (a scale of 0, a NaN
+/// in a history). The message names it. [`Error::ScaledParameter`](crate::Error::ScaledParameter) for a model with scaled
+/// parameters.
 pub fn resume_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     model: &M,
@@ -68,7 +66,7 @@ pub fn resume_training<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Sized>(
 /// # };
 /// save_training(&path, &model, &vars, &optimizer, &meta)?;
 ///
-/// // .. goes on in FP8.
+/// // .. continues in FP8.
 /// let recipe: Recipe = "delayed".parse()?;
 /// prepare_fp8(&model, &Default::default())?;
 /// let options = ResumeOptions::new().allow_recipe_change(true);
@@ -130,11 +128,11 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Size
     if let (Some(error), false) = (other_layer_recipe, options.allow_recipe_change) {
         return Err(error);
     }
-    let state = match other_recipe || options.fresh_fp8_state {
-        true => NextState::Fresh(fresh_rows(&layers)?),
+    let (fp8_state, state) = match other_recipe || options.fresh_fp8_state {
+        true => (Restored::Fresh, StoredState::fresh(&layers)?),
         false => {
             state.check(path, &layers)?;
-            NextState::FromCheckpoint(state)
+            (Restored::FromCheckpoint, state)
         }
     };
     let here = variables(vars);
@@ -160,7 +158,7 @@ pub fn resume_training_with<M: Fp8Module + ?Sized, O: ResumableOptimizer + ?Size
         }
     }
     announce(&layers, optimizer.announces_changes());
-    let fp8_state = state.restore(&layers)?;
+    state.restore(&layers)?;
     Ok(ResumeReport {
         path: path.to_path_buf(),
         recipe: recipe.cloned(),
@@ -186,84 +184,12 @@ pub(super) fn announce(layers: &[PreparedLayer], announces_changes: bool) {
     }
 }
 
-/// Rows to be restored into a table.
-struct TableRows {
-    table: Arc<StateTable>,
-    rows: Vec<(usize, SavedRow)>,
-}
-
-/// The FP8 state after resuming.
-enum NextState {
-    FromCheckpoint(StoredState),
-    Fresh(Vec<TableRows>),
-}
-
-impl NextState {
-    fn restore(self, layers: &[PreparedLayer]) -> Result<Restored> {
-        let tables = match self {
-            NextState::FromCheckpoint(state) => {
-                state.restore(layers)?;
-                return Ok(Restored::FromCheckpoint);
-            }
-            NextState::Fresh(tables) => tables,
-        };
-        for TableRows { table, rows } in tables {
-            table.restore(&rows)?;
-        }
-        for layer in layers {
-            layer.state.cache.clear();
-            layer.state.set_calibration(None);
-        }
-        Ok(Restored::Fresh)
-    }
-}
-
-/// The rows of `layers` as [`prepare_fp8`](crate::prepare_fp8) makes them, by table.
-fn fresh_rows(layers: &[PreparedLayer]) -> Result<Vec<TableRows>> {
-    let mut tables: Vec<TableRows> = vec![];
-    let mut saved = vec![];
-    for PreparedLayer { state, .. } in layers {
-        let at = (tables.iter()).position(|known| Arc::ptr_eq(&known.table, state.table()));
-        let at = match at {
-            Some(at) => at,
-            None => {
-                saved.push(state.table().save()?);
-                tables.push(TableRows {
-                    table: state.table().clone(),
-                    rows: vec![],
-                });
-                tables.len() - 1
-            }
-        };
-        for (_, slot) in state.slots() {
-            let (_, now) = &saved[at][slot.row()];
-            let fresh = SavedRow {
-                quant_scale: 1.,
-                dequant_scale: 1.,
-                amax_history: vec![0.; now.amax_history.len()],
-                non_finite: 0,
-                calibrated_amax: None,
-                format: None,
-                draws: 0,
-                id: now.id,
-            };
-            tables[at].rows.push((slot.row(), fresh));
-        }
-    }
-    Ok(tables)
-}
-
 /// The optimizer's state without its tensors.
 fn optimizer_state(file: &SafetensorsFile) -> Result<OptimizerState> {
-    let Some(json) = file.metadata(OPTIMIZER_KEY) else {
+    let Some(meta) = entry::<OptimizerMeta>(file, OPTIMIZER_KEY, "the optimizer")? else {
         // A file from before optimizers of other libraries could be saved.
         return Ok(OptimizerState::new(AdamWConfig::KIND));
     };
-    let meta: OptimizerMeta = serde_json::from_str(json).map_err(|error| FilesError::Json {
-        path: file.path().to_path_buf(),
-        what: "the optimizer",
-        reason: error.to_string(),
-    })?;
     let state = OptimizerState::new(meta.kind).with_hyperparameters(meta.hyperparameters)?;
     let state = match meta.loss_scaler {
         Some(scaler) => state.with_loss_scaler(scaler),

@@ -7,11 +7,10 @@ use super::resume::{announce, check_same};
 use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
 use crate::error::{Error, LayerError, Result};
-use crate::module::{Fp8Layer, Fp8Module, Visitor};
+use crate::module::{Fp8Layer, Fp8Module, Visitor, show_layer};
 use crate::nn::scaled_parameter::refuse_scaled_model;
 use candle_core::{Device, Tensor, Var};
 use fp8_files::SafetensorsFile;
-use fp8_files::names::join;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -63,7 +62,7 @@ pub fn save_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
         "call scaled::save_training",
     )?;
     let layers = settled_layers(model)?;
-    let mut tensors = Parameters::of(model)?;
+    let mut tensors = ModelTensors::of(model)?;
     for tensor in tensors.values_mut() {
         *tensor = tensor.detach();
     }
@@ -105,7 +104,7 @@ pub fn load_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
         return Err(error);
     }
     state.check(path, &layers)?;
-    let here = Parameters::of(model)?;
+    let here = ModelTensors::of(model)?;
     check_same(path, &here, &stored)?;
     let mut changed = vec![];
     for (name, tensor) in &here {
@@ -117,7 +116,7 @@ pub fn load_fp8_state<M: Fp8Module + ?Sized>(path: impl AsRef<Path>, model: &M) 
                 path,
                 &format!("tensor `{name}`"),
                 "other values".into(),
-                "the values of the model, in which it is no variable".into(),
+                "the values in the model, where it is not a variable".into(),
             ));
         }
     }
@@ -136,12 +135,12 @@ fn same_bits(a: &Tensor, b: &Tensor) -> Result<bool> {
 
 /// The named tensors of a model.
 #[derive(Default)]
-struct Parameters {
+struct ModelTensors {
     tensors: BTreeMap<String, Tensor>,
     error: Option<Error>,
 }
 
-impl Parameters {
+impl ModelTensors {
     fn of<M: Fp8Module + ?Sized>(model: &M) -> Result<BTreeMap<String, Tensor>> {
         let mut all = Self::default();
         model.visit(&mut all);
@@ -172,7 +171,7 @@ impl Parameters {
     }
 }
 
-impl Visitor for Parameters {
+impl Visitor for ModelTensors {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
         if layer.static_weight().is_some() {
             let reason = "its weight is FP8 codes, whose file is the one it was loaded from";
@@ -185,11 +184,7 @@ impl Visitor for Parameters {
             );
             return;
         }
-        let name = |own| layer.path().map(|path| join(path, own));
-        self.tensor(name("weight").as_deref(), layer.held_weight());
-        if let Some(bias) = layer.bias() {
-            self.tensor(name("bias").as_deref(), bias);
-        }
+        show_layer(self, layer);
     }
 
     fn tensor(&mut self, path: Option<&str>, tensor: &Tensor) {

@@ -167,12 +167,8 @@ impl CastConfig {
 }
 
 setters! { const CastConfig:
-    /// A copy with this scaling.
     with_scaling(scaling: ScalingType);
-    /// A copy with this granularity.
     with_granularity(granularity: Granularity);
-    /// A copy with this rounding.
     with_rounding(rounding: CastRounding);
-    /// A copy with this treatment of values beyond the range.
     with_overflow(overflow: Overflow);
 }

@@ -43,15 +43,7 @@ impl DelayedFormat {
     }
 }
 
-impl fmt::Display for DelayedFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DelayedFormat::Hybrid => "hybrid",
-            DelayedFormat::E4m3 => "e4m3",
-            DelayedFormat::E5m2 => "e5m2",
-        })
-    }
-}
+names! { DelayedFormat::name: Hybrid = "hybrid", E4m3 = "e4m3", E5m2 = "e5m2" }
 
 /// The scale of a tensor before anything was recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -65,6 +57,8 @@ pub enum InitialScale {
     /// update takes the amaxes of all casts of all ranks.
     FirstBatch,
 }
+
+names! { InitialScale::name: One = "one", FirstBatch = "first_batch" }
 
 /// Delayed scaling: a tensor is cast with a tensorwise scale computed from the amaxes of earlier steps, so a cast reads the
 /// data once.
@@ -192,19 +186,12 @@ impl DelayedScaling {
 }
 
 setters! { DelayedScaling:
-    /// A copy with this headroom.
     with_margin(margin: i32);
-    /// A copy with these formats.
     with_format(format: DelayedFormat);
-    /// A copy that remembers this many steps.
     with_amax_history_len(amax_history_len: usize);
-    /// A copy that reduces the history by this function.
     with_amax_compute(amax_compute: AmaxCompute);
-    /// A copy with this rounding of scales.
     with_scale_rounding(scale_rounding: ScaleRounding);
-    /// A copy with this scale in the first step.
     with_initial(initial: InitialScale);
-    /// A copy that shares amaxes between ranks, or not.
     with_reduce_amax(reduce_amax: bool);
 }
 
@@ -223,28 +210,23 @@ pub(crate) fn check_history_len(got: usize) -> Result<(), ConfigError> {
 impl fmt::Display for DelayedScaling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let default = Self::default();
-        let mut settings = Vec::new();
-        if self.margin != default.margin {
-            settings.push(format!("margin={}", self.margin));
+        let mut settings = vec![];
+        macro_rules! differing {
+            ($($field:ident),*) => {$(
+                if self.$field != default.$field {
+                    settings.push(format!("{}={}", stringify!($field), self.$field));
+                }
+            )*};
         }
-        if self.format != default.format {
-            settings.push(format!("format={}", self.format));
-        }
-        if self.amax_history_len != default.amax_history_len {
-            settings.push(format!("amax_history_len={}", self.amax_history_len));
-        }
-        if self.amax_compute != default.amax_compute {
-            settings.push(format!("amax_compute={}", self.amax_compute));
-        }
-        if self.scale_rounding != default.scale_rounding {
-            settings.push(format!("scale_rounding={}", self.scale_rounding));
-        }
-        if self.initial != default.initial {
-            settings.push("initial=first_batch".to_string());
-        }
-        if self.reduce_amax != default.reduce_amax {
-            settings.push(format!("reduce_amax={}", self.reduce_amax));
-        }
+        differing!(
+            margin,
+            format,
+            amax_history_len,
+            amax_compute,
+            scale_rounding,
+            initial,
+            reduce_amax
+        );
         f.write_str("delayed")?;
         if settings.is_empty() {
             Ok(())

@@ -26,7 +26,7 @@ pub enum ConfigError {
     #[error(transparent)]
     UnknownFormat(#[from] ParseFormatError),
 
-    /// Scales finer than one per tensor must come from the tensor itself, and microscaling only by its own rule.
+    /// Scales finer than one per tensor must come from the tensor itself; microscaling has its own rule.
     #[error("{operand}: {granularity} scaling must be dynamic, got {scaling}")]
     NotDynamic {
         /// The cast at fault.
@@ -174,9 +174,7 @@ pub enum ConfigError {
     },
 
     /// A function was bound to a recipe that uses another reduction.
-    #[error(
-        "the recipe reduces histories by `{wanted}`, there is no use for the function `{given}`"
-    )]
+    #[error("the recipe reduces histories by `{wanted}`, not by the function `{given}`")]
     OtherAmax {
         /// What the recipe says.
         wanted: String,

@@ -143,51 +143,27 @@ impl Fp8LinearConfig {
 }
 
 setters! { Fp8LinearConfig:
-    /// A copy with this cast of x for the output.
     with_input(input: CastConfig);
-    /// A copy with this cast of x for the weight's gradient; `None` copies `input`.
     with_input_for_grad_weight(input_for_grad_weight: Option<CastConfig>);
-    /// A copy with this cast of w for the output.
     with_weight(weight: CastConfig);
-    /// A copy with this cast of w for the input's gradient; `None` copies `weight`.
     with_weight_for_grad_input(weight_for_grad_input: Option<CastConfig>);
-    /// A copy with this cast of the output's gradient for the input's gradient.
     with_grad_output(grad_output: CastConfig);
-    /// A copy with this cast of the output's gradient for the weight's gradient; `None` copies
-    /// `grad_output`.
     with_grad_output_for_grad_weight(grad_output_for_grad_weight: Option<CastConfig>);
-    /// A copy with this cast of the output.
     with_output(output: CastConfig);
-    /// A copy with this cast of the gradient of x.
     with_grad_input(grad_input: CastConfig);
-    /// A copy with this cast of the gradient of w.
     with_grad_weight(grad_weight: CastConfig);
-    /// A copy with this GEMM for the output.
     with_gemm_output(gemm_output: GemmConfig);
-    /// A copy with this GEMM for the input's gradient.
     with_gemm_grad_input(gemm_grad_input: GemmConfig);
-    /// A copy with this GEMM for the weight's gradient.
     with_gemm_grad_weight(gemm_grad_weight: GemmConfig);
-    /// A copy whose delayed casts follow this rule.
     with_delayed(delayed: DelayedScaling);
-    /// A copy in which casts with current scales raise smaller amaxes to this one.
     with_amax_epsilon(amax_epsilon: f32);
-    /// A copy that rounds scales to powers of two, or not.
     with_round_scales_to_power_of_two(round_scales_to_power_of_two: bool);
-    /// A copy with this flag, which has no effect.
     with_pad_inner_dim(pad_inner_dim: bool);
-    /// A copy that emulates FP8 GEMMs in f32, or not.
     with_emulate(emulate: bool);
-    /// A copy with this flag; [`Fp8LinearConfig::resolve`] rejects true.
     with_enable_fp8_all_gather(enable_fp8_all_gather: bool);
-    /// A copy with this flag, which has no effect.
     with_force_recompute_fp8_weight_in_bwd(force_recompute_fp8_weight_in_bwd: bool);
-    /// A copy with the formats of this pair.
     with_format_pair(format_pair: FormatPair);
-    /// A copy with another seed of stochastic rounding.
     with_seed(seed: u64);
-    /// A copy that rounds to f16 before each cast, or not.
     with_via_f16(via_f16: bool);
-    /// A copy that casts the tensors of all prepared operators, or not.
     with_cast_operators(cast_operators: bool);
 }

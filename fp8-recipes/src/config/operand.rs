@@ -1,6 +1,5 @@
 //! The tensors and GEMMs of a linear layer, and where the scale of a cast comes from.
 
-use std::fmt;
 use std::str::FromStr;
 
 use fp8_core::ParseNameError;
@@ -29,29 +28,9 @@ pub enum ScalingType {
 }
 
 impl ScalingType {
-    const ALL: [Self; 6] = [
-        Self::Dynamic,
-        Self::Current,
-        Self::Delayed,
-        Self::Static,
-        Self::Unscaled,
-        Self::Disabled,
-    ];
-
     /// Whether the scale comes from the tensor that is cast, without any state.
     pub const fn is_from_tensor(self) -> bool {
         matches!(self, ScalingType::Dynamic | ScalingType::Current)
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            ScalingType::Dynamic => "dynamic",
-            ScalingType::Current => "current",
-            ScalingType::Delayed => "delayed",
-            ScalingType::Static => "static",
-            ScalingType::Unscaled => "unscaled",
-            ScalingType::Disabled => "disabled",
-        }
     }
 
     /// The first three letters, as torchao abbreviates: `dyn`, `cur`, `del`, `sta`, `uns`, `dis`.
@@ -60,10 +39,13 @@ impl ScalingType {
     }
 }
 
-impl fmt::Display for ScalingType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
+names! { ScalingType::name, ALL:
+    Dynamic = "dynamic",
+    Current = "current",
+    Delayed = "delayed",
+    Static = "static",
+    Unscaled = "unscaled",
+    Disabled = "disabled",
 }
 
 impl FromStr for ScalingType {
@@ -130,27 +112,18 @@ impl Operand {
 
     /// The results, which are cast only where a recipe says so.
     pub const RESULTS: [Operand; 3] = [Operand::Output, Operand::GradInput, Operand::GradWeight];
-
-    /// The name of its field in [`Fp8LinearConfig`](super::Fp8LinearConfig).
-    pub fn name(self) -> &'static str {
-        match self {
-            Operand::Input => "input",
-            Operand::InputForGradWeight => "input_for_grad_weight",
-            Operand::Weight => "weight",
-            Operand::WeightForGradInput => "weight_for_grad_input",
-            Operand::GradOutput => "grad_output",
-            Operand::GradOutputForGradWeight => "grad_output_for_grad_weight",
-            Operand::Output => "output",
-            Operand::GradInput => "grad_input",
-            Operand::GradWeight => "grad_weight",
-        }
-    }
 }
 
-impl fmt::Display for Operand {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
+names! { pub Operand::name:
+    Input = "input",
+    InputForGradWeight = "input_for_grad_weight",
+    Weight = "weight",
+    WeightForGradInput = "weight_for_grad_input",
+    GradOutput = "grad_output",
+    GradOutputForGradWeight = "grad_output_for_grad_weight",
+    Output = "output",
+    GradInput = "grad_input",
+    GradWeight = "grad_weight",
 }
 
 /// One of the three GEMMs of a linear layer.
@@ -179,18 +152,6 @@ impl Gemm {
             ],
         }
     }
-
-    fn result(self) -> Operand {
-        match self {
-            Gemm::Output => Operand::Output,
-            Gemm::GradInput => Operand::GradInput,
-            Gemm::GradWeight => Operand::GradWeight,
-        }
-    }
 }
 
-impl fmt::Display for Gemm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.result().name())
-    }
-}
+names! { Gemm::name: Output = "output", GradInput = "grad_input", GradWeight = "grad_weight" }

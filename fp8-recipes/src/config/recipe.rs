@@ -1,4 +1,4 @@
-//! The one type that stands for any recipe.
+//! The type of all recipes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -40,8 +40,7 @@ impl Recipe {
         }
     }
 
-    /// A copy in which the custom reduction of this name is `function`: a recipe that was read from a checkpoint knows only
-    /// the name.
+    /// A copy in which the custom reduction of this name is `function`: a recipe read from a checkpoint has only the name.
     ///
     /// # Errors
     /// [`ConfigError::OtherAmax`] if the recipe does not reduce histories by a function of this name.

@@ -1,6 +1,5 @@
-//! The recipes that have a name: everything that one consists of is in this file.
+//! The named recipes, each defined completely in this file.
 
-use std::fmt;
 use std::str::FromStr;
 
 use fp8_core::{Format, Overflow};
@@ -56,34 +55,16 @@ pub enum RecipeName {
     Hybrid,
 }
 
-impl RecipeName {
-    /// Every name.
-    pub const ALL: [RecipeName; 9] = [
-        RecipeName::Tensorwise,
-        RecipeName::Rowwise,
-        RecipeName::RowwiseWithGwHp,
-        RecipeName::Delayed,
-        RecipeName::Current,
-        RecipeName::Blockwise,
-        RecipeName::Mxfp8,
-        RecipeName::Direct,
-        RecipeName::Hybrid,
-    ];
-
-    /// The name as it is written.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            RecipeName::Tensorwise => "tensorwise",
-            RecipeName::Rowwise => "rowwise",
-            RecipeName::RowwiseWithGwHp => "rowwise_with_gw_hp",
-            RecipeName::Delayed => "delayed",
-            RecipeName::Current => "current",
-            RecipeName::Blockwise => "blockwise",
-            RecipeName::Mxfp8 => "mxfp8",
-            RecipeName::Direct => "direct",
-            RecipeName::Hybrid => "hybrid",
-        }
-    }
+names! { pub RecipeName::as_str, pub ALL:
+    Tensorwise = "tensorwise",
+    Rowwise = "rowwise",
+    RowwiseWithGwHp = "rowwise_with_gw_hp",
+    Delayed = "delayed",
+    Current = "current",
+    Blockwise = "blockwise",
+    Mxfp8 = "mxfp8",
+    Direct = "direct",
+    Hybrid = "hybrid",
 }
 
 impl Fp8LinearConfig {
@@ -143,12 +124,6 @@ impl Fp8LinearConfig {
 impl From<DelayedScaling> for Fp8LinearConfig {
     fn from(delayed: DelayedScaling) -> Self {
         Self::from_recipe_name(RecipeName::Delayed).with_delayed(delayed)
-    }
-}
-
-impl fmt::Display for RecipeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -45,29 +45,20 @@ impl Fp8LinearConfig {
     /// Fills in defaults and checks nothing.
     fn filled_in(&self) -> ResolvedConfig {
         let pair = self.format_pair;
-        let format = self.delayed.format;
-        let (forward, backward) = (format.forward(), format.backward());
-        let (input, input_for_grad_weight) = fill(
-            &self.input,
-            self.input_for_grad_weight.as_ref(),
-            (Format::E4M3, forward),
-            pair,
-        );
-        let (weight, weight_for_grad_input) = fill(
-            &self.weight,
-            self.weight_for_grad_input.as_ref(),
-            (Format::E4M3, forward),
-            pair,
-        );
-        let (grad_output, grad_output_for_grad_weight) = fill(
-            &self.grad_output,
-            self.grad_output_for_grad_weight.as_ref(),
-            (Format::E5M2, backward),
-            pair,
-        );
-        let result = |cast: &CastConfig, default: Format| {
-            cast.with_format(in_pair(cast.format.unwrap_or(default), pair))
+        let forward = (Format::E4M3, self.delayed.format.forward());
+        let backward = (Format::E5M2, self.delayed.format.backward());
+        let both = |first: &CastConfig, second: &Option<CastConfig>, defaults| {
+            fill(first, second.as_ref(), defaults, pair)
         };
+        let (input, input_for_grad_weight) =
+            both(&self.input, &self.input_for_grad_weight, forward);
+        let (weight, weight_for_grad_input) =
+            both(&self.weight, &self.weight_for_grad_input, forward);
+        let (grad_output, grad_output_for_grad_weight) = both(
+            &self.grad_output,
+            &self.grad_output_for_grad_weight,
+            backward,
+        );
         let mut resolved = ResolvedConfig {
             input,
             input_for_grad_weight,
@@ -81,9 +72,9 @@ impl Fp8LinearConfig {
             amax_epsilon: self.amax_epsilon,
             round_scales_to_power_of_two: self.round_scales_to_power_of_two,
             emulate: self.emulate,
-            output: result(&self.output, Format::E4M3),
-            grad_input: result(&self.grad_input, Format::E5M2),
-            grad_weight: result(&self.grad_weight, Format::E5M2),
+            output: with_default(&self.output, Format::E4M3, pair),
+            grad_input: with_default(&self.grad_input, Format::E5M2, pair),
+            grad_weight: with_default(&self.grad_weight, Format::E5M2, pair),
             seed: self.seed,
             via_f16: self.via_f16,
             cast_operators: self.cast_operators,
@@ -111,7 +102,7 @@ impl DelayedScaling {
     }
 }
 
-/// Both uses of an operand with their formats; `defaults` are those of other casts and of delayed ones.
+/// Fills in both uses of an operand. `defaults`: the format of a cast without one, and of a delayed cast without one.
 fn fill(
     first: &CastConfig,
     second: Option<&CastConfig>,
@@ -126,17 +117,22 @@ fn fill(
         ScalingType::Delayed => defaults.1,
         _ => defaults.0,
     };
-    let concrete = |cast: &CastConfig, default: Format| {
-        cast.with_format(in_pair(cast.format.unwrap_or(default), pair))
-    };
-    let second = second.unwrap_or(first);
     (
-        concrete(first, default),
-        concrete(second, first.format.unwrap_or(default)),
+        with_default(first, default, pair),
+        with_default(
+            second.unwrap_or(first),
+            first.format.unwrap_or(default),
+            pair,
+        ),
     )
 }
 
-/// The counterpart of `format` in this pair. An FNUZ format stays as it is.
+/// The cast in its own format or else in `default`, as a format of this pair.
+fn with_default(cast: &CastConfig, default: Format, pair: FormatPair) -> CastConfig {
+    cast.with_format(in_pair(cast.format.unwrap_or(default), pair))
+}
+
+/// The counterpart of `format` in this pair. FNUZ formats do not change.
 fn in_pair(format: Format, pair: FormatPair) -> Format {
     match pair {
         FormatPair::Ocp => format,

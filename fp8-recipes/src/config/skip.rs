@@ -86,14 +86,7 @@ pub enum WeightDim {
     K,
 }
 
-impl fmt::Display for WeightDim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            WeightDim::N => "N",
-            WeightDim::K => "K",
-        })
-    }
-}
+names! { WeightDim::name: N = "N", K = "K" }
 
 impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -115,7 +108,7 @@ impl fmt::Display for SkipReason {
                 "convolutions are off: PrepareOptions::with_convolutions(true) converts them",
             ),
             SkipReason::CandleNn => {
-                f.write_str("a layer of candle_nn, which has no FP8: take that of `nn`")
+                f.write_str("a layer of candle_nn, which has no FP8: use the one of `nn`")
             }
             SkipReason::NoPath => {
                 f.write_str("it has no path: build it from a VarBuilder or call with_path")

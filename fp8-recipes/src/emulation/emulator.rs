@@ -1,39 +1,19 @@
 //! The emulator: a prepared model, a recipe, a loss scaler and statistics.
 
-use super::measured::Measured;
 use super::options::{EmulationMethod, EmulatorOptions};
 use crate::autocast::Autocast;
 use crate::config::{ConfigError, Fp8LinearConfig};
 use crate::error::Result;
 use crate::module::Fp8Module;
-use crate::optim::DynamicLossScaler;
+use crate::optim::{DynamicLossScaler, LossScaledStep, NamedOptimizer, StepReport};
 use crate::prepare::{CastTable, PrepareOptions, PrepareReport, named, prepare_fp8};
-use crate::stats::StatsLog;
+use crate::stats::{CastStats, StatsLog};
+use candle_core::Tensor;
+use candle_core::backprop::GradStore;
 
 /// A training run in emulated FP8: a prepared model, the recipe for its guards, a loss scaler and a count of steps.
 ///
 /// A training checkpoint takes its loss scaler and its count with the optimizer: [`Emulator::with_optimizer`].
-///
-/// ```
-/// # use fp8_recipes as fp8;
-/// # use candle_core::{DType, Device, Module, Tensor};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8_recipes::emulation::{EmulationMethod, Emulator, EmulatorOptions};
-/// # use fp8_recipes::{nn, with_fp8};
-/// use fp8::optim::{Sgd, SgdConfig};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let vars = VarMap::new();
-/// # let model = nn::linear(32, 16, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu).pp("fc"))?;
-/// let mut emulator = Emulator::initialize(&model, EmulationMethod::Direct, EmulatorOptions::default())?;
-/// let mut optimizer = Sgd::from_varmap(&vars, SgdConfig::default())?;
-/// let x = Tensor::full(0.1f32, (4, 32), &Device::Cpu)?;
-/// for _ in 0..2 {
-///     let y = with_fp8(emulator.autocast(), || model.forward(&x))?;
-///     emulator.optimizer_step(&mut optimizer, &y.sqr()?.mean_all()?)?;
-/// }
-/// assert_eq!((emulator.global_steps(), optimizer.steps()?), (2, 2));
-/// # Ok(()) }
-/// ```
 #[derive(Debug)]
 pub struct Emulator {
     method: EmulationMethod,
@@ -127,7 +107,7 @@ impl Emulator {
     }
 
     /// The measurements of the coming step, if it is measured.
-    pub(super) fn due(&self) -> Option<&Measured> {
+    fn due(&self) -> Option<&Measured> {
         let measured = self.measured.as_ref();
         measured.filter(|measured| self.global_steps.is_multiple_of(measured.every))
     }
@@ -143,7 +123,7 @@ impl Emulator {
     }
 
     /// Writes the measurements of the step under its number, and counts the step.
-    pub(super) fn end_step(&mut self) {
+    fn end_step(&mut self) {
         if self.measures_this_step()
             && let Some(measured) = &mut self.measured
             && let Some(log) = &mut measured.log
@@ -151,5 +131,67 @@ impl Emulator {
             log.record(self.global_steps, &measured.stats);
         }
         self.global_steps += 1;
+    }
+
+    /// The loss scaler: its current scale, and how many steps it has skipped.
+    pub fn loss_scaler(&self) -> &DynamicLossScaler {
+        &self.loss_scaler
+    }
+
+    /// The loss scaler, for example to load its state.
+    pub fn loss_scaler_mut(&mut self) -> &mut DynamicLossScaler {
+        &mut self.loss_scaler
+    }
+
+    /// Runs the backward pass of the scaled loss, divides the gradients, checks every element, and steps the optimizer unless one
+    /// is Inf or NaN. Counts a step either way, and writes its statistics if it was measured.
+    ///
+    /// # Errors
+    /// The optimizer's or candle's; the count and the loss scale stay as they were.
+    pub fn optimizer_step<O: NamedOptimizer + ?Sized>(
+        &mut self,
+        optimizer: &mut O,
+        loss: &Tensor,
+    ) -> Result<LossScaledStep<StepReport>> {
+        let step = self.loss_scaler.backward_step(loss, optimizer)?;
+        self.end_step();
+        Ok(step)
+    }
+
+    /// [`Emulator::optimizer_step`] from gradients that were computed before, of losses that [`DynamicLossScaler::scaled`] has
+    /// scaled, such as their mean over micro-batches. `grads` are divided in place.
+    ///
+    /// # Errors
+    /// As [`Emulator::optimizer_step`].
+    pub fn optimizer_step_with_grads<O: NamedOptimizer + ?Sized>(
+        &mut self,
+        optimizer: &mut O,
+        grads: &mut GradStore,
+    ) -> Result<LossScaledStep<StepReport>> {
+        let step = self.loss_scaler.apply(grads, optimizer)?;
+        self.end_step();
+        Ok(step)
+    }
+}
+
+/// The statistics of measured steps, and their log.
+#[derive(Debug)]
+struct Measured {
+    stats: CastStats,
+    every: u64,
+    log: Option<StatsLog>,
+}
+
+impl Measured {
+    /// None if the options ask for no measurement.
+    fn new(options: &EmulatorOptions) -> Option<Self> {
+        if options.stats.is_none() && options.stats_log.is_none() {
+            return None;
+        }
+        Some(Self {
+            stats: options.stats.clone().unwrap_or_default(),
+            every: options.stats_every.max(1),
+            log: options.stats_log.as_ref().map(StatsLog::to_file),
+        })
     }
 }

@@ -37,9 +37,7 @@
 
 mod checkpoint;
 mod emulator;
-mod measured;
 mod options;
-mod step;
 
 pub use checkpoint::EmulatedOptimizer;
 pub use emulator::Emulator;

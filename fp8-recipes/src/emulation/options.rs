@@ -1,10 +1,9 @@
 //! The method and the options of an emulator.
 
-use crate::config::RecipeName;
+use crate::config::{ConfigError, RecipeName};
 use crate::error::{Error, Result};
 use crate::optim::LossScalerConfig;
 use crate::stats::CastStats;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -36,25 +35,19 @@ impl EmulationMethod {
     }
 }
 
-impl fmt::Display for EmulationMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.recipe_name().as_str())
-    }
-}
+names! { EmulationMethod::name, ALL: Direct = "direct", ScaledHybrid = "hybrid" }
 
 impl FromStr for EmulationMethod {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "direct" => Ok(Self::Direct),
-            "hybrid" => Ok(Self::ScaledHybrid),
-            _ => Err(crate::config::ConfigError::UnknownRecipe {
+        let found = Self::ALL.into_iter().find(|method| method.name() == text);
+        found.ok_or_else(|| {
+            Error::from(ConfigError::UnknownRecipe {
                 got: text.to_string(),
-                valid: "direct, hybrid".into(),
-            }
-            .into()),
-        }
+                valid: Self::ALL.map(Self::name).join(", "),
+            })
+        })
     }
 }
 
@@ -129,10 +122,7 @@ impl EmulatorOptions {
 }
 
 setters! { EmulatorOptions:
-    /// A copy with this scaling of the loss.
     with_loss_scaler(loss_scaler: LossScalerConfig);
-    /// A copy with this seed of stochastic rounding.
     with_seed(seed: u64);
-    /// A copy that rounds to f16 first, or not.
     with_via_f16(via_f16: bool);
 }

@@ -32,8 +32,8 @@ pub enum ExportError {
     },
     /// The model does not show all of its parameters.
     #[error(
-        "the model has parameters that it does not show, so that they would be missing in the file: {}. \
-        Fields with `#[fp8(skip)]` must hold none", .names.join(", ")
+        "the model has parameters that it does not show, so they would be missing in the file: {}. \
+        Fields with `#[fp8(skip)]` must hold no parameters", .names.join(", ")
     )]
     MissedParameters {
         /// Names of the parameters.

@@ -1,12 +1,12 @@
 //! Errors of guards and their handles.
 
-/// Why a guard or a handle cannot do what it was asked to.
+/// Why a guard or a handle cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuardError {
     /// A guard was opened on a worker of a rayon pool.
     #[error(
-        "no autocast guard opens on worker {worker} of a rayon pool: while it waits it runs other tasks, which would see the \
+        "an autocast guard cannot open on worker {worker} of a rayon pool: while it waits it runs other tasks, which would see the \
          guard. Open it outside of the pool and carry it in with AutocastHandle::run, or use std threads"
     )]
     OnPoolWorker {
@@ -31,6 +31,6 @@ pub enum GuardError {
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
     /// A guard was opened by the destructor of a `thread_local` value, while its thread ends.
-    #[error("no autocast guard opens on a thread that ends")]
+    #[error("an autocast guard cannot open on a thread that is ending")]
     ThreadEnds,
 }

@@ -17,7 +17,7 @@ pub enum LayerError {
         reason: String,
     },
     /// The input of a batch norm in training has too few values for a variance of each channel.
-    #[error("{}: {shape:?} holds fewer than two values for a channel, which have no variance", layer.as_deref().unwrap_or("batch norm"))]
+    #[error("{}: {shape:?} has fewer than two values per channel, too few for a variance", layer.as_deref().unwrap_or("batch norm"))]
     NoVariance {
         /// Path of the layer, if known.
         layer: Option<String>,
@@ -68,7 +68,7 @@ pub enum LayerError {
     /// A parameter has no name.
     #[error(
         "a tensor of shape {shape:?} has no path: give the export the VarMap that it comes from (ExportOptions::with_vars), \
-         name it (nn::Parameter, with_path), or put `#[fp8(skip)]` on a field that is no parameter"
+         name it (nn::NamedTensor, with_path), or put `#[fp8(skip)]` on a field that is not a parameter"
     )]
     Unnamed {
         /// Shape of the tensor.

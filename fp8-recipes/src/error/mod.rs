@@ -13,6 +13,7 @@ pub use training_checkpoint::TrainingCheckpointError;
 use crate::config::ConfigError;
 use crate::optim::OptimError;
 use fp8_files::atomic::FileError;
+use std::path::Path;
 
 /// What can go wrong outside a tensor operation.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +59,7 @@ pub enum Error {
         /// Name of the parameter.
         tensor: String,
     },
-    /// A layer that knows nothing of scales was built on scaled parameters.
+    /// A layer without a scaled form was built on scaled parameters.
     #[error(
         "`{path}` is {layer}, which has no scaled form and would take the data of its parameters for their values: build it on a VarBuilder of plain tensors"
     )]
@@ -68,7 +69,7 @@ pub enum Error {
         /// Its path.
         path: String,
     },
-    /// A model with scaled parameters was given to a function that knows plain variables.
+    /// A model with scaled parameters was given to a function for plain variables.
     #[error("`{tensor}` is a scaled parameter, which {function} cannot take: {instead}")]
     ScaledParameter {
         /// Name of the parameter.
@@ -145,6 +146,15 @@ impl From<std::convert::Infallible> for Error {
     }
 }
 
+/// The error for a file at `path` that should hold `what` as JSON.
+pub(crate) fn json_error(path: &Path, what: &'static str, reason: impl ToString) -> Error {
+    Error::Files(fp8_files::Error::Json {
+        path: path.to_path_buf(),
+        what,
+        reason: reason.to_string(),
+    })
+}
+
 /// Result of this crate's own operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -156,7 +166,7 @@ mod tests {
         candle_core::Error::Msg("from candle".into())
     }
 
-    /// However an error of candle arrives, it is seen in one way.
+    /// Errors of candle become the same variant, whatever wraps them.
     #[test]
     fn errors_of_candle_are_flattened() {
         let sources = [

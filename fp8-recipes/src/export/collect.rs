@@ -4,7 +4,7 @@ use super::options::{ExportOptions, Name, Shown};
 use super::scheme;
 use crate::FilesError;
 use crate::error::{Error, ExportError, LayerError, Result};
-use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor};
+use crate::module::{Fp8Layer, Fp8Module, LayerKind, Visitor, show_layer};
 use crate::nn::{InputScaling, StaticWeight};
 use candle_core::{DType, Tensor, TensorId};
 use fp8_candle::{Fp8Tensor, Role, fingerprint};
@@ -14,7 +14,7 @@ use fp8_files::scheme::LayerScheme;
 use fp8_scaled::Parameter;
 use std::collections::{BTreeMap, HashMap};
 
-/// All that is written.
+/// The contents of an export.
 #[derive(Default)]
 pub(super) struct Collected {
     pub(super) tensors: BTreeMap<String, Tensor>,
@@ -66,7 +66,7 @@ pub(super) fn collect<M: Fp8Module + ?Sized>(
     }
 }
 
-/// Tensors that belong to no linear layer, with the first name of each.
+/// Tensors outside linear layers, with the first name of each.
 struct OtherTensors<'a> {
     options: &'a ExportOptions,
     names: HashMap<TensorId, String>,
@@ -75,7 +75,7 @@ struct OtherTensors<'a> {
 impl Visitor for OtherTensors<'_> {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
         if !is_linear(layer) {
-            as_tensors(self, layer);
+            show_layer(self, layer);
         }
     }
 
@@ -136,7 +136,7 @@ impl Collector<'_> {
         };
         let path = match known {
             Some(path) if !path.is_empty() => path,
-            // Its other user stores it.
+            // Stored with the embedding, or whatever else uses it.
             None if linear.bias().is_none() && self.others.contains_key(&weight.id()) => {
                 return Ok(());
             }
@@ -154,7 +154,7 @@ impl Collector<'_> {
             return self.add_static(path, weight, sizes);
         }
         if let Some(other) = other {
-            // Its other user stores it, once.
+            // Stored once, with the embedding or whatever else uses it.
             self.ignore(path);
             if other != name {
                 self.out.tied.insert(name, other);
@@ -250,15 +250,6 @@ fn is_linear(layer: &dyn Fp8Layer) -> bool {
     layer.kind() == LayerKind::Linear
 }
 
-/// Shows weight and bias of a layer like any tensors.
-fn as_tensors(visitor: &mut dyn Visitor, layer: &dyn Fp8Layer) {
-    let name = |own| layer.path().map(|path| join(path, own));
-    visitor.tensor(name("weight").as_deref(), layer.held_weight());
-    if let Some(bias) = layer.bias() {
-        visitor.tensor(name("bias").as_deref(), bias);
-    }
-}
-
 fn unnamed(tensor: &Tensor) -> Error {
     LayerError::Unnamed {
         shape: tensor.dims().to_vec(),
@@ -280,7 +271,7 @@ impl Visitor for Collector<'_> {
                 let path = linear.path().map(str::to_string);
                 self.out.convolutions.extend(path);
             }
-            as_tensors(self, linear);
+            show_layer(self, linear);
         } else if self.error.is_none() {
             self.error = self.add_linear(linear).err();
         }
@@ -308,7 +299,7 @@ impl Visitor for Collector<'_> {
             Some((path, TensorRole::Embedding)) => {
                 self.out.contents.embeddings.push(path.to_string());
             }
-            // A router, or a layer of another library, which is a linear layer to other engines.
+            // A router or a layer of another library: other engines see a linear layer.
             Some((path, _)) => self.ignore(path),
             None => {}
         }

@@ -1,7 +1,7 @@
 //! The configuration beside an exported model.
 
 use crate::FilesError;
-use crate::error::Result;
+use crate::error::{Result, json_error};
 use crate::read::read_text;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -29,13 +29,7 @@ fn entries(path: &Path) -> Result<Map<String, Value>> {
         Err(FilesError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
             Ok(Map::new())
         }
-        text => serde_json::from_str(&text?).map_err(|error| {
-            FilesError::Json {
-                path: path.to_path_buf(),
-                what: "the object at its root",
-                reason: error.to_string(),
-            }
-            .into()
-        }),
+        text => serde_json::from_str(&text?)
+            .map_err(|error| json_error(path, "the object at its root", error)),
     }
 }

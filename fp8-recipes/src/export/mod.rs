@@ -15,9 +15,9 @@
 //! Weights and inputs combine freely, but MX goes with MX only. Layers of several kinds go into several groups that
 //! name them.
 //!
-//! A weight that something else than a linear layer uses too (the head tied to an embedding) stays in high precision,
-//! as [`crate::prepare_fp8`] leaves it, and is stored once, under the other's name; the file's metadata says so in the
-//! form `head.weight: embed.weight`, as `safetensors.torch.save_model` does, and the loader of this library follows it.
+//! A weight that is also used by something other than a linear layer (the head tied to an embedding) stays in high precision, as
+//! [`crate::prepare_fp8`] leaves it, and is stored once, under the other name; the file's metadata says so in the form
+//! `head.weight: embed.weight`, as `safetensors.torch.save_model` does, and the loader of this library follows it.
 
 mod collect;
 mod config;
@@ -39,7 +39,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use target::Place;
 
-/// The files that [`save_calibrated`] has written, and what is in them.
+/// The files that [`save_calibrated`] has written, and their contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExportReport {

@@ -22,7 +22,7 @@ pub(super) enum Name<'a> {
     Variable(&'a str),
     /// The tensor is not in the VarMap, so it is not a parameter.
     Buffer,
-    /// There is no VarMap.
+    /// Not known, without a VarMap.
     Unknown,
 }
 
@@ -136,8 +136,8 @@ impl ExportOptions {
 }
 
 setters! { ExportOptions:
-    /// The family of checkpoints whose names and configuration the file has. Default: compressed-tensors, which can say the most; others fail
-    /// with [`FilesError::Inexpressible`](crate::FilesError::Inexpressible) for a layer that they cannot hold.
+    /// The family of checkpoints whose names and configuration the file has. Default: compressed-tensors, which can express the
+    /// most; others fail with [`FilesError::Inexpressible`](crate::FilesError::Inexpressible) for a layer that they cannot hold.
     ///
     /// ```
     /// # use fp8_recipes as fp8;

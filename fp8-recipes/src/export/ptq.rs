@@ -2,18 +2,14 @@
 
 use crate::config::{CastConfig, Fp8LinearConfig};
 use crate::error::{Error, ExportError, Result};
-use crate::{
-    Autocast, Fp8Layer, Fp8Module, LayerReport, Outcome, PrepareOptions, PrepareReport, Visitor,
-    prepare_fp8, with_fp8,
-};
-use candle_core::Tensor;
+use crate::module::{Fp8Module, for_each_layer};
+use crate::{Autocast, LayerReport, Outcome, PrepareOptions, PrepareReport, prepare_fp8, with_fp8};
 use fp8_core::Format;
-use std::fmt;
 
 /// The formats of inputs and weights after training.
 ///
 /// The FP8 Emulation Toolkit's scheme `hybrid` has E4M3 inputs and weights in E3M4, a format that this library does not have;
-/// [`PtqScheme::E4m3`] is the nearest to it, and what a forward pass of hybrid training computes.
+/// [`PtqScheme::E4m3`] is the closest to it, and has the formats of the forward pass of hybrid training.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -32,9 +28,6 @@ pub enum PtqScheme {
 }
 
 impl PtqScheme {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::E4m3, Self::E5m2];
-
     /// Format of the inputs of a layer.
     pub fn input(self) -> Format {
         match self {
@@ -58,14 +51,7 @@ impl PtqScheme {
     }
 }
 
-impl fmt::Display for PtqScheme {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::E4m3 => "e4m3",
-            Self::E5m2 => "e5m2",
-        })
-    }
-}
+names! { PtqScheme::name, pub ALL: E4m3 = "e4m3", E5m2 = "e5m2" }
 
 /// A model that [`quantize_model`] has calibrated.
 #[derive(Debug, Clone)]
@@ -93,8 +79,8 @@ impl QuantizedModel {
 ///
 /// # Errors
 /// If no layer is prepared ([`ExportError::NothingToQuantize`]; operators do not count), a prepared one has met no batch
-/// ([`ExportError::NotCalibrated`]), `calibration` fails, or an input is not finite. An earlier calibration is forgotten all the same: the
-/// new scales come from these batches alone.
+/// ([`ExportError::NotCalibrated`]), `calibration` fails, or an input is not finite. An earlier calibration is discarded in any
+/// case: the new scales come from these batches only.
 ///
 /// ```
 /// # use candle_core::{Device, Module, Tensor};
@@ -125,46 +111,25 @@ pub fn quantize_model<M: Fp8Module + ?Sized, R>(
         return Err(ExportError::NothingToQuantize.into());
     }
     // Otherwise amaxes of earlier calibrations would be mixed in, and would hide layers that no batch reaches.
-    model.visit(&mut Forget);
-    let autocast = Autocast::new(scheme.config()).calibrating(true);
-    with_fp8(autocast, || calibration().map_err(Error::from))?;
-    let mut check = Check { missed: None };
-    model.visit(&mut check);
-    match check.missed {
-        Some(path) => Err(ExportError::NotCalibrated { path }.into()),
-        None => Ok(QuantizedModel { scheme, report }),
-    }
-}
-
-/// Discards the calibration of the prepared layers.
-struct Forget;
-
-impl Visitor for Forget {
-    fn layer(&mut self, layer: &dyn Fp8Layer) {
+    for_each_layer(model, |layer| {
         if let Some(state) = layer.fp8_state() {
             state.set_calibration(None);
             for (_, slot) in state.slots() {
                 slot.reset_calibration();
             }
         }
-    }
-
-    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
-}
-
-/// Finds a prepared layer that no batch has reached.
-struct Check {
-    missed: Option<String>,
-}
-
-impl Visitor for Check {
-    fn layer(&mut self, layer: &dyn Fp8Layer) {
+    });
+    let autocast = Autocast::new(scheme.config()).calibrating(true);
+    with_fp8(autocast, || calibration().map_err(Error::from))?;
+    let mut missed = None;
+    for_each_layer(model, |layer| {
         let state = layer.fp8_state();
-        let missed = state.filter(|state| state.calibration().is_none());
-        if let Some(state) = missed {
-            self.missed.get_or_insert(state.path().to_string());
+        if let Some(state) = state.filter(|state| state.calibration().is_none()) {
+            missed.get_or_insert(state.path().to_string());
         }
+    });
+    match missed {
+        Some(path) => Err(ExportError::NotCalibrated { path }.into()),
+        None => Ok(QuantizedModel { scheme, report }),
     }
-
-    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
 }

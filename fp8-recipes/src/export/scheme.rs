@@ -1,4 +1,4 @@
-//! From the casts of a calibration to what the file holds of a layer.
+//! The scheme under which a file stores a calibrated layer.
 
 use super::options::Ragged;
 use crate::FilesError;
@@ -7,11 +7,11 @@ use crate::error::Result;
 use fp8_core::{Format, Granularity};
 use fp8_files::scheme::{InputScheme, LayerScheme};
 
-/// What can be done about a layer whose features cannot be cut into groups.
+/// Advice for a layer whose features cannot be cut into groups.
 pub(super) const WAY_OUT: &str = "leave it in high precision by `PrepareOptions::with_off`, or choose what becomes of it by \
      `ExportOptions::with_ragged`";
 
-/// The scheme of a layer of these sizes that was calibrated so; `None` where it stays in high precision.
+/// The scheme of a layer with this calibration and these sizes; `None` if the layer stays in high precision.
 pub(super) fn calibrated(
     calibration: &Calibration,
     sizes: (usize, usize),

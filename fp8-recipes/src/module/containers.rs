@@ -86,7 +86,7 @@ impl<T: Fp8Module + ?Sized> Fp8Module for RwLock<T> {
     }
 }
 
-/// Shows nothing before the value is there.
+/// Shows nothing until the value is set.
 impl<T: Fp8Module> Fp8Module for OnceLock<T> {
     fn visit(&self, visitor: &mut dyn Visitor) {
         self.get().visit(visitor);

@@ -1,25 +1,24 @@
 //! Tensors, layers of candle_nn, and types that hold no parameters.
 
-use super::{Fp8Module, Visitor};
-use crate::module::LayerKind;
+use super::{Fp8Module, LayerKind, Visitor, show_batch_norm};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use std::marker::PhantomData;
 
-/// Shown without a name; [`nn::Parameter`](crate::nn::Parameter) gives it one.
+/// Shown without a name; [`nn::NamedTensor`](crate::nn::NamedTensor) gives it one.
 impl Fp8Module for Tensor {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.tensor(None, self);
     }
 }
 
-/// Shown without a name; [`nn::Parameter`](crate::nn::Parameter) gives it one.
+/// Shown without a name; [`nn::NamedTensor`](crate::nn::NamedTensor) gives it one.
 impl Fp8Module for Var {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.tensor(None, self.as_tensor());
     }
 }
 
-/// Layers that keep their tensors readable and know no names.
+/// Layers that expose their tensors but have no names for them.
 macro_rules! weight_and_bias {
     ($($type:ident $(: $kind:ident)?),*) => {
         $(impl Fp8Module for candle_nn::$type {
@@ -58,22 +57,19 @@ one_tensor!(RmsNorm: weight, Embedding: embeddings, PReLU: weight);
 /// Weight, bias and the running statistics, which a checkpoint holds too.
 impl Fp8Module for candle_nn::BatchNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.tensor(None, self.running_mean());
-        visitor.tensor(None, self.running_var());
-        if let Some((weight, bias)) = self.weight_and_bias() {
-            visitor.tensor(None, weight);
-            visitor.tensor(None, bias);
-        }
+        show_batch_norm(visitor, None, self);
     }
 }
 
+/// Types without parameters.
 macro_rules! nothing {
     ($($type:ty),* $(,)?) => {
-        $(impl Fp8Module for $type {
-            fn visit(&self, _: &mut dyn Visitor) {}
+        $(impl $crate::Fp8Module for $type {
+            fn visit(&self, _: &mut dyn $crate::Visitor) {}
         })*
     };
 }
+pub(crate) use nothing;
 
 nothing!(
     (),
@@ -120,7 +116,7 @@ nothing!(
     std::time::Duration,
 );
 
-// Keys and values of earlier tokens are no parameters.
+// Cached keys and values are not parameters.
 nothing!(
     candle_nn::kv_cache::Cache,
     candle_nn::kv_cache::KvCache,

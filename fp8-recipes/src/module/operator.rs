@@ -2,7 +2,6 @@
 
 use crate::autocast::Fp8State;
 use candle_core::Device;
-use std::fmt;
 use std::sync::Arc;
 
 /// What a layer or operator computes.
@@ -43,35 +42,21 @@ impl LayerKind {
     }
 }
 
-impl fmt::Display for LayerKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Linear => "linear",
-            Self::Convolution => "convolution",
-            Self::Embedding => "embedding",
-            Self::LayerNorm => "layer norm",
-            Self::RmsNorm => "rms norm",
-            Self::Matmul => "matmul",
-            Self::Add => "add",
-            Self::Mul => "mul",
-            Self::Div => "div",
-        })
-    }
+names! { LayerKind::name:
+    Linear = "linear",
+    Convolution = "convolution",
+    Embedding = "embedding",
+    LayerNorm = "layer norm",
+    RmsNorm = "rms norm",
+    Matmul = "matmul",
+    Add = "add",
+    Mul = "mul",
+    Div = "div",
 }
 
 /// An operator that computes in high precision: an embedding, a norm, [`nn::Matmul`](crate::nn::Matmul), .. Its tensors are cast
 /// before and after if the recipe casts operators ([`Fp8LinearConfig::cast_operators`](crate::config::Fp8LinearConfig)) and
 /// [`PrepareOptions::with_operators`](crate::PrepareOptions::with_operators) has prepared it.
-///
-/// ```
-/// # use fp8_recipes as fp8;
-/// use fp8::{Fp8Operator, nn};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let operator: &dyn Fp8Operator = &nn::Matmul::new("attention.scores");
-/// let named = format!("{} {}", operator.kind(), operator.path().unwrap_or("?"));
-/// assert_eq!(named, "matmul attention.scores");
-/// # Ok(()) }
-/// ```
 pub trait Fp8Operator {
     /// Path in the checkpoint, or a name for an operator without tensors; None if it has neither.
     fn path(&self) -> Option<&str>;
@@ -85,6 +70,6 @@ pub trait Fp8Operator {
     /// FP8 state, if the operator is prepared.
     fn fp8_state(&self) -> Option<Arc<Fp8State>>;
 
-    /// Gives or takes away FP8 state, for this operator and all clones of it.
+    /// Sets or removes the FP8 state of this operator and all its clones.
     fn set_fp8_state(&self, state: Option<Arc<Fp8State>>);
 }

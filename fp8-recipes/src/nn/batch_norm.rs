@@ -9,12 +9,14 @@ pub use candle_nn::batch_norm::BatchNormConfig;
 pub use fuse::fuse_batch_norm;
 pub use whole::{adjacent_batch_norms, fold_batch_norms};
 
+use super::identity::path_methods;
 use crate::error::{Error, LayerError};
 use crate::{Fp8Module, Visitor};
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
 use running::{Before, Parameters, follow};
 use std::ops::Deref;
+use std::sync::Arc;
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` of each channel: over the batch in training, where the running
 /// statistics follow, and with the running statistics in evaluation.
@@ -24,8 +26,8 @@ use std::ops::Deref;
 /// gradient reaches `x`, weight and bias.
 ///
 /// Running statistics that come from a [`VarBuilder`] over a VarMap are variables of it: training checkpoints hold them, and
-/// optimizers leave them alone, since they have no gradient. A step that a guard forgets ([`AutocastGuard::abort`]) has moved
-/// them all the same. Where mean or variance of a channel are Inf or NaN, its running statistics stay; candle-nn's never recover.
+/// optimizers leave them alone, since they have no gradient. An aborted step ([`AutocastGuard::abort`]) moves them too. If the
+/// mean or variance of a channel is Inf or NaN, its running statistics do not change; candle-nn's would never recover.
 ///
 /// [`AutocastGuard::abort`]: crate::AutocastGuard::abort
 ///
@@ -49,11 +51,11 @@ pub struct BatchNorm {
     inner: candle_nn::BatchNorm,
     parameters: Parameters,
     remove_mean: bool,
-    path: Option<String>,
+    path: Option<Arc<str>>,
 }
 
 impl From<candle_nn::BatchNorm> for BatchNorm {
-    /// Takes the layer as one that subtracts the mean, since candle-nn's does not say whether it does; [`batch_norm`] makes others.
+    /// Assumes that the layer subtracts the mean, since candle-nn's does not say; [`batch_norm`] knows its configuration.
     fn from(inner: candle_nn::BatchNorm) -> Self {
         Self {
             parameters: Parameters::of(&inner),
@@ -72,96 +74,48 @@ impl Deref for BatchNorm {
     }
 }
 
-impl BatchNorm {
-    /// `running_mean`, `running_var`, `weight`, `bias`: `[num_features]`. The running statistics are kept as they are where they
-    /// are variables, and copied otherwise.
+/// The constructors of candle-nn.
+macro_rules! constructors {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*);)*) => {
+        impl BatchNorm {$(
+            $(#[$doc])*
+            pub fn $name($($arg: $type),*) -> Result<Self> {
+                Ok(candle_nn::BatchNorm::$name($($arg),*)?.into())
+            }
+        )*}
+    };
+}
+
+constructors! {
+    /// `running_mean`, `running_var`, `weight`, `bias`: `[num_features]`. Running statistics that are variables are used as they
+    /// are; other tensors are copied.
     ///
     /// # Errors
     /// If a shape does not fit or `eps` is negative.
-    pub fn new(
-        num_features: usize,
-        running_mean: Tensor,
-        running_var: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        eps: f64,
-    ) -> Result<Self> {
-        let (mean, var) = (running_mean, running_var);
-        Ok(candle_nn::BatchNorm::new(num_features, mean, var, weight, bias, eps)?.into())
-    }
+    new(num_features: usize, running_mean: Tensor, running_var: Tensor, weight: Tensor, bias: Tensor, eps: f64);
 
     /// Without weight and bias.
     ///
     /// # Errors
     /// As [`BatchNorm::new`].
-    pub fn new_no_bias(
-        num_features: usize,
-        running_mean: Tensor,
-        running_var: Tensor,
-        eps: f64,
-    ) -> Result<Self> {
-        let (mean, var) = (running_mean, running_var);
-        Ok(candle_nn::BatchNorm::new_no_bias(num_features, mean, var, eps)?.into())
-    }
+    new_no_bias(num_features: usize, running_mean: Tensor, running_var: Tensor, eps: f64);
 
     /// With another momentum than 0.1: `running * (1 - momentum) + batch * momentum`.
     ///
     /// # Errors
     /// As [`BatchNorm::new`], and if the momentum is not within 0 and 1.
-    pub fn new_with_momentum(
-        num_features: usize,
-        running_mean: Tensor,
-        running_var: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        eps: f64,
-        momentum: f64,
-    ) -> Result<Self> {
-        let inner = candle_nn::BatchNorm::new_with_momentum(
-            num_features,
-            running_mean,
-            running_var,
-            weight,
-            bias,
-            eps,
-            momentum,
-        )?;
-        Ok(inner.into())
-    }
+    new_with_momentum(
+        num_features: usize, running_mean: Tensor, running_var: Tensor, weight: Tensor, bias: Tensor, eps: f64, momentum: f64
+    );
 
     /// Without weight and bias, with a momentum.
     ///
     /// # Errors
     /// As [`BatchNorm::new_with_momentum`].
-    pub fn new_no_bias_with_momentum(
-        num_features: usize,
-        running_mean: Tensor,
-        running_var: Tensor,
-        eps: f64,
-        momentum: f64,
-    ) -> Result<Self> {
-        let inner = candle_nn::BatchNorm::new_no_bias_with_momentum(
-            num_features,
-            running_mean,
-            running_var,
-            eps,
-            momentum,
-        )?;
-        Ok(inner.into())
-    }
+    new_no_bias_with_momentum(num_features: usize, running_mean: Tensor, running_var: Tensor, eps: f64, momentum: f64);
+}
 
-    /// Sets the checkpoint path.
-    #[must_use]
-    pub fn with_path(mut self, path: impl Into<String>) -> Self {
-        self.path = Some(path.into());
-        self
-    }
-
-    /// Path in the checkpoint: empty at its root, None if unknown.
-    pub fn path(&self) -> Option<&str> {
-        self.path.as_deref()
-    }
-
+impl BatchNorm {
     /// Normalizes with the mean and variance of the batch, `x` `[batch, num_features, ..]`, and moves the running statistics
     /// towards them (with the unbiased variance), except those of a channel whose mean or variance is not finite.
     ///
@@ -175,7 +129,7 @@ impl BatchNorm {
         let features = self.features(x)?;
         if x.elem_count() < 2 * features {
             return Err(Error::from(LayerError::NoVariance {
-                layer: self.path.clone(),
+                layer: self.path().map(str::to_string),
                 shape: x.dims().to_vec(),
             })
             .into());
@@ -186,7 +140,7 @@ impl BatchNorm {
             false => self.forward_mixed(x, true),
         }?;
         if crate::is_recomputing() {
-            // The statistics have followed this batch before.
+            // The first run has already moved the statistics.
             before.put_back(&self.inner)?;
         }
         before.keep_where_not_finite(&self.inner)?;
@@ -296,6 +250,8 @@ impl BatchNorm {
     }
 }
 
+path_methods!(BatchNorm);
+
 impl ModuleT for BatchNorm {
     fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         match train {
@@ -338,7 +294,7 @@ pub fn batch_norm<C: Into<BatchNormConfig>>(
     let inner = candle_nn::batch_norm(num_features, config, vb)?;
     Ok(BatchNorm {
         remove_mean: config.remove_mean,
-        path: Some(path),
+        path: Some(path.into()),
         ..inner.into()
     })
 }

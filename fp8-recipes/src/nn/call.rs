@@ -14,9 +14,9 @@ use std::sync::Arc;
 pub(super) enum Call<'a> {
     /// In high precision.
     HighPrecision,
-    /// From FP8 codes of a file, whose inputs are cast as the file says.
+    /// From FP8 codes of a file, with inputs cast as the file says.
     Static(&'a StaticWeight),
-    /// By the value of FP8 codes of a file, in high precision.
+    /// From dequantized FP8 codes of a file, in high precision.
     Dequantized(&'a StaticWeight),
     /// In high precision, with the amaxes of input and weight recorded.
     Calibrate(Arc<Fp8State>, Box<LayerStep>),
@@ -56,7 +56,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Notes a failure of `result` with the guard: a guard that is dropped then does not count as a step.
+/// Tells the guard if `result` is an error: if the guard is then dropped, its step does not count.
 pub(super) fn noting_failure<T>(context: Option<&Context>, result: Result<T>) -> Result<T> {
     if let (Err(_), Some(context)) = (&result, context) {
         context.note_failure();
@@ -64,7 +64,7 @@ pub(super) fn noting_failure<T>(context: Option<&Context>, result: Result<T>) ->
     result
 }
 
-/// Records the amaxes of input and weight, and which weight it was.
+/// Records the amaxes of input and weight, and the weight's fingerprint.
 pub(super) fn calibrate(
     state: &Fp8State,
     step: &LayerStep,
@@ -76,7 +76,7 @@ pub(super) fn calibrate(
     }
     let weight = &weight()?;
     state.note_calibrated_weight(fingerprint(weight)?);
-    // An empty batch says nothing about the inputs; another rank's may.
+    // An empty batch has no amax; another rank's batch may have one.
     let seen = |tensor: &Tensor| tensor.elem_count() > 0;
     let tensors = [(Role::Input, x), (Role::Weight, weight)];
     for (role, tensor) in tensors.into_iter().filter(|(_, tensor)| seen(tensor)) {

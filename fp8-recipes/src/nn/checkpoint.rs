@@ -1,33 +1,34 @@
 //! Activation checkpointing: memory for time.
 //!
-//! How the second run gets the scales of the first is explained in `autocast/replay.rs`, what becomes of its graph in
-//! `fp8_candle::wide::recompute`.
+//! `autocast/replay.rs` explains how the second run gets the scales of the first, `fp8_candle::wide::recompute` what happens to
+//! its graph.
 
+use crate::array::passed_on;
 use crate::autocast::{AutocastHandle, RunLog};
 use crate::error::{Error, Result};
 use candle_core::Tensor;
 use fp8_candle::wide::recompute;
 use std::sync::Arc;
 
-/// `f(x)`, keeping nothing of what lies in between: the backward pass runs `f` again for its activations. As Transformer Engine's
+/// Computes `f(x)` without keeping its activations: the backward pass runs `f` again to get them, like Transformer Engine's
 /// `te.checkpoint`.
 ///
-/// Loss, gradients and FP8 state are to the bit those without a checkpoint, under every recipe, whether the guard is still open
-/// in the backward pass or not: casts of the second run have the scales and random bits of the first, and nothing records,
-/// counts or observes them again. One rounding may differ: where a tensor is used in more than two places, of which some are
-/// inside `f`, its gradients are added up in another order.
+/// Loss, gradients and FP8 state equal those without a checkpoint bit for bit, under every recipe, whether or not the guard is
+/// still open in the backward pass: casts of the second run reuse the scales and random bits of the first, and are not recorded,
+/// counted or observed again. One rounding may differ: if a tensor is used in more than two places, some of them inside `f`, its
+/// gradients are added in another order.
 ///
-/// # What `f` has to be
-/// - Differentiable by candle, and the same each time: dropout by a seed ([`LayerInputs`](super::LayerInputs)), not by
-///   [`Dropout`](super::Dropout). What has other effects asks [`is_recomputing`](crate::is_recomputing).
-/// - Its variables must keep their values until the backward pass, else that fails (on the CPU; on a GPU where changes are
+/// # Requirements on `f`
+/// - candle can differentiate it, and it computes the same each time: dropout by a seed ([`LayerInputs`](super::LayerInputs)),
+///   not by [`Dropout`](super::Dropout). Code with side effects asks [`is_recomputing`](crate::is_recomputing).
+/// - Its variables keep their values until the backward pass, which fails otherwise (on a GPU only if changes are
 ///   [announced](fp8_candle::weight_version)).
 /// - It owns what it captures; layers and tensors are cheap to clone.
-/// - It may open guards, and [`AutocastHandle`]s that are taken inside of it, or opened on its own thread.
+/// - It may open guards, and [`AutocastHandle`]s that are taken inside it or opened on its own thread.
 ///
 /// # Errors
-/// Those of `f`. Those of the second run come from `backward`, with their message; from [`fp8_candle::wide::backward`] as
-/// [`fp8_candle::Error`]: `RecomputedValues`, `RecomputedVariables` and `RecomputedShape` if `f` is not the same again.
+/// Those of `f`. Errors of the second run come from `backward` with their message, and from [`fp8_candle::wide::backward`] as
+/// [`fp8_candle::Error`]: `RecomputedValues`, `RecomputedVariables` and `RecomputedShape` if `f` computes something else.
 ///
 /// # Examples
 /// ```
@@ -54,20 +55,10 @@ where
     F: Fn(&Tensor) -> Result<Tensor, E> + Send + Sync + 'static,
     Error: From<E>,
 {
-    let of_one = move |args: &[Tensor]| -> Result<Tensor> {
-        match args {
-            [x] => Ok(f(x)?),
-            _ => Err(fp8_candle::Error::Internal(format!(
-                "checkpoint: {} inputs of one",
-                args.len()
-            ))
-            .into()),
-        }
-    };
-    run(of_one, &[x])
+    run(move |args: &[Tensor]| Ok(f(&args[0])?), &[x])
 }
 
-/// [`checkpoint`] of a function of several tensors. A tensor that no gradient goes to stays so, of whatever dtype.
+/// [`checkpoint`] of a function of several tensors. Inputs that track no gradient get none, and may have any dtype.
 ///
 /// # Errors
 /// As [`checkpoint`].
@@ -102,7 +93,7 @@ fn run(
     let log = Arc::new(RunLog::default());
     let here = AutocastHandle::current();
     let first = here.logged(&log);
-    // Nothing of the step is held.
+    // The second run must not keep the step alive.
     let outside = here.rerun(&log);
     recompute(
         "checkpoint",
@@ -111,11 +102,7 @@ fn run(
         move |args| {
             let second = outside.rerun(&log);
             let y = second.run(|| again(args)).and_then(|y| y);
-            y.map_err(|error| match error {
-                Error::Candle(error) => error.into(),
-                Error::Fp8(error) => error,
-                other => candle_core::Error::wrap(other).into(),
-            })
+            y.map_err(passed_on)
         },
     )
 }

@@ -20,9 +20,6 @@ pub fn run_flash_attn_cpu<T>(
 where
     T: WithDType + num_traits::Float + 'static,
 {
-    let mask = match mask {
-        Some(mask) => AttnMask::Mask(mask.clone()),
-        None => AttnMask::None,
-    };
+    let mask = mask.map_or(AttnMask::None, |mask| AttnMask::Mask(mask.clone()));
     flash_attn::<T>(q, k, v, softmax_scale, mask, max_bias, softcap)
 }

@@ -1,11 +1,10 @@
 //! `candle_nn::embedding`: an embedding with a path.
 
+use super::identity::{SharedState, path_and_state, path_methods};
 use super::scaled_parameter::scaled;
-use super::shared_state::SharedState;
-use super::show;
 use crate::array::Array;
 use crate::autocast::{Fp8State, OperatorCasts};
-use crate::module::{Fp8Operator, LayerKind};
+use crate::module::{Fp8Operator, LayerKind, show};
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -28,7 +27,7 @@ use std::sync::Arc;
 pub struct Embedding {
     table: Parameter,
     hidden_size: usize,
-    path: Option<String>,
+    path: Option<Arc<str>>,
     state: SharedState,
 }
 
@@ -43,13 +42,6 @@ impl Embedding {
         }
     }
 
-    /// Sets the checkpoint path.
-    pub fn with_path(mut self, path: impl Into<String>) -> Self {
-        self.path = Some(path.into());
-        self.state = SharedState::default();
-        self
-    }
-
     /// `[vocabulary, hidden_size]`.
     pub fn embeddings(&self) -> &Tensor {
         self.table.tensor()
@@ -58,11 +50,6 @@ impl Embedding {
     /// Length of one embedding.
     pub fn hidden_size(&self) -> usize {
         self.hidden_size
-    }
-
-    /// Path in the checkpoint: empty at its root, None if unknown.
-    pub fn path(&self) -> Option<&str> {
-        self.path.as_deref()
     }
 
     /// The rows `indexes` of the table, plain or scaled.
@@ -103,10 +90,10 @@ impl Module for Embedding {
     }
 }
 
+path_methods!(Embedding, state);
+
 impl Fp8Operator for Embedding {
-    fn path(&self) -> Option<&str> {
-        Embedding::path(self)
-    }
+    path_and_state!();
 
     fn kind(&self) -> LayerKind {
         LayerKind::Embedding
@@ -114,14 +101,6 @@ impl Fp8Operator for Embedding {
 
     fn device(&self) -> Option<&Device> {
         Some(self.embeddings().device())
-    }
-
-    fn fp8_state(&self) -> Option<Arc<Fp8State>> {
-        self.state.get()
-    }
-
-    fn set_fp8_state(&self, state: Option<Arc<Fp8State>>) {
-        self.state.set(state);
     }
 }
 

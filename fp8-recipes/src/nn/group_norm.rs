@@ -1,12 +1,14 @@
 //! Group normalization with a path.
 
+use super::identity::path_methods;
 use super::scaled_parameter::scaled;
-use super::show;
 use crate::array::{Array, Layer};
+use crate::module::show;
 use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use fp8_scaled::Parameter;
+use std::sync::Arc;
 
 /// `candle_nn::GroupNorm` that knows its checkpoint path and shows its parameters.
 #[derive(Debug, Clone)]
@@ -16,7 +18,7 @@ pub struct GroupNorm {
     bias: Parameter,
     num_groups: usize,
     eps: f64,
-    path: Option<String>,
+    path: Option<Arc<str>>,
 }
 
 impl GroupNorm {
@@ -42,18 +44,6 @@ impl GroupNorm {
         })
     }
 
-    /// Sets the checkpoint path.
-    #[must_use]
-    pub fn with_path(mut self, path: impl Into<String>) -> Self {
-        self.path = Some(path.into());
-        self
-    }
-
-    /// Path in the checkpoint: empty at its root, None if unknown.
-    pub fn path(&self) -> Option<&str> {
-        self.path.as_deref()
-    }
-
     /// `[num_channels]`.
     pub fn weight(&self) -> &Tensor {
         self.weight.tensor()
@@ -64,6 +54,8 @@ impl GroupNorm {
         self.bias.tensor()
     }
 }
+
+path_methods!(GroupNorm);
 
 impl Module for GroupNorm {
     /// `[batch, num_channels, ..]` to the same shape.

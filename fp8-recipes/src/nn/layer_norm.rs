@@ -2,12 +2,11 @@
 
 pub use candle_nn::layer_norm::LayerNormConfig;
 
+use super::identity::{SharedState, path_and_state, path_methods};
 use super::scaled_parameter::{optional, scaled, value_of};
-use super::shared_state::SharedState;
-use super::show;
 use crate::array::{Array, InNode, Layer};
 use crate::autocast::{Fp8State, OperatorCasts};
-use crate::module::{Fp8Operator, LayerKind};
+use crate::module::{Fp8Operator, LayerKind, show};
 use crate::{Fp8Module, Visitor};
 use candle_core::{Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -35,8 +34,8 @@ pub struct LayerNorm {
     bias: Option<Parameter>,
     remove_mean: bool,
     eps: f64,
-    path: Option<String>,
-    /// Old checkpoints of transformers call them `gamma` and `beta`.
+    path: Option<Arc<str>>,
+    /// Names of weight and bias; `gamma` and `beta` in old checkpoints of transformers.
     names: [&'static str; 2],
     state: SharedState,
 }
@@ -54,7 +53,7 @@ impl LayerNorm {
         Self::of(weight, None, true, eps)
     }
 
-    /// Root-mean-square norm: the mean stays.
+    /// Root-mean-square norm: does not subtract the mean.
     pub fn rms_norm(weight: Tensor, eps: f64) -> Self {
         Self::of(weight, None, false, eps)
     }
@@ -71,13 +70,6 @@ impl LayerNorm {
         }
     }
 
-    /// Sets the checkpoint path.
-    pub fn with_path(mut self, path: impl Into<String>) -> Self {
-        self.path = Some(path.into());
-        self.state = SharedState::default();
-        self
-    }
-
     /// `[size]`.
     pub fn weight(&self) -> &Tensor {
         self.weight.tensor()
@@ -88,7 +80,7 @@ impl LayerNorm {
         self.bias.as_ref().map(Parameter::tensor)
     }
 
-    /// What is added to the variance.
+    /// The number added to the variance.
     pub fn eps(&self) -> f64 {
         self.eps
     }
@@ -96,11 +88,6 @@ impl LayerNorm {
     /// Whether the mean is subtracted.
     pub fn remove_mean(&self) -> bool {
         self.remove_mean
-    }
-
-    /// Path in the checkpoint: empty at its root, None if unknown.
-    pub fn path(&self) -> Option<&str> {
-        self.path.as_deref()
     }
 }
 
@@ -115,7 +102,7 @@ impl Module for LayerNorm {
         let _span = tracing::trace_span!("norm", kind, path = self.path()).entered();
         OperatorCasts::around(self.state.get(), |casts| match casts {
             None => self.plain(x),
-            // The toolkit leaves the weight as it is.
+            // The FP8 Emulation Toolkit does not cast the weight either.
             Some(casts) => Ok(casts.output(&self.plain(&casts.input(x)?)?)?),
         })
     }
@@ -197,10 +184,10 @@ impl<A: Array> Layer<A> for LayerNorm {
     }
 }
 
+path_methods!(LayerNorm, state);
+
 impl Fp8Operator for LayerNorm {
-    fn path(&self) -> Option<&str> {
-        LayerNorm::path(self)
-    }
+    path_and_state!();
 
     fn kind(&self) -> LayerKind {
         match self.remove_mean {
@@ -211,14 +198,6 @@ impl Fp8Operator for LayerNorm {
 
     fn device(&self) -> Option<&Device> {
         Some(self.weight().device())
-    }
-
-    fn fp8_state(&self) -> Option<Arc<Fp8State>> {
-        self.state.get()
-    }
-
-    fn set_fp8_state(&self, state: Option<Arc<Fp8State>>) {
-        self.state.set(state);
     }
 }
 
@@ -271,7 +250,8 @@ pub fn layer_norm_no_bias(size: usize, eps: f64, vb: VarBuilder<'_>) -> Result<L
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
 ///
 /// Same constructors as `candle_nn::RmsNorm`, which cuts the gradient.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Fp8Module)]
+#[fp8(crate = "crate")]
 pub struct RmsNorm(LayerNorm);
 
 impl RmsNorm {
@@ -282,7 +262,7 @@ impl RmsNorm {
 
     /// Sets the checkpoint path.
     #[must_use]
-    pub fn with_path(self, path: impl Into<String>) -> Self {
+    pub fn with_path(self, path: impl Into<Arc<str>>) -> Self {
         Self(self.0.with_path(path))
     }
 
@@ -296,7 +276,7 @@ impl RmsNorm {
         self.0.weight()
     }
 
-    /// What is added to the mean square.
+    /// The number added to the mean square.
     pub fn eps(&self) -> f64 {
         self.0.eps()
     }
@@ -306,7 +286,7 @@ impl RmsNorm {
         self.0.path()
     }
 
-    /// The forward pass; candle-nn's other one is not differentiable, here both are.
+    /// The forward pass, as [`Module::forward`]; of candle-nn's two only this one is differentiable.
     ///
     /// # Errors
     /// If `xs` does not fit the weight.
@@ -325,12 +305,6 @@ impl Module for RmsNorm {
 impl<A: Array> Layer<A> for RmsNorm {
     fn apply(&self, x: &A) -> crate::Result<A> {
         self.0.apply(x)
-    }
-}
-
-impl Fp8Module for RmsNorm {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.0.visit(visitor);
     }
 }
 

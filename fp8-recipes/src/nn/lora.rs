@@ -1,7 +1,9 @@
 //! A frozen linear layer with a trainable update of low rank.
 
-use super::{Linear, show};
-use crate::error::{LayerError, Result};
+use super::Linear;
+use super::transformer::config::{check_dropout, unfit};
+use crate::error::Result;
+use crate::module::show;
 use crate::{Fp8Module, Visitor};
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -34,48 +36,28 @@ impl LoraConfig {
         }
     }
 
-    /// A copy with another alpha.
-    pub fn with_alpha(self, alpha: f64) -> Self {
-        Self { alpha, ..self }
-    }
-
-    /// A copy with dropout.
-    pub fn with_dropout(self, dropout: f32) -> Self {
-        Self { dropout, ..self }
-    }
-
     fn check(&self, path: &str) -> Result<()> {
-        let wrong = |what, got: String, expected: &str| {
-            Err(LayerError::TransformerOption {
-                path: path.to_string(),
-                what,
-                got,
-                expected: expected.to_string(),
-            }
-            .into())
-        };
         if self.rank == 0 {
-            return wrong("LoraConfig::rank", "0".into(), "at least 1");
+            return Err(unfit(path, "LoraConfig::rank", 0, "at least 1"));
         }
         if !self.alpha.is_finite() {
-            let got = self.alpha.to_string();
-            return wrong("LoraConfig::alpha", got, "a finite number");
+            let expected = "a finite number";
+            return Err(unfit(path, "LoraConfig::alpha", self.alpha, expected));
         }
-        match (0.0..1.0).contains(&self.dropout) {
-            true => Ok(()),
-            false => {
-                let expected = "a probability from 0 up to, but not, 1";
-                wrong("LoraConfig::dropout", self.dropout.to_string(), expected)
-            }
-        }
+        check_dropout(path, "LoraConfig::dropout", self.dropout)
     }
+}
+
+setters! { LoraConfig:
+    with_alpha(alpha: f64);
+    with_dropout(dropout: f32);
 }
 
 /// `y = base(x) + alpha / rank (x A^T) B^T` with a frozen base: LoRA.
 ///
-/// The base holds FP8 codes from a file or a weight in high precision. It gets no gradient either way; gradients pass through it to x. A
-/// `[rank, in_features]` and B `[out_features, rank]` are trained in their own dtype, whatever guard is open. They stand in
-/// checkpoints as `lora_A.weight` and `lora_B.weight` under their path, as in PEFT.
+/// The base holds FP8 codes from a file or a weight in high precision. It gets no gradient either way; gradients pass through it
+/// to x. A `[rank, in_features]` and B `[out_features, rank]` are trained in their own dtype, under any guard. Checkpoints hold
+/// them as `lora_A.weight` and `lora_B.weight` under their path, as in PEFT.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -106,8 +88,8 @@ pub struct LoraLinear {
 }
 
 impl LoraLinear {
-    /// An update of `base`, whose matrices are `lora_A.weight` and `lora_B.weight` of `vb`. A new A is drawn evenly from
-    /// +-1 / sqrt(in_features); a new B is zero.
+    /// An update of `base`, whose matrices are `lora_A.weight` and `lora_B.weight` of `vb`. A new A is drawn uniformly from +-1 /
+    /// sqrt(in_features); a new B is zero.
     ///
     /// # Errors
     /// If the rank is 0, alpha is not finite, dropout is not a probability below 1, or a matrix has another shape.
@@ -169,8 +151,8 @@ impl LoraLinear {
         self.config.alpha / self.config.rank as f64
     }
 
-    /// The base with the update added to its weight, in f32 and detached: a layer in high precision under the base's path, to be calibrated and
-    /// exported anew. An FP8 base multiplies by its dequantized weight then, and no longer casts its input.
+    /// The base with the update added to its weight, in f32 and detached: a layer in high precision under the base's path, which
+    /// can be calibrated and exported. The weight of an FP8 base is dequantized, and its input is no longer cast.
     ///
     /// # Errors
     /// Those of candle.

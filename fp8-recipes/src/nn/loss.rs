@@ -10,7 +10,7 @@ use candle_core::{Result, Tensor};
 /// Forward and backward each read the logits once, and 16-bit logits are computed in f32.
 ///
 /// # Errors
-/// If shapes or devices do not fit each other, or, on the CPU, a target is not a valid class index.
+/// If shapes or devices are incompatible, or, on the CPU, a target is not a valid class index.
 pub fn cross_entropy(inp: &Tensor, target: &Tensor) -> Result<Tensor> {
     fp8_candle::ops::cross_entropy(inp, target)?.to_dtype(inp.dtype())
 }

@@ -18,9 +18,8 @@
 //! | [`BatchNorm`] | dtypes may differ; [`fuse_batch_norm`], [`fold_batch_norms`] of a whole model |
 //! | [`Embedding`], [`GroupNorm`], [`LSTM`], [`Sequential`], .. | show their parameters by name |
 //!
-//! candle-nn's own versions of the rows that say "differentiable" are applied without a backward pass: whatever lies before
-//! them receives no gradient, with no error, and the loss still falls. [`check_gradients`](crate::check_gradients) finds such
-//! a cut.
+//! candle-nn's own versions of the rows that say "differentiable" have no backward pass: the layers before them silently receive
+//! no gradient, and the loss still falls. [`check_gradients`](crate::check_gradients) finds such cuts.
 //!
 //! One signature differs: [`Linear::weight`] returns a `Result`, since the weight of a layer loaded in FP8 is computed when
 //! asked for.
@@ -34,20 +33,20 @@ pub mod conv;
 pub mod cpu_flash_attention;
 pub mod embedding;
 pub mod group_norm;
+mod identity;
 pub mod kv_cache;
 pub mod layer_norm;
 pub mod linear;
 mod lora;
 pub mod loss;
 pub mod moe;
+mod named_tensor;
 mod operators;
 pub mod ops;
-mod parameter;
 pub mod rnn;
 pub mod rotary_emb;
 pub(crate) mod scaled_parameter;
 pub mod sequential;
-mod shared_state;
 pub mod transformer;
 pub mod varlen_attention;
 
@@ -67,8 +66,8 @@ pub use group_norm::{GroupNorm, group_norm};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use lora::{LoraConfig, LoraLinear};
+pub use named_tensor::NamedTensor;
 pub use operators::{Add, Div, Matmul, Mul};
-pub use parameter::Parameter;
 pub use rnn::{GRU, LSTM, gru, lstm};
 pub use sequential::{Sequential, seq};
 pub use transformer::{
@@ -77,17 +76,9 @@ pub use transformer::{
     layer_norm_linear, layer_norm_mlp, multihead_attention, transformer_layer,
 };
 
-use crate::Visitor;
 use candle_core::Tensor;
-use fp8_files::names::join;
 
-/// Shows a tensor as `{path}.{name}`, or without a name where the path is unknown.
-fn show(visitor: &mut dyn Visitor, path: Option<&str>, name: &str, tensor: &Tensor) {
-    let name = path.map(|path| join(path, name));
-    visitor.tensor(name.as_deref(), tensor);
-}
-
-/// An error if a gradient is tracked in one of `tensors`, which `op` would lose.
+/// An error if one of `tensors` tracks a gradient, which `op` would lose.
 fn no_gradient_through(op: &'static str, tensors: &[&Tensor]) -> candle_core::Result<()> {
     match tensors.iter().any(|tensor| tensor.track_op()) {
         true => Err(crate::Error::from(crate::LayerError::NoBackward { op }).into()),

@@ -1,6 +1,6 @@
 //! Operators on activations that a recipe may cast: products, sums, quotients.
 
-use super::shared_state::SharedState;
+use super::identity::{SharedState, path_and_state};
 use crate::autocast::{Fp8State, OperatorCasts};
 use crate::module::{Fp8Operator, LayerKind, Visitor};
 use crate::{Fp8Module, Result};
@@ -15,7 +15,7 @@ macro_rules! operators {
             $(#[$doc])*
             #[derive(Debug, Clone)]
             pub struct $name {
-                path: Arc<str>,
+                path: Option<Arc<str>>,
                 state: SharedState,
             }
 
@@ -23,7 +23,7 @@ macro_rules! operators {
                 /// An operator called `path` in reports, patterns and statistics. Every place of a model has its own name.
                 pub fn new(path: impl Into<Arc<str>>) -> Self {
                     Self {
-                        path: path.into(),
+                        path: Some(path.into()),
                         state: SharedState::default(),
                     }
                 }
@@ -31,14 +31,14 @@ macro_rules! operators {
                 /// Applies it.
                 ///
                 /// # Errors
-                /// If the shapes or dtypes do not fit each other.
+                /// If the shapes or dtypes are incompatible.
                 pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
                     let compute: fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> = $compute;
                     OperatorCasts::around(self.state.get(), |casts| match casts {
                         None => Ok(compute(a, b)?),
                         Some(casts) => {
                             let y = compute(&casts.input(a)?, &casts.input(b)?)?;
-                            // The toolkit leaves the result of a batched product as it is.
+                            // The FP8 Emulation Toolkit does not cast the result of a batched product either.
                             match LayerKind::$name == LayerKind::Matmul && y.rank() > 2 {
                                 true => Ok(y),
                                 false => casts.output(&y),
@@ -49,9 +49,7 @@ macro_rules! operators {
             }
 
             impl Fp8Operator for $name {
-                fn path(&self) -> Option<&str> {
-                    Some(&self.path)
-                }
+            path_and_state!();
 
                 fn kind(&self) -> LayerKind {
                     LayerKind::$name
@@ -61,13 +59,6 @@ macro_rules! operators {
                     None
                 }
 
-                fn fp8_state(&self) -> Option<Arc<Fp8State>> {
-                    self.state.get()
-                }
-
-                fn set_fp8_state(&self, state: Option<Arc<Fp8State>>) {
-                    self.state.set(state);
-                }
             }
 
             impl Fp8Module for $name {

@@ -7,13 +7,13 @@ pub use fp8_candle::ops::{Activation, AttentionDropout, AttentionOptions, CrossE
 use super::attention::{Scores, causal_bias};
 use candle_core::{Result, Tensor};
 
-/// Operations of `fp8_candle::ops` with candle's `Result`, as a model's forward pass wants it.
+/// Operations of `fp8_candle::ops` with candle's `Result`, which the forward passes of models return.
 macro_rules! with_candles_result {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*);)*) => {$(
         $(#[$doc])*
         ///
         /// # Errors
-        /// If shapes, dtypes or devices do not fit; `fp8_candle::ops` has the same with an error that can be matched.
+        /// If shapes, dtypes or devices are incompatible; `fp8_candle::ops` has the same with an error that can be matched.
         pub fn $name($($arg: $type),*) -> Result<Tensor> {
             Ok(fp8_candle::ops::$name($($arg),*)?)
         }
@@ -45,7 +45,7 @@ with_candles_result! {
 /// `x / sqrt(mean(x^2) + eps) * alpha` over the last dimension: `xs` `[.., d]`, `alpha` `[d]`, of one dtype.
 ///
 /// # Errors
-/// If shapes, dtypes or devices do not fit each other.
+/// If shapes, dtypes or devices are incompatible.
 pub fn rms_norm(xs: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
     Ok(fp8_candle::ops::rms_norm(xs, alpha, eps.into())?)
 }
@@ -54,7 +54,7 @@ pub fn rms_norm(xs: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
 /// one dtype.
 ///
 /// # Errors
-/// If shapes, dtypes or devices do not fit each other.
+/// If shapes, dtypes or devices are incompatible.
 pub fn layer_norm(xs: &Tensor, alpha: &Tensor, beta: &Tensor, eps: f32) -> Result<Tensor> {
     Ok(fp8_candle::ops::layer_norm(
         xs,
@@ -76,7 +76,7 @@ pub fn layer_norm(xs: &Tensor, alpha: &Tensor, beta: &Tensor, eps: f32) -> Resul
 /// `[b, h, tq, tk]`. Result `[b, h, tq, d_v]`.
 ///
 /// # Errors
-/// If the shapes do not fit each other.
+/// If the shapes are incompatible.
 pub fn sdpa(
     q: &Tensor,
     k: &Tensor,

@@ -2,22 +2,22 @@
 
 pub use candle_nn::rnn::*;
 
-use super::Parameter;
+use super::NamedTensor;
+use crate::Fp8Module;
 use crate::nn::scaled_parameter::refuse_scaled;
-use crate::{Fp8Module, Visitor};
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use fp8_files::names::join;
 use std::ops::Deref;
 
-/// The parameters of a layer with `gates` gates: candle-nn's layers keep theirs to themselves, but a VarMap gives the
-/// same ones twice. A VarBuilder over files reads them twice.
+/// The parameters of a layer with `gates` gates. candle-nn's layers do not expose theirs, so they are requested again: a VarMap
+/// returns the same tensors, a VarBuilder over files reads them twice.
 fn parameters(
     sizes: (usize, usize, usize),
     suffix: &str,
     inits: [Option<Init>; 4],
     vb: &VarBuilder<'_>,
-) -> Result<Vec<Parameter>> {
+) -> Result<Vec<NamedTensor>> {
     let (in_dim, hidden_dim, gates) = sizes;
     let rows = gates * hidden_dim;
     let shapes = [
@@ -32,7 +32,7 @@ fn parameters(
             let name = format!("{kind}_{suffix}");
             let tensor = vb.get_with_hints(shape, &name, init)?;
             refuse_scaled("a recurrent layer", &vb.prefix(), &[&tensor])?;
-            all.push(Parameter::new(join(&vb.prefix(), &name), tensor));
+            all.push(NamedTensor::new(join(&vb.prefix(), &name), tensor));
         }
     }
     Ok(all)
@@ -42,10 +42,12 @@ macro_rules! recurrent {
     ($type:ident, $config:ident, $state:ident, $create:ident, $gates:literal, $suffix:expr) => {
         #[doc = concat!("`candle_nn::", stringify!($type), "` that shows its parameters by name; its other methods are \
                          candle-nn's.")]
-        #[derive(Debug, Clone)]
+        #[derive(Debug, Clone, Fp8Module)]
+        #[fp8(crate = "crate")]
         pub struct $type {
+            #[fp8(skip)]
             inner: candle_nn::$type,
-            parameters: Vec<Parameter>,
+            parameters: Vec<NamedTensor>,
         }
 
         impl $type {
@@ -93,12 +95,6 @@ macro_rules! recurrent {
 
             fn states_to_tensor(&self, states: &[Self::State]) -> Result<Tensor> {
                 self.inner.states_to_tensor(states)
-            }
-        }
-
-        impl Fp8Module for $type {
-            fn visit(&self, visitor: &mut dyn Visitor) {
-                self.parameters.visit(visitor);
             }
         }
 

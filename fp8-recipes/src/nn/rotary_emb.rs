@@ -12,7 +12,7 @@ use fp8_candle::ops;
 /// rows than `t` are ignored. Result `[b, h, t, d]`.
 ///
 /// # Errors
-/// If shapes, dtypes or devices do not fit each other.
+/// If shapes, dtypes or devices are incompatible.
 pub fn rope(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     if !per_row(cos, sin) {
         return Ok(ops::rope(xs, cos, sin)?);

@@ -1,6 +1,6 @@
 //! A chain of layers that can be visited.
 
-use crate::{Fp8Module, Visitor};
+use crate::Fp8Module;
 use candle_core::{Module, Result, Tensor};
 
 trait Link: Module + Fp8Module {}
@@ -26,7 +26,8 @@ impl<T: Module + Fp8Module> Link for T {}
 /// assert_eq!(mlp.forward(&Tensor::zeros((3, 4), DType::F32, &Device::Cpu)?)?.dims(), [3, 2]);
 /// # Ok(()) }
 /// ```
-#[derive(Default)]
+#[derive(Default, Fp8Module)]
+#[fp8(crate = "crate")]
 pub struct Sequential {
     layers: Vec<Box<dyn Link>>,
 }
@@ -82,11 +83,5 @@ impl Module for Sequential {
         self.layers
             .iter()
             .try_fold(xs.clone(), |xs, layer| layer.forward(&xs))
-    }
-}
-
-impl Fp8Module for Sequential {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.layers.iter().for_each(|layer| layer.visit(visitor));
     }
 }

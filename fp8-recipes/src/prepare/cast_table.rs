@@ -76,14 +76,14 @@ impl PrepareReport {
             rows.push(CastRow {
                 path: path.clone(),
                 kind: layer.kind,
-                casts: casts_of(layer, notes, config.as_ref().unwrap_or(&guard)),
+                casts: row_casts(layer, notes, config.as_ref().unwrap_or(&guard)),
             });
         }
         Ok(CastTable { rows })
     }
 }
 
-fn casts_of(
+fn row_casts(
     layer: &LayerReport,
     notes: &[Note],
     config: &ResolvedConfig,

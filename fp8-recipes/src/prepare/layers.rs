@@ -1,7 +1,7 @@
 //! State for linear layers and convolutions.
 
-use super::options::{LayerChoice, PrepareOptions};
-use super::report::{LayerReport, Outcome, PrepareReport};
+use super::options::PrepareOptions;
+use super::report::{Outcome, PrepareReport};
 use super::state::{Request, Shared};
 use crate::autocast::Fp8State;
 use crate::config::{FilterDecision, SkipReason};
@@ -18,7 +18,6 @@ use std::sync::Arc;
 pub(super) fn prepare_layers<'a, M: Fp8Module + ?Sized>(
     model: &M,
     options: &'a PrepareOptions,
-    report: &mut PrepareReport,
 ) -> Result<(Shared<'a>, HashSet<String>)> {
     let mut owners = Owners::default();
     model.visit(&mut owners);
@@ -27,15 +26,15 @@ pub(super) fn prepare_layers<'a, M: Fp8Module + ?Sized>(
             options,
             parameters: owners.parameters.into_values().collect(),
             tables: owners.tables,
+            report: PrepareReport::default(),
+            error: None,
         },
         names: owners.names,
         others: owners.others,
         by_path: HashMap::new(),
-        report,
-        error: None,
     };
     model.visit(&mut preparer);
-    match preparer.error {
+    match preparer.shared.error.take() {
         Some(error) => Err(error),
         None => Ok((preparer.shared, preparer.by_path.into_keys().collect())),
     }
@@ -93,24 +92,17 @@ impl Visitor for Owners {
     }
 }
 
-struct Preparer<'a, 'r> {
+struct Preparer<'a> {
     shared: Shared<'a>,
     names: HashMap<TensorId, Vec<String>>,
     /// Tensors that are also used outside linear layers and convolutions.
     others: HashMap<TensorId, Option<String>>,
     by_path: HashMap<String, (TensorId, Arc<Fp8State>)>,
-    report: &'r mut PrepareReport,
-    error: Option<crate::Error>,
 }
 
-impl Preparer<'_, '_> {
+impl Preparer<'_> {
     /// Why the layer stays in high precision, if it does.
     fn skipped(&self, layer: &dyn Fp8Layer, path: &str) -> Result<Option<SkipReason>> {
-        if let Some((pattern, LayerChoice::Off)) = self.shared.options.choice(path) {
-            return Ok(Some(SkipReason::Off {
-                pattern: pattern.clone(),
-            }));
-        }
         let (out_features, in_features) = layer.features();
         let decision = self
             .shared
@@ -139,12 +131,10 @@ impl Preparer<'_, '_> {
         if layer.static_weight().is_some() {
             return Ok(Outcome::Skipped(SkipReason::AlreadyFp8));
         }
-        let Some(path) = layer.path() else {
-            return Ok(Outcome::Skipped(SkipReason::NoPath));
+        let path = match self.shared.path(layer.path()) {
+            Ok(path) => path,
+            Err(reason) => return Ok(Outcome::Skipped(reason)),
         };
-        if path.is_empty() {
-            return Ok(Outcome::Skipped(SkipReason::AtRoot));
-        }
         if let Some(reason) = self.skipped(layer, path)? {
             return Ok(Outcome::Skipped(reason));
         }
@@ -167,46 +157,29 @@ impl Preparer<'_, '_> {
     }
 }
 
-impl Visitor for Preparer<'_, '_> {
+impl Visitor for Preparer<'_> {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
-        if self.error.is_some() {
+        if self.shared.error.is_some() {
             return;
         }
         let off = layer.kind() == LayerKind::Convolution && !self.shared.options.convolutions;
-        let (out_features, in_features) = layer.features();
         let outcome = match off {
             true => Ok(Outcome::Skipped(SkipReason::ConvolutionsOff)),
             false => self.outcome(layer),
         };
-        match outcome {
-            Ok(outcome) => {
-                if matches!(outcome, Outcome::Skipped(_)) {
-                    layer.set_fp8_state(None);
-                }
-                self.report.layers.push(LayerReport {
-                    path: layer.path().map(str::to_string),
-                    kind: layer.kind(),
-                    out_features,
-                    in_features,
-                    outcome,
-                });
-            }
-            Err(error) => self.error = Some(error),
-        }
+        let clear = || layer.set_fp8_state(None);
+        let (path, kind) = (layer.path(), layer.kind());
+        self.shared
+            .record(path, kind, layer.features(), outcome, clear);
     }
 
     fn candle_layer(&mut self, kind: LayerKind, weight: &Tensor) {
         let out_features = weight.dims().first().copied().unwrap_or(0);
-        self.report.layers.push(LayerReport {
-            path: None,
-            kind,
-            out_features,
-            in_features: weight.elem_count() / out_features.max(1),
-            outcome: Outcome::Skipped(SkipReason::CandleNn),
-        });
+        let in_features = weight.elem_count() / out_features.max(1);
+        let outcome = Ok(Outcome::Skipped(SkipReason::CandleNn));
+        let features = (out_features, in_features);
+        self.shared.record(None, kind, features, outcome, || ());
     }
-
-    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
 }
 
 /// A reason to skip a weight with values that are not finite.

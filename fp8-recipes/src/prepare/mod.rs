@@ -1,4 +1,4 @@
-//! Giving FP8 state to the layers of a model, and reporting what became of each.
+//! Gives FP8 state to the layers of a model and reports the result for each.
 
 mod cast_table;
 mod layers;
@@ -22,10 +22,10 @@ pub(crate) use unmatched::named;
 ///
 /// A weight that is also used by something other than a linear layer (a head tied to an embedding) stays in high precision: here,
 /// in the export and when served. Layers that were prepared before keep their state unless they are skipped this time; their
-/// recipes are set anew from the options. Layers that are not prepared stay in high precision inside a guard.
+/// recipes are set from the options again. Layers that are not prepared stay in high precision inside a guard.
 ///
 /// # Errors
-/// If the length of histories is out of range, or a tensor operation fails. Layers that cannot be converted are no error: the
+/// If the length of histories is out of range, or a tensor operation fails. A layer that cannot be converted is not an error: the
 /// report says why, and names patterns that match no layer.
 ///
 /// ```
@@ -49,9 +49,8 @@ pub fn prepare_fp8<M: Fp8Module + ?Sized>(
 ) -> Result<PrepareReport> {
     options.check()?;
     let named = named(model, options);
-    let mut report = PrepareReport::default();
-    let layers = prepare_layers(model, options, &mut report)?;
-    prepare_operators(model, layers, &mut report)?;
+    let layers = prepare_layers(model, options)?;
+    let mut report = prepare_operators(model, layers)?;
     report.unmatched = named.unmatched;
     report.high_precision_anyway = named.high_precision_anyway.into_iter().collect();
     for unmatched in &report.unmatched {

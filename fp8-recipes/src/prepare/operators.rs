@@ -1,13 +1,11 @@
 //! State for operators without a GEMM of their own.
 
-use super::options::LayerChoice;
-use super::report::{LayerReport, Outcome, PrepareReport};
+use super::report::{Outcome, PrepareReport};
 use super::state::{Request, Shared};
 use crate::autocast::Fp8State;
 use crate::config::SkipReason;
 use crate::error::Result;
-use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
-use candle_core::Tensor;
+use crate::module::{Fp8Module, Fp8Operator, LayerKind, Visitor};
 use fp8_candle::Role;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,39 +14,30 @@ use std::sync::Arc;
 pub(super) fn prepare_operators<M: Fp8Module + ?Sized>(
     model: &M,
     (shared, taken): (Shared<'_>, HashSet<String>),
-    report: &mut PrepareReport,
-) -> Result<()> {
+) -> Result<PrepareReport> {
     let mut preparer = OperatorPreparer {
         shared,
         by_path: HashMap::new(),
         taken,
-        report,
-        error: None,
     };
     model.visit(&mut preparer);
-    preparer.error.map_or(Ok(()), Err)
+    let Shared { report, error, .. } = preparer.shared;
+    error.map_or(Ok(report), Err)
 }
 
-struct OperatorPreparer<'a, 'r> {
+struct OperatorPreparer<'a> {
     shared: Shared<'a>,
     by_path: HashMap<String, (LayerKind, Arc<Fp8State>)>,
     /// Paths of converted layers, whose rows have the same names.
     taken: HashSet<String>,
-    report: &'r mut PrepareReport,
-    error: Option<crate::Error>,
 }
 
-impl OperatorPreparer<'_, '_> {
+impl OperatorPreparer<'_> {
     fn outcome(&mut self, operator: &dyn Fp8Operator) -> Result<Outcome> {
-        let path = match operator.path() {
-            None => return Ok(Outcome::Skipped(SkipReason::NoPath)),
-            Some("") => return Ok(Outcome::Skipped(SkipReason::AtRoot)),
-            Some(path) => path,
+        let path = match self.shared.path(operator.path()) {
+            Ok(path) => path,
+            Err(reason) => return Ok(Outcome::Skipped(reason)),
         };
-        if let Some((pattern, LayerChoice::Off)) = self.shared.options.choice(path) {
-            let pattern = pattern.clone();
-            return Ok(Outcome::Skipped(SkipReason::Off { pattern }));
-        }
         let other_kind = (self.by_path.get(path)).is_some_and(|(kind, _)| *kind != operator.kind());
         if other_kind || self.taken.contains(path) {
             return Ok(Outcome::Skipped(SkipReason::SamePath));
@@ -70,33 +59,18 @@ impl OperatorPreparer<'_, '_> {
     }
 }
 
-impl Visitor for OperatorPreparer<'_, '_> {
-    fn layer(&mut self, _: &dyn Fp8Layer) {}
-
+impl Visitor for OperatorPreparer<'_> {
     fn operator(&mut self, operator: &dyn Fp8Operator) {
         if !self.shared.options.operators {
             operator.set_fp8_state(None);
             return;
         }
-        if self.error.is_some() {
+        if self.shared.error.is_some() {
             return;
         }
-        match self.outcome(operator) {
-            Ok(outcome) => {
-                if matches!(outcome, Outcome::Skipped(_)) {
-                    operator.set_fp8_state(None);
-                }
-                self.report.layers.push(LayerReport {
-                    path: operator.path().map(str::to_string),
-                    kind: operator.kind(),
-                    out_features: 0,
-                    in_features: 0,
-                    outcome,
-                });
-            }
-            Err(error) => self.error = Some(error),
-        }
+        let outcome = self.outcome(operator);
+        let clear = || operator.set_fp8_state(None);
+        let (path, kind) = (operator.path(), operator.kind());
+        self.shared.record(path, kind, (0, 0), outcome, clear);
     }
-
-    fn tensor(&mut self, _: Option<&str>, _: &Tensor) {}
 }

@@ -2,7 +2,7 @@
 
 use crate::config::{ConfigError, LayerFilter, PathPattern, Recipe, check_history_len};
 
-/// Options of [`crate::prepare_fp8`]: what it converts, and the recipes of single layers.
+/// Options of [`crate::prepare_fp8`]: what it converts, and the recipes of individual layers.
 ///
 /// ```
 /// # use fp8_recipes::{PrepareOptions, RecipeName};
@@ -54,8 +54,8 @@ impl Default for PrepareOptions {
 
 impl PrepareOptions {
     /// Leaves the outputs of the layers and operators that `pattern` names, and the gradients of these outputs, in high precision
-    /// under recipes that cast outputs: where the next operator is fused to them, they exist in no memory. A path, or a glob
-    /// ([`PathPattern`]).
+    /// under recipes that cast outputs: where the next operator is fused with them, they are never written to memory. A path, or
+    /// a glob ([`PathPattern`]).
     ///
     /// # Errors
     /// If the pattern is malformed.
@@ -122,13 +122,9 @@ impl PrepareOptions {
 }
 
 setters! { PrepareOptions:
-    /// A copy with this filter.
     with_filter(filter: LayerFilter);
-    /// A copy that prepares operators, or not.
     with_operators(operators: bool);
-    /// A copy that converts convolutions, or not.
     with_convolutions(convolutions: bool);
-    /// A copy with fresh amax histories of this length.
     with_amax_history_len(amax_history_len: usize);
 }
 

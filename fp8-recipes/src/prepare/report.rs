@@ -5,7 +5,7 @@ use crate::module::LayerKind;
 use fp8_core::{Granularity, MX_BLOCK};
 use std::fmt;
 
-/// What became of one layer.
+/// The result for one layer.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -55,7 +55,7 @@ pub struct LayerReport {
     pub out_features: usize,
     /// Columns of the weight; 0 for an operator without a GEMM.
     pub in_features: usize,
-    /// What became of it.
+    /// The result.
     pub outcome: Outcome,
 }
 
@@ -106,8 +106,8 @@ impl fmt::Display for Unmatched {
     }
 }
 
-/// Every linear layer and convolution of a model, in the order of its fields. Prints as a table. Layers of candle_nn in the model are
-/// listed without a path, because they do not know theirs. Layers within closures and skipped fields cannot be listed.
+/// Every linear layer and convolution of a model, in the order of its fields. Prints as a table. Layers of candle_nn in the model
+/// are listed without a path, because they have none. Layers within closures and skipped fields cannot be listed.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct PrepareReport {
@@ -174,9 +174,9 @@ impl fmt::Display for PrepareReport {
         if without_export {
             writeln!(
                 f,
-                "no export: the layer trains under these recipes, but its in_features are no multiple of their block, so that no file \
-                 holds its scales. Leave it out with PrepareOptions::with_off(path), quantize with --ignore path, or store it by \
-                 rows with ExportOptions::with_ragged"
+                "no export: the layer trains under these recipes, but their block does not divide its in_features, so no file can hold its \
+                 scales. Leave it out with PrepareOptions::with_off(path), quantize with --ignore path, or store it by rows \
+                 with ExportOptions::with_ragged"
             )?;
         }
         for unmatched in &self.unmatched {

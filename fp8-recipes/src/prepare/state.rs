@@ -1,9 +1,11 @@
 //! The state of one layer or operator, and the tables that it is in.
 
 use super::options::{LayerChoice, PrepareOptions};
-use super::report::Note;
+use super::report::{LayerReport, Note, Outcome, PrepareReport};
 use crate::autocast::{Fp8State, LayerRecipe};
-use crate::error::Result;
+use crate::config::SkipReason;
+use crate::error::{Error, Result};
+use crate::module::LayerKind;
 use candle_core::Device;
 use fp8_candle::weight_version::WeightVersion;
 use fp8_candle::{Role, StateTable};
@@ -16,6 +18,9 @@ pub(super) struct Shared<'a> {
     pub(super) parameters: Arc<[WeightVersion]>,
     /// One for each device.
     pub(super) tables: Vec<Arc<StateTable>>,
+    pub(super) report: PrepareReport,
+    /// The first error, after which nothing more is prepared.
+    pub(super) error: Option<Error>,
 }
 
 /// A layer or operator that gets state.
@@ -34,6 +39,44 @@ pub(super) struct Request<'a> {
 }
 
 impl Shared<'_> {
+    /// The path of a layer or operator, unless it is skipped by its path alone.
+    pub(super) fn path<'p>(&self, path: Option<&'p str>) -> Result<&'p str, SkipReason> {
+        let path = path.ok_or(SkipReason::NoPath)?;
+        match self.options.choice(path) {
+            _ if path.is_empty() => Err(SkipReason::AtRoot),
+            Some((pattern, LayerChoice::Off)) => Err(SkipReason::Off {
+                pattern: pattern.clone(),
+            }),
+            _ => Ok(path),
+        }
+    }
+
+    /// Reports the outcome for a layer or operator; `clear` takes away the state of one that is skipped.
+    pub(super) fn record(
+        &mut self,
+        path: Option<&str>,
+        kind: LayerKind,
+        (out_features, in_features): (usize, usize),
+        outcome: Result<Outcome>,
+        clear: impl FnOnce(),
+    ) {
+        match outcome {
+            Ok(outcome) => {
+                if matches!(outcome, Outcome::Skipped(_)) {
+                    clear();
+                }
+                self.report.layers.push(LayerReport {
+                    path: path.map(str::to_string),
+                    kind,
+                    out_features,
+                    in_features,
+                    outcome,
+                });
+            }
+            Err(error) => self.error = Some(error),
+        }
+    }
+
     /// The state of a layer or operator, with its recipe, and what is special about it.
     pub(super) fn state(&mut self, request: Request<'_>) -> Result<(Arc<Fp8State>, Vec<Note>)> {
         let path = request.path;

@@ -1,4 +1,4 @@
-//! Patterns that match no layer, or only what no recipe casts.
+//! Patterns that match no layer, or only modules that no recipe casts.
 
 use super::{LayerChoice, PrepareOptions, Unmatched};
 use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, LayerKind, Visitor};
@@ -23,23 +23,13 @@ pub(crate) fn named<M: Fp8Module + ?Sized>(model: &M, options: &PrepareOptions) 
     };
     model.visit(&mut paths);
     let mut named = Named::default();
-    for (pattern, choice) in options.layers() {
-        // A recipe for a path without casts would have no effect, so such a pattern counts as unmatched.
-        let others = *choice == LayerChoice::Off;
-        paths.look_up(
-            pattern.as_str(),
-            |path| pattern.matches(path),
-            others,
-            &mut named,
-        );
-    }
-    for pattern in &options.output_fused {
-        paths.look_up(
-            pattern.as_str(),
-            |path| pattern.matches(path),
-            true,
-            &mut named,
-        );
+    // A recipe for a path without casts would have no effect, so such a pattern counts as unmatched.
+    let layers = options.layers().iter();
+    let layers = layers.map(|(pattern, choice)| (pattern, *choice == LayerChoice::Off));
+    let output_fused = options.output_fused.iter().map(|pattern| (pattern, true));
+    for (pattern, others) in layers.chain(output_fused) {
+        let matches = |path: &str| pattern.matches(path);
+        paths.look_up(pattern.as_str(), matches, others, &mut named);
     }
     for part in options.filter.skipped_parts() {
         paths.look_up(part, |path| path.contains(part.as_str()), true, &mut named);

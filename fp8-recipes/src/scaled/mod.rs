@@ -6,7 +6,7 @@
 //! | [`ScaledVarMap`] | parameters by name, for a `VarBuilder` |
 //! | [`ScaledTree`] | values by name, data and scales |
 //! | [`save`], [`load`] | a tree in a safetensors file |
-//! | [`save_training`], [`resume_training`] | parameters, optimizer and step; training goes on bit for bit |
+//! | [`save_training`], [`resume_training`] | parameters, optimizer and step; training continues bit for bit |
 //!
 //! [`optim::scaled`](crate::optim::scaled) trains them.
 //!

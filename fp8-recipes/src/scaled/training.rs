@@ -1,8 +1,8 @@
-//! Checkpoints from which scaled training goes on.
+//! Checkpoints of scaled training.
 
 use crate::FilesError;
 use crate::atomic::write_safetensors_atomic;
-use crate::error::{Error, Result};
+use crate::error::{Result, json_error};
 use crate::optim::{OptimizerState, ResumableOptimizer};
 use candle_core::{Device, Tensor};
 use fp8_files::SafetensorsFile;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What a checkpoint of scaled training holds beside tensors.
+/// What a checkpoint of scaled training holds besides tensors.
 ///
 /// ```
 /// # use fp8_recipes::scaled::*;
@@ -27,7 +27,7 @@ use std::path::Path;
 pub struct TrainingState {
     /// Finished steps of the program.
     pub step: u64,
-    /// What the program wants to find again: the state of its data loader, for example.
+    /// Values of the program, such as the state of its data loader.
     #[serde(default)]
     pub extra: BTreeMap<String, Value>,
 }
@@ -41,26 +41,28 @@ impl TrainingState {
         }
     }
 
-    /// With something to find again.
+    /// A copy with another extra value.
     pub fn with_extra(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         self.extra.insert(key.into(), value.into());
         self
     }
 }
 
+/// The entry in the metadata.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Saved {
+struct TrainingEntry {
     training: TrainingState,
     optimizer: String,
     hyperparameters: Value,
 }
 
-/// Replaces the file at `path` by everything that training goes on from: parameters with their scales, the state of the optimizer and
-/// `training`. All or nothing.
+/// Saves everything that training needs to continue: parameters with their scales, the state of the optimizer and `training`. The
+/// file at `path` is replaced atomically.
 ///
 /// # Errors
-/// [`FilesError::Write`](crate::FilesError::Write); [`FilesError::NameClash`](crate::FilesError::NameClash) if a parameter is named as a tensor of the optimizer is in the file, `optimizer/..`.
+/// [`FilesError::Write`](crate::FilesError::Write); [`FilesError::NameClash`](crate::FilesError::NameClash) if the name of a
+/// parameter begins like those of the optimizer's tensors, `optimizer/..`.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -102,12 +104,12 @@ pub fn save_training<O: ResumableOptimizer + ?Sized>(
     for (name, tensor) in state.tensors() {
         tensors.insert(format!("{OPTIMIZER_PREFIX}{name}"), tensor.clone());
     }
-    let saved = Saved {
+    let saved = TrainingEntry {
         training: training.clone(),
         optimizer: state.kind().to_string(),
         hyperparameters: state.hyperparameters_json().clone(),
     };
-    let json = serde_json::to_string(&saved).map_err(|error| invalid(path, &error))?;
+    let json = serde_json::to_string(&saved).map_err(|error| json_error(path, WHAT, error))?;
     metadata.insert(TRAINING_KEY.to_string(), json);
     Ok(write_safetensors_atomic(path, &tensors, Some(&metadata))?)
 }
@@ -117,74 +119,34 @@ fn is_optimizers(name: &str) -> bool {
     name.starts_with(OPTIMIZER_PREFIX)
 }
 
-fn invalid(path: &Path, error: &serde_json::Error) -> Error {
-    FilesError::Json {
-        path: path.to_path_buf(),
-        what: "the state of the training",
-        reason: error.to_string(),
-    }
-    .into()
-}
+/// The name of the metadata in errors.
+const WHAT: &str = "the state of the training";
 
-fn saved(path: &Path, file: &SafetensorsFile) -> Result<Saved> {
+fn saved(path: &Path, file: &SafetensorsFile) -> Result<TrainingEntry> {
     let Some(text) = file.metadata(TRAINING_KEY) else {
-        return Err(FilesError::Json {
-            path: path.to_path_buf(),
-            what: "the state of the training",
-            reason: format!(
-                "there is no `{TRAINING_KEY}` entry: not a checkpoint of scaled training"
-            ),
-        }
-        .into());
+        let reason =
+            format!("there is no `{TRAINING_KEY}` entry: not a checkpoint of scaled training");
+        return Err(json_error(path, WHAT, reason));
     };
-    serde_json::from_str(text).map_err(|error| invalid(path, &error))
+    serde_json::from_str(text).map_err(|error| json_error(path, WHAT, error))
 }
 
-/// What a checkpoint of [`save_training`] holds beside tensors, without loading them: to see whether it fits before a model is built.
+/// The training state of a checkpoint of [`save_training`], read without its tensors: tells whether it fits before a model is
+/// built.
 ///
 /// # Errors
 /// If the file cannot be read; [`FilesError::Json`](crate::FilesError::Json) for one without the state of a training.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use fp8_recipes::scaled::*;
-/// # use fp8_recipes::optim::SgdConfig;
-/// # use fp8_recipes::optim::scaled::*;
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("run.safetensors");
-/// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-/// vars.var_builder().get((2, 3), "w")?;
-/// let optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
-/// save_training(&path, &vars, &optimizer, &TrainingState::new(7))?;
-/// assert_eq!(training_state(&path)?.step, 7);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn training_state(path: impl AsRef<Path>) -> Result<TrainingState> {
     let path = path.as_ref();
     Ok(saved(path, &SafetensorsFile::open(path)?)?.training)
 }
 
-/// Puts a checkpoint of [`save_training`] back into parameters and an optimizer made as the saved ones were, so that training goes on
-/// bit for bit. Nothing is changed unless the whole checkpoint fits.
+/// Restores a checkpoint of [`save_training`] into parameters and an optimizer that were built like the saved ones, so that
+/// training continues bit for bit. Nothing is changed unless the whole checkpoint fits.
 ///
 /// # Errors
 /// As [`load`](fp8_scaled::load) and [`ScaledVarMap::load_tree`]; [`FilesError::Json`](crate::FilesError::Json) for a file without the state of a training;
-/// [`Error::Optim`] for the state of another optimizer, and what does not fit in it.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use fp8_recipes::scaled::*;
-/// # use fp8_recipes::optim::SgdConfig;
-/// # use fp8_recipes::optim::scaled::*;
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("run.safetensors");
-/// let vars = ScaledVarMap::new(DType::F16, &Device::Cpu)?;
-/// vars.var_builder().get((2, 3), "w")?;
-/// let mut optimizer = ScaledSgd::new(&vars, SgdConfig::default())?;
-/// save_training(&path, &vars, &optimizer, &TrainingState::new(7))?;
-/// assert_eq!(resume_training(&path, &vars, &mut optimizer)?.step, 7);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// [`Error::Optim`](crate::Error::Optim) for the state of another optimizer, and what does not fit in it.
 pub fn resume_training<O: ResumableOptimizer + ?Sized>(
     path: impl AsRef<Path>,
     params: &ScaledVarMap,

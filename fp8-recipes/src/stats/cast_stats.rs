@@ -3,8 +3,8 @@
 use super::report::{StatsReport, StatsRow};
 use crate::config::Operand;
 use candle_core::{DType, Tensor};
-use fp8_candle::Quantized;
-use fp8_core::{Cast, Format, Granularity, Overflow};
+use fp8_candle::{Fp8Tensor, Quantized};
+use fp8_core::{Cast, Format, Overflow};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,30 +28,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone, Default)]
-pub struct CastStats(Arc<Mutex<Measured>>);
+pub struct CastStats(Arc<Mutex<Measures>>);
 
-type Measured = BTreeMap<(Arc<str>, usize), Measure>;
+type Measures = BTreeMap<(Arc<str>, Operand), Measure>;
 
 /// The casts of one operand of one layer.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Measure {
-    operand: Operand,
-    format: Format,
-    granularity: Granularity,
-    casts: u64,
-    elements: u64,
-    amax: f32,
-    quant_scales: (f32, f32),
-    saturated: u64,
-    underflowed: u64,
-    non_finite: u64,
+    /// Its shares and its signal to noise are computed by [`Measure::finished`].
+    row: StatsRow,
     /// Sums of squares of values and of errors.
     signal: f64,
     noise: f64,
 }
 
 impl CastStats {
-    fn lock(&self) -> MutexGuard<'_, Measured> {
+    fn lock(&self) -> MutexGuard<'_, Measures> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -60,10 +52,9 @@ impl CastStats {
         report_of(&self.lock())
     }
 
-    /// Takes the measurements so far and starts anew.
+    /// Takes the measurements so far and starts again.
     pub fn take(&self) -> StatsReport {
-        let measured = std::mem::take(&mut *self.lock());
-        report_of(&measured)
+        report_of(&std::mem::take(&mut *self.lock()))
     }
 
     /// Measures one cast.
@@ -85,42 +76,30 @@ impl CastStats {
         let format = codes.format();
         let saturates = smallest_overflow(format);
         let mut stats = self.lock();
-        let key = (layer.clone(), operand as usize);
-        let measure = stats.entry(key).or_insert_with(|| Measure {
-            operand,
-            format,
-            granularity: codes.granularity(),
-            casts: 0,
-            elements: 0,
-            amax: 0.,
-            quant_scales: (f32::INFINITY, 0.),
-            saturated: 0,
-            underflowed: 0,
-            non_finite: 0,
-            signal: 0.,
-            noise: 0.,
-        });
-        (measure.format, measure.granularity) = (format, codes.granularity());
-        measure.casts += 1;
-        measure.elements += values.len() as u64;
+        let measure = stats.entry((layer.clone(), operand));
+        let measure = measure.or_insert_with(|| Measure::new(layer, operand, codes));
+        let row = &mut measure.row;
+        (row.format, row.granularity) = (format, codes.granularity());
+        row.casts += 1;
+        row.elements += values.len() as u64;
         for &scale in &scales {
-            let (least, most) = measure.quant_scales;
-            measure.quant_scales = (least.min(scale), most.max(scale));
+            row.quant_scale_min = row.quant_scale_min.min(scale);
+            row.quant_scale_max = row.quant_scale_max.max(scale);
         }
         let cols = grid.cols().max(1);
         let rows = values.chunks(cols).zip(decoded.chunks(cols));
-        for (row, (values, decoded)) in rows.enumerate() {
+        for (i, (values, decoded)) in rows.enumerate() {
             for (col, (&value, &back)) in values.iter().zip(decoded).enumerate() {
-                let scaled = value * scales[grid.index(row, col)];
+                let scaled = value * scales[grid.index(i, col)];
                 if value.is_finite() {
-                    measure.amax = measure.amax.max(value.abs());
-                    measure.saturated += u64::from(scaled.abs() >= saturates);
+                    row.amax = row.amax.max(value.abs());
+                    row.saturated += u64::from(scaled.abs() >= saturates);
                 }
                 if !value.is_finite() || !back.is_finite() {
-                    measure.non_finite += 1;
+                    row.non_finite += 1;
                     continue;
                 }
-                measure.underflowed += u64::from(value != 0. && back == 0.);
+                row.underflowed += u64::from(value != 0. && back == 0.);
                 measure.signal += f64::from(value).powi(2);
                 measure.noise += (f64::from(value) - f64::from(back)).powi(2);
             }
@@ -129,11 +108,9 @@ impl CastStats {
     }
 }
 
-fn report_of(measured: &Measured) -> StatsReport {
-    let rows = measured.iter();
-    let rows = rows.map(|((layer, _), measure)| measure.row(layer));
+fn report_of(measures: &Measures) -> StatsReport {
     StatsReport {
-        rows: rows.collect(),
+        rows: measures.values().map(Measure::finished).collect(),
     }
 }
 
@@ -159,25 +136,38 @@ fn smallest_overflow(format: Format) -> f32 {
 }
 
 impl Measure {
-    fn row(&self, layer: &str) -> StatsRow {
-        let share = |count: u64| count as f64 / self.elements.max(1) as f64;
-        let sqnr_db = 10. * (self.signal / self.noise).log10();
-        StatsRow {
+    fn new(layer: &str, operand: Operand, codes: &Fp8Tensor) -> Self {
+        let row = StatsRow {
             layer: layer.to_string(),
-            operand: self.operand.name(),
-            format: self.format,
-            granularity: self.granularity,
-            casts: self.casts,
-            elements: self.elements,
-            amax: self.amax,
-            quant_scale_min: self.quant_scales.0,
-            quant_scale_max: self.quant_scales.1,
-            saturated: self.saturated,
-            saturated_share: share(self.saturated),
-            underflowed: self.underflowed,
-            underflowed_share: share(self.underflowed),
-            non_finite: self.non_finite,
-            sqnr_db: sqnr_db.is_finite().then_some(sqnr_db),
+            operand: operand.name(),
+            format: codes.format(),
+            granularity: codes.granularity(),
+            casts: 0,
+            elements: 0,
+            amax: 0.,
+            quant_scale_min: f32::INFINITY,
+            quant_scale_max: 0.,
+            saturated: 0,
+            saturated_share: 0.,
+            underflowed: 0,
+            underflowed_share: 0.,
+            non_finite: 0,
+            sqnr_db: None,
+        };
+        Self {
+            row,
+            signal: 0.,
+            noise: 0.,
         }
+    }
+
+    fn finished(&self) -> StatsRow {
+        let mut row = self.row.clone();
+        let share = |count: u64| count as f64 / row.elements.max(1) as f64;
+        row.saturated_share = share(row.saturated);
+        row.underflowed_share = share(row.underflowed);
+        let sqnr_db = 10. * (self.signal / self.noise).log10();
+        row.sqnr_db = sqnr_db.is_finite().then_some(sqnr_db);
+        row
     }
 }

@@ -32,7 +32,8 @@ impl StatsCurves {
     /// Reads the lines of a file. Where a step was recorded twice, as after a resume, the later line counts.
     ///
     /// # Errors
-    /// If there is no regular file of at most 1 GiB of UTF-8. Lines that are not rows, such as a truncated last line, are left out.
+    /// If there is no regular file of at most 1 GiB of UTF-8. Lines that are not rows, such as a truncated last line, are
+    /// skipped.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let text = read_text(path, FILE_LIMIT)?;
@@ -47,7 +48,7 @@ impl StatsCurves {
         Ok(curves)
     }
 
-    /// Reads lines. Those that are no rows are left out.
+    /// Reads lines. Skips those that are not rows.
     pub fn from_json_lines(lines: &str) -> Self {
         let mut curves: BTreeMap<_, BTreeMap<u64, Value>> = BTreeMap::new();
         for line in lines.lines() {

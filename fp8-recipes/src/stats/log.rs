@@ -43,11 +43,11 @@ use std::path::{Path, PathBuf};
 pub struct StatsLog {
     path: PathBuf,
     every: u64,
-    state: State,
+    file: LogFile,
 }
 
 #[derive(Debug)]
-enum State {
+enum LogFile {
     Unopened,
     Open(File),
     Failed(FileError),
@@ -59,7 +59,7 @@ impl StatsLog {
         Self {
             path: path.as_ref().to_path_buf(),
             every: 1,
-            state: State::Unopened,
+            file: LogFile::Unopened,
         }
     }
 
@@ -87,15 +87,15 @@ impl StatsLog {
         let report = stats.take();
         if let Err(error) = self.append(step, &report) {
             tracing::warn!("statistics are no longer written: {error}");
-            self.state = State::Failed(error);
+            self.file = LogFile::Failed(error);
         }
         Some(report)
     }
 
     /// The error that stopped the writing, if any.
     pub fn failure(&self) -> Option<&FileError> {
-        match &self.state {
-            State::Failed(error) => Some(error),
+        match &self.file {
+            LogFile::Failed(error) => Some(error),
             _ => None,
         }
     }
@@ -108,11 +108,11 @@ impl StatsLog {
             lines.extend(line.to_string().into_bytes());
             lines.push(b'\n');
         }
-        if let State::Unopened = self.state {
-            self.state = State::Open(open(&self.path)?);
+        if let LogFile::Unopened = self.file {
+            self.file = LogFile::Open(open(&self.path)?);
         }
-        match &mut self.state {
-            State::Open(file) => file
+        match &mut self.file {
+            LogFile::Open(file) => file
                 .write_all(&lines)
                 .map_err(|source| failed(&self.path, "append to the file", source)),
             _ => Ok(()),

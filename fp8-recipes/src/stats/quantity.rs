@@ -24,27 +24,17 @@ pub enum StatsQuantity {
     Sqnr,
 }
 
+// The title of a drawing and the name of its file.
+names! { pub StatsQuantity::name, pub ALL:
+    Amax = "amax",
+    QuantScale = "quant_scale",
+    Overflow = "overflow",
+    Underflow = "underflow",
+    Sqnr = "sqnr",
+}
+
 impl StatsQuantity {
-    /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Amax,
-        Self::QuantScale,
-        Self::Overflow,
-        Self::Underflow,
-        Self::Sqnr,
-    ];
-
-    /// The title of its drawing and the name of its file: `amax`, `quant_scale`, `overflow`, `underflow`, `sqnr`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Amax => "amax",
-            Self::QuantScale => "quant_scale",
-            Self::Overflow => "overflow",
-            Self::Underflow => "underflow",
-            Self::Sqnr => "sqnr",
-        }
-    }
-
+    /// The field of a row in a log.
     pub(super) fn key(self) -> &'static str {
         match self {
             Self::Amax => "amax",

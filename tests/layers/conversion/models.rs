@@ -3,7 +3,7 @@
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use fp8::checkpoint::quantized_tensors;
-use fp8::nn::{self, Linear, Parameter};
+use fp8::nn::{self, Linear, NamedTensor};
 use fp8::{
     Fp8Layer, Fp8Module, PrepareOptions, Visitor, fp8_autocast, is_fp8_enabled, prepare_fp8,
 };
@@ -23,7 +23,7 @@ struct Many {
     array: [Leaf; 2],
     pair: (Leaf, Box<dyn Fp8Module>),
     nested: Vec<Option<Box<Leaf>>>,
-    scale: Parameter,
+    scale: NamedTensor,
     norm: nn::RmsNorm,
     #[fp8(skip)]
     dropout: f32,
@@ -44,7 +44,7 @@ impl Many {
             array: [leaf("array.0"), leaf("array.1")],
             pair: (leaf("pair.0"), Box::new(leaf("pair.1"))),
             nested: vec![None, Some(leaf("nested.1").into())],
-            scale: Parameter::new("scale", vb.get(4, "scale").unwrap()),
+            scale: NamedTensor::new("scale", vb.get(4, "scale").unwrap()),
             norm: nn::rms_norm(4, 1e-6, vb.pp("norm")).unwrap(),
             dropout: 0.1,
             name: "many",
@@ -124,8 +124,8 @@ fn the_report_lists_convolutions_and_what_was_left_of_candle_nn() {
         format!(
             "layer          [out, in]  result\n\
              conv            [16, 27]  {conv}\n\
-             (no path)       [32, 16]  high precision: a layer of candle_nn, which has no FP8: take that of `nn`\n\
-             (no path)        [8, 12]  high precision: a layer of candle_nn, which has no FP8: take that of `nn`\n\
+             (no path)       [32, 16]  high precision: a layer of candle_nn, which has no FP8: use the one of `nn`\n\
+             (no path)        [8, 12]  high precision: a layer of candle_nn, which has no FP8: use the one of `nn`\n\
              head           [10, 128]  fp8\n"
         )
     };

@@ -27,7 +27,7 @@ fn the_report_names_every_linear_layer_and_prints_as_a_table() {
 layer      [out, in]  result
 up          [20, 12]  fp8 (no export under blockwise, mxfp8)
 down         [6, 20]  high precision: path contains `down`
-no export: the layer trains under these recipes, but its in_features are no multiple of their block, so that no file holds its \
+no export: the layer trains under these recipes, but their block does not divide its in_features, so no file can hold its \
 scales. Leave it out with PrepareOptions::with_off(path), quantize with --ignore path, or store it by rows with ExportOptions::with_ragged
 1 converted, 1 left in high precision";
     assert_eq!(report.to_string(), expected);

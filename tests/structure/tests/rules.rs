@@ -40,7 +40,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "fp8-recipes/src",
         &[
-            "setters",
+            "macros",
             "config",
             "error",
             "stats",

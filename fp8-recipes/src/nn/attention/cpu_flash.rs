@@ -1,12 +1,13 @@
 //! `candle_nn::attention::cpu_flash`, differentiable.
 
 use super::scores::{Scores, bias, causal_bias};
+use super::varlen::packed_attention;
 use super::{AttnMask, tracked};
 use candle_core::{DType, Result, Tensor, WithDType};
 
 /// Attention of tensors with tokens before heads: `candle_nn::attention::flash_attn`, differentiable in `q`, `k` and `v`.
 ///
-/// `softmax(q k^T * softmax_scale) v` over the keys that `attn_mask` leaves; `softcap` bounds the products, `max_bias` adds
+/// `softmax(q k^T * softmax_scale) v` over the keys that `attn_mask` does not hide; `softcap` bounds the products, `max_bias` adds
 /// ALiBi.
 ///
 /// # Shapes
@@ -14,7 +15,7 @@ use candle_core::{DType, Result, Tensor, WithDType};
 /// batch of one, as candle-nn's.
 ///
 /// # Errors
-/// If the shapes do not fit each other. Where no gradient is tracked, also where candle-nn's kernel has a limit.
+/// If the shapes are incompatible. Where no gradient is tracked, also where candle-nn's kernel has a limit.
 pub fn flash_attn<T>(
     q: &Tensor,
     k: &Tensor,
@@ -45,7 +46,7 @@ where
     let (batch, tq, heads, _) = q.dims4()?;
     let tk = k.dim(1)?;
     let device = q.device();
-    // Where query 0 stands among the keys.
+    // The position of query 0 among the keys.
     let first = match &attn_mask {
         AttnMask::Causal { kv_offset } if batch == 1 && tq > 1 => *kv_offset as i64,
         _ => tk as i64 - tq as i64,
@@ -110,7 +111,7 @@ pub mod standard {
     /// `candle_nn::attention::cpu_flash::standard::run_flash_attn_cpu`, differentiable; see [`super::flash_attn`].
     ///
     /// # Errors
-    /// If the batch is not one, or the shapes do not fit each other.
+    /// If the batch is not one, or the shapes are incompatible.
     pub fn run_flash_attn_cpu<T>(
         q: &Tensor,
         k: &Tensor,
@@ -124,10 +125,7 @@ pub mod standard {
         T: WithDType + num_traits::Float,
     {
         super::one_batch(q)?;
-        let mask = match mask {
-            Some(mask) => AttnMask::Mask(mask.clone()),
-            None => AttnMask::None,
-        };
+        let mask = mask.map_or(AttnMask::None, |mask| AttnMask::Mask(mask.clone()));
         super::flash_attn::<T>(q, k, v, softmax_scale, mask, max_bias, softcap)
     }
 }
@@ -141,7 +139,7 @@ pub mod causal {
     /// `candle_nn::attention::cpu_flash::causal::run_causal_attn_cpu`, differentiable; see [`super::flash_attn`].
     ///
     /// # Errors
-    /// If the batch is not one, or the shapes do not fit each other.
+    /// If the batch is not one, or the shapes are incompatible.
     pub fn run_causal_attn_cpu<T>(
         q: &Tensor,
         k: &Tensor,
@@ -169,46 +167,14 @@ fn one_batch(q: &Tensor) -> Result<()> {
 
 /// Packed sequences.
 pub mod varlen {
-    use super::super::tracked;
-    use super::{Result, Tensor};
+    use super::{Result, Tensor, packed_attention};
 
-    /// `candle_nn::attention::flash_attn_varlen_cpu`, differentiable; see
-    /// [`flash_attn_varlen_unfused`](super::super::flash_attn_varlen_unfused).
-    ///
-    /// # Errors
-    /// If the shapes or lengths do not fit each other. Where no gradient is tracked, also where candle-nn's kernel has a limit.
-    #[allow(clippy::too_many_arguments)]
-    pub fn flash_attn_varlen_cpu(
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        alibi_slopes: Option<&Tensor>,
-        seqlens_q: &Tensor,
-        seqlens_k: &Tensor,
-        max_seqlen_q: usize,
-        max_seqlen_k: usize,
-        softmax_scale: f32,
-        causal: bool,
-        window_left: Option<usize>,
-        window_right: Option<usize>,
-    ) -> Result<Tensor> {
-        let attend = match tracked(&[q, k, v]) || alibi_slopes.is_some_and(Tensor::track_op) {
-            true => super::super::flash_attn_varlen_unfused,
-            false => candle_nn::attention::flash_attn_varlen_cpu,
-        };
-        attend(
-            q,
-            k,
-            v,
-            alibi_slopes,
-            seqlens_q,
-            seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            softmax_scale,
-            causal,
-            window_left,
-            window_right,
-        )
+    packed_attention! {
+        /// `candle_nn::attention::flash_attn_varlen_cpu`, differentiable; see
+        /// [`flash_attn_varlen_unfused`](super::super::flash_attn_varlen_unfused).
+        ///
+        /// # Errors
+        /// If the shapes or lengths are incompatible. Where no gradient is tracked, also where candle-nn's kernel has a limit.
+        flash_attn_varlen_cpu
     }
 }

@@ -53,7 +53,9 @@ fn repeated(x: &Tensor, heads: usize) -> Result<Tensor> {
         return Ok(x.clone());
     }
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-        candle_core::bail!("{heads} heads of queries are no multiple of {kv_heads} heads of keys");
+        candle_core::bail!(
+            "{heads} heads of queries are not a multiple of {kv_heads} heads of keys"
+        );
     }
     x.unsqueeze(2)?
         .broadcast_as((b, kv_heads, heads / kv_heads, t, d))?

@@ -1,17 +1,15 @@
 //! Attention over packed sequences of different lengths.
 
 use super::scores::{Scores, bias};
-use super::tracked;
-use crate::nn::no_gradient_through;
 use candle_core::{Result, Tensor};
 
-/// What attention over packed sequences looks at.
+/// The options of attention over packed sequences.
 pub(super) struct Packed<'a> {
     pub(super) slopes: Option<&'a Tensor>,
     pub(super) lengths: [&'a Tensor; 2],
     pub(super) scale: f32,
     pub(super) causal: bool,
-    /// Keys to the left and to the right of a query that it sees.
+    /// How many keys to its left and to its right a query sees.
     pub(super) window: (Option<usize>, Option<usize>),
 }
 
@@ -31,10 +29,7 @@ impl Packed<'_> {
                 k.dims()
             );
         }
-        let slopes = match self.slopes {
-            None => None,
-            Some(slopes) => Some(slopes.to_vec1::<f32>()?),
-        };
+        let slopes = self.slopes.map(Tensor::to_vec1::<f32>).transpose()?;
         if let Some(slopes) = &slopes
             && slopes.len() != heads
         {
@@ -95,57 +90,69 @@ impl Packed<'_> {
     }
 }
 
-/// Attention over packed sequences: `candle_nn::attention::flash_attn_varlen_unfused`, differentiable in `q`, `k` and `v`.
-///
-/// Sequence `n` has `seqlens_q[n]` queries and `seqlens_k[n]` keys. With `causal`, or a window, query `i` stands at key
-/// `i + seqlens_k[n] - seqlens_q[n]`. `alibi_slopes` `[h]` multiply the distance to a key, which is subtracted.
-///
-/// # Shapes
-/// `q` `[total_q, h, d]`, `k` and `v` `[total_k, h_kv, d]` with `h` a multiple of `h_kv`, `seqlens_q` and `seqlens_k` u32
-/// `[n]`. Result `[total_q, h, d]`.
-///
-/// # Errors
-/// If the shapes or lengths do not fit each other, or there is a window to the right without one to the left.
-#[allow(clippy::too_many_arguments)]
-pub fn flash_attn_varlen_unfused(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    alibi_slopes: Option<&Tensor>,
-    seqlens_q: &Tensor,
-    seqlens_k: &Tensor,
-    max_seqlen_q: usize,
-    max_seqlen_k: usize,
-    softmax_scale: f32,
-    causal: bool,
-    window_size_left: Option<usize>,
-    window_size_right: Option<usize>,
-) -> Result<Tensor> {
-    if let Some(slopes) = alibi_slopes {
-        no_gradient_through("flash_attn_varlen_unfused, alibi_slopes", &[slopes])?;
-    }
-    if !tracked(&[q, k, v]) {
-        return candle_nn::attention::flash_attn_varlen_unfused(
-            q,
-            k,
-            v,
-            alibi_slopes,
-            seqlens_q,
-            seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            softmax_scale,
-            causal,
-            window_size_left,
-            window_size_right,
-        );
-    }
-    let packed = Packed {
-        slopes: alibi_slopes,
-        lengths: [seqlens_q, seqlens_k],
-        scale: softmax_scale,
-        causal,
-        window: (window_size_left, window_size_right),
+/// A function of candle-nn for packed sequences, differentiable in `q`, `k` and `v`.
+macro_rules! packed_attention {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        pub fn $name(
+            q: &Tensor,
+            k: &Tensor,
+            v: &Tensor,
+            alibi_slopes: Option<&Tensor>,
+            seqlens_q: &Tensor,
+            seqlens_k: &Tensor,
+            max_seqlen_q: usize,
+            max_seqlen_k: usize,
+            softmax_scale: f32,
+            causal: bool,
+            window_size_left: Option<usize>,
+            window_size_right: Option<usize>,
+        ) -> Result<Tensor> {
+            if let Some(slopes) = alibi_slopes {
+                let op = concat!(stringify!($name), ", alibi_slopes");
+                $crate::nn::no_gradient_through(op, &[slopes])?;
+            }
+            if !$crate::nn::attention::tracked(&[q, k, v]) {
+                return candle_nn::attention::$name(
+                    q,
+                    k,
+                    v,
+                    alibi_slopes,
+                    seqlens_q,
+                    seqlens_k,
+                    max_seqlen_q,
+                    max_seqlen_k,
+                    softmax_scale,
+                    causal,
+                    window_size_left,
+                    window_size_right,
+                );
+            }
+            let packed = $crate::nn::attention::varlen::Packed {
+                slopes: alibi_slopes,
+                lengths: [seqlens_q, seqlens_k],
+                scale: softmax_scale,
+                causal,
+                window: (window_size_left, window_size_right),
+            };
+            packed.attend(q, k, v)
+        }
     };
-    packed.attend(q, k, v)
+}
+pub(super) use packed_attention;
+
+packed_attention! {
+    /// Attention over packed sequences: `candle_nn::attention::flash_attn_varlen_unfused`, differentiable in `q`, `k` and `v`.
+    ///
+    /// Sequence `n` has `seqlens_q[n]` queries and `seqlens_k[n]` keys. With `causal`, or a window, query `i` stands at key
+    /// `i + seqlens_k[n] - seqlens_q[n]`. `alibi_slopes` `[h]` multiply the distance to a key, which is subtracted.
+    ///
+    /// # Shapes
+    /// `q` `[total_q, h, d]`, `k` and `v` `[total_k, h_kv, d]` with `h` a multiple of `h_kv`, `seqlens_q` and `seqlens_k` u32
+    /// `[n]`. Result `[total_q, h, d]`.
+    ///
+    /// # Errors
+    /// If the shapes or lengths are incompatible, or there is a window to the right without one to the left.
+    flash_attn_varlen_unfused
 }

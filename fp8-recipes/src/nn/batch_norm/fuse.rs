@@ -7,8 +7,8 @@ use fp8_scaled::Parameter;
 /// `conv` followed by `bn` in evaluation, as one convolution for inference: weight
 /// `[out_channels, in_channels / groups, height, width]` and bias in the dtype of `conv`'s weight, under `conv`'s path.
 ///
-/// A scaled weight makes an f32 one. Computed in f32 (f64 for an f64 weight). The result is detached: training goes on with the two. Its outputs are those of the
-/// two to the rounding of the products.
+/// Computed in f32 (f64 for an f64 weight); a scaled weight gives an f32 one. The result is detached, so training continues with
+/// the two layers. Its outputs differ from theirs by the rounding of the products.
 ///
 /// # Errors
 /// If `bn` has another number of features than `conv` has output channels.

@@ -1,4 +1,4 @@
-//! How running statistics follow those of a batch.
+//! Updates of running statistics.
 
 use candle_core::{DType, Result, Tensor, Var};
 use fp8_scaled::Parameter;
@@ -11,7 +11,7 @@ pub(super) fn follow(running: &Tensor, batch: &Tensor, momentum: f64, unbiased: 
     Var::from_tensor(running)?.set(&new.to_dtype(running.dtype())?)
 }
 
-/// Running statistics before a batch, to go back to where the batch was not finite.
+/// Running statistics before a batch, restored for channels whose batch is not finite.
 pub(super) struct Before([Tensor; 2]);
 
 impl Before {
@@ -85,7 +85,7 @@ impl Parameters {
         }))
     }
 
-    /// The scaled statistics become those of `plain`.
+    /// Copies the statistics of `plain` into the scaled ones.
     pub(super) fn follow(&self, plain: &candle_nn::BatchNorm) -> Result<()> {
         let now = [plain.running_mean(), plain.running_var()];
         for (running, now) in self.running.iter().zip(now) {

@@ -3,23 +3,24 @@
 use super::fuse::folded;
 use crate::config::ConfigError;
 use crate::error::{Error, LayerError, Result};
-use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor, show_batch_norm};
+use crate::module::{Fp8Layer, Fp8Module, Fp8Operator, Visitor, show_batch_norm, show_layer};
 use crate::nn::scaled_parameter::refuse_scaled_model;
 use candle_core::{Tensor, TensorId};
 use candle_nn::BatchNorm;
 use fp8_files::names::{join, near};
 use std::collections::{HashMap, HashSet};
 
-/// The parameters of `model` with each batch norm of `pairs` folded into the layer before it, for evaluation: paths of a linear layer or
-/// convolution and of the batch norm that alone reads its output.
+/// The parameters of `model` with each batch norm of `pairs` folded into the layer before it, for evaluation. A pair is the path
+/// of a linear layer or convolution and that of the batch norm that is the only reader of its output.
 ///
-/// The same model made of them ([`VarBuilder::from_tensors`](candle_nn::VarBuilder::from_tensors)) computes the same, to the rounding of
-/// the products, and the weights that FP8 casts are those that it multiplies: quantize or calibrate it afterwards. Saved with
-/// `candle_core::safetensors::save`, they are a checkpoint of the model. Names, shapes and dtypes stay: the batch norm becomes the
-/// identity, or for a layer without a bias adds the one that it would have. [`fuse_batch_norm`](super::fuse_batch_norm) makes one layer
-/// of a pair.
+/// The same model made of them ([`VarBuilder::from_tensors`](candle_nn::VarBuilder::from_tensors)) computes the same up to the
+/// rounding of the products, and FP8 casts the folded weights: quantize or calibrate it afterwards. Saved with
+/// `candle_core::safetensors::save`, they are a checkpoint of the model. Names, shapes and dtypes do not change: the batch norm
+/// becomes the identity, or after a layer without a bias adds the folded bias. [`fuse_batch_norm`](super::fuse_batch_norm) makes
+/// one layer of a pair.
 ///
-/// The order in which a model computes cannot be seen in its fields, so pairs are named; [`adjacent_batch_norms`] suggests them.
+/// The fields of a model do not show in which order it computes, so the caller names the pairs; [`adjacent_batch_norms`] suggests
+/// them.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Module, Tensor};
@@ -53,16 +54,17 @@ use std::collections::{HashMap, HashSet};
 /// ```
 ///
 /// # Errors
-/// [`ConfigError::UnmatchedPattern`] for a path that names no such layer or batch norm. [`LayerError::CannotFold`] if the numbers of channels differ, a path
-/// stands in two pairs or occurs twice in the model, the weight is used elsewhere, holds FP8 codes, or belongs to a transposed
-/// convolution with groups. [`LayerError::Unnamed`] for a parameter without a path, [`Error::ScaledParameter`] for a model with scaled ones.
+/// [`ConfigError::UnmatchedPattern`] for a path without such a layer or batch norm. [`LayerError::CannotFold`] if the numbers of
+/// channels differ, a path is in two pairs or occurs twice in the model, the weight is used elsewhere, holds FP8 codes, or
+/// belongs to a transposed convolution with groups. [`LayerError::Unnamed`] for a parameter without a path,
+/// [`Error::ScaledParameter`] for a model with scaled ones.
 pub fn fold_batch_norms<M: Fp8Module + ?Sized, L: AsRef<str>, B: AsRef<str>>(
     model: &M,
     pairs: &[(L, B)],
 ) -> Result<HashMap<String, Tensor>> {
     refuse_scaled_model(model, "nn::fold_batch_norms", "fold plain parameters")?;
-    let seen = Seen::of(model)?;
-    let mut tensors = seen.tensors.clone();
+    let parts = ModelParts::of(model)?;
+    let mut tensors = parts.tensors.clone();
     let mut taken = HashSet::new();
     for (layer, norm) in pairs {
         let (layer, norm) = (layer.as_ref(), norm.as_ref());
@@ -74,20 +76,20 @@ pub fn fold_batch_norms<M: Fp8Module + ?Sized, L: AsRef<str>, B: AsRef<str>>(
             }
             .into()
         };
-        let found = seen.layer(layer)?;
-        let bn = seen.norm(norm)?;
+        let found = parts.layer(layer)?;
+        let bn = parts.norm(norm)?;
         for path in [layer, norm] {
             if !taken.insert(path) {
                 return Err(refused(format!("`{path}` is in another pair too")));
             }
-            if seen.paths.iter().filter(|other| *other == path).count() > 1 {
+            if parts.paths.iter().filter(|other| *other == path).count() > 1 {
                 return Err(refused(format!("`{path}` occurs twice in the model")));
             }
         }
         let channels = found.channels.ok_or_else(|| {
             refused("its weight has no dimension of output channels alone".into())
         })?;
-        let uses = seen.uses.get(&found.weight.id()).copied();
+        let uses = parts.uses.get(&found.weight.id()).copied();
         if uses != Some(1) {
             return Err(refused("its weight is used elsewhere too".into()));
         }
@@ -117,12 +119,12 @@ pub fn fold_batch_norms<M: Fp8Module + ?Sized, L: AsRef<str>, B: AsRef<str>>(
 /// Pairs for [`fold_batch_norms`]: each linear layer or convolution that a batch norm of as many features follows directly in the order of
 /// the fields, both in the same part of the model (`block.conv`, `block.bn`).
 ///
-/// Look at them before use: that the layer's output goes into the batch norm, and nowhere else, is known to `forward` alone.
+/// Check them before use: only `forward` knows whether the layer's output goes into the batch norm and nowhere else.
 pub fn adjacent_batch_norms<M: Fp8Module + ?Sized>(model: &M) -> Vec<(String, String)> {
-    let mut seen = Seen::default();
-    model.visit(&mut seen);
+    let mut parts = ModelParts::default();
+    model.visit(&mut parts);
     let parent = |path: &str| path.rsplit_once('.').map(|(parent, _)| parent.to_string());
-    let pairs = seen.order.windows(2).filter_map(|two| match two {
+    let pairs = parts.order.windows(2).filter_map(|two| match two {
         [Part::Layer(layer), Part::Norm(path, norm)] => {
             let of_layer = layer.weight.dims().get(layer.channels?).copied();
             let fits = of_layer == norm.running_mean().dims().first().copied();
@@ -150,7 +152,7 @@ enum Part {
 
 /// What a visit has shown.
 #[derive(Default)]
-struct Seen {
+struct ModelParts {
     order: Vec<Part>,
     /// Of layers and batch norms.
     paths: Vec<String>,
@@ -159,13 +161,13 @@ struct Seen {
     error: Option<Error>,
 }
 
-impl Seen {
+impl ModelParts {
     fn of<M: Fp8Module + ?Sized>(model: &M) -> Result<Self> {
-        let mut seen = Self::default();
-        model.visit(&mut seen);
-        match seen.error.take() {
+        let mut parts = Self::default();
+        model.visit(&mut parts);
+        match parts.error.take() {
             Some(error) => Err(error),
-            None => Ok(seen),
+            None => Ok(parts),
         }
     }
 
@@ -190,22 +192,6 @@ impl Seen {
         let found = norms().find(|(own, _)| *own == path).map(|(_, norm)| norm);
         found.ok_or_else(|| unknown(path, norms().map(|(path, _)| path.as_str())))
     }
-
-    fn keep(&mut self, path: Option<&str>, tensor: &Tensor) {
-        *self.uses.entry(tensor.id()).or_default() += 1;
-        match path {
-            Some(path) => {
-                self.tensors.insert(path.to_string(), tensor.detach());
-            }
-            // A mask or a table of sines is not a parameter.
-            None if tensor.is_variable() => {
-                let shape = tensor.dims().to_vec();
-                self.error
-                    .get_or_insert(LayerError::Unnamed { shape }.into());
-            }
-            None => {}
-        }
-    }
 }
 
 fn unknown<'a>(path: &str, paths: impl Iterator<Item = &'a str>) -> Error {
@@ -216,13 +202,9 @@ fn unknown<'a>(path: &str, paths: impl Iterator<Item = &'a str>) -> Error {
     .into()
 }
 
-impl Visitor for Seen {
+impl Visitor for ModelParts {
     fn layer(&mut self, layer: &dyn Fp8Layer) {
-        let name = |own| layer.path().map(|path| join(path, own));
-        self.keep(name("weight").as_deref(), layer.held_weight());
-        if let Some(bias) = layer.bias() {
-            self.keep(name("bias").as_deref(), bias);
-        }
+        show_layer(self, layer);
         let part = layer.path().map(|path| {
             self.paths.push(path.to_string());
             let holds_codes = layer.static_weight().is_some();
@@ -252,6 +234,18 @@ impl Visitor for Seen {
     }
 
     fn tensor(&mut self, path: Option<&str>, tensor: &Tensor) {
-        self.keep(path, tensor);
+        *self.uses.entry(tensor.id()).or_default() += 1;
+        match path {
+            Some(path) => {
+                self.tensors.insert(path.to_string(), tensor.detach());
+            }
+            // A mask or a table of sines is not a parameter.
+            None if tensor.is_variable() => {
+                let shape = tensor.dims().to_vec();
+                self.error
+                    .get_or_insert(LayerError::Unnamed { shape }.into());
+            }
+            None => {}
+        }
     }
 }

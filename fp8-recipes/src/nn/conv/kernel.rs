@@ -1,4 +1,4 @@
-//! What the four convolutions of candle_nn have in common.
+//! The interface that the four convolutions of candle_nn share.
 
 use super::one_dim;
 use crate::error::Result;
@@ -27,6 +27,10 @@ pub trait Kernel: Clone + std::fmt::Debug {
     /// The dimension of the weight that has the output channels; None where groups share it.
     fn output_dim(&self) -> Option<usize>;
 
+    /// Padding, stride, dilation, groups and output padding, as the FP8 kernels take them.
+    #[doc(hidden)]
+    fn shape(&self) -> ConvShape;
+
     /// In high precision, with gradients.
     #[doc(hidden)]
     fn plain(&self, x: &Tensor) -> Result<Tensor>;
@@ -40,15 +44,12 @@ pub trait Kernel: Clone + std::fmt::Debug {
     fn scaled(&self, x: &Scaled, weight: &Scaled) -> Result<Scaled>;
 }
 
+/// Each convolution: whether it is transposed; output padding and groups by its configuration `$c`; the functions that compute it.
 macro_rules! kernels {
     ($(
-        $type:ident: $config:ident {
-            transposed: $transposed:literal,
-            output_padding: $padding:expr,
-            groups: $groups:expr,
-            plain: $plain:expr,
-            scaled: $scaled:expr,
-        }
+        $type:ident($transposed:literal): |$c:ident: $config:ident| ($padding:expr, $groups:expr),
+        plain: $plain:expr,
+        scaled: |$x:ident, $weight:ident, $own:ident, $shape:ident| $scaled:expr;
     )*) => {$(
         impl Kernel for candle_nn::$type {
             type Config = candle_nn::$config;
@@ -75,11 +76,15 @@ macro_rules! kernels {
             }
 
             fn output_dim(&self) -> Option<usize> {
-                let groups: usize = $groups(self.config());
                 match $transposed {
-                    true => (groups == 1).then_some(1),
+                    true => (self.shape().groups == 1).then_some(1),
                     false => Some(0),
                 }
+            }
+
+            fn shape(&self) -> ConvShape {
+                let $c = self.config();
+                ConvShape::square($c.padding, $c.stride, $c.dilation, $groups).with_output_padding([$padding; 2])
             }
 
             fn plain(&self, x: &Tensor) -> Result<Tensor> {
@@ -87,71 +92,32 @@ macro_rules! kernels {
             }
 
             fn fp8(&self, x: &Tensor, weight: ConvWeight<'_>, plan: &LinearPlan) -> Result<Tensor> {
-                let shape = shape(self.config(), $padding, $groups);
+                let shape = self.shape();
                 Ok(fp8_conv(ConvKind::$type, x, weight, self.bias(), &shape, plan)?)
             }
 
-            fn scaled(&self, x: &Scaled, weight: &Scaled) -> Result<Scaled> {
-                let shape = shape(self.config(), $padding, $groups);
-                Ok($scaled(x, weight, self.config(), &shape)?)
-            }
-        }
-
-        impl Config for candle_nn::$config {
-            fn common(&self) -> [usize; 3] {
-                [self.padding, self.stride, self.dilation]
+            fn scaled(&self, $x: &Scaled, $weight: &Scaled) -> Result<Scaled> {
+                let ($own, $shape) = (self.config(), &self.shape());
+                Ok($scaled?)
             }
         }
     )*};
 }
 
-/// The sizes that every configuration has.
-trait Config {
-    /// Padding, stride, dilation.
-    fn common(&self) -> [usize; 3];
-}
-
-fn shape<C: Config>(
-    config: &C,
-    output_padding: impl Fn(&C) -> usize,
-    groups: impl Fn(&C) -> usize,
-) -> ConvShape {
-    let [padding, stride, dilation] = config.common();
-    ConvShape::square(padding, stride, dilation, groups(config))
-        .with_output_padding([output_padding(config); 2])
-}
-
 kernels! {
-    Conv1d: Conv1dConfig {
-        transposed: false,
-        output_padding: |_: &candle_nn::Conv1dConfig| 0,
-        groups: |config: &candle_nn::Conv1dConfig| config.groups,
-        plain: one_dim::conv1d,
-        scaled: |x: &Scaled, weight, c: &candle_nn::Conv1dConfig, _: &_| {
-            x.conv1d(weight, c.padding, c.stride, c.dilation, c.groups)
-        },
-    }
-    Conv2d: Conv2dConfig {
-        transposed: false,
-        output_padding: |_: &candle_nn::Conv2dConfig| 0,
-        groups: |config: &candle_nn::Conv2dConfig| config.groups,
-        plain: Module::forward,
-        scaled: |x: &Scaled, weight, c: &candle_nn::Conv2dConfig, _: &_| {
-            x.conv2d(weight, c.padding, c.stride, c.dilation, c.groups)
-        },
-    }
-    ConvTranspose1d: ConvTranspose1dConfig {
-        transposed: true,
-        output_padding: |config: &candle_nn::ConvTranspose1dConfig| config.output_padding,
-        groups: |config: &candle_nn::ConvTranspose1dConfig| config.groups,
-        plain: one_dim::conv_transpose1d,
-        scaled: |x: &Scaled, weight, _: &_, shape| x.conv_transpose1d(weight, shape),
-    }
-    ConvTranspose2d: ConvTranspose2dConfig {
-        transposed: true,
-        output_padding: |config: &candle_nn::ConvTranspose2dConfig| config.output_padding,
-        groups: |_: &candle_nn::ConvTranspose2dConfig| 1,
-        plain: Module::forward,
-        scaled: |x: &Scaled, weight, _: &_, shape| x.conv_transpose2d(weight, shape),
-    }
+    Conv1d(false): |c: Conv1dConfig| (0, c.groups),
+    plain: one_dim::conv1d,
+    scaled: |x, weight, c, _shape| x.conv1d(weight, c.padding, c.stride, c.dilation, c.groups);
+
+    Conv2d(false): |c: Conv2dConfig| (0, c.groups),
+    plain: Module::forward,
+    scaled: |x, weight, c, _shape| x.conv2d(weight, c.padding, c.stride, c.dilation, c.groups);
+
+    ConvTranspose1d(true): |c: ConvTranspose1dConfig| (c.output_padding, c.groups),
+    plain: one_dim::conv_transpose1d,
+    scaled: |x, weight, _c, shape| x.conv_transpose1d(weight, shape);
+
+    ConvTranspose2d(true): |c: ConvTranspose2dConfig| (c.output_padding, 1),
+    plain: Module::forward,
+    scaled: |x, weight, _c, shape| x.conv_transpose2d(weight, shape);
 }

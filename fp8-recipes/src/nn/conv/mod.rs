@@ -1,6 +1,6 @@
 //! `candle_nn::conv`: convolutions, candle-nn's outside a guard, FP8 inside one once they are prepared.
 //!
-//! Those over one dimension have right gradients; candle 0.11.1 computes wrong ones for batches of more than one row.
+//! The gradients of one-dimensional convolutions are right; those of candle 0.11.1 are wrong for batches of more than one row.
 
 mod kernel;
 mod one_dim;
@@ -9,8 +9,8 @@ pub use candle_nn::conv::*;
 
 use super::StaticWeight;
 use super::call::{Call, calibrate, noting_failure};
+use super::identity::{SharedState, path_and_state, path_methods};
 use super::scaled_parameter::{along_channels, optional, scaled, value_of};
-use super::shared_state::SharedState;
 use crate::array::{Array, Layer};
 use crate::autocast::{Fp8State, current};
 use crate::module::{Fp8Layer, LayerKind};
@@ -36,7 +36,7 @@ pub struct Convolution<C> {
     inner: C,
     weight: Parameter,
     bias: Option<Parameter>,
-    path: Option<String>,
+    path: Option<Arc<str>>,
     state: SharedState,
 }
 
@@ -58,28 +58,15 @@ impl<C: Kernel> Convolution<C> {
         C::build(weight, bias, config).into()
     }
 
-    /// Sets the checkpoint path. The named layer shares no FP8 state with the layer that it was cloned from, and has none yet.
-    #[must_use]
-    pub fn with_path(mut self, path: impl Into<String>) -> Self {
-        self.path = Some(path.into());
-        self.state = SharedState::default();
-        self
-    }
-
     /// FP8 state, if the layer is prepared.
     pub fn fp8_state(&self) -> Option<Arc<Fp8State>> {
         self.state.get()
     }
 
-    /// Path in the checkpoint: empty at its root, None if unknown.
-    pub fn path(&self) -> Option<&str> {
-        self.path.as_deref()
-    }
-
     /// [`Module::forward`] with an error that can be matched: candle's `Result` carries only the message of ours.
     ///
     /// # Errors
-    /// [`fp8_candle::Error::Conv`] if the sizes make no convolution, and what the guard's recipe finds wrong.
+    /// [`fp8_candle::Error::Conv`] if the sizes are invalid, and errors of the guard's recipe.
     pub fn try_forward(&self, x: &Tensor) -> crate::Result<Tensor> {
         let context = current();
         let y = Call::decide(self, context.as_ref()).and_then(|call| {
@@ -152,21 +139,13 @@ impl<A: Array, C: Kernel> Layer<A> for Convolution<C> {
     }
 }
 
+path_methods!(Convolution<C>, state);
+
 impl<C: Kernel> Fp8Layer for Convolution<C> {
-    fn path(&self) -> Option<&str> {
-        self.path.as_deref()
-    }
+    path_and_state!();
 
     fn roles(&self) -> &'static [Role] {
         &[Role::Input, Role::Weight, Role::GradOutput]
-    }
-
-    fn fp8_state(&self) -> Option<Arc<Fp8State>> {
-        self.state.get()
-    }
-
-    fn set_fp8_state(&self, state: Option<Arc<Fp8State>>) {
-        self.state.set(state);
     }
 
     fn held_weight(&self) -> &Tensor {

@@ -1,13 +1,13 @@
 //! Convolutions over one dimension, composed of a matrix product.
 //!
-//! In candle 0.11.1 `conv1d` reads a strided kernel wrongly, and `conv_transpose1d` without padding every row of a batch but
-//! the first. Both stand in the backward pass of `conv1d`: with more than one row in a batch its gradients are wrong, with no
-//! error. `conv_transpose1d` has no backward pass.
+//! In candle 0.11.1 `conv1d` reads a strided kernel wrongly, and `conv_transpose1d` without padding every row of a batch but the
+//! first. The backward pass of `conv1d` uses both, so with more than one row in a batch its gradients are silently wrong.
+//! `conv_transpose1d` has no backward pass.
 
 use candle_core::{D, Module, Result, Tensor};
 
 /// `x` `[b, c_in, l]`, `weight` `[c_out, c_in / groups, k]`, to `[b, c_out, l_out]`.
-struct Convolution {
+struct MatrixConvolution {
     /// Zeros before and after `x`; values are cut off where negative.
     padding: (i64, i64),
     stride: usize,
@@ -15,7 +15,7 @@ struct Convolution {
     groups: usize,
 }
 
-impl Convolution {
+impl MatrixConvolution {
     fn apply(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let (c_out, c, k) = weight.dims3()?;
         let (b, c_in, _) = x.dims3()?;
@@ -39,7 +39,7 @@ impl Convolution {
             candle_core::bail!("a kernel that spans {span} values does not fit into {l}");
         }
         let l_out = (l - span) / stride + 1;
-        // Each value of the kernel meets every `stride`th value of x from its own place on.
+        // Each tap of the kernel reads every `stride`th value of x, from its own position on.
         let x = x.pad_with_zeros(2, 0, stride - 1)?;
         let taps = (0..k).map(|tap| {
             let x = x.narrow(2, tap * dilation, l_out * stride)?;
@@ -83,7 +83,7 @@ fn padded(x: &Tensor, before: i64, after: i64) -> Result<Tensor> {
     )
 }
 
-/// Whether candle's own convolution will do: it computes the right thing, and no gradient is asked for.
+/// Whether candle's own convolution can be used: its result is right, and no gradient is tracked.
 fn plain(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> bool {
     let tracked = |x: &Tensor| x.track_op();
     weight.is_contiguous() && !tracked(x) && !tracked(weight) && !bias.is_some_and(tracked)
@@ -94,7 +94,7 @@ pub(super) fn conv1d(layer: &candle_nn::Conv1d, x: &Tensor) -> Result<Tensor> {
     if plain(x, weight, bias) {
         return layer.forward(x);
     }
-    let convolution = Convolution {
+    let convolution = MatrixConvolution {
         padding: (config.padding as i64, config.padding as i64),
         stride: config.stride,
         dilation: config.dilation,
@@ -133,7 +133,7 @@ pub(super) fn conv_transpose1d(layer: &candle_nn::ConvTranspose1d, x: &Tensor) -
         .transpose(1, 2)?
         .reshape((groups * c_out, c_in / groups, k))?;
     let edge = (config.dilation * (k - 1)) as i64 - config.padding as i64;
-    let convolution = Convolution {
+    let convolution = MatrixConvolution {
         padding: (edge, edge + config.output_padding as i64),
         stride: 1,
         dilation: config.dilation,

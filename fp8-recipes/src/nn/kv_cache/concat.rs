@@ -1,4 +1,4 @@
-//! Caches that concatenate.
+//! Caches that append with `Tensor::cat`.
 
 use candle_core::{Result, Tensor};
 
@@ -15,14 +15,14 @@ impl ConcatKvCache {
         Self { dim, held: None }
     }
 
-    /// How many positions are held.
+    /// Number of cached positions.
     pub fn current_seq_len(&self) -> usize {
         let dims = self.k().map(Tensor::dims);
         dims.and_then(|dims| dims.get(self.dim).copied())
             .unwrap_or(0)
     }
 
-    /// Whether nothing is held.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.held.is_none()
     }
@@ -32,10 +32,10 @@ impl ConcatKvCache {
         self.dim
     }
 
-    /// Appends keys and values. Returns all of both.
+    /// Appends keys and values. Returns all cached keys and values.
     ///
     /// # Errors
-    /// If a shape does not fit what the cache holds.
+    /// If a shape does not fit the cache.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let (k, v) = (k.contiguous()?, v.contiguous()?);
         let all = match &self.held {
@@ -53,27 +53,27 @@ impl ConcatKvCache {
         self.held = None;
     }
 
-    /// The keys held.
+    /// The cached keys.
     pub fn k(&self) -> Option<&Tensor> {
         self.held.as_ref().map(|(k, _)| k)
     }
 
-    /// The values held.
+    /// The cached values.
     pub fn v(&self) -> Option<&Tensor> {
         self.held.as_ref().map(|(_, v)| v)
     }
 
-    /// The keys held.
+    /// The cached keys.
     pub fn k_mut(&mut self) -> Option<&mut Tensor> {
         self.held.as_mut().map(|(k, _)| k)
     }
 
-    /// The values held.
+    /// The cached values.
     pub fn v_mut(&mut self) -> Option<&mut Tensor> {
         self.held.as_mut().map(|(_, v)| v)
     }
 
-    /// Keys and values held.
+    /// The cached keys and values.
     pub fn into_inner(self) -> Option<(Tensor, Tensor)> {
         self.held
     }
@@ -92,13 +92,13 @@ impl InterleavedKvCache {
         Self { kv: None, head_dim }
     }
 
-    /// How many positions are held.
+    /// Number of cached positions.
     pub fn current_seq_len(&self) -> usize {
         let dims = self.kv.as_ref().map(Tensor::dims);
         dims.and_then(|dims| dims.first().copied()).unwrap_or(0)
     }
 
-    /// Whether nothing is held.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.kv.is_none()
     }
@@ -106,7 +106,7 @@ impl InterleavedKvCache {
     /// Appends keys and values `[1, heads, tokens, head_dim]`. Returns the whole cache, `[tokens, heads, 2 * head_dim]`.
     ///
     /// # Errors
-    /// If a shape differs from this, or does not fit what the cache holds.
+    /// If a shape differs from this or does not fit the cache.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let tokens_first = |x: &Tensor| x.squeeze(0)?.transpose(0, 1)?.contiguous();
         let new = Tensor::cat(&[tokens_first(k)?, tokens_first(v)?], 2)?;

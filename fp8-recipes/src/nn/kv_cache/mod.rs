@@ -1,9 +1,10 @@
 //! `candle_nn::kv_cache`, with gradients.
 //!
-//! candle-nn's caches write keys and values in place or detach them, so that the projections before a cache receive no
-//! gradient, with no error. Here the keys and values that come out of a cache are connected with all that went in. That
-//! includes what earlier calls put there, as with a cache made by `Tensor::cat`: a model that generates text from variables
-//! keeps their graph. `all_data` is candle-nn's buffer, detached. Where nothing tracks a gradient, as in a model loaded for inference, candle-nn's in-place form is used.
+//! candle-nn's caches write keys and values in place or detach them, so the projections before a cache silently receive no
+//! gradient. The keys and values that these caches return stay connected with everything that was appended, in earlier calls
+//! too, as with a cache made by `Tensor::cat`: a model that generates text from variables keeps their graph. `all_data` is
+//! candle-nn's buffer, detached. Where nothing tracks a gradient, as in a model loaded for inference, candle-nn's in-place
+//! form is used.
 
 mod concat;
 mod rotating;
@@ -14,81 +15,63 @@ pub use concat::{ConcatKvCache, InterleavedKvCache};
 pub use rotating::{RotatingCache, RotatingKvCache};
 pub use scattered::{ScatteredCacheBuilder, ScatteredKvCache};
 
-use crate::{Fp8Module, Visitor};
+use crate::module::nothing;
 use candle_core::{Result, Tensor};
-use std::ops::Deref;
 
-/// `candle_nn::kv_cache::Cache`, differentiable; its other methods are candle-nn's.
-#[derive(Debug, Clone)]
-pub struct Cache {
-    inner: candle_nn::kv_cache::Cache,
-    /// What the cache holds, as part of a graph; None while nothing has tracked a gradient.
-    traced: Option<Tensor>,
-}
-
-impl Cache {
-    /// Values are appended along `dim`.
-    pub fn new(dim: usize, max_seq_len: usize) -> Self {
-        Self {
-            inner: candle_nn::kv_cache::Cache::new(dim, max_seq_len),
-            traced: None,
-        }
-    }
-
-    /// All that was appended.
-    ///
-    /// # Errors
-    /// If a tensor operation fails.
-    pub fn current_data(&self) -> Result<Option<Tensor>> {
-        match &self.traced {
-            Some(traced) => Ok(Some(traced.clone())),
-            None => self.inner.current_data(),
-        }
-    }
-
-    /// Empties the cache.
-    pub fn reset(&mut self) {
-        self.inner.reset();
-        self.traced = None;
-    }
-
-    /// Appends `src`.
-    ///
-    /// # Errors
-    /// If its shape does not fit what the cache holds.
-    pub fn append(&mut self, src: &Tensor) -> Result<()> {
-        let traced = match self.traced.is_some() || src.track_op() {
-            false => None,
-            true => Some(match self.current_data()? {
-                Some(before) => Tensor::cat(&[&before, src], self.dim())?,
-                None => src.clone(),
-            }),
-        };
-        self.inner.append(&src.detach())?;
-        self.traced = traced;
-        Ok(())
-    }
-}
-
-impl Deref for Cache {
-    type Target = candle_nn::kv_cache::Cache;
-
-    fn deref(&self) -> &Self::Target {
-        &self.inner
-    }
-}
-
-/// What the caches of keys and values have in common.
-macro_rules! key_value_cache {
-    ($type:ident, $cache:ident) => {
-        #[doc = concat!("`candle_nn::kv_cache::", stringify!($type), "`, differentiable.")]
+/// A cache of candle-nn beside a tensor that tracks gradients, and a pair of such caches for keys and values.
+macro_rules! traced_cache {
+    ($cache:ident, $pair:ident) => {
+        #[doc = concat!("`candle_nn::kv_cache::", stringify!($cache), "`, differentiable; its other methods are candle-nn's.")]
         #[derive(Debug, Clone)]
-        pub struct $type {
+        pub struct $cache {
+            inner: candle_nn::kv_cache::$cache,
+            /// The cached values as part of a graph; None while nothing has tracked a gradient.
+            traced: Option<Tensor>,
+        }
+
+        impl $cache {
+            /// Values are appended along `dim`, up to `max_seq_len` of them.
+            pub fn new(dim: usize, max_seq_len: usize) -> Self {
+                Self {
+                    inner: candle_nn::kv_cache::$cache::new(dim, max_seq_len),
+                    traced: None,
+                }
+            }
+
+            /// The cached values, in the order of candle-nn's buffer.
+            ///
+            /// # Errors
+            /// If a tensor operation fails.
+            pub fn current_data(&self) -> Result<Option<Tensor>> {
+                match &self.traced {
+                    Some(traced) => Ok(Some(traced.clone())),
+                    None => self.inner.current_data(),
+                }
+            }
+
+            /// Empties the cache.
+            pub fn reset(&mut self) {
+                self.inner.reset();
+                self.traced = None;
+            }
+        }
+
+        impl std::ops::Deref for $cache {
+            type Target = candle_nn::kv_cache::$cache;
+
+            fn deref(&self) -> &Self::Target {
+                &self.inner
+            }
+        }
+
+        #[doc = concat!("`candle_nn::kv_cache::", stringify!($pair), "`, differentiable.")]
+        #[derive(Debug, Clone)]
+        pub struct $pair {
             k: $cache,
             v: $cache,
         }
 
-        impl $type {
+        impl $pair {
             /// Keys and values are appended along `dim`.
             pub fn new(dim: usize, max_seq_len: usize) -> Self {
                 Self {
@@ -117,7 +100,7 @@ macro_rules! key_value_cache {
                 &mut self.v
             }
 
-            /// The keys held.
+            /// The cached keys.
             ///
             /// # Errors
             /// If a tensor operation fails.
@@ -125,7 +108,7 @@ macro_rules! key_value_cache {
                 self.k.current_data()
             }
 
-            /// The values held.
+            /// The cached values.
             ///
             /// # Errors
             /// If a tensor operation fails.
@@ -146,35 +129,45 @@ macro_rules! key_value_cache {
         }
     };
 }
+use traced_cache;
 
-use key_value_cache;
+traced_cache!(Cache, KvCache);
 
-key_value_cache!(KvCache, Cache);
-
-impl KvCache {
-    /// Appends keys and values. Returns all of both.
+impl Cache {
+    /// Appends `src`.
     ///
     /// # Errors
-    /// If a shape does not fit what the cache holds.
+    /// If its shape does not fit the cache.
+    pub fn append(&mut self, src: &Tensor) -> Result<()> {
+        let traced = match self.traced.is_some() || src.track_op() {
+            false => None,
+            true => Some(match self.current_data()? {
+                Some(before) => Tensor::cat(&[&before, src], self.dim())?,
+                None => src.clone(),
+            }),
+        };
+        self.inner.append(&src.detach())?;
+        self.traced = traced;
+        Ok(())
+    }
+}
+
+impl KvCache {
+    /// Appends keys and values. Returns all cached keys and values.
+    ///
+    /// # Errors
+    /// If a shape does not fit the cache.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         self.k.append(k)?;
         self.v.append(v)?;
-        // A cache that was appended to holds something.
+        // Neither cache is empty after an append.
         let (all_k, all_v) = (self.k.current_data()?, self.v.current_data()?);
         Ok((all_k.unwrap_or(k.clone()), all_v.unwrap_or(v.clone())))
     }
 }
 
-// Keys and values of earlier tokens are no parameters.
-macro_rules! without_parameters {
-    ($($type:ty),*) => {
-        $(impl Fp8Module for $type {
-            fn visit(&self, _: &mut dyn Visitor) {}
-        })*
-    };
-}
-
-without_parameters!(
+// Cached keys and values are not parameters.
+nothing!(
     Cache,
     KvCache,
     RotatingCache,
@@ -182,5 +175,5 @@ without_parameters!(
     ConcatKvCache,
     InterleavedKvCache,
     ScatteredKvCache,
-    ScatteredCacheBuilder
+    ScatteredCacheBuilder,
 );

@@ -1,46 +1,15 @@
 //! A cache that keeps the newest positions.
 
-use super::key_value_cache;
+use super::traced_cache;
 use candle_core::{Device, Result, Tensor};
-use std::ops::Deref;
 
-/// `candle_nn::kv_cache::RotatingCache`, differentiable; its other methods are candle-nn's.
-#[derive(Debug, Clone)]
-pub struct RotatingCache {
-    inner: candle_nn::kv_cache::RotatingCache,
-    traced: Option<Tensor>,
-}
+traced_cache!(RotatingCache, RotatingKvCache);
 
 impl RotatingCache {
-    /// Values are appended along `dim`; the newest `max_seq_len` stay.
-    pub fn new(dim: usize, max_seq_len: usize) -> Self {
-        Self {
-            inner: candle_nn::kv_cache::RotatingCache::new(dim, max_seq_len),
-            traced: None,
-        }
-    }
-
-    /// What the cache holds, in the order of its buffer.
+    /// Appends `src`. Returns the buffer, or `src` if it is longer than the buffer.
     ///
     /// # Errors
-    /// If a tensor operation fails.
-    pub fn current_data(&self) -> Result<Option<Tensor>> {
-        match &self.traced {
-            Some(traced) => Ok(Some(traced.clone())),
-            None => self.inner.current_data(),
-        }
-    }
-
-    /// Empties the cache.
-    pub fn reset(&mut self) {
-        self.inner.reset();
-        self.traced = None;
-    }
-
-    /// Appends `src`. Returns the buffer, or `src` where that is longer than the buffer.
-    ///
-    /// # Errors
-    /// If its shape does not fit what the cache holds.
+    /// If its shape does not fit the cache.
     pub fn append(&mut self, src: &Tensor) -> Result<Tensor> {
         if self.traced.is_none() && !src.track_op() {
             return self.inner.append(src);
@@ -52,7 +21,7 @@ impl RotatingCache {
         Ok(if whole { src.clone() } else { traced })
     }
 
-    /// The buffer after `src` was written where the next value goes.
+    /// The buffer after `src` is written at the current offset.
     fn written(&self, src: &Tensor) -> Result<Tensor> {
         let (dim, size, at) = (self.dim(), self.max_seq_len(), self.offset());
         let len = src.dim(dim)?;
@@ -65,7 +34,7 @@ impl RotatingCache {
         let to_end = size - at;
         let parts = match len <= to_end {
             true => [(before, 0, at), (src, 0, len), (before, at + len, held)],
-            // The end of `src` goes to the start of the buffer.
+            // The end of `src` wraps around to the start of the buffer.
             false => [
                 (src, to_end, len),
                 (before, len - to_end, at),
@@ -78,26 +47,16 @@ impl RotatingCache {
     }
 }
 
-impl Deref for RotatingCache {
-    type Target = candle_nn::kv_cache::RotatingCache;
-
-    fn deref(&self) -> &Self::Target {
-        &self.inner
-    }
-}
-
-key_value_cache!(RotatingKvCache, RotatingCache);
-
 impl RotatingKvCache {
-    /// Appends keys and values. Returns what attention looks at.
+    /// Appends keys and values. Returns those that attention reads.
     ///
     /// # Errors
-    /// If a shape does not fit what the cache holds.
+    /// If a shape does not fit the cache.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         Ok((self.k.append(k)?, self.v.append(v)?))
     }
 
-    /// Where the next value goes.
+    /// Where the next position is written.
     pub fn offset(&self) -> usize {
         self.k.offset()
     }

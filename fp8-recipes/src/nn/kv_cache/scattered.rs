@@ -1,4 +1,4 @@
-//! The cache of a batch whose rows are at different positions.
+//! A cache for batches whose rows are at different positions.
 
 use super::IndicesAndMask;
 use crate::nn::no_gradient_through;
@@ -22,7 +22,7 @@ impl ScatteredCacheBuilder {
     /// An empty cache.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If memory for it cannot be allocated.
     pub fn make_cache(&self, num_heads: usize, head_dim: usize) -> Result<ScatteredKvCache> {
         self.0.make_cache(num_heads, head_dim).map(ScatteredKvCache)
     }
@@ -42,8 +42,8 @@ impl DerefMut for ScatteredCacheBuilder {
     }
 }
 
-/// `candle_nn::kv_cache::ScatteredKvCache`, which writes in place: an error where a gradient would be lost. Its other methods
-/// are candle-nn's.
+/// `candle_nn::kv_cache::ScatteredKvCache`, which writes in place: fails where a gradient would be lost. Its other methods are
+/// candle-nn's.
 #[derive(Debug, Clone)]
 pub struct ScatteredKvCache(candle_nn::kv_cache::ScatteredKvCache);
 
@@ -58,7 +58,7 @@ impl ScatteredKvCache {
         v: &Tensor,
         iam: &IndicesAndMask,
     ) -> Result<(Tensor, Tensor)> {
-        // Longer ones are handed back as they are.
+        // candle-nn returns longer ones unchanged.
         if k.dim(2)? < self.k().dim(2)? {
             no_gradient_through("ScatteredKvCache::append", &[k, v])?;
         }

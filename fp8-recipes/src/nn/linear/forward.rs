@@ -1,4 +1,4 @@
-//! What a linear layer computes: on plain tensors, on scaled ones, and as an operation of a wide node.
+//! The forward pass of a linear layer: on plain tensors, on scaled ones, and as an operation of a wide node.
 
 use super::{Linear, Weight};
 use crate::FilesError;
@@ -17,7 +17,7 @@ impl Linear {
     ///
     /// # Errors
     /// [`fp8_candle::Error::InFeatures`] if the last dimension of `x` is not in_features, [`FilesError::TensorDType`] if `x` is not of
-    /// a floating point dtype, and what the guard's recipe finds wrong.
+    /// a floating point dtype, and errors of the guard's recipe.
     pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
         let _span = tracing::trace_span!("linear", path = self.path()).entered();
         let context = current();
@@ -28,7 +28,7 @@ impl Linear {
         noting_failure(context.as_ref(), y)
     }
 
-    /// The outputs of layers that read the same input, in their order: what each gives alone.
+    /// The outputs of layers that read the same input, in order; each is the same as from its layer alone.
     ///
     /// # Errors
     /// Those of the first layer that fails.
@@ -49,7 +49,7 @@ impl Linear {
                 let weight = LinearWeight::HighPrecision(&weight, Some(&state.cache));
                 return Ok(fp8_linear(x, weight, bias.as_ref(), &plan)?);
             }
-            // In f32, as an export reads the weight: its value need not fit in the dtype of the input.
+            // The weight in f32, as an export reads it: its values may not fit in the dtype of the input.
             Call::Calibrate(state, step) => calibrate(&state, &step, x, || self.weight())?,
             Call::HighPrecision | Call::Static(_) | Call::Dequantized(_) => {}
         }
@@ -179,7 +179,7 @@ fn in_node(layers: &[&Linear], node: &mut WideNode, x: &Wide) -> Result<Vec<Wide
     }
 }
 
-/// A layer of an FP8 checkpoint: its weight gets no gradient, and `compute` is differentiated by candle.
+/// Adds a layer with FP8 codes from a file: its weight gets no gradient, and candle differentiates `compute`.
 fn frozen(
     node: &mut WideNode,
     x: &Wide,

@@ -5,7 +5,7 @@ mod forward;
 pub(super) use forward::joint;
 
 use super::StaticWeight;
-use super::shared_state::SharedState;
+use super::identity::{SharedState, path_and_state, path_methods};
 use crate::autocast::Fp8State;
 use crate::error::Result;
 use crate::module::Fp8Layer;
@@ -69,15 +69,6 @@ impl Linear {
         }
     }
 
-    /// Names the layer as in a checkpoint. Layers built from a VarBuilder know their name.
-    ///
-    /// The named layer shares no FP8 state with the layer that it was cloned from, and has none yet.
-    pub fn with_path(mut self, path: impl Into<Arc<str>>) -> Self {
-        self.path = Some(path.into());
-        self.state = SharedState::default();
-        self
-    }
-
     /// The value of the weight, `[out_features, in_features]`.
     ///
     /// For a weight in high precision this is the tensor itself, which an optimizer may hold as a variable. For a layer loaded in FP8
@@ -114,11 +105,6 @@ impl Linear {
         self.bias.as_ref().map(Parameter::tensor)
     }
 
-    /// Path in the checkpoint: empty at its root, None if unknown.
-    pub fn path(&self) -> Option<&str> {
-        self.path.as_deref()
-    }
-
     /// FP8 state, if the layer is prepared.
     pub fn fp8_state(&self) -> Option<Arc<Fp8State>> {
         self.state.get()
@@ -146,7 +132,7 @@ impl Linear {
         self.path().unwrap_or("without a path")
     }
 
-    /// The same layer without gradients for its weight and bias; scaled parameters stay as they are.
+    /// The same layer without gradients for its weight and bias; scaled parameters are not changed.
     pub(super) fn frozen(mut self) -> Self {
         let freeze = |parameter: &mut Parameter| {
             if let Parameter::Plain(tensor) = parameter {
@@ -161,21 +147,13 @@ impl Linear {
     }
 }
 
+path_methods!(Linear, state);
+
 impl Fp8Layer for Linear {
-    fn path(&self) -> Option<&str> {
-        Linear::path(self)
-    }
+    path_and_state!();
 
     fn roles(&self) -> &'static [Role] {
         &[Role::Input, Role::Weight, Role::GradOutput]
-    }
-
-    fn fp8_state(&self) -> Option<Arc<Fp8State>> {
-        self.state.get()
-    }
-
-    fn set_fp8_state(&self, state: Option<Arc<Fp8State>>) {
-        self.state.set(state);
     }
 
     fn held_weight(&self) -> &Tensor {

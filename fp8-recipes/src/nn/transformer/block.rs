@@ -75,7 +75,76 @@ pub(super) trait Block {
     }
 }
 
-/// The error of a module whose layers are not those that it is made of.
+/// The methods that run a module: `tokens` for modules that read the inputs of a call, `features` for those that need none.
+macro_rules! calls {
+    (tokens $type:ident) => {
+        impl $type {
+            /// Computes the module: `x` and result are `[batch, tokens, hidden_size]` of one dtype.
+            ///
+            /// # Errors
+            /// If x has another shape, or heads and features of the layers are incompatible; errors of the layers.
+            pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
+                self.run(x, inputs)
+            }
+
+            /// [`Self::forward`] on plain or scaled tensors.
+            ///
+            /// # Errors
+            /// As [`Self::forward`].
+            pub fn forward_array<A: Array>(&self, x: &A, inputs: &LayerInputs<'_>) -> Result<A> {
+                self.run(x, inputs)
+            }
+
+            /// [`Self::forward_array`] for tokens that follow those in `cache`, to which their keys and values are appended.
+            /// [`LayerInputs::key_lengths`] count from the first token that the cache holds; with a sliding window it holds the
+            /// last ones.
+            ///
+            /// # Errors
+            /// As [`Self::forward`]; the cache then stays as it was.
+            pub fn forward_cached<A: Array>(
+                &self,
+                x: &A,
+                inputs: &LayerInputs<'_>,
+                cache: &mut KeyValues<A>,
+            ) -> Result<A> {
+                self.run_cached(x, inputs, cache)
+            }
+        }
+    };
+    (features $type:ident) => {
+        impl $type {
+            /// [`Module::forward`] with an error that can be matched.
+            ///
+            /// # Errors
+            /// Those of its layers.
+            pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
+                self.forward_array(x)
+            }
+
+            /// [`Self::try_forward`] on plain or scaled tensors.
+            ///
+            /// # Errors
+            /// Those of its layers.
+            pub fn forward_array<A: Array>(&self, x: &A) -> Result<A> {
+                self.run(x, &LayerInputs::default())
+            }
+        }
+
+        impl Module for $type {
+            fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+                Ok(self.try_forward(x)?)
+            }
+        }
+
+        setters! { $type:
+            /// A copy that is one node of the graph, or one node per layer.
+            with_single_node(single_node: bool);
+        }
+    };
+}
+pub(super) use calls;
+
+/// The error of a module with other layers than it is made of: a bug.
 pub(super) fn missing<T>(what: &'static str) -> Result<T> {
     Err(candle_core::Error::Msg(what.into()).into())
 }

@@ -6,7 +6,7 @@ use candle_core::DType;
 use fp8_candle::ops::{Activation, AttentionDropout};
 
 /// The error of an option that does not fit.
-pub(super) fn unfit(
+pub(in crate::nn) fn unfit(
     path: &str,
     what: &'static str,
     got: impl ToString,
@@ -22,8 +22,12 @@ pub(super) fn unfit(
 }
 
 /// Fails unless `probability` is at least 0 and below 1.
-pub(super) fn check_dropout(path: &str, what: &'static str, probability: f64) -> Result<()> {
-    match (0.0..1.0).contains(&probability) {
+pub(in crate::nn) fn check_dropout<P: Copy + Into<f64> + ToString>(
+    path: &str,
+    what: &'static str,
+    probability: P,
+) -> Result<()> {
+    match (0.0..1.0).contains(&probability.into()) {
         true => Ok(()),
         false => {
             let expected = "a probability from 0 up to, but not, 1";
@@ -33,13 +37,6 @@ pub(super) fn check_dropout(path: &str, what: &'static str, probability: f64) ->
 }
 
 /// The norm of a transformer module.
-///
-/// ```
-/// # use fp8_recipes::nn::{NormKind, TransformerConfig};
-/// let config = TransformerConfig::new(16, 2).with_norm(NormKind::RmsNorm);
-/// assert_eq!(config.norm, NormKind::RmsNorm);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum NormKind {
@@ -51,13 +48,6 @@ pub enum NormKind {
 }
 
 /// Where the norms of a layer are.
-///
-/// ```
-/// # use fp8_recipes::nn::{NormPlacement, TransformerConfig};
-/// let config = TransformerConfig::new(16, 2).with_norm_placement(NormPlacement::Post); // as BERT
-/// assert_eq!(config.norm_placement, NormPlacement::Post);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum NormPlacement {
@@ -95,10 +85,10 @@ pub struct AttentionConfig {
     pub attention_dropout: f64,
     /// Whether rotary positions rotate neighbouring features instead of halves.
     pub rope_interleaved: bool,
-    /// The dtype to which queries, keys, values and probabilities are rounded before products; None leaves them as they are. A guard
-    /// does not change it, so that a model computes the same in training, in evaluation and loaded from its file. `BF16` is
-    /// what mixed precision uses: on processors with bf16 products, and on GPUs, f32 attention then takes a fraction of the time and
-    /// keeps half of the bytes for the backward pass.
+    /// The dtype to which queries, keys, values and probabilities are rounded before products; None does not round them. A guard
+    /// does not change this, so that a model computes the same in training, in evaluation and loaded from its file. `BF16` is
+    /// what mixed precision uses: on processors with bf16 products, and on GPUs, f32 attention then takes a fraction of the time
+    /// and keeps half of the bytes for the backward pass.
     pub operands: Option<DType>,
 }
 
@@ -115,30 +105,6 @@ impl AttentionConfig {
             attention_dropout: 0.,
             rope_interleaved: false,
             operands: None,
-        }
-    }
-
-    /// A copy with a sliding window.
-    pub fn with_sliding_window(self, tokens: impl Into<Option<usize>>) -> Self {
-        Self {
-            sliding_window: tokens.into(),
-            ..self
-        }
-    }
-
-    /// A copy with another factor on dot products.
-    pub fn with_softmax_scale(self, softmax_scale: impl Into<Option<f64>>) -> Self {
-        Self {
-            softmax_scale: softmax_scale.into(),
-            ..self
-        }
-    }
-
-    /// A copy with [`AttentionConfig::operands`].
-    pub fn with_operands(self, operands: impl Into<Option<DType>>) -> Self {
-        Self {
-            operands: operands.into(),
-            ..self
         }
     }
 
@@ -185,15 +151,13 @@ impl AttentionConfig {
     }
 }
 
-setters! {
-    AttentionConfig:
-    /// A copy with fewer heads of keys and values.
+setters! { AttentionConfig:
+    with_sliding_window(sliding_window: into Option<usize>);
+    with_softmax_scale(softmax_scale: into Option<f64>);
+    with_operands(operands: into Option<DType>);
     with_num_key_value_heads(num_key_value_heads: usize);
-    /// A copy with or without a causal mask.
     with_causal(causal: bool);
-    /// A copy with dropout.
     with_attention_dropout(attention_dropout: f64);
-    /// A copy with [`AttentionConfig::rope_interleaved`].
     with_rope_interleaved(rope_interleaved: bool);
 }
 
@@ -273,30 +237,19 @@ impl TransformerConfig {
     }
 }
 
-setters! {
-    TransformerConfig:
-    /// A copy with another size of the MLP.
+setters! { TransformerConfig:
     with_intermediate_size(intermediate_size: usize);
-    /// A copy with other options of attention.
     with_attention(attention: AttentionConfig);
-    /// A copy with another norm.
     with_norm(norm: NormKind);
-    /// A copy with norms elsewhere.
     with_norm_placement(norm_placement: NormPlacement);
-    /// A copy with another epsilon.
     with_norm_eps(norm_eps: f64);
-    /// A copy with another activation.
     with_hidden_act(hidden_act: Activation);
-    /// A copy with or without biases.
     with_bias(bias: bool);
-    /// A copy with [`TransformerConfig::fused_qkv`].
     with_fused_qkv(fused_qkv: bool);
-    /// A copy with [`TransformerConfig::fused_gate_up`].
     with_fused_gate_up(fused_gate_up: bool);
-    /// A copy with dropout of results.
     with_hidden_dropout(hidden_dropout: f64);
-    /// A copy with or without computing tensors again in the backward pass, to the bit: the MLP's inner ones and the FP8 codes of the
-    /// norms' results, from what is kept anyway. One product more, and less than half of the kept bytes. Without FP8 codes nothing
-    /// changes.
+    /// A copy that does or does not recompute tensors in the backward pass, bit for bit: the MLP's inner ones and the FP8 codes
+    /// of the norms' results, from tensors that are kept anyway. It costs one more product and keeps less than half of the bytes.
+    /// Has no effect without FP8 codes.
     with_recomputation(recomputation: bool);
 }

@@ -1,8 +1,8 @@
-//! The further inputs of a call of a transformer module.
+//! The other inputs of a call of a transformer module.
 
 use candle_core::Tensor;
 
-/// The further inputs of a call: positions, padding, and the seed of dropout.
+/// The other inputs of a call: positions, padding, and the seed of dropout.
 ///
 /// ```
 /// # use fp8_recipes as fp8;
@@ -17,7 +17,7 @@ use candle_core::Tensor;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct LayerInputs<'a> {
-    /// cos and sin of the tokens' positions, `[tokens, head_dim / 2]`; None leaves queries and keys as they are.
+    /// cos and sin of the tokens' positions, `[tokens, head_dim / 2]`; None does not rotate queries and keys.
     pub rope: Option<(&'a Tensor, &'a Tensor)>,
     /// How many tokens each batch entry has before its padding; None: all.
     pub key_lengths: Option<Vec<usize>>,
@@ -36,22 +36,6 @@ impl<'a> LayerInputs<'a> {
         }
     }
 
-    /// A copy of the inputs with padding.
-    pub fn with_key_lengths(self, key_lengths: impl Into<Option<Vec<usize>>>) -> Self {
-        Self {
-            key_lengths: key_lengths.into(),
-            ..self
-        }
-    }
-
-    /// A copy of the inputs with or without dropout.
-    pub fn with_dropout_seed(self, seed: impl Into<Option<u64>>) -> Self {
-        Self {
-            dropout_seed: seed.into(),
-            ..self
-        }
-    }
-
     /// The seed for one of several places in a layer.
     pub(super) fn seed(&self, path: Option<&str>, place: u64) -> Option<u64> {
         // FNV-1a: the same on every machine.
@@ -62,4 +46,9 @@ impl<'a> LayerInputs<'a> {
         let own = hash.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         self.dropout_seed.map(|seed| seed ^ own)
     }
+}
+
+setters! { LayerInputs<'_>:
+    with_key_lengths(key_lengths: into Option<Vec<usize>>);
+    with_dropout_seed(dropout_seed: into Option<u64>);
 }

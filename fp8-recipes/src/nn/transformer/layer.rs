@@ -1,16 +1,16 @@
 //! A whole transformer layer.
 
 use super::attention::{MultiheadAttention, attention};
-use super::block::Block;
+use super::block::{Block, calls};
 use super::config::{NormPlacement, TransformerConfig, check_dropout};
 use super::inputs::LayerInputs;
 use super::key_values::KeyValues;
 use super::layer_norm_linear::norm;
 use super::mlp::{LayerNormMlp, mlp};
 use super::{LayerNorm, Linear};
+use crate::Fp8Module;
 use crate::array::{Array, Layer};
 use crate::error::Result;
-use crate::{Fp8Module, Visitor};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 use fp8_scaled::{Direction, Norm};
@@ -31,12 +31,14 @@ use fp8_scaled::{Direction, Norm};
 /// assert!(vars.all_vars().iter().all(|var| grads.get(var).is_some()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Fp8Module)]
+#[fp8(crate = "crate")]
 pub struct TransformerLayer {
     norm_attention: LayerNorm,
     attention: MultiheadAttention,
     norm_mlp: LayerNorm,
     mlp: LayerNormMlp,
+    #[fp8(skip)]
     placement: NormPlacement,
     hidden_dropout: f64,
     single_node: bool,
@@ -58,19 +60,6 @@ impl TransformerLayer {
             placement: NormPlacement::Pre,
             hidden_dropout: 0.,
             single_node: true,
-        }
-    }
-
-    /// A copy with another placement of the norms.
-    pub fn with_norm_placement(self, placement: NormPlacement) -> Self {
-        Self { placement, ..self }
-    }
-
-    /// A copy with dropout of the results of attention and MLP.
-    pub fn with_hidden_dropout(self, probability: f64) -> Self {
-        Self {
-            hidden_dropout: probability,
-            ..self
         }
     }
 
@@ -102,35 +91,6 @@ impl TransformerLayer {
         &self.mlp
     }
 
-    /// Computes the layer: `x` and result are `[batch, tokens, hidden_size]` of one dtype.
-    ///
-    /// # Errors
-    /// As [`MultiheadAttention::forward`].
-    pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
-        self.run(x, inputs)
-    }
-
-    /// [`TransformerLayer::forward`] on plain or scaled tensors.
-    ///
-    /// # Errors
-    /// As [`MultiheadAttention::forward`].
-    pub fn forward_array<A: Array>(&self, x: &A, inputs: &LayerInputs<'_>) -> Result<A> {
-        self.run(x, inputs)
-    }
-
-    /// [`TransformerLayer::forward_array`] for tokens that follow those in `cache`, to which their keys and values are appended.
-    ///
-    /// # Errors
-    /// As [`MultiheadAttention::forward_cached`].
-    pub fn forward_cached<A: Array>(
-        &self,
-        x: &A,
-        inputs: &LayerInputs<'_>,
-        cache: &mut KeyValues<A>,
-    ) -> Result<A> {
-        self.run_cached(x, inputs, cache)
-    }
-
     fn check_dropout(&self) -> Result<()> {
         let path = self.attention.out().path().unwrap_or_default();
         check_dropout(
@@ -139,6 +99,15 @@ impl TransformerLayer {
             self.hidden_dropout,
         )
     }
+}
+
+calls!(tokens TransformerLayer);
+
+setters! { TransformerLayer:
+    /// A copy with another placement of the norms.
+    with_norm_placement(placement: NormPlacement);
+    /// A copy with dropout of the results of attention and MLP.
+    with_hidden_dropout(hidden_dropout: f64);
 }
 
 impl Block for TransformerLayer {
@@ -196,34 +165,11 @@ impl Block for TransformerLayer {
     }
 }
 
-impl Fp8Module for TransformerLayer {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.norm_attention.visit(visitor);
-        self.attention.visit(visitor);
-        self.norm_mlp.visit(visitor);
-        self.mlp.visit(visitor);
-    }
-}
-
 /// A [`TransformerLayer`] with the names of Llama's layers: `input_layernorm`, `self_attn.q_proj`, `self_attn.k_proj`,
 /// `self_attn.v_proj`, `self_attn.o_proj`, `post_attention_layernorm`, `mlp.gate_proj`, `mlp.up_proj`, `mlp.down_proj`.
 ///
 /// # Errors
 /// If a tensor is missing or has another shape.
-///
-/// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8_recipes::nn::*;
-/// # let vars = VarMap::new();
-/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// # let config = TransformerConfig::new(16, 2);
-/// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-/// let layer = transformer_layer(&config, vb)?;
-/// assert!(vars.data().lock().unwrap().contains_key("self_attn.q_proj.weight"));
-/// # let _ = (layer, x);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn transformer_layer(
     config: &TransformerConfig,
     vb: VarBuilder<'_>,

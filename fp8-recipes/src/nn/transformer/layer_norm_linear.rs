@@ -1,14 +1,14 @@
 //! A norm and the linear layer after it.
 
-use super::block::Block;
+use super::block::{Block, calls};
 use super::config::{NormKind, TransformerConfig};
 use super::inputs::LayerInputs;
 use super::key_values::KeyValues;
 use super::{LayerNorm, Linear};
+use crate::Fp8Module;
 use crate::array::{Array, Layer};
 use crate::error::Result;
 use crate::nn::layer_norm::LayerNormConfig;
-use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 
@@ -25,7 +25,8 @@ use candle_nn::VarBuilder;
 /// assert_eq!(layer.forward(&Tensor::randn(0f32, 1., (2, 3, 8), &device)?)?.dims(), [2, 3, 16]);
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Fp8Module)]
+#[fp8(crate = "crate")]
 pub struct LayerNormLinear {
     norm: LayerNorm,
     linear: Linear,
@@ -42,14 +43,6 @@ impl LayerNormLinear {
         }
     }
 
-    /// A copy that is one node of the graph, or one node per layer.
-    pub fn with_single_node(self, single_node: bool) -> Self {
-        Self {
-            single_node,
-            ..self
-        }
-    }
-
     /// The norm.
     pub fn norm(&self) -> &LayerNorm {
         &self.norm
@@ -59,23 +52,9 @@ impl LayerNormLinear {
     pub fn linear(&self) -> &Linear {
         &self.linear
     }
-
-    /// [`Module::forward`] with an error that can be matched.
-    ///
-    /// # Errors
-    /// Those of its layers.
-    pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward_array(x)
-    }
-
-    /// [`LayerNormLinear::try_forward`] on plain or scaled tensors.
-    ///
-    /// # Errors
-    /// Those of its layers.
-    pub fn forward_array<A: Array>(&self, x: &A) -> Result<A> {
-        self.run(x, &LayerInputs::default())
-    }
 }
+
+calls!(features LayerNormLinear);
 
 impl Block for LayerNormLinear {
     const NAME: &'static str = "layer-norm-linear";
@@ -102,37 +81,11 @@ impl Block for LayerNormLinear {
     }
 }
 
-impl Module for LayerNormLinear {
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        Ok(self.try_forward(x)?)
-    }
-}
-
-impl Fp8Module for LayerNormLinear {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.norm.visit(visitor);
-        self.linear.visit(visitor);
-    }
-}
-
 /// A [`LayerNormLinear`] with the parameters `norm.weight`, `norm.bias`, `linear.weight` and `linear.bias`; norm, epsilon and
 /// biases as `config` says.
 ///
 /// # Errors
 /// If a tensor is missing or has another shape.
-///
-/// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8_recipes::nn::*;
-/// # let vars = VarMap::new();
-/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// # let config = TransformerConfig::new(16, 2);
-/// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-/// let layer = layer_norm_linear(16, 8, &config, vb)?;
-/// assert_eq!(layer.forward(&x)?.dims(), [2, 5, 8]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn layer_norm_linear(
     in_dim: usize,
     out_dim: usize,

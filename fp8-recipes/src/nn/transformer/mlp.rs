@@ -1,32 +1,22 @@
 //! The feed-forward network.
 
-use super::block::{Block, missing};
+use super::block::{Block, calls, missing};
 use super::config::{TransformerConfig, unfit};
 use super::inputs::LayerInputs;
 use super::key_values::KeyValues;
 use super::layer_norm_linear::norm;
 use super::{LayerNorm, Linear};
+use crate::Fp8Module;
 use crate::array::{Array, Layer};
 use crate::error::Result;
 use crate::nn::linear::joint;
-use crate::{Fp8Module, Visitor};
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use fp8_candle::ops::Activation;
 
 /// The first projection of a feed-forward network.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8_recipes::nn::*;
-/// # let vars = VarMap::new();
-/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// let input = MlpInput::Up(linear(16, 64, vb.pp("up"))?);
-/// # let _ = input;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Fp8Module)]
+#[fp8(crate = "crate")]
 #[non_exhaustive]
 pub enum MlpInput {
     /// One layer, with twice the features, the gate first, if the activation is gated.
@@ -62,11 +52,13 @@ impl MlpInput {
 /// assert_eq!(mlp.forward(&Tensor::randn(0f32, 1., (2, 3, 8), &Device::Cpu)?)?.dims(), [2, 3, 8]);
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Fp8Module)]
+#[fp8(crate = "crate")]
 pub struct LayerNormMlp {
     norm: Option<LayerNorm>,
     input: MlpInput,
     down: Linear,
+    #[fp8(skip)]
     activation: Activation,
     recomputation: bool,
     single_node: bool,
@@ -87,22 +79,6 @@ impl LayerNormMlp {
             activation,
             recomputation: false,
             single_node: true,
-        }
-    }
-
-    /// A copy with or without [computing inner tensors again](TransformerConfig::with_recomputation).
-    pub fn with_recomputation(self, recomputation: bool) -> Self {
-        Self {
-            recomputation,
-            ..self
-        }
-    }
-
-    /// A copy that is one node of the graph, or one node per layer.
-    pub fn with_single_node(self, single_node: bool) -> Self {
-        Self {
-            single_node,
-            ..self
         }
     }
 
@@ -146,22 +122,13 @@ impl LayerNormMlp {
             _ => Ok(()),
         }
     }
+}
 
-    /// [`Module::forward`] with an error that can be matched.
-    ///
-    /// # Errors
-    /// Those of its layers.
-    pub fn try_forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward_array(x)
-    }
+calls!(features LayerNormMlp);
 
-    /// [`LayerNormMlp::try_forward`] on plain or scaled tensors.
-    ///
-    /// # Errors
-    /// Those of its layers.
-    pub fn forward_array<A: Array>(&self, x: &A) -> Result<A> {
-        self.run(x, &LayerInputs::default())
-    }
+setters! { LayerNormMlp:
+    /// A copy with or without [computing inner tensors again](TransformerConfig::with_recomputation).
+    with_recomputation(recomputation: bool);
 }
 
 impl Block for LayerNormMlp {
@@ -205,41 +172,11 @@ impl Block for LayerNormMlp {
     }
 }
 
-impl Module for LayerNormMlp {
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        Ok(self.try_forward(x)?)
-    }
-}
-
-impl Fp8Module for LayerNormMlp {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.norm.visit(visitor);
-        for layer in self.input.layers() {
-            layer.visit(visitor);
-        }
-        self.down.visit(visitor);
-    }
-}
-
 /// A [`LayerNormMlp`] with the parameters `norm`, `up_proj` (for gated activations `gate_proj` and `up_proj`, or
 /// `gate_up_proj`) and `down_proj`.
 ///
 /// # Errors
 /// If a tensor is missing or has another shape.
-///
-/// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8_recipes::nn::*;
-/// # let vars = VarMap::new();
-/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// # let config = TransformerConfig::new(16, 2);
-/// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-/// let mlp = layer_norm_mlp(&config.with_hidden_act(ops::Activation::SwiGlu), vb)?;
-/// assert!(vars.data().lock().unwrap().contains_key("gate_proj.weight"));
-/// # let _ = (mlp, x);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn layer_norm_mlp(
     config: &TransformerConfig,
     vb: VarBuilder<'_>,

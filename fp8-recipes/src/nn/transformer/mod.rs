@@ -19,7 +19,7 @@
 
 mod attention;
 mod block;
-mod config;
+pub(super) mod config;
 mod inputs;
 mod key_values;
 mod layer;

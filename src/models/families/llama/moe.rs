@@ -3,7 +3,7 @@
 use super::mlp::{self, Mlp};
 use super::{LlamaConfig, MoeConfig, MoeNames};
 use crate::models::error::Result;
-use crate::nn::{Parameter, VarBuilder};
+use crate::nn::{NamedTensor, VarBuilder};
 use candle_core::{D, DType, Tensor};
 use fp8_candle::ops;
 use fp8_recipes::Fp8Module;
@@ -11,7 +11,7 @@ use fp8_recipes::Fp8Module;
 /// Experts, and a router that chooses a few of them for each token. The router stays in high precision.
 #[derive(Debug, Fp8Module)]
 pub(super) struct Moe {
-    router: Parameter,
+    router: NamedTensor,
     experts: Vec<Mlp>,
     #[fp8(skip)]
     config: MoeConfig,
@@ -37,7 +37,7 @@ impl Moe {
         let experts =
             (0..moe.num_experts).map(|i| Mlp::new(sizes, false, names, vb.pp("experts").pp(i)));
         Ok(Self {
-            router: Parameter::new(format!("{}.weight", gate.prefix()), router),
+            router: NamedTensor::new(format!("{}.weight", gate.prefix()), router),
             experts: experts.collect::<Result<_>>()?,
             config: moe.clone(),
         })

@@ -2,31 +2,21 @@
 
 mod forward;
 
-use super::block::Block;
+use super::block::{Block, calls};
 use super::config::{AttentionConfig, TransformerConfig};
 use super::inputs::LayerInputs;
 use super::key_values::KeyValues;
 use super::layer_norm_linear::norm;
 use super::{LayerNorm, Linear};
+use crate::Fp8Module;
 use crate::array::Array;
 use crate::error::Result;
-use crate::{Fp8Module, Visitor};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
 /// The projections of queries, keys and values.
-///
-/// ```
-/// # use candle_core::{DType, Device};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8_recipes::nn::*;
-/// # let vars = VarMap::new();
-/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// let qkv = Projections::Fused(linear(16, 48, vb.pp("qkv"))?);
-/// # let _ = qkv;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Fp8Module)]
+#[fp8(crate = "crate")]
 #[non_exhaustive]
 pub enum Projections {
     /// One layer for each of queries, keys and values.
@@ -68,11 +58,13 @@ impl Projections {
 /// assert_eq!(attention.forward(&x, &LayerInputs::default())?.dims(), [2, 5, 16]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Fp8Module)]
+#[fp8(crate = "crate")]
 pub struct MultiheadAttention {
     norm: Option<LayerNorm>,
     qkv: Projections,
     out: Linear,
+    #[fp8(skip)]
     config: AttentionConfig,
     single_node: bool,
 }
@@ -94,14 +86,6 @@ impl MultiheadAttention {
         }
     }
 
-    /// A copy that is one node of the graph, or one node per layer.
-    pub fn with_single_node(self, single_node: bool) -> Self {
-        Self {
-            single_node,
-            ..self
-        }
-    }
-
     /// Heads, masks and dropout.
     pub fn config(&self) -> &AttentionConfig {
         &self.config
@@ -116,46 +100,13 @@ impl MultiheadAttention {
     pub fn out(&self) -> &Linear {
         &self.out
     }
-
-    /// Computes attention: `x` and result are `[batch, tokens, hidden_size]` of one dtype.
-    ///
-    /// # Errors
-    /// If x has another shape, or heads and features of the layers do not fit each other; errors of the layers.
-    pub fn forward(&self, x: &Tensor, inputs: &LayerInputs<'_>) -> Result<Tensor> {
-        self.run(x, inputs)
-    }
-
-    /// [`MultiheadAttention::forward`] on plain or scaled tensors.
-    ///
-    /// # Errors
-    /// As [`MultiheadAttention::forward`].
-    pub fn forward_array<A: Array>(&self, x: &A, inputs: &LayerInputs<'_>) -> Result<A> {
-        self.run(x, inputs)
-    }
-
-    /// [`MultiheadAttention::forward_array`] for tokens that follow those in `cache`, to which their keys and values are appended.
-    /// [`LayerInputs::key_lengths`] count from the first token that the cache holds; with a sliding window it holds the last ones.
-    ///
-    /// # Errors
-    /// As [`MultiheadAttention::forward`]; the cache then stays as it was.
-    pub fn forward_cached<A: Array>(
-        &self,
-        x: &A,
-        inputs: &LayerInputs<'_>,
-        cache: &mut KeyValues<A>,
-    ) -> Result<A> {
-        self.run_cached(x, inputs, cache)
-    }
 }
 
-impl Fp8Module for MultiheadAttention {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.norm.visit(visitor);
-        for layer in self.qkv.layers() {
-            layer.visit(visitor);
-        }
-        self.out.visit(visitor);
-    }
+calls!(tokens MultiheadAttention);
+
+setters! { MultiheadAttention:
+    /// A copy that is one node of the graph, or one node per layer.
+    with_single_node(single_node: bool);
 }
 
 /// A [`MultiheadAttention`] with a norm before it and the parameters `norm`, `q_proj`, `k_proj` and `v_proj` (or `qkv_proj`)
@@ -163,19 +114,6 @@ impl Fp8Module for MultiheadAttention {
 ///
 /// # Errors
 /// If a tensor is missing or has another shape.
-///
-/// ```
-/// # use candle_core::{DType, Device, Tensor};
-/// # use candle_nn::{VarBuilder, VarMap};
-/// # use fp8_recipes::nn::*;
-/// # let vars = VarMap::new();
-/// # let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
-/// # let config = TransformerConfig::new(16, 2);
-/// # let x = Tensor::randn(0f32, 1., (2, 5, 16), &Device::Cpu)?;
-/// let attention = multihead_attention(&config, vb)?;
-/// assert_eq!(attention.forward(&x, &LayerInputs::default())?.dims(), [2, 5, 16]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn multihead_attention(
     config: &TransformerConfig,
     vb: VarBuilder<'_>,

@@ -8,20 +8,20 @@ use candle_core::Tensor;
 /// ```
 /// # use fp8_recipes as fp8;
 /// # use candle_core::{DType, Device, Tensor};
-/// use fp8::nn::Parameter;
+/// use fp8::nn::NamedTensor;
 ///
 /// # fn main() -> candle_core::Result<()> {
-/// let gain = Parameter::new("blocks.0.gain", Tensor::ones(4, DType::F32, &Device::Cpu)?);
+/// let gain = NamedTensor::new("blocks.0.gain", Tensor::ones(4, DType::F32, &Device::Cpu)?);
 /// assert_eq!(gain.tensor().dims(), [4]);
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-pub struct Parameter {
+pub struct NamedTensor {
     path: String,
     tensor: Tensor,
 }
 
-impl Parameter {
+impl NamedTensor {
     /// Names `tensor`; `path` is its full name in the checkpoint.
     pub fn new(path: impl Into<String>, tensor: Tensor) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl Parameter {
     }
 }
 
-impl Fp8Module for Parameter {
+impl Fp8Module for NamedTensor {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.tensor(Some(&self.path), &self.tensor);
     }
