@@ -150,7 +150,7 @@ fn read_idx(folder: &Path, name: &str) -> Result<(Vec<usize>, Vec<u8>)> {
     };
     let parsed = parse_idx(&bytes);
     let (dims, data) =
-        parsed.with_context(|| format!("{} is no IDX file of bytes", path.display()))?;
+        parsed.with_context(|| format!("{} is not an IDX file of bytes", path.display()))?;
     Ok((dims, data.to_vec()))
 }
 

@@ -69,7 +69,7 @@ fn run(args: &Args) -> Result<()> {
         None => make_base(&out.join("base"), &mut rng, &device)?,
     };
     let base = Net::new(load::var_builder(&[&model], DType::F32, &device)?)
-        .with_context(|| format!("{} is no base of this example", model.display()))?;
+        .with_context(|| format!("{} is not a base of this example", model.display()))?;
     let (weights, bytes) = base.size();
     println!(
         "base: {}, {weights} weights in {bytes} bytes",

@@ -42,7 +42,7 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("{} has no text", data.collect::<String>());
     }
     let (Model::Bert(model), _) = args.source.load()? else {
-        bail!("{} is no encoder", args.source.path().display());
+        bail!("{} is not an encoder", args.source.path().display());
     };
     let tokenizer = tokenizer(args, &model)?;
     let pooling = Pooling::of_dir(args.source.path())?;

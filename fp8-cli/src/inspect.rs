@@ -136,7 +136,7 @@ fn inputs(scaling: &InputScaling) -> String {
     }
 }
 
-/// Number and bytes of the tensors that are no FP8 layer's, by dtype.
+/// Number and bytes of the tensors that do not belong to FP8 layers, by dtype.
 fn others(checkpoint: &Checkpoint) -> BTreeMap<String, (usize, u64)> {
     let mut others: BTreeMap<String, (usize, u64)> = BTreeMap::new();
     for name in checkpoint.other_names() {

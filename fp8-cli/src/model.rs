@@ -82,7 +82,7 @@ impl Source {
     pub fn load_llama(&self) -> Result<(Llama, LinearSize)> {
         match self.load()? {
             (Model::Llama(llama), size) => Ok((llama, size)),
-            _ => bail!("{} is no language model", self.model.display()),
+            _ => bail!("{} is not a language model", self.model.display()),
         }
     }
 

@@ -159,14 +159,14 @@ fn texts_without_a_vector_are_errors() {
     }
     let llama = speaking("ct_static_tensor", &dir.join("llama"));
     let line = failure(&["embed", &llama, "w3"]);
-    assert!(line.contains("no encoder"), "{line}");
+    assert!(line.contains("not an encoder"), "{line}");
     for args in [
         vec!["generate", &model, "--prompt", "w3"],
         vec!["eval", &model, "--data", &two],
         vec!["bench", &model],
     ] {
         let line = failure(&args);
-        assert!(line.contains("no language model"), "{args:?}: {line}");
+        assert!(line.contains("not a language model"), "{args:?}: {line}");
     }
     write_tokenizer(&model, 0..60);
     let line = failure(&["embed", &model, "w50"]);

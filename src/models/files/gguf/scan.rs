@@ -102,7 +102,7 @@ pub(super) fn check(path: &Path, file: impl Read + Seek) -> Result<(), GgufError
         };
         let row = entry.dims.first().copied().unwrap_or(1);
         if row % block != 0 {
-            return broken(format!("rows of {row} are no multiple of {block}"));
+            return broken(format!("rows of {row} are not a multiple of {block}"));
         }
         let offset = entry.offset;
         let size = (elements / block).checked_mul(*bytes);
